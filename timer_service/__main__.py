@@ -1,0 +1,3 @@
+from timer_service.cli import main
+
+main()

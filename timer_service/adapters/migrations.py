@@ -1,0 +1,94 @@
+"""Brings the schema to head: ordered, checksummed, all pending ones in one locked transaction."""
+
+import hashlib
+import sqlite3
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from timer_service.core.database import Database, Reader
+from timer_service.core.errors import StartError
+
+_CREATE = """
+CREATE TABLE IF NOT EXISTS schema_migrations (
+    number INTEGER PRIMARY KEY,
+    name TEXT NOT NULL,
+    checksum TEXT NOT NULL
+)
+"""
+_APPLIED = "SELECT number, name, checksum FROM schema_migrations ORDER BY number"
+_RECORD = "INSERT INTO schema_migrations (number, name, checksum) VALUES (:number, :name, :checksum)"
+
+
+@dataclass(frozen=True, slots=True)
+class Migration:
+    """One numbered step of the schema."""
+
+    number: int
+    name: str
+    text: str
+
+    @property
+    def checksum(self) -> str:
+        """Tells whether an applied migration was edited afterwards."""
+        return hashlib.sha256(self.text.encode()).hexdigest()
+
+
+def read_migrations(folder: Path) -> list[Migration]:
+    """Read `NNNN_name.sql` files in order. Raises `StartError` if there are none or a number is missing."""
+    migrations = [
+        Migration(int(path.stem[:4]), path.stem, path.read_text("utf-8"))
+        for path in sorted(folder.glob("*.sql"))
+    ]
+    if not migrations or [each.number for each in migrations] != list(range(1, len(migrations) + 1)):
+        raise StartError(f"the migrations in {folder} are not numbered 0001, 0002, ...")
+    return migrations
+
+
+async def migrate(database: Database, migrations: Sequence[Migration]) -> list[Migration]:
+    """Apply what is pending; return what was applied. Raises `StartError` when the database is not one of ours."""
+    async with database.transaction() as tx:
+        await tx.execute(_CREATE)
+        pending = _pending(await _applied(tx), migrations)
+        for migration in pending:
+            for statement in _statements(migration.text):
+                await tx.execute(statement)
+            await tx.execute(
+                _RECORD,
+                {"number": migration.number, "name": migration.name, "checksum": migration.checksum},
+            )
+    return pending
+
+
+async def pending_migrations(database: Database, migrations: Sequence[Migration]) -> list[Migration]:
+    """Return what `migrate` would apply. Raises `StartError` when the database is not one of ours."""
+    async with database.transaction() as tx:
+        await tx.execute(_CREATE)
+        return _pending(await _applied(tx), migrations)
+
+
+async def _applied(reader: Reader) -> dict[int, tuple[str, str]]:
+    return {row["number"]: (row["name"], row["checksum"]) for row in await reader.fetch(_APPLIED)}
+
+
+def _pending(applied: dict[int, tuple[str, str]], migrations: Sequence[Migration]) -> list[Migration]:
+    known = {migration.number for migration in migrations}
+    if newer := sorted(set(applied) - known):
+        raise StartError(f"the database is newer than this version: it has migration {applied[newer[0]][0]}")
+    for migration in migrations:
+        _, checksum = applied.get(migration.number, ("", migration.checksum))
+        if checksum != migration.checksum:
+            raise StartError(f"migration {migration.name} was applied to this database with another text")
+    return [migration for migration in migrations if migration.number not in applied]
+
+
+def _statements(text: str) -> Iterator[str]:
+    """Split at the semicolons that end statements (SQL of either engine; the splitter is SQLite's own)."""
+    statement = ""
+    for line in text.splitlines(keepends=True):
+        statement += line
+        if sqlite3.complete_statement(statement):
+            yield statement
+            statement = ""
+    if statement.strip():
+        yield statement

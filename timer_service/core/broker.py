@@ -1,0 +1,115 @@
+"""PORT: what the core needs of a broker. Differences between brokers are data (`BrokerFeatures`), not branches."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from enum import StrEnum
+from typing import Any, Protocol
+
+from timer_service.core.message import Address, Message, Position
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerFeatures:
+    """What a broker can do; the contract suite asks for no more than is declared."""
+
+    deduplicates: bool
+    """Drops a second message with the id of a stored one, at least for some minutes."""
+    max_message_bytes: int
+    """The largest body it takes."""
+
+
+class PublishStatus(StrEnum):
+    """How publishing one message ended."""
+
+    PUBLISHED = "published"
+    REFUSED = "refused"
+    """The broker won't store this message; others may pass."""
+    UNAVAILABLE = "unavailable"
+    """Nothing is known or nothing can be stored now: not this message's fault. It may be stored all the same."""
+
+
+@dataclass(frozen=True, slots=True)
+class PublishResult:
+    """How publishing one message ended, and why if it wasn't stored."""
+
+    status: PublishStatus
+    reason: str = ""
+
+
+PUBLISHED = PublishResult(PublishStatus.PUBLISHED)
+
+
+@dataclass(slots=True, eq=False)
+class Delivery:
+    """One command as the broker hands it over, to be settled exactly once through its subscription."""
+
+    address: Address
+    source: str
+    """The broker's own name of where it came from, for the dead letter."""
+    message_id: str
+    body: bytes
+    headers: dict[str, str]
+    position: Position
+    attempt: int
+    """1 when handed over for the first time."""
+    handle: Any
+    """The subscription's own; nobody else looks inside."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """An answer to whoever asked; lost when nobody listens any more."""
+
+    to: str
+    body: bytes
+
+
+class Subscription(Protocol):
+    """A share of the commands. What isn't settled is delivered again, to this instance or another."""
+
+    async def next_batch(self, limit: int) -> Sequence[Delivery]:
+        """Wait for commands; return 1 to `limit` of them, or none once the subscription is closed."""
+        ...
+
+    async def acknowledge(self, deliveries: Sequence[Delivery]) -> None:
+        """Settle: handled, never again."""
+        ...
+
+    async def retry(self, deliveries: Sequence[Delivery], delay: timedelta) -> None:
+        """Settle: not handled, deliver again after `delay`."""
+        ...
+
+    async def terminate(self, deliveries: Sequence[Delivery]) -> None:
+        """Settle: can never be handled, its dead letter is stored."""
+        ...
+
+    async def close(self) -> None:
+        """Take no more commands. Those handed out may still be settled; those still buffered come again."""
+        ...
+
+
+class Broker(Protocol):
+    """Commands in, events out."""
+
+    @property
+    def features(self) -> BrokerFeatures:
+        """What this broker can do."""
+        ...
+
+    @property
+    def trouble(self) -> str | None:
+        """Why the broker can't be used at the moment; None while all is well."""
+        ...
+
+    async def subscribe(self) -> Subscription:
+        """Join the commands of every tenant."""
+        ...
+
+    async def publish(self, messages: Sequence[Message]) -> Sequence[PublishResult]:
+        """Store messages durably; return one result each, in order. Raises nothing for a broker at fault."""
+        ...
+
+    async def reply(self, replies: Sequence[Reply]) -> None:
+        """Send answers, best effort."""
+        ...

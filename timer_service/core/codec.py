@@ -1,0 +1,143 @@
+"""Bytes <-> commands and events. Pure; what can't be read is a `Rejection` that names the field."""
+
+import difflib
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails, from_json, to_json
+
+from timer_service.core.broker import Delivery
+from timer_service.core.errors import Code, Fault, Rejection
+from timer_service.core.message import (
+    Address,
+    Command,
+    Envelope,
+    Event,
+    Kind,
+    Message,
+    TenantPayload,
+    Trace,
+    kebab,
+)
+
+MAX_COMMAND_BYTES = 1024 * 1024
+_MAX_FAULTS = 20
+_MAX_TRACESTATE = 512
+_TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}(-.{0,200})?")
+
+REPLY_TO = "Timer-Reply-To"
+
+
+def decode_command(
+    delivery: Delivery, envelope: Envelope, payloads: Mapping[str, type[TenantPayload]]
+) -> Command:
+    """Read what an envelope holds as one of the commands in `payloads` (by type). Raises `Rejection`."""
+    model = payloads.get(envelope.type)
+    if model is None:
+        raise Rejection(Code.UNKNOWN_TYPE, _unknown_type(envelope.type, payloads))
+    _check_address(delivery.address, envelope)
+    return Command(
+        id=envelope.id or delivery.message_id,
+        payload=_payload(model, envelope),
+        position=delivery.position,
+        correlation_id=envelope.correlation_id,
+        trace=read_trace(delivery.headers),
+        reply_to=delivery.headers.get(REPLY_TO),
+    )
+
+
+def decode_envelope(body: bytes) -> Envelope:
+    """Read the envelope of a command. Raises `Rejection`."""
+    if len(body) > MAX_COMMAND_BYTES:
+        raise Rejection(
+            Code.TOO_LARGE, f"the body has {len(body)} bytes; at most {MAX_COMMAND_BYTES} are taken"
+        )
+    try:
+        document = from_json(body, allow_inf_nan=False)
+    except ValueError as error:
+        raise Rejection(Code.INVALID_JSON, f"the body is not JSON: {error}") from error
+    try:
+        return Envelope.model_validate(document)
+    except ValidationError as error:
+        raise _rejection(Code.INVALID_ENVELOPE, "the envelope", error) from error
+
+
+def encode(event: Event) -> Message:
+    """Write an event."""
+    body: dict[str, Any] = {"id": event.id, "type": event.type, "tenantId": event.tenant}
+    if event.correlation_id is not None:
+        body["correlationId"] = event.correlation_id
+    if event.causation_id is not None:
+        body["causationId"] = event.causation_id
+    body["timestampMs"] = event.timestamp_ms
+    body["payload"] = event.payload
+    headers = {}
+    if event.trace.traceparent is not None:
+        headers["traceparent"] = event.trace.traceparent
+    if event.trace.tracestate is not None:
+        headers["tracestate"] = event.trace.tracestate
+    return Message(Address(Kind.EVENT, event.tenant, kebab(event.type)), event.id, to_json(body), headers)
+
+
+def _check_address(address: Address, envelope: Envelope) -> None:
+    if address.tenant != envelope.tenant_id:
+        raise Rejection(
+            Code.TENANT_MISMATCH,
+            f"addressed to tenant {address.tenant!r}, but tenantId says {envelope.tenant_id!r}",
+            [Fault("tenantId", f"must be {address.tenant!r}")],
+        )
+    if address.message != kebab(envelope.type):
+        raise Rejection(
+            Code.TYPE_MISMATCH,
+            f"addressed as {address.message!r}, but type says {envelope.type!r}",
+            [Fault("type", f"belongs at {kebab(envelope.type)!r}")],
+        )
+
+
+def _payload(model: type[TenantPayload], envelope: Envelope) -> TenantPayload:
+    try:
+        payload = model.model_validate(envelope.payload, by_alias=True, by_name=False)
+    except ValidationError as error:
+        raise _rejection(Code.INVALID_PAYLOAD, "the payload", error, "payload") from error
+    if payload.tenant_id != envelope.tenant_id:
+        raise Rejection(
+            Code.TENANT_MISMATCH,
+            f"the payload names tenant {payload.tenant_id!r}, the envelope {envelope.tenant_id!r}",
+            [Fault("payload.tenantId", f"must be {envelope.tenant_id!r}")],
+        )
+    return payload
+
+
+def _rejection(code: Code, subject: str, error: ValidationError, *prefix: str) -> Rejection:
+    details = error.errors(include_url=False, include_context=False, include_input=False)
+    faults = [_fault(each, prefix) for each in details[:_MAX_FAULTS]]
+    summary = "; ".join(f"{fault.path}: {fault.reason}" for fault in faults[:3])
+    return Rejection(_special_code(details) or code, f"{subject} is invalid: {summary}", faults)
+
+
+def _special_code(details: Sequence[ErrorDetails]) -> Code | None:
+    """A fault whose type is itself one of the codes, such as `due_at_out_of_range`, is the better verdict."""
+    named = (each["type"].upper() for each in details)
+    return next((Code(name) for name in named if name in Code.__members__), None)
+
+
+def _fault(detail: ErrorDetails, prefix: Sequence[str]) -> Fault:
+    path = ".".join(map(str, (*prefix, *detail["loc"]))) or "(body)"
+    return Fault(path[:300], detail["msg"])
+
+
+def _unknown_type(name: str, known: Mapping[str, Any]) -> str:
+    near = difflib.get_close_matches(name, known, n=1)
+    hint = f"did you mean {near[0]!r}?" if near else f"known types: {', '.join(sorted(known))}"
+    return f"unknown type {name!r}; {hint}"
+
+
+def read_trace(headers: Mapping[str, str]) -> Trace:
+    """Take the trace context if it is well-formed; a malformed one is no reason to refuse a command (W3C)."""
+    traceparent = headers.get("traceparent")
+    if traceparent is None or not _TRACEPARENT.fullmatch(traceparent):
+        return Trace()
+    tracestate = headers.get("tracestate")
+    return Trace(traceparent, tracestate if tracestate and len(tracestate) <= _MAX_TRACESTATE else None)

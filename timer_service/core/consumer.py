@@ -1,0 +1,199 @@
+"""The consumer: deliveries -> commands -> one transaction -> replies, acknowledgements, dead letters."""
+
+import logging
+import re
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import NamedTuple
+
+from pydantic_core import to_json
+
+from timer_service.core.broker import Broker, Delivery, PublishStatus, Reply, Subscription
+from timer_service.core.clock import Clock
+from timer_service.core.codec import REPLY_TO, decode_command, decode_envelope
+from timer_service.core.database import Database, Transaction
+from timer_service.core.errors import Code, DatabaseUnavailableError, Rejection
+from timer_service.core.instruments import Instruments
+from timer_service.core.message import Command, Envelope, TenantPayload
+from timer_service.core.rejection import Rejected
+
+log = logging.getLogger(__name__)
+
+_RETRY_DELAY = timedelta(seconds=1)
+_ATTEMPTS_AT_A_FAULT_OF_OURS = 10
+_SUBJECT = re.compile(r"[^\s*>]{1,256}")
+
+
+class Outcome(NamedTuple):
+    """How one command ended."""
+
+    name: str
+    wake_at: int | None = None
+    """When a row it wrote becomes available."""
+
+
+Handle = Callable[[Transaction, Sequence[Command], int], Awaitable[Sequence[Outcome]]]
+"""Applies commands, in order, within the transaction; returns one outcome each."""
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """Which commands go to which handler, and whom to wake when rows they wrote become available."""
+
+    payloads: tuple[type[TenantPayload], ...]
+    handle: Handle
+    wake: Callable[[int], None]
+
+
+class _Accepted(NamedTuple):
+    """A delivery that could be read, and where it goes."""
+
+    delivery: Delivery
+    command: Command
+    route: Route
+
+
+class Consumer:
+    """Handles the commands of one subscription, a batch in one transaction."""
+
+    def __init__(
+        self,
+        *,
+        database: Database,
+        broker: Broker,
+        routes: Sequence[Route],
+        clock: Clock,
+        instruments: Instruments,
+        batch_size: int,
+        reply_prefix: str,
+    ) -> None:
+        self._database = database
+        self._broker = broker
+        self._routes = {payload: route for route in routes for payload in route.payloads}
+        self._payloads = {payload.type: payload for payload in self._routes}
+        self._clock = clock
+        self._instruments = instruments
+        self._batch_size = batch_size
+        self._reply_prefix = reply_prefix
+
+    async def run(self, subscription: Subscription) -> None:
+        """Handle batches until the subscription is closed."""
+        while batch := await subscription.next_batch(self._batch_size):
+            await self.handle(subscription, batch)
+
+    async def handle(self, subscription: Subscription, batch: Sequence[Delivery]) -> None:
+        """Handle one batch and settle each of its deliveries."""
+        accepted, rejected = self._decode(batch)
+        rejected += await self._apply(subscription, accepted)
+        if rejected:
+            await self._reject(subscription, rejected)
+
+    def _decode(self, batch: Sequence[Delivery]) -> tuple[list[_Accepted], list[Rejected]]:
+        accepted: list[_Accepted] = []
+        rejected: list[Rejected] = []
+        for delivery in batch:
+            envelope: Envelope | None = None
+            try:
+                envelope = decode_envelope(delivery.body)
+                command = decode_command(delivery, envelope, self._payloads)
+            except Rejection as rejection:
+                rejected.append(Rejected(delivery, rejection, envelope))
+            else:
+                accepted.append(_Accepted(delivery, command, self._routes[type(command.payload)]))
+        return accepted, rejected
+
+    async def _apply(self, subscription: Subscription, accepted: Sequence[_Accepted]) -> list[Rejected]:
+        """Commit and acknowledge; return those that can't be handled after all."""
+        if not accepted:
+            return []
+        try:
+            outcomes = await self._commit(accepted)
+        except DatabaseUnavailableError:
+            log.warning("commands wait for the database", exc_info=True, extra={"count": len(accepted)})
+            await subscription.retry([each.delivery for each in accepted], _RETRY_DELAY)
+        except Exception as error:
+            return await self._isolate(subscription, accepted, error)
+        else:
+            await self._conclude(subscription, accepted, outcomes)
+        return []
+
+    async def _commit(self, accepted: Sequence[_Accepted]) -> list[Outcome]:
+        now = self._clock.now()
+        outcomes: dict[int, Outcome] = {}
+        async with self._database.transaction() as tx:
+            for route in {id(each.route): each.route for each in accepted}.values():
+                mine = [index for index, each in enumerate(accepted) if each.route is route]
+                commands = [accepted[index].command for index in mine]
+                outcomes.update(zip(mine, await route.handle(tx, commands, now), strict=True))
+        return [outcomes[index] for index in range(len(accepted))]
+
+    async def _isolate(
+        self, subscription: Subscription, accepted: Sequence[_Accepted], error: Exception
+    ) -> list[Rejected]:
+        """Handle a failed batch one by one, so that a fault of ours costs only the command that meets it."""
+        if len(accepted) > 1:
+            log.warning("batch failed, handling its commands one by one", exc_info=error)
+            return [each for one in accepted for each in await self._apply(subscription, [one])]
+        (only,) = accepted
+        log.error("command failed", exc_info=error, extra={"command_id": only.command.id})
+        if only.delivery.attempt < _ATTEMPTS_AT_A_FAULT_OF_OURS:
+            await subscription.retry([only.delivery], _RETRY_DELAY * only.delivery.attempt)
+            return []
+        rejection = Rejection(Code.INTERNAL, f"failed {only.delivery.attempt} times: {error!r}")
+        return [Rejected(only.delivery, rejection, decode_envelope(only.delivery.body))]
+
+    async def _conclude(
+        self, subscription: Subscription, accepted: Sequence[_Accepted], outcomes: Sequence[Outcome]
+    ) -> None:
+        replies: list[Reply] = []
+        for each, outcome in zip(accepted, outcomes, strict=True):
+            self._instruments.command_handled(each.command.payload.type, outcome.name)
+            if outcome.wake_at is not None:
+                each.route.wake(outcome.wake_at)
+            if self._may_reply(each.command.reply_to):
+                body = {"commandId": each.command.id, "outcome": outcome.name}
+                replies.append(Reply(each.command.reply_to or "", to_json(body)))
+        if replies:
+            await self._broker.reply(replies)
+        await subscription.acknowledge([each.delivery for each in accepted])
+
+    def _may_reply(self, to: str | None) -> bool:
+        """Only inboxes: a client must not be able to make the service publish elsewhere."""
+        return to is not None and to.startswith(self._reply_prefix) and _SUBJECT.fullmatch(to) is not None
+
+    async def _reject(self, subscription: Subscription, rejected: Sequence[Rejected]) -> None:
+        """Store dead letters, then terminate; what can't be stored is delivered again."""
+        now = self._clock.now()
+        letters = [each.messages(now) for each in rejected]
+        results = iter(await self._broker.publish([message for each in letters for message in each]))
+        stored: list[Rejected] = []
+        for each, messages in zip(rejected, letters, strict=True):
+            letter, *told = [next(results).status for _ in messages]
+            if letter is PublishStatus.PUBLISHED and PublishStatus.UNAVAILABLE not in told:
+                stored.append(each)
+        kept = {id(each) for each in stored}
+        await self._answer_rejected(stored)
+        await subscription.terminate([each.delivery for each in stored])
+        await subscription.retry([each.delivery for each in rejected if id(each) not in kept], _RETRY_DELAY)
+
+    async def _answer_rejected(self, rejected: Sequence[Rejected]) -> None:
+        replies: list[Reply] = []
+        for each in rejected:
+            known = each.envelope is not None and each.envelope.type in self._payloads
+            name = each.envelope.type if each.envelope and known else "unknown"
+            self._instruments.command_handled(name, "rejected")
+            self._instruments.dead_letter_stored(each.rejection.code)
+            log.info(
+                "command rejected",
+                extra={
+                    "command_id": each.command_id,
+                    "code": each.rejection.code,
+                    "reason": each.rejection.message,
+                },
+            )
+            to = each.delivery.headers.get(REPLY_TO)
+            if self._may_reply(to):
+                replies.append(Reply(to or "", each.reply()))
+        if replies:
+            await self._broker.reply(replies)

@@ -1,0 +1,59 @@
+"""PORT: what the core and the slices need of a database.
+
+SQL is portable text with `:name` parameters (see docs/architecture.md); an adapter translates what its engine needs.
+"""
+
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from typing import Any, Protocol
+
+Parameters = Mapping[str, Any]
+
+
+class Row(Protocol):
+    """One row of an answer, read by column name."""
+
+    def __getitem__(self, column: str, /) -> Any:
+        """Return the value of a column."""
+        ...
+
+
+class Reader(Protocol):
+    """Asks without changing anything."""
+
+    async def fetch(self, sql: str, parameters: Parameters = ...) -> Sequence[Row]:
+        """Run one statement and return all its rows."""
+        ...
+
+    async def fetch_each(self, sql: str, many: Sequence[Parameters]) -> Sequence[Row]:
+        """Run one statement once per parameters, in one crossing to the database; return all their rows."""
+        ...
+
+
+class Transaction(Reader, Protocol):
+    """An open write transaction. Committed when its block ends, rolled back when the block raises."""
+
+    async def execute(self, sql: str, parameters: Parameters = ...) -> int:
+        """Run one statement; return how many rows it changed."""
+        ...
+
+    async def executemany(self, sql: str, many: Sequence[Parameters]) -> int:
+        """Run one statement once per parameters, in one crossing; return how many rows they changed in all."""
+        ...
+
+
+class Database(Protocol):
+    """A store that commits durably. Every method raises `DatabaseUnavailableError` when it can't be reached."""
+
+    def transaction(self) -> AbstractAsyncContextManager[Transaction]:
+        """Open a write transaction. Never await the broker inside."""
+        ...
+
+    @property
+    def reader(self) -> Reader:
+        """Reads what is committed, beside and never behind the writers."""
+        ...
+
+    async def close(self) -> None:
+        """Let go of every connection."""
+        ...

@@ -1,0 +1,47 @@
+"""PORT: what the core tells about itself, free of any metrics library."""
+
+from typing import Protocol
+
+
+class Instruments(Protocol):
+    """Counts and times. No tenant is ever told: it would make the number of series unbounded."""
+
+    def command_handled(self, message_type: str, outcome: str) -> None:
+        """One command ended in its one outcome."""
+        ...
+
+    def dead_letter_stored(self, code: str) -> None:
+        """One command was rejected and kept."""
+        ...
+
+    def claimed(self, count: int) -> None:
+        """One claim took `count` rows."""
+        ...
+
+    def published(self, seconds: float) -> None:
+        """One batch was published (or not) within `seconds`."""
+        ...
+
+    def publish_failed(self, status: str, count: int) -> None:
+        """`count` messages of a batch were refused, or the broker was unavailable to them."""
+        ...
+
+    def settled(self, outcome: str, count: int) -> None:
+        """`count` claimed rows were settled alike."""
+        ...
+
+    def fired_late(self, seconds: float) -> None:
+        """One row's event was acknowledged `seconds` after it was due."""
+        ...
+
+    def leases_lost(self, count: int) -> None:
+        """`count` rows had been claimed anew or changed before they were settled."""
+        ...
+
+    def buried(self, table: str, count: int) -> None:
+        """`count` rows were given up."""
+        ...
+
+    def ticked(self, loop: str, seconds: float) -> None:
+        """A loop made a pass."""
+        ...

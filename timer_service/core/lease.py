@@ -1,0 +1,118 @@
+"""The lease: exclusive, expiring, fenced work on the rows of any table that has the lease columns.
+
+The columns: `available_at`, `lease_token`, `attempt`, `last_error`. See the state diagram in `timer_service.core`.
+"""
+
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+from timer_service.core.database import Reader, Row, Transaction
+from timer_service.core.sql import load_sql
+
+_SQL = load_sql("timer_service.core", "lease.sql")
+
+
+@dataclass(frozen=True, slots=True)
+class LeasedTable:
+    """A table whose rows are claimed: what it calls its key and its states, and what a claim hands out."""
+
+    name: str
+    key: tuple[str, ...]
+    claimed: tuple[str, ...]
+    """Columns a claim hands out, besides `attempt` and `lease_token`; the key is among them."""
+    oldest_first: str
+    """The claimed column a batch is sorted by."""
+    state: str
+    waiting: str
+    held: str
+    done: str
+    buried: str
+    done_at: str
+    """The column that takes the instant of completion."""
+
+    def sql(self, name: str) -> str:
+        """Return the named statement of `lease.sql` for this table."""
+        return _SQL[name].format(
+            table=self.name,
+            key=", ".join(self.key),
+            key_is=" AND ".join(f"{column} = :{column}" for column in self.key),
+            claimed=", ".join(self.claimed),
+            state=self.state,
+            waiting=self.waiting,
+            held=self.held,
+            done=self.done,
+            buried=self.buried,
+            done_at=self.done_at,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A claimed row that could not be fired: why, and when it may be claimed again."""
+
+    row: Row
+    error: str
+    retry_at: int
+
+
+class Lease:
+    """Claims and settles rows of one table.
+
+    Each settling method returns how many rows it changed; fewer than it was given means that those leases were lost
+    (run out and claimed anew, or the row was changed by a command), and that nothing was done to them.
+    """
+
+    def __init__(self, table: LeasedTable, visibility_timeout: timedelta) -> None:
+        self.table = table
+        self._hold_ms = visibility_timeout // timedelta(milliseconds=1)
+        self._claim = table.sql("claim")
+        self._complete = table.sql("complete")
+        self._retry = table.sql("retry")
+        self._bury = table.sql("bury")
+        self._release = table.sql("release")
+        self._extend = table.sql("extend")
+        self._next_available = table.sql("next_available")
+
+    async def claim(self, tx: Transaction, now: int, limit: int) -> list[Row]:
+        """Take up to `limit` rows that are available at `now`, oldest first, each with `attempt` counted up."""
+        rows = await tx.fetch(
+            self._claim,
+            {"now": now, "until": now + self._hold_ms, "limit": limit, "token": secrets.token_hex(8)},
+        )
+        return sorted(rows, key=lambda row: row[self.table.oldest_first])
+
+    async def complete(self, tx: Transaction, rows: Sequence[Row], at: int) -> int:
+        """Settle rows as done at `at`."""
+        return await tx.executemany(self._complete, [self._held(row, at=at) for row in rows])
+
+    async def retry(self, tx: Transaction, failures: Sequence[Failure]) -> int:
+        """Give rows back until their `retry_at`."""
+        return await tx.executemany(
+            self._retry, [self._held(each.row, at=each.retry_at, error=each.error) for each in failures]
+        )
+
+    async def bury(self, tx: Transaction, failures: Sequence[Failure]) -> int:
+        """Give rows up: they stay, visible, and are not claimed again."""
+        return await tx.executemany(self._bury, [self._held(each.row, error=each.error) for each in failures])
+
+    async def release(self, tx: Transaction, rows: Sequence[Row], at: int) -> int:
+        """Give rows back as if they had not been claimed, claimable from `at`."""
+        return await tx.executemany(self._release, [self._held(row, at=at) for row in rows])
+
+    async def extend(self, tx: Transaction, rows: Sequence[Row], now: int) -> int:
+        """Hold rows for a whole visibility timeout from `now`, however long they were held already."""
+        return await tx.executemany(
+            self._extend, [self._held(row, until=now + self._hold_ms) for row in rows]
+        )
+
+    async def next_available(self, reader: Reader) -> int | None:
+        """Return when the next row may be claimed, None when there is none to wait for."""
+        (row,) = await reader.fetch(self._next_available)
+        at: int | None = row["at"]
+        return at
+
+    def _held(self, row: Row, **values: Any) -> Mapping[str, Any]:
+        return {column: row[column] for column in self.table.key} | {"token": row["lease_token"]} | values

@@ -1,0 +1,39 @@
+-- name: claim
+UPDATE {table}
+SET available_at = :until, attempt = attempt + 1, lease_token = :token, {state} = '{held}'
+WHERE ({key}) IN (
+    SELECT {key} FROM {table}
+    WHERE available_at <= :now
+    ORDER BY available_at
+    LIMIT :limit
+    /* skip locked */
+)
+RETURNING {claimed}, attempt, lease_token
+
+-- name: complete
+UPDATE {table}
+SET {state} = '{done}', {done_at} = :at, available_at = NULL, lease_token = NULL, last_error = NULL
+WHERE {key_is} AND lease_token = :token
+
+-- name: retry
+UPDATE {table}
+SET {state} = '{waiting}', available_at = :at, lease_token = NULL, last_error = :error
+WHERE {key_is} AND lease_token = :token
+
+-- name: bury
+UPDATE {table}
+SET {state} = '{buried}', available_at = NULL, lease_token = NULL, last_error = :error
+WHERE {key_is} AND lease_token = :token
+
+-- name: release
+UPDATE {table}
+SET {state} = '{waiting}', available_at = :at, lease_token = NULL, attempt = attempt - 1
+WHERE {key_is} AND lease_token = :token
+
+-- name: extend
+UPDATE {table}
+SET available_at = :until
+WHERE {key_is} AND lease_token = :token
+
+-- name: next_available
+SELECT MIN(available_at) AS at FROM {table} WHERE available_at IS NOT NULL

@@ -1,0 +1,85 @@
+"""The loop around a worker's tick: again at once while there is work, else asleep until something is due."""
+
+import asyncio
+import logging
+import math
+import time
+from collections.abc import Awaitable, Callable
+from datetime import timedelta
+
+from timer_service.core.clock import Clock
+from timer_service.core.instruments import Instruments
+
+log = logging.getLogger(__name__)
+
+_AFTER_FAILURE_MS = 1000
+
+
+class Loop:
+    """Runs ticks until stopped; sleeps until `next_at`, an earlier wake, or the poll interval, whichever is first.
+
+    The gate is armed at the earliest instant known; a wake only ever moves it earlier. A failing tick is logged and tried
+    again: the loop itself never ends by itself.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        tick: Callable[[int], Awaitable[int]],
+        next_at: Callable[[], Awaitable[int | None]],
+        clock: Clock,
+        polling_interval: timedelta,
+        instruments: Instruments,
+    ) -> None:
+        self.name = name
+        self._tick = tick
+        self._next_at = next_at
+        self._clock = clock
+        self._poll_ms = polling_interval // timedelta(milliseconds=1)
+        self._instruments = instruments
+        self._gate = asyncio.Event()
+        self._armed_at: float = math.inf
+        self._stopping = False
+
+    def wake(self, at: int) -> None:
+        """Say that something becomes available at `at`."""
+        if at < self._armed_at:
+            self._armed_at = at
+            self._gate.set()
+
+    def stop(self) -> None:
+        """Finish the tick under way, start no other."""
+        self._stopping = True
+        self._gate.set()
+
+    async def run(self) -> None:
+        """Tick until stopped."""
+        while not self._stopping:
+            self._armed_at = math.inf  # wakes that arrive from here on are kept, whatever the tick finds
+            wanted_at = await self._pass()
+            self._armed_at = min(self._armed_at, wanted_at)
+            await self._sleep()
+
+    async def _pass(self) -> int:
+        now = self._clock.now()
+        started = time.perf_counter()
+        try:
+            await self._tick(now)
+            at = await self._next_at()
+        except Exception:
+            log.exception("tick failed", extra={"loop": self.name})
+            return now + _AFTER_FAILURE_MS
+        self._instruments.ticked(self.name, time.perf_counter() - started)
+        latest = self._clock.now() + self._poll_ms
+        return latest if at is None else min(at, latest)
+
+    async def _sleep(self) -> None:
+        self._gate.clear()
+        while not self._stopping and (wait_ms := self._armed_at - self._clock.now()) > 0:
+            try:
+                async with asyncio.timeout(wait_ms / 1000):
+                    await self._gate.wait()
+            except TimeoutError:
+                continue
+            self._gate.clear()

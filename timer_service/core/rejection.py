@@ -1,0 +1,105 @@
+"""What becomes of a command that can never be handled: a dead letter, and an event that tells its tenant."""
+
+import re
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from pydantic_core import to_json
+
+from timer_service.core.broker import Delivery
+from timer_service.core.codec import encode, read_trace
+from timer_service.core.errors import Code, Rejection
+from timer_service.core.message import TENANT_PATTERN, Address, Envelope, Event, Kind, Message, Payload
+
+_MAX_HEADER = 1000
+
+
+class FieldFault(Payload):
+    """One thing wrong with a command: the path of the field and why."""
+
+    path: str
+    reason: str
+
+
+class CommandRejected(Payload):
+    """A command was rejected; it is kept whole in the dead letters."""
+
+    type: ClassVar[str] = "CommandRejected"
+
+    command_id: str
+    command_type: str | None = None
+    code: Code
+    message: str
+    errors: list[FieldFault] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Rejected:
+    """A rejected delivery, and as much of it as could be read."""
+
+    delivery: Delivery
+    rejection: Rejection
+    envelope: Envelope | None
+
+    @property
+    def command_id(self) -> str:
+        """The command's own id if it could be read, else the broker's."""
+        return (self.envelope and self.envelope.id) or self.delivery.message_id
+
+    def messages(self, now: int) -> list[Message]:
+        """Return what must be stored before the delivery may be terminated.
+
+        The ids follow from the delivery's position, so that doing this again stores nothing twice.
+        """
+        letter = self._dead_letter()
+        if not re.fullmatch(TENANT_PATTERN, self.delivery.address.tenant):
+            return [letter]
+        return [letter, encode(self._event(now))]
+
+    def reply(self) -> bytes:
+        """Return the answer to whoever asked for the outcome."""
+        return to_json({"commandId": self.command_id, "error": self._verdict()})
+
+    def _verdict(self) -> dict[str, Any]:
+        verdict: dict[str, Any] = {"code": self.rejection.code, "message": self.rejection.message}
+        if self.rejection.faults:
+            verdict["errors"] = [
+                {"path": fault.path, "reason": fault.reason} for fault in self.rejection.faults
+            ]
+        return verdict
+
+    def _dead_letter(self) -> Message:
+        delivery = self.delivery
+        return Message(
+            address=Address(Kind.DEAD_LETTER, delivery.address.tenant, delivery.address.message),
+            id=f"dlq-{delivery.position.epoch}-{delivery.position.sequence}",
+            body=delivery.body,
+            headers={
+                **_harmless(delivery.headers),
+                "Timer-Error-Code": self.rejection.code,
+                "Timer-Error-Message": self.rejection.message[:_MAX_HEADER],
+                "Timer-Source-Subject": delivery.source,
+                "Timer-Source-Sequence": str(delivery.position.sequence),
+            },
+        )
+
+    def _event(self, now: int) -> Event:
+        kind = {"commandType": self.envelope.type} if self.envelope else {}
+        return Event(
+            id=f"rejected-{self.delivery.position.epoch}-{self.delivery.position.sequence}",
+            type=CommandRejected.type,
+            tenant=self.delivery.address.tenant,
+            payload={"commandId": self.command_id, **kind, **self._verdict()},
+            timestamp_ms=now,
+            correlation_id=self.envelope.correlation_id if self.envelope else None,
+            causation_id=self.command_id,
+            trace=read_trace(self.delivery.headers),
+        )
+
+
+def _harmless(headers: dict[str, str]) -> dict[str, str]:
+    """Rename headers that a broker would obey (expectations, roll-ups, time to live) when the letter is stored."""
+    return {
+        f"Timer-Original-{name}" if name.lower().startswith("nats-") else name: value
+        for name, value in headers.items()
+    }

@@ -1,0 +1,188 @@
+"""The relay: claim -> publish -> settle, with no transaction open while the broker is asked."""
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+
+from timer_service.core.backoff import Backoff
+from timer_service.core.broker import Broker, PublishResult, PublishStatus
+from timer_service.core.clock import Clock
+from timer_service.core.database import Database, Row
+from timer_service.core.instruments import Instruments
+from timer_service.core.lease import Failure, Lease
+from timer_service.core.message import Message
+
+log = logging.getLogger(__name__)
+
+Encode = Callable[[Row, int], Message]
+"""Turns a claimed row into its message, fired at the given instant. May raise: then only that row fails."""
+
+_BATCHES_PER_TICK = 8
+_BATCHES_IN_FLIGHT = 2
+_PAUSE_MS = 250
+"""How long to leave an unavailable broker alone. Short: it bounds how late timers are once it is back."""
+
+
+@dataclass(slots=True)
+class _Verdicts:
+    """What is to be done with the rows of one claim."""
+
+    complete: list[Row] = field(default_factory=list)
+    release: list[Row] = field(default_factory=list)
+    retry: list[Failure] = field(default_factory=list)
+    bury: list[Failure] = field(default_factory=list)
+
+
+class Relay:
+    """Publishes the events that available rows of one table stand for."""
+
+    def __init__(
+        self,
+        *,
+        database: Database,
+        broker: Broker,
+        lease: Lease,
+        encode: Encode,
+        clock: Clock,
+        instruments: Instruments,
+        batch_size: int,
+        max_attempts: int,
+        backoff: Backoff = Backoff(),
+        rng: random.Random | None = None,
+    ) -> None:
+        self._database = database
+        self._broker = broker
+        self._lease = lease
+        self._encode = encode
+        self._clock = clock
+        self._instruments = instruments
+        self._batch_size = batch_size
+        self._max_attempts = max_attempts
+        self._backoff = backoff
+        self._rng = rng or random.Random()  # noqa: S311 - jitter, not a secret
+        self._resume_at = 0
+
+    async def tick(self, now: int) -> int:
+        """Fire rows available at `now`, a bounded number of batches; return how many were claimed.
+
+        Neighbouring batches overlap: while one is with the broker, another is claimed or settled. Claims stop while the
+        broker is away, so that an outage costs no attempts.
+        """
+        claimed = 0
+        flights: set[asyncio.Task[None]] = set()
+        try:
+            for _ in range(_BATCHES_PER_TICK):
+                if not self._may_claim(now):
+                    break
+                rows = await self._claim(now)
+                claimed += len(rows)
+                if rows:
+                    flights.add(asyncio.create_task(self._fire(rows)))
+                if len(rows) < self._batch_size:
+                    break
+                if len(flights) == _BATCHES_IN_FLIGHT:
+                    landed, flights = await asyncio.wait(flights, return_when=asyncio.FIRST_COMPLETED)
+                    _raise_first(landed)
+        finally:
+            if flights:
+                await asyncio.wait(flights)
+        _raise_first(flights)
+        return claimed
+
+    async def next_at(self) -> int | None:
+        """Return when the next tick has something to do; None when nothing waits."""
+        at = await self._lease.next_available(self._database.reader)
+        return None if at is None else max(at, self._resume_at)
+
+    def _may_claim(self, now: int) -> bool:
+        if self._broker.trouble:
+            self._pause()
+        return now >= self._resume_at
+
+    def _pause(self) -> None:
+        self._resume_at = self._clock.now() + _PAUSE_MS
+
+    async def _claim(self, now: int) -> list[Row]:
+        async with self._database.transaction() as tx:
+            rows = await self._lease.claim(tx, now, self._batch_size)
+        self._instruments.claimed(len(rows))
+        return rows
+
+    async def _fire(self, rows: Sequence[Row]) -> None:
+        verdicts = _Verdicts()
+        at = self._clock.now()
+        messages = self._encode_each(rows, at, verdicts)
+        if messages:
+            started = time.perf_counter()
+            results = await self._broker.publish(list(messages.values()))
+            self._instruments.published(time.perf_counter() - started)
+            self._judge([rows[index] for index in messages], results, verdicts)
+        await self._settle(verdicts, at)
+
+    def _encode_each(self, rows: Sequence[Row], at: int, verdicts: _Verdicts) -> dict[int, Message]:
+        messages = {}
+        for index, row in enumerate(rows):
+            if row["attempt"] > self._max_attempts:  # it ran out of attempts by killing the process each time
+                verdicts.bury.append(Failure(row, "gave up: claimed and never settled", at))
+                continue
+            try:
+                messages[index] = self._encode(row, at)
+            except Exception as error:
+                log.exception("row can't be encoded", extra={"table": self._lease.table.name})
+                self._fail(row, f"can't be encoded: {error!r}", verdicts)
+        return messages
+
+    def _judge(self, rows: Sequence[Row], results: Sequence[PublishResult], verdicts: _Verdicts) -> None:
+        """Sort rows by how their publishing ended: done, not their fault (release), their fault (retry or bury)."""
+        for row, result in zip(rows, results, strict=True):
+            if result.status is PublishStatus.PUBLISHED:
+                verdicts.complete.append(row)
+            elif result.status is PublishStatus.UNAVAILABLE:
+                verdicts.release.append(row)
+            else:
+                self._fail(row, result.reason, verdicts)
+        failures = [result for result in results if result.status is not PublishStatus.PUBLISHED]
+        for status in {result.status for result in failures}:
+            reasons = [result.reason for result in failures if result.status is status]
+            self._instruments.publish_failed(status, len(reasons))
+            log.warning(
+                "publish failed", extra={"status": status, "count": len(reasons), "reason": reasons[0]}
+            )
+        if verdicts.release:
+            self._pause()
+
+    def _fail(self, row: Row, error: str, verdicts: _Verdicts) -> None:
+        attempt: int = row["attempt"]
+        delay = self._backoff.delay(attempt, self._rng)
+        failure = Failure(row, error, self._clock.now() + delay // timedelta(milliseconds=1))
+        (verdicts.retry if attempt < self._max_attempts else verdicts.bury).append(failure)
+
+    async def _settle(self, verdicts: _Verdicts, at: int) -> None:
+        now = self._clock.now()
+        async with self._database.transaction() as tx:
+            changed = {
+                "fired": await self._lease.complete(tx, verdicts.complete, at),
+                "released": await self._lease.release(tx, verdicts.release, now),
+                "retried": await self._lease.retry(tx, verdicts.retry),
+                "buried": await self._lease.bury(tx, verdicts.bury),
+            }
+        for outcome, count in changed.items():
+            if count:
+                self._instruments.settled(outcome, count)
+        held = sum(map(len, (verdicts.complete, verdicts.release, verdicts.retry, verdicts.bury)))
+        if lost := held - sum(changed.values()):
+            self._instruments.leases_lost(lost)
+            log.warning("leases lost before they were settled", extra={"count": lost})
+        if changed["buried"]:
+            self._instruments.buried(self._lease.table.name, changed["buried"])
+        for row in verdicts.complete:
+            self._instruments.fired_late((now - row[self._lease.table.oldest_first]) / 1000)
+
+
+def _raise_first(flights: set[asyncio.Task[None]]) -> None:
+    for flight in flights:
+        flight.result()

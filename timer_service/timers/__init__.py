@@ -1,0 +1,1 @@
+"""Timers: `ScheduleTimer` in, `DueTimeReached` out."""
