@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 SOURCES := timer_service tests benchmarks contracts
 
-.PHONY: run test check format contracts bench clean
+.PHONY: run test soak check format contracts bench clean
 .DEFAULT_GOAL := run
 
 run: $(VENV)/.run  ## Start NATS, SQLite and the service; show a timer firing; keep serving.
@@ -13,6 +13,9 @@ run: $(VENV)/.run  ## Start NATS, SQLite and the service; show a timer firing; k
 
 test: $(VENV)/.dev  ## The whole test suite.
 	@$(BIN)/pytest -n 2 --dist worksteal $(ARGS)
+
+soak: $(VENV)/.dev  ## The tests that take minutes, one after the other.
+	@$(BIN)/pytest -m full -s $(ARGS)
 
 check: $(VENV)/.dev  ## Lint, format, types, import rules.
 	$(BIN)/ruff check $(SOURCES)

@@ -1,1 +1,1 @@
-"""Drivers behind the core's ports. Each module imports its driver and the core; never a slice, never another adapter."""
+"""Drivers behind the core's ports. Each imports its driver and the core; never a slice, never another adapter."""

@@ -37,8 +37,7 @@ class Migration:
 def read_migrations(folder: Path) -> list[Migration]:
     """Read `NNNN_name.sql` files in order. Raises `StartError` if there are none or a number is missing."""
     migrations = [
-        Migration(int(path.stem[:4]), path.stem, path.read_text("utf-8"))
-        for path in sorted(folder.glob("*.sql"))
+        Migration(int(path.stem[:4]), path.stem, path.read_text("utf-8")) for path in sorted(folder.glob("*.sql"))
     ]
     if not migrations or [each.number for each in migrations] != list(range(1, len(migrations) + 1)):
         raise StartError(f"the migrations in {folder} are not numbered 0001, 0002, ...")

@@ -1,7 +1,7 @@
 """SQLite behind the database port: WAL, synchronous=FULL, one writing connection, one reading one.
 
-One writing connection is a matter of safety, not only of speed: SQLite before 3.51.3 can corrupt a WAL database that two
-connections write to. So a lock file keeps a second instance out.
+One writing connection is a matter of safety, not only of speed: SQLite before 3.51.3 can corrupt a WAL database that
+two connections write to. So a lock file keeps a second instance out.
 """
 
 import asyncio
@@ -43,8 +43,10 @@ class _Connection(aiosqlite.Connection):
 
     async def _run(self, function: Callable[[sqlite3.Connection], _T]) -> _T:
         try:
-            result: _T = await self._execute(partial(function, self._conn))
+            result: _T = await self._execute(partial(function, self._conn))  # type: ignore[no-untyped-call]
         except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode == sqlite3.SQLITE_ERROR:  # the statement is wrong, not the database away
+                raise
             raise DatabaseUnavailableError(str(error)) from error
         return result
 
@@ -72,6 +74,7 @@ class SqliteDatabase:
         self._one_at_a_time = asyncio.Lock()
         self._lock = lock
         self.reader = reader
+        self.trouble: str | None = None
 
     @classmethod
     async def open(cls, path: Path) -> "SqliteDatabase":
@@ -89,14 +92,30 @@ class SqliteDatabase:
     async def transaction(self) -> AsyncIterator[_Transaction]:
         """Open the one write transaction there can be; others wait their turn."""
         async with self._one_at_a_time:
-            await _to_the_end(self._writer.control("BEGIN IMMEDIATE"))
             try:
-                yield _Transaction(self._writer)
-            except BaseException:
-                # Queued behind a statement that a cancelled await left running, so nothing of it survives.
-                await _to_the_end(self._writer.control("ROLLBACK"))
+                await _to_the_end(self._writer.control("BEGIN IMMEDIATE"))
+                try:
+                    yield _Transaction(self._writer)
+                except BaseException:
+                    # Queued behind a statement that a cancelled await left running, so nothing of it survives.
+                    await _to_the_end(self._roll_back())
+                    raise
+                await _to_the_end(self._commit())
+            except DatabaseUnavailableError as error:
+                self.trouble = str(error)
                 raise
-            await _to_the_end(self._writer.control("COMMIT"))
+            self.trouble = None
+
+    async def _commit(self) -> None:
+        try:
+            await self._writer.control("COMMIT")
+        except BaseException:
+            await self._roll_back()
+            raise
+
+    async def _roll_back(self) -> None:
+        if self._writer.in_transaction:  # some errors, such as a full disk, have rolled it back already
+            await self._writer.control("ROLLBACK")
 
     async def close(self) -> None:
         """Close both connections and let another instance have the file."""
@@ -127,7 +146,8 @@ async def _connect(path: Path, *pragmas: str) -> _Connection:
         connection.row_factory = sqlite3.Row
         return connection
 
-    connection = await _Connection(connector, iter_chunk_size=64)
+    connection = _Connection(connector, iter_chunk_size=64)
+    _ = await connection  # starts its thread
     try:
         for pragma in pragmas:
             await connection.control(pragma)

@@ -15,4 +15,5 @@ class Backoff:
     def delay(self, attempt: int, rng: random.Random) -> timedelta:
         """Return the wait after `attempt` (1, 2, ...) failed."""
         doublings = min(attempt - 1, 30)
-        return rng.random() * min(self.cap, self.first * 2**doublings)
+        longest: timedelta = min(self.cap, self.first * 2**doublings)
+        return rng.random() * longest

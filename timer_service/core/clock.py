@@ -19,5 +19,6 @@ class SystemClock:
         self._latest = 0
 
     def now(self) -> int:
+        """Return epoch milliseconds."""
         self._latest = max(self._latest, time.time_ns() // 1_000_000)
         return self._latest

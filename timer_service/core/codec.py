@@ -30,9 +30,7 @@ _TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}(-.
 REPLY_TO = "Timer-Reply-To"
 
 
-def decode_command(
-    delivery: Delivery, envelope: Envelope, payloads: Mapping[str, type[TenantPayload]]
-) -> Command:
+def decode_command(delivery: Delivery, envelope: Envelope, payloads: Mapping[str, type[TenantPayload]]) -> Command:
     """Read what an envelope holds as one of the commands in `payloads` (by type). Raises `Rejection`."""
     model = payloads.get(envelope.type)
     if model is None:
@@ -51,9 +49,7 @@ def decode_command(
 def decode_envelope(body: bytes) -> Envelope:
     """Read the envelope of a command. Raises `Rejection`."""
     if len(body) > MAX_COMMAND_BYTES:
-        raise Rejection(
-            Code.TOO_LARGE, f"the body has {len(body)} bytes; at most {MAX_COMMAND_BYTES} are taken"
-        )
+        raise Rejection(Code.TOO_LARGE, f"the body has {len(body)} bytes; at most {MAX_COMMAND_BYTES} are taken")
     try:
         document = from_json(body, allow_inf_nan=False)
     except ValueError as error:

@@ -80,7 +80,11 @@ class Consumer:
     async def run(self, subscription: Subscription) -> None:
         """Handle batches until the subscription is closed."""
         while batch := await subscription.next_batch(self._batch_size):
-            await self.handle(subscription, batch)
+            try:
+                await self.handle(subscription, batch)
+            except Exception:
+                log.exception("batch left unsettled, it is delivered again", extra={"count": len(batch)})
+                await subscription.retry(batch, _RETRY_DELAY)
 
     async def handle(self, subscription: Subscription, batch: Sequence[Delivery]) -> None:
         """Handle one batch and settle each of its deliveries."""
@@ -112,7 +116,7 @@ class Consumer:
         except DatabaseUnavailableError:
             log.warning("commands wait for the database", exc_info=True, extra={"count": len(accepted)})
             await subscription.retry([each.delivery for each in accepted], _RETRY_DELAY)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - logged where it is isolated
             return await self._isolate(subscription, accepted, error)
         else:
             await self._conclude(subscription, accepted, outcomes)

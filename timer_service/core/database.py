@@ -54,6 +54,11 @@ class Database(Protocol):
         """Reads what is committed, beside and never behind the writers."""
         ...
 
+    @property
+    def trouble(self) -> str | None:
+        """Why the last attempt to write failed; None while all is well."""
+        ...
+
     async def close(self) -> None:
         """Let go of every connection."""
         ...

@@ -104,9 +104,7 @@ class Lease:
 
     async def extend(self, tx: Transaction, rows: Sequence[Row], now: int) -> int:
         """Hold rows for a whole visibility timeout from `now`, however long they were held already."""
-        return await tx.executemany(
-            self._extend, [self._held(row, until=now + self._hold_ms) for row in rows]
-        )
+        return await tx.executemany(self._extend, [self._held(row, until=now + self._hold_ms) for row in rows])
 
     async def next_available(self, reader: Reader) -> int | None:
         """Return when the next row may be claimed, None when there is none to wait for."""

@@ -13,13 +13,14 @@ from timer_service.core.instruments import Instruments
 log = logging.getLogger(__name__)
 
 _AFTER_FAILURE_MS = 1000
+_LONGEST_PASS_SECONDS = 60
 
 
 class Loop:
     """Runs ticks until stopped; sleeps until `next_at`, an earlier wake, or the poll interval, whichever is first.
 
-    The gate is armed at the earliest instant known; a wake only ever moves it earlier. A failing tick is logged and tried
-    again: the loop itself never ends by itself.
+    The gate is armed at the earliest instant known; a wake only ever moves it earlier. A failing tick is logged and
+    tried again: the loop never ends by itself.
     """
 
     def __init__(
@@ -41,6 +42,12 @@ class Loop:
         self._gate = asyncio.Event()
         self._armed_at: float = math.inf
         self._stopping = False
+        self._turned_at = time.monotonic()
+
+    @property
+    def stalled(self) -> bool:
+        """Whether no pass has begun for longer than sleeping and ticking can take."""
+        return time.monotonic() - self._turned_at > self._poll_ms / 1000 + _LONGEST_PASS_SECONDS
 
     def wake(self, at: int) -> None:
         """Say that something becomes available at `at`."""
@@ -63,14 +70,14 @@ class Loop:
 
     async def _pass(self) -> int:
         now = self._clock.now()
-        started = time.perf_counter()
+        started = self._turned_at = time.monotonic()
         try:
             await self._tick(now)
             at = await self._next_at()
         except Exception:
             log.exception("tick failed", extra={"loop": self.name})
             return now + _AFTER_FAILURE_MS
-        self._instruments.ticked(self.name, time.perf_counter() - started)
+        self._instruments.ticked(self.name, time.monotonic() - started)
         latest = self._clock.now() + self._poll_ms
         return latest if at is None else min(at, latest)
 

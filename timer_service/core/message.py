@@ -11,9 +11,7 @@ from pydantic.alias_generators import to_camel
 
 TENANT_PATTERN = r"^[A-Za-z0-9_-]{1,64}$"
 Tenant = Annotated[str, StringConstraints(pattern=TENANT_PATTERN)]
-Identifier = Annotated[
-    str, StringConstraints(min_length=1, max_length=200, pattern=r"^[^\x00-\x1f\x7f-\x9f]+$")
-]
+Identifier = Annotated[str, StringConstraints(min_length=1, max_length=200, pattern=r"^[^\x00-\x1f\x7f-\x9f]+$")]
 
 
 class Kind(StrEnum):
@@ -111,7 +109,7 @@ class Event(NamedTuple):
     type: str
     tenant: str
     payload: Mapping[str, Any]
-    """As on the wire. Not a model: building and dumping one costs 15 us, a third of all that firing a timer may take."""
+    """As on the wire. Not a model: building and dumping one costs 15 us, a third of what firing may take in all."""
     timestamp_ms: int
     correlation_id: str | None = None
     causation_id: str | None = None

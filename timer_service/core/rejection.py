@@ -63,9 +63,7 @@ class Rejected:
     def _verdict(self) -> dict[str, Any]:
         verdict: dict[str, Any] = {"code": self.rejection.code, "message": self.rejection.message}
         if self.rejection.faults:
-            verdict["errors"] = [
-                {"path": fault.path, "reason": fault.reason} for fault in self.rejection.faults
-            ]
+            verdict["errors"] = [{"path": fault.path, "reason": fault.reason} for fault in self.rejection.faults]
         return verdict
 
     def _dead_letter(self) -> Message:
@@ -100,6 +98,5 @@ class Rejected:
 def _harmless(headers: dict[str, str]) -> dict[str, str]:
     """Rename headers that a broker would obey (expectations, roll-ups, time to live) when the letter is stored."""
     return {
-        f"Timer-Original-{name}" if name.lower().startswith("nats-") else name: value
-        for name, value in headers.items()
+        f"Timer-Original-{name}" if name.lower().startswith("nats-") else name: value for name, value in headers.items()
     }

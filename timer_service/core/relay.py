@@ -36,6 +36,9 @@ class _Verdicts:
     retry: list[Failure] = field(default_factory=list)
     bury: list[Failure] = field(default_factory=list)
 
+    def count(self) -> int:
+        return len(self.complete) + len(self.release) + len(self.retry) + len(self.bury)
+
 
 class Relay:
     """Publishes the events that available rows of one table stand for."""
@@ -63,7 +66,7 @@ class Relay:
         self._batch_size = batch_size
         self._max_attempts = max_attempts
         self._backoff = backoff
-        self._rng = rng or random.Random()  # noqa: S311 - jitter, not a secret
+        self._rng = rng or random.Random()  # noqa: S311 - jitter, no secret
         self._resume_at = 0
 
     async def tick(self, now: int) -> int:
@@ -149,9 +152,7 @@ class Relay:
         for status in {result.status for result in failures}:
             reasons = [result.reason for result in failures if result.status is status]
             self._instruments.publish_failed(status, len(reasons))
-            log.warning(
-                "publish failed", extra={"status": status, "count": len(reasons), "reason": reasons[0]}
-            )
+            log.warning("publish failed", extra={"status": status, "count": len(reasons), "reason": reasons[0]})
         if verdicts.release:
             self._pause()
 
@@ -173,8 +174,7 @@ class Relay:
         for outcome, count in changed.items():
             if count:
                 self._instruments.settled(outcome, count)
-        held = sum(map(len, (verdicts.complete, verdicts.release, verdicts.retry, verdicts.bury)))
-        if lost := held - sum(changed.values()):
+        if lost := verdicts.count() - sum(changed.values()):
             self._instruments.leases_lost(lost)
             log.warning("leases lost before they were settled", extra={"count": lost})
         if changed["buried"]:

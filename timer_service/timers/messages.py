@@ -31,9 +31,7 @@ def _fits(data: object) -> object:
     return data
 
 
-Data = Annotated[
-    Any, AfterValidator(_fits), Field(description="Any JSON, at most 64 KiB; handed back in the event.")
-]
+Data = Annotated[Any, AfterValidator(_fits), Field(description="Any JSON, at most 64 KiB; handed back in the event.")]
 
 
 class ScheduleTimer(TenantPayload):

@@ -46,16 +46,14 @@ async def put(tx: Transaction, timers: Collection[Timer]) -> None:
     """Write timers as newly scheduled; ends any claim on them. Raises `ConflictError` if one has moved on since."""
     written = await tx.executemany(_SQL["put"], [_parameters(timer) for timer in timers])
     if written != len(timers):
-        raise ConflictError(
-            f"{len(timers) - written} of {len(timers)} timers were changed by another instance"
-        )
+        raise ConflictError(f"{len(timers) - written} of {len(timers)} timers were changed by another instance")
 
 
 async def advance(tx: Transaction, timers: Collection[Timer]) -> None:
     """Note that newer commands have confirmed timers; a claim on them goes on."""
     await tx.executemany(
         _SQL["advance"],
-        [timer.schedule.key._asdict() | _position(timer.position) for timer in timers],
+        [{**timer.schedule.key._asdict(), **_position(timer.position)} for timer in timers],
     )
 
 

@@ -1,0 +1,1 @@
+"""Measures the real service over a real broker (see README.md)."""

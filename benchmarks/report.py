@@ -1,0 +1,75 @@
+"""What a run says: figures, what was wrong with them, and what they were taken on."""
+
+import json
+import os
+import platform
+import sqlite3
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+
+from benchmarks.harness import SYNC_INTERVALS, nats_server
+
+RESULTS = Path(__file__).parent / "results"
+
+
+@dataclass(frozen=True)
+class Result:
+    """What one scenario found. `figures` by name, each with its unit at the end."""
+
+    scenario: str
+    figures: Mapping[str, float] = field(default_factory=dict)
+    problems: Sequence[str] = ()
+    """Any of these makes the run fail."""
+
+
+def setting(sync: str) -> dict[str, str]:
+    """Return the machine, the versions and what durability was bought."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    return {
+        "cpu": f"{_cpu()}, {os.cpu_count()} cores",
+        "memory": f"{memory:.1f} GiB",
+        "system": platform.platform(),
+        "python": platform.python_version(),
+        "sqlite": f"{sqlite3.sqlite_version}, synchronous=FULL",
+        "nats-server": subprocess.check_output([nats_server(), "--version"], text=True).split(": v")[-1].strip(),
+        "jetstream": f"file storage, 1 replica, sync_interval={SYNC_INTERVALS[sync]}",
+        "nats-py": version("nats-py"),
+    }
+
+
+def _cpu() -> str:
+    """Return the processor's name; only Linux tells it in a file."""
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text("utf-8").splitlines() if cpuinfo.exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
+
+
+def show_setting(facts: Mapping[str, str]) -> None:
+    """Print what the figures are taken on."""
+    for name, fact in facts.items():
+        print(f"{name:<12} {fact}")
+    print(flush=True)
+
+
+def show(result: Result) -> None:
+    """Print one scenario's part of the table."""
+    for name, value in result.figures.items():
+        shown = f"{value:,.0f}" if abs(value) >= 1000 or value == int(value) else f"{value:,.2f}"
+        print(f"{result.scenario:<8} {name:<52} {shown:>12}")
+    for problem in result.problems:
+        print(f"{result.scenario:<8} FAILED: {problem}")
+    print(flush=True)
+
+
+def write(facts: Mapping[str, str], results: Sequence[Result]) -> Path:
+    """Keep a run as JSON."""
+    at = datetime.now(UTC)
+    file = RESULTS / f"{at:%Y%m%dT%H%M%SZ}.json"
+    run = {"at": at.isoformat(timespec="seconds"), "setting": facts, "results": [asdict(each) for each in results]}
+    file.write_text(json.dumps(run, indent=2) + "\n", "utf-8")
+    return file

@@ -1,0 +1,214 @@
+"""What is measured. Each scenario counts only what came out on the broker, and says what is wrong with it."""
+
+import asyncio
+import math
+import random
+import sqlite3
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from contextlib import closing
+from functools import partial
+from typing import NamedTuple
+
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+
+from benchmarks.harness import (
+    BenchmarkError,
+    Fired,
+    Process,
+    Publisher,
+    Rig,
+    Timer,
+    fired,
+    load,
+    now,
+    read_events,
+    stored_events,
+    unhandled,
+)
+from benchmarks.report import Result
+
+_POLL_SECONDS = 0.01
+_PATIENCE_SECONDS = 30
+_AFTERMATH_SECONDS = 1
+"""How long to look on for events that come twice."""
+_HOUR_MS = 3_600_000
+_LAG_RATE = 200
+_LAG_AHEAD_MS = (2000, 5000)
+
+
+async def ingest(rig: Rig, size: int) -> Result:
+    """Have commands waiting in the stream; start the service; see how fast they are committed."""
+    timers = _due_together("bench", size, now() + 24 * _HOUR_MS)
+    await load(rig, timers)
+    async with rig.broker() as client, rig.service() as service:
+        left = partial(unhandled, client)
+        first_at, others = await _poll(service, left, size - 1)
+        last_at, _ = await _poll(service, left, 0)
+    with closing(sqlite3.connect(rig.database)) as database:
+        (rows,) = database.execute("SELECT count(*) FROM timer_schedules").fetchone()
+    # What was committed before the first look is left out, with its time: it holds the start of the process.
+    figures = {
+        "commands": size,
+        "of them handled when first looked at": size - others,
+        "seconds for the others, give or take a poll of 10 ms": last_at - first_at,
+        "commands/s": others / (last_at - first_at),
+    }
+    return Result("ingest", figures, [] if rows == size else [f"{size} commands gave {rows} rows"])
+
+
+async def drain(rig: Rig, size: int) -> Result:
+    """Let timers fall due at one instant; see how fast their events come out."""
+    timers = _due_together("bench", size, _soon(size))
+    events, seconds = await _fire_together(rig, timers)
+    figures = {
+        "timers": size,
+        "seconds from the instant to the last event": seconds,
+        "timers/s": size / seconds,
+        **_lateness(timers, events, (0.5, 0.99)),
+    }
+    return Result("drain", figures, _faults(timers, events))
+
+
+async def fair(rig: Rig, size: int) -> Result:
+    """Let one tenant's flood and another's single timer fall due at one instant; see how late the single one is."""
+    due_at = _soon(size)
+    single = _due_together("single", 1, due_at)
+    timers = _due_together("flood", size, due_at) + single
+    events, seconds = await _fire_together(rig, timers)
+    late = [event.at - due_at for event in events if event.tenant == "single"]
+    figures = {
+        "timers of the flood": size,
+        "seconds from the instant to the last event": seconds,
+        "lateness of the other tenant's timer, ms": late[0] if late else math.nan,
+    }
+    return Result("fair", figures, _faults(timers, events))
+
+
+async def lag(rig: Rig, seconds: int) -> Result:
+    """Keep a steady rate of timers due at random instants; see how late each event arrives at a subscriber."""
+    arrived: list[tuple[bytes, float]] = []
+
+    async def arrive(message: Msg) -> None:
+        arrived.append((message.data, time.time_ns() / 1_000_000))
+
+    async def missing() -> int:
+        return len(timers) - len(arrived)
+
+    async with rig.broker() as client, rig.service() as service:
+        await rig.ready(service)
+        await client.subscribe("timer.evt.v1.>", cb=arrive)
+        timers = await _schedule_steadily(client, _LAG_RATE * seconds)
+        await _sleep_until(max(timer.due_at for timer in timers))
+        await _poll(service, missing, 0)
+        await asyncio.sleep(_AFTERMATH_SECONDS)
+    events = [fired(body, at) for body, at in arrived]
+    figures = {
+        "timers": len(timers),
+        "timers/s, scheduled 2 to 5 s ahead": _LAG_RATE,
+        **_lateness(timers, events, (0.5, 0.99, 0.999, 1)),
+    }
+    return Result("lag", figures, _faults(timers, events))
+
+
+class Scenario(NamedTuple):
+    """What to run, and how much of it."""
+
+    run: Callable[[Rig, int], Awaitable[Result]]
+    size: int
+    full: int
+
+
+SCENARIOS = {
+    "ingest": Scenario(ingest, 50_000, 500_000),
+    "drain": Scenario(drain, 50_000, 200_000),
+    "lag": Scenario(lag, 15, 60),
+    "fair": Scenario(fair, 20_000, 100_000),
+}
+
+
+def _due_together(tenant: str, count: int, due_at: int) -> list[Timer]:
+    return [Timer(tenant, f"call-{index}", due_at) for index in range(count)]
+
+
+def _soon(size: int) -> int:
+    """Return an instant that leaves time to store `size` timers first, even on a slow machine."""
+    return now() + 15_000 + size // 4
+
+
+async def _fire_together(rig: Rig, timers: Sequence[Timer]) -> tuple[list[Fired], float]:
+    """Store timers due at one instant; return their events and the seconds from the instant to the last."""
+    await load(rig, timers)
+    due_at = timers[0].due_at
+    async with rig.broker() as client, rig.service() as service:
+
+        async def missing() -> int:
+            return len(timers) - await stored_events(client)
+
+        await _poll(service, partial(unhandled, client), 0)
+        if now() >= due_at:
+            raise BenchmarkError(f"this machine could not store {len(timers)} timers before they were due")
+        await _sleep_until(due_at)
+        await _poll(service, missing, 0)
+        seconds = time.time() - due_at / 1000
+        await asyncio.sleep(_AFTERMATH_SECONDS)
+        return await read_events(client), seconds
+
+
+async def _schedule_steadily(client: Client, count: int) -> list[Timer]:
+    """Send commands at `_LAG_RATE`, each due at a random instant a little ahead; return them."""
+    rng = random.Random(1)
+    publisher = Publisher(client)
+    await publisher.open()
+    start = time.time()
+    timers: list[Timer] = []
+    for index in range(count):
+        await asyncio.sleep(max(0.0, start + index / _LAG_RATE - time.time()))
+        timer = Timer("bench", f"call-{index}", now() + rng.randint(*_LAG_AHEAD_MS))
+        await publisher.schedule(timer)
+        timers.append(timer)
+    await publisher.flush()
+    return timers
+
+
+async def _sleep_until(at: int) -> None:
+    await asyncio.sleep(max(0.0, at / 1000 - time.time()))
+
+
+async def _poll(service: Process, count: Callable[[], Awaitable[int]], enough: int) -> tuple[float, int]:
+    """Wait until `count` is down to `enough` or stands still for long; return when that was seen, and the count.
+
+    What is missing in the end is told by the checks.
+    """
+    seen, since = await count(), time.monotonic()
+    while seen > enough and time.monotonic() - since < _PATIENCE_SECONDS:
+        await asyncio.sleep(_POLL_SECONDS)
+        service.check()
+        before, seen = seen, await count()
+        if seen != before:
+            since = time.monotonic()
+    return time.monotonic(), seen
+
+
+def _lateness(timers: Sequence[Timer], events: Iterable[Fired], shares: Sequence[float]) -> dict[str, float]:
+    """Return percentiles by name; a share of 1 is the latest of all."""
+    due = {(timer.tenant, timer.call): timer.due_at for timer in timers}
+    late = sorted(event.at - due[event.tenant, event.call] for event in events if event[1:3] in due)
+    names = {share: f"p{share * 100:g}" if share < 1 else "max" for share in shares}
+    return {f"lateness {name}, ms": late[math.ceil(share * len(late)) - 1] for share, name in names.items() if late}
+
+
+def _faults(timers: Sequence[Timer], events: Sequence[Fired]) -> list[str]:
+    """Say what is missing, doubled, early or was never asked for."""
+    due = {(timer.tenant, timer.call): timer.due_at for timer in timers}
+    fires = [event for event in events if event.type == "DueTimeReached" and (event.tenant, event.call) in due]
+    times = Counter((event.tenant, event.call) for event in fires)
+    counts = {
+        "missing": len(due.keys() - times.keys()),
+        "doubled": sum(count - 1 for count in times.values()),
+        "early": sum(event.at < due[event.tenant, event.call] for event in fires),
+        "unasked for": len(events) - len(fires),
+    }
+    return [f"{count} events {fault}" for fault, count in counts.items() if count]

@@ -1,0 +1,149 @@
+"""The real service over a real broker, driven over the broker only."""
+
+import asyncio
+import json
+from collections import Counter
+from collections.abc import AsyncIterator, Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import nats
+import pytest
+from nats.aio.client import Client
+from nats.js import JetStreamContext
+from nats.js.api import AckPolicy, ConsumerConfig
+
+from tests.support.processes import NatsServer, Service, body
+
+
+def iso(at_ms: int) -> str:
+    """Write epoch milliseconds as the contracts want them."""
+    return datetime.fromtimestamp(at_ms / 1000, UTC).isoformat(timespec="milliseconds")
+
+
+@dataclass(frozen=True)
+class Fired:
+    """A DueTimeReached as it lies in the stream."""
+
+    call: str
+    id: str
+    due_at_ms: int
+    stored_at_ms: float
+    event: Mapping[str, Any] = field(repr=False)
+
+
+@dataclass
+class User:
+    """Somebody who knows the contracts and nothing else."""
+
+    connection: Client
+
+    @property
+    def js(self) -> JetStreamContext:
+        return self.connection.jetstream()
+
+    async def schedule(self, timers: Mapping[str, int], tenant: str = "acme", **payload: Any) -> None:
+        """Publish a ScheduleTimer for each call -> due time in ms, each acknowledged by the stream."""
+        commands = [
+            (
+                f"timer.cmd.v1.{tenant}.schedule-timer",
+                body(
+                    "ScheduleTimer", tenant, {"tenantId": tenant, "serviceCallId": call, "dueAt": iso(due), **payload}
+                ),
+            )
+            for call, due in timers.items()
+        ]
+        await self.send(commands)
+
+    async def send(self, commands: Iterable[tuple[str, bytes]]) -> None:
+        """Publish commands, a window of 200 at a time, in order within each window."""
+        pending = list(commands)
+        for start in range(0, len(pending), 200):
+            await asyncio.gather(*(self.js.publish(*each, timeout=20) for each in pending[start : start + 200]))
+
+    async def stored(self, stream: str) -> int:
+        """Count a stream's messages."""
+        return (await self.js.stream_info(stream)).state.messages
+
+    async def until_stored(self, stream: str, count: int, *, seconds: float = 60) -> None:
+        """Wait until a stream holds that many messages."""
+        async with asyncio.timeout(seconds):
+            while await self.stored(stream) < count:
+                await asyncio.sleep(0.02)
+
+    async def until_handled(self, *, seconds: float = 60) -> None:
+        """Wait until no command is left to the service."""
+        async with asyncio.timeout(seconds):
+            while True:
+                info = await self.js.consumer_info("TIMER_CMD", "timer-service")
+                if info.num_pending == 0 and info.num_ack_pending == 0:
+                    return
+                await asyncio.sleep(0.02)
+
+    async def read(self, stream: str, subject: str = ">") -> list[Any]:
+        """Read all messages of a stream."""
+        expected = (await self.js.stream_info(stream, subjects_filter=subject)).state.subjects or {}
+        left = sum(expected.values())
+        config = ConsumerConfig(ack_policy=AckPolicy.NONE)
+        subscription = await self.js.pull_subscribe(subject, stream=stream, config=config)
+        messages: list[Any] = []
+        while len(messages) < left:
+            messages += await subscription.fetch(min(1000, left - len(messages)), timeout=5)
+        await subscription.unsubscribe()
+        return messages
+
+    async def fired(self) -> list[Fired]:
+        """Read every DueTimeReached there is."""
+        return [_fired(message) for message in await self.read("TIMER_EVT", "timer.evt.v1.*.due-time-reached")]
+
+
+def _fired(message: Any) -> Fired:
+    event = json.loads(message.data)
+    assert message.headers["Nats-Msg-Id"] == event["id"]
+    return Fired(
+        call=event["payload"]["serviceCallId"],
+        id=event["id"],
+        due_at_ms=round(datetime.fromisoformat(event["payload"]["dueAt"]).timestamp() * 1000),
+        stored_at_ms=message.metadata.timestamp.timestamp() * 1000,
+        event=event,
+    )
+
+
+def check_fired(fired: Iterable[Fired], due: Mapping[str, int]) -> int:
+    """Assert that each timer fired at its due time, none early, duplicates under one id; return the duplicates."""
+    ids: dict[str, set[str]] = {}
+    times: Counter[str] = Counter()
+    for each in fired:
+        assert each.due_at_ms == due[each.call]
+        assert each.stored_at_ms >= each.due_at_ms, f"{each.call} fired {each.due_at_ms - each.stored_at_ms} ms early"
+        ids.setdefault(each.call, set()).add(each.id)
+        times[each.call] += 1
+    assert set(ids) == set(due), f"{len(set(due) - set(ids))} timers never fired"
+    assert all(len(each) == 1 for each in ids.values())
+    assert len(set().union(*ids.values())) == len(due)
+    return times.total() - len(due)
+
+
+@pytest.fixture
+async def broker(tmp_path: Path) -> AsyncIterator[NatsServer]:
+    async with NatsServer(tmp_path / "nats") as server:
+        yield server
+
+
+@pytest.fixture
+async def service(tmp_path: Path, broker: NatsServer) -> AsyncIterator[Service]:
+    async with Service(tmp_path / "service", broker.url) as running:
+        yield running
+
+
+@pytest.fixture
+async def user(broker: NatsServer) -> AsyncIterator[User]:
+    options: dict[str, Any] = {"max_reconnect_attempts": -1, "reconnect_time_wait": 0.1, "error_cb": _ignore}
+    async with await nats.connect(broker.url, **options) as connection:
+        yield User(connection)
+
+
+async def _ignore(_: Exception) -> None:
+    """Outages are what these tests are about."""

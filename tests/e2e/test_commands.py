@@ -1,0 +1,159 @@
+"""Commands good and bad, over the real broker."""
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import nats
+import pytest
+from nats.js.api import StreamConfig
+
+from tests.e2e.conftest import User, check_fired, iso
+from tests.support.processes import NatsServer, Service, body
+
+SUBJECT = "timer.cmd.v1.acme.schedule-timer"
+
+
+def payload(call: str, due_at: str) -> dict[str, str]:
+    return {"tenantId": "acme", "serviceCallId": call, "dueAt": due_at}
+
+
+async def test_past_due_time_fires_at_once(user: User, service: Service) -> None:
+    """A due time long past fires within a second."""
+    due = {"call-1": 1_000_000_000_000}
+    published = time.time()
+    await user.schedule(due, data={"kept": [1, None, "ü"]})
+    await user.until_stored("TIMER_EVT", 1, seconds=1)
+    (fired,) = await user.fired()
+    assert check_fired([fired], due) == 0
+    assert fired.stored_at_ms / 1000 - published < 1
+    assert fired.event["payload"]["data"] == {"kept": [1, None, "ü"]}
+
+
+REJECTED = {
+    "no-offset": (SUBJECT, body("ScheduleTimer", "acme", payload("a", "2030-01-01T09:00:00")), "INVALID_PAYLOAD"),
+    "year-1": (SUBJECT, body("ScheduleTimer", "acme", payload("a", "0001-01-01T00:00:00Z")), "DUE_AT_OUT_OF_RANGE"),
+    "10-MB": (SUBJECT, b'"' + b"x" * 10_000_000 + b'"', "TOO_LARGE"),
+    "not-json": (SUBJECT, b"\xff\x00 no", "INVALID_JSON"),
+    "other-tenant": (SUBJECT, body("ScheduleTimer", "evil", payload("a", "2030-01-01T09:00:00Z")), "TENANT_MISMATCH"),
+    "other-type": ("timer.cmd.v1.acme.cancel", body("ScheduleTimer", "acme", {}), "TYPE_MISMATCH"),
+    "unknown-type": (SUBJECT, body("SheduleTimer", "acme", {}), "UNKNOWN_TYPE"),
+    "no-envelope": (SUBJECT, b"[]", "INVALID_ENVELOPE"),
+}
+
+
+@pytest.fixture
+async def broker(tmp_path: Path) -> AsyncIterator[NatsServer]:
+    """A server that takes bodies of 10 MB."""
+    async with NatsServer(tmp_path / "nats", "max_payload: 16MB") as server:
+        yield server
+
+
+async def test_rejected_commands(user: User, service: Service) -> None:
+    """Each kind of bad command is rejected with its code, kept whole in the dead letters, and told to its tenant."""
+    for name, (subject, content, _) in REJECTED.items():
+        await user.js.publish(subject, content, headers={"Nats-Msg-Id": name, "Nats-Expected-Stream": "TIMER_CMD"})
+    await user.until_stored("TIMER_DLQ", len(REJECTED))
+    await user.until_handled()
+    letters = await user.read("TIMER_DLQ")
+    for letter in letters:
+        subject, content, code = REJECTED[letter.headers["Timer-Original-Nats-Msg-Id"]]
+        assert letter.data == content
+        assert letter.headers["Timer-Error-Code"] == code
+        assert letter.headers["Timer-Source-Subject"] == subject
+        assert int(letter.headers["Timer-Source-Sequence"]) > 0
+        assert letter.headers["Timer-Original-Nats-Expected-Stream"] == "TIMER_CMD"
+    assert len(letters) == len(REJECTED)
+    told = [
+        json.loads(each.data)["payload"] for each in await user.read("TIMER_EVT", "timer.evt.v1.acme.command-rejected")
+    ]
+    assert sorted(each["code"] for each in told) == sorted(code for *_, code in REJECTED.values())
+    assert (await service.page("/readyz"))[0] == 200
+    await user.schedule({"still-alive": int(time.time() * 1000)})
+    await user.until_stored("TIMER_EVT", len(REJECTED) + 1)
+
+
+async def test_one_poison_among_a_thousand(user: User, service: Service) -> None:
+    """One poison command costs only itself: the other thousand fire."""
+    due = {f"call-{index}": int(time.time() * 1000) for index in range(1000)}
+    good = [(SUBJECT, body("ScheduleTimer", "acme", payload(call, iso(due_at)))) for call, due_at in due.items()]
+    await user.send([*good[:500], (SUBJECT, b"poison"), *good[500:]])
+    await user.until_stored("TIMER_EVT", 1001)
+    assert check_fired(await user.fired(), due) == 0
+    (letter,) = await user.read("TIMER_DLQ")
+    assert letter.data == b"poison"
+
+
+async def test_redelivered_older_command(user: User, service: Service) -> None:
+    """An older ScheduleTimer that is delivered again after a newer one does not move the newer due time."""
+    now = int(time.time() * 1000)
+    await service.kill()
+    await user.js.publish(SUBJECT, body("ScheduleTimer", "acme", payload("call-1", iso(now + 1))))
+    # Take the older command away without settling it: it comes back after a negative acknowledgement, once the
+    # newer one is handled.
+    holding = await user.js.pull_subscribe("timer.cmd.v1.*.*", durable="timer-service", stream="TIMER_CMD")
+    (older,) = await holding.fetch(1)
+    await service.start()
+    await user.js.publish(SUBJECT, body("ScheduleTimer", "acme", payload("call-1", iso(now + 4_000))))
+    scheduled = 'timer_commands_received_total{outcome="scheduled",type="ScheduleTimer"}'
+    stale = 'timer_commands_received_total{outcome="ignored_stale",type="ScheduleTimer"}'
+    await _until_metric(service, scheduled)
+    await older.nak()
+    await _until_metric(service, stale)
+    await user.until_stored("TIMER_EVT", 1)
+    assert check_fired(await user.fired(), {"call-1": now + 4_000}) == 0
+
+
+async def _until_metric(service: Service, sample: str) -> None:
+    async with asyncio.timeout(10):
+        while await service.metric(sample) < 1:
+            await asyncio.sleep(0.02)
+
+
+async def test_refused_publishes_delay_nobody(user: User, service: Service) -> None:
+    """100 rows whose event the stream refuses do not delay 1,000 others, and fire once it takes them."""
+    config = (await user.js.stream_info("TIMER_EVT")).config
+    await user.js.update_stream(config.evolve(max_msg_size=2_000))
+    due_at = int(time.time() * 1000) + 2_500
+    refused = {f"large-{index}": due_at for index in range(100)}
+    good = {f"call-{index}": due_at for index in range(1000)}
+    await user.schedule(refused, data="x" * 3_000)
+    await user.schedule(good)
+    await user.until_handled()
+    assert time.time() * 1000 < due_at
+    await user.until_stored("TIMER_EVT", 1000)
+    fired = await user.fired()
+    assert check_fired(fired, good) == 0
+    assert max(each.stored_at_ms for each in fired) - due_at < 1_000
+    await user.js.update_stream(StreamConfig(**{**vars(config), "max_msg_size": -1}))
+    await user.until_stored("TIMER_EVT", 1100)
+    assert check_fired(await user.fired(), good | refused) == 0
+
+
+async def test_outcome_is_told_to_inboxes_only(user: User, service: Service) -> None:
+    """The outcome goes to the inbox a command names, after commit; a reply subject elsewhere is not honoured."""
+    heard = await user.connection.subscribe("elsewhere")
+    inbox = user.connection.new_inbox()
+    answers = await user.connection.subscribe(inbox)
+    command = body("ScheduleTimer", "acme", payload("call-1", "2030-01-01T09:00:00Z"), id="mine")
+    await user.js.publish(SUBJECT, command, headers={"Timer-Reply-To": "elsewhere"})
+    await user.js.publish(SUBJECT, command, headers={"Timer-Reply-To": inbox})
+    answer = json.loads((await answers.next_msg(5)).data)
+    assert answer == {"commandId": "mine", "outcome": "unchanged"}
+    await user.js.publish(SUBJECT, b"{}", headers={"Timer-Reply-To": inbox})
+    error = json.loads((await answers.next_msg(5)).data)["error"]
+    assert error["code"] == "INVALID_ENVELOPE"
+    assert {"path": "tenantId", "reason": "Field required"} in error["errors"]
+    assert heard.pending_msgs == 0
+
+
+async def test_connects_with_nats_alone(broker: NatsServer, service: Service) -> None:
+    """The streams exist, are durable, refuse rather than drop, and take atomic batches of events."""
+    connection = await nats.connect(broker.url)
+    for stream in ("TIMER_CMD", "TIMER_EVT", "TIMER_DLQ"):
+        config = (await connection.jetstream().stream_info(stream)).config
+        assert (config.storage, config.discard) == ("file", "new")
+        assert bool(config.allow_atomic) == (stream == "TIMER_EVT")
+    await connection.close()

@@ -1,0 +1,79 @@
+"""What a killed service or a lost broker costs: nothing."""
+
+import asyncio
+import random
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.conftest import User, check_fired
+from tests.support.processes import NatsServer, Service
+
+
+@pytest.mark.parametrize(
+    "timers", [pytest.param(2_000, id="short"), pytest.param(20_000, id="full", marks=pytest.mark.full)]
+)
+async def test_kill_minus_nine(timers: int, user: User, service: Service) -> None:
+    """Killed five times at random, the service fires every timer, none early, duplicates only under the same id."""
+    rng = random.Random(timers)
+    span_ms = 60_000 if timers > 10_000 else 8_000
+    start = int(time.time() * 1000) + 2_000
+    due = {f"call-{index}": start + rng.randrange(span_ms) for index in range(timers)}
+    scheduling = asyncio.create_task(user.schedule(due))
+    for _ in range(5):
+        await asyncio.sleep(rng.uniform(0, span_ms / 6000))
+        await service.kill()
+        await service.start()
+    await scheduling
+    await user.until_stored("TIMER_EVT", timers, seconds=span_ms / 1000 + 60)
+    await user.until_handled()
+    duplicates = check_fired(await user.fired(), due)
+    print(f"{timers} timers, 5 kills: all fired, none early, {duplicates} duplicates")
+
+
+@pytest.mark.parametrize(
+    ("timers", "outage"),
+    [pytest.param(2_000, 4, id="short"), pytest.param(10_000, 20, id="full", marks=pytest.mark.full)],
+)
+async def test_broker_outage(timers: int, outage: int, user: User, broker: NatsServer, service: Service) -> None:
+    """Timers that come due while the broker is away all fire within 2 s of its return, and no attempt is burned."""
+    start = int(time.time() * 1000) + timers // 2 + 3_000
+    due = {f"call-{index}": start + index * outage * 500 // timers for index in range(timers)}
+    await user.schedule(due)
+    await user.until_handled()
+    assert time.time() * 1000 < start, "scheduling took too long for this test to show anything"
+    await broker.terminate()
+    await asyncio.sleep(max(outage, max(due.values()) / 1000 - time.time()))
+    assert (await service.page("/readyz"))[0] == 503
+    assert (await service.page("/livez"))[0] == 200
+    await broker.start()
+    returned = time.time()
+    await user.until_stored("TIMER_EVT", timers)
+    lateness = time.time() - returned
+    fired = await user.fired()
+    assert check_fired(fired, due) == 0
+    assert lateness < 2, f"{timers} timers took {lateness:.2f} s after the broker's return"
+    assert await service.metric('timer_schedules_processed_total{outcome="retried"}') == 0
+    assert (await service.page("/readyz"))[0] == 200
+    print(f"{timers} timers due during {outage} s without broker: all out {lateness:.2f} s after its return")
+
+
+async def test_commands_survive_a_kill(user: User, service: Service) -> None:
+    """Commands published while the service is dead are handled once it is back."""
+    await service.kill()
+    due = {f"call-{index}": int(time.time() * 1000) for index in range(100)}
+    await user.schedule(due)
+    await service.start()
+    await user.until_stored("TIMER_EVT", 100)
+    check_fired(await user.fired(), due)
+
+
+async def test_second_instance_is_refused(tmp_path: Path, broker: NatsServer, service: Service) -> None:
+    """A second service on the same SQLite file ends with 1 and says what to do."""
+    second = Service(tmp_path / "service", broker.url)
+    second.log = tmp_path / "second.log"
+    second.launch()
+    assert await second.wait() == 1
+    assert "SQLite is for one instance" in second.log.read_text()
+    assert (await service.page("/readyz"))[0] == 200

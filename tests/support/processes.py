@@ -1,0 +1,157 @@
+"""Real processes for tests: a nats-server and the service, to be stopped, killed and started again."""
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+BIN = Path(sys.executable).parent
+_PATIENCE_SECONDS = 30
+
+
+def unused_port() -> int:
+    """Return a loopback port that was free a moment ago."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+class _Process:
+    """One process at a time, its output in a file."""
+
+    def __init__(self, command: list[str], log: Path, environment: Mapping[str, str]) -> None:
+        self._command = command
+        self.log = log
+        self._environment = environment
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def launch(self) -> None:
+        with self.log.open("ab") as log:
+            self._process = subprocess.Popen(
+                self._command, stdout=log, stderr=log, env={**os.environ, **self._environment}
+            )
+
+    @property
+    def running(self) -> subprocess.Popen[bytes]:
+        assert self._process is not None, "not started"
+        return self._process
+
+    def signal(self, number: signal.Signals) -> None:
+        self.running.send_signal(number)
+
+    async def wait(self) -> int:
+        return await asyncio.to_thread(self.running.wait, _PATIENCE_SECONDS)
+
+    async def kill(self) -> None:
+        """Kill -9, and see it dead."""
+        self.signal(signal.SIGKILL)
+        await self.wait()
+
+    async def terminate(self) -> int:
+        """SIGTERM; return the exit code."""
+        self.signal(signal.SIGTERM)
+        return await self.wait()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._process is not None and self._process.poll() is None:
+            await self.kill()
+
+    async def _until(self, ready: Any) -> None:
+        async with asyncio.timeout(_PATIENCE_SECONDS):
+            while not await asyncio.to_thread(ready):
+                if (code := self.running.poll()) is not None:
+                    raise AssertionError(f"{self._command[0]} ended with {code}: {self.log.read_text()[-3000:]}")
+                await asyncio.sleep(0.02)
+
+
+class NatsServer(_Process):
+    """A real nats-server with file storage that survives restarts on the same port."""
+
+    def __init__(self, folder: Path, extra: str = "") -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.port = unused_port()
+        self.url = f"nats://127.0.0.1:{self.port}"
+        config = folder / "nats.conf"
+        config.write_text(f'listen: "127.0.0.1:{self.port}"\njetstream {{ store_dir: "{folder}/js" }}\n{extra}\n')
+        super().__init__([str(BIN / "nats-server"), "-c", str(config)], folder / "nats.log", {})
+
+    async def start(self) -> None:
+        self.launch()
+        await self._until(self._answers)
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    def _answers(self) -> bool:
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port), 1) as connection:
+            return connection.recv(4) == b"INFO"
+        return False
+
+
+class Service(_Process):
+    """`timer-service serve` over a given broker, its database and port kept across restarts."""
+
+    def __init__(self, folder: Path, broker_url: str, **settings: str) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.port = unused_port()
+        environment = {
+            "TIMER_BROKER_URL": broker_url,
+            "TIMER_DB_PATH": str(folder / "timers.db"),
+            "TIMER_HTTP_PORT": str(self.port),
+            **settings,
+        }
+        super().__init__([str(BIN / "timer-service"), "serve"], folder / "service.log", environment)
+
+    async def start(self) -> None:
+        """Start and wait until it is ready."""
+        self.launch()
+        await self._until(self._ready)
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def page(self, path: str) -> tuple[int, str]:
+        """Read one of its pages: status and text."""
+        return await asyncio.to_thread(self._page, path)
+
+    async def metric(self, sample: str) -> float:
+        """Read one sample of /metrics, 0 when it has none yet."""
+        _, text = await self.page("/metrics")
+        for line in text.splitlines():
+            name, _, value = line.rpartition(" ")
+            if name == sample:
+                return float(value)
+        return 0.0
+
+    def _ready(self) -> bool:
+        try:
+            return self._page("/readyz")[0] == 200
+        except OSError:
+            return False
+
+    def _page(self, path: str) -> tuple[int, str]:
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=5) as answer:
+                return answer.status, answer.read().decode()
+        except urllib.error.HTTPError as error:
+            return error.code, error.read().decode()
+
+
+def body(message_type: str, tenant: str, payload: Mapping[str, Any], **envelope: Any) -> bytes:
+    """Write a command's body."""
+    return json.dumps({"type": message_type, "tenantId": tenant, "payload": payload, **envelope}).encode()

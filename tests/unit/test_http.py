@@ -1,0 +1,201 @@
+import asyncio
+import json
+import logging
+import signal
+import socket
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import pytest
+from prometheus_client import CollectorRegistry, Counter
+from prometheus_client.parser import text_string_to_metric_families
+from starlette.applications import Starlette
+
+from timer_service.core.errors import StartError
+from timer_service.http import http_app, serve_http
+
+HOST = "127.0.0.1"
+
+
+class Answer(NamedTuple):
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+
+def pages(
+    registry: CollectorRegistry | None = None,
+    *,
+    troubles: Mapping[str, str | None] | None = None,
+    stalled: list[str] | None = None,
+) -> Starlette:
+    return http_app(registry or CollectorRegistry(), troubles=lambda: troubles or {}, stalled=lambda: stalled or [])
+
+
+async def ask(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, path: str, **said: str) -> Answer:
+    asked = "".join(f"{name}: {value}\r\n" for name, value in {"Host": "test", **said}.items())
+    writer.write(f"GET {path} HTTP/1.1\r\n{asked}\r\n".encode())
+    head = (await reader.readuntil(b"\r\n\r\n")).decode()
+    first, *rest = head.strip().split("\r\n")
+    headers = {name.lower(): value for name, _, value in (line.partition(": ") for line in rest)}
+    body = await reader.readexactly(int(headers["content-length"]))
+    return Answer(int(first.split()[1]), headers, body)
+
+
+async def get(port: int, path: str, **said: str) -> Answer:
+    reader, writer = await asyncio.open_connection(HOST, port)
+    try:
+        return await ask(reader, writer, path, **said)
+    finally:
+        writer.close()
+        await writer.wait_closed()
+
+
+async def test_ready() -> None:
+    """Readiness is 200 and lists every part as ok while none has trouble."""
+    async with serve_http(pages(troubles={"broker": None, "database": None}), HOST, 0) as port:
+        answer = await get(port, "/readyz")
+    assert answer.status == 200
+    assert answer.json() == {"broker": "ok", "database": "ok"}
+
+
+async def test_not_ready() -> None:
+    """Readiness is 503 while one part has trouble, and the body says which and why."""
+    async with serve_http(pages(troubles={"broker": "disconnected", "database": None}), HOST, 0) as port:
+        answer = await get(port, "/readyz")
+    assert answer.status == 503
+    assert answer.json() == {"broker": "disconnected", "database": "ok"}
+
+
+async def test_readiness_is_asked_each_time() -> None:
+    """A part that recovers is ready at the next request."""
+    troubles: dict[str, str | None] = {"broker": "away"}
+    async with serve_http(pages(troubles=troubles), HOST, 0) as port:
+        before = await get(port, "/readyz")
+        troubles["broker"] = None
+        after = await get(port, "/readyz")
+    assert (before.status, after.status) == (503, 200)
+
+
+async def test_alive() -> None:
+    """Liveness is 200 while every loop turns, whatever trouble the parts have."""
+    async with serve_http(pages(troubles={"broker": "away"}), HOST, 0) as port:
+        answer = await get(port, "/livez")
+    assert (answer.status, answer.json()) == (200, {"stalled": []})
+
+
+async def test_stalled() -> None:
+    """Liveness is 503 and names the loops that turn no more."""
+    async with serve_http(pages(stalled=["timers"]), HOST, 0) as port:
+        answer = await get(port, "/livez")
+    assert (answer.status, answer.json()) == (503, {"stalled": ["timers"]})
+
+
+async def test_metrics() -> None:
+    """The metrics are those of the given registry and nothing else, in the text every Prometheus reads."""
+    registry = CollectorRegistry()
+    Counter("eggs", "Eggs.", registry=registry).inc(3)
+    async with serve_http(pages(registry), HOST, 0) as port:
+        answer = await get(port, "/metrics")
+    assert answer.status == 200
+    assert answer.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
+    families = {family.name: family for family in text_string_to_metric_families(answer.body.decode())}
+    assert families["eggs"].samples[0].value == 3
+    assert set(families) == {"eggs", "eggs_created"}
+
+
+async def test_open_metrics() -> None:
+    """A scraper that asks for OpenMetrics gets it, said so in the content type."""
+    registry = CollectorRegistry()
+    Counter("eggs", "Eggs.", registry=registry).inc(3)
+    async with serve_http(pages(registry), HOST, 0) as port:
+        answer = await get(port, "/metrics", Accept="application/openmetrics-text; version=1.0.0")
+    assert answer.headers["content-type"].startswith("application/openmetrics-text; version=1.0.0")
+    assert b"eggs_total 3.0" in answer.body
+    assert answer.body.endswith(b"# EOF\n")
+
+
+async def test_a_taken_port() -> None:
+    """A port somebody listens on is a start error that names the setting."""
+    with socket.create_server((HOST, 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(StartError, match=rf"{HOST}:{port} .*TIMER_HTTP_PORT"):
+            async with serve_http(pages(), HOST, port):
+                pass
+
+
+async def test_an_impossible_host() -> None:
+    """A host that is none of this machine's is a start error that names the setting."""
+    with pytest.raises(StartError, match="TIMER_HTTP_HOST"):
+        async with serve_http(pages(), "192.0.2.1", 0):
+            pass
+
+
+@pytest.mark.skipif(not socket.has_ipv6, reason="no IPv6 here")
+async def test_ipv6() -> None:
+    """An IPv6 host is served too."""
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        pytest.skip("no IPv6 loopback here")
+    async with serve_http(pages(), "::1", 0) as port:
+        reader, writer = await asyncio.open_connection("::1", port)
+        answer = await ask(reader, writer, "/livez")
+        writer.close()
+        await writer.wait_closed()
+    assert answer.status == 200
+
+
+async def test_the_port_is_free_again_at_once() -> None:
+    """The same port can be served again right after a stop, connections of the first time notwithstanding."""
+    async with serve_http(pages(), HOST, 0) as port:
+        await get(port, "/livez")
+    async with serve_http(pages(), HOST, port) as again:
+        assert again == port
+        assert (await get(port, "/livez")).status == 200
+
+
+async def test_stops_quickly_beside_open_connections() -> None:
+    """Neither an idle keep-alive connection nor half a request holds up the stop; both are closed."""
+    loop = asyncio.get_running_loop()
+    async with serve_http(pages(), HOST, 0) as port:
+        idle = await asyncio.open_connection(HOST, port)
+        half = await asyncio.open_connection(HOST, port)
+        half[1].write(b"GET /livez HTTP/1.1\r\nHo")
+        assert (await ask(*idle, "/livez")).status == 200
+        stopping_at = loop.time()
+    assert loop.time() - stopping_at < 1
+    for reader, writer in (idle, half):
+        assert await reader.read() == b""
+        writer.close()
+        await writer.wait_closed()
+
+
+async def test_stopped_before_its_first_turn() -> None:
+    """A block that ends at once leaves nothing listening."""
+    async with serve_http(pages(), HOST, 0) as port:
+        pass
+    with pytest.raises(ConnectionRefusedError):
+        await asyncio.open_connection(HOST, port)
+
+
+async def test_signals_are_left_alone() -> None:
+    """Serving installs no signal handlers: the service owns its signals."""
+    before = [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)]
+    async with serve_http(pages(), HOST, 0) as port:
+        await get(port, "/livez")
+        during = [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)]
+    assert during == before
+
+
+async def test_requests_are_not_logged(caplog: pytest.LogCaptureFixture) -> None:
+    """Probes and scrapes leave no line in the log."""
+    caplog.set_level(logging.DEBUG, "uvicorn")
+    caplog.set_level(logging.DEBUG, "uvicorn.access")
+    async with serve_http(pages(), HOST, 0) as port:
+        await get(port, "/livez")
+        await get(port, "/nothing")
+    assert [record for record in caplog.records if record.name.startswith("uvicorn")] == []

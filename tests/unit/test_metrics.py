@@ -1,0 +1,124 @@
+import itertools
+import platform
+import time
+from importlib.metadata import version
+
+import pytest
+from prometheus_client import CollectorRegistry, generate_latest
+
+from timer_service.core.broker import PublishStatus
+from timer_service.core.errors import Code
+from timer_service.core.instruments import Instruments
+from timer_service.metrics import Metrics
+
+
+@pytest.fixture
+def registry() -> CollectorRegistry:
+    return CollectorRegistry()
+
+
+@pytest.fixture
+def metrics(registry: CollectorRegistry) -> Metrics:
+    return Metrics(registry)
+
+
+def test_implements_the_port_under_the_documented_names(metrics: Metrics, registry: CollectorRegistry) -> None:
+    """What the core tells arrives under the documented names and labels."""
+    core: Instruments = metrics
+    core.command_handled("ScheduleTimer", "scheduled")
+    core.command_handled("ScheduleTimer", "scheduled")
+    core.command_handled("CancelTimer", "cancelled")
+    core.dead_letter_stored(Code.TOO_LARGE)
+    core.claimed(7)
+    core.published(0.25)
+    core.publish_failed(PublishStatus.REFUSED, 2)
+    core.settled("fired", 5)
+    core.leases_lost(3)
+    core.buried("timer_schedules", 4)
+
+    def value(name: str, **labels: str) -> float | None:
+        return registry.get_sample_value(name, labels)
+
+    assert value("timer_commands_received_total", type="ScheduleTimer", outcome="scheduled") == 2
+    assert value("timer_commands_received_total", type="CancelTimer", outcome="cancelled") == 1
+    assert value("timer_dead_letters_total", code="TOO_LARGE") == 1
+    assert value("timer_claim_batch_size_sum") == 7
+    assert value("timer_publish_duration_seconds_sum") == 0.25
+    assert value("timer_publish_failures_total", reason="refused") == 2
+    assert value("timer_schedules_processed_total", outcome="fired") == 5
+    assert value("timer_lease_lost_total") == 3
+    assert value("timer_buried_total", table="timer_schedules") == 4
+
+
+def test_publish_failures_begin_at_zero(registry: CollectorRegistry) -> None:
+    """Both reasons exist before the first failure, so that an increase from 0 to 1 is one."""
+    Metrics(registry)
+    for reason in ("refused", "unavailable"):
+        assert registry.get_sample_value("timer_publish_failures_total", {"reason": reason}) == 0
+
+
+def test_empty_claims_are_told_apart(metrics: Metrics, registry: CollectorRegistry) -> None:
+    """The smallest bucket of the claim size counts the claims that found nothing."""
+    metrics.claimed(0)
+    metrics.claimed(1)
+    assert registry.get_sample_value("timer_claim_batch_size_bucket", {"le": "0.0"}) == 1
+    assert registry.get_sample_value("timer_claim_batch_size_count") == 2
+
+
+def test_fire_lag_is_fine_from_a_millisecond_to_an_hour(metrics: Metrics, registry: CollectorRegistry) -> None:
+    """The lag's buckets reach from 1 ms to 1 h, and no step is wider than threefold."""
+    for seconds in (0.0005, 3599.0, 5000.0):
+        metrics.fired_late(seconds)
+
+    def at_most(bound: str) -> float | None:
+        return registry.get_sample_value("timer_fire_lag_seconds_bucket", {"le": bound})
+
+    assert (at_most("0.001"), at_most("1800.0"), at_most("3600.0"), at_most("+Inf")) == (1, 1, 2, 3)
+    bounds = [
+        float(sample.labels["le"])
+        for family in registry.collect()
+        for sample in family.samples
+        if sample.name == "timer_fire_lag_seconds_bucket" and sample.labels["le"] != "+Inf"
+    ]
+    assert max(later / earlier for earlier, later in itertools.pairwise(bounds)) <= 3
+
+
+def test_tick_leaves_its_instant(metrics: Metrics, registry: CollectorRegistry) -> None:
+    """A pass of a loop leaves its duration and the Unix time of its end under the loop's name."""
+    before = time.time()
+    metrics.ticked("timers", 0.5)
+    at = registry.get_sample_value("timer_loop_last_tick_timestamp_seconds", {"loop": "timers"})
+    assert at is not None
+    assert before <= at <= time.time()
+    assert registry.get_sample_value("timer_polling_duration_seconds_sum") == 0.5
+
+
+def test_broker_is_asked_at_every_scrape(metrics: Metrics, registry: CollectorRegistry) -> None:
+    """The gauge is 0 until a broker is watched, then whatever it says at each scrape."""
+    answers = [True, False]
+    seen = [registry.get_sample_value("timer_broker_connected")]
+    metrics.watch_broker(lambda: answers.pop(0))
+    seen += [registry.get_sample_value("timer_broker_connected") for _ in range(2)]
+    assert seen == [0, 1, 0]
+
+
+def test_build_info(registry: CollectorRegistry) -> None:
+    """What runs can be read from the labels of a gauge that is always 1."""
+    Metrics(registry)
+    labels = {"version": version("timer-service"), "python": platform.python_version()}
+    assert registry.get_sample_value("timer_build_info", labels) == 1
+
+
+def test_registries_are_apart(registry: CollectorRegistry) -> None:
+    """Two services in one process share no collector."""
+    Metrics(registry).leases_lost(1)
+    other = CollectorRegistry()
+    Metrics(other)
+    assert other.get_sample_value("timer_lease_lost_total") == 0
+
+
+def test_no_tenant_label(metrics: Metrics, registry: CollectorRegistry) -> None:
+    """No series is labelled with a tenant, for their number would be unbounded."""
+    metrics.command_handled("ScheduleTimer", "scheduled")
+    assert b"timer_commands_received_total{" in generate_latest(registry)
+    assert b"tenant" not in generate_latest(registry)

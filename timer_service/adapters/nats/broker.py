@@ -1,0 +1,173 @@
+"""The connection to NATS, and what the core sees of it."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+import nats
+import nats.errors
+from nats.aio.client import Client
+
+from timer_service.adapters.nats import streams
+from timer_service.adapters.nats.publisher import Publisher
+from timer_service.adapters.nats.subjects import Subjects
+from timer_service.adapters.nats.subscription import NatsSubscription
+from timer_service.core.broker import BrokerFeatures, PublishResult, PublishStatus, Reply
+from timer_service.core.errors import StartError
+from timer_service.core.message import Kind, Message
+
+log = logging.getLogger(__name__)
+
+_FIRST_CONNECT = timedelta(seconds=10)
+_RECONNECT_SECONDS: Any = (
+    0.2  # (typed as int there, used as a float)  it bounds how late timers are once the broker is back
+)
+_PING_SECONDS = 20
+_PENDING_BYTES = 64 * 1024 * 1024  # a batch is written at once
+_CLOSE_SECONDS = 2
+
+
+class NatsBroker:
+    """NATS JetStream behind `core.broker.Broker`."""
+
+    def __init__(self, subjects: Subjects) -> None:
+        self._client = Client()
+        self._subjects = subjects
+        self._publisher: Publisher | None = None
+        self._subscription: NatsSubscription | None = None
+        self._denied: str | None = None
+        self._last_error = ""
+        self._lost = asyncio.Event()
+
+    @classmethod
+    async def connect(cls, urls: str, subject_prefix: str, *, manage_streams: bool) -> "NatsBroker":
+        """Connect and make sure of the streams. `urls` is comma-separated.
+
+        Raises `StartError` with the last reason when no server answers within ten seconds or the streams aren't right.
+        """
+        broker = cls(Subjects(subject_prefix))
+        await broker._connect(urls)
+        try:
+            found = await streams.prepare(broker._client.jetstream(), broker._subjects, manage=manage_streams)
+        except nats.errors.Error as error:
+            await broker._client.close()
+            raise StartError(f"JetStream does not answer at {urls}: {error}") from error
+        except StartError:
+            await broker._client.close()
+            raise
+        atomic = bool(found[Kind.EVENT].config.allow_atomic)
+        broker._publisher = Publisher(broker._client, broker._subjects, atomic=atomic)
+        return broker
+
+    @property
+    def features(self) -> BrokerFeatures:
+        """What this broker can do."""
+        return BrokerFeatures(deduplicates=True, max_message_bytes=self._client.max_payload)
+
+    @property
+    def trouble(self) -> str | None:
+        """Why nothing can be published now."""
+        if self._client.is_connected:
+            return None
+        return f"not connected to the broker: {self._last_error or 'connection lost'}"
+
+    @property
+    def denied(self) -> str | None:
+        """The last thing the server did not permit on this connection."""
+        return self._denied
+
+    async def subscribe(self) -> NatsSubscription:
+        """Join the commands of every tenant."""
+        self._subscription = NatsSubscription(self._client, self._subjects, self._join)
+        await self._subscription.open()
+        return self._subscription
+
+    async def publish(self, messages: Sequence[Message]) -> Sequence[PublishResult]:
+        """Store messages in their streams."""
+        if self._publisher is None or (trouble := self.trouble):
+            return [PublishResult(PublishStatus.UNAVAILABLE, trouble or "")] * len(messages)
+        return await self._publisher.publish(messages)
+
+    async def reply(self, replies: Sequence[Reply]) -> None:
+        """Send answers over core NATS."""
+        try:
+            for reply in replies:
+                await self._client.publish(reply.to, reply.body)
+        except nats.errors.Error:
+            log.warning("could not send replies", exc_info=True, extra={"count": len(replies)})
+
+    async def wait_lost(self) -> str:
+        """Wait until the connection is closed for good; return why."""
+        await self._lost.wait()
+        return self._last_error
+
+    async def close(self) -> None:
+        """Send what is buffered (acknowledgements) and disconnect."""
+        if self._client.is_connected:
+            try:
+                await self._client.flush(_CLOSE_SECONDS)
+            except nats.errors.Error:
+                log.warning("could not flush the connection to the broker", exc_info=True)
+        await self._client.close()
+
+    async def _join(self) -> int:
+        return await streams.join(self._client.jetstream(), self._subjects)
+
+    async def _connect(self, urls: str) -> None:
+        deadline = time.monotonic() + _FIRST_CONNECT.total_seconds()
+        while True:
+            try:
+                await self._client.connect(
+                    [url.strip() for url in urls.split(",")],
+                    name="timer-service",
+                    max_reconnect_attempts=1,
+                    connect_timeout=2,
+                    reconnect_time_wait=_RECONNECT_SECONDS,
+                    ping_interval=_PING_SECONDS,
+                    pending_size=_PENDING_BYTES,
+                    error_cb=self._on_error,
+                    disconnected_cb=self._on_disconnected,
+                    reconnected_cb=self._on_reconnected,
+                    closed_cb=self._on_closed,
+                )
+            except (nats.errors.Error, OSError) as error:
+                reason = self._last_error or str(error) or type(error).__name__
+                if time.monotonic() > deadline:
+                    raise StartError(f"can't connect to the broker at {urls} (TIMER_BROKER_URL): {reason}") from error
+                log.info("waiting for the broker", extra={"url": urls, "reason": reason})
+                await asyncio.sleep(_RECONNECT_SECONDS)
+                self._client = Client()
+            else:
+                break
+        # Only now: with -1 from the start, a first connect would be retried for ever and in silence.
+        options: dict[str, Any] = self._client.options
+        options["max_reconnect_attempts"] = -1
+        self._lost.clear()
+        self._last_error = ""
+
+    async def _on_error(self, error: Exception) -> None:
+        reason = str(error) or type(error).__name__
+        if reason == self._last_error:  # each attempt to reconnect ends alike
+            return
+        self._last_error = reason
+        if "permissions violation" in reason.lower():
+            self._denied = reason
+        log.warning("broker error", extra={"reason": reason})
+
+    async def _on_disconnected(self) -> None:
+        if self._publisher:
+            self._publisher.connection_lost()
+        log.warning("disconnected from the broker", extra={"reason": self._last_error})
+
+    async def _on_reconnected(self) -> None:
+        self._denied = None
+        self._last_error = ""
+        if self._subscription:
+            self._subscription.connection_restored()
+        log.info("reconnected to the broker")
+
+    async def _on_closed(self) -> None:
+        self._lost.set()

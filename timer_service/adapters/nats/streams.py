@@ -1,0 +1,99 @@
+"""The streams and the durable consumer the service stands on: made, mended or only checked at start."""
+
+from datetime import timedelta
+from typing import Any
+
+from nats.js import JetStreamContext
+from nats.js.api import (
+    AckPolicy,
+    ConsumerConfig,
+    DiscardPolicy,
+    RetentionPolicy,
+    StorageType,
+    StreamConfig,
+    StreamInfo,
+)
+from nats.js.errors import APIError, NotFoundError
+
+from timer_service.adapters.nats.subjects import Subjects
+from timer_service.core.errors import StartError
+from timer_service.core.message import Kind
+
+DURABLE = "timer-service"
+"""All instances share this consumer, and with it the commands."""
+
+_ACK_WAIT = timedelta(seconds=60)  # above the worst stall of a commit, or commands would be handled twice for nothing
+_MAX_ACK_PENDING = 20_000
+_MAX_AGE = {
+    Kind.COMMAND: timedelta(days=7),
+    Kind.EVENT: timedelta(days=7),
+    Kind.DEAD_LETTER: timedelta(days=30),
+}
+
+
+async def prepare(js: JetStreamContext, subjects: Subjects, *, manage: bool) -> dict[Kind, StreamInfo]:
+    """Make sure of every stream; return what each is. Raises `StartError` that says what is missing."""
+    return {kind: await _prepare_stream(js, subjects, kind, manage=manage) for kind in _MAX_AGE}
+
+
+async def join(js: JetStreamContext, subjects: Subjects) -> int:
+    """Make sure of the durable consumer of commands; return the epoch of its stream (creation time in ms)."""
+    stream = subjects.stream(Kind.COMMAND)
+    created = (await js.stream_info(stream)).created
+    await js.add_consumer(
+        stream,
+        ConsumerConfig(
+            durable_name=DURABLE,
+            filter_subject=subjects.pattern(Kind.COMMAND),
+            ack_policy=AckPolicy.EXPLICIT,
+            ack_wait=_ACK_WAIT.total_seconds(),
+            max_ack_pending=_MAX_ACK_PENDING,
+        ),
+    )
+    return int(created.timestamp() * 1000) if created else 0
+
+
+async def _prepare_stream(js: JetStreamContext, subjects: Subjects, kind: Kind, *, manage: bool) -> StreamInfo:
+    name = subjects.stream(kind)
+    try:
+        try:
+            info = await js.stream_info(name)
+        except NotFoundError:
+            if not manage:
+                raise StartError(f"stream {name} is missing, and TIMER_MANAGE_STREAMS is off") from None
+            return await js.add_stream(_wanted(subjects, kind))
+        missing = _missing(info.config, subjects, kind)
+        if missing and manage:
+            return await js.update_stream(info.config.evolve(**missing))
+    except APIError as error:
+        raise StartError(f"stream {name} can't be set up: {error.description}") from error
+    if missing:
+        wants = ", ".join(f"{field} = {value}" for field, value in missing.items())
+        raise StartError(f"stream {name} needs {wants}, and TIMER_MANAGE_STREAMS is off")
+    return info
+
+
+def _wanted(subjects: Subjects, kind: Kind) -> StreamConfig:
+    config = StreamConfig(
+        name=subjects.stream(kind),
+        subjects=[subjects.pattern(kind)],
+        retention=RetentionPolicy.LIMITS,
+        storage=StorageType.FILE,
+        discard=DiscardPolicy.NEW,  # at a limit refuse loudly; `old` would drop what was promised in silence
+        max_age=_MAX_AGE[kind].total_seconds(),
+        duplicate_window=120,
+    )
+    return config.evolve(allow_atomic=True) if kind is Kind.EVENT else config
+
+
+def _missing(found: StreamConfig, subjects: Subjects, kind: Kind) -> dict[str, Any]:
+    """Return what an existing stream must change. Its limits, replicas and ages are its owner's to choose."""
+    wanted = _wanted(subjects, kind)
+    missing: dict[str, Any] = {}
+    if not set(wanted.subjects or ()) <= set(found.subjects or ()):
+        missing["subjects"] = sorted({*(found.subjects or ()), *(wanted.subjects or ())})
+    if found.discard != wanted.discard:
+        missing["discard"] = wanted.discard
+    if wanted.allow_atomic and not found.allow_atomic:
+        missing["allow_atomic"] = True
+    return missing

@@ -1,0 +1,177 @@
+"""Commands from the durable consumer, pulled ahead by one batch."""
+
+import asyncio
+import json
+import logging
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from datetime import timedelta
+
+import nats.errors
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+from nats.aio.subscription import Subscription as Interest
+from nats.js.errors import Error as JetStreamError
+
+from timer_service.adapters.nats.streams import DURABLE
+from timer_service.adapters.nats.subjects import Subjects
+from timer_service.core.broker import Delivery
+from timer_service.core.message import Kind, Position
+
+log = logging.getLogger(__name__)
+
+_PULL_SECONDS = 5  # short: a pull that a restarted server has forgotten costs no more than this
+_PULL_GRACE_SECONDS = 1
+_LINGER_SECONDS = 0.002  # so that commands arriving together are committed together
+_REJOIN_SECONDS = 0.5
+_STATUS = "Status"
+_GONE = {"503": "", "409": "Consumer Deleted"}
+"""Status -> description that means the consumer is not there (any more)."""
+
+
+class NatsSubscription:
+    """A share of the durable consumer `timer-service`.
+
+    While one batch is handled the next is on its way: one pull is outstanding whenever less than a batch is buffered.
+    """
+
+    def __init__(self, client: Client, subjects: Subjects, rejoin: Callable[[], Awaitable[int]]) -> None:
+        self._client = client
+        self._subjects = subjects
+        self._rejoin = rejoin
+        self._inbox = client.new_inbox()
+        self._interest: Interest | None = None
+        self._buffer: list[Msg] = []
+        self._arrived = asyncio.Event()
+        self._epoch = 0
+        self._joined = False
+        self._closed = False
+        self._expected = 0
+        self._pull_ends_at = 0.0
+
+    async def open(self) -> None:
+        """Join the consumer and start listening."""
+        self._epoch = await self._rejoin()
+        self._joined = True
+        # No limits of the client's own: it would drop what exceeds them, and pulls bound it already.
+        self._interest = await self._client.subscribe(
+            self._inbox, cb=self._receive, pending_msgs_limit=0, pending_bytes_limit=0
+        )
+
+    async def next_batch(self, limit: int) -> Sequence[Delivery]:
+        """Wait for commands; return 1 to `limit` of them, or none once closed."""
+        while not self._closed:
+            await self._keep_pulling(limit)
+            if self._buffer:
+                if len(self._buffer) < limit:
+                    await asyncio.sleep(_LINGER_SECONDS)
+                batch, self._buffer = self._buffer[:limit], self._buffer[limit:]
+                await self._keep_pulling(limit)
+                return [self._delivery(message) for message in batch]
+            await self._wait()
+        return []
+
+    async def acknowledge(self, deliveries: Sequence[Delivery]) -> None:
+        """Settle as handled."""
+        await self._settle(deliveries, b"+ACK")
+
+    async def retry(self, deliveries: Sequence[Delivery], delay: timedelta) -> None:
+        """Settle as to be delivered again after `delay`."""
+        await self._settle(deliveries, b'-NAK {"delay": %d}' % (delay // timedelta(microseconds=1) * 1000))
+
+    async def terminate(self, deliveries: Sequence[Delivery]) -> None:
+        """Settle as never to be delivered again."""
+        await self._settle(deliveries, b"+TERM")
+
+    async def close(self) -> None:
+        """Stop pulling, and hand back at once what was pulled but not handed out."""
+        self._closed = True
+        self._arrived.set()
+        if self._interest is None or not self._client.is_connected:
+            return
+        await self._interest.drain()  # type: ignore[no-untyped-call]  # what the server has sent already still arrives, so nothing waits for ack_wait
+        for message in self._buffer:
+            await self._client.publish(message.reply, b"-NAK")
+        self._buffer.clear()
+
+    def connection_restored(self) -> None:
+        """Pull anew: the server may have forgotten the pull."""
+        self._expected = 0
+        self._arrived.set()
+
+    async def _settle(self, deliveries: Sequence[Delivery], verdict: bytes) -> None:
+        try:
+            for delivery in deliveries:
+                await self._client.publish(delivery.handle, verdict)
+        except nats.errors.Error:
+            # Then they are delivered again, and are found to have been handled.
+            log.warning("could not settle deliveries", exc_info=True, extra={"count": len(deliveries)})
+
+    async def _keep_pulling(self, limit: int) -> None:
+        if self._closed or len(self._buffer) >= limit or not self._client.is_connected:
+            return
+        if not self._joined and not await self._try_to_rejoin():
+            return
+        if self._expected > 0 and time.monotonic() < self._pull_ends_at + _PULL_GRACE_SECONDS:
+            return
+        self._expected = limit
+        self._pull_ends_at = time.monotonic() + _PULL_SECONDS
+        pull = {
+            "batch": limit,
+            "expires": _PULL_SECONDS * 1_000_000_000,
+            "max_bytes": max(16 * 1024 * 1024, 2 * self._client.max_payload),
+        }
+        stream = self._subjects.stream(Kind.COMMAND)
+        await self._client.publish(
+            f"$JS.API.CONSUMER.MSG.NEXT.{stream}.{DURABLE}", json.dumps(pull).encode(), reply=self._inbox
+        )
+
+    async def _try_to_rejoin(self) -> bool:
+        try:
+            self._epoch = await self._rejoin()
+        except (nats.errors.Error, JetStreamError, OSError) as error:
+            log.warning("the consumer of commands is gone, trying to rejoin", extra={"reason": repr(error)})
+            return False
+        self._joined = True
+        return True
+
+    async def _wait(self) -> None:
+        self._arrived.clear()
+        patience = _PULL_SECONDS + _PULL_GRACE_SECONDS if self._joined else _REJOIN_SECONDS
+        try:
+            async with asyncio.timeout(patience):
+                await self._arrived.wait()
+        except TimeoutError:
+            return
+
+    async def _receive(self, message: Msg) -> None:
+        if message.headers and _STATUS in message.headers and not message.data:
+            self._note(message.headers)
+        else:
+            self._buffer.append(message)
+            self._expected -= 1
+            if self._expected > 0 and len(self._buffer) > 1:
+                return
+        self._arrived.set()
+
+    def _note(self, headers: dict[str, str]) -> None:
+        """A status ends the pull: expired, full, or nobody there to answer it."""
+        self._expected = 0
+        status = headers[_STATUS]
+        if status in _GONE and _GONE[status] in headers.get("Description", ""):
+            self._joined = False
+
+    def _delivery(self, message: Msg) -> Delivery:
+        metadata = message.metadata
+        headers = message.headers or {}
+        position = Position(self._epoch, metadata.sequence.stream)
+        return Delivery(
+            address=self._subjects.address(Kind.COMMAND, message.subject),
+            source=message.subject,
+            message_id=headers.get("Nats-Msg-Id") or f"{position.epoch}-{position.sequence}",
+            body=message.data,
+            headers=headers,
+            position=position,
+            attempt=metadata.num_delivered,
+            handle=message.reply,
+        )

@@ -1,0 +1,188 @@
+"""COMPOSITION ROOT: builds database, broker, slices and HTTP from Config, runs and stops them."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Coroutine, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from prometheus_client import CollectorRegistry
+
+from timer_service.adapters.embedded import embedded_nats, free_port
+from timer_service.adapters.migrations import Migration, migrate, pending_migrations, read_migrations
+from timer_service.adapters.nats import NatsBroker
+from timer_service.adapters.sqlite import SqliteDatabase
+from timer_service.config import Config, load_config
+from timer_service.core.clock import Clock, SystemClock
+from timer_service.core.consumer import Consumer, Route
+from timer_service.core.errors import StartError
+from timer_service.core.lease import Lease
+from timer_service.core.loop import Loop
+from timer_service.core.relay import Relay
+from timer_service.http import http_app, serve_http
+from timer_service.metrics import Metrics
+from timer_service.shipped import shipped
+from timer_service.timers import handler as timers_handler
+from timer_service.timers.store import TIMERS
+from timer_service.timers.worker import due_time_reached
+
+log = logging.getLogger(__name__)
+
+_NATS_PORT = 4222
+
+
+class App:
+    """The running service."""
+
+    def __init__(self, config: Config, database: SqliteDatabase, broker: NatsBroker, clock: Clock) -> None:
+        self._config = config
+        self._database = database
+        self._broker = broker
+        self._registry = CollectorRegistry()
+        metrics = Metrics(self._registry)
+        metrics.watch_broker(lambda: broker.trouble is None)
+        relay = Relay(
+            database=database,
+            broker=broker,
+            lease=Lease(TIMERS, config.visibility_timeout),
+            encode=due_time_reached,
+            clock=clock,
+            instruments=metrics,
+            batch_size=config.batch_size,
+            max_attempts=config.max_attempts,
+        )
+        self._timers = Loop(
+            "timers",
+            tick=relay.tick,
+            next_at=relay.next_at,
+            clock=clock,
+            polling_interval=config.polling_interval,
+            instruments=metrics,
+        )
+        self._consumer = Consumer(
+            database=database,
+            broker=broker,
+            routes=[Route(timers_handler.PAYLOADS, timers_handler.handle, self._timers.wake)],
+            clock=clock,
+            instruments=metrics,
+            batch_size=config.batch_size,
+            reply_prefix=config.reply_prefix,
+        )
+        self._stopping = asyncio.Event()
+
+    def stop(self) -> None:
+        """Drain and end `run`."""
+        self._stopping.set()
+
+    async def run(self) -> None:
+        """Serve until stopped or until a part fails for good, then drain within the shutdown timeout."""
+        pages = http_app(self._registry, troubles=self._troubles, stalled=self._stalled)
+        async with serve_http(pages, self._config.http_host, self._config.http_port) as port:
+            subscription = await self._broker.subscribe()
+            consuming = asyncio.create_task(self._consumer.run(subscription), name="consumer")
+            ticking = asyncio.create_task(self._timers.run(), name="timers")
+            asked = asyncio.create_task(self._stopping.wait(), name="asked to")
+            lost = asyncio.create_task(self._broker.wait_lost(), name="broker lost")
+            log.info("serving", extra={"http": f"http://{self._config.http_host}:{port}"})
+            ended, _ = await asyncio.wait([consuming, ticking, asked, lost], return_when=asyncio.FIRST_COMPLETED)
+            self._stopping.set()
+            log.info("draining", extra={"because": sorted(task.get_name() for task in ended)})
+            self._timers.stop()
+            await self._drain(subscription.close(), consuming, ticking)
+            asked.cancel()
+            lost.cancel()
+        if lost in ended:
+            raise StartError(f"the connection to the broker was closed for good: {lost.result()}")
+
+    async def _drain(self, closing: Coroutine[Any, Any, None], *tasks: asyncio.Task[None]) -> None:
+        """Let what is under way end by itself; what the timeout cuts off is done again after a restart."""
+        everything = [asyncio.create_task(closing), *tasks]
+        _, late = await asyncio.wait(everything, timeout=self._config.shutdown_timeout.total_seconds())
+        for task in late:
+            log.warning("not drained in time", extra={"task": task.get_name()})
+            task.cancel()
+        for result in await asyncio.gather(*everything, return_exceptions=True):
+            if isinstance(result, Exception):
+                raise result
+
+    def _troubles(self) -> Mapping[str, str | None]:
+        return {
+            "broker": self._broker.trouble or self._broker.denied,
+            "database": self._database.trouble,
+            "service": "draining" if self._stopping.is_set() else None,
+        }
+
+    def _stalled(self) -> list[str]:
+        return [self._timers.name] if self._timers.stalled else []
+
+
+@asynccontextmanager
+async def open_app(config: Config) -> AsyncIterator[App]:
+    """Open the database and the broker, bring the schema to head. Raises `StartError` with what to mend."""
+    async with _open_database(config) as database:
+        await _bring_to_head(database, auto=config.auto_migrate)
+        broker = await NatsBroker.connect(
+            config.broker_url, config.subject_prefix, manage_streams=config.manage_streams
+        )
+        try:
+            yield App(config, database, broker, SystemClock())
+        finally:
+            await broker.close()
+
+
+@asynccontextmanager
+async def open_dev_app(data_dir: Path) -> AsyncIterator[tuple[App, Config, list[str]]]:
+    """Open the service with an embedded broker and all its files under `data_dir`.
+
+    Yields the app, the settings it came to, and what a person should know of them (ports that were taken).
+    """
+    wanted = load_config(db_path=data_dir / "timers.db")
+    http_port = free_port(wanted.http_port, wanted.http_host)
+    nats_port = free_port(_NATS_PORT)
+    notes = [
+        f"Port {port} is taken; {what} uses {free} instead."
+        for what, port, free in (("NATS", _NATS_PORT, nats_port), ("HTTP", wanted.http_port, http_port))
+        if port != free
+    ]
+    async with embedded_nats(data_dir / "nats", nats_port) as url:
+        config = wanted.model_copy(update={"broker_url": url, "http_port": http_port})
+        async with open_app(config) as app:
+            yield app, config, notes
+
+
+@asynccontextmanager
+async def _open_database(config: Config) -> AsyncIterator[SqliteDatabase]:
+    database = await SqliteDatabase.open(config.db_path)
+    try:
+        yield database
+    finally:
+        await database.close()
+
+
+def migrations() -> list[Migration]:
+    """Return the migrations this version ships."""
+    return read_migrations(shipped("migrations"))
+
+
+async def apply_migrations(config: Config) -> list[Migration]:
+    """Bring the configured database to head; return what was applied."""
+    async with _open_database(config) as database:
+        return await migrate(database, migrations())
+
+
+async def unapplied_migrations(config: Config) -> list[Migration]:
+    """Return what the configured database lacks."""
+    async with _open_database(config) as database:
+        return await pending_migrations(database, migrations())
+
+
+async def _bring_to_head(database: SqliteDatabase, *, auto: bool) -> None:
+    if auto:
+        for applied in await migrate(database, migrations()):
+            log.info("migrated", extra={"migration": applied.name})
+    elif pending := await pending_migrations(database, migrations()):
+        raise StartError(
+            f"the schema lacks {', '.join(each.name for each in pending)}, and TIMER_AUTO_MIGRATE is off: "
+            "run `timer-service migrate up`"
+        )

@@ -1,0 +1,29 @@
+"""The command `timer-service`: exit code 0 fine, 1 failed, 2 wrong usage."""
+
+import sys
+
+import typer
+
+from timer_service.cli import dev, migrate, serve, timers
+from timer_service.client import CommandError, NoAnswerError
+from timer_service.core.errors import StartError
+
+app = typer.Typer(
+    name="timer-service",
+    help="Durable timers: publish ScheduleTimer, receive DueTimeReached.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+app.command("serve")(serve.serve)
+app.command("dev")(dev.dev)
+app.add_typer(migrate.app, name="migrate")
+app.add_typer(timers.app, name="timers")
+
+
+def main() -> None:
+    """Run the command line."""
+    try:
+        app()
+    except (StartError, CommandError, NoAnswerError) as error:
+        sys.exit(f"timer-service: {error}")

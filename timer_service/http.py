@@ -1,0 +1,91 @@
+"""The three pages: /livez, /readyz and /metrics. They answer from the service's own event loop, or not at all."""
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
+
+import uvicorn
+from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import choose_encoder
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from timer_service.core.errors import StartError
+
+_GRACE_SECONDS = 1
+
+
+def http_app(
+    registry: CollectorRegistry,
+    *,
+    troubles: Callable[[], Mapping[str, str | None]],
+    stalled: Callable[[], list[str]],
+) -> Starlette:
+    """Build the pages.
+
+    `troubles` names each part and why it isn't ready (None: it is); `stalled` names the loops that turn no more.
+    """
+
+    async def livez(_: Request) -> Response:
+        loops = stalled()
+        return JSONResponse({"stalled": loops}, 503 if loops else 200)
+
+    async def readyz(_: Request) -> Response:
+        parts = troubles()
+        body = {part: "ok" if reason is None else reason for part, reason in parts.items()}
+        return JSONResponse(body, 200 if all(reason is None for reason in parts.values()) else 503)
+
+    async def metrics(request: Request) -> Response:
+        generate, content_type = choose_encoder(request.headers.get("Accept", ""))
+        return Response(generate(registry), headers={"Content-Type": content_type})
+
+    return Starlette(routes=[Route("/livez", livez), Route("/readyz", readyz), Route("/metrics", metrics)])
+
+
+@asynccontextmanager
+async def serve_http(app: Starlette, host: str, port: int) -> AsyncIterator[int]:
+    """Serve `app` in this event loop while the block runs; yields the port, which 0 leaves to the system.
+
+    Raises `StartError` when the address can't be had.
+    """
+    with _listen(host, port) as listener:
+        server = _Server(
+            uvicorn.Config(
+                app,
+                http="h11",
+                ws="none",
+                lifespan="off",
+                log_config=None,
+                log_level="warning",
+                access_log=False,
+                proxy_headers=False,
+                server_header=False,
+                timeout_graceful_shutdown=_GRACE_SECONDS,
+            )
+        )
+        serving = asyncio.create_task(server.serve([listener]), name="http")
+        try:
+            yield listener.getsockname()[1]
+        finally:
+            server.should_exit = True
+            await serving
+
+
+class _Server(uvicorn.Server):
+    """Leaves SIGINT and SIGTERM to the service."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """Listen before the server exists: uvicorn itself would exit the process when the port is taken."""
+    try:
+        family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        return socket.create_server(address, family=family)
+    except OSError as error:
+        raise StartError(f"can't serve HTTP at {host}:{port} (TIMER_HTTP_HOST, TIMER_HTTP_PORT): {error}") from error

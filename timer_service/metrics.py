@@ -1,0 +1,119 @@
+"""Every collector: what the core tells about itself, as Prometheus metrics."""
+
+import platform
+from collections.abc import Callable
+from functools import cache
+from importlib.metadata import version
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+from timer_service.core.broker import PublishStatus
+
+_LAG = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60, 120, 300, 600, 1800, 3600)
+_DURATION = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10)
+_ROWS = (0, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
+
+
+class Metrics:
+    """The core's `Instruments` as collectors of `registry`."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._commands = _counter(
+            registry, "timer_commands_received", "Commands by type and their one outcome.", "type", "outcome"
+        )
+        self._settled = _counter(
+            registry, "timer_schedules_processed", "Claimed rows by how they were settled.", "outcome"
+        )
+        self._failures = _counter(
+            registry, "timer_publish_failures", "Messages that could not be published, by reason.", "reason"
+        )
+        self._buried = _counter(registry, "timer_buried", "Rows given up after too many attempts.", "table")
+        self._dead_letters = _counter(registry, "timer_dead_letters", "Rejected commands kept, by code.", "code")
+        self._leases_lost = Counter(
+            "timer_lease_lost", "Rows claimed anew or changed before they were settled.", registry=registry
+        )
+        self._polling = Histogram(
+            "timer_polling_duration_seconds",
+            "How long one pass of a loop took.",
+            registry=registry,
+            buckets=_DURATION,
+        )
+        self._lag = Histogram(
+            "timer_fire_lag_seconds",
+            "From due_at to the acknowledged publish.",
+            registry=registry,
+            buckets=_LAG,
+        )
+        self._publishing = Histogram(
+            "timer_publish_duration_seconds",
+            "How long publishing one batch took.",
+            registry=registry,
+            buckets=_DURATION,
+        )
+        self._claimed = Histogram(
+            "timer_claim_batch_size", "How many rows one claim took.", registry=registry, buckets=_ROWS
+        )
+        self._last_tick = Gauge(
+            "timer_loop_last_tick_timestamp_seconds",
+            "When a loop last ended a pass, in Unix time.",
+            ["loop"],
+            registry=registry,
+        )
+        self._broker_connected = Gauge(
+            "timer_broker_connected", "1 while the broker can be used, else 0.", registry=registry
+        )
+        Gauge("timer_build_info", "Always 1; what is running.", ["version", "python"], registry=registry).labels(
+            version("timer-service"), platform.python_version()
+        ).set(1)
+        for status in (PublishStatus.REFUSED, PublishStatus.UNAVAILABLE):
+            self._failures(status)  # a series that begins at 0, so that an alert sees the first failure too
+
+    def watch_broker(self, connected: Callable[[], bool]) -> None:
+        """Ask `connected` at every scrape whether the broker can be used."""
+        self._broker_connected.set_function(lambda: float(connected()))
+
+    def command_handled(self, message_type: str, outcome: str) -> None:
+        """One command ended in its one outcome."""
+        self._commands(message_type, outcome).inc()
+
+    def dead_letter_stored(self, code: str) -> None:
+        """One command was rejected and kept."""
+        self._dead_letters(code).inc()
+
+    def claimed(self, count: int) -> None:
+        """One claim took `count` rows."""
+        self._claimed.observe(count)
+
+    def published(self, seconds: float) -> None:
+        """One batch was published (or not) within `seconds`."""
+        self._publishing.observe(seconds)
+
+    def publish_failed(self, status: str, count: int) -> None:
+        """`count` messages of a batch were refused, or the broker was unavailable to them."""
+        self._failures(status).inc(count)
+
+    def settled(self, outcome: str, count: int) -> None:
+        """`count` claimed rows were settled alike."""
+        self._settled(outcome).inc(count)
+
+    def fired_late(self, seconds: float) -> None:
+        """One row's event was acknowledged `seconds` after it was due."""
+        self._lag.observe(seconds)
+
+    def leases_lost(self, count: int) -> None:
+        """`count` rows had been claimed anew or changed before they were settled."""
+        self._leases_lost.inc(count)
+
+    def buried(self, table: str, count: int) -> None:
+        """`count` rows were given up."""
+        self._buried(table).inc(count)
+
+    def ticked(self, loop: str, seconds: float) -> None:
+        """A loop made a pass."""
+        self._polling.observe(seconds)
+        self._last_tick.labels(loop).set_to_current_time()
+
+
+def _counter(registry: CollectorRegistry, name: str, text: str, *labels: str) -> Callable[..., Counter]:
+    """Return what finds the series of label values, bound once: looking one up costs three times its increment."""
+    return cache(Counter(name, text, labels, registry=registry).labels)
