@@ -5,19 +5,20 @@ import http.client
 import json
 import os
 import shutil
+import socket
 import sys
 import time
-from collections.abc import AsyncIterator, Iterable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from contextlib import asynccontextmanager, closing
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import nats
 from nats.aio.client import Client
 from nats.aio.msg import Msg
-from nats.errors import Error as NatsError
 from nats.js.api import AckPolicy, ConsumerConfig
 
 from timer_service.adapters.embedded import free_port
@@ -90,6 +91,15 @@ class Process:
             words = "\n".join(self._log.read_text("utf-8", "replace").splitlines()[-15:])
             raise BenchmarkError(f"{self._log.stem} ended with {self._process.returncode}:\n{words}")
 
+    async def ready(self, is_ready: Callable[[], bool]) -> None:
+        """Wait for what says that it is; asked in a thread, so it may block."""
+        deadline = time.monotonic() + _START_SECONDS
+        while not await asyncio.to_thread(is_ready):
+            self.check()
+            if time.monotonic() > deadline:
+                raise BenchmarkError(f"{self._log.stem} is not ready after {_START_SECONDS} s")
+            await asyncio.sleep(0.05)
+
 
 @dataclass(frozen=True)
 class Rig:
@@ -109,7 +119,8 @@ class Rig:
             f'jetstream {{ store_dir: "{self.folder}", sync_interval: {SYNC_INTERVALS[sync or self.sync]} }}\n'
         )
         async with self._process("nats-server", [nats_server(), "-c", str(config)], {}) as process:
-            client = await self._connect(process)
+            await process.ready(partial(_listens, self.nats_port))  # nats-py logs every attempt to connect that fails
+            client = await nats.connect(self._url, allow_reconnect=False)
             try:
                 yield client
             finally:
@@ -129,12 +140,7 @@ class Rig:
 
     async def ready(self, service: Process) -> None:
         """Wait until the service says so."""
-        deadline = time.monotonic() + _START_SECONDS
-        while await asyncio.to_thread(_status, self.http_port, "/readyz") != http.HTTPStatus.OK:
-            service.check()
-            if time.monotonic() > deadline:
-                raise BenchmarkError(f"the service is not ready after {_START_SECONDS} s")
-            await asyncio.sleep(0.05)
+        await service.ready(partial(_is_ready, self.http_port))
 
     @property
     def database(self) -> Path:
@@ -143,17 +149,6 @@ class Rig:
     @property
     def _url(self) -> str:
         return f"nats://127.0.0.1:{self.nats_port}"
-
-    async def _connect(self, server: Process) -> Client:
-        deadline = time.monotonic() + _START_SECONDS
-        while True:
-            server.check()
-            try:
-                return await nats.connect(self._url, allow_reconnect=False)
-            except (NatsError, OSError) as error:
-                if time.monotonic() > deadline:
-                    raise BenchmarkError(f"nats-server can't be reached: {error!r}") from error
-                await asyncio.sleep(0.05)
 
     @asynccontextmanager
     async def _process(self, name: str, command: list[str], settings: Mapping[str, str]) -> AsyncIterator[Process]:
@@ -188,15 +183,18 @@ def nats_server() -> str:
     return found
 
 
-def _status(port: int, path: str) -> int | None:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=2)
-    try:
-        connection.request("GET", path)
-        return connection.getresponse().status
-    except OSError:
-        return None
-    finally:
-        connection.close()
+def _listens(port: int) -> bool:
+    with closing(socket.socket()) as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+def _is_ready(port: int) -> bool:
+    with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=2)) as connection:
+        try:
+            connection.request("GET", "/readyz")
+            return connection.getresponse().status == http.HTTPStatus.OK
+        except OSError:
+            return False
 
 
 class Publisher:

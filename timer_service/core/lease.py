@@ -22,7 +22,7 @@ class LeasedTable:
     name: str
     key: tuple[str, ...]
     claimed: tuple[str, ...]
-    """Columns a claim hands out, besides `attempt` and `lease_token`; the key is among them."""
+    """Columns a claim hands out, besides those of the lease; the key is among them."""
     oldest_first: str
     """The claimed column a batch is sorted by."""
     state: str
@@ -70,6 +70,7 @@ class Lease:
         self._hold_ms = visibility_timeout // timedelta(milliseconds=1)
         self._claim = table.sql("claim")
         self._complete = table.sql("complete")
+        self._complete_claim = table.sql("complete_claim")
         self._retry = table.sql("retry")
         self._bury = table.sql("bury")
         self._release = table.sql("release")
@@ -87,6 +88,17 @@ class Lease:
     async def complete(self, tx: Transaction, rows: Sequence[Row], at: int) -> int:
         """Settle rows as done at `at`."""
         return await tx.executemany(self._complete, [self._held(row, at=at) for row in rows])
+
+    async def complete_claim(self, tx: Transaction, rows: Sequence[Row], at: int) -> int:
+        """Settle all rows of one claim as done at `at`, in one statement.
+
+        Measured on SQLite: row by row, a thread that fires and one that settles hand each other the interpreter's lock
+        for every row, and a batch takes twice as long.
+        """
+        claim = rows[0]
+        return await tx.execute(
+            self._complete_claim, {"until": claim["available_at"], "token": claim["lease_token"], "at": at}
+        )
 
     async def retry(self, tx: Transaction, failures: Sequence[Failure]) -> int:
         """Give rows back until their `retry_at`."""

@@ -8,12 +8,17 @@ WHERE ({key}) IN (
     LIMIT :limit
     /* skip locked */
 )
-RETURNING {claimed}, attempt, lease_token
+RETURNING {claimed}, attempt, lease_token, available_at
 
 -- name: complete
 UPDATE {table}
 SET {state} = '{done}', {done_at} = :at, available_at = NULL, lease_token = NULL, last_error = NULL
 WHERE {key_is} AND lease_token = :token
+
+-- name: complete_claim
+UPDATE {table}
+SET {state} = '{done}', {done_at} = :at, available_at = NULL, lease_token = NULL, last_error = NULL
+WHERE available_at = :until AND lease_token = :token
 
 -- name: retry
 UPDATE {table}

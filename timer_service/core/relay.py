@@ -11,7 +11,7 @@ from datetime import timedelta
 from timer_service.core.backoff import Backoff
 from timer_service.core.broker import Broker, PublishResult, PublishStatus
 from timer_service.core.clock import Clock
-from timer_service.core.database import Database, Row
+from timer_service.core.database import Database, Row, Transaction
 from timer_service.core.instruments import Instruments
 from timer_service.core.lease import Failure, Lease
 from timer_service.core.message import Message
@@ -166,7 +166,7 @@ class Relay:
         now = self._clock.now()
         async with self._database.transaction() as tx:
             changed = {
-                "fired": await self._lease.complete(tx, verdicts.complete, at),
+                "fired": await self._complete(tx, verdicts, at),
                 "released": await self._lease.release(tx, verdicts.release, now),
                 "retried": await self._lease.retry(tx, verdicts.retry),
                 "buried": await self._lease.bury(tx, verdicts.bury),
@@ -181,6 +181,12 @@ class Relay:
             self._instruments.buried(self._lease.table.name, changed["buried"])
         for row in verdicts.complete:
             self._instruments.fired_late((now - row[self._lease.table.oldest_first]) / 1000)
+
+
+    async def _complete(self, tx: Transaction, verdicts: _Verdicts, at: int) -> int:
+        whole_claim = len(verdicts.complete) == verdicts.count()
+        complete = self._lease.complete_claim if whole_claim else self._lease.complete
+        return await complete(tx, verdicts.complete, at)
 
 
 def _raise_first(flights: set[asyncio.Task[None]]) -> None:
