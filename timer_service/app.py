@@ -42,7 +42,7 @@ class App:
         self._registry = CollectorRegistry()
         metrics = Metrics(self._registry)
         metrics.watch_broker(lambda: broker.trouble is None)
-        relay = Relay(
+        self._relay = relay = Relay(
             database=database,
             broker=broker,
             lease=Lease(TIMERS, config.visibility_timeout),
@@ -79,6 +79,7 @@ class App:
         """Serve until stopped or until a part fails for good, then drain within the shutdown timeout."""
         pages = http_app(self._registry, troubles=self._troubles, stalled=self._stalled)
         async with serve_http(pages, self._config.http_host, self._config.http_port) as port:
+            await self._relay.recover()
             subscription = await self._broker.subscribe()
             consuming = asyncio.create_task(self._consumer.run(subscription), name="consumer")
             ticking = asyncio.create_task(self._timers.run(), name="timers")

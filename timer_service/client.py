@@ -58,7 +58,7 @@ class TimerClient:
                 url.split(","), name="timer-client", allow_reconnect=False, connect_timeout=5, error_cb=_ignore
             )
         except (nats.errors.Error, OSError) as error:
-            raise NoAnswerError(f"can't connect to {url}: {str(error) or type(error).__name__}") from error
+            raise NoAnswerError(f"can't connect to the broker: {str(error) or type(error).__name__}") from error
         try:
             yield cls(connection, subject_prefix)
         finally:

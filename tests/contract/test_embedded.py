@@ -1,5 +1,4 @@
 import asyncio
-import fcntl
 import os
 import signal
 import socket
@@ -33,6 +32,7 @@ async def main():
 
 asyncio.run(main())
 """
+LOCK = "import fcntl, sys; fcntl.flock(open(sys.argv[1], 'ab'), fcntl.LOCK_EX)"
 
 
 async def stored(url: str) -> int:
@@ -76,10 +76,18 @@ async def line(process: Process) -> str:
         return (await process.stdout.readline()).decode().strip()
 
 
-def wait_until_unused(data_dir: Path) -> None:
-    """Block until no server, nor its guard, holds the log any more."""
-    with (data_dir / "nats-server.log").open("ab") as log:
-        fcntl.flock(log, fcntl.LOCK_EX)
+async def wait_until_unused(data_dir: Path) -> None:
+    """Wait until no server, nor its guard, holds the log any more."""
+    waiting = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", LOCK, str(data_dir / "nats-server.log")
+    )  # a process: a thread that waits for a lock can't be given up
+    try:
+        async with asyncio.timeout(10):
+            assert await waiting.wait() == 0
+    finally:
+        if waiting.returncode is None:
+            waiting.kill()
+            await waiting.wait()
 
 
 async def test_serves_jetstream_and_keeps_it(tmp_path: Path) -> None:
@@ -121,8 +129,7 @@ async def test_ends_with_a_killed_parent(tmp_path: Path) -> None:
     async with parent(tmp_path, port) as process:
         assert not await is_refused(port)
         process.kill()
-        async with asyncio.timeout(10):
-            await asyncio.to_thread(wait_until_unused, tmp_path)
+        await wait_until_unused(tmp_path)
         assert await is_refused(port)
     async with embedded_nats(tmp_path, port) as url:
         assert await stored(url) == 1

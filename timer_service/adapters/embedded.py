@@ -27,17 +27,19 @@ _LOG_LINES = 15
 
 # `sync_interval: always`: an acknowledged message is on the disk. By default the server syncs every two minutes, so a
 # machine that stops takes messages with it that the service was told are stored.
+# `max_payload`: above the 1 MiB a command may have, so that a larger one is rejected by name and its dead letter fits.
 _SETTINGS = """\
 server_name: {name}
 listen: "{host}:{port}"
+max_payload: 8MB
 jetstream {{
   store_dir: {store}
   sync_interval: always
 }}
 """
 
-# The shell becomes the server, and leaves a guard beside it that reads a socket whose other end only this process holds.
-# Whatever ends this process, kill -9 included, closes that end; the guard then ends their process group: the server and
+# The shell becomes the server, and leaves a guard beside it that reads a socket. This process alone has the other end:
+# whatever ends this process, kill -9 included, closes it, and the guard then ends their process group: the server and
 # itself.
 _GUARDED = 'exec 3<&0 </dev/null; { read -r _ <&3; kill -TERM 0; } & exec 3<&-; exec "$@"'
 
@@ -139,7 +141,7 @@ def _write_settings(data_dir: Path, name: str, port: int) -> Path:
 async def _run(binary: Path, settings: Path, guarded: socket.socket, output: BinaryIO) -> Process:
     return await asyncio.create_subprocess_exec(
         *("/bin/sh", "-c", _GUARDED, "sh", str(binary), "--config", str(settings)),
-        stdin=guarded,
+        stdin=guarded.fileno(),
         stdout=output,
         stderr=output,
         start_new_session=True,

@@ -9,7 +9,7 @@ import fcntl
 import os
 import sqlite3
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -69,6 +69,8 @@ class _Transaction:
 class SqliteDatabase:
     """A SQLite file behind `core.database.Database`."""
 
+    exclusive = True
+
     def __init__(self, writer: _Connection, reader: _Connection, lock: int) -> None:
         self._writer = writer
         self._one_at_a_time = asyncio.Lock()
@@ -81,6 +83,7 @@ class SqliteDatabase:
         """Open (or create) the file. Raises `StartError` when another instance has it or it can't be used."""
         lock = _lock_file(path)
         try:
+            _check(path)
             writer = await _connect(path, "PRAGMA journal_mode = WAL", "PRAGMA synchronous = FULL")
             reader = await _connect(path, "PRAGMA query_only = ON")
         except (DatabaseUnavailableError, sqlite3.Error) as error:
@@ -138,6 +141,12 @@ def _lock_file(path: Path) -> int:
             f"another instance uses the database {path}: SQLite is for one instance, use TIMER_DATABASE_URL for more"
         ) from error
     return lock
+
+
+def _check(path: Path) -> None:
+    """Meet an unusable file here: a connection that fails to open leaves its thread behind."""
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("PRAGMA schema_version")
 
 
 async def _connect(path: Path, *pragmas: str) -> _Connection:

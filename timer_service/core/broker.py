@@ -48,6 +48,7 @@ class Delivery:
     source: str
     """The broker's own name of where it came from, for the dead letter."""
     message_id: str
+    """Names the delivery where its envelope doesn't; an identifier as contracts/README.md has it."""
     body: bytes
     headers: dict[str, str]
     position: Position

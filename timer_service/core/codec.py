@@ -24,8 +24,8 @@ from timer_service.core.message import (
 
 MAX_COMMAND_BYTES = 1024 * 1024
 _MAX_FAULTS = 20
-_MAX_TRACESTATE = 512
-_TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}(-.{0,200})?")
+_TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}(-[!-~]{0,200})?")
+_TRACESTATE = re.compile(r"[ -~]{1,512}")
 
 REPLY_TO = "Timer-Reply-To"
 
@@ -136,4 +136,4 @@ def read_trace(headers: Mapping[str, str]) -> Trace:
     if traceparent is None or not _TRACEPARENT.fullmatch(traceparent):
         return Trace()
     tracestate = headers.get("tracestate")
-    return Trace(traceparent, tracestate if tracestate and len(tracestate) <= _MAX_TRACESTATE else None)
+    return Trace(traceparent, tracestate if tracestate and _TRACESTATE.fullmatch(tracestate) else None)

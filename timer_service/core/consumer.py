@@ -21,6 +21,7 @@ from timer_service.core.rejection import Rejected
 log = logging.getLogger(__name__)
 
 _RETRY_DELAY = timedelta(seconds=1)
+_LONGEST_RETRY_DELAYS = 60
 _ATTEMPTS_AT_A_FAULT_OF_OURS = 10
 _SUBJECT = re.compile(r"[^\s*>]{1,256}")
 
@@ -142,7 +143,7 @@ class Consumer:
         (only,) = accepted
         log.error("command failed", exc_info=error, extra={"command_id": only.command.id})
         if only.delivery.attempt < _ATTEMPTS_AT_A_FAULT_OF_OURS:
-            await subscription.retry([only.delivery], _RETRY_DELAY * only.delivery.attempt)
+            await subscription.retry([only.delivery], _patience(only.delivery))
             return []
         rejection = Rejection(Code.INTERNAL, f"failed {only.delivery.attempt} times: {error!r}")
         return [Rejected(only.delivery, rejection, decode_envelope(only.delivery.body))]
@@ -179,7 +180,10 @@ class Consumer:
         kept = {id(each) for each in stored}
         await self._answer_rejected(stored)
         await subscription.terminate([each.delivery for each in stored])
-        await subscription.retry([each.delivery for each in rejected if id(each) not in kept], _RETRY_DELAY)
+        for each in rejected:
+            if id(each) not in kept:
+                log.error("dead letter can't be stored", extra={"command_id": each.command_id})
+                await subscription.retry([each.delivery], _patience(each.delivery))
 
     async def _answer_rejected(self, rejected: Sequence[Rejected]) -> None:
         replies: list[Reply] = []
@@ -201,3 +205,7 @@ class Consumer:
                 replies.append(Reply(to or "", each.reply()))
         if replies:
             await self._broker.reply(replies)
+
+
+def _patience(delivery: Delivery) -> timedelta:
+    return _RETRY_DELAY * min(delivery.attempt, _LONGEST_RETRY_DELAYS)

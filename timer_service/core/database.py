@@ -55,6 +55,11 @@ class Database(Protocol):
         ...
 
     @property
+    def exclusive(self) -> bool:
+        """Whether no other process can have this database open."""
+        ...
+
+    @property
     def trouble(self) -> str | None:
         """Why the last attempt to write failed; None while all is well."""
         ...

@@ -8,10 +8,11 @@ from typing import Annotated
 from pydantic import BeforeValidator, PlainSerializer, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
-_PATTERN = r"^\d{4}-\d{2}-\d{2}[Tt ]\d{2}:\d{2}:\d{2}(\.\d+)?([Zz]|[+-]\d{2}:\d{2})$"
+_OFFSET = r"([Zz]|[+-]([01]\d|2[0-3]):[0-5]\d)"
+_PATTERN = rf"^\d{{4}}-\d{{2}}-\d{{2}}[Tt]\d{{2}}:\d{{2}}:\d{{2}}(\.\d+)?{_OFFSET}$"
 _ISO = re.compile(
-    r"(?P<date>(?P<year>\d{4})-\d{2}-\d{2}[Tt ]\d{2}:\d{2}:\d{2})"
-    r"(\.(?P<fraction>\d+))?(?P<offset>[Zz]|[+-]\d{2}:\d{2})",
+    r"(?P<date>(?P<year>\d{4})-\d{2}-\d{2}[Tt]\d{2}:\d{2}:\d{2})(\.(?P<fraction>\d+))?"
+    rf"(?P<offset>{_OFFSET})",
     re.ASCII,
 )
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -44,7 +45,7 @@ def _out_of_range() -> PydanticCustomError:
 
 
 def _ceil_milliseconds(digits: str) -> int:
-    return -(-int(digits) * 1000 // int("1" + "0" * len(digits)))
+    return int(digits[:3].ljust(3, "0")) + bool(digits[3:].strip("0"))
 
 
 @lru_cache(maxsize=4096)  # a batch of events repeats a few instants, and formatting one costs as much as its JSON

@@ -43,6 +43,7 @@ class LeasedTable:
             state=self.state,
             waiting=self.waiting,
             held=self.held,
+            oldest_first=self.oldest_first,
             done=self.done,
             buried=self.buried,
             done_at=self.done_at,
@@ -75,6 +76,7 @@ class Lease:
         self._bury = table.sql("bury")
         self._release = table.sql("release")
         self._extend = table.sql("extend")
+        self._void = table.sql("void")
         self._next_available = table.sql("next_available")
 
     async def claim(self, tx: Transaction, now: int, limit: int) -> list[Row]:
@@ -117,6 +119,10 @@ class Lease:
     async def extend(self, tx: Transaction, rows: Sequence[Row], now: int) -> int:
         """Hold rows for a whole visibility timeout from `now`, however long they were held already."""
         return await tx.executemany(self._extend, [self._held(row, until=now + self._hold_ms) for row in rows])
+
+    async def void(self, tx: Transaction, now: int) -> int:
+        """End every lease there is: for whoever knows that no other process can hold one. Attempts stay counted."""
+        return await tx.execute(self._void, {"now": now, "until": now + self._hold_ms})
 
     async def next_available(self, reader: Reader) -> int | None:
         """Return when the next row may be claimed, None when there is none to wait for."""

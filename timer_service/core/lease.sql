@@ -40,5 +40,10 @@ UPDATE {table}
 SET available_at = :until
 WHERE {key_is} AND lease_token = :token
 
+-- name: void
+UPDATE {table}
+SET {state} = '{waiting}', available_at = :now, lease_token = NULL
+WHERE available_at > :now AND available_at <= :until AND lease_token IS NOT NULL AND {oldest_first} <= :now
+
 -- name: next_available
 SELECT MIN(available_at) AS at FROM {table} WHERE available_at IS NOT NULL

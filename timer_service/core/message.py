@@ -6,12 +6,13 @@ from enum import StrEnum
 from functools import cache
 from typing import Annotated, Any, ClassVar, NamedTuple
 
-from pydantic import BaseModel, ConfigDict, StringConstraints
+from pydantic import BaseModel, ConfigDict, StrictInt, StringConstraints
 from pydantic.alias_generators import to_camel
 
 TENANT_PATTERN = r"^[A-Za-z0-9_-]{1,64}$"
 Tenant = Annotated[str, StringConstraints(pattern=TENANT_PATTERN)]
-Identifier = Annotated[str, StringConstraints(min_length=1, max_length=200, pattern=r"^[^\x00-\x1f\x7f-\x9f]+$")]
+IDENTIFIER_PATTERN = r"^[^\x00-\x1f\x7f-\x9f]{1,200}$"
+Identifier = Annotated[str, StringConstraints(pattern=IDENTIFIER_PATTERN)]
 
 
 class Kind(StrEnum):
@@ -75,7 +76,7 @@ class Envelope(BaseModel):
     tenant_id: Tenant
     correlation_id: Identifier | None = None
     causation_id: Identifier | None = None
-    timestamp_ms: int | None = None
+    timestamp_ms: StrictInt | None = None
     payload: dict[str, Any]
 
 

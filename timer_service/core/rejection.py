@@ -75,7 +75,7 @@ class Rejected:
             headers={
                 **_harmless(delivery.headers),
                 "Timer-Error-Code": self.rejection.code,
-                "Timer-Error-Message": self.rejection.message[:_MAX_HEADER],
+                "Timer-Error-Message": _one_line(self.rejection.message)[:_MAX_HEADER],
                 "Timer-Source-Subject": delivery.source,
                 "Timer-Source-Sequence": str(delivery.position.sequence),
             },
@@ -93,6 +93,11 @@ class Rejected:
             causation_id=self.command_id,
             trace=read_trace(self.delivery.headers),
         )
+
+
+def _one_line(text: str) -> str:
+    """Keep what a sender wrote from ending the header it is quoted in."""
+    return "".join(character if character.isprintable() else " " for character in text)
 
 
 def _harmless(headers: dict[str, str]) -> dict[str, str]:

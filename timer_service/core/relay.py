@@ -69,6 +69,15 @@ class Relay:
         self._rng = rng or random.Random()  # noqa: S311 - jitter, no secret
         self._resume_at = 0
 
+    async def recover(self) -> None:
+        """Take over the claims of a dead predecessor, where the database admits one process at a time."""
+        if not self._database.exclusive:
+            return
+        async with self._database.transaction() as tx:
+            count = await self._lease.void(tx, self._clock.now())
+        if count:
+            log.info("took over claims of a dead process", extra={"table": self._lease.table.name, "count": count})
+
     async def tick(self, now: int) -> int:
         """Fire rows available at `now`, a bounded number of batches; return how many were claimed.
 
@@ -181,7 +190,6 @@ class Relay:
             self._instruments.buried(self._lease.table.name, changed["buried"])
         for row in verdicts.complete:
             self._instruments.fired_late((now - row[self._lease.table.oldest_first]) / 1000)
-
 
     async def _complete(self, tx: Transaction, verdicts: _Verdicts, at: int) -> int:
         whole_claim = len(verdicts.complete) == verdicts.count()

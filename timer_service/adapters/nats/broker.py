@@ -41,6 +41,7 @@ class NatsBroker:
         self._denied: str | None = None
         self._last_error = ""
         self._lost = asyncio.Event()
+        self._closing = False
 
     @classmethod
     async def connect(cls, urls: str, subject_prefix: str, *, manage_streams: bool) -> "NatsBroker":
@@ -54,7 +55,7 @@ class NatsBroker:
             found = await streams.prepare(broker._client.jetstream(), broker._subjects, manage=manage_streams)
         except nats.errors.Error as error:
             await broker._client.close()
-            raise StartError(f"JetStream does not answer at {urls}: {error}") from error
+            raise StartError(f"JetStream does not answer: {error}") from error
         except StartError:
             await broker._client.close()
             raise
@@ -106,6 +107,7 @@ class NatsBroker:
 
     async def close(self) -> None:
         """Send what is buffered (acknowledgements) and disconnect."""
+        self._closing = True
         if self._client.is_connected:
             try:
                 await self._client.flush(_CLOSE_SECONDS)
@@ -136,8 +138,7 @@ class NatsBroker:
             except (nats.errors.Error, OSError) as error:
                 reason = self._last_error or str(error) or type(error).__name__
                 if time.monotonic() > deadline:
-                    raise StartError(f"can't connect to the broker at {urls} (TIMER_BROKER_URL): {reason}") from error
-                log.info("waiting for the broker", extra={"url": urls, "reason": reason})
+                    raise StartError(f"can't connect to the broker (TIMER_BROKER_URL): {reason}") from error
                 await asyncio.sleep(_RECONNECT_SECONDS)
                 self._client = Client()
             else:
@@ -160,7 +161,8 @@ class NatsBroker:
     async def _on_disconnected(self) -> None:
         if self._publisher:
             self._publisher.connection_lost()
-        log.warning("disconnected from the broker", extra={"reason": self._last_error})
+        if not self._closing:
+            log.warning("disconnected from the broker", extra={"reason": self._last_error})
 
     async def _on_reconnected(self) -> None:
         self._denied = None

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import logging
+import re
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import timedelta
@@ -16,7 +17,7 @@ from nats.js.errors import Error as JetStreamError
 from timer_service.adapters.nats.streams import DURABLE
 from timer_service.adapters.nats.subjects import Subjects
 from timer_service.core.broker import Delivery
-from timer_service.core.message import Kind, Position
+from timer_service.core.message import IDENTIFIER_PATTERN, Kind, Position
 
 log = logging.getLogger(__name__)
 
@@ -25,6 +26,7 @@ _PULL_GRACE_SECONDS = 1
 _LINGER_SECONDS = 0.002  # so that commands arriving together are committed together
 _REJOIN_SECONDS = 0.5
 _STATUS = "Status"
+_TOKENS_WITHOUT_DOMAIN = 9
 _GONE = {"503": "", "409": "Consumer Deleted"}
 """Status -> description that means the consumer is not there (any more)."""
 
@@ -162,16 +164,30 @@ class NatsSubscription:
             self._joined = False
 
     def _delivery(self, message: Msg) -> Delivery:
-        metadata = message.metadata
+        attempt, sequence = _attempt_and_sequence(message.reply)
         headers = message.headers or {}
-        position = Position(self._epoch, metadata.sequence.stream)
+        position = Position(self._epoch, sequence)
         return Delivery(
             address=self._subjects.address(Kind.COMMAND, message.subject),
             source=message.subject,
-            message_id=headers.get("Nats-Msg-Id") or f"{position.epoch}-{position.sequence}",
+            message_id=_identifier(headers.get("Nats-Msg-Id", "")) or f"{position.epoch}-{position.sequence}",
             body=message.data,
             headers=headers,
             position=position,
-            attempt=metadata.num_delivered,
+            attempt=attempt,
             handle=message.reply,
         )
+
+
+def _identifier(text: str) -> str | None:
+    return text if re.fullmatch(IDENTIFIER_PATTERN, text) else None
+
+
+def _attempt_and_sequence(reply: str) -> tuple[int, int]:
+    """Read `$JS.ACK.[<domain>.<account>.]<stream>.<consumer>.<attempt>.<sequence>...`.
+
+    The driver's own `Msg.metadata` reads the rest as well, and takes a tenth of the time a command may take in all.
+    """
+    tokens = reply.split(".")
+    first = 4 if len(tokens) == _TOKENS_WITHOUT_DOMAIN else 6
+    return int(tokens[first]), int(tokens[first + 1])

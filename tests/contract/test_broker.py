@@ -1,0 +1,337 @@
+import asyncio
+from collections.abc import Sequence
+from datetime import timedelta
+
+import pytest
+
+from tests.support.brokers import BrokerHarness, Stored
+from tests.support.builders import command_address, event, schedule_timer
+from timer_service.core.broker import PUBLISHED, Delivery, PublishStatus, Reply, Subscription
+from timer_service.core.message import Address, Kind, Message
+
+PATIENCE_SECONDS = 30
+DELAY = timedelta(milliseconds=100)
+
+
+async def send(harness: BrokerHarness, *calls: str, tenant: str = "acme") -> None:
+    for call in calls:
+        await harness.send(command_address(tenant), schedule_timer(call, tenant=tenant), {"number": call}, f"id-{call}")
+
+
+async def take(subscription: Subscription, count: int) -> list[Delivery]:
+    """Take exactly `count` commands, in as many batches as the broker makes of them."""
+    taken: list[Delivery] = []
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while len(taken) < count:
+            taken += await subscription.next_batch(count - len(taken))
+    return taken
+
+
+def ids(found: Sequence[Stored] | Sequence[Delivery]) -> list[str]:
+    return [each.id if isinstance(each, Stored) else each.message_id for each in found]
+
+
+async def statuses(harness: BrokerHarness, messages: Sequence[Message]) -> list[PublishStatus]:
+    return [result.status for result in await harness.broker.publish(messages)]
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 1000, 2500])
+async def test_publish(harness: BrokerHarness, count: int) -> None:
+    """However many messages are published at once, each gets its result and is stored once, in order."""
+    messages = [event(number) for number in range(count)]
+    assert await harness.broker.publish(messages) == [PUBLISHED] * count
+    assert ids(await harness.events("acme")) == [message.id for message in messages]
+
+
+async def test_publish_keeps_everything(harness: BrokerHarness) -> None:
+    """A stored message has its address, id, body (any bytes) and headers."""
+    message = Message(
+        Address(Kind.EVENT, "acme", "due-time-reached"),
+        "event-1",
+        b'\x00\xff\r\n{"a": "\xc3\xa9"}',
+        {"traceparent": "00-1-2-01", "Timer-Error-Message": "two words, and a: colon"},
+    )
+    await harness.broker.publish([message])
+    (stored,) = await harness.events("acme")
+    assert (stored.address, stored.id, stored.body) == (message.address, message.id, message.body)
+    assert dict(stored.headers) | dict(message.headers) == dict(stored.headers)
+
+
+async def test_publish_to_several_addresses(harness: BrokerHarness) -> None:
+    """Events of several tenants and dead letters can be published in one call, each to its own place."""
+    letter = Message(Address(Kind.DEAD_LETTER, "acme", "schedule-timer"), "dlq-1", b"x", {})
+    assert await statuses(harness, [event(1), letter, event(2, tenant="other")]) == [PublishStatus.PUBLISHED] * 3
+    assert ids(await harness.events("acme")) == ["event-1"]
+    assert ids(await harness.events("other")) == ["event-2"]
+    assert ids(await harness.dead_letters("acme")) == ["dlq-1"]
+
+
+async def test_dead_letter_of_what_is_no_tenant(harness: BrokerHarness) -> None:
+    """A dead letter is stored also when the tenant it was addressed to could be none."""
+    letter = Message(Address(Kind.DEAD_LETTER, "Ä!", "schedule-timer"), "dlq-1", b"x", {})
+    assert await statuses(harness, [letter]) == [PublishStatus.PUBLISHED]
+    assert ids(await harness.dead_letters("Ä!")) == ["dlq-1"]
+
+
+async def test_same_id_in_another_call(harness: BrokerHarness) -> None:
+    """A message published again counts as published, and is stored once by a broker that deduplicates."""
+    copies = 1 if harness.broker.features.deduplicates else 2
+    both = [await statuses(harness, [event(1)]) for _ in range(2)]
+    assert both == [[PublishStatus.PUBLISHED]] * 2
+    assert ids(await harness.events("acme")) == ["event-1"] * copies
+
+
+async def test_same_id_among_new_ones(harness: BrokerHarness) -> None:
+    """A message that is there already doesn't keep its neighbours of the same call from being stored."""
+    await statuses(harness, [event(2)])
+    copies = ["event-2"] if harness.broker.features.deduplicates else ["event-2"] * 2
+    assert await statuses(harness, [event(1), event(2), event(3)]) == [PublishStatus.PUBLISHED] * 3
+    assert sorted(ids(await harness.events("acme"))) == sorted(["event-1", "event-3", *copies])
+
+
+async def test_same_id_twice_in_one_call(harness: BrokerHarness) -> None:
+    """The same message twice in one call counts as published both times."""
+    copies = 1 if harness.broker.features.deduplicates else 2
+    assert await statuses(harness, [event(1), event(1)]) == [PublishStatus.PUBLISHED] * 2
+    assert ids(await harness.events("acme")) == ["event-1"] * copies
+
+
+async def test_too_large(harness: BrokerHarness) -> None:
+    """A message larger than declared is refused with a reason; its neighbours of the same call are stored."""
+    too_large = event(2, size=harness.broker.features.max_message_bytes + 1)
+    results = await harness.broker.publish([event(1), too_large, event(3)])
+    assert [result.status for result in results] == [
+        PublishStatus.PUBLISHED,
+        PublishStatus.REFUSED,
+        PublishStatus.PUBLISHED,
+    ]
+    assert results[1].reason
+    assert ids(await harness.events("acme")) == ["event-1", "event-3"]
+
+
+async def test_concurrent_calls(harness: BrokerHarness) -> None:
+    """Calls at the same time don't mix up their results."""
+    too_large = event(999, size=harness.broker.features.max_message_bytes + 1)
+    calls = [[event(number * 10), event(number * 10 + 1)] for number in range(10)]
+    found = await asyncio.gather(*(statuses(harness, call) for call in [*calls, [too_large]]))
+    assert found == [[PublishStatus.PUBLISHED] * 2] * 10 + [[PublishStatus.REFUSED]]
+    assert len(await harness.events("acme")) == 20
+
+
+async def test_delivery(harness: BrokerHarness) -> None:
+    """A delivery carries the command as it was sent, from where, and that it is the first attempt."""
+    subscription = await harness.broker.subscribe()
+    await harness.send(command_address("tenant_1-A"), b"\x00 body", {"Timer-Reply-To": "_INBOX.a"}, "my-id")
+    (delivery,) = await take(subscription, 1)
+    assert delivery.address == Address(Kind.COMMAND, "tenant_1-A", "schedule-timer")
+    assert (delivery.message_id, delivery.body, delivery.attempt) == ("my-id", b"\x00 body", 1)
+    assert delivery.headers["Timer-Reply-To"] == "_INBOX.a"
+    assert "tenant_1-A" in delivery.source
+
+
+async def test_batches(harness: BrokerHarness) -> None:
+    """Commands come in the order they were sent, with rising positions, never more at once than asked for."""
+    calls = [f"call-{number}" for number in range(25)]
+    await send(harness, *calls)
+    subscription = await harness.broker.subscribe()
+    taken: list[Delivery] = []
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while len(taken) < 25:
+            batch = await subscription.next_batch(10)
+            assert 1 <= len(batch) <= 10
+            taken += batch
+    assert [delivery.headers["number"] for delivery in taken] == calls
+    positions = [delivery.position for delivery in taken]
+    assert positions == sorted(set(positions))
+
+
+async def test_waits_for_commands(harness: BrokerHarness) -> None:
+    """Asked for commands while there are none, a subscription waits for the first."""
+    subscription = await harness.broker.subscribe()
+    waiting = asyncio.create_task(take(subscription, 1))
+    await asyncio.sleep(0)
+    was_done = waiting.done()
+    await send(harness, "late")
+    assert (was_done, ids(await waiting)) == (False, ["id-late"])
+
+
+async def test_every_tenant(harness: BrokerHarness) -> None:
+    """One subscription takes the commands of every tenant."""
+    subscription = await harness.broker.subscribe()
+    await send(harness, "a", tenant="acme")
+    await send(harness, "b", tenant="other")
+    taken = await take(subscription, 2)
+    assert [delivery.address.tenant for delivery in taken] == ["acme", "other"]
+
+
+async def test_unsettled_comes_again(harness: BrokerHarness) -> None:
+    """A command nobody settled comes again as the next attempt, at the same position; acknowledged ones don't."""
+    subscription = await harness.broker.subscribe()
+    await send(harness, "a", "b", "c")
+    first = await take(subscription, 3)
+    await subscription.acknowledge([first[0], first[2]])
+    await harness.let_deliveries_lapse()
+    (again,) = await take(subscription, 1)
+    assert (again.message_id, again.attempt, again.position) == ("id-b", 2, first[1].position)
+    assert (again.body, again.headers) == (first[1].body, first[1].headers)
+
+
+async def test_acknowledged_never_comes_again(harness: BrokerHarness) -> None:
+    """Once acknowledged a command doesn't come again, to this subscription or the next; what follows it does."""
+    subscription = await harness.broker.subscribe()
+    await send(harness, "a", "b")
+    await subscription.acknowledge(await take(subscription, 2))
+    await harness.let_deliveries_lapse()
+    await subscription.close()
+    await send(harness, "c")
+    assert ids(await take(await harness.broker.subscribe(), 1)) == ["id-c"]
+
+
+async def test_terminated_never_comes_again(harness: BrokerHarness) -> None:
+    """Once terminated a command doesn't come again; what follows it does."""
+    subscription = await harness.broker.subscribe()
+    await send(harness, "a")
+    await subscription.terminate(await take(subscription, 1))
+    await harness.let_deliveries_lapse()
+    await send(harness, "b")
+    assert ids(await take(subscription, 1)) == ["id-b"]
+
+
+async def test_retry(harness: BrokerHarness) -> None:
+    """A command given back comes again after its delay, and not before what waits already."""
+    subscription = await harness.broker.subscribe()
+    await send(harness, "a")
+    await subscription.retry(await take(subscription, 1), DELAY)
+    await send(harness, "b")
+    (other,) = await take(subscription, 1)
+    await subscription.acknowledge([other])
+    await harness.let_deliveries_lapse()
+    (again,) = await take(subscription, 1)
+    assert (other.message_id, again.message_id, again.attempt) == ("id-b", "id-a", 2)
+
+
+async def test_retried_over_and_over(harness: BrokerHarness) -> None:
+    """A command can be given back many times, and each time counts."""
+    subscription = await harness.broker.subscribe()
+    await send(harness, "a")
+    attempts = []
+    for _ in range(12):
+        taken = await take(subscription, 1)
+        attempts.append(taken[0].attempt)
+        await subscription.retry(taken, timedelta(0))
+        await harness.let_deliveries_lapse()
+    assert attempts == list(range(1, 13))
+
+
+async def test_settling_nothing(harness: BrokerHarness) -> None:
+    """Settling no deliveries is nothing to complain about."""
+    subscription = await harness.broker.subscribe()
+    await subscription.acknowledge([])
+    await subscription.retry([], DELAY)
+    await subscription.terminate([])
+    await send(harness, "a")
+    assert ids(await take(subscription, 1)) == ["id-a"]
+
+
+async def test_closing_ends_the_wait(harness: BrokerHarness) -> None:
+    """A subscription that is closed while it waits returns no commands, and goes on returning none."""
+    subscription = await harness.broker.subscribe()
+    waiting = asyncio.create_task(subscription.next_batch(10))
+    await asyncio.sleep(0)
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        await subscription.close()
+        first = list(await waiting)
+        await send(harness, "a")
+        second = list(await subscription.next_batch(10))
+    assert (first, second) == ([], [])
+
+
+async def test_closed_subscription_still_settles(harness: BrokerHarness) -> None:
+    """What a closed subscription has handed out can still be settled; what it hasn't goes to the next one."""
+    first = await harness.broker.subscribe()
+    await send(harness, "a", "b", "c")
+    taken = await take(first, 1)
+    await first.close()
+    await first.acknowledge(taken)
+    await harness.let_deliveries_lapse()
+    second = await harness.broker.subscribe()
+    assert sorted(ids(await take(second, 2))) == ["id-b", "id-c"]
+
+
+async def test_subscriptions_share(harness: BrokerHarness) -> None:
+    """Two subscriptions share the commands: each command goes to one of them."""
+    subscriptions = [await harness.broker.subscribe() for _ in range(2)]
+    await send(harness, *(f"call-{number}" for number in range(40)))
+
+    async def work(subscription: Subscription) -> list[str]:
+        mine: list[str] = []
+        while batch := await subscription.next_batch(3):
+            mine += ids(batch)
+            await subscription.acknowledge(batch)
+            done.update(ids(batch))
+            if len(done) == 40:
+                for each in subscriptions:
+                    await each.close()
+        return mine
+
+    done: set[str] = set()
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        shares = await asyncio.gather(*map(work, subscriptions))
+    assert sorted(shares[0] + shares[1]) == sorted(f"id-call-{number}" for number in range(40))
+
+
+async def test_replies(harness: BrokerHarness) -> None:
+    """Answers reach the inboxes they are for, in order."""
+    first, second = await harness.inbox(), await harness.inbox()
+    await harness.broker.reply([Reply(first.address, b"1"), Reply(second.address, b"2"), Reply(first.address, b"3")])
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        answers = [await first.next(), await first.next(), await second.next()]
+    assert answers == [b"1", b"3", b"2"]
+
+
+async def test_reply_to_nobody(harness: BrokerHarness) -> None:
+    """An answer nobody waits for is lost without a complaint, and the next one arrives."""
+    inbox = await harness.inbox()
+    await harness.broker.reply([Reply("_INBOX.nobody", b"1"), Reply(inbox.address, b"2")])
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        assert await inbox.next() == b"2"
+
+
+async def test_outage(harness: BrokerHarness) -> None:
+    """While the broker is away, publishing says so for every message and raises nothing; back again, it publishes."""
+    before = harness.broker.trouble
+    await harness.go_away()
+    results = await harness.broker.publish([event(1), event(2)])
+    away = harness.broker.trouble
+    await harness.broker.reply([Reply("_INBOX.nobody", b"1")])
+    await harness.come_back()
+    after = harness.broker.trouble
+    assert [result.status for result in results] == [PublishStatus.UNAVAILABLE] * 2
+    assert all(result.reason for result in results)
+    assert (before, bool(away), after) == (None, True, None)
+    assert await statuses(harness, [event(1), event(2), event(3)]) == [PublishStatus.PUBLISHED] * 3
+    assert sorted(set(ids(await harness.events("acme")))) == ["event-1", "event-2", "event-3"]
+
+
+async def test_outage_between_publishes(harness: BrokerHarness) -> None:
+    """What was published before an outage is there after it, and is not stored twice when it is published again."""
+    copies = 1 if harness.broker.features.deduplicates else 2
+    await statuses(harness, [event(1)])
+    await harness.go_away()
+    await harness.come_back()
+    assert await statuses(harness, [event(1)]) == [PublishStatus.PUBLISHED]
+    assert ids(await harness.events("acme")) == ["event-1"] * copies
+
+
+async def test_subscription_outlives_an_outage(harness: BrokerHarness) -> None:
+    """A subscription goes on after an outage, and what was unsettled or unsent then is delivered."""
+    subscription = await harness.broker.subscribe()
+    await send(harness, "a")
+    await take(subscription, 1)
+    await harness.go_away()
+    await harness.come_back()
+    await send(harness, "b")
+    await harness.let_deliveries_lapse()
+    taken = await take(subscription, 2)
+    await subscription.acknowledge(taken)
+    assert sorted(ids(taken)) == ["id-a", "id-b"]

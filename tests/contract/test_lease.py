@@ -1,0 +1,342 @@
+import asyncio
+import itertools
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from tests.support.builders import schedule, scheduled
+from tests.support.clock import NOW, after
+from timer_service.core.database import Database, Row
+from timer_service.core.lease import Failure, Lease
+from timer_service.core.message import Position
+from timer_service.timers import store as timers
+from timer_service.timers.rules import Timer
+from timer_service.timers.store import TIMERS
+
+HOLD_MS = 30_000
+LATER = after(minutes=10)
+
+
+@pytest.fixture
+def lease() -> Lease:
+    return Lease(TIMERS, timedelta(milliseconds=HOLD_MS))
+
+
+def timer(call: str = "call-1", due_at: int = NOW, tenant: str = "acme", sequence: int = 1) -> Timer:
+    return scheduled(schedule(call, due_at, Position(1, sequence), tenant=tenant))
+
+
+async def put(store: Database, *several: Timer) -> None:
+    async with store.transaction() as tx:
+        await timers.put(tx, several)
+
+
+async def claim(store: Database, lease: Lease, now: int = NOW, limit: int = 100) -> list[Row]:
+    async with store.transaction() as tx:
+        return await lease.claim(tx, now, limit)
+
+
+async def claim_one(store: Database, lease: Lease, now: int = NOW) -> Row:
+    (row,) = await claim(store, lease, now)
+    return row
+
+
+async def row_of(store: Database, call: str = "call-1") -> dict[str, Any]:
+    columns = "state", "due_at", "available_at", "reached_at", "attempt", "lease_token", "last_error"
+    (row,) = await store.reader.fetch(
+        f"SELECT {', '.join(columns)} FROM timer_schedules WHERE service_call_id = :call", {"call": call}
+    )
+    return {column: row[column] for column in columns}
+
+
+def calls(rows: Sequence[Row]) -> list[str]:
+    return [row["service_call_id"] for row in rows]
+
+
+async def settle(store: Database, lease: Lease, step: str, row: Row) -> int:
+    """Settle a row, or extend its lease, at a time later than all others."""
+    async with store.transaction() as tx:
+        match step:
+            case "complete":
+                return await lease.complete(tx, [row], LATER)
+            case "release":
+                return await lease.release(tx, [row], LATER)
+            case "extend":
+                return await lease.extend(tx, [row], LATER)
+            case "retry":
+                return await lease.retry(tx, [Failure(row, "late", LATER)])
+            case _:
+                return await lease.bury(tx, [Failure(row, "late", LATER)])
+
+
+STEPS = ["complete", "release", "extend", "retry", "bury"]
+
+
+async def test_claim_hands_out_the_whole_row(store: Database, lease: Lease) -> None:
+    """A claim hands out all that an event is made of, the attempt it is and the token that fences it."""
+    made = timer()
+    asked = made.schedule._replace(data="1", correlation_id="corr", causation_id="cause")
+    await put(store, made._replace(schedule=asked))
+    row = await claim_one(store, lease)
+    handed = {column: row[column] for column in TIMERS.claimed}
+    assert handed == {
+        "tenant_id": "acme",
+        "service_call_id": "call-1",
+        "due_at": NOW,
+        "data": "1",
+        "correlation_id": "corr",
+        "causation_id": "cause",
+        "traceparent": None,
+        "tracestate": None,
+        "event_id": made.event_id,
+    }
+    assert (row["attempt"], bool(row["lease_token"])) == (1, True)
+
+
+async def test_claim_hides_the_row_for_the_visibility_timeout(store: Database, lease: Lease) -> None:
+    """A claimed row can't be claimed until its lease runs out, to the millisecond; then it can, as the next attempt."""
+    await put(store, timer())
+    first = await claim_one(store, lease)
+    assert await claim(store, lease, NOW + HOLD_MS - 1) == []
+    second = await claim_one(store, lease, NOW + HOLD_MS)
+    assert (first["attempt"], second["attempt"]) == (1, 2)
+    assert first["lease_token"] != second["lease_token"]
+
+
+async def test_nothing_before_it_is_available(store: Database, lease: Lease) -> None:
+    """A row due a millisecond later is not claimed; at its due time it is."""
+    await put(store, timer(due_at=NOW + 1))
+    assert await claim(store, lease, NOW) == []
+    assert calls(await claim(store, lease, NOW + 1)) == ["call-1"]
+
+
+async def test_claim_takes_the_oldest_first(store: Database, lease: Lease) -> None:
+    """A claim takes what is due longest, in that order, and no more than it was asked for."""
+    due = {"c": 300, "a": 100, "e": 500, "b": 200, "d": 400}
+    await put(store, *(timer(call, NOW + at) for call, at in due.items()))
+    batches = [calls(await claim(store, lease, NOW + 450, limit=2)) for _ in range(3)]
+    assert batches == [["a", "b"], ["c", "d"], []]
+
+
+async def test_limit_of_a_batch(store: Database, lease: Lease) -> None:
+    """A claim of a thousand takes a thousand, each row once, all under one token."""
+    await put(store, *(timer(f"call-{number}", NOW - number) for number in range(1100)))
+    rows = await claim(store, lease, limit=1000)
+    assert calls(rows) == [f"call-{number}" for number in range(1099, 99, -1)]
+    assert len({row["lease_token"] for row in rows}) == 1
+
+
+async def test_complete(store: Database, lease: Lease) -> None:
+    """A completed row is done at the instant given and is not claimed again."""
+    await put(store, timer())
+    row = await claim_one(store, lease)
+    assert await settle(store, lease, "complete", row) == 1
+    assert await row_of(store) == {
+        "state": "Reached",
+        "due_at": NOW,
+        "available_at": None,
+        "reached_at": LATER,
+        "attempt": 1,
+        "lease_token": None,
+        "last_error": None,
+    }
+    assert await claim(store, lease, LATER + HOLD_MS) == []
+
+
+async def test_retry(store: Database, lease: Lease) -> None:
+    """A row to be retried keeps its attempts, its due time and the reason, and waits until its time has come."""
+    await put(store, timer())
+    row = await claim_one(store, lease)
+    async with store.transaction() as tx:
+        changed = await lease.retry(tx, [Failure(row, "refused", NOW + 700)])
+    assert changed == 1
+    assert await row_of(store) == {
+        "state": "Scheduled",
+        "due_at": NOW,
+        "available_at": NOW + 700,
+        "reached_at": None,
+        "attempt": 1,
+        "lease_token": None,
+        "last_error": "refused",
+    }
+    assert await claim(store, lease, NOW + 699) == []
+    assert (await claim_one(store, lease, NOW + 700))["attempt"] == 2
+
+
+async def test_bury(store: Database, lease: Lease) -> None:
+    """A buried row stays, with its reason and attempts, and is not claimed again."""
+    await put(store, timer())
+    row = await claim_one(store, lease)
+    assert await settle(store, lease, "bury", row) == 1
+    assert await row_of(store) == {
+        "state": "Failed",
+        "due_at": NOW,
+        "available_at": None,
+        "reached_at": None,
+        "attempt": 1,
+        "lease_token": None,
+        "last_error": "late",
+    }
+    assert await claim(store, lease, LATER) == []
+
+
+async def test_release_gives_the_attempt_back(store: Database, lease: Lease) -> None:
+    """A released row may be claimed at once, and its next claim is the same attempt again."""
+    await put(store, timer())
+    for _ in range(3):
+        row = await claim_one(store, lease)
+        assert row["attempt"] == 1
+        async with store.transaction() as tx:
+            assert await lease.release(tx, [row], NOW) == 1
+    assert (await row_of(store))["attempt"] == 0
+
+
+async def test_extend_holds_from_now_and_never_adds_up(store: Database, lease: Lease) -> None:
+    """Extended often and early, a lease still ends one visibility timeout after the last extension."""
+    await put(store, timer())
+    row = await claim_one(store, lease)
+    for _ in range(100):
+        async with store.transaction() as tx:
+            assert await lease.extend(tx, [row], NOW + 10) == 1
+    assert (await row_of(store))["available_at"] == NOW + 10 + HOLD_MS
+
+
+@pytest.mark.parametrize("step", STEPS)
+async def test_late_step_changes_nothing(store: Database, lease: Lease, step: str) -> None:
+    """Once a row has been claimed anew, nothing the former holder does reaches it."""
+    await put(store, timer())
+    late = await claim_one(store, lease)
+    await claim_one(store, lease, NOW + HOLD_MS)
+    before = await row_of(store)
+    assert await settle(store, lease, step, late) == 0
+    assert await row_of(store) == before
+
+
+@pytest.mark.parametrize("step", STEPS)
+async def test_step_on_a_rescheduled_row_changes_nothing(store: Database, lease: Lease, step: str) -> None:
+    """Once a row has been rescheduled, nothing its holder does reaches the new schedule."""
+    await put(store, timer())
+    held = await claim_one(store, lease)
+    await put(store, timer(due_at=LATER + 1, sequence=2))
+    before = await row_of(store)
+    assert await settle(store, lease, step, held) == 0
+    assert await row_of(store) == before
+    assert (before["attempt"], before["available_at"]) == (0, LATER + 1)
+
+
+@pytest.mark.parametrize("second", STEPS)
+@pytest.mark.parametrize("first", ["complete", "release", "retry", "bury"])
+async def test_a_claim_is_settled_once(store: Database, lease: Lease, first: str, second: str) -> None:
+    """After a row was settled nothing more can be done under that claim."""
+    await put(store, timer())
+    row = await claim_one(store, lease)
+    assert await settle(store, lease, first, row) == 1
+    before = await row_of(store)
+    assert await settle(store, lease, second, row) == 0
+    assert await row_of(store) == before
+
+
+async def test_lost_leases_do_not_spoil_a_batch(store: Database, lease: Lease) -> None:
+    """Settling a batch changes the rows still held, and its count tells that others were lost."""
+    await put(store, timer("a"), timer("b"), timer("c"))
+    rows = await claim(store, lease)
+    await put(store, timer("b", LATER, sequence=2))
+    async with store.transaction() as tx:
+        assert await lease.complete(tx, rows, NOW) == 2
+    assert [(await row_of(store, call))["state"] for call in "abc"] == ["Reached", "Scheduled", "Reached"]
+
+
+async def test_same_call_of_another_tenant(store: Database, lease: Lease) -> None:
+    """Settling a row leaves another tenant's row of the same name alone."""
+    await put(store, timer(tenant="acme"), timer(tenant="other", due_at=NOW + 1))
+    rows = await claim(store, lease, NOW + 1)
+    async with store.transaction() as tx:
+        assert await lease.complete(tx, rows[:1], NOW + 1) == 1
+    found = await store.reader.fetch("SELECT tenant_id, state FROM timer_schedules ORDER BY tenant_id")
+    assert [(row["tenant_id"], row["state"]) for row in found] == [("acme", "Reached"), ("other", "Scheduled")]
+
+
+async def test_unchanged_command_leaves_the_claim(store: Database, lease: Lease) -> None:
+    """A command that only confirms a timer doesn't end the claim on it."""
+    await put(store, timer())
+    row = await claim_one(store, lease)
+    async with store.transaction() as tx:
+        await timers.advance(tx, [timer(sequence=2)])
+    assert await settle(store, lease, "complete", row) == 1
+
+
+async def test_next_available(store: Database, lease: Lease) -> None:
+    """It is the earliest instant at which a row that isn't settled may be claimed."""
+    seen = [await lease.next_available(store.reader)]
+    await put(store, timer("a", NOW + 5), timer("b", NOW + 7))
+    seen.append(await lease.next_available(store.reader))
+    (row,) = await claim(store, lease, NOW + 5)
+    seen.append(await lease.next_available(store.reader))
+    async with store.transaction() as tx:
+        await lease.retry(tx, [Failure(row, "refused", NOW + 6)])
+    seen.append(await lease.next_available(store.reader))
+    async with store.transaction() as tx:
+        await lease.complete(tx, await lease.claim(tx, NOW + 7, 10), NOW + 7)
+    seen.append(await lease.next_available(store.reader))
+    assert seen == [None, NOW + 5, NOW + 7, NOW + 6, None]
+
+
+async def test_next_available_counts_held_rows(store: Database, lease: Lease) -> None:
+    """The end of a lease is something to wake up for."""
+    await put(store, timer())
+    await claim_one(store, lease)
+    assert await lease.next_available(store.reader) == NOW + HOLD_MS
+
+
+async def test_claimers_never_share_a_row(store: Database, lease: Lease) -> None:
+    """Two claimers that race through the same rows get each row once between them."""
+    await put(store, *(timer(f"call-{number}", NOW - number % 7) for number in range(200)))
+
+    async def claim_all() -> list[str]:
+        mine: list[str] = []
+        while rows := await claim(store, lease, limit=7):
+            mine += calls(rows)
+        return mine
+
+    claimed = await asyncio.gather(claim_all(), claim_all())
+    assert all(claimed)
+    assert sorted(itertools.chain(*claimed)) == sorted(f"call-{number}" for number in range(200))
+
+
+FORBIDDEN = {
+    "reached before due": "state = 'Reached', available_at = NULL, reached_at = due_at - 1",
+    "reached at no time": "state = 'Reached', available_at = NULL",
+    "reached and still to fire": "state = 'Reached', reached_at = due_at",
+    "reached at a time, but scheduled": "reached_at = due_at",
+    "scheduled and never available": "available_at = NULL",
+    "available before due": "available_at = due_at - 1",
+    "failed and still to fire": "state = 'Failed'",
+    "cancelled and still to fire": "state = 'Cancelled'",
+    "cancelled under a lease": "state = 'Cancelled', available_at = NULL, lease_token = 'token'",
+    "due at no time": "due_at = NULL",
+    "fires without an id": "event_id = NULL",
+    "fewer than no attempts": "attempt = -1",
+    "a state of its own": "state = 'Waiting'",
+}
+
+
+@pytest.mark.parametrize("change", FORBIDDEN.values(), ids=FORBIDDEN)
+async def test_schema_refuses(store: Database, change: str) -> None:
+    """The schema itself refuses rows that would break a promise, whatever the code does."""
+    await put(store, timer())
+    with pytest.raises(Exception, match=r"(?i)check constraint"):
+        async with store.transaction() as tx:
+            await tx.execute(f"UPDATE timer_schedules SET {change}")
+
+
+async def test_schema_takes_a_tombstone(store: Database) -> None:
+    """A cancelled timer that never was may lack what only firing needs."""
+    tombstone = """
+        INSERT INTO timer_schedules
+            (tenant_id, service_call_id, state, registered_at, position_epoch, position_sequence)
+        VALUES ('acme', 'unknown', 'Cancelled', 1, 1, 1)
+    """
+    async with store.transaction() as tx:
+        assert await tx.execute(tombstone) == 1

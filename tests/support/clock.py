@@ -1,0 +1,78 @@
+"""Time that moves only when a test says so."""
+
+import asyncio
+import selectors
+from collections.abc import Callable, Coroutine
+from datetime import UTC, datetime, timedelta
+from typing import Any, TypeVar
+
+from timer_service.core.instant import format_instant
+
+NOW = int(datetime(2026, 11, 21, 9, 0, tzinfo=UTC).timestamp() * 1000)
+"""Where tests begin."""
+
+_T = TypeVar("_T")
+
+
+def after(**duration: float) -> int:
+    """Return the instant a duration (`minutes=5`) after the one where tests begin."""
+    return NOW + timedelta(**duration) // timedelta(milliseconds=1)
+
+
+def iso(at: int) -> str:
+    """Write an instant as on the wire."""
+    return format_instant(at)
+
+
+class ManualClock:
+    """A clock that stands still until it is moved."""
+
+    def __init__(self, at: int = NOW) -> None:
+        self._at = at
+
+    def now(self) -> int:
+        return self._at
+
+    def set(self, at: int) -> None:
+        self._at = at
+
+    def advance(self, **duration: float) -> int:
+        """Move on by a duration (`seconds=1`); return what it is now."""
+        self._at += timedelta(**duration) // timedelta(milliseconds=1)
+        return self._at
+
+
+class LoopClock:
+    """The clock of the event loop that runs, to go with `in_virtual_time`."""
+
+    def now(self) -> int:
+        return round(asyncio.get_running_loop().time() * 1000)
+
+
+def in_virtual_time(main: Callable[[], Coroutine[Any, Any, _T]]) -> _T:
+    """Run `main` in an event loop whose time jumps to the next timer as soon as nothing else is left to do."""
+    with asyncio.Runner(loop_factory=_VirtualTimeLoop) as runner:
+        return runner.run(main())
+
+
+class _VirtualTimeLoop(asyncio.SelectorEventLoop):
+    def __init__(self) -> None:
+        self.elapsed = 0.0
+        super().__init__(_JumpingSelector(self))
+
+    def time(self) -> float:
+        return self.elapsed
+
+
+class _JumpingSelector(selectors.SelectSelector):
+    def __init__(self, loop: _VirtualTimeLoop) -> None:
+        super().__init__()
+        self._loop = loop
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        ready = super().select(0)
+        if not ready and timeout is None:
+            raise AssertionError("everything waits for something that never comes")
+        if not ready and timeout is not None:
+            self._loop.elapsed += max(timeout, 0)
+        return ready

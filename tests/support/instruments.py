@@ -1,0 +1,50 @@
+"""What the core tells about itself, kept for tests to read."""
+
+from collections import Counter
+
+
+class RecordingInstruments:
+    """`core.instruments.Instruments` that adds everything up."""
+
+    def __init__(self) -> None:
+        self.commands: Counter[tuple[str, str]] = Counter()
+        """(message type, outcome) -> how many"""
+        self.dead_letters: Counter[str] = Counter()
+        self.claims: list[int] = []
+        self.publishes = 0
+        self.failures: Counter[str] = Counter()
+        self.settlements: Counter[str] = Counter()
+        self.lateness: list[float] = []
+        self.lost = 0
+        self.given_up: Counter[str] = Counter()
+        self.ticks: Counter[str] = Counter()
+
+    def command_handled(self, message_type: str, outcome: str) -> None:
+        self.commands[message_type, outcome] += 1
+
+    def dead_letter_stored(self, code: str) -> None:
+        self.dead_letters[code] += 1
+
+    def claimed(self, count: int) -> None:
+        self.claims.append(count)
+
+    def published(self, seconds: float) -> None:  # noqa: ARG002 - how long it took is the machine's affair
+        self.publishes += 1
+
+    def publish_failed(self, status: str, count: int) -> None:
+        self.failures[status] += count
+
+    def settled(self, outcome: str, count: int) -> None:
+        self.settlements[outcome] += count
+
+    def fired_late(self, seconds: float) -> None:
+        self.lateness.append(seconds)
+
+    def leases_lost(self, count: int) -> None:
+        self.lost += count
+
+    def buried(self, table: str, count: int) -> None:
+        self.given_up[table] += count
+
+    def ticked(self, loop: str, seconds: float) -> None:  # noqa: ARG002
+        self.ticks[loop] += 1
