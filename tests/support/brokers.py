@@ -1,14 +1,21 @@
 """The brokers that the port's suite runs on, each behind what a test must be able to do to it from the outside."""
 
+import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from typing import NamedTuple, Protocol
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
 
+import nats
 import pytest
+from nats.aio.client import Client
+from nats.js.api import AckPolicy, ConsumerConfig
 
+from tests.support.processes import NatsServer
 from timer_service.adapters.memory import MemoryBroker
+from timer_service.adapters.nats import NatsBroker
 from timer_service.core.broker import Broker
-from timer_service.core.message import Address, Message
+from timer_service.core.message import Address, Kind, Message
 
 
 class Stored(NamedTuple):
@@ -122,7 +129,95 @@ async def _memory(_request: pytest.FixtureRequest) -> AsyncIterator[BrokerHarnes
     yield MemoryHarness()
 
 
+class _NatsInbox:
+    def __init__(self, subscription: Any) -> None:
+        self.address = subscription.subject
+        self._subscription = subscription
+
+    async def next(self) -> bytes:
+        body: bytes = (await self._subscription.next_msg(5)).data
+        return body
+
+
+class NatsHarness:
+    """`BrokerHarness` of a real nats-server."""
+
+    def __init__(self, server: NatsServer, broker: NatsBroker, user: Client) -> None:
+        self.broker = broker
+        self._server = server
+        self._user = user
+        self._js = user.jetstream()
+
+    async def send(self, address: Address, body: bytes, headers: Mapping[str, str], message_id: str) -> None:
+        subject = f"timer.cmd.v1.{address.tenant}.{address.message}"
+        await self._js.publish(subject, body, headers={**headers, "Nats-Msg-Id": message_id})
+
+    async def events(self, tenant: str) -> Sequence[Stored]:
+        return await self._read("TIMER_EVT", Kind.EVENT, tenant)
+
+    async def dead_letters(self, tenant: str) -> Sequence[Stored]:
+        return await self._read("TIMER_DLQ", Kind.DEAD_LETTER, tenant)
+
+    async def inbox(self) -> Inbox:
+        inbox = _NatsInbox(await self._user.subscribe(self._user.new_inbox()))
+        await self._user.flush()
+        return inbox
+
+    async def let_deliveries_lapse(self) -> None:
+        await self._wait_for_acknowledgements(seconds=0.1)
+        await asyncio.sleep(0.4)  # the server's own deadline, which nothing announces
+        await self._wait_for_acknowledgements(seconds=60)
+
+    async def go_away(self) -> None:
+        await self._server.terminate()
+        await self._until(lambda: self.broker.trouble is not None)
+
+    async def come_back(self) -> None:
+        await self._server.start()
+        await self._until(lambda: self.broker.trouble is None)
+        await self._until(lambda: self._user.is_connected)
+
+    async def _wait_for_acknowledgements(self, *, seconds: float) -> None:
+        config = (await self._js.consumer_info("TIMER_CMD", "timer-service")).config
+        await self._js.add_consumer("TIMER_CMD", config.evolve(ack_wait=seconds))
+
+    async def _read(self, stream: str, kind: Kind, tenant: str) -> list[Stored]:
+        subject = f"timer.{kind}.v1.{tenant}.*"
+        left = sum(((await self._js.stream_info(stream, subjects_filter=subject)).state.subjects or {}).values())
+        subscription = await self._js.pull_subscribe(
+            subject, stream=stream, config=ConsumerConfig(ack_policy=AckPolicy.NONE)
+        )
+        found: list[Stored] = []
+        while len(found) < left:
+            for message in await subscription.fetch(min(1000, left - len(found))):
+                headers = message.headers or {}
+                address = Address(kind, tenant, message.subject.rsplit(".", 1)[1])
+                found.append(Stored(address, headers["Nats-Msg-Id"], message.data, headers))
+        return found
+
+    async def _until(self, reached: Callable[[], bool]) -> None:
+        async with asyncio.timeout(10):
+            while not reached():
+                await asyncio.sleep(0.01)
+
+
+@asynccontextmanager
+async def _nats(request: pytest.FixtureRequest) -> AsyncIterator[BrokerHarness]:
+    folder: Path = request.getfixturevalue("tmp_path")
+    async with NatsServer(folder / "nats") as server:
+        broker = await NatsBroker.connect(server.url, "timer", manage_streams=True)
+        options: dict[str, Any] = {"max_reconnect_attempts": -1, "reconnect_time_wait": 0.1, "error_cb": _ignore}
+        async with await nats.connect(server.url, **options) as user:
+            yield NatsHarness(server, broker, user)
+        await broker.close()
+
+
+async def _ignore(_: Exception) -> None:
+    """Outages are what some of these tests are about."""
+
+
 HARNESSES: dict[str, Callable[[pytest.FixtureRequest], AbstractAsyncContextManager[BrokerHarness]]] = {
     "memory": _memory,
+    "nats": _nats,
 }
 """Name -> how to start an empty broker; one more entry puts one more broker through the whole suite."""
