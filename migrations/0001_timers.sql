@@ -12,6 +12,7 @@ CREATE TABLE timer_schedules (
     event_id TEXT,
     registered_at BIGINT NOT NULL,
     reached_at BIGINT,
+    cancelled_at BIGINT,
     position_epoch BIGINT NOT NULL,
     position_sequence BIGINT NOT NULL,
     available_at BIGINT,
@@ -27,7 +28,16 @@ CREATE TABLE timer_schedules (
     CHECK (lease_token IS NULL OR state = 'Scheduled'),
     -- Never early.
     CHECK ((state = 'Reached') = (reached_at IS NOT NULL)),
+    CHECK ((state = 'Cancelled') = (cancelled_at IS NOT NULL)),
     CHECK (reached_at >= due_at)
 );
 
+-- The claim and the loop's next wake.
 CREATE INDEX timer_schedules_available ON timer_schedules (available_at) WHERE available_at IS NOT NULL;
+
+-- Lists in order of due time; the fair claim, which names the tenants with due timers by skipping through it.
+CREATE INDEX timer_schedules_listed ON timer_schedules (tenant_id, state, due_at, service_call_id);
+
+-- Retention.
+CREATE INDEX timer_schedules_reached ON timer_schedules (reached_at) WHERE reached_at IS NOT NULL;
+CREATE INDEX timer_schedules_cancelled ON timer_schedules (cancelled_at) WHERE cancelled_at IS NOT NULL;

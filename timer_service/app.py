@@ -19,11 +19,13 @@ from timer_service.core.consumer import Consumer, Route
 from timer_service.core.errors import StartError
 from timer_service.core.lease import Lease
 from timer_service.core.loop import Loop
+from timer_service.core.query import Queries
 from timer_service.core.relay import Relay
 from timer_service.http import http_app, serve_http
 from timer_service.metrics import Metrics
 from timer_service.shipped import shipped
 from timer_service.timers import handler as timers_handler
+from timer_service.timers.queries import QUERIES as TIMER_QUERIES
 from timer_service.timers.store import TIMERS
 from timer_service.timers.worker import due_time_reached
 
@@ -69,6 +71,7 @@ class App:
             batch_size=config.batch_size,
             reply_prefix=config.reply_prefix,
         )
+        self._queries = Queries(database, clock, TIMER_QUERIES)
         self._stopping = asyncio.Event()
 
     def stop(self) -> None:
@@ -80,6 +83,7 @@ class App:
         pages = http_app(self._registry, troubles=self._troubles, stalled=self._stalled)
         async with serve_http(pages, self._config.http_host, self._config.http_port) as port:
             await self._relay.recover()
+            await self._broker.serve_queries(self._queries.names, self._queries.answer)
             subscription = await self._broker.subscribe()
             consuming = asyncio.create_task(self._consumer.run(subscription), name="consumer")
             ticking = asyncio.create_task(self._timers.run(), name="timers")
@@ -124,7 +128,10 @@ async def open_app(config: Config) -> AsyncIterator[App]:
     async with _open_database(config) as database:
         await _bring_to_head(database, auto=config.auto_migrate)
         broker = await NatsBroker.connect(
-            config.broker_url, config.subject_prefix, manage_streams=config.manage_streams
+            config.broker_url,
+            config.subject_prefix,
+            reply_prefix=config.reply_prefix,
+            manage_streams=config.manage_streams,
         )
         try:
             yield App(config, database, broker, SystemClock())

@@ -1,11 +1,12 @@
 """PORT: what the core needs of a broker. Differences between brokers are data (`BrokerFeatures`), not branches."""
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from enum import StrEnum
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
+from timer_service.core.errors import Code
 from timer_service.core.message import Address, Message, Position
 
 
@@ -66,6 +67,18 @@ class Reply:
     body: bytes
 
 
+class Answered(NamedTuple):
+    """The answer to a query; for an error also its code and message."""
+
+    body: bytes
+    code: Code | None = None
+    message: str = ""
+
+
+Answer = Callable[[str, str, bytes], Awaitable[Answered]]
+"""Answers a query given its name, the tenant that asks, and its body."""
+
+
 class Subscription(Protocol):
     """A share of the commands. What isn't settled is delivered again, to this instance or another."""
 
@@ -109,6 +122,10 @@ class Broker(Protocol):
 
     async def publish(self, messages: Sequence[Message]) -> Sequence[PublishResult]:
         """Store messages durably; return one result each, in order. Raises nothing for a broker at fault."""
+        ...
+
+    async def serve_queries(self, names: Sequence[str], answer: Answer) -> None:
+        """Let `answer` answer the named queries of every tenant until this broker is closed."""
         ...
 
     async def reply(self, replies: Sequence[Reply]) -> None:

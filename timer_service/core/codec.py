@@ -57,7 +57,7 @@ def decode_envelope(body: bytes) -> Envelope:
     try:
         return Envelope.model_validate(document)
     except ValidationError as error:
-        raise _rejection(Code.INVALID_ENVELOPE, "the envelope", error) from error
+        raise rejection_of(Code.INVALID_ENVELOPE, "the envelope", error) from error
 
 
 def encode(event: Event) -> Message:
@@ -96,7 +96,7 @@ def _payload(model: type[TenantPayload], envelope: Envelope) -> TenantPayload:
     try:
         payload = model.model_validate(envelope.payload, by_alias=True, by_name=False)
     except ValidationError as error:
-        raise _rejection(Code.INVALID_PAYLOAD, "the payload", error, "payload") from error
+        raise rejection_of(Code.INVALID_PAYLOAD, "the payload", error, "payload") from error
     if payload.tenant_id != envelope.tenant_id:
         raise Rejection(
             Code.TENANT_MISMATCH,
@@ -106,7 +106,8 @@ def _payload(model: type[TenantPayload], envelope: Envelope) -> TenantPayload:
     return payload
 
 
-def _rejection(code: Code, subject: str, error: ValidationError, *prefix: str) -> Rejection:
+def rejection_of(code: Code, subject: str, error: ValidationError, *prefix: str) -> Rejection:
+    """Turn a model's complaint into a verdict that names the fields."""
     details = error.errors(include_url=False, include_context=False, include_input=False)
     faults = [_fault(each, prefix) for each in details[:_MAX_FAULTS]]
     summary = "; ".join(f"{fault.path}: {fault.reason}" for fault in faults[:3])

@@ -2,10 +2,10 @@
 
 import logging
 import re
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from pydantic_core import to_json
 
@@ -32,6 +32,8 @@ class Outcome(NamedTuple):
     name: str
     wake_at: int | None = None
     """When a row it wrote becomes available."""
+    view: Mapping[str, Any] | None = None
+    """What its reply tells besides the outcome, if it was asked for."""
 
 
 Handle = Callable[[Transaction, Sequence[Command], int], Awaitable[Sequence[Outcome]]]
@@ -157,7 +159,7 @@ class Consumer:
             if outcome.wake_at is not None:
                 each.route.wake(outcome.wake_at)
             if self._may_reply(each.command.reply_to):
-                body = {"commandId": each.command.id, "outcome": outcome.name}
+                body = {"commandId": each.command.id, "outcome": outcome.name, **(outcome.view or {})}
                 replies.append(Reply(each.command.reply_to or "", to_json(body)))
         if replies:
             await self._broker.reply(replies)

@@ -16,7 +16,7 @@ _ISO = re.compile(
     re.ASCII,
 )
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_LATEST = 253_402_300_799_999  # 9999-12-31T23:59:59.999Z, the last instant ISO 8601 can write in four-digit years
+LATEST = 253_402_300_799_999  # 9999-12-31T23:59:59.999Z, the last instant ISO 8601 can write in four-digit years
 
 
 def parse_instant(text: object) -> int:
@@ -35,7 +35,7 @@ def parse_instant(text: object) -> int:
     except ValueError as error:
         raise PydanticCustomError("instant", "is no instant: {why}", {"why": str(error)}) from error
     at = (whole - _EPOCH) // timedelta(milliseconds=1) + _ceil_milliseconds(match["fraction"] or "0")
-    if not 0 <= at <= _LATEST:
+    if not 0 <= at <= LATEST:
         raise _out_of_range()
     return at
 

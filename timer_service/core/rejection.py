@@ -33,6 +33,14 @@ class CommandRejected(Payload):
     errors: list[FieldFault] | None = None
 
 
+def verdict_body(rejection: Rejection) -> dict[str, Any]:
+    """Return a rejection as events, replies and answers carry it."""
+    verdict: dict[str, Any] = {"code": rejection.code, "message": rejection.message}
+    if rejection.faults:
+        verdict["errors"] = [{"path": fault.path, "reason": fault.reason} for fault in rejection.faults]
+    return verdict
+
+
 @dataclass(frozen=True, slots=True)
 class Rejected:
     """A rejected delivery, and as much of it as could be read."""
@@ -58,13 +66,7 @@ class Rejected:
 
     def reply(self) -> bytes:
         """Return the answer to whoever asked for the outcome."""
-        return to_json({"commandId": self.command_id, "error": self._verdict()})
-
-    def _verdict(self) -> dict[str, Any]:
-        verdict: dict[str, Any] = {"code": self.rejection.code, "message": self.rejection.message}
-        if self.rejection.faults:
-            verdict["errors"] = [{"path": fault.path, "reason": fault.reason} for fault in self.rejection.faults]
-        return verdict
+        return to_json({"commandId": self.command_id, "error": verdict_body(self.rejection)})
 
     def _dead_letter(self) -> Message:
         delivery = self.delivery
@@ -87,7 +89,7 @@ class Rejected:
             id=f"rejected-{self.delivery.position.epoch}-{self.delivery.position.sequence}",
             type=CommandRejected.type,
             tenant=self.delivery.address.tenant,
-            payload={"commandId": self.command_id, **kind, **self._verdict()},
+            payload={"commandId": self.command_id, **kind, **verdict_body(self.rejection)},
             timestamp_ms=now,
             correlation_id=self.envelope.correlation_id if self.envelope else None,
             causation_id=self.command_id,

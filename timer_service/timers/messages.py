@@ -44,6 +44,22 @@ class ScheduleTimer(TenantPayload):
     data: Data = None
 
 
+class CancelTimer(TenantPayload):
+    """Do not fire the timer, if it has not fired yet. Also beats an older ScheduleTimer that is delivered later."""
+
+    type: ClassVar[str] = "CancelTimer"
+
+    service_call_id: Identifier
+
+
+class RetryTimer(TenantPayload):
+    """Put a Failed timer back, with all its attempts before it."""
+
+    type: ClassVar[str] = "RetryTimer"
+
+    service_call_id: Identifier
+
+
 class DueTimeReached(TenantPayload):
     """The due time of a timer has come. The same fire always has the same envelope id."""
 

@@ -8,7 +8,7 @@ from timer_service.core.message import Position, Trace
 
 
 class State(StrEnum):
-    """Where a timer stands (the source document's names)."""
+    """Where a timer stands (the source document's names, and what it left out)."""
 
     SCHEDULED = "Scheduled"
     REACHED = "Reached"
@@ -21,7 +21,11 @@ class Verdict(StrEnum):
 
     SCHEDULED = "scheduled"
     RESCHEDULED = "rescheduled"
+    CANCELLED = "cancelled"
+    RETRIED = "retried"
     UNCHANGED = "unchanged"
+    NOT_FOUND = "not_found"
+    ALREADY_REACHED = "already_reached"
     IGNORED_REACHED = "ignored_reached"
     IGNORED_STALE = "ignored_stale"
 
@@ -36,9 +40,8 @@ class Key(NamedTuple):
 class Schedule(NamedTuple):
     """What a ScheduleTimer asks for."""
 
-    key: Key
     due_at: int
-    position: Position
+    event_id: str
     data: str | None = None
     correlation_id: str | None = None
     causation_id: str | None = None
@@ -46,50 +49,103 @@ class Schedule(NamedTuple):
 
 
 class Timer(NamedTuple):
-    """A timer as the rules see it."""
+    """A timer as the rules see it. Without a schedule it is the tombstone of one that was cancelled while unknown."""
 
-    schedule: Schedule
+    key: Key
     state: State
     position: Position
     registered_at: int
-    event_id: str
+    schedule: Schedule | None
+    available_at: int | None = None
+    settled_at: int | None = None
+    attempt: int = 0
+    last_error: str | None = None
+
+
+class Write(StrEnum):
+    """What a decision writes."""
+
+    NOTHING = "nothing"
+    POSITION = "position"
+    """That a newer command has confirmed the row; a claim on it goes on."""
+    ALL = "all"
+    """The whole row; ends any claim on it."""
 
 
 class Decision(NamedTuple):
-    """What becomes of the timer; `timer` is None when it stays just as it is."""
+    """What becomes of a timer, and how much of that is to be written."""
 
     verdict: Verdict
     timer: Timer | None
+    write: Write = Write.NOTHING
 
 
-def schedule(timer: Timer | None, wanted: Schedule, now: int) -> Decision:
+def schedule(timer: Timer | None, key: Key, wanted: Schedule, position: Position, now: int) -> Decision:
     """Decide a ScheduleTimer (the outcome table of docs/guarantees.md)."""
     if timer is None:
-        return Decision(Verdict.SCHEDULED, _scheduled(wanted, now))
-    if timer.position > wanted.position:
-        return Decision(Verdict.IGNORED_STALE, None)
+        return _put(Verdict.SCHEDULED, _scheduled(key, wanted, position, now))
+    if timer.position > position:
+        return Decision(Verdict.IGNORED_STALE, timer)
     if timer.state is State.REACHED:
-        return Decision(Verdict.IGNORED_REACHED, None)
-    if timer.position == wanted.position:  # this very command, delivered again
-        return Decision(Verdict.UNCHANGED, None)
-    if timer.state is not State.SCHEDULED:
-        return Decision(Verdict.SCHEDULED, _scheduled(wanted, now))
+        return Decision(Verdict.IGNORED_REACHED, timer)
+    if timer.position == position:  # this very command, delivered again
+        return Decision(Verdict.UNCHANGED, timer)
+    if timer.state is not State.SCHEDULED or timer.schedule is None:
+        return _put(Verdict.SCHEDULED, _scheduled(key, wanted, position, now))
     if timer.schedule.due_at == wanted.due_at:
-        return Decision(Verdict.UNCHANGED, timer._replace(position=wanted.position))
-    return Decision(Verdict.RESCHEDULED, _scheduled(wanted, timer.registered_at))
+        return _confirm(timer, position)
+    return _put(Verdict.RESCHEDULED, _scheduled(key, wanted, position, timer.registered_at))
 
 
-def _scheduled(wanted: Schedule, registered_at: int) -> Timer:
-    return Timer(
-        schedule=wanted,
+def cancel(timer: Timer | None, key: Key, position: Position, now: int) -> Decision:
+    """Decide a CancelTimer. An unknown timer leaves a tombstone, or an older ScheduleTimer to come would win."""
+    if timer is None:
+        return _put(Verdict.NOT_FOUND, Timer(key, State.CANCELLED, position, now, None, settled_at=now))
+    if timer.position > position:
+        return Decision(Verdict.IGNORED_STALE, timer)
+    if timer.state is State.REACHED:
+        return Decision(Verdict.ALREADY_REACHED, timer)
+    if timer.state is State.CANCELLED:
+        return _confirm(timer, position)
+    cancelled = timer._replace(state=State.CANCELLED, position=position, available_at=None, settled_at=now)
+    return _put(Verdict.CANCELLED, cancelled)
+
+
+def retry(timer: Timer | None, position: Position, now: int) -> Decision:
+    """Decide a RetryTimer: only a Failed timer is put back, to fire at once under the id it always had."""
+    if timer is None or timer.schedule is None:
+        return Decision(Verdict.NOT_FOUND, None)
+    if timer.position > position:
+        return Decision(Verdict.IGNORED_STALE, timer)
+    if timer.state is State.REACHED:
+        return Decision(Verdict.ALREADY_REACHED, timer)
+    if timer.state is not State.FAILED or timer.position == position:
+        return _confirm(timer, position)
+    back = timer._replace(
         state=State.SCHEDULED,
-        position=wanted.position,
-        registered_at=registered_at,
-        event_id=event_id(wanted),
+        position=position,
+        available_at=max(now, timer.schedule.due_at),
+        attempt=0,
+        last_error=None,
     )
+    return _put(Verdict.RETRIED, back)
 
 
-def event_id(wanted: Schedule) -> str:
-    """Return the id of the event this schedule fires: one accepted command, one id, however often it is sent."""
-    cause = "\0".join((*wanted.key, str(wanted.due_at), *map(str, wanted.position)))
+def event_id(key: Key, due_at: int, position: Position) -> str:
+    """Return the id of the event a schedule fires: one accepted command, one id, however often it is sent."""
+    cause = "\0".join((*key, str(due_at), *map(str, position)))
     return hashlib.blake2b(cause.encode(), digest_size=16).hexdigest()
+
+
+def _scheduled(key: Key, wanted: Schedule, position: Position, registered_at: int) -> Timer:
+    return Timer(key, State.SCHEDULED, position, registered_at, wanted, available_at=wanted.due_at)
+
+
+def _put(verdict: Verdict, timer: Timer) -> Decision:
+    return Decision(verdict, timer, Write.ALL)
+
+
+def _confirm(timer: Timer, position: Position) -> Decision:
+    if timer.position == position:
+        return Decision(Verdict.UNCHANGED, timer)
+    return Decision(Verdict.UNCHANGED, timer._replace(position=position), Write.POSITION)

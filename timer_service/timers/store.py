@@ -1,9 +1,9 @@
 """Timers in the database: rows <-> rules."""
 
-from collections.abc import Collection, Mapping
-from typing import Any
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, NamedTuple
 
-from timer_service.core.database import Row, Transaction
+from timer_service.core.database import Reader, Row, Transaction
 from timer_service.core.errors import ConflictError
 from timer_service.core.lease import LeasedTable
 from timer_service.core.message import Position, Trace
@@ -36,14 +36,29 @@ TIMERS = LeasedTable(
 )
 
 
-async def find(tx: Transaction, keys: Collection[Key]) -> dict[Key, Timer]:
+class Filter(NamedTuple):
+    """Which timers of a tenant: of one state, due before an instant."""
+
+    tenant_id: str
+    state: State
+    due_before: int
+
+
+class Place(NamedTuple):
+    """A place in a list, which is ordered by due time and then by call."""
+
+    due_at: int
+    service_call_id: str
+
+
+async def find(reader: Reader, keys: Collection[Key]) -> dict[Key, Timer]:
     """Read the timers that exist among `keys`."""
-    rows = await tx.fetch_each(_SQL["find"], [key._asdict() for key in keys])
-    return {timer.schedule.key: timer for timer in map(_timer, rows)}
+    rows = await reader.fetch_each(_SQL["find"], [key._asdict() for key in keys])
+    return {timer.key: timer for timer in map(_timer, rows)}
 
 
 async def put(tx: Transaction, timers: Collection[Timer]) -> None:
-    """Write timers as newly scheduled; ends any claim on them. Raises `ConflictError` if one has moved on since."""
+    """Write whole timers; ends any claim on them. Raises `ConflictError` if one has moved on since it was read."""
     written = await tx.executemany(_SQL["put"], [_parameters(timer) for timer in timers])
     if written != len(timers):
         raise ConflictError(f"{len(timers) - written} of {len(timers)} timers were changed by another instance")
@@ -51,47 +66,93 @@ async def put(tx: Transaction, timers: Collection[Timer]) -> None:
 
 async def advance(tx: Transaction, timers: Collection[Timer]) -> None:
     """Note that newer commands have confirmed timers; a claim on them goes on."""
-    await tx.executemany(
-        _SQL["advance"],
-        [{**timer.schedule.key._asdict(), **_position(timer.position)} for timer in timers],
-    )
+    await tx.executemany(_SQL["advance"], [{**timer.key._asdict(), **_position(timer.position)} for timer in timers])
+
+
+async def page(reader: Reader, wanted: Filter, after: Place, limit: int) -> list[Timer]:
+    """Read the next timers behind `after`, in order; O(log n + limit)."""
+    parameters = {
+        **wanted._asdict(),
+        "after_due_at": after.due_at,
+        "after_call": after.service_call_id,
+        "limit": limit,
+    }
+    return [_timer(row) for row in await reader.fetch(_SQL["page"], parameters)]
+
+
+async def count(reader: Reader, wanted: Sequence[Filter], limit: int) -> list[int]:
+    """Count timers for each filter, no further than `limit`."""
+    rows = await reader.fetch_each(_SQL["count"], [{**each._asdict(), "limit": limit} for each in wanted])
+    return [row["count"] for row in rows]
+
+
+async def oldest_due(reader: Reader, tenant_id: str) -> int | None:
+    """Return when a tenant's next timer is due."""
+    (row,) = await reader.fetch(_SQL["oldest_due"], {"tenant_id": tenant_id})
+    due_at: int | None = row["due_at"]
+    return due_at
+
+
+async def delete_settled(tx: Transaction, before: int, limit: int) -> int:
+    """Delete up to `limit` timers of each kind that reached or were cancelled before an instant; return how many."""
+    parameters = {"before": before, "limit": limit}
+    return await tx.execute(_SQL["delete_reached"], parameters) + await tx.execute(_SQL["delete_cancelled"], parameters)
 
 
 def _timer(row: Row) -> Timer:
-    position = Position(row["position_epoch"], row["position_sequence"])
     return Timer(
-        schedule=Schedule(
-            key=Key(row["tenant_id"], row["service_call_id"]),
-            due_at=row["due_at"],
-            position=position,
-            data=row["data"],
-            correlation_id=row["correlation_id"],
-            causation_id=row["causation_id"],
-            trace=Trace(row["traceparent"], row["tracestate"]),
-        ),
+        key=Key(row["tenant_id"], row["service_call_id"]),
         state=State(row["state"]),
-        position=position,
+        position=Position(row["position_epoch"], row["position_sequence"]),
         registered_at=row["registered_at"],
-        event_id=row["event_id"],
+        schedule=_schedule(row) if row["due_at"] is not None else None,
+        available_at=row["available_at"],
+        settled_at=row["reached_at"] or row["cancelled_at"],
+        attempt=row["attempt"],
+        last_error=row["last_error"],
     )
 
 
+def _schedule(row: Row) -> Schedule:
+    return Schedule(
+        due_at=row["due_at"],
+        event_id=row["event_id"],
+        data=row["data"],
+        correlation_id=row["correlation_id"],
+        causation_id=row["causation_id"],
+        trace=Trace(row["traceparent"], row["tracestate"]),
+    )
+
+
+_TOMBSTONE: Mapping[str, Any] = dict.fromkeys(
+    ("due_at", "event_id", "data", "correlation_id", "causation_id", "traceparent", "tracestate")
+)
+
+
 def _parameters(timer: Timer) -> Mapping[str, Any]:
-    schedule = timer.schedule
     return {
-        "tenant_id": schedule.key.tenant_id,
-        "service_call_id": schedule.key.service_call_id,
+        "tenant_id": timer.key.tenant_id,
+        "service_call_id": timer.key.service_call_id,
         "state": timer.state,
+        "registered_at": timer.registered_at,
+        "cancelled_at": timer.settled_at,
+        "available_at": timer.available_at,
+        "attempt": timer.attempt,
+        "last_error": timer.last_error,
+        **_position(timer.position),
+        **(_schedule_parameters(timer.schedule) if timer.schedule else _TOMBSTONE),
+    }
+
+
+def _schedule_parameters(schedule: Schedule) -> Mapping[str, Any]:
+    return {
         "due_at": schedule.due_at,
+        "event_id": schedule.event_id,
         "data": schedule.data,
         "correlation_id": schedule.correlation_id,
         "causation_id": schedule.causation_id,
         "traceparent": schedule.trace.traceparent,
         "tracestate": schedule.trace.tracestate,
-        "event_id": timer.event_id,
-        "registered_at": timer.registered_at,
-        "available_at": schedule.due_at,
-        **_position(timer.position),
     }
 
 

@@ -1,24 +1,24 @@
 -- name: find
 SELECT tenant_id, service_call_id, state, due_at, data, correlation_id, causation_id, traceparent, tracestate,
-    event_id, registered_at, position_epoch, position_sequence
+    event_id, registered_at, reached_at, cancelled_at, position_epoch, position_sequence, available_at, attempt, last_error
 FROM timer_schedules
 WHERE tenant_id = :tenant_id AND service_call_id = :service_call_id
 
 -- name: put
 INSERT INTO timer_schedules (
     tenant_id, service_call_id, state, due_at, data, correlation_id, causation_id, traceparent, tracestate,
-    event_id, registered_at, position_epoch, position_sequence, available_at
+    event_id, registered_at, cancelled_at, position_epoch, position_sequence, available_at, attempt, last_error
 ) VALUES (
     :tenant_id, :service_call_id, :state, :due_at, :data, :correlation_id, :causation_id, :traceparent, :tracestate,
-    :event_id, :registered_at, :position_epoch, :position_sequence, :available_at
+    :event_id, :registered_at, :cancelled_at, :position_epoch, :position_sequence, :available_at, :attempt, :last_error
 )
 ON CONFLICT (tenant_id, service_call_id) DO UPDATE SET
     state = excluded.state, due_at = excluded.due_at, data = excluded.data,
     correlation_id = excluded.correlation_id, causation_id = excluded.causation_id,
     traceparent = excluded.traceparent, tracestate = excluded.tracestate,
-    event_id = excluded.event_id, registered_at = excluded.registered_at,
+    event_id = excluded.event_id, registered_at = excluded.registered_at, cancelled_at = excluded.cancelled_at,
     position_epoch = excluded.position_epoch, position_sequence = excluded.position_sequence,
-    available_at = excluded.available_at, lease_token = NULL, attempt = 0, last_error = NULL
+    available_at = excluded.available_at, lease_token = NULL, attempt = excluded.attempt, last_error = excluded.last_error
 WHERE timer_schedules.state <> 'Reached'
     AND (timer_schedules.position_epoch, timer_schedules.position_sequence)
         < (excluded.position_epoch, excluded.position_sequence)
@@ -28,3 +28,35 @@ UPDATE timer_schedules
 SET position_epoch = :position_epoch, position_sequence = :position_sequence
 WHERE tenant_id = :tenant_id AND service_call_id = :service_call_id
     AND (position_epoch, position_sequence) < (:position_epoch, :position_sequence)
+
+-- name: page
+SELECT tenant_id, service_call_id, state, due_at, data, correlation_id, causation_id, traceparent, tracestate,
+    event_id, registered_at, reached_at, cancelled_at, position_epoch, position_sequence, available_at, attempt, last_error
+FROM timer_schedules
+WHERE tenant_id = :tenant_id AND state = :state AND due_at < :due_before
+    AND (due_at, service_call_id) > (:after_due_at, :after_call)
+ORDER BY due_at, service_call_id
+LIMIT :limit
+
+-- name: count
+SELECT COUNT(*) AS count FROM (
+    SELECT 1 AS one FROM timer_schedules
+    WHERE tenant_id = :tenant_id AND state = :state AND due_at < :due_before
+    LIMIT :limit
+) AS counted
+
+-- name: oldest_due
+SELECT MIN(due_at) AS due_at FROM timer_schedules WHERE tenant_id = :tenant_id AND state = 'Scheduled'
+
+-- name: delete_reached
+DELETE FROM timer_schedules
+WHERE (tenant_id, service_call_id) IN (
+    SELECT tenant_id, service_call_id FROM timer_schedules WHERE reached_at < :before ORDER BY reached_at LIMIT :limit
+)
+
+-- name: delete_cancelled
+DELETE FROM timer_schedules
+WHERE (tenant_id, service_call_id) IN (
+    SELECT tenant_id, service_call_id FROM timer_schedules
+    WHERE cancelled_at < :before ORDER BY cancelled_at LIMIT :limit
+)

@@ -10,12 +10,14 @@ from typing import Any
 import nats
 import nats.errors
 from nats.aio.client import Client
+from nats.micro.service import Service
 
 from timer_service.adapters.nats import streams
 from timer_service.adapters.nats.publisher import Publisher
+from timer_service.adapters.nats.queries import serve_queries
 from timer_service.adapters.nats.subjects import Subjects
 from timer_service.adapters.nats.subscription import NatsSubscription
-from timer_service.core.broker import BrokerFeatures, PublishResult, PublishStatus, Reply
+from timer_service.core.broker import Answer, BrokerFeatures, PublishResult, PublishStatus, Reply
 from timer_service.core.errors import StartError
 from timer_service.core.message import Kind, Message
 
@@ -33,7 +35,7 @@ _CLOSE_SECONDS = 2
 class NatsBroker:
     """NATS JetStream behind `core.broker.Broker`."""
 
-    def __init__(self, subjects: Subjects) -> None:
+    def __init__(self, subjects: Subjects, reply_prefix: str) -> None:
         self._client = Client()
         self._subjects = subjects
         self._publisher: Publisher | None = None
@@ -42,14 +44,16 @@ class NatsBroker:
         self._last_error = ""
         self._lost = asyncio.Event()
         self._closing = False
+        self._reply_prefix = reply_prefix
+        self._queries: Service | None = None
 
     @classmethod
-    async def connect(cls, urls: str, subject_prefix: str, *, manage_streams: bool) -> "NatsBroker":
+    async def connect(cls, urls: str, subject_prefix: str, *, reply_prefix: str, manage_streams: bool) -> "NatsBroker":
         """Connect and make sure of the streams. `urls` is comma-separated.
 
         Raises `StartError` with the last reason when no server answers within ten seconds or the streams aren't right.
         """
-        broker = cls(Subjects(subject_prefix))
+        broker = cls(Subjects(subject_prefix), reply_prefix)
         await broker._connect(urls)
         try:
             found = await streams.prepare(broker._client.jetstream(), broker._subjects, manage=manage_streams)
@@ -92,6 +96,10 @@ class NatsBroker:
             return [PublishResult(PublishStatus.UNAVAILABLE, trouble or "")] * len(messages)
         return await self._publisher.publish(messages)
 
+    async def serve_queries(self, names: Sequence[str], answer: Answer) -> None:
+        """Answer as the micro service `timer-service`, so that `$SRV.PING`, `INFO` and `STATS` find it."""
+        self._queries = await serve_queries(self._client, self._subjects, self._reply_prefix, names, answer)
+
     async def reply(self, replies: Sequence[Reply]) -> None:
         """Send answers over core NATS."""
         try:
@@ -110,6 +118,8 @@ class NatsBroker:
         self._closing = True
         if self._client.is_connected:
             try:
+                if self._queries is not None:
+                    await self._queries.stop()
                 await self._client.flush(_CLOSE_SECONDS)
             except nats.errors.Error:
                 log.warning("could not flush the connection to the broker", exc_info=True)

@@ -17,9 +17,9 @@ class Subjects:
         """Return where messages of an address go."""
         return f"{self.prefix}.{address.kind}.{_VERSION}.{address.tenant}.{address.message}"
 
-    def pattern(self, kind: Kind) -> str:
-        """Return the wildcard of all addresses of a kind."""
-        return f"{self.prefix}.{kind}.{_VERSION}.*.*"
+    def pattern(self, kind: Kind, message: str = "*") -> str:
+        """Return the wildcard of a kind's addresses of every tenant, of one message or of all."""
+        return f"{self.prefix}.{kind}.{_VERSION}.*.{message}"
 
     def address(self, kind: Kind, subject: str) -> Address:
         """Read a subject that matches `pattern(kind)`."""

@@ -1,0 +1,44 @@
+"""Queries as endpoints of a NATS micro service."""
+
+import logging
+from collections.abc import Sequence
+from importlib.metadata import version
+
+import nats.micro
+from nats.aio.client import Client
+from nats.micro.request import Request
+from nats.micro.service import EndpointConfig, Service, ServiceConfig
+
+from timer_service.adapters.nats.subjects import Subjects
+from timer_service.core.broker import Answer
+from timer_service.core.message import Kind
+
+log = logging.getLogger(__name__)
+
+
+async def serve_queries(
+    client: Client, subjects: Subjects, reply_prefix: str, names: Sequence[str], answer: Answer
+) -> Service:
+    """Start answering; every instance shares the requests. Only requests from inboxes under `reply_prefix` count."""
+
+    async def handle(request: Request) -> None:
+        # The reply subject is the asker's to choose: without this check it would be published to on its behalf.
+        if not request._msg.reply.startswith(reply_prefix):  # noqa: SLF001 - the driver has no other way to it
+            log.warning("query not answered: its reply subject is no inbox", extra={"subject": request.subject})
+            return
+        address = subjects.address(Kind.QUERY, request.subject)
+        answered = await answer(address.message, address.tenant, request.data)
+        if answered.code is None:
+            await request.respond(answered.body)
+        else:
+            await request.respond_error(answered.code, answered.message, answered.body)
+
+    config = ServiceConfig(
+        name="timer-service", version=version("timer-service"), description="Durable timers: questions about them."
+    )
+    service = await nats.micro.add_service(client, config)
+    for name in names:
+        await service.add_endpoint(
+            EndpointConfig(name=name, subject=subjects.pattern(Kind.QUERY, name), handler=handle)
+        )
+    return service

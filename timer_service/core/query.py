@@ -1,0 +1,67 @@
+"""Queries: request -> slice -> answer. They read what is committed and change nothing."""
+
+import logging
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from pydantic import ValidationError
+from pydantic_core import from_json, to_json
+
+from timer_service.core.broker import Answered
+from timer_service.core.clock import Clock
+from timer_service.core.codec import rejection_of
+from timer_service.core.database import Database, Reader
+from timer_service.core.errors import Code, DatabaseUnavailableError, Rejection
+from timer_service.core.message import Payload
+from timer_service.core.rejection import verdict_body
+
+log = logging.getLogger(__name__)
+
+
+class QueryRoute(NamedTuple):
+    """A query's name, what it asks, and who answers: with a reader, the tenant, the question and now."""
+
+    name: str
+    question: type[Payload]
+    answer: Callable[[Reader, str, Any, int], Awaitable[Mapping[str, Any]]]
+
+
+class Queries:
+    """Answers the queries of every slice."""
+
+    def __init__(self, database: Database, clock: Clock, routes: Sequence[QueryRoute]) -> None:
+        self._database = database
+        self._clock = clock
+        self._routes = {route.name: route for route in routes}
+
+    @property
+    def names(self) -> Sequence[str]:
+        """What can be asked."""
+        return list(self._routes)
+
+    async def answer(self, name: str, tenant: str, body: bytes) -> Answered:
+        """Answer one query on behalf of a tenant; a fault is an answer too."""
+        route = self._routes[name]
+        try:
+            question = _read(route.question, body)
+            return Answered(to_json(await route.answer(self._database.reader, tenant, question, self._clock.now())))
+        except Rejection as rejection:
+            return _error(rejection)
+        except DatabaseUnavailableError as error:
+            return _error(Rejection(Code.INTERNAL, f"the database is not available: {error}"))
+        except Exception:
+            log.exception("query failed", extra={"query": name})
+            return _error(Rejection(Code.INTERNAL, "the query failed; the service's log says why"))
+
+
+def _read(model: type[Payload], body: bytes) -> Payload:
+    try:
+        return model.model_validate(from_json(body or b"{}", allow_inf_nan=False), by_alias=True, by_name=False)
+    except ValidationError as error:
+        raise rejection_of(Code.INVALID_PAYLOAD, "the query", error) from error
+    except ValueError as error:
+        raise Rejection(Code.INVALID_JSON, f"the body is not JSON: {error}") from error
+
+
+def _error(rejection: Rejection) -> Answered:
+    return Answered(to_json({"error": verdict_body(rejection)}), rejection.code, rejection.message)
