@@ -10,7 +10,7 @@ from timer_service.core.broker import PUBLISHED, Delivery, PublishStatus, Reply,
 from timer_service.core.message import Address, Kind, Message
 
 PATIENCE_SECONDS = 30
-DELAY = timedelta(milliseconds=100)
+DELAY = timedelta(seconds=1)
 
 
 async def send(harness: BrokerHarness, *calls: str, tenant: str = "acme") -> None:

@@ -61,6 +61,8 @@ async def settle(store: Database, lease: Lease, step: str, row: Row) -> int:
         match step:
             case "complete":
                 return await lease.complete(tx, [row], LATER)
+            case "complete_claim":
+                return await lease.complete_claim(tx, [row], LATER)
             case "release":
                 return await lease.release(tx, [row], LATER)
             case "extend":
@@ -71,7 +73,7 @@ async def settle(store: Database, lease: Lease, step: str, row: Row) -> int:
                 return await lease.bury(tx, [Failure(row, "late", LATER)])
 
 
-STEPS = ["complete", "release", "extend", "retry", "bury"]
+STEPS = ["complete", "complete_claim", "release", "extend", "retry", "bury"]
 
 
 async def test_claim_hands_out_the_whole_row(store: Database, lease: Lease) -> None:
@@ -128,11 +130,12 @@ async def test_limit_of_a_batch(store: Database, lease: Lease) -> None:
     assert len({row["lease_token"] for row in rows}) == 1
 
 
-async def test_complete(store: Database, lease: Lease) -> None:
+@pytest.mark.parametrize("step", ["complete", "complete_claim"])
+async def test_complete(store: Database, lease: Lease, step: str) -> None:
     """A completed row is done at the instant given and is not claimed again."""
     await put(store, timer())
     row = await claim_one(store, lease)
-    assert await settle(store, lease, "complete", row) == 1
+    assert await settle(store, lease, step, row) == 1
     assert await row_of(store) == {
         "state": "Reached",
         "due_at": NOW,
@@ -227,7 +230,7 @@ async def test_step_on_a_rescheduled_row_changes_nothing(store: Database, lease:
 
 
 @pytest.mark.parametrize("second", STEPS)
-@pytest.mark.parametrize("first", ["complete", "release", "retry", "bury"])
+@pytest.mark.parametrize("first", ["complete", "complete_claim", "release", "retry", "bury"])
 async def test_a_claim_is_settled_once(store: Database, lease: Lease, first: str, second: str) -> None:
     """After a row was settled nothing more can be done under that claim."""
     await put(store, timer())
@@ -238,14 +241,57 @@ async def test_a_claim_is_settled_once(store: Database, lease: Lease, first: str
     assert await row_of(store) == before
 
 
-async def test_lost_leases_do_not_spoil_a_batch(store: Database, lease: Lease) -> None:
+@pytest.mark.parametrize("whole", [True, False])
+async def test_lost_leases_do_not_spoil_a_batch(store: Database, lease: Lease, whole: bool) -> None:  # noqa: FBT001
     """Settling a batch changes the rows still held, and its count tells that others were lost."""
     await put(store, timer("a"), timer("b"), timer("c"))
     rows = await claim(store, lease)
     await put(store, timer("b", LATER, sequence=2))
+    complete = lease.complete_claim if whole else lease.complete
     async with store.transaction() as tx:
-        assert await lease.complete(tx, rows, NOW) == 2
+        assert await complete(tx, rows, NOW) == 2
     assert [(await row_of(store, call))["state"] for call in "abc"] == ["Reached", "Scheduled", "Reached"]
+
+
+async def test_claims_at_the_same_instant_are_completed_apart(store: Database, lease: Lease) -> None:
+    """Completing a whole claim leaves alone another one whose lease ends at the same instant."""
+    await put(store, *(timer(call) for call in "abcd"))
+    first, second = await claim(store, lease, limit=2), await claim(store, lease, limit=2)
+    async with store.transaction() as tx:
+        assert await lease.complete_claim(tx, first, NOW) == 2
+    states = {call: (await row_of(store, call))["state"] for call in "abcd"}
+    assert states == dict.fromkeys(calls(first), "Reached") | dict.fromkeys(calls(second), "Scheduled")
+
+
+async def test_void_ends_every_lease(store: Database, lease: Lease) -> None:
+    """After a voiding what was held can be claimed at once, its attempts counted; its former holder settles nothing."""
+    await put(store, timer("a"), timer("b", NOW + 1), timer("waiting", LATER))
+    held = await claim(store, lease, NOW + 1)
+    async with store.transaction() as tx:
+        assert await lease.void(tx, NOW + 2) == 2
+    assert [await settle(store, lease, step, held[0]) for step in STEPS] == [0] * len(STEPS)
+    again = await claim(store, lease, NOW + 2)
+    assert sorted((row["service_call_id"], row["attempt"]) for row in again) == [("a", 2), ("b", 2)]
+
+
+async def test_void_leaves_what_is_not_held(store: Database, lease: Lease) -> None:
+    """A voiding shortens no backoff and wakes neither what waits for its due time nor what is settled."""
+    await put(store, timer("retried"), timer("buried"), timer("waiting", NOW + 5))
+    retried, buried = await claim(store, lease)
+    async with store.transaction() as tx:
+        await lease.retry(tx, [Failure(retried, "refused", NOW + 500)])
+        await lease.bury(tx, [Failure(buried, "refused", NOW)])
+        assert await lease.void(tx, NOW + 1) == 0
+    assert await lease.next_available(store.reader) == NOW + 5
+
+
+async def test_void_with_the_clock_set_back(store: Database, lease: Lease) -> None:
+    """Voided by a clock that is behind its due time, a row is left to its lease: never early."""
+    await put(store, timer(due_at=NOW))
+    await claim_one(store, lease)
+    async with store.transaction() as tx:
+        assert await lease.void(tx, NOW - 10) == 0
+    assert (await row_of(store))["available_at"] == NOW + HOLD_MS
 
 
 async def test_same_call_of_another_tenant(store: Database, lease: Lease) -> None:

@@ -59,6 +59,14 @@ async def test_settle(database: Database, name: str) -> None:
     assert await plan(database, TIMERS.sql(name)) == [BY_KEY]
 
 
+@pytest.mark.parametrize(
+    ("name", "range_of"), [("complete_claim", "available_at=?"), ("void", "available_at>? AND available_at<?")]
+)
+async def test_whole_claims(database: Database, name: str, range_of: str) -> None:
+    """What is done to all rows of a claim at once reaches them by when its lease ends."""
+    assert await plan(database, TIMERS.sql(name)) == [f"SEARCH timer_schedules USING INDEX {AVAILABLE} ({range_of})"]
+
+
 @pytest.mark.parametrize("name", ["find", "advance"])
 async def test_commands(database: Database, name: str) -> None:
     """A command reaches its timer by its key."""

@@ -118,8 +118,10 @@ def test_invalid_json(body: bytes) -> None:
         (schedule_timer(envelope={"correlationId": "\x7f"}), "correlationId"),
         (schedule_timer(envelope={"causationId": "a\nb"}), "causationId"),
         (schedule_timer(envelope={"timestampMs": "soon"}), "timestampMs"),
+        (schedule_timer(envelope={"timestampMs": "5"}), "timestampMs"),
+        (schedule_timer(envelope={"timestampMs": 5.0}), "timestampMs"),
     ],
-    ids=range(20),
+    ids=range(22),
 )
 def test_invalid_envelope(body: bytes, path: str) -> None:
     """An envelope with a field missing or wrong is rejected, and the field is named."""
@@ -253,7 +255,6 @@ def test_many_faults() -> None:
     assert len(verdict.message) < 1500
 
 
-@pytest.mark.xfail(strict=True, reason="BUG in core.codec: the name of an unknown field goes into a header as it is")
 def test_field_name_with_a_line_break() -> None:
     """A field's name can't add headers to the dead letter, such as one the broker would obey."""
     unknown: dict[str, Any] = {"x\r\nNats-Rollup: all": 1}
@@ -283,7 +284,6 @@ def test_trace(headers: dict[str, str], trace: Trace) -> None:
     assert decode(delivery(schedule_timer(), headers=headers)).trace == trace
 
 
-@pytest.mark.xfail(strict=True, reason="BUG in core.codec: control characters of a trace are stored and sent on")
 @pytest.mark.parametrize(
     "headers",
     [

@@ -23,8 +23,8 @@ def test_round_trip(at: int) -> None:
 @given(st.datetimes(datetime(1970, 1, 2), datetime(9999, 12, 30)), offsets)  # noqa: DTZ001 - the offset is added below
 def test_agrees_with_datetime(naive: datetime, offset: timezone) -> None:
     """Whatever its offset and fraction, a text means what datetime says it means, rounded up."""
-    exact = (naive.replace(tzinfo=offset) - datetime(1970, 1, 1, tzinfo=UTC)) / timedelta(microseconds=1)
-    assert parse_instant(naive.replace(tzinfo=offset).isoformat()) == -(-int(exact) // 1000)
+    microseconds = (naive.replace(tzinfo=offset) - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1)
+    assert parse_instant(naive.replace(tzinfo=offset).isoformat()) == -(-microseconds // 1000)
 
 
 @pytest.mark.parametrize(
@@ -42,6 +42,8 @@ def test_agrees_with_datetime(naive: datetime, offset: timezone) -> None:
         (".000000001", 1),
         (".0000000000000000000001", 1),
         (".9999", 1000),
+        pytest.param("." + "1" * 5000, 112, id="5000 ones"),
+        pytest.param("." + "0" * 5000, 0, id="5000 noughts"),
     ],
 )
 def test_finer_fraction_rounds_up(fraction: str, milliseconds: int) -> None:
@@ -54,7 +56,6 @@ def test_finer_fraction_rounds_up(fraction: str, milliseconds: int) -> None:
     [
         "2026-11-21T09:00:00Z",
         "2026-11-21t09:00:00z",
-        "2026-11-21 09:00:00Z",
         "2026-11-21T09:00:00+00:00",
         "2026-11-21T09:00:00-00:00",
         "2026-11-21T10:30:00+01:30",
@@ -63,7 +64,7 @@ def test_finer_fraction_rounds_up(fraction: str, milliseconds: int) -> None:
     ],
 )
 def test_offsets_name_the_same_instant(text: str) -> None:
-    """The same instant may be written with any offset, a space and small letters."""
+    """The same instant may be written with any offset and in small letters."""
     assert parse_instant(text) == AT
 
 
@@ -119,6 +120,8 @@ def test_out_of_range(text: str) -> None:
         "2026-11-21T09:00:00+0100",
         "2026-11-21T09:00:00+01",
         "2026-11-21T09:00:00+24:00",
+        "2026-11-21T09:00:00+05:99",
+        "2026-11-21 09:00:00Z",
         "2026-11-21T24:00:00Z",
         "2026-11-21T09:00:60Z",
         "2026-13-01T09:00:00Z",
@@ -148,17 +151,3 @@ def test_never_surprises(text: str) -> None:
         assert error.type in {"instant", "due_at_out_of_range"}  # noqa: PT017 - both ways out are right
     else:
         assert 0 <= at <= LATEST
-
-
-@pytest.mark.xfail(strict=True, reason="BUG in core.instant: +05:99 is taken for +06:39")
-def test_minutes_of_an_offset_end_at_59() -> None:
-    """An offset with more than 59 minutes is no offset."""
-    with pytest.raises(PydanticCustomError):
-        parse_instant("2026-11-21T09:00:00+05:99")
-
-
-@pytest.mark.xfail(strict=True, raises=ValueError, reason="BUG in core.instant: int() of more than 4300 digits")
-def test_thousands_of_digits() -> None:
-    """A fraction longer than Python turns into a number is refused like other junk, not with Python's own error."""
-    with pytest.raises(PydanticCustomError):
-        parse_instant("2026-11-21T09:00:00." + "1" * 5000 + "Z")

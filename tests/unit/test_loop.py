@@ -1,4 +1,5 @@
 import asyncio
+import time
 from collections.abc import Callable
 from datetime import timedelta
 
@@ -219,3 +220,20 @@ def test_cancellation_ends_it() -> None:
         return work.ticks
 
     assert in_virtual_time(main) == [0]
+
+
+def test_stalled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A loop in which no pass begins for a minute more than the poll interval is stalled."""
+
+    async def main() -> Work:
+        work = Work()
+        await work.run_until(1)
+        return work
+
+    begun = time.monotonic()
+    work = in_virtual_time(main)
+    ended = time.monotonic()
+    monkeypatch.setattr(time, "monotonic", lambda: begun + POLL / 1000 + 60)
+    in_time = work.loop.stalled
+    monkeypatch.setattr(time, "monotonic", lambda: ended + POLL / 1000 + 60.001)
+    assert (in_time, work.loop.stalled) == (False, True)
