@@ -64,7 +64,7 @@ async def settle(store: Database, lease: Lease, step: str, row: Row) -> int:
             case "complete_claim":
                 return await lease.complete_claim(tx, [row], LATER)
             case "release":
-                return await lease.release(tx, [row], LATER)
+                return await lease.release(tx, [row])
             case "extend":
                 return await lease.extend(tx, [row], LATER)
             case "retry":
@@ -192,7 +192,7 @@ async def test_release_gives_the_attempt_back(store: Database, lease: Lease) -> 
         row = await claim_one(store, lease)
         assert row["attempt"] == 1
         async with store.transaction() as tx:
-            assert await lease.release(tx, [row], NOW) == 1
+            assert await lease.release(tx, [row]) == 1
     assert (await row_of(store))["attempt"] == 0
 
 

@@ -56,7 +56,6 @@ async def test_only_what_is_pending(store: Database) -> None:
         pytest.param(
             "CREATE TABLE a (n BIGINT); INSERT INTO a VALUES (3);",
             id="two on a line",
-            marks=pytest.mark.xfail(strict=True, reason="BUG in adapters.migrations: splits only at the ends of lines"),
         ),
         pytest.param(
             "CREATE TABLE a (\n    n BIGINT -- one; two\n);\nINSERT INTO a\nVALUES (3)\n-- the end",
@@ -65,7 +64,6 @@ async def test_only_what_is_pending(store: Database) -> None:
         pytest.param(
             "CREATE TABLE a (n BIGINT);\n/* over;\nlines; */\nINSERT INTO a VALUES (3);\n\n-- the end\n",
             id="comment at the end",
-            marks=pytest.mark.xfail(strict=True, reason="BUG in adapters.migrations: takes a comment for a statement"),
         ),
     ],
 )
@@ -140,7 +138,6 @@ def test_missing_number(tmp_path: Path, names: list[str]) -> None:
         read_migrations(write(tmp_path, *names))
 
 
-@pytest.mark.xfail(strict=True, raises=ValueError, reason="BUG in adapters.migrations: int() of a name's first letters")
 def test_name_without_number(tmp_path: Path) -> None:
     """A file without a number is refused like a wrong number."""
     with pytest.raises(StartError):

@@ -160,6 +160,8 @@ class NatsHarness:
 
     async def inbox(self) -> Inbox:
         inbox = _NatsInbox(await self._user.subscribe(self._user.new_inbox()))
+        # The driver sends a flush ahead of what it holds back: only the second one follows the subscription.
+        await self._user.flush()
         await self._user.flush()
         return inbox
 

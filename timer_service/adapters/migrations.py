@@ -1,6 +1,7 @@
 """Brings the schema to head: ordered, checksummed, all pending ones in one locked transaction."""
 
 import hashlib
+import re
 import sqlite3
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -9,6 +10,7 @@ from pathlib import Path
 from timer_service.core.database import Database, Reader
 from timer_service.core.errors import StartError
 
+_COMMENTS = re.compile(r"--.*|/\*.*?\*/")
 _CREATE = """
 CREATE TABLE IF NOT EXISTS schema_migrations (
     number INTEGER PRIMARY KEY,
@@ -36,12 +38,11 @@ class Migration:
 
 def read_migrations(folder: Path) -> list[Migration]:
     """Read `NNNN_name.sql` files in order. Raises `StartError` if there are none or a number is missing."""
-    migrations = [
-        Migration(int(path.stem[:4]), path.stem, path.read_text("utf-8")) for path in sorted(folder.glob("*.sql"))
-    ]
-    if not migrations or [each.number for each in migrations] != list(range(1, len(migrations) + 1)):
+    paths = sorted(folder.glob("*.sql"))
+    numbers = [f"{number:04}" for number in range(1, len(paths) + 1)]
+    if not paths or [path.stem[:4] for path in paths] != numbers:
         raise StartError(f"the migrations in {folder} are not numbered 0001, 0002, ...")
-    return migrations
+    return [Migration(int(path.stem[:4]), path.stem, path.read_text("utf-8")) for path in paths]
 
 
 async def migrate(database: Database, migrations: Sequence[Migration]) -> list[Migration]:
@@ -84,10 +85,10 @@ def _pending(applied: dict[int, tuple[str, str]], migrations: Sequence[Migration
 def _statements(text: str) -> Iterator[str]:
     """Split at the semicolons that end statements (SQL of either engine; the splitter is SQLite's own)."""
     statement = ""
-    for line in text.splitlines(keepends=True):
-        statement += line
+    for part in re.split("(?<=;)", text):
+        statement += part
         if sqlite3.complete_statement(statement):
             yield statement
             statement = ""
-    if statement.strip():
+    if _COMMENTS.sub("", statement).strip():
         yield statement

@@ -9,7 +9,7 @@ import fcntl
 import os
 import sqlite3
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
-from contextlib import asynccontextmanager, closing
+from contextlib import AsyncExitStack, asynccontextmanager, closing
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -21,6 +21,8 @@ from timer_service.core.errors import DatabaseUnavailableError, StartError
 
 _T = TypeVar("_T")
 _NONE: Parameters = {}
+_AWAY = {sqlite3.OperationalError, sqlite3.DatabaseError}
+"""What locked, full, failing and damaged files end in."""
 
 
 class _Connection(aiosqlite.Connection):
@@ -41,12 +43,16 @@ class _Connection(aiosqlite.Connection):
     async def control(self, sql: str) -> None:
         await self._run(lambda connection: connection.execute(sql).close())
 
+    async def roll_back(self) -> None:
+        """End the transaction, if some error such as a full disk has not ended it already."""
+        await self._run(lambda connection: connection.rollback())
+
     async def _run(self, function: Callable[[sqlite3.Connection], _T]) -> _T:
         try:
             result: _T = await self._execute(partial(function, self._conn))  # type: ignore[no-untyped-call]
-        except sqlite3.OperationalError as error:
-            if error.sqlite_errorcode == sqlite3.SQLITE_ERROR:  # the statement is wrong, not the database away
-                raise
+        except sqlite3.DatabaseError as error:
+            if type(error) not in _AWAY or error.sqlite_errorcode == sqlite3.SQLITE_ERROR:
+                raise  # the statement is wrong
             raise DatabaseUnavailableError(str(error)) from error
         return result
 
@@ -81,14 +87,17 @@ class SqliteDatabase:
     @classmethod
     async def open(cls, path: Path) -> "SqliteDatabase":
         """Open (or create) the file. Raises `StartError` when another instance has it or it can't be used."""
-        lock = _lock_file(path)
-        try:
-            _check(path)
-            writer = await _connect(path, "PRAGMA journal_mode = WAL", "PRAGMA synchronous = FULL")
-            reader = await _connect(path, "PRAGMA query_only = ON")
-        except (DatabaseUnavailableError, sqlite3.Error) as error:
-            os.close(lock)
-            raise StartError(f"can't open the database {path} (TIMER_DB_PATH): {error}") from error
+        async with AsyncExitStack() as opened:
+            lock = _lock_file(path)
+            opened.callback(os.close, lock)
+            try:
+                _check(path)
+                writer = await _connect(path, "PRAGMA journal_mode = WAL", "PRAGMA synchronous = FULL")
+                opened.push_async_callback(writer.close)
+                reader = await _connect(path, "PRAGMA query_only = ON")
+            except (DatabaseUnavailableError, sqlite3.Error) as error:
+                raise StartError(f"can't open the database {path} (TIMER_DB_PATH): {error}") from error
+            opened.pop_all()
         return cls(writer, reader, lock)
 
     @asynccontextmanager
@@ -96,12 +105,12 @@ class SqliteDatabase:
         """Open the one write transaction there can be; others wait their turn."""
         async with self._one_at_a_time:
             try:
-                await _to_the_end(self._writer.control("BEGIN IMMEDIATE"))
                 try:
+                    await _to_the_end(self._writer.control("BEGIN IMMEDIATE"))
                     yield _Transaction(self._writer)
                 except BaseException:
                     # Queued behind a statement that a cancelled await left running, so nothing of it survives.
-                    await _to_the_end(self._roll_back())
+                    await _to_the_end(self._writer.roll_back())
                     raise
                 await _to_the_end(self._commit())
             except DatabaseUnavailableError as error:
@@ -113,12 +122,8 @@ class SqliteDatabase:
         try:
             await self._writer.control("COMMIT")
         except BaseException:
-            await self._roll_back()
+            await self._writer.roll_back()
             raise
-
-    async def _roll_back(self) -> None:
-        if self._writer.in_transaction:  # some errors, such as a full disk, have rolled it back already
-            await self._writer.control("ROLLBACK")
 
     async def close(self) -> None:
         """Close both connections and let another instance have the file."""
@@ -128,6 +133,7 @@ class SqliteDatabase:
 
 
 def _lock_file(path: Path) -> int:
+    path = path.resolve()  # a second name of the file has the same lock
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         lock = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)

@@ -86,8 +86,7 @@ class Consumer:
             try:
                 await self.handle(subscription, batch)
             except Exception:
-                log.exception("batch left unsettled, it is delivered again", extra={"count": len(batch)})
-                await subscription.retry(batch, _RETRY_DELAY)
+                log.exception("what is not settled of a batch is delivered again", extra={"count": len(batch)})
 
     async def handle(self, subscription: Subscription, batch: Sequence[Delivery]) -> None:
         """Handle one batch and settle each of its deliveries."""
@@ -138,10 +137,13 @@ class Consumer:
     async def _isolate(
         self, subscription: Subscription, accepted: Sequence[_Accepted], error: Exception
     ) -> list[Rejected]:
-        """Handle a failed batch one by one, so that a fault of ours costs only the command that meets it."""
-        if len(accepted) > 1:
-            log.warning("batch failed, handling its commands one by one", exc_info=error)
-            return [each for one in accepted for each in await self._apply(subscription, [one])]
+        """Halve a failed batch until it is one, so that a fault of ours costs only the command that meets it."""
+        if (half := len(accepted) // 2) > 0:
+            log.warning("batch failed, handling it in halves", exc_info=error, extra={"count": len(accepted)})
+            return [
+                *await self._apply(subscription, accepted[:half]),
+                *await self._apply(subscription, accepted[half:]),
+            ]
         (only,) = accepted
         log.error("command failed", exc_info=error, extra={"command_id": only.command.id})
         if only.delivery.attempt < _ATTEMPTS_AT_A_FAULT_OF_OURS:

@@ -24,7 +24,7 @@ class LeasedTable:
     claimed: tuple[str, ...]
     """Columns a claim hands out, besides those of the lease; the key is among them."""
     oldest_first: str
-    """The claimed column a batch is sorted by."""
+    """The claimed column that rows are fired in the order of: when each was first to be available."""
     state: str
     waiting: str
     held: str
@@ -92,7 +92,7 @@ class Lease:
         return await tx.executemany(self._complete, [self._held(row, at=at) for row in rows])
 
     async def complete_claim(self, tx: Transaction, rows: Sequence[Row], at: int) -> int:
-        """Settle all rows of one claim as done at `at`, in one statement.
+        """Settle all rows of one claim, none of them extended, as done at `at`, in one statement.
 
         Measured on SQLite: row by row, a thread that fires and one that settles hand each other the interpreter's lock
         for every row, and a batch takes twice as long.
@@ -112,9 +112,9 @@ class Lease:
         """Give rows up: they stay, visible, and are not claimed again."""
         return await tx.executemany(self._bury, [self._held(each.row, error=each.error) for each in failures])
 
-    async def release(self, tx: Transaction, rows: Sequence[Row], at: int) -> int:
-        """Give rows back as if they had not been claimed, claimable from `at`."""
-        return await tx.executemany(self._release, [self._held(row, at=at) for row in rows])
+    async def release(self, tx: Transaction, rows: Sequence[Row]) -> int:
+        """Give rows back as if they had not been claimed: claimable at once, in their old place."""
+        return await tx.executemany(self._release, [self._held(row) for row in rows])
 
     async def extend(self, tx: Transaction, rows: Sequence[Row], now: int) -> int:
         """Hold rows for a whole visibility timeout from `now`, however long they were held already."""

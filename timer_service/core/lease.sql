@@ -32,7 +32,7 @@ WHERE {key_is} AND lease_token = :token
 
 -- name: release
 UPDATE {table}
-SET {state} = '{waiting}', available_at = :at, lease_token = NULL, attempt = attempt - 1
+SET {state} = '{waiting}', available_at = {oldest_first}, lease_token = NULL, attempt = attempt - 1
 WHERE {key_is} AND lease_token = :token
 
 -- name: extend
@@ -42,7 +42,7 @@ WHERE {key_is} AND lease_token = :token
 
 -- name: void
 UPDATE {table}
-SET {state} = '{waiting}', available_at = :now, lease_token = NULL
+SET {state} = '{waiting}', available_at = {oldest_first}, lease_token = NULL
 WHERE available_at > :now AND available_at <= :until AND lease_token IS NOT NULL AND {oldest_first} <= :now
 
 -- name: next_available

@@ -176,7 +176,7 @@ class Relay:
         async with self._database.transaction() as tx:
             changed = {
                 "fired": await self._complete(tx, verdicts, at),
-                "released": await self._lease.release(tx, verdicts.release, now),
+                "released": await self._lease.release(tx, verdicts.release),
                 "retried": await self._lease.retry(tx, verdicts.retry),
                 "buried": await self._lease.bury(tx, verdicts.bury),
             }
@@ -198,5 +198,6 @@ class Relay:
 
 
 def _raise_first(flights: set[asyncio.Task[None]]) -> None:
-    for flight in flights:
-        flight.result()
+    for error in [flight.exception() for flight in flights]:
+        if error is not None:
+            raise error

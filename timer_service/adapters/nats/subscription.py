@@ -21,8 +21,8 @@ from timer_service.core.message import IDENTIFIER_PATTERN, Kind, Position
 
 log = logging.getLogger(__name__)
 
-_PULL_SECONDS = 5  # short: a pull that a restarted server has forgotten costs no more than this
-_PULL_GRACE_SECONDS = 1
+_PULL_SECONDS = 1  # short: closing waits for it, and so do commands when a restarted server has forgotten a pull
+_PULL_GRACE_SECONDS = 0.5
 _LINGER_SECONDS = 0.002  # so that commands arriving together are committed together
 _REJOIN_SECONDS = 0.5
 _STATUS = "Status"
@@ -86,14 +86,15 @@ class NatsSubscription:
         await self._settle(deliveries, b"+TERM")
 
     async def close(self) -> None:
-        """Stop pulling, and hand back at once what was pulled but not handed out."""
+        """Let the pull end, and hand back at once what it brought: whatever missed us would wait for `ack_wait`."""
         self._closed = True
         self._arrived.set()
-        if self._interest is None or not self._client.is_connected:
+        if self._interest is None:
             return
-        await self._interest.drain()  # type: ignore[no-untyped-call]  # what the server has sent already still arrives, so nothing waits for ack_wait
-        for message in self._buffer:
-            await self._client.publish(message.reply, b"-NAK")
+        while self._pulling() and self._client.is_connected:
+            await self._wait()
+        await self._interest.unsubscribe()
+        await self._settle_replies([message.reply for message in self._buffer], b"-NAK")
         self._buffer.clear()
 
     def connection_restored(self) -> None:
@@ -102,19 +103,22 @@ class NatsSubscription:
         self._arrived.set()
 
     async def _settle(self, deliveries: Sequence[Delivery], verdict: bytes) -> None:
+        await self._settle_replies([delivery.handle for delivery in deliveries], verdict)
+
+    async def _settle_replies(self, replies: Sequence[str], verdict: bytes) -> None:
         try:
-            for delivery in deliveries:
-                await self._client.publish(delivery.handle, verdict)
+            for reply in replies:
+                await self._client.publish(reply, verdict)
         except nats.errors.Error:
             # Then they are delivered again, and are found to have been handled.
-            log.warning("could not settle deliveries", exc_info=True, extra={"count": len(deliveries)})
+            log.warning("could not settle deliveries", exc_info=True, extra={"count": len(replies)})
 
     async def _keep_pulling(self, limit: int) -> None:
         if self._closed or len(self._buffer) >= limit or not self._client.is_connected:
             return
         if not self._joined and not await self._try_to_rejoin():
             return
-        if self._expected > 0 and time.monotonic() < self._pull_ends_at + _PULL_GRACE_SECONDS:
+        if self._pulling():
             return
         self._expected = limit
         self._pull_ends_at = time.monotonic() + _PULL_SECONDS
@@ -128,12 +132,20 @@ class NatsSubscription:
             f"$JS.API.CONSUMER.MSG.NEXT.{stream}.{DURABLE}", json.dumps(pull).encode(), reply=self._inbox
         )
 
+    def _pulling(self) -> bool:
+        return self._expected > 0 and time.monotonic() < self._pull_ends_at + _PULL_GRACE_SECONDS
+
     async def _try_to_rejoin(self) -> bool:
         try:
-            self._epoch = await self._rejoin()
+            epoch = await self._rejoin()
         except (nats.errors.Error, JetStreamError, OSError) as error:
             log.warning("the consumer of commands is gone, trying to rejoin", extra={"reason": repr(error)})
             return False
+        if (
+            epoch != self._epoch
+        ):  # another stream: what is buffered can't be settled, and would count as newer than it is
+            self._buffer.clear()
+        self._epoch = epoch
         self._joined = True
         return True
 
