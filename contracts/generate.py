@@ -1,29 +1,82 @@
-"""Writes `contracts/schemas/` anew from the models; `make contracts` runs it."""
+"""Writes `contracts/schemas/` and `contracts/asyncapi.yaml` anew from the code; `make contracts` runs it."""
 
 import inspect
 import json
+import runpy
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
-from pydantic import create_model
+from pydantic import TypeAdapter, create_model
 
+from timer_service.core.errors import Code
 from timer_service.core.message import Envelope, Identifier, Payload, kebab
-from timer_service.core.rejection import CommandRejected
+from timer_service.core.rejection import CommandRejected, FieldFault
 from timer_service.timers.handler import PAYLOADS
 from timer_service.timers.messages import DueTimeReached
+from timer_service.timers.queries import QUERIES, TimerCounts, TimerPage, TimerView
+from timer_service.timers.rules import Verdict
+
+CONTRACTS = Path(__file__).parent
+SCHEMAS = CONTRACTS / "schemas"
+_ASYNCAPI = runpy.run_path(str(CONTRACTS / "asyncapi.py"))
+
+
+class Refusal(Payload):
+    """Why a command was rejected or a query can't be answered."""
+
+    code: Code
+    message: str
+    errors: list[FieldFault] | None = None
+
+
+class QueryRefused(Payload):
+    """The query can't be answered."""
+
+    error: Refusal
+
+
+class CommandHandled(Payload):
+    """The command is committed; the timer, if there is one, is as it stands now."""
+
+    command_id: Identifier
+    outcome: Verdict
+    timer: TimerView | None = None
+
+
+class CommandRefused(Payload):
+    """The command was rejected and is kept in the dead letters."""
+
+    command_id: Identifier
+    error: Refusal
+
 
 COMMANDS: tuple[type[Payload], ...] = PAYLOADS
 EVENTS: tuple[type[Payload], ...] = (DueTimeReached, CommandRejected)
-SCHEMAS = Path(__file__).parent / "schemas"
+ANSWERS: dict[str, type[Payload]] = {"get-timer": TimerView, "list-timers": TimerPage, "count-timers": TimerCounts}
+"""What each query is answered with, if not with an error."""
 
 
 def schemas() -> dict[str, str]:
     """Return the text of every schema by file name."""
     documents = {
-        **{each.type: _document(each, _command(each)) for each in COMMANDS},
-        **{each.type: _without_null(_document(each, _event(each))) for each in EVENTS},
+        **{kebab(each.type): _message(each, _command(each)) for each in COMMANDS},
+        **{kebab(each.type): _without_null(_message(each, _event(each))) for each in EVENTS},
+        **{each.name: _document(each.name, each.question.__name__, each.question) for each in QUERIES},
+        **{f"{name}-answer": _answer(f"{name}-answer", answer, QueryRefused) for name, answer in ANSWERS.items()},
+        "command-outcome": _answer("command-outcome", CommandHandled, CommandRefused),
     }
-    return {f"{kebab(name)}.v1.json": _text(document) for name, document in documents.items()}
+    return {f"{name}.v1.json": _text(document) for name, document in documents.items()}
+
+
+def asyncapi() -> dict[str, Any]:
+    """Return the AsyncAPI document."""
+    document: dict[str, Any] = _ASYNCAPI["document"](COMMANDS, EVENTS, QUERIES)
+    return document
+
+
+def asyncapi_text() -> str:
+    """Return the AsyncAPI document as YAML."""
+    return "# Written by generate.py.\n" + "\n".join(_ASYNCAPI["yaml_lines"](asyncapi())) + "\n"
 
 
 def _command(payload: type[Payload]) -> dict[str, Any]:
@@ -34,16 +87,22 @@ def _event(payload: type[Payload]) -> dict[str, Any]:
     return {**_command(payload), "id": (Identifier, ...), "timestamp_ms": (int, ...)}
 
 
-def _document(payload: type[Payload], fields: dict[str, Any]) -> dict[str, Any]:
+def _message(payload: type[Payload], fields: dict[str, Any]) -> dict[str, Any]:
     """Return the schema of a whole body: the envelope around one kind of payload."""
     body = create_model(payload.type, __base__=Envelope, **fields)
-    document = cast("dict[str, Any]", _without_noise(body.model_json_schema()))
+    return {**_document(kebab(payload.type), payload.type, body), "description": inspect.getdoc(payload)}
+
+
+def _answer(name: str, answer: type[Payload], refused: type[Payload]) -> dict[str, Any]:
+    return _without_null(_document(name, name.replace("-", " "), answer | refused))
+
+
+def _document(name: str, title: str, model: Any) -> dict[str, Any]:
     return {
-        **document,
+        **_without_noise(TypeAdapter(model).json_schema()),
         "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "$id": f"urn:timer-service:{kebab(payload.type)}:v1",
-        "title": payload.type,
-        "description": inspect.getdoc(payload),
+        "$id": f"urn:timer-service:{name}:v1",
+        "title": title,
     }
 
 
@@ -62,13 +121,16 @@ def _without_noise(node: Any) -> Any:
 
 
 def _without_null(node: Any) -> Any:
-    """Take null from what an event's field may be: the service leaves out what it doesn't know."""
+    """Take null from what the service may send: it leaves out what it doesn't know."""
+    if isinstance(node, list):
+        return [_without_null(each) for each in node]
     if not isinstance(node, dict):
         return node
-    if "anyOf" in node:
-        (only,) = (each for each in node["anyOf"] if each != {"type": "null"})
-        return {**{name: each for name, each in node.items() if name != "anyOf"}, **only}
-    return {name: _without_null(each) for name, each in node.items()}
+    node = {name: _without_null(each) for name, each in node.items()}
+    if {"type": "null"} in node.get("anyOf", ()):
+        (only,) = (each for each in node.pop("anyOf") if each != {"type": "null"})
+        return {**node, **only}
+    return node
 
 
 def _text(document: dict[str, Any]) -> str:
@@ -76,7 +138,7 @@ def _text(document: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    """Write every schema and remove those of messages that are gone."""
+    """Write every schema and the AsyncAPI document, and remove the schemas of messages that are gone."""
     SCHEMAS.mkdir(exist_ok=True)
     current = schemas()
     for old in SCHEMAS.glob("*.json"):
@@ -84,6 +146,7 @@ def main() -> None:
             old.unlink()
     for name, text in current.items():
         (SCHEMAS / name).write_text(text, "utf-8")
+    (CONTRACTS / "asyncapi.yaml").write_text(asyncapi_text(), "utf-8")
 
 
 if __name__ == "__main__":

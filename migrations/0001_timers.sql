@@ -35,9 +35,16 @@ CREATE TABLE timer_schedules (
 -- The claim and the loop's next wake.
 CREATE INDEX timer_schedules_available ON timer_schedules (available_at) WHERE available_at IS NOT NULL;
 
--- Lists in order of due time; the fair claim, which names the tenants with due timers by skipping through it.
-CREATE INDEX timer_schedules_listed ON timer_schedules (tenant_id, state, due_at, service_call_id);
+-- The fair claim, which names tenants by skipping from one to the next, and lists of Scheduled timers. On due_at, not on
+-- available_at: so claiming a row does not move it here.
+CREATE INDEX timer_schedules_scheduled ON timer_schedules (tenant_id, due_at, service_call_id)
+    WHERE available_at IS NOT NULL;
+
+-- Lists of all states, of the two rare ones, and counts. None is written when a timer fires.
+CREATE INDEX timer_schedules_listed ON timer_schedules (tenant_id, due_at, service_call_id);
+CREATE INDEX timer_schedules_failed ON timer_schedules (tenant_id, due_at, service_call_id) WHERE state = 'Failed';
+CREATE INDEX timer_schedules_cancelled ON timer_schedules (tenant_id, due_at, service_call_id) WHERE state = 'Cancelled';
 
 -- Retention.
-CREATE INDEX timer_schedules_reached ON timer_schedules (reached_at) WHERE reached_at IS NOT NULL;
-CREATE INDEX timer_schedules_cancelled ON timer_schedules (cancelled_at) WHERE cancelled_at IS NOT NULL;
+CREATE INDEX timer_schedules_reached_at ON timer_schedules (reached_at) WHERE reached_at IS NOT NULL;
+CREATE INDEX timer_schedules_cancelled_at ON timer_schedules (cancelled_at) WHERE cancelled_at IS NOT NULL;

@@ -4,34 +4,40 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Coroutine, Mapping
 from contextlib import asynccontextmanager
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 from prometheus_client import CollectorRegistry
+from pydantic import SecretStr
 
 from timer_service.adapters.embedded import embedded_nats, free_port
 from timer_service.adapters.migrations import Migration, migrate, pending_migrations, read_migrations
-from timer_service.adapters.nats import NatsBroker
+from timer_service.adapters.nats import Login, NatsBroker
 from timer_service.adapters.sqlite import SqliteDatabase
 from timer_service.config import Config, load_config
 from timer_service.core.clock import Clock, SystemClock
 from timer_service.core.consumer import Consumer, Route
 from timer_service.core.errors import StartError
 from timer_service.core.lease import Lease
-from timer_service.core.loop import Loop
+from timer_service.core.loop import Loop, Worker
 from timer_service.core.query import Queries
 from timer_service.core.relay import Relay
 from timer_service.http import http_app, serve_http
 from timer_service.metrics import Metrics
 from timer_service.shipped import shipped
 from timer_service.timers import handler as timers_handler
+from timer_service.timers.census import Census
 from timer_service.timers.queries import QUERIES as TIMER_QUERIES
+from timer_service.timers.retention import Retention
 from timer_service.timers.store import TIMERS
 from timer_service.timers.worker import due_time_reached
 
 log = logging.getLogger(__name__)
 
 _NATS_PORT = 4222
+_RETENTION_INTERVAL = timedelta(minutes=1)
+_CENSUS_INTERVAL = timedelta(seconds=15)
 
 
 class App:
@@ -54,13 +60,17 @@ class App:
             batch_size=config.batch_size,
             max_attempts=config.max_attempts,
         )
-        self._timers = Loop(
-            "timers",
-            tick=relay.tick,
-            next_at=relay.next_at,
-            clock=clock,
-            polling_interval=config.polling_interval,
-            instruments=metrics,
+        retention = Retention(database, timedelta(days=config.retention_days))
+        census = Census(database, metrics)
+
+        def loop(name: str, worker: Worker, polling_interval: timedelta) -> Loop:
+            return Loop(name, worker, clock=clock, polling_interval=polling_interval, instruments=metrics)
+
+        self._timers = loop("timers", relay, config.polling_interval)
+        self._loops = (
+            self._timers,
+            loop("retention", retention, _RETENTION_INTERVAL),
+            loop("census", census, _CENSUS_INTERVAL),
         )
         self._consumer = Consumer(
             database=database,
@@ -86,15 +96,16 @@ class App:
             await self._broker.serve_queries(self._queries.names, self._queries.answer)
             subscription = await self._broker.subscribe()
             consuming = asyncio.create_task(self._consumer.run(subscription), name="consumer")
-            ticking = asyncio.create_task(self._timers.run(), name="timers")
+            ticking = [asyncio.create_task(loop.run(), name=loop.name) for loop in self._loops]
             asked = asyncio.create_task(self._stopping.wait(), name="asked to")
             lost = asyncio.create_task(self._broker.wait_lost(), name="broker lost")
             log.info("serving", extra={"http": f"http://{self._config.http_host}:{port}"})
-            ended, _ = await asyncio.wait([consuming, ticking, asked, lost], return_when=asyncio.FIRST_COMPLETED)
+            ended, _ = await asyncio.wait([consuming, *ticking, asked, lost], return_when=asyncio.FIRST_COMPLETED)
             self._stopping.set()
             log.info("draining", extra={"because": sorted(task.get_name() for task in ended)})
-            self._timers.stop()
-            await self._drain(subscription.close(), consuming, ticking)
+            for loop in self._loops:
+                loop.stop()
+            await self._drain(subscription.close(), consuming, *ticking)
             asked.cancel()
             lost.cancel()
         if lost in ended:
@@ -119,24 +130,48 @@ class App:
         }
 
     def _stalled(self) -> list[str]:
-        return [self._timers.name] if self._timers.stalled else []
+        return [loop.name for loop in self._loops if loop.stalled]
 
 
 @asynccontextmanager
 async def open_app(config: Config) -> AsyncIterator[App]:
     """Open the database and the broker, bring the schema to head. Raises `StartError` with what to mend."""
+    if config.role != "all":
+        raise StartError(
+            f"TIMER_ROLE={config.role} needs a database that processes can share; SQLite is for one: use all"
+        )
     async with _open_database(config) as database:
         await _bring_to_head(database, auto=config.auto_migrate)
         broker = await NatsBroker.connect(
             config.broker_url,
             config.subject_prefix,
+            login=nats_login(config),
             reply_prefix=config.reply_prefix,
             manage_streams=config.manage_streams,
         )
         try:
+            _check_retention(config, broker)
             yield App(config, database, broker, SystemClock())
         finally:
             await broker.close()
+
+
+def nats_login(config: Config) -> Login:
+    """Return how to authenticate at NATS."""
+    return Login(
+        user=config.nats_user,
+        password=_text(config.nats_password or config.nats_password_file),
+        token=_text(config.nats_token or config.nats_token_file),
+        nkey_seed=_text(config.nats_nkey_seed or config.nats_nkey_seed_file),
+        credentials=config.nats_credentials,
+        tls_ca=config.nats_tls_ca,
+        tls_cert=config.nats_tls_cert,
+        tls_key=config.nats_tls_key,
+    )
+
+
+def _text(secret: SecretStr | None) -> str | None:
+    return None if secret is None else secret.get_secret_value()
 
 
 @asynccontextmanager
@@ -183,6 +218,16 @@ async def unapplied_migrations(config: Config) -> list[Migration]:
     """Return what the configured database lacks."""
     async with _open_database(config) as database:
         return await pending_migrations(database, migrations())
+
+
+def _check_retention(config: Config, broker: NatsBroker) -> None:
+    kept = broker.commands_kept
+    if kept is None or kept > timedelta(days=config.retention_days):
+        raise StartError(
+            f"the broker keeps commands for {kept or 'ever'}, longer than TIMER_RETENTION_DAYS="
+            f"{config.retention_days:g}: one that is delivered again could fire a timer that was deleted. "
+            "Limit the age of the command stream's messages, or keep timers longer."
+        )
 
 
 async def _bring_to_head(database: SqliteDatabase, *, auto: bool) -> None:

@@ -5,10 +5,19 @@ import re
 from collections.abc import Mapping
 from datetime import timedelta
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, ValidationInfo, field_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    SecretStr,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError
 from pydantic_settings import BaseSettings, DotEnvSettingsSource, SettingsConfigDict
 
@@ -20,6 +29,7 @@ _OTHERS = (
     "TIMER_SERVICE_",  # Kubernetes injects these for a Service named timer-service
     "TIMER_TEST_",  # the tests'
 )
+_LOGINS = ("nats_user", "nats_token", "nats_nkey_seed", "nats_credentials")
 _SUBJECT = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*", re.ASCII)
 
 
@@ -59,10 +69,38 @@ def _lower(value: object) -> object:
     return value.lower() if isinstance(value, str) else value
 
 
+def _content(path: object) -> object:
+    if isinstance(path, SecretStr):
+        return path
+    try:
+        content = Path(str(path)).read_text("utf-8").strip()
+    except OSError as error:
+        raise PydanticCustomError("file", "can't be read: {reason}", {"reason": error.strerror}) from error
+    except UnicodeDecodeError as error:
+        raise PydanticCustomError("file", "is not text in UTF-8") from error
+    if not content:
+        raise PydanticCustomError("file", "is an empty file")
+    return content
+
+
+def _readable(path: Path) -> Path:
+    try:
+        path.open("rb").close()
+    except OSError as error:
+        raise PydanticCustomError("file", "can't be read: {reason}", {"reason": error.strerror}) from error
+    return path
+
+
 Milliseconds = Annotated[
     timedelta, BeforeValidator(_milliseconds), Field(ge=timedelta(milliseconds=1), le=timedelta(days=1))
 ]
 """A duration written as a whole number of milliseconds, from 1 ms to a day."""
+
+SecretFile = Annotated[SecretStr, BeforeValidator(_content)]
+"""A secret written as the path of the file that holds it."""
+
+ReadableFile = Annotated[Path, AfterValidator(_readable)]
+"""The path of a file that can be read."""
 
 
 class Config(BaseSettings):
@@ -78,6 +116,17 @@ class Config(BaseSettings):
     )
 
     broker_url: Annotated[str, AfterValidator(_broker_url)] = "nats://localhost:4222"
+    nats_user: str | None = None
+    nats_password: SecretStr | None = None
+    nats_password_file: SecretFile | None = None
+    nats_token: SecretStr | None = None
+    nats_token_file: SecretFile | None = None
+    nats_nkey_seed: SecretStr | None = None
+    nats_nkey_seed_file: SecretFile | None = None
+    nats_credentials: ReadableFile | None = None
+    nats_tls_ca: ReadableFile | None = None
+    nats_tls_cert: ReadableFile | None = None
+    nats_tls_key: ReadableFile | None = None
     db_path: Path = Path("./event_service.db")
     polling_interval: Milliseconds = timedelta(milliseconds=5000)
     batch_size: int = Field(default=1000, ge=1, le=1000)  # no more fit into one atomic batch of JetStream
@@ -86,6 +135,8 @@ class Config(BaseSettings):
         ge=timedelta(seconds=10),  # publishing alone may take 5 s; a lease must outlive it
     )
     max_attempts: int = Field(default=20, ge=1)
+    retention_days: float = Field(default=7, gt=0, le=3650)
+    role: Annotated[Literal["all", "handler", "worker"], BeforeValidator(_lower)] = "all"
     http_host: str = "127.0.0.1"
     http_port: int = Field(default=9464, ge=0, le=65535)
     subject_prefix: Annotated[str, AfterValidator(_subject)] = "timer"
@@ -106,6 +157,26 @@ class Config(BaseSettings):
         if value.startswith(ours) or ours.startswith(value):
             raise PydanticCustomError("reply_prefix", "must lie apart from TIMER_SUBJECT_PREFIX")
         return value
+
+    @model_validator(mode="after")
+    def _login(self) -> Self:
+        """Refuse half a login and more than one: the driver would pick one, or none, in silence."""
+        for one, other in (("nats_user", "nats_password"), ("nats_tls_cert", "nats_tls_key")):
+            if bool(self._sources(one)) != bool(self._sources(other)):
+                raise PydanticCustomError("login", f"{_variable(one)} and {_variable(other)} go together")
+        for secret in ("nats_password", "nats_token", "nats_nkey_seed"):
+            if len(twice := self._sources(secret)) > 1:
+                raise PydanticCustomError("login", f"{' and '.join(twice)}: give only one of them")
+        ways = [way for field in _LOGINS for way in self._sources(field)]
+        if any(urlsplit(url).username for url in self.broker_url.split(",")):
+            ways.append("the user in TIMER_BROKER_URL")
+        if len(ways) > 1:
+            raise PydanticCustomError("login", f"{' and '.join(ways)}: more than one way to authenticate")
+        return self
+
+    def _sources(self, field: str) -> list[str]:
+        """Return the variables that give a setting, itself or its file."""
+        return [_variable(name) for name in (field, f"{field}_file") if getattr(self, name, None) is not None]
 
 
 def load_config(**overrides: Any) -> Config:
@@ -139,7 +210,7 @@ def _unknown(name: str, known: list[str]) -> str:
 def _complaints(error: ValidationError) -> list[str]:
     """Write faults without the values, for a URL may hold a password."""
     details = error.errors(include_url=False, include_context=False, include_input=False)
-    return [f"{_variable(str(each['loc'][0]))}: {each['msg']}" for each in details]
+    return [": ".join([*(_variable(str(field)) for field in each["loc"][:1]), each["msg"]]) for each in details]
 
 
 def _variable(field: str) -> str:

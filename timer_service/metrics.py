@@ -53,6 +53,15 @@ class Metrics:
         self._claimed = Histogram(
             "timer_claim_batch_size", "How many rows one claim took.", registry=registry, buckets=_ROWS
         )
+        self._rows = Gauge(
+            "timer_rows", "Rows by state, sampled and counted up to a million.", ["table", "state"], registry=registry
+        )
+        self._overdue = Gauge(
+            "timer_overdue", "Rows that could be claimed and are not yet, sampled.", registry=registry
+        )
+        self._oldest = Gauge(
+            "timer_oldest_due_lag_seconds", "Since when the oldest of them could be, sampled.", registry=registry
+        )
         self._last_tick = Gauge(
             "timer_loop_last_tick_timestamp_seconds",
             "When a loop last ended a pass, in Unix time.",
@@ -107,6 +116,15 @@ class Metrics:
     def buried(self, table: str, count: int) -> None:
         """`count` rows were given up."""
         self._buried(table).inc(count)
+
+    def counted(self, table: str, state: str, count: int) -> None:
+        """Set the rows of a table in a state."""
+        self._rows.labels(table, state).set(count)
+
+    def overdue(self, count: int, oldest_seconds: float) -> None:
+        """Set the rows that could be claimed."""
+        self._overdue.set(count)
+        self._oldest.set(oldest_seconds)
 
     def ticked(self, loop: str, seconds: float) -> None:
         """A loop made a pass."""

@@ -1,18 +1,21 @@
 import asyncio
 import itertools
+import math
+from collections import Counter
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
 import pytest
 
-from tests.support.builders import schedule, scheduled
+from tests.support.builders import in_state, scheduled
 from tests.support.clock import NOW, after
 from timer_service.core.database import Database, Row
+from timer_service.core.errors import ConflictError
 from timer_service.core.lease import Failure, Lease
-from timer_service.core.message import Position
+from timer_service.core.message import Position, Trace
 from timer_service.timers import store as timers
-from timer_service.timers.rules import Timer
+from timer_service.timers.rules import Key, State, Timer
 from timer_service.timers.store import TIMERS
 
 HOLD_MS = 30_000
@@ -25,7 +28,7 @@ def lease() -> Lease:
 
 
 def timer(call: str = "call-1", due_at: int = NOW, tenant: str = "acme", sequence: int = 1) -> Timer:
-    return scheduled(schedule(call, due_at, Position(1, sequence), tenant=tenant))
+    return scheduled(call, due_at, Position(1, sequence), tenant=tenant)
 
 
 async def put(store: Database, *several: Timer) -> None:
@@ -78,9 +81,8 @@ STEPS = ["complete", "complete_claim", "release", "extend", "retry", "bury"]
 
 async def test_claim_hands_out_the_whole_row(store: Database, lease: Lease) -> None:
     """A claim hands out all that an event is made of, the attempt it is and the token that fences it."""
-    made = timer()
-    asked = made.schedule._replace(data="1", correlation_id="corr", causation_id="cause")
-    await put(store, made._replace(schedule=asked))
+    made = scheduled(data="1", correlation_id="corr", causation_id="cause", trace=Trace("parent", "state"))
+    await put(store, made)
     row = await claim_one(store, lease)
     handed = {column: row[column] for column in TIMERS.claimed}
     assert handed == {
@@ -90,9 +92,9 @@ async def test_claim_hands_out_the_whole_row(store: Database, lease: Lease) -> N
         "data": "1",
         "correlation_id": "corr",
         "causation_id": "cause",
-        "traceparent": None,
-        "tracestate": None,
-        "event_id": made.event_id,
+        "traceparent": "parent",
+        "tracestate": "state",
+        "event_id": made.schedule.event_id if made.schedule else None,
     }
     assert (row["attempt"], bool(row["lease_token"])) == (1, True)
 
@@ -186,14 +188,15 @@ async def test_bury(store: Database, lease: Lease) -> None:
 
 
 async def test_release_gives_the_attempt_back(store: Database, lease: Lease) -> None:
-    """A released row may be claimed at once, and its next claim is the same attempt again."""
+    """A released row may be claimed at once, in its old place, and its next claim is the same attempt again."""
     await put(store, timer())
     for _ in range(3):
         row = await claim_one(store, lease)
         assert row["attempt"] == 1
         async with store.transaction() as tx:
             assert await lease.release(tx, [row]) == 1
-    assert (await row_of(store))["attempt"] == 0
+    released = await row_of(store)
+    assert (released["attempt"], released["available_at"], released["lease_token"]) == (0, NOW, None)
 
 
 async def test_extend_holds_from_now_and_never_adds_up(store: Database, lease: Lease) -> None:
@@ -264,11 +267,12 @@ async def test_claims_at_the_same_instant_are_completed_apart(store: Database, l
 
 
 async def test_void_ends_every_lease(store: Database, lease: Lease) -> None:
-    """After a voiding what was held can be claimed at once, its attempts counted; its former holder settles nothing."""
+    """After a voiding what was held waits in its old place, attempts counted; its former holder settles nothing."""
     await put(store, timer("a"), timer("b", NOW + 1), timer("waiting", LATER))
     held = await claim(store, lease, NOW + 1)
     async with store.transaction() as tx:
         assert await lease.void(tx, NOW + 2) == 2
+    assert [(await row_of(store, call))["available_at"] for call in ("a", "b")] == [NOW, NOW + 1]
     assert [await settle(store, lease, step, held[0]) for step in STEPS] == [0] * len(STEPS)
     again = await claim(store, lease, NOW + 2)
     assert sorted((row["service_call_id"], row["attempt"]) for row in again) == [("a", 2), ("b", 2)]
@@ -351,6 +355,118 @@ async def test_claimers_never_share_a_row(store: Database, lease: Lease) -> None
     assert sorted(itertools.chain(*claimed)) == sorted(f"call-{number}" for number in range(200))
 
 
+# Fairness
+
+
+def flood(tenant: str, count: int, since: int = NOW - 10_000) -> list[Timer]:
+    """Return timers of one tenant, due a millisecond after each other."""
+    return [timer(f"call-{number:04}", since + number, tenant) for number in range(count)]
+
+
+def shares(rows: Sequence[Row]) -> Counter[str]:
+    return Counter(row["tenant_id"] for row in rows)
+
+
+async def test_a_flood_delays_nobody(store: Database, lease: Lease) -> None:
+    """Behind one tenant's five thousand older rows, the single rows of others are in the next claim, which is full."""
+    await put(store, *flood("a", 5000), timer(tenant="b"), timer(tenant="c", due_at=NOW - 1))
+    rows = await claim(store, lease, limit=1000)
+    assert shares(rows) == {"a": 998, "b": 1, "c": 1}
+    assert [row["service_call_id"] for row in rows[:998]] == [f"call-{number:04}" for number in range(998)]
+    assert [row["tenant_id"] for row in rows[998:]] == ["c", "b"]
+
+
+async def test_whole_fair_claim_is_completed_at_once(store: Database, lease: Lease) -> None:
+    """However many tenants a claim was shared between, its rows are one claim: under one token, completed together."""
+    await put(store, *flood("a", 50), *flood("b", 3), *flood("c", 20, NOW - 5000))
+    rows = await claim(store, lease, limit=30)
+    async with store.transaction() as tx:
+        completed = await lease.complete_claim(tx, rows, NOW)
+    assert (len(rows), completed, len({row["lease_token"] for row in rows})) == (30, 30, 1)
+    found = await store.reader.fetch("SELECT tenant_id FROM timer_schedules WHERE state = 'Reached'")
+    assert shares(found) == shares(rows) == {"a": 17, "b": 3, "c": 10}
+
+
+async def test_shares_are_the_oldest_of_each_tenant(store: Database, lease: Lease) -> None:
+    """Of each tenant a claim takes what is due longest, and hands all of it out oldest first."""
+    await put(store, *reversed(flood("a", 9, NOW - 90)), *flood("b", 9, NOW - 900), timer("last", tenant="c"))
+    batches = [await claim(store, lease, limit=6) for _ in range(4)]
+    for tenant, wanted in (("a", 9), ("b", 9), ("c", 1)):
+        order = [row["due_at"] for rows in batches for row in rows if row["tenant_id"] == tenant]
+        assert (len(order), order) == (wanted, sorted(order))
+    for rows in batches:
+        assert [row["due_at"] for row in rows] == sorted(row["due_at"] for row in rows)
+
+
+async def test_all_is_claimed_when_it_fits(store: Database, lease: Lease) -> None:
+    """What fits into one claim is claimed whole, however unequal the tenants are."""
+    await put(store, *flood("a", 97), timer(tenant="b"), timer(tenant="c"), timer(tenant="d", due_at=NOW + 1))
+    assert shares(await claim(store, lease, limit=99)) == {"a": 97, "b": 1, "c": 1}
+
+
+@pytest.mark.parametrize("start", range(4))
+@pytest.mark.parametrize("tenants", [9, 10, 11, 20, 25])
+async def test_more_tenants_than_fit_into_a_claim(store: Database, lease: Lease, tenants: int, start: int) -> None:
+    """However many tenants there are, each is served once in as many claims as it takes, from wherever it starts."""
+    limit = 10
+    await put(store, *flood("a", 100, NOW - 20_000))
+    await put(store, *(row for number in range(1, tenants) for row in flood(f"tenant-{number}", 20)))
+    for _ in range(start):
+        await claim(store, lease, limit=limit)
+    batches = [await claim(store, lease, limit=limit) for _ in range(math.ceil(tenants / limit))]
+    assert [len(rows) for rows in batches] == [limit] * len(batches)
+    assert len(shares([*itertools.chain(*batches)])) == tenants
+
+
+@pytest.mark.parametrize("start", range(3))
+async def test_tenants_that_only_wait_hide_nobody(store: Database, lease: Lease, start: int) -> None:
+    """A flood delays a single row no longer, though tenants with nothing due yet fill the claims between the two."""
+    await put(store, *flood("a", 100), *(timer(tenant=f"b-{number}", due_at=LATER) for number in range(10)))
+    for _ in range(start):
+        await claim(store, lease, limit=10)
+    await put(store, timer(tenant="c"))
+    batches = [await claim(store, lease, limit=10) for _ in range(2)]
+    assert [len(rows) for rows in batches] == [10, 10]
+    assert shares([*itertools.chain(*batches)])["c"] == 1
+
+
+async def test_held_rows_take_no_share(store: Database, lease: Lease) -> None:
+    """A tenant whose oldest rows are held or wait to be retried gets its share of its others, and leaves others theirs."""
+    await put(store, *flood("a", 30))
+    await claim(store, lease, limit=8)
+    async with store.transaction() as tx:
+        refused = await lease.claim(tx, NOW, 8)
+        await lease.retry(tx, [Failure(row, "refused", LATER) for row in refused])
+    await put(store, *flood("b", 20, NOW - 5000))
+    rows = await claim(store, lease, limit=10)
+    assert shares(rows) == {"a": 5, "b": 5}
+    assert [row["service_call_id"] for row in rows if row["tenant_id"] == "a"] == [
+        f"call-{n:04}" for n in range(16, 21)
+    ]
+
+
+async def test_tenant_with_nothing_but_held_rows(store: Database, lease: Lease) -> None:
+    """The share of a tenant all of whose rows are held goes to the others: the claim is full."""
+    await put(store, *flood("a", 10))
+    await claim(store, lease, limit=10)
+    await put(store, *flood("b", 20), *flood("c", 20))
+    rows = await claim(store, lease, limit=12)
+    assert len(rows) == 12
+    assert set(shares(rows)) == {"b", "c"}
+    assert min(shares(rows).values()) >= 4
+
+
+async def test_count_available(store: Database, lease: Lease) -> None:
+    """It counts what may be claimed, not what is held, retried later or not due, and no further than it is told."""
+    await put(store, *flood("a", 5), timer(tenant="b"), timer("future", LATER))
+    assert [await lease.count_available(store.reader, NOW, limit) for limit in (1, 6, 7, 100)] == [1, 6, 6, 6]
+    held, refused = await claim(store, lease, limit=2)
+    async with store.transaction() as tx:
+        await lease.retry(tx, [Failure(refused, "refused", NOW + 1)])
+    assert await lease.count_available(store.reader, NOW, 100) == 4
+    assert await lease.count_available(store.reader, held["available_at"], 100) == 6
+
+
 FORBIDDEN = {
     "reached before due": "state = 'Reached', available_at = NULL, reached_at = due_at - 1",
     "reached at no time": "state = 'Reached', available_at = NULL",
@@ -359,8 +475,11 @@ FORBIDDEN = {
     "scheduled and never available": "available_at = NULL",
     "available before due": "available_at = due_at - 1",
     "failed and still to fire": "state = 'Failed'",
-    "cancelled and still to fire": "state = 'Cancelled'",
-    "cancelled under a lease": "state = 'Cancelled', available_at = NULL, lease_token = 'token'",
+    "cancelled and still to fire": "state = 'Cancelled', cancelled_at = due_at",
+    "failed without a due time": "state = 'Failed', available_at = NULL, due_at = NULL",
+    "cancelled at no time": "state = 'Cancelled', available_at = NULL",
+    "cancelled at a time, but scheduled": "cancelled_at = due_at",
+    "cancelled under a lease": "state = 'Cancelled', available_at = NULL, cancelled_at = due_at, lease_token = 'token'",
     "due at no time": "due_at = NULL",
     "fires without an id": "event_id = NULL",
     "fewer than no attempts": "attempt = -1",
@@ -378,11 +497,46 @@ async def test_schema_refuses(store: Database, change: str) -> None:
 
 
 async def test_schema_takes_a_tombstone(store: Database) -> None:
-    """A cancelled timer that never was may lack what only firing needs."""
-    tombstone = """
-        INSERT INTO timer_schedules
-            (tenant_id, service_call_id, state, registered_at, position_epoch, position_sequence)
-        VALUES ('acme', 'unknown', 'Cancelled', 1, 1, 1)
-    """
+    """A cancelled timer that never was may lack what only firing needs, and comes back as it was put."""
+    key = Key("acme", "unknown")
+    tombstone = Timer(key, State.CANCELLED, Position(1, 1), registered_at=NOW, schedule=None, settled_at=LATER)
+    await put(store, tombstone)
+    assert await timers.find(store.reader, [key]) == {key: tombstone}
+
+
+@pytest.mark.parametrize("state", [State.SCHEDULED, State.CANCELLED, State.FAILED])
+async def test_timers_come_back(store: Database, state: State) -> None:
+    """A timer is read as it was put, whatever its state; over an older one too, and nothing of that one is left."""
+    full = scheduled(
+        position=Position(1, 1), data="1", correlation_id="corr", causation_id="cause", trace=Trace("p", "s")
+    )
+    small = scheduled(due_at=LATER, position=Position(1, 2))
+    for made in (in_state(state, full), in_state(state, small)):
+        await put(store, made)
+        assert await timers.find(store.reader, [made.key, Key("acme", "other")]) == {made.key: made}
+
+
+@pytest.mark.parametrize("sequence", [1, 2])
+async def test_put_refuses_what_was_changed_meanwhile(store: Database, sequence: int) -> None:
+    """A timer that has come to the same or a newer position since it was read is not written over: all is undone."""
+    await put(store, timer(sequence=2))
+    with pytest.raises(ConflictError):
+        await put(store, timer("other"), timer(due_at=LATER, sequence=sequence))
+    assert list(await timers.find(store.reader, [Key("acme", "call-1"), Key("acme", "other")])) == [timer().key]
+
+
+async def test_put_refuses_what_has_fired_meanwhile(store: Database, lease: Lease) -> None:
+    """A timer that has fired since it was read is not written over, however new the command."""
+    await put(store, timer())
+    await settle(store, lease, "complete", await claim_one(store, lease))
+    with pytest.raises(ConflictError):
+        await put(store, timer(sequence=9))
+    assert (await row_of(store))["state"] == "Reached"
+
+
+async def test_advance_never_goes_back(store: Database) -> None:
+    """A confirmation older than the row leaves it as it is."""
+    await put(store, timer(sequence=5))
     async with store.transaction() as tx:
-        assert await tx.execute(tombstone) == 1
+        await timers.advance(tx, [timer(sequence=4)])
+    assert (await timers.find(store.reader, [timer().key]))[timer().key].position == Position(1, 5)

@@ -2,16 +2,18 @@ import re
 
 import pytest
 
-from tests.support.builders import schedule, scheduled
+from tests.support.builders import scheduled
 from tests.support.clock import NOW
 from timer_service.adapters.sqlite import SqliteDatabase
 from timer_service.core.database import Database
 from timer_service.core.message import Position
 from timer_service.timers import store as timers
+from timer_service.timers.rules import State
 from timer_service.timers.store import TIMERS
 
 PENDING = 10_000
 AVAILABLE = "timer_schedules_available"
+SCHEDULED = "timer_schedules_scheduled"
 PRIMARY = "sqlite_autoindex_timer_schedules_1"
 BY_KEY = f"SEARCH timer_schedules USING INDEX {PRIMARY} (tenant_id=? AND service_call_id=?)"
 
@@ -20,7 +22,7 @@ BY_KEY = f"SEARCH timer_schedules USING INDEX {PRIMARY} (tenant_id=? AND service
 async def database(request: pytest.FixtureRequest, sqlite: SqliteDatabase) -> Database:
     """SQLite with ten thousand timers pending, a third of them due, its planner told of that or not."""
     pending = [
-        scheduled(schedule(f"call-{number}", NOW + number % 3000, Position(1, number), tenant=f"tenant-{number % 50}"))
+        scheduled(f"call-{number}", NOW + number % 3000, Position(1, number), tenant=f"tenant-{number % 50}")
         for number in range(PENDING)
     ]
     async with sqlite.transaction() as tx:
@@ -30,11 +32,12 @@ async def database(request: pytest.FixtureRequest, sqlite: SqliteDatabase) -> Da
     return sqlite
 
 
-async def plan(database: Database, sql: str) -> list[str]:
+async def plan(database: Database, sql: str, *, index_only: bool = False) -> list[str]:
+    """Return how a statement is run; `index_only`: and whether that reads no rows."""
     parameters = dict.fromkeys(re.findall(r":(\w+)", sql), 1)
     async with database.transaction() as tx:
         rows = await tx.fetch(f"EXPLAIN QUERY PLAN {sql}", parameters)
-    return [row["detail"].replace("COVERING ", "") for row in rows]
+    return [row["detail"] if index_only else row["detail"].replace("COVERING ", "") for row in rows]
 
 
 async def test_claim(database: Database) -> None:
@@ -43,6 +46,33 @@ async def test_claim(database: Database) -> None:
         BY_KEY,
         "LIST SUBQUERY 1",
         f"SEARCH timer_schedules USING INDEX {AVAILABLE} (available_at<?)",
+    ]
+
+
+async def test_claim_of_tenant(database: Database) -> None:
+    """A tenant's share walks that tenant's rows still to fire, in the order they are fired in, and sorts nothing."""
+    assert await plan(database, TIMERS.sql("claim_of_tenant")) == [
+        BY_KEY,
+        "LIST SUBQUERY 1",
+        f"SEARCH timer_schedules USING INDEX {SCHEDULED} (tenant_id=? AND due_at<?)",
+    ]
+
+
+async def test_pending_tenants(database: Database) -> None:
+    """Tenants with rows still to fire are found by one step into their index each, whatever else there is of them."""
+    searches = [step for step in await plan(database, TIMERS.sql("pending_tenants")) if "timer_schedules" in step]
+    assert searches == [
+        f"SEARCH timer_schedules USING INDEX {SCHEDULED} ({step})"
+        for step in ("tenant_id>?", "tenant_id>?", "tenant_id=?")
+    ]
+
+
+async def test_count_available(database: Database) -> None:
+    """What may be claimed is counted in its index alone."""
+    assert await plan(database, TIMERS.sql("count_available"), index_only=True) == [
+        "CO-ROUTINE counted",
+        f"SEARCH timer_schedules USING COVERING INDEX {AVAILABLE} (available_at<?)",
+        "SCAN counted",
     ]
 
 
@@ -76,3 +106,76 @@ async def test_commands(database: Database, name: str) -> None:
 async def test_put(database: Database) -> None:
     """Writing a timer searches nothing: its key tells whether it is there."""
     assert await plan(database, timers._SQL["put"]) == []
+
+
+LISTED_BY = {
+    None: "timer_schedules_listed",
+    State.SCHEDULED: SCHEDULED,
+    State.REACHED: "timer_schedules_listed",
+    State.CANCELLED: "timer_schedules_cancelled",
+    State.FAILED: "timer_schedules_failed",
+}
+
+
+@pytest.mark.parametrize("state", LISTED_BY)
+async def test_page(database: Database, state: State | None) -> None:
+    """A page begins at its place in the index for the state asked for, goes on in that order, and sorts nothing."""
+    assert await plan(database, timers._SQL["page"].format(such=timers._SUCH[state])) == [
+        f"SEARCH timer_schedules USING INDEX {LISTED_BY[state]} "
+        "(tenant_id=? AND (due_at,service_call_id)>(?,?) AND due_at<?)"
+    ]
+
+
+@pytest.mark.parametrize("state", [state for state in LISTED_BY if state is not State.REACHED])
+async def test_count(database: Database, state: State | None) -> None:
+    """Timers of a state are counted along the index for it: those of other states cost nothing."""
+    search = "tenant_id=? AND due_at<?" if state else "tenant_id=? AND due_at>? AND due_at<?"
+    assert await plan(database, timers._SQL["count"].format(such=timers._SUCH[state])) == [
+        "CO-ROUTINE counted",
+        f"SEARCH timer_schedules USING INDEX {LISTED_BY[state]} ({search})",
+        "SCAN counted",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("such", "walk"),
+    [
+        ("available_at IS NOT NULL", f"SEARCH timer_schedules USING INDEX {AVAILABLE} (available_at>?)"),
+        ("reached_at IS NOT NULL", "SEARCH timer_schedules USING INDEX timer_schedules_reached_at (reached_at>?)"),
+        ("state = 'Cancelled'", "SCAN timer_schedules USING INDEX timer_schedules_cancelled"),
+        ("state = 'Failed'", "SCAN timer_schedules USING INDEX timer_schedules_failed"),
+    ],
+)
+async def test_count_all(database: Database, such: str, walk: str) -> None:
+    """The gauges count along the index that holds one state and no other."""
+    assert await plan(database, timers._SQL["count_all"].format(such=such)) == [
+        "CO-ROUTINE counted",
+        walk,
+        "SCAN counted",
+    ]
+
+
+async def test_overdue(database: Database) -> None:
+    """What is overdue is counted along the index of what is available, and not sorted."""
+    assert await plan(database, timers._SQL["overdue"]) == [
+        "CO-ROUTINE counted",
+        f"SEARCH timer_schedules USING INDEX {AVAILABLE} (available_at<?)",
+        "SCAN counted",
+    ]
+
+
+async def test_oldest_due(database: Database) -> None:
+    """A tenant's next due time is one step into the index of what is still to fire."""
+    assert await plan(database, timers._SQL["oldest_due"]) == [
+        f"SEARCH timer_schedules USING INDEX {SCHEDULED} (tenant_id=?)"
+    ]
+
+
+@pytest.mark.parametrize(("name", "column"), [("delete_reached", "reached_at"), ("delete_cancelled", "cancelled_at")])
+async def test_delete(database: Database, name: str, column: str) -> None:
+    """What is to be deleted is found oldest first in the index of when it was settled, and reached by its key."""
+    assert await plan(database, timers._SQL[name]) == [
+        BY_KEY,
+        "LIST SUBQUERY 1",
+        f"SEARCH timer_schedules USING INDEX timer_schedules_{column} ({column}<?)",
+    ]

@@ -8,9 +8,10 @@ from tests.support.clock import NOW, iso
 from timer_service.core.broker import Delivery
 from timer_service.core.message import Address, Kind, Message, Position
 from timer_service.timers import rules
-from timer_service.timers.rules import Key, Schedule, Timer
+from timer_service.timers.rules import Key, Schedule, State, Timer
 
 FIRST = Position(1, 1)
+KEY = Key("acme", "call-1")
 
 
 def command(
@@ -60,23 +61,48 @@ def delivery(
     )
 
 
-def schedule(
+def cancel_timer(call: str = "call-1", *, tenant: str = "acme", envelope: Mapping[str, Any] | None = None) -> bytes:
+    """Write a CancelTimer's body."""
+    return command("CancelTimer", {"tenantId": tenant, "serviceCallId": call}, tenant=tenant, envelope=envelope)
+
+
+def retry_timer(call: str = "call-1", *, tenant: str = "acme", envelope: Mapping[str, Any] | None = None) -> bytes:
+    """Write a RetryTimer's body."""
+    return command("RetryTimer", {"tenantId": tenant, "serviceCallId": call}, tenant=tenant, envelope=envelope)
+
+
+def wanted(due_at: int = NOW, position: Position = FIRST, *, key: Key = KEY, **fields: Any) -> Schedule:
+    """Return what a ScheduleTimer asks for, under the event id that its position gives it."""
+    return Schedule(due_at=due_at, event_id=rules.event_id(key, due_at, position), **fields)
+
+
+def scheduled(
     call: str = "call-1",
     due_at: int = NOW,
     position: Position = FIRST,
     *,
     tenant: str = "acme",
+    now: int = NOW,
     **fields: Any,
-) -> Schedule:
-    """Return what a ScheduleTimer asks for."""
-    return Schedule(Key(tenant, call), due_at, position, **fields)
-
-
-def scheduled(wanted: Schedule, now: int = NOW) -> Timer:
-    """Return the timer that a schedule makes where there was none."""
-    timer = rules.schedule(None, wanted, now).timer
+) -> Timer:
+    """Return the timer that a ScheduleTimer makes where there was none; `fields` are of its schedule."""
+    key = Key(tenant, call)
+    timer = rules.schedule(None, key, wanted(due_at, position, key=key, **fields), position, now).timer
     assert timer is not None
     return timer
+
+
+def in_state(state: State, timer: Timer, at: int = NOW) -> Timer:
+    """Return a scheduled timer as it looks after it came to another state at `at`."""
+    match state:
+        case State.REACHED:
+            return timer._replace(state=state, available_at=None, settled_at=at, attempt=1)
+        case State.CANCELLED:
+            return timer._replace(state=state, available_at=None, settled_at=at)
+        case State.FAILED:
+            return timer._replace(state=state, available_at=None, attempt=3, last_error="refused")
+        case State.SCHEDULED:
+            return timer
 
 
 def event(number: int = 1, *, tenant: str = "acme", size: int = 2) -> Message:

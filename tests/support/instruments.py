@@ -18,6 +18,10 @@ class RecordingInstruments:
         self.lost = 0
         self.given_up: Counter[str] = Counter()
         self.ticks: Counter[str] = Counter()
+        self.counts: dict[tuple[str, str], int] = {}
+        """(table, state) -> how many the last sample found"""
+        self.overdues: list[tuple[int, float]] = []
+        """(how many, how long the oldest has been) of each sample"""
 
     def command_handled(self, message_type: str, outcome: str) -> None:
         self.commands[message_type, outcome] += 1
@@ -45,6 +49,12 @@ class RecordingInstruments:
 
     def buried(self, table: str, count: int) -> None:
         self.given_up[table] += count
+
+    def counted(self, table: str, state: str, count: int) -> None:
+        self.counts[table, state] = count
+
+    def overdue(self, count: int, oldest_seconds: float) -> None:
+        self.overdues.append((count, oldest_seconds))
 
     def ticked(self, loop: str, seconds: float) -> None:  # noqa: ARG002
         self.ticks[loop] += 1

@@ -80,13 +80,17 @@ class _Process:
 class NatsServer(_Process):
     """A real nats-server with file storage that survives restarts on the same port."""
 
-    def __init__(self, folder: Path, extra: str = "") -> None:
+    def __init__(self, folder: Path, extra: str = "", *, config: str | None = None, **environment: str) -> None:
+        """`config`: a whole configuration file to run instead, on a port and a folder of the test's own."""
         folder.mkdir(parents=True, exist_ok=True)
         self.port = unused_port()
         self.url = f"nats://127.0.0.1:{self.port}"
-        config = folder / "nats.conf"
-        config.write_text(f'listen: "127.0.0.1:{self.port}"\njetstream {{ store_dir: "{folder}/js" }}\n{extra}\n')
-        super().__init__([str(BIN / "nats-server"), "-c", str(config)], folder / "nats.log", {})
+        config = config or f'port: 4222\njetstream {{ store_dir: "/data" }}\n{extra}\n'
+        file = folder / "nats.conf"
+        file.write_text(
+            config.replace("port: 4222", f'listen: "127.0.0.1:{self.port}"').replace('"/data"', f'"{folder}/js"')
+        )
+        super().__init__([str(BIN / "nats-server"), "-c", str(file)], folder / "nats.log", environment)
 
     async def start(self) -> None:
         self.launch()
@@ -137,6 +141,12 @@ class Service(_Process):
             if name == sample:
                 return float(value)
         return 0.0
+
+    async def until_metric(self, sample: str, *, at_least: float) -> None:
+        """Wait until a sample of /metrics has a value."""
+        async with asyncio.timeout(_PATIENCE_SECONDS):
+            while await self.metric(sample) < at_least:
+                await asyncio.sleep(0.02)
 
     def _ready(self) -> bool:
         try:

@@ -152,6 +152,60 @@ def test_values_are_not_told(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "secret" not in complaint()
 
 
+@pytest.mark.parametrize("secret", ["nats_password", "nats_token", "nats_nkey_seed"])
+def test_secrets_may_lie_in_files(secret: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A secret may be given as a file, without the line break at its end; no way of printing a config shows it."""
+    (folder / "secret").write_text("s3cret\n")
+    monkeypatch.setenv(f"TIMER_{secret.upper()}_FILE", str(folder / "secret"))
+    config = load_config(**({"nats_user": "me"} if secret == "nats_password" else {}))
+    assert getattr(config, f"{secret}_file").get_secret_value() == "s3cret"
+    assert "s3cret" not in f"{config!r} {config}"
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"PASSWORD": "p"}, "TIMER_NATS_USER and TIMER_NATS_PASSWORD go together"),
+        ({"PASSWORD_FILE": "full"}, "TIMER_NATS_USER and TIMER_NATS_PASSWORD go together"),
+        ({"USER": "u"}, "TIMER_NATS_USER and TIMER_NATS_PASSWORD go together"),
+        ({"TLS_CERT": "full"}, "TIMER_NATS_TLS_CERT and TIMER_NATS_TLS_KEY go together"),
+        ({"TLS_KEY": "full"}, "TIMER_NATS_TLS_CERT and TIMER_NATS_TLS_KEY go together"),
+        (
+            {"USER": "u", "PASSWORD": "p", "PASSWORD_FILE": "full"},
+            "TIMER_NATS_PASSWORD and TIMER_NATS_PASSWORD_FILE: give only one of them",
+        ),
+        (
+            {"USER": "u", "PASSWORD": "p", "TOKEN": "t"},
+            "TIMER_NATS_USER and TIMER_NATS_TOKEN: more than one way to authenticate",
+        ),
+        (
+            {"NKEY_SEED_FILE": "full", "CREDENTIALS": "full"},
+            "TIMER_NATS_NKEY_SEED_FILE and TIMER_NATS_CREDENTIALS: more than one way to authenticate",
+        ),
+        ({"TOKEN_FILE": "none"}, "TIMER_NATS_TOKEN_FILE: can't be read: No such file or directory"),
+        ({"TOKEN_FILE": "empty"}, "TIMER_NATS_TOKEN_FILE: is an empty file"),
+        ({"TOKEN_FILE": "binary"}, "TIMER_NATS_TOKEN_FILE: is not text in UTF-8"),
+        ({"CREDENTIALS": "none"}, "TIMER_NATS_CREDENTIALS: can't be read: No such file or directory"),
+        ({"TLS_CA": "."}, "TIMER_NATS_TLS_CA: can't be read: Is a directory"),
+    ],
+)
+def test_half_a_login(settings: dict[str, str], told: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half a login, more than one, or a file that isn't there is refused, naming the variables."""
+    for name, content in {"full": b"x", "empty": b"\n", "binary": b"\xff"}.items():
+        (folder / name).write_bytes(content)
+    for name, value in settings.items():
+        monkeypatch.setenv(f"TIMER_NATS_{name}", value)
+    assert complaint() == told
+
+
+def test_user_in_the_url_is_a_login_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A user in the broker's URL beside another login is refused."""
+    monkeypatch.setenv("TIMER_BROKER_URL", "nats://me:secret@host")
+    monkeypatch.setenv("TIMER_NATS_TOKEN", "secret")
+    told = complaint()
+    assert told == "TIMER_NATS_TOKEN and the user in TIMER_BROKER_URL: more than one way to authenticate"
+
+
 def test_unreadable_file(folder: Path) -> None:
     """A .env that is not UTF-8 is named as what is wrong."""
     (folder / ".env").write_bytes(b"TIMER_BATCH_SIZE=\xff\n")

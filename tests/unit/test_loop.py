@@ -23,8 +23,7 @@ class Work:
         self.instruments = RecordingInstruments()
         self.loop = Loop(
             "work",
-            tick=self.tick,
-            next_at=self.next_at,
+            self,
             clock=LoopClock(),
             polling_interval=timedelta(milliseconds=POLL),
             instruments=self.instruments,

@@ -1,4 +1,4 @@
-"""SQLite behind the database port: WAL, synchronous=FULL, one writing connection, one reading one.
+"""SQLite behind the database port: WAL, synchronous=FULL, one connection that writes, two that read.
 
 One writing connection is a matter of safety, not only of speed: SQLite before 3.51.3 can corrupt a WAL database that
 two connections write to. So a lock file keeps a second instance out.
@@ -77,11 +77,12 @@ class SqliteDatabase:
 
     exclusive = True
 
-    def __init__(self, writer: _Connection, reader: _Connection, lock: int) -> None:
+    def __init__(self, writer: _Connection, reader: _Connection, queries: _Connection, lock: int) -> None:
         self._writer = writer
         self._one_at_a_time = asyncio.Lock()
         self._lock = lock
         self.reader = reader
+        self.queries = queries
         self.trouble: str | None = None
 
     @classmethod
@@ -95,10 +96,12 @@ class SqliteDatabase:
                 writer = await _connect(path, "PRAGMA journal_mode = WAL", "PRAGMA synchronous = FULL")
                 opened.push_async_callback(writer.close)
                 reader = await _connect(path, "PRAGMA query_only = ON")
+                opened.push_async_callback(reader.close)
+                queries = await _connect(path, "PRAGMA query_only = ON")
             except (DatabaseUnavailableError, sqlite3.Error) as error:
                 raise StartError(f"can't open the database {path} (TIMER_DB_PATH): {error}") from error
             opened.pop_all()
-        return cls(writer, reader, lock)
+        return cls(writer, reader, queries, lock)
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[_Transaction]:
@@ -126,7 +129,8 @@ class SqliteDatabase:
             raise
 
     async def close(self) -> None:
-        """Close both connections and let another instance have the file."""
+        """Close all connections and let another instance have the file."""
+        await self.queries.close()
         await self.reader.close()
         await self._writer.close()
         os.close(self._lock)

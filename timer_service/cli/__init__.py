@@ -4,8 +4,8 @@ import sys
 
 import typer
 
-from timer_service.cli import dev, migrate, serve, timers
-from timer_service.client import CommandError, NoAnswerError
+from timer_service.cli import dev, doctor, migrate, serve, timers
+from timer_service.client import TimerServiceError
 from timer_service.core.errors import StartError
 
 app = typer.Typer(
@@ -17,6 +17,7 @@ app = typer.Typer(
 )
 app.command("serve")(serve.serve)
 app.command("dev")(dev.dev)
+app.command("doctor")(doctor.doctor)
 app.add_typer(migrate.app, name="migrate")
 app.add_typer(timers.app, name="timers")
 
@@ -25,5 +26,5 @@ def main() -> None:
     """Run the command line."""
     try:
         app()
-    except (StartError, CommandError, NoAnswerError) as error:
+    except (StartError, TimerServiceError) as error:
         sys.exit(f"timer-service: {error}")

@@ -9,9 +9,9 @@ from typing import Annotated
 import typer
 
 from timer_service.app import open_dev_app
+from timer_service.cli.connecting import open_client
 from timer_service.cli.running import run, run_until_signalled
 from timer_service.cli.timers import event_line
-from timer_service.client import TimerClient
 from timer_service.config import Config
 from timer_service.logs import configure_logs
 
@@ -50,7 +50,7 @@ async def _show(config: Config, *, demo: bool) -> None:
 
 
 async def _show_a_timer(config: Config) -> None:
-    async with TimerClient.connect(config.broker_url) as client:
+    async with open_client(config) as client:
         events = client.watch("demo")
         arriving = asyncio.ensure_future(anext(events))
         due_at = datetime.now(UTC) + _DEMO_DELAY

@@ -2,41 +2,117 @@
 
 import json
 import re
+import shutil
+import sys
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import typer
 
+from timer_service.cli.connecting import open_client
 from timer_service.cli.running import run
-from timer_service.client import Outcome, TimerClient
+from timer_service.cli.showing import details, document, outcome_line, table, wire
+from timer_service.client import Outcome, State, Timer, TimerClient
 from timer_service.config import load_config
-from timer_service.core.instant import format_instant, parse_instant
+from timer_service.core.instant import parse_instant
 
-app = typer.Typer(help="Schedule timers and watch them fire.", no_args_is_help=True)
+app = typer.Typer(help="Schedule, look up and cancel timers, and watch them fire.", no_args_is_help=True)
 
+Tenant = Annotated[str, typer.Argument(help="Who owns the timer.")]
+Call = Annotated[str, typer.Argument(help="Its serviceCallId.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+_T = TypeVar("_T")
+_CAME_TO_NOTHING = {"not_found", "already_reached", "ignored_reached", "ignored_stale"}
 _UNITS = {"ms": "milliseconds", "s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
 
 
 @app.command()
 def schedule(  # noqa: PLR0917 - typer's way
-    tenant: Annotated[str, typer.Argument(help="Who owns the timer.")],
-    call: Annotated[str, typer.Argument(help="Its serviceCallId.")],
+    tenant: Tenant,
+    call: Call,
     at: Annotated[str | None, typer.Option(help="Due time: ISO 8601 with an offset.")] = None,
     in_: Annotated[str | None, typer.Option("--in", help="Due after: 500ms, 10s, 5m, 2h, 1d or 1h30m.")] = None,
     data: Annotated[str | None, typer.Option(help="JSON that comes back in the event.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,  # noqa: FBT002 - typer's way
+    as_json: AsJson = False,  # noqa: FBT002 - typer's way
 ) -> None:
     """Schedule a timer and wait for its outcome."""
     due_at = _due_at(at, in_)
     extra = {} if data is None else {"data": _json(data)}
-    outcome = run(_schedule(tenant, call, due_at, extra))
-    due = format_instant(int(due_at.timestamp() * 1000))
+    _tell(run(_with_client(lambda client: client.schedule(tenant, call, due_at, **extra))), tenant, call, as_json)
+
+
+@app.command()
+def cancel(tenant: Tenant, call: Call, as_json: AsJson = False) -> None:  # noqa: FBT002 - typer's way
+    """Cancel a timer that has not fired yet, and wait for the outcome."""
+    _tell(run(_with_client(lambda client: client.cancel(tenant, call))), tenant, call, as_json)
+
+
+@app.command()
+def retry(tenant: Tenant, call: Call, as_json: AsJson = False) -> None:  # noqa: FBT002 - typer's way
+    """Put a Failed timer back, to fire at once, and wait for the outcome."""
+    _tell(run(_with_client(lambda client: client.retry(tenant, call))), tenant, call, as_json)
+
+
+@app.command()
+def get(tenant: Tenant, call: Call, as_json: AsJson = False) -> None:  # noqa: FBT002 - typer's way
+    """Show one timer."""
+    timer = run(_with_client(lambda client: client.get(tenant, call)))
+    if timer is None:
+        typer.echo(f"not found: {tenant}/{call}", err=True)
+        raise typer.Exit(1)
+    typer.echo(json.dumps(document(timer)) if as_json else "\n".join(details(timer, datetime.now(UTC))))
+
+
+@app.command("list")
+def list_(  # noqa: PLR0917 - typer's way
+    tenant: Tenant,
+    state: Annotated[State | None, typer.Option(case_sensitive=False, help="Only those of this state.")] = None,
+    due_before: Annotated[str | None, typer.Option(help="Only those due before: ISO 8601 with an offset.")] = None,
+    due_after: Annotated[
+        str | None, typer.Option(help="Only those due then or later: ISO 8601 with an offset.")
+    ] = None,
+    limit: Annotated[int, typer.Option(min=1, help="The most to show.")] = 50,
+    as_json: AsJson = False,  # noqa: FBT002 - typer's way
+) -> None:
+    """List timers in order of due time."""
+    before = None if due_before is None else _instant("--due-before", due_before)
+    after = None if due_after is None else _instant("--due-after", due_after)
+
+    async def some(client: TimerClient) -> list[Timer]:
+        found = []
+        async for timer in client.list(tenant, state=state, due_before=before, due_after=after):
+            found.append(timer)
+            if len(found) > limit:
+                break
+        return found
+
+    found = run(_with_client(some))
     if as_json:
-        typer.echo(json.dumps({"commandId": outcome.command_id, "outcome": outcome.name, "dueAt": due}))
-    else:
-        typer.echo(f"{outcome.name}: {tenant}/{call} at {due}")
+        typer.echo(json.dumps([document(timer) for timer in found[:limit]]))
+        return
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    for line in table(found[:limit], datetime.now(UTC), width):
+        typer.echo(line)
+    if len(found) > limit:
+        typer.echo(f"There are more than {limit}; see them with --limit or --due-after.", err=True)
+
+
+@app.command()
+def count(tenant: Tenant, as_json: AsJson = False) -> None:  # noqa: FBT002 - typer's way
+    """Count timers by state."""
+    counts = run(_with_client(lambda client: client.count(tenant)))
+    oldest = {} if counts.oldest_due is None else {"oldestDue": wire(counts.oldest_due)}
+    found = {"counts": dict(counts.by_state), "overdue": counts.overdue, "exact": counts.exact, **oldest}
+    if as_json:
+        typer.echo(json.dumps(found))
+        return
+    at_least = "" if counts.exact else " or more"
+    for name, number in {**counts.by_state, "overdue": counts.overdue}.items():
+        typer.echo(f"{name:<10} {number:>9}{at_least}")
 
 
 @app.command()
@@ -49,18 +125,28 @@ def watch(
         run(_watch(tenant, as_json=as_json))
 
 
-async def _schedule(tenant: str, call: str, due_at: datetime, extra: dict[str, Any]) -> Outcome:
-    config = load_config()
-    async with TimerClient.connect(config.broker_url, subject_prefix=config.subject_prefix) as client:
+async def _with_client(use: Callable[[TimerClient], Awaitable[_T]]) -> _T:
+    async with open_client(load_config()) as client:
         try:
-            return await client.schedule(tenant, call, due_at, **extra)
+            return await use(client)
         except ValueError as error:
             raise typer.BadParameter(str(error)) from error
 
 
+def _tell(outcome: Outcome, tenant: str, call: str, as_json: bool) -> None:  # noqa: FBT001
+    """Print an outcome; exit with 1 when the command came to nothing."""
+    if as_json:
+        timer = {} if outcome.timer is None else {"timer": document(outcome.timer)}
+        typer.echo(json.dumps({"commandId": outcome.command_id, "outcome": outcome.name, **timer}))
+    else:
+        typer.echo(outcome_line(outcome, tenant, call), err=outcome.name in _CAME_TO_NOTHING)
+    if outcome.name in _CAME_TO_NOTHING:
+        raise typer.Exit(1)
+
+
 async def _watch(tenant: str, *, as_json: bool) -> None:
     config = load_config()
-    async with TimerClient.connect(config.broker_url, subject_prefix=config.subject_prefix) as client:
+    async with open_client(config) as client:
         async for event in client.watch(tenant):
             typer.echo(json.dumps(event) if as_json else event_line(event))
 
@@ -79,10 +165,14 @@ def _due_at(at: str | None, in_: str | None) -> datetime:
         raise typer.BadParameter("give either --at or --in")
     if in_ is not None:
         return datetime.now(UTC) + _duration(in_)
+    return _instant("--at", at)
+
+
+def _instant(option: str, text: str | None) -> datetime:
     try:
-        return datetime.fromtimestamp(parse_instant(at) / 1000, UTC)
+        return datetime.fromtimestamp(parse_instant(text) / 1000, UTC)
     except ValueError as error:
-        raise typer.BadParameter(f"--at {error}") from error
+        raise typer.BadParameter(f"{option} {error}") from error
 
 
 def _duration(text: str) -> timedelta:

@@ -26,8 +26,14 @@ class PublishStatus(StrEnum):
     PUBLISHED = "published"
     REFUSED = "refused"
     """The broker won't store this message; others may pass."""
+    FULL = "full"
+    """There is no room for it now: not this message's fault. Fewer at once may pass."""
     UNAVAILABLE = "unavailable"
     """Nothing is known or nothing can be stored now: not this message's fault. It may be stored all the same."""
+
+
+ABSOLVED = frozenset({PublishStatus.FULL, PublishStatus.UNAVAILABLE})
+"""What a message can't be blamed for."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from pydantic_core import to_json
 
-from timer_service.core.broker import Broker, Delivery, PublishStatus, Reply, Subscription
+from timer_service.core.broker import ABSOLVED, Broker, Delivery, PublishStatus, Reply, Subscription
 from timer_service.core.clock import Clock
 from timer_service.core.codec import REPLY_TO, decode_command, decode_envelope
 from timer_service.core.database import Database, Transaction
@@ -179,7 +179,7 @@ class Consumer:
         stored: list[Rejected] = []
         for each, messages in zip(rejected, letters, strict=True):
             letter, *told = [next(results).status for _ in messages]
-            if letter is PublishStatus.PUBLISHED and PublishStatus.UNAVAILABLE not in told:
+            if letter is PublishStatus.PUBLISHED and ABSOLVED.isdisjoint(told):
                 stored.append(each)
         kept = {id(each) for each in stored}
         await self._answer_rejected(stored)

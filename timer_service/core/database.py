@@ -55,6 +55,11 @@ class Database(Protocol):
         ...
 
     @property
+    def queries(self) -> Reader:
+        """Reads for users and gauges: they may take their time and never hold up those of `reader`."""
+        ...
+
+    @property
     def exclusive(self) -> bool:
         """Whether no other process can have this database open."""
         ...

@@ -42,6 +42,14 @@ class Instruments(Protocol):
         """`count` rows were given up."""
         ...
 
+    def counted(self, table: str, state: str, count: int) -> None:
+        """A sample found `count` rows of a table in a state."""
+        ...
+
+    def overdue(self, count: int, oldest_seconds: float) -> None:
+        """A sample found `count` rows that could be claimed, the oldest since `oldest_seconds`."""
+        ...
+
     def ticked(self, loop: str, seconds: float) -> None:
         """A loop made a pass."""
         ...

@@ -1,6 +1,7 @@
 """The lease: exclusive, expiring, fenced work on the rows of any table that has the lease columns.
 
-The columns: `available_at`, `lease_token`, `attempt`, `last_error`. See the state diagram in `timer_service.core`.
+The columns: `available_at`, `lease_token`, `attempt`, `last_error`, and `tenant_id`. The indexes, both over the rows
+with an `available_at`: (available_at), and (tenant_id, oldest_first). See the state diagram in `timer_service.core`.
 """
 
 import secrets
@@ -70,6 +71,10 @@ class Lease:
         self.table = table
         self._hold_ms = visibility_timeout // timedelta(milliseconds=1)
         self._claim = table.sql("claim")
+        self._count_available = table.sql("count_available")
+        self._pending_tenants = table.sql("pending_tenants")
+        self._claim_of_tenant = table.sql("claim_of_tenant")
+        self._seen_tenant = ""
         self._complete = table.sql("complete")
         self._complete_claim = table.sql("complete_claim")
         self._retry = table.sql("retry")
@@ -80,12 +85,33 @@ class Lease:
         self._next_available = table.sql("next_available")
 
     async def claim(self, tx: Transaction, now: int, limit: int) -> list[Row]:
-        """Take up to `limit` rows that are available at `now`, oldest first, each with `attempt` counted up."""
-        rows = await tx.fetch(
-            self._claim,
-            {"now": now, "until": now + self._hold_ms, "limit": limit, "token": secrets.token_hex(8)},
-        )
+        """Take up to `limit` rows that are available at `now`, each with `attempt` counted up.
+
+        When more are available than that, every tenant gets an equal share first, so that one tenant's flood does not
+        delay another's single row; what is left goes to the oldest.
+        """
+        claim = {"now": now, "until": now + self._hold_ms, "token": secrets.token_hex(8)}
+        available = await self.count_available(tx, now, limit + 1)
+        rows = await self._claim_shares(tx, claim, limit) if available > limit else []
+        if left := min(available, limit) - len(rows):
+            rows += await tx.fetch(self._claim, {**claim, "limit": left})
         return sorted(rows, key=lambda row: row[self.table.oldest_first])
+
+    async def count_available(self, reader: Reader, now: int, limit: int) -> int:
+        """Count the rows that may be claimed at `now`, no further than `limit`."""
+        (row,) = await reader.fetch(self._count_available, {"now": now, "limit": limit})
+        count: int = row["count"]
+        return count
+
+    async def _claim_shares(self, tx: Transaction, claim: Mapping[str, Any], limit: int) -> list[Row]:
+        pending = await tx.fetch(self._pending_tenants, {"after": self._seen_tenant, "limit": limit})
+        # With more tenants than fit into one claim, the next one goes on where this one ended.
+        self._seen_tenant = pending[-1]["tenant_id"] if len(pending) == limit else ""
+        due = [row["tenant_id"] for row in pending if row["oldest"] <= claim["now"]]
+        if len(due) == 1:  # nobody to be fair to
+            return []
+        shares = [{**claim, "tenant_id": tenant, "limit": limit // len(due)} for tenant in due]
+        return list(await tx.fetch_each(self._claim_of_tenant, shares))
 
     async def complete(self, tx: Transaction, rows: Sequence[Row], at: int) -> int:
         """Settle rows as done at `at`."""

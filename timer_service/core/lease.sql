@@ -10,6 +10,34 @@ WHERE ({key}) IN (
 )
 RETURNING {claimed}, attempt, lease_token, available_at
 
+-- name: count_available
+SELECT COUNT(*) AS count FROM (SELECT 1 AS one FROM {table} WHERE available_at <= :now LIMIT :limit) AS counted
+
+-- name: pending_tenants
+WITH RECURSIVE pending (tenant_id, number) AS (
+    SELECT MIN(tenant_id), 1 FROM {table} WHERE available_at IS NOT NULL AND tenant_id > :after
+    UNION ALL
+    SELECT (SELECT MIN(tenant_id) FROM {table} WHERE available_at IS NOT NULL AND tenant_id > pending.tenant_id),
+        number + 1
+    FROM pending WHERE tenant_id IS NOT NULL AND number < :limit
+)
+SELECT tenant_id,
+    (SELECT MIN({oldest_first}) FROM {table}
+     WHERE available_at IS NOT NULL AND tenant_id = pending.tenant_id) AS oldest
+FROM pending WHERE tenant_id IS NOT NULL
+
+-- name: claim_of_tenant
+UPDATE {table}
+SET available_at = :until, attempt = attempt + 1, lease_token = :token, {state} = '{held}'
+WHERE ({key}) IN (
+    SELECT {key} FROM {table}
+    WHERE tenant_id = :tenant_id AND {oldest_first} <= :now AND available_at <= :now
+    ORDER BY {oldest_first}
+    LIMIT :limit
+    /* skip locked */
+)
+RETURNING {claimed}, attempt, lease_token, available_at
+
 -- name: complete
 UPDATE {table}
 SET {state} = '{done}', {done_at} = :at, available_at = NULL, lease_token = NULL, last_error = NULL

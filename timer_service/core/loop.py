@@ -4,8 +4,8 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Awaitable, Callable
 from datetime import timedelta
+from typing import Protocol
 
 from timer_service.core.clock import Clock
 from timer_service.core.instruments import Instruments
@@ -14,6 +14,18 @@ log = logging.getLogger(__name__)
 
 _AFTER_FAILURE_MS = 1000
 _LONGEST_PASS_SECONDS = 60
+
+
+class Worker(Protocol):
+    """Does bounded passes of work."""
+
+    async def tick(self, now: int) -> int:
+        """Make one pass; return how much it did."""
+        ...
+
+    async def next_at(self) -> int | None:
+        """Return when the next pass has something to do, None when nothing is known to wait."""
+        ...
 
 
 class Loop:
@@ -26,16 +38,14 @@ class Loop:
     def __init__(
         self,
         name: str,
+        worker: Worker,
         *,
-        tick: Callable[[int], Awaitable[int]],
-        next_at: Callable[[], Awaitable[int | None]],
         clock: Clock,
         polling_interval: timedelta,
         instruments: Instruments,
     ) -> None:
         self.name = name
-        self._tick = tick
-        self._next_at = next_at
+        self._worker = worker
         self._clock = clock
         self._poll_ms = polling_interval // timedelta(milliseconds=1)
         self._instruments = instruments
@@ -72,8 +82,8 @@ class Loop:
         now = self._clock.now()
         started = self._turned_at = time.monotonic()
         try:
-            await self._tick(now)
-            at = await self._next_at()
+            await self._worker.tick(now)
+            at = await self._worker.next_at()
         except Exception:
             log.exception("tick failed", extra={"loop": self.name})
             return now + _AFTER_FAILURE_MS

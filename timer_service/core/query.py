@@ -44,7 +44,7 @@ class Queries:
         route = self._routes[name]
         try:
             question = _read(route.question, body)
-            return Answered(to_json(await route.answer(self._database.reader, tenant, question, self._clock.now())))
+            return Answered(to_json(await route.answer(self._database.queries, tenant, question, self._clock.now())))
         except Rejection as rejection:
             return _error(rejection)
         except DatabaseUnavailableError as error:

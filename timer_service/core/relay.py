@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 
 from timer_service.core.backoff import Backoff
-from timer_service.core.broker import Broker, PublishResult, PublishStatus
+from timer_service.core.broker import ABSOLVED, Broker, PublishResult, PublishStatus
 from timer_service.core.clock import Clock
 from timer_service.core.database import Database, Row, Transaction
 from timer_service.core.instruments import Instruments
@@ -153,7 +153,7 @@ class Relay:
         for row, result in zip(rows, results, strict=True):
             if result.status is PublishStatus.PUBLISHED:
                 verdicts.complete.append(row)
-            elif result.status is PublishStatus.UNAVAILABLE:
+            elif result.status in ABSOLVED:
                 verdicts.release.append(row)
             else:
                 self._fail(row, result.reason, verdicts)

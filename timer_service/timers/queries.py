@@ -11,7 +11,7 @@ from pydantic_core import from_json
 from timer_service.core.database import Reader
 from timer_service.core.errors import Code, Fault, Rejection
 from timer_service.core.instant import LATEST, Instant, format_instant
-from timer_service.core.message import Identifier, Payload
+from timer_service.core.message import Identifier, Payload, Tenant
 from timer_service.core.query import QueryRoute
 from timer_service.timers import store
 from timer_service.timers.rules import Key, State, Timer
@@ -19,6 +19,7 @@ from timer_service.timers.store import Filter, Place
 
 _COUNTED_AT_MOST = 1_000_000
 _BEGINNING = Place(-1, "")
+_AFTER_ALL = LATEST + 1
 
 
 class GetTimer(Payload):
@@ -39,6 +40,37 @@ class ListTimers(Payload):
 
 class CountTimers(Payload):
     """Ask how many timers there are in each state."""
+
+
+class TimerView(Payload):
+    """A timer as replies and answers show it."""
+
+    tenant_id: Tenant
+    service_call_id: Identifier
+    due_at: Instant
+    state: State
+    registered_at: Instant
+    attempt: int = Field(ge=0, description="How often its event was attempted to be published.")
+    reached_at: Instant | None = None
+    last_error: str | None = None
+    correlation_id: Identifier | None = None
+    data: Any = None
+
+
+class TimerPage(Payload):
+    """Timers in order of due time. With `cursor`, there are more: ask again with it and the same filters."""
+
+    timers: list[TimerView]
+    cursor: str | None = None
+
+
+class TimerCounts(Payload):
+    """How many timers there are. Unless `exact`, the service stopped counting at a bound."""
+
+    counts: Mapping[State, int]
+    overdue: int = Field(ge=0, description="Those Scheduled whose due time has passed.")
+    exact: bool
+    oldest_due: Instant | None = Field(default=None, description="The earliest due time of those Scheduled.")
 
 
 def timer_view(timer: Timer) -> Mapping[str, Any]:
@@ -72,32 +104,27 @@ async def _get(reader: Reader, tenant: str, question: GetTimer, _now: int) -> Ma
 
 
 async def _list(reader: Reader, tenant: str, question: ListTimers, _now: int) -> Mapping[str, Any]:
-    states = list(State) if question.state is None else [question.state]
-    due_before = LATEST + 1 if question.due_before is None else question.due_before
-    after = _place(question)
-    found = [
-        timer
-        for state in states
-        for timer in await store.page(reader, Filter(tenant, state, due_before), after, question.limit + 1)
-    ]
-    found.sort(key=_place_of)
+    due_before = _AFTER_ALL if question.due_before is None else question.due_before
+    wanted = Filter(tenant, question.state, due_before)
+    found = await store.page(reader, wanted, _place(question), question.limit + 1)
     page = found[: question.limit]
     answer: dict[str, Any] = {"timers": [timer_view(timer) for timer in page]}
     if len(found) > len(page):
-        answer["cursor"] = _cursor(_place_of(page[-1]))
+        answer["cursor"] = _cursor(page[-1])
     return answer
 
 
 async def _count(reader: Reader, tenant: str, _question: CountTimers, now: int) -> Mapping[str, Any]:
-    filters = [Filter(tenant, state, LATEST + 1) for state in State]
-    overdue = Filter(tenant, State.SCHEDULED, now)
-    *counts, late = await store.count(reader, [*filters, overdue], _COUNTED_AT_MOST)
-    answer: dict[str, Any] = {"counts": dict(zip(State, counts, strict=True)), "overdue": late}
-    answer["exact"] = max(counts) < _COUNTED_AT_MOST
+    async def count(state: State | None, due_before: int = _AFTER_ALL) -> int:
+        return await store.count(reader, Filter(tenant, state, due_before), _COUNTED_AT_MOST)
+
+    total = await count(None)
+    counts = {state: await count(state) for state in (State.SCHEDULED, State.CANCELLED, State.FAILED)}
+    # Reached timers are the many: counting them by themselves would read every row.
+    counts[State.REACHED] = max(0, total - sum(counts.values()))
+    answer = {"counts": counts, "exact": total < _COUNTED_AT_MOST, "overdue": await count(State.SCHEDULED, now)}
     oldest = await store.oldest_due(reader, tenant)
-    if oldest is not None:
-        answer["oldestDue"] = format_instant(oldest)
-    return answer
+    return answer if oldest is None else {**answer, "oldestDue": format_instant(oldest)}
 
 
 QUERIES = (
@@ -107,17 +134,14 @@ QUERIES = (
 )
 
 
-def _place_of(timer: Timer) -> Place:
-    assert timer.schedule is not None  # noqa: S101 - a tombstone is never listed
-    return Place(timer.schedule.due_at, timer.key.service_call_id)
-
-
 def _place(question: ListTimers) -> Place:
     after = _BEGINNING if question.due_after is None else Place(question.due_after, "")
     return after if question.cursor is None else max(after, _read_cursor(question.cursor))
 
 
-def _cursor(place: Place) -> str:
+def _cursor(timer: Timer) -> str:
+    assert timer.schedule is not None  # noqa: S101 - a tombstone is never listed
+    place = Place(timer.schedule.due_at, timer.key.service_call_id)
     return base64.urlsafe_b64encode(json.dumps(place).encode()).decode()
 
 

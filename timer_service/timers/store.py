@@ -1,6 +1,6 @@
 """Timers in the database: rows <-> rules."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
 from timer_service.core.database import Reader, Row, Transaction
@@ -36,11 +36,21 @@ TIMERS = LeasedTable(
 )
 
 
+_SUCH = {
+    None: "due_at IS NOT NULL",
+    State.SCHEDULED: "available_at IS NOT NULL",
+    State.REACHED: "state = 'Reached'",
+    State.CANCELLED: "state = 'Cancelled'",
+    State.FAILED: "state = 'Failed'",
+}
+"""How a list says which state it wants, word for word as the partial index for it does."""
+
+
 class Filter(NamedTuple):
-    """Which timers of a tenant: of one state, due before an instant."""
+    """Which timers of a tenant: of one state or of any, due before an instant."""
 
     tenant_id: str
-    state: State
+    state: State | None
     due_before: int
 
 
@@ -70,20 +80,37 @@ async def advance(tx: Transaction, timers: Collection[Timer]) -> None:
 
 
 async def page(reader: Reader, wanted: Filter, after: Place, limit: int) -> list[Timer]:
-    """Read the next timers behind `after`, in order; O(log n + limit)."""
+    """Read the next timers behind `after`, in order."""
     parameters = {
-        **wanted._asdict(),
+        "tenant_id": wanted.tenant_id,
+        "due_before": wanted.due_before,
         "after_due_at": after.due_at,
         "after_call": after.service_call_id,
         "limit": limit,
     }
-    return [_timer(row) for row in await reader.fetch(_SQL["page"], parameters)]
+    return [_timer(row) for row in await reader.fetch(_SQL["page"].format(such=_SUCH[wanted.state]), parameters)]
 
 
-async def count(reader: Reader, wanted: Sequence[Filter], limit: int) -> list[int]:
-    """Count timers for each filter, no further than `limit`."""
-    rows = await reader.fetch_each(_SQL["count"], [{**each._asdict(), "limit": limit} for each in wanted])
-    return [row["count"] for row in rows]
+async def count(reader: Reader, wanted: Filter, limit: int) -> int:
+    """Count timers, no further than `limit`. For Reached that reads rows, for the others an index alone."""
+    parameters = {"tenant_id": wanted.tenant_id, "due_before": wanted.due_before, "limit": limit}
+    (row,) = await reader.fetch(_SQL["count"].format(such=_SUCH[wanted.state]), parameters)
+    counted: int = row["count"]
+    return counted
+
+
+async def count_all(reader: Reader, state: State, limit: int) -> int:
+    """Count the timers of all tenants in one state, no further than `limit`; reads an index alone."""
+    such = "reached_at IS NOT NULL" if state is State.REACHED else _SUCH[state]
+    (row,) = await reader.fetch(_SQL["count_all"].format(such=such), {"limit": limit})
+    counted: int = row["count"]
+    return counted
+
+
+async def overdue(reader: Reader, now: int, limit: int) -> tuple[int, int | None]:
+    """Count the timers that could be claimed and are not yet, and return since when the oldest could."""
+    (row,) = await reader.fetch(_SQL["overdue"], {"now": now, "limit": limit})
+    return row["count"], row["oldest_at"]
 
 
 async def oldest_due(reader: Reader, tenant_id: str) -> int | None:

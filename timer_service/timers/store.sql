@@ -33,7 +33,7 @@ WHERE tenant_id = :tenant_id AND service_call_id = :service_call_id
 SELECT tenant_id, service_call_id, state, due_at, data, correlation_id, causation_id, traceparent, tracestate,
     event_id, registered_at, reached_at, cancelled_at, position_epoch, position_sequence, available_at, attempt, last_error
 FROM timer_schedules
-WHERE tenant_id = :tenant_id AND state = :state AND due_at < :due_before
+WHERE tenant_id = :tenant_id AND {such} AND due_at < :due_before
     AND (due_at, service_call_id) > (:after_due_at, :after_call)
 ORDER BY due_at, service_call_id
 LIMIT :limit
@@ -41,12 +41,20 @@ LIMIT :limit
 -- name: count
 SELECT COUNT(*) AS count FROM (
     SELECT 1 AS one FROM timer_schedules
-    WHERE tenant_id = :tenant_id AND state = :state AND due_at < :due_before
+    WHERE tenant_id = :tenant_id AND {such} AND due_at < :due_before
     LIMIT :limit
 ) AS counted
 
+-- name: count_all
+SELECT COUNT(*) AS count FROM (SELECT 1 AS one FROM timer_schedules WHERE {such} LIMIT :limit) AS counted
+
+-- name: overdue
+SELECT COUNT(*) AS count, MIN(available_at) AS oldest_at FROM (
+    SELECT available_at FROM timer_schedules WHERE available_at <= :now ORDER BY available_at LIMIT :limit
+) AS counted
+
 -- name: oldest_due
-SELECT MIN(due_at) AS due_at FROM timer_schedules WHERE tenant_id = :tenant_id AND state = 'Scheduled'
+SELECT MIN(due_at) AS due_at FROM timer_schedules WHERE tenant_id = :tenant_id AND available_at IS NOT NULL
 
 -- name: delete_reached
 DELETE FROM timer_schedules

@@ -2,8 +2,9 @@
 
 import asyncio
 import logging
+import re
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -13,6 +14,7 @@ from nats.aio.client import Client
 from nats.micro.service import Service
 
 from timer_service.adapters.nats import streams
+from timer_service.adapters.nats.login import Login
 from timer_service.adapters.nats.publisher import Publisher
 from timer_service.adapters.nats.queries import serve_queries
 from timer_service.adapters.nats.subjects import Subjects
@@ -30,6 +32,10 @@ _RECONNECT_SECONDS: Any = (
 _PING_SECONDS = 20
 _PENDING_BYTES = 64 * 1024 * 1024  # a batch is written at once
 _CLOSE_SECONDS = 2
+_INBOX_PREFIX = "_INBOX_TIMER_SERVICE"
+"""Apart from the inboxes of clients, so that the service needs no permission to read theirs."""
+_ANONYMOUS = Login()
+_REFUSED = re.compile("authorization|authentication", re.IGNORECASE)
 
 
 class NatsBroker:
@@ -44,17 +50,22 @@ class NatsBroker:
         self._last_error = ""
         self._lost = asyncio.Event()
         self._closing = False
+        self.commands_kept: timedelta | None = None
+        """How long the broker keeps commands, and so could deliver one again; None for ever."""
         self._reply_prefix = reply_prefix
         self._queries: Service | None = None
 
     @classmethod
-    async def connect(cls, urls: str, subject_prefix: str, *, reply_prefix: str, manage_streams: bool) -> "NatsBroker":
+    async def connect(
+        cls, urls: str, subject_prefix: str, *, login: Login = _ANONYMOUS, reply_prefix: str, manage_streams: bool
+    ) -> "NatsBroker":
         """Connect and make sure of the streams. `urls` is comma-separated.
 
-        Raises `StartError` with the last reason when no server answers within ten seconds or the streams aren't right.
+        Raises `StartError` at once when the login is refused, and with the last reason when no server answers within
+        ten seconds or the streams aren't right.
         """
         broker = cls(Subjects(subject_prefix), reply_prefix)
-        await broker._connect(urls)
+        await broker._connect(urls, login.options())
         try:
             found = await streams.prepare(broker._client.jetstream(), broker._subjects, manage=manage_streams)
         except nats.errors.Error as error:
@@ -63,6 +74,8 @@ class NatsBroker:
         except StartError:
             await broker._client.close()
             raise
+        max_age = found[Kind.COMMAND].config.max_age
+        broker.commands_kept = timedelta(seconds=max_age) if max_age else None
         atomic = bool(found[Kind.EVENT].config.allow_atomic)
         broker._publisher = Publisher(broker._client, broker._subjects, atomic=atomic)
         return broker
@@ -128,13 +141,15 @@ class NatsBroker:
     async def _join(self) -> int:
         return await streams.join(self._client.jetstream(), self._subjects)
 
-    async def _connect(self, urls: str) -> None:
+    async def _connect(self, urls: str, login: Mapping[str, Any]) -> None:
         deadline = time.monotonic() + _FIRST_CONNECT.total_seconds()
         while True:
             try:
                 await self._client.connect(
                     [url.strip() for url in urls.split(",")],
+                    **login,
                     name="timer-service",
+                    inbox_prefix=_INBOX_PREFIX,
                     max_reconnect_attempts=1,
                     connect_timeout=2,
                     reconnect_time_wait=_RECONNECT_SECONDS,
@@ -147,6 +162,8 @@ class NatsBroker:
                 )
             except (nats.errors.Error, OSError) as error:
                 reason = self._last_error or str(error) or type(error).__name__
+                if _REFUSED.search(reason):
+                    raise StartError(f"the broker refuses the login (TIMER_NATS_...): {reason}") from error
                 if time.monotonic() > deadline:
                     raise StartError(f"can't connect to the broker (TIMER_BROKER_URL): {reason}") from error
                 await asyncio.sleep(_RECONNECT_SECONDS)

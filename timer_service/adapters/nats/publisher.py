@@ -63,7 +63,17 @@ class Publisher:
         if result.status is PublishStatus.REFUSED:
             # One bad message or one duplicate refuses a whole batch: find out which.
             return await self._singles(messages)
+        if result.status is PublishStatus.FULL:
+            return await self._halves(messages)
         return [result] * len(messages)
+
+    async def _halves(self, messages: Sequence[Message]) -> list[PublishResult]:
+        """Store as much of a batch as there is room for; all of it might never fit at once."""
+        half = len(messages) // 2
+        first = await self._batch(messages[:half])
+        if all(result.status is PublishStatus.FULL for result in first):
+            return [*first, *first[:1] * (len(messages) - half)]
+        return [*first, *await self._batch(messages[half:])]
 
     async def _commit(self, messages: Sequence[Message], batch_id: str) -> PublishResult:
         *body, last = messages
@@ -129,8 +139,9 @@ def _verdict(acknowledgement: dict[str, Any]) -> PublishResult:
     if error is None:
         return PUBLISHED
     reason = f"{error.get('description')} ({error.get('err_code')})"
-    full = error.get("err_code") in _STORAGE_FULL and _PER_SUBJECT not in reason
-    if full or error.get("code") == _UNAVAILABLE_HTTP:
+    if error.get("err_code") in _STORAGE_FULL and _PER_SUBJECT not in reason:
+        return PublishResult(PublishStatus.FULL, reason)
+    if error.get("code") == _UNAVAILABLE_HTTP:
         return _unavailable(reason)
     return PublishResult(PublishStatus.REFUSED, reason)
 

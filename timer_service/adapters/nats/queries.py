@@ -15,6 +15,9 @@ from timer_service.core.message import Kind
 
 log = logging.getLogger(__name__)
 
+_FROM_ANOTHER_ACCOUNT = "_R_."
+"""Reply subjects the server makes for requests that were imported; it lets no client name one."""
+
 
 async def serve_queries(
     client: Client, subjects: Subjects, reply_prefix: str, names: Sequence[str], answer: Answer
@@ -23,7 +26,8 @@ async def serve_queries(
 
     async def handle(request: Request) -> None:
         # The reply subject is the asker's to choose: without this check it would be published to on its behalf.
-        if not request._msg.reply.startswith(reply_prefix):  # noqa: SLF001 - the driver has no other way to it
+        reply_to = request._msg.reply  # noqa: SLF001 - the driver has no other way to it
+        if not reply_to.startswith((reply_prefix, _FROM_ANOTHER_ACCOUNT)):
             log.warning("query not answered: its reply subject is no inbox", extra={"subject": request.subject})
             return
         address = subjects.address(Kind.QUERY, request.subject)

@@ -83,7 +83,7 @@ def _wanted(subjects: Subjects, kind: Kind) -> StreamConfig:
         max_age=_MAX_AGE[kind].total_seconds(),
         duplicate_window=120,
     )
-    return config.evolve(allow_atomic=True) if kind is Kind.EVENT else config
+    return config if kind is Kind.DEAD_LETTER else config.evolve(allow_atomic=True)
 
 
 def _missing(found: StreamConfig, subjects: Subjects, kind: Kind) -> dict[str, Any]:

@@ -1,0 +1,204 @@
+"""The AsyncAPI document: addresses, who sends and receives there, and the streams that keep it."""
+
+import inspect
+import json
+import re
+from collections.abc import Iterator, Sequence
+from importlib.metadata import metadata
+from typing import Any
+
+from timer_service.core.message import Kind, Payload, kebab
+from timer_service.core.query import QueryRoute
+
+_PLAIN = re.compile(r"[A-Za-z_$][A-Za-z0-9_$ ./()-]*")
+_WORDS_OF_YAML = {"true", "false", "null", "yes", "no", "on", "off", "y", "n"}
+
+_STREAMS = {
+    Kind.COMMAND: {"stream": "TIMER_CMD", "max_age": "7d", "allow_atomic": True},
+    Kind.EVENT: {"stream": "TIMER_EVT", "max_age": "7d", "allow_atomic": True},
+    Kind.DEAD_LETTER: {"stream": "TIMER_DLQ", "max_age": "30d", "allow_atomic": False},
+}
+_ALL_STREAMS = {"retention": "limits", "storage": "file", "discard": "new", "duplicate_window": "2m"}
+_CONSUMER = {
+    "stream": "TIMER_CMD",
+    "durable_name": "timer-service",
+    "filter_subject": "timer.cmd.v1.*.*",
+    "ack_policy": "explicit",
+    "ack_wait": "60s",
+    "max_ack_pending": 20000,
+}
+_TEXT = {"type": "string"}
+_HEADERS = {
+    Kind.COMMAND: {
+        "Nats-Msg-Id": "The body's id; JetStream drops a second one inside the duplicate window.",
+        "Timer-Reply-To": "An inbox to send the outcome to.",
+        "traceparent": "Given back on the event.",
+        "tracestate": "Given back on the event.",
+    },
+    Kind.EVENT: {
+        "Nats-Msg-Id": "The body's id.",
+        "traceparent": "The command's.",
+        "tracestate": "The command's.",
+    },
+    Kind.DEAD_LETTER: {
+        "Timer-Error-Code": "One of the codes.",
+        "Timer-Error-Message": "What is wrong.",
+        "Timer-Source-Subject": "Where the command was published.",
+        "Timer-Source-Sequence": "Its sequence in the stream of commands.",
+    },
+    Kind.QUERY: {
+        "Nats-Service-Error": "On an answer that is an error: its message.",
+        "Nats-Service-Error-Code": "On an answer that is an error: its code.",
+    },
+}
+
+
+def document(
+    commands: Sequence[type[Payload]], events: Sequence[type[Payload]], queries: Sequence[QueryRoute]
+) -> dict[str, Any]:
+    """Return the document of these messages."""
+    return {
+        "asyncapi": "3.0.0",
+        "info": {
+            "title": "timer_service",
+            "version": "v1",
+            "description": metadata("timer-service")["Summary"],
+            "license": {"name": "Apache-2.0"},
+        },
+        "defaultContentType": "application/json",
+        "servers": {
+            "nats": {
+                "host": "localhost:4222",
+                "protocol": "nats",
+                "description": "NATS with JetStream (TIMER_BROKER_URL). Subjects begin with TIMER_SUBJECT_PREFIX.",
+            }
+        },
+        "x-jetstream": {
+            "streams": [
+                {**own, **_ALL_STREAMS, "subjects": [f"timer.{kind}.v1.*.*"]} for kind, own in _STREAMS.items()
+            ],
+            "consumer": _CONSUMER,
+        },
+        "channels": {
+            **{f"command-{kebab(each.type)}": _channel(Kind.COMMAND, each.type) for each in commands},
+            **{f"event-{kebab(each.type)}": _channel(Kind.EVENT, each.type) for each in events},
+            **{f"query-{each.name}": _channel(Kind.QUERY, each.question.__name__, each.name) for each in queries},
+            **{f"answer-{each.name}": _inbox(f"{each.question.__name__}Answer") for each in queries},
+            "dead-letter": _channel(Kind.DEAD_LETTER, "DeadLetter", "{message}"),
+            "command-outcome": _inbox("CommandOutcome"),
+        },
+        "operations": {
+            **{f"handle-{kebab(each.type)}": _handle(each.type) for each in commands},
+            **{f"tell-{kebab(each.type)}": _send(f"event-{kebab(each.type)}") for each in events},
+            **{f"answer-{each.name}": _answer(each.name) for each in queries},
+            "keep-dead-letter": _send("dead-letter"),
+        },
+        "components": {
+            "parameters": {
+                "tenant": {"description": "1 to 64 letters, digits, dashes or underscores; the body's tenantId."},
+                "message": {"description": "The last part of the rejected command's own subject."},
+            },
+            "messages": {
+                **{each.type: _message(Kind.COMMAND, each.type, kebab(each.type), each) for each in commands},
+                **{each.type: _message(Kind.EVENT, each.type, kebab(each.type), each) for each in events},
+                **dict(pair for each in queries for pair in _question_and_answer(each)),
+                "CommandOutcome": _message(None, "CommandOutcome", "command-outcome"),
+                "DeadLetter": {
+                    "name": "DeadLetter",
+                    "summary": "A rejected command: its body byte for byte, its headers, and why.",
+                    "contentType": "application/octet-stream",
+                    "headers": _headers(Kind.DEAD_LETTER),
+                },
+            },
+        },
+    }
+
+
+def yaml_lines(node: Any, indent: str = "") -> Iterator[str]:
+    """Write a document as block YAML."""
+    entries = node.items() if isinstance(node, dict) else ((None, each) for each in node)
+    for name, each in entries:
+        head = f"{indent}-" if name is None else f"{indent}{_scalar(name)}:"
+        if isinstance(each, dict | list) and each:
+            yield head
+            yield from yaml_lines(each, indent + "  ")
+        else:
+            yield f"{head} {_scalar(each)}"
+
+
+def _scalar(value: Any) -> str:
+    if isinstance(value, str) and _PLAIN.fullmatch(value) and value.strip().lower() not in _WORDS_OF_YAML:
+        return value.strip()
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _ref(*path: str) -> dict[str, str]:
+    return {"$ref": "/".join(("#", *path))}
+
+
+def _channel(kind: Kind, message: str, last: str = "") -> dict[str, Any]:
+    parameters = ["tenant", "message"] if last == "{message}" else ["tenant"]
+    kept = {"x-jetstream": {"stream": _STREAMS[kind]["stream"]}} if kind in _STREAMS else {}
+    return {
+        "address": f"timer.{kind}.v1.{{tenant}}.{last or kebab(message)}",
+        "parameters": {name: _ref("components", "parameters", name) for name in parameters},
+        "messages": {message: _ref("components", "messages", message)},
+        **kept,
+    }
+
+
+def _inbox(message: str) -> dict[str, Any]:
+    return {
+        "address": None,
+        "description": "An inbox of the asker's own, under TIMER_REPLY_PREFIX (_INBOX.).",
+        "messages": {message: _ref("components", "messages", message)},
+    }
+
+
+def _handle(message: str) -> dict[str, Any]:
+    """Return how a command is taken. Its outcome goes where a header says, not to the subject NATS replies to."""
+    return {
+        "action": "receive",
+        "channel": _ref("channels", f"command-{kebab(message)}"),
+        "reply": {
+            "address": {"location": "$message.header#/Timer-Reply-To"},
+            "channel": _ref("channels", "command-outcome"),
+        },
+    }
+
+
+def _send(channel: str) -> dict[str, Any]:
+    return {"action": "send", "channel": _ref("channels", channel)}
+
+
+def _answer(name: str) -> dict[str, Any]:
+    return {
+        "action": "receive",
+        "channel": _ref("channels", f"query-{name}"),
+        "reply": {"channel": _ref("channels", f"answer-{name}")},
+    }
+
+
+def _question_and_answer(query: QueryRoute) -> Iterator[tuple[str, dict[str, Any]]]:
+    name = query.question.__name__
+    yield name, _message(None, name, query.name, query.question)
+    yield f"{name}Answer", _message(Kind.QUERY, f"{name}Answer", f"{query.name}-answer")
+
+
+def _message(kind: Kind | None, name: str, schema: str, model: type[Payload] | None = None) -> dict[str, Any]:
+    return {
+        "name": name,
+        **({"summary": inspect.getdoc(model)} if model else {}),
+        **({"headers": _headers(kind)} if kind else {}),
+        "payload": {
+            "schemaFormat": "application/schema+json;version=draft-2020-12",
+            "schema": {"$ref": f"./schemas/{schema}.v1.json"},
+        },
+    }
+
+
+def _headers(kind: Kind) -> dict[str, Any]:
+    return {
+        "type": "object",
+        "properties": {name: {**_TEXT, "description": text} for name, text in _HEADERS[kind].items()},
+    }

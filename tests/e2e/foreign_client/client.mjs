@@ -1,0 +1,66 @@
+// Schedules a timer and waits for its event, knowing nothing but contracts/.
+// node client.mjs BROKER_URL CONTRACTS_FOLDER
+import { readFileSync } from "node:fs";
+import { join } from "node:path";
+import { jetstream } from "@nats-io/jetstream";
+import { connect, createInbox, headers } from "@nats-io/transport-node";
+import Ajv2020 from "ajv/dist/2020.js";
+import addFormats from "ajv-formats";
+
+const [url, contracts] = process.argv.slice(2);
+const TENANT = "node-shop";
+const PATIENCE_MS = 10_000;
+
+const ajv = new Ajv2020({ strict: false });
+addFormats(ajv);
+
+function conforming(message, body) {
+  const validate = ajv.compile(JSON.parse(readFileSync(join(contracts, "schemas", `${message}.v1.json`), "utf8")));
+  if (!validate(body)) {
+    throw new Error(`${message}: ${ajv.errorsText(validate.errors)}`);
+  }
+  return body;
+}
+
+async function next(subscription) {
+  for await (const message of subscription) {
+    return message;
+  }
+  throw new Error("nothing came");
+}
+
+const connection = await connect({ servers: url });
+const inbox = createInbox();
+const patience = { max: 1, timeout: PATIENCE_MS };
+const outcomes = connection.subscribe(inbox, patience);
+const events = connection.subscribe(`timer.evt.v1.${TENANT}.due-time-reached`, patience);
+
+const command = conforming("schedule-timer", {
+  id: "order-4711-payment-1",
+  type: "ScheduleTimer",
+  tenantId: TENANT,
+  correlationId: "order-4711",
+  payload: {
+    tenantId: TENANT,
+    serviceCallId: "order-4711/payment",
+    dueAt: new Date(Date.now() + 500).toISOString(),
+    data: { amount: 12.5, note: "ü" },
+  },
+});
+const wanted = headers();
+wanted.set("Nats-Msg-Id", command.id);
+wanted.set("Timer-Reply-To", inbox);
+const stored = await jetstream(connection).publish(
+  `timer.cmd.v1.${TENANT}.schedule-timer`,
+  JSON.stringify(command),
+  { headers: wanted },
+);
+
+const outcome = (await next(outcomes)).json();
+const delivered = await next(events);
+const event = conforming("due-time-reached", delivered.json());
+await connection.close();
+
+console.log(
+  JSON.stringify({ command, stream: stored.stream, outcome, event, messageId: delivered.headers.get("Nats-Msg-Id") }),
+);

@@ -1,0 +1,58 @@
+"""contracts/asyncapi.yaml against a running service and against AsyncAPI's own parser."""
+
+import json
+import runpy
+import shutil
+import subprocess
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e.conftest import User
+from tests.support.processes import Service
+
+CONTRACTS = Path(__file__).parents[2] / "contracts"
+UNITS = {"s": "seconds", "m": "minutes", "d": "days"}
+VALIDATE = """
+const { Parser, fromFile } = require('@asyncapi/parser');
+fromFile(new Parser(), process.argv[2]).parse().then(({ document, diagnostics }) =>
+  console.log(JSON.stringify({
+    parsed: document !== undefined,
+    errors: diagnostics.filter(each => each.severity === 0),
+  })));
+"""
+
+
+def seconds(duration: str) -> float:
+    return timedelta(**{UNITS[duration[-1]]: int(duration[:-1])}).total_seconds()
+
+
+async def test_jetstream_facts(user: User, service: Service) -> None:
+    """The streams and the consumer that the service makes are those of the document."""
+    facts: Any = runpy.run_path(str(CONTRACTS / "generate.py"))["asyncapi"]()["x-jetstream"]
+    for stream in facts["streams"]:
+        config = (await user.js.stream_info(stream.pop("stream"))).config
+        assert config.max_age == seconds(stream.pop("max_age"))
+        assert config.duplicate_window == seconds(stream.pop("duplicate_window"))
+        assert bool(config.allow_atomic) == stream.pop("allow_atomic")
+        assert {name: getattr(config, name) for name in stream} == stream
+    consumer = facts["consumer"]
+    found = (await user.js.consumer_info(consumer.pop("stream"), consumer["durable_name"])).config
+    assert found.ack_wait == seconds(consumer.pop("ack_wait"))
+    assert {name: getattr(found, name) for name in consumer} == consumer
+
+
+@pytest.mark.full  # downloads 55 MB
+@pytest.mark.skipif(shutil.which("npm") is None, reason="needs node and npm")
+def test_parser_finds_no_error(tmp_path: Path) -> None:
+    """AsyncAPI's own parser reads the document, schemas and all."""
+    options = ["--silent", "--no-audit", "--no-fund", "--prefix", str(tmp_path)]
+    installed = subprocess.run(["npm", "install", *options, "@asyncapi/parser@3"], capture_output=True, check=False)
+    if installed.returncode != 0:
+        pytest.skip("npm can't install @asyncapi/parser here")
+    (tmp_path / "validate.cjs").write_text(VALIDATE, "utf-8")
+    command = ["node", str(tmp_path / "validate.cjs"), str(CONTRACTS / "asyncapi.yaml")]
+    found = subprocess.run(command, capture_output=True, check=True)
+    assert json.loads(found.stdout) == {"parsed": True, "errors": []}

@@ -1,0 +1,272 @@
+"""The command line against the real service."""
+
+import asyncio
+import json
+import os
+import subprocess
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e.conftest import User
+from tests.support.processes import BIN, NatsServer, Service
+from timer_service.cli.showing import relative, table
+from timer_service.client import NewTimer, State, Timer, TimerClient
+
+LATER = datetime(2100, 1, 1, 9, 30, tzinfo=UTC)
+PAST = datetime(2020, 1, 1, tzinfo=UTC)
+
+
+class Cli:
+    """`timer-service` as a person or a script runs it."""
+
+    def __init__(self, folder: Path, broker_url: str) -> None:
+        self.folder = folder
+        self.settings = {
+            "TIMER_BROKER_URL": broker_url,
+            "TIMER_DB_PATH": str(folder / "service" / "timers.db"),
+            "TZ": "UTC",
+        }
+
+    async def run(self, *arguments: str, **settings: str) -> subprocess.CompletedProcess[str]:
+        return await asyncio.to_thread(
+            subprocess.run,
+            [str(BIN / "timer-service"), *arguments],
+            capture_output=True,
+            text=True,
+            check=False,
+            cwd=self.folder,
+            env={**os.environ, **self.settings, **settings},
+        )
+
+    async def lines(self, *arguments: str) -> list[str]:
+        """Run what must succeed; return its output."""
+        done = await self.run(*arguments)
+        assert (done.returncode, done.stderr) == (0, "")
+        return done.stdout.splitlines()
+
+    async def json(self, *arguments: str, code: int = 0) -> Any:
+        """Run with --json; return the one document it prints."""
+        done = await self.run(*arguments, "--json")
+        assert done.returncode == code, done.stderr
+        return json.loads(done.stdout)
+
+
+@pytest.fixture
+async def service(tmp_path: Path, broker: NatsServer) -> AsyncIterator[Service]:
+    """A service that gives a refused row up at once."""
+    async with Service(tmp_path / "service", broker.url, TIMER_MAX_ATTEMPTS="1") as running:
+        yield running
+
+
+@pytest.fixture
+def cli(tmp_path: Path, broker: NatsServer) -> Cli:
+    return Cli(tmp_path, broker.url)
+
+
+@pytest.fixture
+async def client(broker: NatsServer, service: Service) -> AsyncIterator[TimerClient]:
+    async with TimerClient.connect(broker.url) as connected:
+        yield connected
+
+
+async def test_life_of_a_timer(cli: Cli, service: Service) -> None:
+    """schedule, get, cancel, for people: what happened, and 1 with the reason when it came to nothing."""
+    assert await cli.lines("timers", "schedule", "acme", "call-1", "--at", "2100-01-01T10:30:00+01:00") == [
+        "scheduled: acme/call-1 (Scheduled, due 2100-01-01T09:30:00+00:00)"
+    ]
+    name, state, due, *_ = await cli.lines("timers", "get", "acme", "call-1")
+    assert (name, state.split()) == ("acme/call-1", ["state", "Scheduled"])
+    assert due.startswith("  due          2100-01-01T09:30:00.000+00:00 (in ")
+    assert (await cli.lines("timers", "cancel", "acme", "call-1"))[0].startswith("cancelled: acme/call-1 (Cancelled, ")
+    assert (await cli.lines("timers", "retry", "acme", "call-1"))[0].endswith(": it is so already")
+    for command, complaint in {
+        "get": "not found: acme/nobody",
+        "cancel": "not_found: acme/nobody: there is no such timer",
+        "retry": "not_found: acme/nobody: there is no such timer",
+    }.items():
+        done = await cli.run("timers", command, "acme", "nobody")
+        assert (done.returncode, done.stdout, done.stderr.strip()) == (1, "", complaint)
+
+
+async def test_life_of_a_timer_for_machines(cli: Cli, service: Service) -> None:
+    """With --json each command prints one document, as on the wire."""
+    scheduled = await cli.json("timers", "schedule", "acme", "call-1", "--at", "2100-01-01T09:30:00Z", "--data", "[1]")
+    timer = {"tenantId": "acme", "serviceCallId": "call-1", "dueAt": "2100-01-01T09:30:00.000Z", "data": [1]}
+    assert scheduled["outcome"] == "scheduled"
+    assert timer.items() <= scheduled["timer"].items()
+    assert await cli.json("timers", "get", "acme", "call-1") == scheduled["timer"]
+    assert await cli.json("timers", "list", "acme") == [scheduled["timer"]]
+    assert (await cli.json("timers", "count", "acme"))["counts"]["Scheduled"] == 1
+    assert (await cli.json("timers", "cancel", "acme", "call-1"))["timer"]["state"] == "Cancelled"
+    assert (await cli.json("timers", "cancel", "acme", "nobody", code=1))["outcome"] == "not_found"
+    assert await cli.json("timers", "list", "nobody") == []
+
+
+async def test_retry(cli: Cli, client: TimerClient, user: User) -> None:
+    """A Failed timer shows why, and fires once it is put back."""
+    config = (await user.js.stream_info("TIMER_EVT")).config
+    await user.js.update_stream(config.evolve(max_msg_size=2_000))
+    await client.schedule("acme", "call-1", PAST, data="x" * 3_000)
+    async with asyncio.timeout(10):
+        while (await client.count("acme")).by_state["Failed"] == 0:
+            await asyncio.sleep(0.02)
+    _, line = await cli.lines("timers", "list", "acme", "--state", "failed")
+    assert line.startswith("call-1  Failed  2020-01-01T00:00:00+00:00  ")
+    assert line.endswith(" 1  message size exceeds maximum allowed (10054)")
+    await user.js.update_stream(config.evolve(max_msg_size=-1))
+    assert (await cli.lines("timers", "retry", "acme", "call-1"))[0].startswith("retried: acme/call-1")
+    await user.until_stored("TIMER_EVT", 1)
+
+
+async def test_list(cli: Cli, client: TimerClient) -> None:
+    """The list is aligned, ordered, filtered and bounded; it says on stderr when there is more."""
+    due = [LATER + timedelta(minutes=index) for index in range(120)]
+    await client.schedule_many([NewTimer("acme", f"call-{index:03}", at) for index, at in enumerate(due)])
+    done = await cli.run("timers", "list", "acme")
+    head, *rows = done.stdout.splitlines()
+    assert head.split() == ["CALL", "STATE", "DUE", "ATTEMPT", "LAST", "ERROR"]
+    assert [row.split()[0] for row in rows] == [f"call-{index:03}" for index in range(50)]
+    assert {row.index("Scheduled") for row in rows} == {head.index("STATE")}
+    assert {row.index("2100-01-01T") for row in rows} == {head.index("DUE")}
+    assert "\t" not in done.stdout
+    assert "\x1b" not in done.stdout
+    assert done.stderr == "There are more than 50; see them with --limit or --due-after.\n"
+    assert len(await cli.json("timers", "list", "acme", "--limit", "110")) == 110
+    window = ["--due-after", due[7].isoformat(), "--due-before", due[9].isoformat()]
+    assert [each["serviceCallId"] for each in await cli.json("timers", "list", "acme", *window)] == [
+        "call-007",
+        "call-008",
+    ]
+    assert await cli.json("timers", "list", "acme", "--state", "Reached") == []
+
+
+USAGE = [
+    ["timers", "list", "acme", "--state", "pending"],
+    ["timers", "list", "acme", "--due-before", "tomorrow"],
+    ["timers", "list", "acme", "--due-after", "2100-01-01T00:00:00"],
+    ["timers", "list", "acme", "--limit", "0"],
+    ["timers", "get", "a.b", "call-1"],
+    ["timers", "cancel", "acme", ""],
+    ["timers", "get", "acme"],
+]
+
+
+@pytest.mark.parametrize("arguments", USAGE, ids=" ".join)
+async def test_wrong_usage(arguments: list[str], cli: Cli) -> None:
+    """What can't be meant ends with 2 and a word on why."""
+    done = await cli.run(*arguments)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "Usage:" in done.stderr
+
+
+async def test_rejected_and_unanswered(cli: Cli, broker: NatsServer, service: Service) -> None:
+    """A rejection, a service that is away and a broker that is away end with 1 and say which."""
+    large = json.dumps("x" * 70_000)
+    done = await cli.run("timers", "schedule", "acme", "call-1", "--in", "1h", "--data", large, "--json")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith("timer-service: TOO_LARGE: ")
+    await service.terminate()
+    done = await cli.run("timers", "get", "acme", "call-1")
+    assert (done.returncode, "is the service running there?" in done.stderr) == (1, True)
+    await broker.terminate()
+    done = await cli.run("timers", "get", "acme", "call-1")
+    assert (done.returncode, "can't connect to the broker" in done.stderr) == (1, True)
+
+
+def a_timer(call: str, *, state: State = State.SCHEDULED, error: str | None = None) -> Timer:
+    return Timer("acme", call, LATER, state, PAST, 20 if error else 0, last_error=error)
+
+
+@pytest.mark.parametrize("width", [80, 120, None])
+def test_table_is_no_wider_than_the_terminal(width: int | None) -> None:
+    """Every timer is one line (its error one more where there is no room), none wider than the terminal."""
+    error = "message size exceeds maximum allowed\x1b[2J (10054)"
+    timers = [a_timer("x" * 200), a_timer("注文-4713"), a_timer("short", state=State.FAILED, error=error)]
+    lines = [line for line in table(timers, LATER - timedelta(minutes=3), width) if not line.startswith("\x1b[1m")]
+    plain = [line.replace("\x1b[31m", "").replace("\x1b[0m", "") for line in lines]
+    assert "\x1b" not in "".join(plain)
+    assert len(plain) == (3 if width is None else 4)
+    if width is not None:
+        assert max(map(len, plain)) <= width
+    assert all("2100-01-01T" in line and "in 3 m" in line for line in plain[:3])
+    assert "message size exceeds" in plain[-1]
+
+
+def test_relative() -> None:
+    """Distances are told in their largest unit."""
+    now = datetime(2026, 11, 21, tzinfo=UTC)
+    told = [relative(now + timedelta(seconds=each), now) for each in (0.5, 59.9, 200, 7200, 200_000, -3, -90)]
+    assert told == ["in 500 ms", "in 59 s", "in 3 m", "in 2 h", "in 2 d", "3 s ago", "1 m ago"]
+
+
+async def statuses(cli: Cli, code: int) -> dict[str, str]:
+    document = await cli.json("doctor", code=code)
+    assert document["ok"] is (code == 0)
+    return {each["check"]: each["status"] for each in document["checks"]}
+
+
+async def test_doctor_beside_a_running_service(cli: Cli, service: Service, user: User) -> None:
+    """With all well doctor exits with 0; it changes nothing and needs no lock."""
+    found = await statuses(cli, 0)
+    assert found == {
+        "broker": "ok",
+        "permissions": "ok",
+        "stream TIMER_CMD": "ok",
+        "stream TIMER_EVT": "ok",
+        "stream TIMER_DLQ": "ok",
+        "consumer timer-service": "ok",
+        "clock": "ok",
+        "durability": "note",
+        "sqlite": found["sqlite"],
+        "schema": "ok",
+    }
+    config = (await user.js.stream_info("TIMER_EVT")).config
+    await user.js.update_stream(config.evolve(max_bytes=10_000_000, duplicate_window=10))
+    done = await cli.run("doctor")
+    assert done.returncode == 0
+    assert "warn  stream TIMER_EVT: refuses messages at max_bytes = 10000000\n      Watch how full" in done.stdout
+    assert "warn  stream TIMER_EVT: recognizes repeats for 0:00:10 only" in done.stdout
+    assert (await service.page("/readyz"))[0] == 200
+
+
+async def test_doctor_before_the_first_start(cli: Cli, broker: NatsServer) -> None:
+    """What the service makes by itself is a warning, unless it is told not to; doctor makes nothing."""
+    found = await statuses(cli, 0)
+    assert (found["stream TIMER_CMD"], found["database"]) == ("warn", "warn")
+    cli.settings["TIMER_MANAGE_STREAMS"] = "false"
+    assert (await statuses(cli, 1))["stream TIMER_CMD"] == "fail"
+    assert not (cli.folder / "service").exists()
+
+
+async def test_doctor_beside_a_stopped_service(cli: Cli, service: Service) -> None:
+    """The schema is read from a file that nobody has open, and nothing is left beside it."""
+    await service.terminate()
+    before = sorted((cli.folder / "service").iterdir())
+    assert (await statuses(cli, 0))["schema"] == "ok"
+    assert sorted((cli.folder / "service").iterdir()) == before
+
+
+async def test_doctor_without_a_broker(cli: Cli, broker: NatsServer) -> None:
+    """A broker that is away is a failure with its reason, and the rest is looked at all the same."""
+    await broker.terminate()
+    done = await cli.run("doctor")
+    assert done.returncode == 1
+    assert "fail  broker: can't connect: " in done.stdout
+    assert "sqlite: SQLite 3" in done.stdout
+
+
+async def test_doctor_with_too_few_permissions(tmp_path: Path, cli: Cli) -> None:
+    """What the user may not do is named."""
+    rules = '{ publish: ["$SYS.REQ.USER.INFO", "$JS.API.>", "timer.evt.>"], subscribe: ">" }'
+    users = f"authorization {{ users: [{{ user: svc, password: pass, permissions: {rules} }}] }}"
+    async with NatsServer(tmp_path / "fenced", users) as server:
+        done = await cli.run("doctor", TIMER_BROKER_URL=server.url, TIMER_NATS_USER="svc", TIMER_NATS_PASSWORD="pass")
+    assert done.returncode == 1
+    assert (
+        "fail  permissions: may not publish timer.dlq.v1.*.*, _INBOX.>, $JS.ACK.TIMER_CMD.timer-service.>"
+        in done.stdout
+    )

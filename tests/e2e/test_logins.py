@@ -1,0 +1,54 @@
+"""Ways to log in, at a server that asks for them."""
+
+import shutil
+import ssl
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.support.processes import NatsServer
+from timer_service.adapters.nats import Login, NatsBroker
+
+SEED = "SUAAAAICAMCAKBQHBAEQUCYMBUHA6EARCIJRIFIWC4MBSGQ3DQOR4H776Y"
+PUBLIC = "UAB2CB576PHBBPQ5ODORRZ2LYCMWPZGWGCN2KDK7DXOIMZASKUY3RLKK"
+
+
+async def test_nkey(tmp_path: Path) -> None:
+    """A server that knows the nkey lets its seed in."""
+    pytest.importorskip("nkeys", reason="the extra nkeys is not installed")
+    users = f"authorization {{ users: [{{ nkey: {PUBLIC} }}] }}"
+    async with NatsServer(tmp_path / "nats", users) as server:
+        await check_connects(server.url, Login(nkey_seed=SEED))
+
+
+async def test_tls(tmp_path: Path) -> None:
+    """A server that shows and asks for certificates of an authority of our own lets ours in."""
+    if shutil.which("openssl") is None:
+        pytest.skip("openssl is not installed")
+    make_certificate(tmp_path)
+    pair = f'cert_file: "{tmp_path}/cert.pem", key_file: "{tmp_path}/key.pem"'
+    tls = f'tls {{ {pair}, ca_file: "{tmp_path}/cert.pem", verify: true }}'
+    login = Login(tls_ca=tmp_path / "cert.pem", tls_cert=tmp_path / "cert.pem", tls_key=tmp_path / "key.pem")
+    context = login.options()["tls"]
+    assert context.verify_mode is ssl.CERT_REQUIRED
+    async with NatsServer(tmp_path / "nats", tls) as server:
+        await check_connects(server.url.replace("nats://", "tls://"), login)
+
+
+async def check_connects(url: str, login: Login) -> None:
+    broker = await NatsBroker.connect(url, "timer", login=login, reply_prefix="_INBOX.", manage_streams=True)
+    assert broker.trouble is None
+    await broker.close()
+
+
+def make_certificate(folder: Path) -> None:
+    subprocess.run(
+        [
+            *("openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"),
+            *("-keyout", f"{folder}/key.pem", "-out", f"{folder}/cert.pem", "-days", "1", "-subj", "/CN=timers"),
+            *("-addext", "subjectAltName=IP:127.0.0.1"),
+        ],
+        check=True,
+        capture_output=True,
+    )

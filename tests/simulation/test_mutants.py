@@ -1,0 +1,179 @@
+"""The simulation would notice: each of these breaks a promise in the way a plausible mistake would."""
+
+import json
+import logging
+import random
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, Phase, seed, settings
+from hypothesis.stateful import run_state_machine_as_test
+
+from tests.simulation.machine import TALLY, Simulation
+from timer_service.core import lease, relay
+from timer_service.core.broker import PublishResult, PublishStatus
+from timer_service.core.consumer import Consumer
+from timer_service.core.database import Row
+from timer_service.core.message import Message, Position
+from timer_service.core.relay import Relay
+from timer_service.timers import rules, store, worker
+from timer_service.timers.rules import Decision, Verdict
+
+Mutate = Callable[[pytest.MonkeyPatch], None]
+
+_OLDEST = Position(-1, -1)
+_FIND = settings(
+    max_examples=600,
+    stateful_step_count=50,
+    deadline=None,
+    database=None,
+    phases=[Phase.generate],
+    suppress_health_check=list(HealthCheck),
+)
+
+
+def _without(patch: pytest.MonkeyPatch, statements: dict[str, str], name: str, condition: str) -> None:
+    assert condition in statements[name]
+    patch.setitem(statements, name, statements[name].replace(condition, ""))
+
+
+def no_fence(patch: pytest.MonkeyPatch) -> None:
+    """Completing a claim does not look whether it still holds its rows."""
+    _without(patch, lease._SQL, "complete", " AND lease_token = :token")
+    _without(patch, lease._SQL, "complete_claim", " AND lease_token = :token")
+
+
+def no_fence_on_single_rows(patch: pytest.MonkeyPatch) -> None:
+    """Only where a claim is completed in part."""
+    _without(patch, lease._SQL, "complete", " AND lease_token = :token")
+
+
+def no_fence_on_whole_claims(patch: pytest.MonkeyPatch) -> None:
+    """Only where a claim is completed in one statement."""
+    _without(patch, lease._SQL, "complete_claim", " AND lease_token = :token")
+
+
+def no_fence_on_release(patch: pytest.MonkeyPatch) -> None:
+    """Giving rows back does not look whether they are still held."""
+    _without(patch, lease._SQL, "release", " AND lease_token = :token")
+
+
+def no_position_guard(patch: pytest.MonkeyPatch) -> None:
+    """An older command undoes a newer one."""
+    for name in ("schedule", "cancel", "retry"):
+        patch.setattr(rules, name, _forgetting_positions(getattr(rules, name)))
+    guard = """
+    AND (timer_schedules.position_epoch, timer_schedules.position_sequence)
+        < (excluded.position_epoch, excluded.position_sequence)"""
+    _without(patch, store._SQL, "put", guard)
+
+
+def _forgetting_positions(decide: Callable[..., Decision]) -> Callable[..., Decision]:
+    def decide_as_if_newest(timer: rules.Timer | None, *rest: Any) -> Decision:
+        return decide(timer and timer._replace(position=_OLDEST), *rest)
+
+    return decide_as_if_newest
+
+
+def settle_before_publish(patch: pytest.MonkeyPatch) -> None:
+    """Rows are completed first and published afterwards."""
+
+    async def fire(self: Relay, rows: Sequence[Row]) -> None:
+        at = self._clock.now()
+        await self._settle(relay._Verdicts(complete=list(rows)), at)
+        await self._broker.publish([self._encode(row, at) for row in rows])
+
+    patch.setattr(Relay, "_fire", fire)
+
+
+def random_event_id(patch: pytest.MonkeyPatch) -> None:
+    """Each attempt to fire has an id of its own."""
+    rng = random.Random(0)
+    encode = worker.due_time_reached
+
+    def with_another_id(row: Row, at: int) -> Message:
+        message = encode(row, at)
+        another = f"{rng.getrandbits(64):x}"
+        body = json.dumps({**json.loads(message.body), "id": another}).encode()
+        return message._replace(id=another, body=body)
+
+    patch.setattr(worker, "due_time_reached", with_another_id)
+
+
+def no_tombstone(patch: pytest.MonkeyPatch) -> None:
+    """Cancelling an unknown timer leaves nothing."""
+    cancel = rules.cancel
+
+    def forgetful(timer: rules.Timer | None, *rest: Any) -> Decision:
+        return cancel(timer, *rest) if timer else Decision(Verdict.NOT_FOUND, None)
+
+    patch.setattr(rules, "cancel", forgetful)
+
+
+def early(patch: pytest.MonkeyPatch) -> None:
+    """Timers are claimed a second ahead."""
+    claim = lease.Lease.claim
+    patch.setattr(lease.Lease, "claim", lambda self, tx, now, limit: claim(self, tx, now + 1000, limit))
+
+
+def unavailable_counts_as_published(patch: pytest.MonkeyPatch) -> None:
+    """A broker that is away is taken for one that has stored the event."""
+    judge = Relay._judge
+
+    def optimistic(self: Relay, rows: Sequence[Row], results: Sequence[PublishResult], verdicts: Any) -> None:
+        judge(self, rows, [PublishResult(PublishStatus.PUBLISHED) for _ in results], verdicts)
+
+    patch.setattr(Relay, "_judge", optimistic)
+
+
+def acknowledged_before_commit(patch: pytest.MonkeyPatch) -> None:
+    """Commands are acknowledged when they are taken."""
+    handle = Consumer.handle
+
+    async def hasty(self: Consumer, subscription: Any, batch: Any) -> None:
+        await subscription.acknowledge(batch)
+        await handle(self, subscription, batch)
+
+    patch.setattr(Consumer, "handle", hasty)
+
+
+def leases_never_end(patch: pytest.MonkeyPatch) -> None:
+    """A row that is held is not claimed again, whatever became of who held it."""
+    condition = "WHERE available_at <= :now"
+    patch.setitem(lease._SQL, "claim", lease._SQL["claim"].replace(condition, f"{condition} AND lease_token IS NULL"))
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> Iterator[None]:
+    """The service says much when it fares ill, and it always fares ill here."""
+    logging.disable(logging.CRITICAL)
+    yield
+    logging.disable(logging.NOTSET)
+
+
+MUTANTS = [
+    no_fence,
+    no_fence_on_single_rows,
+    no_fence_on_whole_claims,
+    no_fence_on_release,
+    no_position_guard,
+    settle_before_publish,
+    random_event_id,
+    no_tombstone,
+    early,
+    unavailable_counts_as_published,
+    acknowledged_before_commit,
+    leases_never_end,
+]
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("mutate", MUTANTS, ids=lambda mutate: mutate.__name__)
+def test_is_found(mutate: Mutate, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A service broken in this way is caught."""
+    mutate(monkeypatch)
+    TALLY.clear()
+    with pytest.raises(Exception, match=r"\S") as caught:
+        run_state_machine_as_test(seed(1)(type("Broken", (Simulation,), {})), settings=_FIND)
+    print(f"{mutate.__name__}: found in run {TALLY['runs']}, {TALLY['steps']} steps: {caught.value}")
