@@ -85,6 +85,16 @@ class Process:
         self._process = process
         self._log = log
 
+    def resident_bytes(self) -> int:
+        """Return how much memory it has resident (Linux)."""
+        pages = int(Path(f"/proc/{self._process.pid}/statm").read_text().split()[1])
+        return pages * os.sysconf("SC_PAGE_SIZE")
+
+    def cpu_seconds(self) -> float:
+        """Return the processor time it has used so far (Linux)."""
+        fields = Path(f"/proc/{self._process.pid}/stat").read_text().rsplit(")", 1)[1].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
     def check(self) -> None:
         """Raise if it has ended, with its last words."""
         if self._process.returncode is not None:

@@ -1,9 +1,11 @@
 """What is measured. Each scenario counts only what came out on the broker, and says what is wrong with it."""
 
 import asyncio
+import json
 import math
 import random
 import sqlite3
+import statistics
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
@@ -29,12 +31,14 @@ from benchmarks.harness import (
     unhandled,
 )
 from benchmarks.report import Result
+from timer_service.timers.store import TIMERS
 
 _POLL_SECONDS = 0.01
 _PATIENCE_SECONDS = 30
 _AFTERMATH_SECONDS = 1
 """How long to look on for events that come twice."""
 _HOUR_MS = 3_600_000
+_IDLE_SECONDS = 30
 _LAG_RATE = 200
 _LAG_AHEAD_MS = (2000, 5000)
 
@@ -113,6 +117,55 @@ async def lag(rig: Rig, seconds: int) -> Result:
     return Result("lag", figures, _faults(timers, events))
 
 
+async def pending(rig: Rig, size: int) -> Result:
+    """Have timers of one tenant pending for tomorrow; see what they cost while they wait, and what questions cost."""
+    tomorrow = now() + 24 * _HOUR_MS
+    await load(rig, [Timer("bench", f"call-{index}", tomorrow + index) for index in range(size)])
+    async with rig.broker() as client, rig.service() as service:
+        await rig.ready(service)
+        await _poll(service, partial(unhandled, client), 0)
+        counted = json.loads((await client.request("timer.qry.v1.bench.count-timers", timeout=10)).data)
+        used = service.cpu_seconds()
+        await asyncio.sleep(_IDLE_SECONDS)
+        idle = (service.cpu_seconds() - used) / _IDLE_SECONDS
+        figures = {
+            "timers pending": size,
+            "resident memory, MiB": service.resident_bytes() / 2**20,
+            "CPU seconds per idle minute": 60 * idle,
+            "a poll's queries, p50, ms": _poll_cost(rig),
+            "get-timer, p50, ms": await _asking(client, "get-timer", {"serviceCallId": f"call-{size // 2}"}, 200),
+            "list-timers of 100, p50, ms": await _asking(client, "list-timers", {"limit": 100}, 100),
+            "count-timers, p50, ms": await _asking(client, "count-timers", {}, 10),
+        }
+    problems = [] if counted["counts"]["Scheduled"] == size else [f"{size} timers were counted as {counted}"]
+    return Result("pending", figures, problems)
+
+
+async def _asking(client: Client, query: str, question: dict[str, Any], times: int) -> float:
+    """Return the median of how long a query takes, in ms."""
+    took: list[float] = []
+    for _ in range(times):
+        started = time.perf_counter()
+        answer = await client.request(f"timer.qry.v1.bench.{query}", json.dumps(question).encode(), timeout=10)
+        took.append(1000 * (time.perf_counter() - started))
+        if b'"error"' in answer.data[:10]:
+            raise BenchmarkError(f"{query}: {answer.data.decode()}")
+    return statistics.median(took)
+
+
+def _poll_cost(rig: Rig) -> float:
+    """Return the median time, in ms, of what a poll that finds nothing due asks the database."""
+    count, peek = TIMERS.sql("count_available"), TIMERS.sql("next_available")
+    took: list[float] = []
+    with closing(sqlite3.connect(f"file:{rig.database}?mode=ro", uri=True)) as database:
+        for _ in range(200):
+            started = time.perf_counter()
+            database.execute(count, {"now": now(), "limit": 1001}).fetchall()
+            database.execute(peek).fetchall()
+            took.append(1000 * (time.perf_counter() - started))
+    return statistics.median(took)
+
+
 class Scenario(NamedTuple):
     """What to run, and how much of it."""
 
@@ -126,6 +179,7 @@ SCENARIOS = {
     "drain": Scenario(drain, 50_000, 200_000),
     "lag": Scenario(lag, 15, 60),
     "fair": Scenario(fair, 20_000, 100_000),
+    "pending": Scenario(pending, 100_000, 1_000_000),
 }
 
 

@@ -431,7 +431,7 @@ async def test_tenants_that_only_wait_hide_nobody(store: Database, lease: Lease,
 
 
 async def test_held_rows_take_no_share(store: Database, lease: Lease) -> None:
-    """A tenant whose oldest rows are held or wait to be retried gets its share of its others, and leaves others theirs."""
+    """A tenant whose oldest rows are held or wait to be retried gets its share of its others, and others get theirs."""
     await put(store, *flood("a", 30))
     await claim(store, lease, limit=8)
     async with store.transaction() as tx:

@@ -31,6 +31,8 @@ def seconds(duration: str) -> float:
 
 async def test_jetstream_facts(user: User, service: Service) -> None:
     """The streams and the consumer that the service makes are those of the document."""
+    await user.schedule({"call-1": 0})
+    await user.until_stored("TIMER_EVT", 1)  # so the consumer is there
     facts: Any = runpy.run_path(str(CONTRACTS / "generate.py"))["asyncapi"]()["x-jetstream"]
     for stream in facts["streams"]:
         config = (await user.js.stream_info(stream.pop("stream"))).config

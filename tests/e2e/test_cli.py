@@ -209,8 +209,9 @@ async def statuses(cli: Cli, code: int) -> dict[str, str]:
     return {each["check"]: each["status"] for each in document["checks"]}
 
 
-async def test_doctor_beside_a_running_service(cli: Cli, service: Service, user: User) -> None:
+async def test_doctor_beside_a_running_service(cli: Cli, service: Service, user: User, client: TimerClient) -> None:
     """With all well doctor exits with 0; it changes nothing and needs no lock."""
+    await client.schedule("acme", "call-1", LATER)  # so the consumer is there
     found = await statuses(cli, 0)
     assert found == {
         "broker": "ok",

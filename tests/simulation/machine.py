@@ -37,8 +37,8 @@ _NONSENSE = {
     "without a payload": b'{"type": "CancelTimer", "tenantId": "acme", "payload": {}}',
 }
 
-NAMES = [Name(tenant, call) for tenant in ("acme", "globex") for call in ("a", "b")]
-names = st.sampled_from(NAMES)
+_NAMES = [Name(tenant, call) for tenant in ("acme", "globex") for call in ("a", "b")]
+names = st.sampled_from(_NAMES)
 weathers = st.sampled_from([Weather.WELL, Weather.WELL, *Weather])
 dues = st.sampled_from([0, 0, -1, 1, 3])
 occurrences = st.sampled_from([1, 1, 2, 3])
@@ -64,19 +64,25 @@ class Simulation(RuleBasedStateMachine):
         super().__init__()
         self.world = World()
         self.world.start(exclusive=True)
+        self._generations: Counter[Name] = Counter()
 
     # Users
 
-    @initialize(due=st.lists(dues, min_size=2, max_size=len(NAMES)), weather=weathers)
+    @initialize(due=st.lists(dues, min_size=2, max_size=len(_NAMES)), weather=weathers)
     def begin(self, due: list[int], weather: Weather) -> None:
         """Some timers are there already."""
         self.world.weather(weather)
-        for name, each in zip(NAMES, due, strict=False):
-            self.schedule(name, each, at_once=True)
+        for name, each in zip(_NAMES, due, strict=False):
+            self.schedule(name, each, at_once=True, anew=False)
 
-    @rule(name=names, due=dues, at_once=st.booleans())
-    def schedule(self, name: Name, due: int, at_once: bool) -> None:  # noqa: FBT001
-        """Due times are few, so that they collide: the last full ten seconds, and some before or after."""
+    @rule(name=names, due=dues, at_once=st.booleans(), anew=st.sampled_from([True, True, False]))
+    def schedule(self, name: Name, due: int, at_once: bool, anew: bool) -> None:  # noqa: FBT001
+        """Due times are few, so that they collide: the last full ten seconds, and some before or after.
+
+        A timer that was reached is so for ever: mostly (`anew`) its name goes to another one then.
+        """
+        if anew and self.world.reached(self._current(name)):
+            self._generations[name] += 1
         due_at = (self.world.clock.now() // _GRID_MS + due) * _GRID_MS
         self._send("ScheduleTimer", name, {"dueAt": iso(due_at)}, due_at)
         self._handle(at_once=at_once)
@@ -100,7 +106,11 @@ class Simulation(RuleBasedStateMachine):
     def send_nonsense(self, what: str) -> None:
         self.world.send(Sent(what, None, _NONSENSE[what]), "cancel-timer", "acme")
 
+    def _current(self, name: Name) -> Name:
+        return name._replace(call=f"{name.call}{self._generations[name] or ''}")
+
     def _send(self, message: str, name: Name, fields: Mapping[str, Any], due_at: int | None = None) -> None:
+        name = self._current(name)
         payload = {"tenantId": name.tenant, "serviceCallId": name.call, **fields}
         body = json.dumps({"type": message, "tenantId": name.tenant, "payload": payload}).encode()
         self.world.send(Sent(message, name, body, due_at), kebab(message), name.tenant)

@@ -16,7 +16,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from tests.simulation.faults import Crash, Fault, FaultyBroker, FaultyDatabase, Gate, Life, Witness
-from tests.simulation.model import FAILED, Fire, Model, Name, Row, Rows, Sent
+from tests.simulation.model import FAILED, REACHED, Fire, Model, Name, Row, Rows, Sent
 from tests.simulation.stepping import SteppedLoop, sqlite_in_place
 from tests.support.builders import command_address
 from tests.support.clock import ManualClock
@@ -258,6 +258,9 @@ class World(Witness):
     def failed(self) -> list[Name]:
         return [name for name, row in self._rows.items() if row.state == FAILED]
 
+    def reached(self, name: Name) -> bool:
+        return name in self._rows and self._rows[name].state == REACHED
+
     # What is seen to happen
 
     def published(self) -> None:
@@ -349,7 +352,7 @@ def _let_the_dead_rest(loop: asyncio.AbstractEventLoop, context: dict[str, Any])
 
 def _calls(message: Message, call: str) -> bool:
     body = json.loads(message.body)
-    return bool(body["type"] == "DueTimeReached" and body["payload"]["serviceCallId"] == call)
+    return bool(body["type"] == "DueTimeReached" and body["payload"]["serviceCallId"].startswith(call))
 
 
 def _always(_message: Message) -> bool:

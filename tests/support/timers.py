@@ -6,16 +6,18 @@ from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
-from tests.support.builders import command_address, schedule_timer
+from tests.support.builders import cancel_timer, command_address, retry_timer, schedule_timer
 from tests.support.clock import ManualClock
 from tests.support.instruments import RecordingInstruments
-from timer_service.adapters.memory import MemoryBroker, MemorySubscription, Predicate
+from timer_service.adapters.memory import MemoryBroker, MemorySubscription, Predicate, never
 from timer_service.core.consumer import Consumer, Route
 from timer_service.core.database import Database, Row
 from timer_service.core.lease import Lease
 from timer_service.core.message import Kind, Message, Position
+from timer_service.core.query import Queries
 from timer_service.core.relay import Relay
 from timer_service.timers import handler
+from timer_service.timers.queries import QUERIES
 from timer_service.timers.store import TIMERS
 from timer_service.timers.worker import due_time_reached
 
@@ -56,6 +58,7 @@ class Timers:
             max_attempts=MAX_ATTEMPTS,
             rng=random.Random(0),
         )
+        self.queries = Queries(database, clock, QUERIES)
         self._subscription: MemorySubscription | None = None
 
     def send(
@@ -84,6 +87,33 @@ class Timers:
         position = self.send(schedule_timer(call, due, **fields), tenant=fields.get("tenant", "acme"))
         await self.consume()
         return position
+
+    async def cancel(self, call: str = "call-1", *, tenant: str = "acme") -> Position:
+        """Send one CancelTimer and handle it."""
+        position = self.send(cancel_timer(call, tenant=tenant), tenant=tenant, message="cancel-timer")
+        await self.consume()
+        return position
+
+    async def retry(self, call: str = "call-1", *, tenant: str = "acme") -> Position:
+        """Send one RetryTimer and handle it."""
+        position = self.send(retry_timer(call, tenant=tenant), tenant=tenant, message="retry-timer")
+        await self.consume()
+        return position
+
+    async def fail(self, *calls: str) -> None:
+        """Schedule timers due now and let the broker refuse their events until they are given up."""
+        for call in calls:
+            await self.schedule(call)
+        self.broker.refuses = lambda message: any(fires(call)(message) for call in calls)
+        for _ in range(MAX_ATTEMPTS):
+            await self.tick()
+            self.clock.advance(minutes=10)
+        self.broker.refuses = never
+
+    async def ask(self, name: str, question: Any = None, *, tenant: str = "acme") -> Any:
+        """Ask a query; return its answer, or its error."""
+        body = b"" if question is None else json.dumps(question).encode()
+        return json.loads((await self.queries.answer(name, tenant, body)).body)
 
     async def tick(self) -> int:
         """Make one pass of the relay at the clock's time."""

@@ -125,7 +125,7 @@ def test_cancel_unknown() -> None:
 
 @pytest.mark.parametrize(("due_at", "available_at"), [(NOW, RECEIVED), (LATER, LATER)], ids=["due", "not due"])
 def test_retry_failed(due_at: int, available_at: int) -> None:
-    """A newer RetryTimer puts a failed timer back under its event id, all attempts before it, at once but never early."""
+    """A newer RetryTimer puts a failed timer back under its event id, its attempts before it: at once, never early."""
     failed = timer(State.FAILED, due_at=due_at)
     back = timer(due_at=due_at)._replace(position=NEW, available_at=available_at)
     assert retry(failed, NEW) == Decision(Verdict.RETRIED, back, Write.ALL)

@@ -6,7 +6,16 @@ from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 
-from timer_service.core.broker import PUBLISHED, BrokerFeatures, Delivery, PublishResult, PublishStatus, Reply
+from timer_service.core.broker import (
+    PUBLISHED,
+    Answer,
+    Answered,
+    BrokerFeatures,
+    Delivery,
+    PublishResult,
+    PublishStatus,
+    Reply,
+)
 from timer_service.core.message import Address, Kind, Message, Position
 
 FEATURES = BrokerFeatures(deduplicates=True, max_message_bytes=1024 * 1024)
@@ -93,6 +102,7 @@ class MemoryBroker:
         self._log: dict[Position, _Command] = {}
         self._queue = _Queue()
         self._ids: set[tuple[Kind, str]] = set()
+        self._answers: dict[str, Answer] = {}
 
     @property
     def waiting(self) -> list[Position]:
@@ -130,6 +140,10 @@ class MemoryBroker:
         """Hand the waiting commands over in another order."""
         rng.shuffle(self._queue.commands)
 
+    async def ask(self, name: str, tenant: str, body: bytes = b"") -> Answered:
+        """Ask a query, as its sender would. Raises KeyError when nobody answers queries of that name."""
+        return await self._answers[name](name, tenant, body)
+
     async def subscribe(self) -> "MemorySubscription":
         """Join the commands."""
         return MemorySubscription(self._queue, self.settlements)
@@ -138,6 +152,10 @@ class MemoryBroker:
         """Store messages, or do what the tester asked for."""
         await self.before_publishing(messages)
         return [self._store(message) for message in messages]
+
+    async def serve_queries(self, names: Sequence[str], answer: Answer) -> None:
+        """Answer what is asked by `ask`."""
+        self._answers.update(dict.fromkeys(names, answer))
 
     async def reply(self, replies: Sequence[Reply]) -> None:
         """Keep answers; while there is trouble they are lost."""
