@@ -90,11 +90,11 @@ class App:
 
     async def run(self) -> None:
         """Serve until stopped or until a part fails for good, then drain within the shutdown timeout."""
+        await self._relay.recover()
+        await self._broker.serve_queries(self._queries.names, self._queries.answer)
+        subscription = await self._broker.subscribe()
         pages = http_app(self._registry, troubles=self._troubles, stalled=self._stalled)
         async with serve_http(pages, self._config.http_host, self._config.http_port) as port:
-            await self._relay.recover()
-            await self._broker.serve_queries(self._queries.names, self._queries.answer)
-            subscription = await self._broker.subscribe()
             consuming = asyncio.create_task(self._consumer.run(subscription), name="consumer")
             ticking = [asyncio.create_task(loop.run(), name=loop.name) for loop in self._loops]
             asked = asyncio.create_task(self._stopping.wait(), name="asked to")

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.builders import command, schedule_timer
+from tests.support.builders import cancel_timer, command, retry_timer, schedule_timer
 from tests.support.clock import NOW, ManualClock, after, iso
 from tests.support.timers import MAX_ATTEMPTS, VISIBILITY_TIMEOUT, Timers, always, bodies, fires
 from timer_service.adapters.memory import MemoryBroker, never
@@ -22,11 +22,6 @@ DUE = after(minutes=1)
 LATER = after(minutes=2)
 TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 INBOX = "_INBOX.me.1"
-
-
-@pytest.fixture
-def timers(store: Database, memory_broker: MemoryBroker, clock: ManualClock) -> Timers:
-    return Timers(store, memory_broker, clock)
 
 
 def replies(timers: Timers) -> list[tuple[str, Any]]:
@@ -502,10 +497,72 @@ async def test_one_dead_letter_refused_among_others(timers: Timers) -> None:
 
 
 async def test_reply(timers: Timers) -> None:
-    """Whoever asks for the outcome of a command is told it."""
-    timers.send(schedule_timer(envelope={"id": "cmd-1"}), {"Timer-Reply-To": INBOX})
+    """Whoever asks for the outcome of a command is told it, and of the timer it was about."""
+    timers.send(
+        schedule_timer(due_at=DUE, data={"a": None}, envelope={"id": "cmd-1", "correlationId": "corr-1"}),
+        {"Timer-Reply-To": INBOX},
+    )
+    timers.send(schedule_timer("call-2", DUE, envelope={"id": "cmd-2"}), {"Timer-Reply-To": INBOX})
     await timers.consume()
-    assert replies(timers) == [(INBOX, {"commandId": "cmd-1", "outcome": "scheduled"})]
+    view = {
+        "tenantId": "acme",
+        "serviceCallId": "call-1",
+        "dueAt": iso(DUE),
+        "state": "Scheduled",
+        "registeredAt": iso(NOW),
+        "attempt": 0,
+    }
+    assert replies(timers) == [
+        (
+            INBOX,
+            {
+                "commandId": "cmd-1",
+                "outcome": "scheduled",
+                "timer": {**view, "correlationId": "corr-1", "data": {"a": None}},
+            },
+        ),
+        (INBOX, {"commandId": "cmd-2", "outcome": "scheduled", "timer": {**view, "serviceCallId": "call-2"}}),
+    ]
+
+
+async def test_reply_shows_the_timer_as_the_command_left_it(timers: Timers) -> None:
+    """Each reply shows its timer after that command, also where later ones of its batch changed it; fired, failed too."""
+    await timers.fail("bad")
+    await timers.schedule("fired")
+    timers.clock.advance(seconds=5)
+    await timers.tick()
+    wanted = {"Timer-Reply-To": INBOX}
+    timers.send(schedule_timer("a", LATER), wanted)
+    timers.send(schedule_timer("a", after(hours=3)), wanted)
+    timers.send(cancel_timer("a"), wanted, message="cancel-timer")
+    timers.send(schedule_timer("fired", LATER), wanted)
+    timers.send(cancel_timer("bad"), wanted, message="cancel-timer")
+    await timers.consume()
+    views = [body["timer"] for _, body in replies(timers)]
+    assert [(view["serviceCallId"], view["state"], view["dueAt"]) for view in views] == [
+        ("a", "Scheduled", iso(LATER)),
+        ("a", "Scheduled", iso(after(hours=3))),
+        ("a", "Cancelled", iso(after(hours=3))),
+        ("fired", "Reached", views[3]["dueAt"]),
+        ("bad", "Cancelled", iso(NOW)),
+    ]
+    assert views[3]["reachedAt"] == iso(timers.clock.now())
+    assert (views[4]["attempt"], views[4]["lastError"]) == (MAX_ATTEMPTS, "refused")
+    assert ["reachedAt" in view for view in views] == [False, False, False, True, False]
+
+
+async def test_reply_about_no_timer(timers: Timers) -> None:
+    """Where there is no timer to show, or only the tombstone of one, a reply has none."""
+    for name in ("retry", "cancel", "cancel", "retry"):
+        body = (retry_timer if name == "retry" else cancel_timer)("unknown", envelope={"id": name})
+        timers.send(body, {"Timer-Reply-To": INBOX}, message=f"{name}-timer")
+    await timers.consume()
+    assert [body for _, body in replies(timers)] == [
+        {"commandId": "retry", "outcome": "not_found"},
+        {"commandId": "cancel", "outcome": "not_found"},
+        {"commandId": "cancel", "outcome": "unchanged"},
+        {"commandId": "retry", "outcome": "not_found"},
+    ]
 
 
 async def test_reply_to_a_rejected_command(timers: Timers) -> None:

@@ -180,5 +180,6 @@ class Simulation(RuleBasedStateMachine):
                 self.world.heal()
         finally:
             self.world.close()
-            TALLY.update(runs=1, **self.world.counts)
+            TALLY.update(["runs"])
+            TALLY.update({str(what): count for what, count in self.world.counts.items()})
             TALLY.update(self.world.model.outcomes)

@@ -104,7 +104,9 @@ class Model:
         assert sent.name is not None
         if timer is not None and timer.state == REACHED:
             return "ignored_reached"
-        if timer is not None and (timer.position == position or (timer.state, timer.due_at) == (SCHEDULED, sent.due_at)):
+        if timer is not None and (
+            timer.position == position or (timer.state, timer.due_at) == (SCHEDULED, sent.due_at)
+        ):
             timer.position = position
             return "unchanged"
         self.timers[sent.name] = Timer(SCHEDULED, position, sent.due_at)
@@ -224,4 +226,3 @@ class Model:
             assert row.lease_token is None, f"{name} is still leased"
             assert row.state != SCHEDULED, f"{name} was lost: {row}"
             assert row.state != REACHED or row.event_id in self.stored, f"the event of {name} was lost: {row}"
-

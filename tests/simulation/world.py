@@ -94,7 +94,7 @@ class Instance:
             ),
             broker=FaultyBroker(world.broker, self.relaying.gate, world),
             lease=Lease(TIMERS, VISIBILITY_TIMEOUT),
-            encode=lambda row, at: worker.due_time_reached(row, at),
+            encode=worker.due_time_reached,
             clock=world.clock,
             instruments=self.instruments,
             batch_size=FIRED_AT_ONCE,

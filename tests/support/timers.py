@@ -2,6 +2,7 @@
 
 import json
 import random
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any
@@ -121,7 +122,10 @@ class Timers:
 
     def outcomes(self) -> dict[str, int]:
         """Return how many commands had each outcome."""
-        return {outcome: count for (_, outcome), count in self.instruments.commands.items()}
+        counts: Counter[str] = Counter()
+        for (_, outcome), count in self.instruments.commands.items():
+            counts[outcome] += count
+        return counts
 
     def fired(self) -> list[str]:
         """Return the calls whose timers have fired, in order."""

@@ -2,7 +2,8 @@
 
 import base64
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
 from typing import Any
 
 from pydantic import Field
@@ -18,6 +19,8 @@ from timer_service.timers.rules import Key, State, Timer
 from timer_service.timers.store import Filter, Place
 
 _COUNTED_AT_MOST = 1_000_000
+_PAGE_DATA = 128 * 1024
+"""How many characters of `data` a page may have: four bytes each, it stays under a broker's usual limit of 1 MiB."""
 _BEGINNING = Place(-1, "")
 _AFTER_ALL = LATEST + 1
 
@@ -107,11 +110,18 @@ async def _list(reader: Reader, tenant: str, question: ListTimers, _now: int) ->
     due_before = _AFTER_ALL if question.due_before is None else question.due_before
     wanted = Filter(tenant, question.state, due_before)
     found = await store.page(reader, wanted, _place(question), question.limit + 1)
-    page = found[: question.limit]
+    page = _fitting(found[: question.limit])
     answer: dict[str, Any] = {"timers": [timer_view(timer) for timer in page]}
     if len(found) > len(page):
         answer["cursor"] = _cursor(page[-1])
     return answer
+
+
+def _fitting(timers: Sequence[Timer]) -> Sequence[Timer]:
+    """Return as many as fit into one answer, at least one."""
+    sizes = (len(timer.schedule.data or "") if timer.schedule else 0 for timer in timers)
+    within = [total <= _PAGE_DATA for total in accumulate(sizes)]
+    return timers[: max(1, sum(within))]
 
 
 async def _count(reader: Reader, tenant: str, _question: CountTimers, now: int) -> Mapping[str, Any]:

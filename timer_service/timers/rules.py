@@ -8,7 +8,7 @@ from timer_service.core.message import Position, Trace
 
 
 class State(StrEnum):
-    """Where a timer stands (the source document's names, and what it left out)."""
+    """Where a timer stands."""
 
     SCHEDULED = "Scheduled"
     REACHED = "Reached"

@@ -67,6 +67,7 @@ async def _prepare_stream(js: JetStreamContext, subjects: Subjects, kind: Kind, 
             return await js.update_stream(info.config.evolve(**missing))
     except APIError as error:
         raise StartError(f"stream {name} can't be set up: {error.description}") from error
+    missing.pop("allow_atomic", None)  # without it publishing is slower, and works
     if missing:
         wants = ", ".join(f"{field} = {value}" for field, value in missing.items())
         raise StartError(f"stream {name} needs {wants}, and TIMER_MANAGE_STREAMS is off")
