@@ -1,12 +1,16 @@
 import asyncio
-from collections.abc import Sequence
+import json
+from collections.abc import AsyncIterator, Sequence
 from datetime import timedelta
+from importlib.metadata import version
 
 import pytest
 
-from tests.support.brokers import BrokerHarness, Stored
+from tests.support.brokers import HARNESSES, BrokerHarness, NatsHarness, Stored
 from tests.support.builders import command_address, event, schedule_timer
-from timer_service.core.broker import PUBLISHED, Delivery, PublishStatus, Reply, Subscription
+from timer_service.adapters.nats import NatsBroker
+from timer_service.core.broker import PUBLISHED, Answer, Answered, Delivery, PublishStatus, Reply, Subscription
+from timer_service.core.errors import Code
 from timer_service.core.message import Address, Kind, Message
 
 PATIENCE_SECONDS = 30
@@ -335,3 +339,142 @@ async def test_subscription_outlives_an_outage(harness: BrokerHarness) -> None:
     taken = await take(subscription, 2)
     await subscription.acknowledge(taken)
     assert sorted(ids(taken)) == ["id-a", "id-b"]
+
+
+# Queries
+
+
+async def repeat(name: str, tenant: str, body: bytes) -> Answered:
+    """Answer a query with what the service is told of it; one that asks for an error gets one."""
+    answer = f"{name} of {tenant}: ".encode() + body
+    if body == b"error":
+        return Answered(answer, Code.INVALID_PAYLOAD, "the query is invalid: é, and two\r\nlines: of it")
+    return Answered(answer)
+
+
+async def test_queries(harness: BrokerHarness) -> None:
+    """A query reaches the service with its name, tenant and body (any bytes), and its answer whoever asked."""
+    await harness.broker.serve_queries(["get-timer", "list-timers"], repeat)
+    asked = [
+        ("get-timer", "acme", b"1"),
+        ("list-timers", "tenant_1-A", b""),
+        ("get-timer", "other", b"\x00\xff\r\n"),
+    ]
+    answers = [await harness.ask(*query) for query in asked]
+    assert answers == [await repeat(*query) for query in asked]
+
+
+async def test_queries_at_once(harness: BrokerHarness) -> None:
+    """Queries asked at the same time each get their own answer."""
+    await harness.broker.serve_queries(["get-timer"], repeat)
+    asked = [("get-timer", f"tenant-{number % 7}", str(number).encode()) for number in range(50)]
+    answers = await asyncio.gather(*(harness.ask(*query) for query in asked))
+    assert list(answers) == [await repeat(*query) for query in asked]
+
+
+async def test_query_error(harness: BrokerHarness) -> None:
+    """An error reaches whoever asked with its body, its code and its message, and the next query is answered."""
+    await harness.broker.serve_queries(["get-timer"], repeat)
+    error = await harness.ask("get-timer", "acme", b"error")
+    assert (error.body, error.code) == (b"get-timer of acme: error", Code.INVALID_PAYLOAD)
+    assert " ".join(error.message.split()) == "the query is invalid: é, and two lines: of it"
+    assert await harness.ask("get-timer", "acme", b"2") == Answered(b"get-timer of acme: 2")
+
+
+async def test_large_answer(harness: BrokerHarness) -> None:
+    """An answer as large as the broker takes arrives whole."""
+    body = b"x" * harness.broker.features.max_message_bytes
+
+    async def answer(_name: str, _tenant: str, _body: bytes) -> Answered:
+        return Answered(body)
+
+    await harness.broker.serve_queries(["list-timers"], answer)
+    assert (await harness.ask("list-timers", "acme", b"")).body == body
+
+
+async def test_queries_after_an_outage(harness: BrokerHarness) -> None:
+    """Queries are answered again after an outage."""
+    await harness.broker.serve_queries(["get-timer"], repeat)
+    await harness.go_away()
+    await harness.come_back()
+    assert await harness.ask("get-timer", "acme", b"1") == Answered(b"get-timer of acme: 1")
+
+
+@pytest.fixture
+async def nats_harness(request: pytest.FixtureRequest) -> AsyncIterator[NatsHarness]:
+    """NATS, for what only it has."""
+    async with HARNESSES["nats"](request) as started:
+        assert isinstance(started, NatsHarness)
+        yield started
+
+
+async def test_nats_micro_service(nats_harness: NatsHarness) -> None:
+    """On NATS the queries are a micro service: it answers pings by its name, and tells its endpoints' subjects."""
+    await nats_harness.broker.serve_queries(["get-timer", "count-timers"], repeat)
+    pings = [
+        json.loads((await nats_harness.user.request(subject, timeout=10)).data)
+        for subject in ("$SRV.PING", "$SRV.PING.timer-service")
+    ]
+    info = json.loads((await nats_harness.user.request("$SRV.INFO.timer-service", timeout=10)).data)
+    assert [(ping["name"], ping["version"]) for ping in pings] == [("timer-service", version("timer-service"))] * 2
+    assert {each["name"]: each["subject"] for each in info["endpoints"]} == {
+        "get-timer": "timer.qry.v1.*.get-timer",
+        "count-timers": "timer.qry.v1.*.count-timers",
+    }
+
+
+async def test_nats_error_headers(nats_harness: NatsHarness) -> None:
+    """On NATS an error has the headers of micro services, in one line each, and what is no error has none."""
+    await nats_harness.broker.serve_queries(["get-timer"], repeat)
+    error = await nats_harness.user.request("timer.qry.v1.acme.get-timer", b"error", timeout=10)
+    fine = await nats_harness.user.request("timer.qry.v1.acme.get-timer", b"1", timeout=10)
+    assert set(error.headers or {}) == {"Nats-Service-Error", "Nats-Service-Error-Code"}
+    assert (error.headers or {})["Nats-Service-Error-Code"] == "INVALID_PAYLOAD"
+    assert not fine.headers
+
+
+@pytest.mark.parametrize(
+    "reply",
+    ["timer.evt.v1.other.due-time-reached", "timer.cmd.v1.other.schedule-timer", "victim", "_INBOX", "_inbox.me", ""],
+)
+async def test_nats_reply_elsewhere(nats_harness: NatsHarness, reply: str) -> None:
+    """The service can't be made to publish anywhere but to an inbox, and doesn't even look for the answer."""
+    asked: list[bytes] = []
+
+    async def answer(name: str, tenant: str, body: bytes) -> Answered:
+        asked.append(body)
+        return await repeat(name, tenant, body)
+
+    await nats_harness.broker.serve_queries(["get-timer"], answer)
+    seen = await nats_harness.user.subscribe(reply or ">")
+    await nats_harness.user.publish("timer.qry.v1.acme.get-timer", b"elsewhere", reply=reply)
+    last = await nats_harness.ask("get-timer", "acme", b"1")  # on the same subscription: what came before is done with
+    await nats_harness.user.flush()
+    subjects = {(await seen.next_msg(1)).subject for _ in range(seen.pending_msgs)}
+    assert (asked, last.body) == ([b"1"], b"get-timer of acme: 1")
+    assert {subject for subject in subjects if not subject.startswith(("_INBOX.", "timer.qry."))} == set()
+
+
+async def test_nats_instances_share_queries(nats_harness: NatsHarness) -> None:
+    """Of two instances one answers a query, and when one is closed the other goes on."""
+    answered: list[int] = []
+
+    def by(number: int) -> Answer:
+        async def answer(name: str, tenant: str, body: bytes) -> Answered:
+            answered.append(number)
+            return await repeat(name, tenant, body)
+
+        return answer
+
+    url = nats_harness.user.connected_url
+    assert url is not None
+    second = await NatsBroker.connect(url.geturl(), "timer", reply_prefix="_INBOX.", manage_streams=True)
+    await nats_harness.broker.serve_queries(["get-timer"], by(1))
+    await second.serve_queries(["get-timer"], by(2))
+    for number in range(20):
+        await nats_harness.ask("get-timer", "acme", str(number).encode())
+    both = len(answered)
+    await second.close()
+    for number in range(5):
+        await nats_harness.ask("get-timer", "acme", str(number).encode())
+    assert (both, answered[20:]) == (20, [1] * 5)

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from timer_service.adapters.sqlite import SqliteDatabase
-from timer_service.core.database import Database
+from timer_service.core.database import Database, Reader
 from timer_service.core.errors import DatabaseUnavailableError, StartError
 
 INSERT = "INSERT INTO numbers (number) VALUES (:number)"
@@ -12,6 +12,11 @@ SLOW_INSERT = """
 INSERT INTO numbers (number)
 WITH RECURSIVE series (number) AS (SELECT 1 UNION ALL SELECT number + 1 FROM series WHERE number < 300000)
 SELECT number FROM series
+"""
+
+SLOW_QUERY = """
+WITH RECURSIVE series (number) AS (SELECT 1 UNION ALL SELECT number + 1 FROM series WHERE number < 2000000)
+SELECT COUNT(*) AS count FROM series
 """
 
 
@@ -52,19 +57,38 @@ async def test_sees_its_own_writes(database: Database) -> None:
     assert row["number"] == 1
 
 
-async def test_reader_sees_only_what_is_committed(database: Database) -> None:
-    """The reader neither sees nor waits for a transaction that is open."""
+def reader_of(database: Database, name: str) -> Reader:
+    return {"reader": database.reader, "queries": database.queries}[name]
+
+
+@pytest.mark.parametrize("name", ["reader", "queries"])
+async def test_reader_sees_only_what_is_committed(database: Database, name: str) -> None:
+    """A reader neither sees nor waits for a transaction that is open; what was committed it sees at once."""
+    reader = reader_of(database, name)
     async with database.transaction() as tx:
         await tx.execute(INSERT, {"number": 1})
-        during = await numbers(database)
-    assert (during, await numbers(database)) == ([], [1])
+        during = await reader.fetch("SELECT number FROM numbers")
+    (row,) = await reader.fetch("SELECT number FROM numbers")
+    assert (during, row["number"]) == ([], 1)
 
 
-async def test_reader_can_not_write(database: Database) -> None:
+@pytest.mark.parametrize("name", ["reader", "queries"])
+async def test_reader_can_not_write(database: Database, name: str) -> None:
     """There is no way to write past a transaction."""
     with pytest.raises(Exception, match=r"(?i)read-?only"):
-        await database.reader.fetch("INSERT INTO numbers (number) VALUES (1) RETURNING number")
+        await reader_of(database, name).fetch("INSERT INTO numbers (number) VALUES (1) RETURNING number")
     assert await numbers(database) == []
+
+
+async def test_slow_queries_hold_nothing_up(database: Database) -> None:
+    """While a query takes its time, the reader answers and a transaction commits."""
+    asking = asyncio.create_task(database.queries.fetch(SLOW_QUERY))
+    async with database.transaction() as tx:
+        await tx.execute(INSERT, {"number": 1})
+    found = await numbers(database)
+    held_up = asking.done()
+    (row,) = await asking
+    assert (found, held_up, row["count"]) == ([1], False, 2_000_000)
 
 
 async def test_exception_rolls_back(database: Database) -> None:

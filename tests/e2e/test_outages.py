@@ -9,7 +9,7 @@ from tests.support.processes import NatsServer, Service
 
 
 async def test_event_stream_full(user: User, service: Service) -> None:
-    """With the event stream full, timers wait without burning attempts; once it is purged all fire, no restart needed."""
+    """With the event stream full, timers wait and burn no attempts; as it is purged all fire, without a restart."""
     config = (await user.js.stream_info("TIMER_EVT")).config
     await user.js.update_stream(config.evolve(max_bytes=100_000))
     now = int(time.time() * 1000)
@@ -33,7 +33,7 @@ async def test_event_stream_full(user: User, service: Service) -> None:
 
 
 async def test_stream_made_anew(user: User, service: Service) -> None:
-    """When the command stream is deleted and made anew, the service joins it by itself, and its commands count as newer."""
+    """When the command stream is deleted and made anew, the service joins it, and its commands count as newer."""
     far = int(time.time() * 1000) + 3_600_000
     await user.schedule({"call-1": far, "call-2": far})
     await user.until_handled()

@@ -526,7 +526,7 @@ async def test_reply(timers: Timers) -> None:
 
 
 async def test_reply_shows_the_timer_as_the_command_left_it(timers: Timers) -> None:
-    """Each reply shows its timer after that command, also where later ones of its batch changed it; fired, failed too."""
+    """Each reply shows its timer as it was after that command, also where later ones of its batch changed it."""
     await timers.fail("bad")
     await timers.schedule("fired")
     timers.clock.advance(seconds=5)

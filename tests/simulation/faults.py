@@ -174,28 +174,47 @@ class FaultyTransaction:
 
 
 class FaultyDatabase:
-    """A database behind a gate; tells of each commit which leases it named."""
+    """A database behind a gate; tells of each commit which leases it named, and of every fault of ours in between."""
 
     trouble: str | None = None
 
-    def __init__(self, inner: Database, gate: Gate, *, exclusive: bool, committed: Callable[[set[str]], None]) -> None:
+    def __init__(
+        self,
+        inner: Database,
+        gate: Gate,
+        *,
+        exclusive: bool,
+        committed: Callable[[set[str]], None],
+        failed: Callable[[Exception], None],
+    ) -> None:
         self._inner = inner
         self._gate = gate
         self._committed = committed
+        self._failed = failed
         self.exclusive = exclusive
 
     @property
     def reader(self) -> Reader:
         return self._inner.reader
 
+    @property
+    def queries(self) -> Reader:
+        return self._inner.queries
+
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[Transaction]:
         await self._gate.reach(Point.BEFORE_BEGIN)
-        async with self._inner.transaction() as tx:
-            faulty = FaultyTransaction(tx, self._gate)
-            yield faulty
-            await self._gate.reach(Point.BEFORE_COMMIT)
-        self._committed(faulty.tokens)
+        try:
+            async with self._inner.transaction() as tx:
+                faulty = FaultyTransaction(tx, self._gate)
+                yield faulty
+                await self._gate.reach(Point.BEFORE_COMMIT)
+            self._committed(faulty.tokens)
+        except DatabaseUnavailableError:
+            raise
+        except Exception as error:
+            self._failed(error)
+            raise
         await self._gate.reach(Point.AFTER_COMMIT)
 
     async def close(self) -> None:

@@ -29,10 +29,10 @@ class Sent(NamedTuple):
 class Row(NamedTuple):
     """A timer in the database."""
 
+    position: Position
     state: str
     due_at: int | None
     event_id: str | None
-    position: Position
     available_at: int | None
     lease_token: str | None
     attempt: int
@@ -88,10 +88,10 @@ class Model:
         return outcome
 
     def _decide(self, sent: Sent, timer: Timer | None, position: Position) -> str:
-        if sent.type == "RetryTimer" and (timer is None or timer.due_at is None):
-            return "not_found"
         if timer is not None and timer.position > position:
             return "ignored_stale"
+        if sent.type == "RetryTimer" and (timer is None or timer.due_at is None):
+            return "not_found"
         match sent.type:
             case "ScheduleTimer":
                 return self._schedule(sent, timer, position)

@@ -34,30 +34,30 @@ _FIND = settings(
 )
 
 
-def _without(patch: pytest.MonkeyPatch, statements: dict[str, str], name: str, condition: str) -> None:
-    assert condition in statements[name]
-    patch.setitem(statements, name, statements[name].replace(condition, ""))
+def _replace(patch: pytest.MonkeyPatch, statements: dict[str, str], name: str, old: str, new: str = "") -> None:
+    assert old in statements[name]
+    patch.setitem(statements, name, statements[name].replace(old, new))
 
 
 def no_fence(patch: pytest.MonkeyPatch) -> None:
     """Completing a claim does not look whether it still holds its rows."""
-    _without(patch, lease._SQL, "complete", " AND lease_token = :token")
-    _without(patch, lease._SQL, "complete_claim", " AND lease_token = :token")
+    _replace(patch, lease._SQL, "complete", " AND lease_token = :token")
+    _replace(patch, lease._SQL, "complete_claim", " AND lease_token = :token")
 
 
 def no_fence_on_single_rows(patch: pytest.MonkeyPatch) -> None:
     """Only where a claim is completed in part."""
-    _without(patch, lease._SQL, "complete", " AND lease_token = :token")
+    _replace(patch, lease._SQL, "complete", " AND lease_token = :token")
 
 
 def no_fence_on_whole_claims(patch: pytest.MonkeyPatch) -> None:
     """Only where a claim is completed in one statement."""
-    _without(patch, lease._SQL, "complete_claim", " AND lease_token = :token")
+    _replace(patch, lease._SQL, "complete_claim", " AND lease_token = :token")
 
 
 def no_fence_on_release(patch: pytest.MonkeyPatch) -> None:
     """Giving rows back does not look whether they are still held."""
-    _without(patch, lease._SQL, "release", " AND lease_token = :token")
+    _replace(patch, lease._SQL, "release", " AND lease_token = :token")
 
 
 def no_position_guard(patch: pytest.MonkeyPatch) -> None:
@@ -67,7 +67,7 @@ def no_position_guard(patch: pytest.MonkeyPatch) -> None:
     guard = """
     AND (timer_schedules.position_epoch, timer_schedules.position_sequence)
         < (excluded.position_epoch, excluded.position_sequence)"""
-    _without(patch, store._SQL, "put", guard)
+    _replace(patch, store._SQL, "put", guard)
 
 
 def _forgetting_positions(decide: Callable[..., Decision]) -> Callable[..., Decision]:
@@ -141,8 +141,8 @@ def acknowledged_before_commit(patch: pytest.MonkeyPatch) -> None:
 
 def leases_never_end(patch: pytest.MonkeyPatch) -> None:
     """A row that is held is not claimed again, whatever became of who held it."""
-    condition = "WHERE available_at <= :now"
-    patch.setitem(lease._SQL, "claim", lease._SQL["claim"].replace(condition, f"{condition} AND lease_token IS NULL"))
+    for name in ("claim", "claim_of_tenant"):
+        _replace(patch, lease._SQL, name, "available_at <= :now", "available_at <= :now AND lease_token IS NULL")
 
 
 MUTANTS = [

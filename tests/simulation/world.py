@@ -10,7 +10,7 @@ from collections.abc import Coroutine, Sequence
 from contextlib import ExitStack, closing
 from datetime import timedelta
 from enum import StrEnum
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -43,7 +43,7 @@ VISIBILITY_TIMEOUT = timedelta(seconds=30)
 INSTANCES = 2
 
 _ROWS = """
-SELECT tenant_id, service_call_id, state, due_at, event_id, position_epoch, position_sequence, available_at,
+SELECT tenant_id, service_call_id, position_epoch, position_sequence, state, due_at, event_id, available_at,
     lease_token, attempt
 FROM timer_schedules
 """
@@ -77,10 +77,9 @@ class Instance:
         self.consuming, self.relaying = Actor(life, world.counts), Actor(life, world.counts)
         self.decided: list[tuple[Command, Outcome]] = []
         self.instruments = RecordingInstruments()
+        seen = partial(FaultyDatabase, database, exclusive=exclusive, failed=world.failed_transactions.append)
         self.consumer = Consumer(
-            database=FaultyDatabase(
-                database, self.consuming.gate, exclusive=exclusive, committed=lambda _: world.commands_committed(self)
-            ),
+            database=seen(self.consuming.gate, committed=lambda _: world.commands_committed(self)),
             broker=FaultyBroker(world.broker, self.consuming.gate, world),
             routes=[Route(handler.PAYLOADS, self._handle, lambda _: None)],
             clock=world.clock,
@@ -89,9 +88,7 @@ class Instance:
             reply_prefix="_INBOX.",
         )
         self.relay = Relay(
-            database=FaultyDatabase(
-                database, self.relaying.gate, exclusive=exclusive, committed=world.leases_committed
-            ),
+            database=seen(self.relaying.gate, committed=world.leases_committed),
             broker=FaultyBroker(world.broker, self.relaying.gate, world),
             lease=Lease(TIMERS, VISIBILITY_TIMEOUT),
             encode=worker.due_time_reached,
@@ -136,6 +133,8 @@ class World(Witness):
         self.handled: set[Position] = set()
         self.settled: set[Position] = set()
         self.instances: list[Instance] = []
+        self.failed_transactions: list[Exception] = []
+        """Why transactions failed, if the database was there: the consumer would take each for a command's fault."""
         self.counts: Counter[str] = Counter()
         self._rows: Rows = {}
         self._recovering = False
@@ -228,6 +227,8 @@ class World(Witness):
 
     def _go(self) -> None:
         self.loop.settle()
+        for error in self.failed_transactions:
+            raise error
         for actor in self._actors():
             actor.gate.arm(None)
             if actor.task is not None and actor.task.done():
@@ -303,7 +304,7 @@ class World(Witness):
 
     def _look(self) -> Rows:
         assert self._eyes is not None
-        return {Name(*row[:2]): Row(*row[2:5], Position(*row[5:7]), *row[7:]) for row in self._eyes.execute(_ROWS)}
+        return dict(_timer(*row) for row in self._eyes.execute(_ROWS))
 
     def check(self) -> None:
         """Check what must be so at every moment."""
@@ -348,6 +349,10 @@ def _let_the_dead_rest(loop: asyncio.AbstractEventLoop, context: dict[str, Any])
     """Nobody asks how the tasks of a dead process ended."""
     if not isinstance(context.get("exception"), Crash):
         loop.default_exception_handler(context)
+
+
+def _timer(tenant: str, call: str, epoch: int, sequence: int, *others: Any) -> tuple[Name, Row]:
+    return Name(tenant, call), Row(Position(epoch, sequence), *others)
 
 
 def _calls(message: Message, call: str) -> bool:

@@ -14,7 +14,8 @@ from nats.js.api import AckPolicy, ConsumerConfig
 from tests.support.processes import NatsServer
 from timer_service.adapters.memory import MemoryBroker
 from timer_service.adapters.nats import NatsBroker
-from timer_service.core.broker import Broker
+from timer_service.core.broker import Answered, Broker
+from timer_service.core.errors import Code
 from timer_service.core.message import Address, Kind, Message
 
 
@@ -65,6 +66,10 @@ class BrokerHarness(Protocol):
         """Begin to listen for answers."""
         ...
 
+    async def ask(self, name: str, tenant: str, body: bytes) -> Answered:
+        """Ask a query as a user; return what the user gets."""
+        ...
+
     async def let_deliveries_lapse(self) -> None:
         """Return once all that is unsettled, given back or forgotten is to be delivered again."""
         ...
@@ -110,6 +115,9 @@ class MemoryHarness:
         self._inboxes += 1
         return _MemoryInbox(self.broker, f"_INBOX.{self._inboxes}")
 
+    async def ask(self, name: str, tenant: str, body: bytes) -> Answered:
+        return await self.broker.ask(name, tenant, body)
+
     async def let_deliveries_lapse(self) -> None:
         self.broker.redeliver()
 
@@ -145,7 +153,8 @@ class NatsHarness:
     def __init__(self, server: NatsServer, broker: NatsBroker, user: Client) -> None:
         self.broker = broker
         self._server = server
-        self._user = user
+        self.user = user
+        """A user's own connection, for what only NATS has."""
         self._js = user.jetstream()
 
     async def send(self, address: Address, body: bytes, headers: Mapping[str, str], message_id: str) -> None:
@@ -159,11 +168,17 @@ class NatsHarness:
         return await self._read("TIMER_DLQ", Kind.DEAD_LETTER, tenant)
 
     async def inbox(self) -> Inbox:
-        inbox = _NatsInbox(await self._user.subscribe(self._user.new_inbox()))
+        inbox = _NatsInbox(await self.user.subscribe(self.user.new_inbox()))
         # The driver sends a flush ahead of what it holds back: only the second one follows the subscription.
-        await self._user.flush()
-        await self._user.flush()
+        await self.user.flush()
+        await self.user.flush()
         return inbox
+
+    async def ask(self, name: str, tenant: str, body: bytes) -> Answered:
+        answer = await self.user.request(f"timer.qry.v1.{tenant}.{name}", body, timeout=10)
+        headers = answer.headers or {}
+        code = headers.get("Nats-Service-Error-Code")
+        return Answered(answer.data, Code(code) if code else None, headers.get("Nats-Service-Error", ""))
 
     async def let_deliveries_lapse(self) -> None:
         await self._wait_for_acknowledgements(seconds=0.1)
@@ -177,7 +192,8 @@ class NatsHarness:
     async def come_back(self) -> None:
         await self._server.start()
         await self._until(lambda: self.broker.trouble is None)
-        await self._until(lambda: self._user.is_connected)
+        await self._until(lambda: self.user.is_connected)
+        await self.broker._client.flush()  # it counts as connected before its subscriptions are there again
 
     async def _wait_for_acknowledgements(self, *, seconds: float) -> None:
         config = (await self._js.consumer_info("TIMER_CMD", "timer-service")).config
@@ -207,7 +223,7 @@ class NatsHarness:
 async def _nats(request: pytest.FixtureRequest) -> AsyncIterator[BrokerHarness]:
     folder: Path = request.getfixturevalue("tmp_path")
     async with NatsServer(folder / "nats") as server:
-        broker = await NatsBroker.connect(server.url, "timer", manage_streams=True)
+        broker = await NatsBroker.connect(server.url, "timer", reply_prefix="_INBOX.", manage_streams=True)
         options: dict[str, Any] = {"max_reconnect_attempts": -1, "reconnect_time_wait": 0.1, "error_cb": _ignore}
         async with await nats.connect(server.url, **options) as user:
             yield NatsHarness(server, broker, user)

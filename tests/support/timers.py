@@ -48,10 +48,11 @@ class Timers:
             batch_size=batch_size,
             reply_prefix="_INBOX.",
         )
+        self.lease = Lease(TIMERS, VISIBILITY_TIMEOUT)
         self.relay = Relay(
             database=database,
             broker=broker,
-            lease=Lease(TIMERS, VISIBILITY_TIMEOUT),
+            lease=self.lease,
             encode=due_time_reached,
             clock=clock,
             instruments=self.instruments,

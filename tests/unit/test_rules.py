@@ -138,7 +138,7 @@ def test_retry_not_failed(state: State) -> None:
     assert retry(timer(state), NEW) == confirmed(timer(state))
 
 
-@pytest.mark.parametrize("row", [None, tombstone(OLD), tombstone(MIDDLE), tombstone(NEW)])
+@pytest.mark.parametrize("row", [None, tombstone(OLD), tombstone(MIDDLE)])
 def test_retry_unknown(row: Timer | None) -> None:
     """A RetryTimer finds no timer where there is none, nor where only a tombstone is, and leaves nothing."""
     assert retry(row, MIDDLE) == Decision(Verdict.NOT_FOUND, None)

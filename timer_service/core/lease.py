@@ -104,14 +104,22 @@ class Lease:
         return count
 
     async def _claim_shares(self, tx: Transaction, claim: Mapping[str, Any], limit: int) -> list[Row]:
-        pending = await tx.fetch(self._pending_tenants, {"after": self._seen_tenant, "limit": limit})
-        # With more tenants than fit into one claim, the next one goes on where this one ended.
-        self._seen_tenant = pending[-1]["tenant_id"] if len(pending) == limit else ""
+        pending = await self._next_tenants(tx, limit)
         due = [row["tenant_id"] for row in pending if row["oldest"] <= claim["now"]]
-        if len(due) == 1:  # nobody to be fair to
+        if len(due) == 1 and len(pending) < limit:  # nobody to be fair to
             return []
         shares = [{**claim, "tenant_id": tenant, "limit": limit // len(due)} for tenant in due]
         return list(await tx.fetch_each(self._claim_of_tenant, shares))
+
+    async def _next_tenants(self, tx: Transaction, limit: int) -> list[Row]:
+        """Name up to `limit` tenants that have pending rows, going on in a circle where the last claim ended."""
+        seen = self._seen_tenant
+        tenants = list(await tx.fetch(self._pending_tenants, {"after": seen, "limit": limit}))
+        if seen and len(tenants) < limit:
+            first = await tx.fetch(self._pending_tenants, {"after": "", "limit": limit - len(tenants)})
+            tenants += [row for row in first if row["tenant_id"] <= seen]
+        self._seen_tenant = tenants[-1]["tenant_id"] if len(tenants) == limit else ""
+        return tenants
 
     async def complete(self, tx: Transaction, rows: Sequence[Row], at: int) -> int:
         """Settle rows as done at `at`."""

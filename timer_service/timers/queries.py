@@ -7,7 +7,7 @@ from itertools import accumulate
 from typing import Any
 
 from pydantic import Field
-from pydantic_core import from_json
+from pydantic_core import from_json, to_json
 
 from timer_service.core.database import Reader
 from timer_service.core.errors import Code, Fault, Rejection
@@ -19,8 +19,7 @@ from timer_service.timers.rules import Key, State, Timer
 from timer_service.timers.store import Filter, Place
 
 _COUNTED_AT_MOST = 1_000_000
-_PAGE_DATA = 128 * 1024
-"""How many characters of `data` a page may have: four bytes each, it stays under a broker's usual limit of 1 MiB."""
+_PAGE_BYTES = 512 * 1024  # half of what a broker's message usually may have
 _BEGINNING = Place(-1, "")
 _AFTER_ALL = LATEST + 1
 
@@ -38,7 +37,7 @@ class ListTimers(Payload):
     due_before: Instant | None = None
     due_after: Instant | None = None
     limit: int = Field(default=100, ge=1, le=1000)
-    cursor: str | None = Field(default=None, max_length=1000)
+    cursor: str | None = Field(default=None, max_length=2000)
 
 
 class CountTimers(Payload):
@@ -108,31 +107,34 @@ async def _get(reader: Reader, tenant: str, question: GetTimer, _now: int) -> Ma
 
 async def _list(reader: Reader, tenant: str, question: ListTimers, _now: int) -> Mapping[str, Any]:
     due_before = _AFTER_ALL if question.due_before is None else question.due_before
-    wanted = Filter(tenant, question.state, due_before)
-    found = await store.page(reader, wanted, _place(question), question.limit + 1)
+    states = list(State) if question.state is None else [question.state]
+    after = _place(question)
+    found = [
+        timer
+        for state in states
+        for timer in await store.page(reader, Filter(tenant, state, due_before), after, question.limit + 1)
+    ]
+    found.sort(key=_place_of)
     page = _fitting(found[: question.limit])
     answer: dict[str, Any] = {"timers": [timer_view(timer) for timer in page]}
     if len(found) > len(page):
-        answer["cursor"] = _cursor(page[-1])
+        answer["cursor"] = _cursor(_place_of(page[-1]))
     return answer
 
 
 def _fitting(timers: Sequence[Timer]) -> Sequence[Timer]:
     """Return as many as fit into one answer, at least one."""
-    sizes = (len(timer.schedule.data or "") if timer.schedule else 0 for timer in timers)
-    within = [total <= _PAGE_DATA for total in accumulate(sizes)]
-    return timers[: max(1, sum(within))]
+    sizes = accumulate(len(to_json(timer_view(timer))) for timer in timers)
+    return timers[: max(1, sum(total <= _PAGE_BYTES for total in sizes))]
 
 
 async def _count(reader: Reader, tenant: str, _question: CountTimers, now: int) -> Mapping[str, Any]:
-    async def count(state: State | None, due_before: int = _AFTER_ALL) -> int:
+    async def count(state: State, due_before: int = _AFTER_ALL) -> int:
         return await store.count(reader, Filter(tenant, state, due_before), _COUNTED_AT_MOST)
 
-    total = await count(None)
-    counts = {state: await count(state) for state in (State.SCHEDULED, State.CANCELLED, State.FAILED)}
-    # Reached timers are the many: counting them by themselves would read every row.
-    counts[State.REACHED] = max(0, total - sum(counts.values()))
-    answer = {"counts": counts, "exact": total < _COUNTED_AT_MOST, "overdue": await count(State.SCHEDULED, now)}
+    counts = {state: await count(state) for state in State}
+    exact = max(counts.values()) < _COUNTED_AT_MOST
+    answer = {"counts": counts, "exact": exact, "overdue": await count(State.SCHEDULED, now)}
     oldest = await store.oldest_due(reader, tenant)
     return answer if oldest is None else {**answer, "oldestDue": format_instant(oldest)}
 
@@ -144,22 +146,25 @@ QUERIES = (
 )
 
 
+def _place_of(timer: Timer) -> Place:
+    assert timer.schedule is not None  # noqa: S101 - a tombstone is never listed
+    return Place(timer.schedule.due_at, timer.key.service_call_id)
+
+
 def _place(question: ListTimers) -> Place:
     after = _BEGINNING if question.due_after is None else Place(question.due_after, "")
     return after if question.cursor is None else max(after, _read_cursor(question.cursor))
 
 
-def _cursor(timer: Timer) -> str:
-    assert timer.schedule is not None  # noqa: S101 - a tombstone is never listed
-    place = Place(timer.schedule.due_at, timer.key.service_call_id)
-    return base64.urlsafe_b64encode(json.dumps(place).encode()).decode()
+def _cursor(place: Place) -> str:
+    return base64.urlsafe_b64encode(json.dumps(place, ensure_ascii=False).encode()).decode()
 
 
 def _read_cursor(cursor: str) -> Place:
     try:
         due_at, call = json.loads(base64.urlsafe_b64decode(cursor))
-        if isinstance(due_at, int) and isinstance(call, str):
+        if isinstance(due_at, int) and _BEGINNING.due_at <= due_at <= LATEST and call.encode():
             return Place(due_at, call)
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, AttributeError):
         pass
     raise Rejection(Code.INVALID_PAYLOAD, "the cursor is not one of ours", [Fault("cursor", "give it back unchanged")])

@@ -113,10 +113,12 @@ def cancel(timer: Timer | None, key: Key, position: Position, now: int) -> Decis
 
 def retry(timer: Timer | None, position: Position, now: int) -> Decision:
     """Decide a RetryTimer: only a Failed timer is put back, to fire at once under the id it always had."""
-    if timer is None or timer.schedule is None:
+    if timer is None:
         return Decision(Verdict.NOT_FOUND, None)
     if timer.position > position:
         return Decision(Verdict.IGNORED_STALE, timer)
+    if timer.schedule is None:
+        return Decision(Verdict.NOT_FOUND, None)
     if timer.state is State.REACHED:
         return Decision(Verdict.ALREADY_REACHED, timer)
     if timer.state is not State.FAILED or timer.position == position:

@@ -37,7 +37,6 @@ TIMERS = LeasedTable(
 
 
 _SUCH = {
-    None: "due_at IS NOT NULL",
     State.SCHEDULED: "available_at IS NOT NULL",
     State.REACHED: "state = 'Reached'",
     State.CANCELLED: "state = 'Cancelled'",
@@ -47,10 +46,10 @@ _SUCH = {
 
 
 class Filter(NamedTuple):
-    """Which timers of a tenant: of one state or of any, due before an instant."""
+    """Which timers of a tenant: of one state, due before an instant."""
 
     tenant_id: str
-    state: State | None
+    state: State
     due_before: int
 
 
@@ -92,7 +91,7 @@ async def page(reader: Reader, wanted: Filter, after: Place, limit: int) -> list
 
 
 async def count(reader: Reader, wanted: Filter, limit: int) -> int:
-    """Count timers, no further than `limit`. For Reached that reads rows, for the others an index alone."""
+    """Count timers, no further than `limit`; reads an index alone."""
     parameters = {"tenant_id": wanted.tenant_id, "due_before": wanted.due_before, "limit": limit}
     (row,) = await reader.fetch(_SQL["count"].format(such=_SUCH[wanted.state]), parameters)
     counted: int = row["count"]
@@ -101,8 +100,7 @@ async def count(reader: Reader, wanted: Filter, limit: int) -> int:
 
 async def count_all(reader: Reader, state: State, limit: int) -> int:
     """Count the timers of all tenants in one state, no further than `limit`; reads an index alone."""
-    such = "reached_at IS NOT NULL" if state is State.REACHED else _SUCH[state]
-    (row,) = await reader.fetch(_SQL["count_all"].format(such=such), {"limit": limit})
+    (row,) = await reader.fetch(_SQL["count_all"].format(such=_SUCH[state]), {"limit": limit})
     counted: int = row["count"]
     return counted
 

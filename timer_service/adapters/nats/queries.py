@@ -45,4 +45,7 @@ async def serve_queries(
         await service.add_endpoint(
             EndpointConfig(name=name, subject=subjects.pattern(Kind.QUERY, name), handler=handle)
         )
+    # The driver sends a flush ahead of what it holds back: once the second one is answered the server knows of us.
+    await client.flush()
+    await client.flush()
     return service

@@ -1,0 +1,172 @@
+from datetime import timedelta
+
+import pytest
+
+from tests.support.builders import in_state, scheduled
+from tests.support.clock import NOW, ManualClock, after
+from tests.support.instruments import RecordingInstruments
+from tests.support.timers import Timers
+from timer_service.core.database import Database
+from timer_service.core.message import Position
+from timer_service.timers import store as timer_store
+from timer_service.timers.census import Census
+from timer_service.timers.retention import Retention
+from timer_service.timers.rules import Key, State, Timer
+
+RETENTION = timedelta(days=7)
+EXPIRED = after(days=7, milliseconds=1)
+"""When what was settled at NOW has just become older than the retention."""
+BATCH = 500
+
+
+@pytest.fixture
+def retention(store: Database) -> Retention:
+    return Retention(store, RETENTION)
+
+
+async def put(database: Database, *timers: Timer) -> None:
+    """Put timers as they are, whatever their state."""
+    reached = [timer for timer in timers if timer.state is State.REACHED]
+    async with database.transaction() as tx:
+        await timer_store.put(tx, [timer for timer in timers if timer.state is not State.REACHED])
+        await timer_store.put(
+            tx,
+            [each._replace(state=State.SCHEDULED, available_at=each.settled_at, settled_at=None) for each in reached],
+        )
+        await tx.executemany(
+            "UPDATE timer_schedules SET state = 'Reached', available_at = NULL, reached_at = :at "
+            "WHERE tenant_id = :tenant_id AND service_call_id = :service_call_id",
+            [{**timer.key._asdict(), "at": timer.settled_at} for timer in reached],
+        )
+
+
+async def left(database: Database) -> list[str]:
+    rows = await database.reader.fetch("SELECT service_call_id FROM timer_schedules ORDER BY service_call_id")
+    return [row["service_call_id"] for row in rows]
+
+
+def tombstone(call: str, at: int = NOW) -> Timer:
+    return Timer(Key("acme", call), State.CANCELLED, Position(1, 1), registered_at=at, schedule=None, settled_at=at)
+
+
+# Retention
+
+
+async def test_retention_through_the_service(timers: Timers) -> None:
+    """What fired, was cancelled or was cancelled while unknown is deleted after the retention, to the millisecond."""
+    await timers.schedule("fired")
+    await timers.tick()
+    await timers.schedule("cancelled", after(days=400))
+    await timers.cancel("cancelled")
+    await timers.cancel("tombstone")
+    await timers.schedule("waits", after(days=400))
+    retention = Retention(timers.database, RETENTION)
+    kept = await retention.tick(EXPIRED - 1), await left(timers.database)
+    deleted = await retention.tick(EXPIRED), await left(timers.database)
+    assert kept == (0, ["cancelled", "fired", "tombstone", "waits"])
+    assert deleted == (3, ["waits"])
+
+
+@pytest.mark.parametrize("state", [State.SCHEDULED, State.FAILED])
+async def test_retention_spares(store: Database, retention: Retention, state: State) -> None:
+    """A timer that waits, however long overdue, or has failed is never deleted."""
+    await put(store, in_state(state, scheduled()), in_state(state, scheduled("early", due_at=0)))
+    assert await retention.tick(after(days=10_000)) == 0
+    assert await left(store) == ["call-1", "early"]
+
+
+async def test_retention_spares_what_is_held(timers: Timers) -> None:
+    """A timer that is claimed is not deleted, though its due time is long past."""
+    await timers.schedule(due_at=0)
+    async with timers.database.transaction() as tx:
+        assert len(await timers.lease.claim(tx, NOW, 10)) == 1
+    assert await Retention(timers.database, RETENTION).tick(EXPIRED) == 0
+    assert await left(timers.database) == ["call-1"]
+
+
+async def test_retention_goes_by_when_it_was_settled(store: Database, retention: Retention) -> None:
+    """A timer that was due long ago and fired late is kept for the whole retention after it fired."""
+    await put(store, in_state(State.REACHED, scheduled("late", due_at=0), at=NOW))
+    await put(store, in_state(State.CANCELLED, scheduled("also late", due_at=0), at=NOW))
+    assert (await retention.tick(EXPIRED - 1), await retention.tick(EXPIRED)) == (0, 2)
+
+
+def settled(kind: str, call: str, at: int) -> Timer:
+    match kind:
+        case "tombstones":
+            return tombstone(call, at)
+        case "cancelled":
+            return in_state(State.CANCELLED, scheduled(call), at=at)
+        case _:
+            return in_state(State.REACHED, scheduled(call), at=at)
+
+
+@pytest.mark.parametrize("kind", ["reached", "cancelled", "tombstones"])
+async def test_retention_in_batches(store: Database, retention: Retention, kind: str) -> None:
+    """A pass deletes a small batch, oldest first, and says when to go on until nothing old is left."""
+    calls = [f"call-{number:04}" for number in range(2 * BATCH + 1)]
+    newest_first = [settled(kind, call, NOW + number) for number, call in enumerate(calls)][::-1]
+    await put(store, *newest_first, scheduled("z"))
+    now = after(days=8)
+    assert await retention.next_at() is None
+    passes = []
+    for _ in range(4):
+        deleted = await retention.tick(now)
+        passes.append((deleted, len(await left(store)), await retention.next_at()))
+        assert await left(store) == [*calls[sum(count for count, *_ in passes) :], "z"]
+    assert passes == [
+        (BATCH, BATCH + 2, now + 50),
+        (BATCH, 2, now + 50),
+        (1, 1, None),
+        (0, 1, None),
+    ]
+
+
+# Census
+
+
+async def test_census(store: Database, instruments: RecordingInstruments, clock: ManualClock) -> None:
+    """The gauges are told how many timers of all tenants are in each state, how many are overdue and since when."""
+    await put(
+        store,
+        scheduled("a", NOW - 2500),
+        scheduled("b", NOW, tenant="other"),
+        scheduled("c", NOW + 1),
+        in_state(State.REACHED, scheduled("d")),
+        in_state(State.REACHED, scheduled("e")),
+        in_state(State.CANCELLED, scheduled("f")),
+        tombstone("g"),
+        in_state(State.FAILED, scheduled("h", NOW - 90_000)),
+    )
+    census = Census(store, instruments)
+    assert await census.tick(clock.now()) == 8
+    assert instruments.counts == {
+        ("timer_schedules", "Scheduled"): 3,
+        ("timer_schedules", "Reached"): 2,
+        ("timer_schedules", "Cancelled"): 2,
+        ("timer_schedules", "Failed"): 1,
+    }
+    assert instruments.overdues == [(2, 2.5)]
+    assert await census.next_at() is None
+
+
+async def test_census_of_nothing(store: Database, instruments: RecordingInstruments) -> None:
+    """Of an empty table each state is told as none, and nothing is overdue."""
+    assert await Census(store, instruments).tick(NOW) == 0
+    assert instruments.counts == {("timer_schedules", state): 0 for state in State}
+    assert instruments.overdues == [(0, 0.0)]
+
+
+async def test_census_after_all_fired(timers: Timers) -> None:
+    """What was overdue is so no longer once it fired; what is held or waits to be retried isn't overdue."""
+    census = Census(timers.database, timers.instruments)
+    for call in ("a", "b"):
+        await timers.schedule(call, NOW - 1000)
+    await census.tick(NOW)
+    async with timers.database.transaction() as tx:
+        await timers.lease.claim(tx, NOW, 1)
+    await census.tick(NOW)
+    await timers.tick()
+    await census.tick(NOW)
+    assert timers.instruments.overdues == [(2, 1.0), (1, 1.0), (0, 0.0)]
+    assert timers.instruments.counts["timer_schedules", "Scheduled"] == 1
