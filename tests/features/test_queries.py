@@ -1,6 +1,8 @@
 import base64
 import json
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -10,8 +12,10 @@ from tests.support.clock import NOW, ManualClock, after, iso
 from tests.support.timers import MAX_ATTEMPTS, Timers
 from timer_service.adapters.memory import FEATURES, MemoryBroker
 from timer_service.adapters.sqlite import SqliteDatabase
+from timer_service.core.database import Parameters, Reader, Row
 from timer_service.core.errors import Code
 from timer_service.core.instant import LATEST
+from timer_service.timers.queries import QUERIES, ListTimers
 
 DUE = after(minutes=1)
 LATER = after(minutes=2)
@@ -223,6 +227,38 @@ async def test_pages_while_the_timers_change(timers: Timers, state: str | None) 
         await timers.tick()
     assert [call for call in seen if call.startswith("stays")] == stays
     assert len(seen) == len(set(seen))
+
+
+class Interrupted:
+    """A reader after each of whose reads something happens in the world."""
+
+    def __init__(self, reader: Reader, happens: Callable[[], Awaitable[object]]) -> None:
+        self._reader = reader
+        self._happens = happens
+
+    async def fetch(self, sql: str, parameters: Parameters = MappingProxyType({})) -> Sequence[Row]:
+        rows = await self._reader.fetch(sql, parameters)
+        await self._happens()
+        return rows
+
+    async def fetch_each(self, sql: str, many: Sequence[Parameters]) -> Sequence[Row]:
+        rows = await self._reader.fetch_each(sql, many)
+        await self._happens()
+        return rows
+
+
+@pytest.mark.parametrize("change", ["fires", "is retried"])
+async def test_page_is_of_one_moment(timers: Timers, change: str) -> None:
+    """A timer that changes its state while a page is being read is in it once: neither twice nor not at all."""
+    await timers.schedule("stays", LATER)
+    if change == "fires":
+        await timers.schedule("changes", NOW)
+    else:
+        await timers.fail("changes")
+    reader = Interrupted(timers.database.queries, timers.tick if change == "fires" else lambda: timers.retry("changes"))
+    (answer,) = (route.answer for route in QUERIES if route.name == "list-timers")
+    page = await answer(reader, "acme", ListTimers(), timers.clock.now())
+    assert calls(page) == ["changes", "stays"]
 
 
 async def test_page_of_another_tenant_with_the_same_cursor(timers: Timers) -> None:

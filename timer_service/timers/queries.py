@@ -109,12 +109,7 @@ async def _list(reader: Reader, tenant: str, question: ListTimers, _now: int) ->
     due_before = _AFTER_ALL if question.due_before is None else question.due_before
     states = list(State) if question.state is None else [question.state]
     after = _place(question)
-    found = [
-        timer
-        for state in states
-        for timer in await store.page(reader, Filter(tenant, state, due_before), after, question.limit + 1)
-    ]
-    found.sort(key=_place_of)
+    found = await store.page(reader, tenant, states, due_before, after=after, limit=question.limit + 1)
     page = _fitting(found[: question.limit])
     answer: dict[str, Any] = {"timers": [timer_view(timer) for timer in page]}
     if len(found) > len(page):

@@ -1,6 +1,6 @@
 """Timers in the database: rows <-> rules."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from timer_service.core.database import Reader, Row, Transaction
@@ -78,16 +78,22 @@ async def advance(tx: Transaction, timers: Collection[Timer]) -> None:
     await tx.executemany(_SQL["advance"], [{**timer.key._asdict(), **_position(timer.position)} for timer in timers])
 
 
-async def page(reader: Reader, wanted: Filter, after: Place, limit: int) -> list[Timer]:
-    """Read the next timers behind `after`, in order."""
+async def page(
+    reader: Reader, tenant_id: str, states: Sequence[State], due_before: int, *, after: Place, limit: int
+) -> list[Timer]:
+    """Read the next timers behind `after` in one of several states, in order; all as they are at one moment."""
+    # In one statement: between two, a timer could leave the state read second for the first, or the other way round.
+    each = (_SQL["page"].format(such=_SUCH[state]) for state in states)
+    sql = "\nUNION ALL\n".join(f"SELECT * FROM ({page}) AS page" for page in each)  # noqa: S608 - all of it is ours
     parameters = {
-        "tenant_id": wanted.tenant_id,
-        "due_before": wanted.due_before,
+        "tenant_id": tenant_id,
+        "due_before": due_before,
         "after_due_at": after.due_at,
         "after_call": after.service_call_id,
         "limit": limit,
     }
-    return [_timer(row) for row in await reader.fetch(_SQL["page"].format(such=_SUCH[wanted.state]), parameters)]
+    rows = await reader.fetch(sql, parameters)
+    return [_timer(row) for row in sorted(rows, key=lambda row: (row["due_at"], row["service_call_id"]))[:limit]]
 
 
 async def count(reader: Reader, wanted: Filter, limit: int) -> int:
