@@ -6,6 +6,7 @@ from importlib.metadata import version
 
 import pytest
 
+from tests.support.barrier import barrier
 from tests.support.brokers import HARNESSES, BrokerHarness, NatsHarness, Stored
 from tests.support.builders import command_address, event, schedule_timer
 from timer_service.adapters.nats import NatsBroker
@@ -449,7 +450,7 @@ async def test_nats_reply_elsewhere(nats_harness: NatsHarness, reply: str) -> No
     seen = await nats_harness.user.subscribe(reply or ">")
     await nats_harness.user.publish("timer.qry.v1.acme.get-timer", b"elsewhere", reply=reply)
     last = await nats_harness.ask("get-timer", "acme", b"1")  # on the same subscription: what came before is done with
-    await nats_harness.user.flush()
+    await barrier(nats_harness.user)
     subjects = {(await seen.next_msg(1)).subject for _ in range(seen.pending_msgs)}
     assert (asked, last.body) == ([b"1"], b"get-timer of acme: 1")
     assert {subject for subject in subjects if not subject.startswith(("_INBOX.", "timer.qry."))} == set()

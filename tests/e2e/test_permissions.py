@@ -22,6 +22,7 @@ from nats.aio.client import Client
 from nats.aio.subscription import Subscription
 from nats.js.api import ConsumerConfig
 
+from tests.support.barrier import barrier
 from tests.support.processes import NatsServer, Service, body
 from timer_service.client import NewTimer, Outcome, TimerClient
 
@@ -48,18 +49,18 @@ class Peer:
     async def listen(self, *subjects: str) -> list[Subscription]:
         """Subscribe, and see the subscriptions reach the broker."""
         made = [await self.connection.subscribe(subject) for subject in subjects]
-        await self.connection.flush()
+        await barrier(self.connection)
         return made
 
     async def publish(self, subject: str, content: bytes = b"", reply: str = "", **headers: str) -> None:
         """Publish, and see the broker take it or refuse it."""
         named = {name.replace("_", "-"): value for name, value in headers.items()}
         await self.connection.publish(subject, content, reply, headers=named or None)
-        await self.connection.flush()
+        await barrier(self.connection)
 
     async def heard(self, *subscriptions: Subscription) -> list[tuple[str, bytes]]:
         """Return everything that was sent here up to now."""
-        await self.connection.flush()
+        await barrier(self.connection)
         return [
             (message.subject, message.data)
             for subscription in subscriptions

@@ -11,6 +11,7 @@ import pytest
 from nats.aio.client import Client
 from nats.js.api import AckPolicy, ConsumerConfig
 
+from tests.support.barrier import barrier
 from tests.support.processes import NatsServer
 from timer_service.adapters.memory import MemoryBroker
 from timer_service.adapters.nats import NatsBroker
@@ -169,9 +170,7 @@ class NatsHarness:
 
     async def inbox(self) -> Inbox:
         inbox = _NatsInbox(await self.user.subscribe(self.user.new_inbox()))
-        # The driver sends a flush ahead of what it holds back: only the second one follows the subscription.
-        await self.user.flush()
-        await self.user.flush()
+        await barrier(self.user)
         return inbox
 
     async def ask(self, name: str, tenant: str, body: bytes) -> Answered:

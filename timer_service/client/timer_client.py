@@ -151,6 +151,8 @@ class TimerClient:
     async def _events(self, subject: str) -> AsyncIterator[dict[str, Any]]:
         subscription = await self._connection.subscribe(subject)
         try:
+            # The driver sends a flush ahead of what it holds back: only the second one follows the subscription.
+            await self._connection.flush()
             await self._connection.flush()
             async for message in subscription.messages:
                 event: dict[str, Any] = json.loads(message.data)
