@@ -67,9 +67,11 @@ class NatsSubscription:
             if self._buffer:
                 if len(self._buffer) < limit:
                     await asyncio.sleep(_LINGER_SECONDS)
-                batch, self._buffer = self._buffer[:limit], self._buffer[limit:]
+                # Read before anything is awaited: to rejoin another stream changes the epoch, not theirs.
+                batch = [self._delivery(message) for message in self._buffer[:limit]]
+                del self._buffer[:limit]
                 await self._keep_pulling(limit)
-                return [self._delivery(message) for message in batch]
+                return batch
             await self._wait()
         return []
 
@@ -141,10 +143,8 @@ class NatsSubscription:
         except (nats.errors.Error, JetStreamError, OSError) as error:
             log.warning("the consumer of commands is gone, trying to rejoin", extra={"reason": repr(error)})
             return False
-        if (
-            epoch != self._epoch
-        ):  # another stream: what is buffered can't be settled, and would count as newer than it is
-            self._buffer.clear()
+        if epoch != self._epoch:
+            self._buffer.clear()  # of another stream: it can't be settled, and would count as newer than it is
         self._epoch = epoch
         self._joined = True
         return True
