@@ -59,6 +59,17 @@ def _is_nats(url: str) -> bool:
         return False
 
 
+def _database_url(value: SecretStr) -> SecretStr:
+    try:
+        parts = urlsplit(value.get_secret_value())
+        known = parts.scheme in {"postgresql", "postgres"} and parts.port != 0
+    except ValueError:
+        known = False
+    if not known:
+        raise PydanticCustomError("database_url", "must be postgresql://user:password@host:port/database")
+    return value
+
+
 def _subject(value: str) -> str:
     if not _SUBJECT.fullmatch(value):
         raise PydanticCustomError("subject", "must be letters, digits, _ and - in parts joined by dots, such as timer")
@@ -128,6 +139,9 @@ class Config(BaseSettings):
     nats_tls_cert: ReadableFile | None = None
     nats_tls_key: ReadableFile | None = None
     db_path: Path = Path("./event_service.db")
+    database_url: Annotated[SecretStr, AfterValidator(_database_url)] | None = None
+    database_url_file: Annotated[SecretFile, AfterValidator(_database_url)] | None = None
+    database_statement_cache: int = Field(default=100, ge=0, le=10_000)
     polling_interval: Milliseconds = timedelta(milliseconds=5000)
     batch_size: int = Field(default=1000, ge=1, le=1000)  # no more fit into one atomic batch of JetStream
     visibility_timeout: Milliseconds = Field(
@@ -157,6 +171,23 @@ class Config(BaseSettings):
         if value.startswith(ours) or ours.startswith(value):
             raise PydanticCustomError("reply_prefix", "must lie apart from TIMER_SUBJECT_PREFIX")
         return value
+
+    @model_validator(mode="after")
+    def _one_database_url(self) -> Self:
+        if len(twice := self._sources("database_url")) > 1:
+            raise PydanticCustomError("database_url", f"{' and '.join(twice)}: give only one of them")
+        return self
+
+    @property
+    def engine(self) -> str:
+        """What runs the database: `sqlite` or `postgres`."""
+        return "sqlite" if self.postgres_url is None else "postgres"
+
+    @property
+    def postgres_url(self) -> str | None:
+        """Where the PostgreSQL database is; None means the SQLite file."""
+        url = self.database_url or self.database_url_file
+        return None if url is None else url.get_secret_value()
 
     @model_validator(mode="after")
     def _login(self) -> Self:

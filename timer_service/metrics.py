@@ -68,6 +68,11 @@ class Metrics:
             ["loop"],
             registry=registry,
         )
+        self._clock_offset = Gauge(
+            "timer_clock_offset_seconds",
+            "How far the clock that decides what is due is ahead of this machine's; 0 where it is this machine's.",
+            registry=registry,
+        )
         self._broker_connected = Gauge(
             "timer_broker_connected", "1 while the broker can be used, else 0.", registry=registry
         )
@@ -125,6 +130,10 @@ class Metrics:
         """Set the rows that could be claimed."""
         self._overdue.set(count)
         self._oldest.set(oldest_seconds)
+
+    def clock_measured(self, offset_seconds: float) -> None:
+        """Set how far the clock that decides is ahead of this machine's."""
+        self._clock_offset.set(offset_seconds)
 
     def ticked(self, loop: str, seconds: float) -> None:
         """A loop made a pass."""

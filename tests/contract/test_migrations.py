@@ -11,6 +11,7 @@ from timer_service.core.errors import StartError
 
 # `store` has the shipped schema; these come after it.
 SHIPPED = read_migrations(MIGRATIONS)
+FOR_SQLITE = [each for each in SHIPPED if each.engine in {None, "sqlite"}]
 FIRST = len(SHIPPED) + 1
 A = Migration(FIRST, f"{FIRST:04}_a", "-- A; with a comment\nCREATE TABLE a (n BIGINT);\nINSERT INTO a VALUES (1);\n")
 B = Migration(FIRST + 1, f"{FIRST + 1:04}_b", "INSERT INTO a VALUES (2)")
@@ -35,7 +36,7 @@ async def test_fresh(tmp_path: Path) -> None:
     left = await pending_migrations(database, SHIPPED)
     rows = await database.reader.fetch("SELECT * FROM timer_schedules")
     await database.close()
-    assert (waiting, applied, left, rows) == (SHIPPED, SHIPPED, [], [])
+    assert (waiting, applied, left, rows) == (FOR_SQLITE, FOR_SQLITE, [], [])
 
 
 async def test_twice(store: Database) -> None:

@@ -61,8 +61,10 @@ async def test_claim(database: Database) -> None:
     """A claim walks the available rows in the order of their index, reaches each by its key, and sorts nothing."""
     assert await plan(database, TIMERS.sql("claim")) == [
         BY_KEY,
-        "LIST SUBQUERY 1",
+        "LIST SUBQUERY 2",
+        "MATERIALIZE picked",
         f"SEARCH timer_schedules USING INDEX {AVAILABLE} (available_at<?)",
+        "SCAN picked",
     ]
 
 
@@ -70,8 +72,10 @@ async def test_claim_of_tenant(database: Database) -> None:
     """A tenant's share walks that tenant's rows still to fire, in the order they are fired in, and sorts nothing."""
     assert await plan(database, TIMERS.sql("claim_of_tenant")) == [
         BY_KEY,
-        "LIST SUBQUERY 1",
+        "LIST SUBQUERY 2",
+        "MATERIALIZE picked",
         f"SEARCH timer_schedules USING INDEX {SCHEDULED} (tenant_id=? AND due_at<?)",
+        "SCAN picked",
     ]
 
 

@@ -918,7 +918,7 @@ async def test_commands_wait_for_the_database(
 async def test_database_lost_between_publish_and_settle(
     sqlite: SqliteDatabase, intruder: sqlite3.Connection, memory_broker: MemoryBroker, clock: ManualClock
 ) -> None:
-    """When settling meets a database that is away the tick fails, and the timer fires again under the same id."""
+    """When settling meets a database that is away the tick fails, and the next one settles: nothing fires again."""
     timers = Timers(sqlite, memory_broker, clock)
     await timers.schedule()
 
@@ -930,11 +930,35 @@ async def test_database_lost_between_publish_and_settle(
     with pytest.raises(DatabaseUnavailableError):
         await timers.tick()
     intruder.execute("ROLLBACK")
-    clock.advance(seconds=VISIBILITY_TIMEOUT.total_seconds())
-    assert await timers.tick() == 1
+    assert await timers.tick() == 0
     row = await timers.row()
+    assert (timers.instruments.publishes, row["state"]) == (1, "Reached")
     assert [event.id for event in timers.broker.events] == [row["event_id"]]
-    assert row["state"] == "Reached"
+
+
+async def test_settled_too_late_after_an_outage(
+    sqlite: SqliteDatabase, intruder: sqlite3.Connection, memory_broker: MemoryBroker, clock: ManualClock
+) -> None:
+    """When the database comes back only after the lease ran out and another instance fired, settling changes nothing."""
+    timers, other = Timers(sqlite, memory_broker, clock), Timers(sqlite, memory_broker, clock)
+    await timers.schedule()
+
+    async def lock(_: Sequence[Message]) -> None:
+        timers.broker.before_publishing = nothing
+        intruder.execute("BEGIN IMMEDIATE")
+
+    timers.broker.before_publishing = lock
+    with pytest.raises(DatabaseUnavailableError):
+        await timers.tick()
+    intruder.execute("ROLLBACK")
+    clock.advance(seconds=VISIBILITY_TIMEOUT.total_seconds())
+    assert await other.tick() == 1
+    reached_at = (await timers.row())["reached_at"]
+    clock.advance(seconds=1)
+    assert await timers.tick() == 0
+    row = await timers.row()
+    assert (timers.instruments.lost, row["state"], row["reached_at"]) == (1, "Reached", reached_at)
+    assert len(timers.broker.events) == 1
 
 
 async def test_runs_until_the_subscription_is_closed(timers: Timers) -> None:

@@ -176,6 +176,7 @@ class FaultyTransaction:
 class FaultyDatabase:
     """A database behind a gate; tells of each commit which leases it named, and of every fault of ours in between."""
 
+    engine = "sqlite"
     trouble: str | None = None
 
     def __init__(
@@ -216,6 +217,8 @@ class FaultyDatabase:
             self._failed(error)
             raise
         await self._gate.reach(Point.AFTER_COMMIT)
+
+    migrating = transaction
 
     async def close(self) -> None:
         raise NotImplementedError
@@ -262,6 +265,12 @@ class FaultyBroker:
         self._witness.published()
         await self._gate.reach(Point.AFTER_PUBLISH)
         return result
+
+    async def hint(self, loop: str, at: int) -> None:
+        raise NotImplementedError
+
+    async def hear_hints(self, heard: Callable[[str, int], None]) -> None:
+        raise NotImplementedError
 
     async def serve_queries(self, names: Sequence[str], answer: Answer) -> None:
         raise NotImplementedError

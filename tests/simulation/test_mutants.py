@@ -82,7 +82,7 @@ def settle_before_publish(patch: pytest.MonkeyPatch) -> None:
 
     async def fire(self: Relay, rows: Sequence[Row]) -> None:
         at = self._clock.now()
-        await self._settle(_Verdicts(complete=list(rows)), at)
+        await self._settle(_Verdicts(at, complete=list(rows)))
         await self._broker.publish([self._encode(row, at) for row in rows])
 
     patch.setattr(Relay, "_fire", fire)

@@ -62,6 +62,10 @@ class Weather(StrEnum):
     REFUSES_LETTERS = "refuses dead letters"
 
 
+async def _wake(_at: int) -> None:
+    """Nothing sleeps here."""
+
+
 class Actor:
     """One consumer or relay: its gate, and what it is doing."""
 
@@ -81,7 +85,7 @@ class Instance:
         self.consumer = Consumer(
             database=seen(self.consuming.gate, committed=lambda _: world.commands_committed(self)),
             broker=FaultyBroker(world.broker, self.consuming.gate, world),
-            routes=[Route(handler.PAYLOADS, self._handle, lambda _: None)],
+            routes=[Route(handler.PAYLOADS, self._handle, _wake)],
             clock=world.clock,
             instruments=self.instruments,
             batch_size=COMMANDS_AT_ONCE,

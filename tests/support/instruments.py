@@ -56,5 +56,8 @@ class RecordingInstruments:
     def overdue(self, count: int, oldest_seconds: float) -> None:
         self.overdues.append((count, oldest_seconds))
 
+    def clock_measured(self, offset_seconds: float) -> None:
+        self.clock_offset = offset_seconds
+
     def ticked(self, loop: str, seconds: float) -> None:  # noqa: ARG002
         self.ticks[loop] += 1

@@ -42,7 +42,7 @@ class Timers:
         self.consumer = Consumer(
             database=database,
             broker=broker,
-            routes=[Route(handler.PAYLOADS, handler.handle, self.wakes.append)],
+            routes=[Route(handler.PAYLOADS, handler.handle, self._wake)],
             clock=clock,
             instruments=self.instruments,
             batch_size=batch_size,
@@ -62,6 +62,9 @@ class Timers:
         )
         self.queries = Queries(database, clock, QUERIES)
         self._subscription: MemorySubscription | None = None
+
+    async def _wake(self, at: int) -> None:
+        self.wakes.append(at)
 
     def send(
         self,

@@ -103,6 +103,7 @@ class MemoryBroker:
         self._queue = _Queue()
         self._ids: set[tuple[Kind, str]] = set()
         self._answers: dict[str, Answer] = {}
+        self._hears: list[Callable[[str, int], None]] = []
 
     @property
     def waiting(self) -> list[Position]:
@@ -161,6 +162,16 @@ class MemoryBroker:
         """Keep answers; while there is trouble they are lost."""
         if self.trouble is None:
             self.replies += replies
+
+    async def hint(self, loop: str, at: int) -> None:
+        """Tell whoever hears; while there is trouble it is lost."""
+        if self.trouble is None:
+            for heard in self._hears:
+                heard(loop, at)
+
+    async def hear_hints(self, heard: Callable[[str, int], None]) -> None:
+        """Tell `heard` of every hint."""
+        self._hears.append(heard)
 
     def _store(self, message: Message) -> PublishResult:
         if self.trouble is not None:

@@ -1,4 +1,7 @@
-"""Brings the schema to head: ordered, checksummed, all pending ones in one locked transaction."""
+"""Brings the schema to head: ordered, checksummed, all pending ones in one locked transaction.
+
+A file `NNNN_name.sql` is for every engine, `NNNN_name.<engine>.sql` for one: for what has no portable text.
+"""
 
 import hashlib
 import re
@@ -29,6 +32,8 @@ class Migration:
     number: int
     name: str
     text: str
+    engine: str | None = None
+    """The only engine it is for; None for every one."""
 
     @property
     def checksum(self) -> str:
@@ -37,19 +42,24 @@ class Migration:
 
 
 def read_migrations(folder: Path) -> list[Migration]:
-    """Read `NNNN_name.sql` files in order. Raises `StartError` if there are none or a number is missing."""
+    """Read the migrations for every engine, in order. Raises `StartError` if there are none or a number is missing."""
     paths = sorted(folder.glob("*.sql"))
     numbers = [f"{number:04}" for number in range(1, len(paths) + 1)]
     if not paths or [path.stem[:4] for path in paths] != numbers:
         raise StartError(f"the migrations in {folder} are not numbered 0001, 0002, ...")
-    return [Migration(int(path.stem[:4]), path.stem, path.read_text("utf-8")) for path in paths]
+    return [_read(path) for path in paths]
+
+
+def _read(path: Path) -> Migration:
+    name, _, engine = path.stem.partition(".")
+    return Migration(int(name[:4]), name, path.read_text("utf-8"), engine or None)
 
 
 async def migrate(database: Database, migrations: Sequence[Migration]) -> list[Migration]:
     """Apply what is pending; return what was applied. Raises `StartError` when the database is not one of ours."""
-    async with database.transaction() as tx:
+    async with database.migrating() as tx:
         await tx.execute(_CREATE)
-        pending = _pending(await _applied(tx), migrations)
+        pending = _pending(await _applied(tx), migrations, database.engine)
         for migration in pending:
             for statement in _statements(migration.text):
                 await tx.execute(statement)
@@ -62,16 +72,16 @@ async def migrate(database: Database, migrations: Sequence[Migration]) -> list[M
 
 async def pending_migrations(database: Database, migrations: Sequence[Migration]) -> list[Migration]:
     """Return what `migrate` would apply. Raises `StartError` when the database is not one of ours."""
-    async with database.transaction() as tx:
+    async with database.migrating() as tx:
         await tx.execute(_CREATE)
-        return _pending(await _applied(tx), migrations)
+        return _pending(await _applied(tx), migrations, database.engine)
 
 
 async def _applied(reader: Reader) -> dict[int, tuple[str, str]]:
     return {row["number"]: (row["name"], row["checksum"]) for row in await reader.fetch(_APPLIED)}
 
 
-def _pending(applied: dict[int, tuple[str, str]], migrations: Sequence[Migration]) -> list[Migration]:
+def _pending(applied: dict[int, tuple[str, str]], migrations: Sequence[Migration], engine: str) -> list[Migration]:
     known = {migration.number for migration in migrations}
     if newer := sorted(set(applied) - known):
         raise StartError(f"the database is newer than this version: it has migration {applied[newer[0]][0]}")
@@ -79,7 +89,8 @@ def _pending(applied: dict[int, tuple[str, str]], migrations: Sequence[Migration
         _, checksum = applied.get(migration.number, ("", migration.checksum))
         if checksum != migration.checksum:
             raise StartError(f"migration {migration.name} was applied to this database with another text")
-    return [migration for migration in migrations if migration.number not in applied]
+    mine = (migration for migration in migrations if migration.engine in {None, engine})
+    return [migration for migration in mine if migration.number not in applied]
 
 
 def _statements(text: str) -> Iterator[str]:

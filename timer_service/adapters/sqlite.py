@@ -8,16 +8,17 @@ import asyncio
 import fcntl
 import os
 import sqlite3
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, closing
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import aiosqlite
 
 from timer_service.core.database import Parameters, Row
 from timer_service.core.errors import DatabaseUnavailableError, StartError
+from timer_service.core.shielding import to_the_end
 
 _T = TypeVar("_T")
 _NONE: Parameters = {}
@@ -75,6 +76,7 @@ class _Transaction:
 class SqliteDatabase:
     """A SQLite file behind `core.database.Database`."""
 
+    engine = "sqlite"
     exclusive = True
 
     def __init__(self, writer: _Connection, reader: _Connection, queries: _Connection, lock: int) -> None:
@@ -109,17 +111,19 @@ class SqliteDatabase:
         async with self._one_at_a_time:
             try:
                 try:
-                    await _to_the_end(self._writer.control("BEGIN IMMEDIATE"))
+                    await to_the_end(self._writer.control("BEGIN IMMEDIATE"))
                     yield _Transaction(self._writer)
                 except BaseException:
                     # Queued behind a statement that a cancelled await left running, so nothing of it survives.
-                    await _to_the_end(self._writer.roll_back())
+                    await to_the_end(self._writer.roll_back())
                     raise
-                await _to_the_end(self._commit())
+                await to_the_end(self._commit())
             except DatabaseUnavailableError as error:
                 self.trouble = str(error)
                 raise
             self.trouble = None
+
+    migrating = transaction
 
     async def _commit(self) -> None:
         try:
@@ -174,13 +178,3 @@ async def _connect(path: Path, *pragmas: str) -> _Connection:
         await connection.close()
         raise
     return connection
-
-
-async def _to_the_end(step: Coroutine[Any, Any, None]) -> None:
-    """Await a step that must not be left half-way, even by a cancellation; that one is passed on afterwards."""
-    task = asyncio.ensure_future(step)
-    try:
-        await asyncio.shield(task)
-    except asyncio.CancelledError:
-        await asyncio.wait([task])
-        raise

@@ -214,7 +214,7 @@ def _database(config: Config) -> Iterator[Finding]:
     except sqlite3.Error as error:
         yield Finding("database", Status.FAIL, f"can't read {config.db_path}: {error}", "Check TIMER_DB_PATH.")
     else:
-        yield check_schema(applied, migrations(), automatic=config.auto_migrate)
+        yield check_schema(applied, migrations(config.engine), automatic=config.auto_migrate)
 
 
 def _applied(config: Config) -> dict[int, tuple[str, str]]:

@@ -25,7 +25,8 @@ def up() -> None:
 def status() -> None:
     """List every migration and whether it is applied."""
     pending = run(unapplied_migrations(load_config()))
-    _print("applied", [each for each in migrations() if each not in pending])
+    shipped = migrations(load_config().engine)
+    _print("applied", [each for each in shipped if each not in pending])
     _print("pending", pending)
 
 

@@ -137,3 +137,11 @@ class Broker(Protocol):
     async def reply(self, replies: Sequence[Reply]) -> None:
         """Send answers, best effort."""
         ...
+
+    async def hint(self, loop: str, at: int) -> None:
+        """Tell every instance that a loop has something to do at an instant; best effort, nothing relies on it."""
+        ...
+
+    async def hear_hints(self, heard: Callable[[str, int], None]) -> None:
+        """Pass on the hints of every instance until this broker is closed."""
+        ...

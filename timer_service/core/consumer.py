@@ -1,7 +1,9 @@
 """The consumer: deliveries -> commands -> one transaction -> replies, acknowledgements, dead letters."""
 
+import asyncio
 import logging
 import re
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -15,8 +17,9 @@ from timer_service.core.codec import REPLY_TO, decode_command, decode_envelope
 from timer_service.core.database import Database, Transaction
 from timer_service.core.errors import Code, DatabaseUnavailableError, Rejection
 from timer_service.core.instruments import Instruments
-from timer_service.core.message import Command, Envelope, TenantPayload
+from timer_service.core.message import Command, Envelope, Position, TenantPayload
 from timer_service.core.rejection import Rejected
+from timer_service.core.transacting import in_transaction
 
 log = logging.getLogger(__name__)
 
@@ -46,7 +49,7 @@ class Route:
 
     payloads: tuple[type[TenantPayload], ...]
     handle: Handle
-    wake: Callable[[int], None]
+    wake: Callable[[int], Awaitable[None]]
 
 
 class _Accepted(NamedTuple):
@@ -79,6 +82,7 @@ class Consumer:
         self._instruments = instruments
         self._batch_size = batch_size
         self._reply_prefix = reply_prefix
+        self._faults: Counter[Position] = Counter()
 
     async def run(self, subscription: Subscription) -> None:
         """Handle batches until the subscription is closed."""
@@ -87,6 +91,8 @@ class Consumer:
                 await self.handle(subscription, batch)
             except Exception:
                 log.exception("what is not settled of a batch is delivered again", extra={"count": len(batch)})
+            if self._database.trouble is not None:
+                await asyncio.sleep(_RETRY_DELAY.total_seconds())  # or all commands would go round and round meanwhile
 
     async def handle(self, subscription: Subscription, batch: Sequence[Delivery]) -> None:
         """Handle one batch and settle each of its deliveries."""
@@ -115,8 +121,8 @@ class Consumer:
             return []
         try:
             outcomes = await self._commit(accepted)
-        except DatabaseUnavailableError:
-            log.warning("commands wait for the database", exc_info=True, extra={"count": len(accepted)})
+        except DatabaseUnavailableError as error:
+            log.warning("commands wait for the database", extra={"count": len(accepted), "reason": str(error)})
             await subscription.retry([each.delivery for each in accepted], _RETRY_DELAY)
         except Exception as error:  # noqa: BLE001 - logged where it is isolated
             return await self._isolate(subscription, accepted, error)
@@ -126,13 +132,16 @@ class Consumer:
 
     async def _commit(self, accepted: Sequence[_Accepted]) -> list[Outcome]:
         now = self._clock.now()
-        outcomes: dict[int, Outcome] = {}
-        async with self._database.transaction() as tx:
+
+        async def handle(tx: Transaction) -> list[Outcome]:
+            outcomes: dict[int, Outcome] = {}
             for route in {id(each.route): each.route for each in accepted}.values():
                 mine = [index for index, each in enumerate(accepted) if each.route is route]
                 commands = [accepted[index].command for index in mine]
                 outcomes.update(zip(mine, await route.handle(tx, commands, now), strict=True))
-        return [outcomes[index] for index in range(len(accepted))]
+            return [outcomes[index] for index in range(len(accepted))]
+
+        return await in_transaction(self._database, handle)
 
     async def _isolate(
         self, subscription: Subscription, accepted: Sequence[_Accepted], error: Exception
@@ -146,10 +155,13 @@ class Consumer:
             ]
         (only,) = accepted
         log.error("command failed", exc_info=error, extra={"command_id": only.command.id})
-        if only.delivery.attempt < _ATTEMPTS_AT_A_FAULT_OF_OURS:
+        # Not its deliveries: those of an outage are no fault.
+        self._faults[only.delivery.position] += 1
+        if self._faults[only.delivery.position] < _ATTEMPTS_AT_A_FAULT_OF_OURS:
             await subscription.retry([only.delivery], _patience(only.delivery))
             return []
-        rejection = Rejection(Code.INTERNAL, f"failed {only.delivery.attempt} times: {error!r}")
+        times = self._faults.pop(only.delivery.position)
+        rejection = Rejection(Code.INTERNAL, f"failed {times} times: {error!r}")
         return [Rejected(only.delivery, rejection, decode_envelope(only.delivery.body))]
 
     async def _conclude(
@@ -158,11 +170,11 @@ class Consumer:
         replies: list[Reply] = []
         for each, outcome in zip(accepted, outcomes, strict=True):
             self._instruments.command_handled(each.command.payload.type, outcome.name)
-            if outcome.wake_at is not None:
-                each.route.wake(outcome.wake_at)
+            self._faults.pop(each.delivery.position, None)
             if self._may_reply(each.command.reply_to):
                 body = {"commandId": each.command.id, "outcome": outcome.name, **(outcome.view or {})}
                 replies.append(Reply(each.command.reply_to or "", to_json(body)))
+        await _wake(accepted, outcomes)
         if replies:
             await self._broker.reply(replies)
         await subscription.acknowledge([each.delivery for each in accepted])
@@ -209,6 +221,16 @@ class Consumer:
                 replies.append(Reply(to or "", each.reply()))
         if replies:
             await self._broker.reply(replies)
+
+
+async def _wake(accepted: Sequence[_Accepted], outcomes: Sequence[Outcome]) -> None:
+    """Wake for the earliest row that each route wrote."""
+    wakes: dict[Callable[[int], Awaitable[None]], int] = {}
+    for each, outcome in zip(accepted, outcomes, strict=True):
+        if outcome.wake_at is not None:
+            wakes[each.route.wake] = min(outcome.wake_at, wakes.get(each.route.wake, outcome.wake_at))
+    for wake, at in wakes.items():
+        await wake(at)
 
 
 def _patience(delivery: Delivery) -> timedelta:

@@ -45,8 +45,20 @@ class Transaction(Reader, Protocol):
 class Database(Protocol):
     """A store that commits durably. Every method raises `DatabaseUnavailableError` when it can't be reached."""
 
+    @property
+    def engine(self) -> str:
+        """What runs it, as the names of migrations have it: `sqlite`, `postgres`."""
+        ...
+
     def transaction(self) -> AbstractAsyncContextManager[Transaction]:
-        """Open a write transaction. Never await the broker inside."""
+        """Open a write transaction. Never await the broker inside.
+
+        Raises `ConflictError` where another one was in the way; see `in_transaction`.
+        """
+        ...
+
+    def migrating(self) -> AbstractAsyncContextManager[Transaction]:
+        """Open a write transaction that waits for other processes' migrations, and is waited for by them."""
         ...
 
     @property

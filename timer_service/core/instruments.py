@@ -50,6 +50,10 @@ class Instruments(Protocol):
         """A sample found `count` rows that could be claimed, the oldest since `oldest_seconds`."""
         ...
 
+    def clock_measured(self, offset_seconds: float) -> None:
+        """The clock that decides is `offset_seconds` ahead of this machine's."""
+        ...
+
     def ticked(self, loop: str, seconds: float) -> None:
         """A loop made a pass."""
         ...

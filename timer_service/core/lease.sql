@@ -1,13 +1,14 @@
 -- name: claim
-UPDATE {table}
-SET available_at = :until, attempt = attempt + 1, lease_token = :token, {state} = '{held}'
-WHERE ({key}) IN (
+WITH picked AS MATERIALIZED (  -- picked once: a plan that asked anew for each row would lock more than the limit
     SELECT {key} FROM {table}
     WHERE available_at <= :now
     ORDER BY available_at
     LIMIT :limit
     /* skip locked */
 )
+UPDATE {table}
+SET available_at = :until, attempt = attempt + 1, lease_token = :token, {state} = '{held}'
+WHERE ({key}) IN (SELECT {key} FROM picked)
 RETURNING {claimed}, attempt, lease_token, available_at
 
 -- name: count_available
@@ -27,15 +28,16 @@ SELECT tenant_id,
 FROM pending WHERE tenant_id IS NOT NULL
 
 -- name: claim_of_tenant
-UPDATE {table}
-SET available_at = :until, attempt = attempt + 1, lease_token = :token, {state} = '{held}'
-WHERE ({key}) IN (
+WITH picked AS MATERIALIZED (
     SELECT {key} FROM {table}
     WHERE tenant_id = :tenant_id AND {oldest_first} <= :now AND available_at <= :now
     ORDER BY {oldest_first}
     LIMIT :limit
     /* skip locked */
 )
+UPDATE {table}
+SET available_at = :until, attempt = attempt + 1, lease_token = :token, {state} = '{held}'
+WHERE ({key}) IN (SELECT {key} FROM picked)
 RETURNING {claimed}, attempt, lease_token, available_at
 
 -- name: complete

@@ -8,6 +8,7 @@ from datetime import timedelta
 from typing import Protocol
 
 from timer_service.core.clock import Clock
+from timer_service.core.errors import DatabaseUnavailableError
 from timer_service.core.instruments import Instruments
 
 log = logging.getLogger(__name__)
@@ -84,6 +85,9 @@ class Loop:
         try:
             await self._worker.tick(now)
             at = await self._worker.next_at()
+        except DatabaseUnavailableError as error:
+            log.warning("the database is not available", extra={"loop": self.name, "reason": str(error)})
+            return now + _AFTER_FAILURE_MS
         except Exception:
             log.exception("tick failed", extra={"loop": self.name})
             return now + _AFTER_FAILURE_MS

@@ -12,9 +12,11 @@ from timer_service.core.backoff import Backoff
 from timer_service.core.broker import ABSOLVED, Broker, PublishResult, PublishStatus
 from timer_service.core.clock import Clock
 from timer_service.core.database import Database, Row, Transaction
+from timer_service.core.errors import DatabaseUnavailableError
 from timer_service.core.instruments import Instruments
 from timer_service.core.lease import Failure, Lease
 from timer_service.core.message import Message
+from timer_service.core.transacting import in_transaction
 
 log = logging.getLogger(__name__)
 
@@ -25,12 +27,15 @@ _BATCHES_PER_TICK = 8
 _BATCHES_IN_FLIGHT = 2
 _PAUSE_MS = 250
 """How long to leave an unavailable broker alone. Short: it bounds how late timers are once it is back."""
+_OTHERS_CLAIM_MS = 5
+"""How long to leave rows alone that another instance is claiming: it takes that long, and asking again hinders it."""
 
 
 @dataclass(slots=True)
 class _Verdicts:
-    """What is to be done with the rows of one claim."""
+    """What is to be done with the rows of one claim, fired at an instant."""
 
+    at: int
     complete: list[Row] = field(default_factory=list)
     release: list[Row] = field(default_factory=list)
     retry: list[Failure] = field(default_factory=list)
@@ -68,6 +73,8 @@ class Relay:
         self._backoff = backoff
         self._rng = rng or random.Random()  # noqa: S311 - jitter, no secret
         self._resume_at = 0
+        self._claimed_nothing_at: int | None = None
+        self._unsettled: list[_Verdicts] = []
 
     async def recover(self) -> None:
         """Take over the claims of a dead predecessor, where the database admits one process at a time."""
@@ -82,8 +89,11 @@ class Relay:
         """Fire rows available at `now`, a bounded number of batches; return how many were claimed.
 
         Neighbouring batches overlap: while one is with the broker, another is claimed or settled. Claims stop while the
-        broker is away, so that an outage costs no attempts.
+        broker is away, so that an outage costs no attempts. What an outage of the database left unsettled goes first:
+        while its leases last, it need not be published again.
         """
+        while self._unsettled:
+            await self._settle(self._unsettled.pop())
         claimed = 0
         flights: set[asyncio.Task[None]] = set()
         try:
@@ -103,12 +113,17 @@ class Relay:
             if flights:
                 await asyncio.wait(flights)
         _raise_first(flights)
+        self._claimed_nothing_at = None if claimed else now
         return claimed
 
     async def next_at(self) -> int | None:
         """Return when the next tick has something to do; None when nothing waits."""
         at = await self._lease.next_available(self._database.reader)
-        return None if at is None else max(at, self._resume_at)
+        if at is None:
+            return None
+        if self._claimed_nothing_at is not None and at <= self._claimed_nothing_at:
+            at = self._claimed_nothing_at + _OTHERS_CLAIM_MS
+        return max(at, self._resume_at)
 
     def _may_claim(self, now: int) -> bool:
         if self._broker.trouble:
@@ -119,30 +134,28 @@ class Relay:
         self._resume_at = self._clock.now() + _PAUSE_MS
 
     async def _claim(self, now: int) -> list[Row]:
-        async with self._database.transaction() as tx:
-            rows = await self._lease.claim(tx, now, self._batch_size)
+        rows = await in_transaction(self._database, lambda tx: self._lease.claim(tx, now, self._batch_size))
         self._instruments.claimed(len(rows))
         return rows
 
     async def _fire(self, rows: Sequence[Row]) -> None:
-        verdicts = _Verdicts()
-        at = self._clock.now()
-        messages = self._encode_each(rows, at, verdicts)
+        verdicts = _Verdicts(self._clock.now())
+        messages = self._encode_each(rows, verdicts)
         if messages:
             started = time.perf_counter()
             results = await self._broker.publish(list(messages.values()))
             self._instruments.published(time.perf_counter() - started)
             self._judge([rows[index] for index in messages], results, verdicts)
-        await self._settle(verdicts, at)
+        await self._settle(verdicts)
 
-    def _encode_each(self, rows: Sequence[Row], at: int, verdicts: _Verdicts) -> dict[int, Message]:
+    def _encode_each(self, rows: Sequence[Row], verdicts: _Verdicts) -> dict[int, Message]:
         messages = {}
         for index, row in enumerate(rows):
             if row["attempt"] > self._max_attempts:  # it ran out of attempts by killing the process each time
-                verdicts.bury.append(Failure(row, "gave up: claimed and never settled", at))
+                verdicts.bury.append(Failure(row, "gave up: claimed and never settled", verdicts.at))
                 continue
             try:
-                messages[index] = self._encode(row, at)
+                messages[index] = self._encode(row, verdicts.at)
             except Exception as error:
                 log.exception("row can't be encoded", extra={"table": self._lease.table.name})
                 self._fail(row, f"can't be encoded: {error!r}", verdicts)
@@ -171,15 +184,13 @@ class Relay:
         failure = Failure(row, error, self._clock.now() + delay // timedelta(milliseconds=1))
         (verdicts.retry if attempt < self._max_attempts else verdicts.bury).append(failure)
 
-    async def _settle(self, verdicts: _Verdicts, at: int) -> None:
+    async def _settle(self, verdicts: _Verdicts) -> None:
         now = self._clock.now()
-        async with self._database.transaction() as tx:
-            changed = {
-                "fired": await self._complete(tx, verdicts, at),
-                "released": await self._lease.release(tx, verdicts.release),
-                "retried": await self._lease.retry(tx, verdicts.retry),
-                "buried": await self._lease.bury(tx, verdicts.bury),
-            }
+        try:
+            changed = await in_transaction(self._database, lambda tx: self._write(tx, verdicts))
+        except DatabaseUnavailableError:
+            self._unsettled.append(verdicts)
+            raise
         for outcome, count in changed.items():
             if count:
                 self._instruments.settled(outcome, count)
@@ -191,10 +202,16 @@ class Relay:
         for row in verdicts.complete:
             self._instruments.fired_late((now - row[self._lease.table.oldest_first]) / 1000)
 
-    async def _complete(self, tx: Transaction, verdicts: _Verdicts, at: int) -> int:
+    async def _write(self, tx: Transaction, verdicts: _Verdicts) -> dict[str, int]:
+        """Settle, and return how many rows changed by outcome."""
         whole_claim = len(verdicts.complete) == verdicts.count()
         complete = self._lease.complete_claim if whole_claim else self._lease.complete
-        return await complete(tx, verdicts.complete, at)
+        return {
+            "fired": await complete(tx, verdicts.complete, verdicts.at),
+            "released": await self._lease.release(tx, verdicts.release),
+            "retried": await self._lease.retry(tx, verdicts.retry),
+            "buried": await self._lease.bury(tx, verdicts.bury),
+        }
 
 
 def _raise_first(flights: set[asyncio.Task[None]]) -> None:

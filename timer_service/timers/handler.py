@@ -16,7 +16,7 @@ PAYLOADS = (ScheduleTimer, CancelTimer, RetryTimer)
 async def handle(tx: Transaction, commands: Sequence[Command], now: int) -> Sequence[Outcome]:
     """Apply commands in order, each seeing what those before it did; one read and at most two writes in all."""
     keys = [_key(command) for command in commands]
-    timers = await store.find(tx, set(keys))
+    timers = await store.find_locked(tx, set(keys))
     writes: dict[Key, Write] = {}
     outcomes: list[Outcome] = []
     for key, command in zip(keys, commands, strict=True):

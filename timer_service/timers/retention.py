@@ -3,6 +3,7 @@
 from datetime import timedelta
 
 from timer_service.core.database import Database
+from timer_service.core.transacting import in_transaction
 from timer_service.timers import store
 
 _BATCH = 500  # a few ms, so that commands and claims hardly wait for it
@@ -19,8 +20,7 @@ class Retention:
 
     async def tick(self, now: int) -> int:
         """Delete one batch of what was settled more than the retention ago; return how many timers."""
-        async with self._database.transaction() as tx:
-            deleted = await store.delete_settled(tx, now - self._keep_ms, _BATCH)
+        deleted = await in_transaction(self._database, lambda tx: store.delete_settled(tx, now - self._keep_ms, _BATCH))
         self._next_at = now + _PAUSE_MS if deleted >= _BATCH else None
         return deleted
 

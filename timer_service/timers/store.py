@@ -66,9 +66,19 @@ async def find(reader: Reader, keys: Collection[Key]) -> dict[Key, Timer]:
     return {timer.key: timer for timer in map(_timer, rows)}
 
 
+async def find_locked(tx: Transaction, keys: Collection[Key]) -> dict[Key, Timer]:
+    """Read the timers that exist among `keys`; until the transaction ends no other one writes them.
+
+    Locked in the order of their keys, so that instances that handle the same timers wait for each other in turn.
+    """
+    rows = await tx.fetch_each(_SQL["find_locked"], [key._asdict() for key in sorted(keys)])
+    return {timer.key: timer for timer in map(_timer, rows)}
+
+
 async def put(tx: Transaction, timers: Collection[Timer]) -> None:
     """Write whole timers; ends any claim on them. Raises `ConflictError` if one has moved on since it was read."""
-    written = await tx.executemany(_SQL["put"], [_parameters(timer) for timer in timers])
+    in_order = sorted(timers, key=lambda timer: timer.key)  # see find_locked
+    written = await tx.executemany(_SQL["put"], [_parameters(timer) for timer in in_order])
     if written != len(timers):
         raise ConflictError(f"{len(timers) - written} of {len(timers)} timers were changed by another instance")
 

@@ -4,6 +4,13 @@ SELECT tenant_id, service_call_id, state, due_at, data, correlation_id, causatio
 FROM timer_schedules
 WHERE tenant_id = :tenant_id AND service_call_id = :service_call_id
 
+-- name: find_locked
+SELECT tenant_id, service_call_id, state, due_at, data, correlation_id, causation_id, traceparent, tracestate,
+    event_id, registered_at, reached_at, cancelled_at, position_epoch, position_sequence, available_at, attempt, last_error
+FROM timer_schedules
+WHERE tenant_id = :tenant_id AND service_call_id = :service_call_id
+/* for update */
+
 -- name: put
 INSERT INTO timer_schedules (
     tenant_id, service_call_id, state, due_at, data, correlation_id, causation_id, traceparent, tracestate,

@@ -4,13 +4,14 @@ import asyncio
 import logging
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
 import nats
 import nats.errors
 from nats.aio.client import Client
+from nats.aio.msg import Msg
 from nats.micro.service import Service
 
 from timer_service.adapters.nats import streams
@@ -34,6 +35,7 @@ _PENDING_BYTES = 64 * 1024 * 1024  # a batch is written at once
 _CLOSE_SECONDS = 2
 _INBOX_PREFIX = "_INBOX_TIMER_SERVICE"
 """Apart from the inboxes of clients, so that the service needs no permission to read theirs."""
+_HINT_DIGITS = 15
 _ANONYMOUS = Login()
 _REFUSED = re.compile("authorization|authentication", re.IGNORECASE)
 
@@ -120,6 +122,20 @@ class NatsBroker:
                 await self._client.publish(reply.to, reply.body)
         except nats.errors.Error:
             log.warning("could not send replies", exc_info=True, extra={"count": len(replies)})
+
+    async def hint(self, loop: str, at: int) -> None:
+        """Tell every instance over core NATS."""
+        if self._client.is_connected:  # else it would be kept, and sent when it is of no use any more
+            await self._client.publish(self._subjects.hint(loop), b"%d" % at)
+
+    async def hear_hints(self, heard: Callable[[str, int], None]) -> None:
+        """Pass on what every instance tells; what is no hint is passed over."""
+
+        async def receive(message: Msg) -> None:
+            if message.data.isdigit() and len(message.data) <= _HINT_DIGITS:
+                heard(message.subject.rpartition(".")[2], int(message.data))
+
+        await self._client.subscribe(self._subjects.hint(), cb=receive)
 
     async def wait_lost(self) -> str:
         """Wait until the connection is closed for good; return why."""

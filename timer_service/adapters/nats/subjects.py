@@ -26,6 +26,10 @@ class Subjects:
         _, tenant, message = subject.rsplit(".", 2)
         return Address(kind, tenant, message)
 
+    def hint(self, loop: str = "*") -> str:
+        """Return where hints for a loop go, or for all of them. No stream keeps these."""
+        return f"{self.prefix}.wake.{_VERSION}.{loop}"
+
     def stream(self, kind: Kind) -> str:
         """Return the stream that holds a kind: `TIMER_CMD` and so on."""
         return f"{self.prefix}_{kind}".replace(".", "_").upper()

@@ -1,0 +1,90 @@
+"""Opens what the service stands on."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import timedelta
+from pathlib import Path
+
+from prometheus_client import CollectorRegistry
+from pydantic import SecretStr
+
+from timer_service.adapters.embedded import embedded_nats, free_port
+from timer_service.adapters.nats import Login, NatsBroker
+from timer_service.app.schema import bring_to_head
+from timer_service.app.service import App
+from timer_service.app.storage import open_storage
+from timer_service.config import Config, load_config
+from timer_service.core.errors import StartError
+from timer_service.metrics import Metrics
+
+_NATS_PORT = 4222
+
+
+@asynccontextmanager
+async def open_app(config: Config) -> AsyncIterator[App]:
+    """Open the database and the broker, bring the schema to head. Raises `StartError` with what to mend."""
+    registry = CollectorRegistry()
+    metrics = Metrics(registry)
+    async with open_storage(config, metrics) as storage:
+        await bring_to_head(storage.database, auto=config.auto_migrate)
+        broker = await NatsBroker.connect(
+            config.broker_url,
+            config.subject_prefix,
+            login=nats_login(config),
+            reply_prefix=config.reply_prefix,
+            manage_streams=config.manage_streams,
+        )
+        try:
+            _check_retention(config, broker)
+            metrics.watch_broker(lambda: broker.trouble is None)
+            yield App(config, storage, broker, metrics, registry)
+        finally:
+            await broker.close()
+
+
+@asynccontextmanager
+async def open_dev_app(data_dir: Path) -> AsyncIterator[tuple[App, Config, list[str]]]:
+    """Open the service with an embedded broker and all its files under `data_dir`.
+
+    Yields the app, the settings it came to, and what a person should know of them (ports that were taken).
+    """
+    wanted = load_config(db_path=data_dir / "timers.db")
+    http_port = free_port(wanted.http_port, wanted.http_host)
+    nats_port = free_port(_NATS_PORT)
+    notes = [
+        f"Port {port} is taken; {what} uses {free} instead."
+        for what, port, free in (("NATS", _NATS_PORT, nats_port), ("HTTP", wanted.http_port, http_port))
+        if port != free
+    ]
+    async with embedded_nats(data_dir / "nats", nats_port) as url:
+        config = wanted.model_copy(update={"broker_url": url, "http_port": http_port})
+        async with open_app(config) as app:
+            yield app, config, notes
+
+
+def nats_login(config: Config) -> Login:
+    """Return how to authenticate at NATS."""
+    return Login(
+        user=config.nats_user,
+        password=_text(config.nats_password or config.nats_password_file),
+        token=_text(config.nats_token or config.nats_token_file),
+        nkey_seed=_text(config.nats_nkey_seed or config.nats_nkey_seed_file),
+        credentials=config.nats_credentials,
+        tls_ca=config.nats_tls_ca,
+        tls_cert=config.nats_tls_cert,
+        tls_key=config.nats_tls_key,
+    )
+
+
+def _text(secret: SecretStr | None) -> str | None:
+    return None if secret is None else secret.get_secret_value()
+
+
+def _check_retention(config: Config, broker: NatsBroker) -> None:
+    kept = broker.commands_kept
+    if kept is None or kept > timedelta(days=config.retention_days):
+        raise StartError(
+            f"the broker keeps commands for {kept or 'ever'}, longer than TIMER_RETENTION_DAYS="
+            f"{config.retention_days:g}: one that is delivered again could fire a timer that was deleted. "
+            "Limit the age of the command stream's messages, or keep timers longer."
+        )

@@ -1,0 +1,152 @@
+"""The running service: which parts an instance has, and how they start and stop together."""
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from datetime import timedelta
+from functools import partial
+
+from prometheus_client import CollectorRegistry
+
+from timer_service.adapters.nats import NatsBroker
+from timer_service.app.storage import Storage
+from timer_service.config import Config
+from timer_service.core.broker import Subscription
+from timer_service.core.consumer import Consumer, Route
+from timer_service.core.errors import StartError
+from timer_service.core.instruments import Instruments
+from timer_service.core.lease import Lease
+from timer_service.core.loop import Loop, Worker
+from timer_service.core.query import Queries
+from timer_service.core.relay import Relay
+from timer_service.core.wakes import Wakes
+from timer_service.http import http_app, serve_http
+from timer_service.timers import handler as timers_handler
+from timer_service.timers.census import Census
+from timer_service.timers.queries import QUERIES as TIMER_QUERIES
+from timer_service.timers.retention import Retention
+from timer_service.timers.store import TIMERS
+from timer_service.timers.worker import due_time_reached
+
+log = logging.getLogger(__name__)
+
+_TIMERS = "timers"
+_RETENTION_INTERVAL = timedelta(minutes=1)
+_CENSUS_INTERVAL = timedelta(seconds=15)
+_UPKEEP_INTERVAL = timedelta(seconds=5)
+
+
+class App:
+    """One instance. By its role it handles commands and queries, fires what is due, or both."""
+
+    def __init__(
+        self,
+        config: Config,
+        storage: Storage,
+        broker: NatsBroker,
+        instruments: Instruments,
+        registry: CollectorRegistry,
+    ) -> None:
+        self._config = config
+        self._database = storage.database
+        self._clock = storage.clock
+        self._broker = broker
+        self._instruments = instruments
+        self._registry = registry
+        self._wakes = Wakes(self._database, broker, self._clock, config.polling_interval)
+        self._loops = [self._loop(name, worker, _UPKEEP_INTERVAL) for name, worker in storage.upkeep.items()]
+        self._relay = self._timers_relay()
+        if config.role != "handler":
+            self._add_timers_loops()
+        self._queries = Queries(self._database, self._clock, TIMER_QUERIES)
+        self._stopping = asyncio.Event()
+
+    def stop(self) -> None:
+        """Drain and end `run`."""
+        self._stopping.set()
+
+    async def run(self) -> None:
+        """Serve until stopped or until a part fails for good, then drain within the shutdown timeout."""
+        await self._relay.recover()
+        await self._wakes.hear()
+        subscription = await self._serve_commands() if self._config.role != "worker" else None
+        pages = http_app(self._registry, troubles=self._troubles, stalled=self._stalled)
+        async with serve_http(pages, self._config.http_host, self._config.http_port) as port:
+            working = [asyncio.create_task(loop.run(), name=loop.name) for loop in self._loops]
+            if subscription is not None:
+                working.append(asyncio.create_task(self._consumer().run(subscription), name="consumer"))
+            asked = asyncio.create_task(self._stopping.wait(), name="asked to")
+            lost = asyncio.create_task(self._broker.wait_lost(), name="broker lost")
+            log.info("serving", extra={"http": f"http://{self._config.http_host}:{port}"})
+            ended, _ = await asyncio.wait([*working, asked, lost], return_when=asyncio.FIRST_COMPLETED)
+            self._stopping.set()
+            log.info("draining", extra={"because": sorted(task.get_name() for task in ended)})
+            await self._drain(subscription, working)
+            asked.cancel()
+            lost.cancel()
+        if lost in ended:
+            raise StartError(f"the connection to the broker was closed for good: {lost.result()}")
+
+    async def _serve_commands(self) -> Subscription:
+        await self._broker.serve_queries(self._queries.names, self._queries.answer)
+        return await self._broker.subscribe()
+
+    async def _drain(self, subscription: Subscription | None, working: list[asyncio.Task[None]]) -> None:
+        """Let what is under way end by itself; what the timeout cuts off is done again after a restart."""
+        for loop in self._loops:
+            loop.stop()
+        if subscription is not None:
+            working = [asyncio.create_task(subscription.close()), *working]
+        _, late = await asyncio.wait(working, timeout=self._config.shutdown_timeout.total_seconds())
+        for task in late:
+            log.warning("not drained in time", extra={"task": task.get_name()})
+            task.cancel()
+        for result in await asyncio.gather(*working, return_exceptions=True):
+            if isinstance(result, Exception):
+                raise result
+
+    def _consumer(self) -> Consumer:
+        return Consumer(
+            database=self._database,
+            broker=self._broker,
+            routes=[Route(timers_handler.PAYLOADS, timers_handler.handle, partial(self._wakes.wake, _TIMERS))],
+            clock=self._clock,
+            instruments=self._instruments,
+            batch_size=self._config.batch_size,
+            reply_prefix=self._config.reply_prefix,
+        )
+
+    def _loop(self, name: str, worker: Worker, polling_interval: timedelta) -> Loop:
+        return Loop(name, worker, clock=self._clock, polling_interval=polling_interval, instruments=self._instruments)
+
+    def _timers_relay(self) -> Relay:
+        return Relay(
+            database=self._database,
+            broker=self._broker,
+            lease=Lease(TIMERS, self._config.visibility_timeout),
+            encode=due_time_reached,
+            clock=self._clock,
+            instruments=self._instruments,
+            batch_size=self._config.batch_size,
+            max_attempts=self._config.max_attempts,
+        )
+
+    def _add_timers_loops(self) -> None:
+        retention = Retention(self._database, timedelta(days=self._config.retention_days))
+        timers = self._loop(_TIMERS, self._relay, self._config.polling_interval)
+        self._wakes.add(timers)
+        self._loops += [
+            timers,
+            self._loop("retention", retention, _RETENTION_INTERVAL),
+            self._loop("census", Census(self._database, self._instruments), _CENSUS_INTERVAL),
+        ]
+
+    def _troubles(self) -> Mapping[str, str | None]:
+        return {
+            "broker": self._broker.trouble or self._broker.denied,
+            "database": self._database.trouble,
+            "service": "draining" if self._stopping.is_set() else None,
+        }
+
+    def _stalled(self) -> list[str]:
+        return [loop.name for loop in self._loops if loop.stalled]

@@ -1,0 +1,72 @@
+"""The database that the settings name, and the clock that goes with it."""
+
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from timer_service.adapters.sqlite import SqliteDatabase
+from timer_service.config import Config
+from timer_service.core.clock import Clock, SystemClock
+from timer_service.core.database import Database
+from timer_service.core.errors import StartError
+from timer_service.core.instruments import Instruments
+from timer_service.core.loop import Worker
+
+if TYPE_CHECKING:
+    from timer_service.adapters.postgres import PostgresClock, PostgresDatabase
+
+
+@dataclass(frozen=True)
+class Storage:
+    """An open database and what time it is there."""
+
+    database: Database
+    clock: Clock
+    upkeep: Mapping[str, Worker] = field(default_factory=dict)
+    """What has to be ticked regularly for them, by name."""
+
+
+@asynccontextmanager
+async def open_storage(config: Config, instruments: Instruments) -> AsyncIterator[Storage]:
+    """Open the configured database and its clock. Raises `StartError` with what to mend."""
+    async with open_database(config) as database:
+        if isinstance(database, SqliteDatabase):
+            yield Storage(database, SystemClock())
+        else:
+            clock = await _postgres_clock(database, instruments)
+            yield Storage(database, clock, {"clock": clock})
+
+
+@asynccontextmanager
+async def open_database(config: Config) -> AsyncIterator["SqliteDatabase | PostgresDatabase"]:
+    """Open the configured database. Raises `StartError` with what to mend."""
+    if config.postgres_url is not None:
+        database = await _open_postgres(config.postgres_url, config.database_statement_cache)
+    elif config.role == "all":
+        database = await SqliteDatabase.open(config.db_path)
+    else:
+        raise StartError(
+            f"TIMER_ROLE={config.role} needs a database that processes can share (TIMER_DATABASE_URL); "
+            "SQLite is for one: use all"
+        )
+    try:
+        yield database
+    finally:
+        await database.close()
+
+
+async def _open_postgres(url: str, statement_cache_size: int) -> "SqliteDatabase | PostgresDatabase":
+    try:
+        from timer_service.adapters.postgres import PostgresDatabase  # noqa: PLC0415 - an extra
+    except ImportError as error:
+        raise StartError("TIMER_DATABASE_URL needs asyncpg: pip install 'timer-service[postgres]'") from error
+    return await PostgresDatabase.open(url, statement_cache_size=statement_cache_size)
+
+
+async def _postgres_clock(database: "PostgresDatabase", instruments: Instruments) -> "PostgresClock":
+    from timer_service.adapters.postgres import PostgresClock  # noqa: PLC0415 - an extra
+
+    clock = PostgresClock(database, instruments.clock_measured)
+    await clock.measure()
+    return clock
