@@ -401,6 +401,34 @@ async def test_queries_after_an_outage(harness: BrokerHarness) -> None:
     assert await harness.ask("get-timer", "acme", b"1") == Answered(b"get-timer of acme: 1")
 
 
+# Hints
+
+
+async def test_hints(harness: BrokerHarness) -> None:
+    """Whoever hears is told of every hint, its own too, by loop and instant."""
+    heard: asyncio.Queue[tuple[str, int]] = asyncio.Queue()
+    others: asyncio.Queue[tuple[str, int]] = asyncio.Queue()
+    await harness.broker.hear_hints(lambda *hint: heard.put_nowait(hint))
+    await harness.broker.hear_hints(lambda *hint: others.put_nowait(hint))
+    await harness.broker.hint("timers", 1_795_000_000_000)
+    await harness.broker.hint("outbox", 0)
+    async with asyncio.timeout(10):
+        told = [[await each.get() for _ in range(2)] for each in (heard, others)]
+    assert told == [[("timers", 1_795_000_000_000), ("outbox", 0)]] * 2
+
+
+async def test_hints_are_lost_in_an_outage(harness: BrokerHarness) -> None:
+    """A hint without a broker disturbs nobody, and is not kept until it is of no use any more; later ones are heard."""
+    heard: asyncio.Queue[tuple[str, int]] = asyncio.Queue()
+    await harness.broker.hear_hints(lambda *hint: heard.put_nowait(hint))
+    await harness.go_away()
+    await harness.broker.hint("timers", 1)
+    await harness.come_back()
+    await harness.broker.hint("timers", 2)
+    async with asyncio.timeout(10):
+        assert await heard.get() == ("timers", 2)
+
+
 @pytest.fixture
 async def nats_harness(request: pytest.FixtureRequest) -> AsyncIterator[NatsHarness]:
     """NATS, for what only it has."""
@@ -479,3 +507,16 @@ async def test_nats_instances_share_queries(nats_harness: NatsHarness) -> None:
     for number in range(5):
         await nats_harness.ask("get-timer", "acme", str(number).encode())
     assert (both, answered[20:]) == (20, [1] * 5)
+
+
+@pytest.mark.parametrize("body", [b"", b"soon", b"-1", b"1" * 400])
+async def test_nats_what_is_no_hint(nats_harness: NatsHarness, body: bytes) -> None:
+    """On NATS anyone who may could publish where hints go; what is none is passed over."""
+    heard: asyncio.Queue[tuple[str, int]] = asyncio.Queue()
+    await nats_harness.broker.hear_hints(lambda *hint: heard.put_nowait(hint))
+    await nats_harness.broker._client.flush()
+    await nats_harness.user.publish("timer.wake.v1.timers", body)
+    await barrier(nats_harness.user)
+    await nats_harness.broker.hint("timers", 7)
+    async with asyncio.timeout(10):
+        assert await heard.get() == ("timers", 7)

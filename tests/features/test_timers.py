@@ -939,7 +939,7 @@ async def test_database_lost_between_publish_and_settle(
 async def test_settled_too_late_after_an_outage(
     sqlite: SqliteDatabase, intruder: sqlite3.Connection, memory_broker: MemoryBroker, clock: ManualClock
 ) -> None:
-    """When the database comes back only after the lease ran out and another instance fired, settling changes nothing."""
+    """When the database comes back after the lease ran out and another instance has fired, settling changes nothing."""
     timers, other = Timers(sqlite, memory_broker, clock), Timers(sqlite, memory_broker, clock)
     await timers.schedule()
 

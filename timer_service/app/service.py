@@ -53,7 +53,7 @@ class App:
         self._broker = broker
         self._instruments = instruments
         self._registry = registry
-        self._wakes = Wakes(self._database, broker, self._clock, config.polling_interval)
+        self._wakes = Wakes(broker, self._clock, config.polling_interval, alone=self._database.exclusive)
         self._loops = [self._loop(name, worker, _UPKEEP_INTERVAL) for name, worker in storage.upkeep.items()]
         self._relay = self._timers_relay()
         if config.role != "handler":

@@ -4,15 +4,15 @@ from datetime import timedelta
 
 from timer_service.core.broker import Broker
 from timer_service.core.clock import Clock
-from timer_service.core.database import Database
 from timer_service.core.loop import Loop
 
 
 class Wakes:
     """Passes wakes on. One that is lost costs at most a poll interval, for every loop looks that often by itself."""
 
-    def __init__(self, database: Database, broker: Broker, clock: Clock, polling_interval: timedelta) -> None:
-        self._alone = database.exclusive
+    def __init__(self, broker: Broker, clock: Clock, polling_interval: timedelta, *, alone: bool) -> None:
+        """`alone`: no other process can have loops that look at this database."""
+        self._alone = alone
         self._broker = broker
         self._clock = clock
         self._poll_ms = polling_interval // timedelta(milliseconds=1)

@@ -1,0 +1,110 @@
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from timer_service.adapters.postgres.clock import PostgresClock, Sample, narrowed
+
+SECOND = 1_000_000
+LATENCIES = st.integers(0, 30_000)
+
+
+class Machine:
+    """A machine's clocks and the database's, in microseconds; asking the database takes a while."""
+
+    def __init__(self, ahead: int, latencies: Iterator[tuple[int, int]]) -> None:
+        self.elapsed = 0
+        self.system_at = 1_795_000_000 * SECOND
+        self.database_at = self.system_at + ahead
+        self._latencies = latencies
+
+    def monotonic(self) -> int:
+        return 77 * SECOND + self.elapsed
+
+    def system(self) -> int:
+        return self.system_at
+
+    def advance(self, microseconds: int) -> None:
+        self.elapsed += microseconds
+        self.system_at += microseconds
+        self.database_at += microseconds
+
+    async def clock_at(self) -> int:
+        there, back = next(self._latencies)
+        self.advance(there)
+        read = self.database_at
+        self.advance(back)
+        return read
+
+
+def repeat(there: int, back: int) -> Iterator[tuple[int, int]]:
+    while True:
+        yield there, back
+
+
+def clock_of(machine: Machine, offsets: list[float]) -> PostgresClock:
+    return PostgresClock(machine, offsets.append, monotonic=machine.monotonic, system=machine.system)
+
+
+@pytest.mark.parametrize("ahead", [0, 5 * SECOND, -5 * SECOND])
+async def test_goes_by_the_database(ahead: int) -> None:
+    """However this machine's clock is set, it is the time that the database has, less what hearing of it takes."""
+    offsets: list[float] = []
+    machine = Machine(ahead, repeat(300, 200))
+    clock = clock_of(machine, offsets)
+    await clock.measure()
+    assert clock.now() == (machine.database_at - 200) // 1000
+    assert offsets == [pytest.approx((ahead - 200) / SECOND)]
+    machine.system_at += 3600 * SECOND
+    machine.advance(2 * SECOND)
+    assert clock.now() == (machine.database_at - 200) // 1000, "this machine's clock was set meanwhile"
+
+
+@given(
+    st.lists(st.tuples(LATENCIES, LATENCIES), min_size=50, max_size=50),
+    st.lists(st.integers(0, 10 * SECOND), min_size=10, max_size=10),
+    st.integers(-5 * SECOND, 5 * SECOND),
+)
+async def test_never_ahead(latencies: list[tuple[int, int]], pauses: list[int], ahead: int) -> None:
+    """Whatever each way of each question takes, it never runs ahead of the database's clock, nor far behind it."""
+    machine = Machine(ahead, iter(latencies))
+    clock = clock_of(machine, [])
+    for number, pause in enumerate(pauses):
+        await clock.measure()
+        best = min(back for _, back in latencies[5 * number : 5 * number + 5])
+        for step in (0, pause):
+            machine.advance(step)
+            assert 0 <= machine.database_at - clock.now() * 1000 <= best + 1000
+
+
+async def test_a_bad_measurement_is_no_step_back() -> None:
+    """A measurement taken while answers were slow does not replace a better one, but for what clocks drift."""
+    latencies = [*[(100, 100)] * 5, *[(40_000, 40_000)] * 5]
+    machine = Machine(0, iter(latencies))
+    clock = clock_of(machine, [])
+    await clock.measure()
+    machine.advance(5 * SECOND)
+    await clock.measure()
+    assert machine.database_at - clock.now() * 1000 <= 100 + 1200 + 1000
+
+
+async def test_the_database_is_set_back() -> None:
+    """When the database's clock is set back, time stands still until it is there again, and never goes back."""
+    machine = Machine(0, repeat(100, 100))
+    clock = clock_of(machine, [])
+    await clock.measure()
+    before = clock.now()
+    machine.database_at -= 3 * SECOND
+    await clock.measure()
+    stood = clock.now()
+    machine.advance(2 * SECOND)
+    still = clock.now()
+    machine.advance(2 * SECOND)
+    assert (stood, still) == (before, before)
+    assert clock.now() == (machine.database_at - 100) // 1000
+
+
+def test_best_sample() -> None:
+    """Of several samples the one heard soonest after it was read counts."""
+    assert narrowed(None, 0, [Sample(0, 1000, 400), Sample(400, 1420, 450), Sample(450, 1500, 900)]) == 970

@@ -1,0 +1,97 @@
+import asyncio
+from datetime import timedelta
+
+import pytest
+
+from tests.support.clock import LoopClock, in_virtual_time
+from tests.support.instruments import RecordingInstruments
+from timer_service.adapters.memory import MemoryBroker
+from timer_service.core.loop import Loop
+from timer_service.core.wakes import Wakes
+
+POLL = timedelta(seconds=5)
+
+
+class Instance:
+    """A process with one loop, which finds nothing by itself."""
+
+    def __init__(self, broker: MemoryBroker, *, alone: bool = False) -> None:
+        self.ticks: list[int] = []
+        self.wakes = Wakes(broker, LoopClock(), POLL, alone=alone)
+        self.loop = Loop("timers", self, clock=LoopClock(), polling_interval=POLL, instruments=RecordingInstruments())
+        self.wakes.add(self.loop)
+
+    async def tick(self, now: int) -> int:
+        self.ticks.append(now)
+        return 0
+
+    async def next_at(self) -> int | None:
+        return None
+
+
+async def run(*instances: Instance, until: int = 7000) -> None:
+    for each in instances:
+        await each.wakes.hear()
+        asyncio.get_running_loop().call_at(until / 1000, each.loop.stop)
+    await asyncio.gather(*(each.loop.run() for each in instances))
+
+
+def wake_at(instant: int, waking: Instance, loop: str, at: int) -> None:
+    def wake() -> None:
+        tasks.append(asyncio.ensure_future(waking.wakes.wake(loop, at)))
+
+    tasks: list[asyncio.Future[None]] = []
+    asyncio.get_running_loop().call_at(instant / 1000, wake)
+
+
+@pytest.mark.parametrize(
+    ("at", "ticks", "hints"),
+    [(2000, [0, 2000], [("timers", 2000)]), (6000, [0, 5000], [])],
+    ids=["before its next look", "after its next look"],
+)
+def test_other_instances(at: int, ticks: list[int], hints: list[tuple[str, int]]) -> None:
+    """A wake reaches the loops of other instances, unless they look by themselves before it."""
+    broker = MemoryBroker()
+    heard: list[tuple[str, int]] = []
+
+    async def main() -> tuple[Instance, Instance]:
+        await broker.hear_hints(lambda loop, at: heard.append((loop, at)))
+        one, other = Instance(broker), Instance(broker)
+        wake_at(1000, one, "timers", at)
+        await run(one, other)
+        return one, other
+
+    one, other = in_virtual_time(main)
+    assert (one.ticks, other.ticks, heard) == (ticks, ticks, hints)
+
+
+def test_another_loop() -> None:
+    """A wake for a loop that runs elsewhere is passed on, and disturbs no other loop."""
+    broker = MemoryBroker()
+    heard: list[tuple[str, int]] = []
+
+    async def main() -> Instance:
+        await broker.hear_hints(lambda loop, at: heard.append((loop, at)))
+        instance = Instance(broker)
+        wake_at(1000, instance, "outbox", 2000)
+        await run(instance)
+        return instance
+
+    assert in_virtual_time(main).ticks == [0, 5000]
+    assert heard == [("outbox", 2000)]
+
+
+def test_alone() -> None:
+    """Where no other process can have the database nobody is told."""
+    broker = MemoryBroker()
+    heard: list[tuple[str, int]] = []
+
+    async def main() -> Instance:
+        await broker.hear_hints(lambda loop, at: heard.append((loop, at)))
+        instance = Instance(broker, alone=True)
+        wake_at(1000, instance, "timers", 2000)
+        await run(instance)
+        return instance
+
+    assert 2000 in in_virtual_time(main).ticks
+    assert heard == []
