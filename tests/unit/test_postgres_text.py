@@ -11,11 +11,11 @@ def test_parameters_are_numbered() -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["SELECT ':name', 'it''s :name'", "SELECT 1 -- of :name\n", "SELECT /* not\n:name */ 1", "SELECT 1"],
-    ids=["literals", "line comment", "comment", "nothing"],
+    ["SELECT ':name', 'it''s :name'", "SELECT 1 -- of :name\n", "SELECT /* not\n:name */ 1", "SELECT 1::text"],
+    ids=["literals", "line comment", "comment", "cast"],
 )
 def test_what_only_looks_like_a_parameter(text: str) -> None:
-    """Literals and comments are left as they are."""
+    """Literals, comments and casts are left as they are."""
     assert translate(text) == (text, ())
 
 

@@ -5,8 +5,8 @@ from functools import lru_cache
 from typing import NamedTuple
 
 _MARKERS = {"/* skip locked */": "FOR UPDATE SKIP LOCKED", "/* for update */": "FOR UPDATE"}
-_PARAMETER = re.compile(r"'(?:[^']|'')*'|--[^\n]*|/\*.*?\*/|:(?P<name>\w+)", re.DOTALL)
-"""Parameters, and first of all what only looks as if it held some: literals and comments."""
+_PARAMETER = re.compile(r"'(?:[^']|'')*'|--[^\n]*|/\*.*?\*/|::|:(?P<name>\w+)", re.DOTALL)
+"""Parameters, and first of all what only looks as if it held some: literals, comments and casts."""
 _DIFFERENT_STATEMENTS = 1000
 
 

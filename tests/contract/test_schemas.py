@@ -1,0 +1,132 @@
+"""The schema is the same on every engine."""
+
+import re
+from typing import NamedTuple
+
+from timer_service.adapters.postgres import PostgresDatabase
+from timer_service.adapters.sqlite import SqliteDatabase
+from timer_service.core.database import Reader
+
+SAME_TYPE = {"TEXT": "text", "BIGINT": "bigint", "INTEGER": "integer"}
+
+
+class Column(NamedTuple):
+    """A column as both engines tell of it."""
+
+    table: str
+    name: str
+    type: str
+    may_be_null: bool
+    default: str | None
+
+
+class Index(NamedTuple):
+    """An index as both engines tell of it."""
+
+    table: str
+    unique: bool
+    columns: tuple[str, ...]
+    only_where: str | None
+
+
+async def sqlite_columns(reader: Reader) -> set[Column]:
+    rows = await reader.fetch("""
+        SELECT tables.name AS "table", columns.* FROM sqlite_master AS tables, pragma_table_info(tables.name) AS columns
+        WHERE tables.type = 'table'
+    """)
+    return {
+        Column(
+            row["table"],
+            row["name"],
+            SAME_TYPE[row["type"]],
+            not (row["notnull"] or row["pk"]),
+            row["dflt_value"],
+        )
+        for row in rows
+    }
+
+
+async def postgres_columns(reader: Reader) -> set[Column]:
+    rows = await reader.fetch("SELECT * FROM information_schema.columns WHERE table_schema = 'public'")
+    return {
+        Column(
+            row["table_name"],
+            row["column_name"],
+            row["data_type"],
+            row["is_nullable"] == "YES",
+            row["column_default"],
+        )
+        for row in rows
+    }
+
+
+async def sqlite_indexes(reader: Reader) -> set[Index]:
+    rows = await reader.fetch("""
+        SELECT tables.name AS "table", indexes.name AS name, indexes."unique" AS is_unique, texts.sql AS sql
+        FROM sqlite_master AS tables, pragma_index_list(tables.name) AS indexes
+        JOIN sqlite_master AS texts ON texts.name = indexes.name WHERE tables.type = 'table'
+    """)
+    found = set()
+    for row in rows:
+        columns = await reader.fetch("SELECT name FROM pragma_index_info(:name) ORDER BY seqno", {"name": row["name"]})
+        where = (row["sql"] or "").partition(" WHERE ")[2]
+        found.add(
+            Index(row["table"], bool(row["is_unique"]), tuple(column["name"] for column in columns), _bare(where))
+        )
+    return found
+
+
+async def postgres_indexes(reader: Reader) -> set[Index]:
+    rows = await reader.fetch("""
+        SELECT indrelid::regclass::text AS table, indisunique, pg_get_expr(indpred, indrelid) AS predicate,
+            ARRAY(SELECT attname::text FROM unnest(indkey) WITH ORDINALITY AS key (number, place)
+                  JOIN pg_attribute ON attrelid = indrelid AND attnum = number ORDER BY place) AS columns
+        FROM pg_index WHERE indrelid >= 16384 AND indrelid::regclass::text NOT LIKE 'pg_%'
+    """)
+    return {
+        Index(row["table"], row["indisunique"], tuple(row["columns"]), _bare(row["predicate"] or "")) for row in rows
+    }
+
+
+def _bare(predicate: str) -> str | None:
+    """Write a condition without what one engine adds to it."""
+    return re.sub(r"::text|[()]", "", " ".join(predicate.split())) or None
+
+
+async def test_columns(sqlite: SqliteDatabase, postgres: PostgresDatabase) -> None:
+    """Both engines have the same tables with the same columns, of the same types, nullable alike."""
+    columns = await sqlite_columns(sqlite.reader)
+    assert len(columns) > 20
+    assert columns == await postgres_columns(postgres.reader)
+
+
+async def test_indexes(sqlite: SqliteDatabase, postgres: PostgresDatabase) -> None:
+    """Both engines have the same indexes over the same columns and rows."""
+    indexes = await sqlite_indexes(sqlite.reader)
+    assert len(indexes) > 5
+    # SQLite needs none for a key that is a whole number.
+    of_whole_numbers = {Index("schema_migrations", unique=True, columns=("number",), only_where=None)}
+    assert indexes | of_whole_numbers == await postgres_indexes(postgres.reader)
+
+
+async def test_checks(sqlite: SqliteDatabase, postgres: PostgresDatabase) -> None:
+    """Both engines check as many conditions of each table."""
+    texts = await sqlite.reader.fetch("SELECT name, sql FROM sqlite_master WHERE type = 'table'")
+    found = await postgres.reader.fetch("""
+        SELECT conrelid::regclass::text AS name, count(*) AS checks FROM pg_constraint
+        WHERE contype = 'c' AND connamespace = 'public'::regnamespace GROUP BY conrelid
+    """)
+    checks = {row["name"]: len(re.findall(r"\bCHECK\b", row["sql"])) for row in texts}
+    assert {name: count for name, count in checks.items() if count} == {row["name"]: row["checks"] for row in found}
+
+
+async def test_keys_compare_by_their_bytes(postgres: PostgresDatabase) -> None:
+    """On PostgreSQL every text of a key is ordered as on SQLite and in Python, whatever the database's own order."""
+    rows = await postgres.reader.fetch("""
+        SELECT DISTINCT attrelid::regclass::text || '.' || attname AS name, collname::text AS collation
+        FROM pg_index JOIN pg_attribute ON attrelid = indrelid AND attnum = ANY (indkey)
+        JOIN pg_collation ON pg_collation.oid = attcollation
+        WHERE indrelid >= 16384 AND indrelid::regclass::text NOT LIKE 'pg_%'
+    """)
+    assert rows
+    assert {row["name"] for row in rows if row["collation"] != "C"} == set()
