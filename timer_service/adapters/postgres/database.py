@@ -112,10 +112,10 @@ class PostgresDatabase:
         `statement_cache_size`: prepared statements kept per connection; 0 for a pooler in transaction mode.
         """
 
-        def pool(smallest: int, largest: int) -> asyncpg.Pool:
+        def pool(largest: int) -> asyncpg.Pool:
             return asyncpg.create_pool(
                 url,
-                min_size=smallest,
+                min_size=0,  # a pool whose first connection fails is closed for good, and closing it raises
                 max_size=largest,
                 timeout=_CONNECT_SECONDS,
                 command_timeout=_STATEMENT_SECONDS,
@@ -123,10 +123,9 @@ class PostgresDatabase:
                 reset=_nothing_to_reset,
             )
 
-        own, questions = pool(1, _OWN_CONNECTIONS), pool(0, _QUERY_CONNECTIONS)
+        own, questions = await pool(_OWN_CONNECTIONS), await pool(_QUERY_CONNECTIONS)
         try:
             await _connect(own)
-            _ = await questions
         except BaseException:
             own.terminate()
             questions.terminate()
@@ -141,10 +140,19 @@ class PostgresDatabase:
 
     @asynccontextmanager
     async def migrating(self) -> AsyncIterator[_Session]:
-        """Open a write transaction that no other instance's migration runs beside, with an hour for a statement."""
-        async with self.session(self._own, _BEGIN, _MIGRATION_SECONDS) as session:
-            await session.execute(_ONE_MIGRATION_AT_A_TIME)
-            yield session
+        """Open a write transaction that no other instance's migration runs beside, with an hour for a statement.
+
+        Raises `StartError` where the role may not do what it takes.
+        """
+        try:
+            async with self.session(self._own, _BEGIN, _MIGRATION_SECONDS) as session:
+                await session.execute(_ONE_MIGRATION_AT_A_TIME)
+                yield session
+        except asyncpg.InsufficientPrivilegeError as error:
+            raise StartError(
+                f"the database role may not bring the schema to head: {error}. Grant it that, or run "
+                "`timer-service migrate up` as the tables' owner"
+            ) from error
 
     @asynccontextmanager
     async def session(
@@ -182,7 +190,6 @@ async def _connect(pool: asyncpg.Pool) -> None:
     deadline = time.monotonic() + _FIRST_CONNECT.total_seconds()
     while True:
         try:
-            _ = await pool
             version = int(await pool.fetchval("SHOW server_version_num")) // 10000
         except (asyncpg.InvalidAuthorizationSpecificationError, asyncpg.InvalidCatalogNameError) as error:
             raise StartError(f"the database refuses the login (TIMER_DATABASE_URL): {error}") from error
