@@ -26,7 +26,9 @@ _STATEMENT_SECONDS = 20
 _MIGRATION_SECONDS = 3600
 _OWN_CONNECTIONS = 10
 _QUERY_CONNECTIONS = 4
-_OLDEST_VERSION = 13
+MOST_CONNECTIONS = _OWN_CONNECTIONS + _QUERY_CONNECTIONS
+"""How many an instance may have open."""
+OLDEST_VERSION = 13
 
 # The plan decides how fast a claim is, and a planner whose statistics lag behind the queue picks the wrong one; every
 # statement here has an index to go by. Disabled nodes cost so much that they would set off the compiler.
@@ -199,8 +201,8 @@ async def _connect(pool: asyncpg.Pool) -> None:
                 raise StartError(f"can't connect to the database (TIMER_DATABASE_URL): {reason}") from error
             await asyncio.sleep(_RECONNECT_SECONDS)
         else:
-            if version < _OLDEST_VERSION:
-                raise StartError(f"PostgreSQL {version} is too old (TIMER_DATABASE_URL): {_OLDEST_VERSION} or later")
+            if version < OLDEST_VERSION:
+                raise StartError(f"PostgreSQL {version} is too old (TIMER_DATABASE_URL): {OLDEST_VERSION} or later")
             return
 
 
