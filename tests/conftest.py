@@ -1,17 +1,48 @@
 """Fixtures of every layer. Backends come from the tables in `tests.support`, so that a new one is one entry there."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.support.brokers import HARNESSES, BrokerHarness
 from tests.support.clock import ManualClock
+from tests.support.databases import Databases
 from tests.support.instruments import RecordingInstruments
+from tests.support.provision import (
+    PROVISION_HELP,
+    Provision,
+    RestartablePostgres,
+    restartable_postgres,
+    shared_postgres,
+)
 from tests.support.stores import STORES, open_sqlite
 from timer_service.adapters.memory import MemoryBroker
 from timer_service.adapters.sqlite import SqliteDatabase
 from timer_service.core.database import Database
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--provision", choices=[*map(str, Provision)], default="auto", help=PROVISION_HELP)
+
+
+@pytest.fixture(scope="session")
+def provision(pytestconfig: pytest.Config) -> Provision:
+    return Provision(pytestconfig.getoption("provision"))
+
+
+@pytest.fixture(scope="session")
+def databases(provision: Provision) -> Iterator[Databases]:
+    """Databases of one Postgres server for all tests of this process."""
+    with shared_postgres(provision) as url, Databases(url) as started:
+        yield started
+
+
+@pytest.fixture
+def postgres_server(provision: Provision) -> Iterator[RestartablePostgres]:
+    """A Postgres server of the test's own, to be stopped and killed."""
+    with restartable_postgres(provision) as server:
+        yield server
 
 
 @pytest.fixture

@@ -1,0 +1,166 @@
+"""Databases for tests: each empty, each for one test at a time.
+
+To create a database costs 20 to 300 ms, as the file system has it, and to give one its schema anew 5 ms a table and
+more. So a database is used again, for 2 to 6 ms: tables that a test wrote to are truncated, tables it made are dropped,
+and should anything differ then from what it was when new, this database is dropped and the next test gets a new one.
+"""
+
+import asyncio
+from collections import defaultdict
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping
+from contextlib import asynccontextmanager
+from secrets import token_hex
+from threading import Thread
+from typing import Any, NamedTuple, Self, TypeAlias, TypeVar
+from urllib.parse import urlsplit
+
+import asyncpg
+
+Schema: TypeAlias = Callable[[str], Awaitable[None]]
+"""Gives its schema to the database of a URL."""
+
+_Connection: TypeAlias = "asyncpg.Connection[asyncpg.Record]"
+_T = TypeVar("_T")
+
+# Numbers from 16384 on are of objects that somebody made, those below are the system's own.
+_TABLES = """
+SELECT oid::regclass::text AS name, pg_relation_size(oid) > 0 OR reltuples >= 0 AS used
+FROM pg_class WHERE relkind IN ('r', 'p') AND oid >= 16384 AND relpersistence <> 't' AND NOT relispartition
+"""
+_STRUCTURE = """
+SELECT (oid, relname, relnamespace, relowner, relkind, relacl, reloptions, relrowsecurity)::text AS line
+FROM pg_class WHERE oid >= 16384
+UNION ALL SELECT (oid, pg_sequence_last_value(oid))::text FROM pg_class WHERE relkind = 'S'
+UNION ALL SELECT a::text FROM pg_attribute a WHERE attrelid >= 16384
+UNION ALL SELECT d::text FROM pg_attrdef d
+UNION ALL SELECT c::text FROM pg_constraint c WHERE oid >= 16384
+UNION ALL SELECT i::text FROM pg_index i WHERE indexrelid >= 16384
+UNION ALL SELECT t::text FROM pg_trigger t
+UNION ALL SELECT p::text FROM pg_proc p WHERE oid >= 16384
+UNION ALL SELECT t::text FROM pg_type t WHERE oid >= 16384
+UNION ALL SELECT n::text FROM pg_namespace n WHERE nspname !~ '^pg_'
+UNION ALL SELECT e::text FROM pg_extension e
+UNION ALL SELECT (datallowconn, datconnlimit, datacl, setconfig)::text
+          FROM pg_database d LEFT JOIN pg_db_role_setting ON d.oid = setdatabase WHERE datname = current_database()
+ORDER BY line
+"""
+_END_SESSIONS = """
+SELECT pg_terminate_backend(pid) FROM pg_stat_activity
+WHERE datname = current_database() AND pid <> pg_backend_pid() AND backend_type = 'client backend'
+"""
+_PATIENCE_SECONDS = 10
+_FORGET_STATISTICS = "DELETE FROM pg_statistic WHERE starelid >= 16384"
+
+
+class _Database(NamedTuple):
+    """A database and how it looked when it was new."""
+
+    url: str
+    connection: _Connection
+    structure: list[asyncpg.Record]
+    rows: Mapping[str, list[asyncpg.Record]]
+    """Of each table, what the schema itself put into it."""
+
+
+class Databases:
+    """The databases of one server, used within `with`."""
+
+    def __init__(self, server_url: str) -> None:
+        """`server_url` is of a database to create and drop others from."""
+        self._server_url = server_url
+        self._idle: dict[Schema | None, list[_Database]] = defaultdict(list)
+        # Connections outlive the event loop of a test: a new one, with cold caches, costs more than all it is for.
+        self._loop = asyncio.new_event_loop()
+        self._thread = Thread(target=self._loop.run_forever, name="databases")
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Drop all there are."""
+        asyncio.run_coroutine_threadsafe(self._drop_idle(), self._loop).result()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    @asynccontextmanager
+    async def database(self, schema: Schema | None = None) -> AsyncIterator[str]:
+        """Give the URL of a database that has nothing in it, or nothing but a schema.
+
+        Afterwards all sessions still in it are ended. Roles are the server's: a test that creates some drops them.
+        """
+        database = await self._aside(self._take(schema))
+        try:
+            yield database.url
+        finally:
+            await self._aside(self._give_back(schema, database))
+
+    async def _aside(self, work: Coroutine[Any, Any, _T]) -> _T:
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop))
+
+    async def _take(self, schema: Schema | None) -> _Database:
+        idle = self._idle[schema]
+        return idle.pop() if idle else await self._create(schema)
+
+    async def _give_back(self, schema: Schema | None, database: _Database) -> None:
+        if await _is_as_new(database):
+            self._idle[schema].append(database)
+        else:
+            await self._drop(database)
+
+    async def _create(self, schema: Schema | None) -> _Database:
+        name = f"timer_test_{token_hex(4)}"
+        url = urlsplit(self._server_url)._replace(path=f"/{name}").geturl()
+        await self._administrate(f"CREATE DATABASE {name} TEMPLATE template0")
+        if schema:
+            await schema(url)
+        connection = await asyncpg.connect(url)
+        tables = [table["name"] for table in await connection.fetch(_TABLES)]
+        return _Database(url, connection, await connection.fetch(_STRUCTURE), await _rows(connection, tables))
+
+    async def _drop(self, database: _Database) -> None:
+        database.connection.terminate()
+        await self._administrate(f"DROP DATABASE {urlsplit(database.url).path[1:]} WITH (FORCE)")
+
+    async def _drop_idle(self) -> None:
+        for database in [each for idle in self._idle.values() for each in idle]:
+            await self._drop(database)
+
+    async def _administrate(self, statement: str) -> None:
+        connection = await asyncpg.connect(self._server_url)
+        try:
+            await connection.execute(statement)
+        finally:
+            await connection.close()
+
+
+async def _is_as_new(database: _Database) -> bool:
+    """Empty a database; tell whether it now is as it was when it was new."""
+    connection = database.connection
+    seeded = {name: rows for name, rows in database.rows.items() if rows}
+    try:
+        await _end_sessions(connection)
+        await _empty(connection, database.rows)
+        return await connection.fetch(_STRUCTURE) == database.structure and await _rows(connection, seeded) == seeded
+    except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError):
+        return False
+
+
+async def _end_sessions(connection: _Connection) -> None:
+    async with asyncio.timeout(_PATIENCE_SECONDS):
+        while await connection.fetch(_END_SESSIONS):
+            await asyncio.sleep(0.001)
+
+
+async def _empty(connection: _Connection, rows: Mapping[str, list[asyncpg.Record]]) -> None:
+    tables = await connection.fetch(_TABLES)
+    if others := [table["name"] for table in tables if table["name"] not in rows]:
+        await connection.execute(f"DROP TABLE {', '.join(others)} CASCADE")
+    if used := [table["name"] for table in tables if table["used"] and rows.get(table["name"]) == []]:
+        await connection.execute(f"TRUNCATE {', '.join(used)} RESTART IDENTITY CASCADE")
+        await connection.execute(_FORGET_STATISTICS)
+
+
+async def _rows(connection: _Connection, tables: Iterable[str]) -> dict[str, list[asyncpg.Record]]:
+    return {name: await connection.fetch(f"SELECT * FROM {name} AS row ORDER BY row::text") for name in tables}
