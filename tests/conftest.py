@@ -16,8 +16,9 @@ from tests.support.provision import (
     restartable_postgres,
     shared_postgres,
 )
-from tests.support.stores import STORES, open_sqlite
+from tests.support.stores import STORES, open_postgres, open_sqlite
 from timer_service.adapters.memory import MemoryBroker
+from timer_service.adapters.postgres import PostgresDatabase
 from timer_service.adapters.sqlite import SqliteDatabase
 from timer_service.core.database import Database
 
@@ -71,6 +72,13 @@ async def store(request: pytest.FixtureRequest) -> AsyncIterator[Database]:
 async def sqlite(tmp_path: Path) -> AsyncIterator[SqliteDatabase]:
     """For what only SQLite does."""
     async with open_sqlite(tmp_path / "timers.db") as database:
+        yield database
+
+
+@pytest.fixture
+async def postgres(databases: Databases) -> AsyncIterator[PostgresDatabase]:
+    """For what only PostgreSQL does."""
+    async with open_postgres(databases) as database:
         yield database
 
 

@@ -73,13 +73,15 @@ class User:
             while await self.stored(stream) < count:
                 await asyncio.sleep(0.02)
 
+    async def unhandled(self) -> int:
+        """Count the commands that no instance has acknowledged."""
+        info = await self.js.consumer_info("TIMER_CMD", "timer-service")
+        return (info.num_pending or 0) + (info.num_ack_pending or 0)
+
     async def until_handled(self, *, seconds: float = 60) -> None:
         """Wait until no command is left to the service."""
         async with asyncio.timeout(seconds):
-            while True:
-                info = await self.js.consumer_info("TIMER_CMD", "timer-service")
-                if info.num_pending == 0 and info.num_ack_pending == 0:
-                    return
+            while await self.unhandled():
                 await asyncio.sleep(0.02)
 
     async def read(self, stream: str, subject: str = ">") -> list[Any]:

@@ -31,7 +31,7 @@ class _Process:
     """One process at a time, its output in a file."""
 
     def __init__(self, command: list[str], log: Path, environment: Mapping[str, str]) -> None:
-        self._command = command
+        self.command = command
         self.log = log
         self._environment = environment
         self._process: subprocess.Popen[bytes] | None = None
@@ -39,7 +39,7 @@ class _Process:
     def launch(self) -> None:
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
-                self._command, stdout=log, stderr=log, env={**os.environ, **self._environment}
+                self.command, stdout=log, stderr=log, env={**os.environ, **self._environment}
             )
 
     @property
@@ -73,7 +73,7 @@ class _Process:
         async with asyncio.timeout(_PATIENCE_SECONDS):
             while not await asyncio.to_thread(ready):
                 if (code := self.running.poll()) is not None:
-                    raise AssertionError(f"{self._command[0]} ended with {code}: {self.log.read_text()[-3000:]}")
+                    raise AssertionError(f"{self.command[0]} ended with {code}: {self.log.read_text()[-3000:]}")
                 await asyncio.sleep(0.02)
 
 
@@ -132,6 +132,13 @@ class Service(_Process):
     async def page(self, path: str) -> tuple[int, str]:
         """Read one of its pages: status and text."""
         return await asyncio.to_thread(self._page, path)
+
+    async def until_page(self, path: str, status: int) -> str:
+        """Wait until a page has a status; return its text."""
+        async with asyncio.timeout(_PATIENCE_SECONDS):
+            while (answer := await self.page(path))[0] != status:
+                await asyncio.sleep(0.02)
+        return answer[1]
 
     async def metric(self, sample: str) -> float:
         """Read one sample of /metrics, 0 when it has none yet."""

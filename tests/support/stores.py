@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.databases import Databases
 from timer_service.adapters.migrations import migrate, read_migrations
+from timer_service.adapters.postgres import PostgresDatabase
 from timer_service.adapters.sqlite import SqliteDatabase
 from timer_service.core.database import Database
 
@@ -29,7 +31,33 @@ def _sqlite(request: pytest.FixtureRequest) -> AbstractAsyncContextManager[Datab
     return open_sqlite(folder / "timers.db")
 
 
+async def bring_to_head(url: str) -> None:
+    """Give the PostgreSQL database of a URL the whole schema."""
+    database = await PostgresDatabase.open(url)
+    try:
+        await migrate(database, read_migrations(MIGRATIONS))
+    finally:
+        await database.close()
+
+
+@asynccontextmanager
+async def open_postgres(databases: Databases) -> AsyncIterator[PostgresDatabase]:
+    """Open a PostgreSQL database that has the whole schema."""
+    async with databases.database(bring_to_head) as url:
+        database = await PostgresDatabase.open(url)
+        try:
+            yield database
+        finally:
+            await database.close()
+
+
+def _postgres(request: pytest.FixtureRequest) -> AbstractAsyncContextManager[Database]:
+    databases: Databases = request.getfixturevalue("databases")
+    return open_postgres(databases)
+
+
 STORES: dict[str, Callable[[pytest.FixtureRequest], AbstractAsyncContextManager[Database]]] = {
     "sqlite": _sqlite,
+    "postgres": _postgres,
 }
 """Name -> how to open an empty store with the whole schema; one more entry puts one more store through every test."""

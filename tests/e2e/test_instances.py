@@ -1,0 +1,187 @@
+"""Several instances on one Postgres: what they share, and what the loss of one of them or of the database costs."""
+
+import asyncio
+import sys
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.conftest import User, check_fired
+from tests.support.databases import Databases
+from tests.support.processes import NatsServer, Service
+from tests.support.provision import RestartablePostgres
+
+FIRED = 'timer_schedules_processed_total{outcome="fired"}'
+SET_WRONG = """
+import time
+from timer_service.cli import main
+right_s, right_ns = time.time, time.time_ns
+time.time = lambda: right_s() + {seconds}
+time.time_ns = lambda: right_ns() + {seconds} * 1_000_000_000
+main()
+"""
+
+
+@pytest.fixture
+async def database_url(databases: Databases) -> AsyncIterator[str]:
+    """An empty database: the instances themselves bring its schema to head."""
+    async with databases.database() as url:
+        yield url
+
+
+class Fleet:
+    """Instances of the service that share a broker and a database."""
+
+    def __init__(self, folder: Path, broker: NatsServer, database_url: str) -> None:
+        self._folder = folder
+        self._broker = broker
+        self._database_url = database_url
+        self.instances: list[Service] = []
+
+    def instance(self, **settings: str) -> Service:
+        """Make one more, not yet started."""
+        folder = self._folder / f"instance-{len(self.instances)}"
+        service = Service(folder, self._broker.url, TIMER_DATABASE_URL=self._database_url, **settings)
+        self.instances.append(service)
+        return service
+
+    @asynccontextmanager
+    async def running(self, count: int, **settings: str) -> AsyncIterator[Sequence[Service]]:
+        """Run so many, all of them started at the same time."""
+        async with AsyncExitStack() as stack:
+            several = [self.instance(**settings) for _ in range(count)]
+            for each in several:
+                stack.push_async_exit(each)
+            await asyncio.gather(*(each.start() for each in several))
+            yield several
+
+    async def fired(self) -> list[float]:
+        """Return how many timers each has fired since it was started."""
+        return [await each.metric(FIRED) for each in self.instances]
+
+
+@pytest.fixture
+def fleet(tmp_path: Path, broker: NatsServer, database_url: str) -> Fleet:
+    return Fleet(tmp_path, broker, database_url)
+
+
+def together(count: int, due_at: int) -> dict[str, int]:
+    return {f"together-{index}": due_at for index in range(count)}
+
+
+@pytest.mark.parametrize(
+    "timers", [pytest.param(3_000, id="short"), pytest.param(50_000, id="full", marks=pytest.mark.full)]
+)
+async def test_two_of_four_are_killed(timers: int, user: User, fleet: Fleet) -> None:
+    """With timers due at once and more arriving, two of four are killed: all fire, repeats under one id, none idles."""
+    settings = {"TIMER_BATCH_SIZE": "1000" if timers > 10_000 else "50", "TIMER_VISIBILITY_TIMEOUT": "10000"}
+    async with fleet.running(4, **settings) as instances:
+        due_at = int(time.time() * 1000) + max(2_000, timers // 2)
+        due = together(timers, due_at)
+        await user.schedule(due)
+        await user.until_handled()
+        assert time.time() * 1000 < due_at, "scheduling took too long for this test to show anything"
+        more = {f"more-{index}": due_at + index for index in range(timers // 10)}
+        arriving = asyncio.create_task(user.schedule(more))
+        await user.until_stored("TIMER_EVT", timers // 10)
+        for victim in instances[:2]:
+            await victim.kill()
+            await victim.start()
+        await arriving
+        await user.schedule(late := {f"late-{index}": int(time.time() * 1000) for index in range(timers // 10)})
+        due |= more | late
+        await user.until_stored("TIMER_EVT", len(due))
+        await user.until_handled()
+        shares = await fleet.fired()
+    duplicates = check_fired(await user.fired(), due)
+    assert all(shares[2:]), f"an instance starved: {shares}"
+    print(f"{len(due)} timers, 4 instances, 2 killed: all fired, {duplicates} duplicates, by instance {shares}")
+
+
+@pytest.mark.parametrize(
+    "timers", [pytest.param(2_000, id="short"), pytest.param(50_000, id="full", marks=pytest.mark.full)]
+)
+async def test_postgres_restarts(
+    timers: int, tmp_path: Path, user: User, broker: NatsServer, postgres_server: RestartablePostgres
+) -> None:
+    """Postgres restarted in immediate mode amid firing and scheduling costs no timer, and no restart of an instance."""
+    fleet = Fleet(tmp_path, broker, postgres_server.url)
+    settings = {"TIMER_BATCH_SIZE": "1000" if timers > 10_000 else "50", "TIMER_VISIBILITY_TIMEOUT": "10000"}
+    async with fleet.running(2, **settings):
+        due_at = int(time.time() * 1000) + max(2_000, timers // 2)
+        due = together(timers, due_at)
+        await user.schedule(due)
+        await user.until_handled()
+        more = {f"more-{index}": due_at + index for index in range(timers // 10)}
+        arriving = asyncio.create_task(user.schedule(more))
+        await user.until_stored("TIMER_EVT", timers // 10)
+        await postgres_server.restart("immediate")
+        await arriving
+        due |= more
+        await user.until_stored("TIMER_EVT", len(due))
+        await user.until_handled()
+        for instance in fleet.instances:
+            await instance.until_page("/readyz", 200)
+    duplicates = check_fired(await user.fired(), due)
+    print(f"{len(due)} timers, Postgres restarted amid: all fired, {duplicates} duplicates")
+
+
+async def test_postgres_away(
+    tmp_path: Path, user: User, broker: NatsServer, postgres_server: RestartablePostgres
+) -> None:
+    """While Postgres is away no command is acknowledged, readiness says why; afterwards all of them are handled."""
+    fleet = Fleet(tmp_path, broker, postgres_server.url)
+    async with fleet.running(1) as (instance,):
+        await postgres_server.stop("immediate")
+        due = together(500, int(time.time() * 1000))
+        await user.schedule(due)
+        answer = await instance.until_page("/readyz", 503)
+        waiting = await user.unhandled()
+        alive, _ = await instance.page("/livez")
+        await postgres_server.start()
+        await user.until_stored("TIMER_EVT", len(due))
+        await user.until_handled()
+        assert (waiting, alive) == (500, 200)
+        assert '"database":"ok"' not in answer
+        await instance.until_page("/readyz", 200)
+        assert check_fired(await user.fired(), due) == 0
+
+
+async def test_clocks_apart(tmp_path: Path, user: User, fleet: Fleet) -> None:
+    """Instances whose clocks are ten seconds apart go by the database's: they fire alike, on time and never early."""
+    async with AsyncExitStack() as stack:
+        for seconds in (-5, 5):
+            instance = fleet.instance(TIMER_BATCH_SIZE="10")
+            instance.command = [sys.executable, "-c", SET_WRONG.format(seconds=seconds), "serve"]
+            await stack.enter_async_context(instance)
+        start = int(time.time() * 1000) + 1_500
+        due = {f"call-{index}": start + index % 1000 for index in range(1000)}
+        await user.schedule(due)
+        await user.until_stored("TIMER_EVT", len(due))
+        offsets = [await each.metric("timer_clock_offset_seconds") for each in fleet.instances]
+        shares = await fleet.fired()
+    fired = await user.fired()
+    assert check_fired(fired, due) == 0
+    assert all(each.event["payload"]["reachedAt"] >= each.event["payload"]["dueAt"] for each in fired)
+    assert max(each.stored_at_ms - each.due_at_ms for each in fired) < 2_000
+    assert offsets == [pytest.approx(5, abs=0.1), pytest.approx(-5, abs=0.1)]
+    assert all(shares), f"only one of them fired: {shares}"
+
+
+async def test_roles(user: User, fleet: Fleet) -> None:
+    """An instance that only handles and one that only fires work together, and the one wakes the other."""
+    # The handler can't know how seldom this worker looks: it hints at what is due within its own polling interval.
+    seldom = {"TIMER_ROLE": "worker", "TIMER_POLLING_INTERVAL": "86400000"}
+    async with fleet.instance(TIMER_ROLE="handler") as handler, fleet.instance(**seldom) as worker:
+        due = {f"call-{index}": int(time.time() * 1000) + 100 * index for index in range(20)}
+        await user.schedule(due)
+        await user.until_stored("TIMER_EVT", len(due), seconds=20)
+        received = 'timer_commands_received_total{outcome="scheduled",type="ScheduleTimer"}'
+        done = [(await each.metric(received), await each.metric(FIRED)) for each in (handler, worker)]
+        fired = await user.fired()
+    assert done == [(20, 0), (0, 20)]
+    assert check_fired(fired, due) == 0
+    assert max(each.stored_at_ms - each.due_at_ms for each in fired) < 2_000
