@@ -24,7 +24,7 @@ _CONSUMER = {
     "durable_name": "timer-service",
     "filter_subject": "timer.cmd.v1.*.*",
     "ack_policy": "explicit",
-    "ack_wait": "60s",
+    "ack_wait": "30s",
     "max_ack_pending": 20000,
 }
 _TEXT = {"type": "string"}

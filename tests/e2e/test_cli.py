@@ -4,7 +4,7 @@ import asyncio
 import json
 import os
 import subprocess
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -56,9 +56,9 @@ class Cli:
 
 
 @pytest.fixture
-async def service(tmp_path: Path, broker: NatsServer) -> AsyncIterator[Service]:
+async def service(tmp_path: Path, broker: NatsServer, stored: Mapping[str, str]) -> AsyncIterator[Service]:
     """A service that gives a refused row up at once."""
-    async with Service(tmp_path / "service", broker.url, TIMER_MAX_ATTEMPTS="1") as running:
+    async with Service(tmp_path / "service", broker.url, TIMER_MAX_ATTEMPTS="1", **stored) as running:
         yield running
 
 

@@ -5,7 +5,7 @@ import json
 import re
 import runpy
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
@@ -31,9 +31,9 @@ PAST = datetime(2020, 1, 1, tzinfo=UTC)
 
 
 @pytest.fixture
-async def service(tmp_path: Path, broker: NatsServer) -> AsyncIterator[Service]:
+async def service(tmp_path: Path, broker: NatsServer, stored: Mapping[str, str]) -> AsyncIterator[Service]:
     """A service that gives a refused row up at once."""
-    async with Service(tmp_path / "service", broker.url, TIMER_MAX_ATTEMPTS="1") as running:
+    async with Service(tmp_path / "service", broker.url, TIMER_MAX_ATTEMPTS="1", **stored) as running:
         yield running
 
 

@@ -26,6 +26,7 @@ async def test_kill_minus_nine(timers: int, user: User, service: Service) -> Non
         await service.kill()
         await service.start()
     await scheduling
+    await user.let_deliveries_lapse()
     await user.until_stored("TIMER_EVT", timers, seconds=span_ms / 1000 + 60)
     await user.until_handled()
     duplicates = check_fired(await user.fired(), due)
@@ -69,11 +70,12 @@ async def test_commands_survive_a_kill(user: User, service: Service) -> None:
     check_fired(await user.fired(), due)
 
 
-async def test_second_instance_is_refused(tmp_path: Path, broker: NatsServer, service: Service) -> None:
+async def test_second_instance_is_refused(tmp_path: Path, broker: NatsServer) -> None:
     """A second service on the same SQLite file ends with 1 and says what to do."""
-    second = Service(tmp_path / "service", broker.url)
-    second.log = tmp_path / "second.log"
-    second.launch()
-    assert await second.wait() == 1
-    assert "SQLite is for one instance" in second.log.read_text()
-    assert (await service.page("/readyz"))[0] == 200
+    async with Service(tmp_path / "service", broker.url) as service:
+        second = Service(tmp_path / "service", broker.url)
+        second.log = tmp_path / "second.log"
+        second.launch()
+        assert await second.wait() == 1
+        assert "SQLite is for one instance" in second.log.read_text()
+        assert (await service.page("/readyz"))[0] == 200

@@ -91,6 +91,7 @@ async def test_two_of_four_are_killed(timers: int, user: User, fleet: Fleet) -> 
             await victim.kill()
             await victim.start()
         await arriving
+        await user.let_deliveries_lapse()
         await user.schedule(late := {f"late-{index}": int(time.time() * 1000) for index in range(timers // 10)})
         due |= more | late
         await user.until_stored("TIMER_EVT", len(due))

@@ -39,7 +39,7 @@ _LOCALES = (
 # have been written: synchronous_commit stays on. No autovacuum: statistics that come when they like change plans.
 _SETTINGS = ("fsync=off", "full_page_writes=off", "autovacuum=off", f"listen_addresses={_HOST}")
 
-# The shell becomes the server, and leaves a guard beside it that reads a socket (see `timer_service.adapters.embedded`).
+# The shell becomes the server, and leaves a guard beside it that reads a socket (as `adapters.embedded` does).
 # Should this process end without stopping the server, the guard does, and removes its files. The guard itself doesn't
 # hear the signal: a shell lets what runs in its background ignore it.
 _GUARDED = """\

@@ -22,7 +22,9 @@ from timer_service.core.message import Kind
 DURABLE = "timer-service"
 """All instances share this consumer, and with it the commands."""
 
-_ACK_WAIT = timedelta(seconds=60)  # above the worst stall of a commit, or commands would be handled twice for nothing
+# Above what a commit stalls for, or commands would be handled twice for nothing; and what was with a killed instance has
+# to wait for it.
+_ACK_WAIT = timedelta(seconds=30)
 _MAX_ACK_PENDING = 20_000
 _MAX_AGE = {
     Kind.COMMAND: timedelta(days=7),
