@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from datetime import timedelta
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
-from urllib.parse import urlsplit
+from urllib.parse import parse_qsl, urlsplit
 
 from pydantic import (
     AfterValidator,
@@ -63,10 +63,16 @@ def _database_url(value: SecretStr) -> SecretStr:
     try:
         parts = urlsplit(value.get_secret_value())
         known = parts.scheme in {"postgresql", "postgres"} and parts.port != 0
+        # What follows a /, ? or # of the password would be told as the name of a database or the like.
+        known = known and "@" not in parts.path and not parts.fragment
+        parse_qsl(parts.query, strict_parsing=bool(parts.query))
     except ValueError:
         known = False
     if not known:
-        raise PydanticCustomError("database_url", "must be postgresql://user:password@host:port/database")
+        raise PydanticCustomError(
+            "database_url",
+            "must be postgresql://user:password@host:port/database, with / ? # @ : % of a password percent-encoded",
+        )
     return value
 
 

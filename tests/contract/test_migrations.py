@@ -80,6 +80,15 @@ async def test_pending_applies_nothing(store: Database) -> None:
     assert asked == [[A], [A]]
 
 
+async def test_pending_in_an_empty_database(tmp_path: Path) -> None:
+    """Asking an empty database makes nothing in it."""
+    database = await SqliteDatabase.open(tmp_path / "empty.db")
+    waiting = await pending_migrations(database, SHIPPED)
+    made = await database.reader.fetch("SELECT name FROM sqlite_master")
+    await database.close()
+    assert (waiting, made) == (FOR_SQLITE, [])
+
+
 async def test_all_or_nothing(store: Database) -> None:
     """When one migration fails, none of those that were pending with it stays, and mending it is enough."""
     with pytest.raises(Exception, match="nowhere"):

@@ -209,6 +209,7 @@ async def statuses(cli: Cli, code: int) -> dict[str, str]:
     return {each["check"]: each["status"] for each in document["checks"]}
 
 
+@pytest.mark.parametrize("stored", ["sqlite"], indirect=True)  # test_doctor_postgres.py has the other
 async def test_doctor_beside_a_running_service(cli: Cli, service: Service, user: User, client: TimerClient) -> None:
     """With all well doctor exits with 0; it changes nothing and needs no lock."""
     await client.schedule("acme", "call-1", LATER)  # so the consumer is there
@@ -243,6 +244,7 @@ async def test_doctor_before_the_first_start(cli: Cli, broker: NatsServer) -> No
     assert not (cli.folder / "service").exists()
 
 
+@pytest.mark.parametrize("stored", ["sqlite"], indirect=True)  # test_doctor_postgres.py has the other
 async def test_doctor_beside_a_stopped_service(cli: Cli, service: Service) -> None:
     """The schema is read from a file that nobody has open, and nothing is left beside it."""
     await service.terminate()

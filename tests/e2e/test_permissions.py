@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Mapping
+from contextlib import AsyncExitStack, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from nats.aio.subscription import Subscription
 from nats.js.api import ConsumerConfig
 
 from tests.support.barrier import barrier
+from tests.support.databases import Databases
 from tests.support.processes import NatsServer, Service, body
 from timer_service.client import NewTimer, Outcome, TimerClient
 
@@ -190,6 +192,73 @@ async def test_the_service_can_do_no_more(broker: NatsServer, operator: Operator
     assert len([each for each in peer.violations if "subscription" in each]) == len(unheard)
     assert await operator.world() == before
     await peer.connection.close()
+
+
+async def test_hints_are_the_services_own(a: Peer, broker: NatsServer, operator: Operator) -> None:
+    """Instances hear each other's wake hints; a tenant neither hears nor gives any."""
+    one, other = [await connect(broker, "timer-service") for _ in range(2)]
+    (heard,) = await other.listen("timer.wake.v1.*")
+    overheard = await a.listen("timer.wake.>", ">")
+    await one.publish("timer.wake.v1.timers", b"1")
+    assert await a.heard(*overheard) == []
+    await a.publish("timer.wake.v1.timers", b"2")
+    assert await other.heard(heard) == [("timer.wake.v1.timers", b"1")]
+    assert one.violations == other.violations == []
+    await one.connection.close()
+    await other.connection.close()
+
+
+async def test_several_instances_live_with_least_privilege(
+    tmp_path: Path, broker: NatsServer, databases: Databases
+) -> None:
+    """A handler and a worker on one Postgres, with hints between them, are denied nothing."""
+    login = {"TIMER_NATS_USER": "timer-service", "TIMER_NATS_PASSWORD": PASSWORDS["TIMER_SERVICE_PASSWORD"]}
+    async with databases.database() as url, AsyncExitStack() as stack:
+        settings = {**login, "TIMER_DATABASE_URL": url, "TIMER_LOG_FORMAT": "json"}
+        parts = [Service(tmp_path / role, broker.url, **settings, TIMER_ROLE=role) for role in ("handler", "worker")]
+        for each in parts:
+            await stack.enter_async_context(each)
+        a = await connect(broker, "tenant-a")
+        (events,) = await a.listen("timer.evt.v1.tenant-a.*")
+        assert (await a.schedule("tenant-a", "call-1"))["outcome"] == "scheduled"
+        assert (await events.next_msg(PATIENCE_SECONDS)).data
+        await a.connection.close()
+        for each in parts:
+            assert (await each.page("/readyz"))[0] == 200
+            assert await each.terminate() == 0
+            assert "violation" not in each.log.read_text().lower()
+
+
+async def test_hints_that_are_denied_cost_punctuality_only(tmp_path: Path, databases: Databases) -> None:
+    """Without permission for hints timers fire all the same; readiness names the subject, after a reconnect too."""
+    fenced = CONFIG.replace('"timer.wake.v1.*"', "")
+    login = {"TIMER_NATS_USER": "timer-service", "TIMER_NATS_PASSWORD": PASSWORDS["TIMER_SERVICE_PASSWORD"]}
+    denied = 'violation for subscription to \\"timer.wake.v1.*\\"; `timer-service doctor` names all'
+    async with NatsServer(tmp_path / "nats", config=fenced, **PASSWORDS) as broker, databases.database() as url:
+        service = Service(tmp_path / "service", broker.url, **login, TIMER_DATABASE_URL=url)
+        service.launch()
+        await until_readiness_tells(service, denied)
+        a = await connect(broker, "tenant-a")
+        (events,) = await a.listen("timer.evt.v1.tenant-a.*")
+        assert (await a.schedule("tenant-a", "call-1"))["outcome"] == "scheduled"
+        assert (await events.next_msg(PATIENCE_SECONDS)).data
+        await a.connection.close()
+        await broker.terminate()
+        await until_readiness_tells(service, "not connected")
+        await broker.start()
+        await until_readiness_tells(service, denied)
+        assert await service.terminate() == 0
+
+
+async def until_readiness_tells(service: Service, words: str) -> None:
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while True:
+            with suppress(OSError):  # it does not listen yet
+                status, text = await service.page("/readyz")
+                if words in text:
+                    break
+            await asyncio.sleep(0.02)
+    assert status == 503
 
 
 async def test_a_tenant_is_served(a: Peer, broker: NatsServer, service: Service) -> None:

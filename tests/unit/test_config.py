@@ -261,3 +261,25 @@ def test_example_works_as_it_is(folder: Path) -> None:
     (folder / ".env").write_bytes(EXAMPLE.read_bytes())
     assert load_config() == defaults
     assert unknown_settings({}) == []
+
+
+@pytest.mark.parametrize("password", ["s3/cret", "3/cret", "3?cret", "3?c=r&et", "3#cret", "s#cret"])
+def test_database_url_with_a_raw_password(password: str) -> None:
+    """A password that is not percent-encoded is refused, and no part of it is taken for anything else, or told."""
+    told = complaint(database_url=f"postgresql://user:{password}@host/database")
+    assert "percent-encoded" in told
+    assert "cret" not in told
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "postgresql://user:s3%2Fcret@host:5432/database",
+        "postgres://user@/database?host=a,b&port=5432,5433&target_session_attrs=read-write",
+        "postgresql://host",
+    ],
+)
+def test_database_url(url: str) -> None:
+    """A URL of one server or of several names a PostgreSQL database."""
+    config = load_config(database_url=url)
+    assert (config.engine, config.postgres_url) == ("postgres", url)

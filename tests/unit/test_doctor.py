@@ -7,20 +7,15 @@ from typing import Any
 import pytest
 
 from timer_service.adapters.migrations import Migration
-from timer_service.cli.checks import (
-    Finding,
-    Status,
-    check_missing_stream,
-    check_permissions,
-    check_schema,
-    check_server,
-    check_skew,
-    check_sqlite,
-    check_stream,
-    covers,
-)
+from timer_service.cli.doctor.checks.clocks import check_broker_clock, check_database_clock
+from timer_service.cli.doctor.checks.permissions import check_permissions, covers
+from timer_service.cli.doctor.checks.schema import check_schema
+from timer_service.cli.doctor.checks.streams import check_missing_stream, check_stream
+from timer_service.cli.doctor.checks.versions import check_server, check_sqlite
+from timer_service.cli.doctor.finding import Finding, Status
 from timer_service.core.message import Kind
 
+SETTING = "TIMER_DB_PATH"
 SUBJECT = "timer.cmd.v1.*.*"
 DAY = 86_400 * 10**9
 HEALTHY: Mapping[str, Any] = {
@@ -93,9 +88,21 @@ def test_missing_stream() -> None:
 )
 def test_clock_skew(seconds: float, status: Status) -> None:
     """More than a second beyond what the round trip explains is too much, in either direction."""
-    finding = check_skew(timedelta(seconds=seconds), timedelta(seconds=0.1))
+    finding = check_broker_clock(timedelta(seconds=seconds), timedelta(seconds=0.1), decides=True)
     assert finding.status is status
     assert ("ahead of" if seconds > 0 else "behind") in finding.message
+
+
+@pytest.mark.parametrize(("seconds", "status"), [(0.9, Status.OK), (5, Status.NOTE), (-5, Status.NOTE)])
+def test_clock_that_does_not_decide(seconds: float, status: Status) -> None:
+    """Where the database's clock decides, another one that is wrong is worth telling and no more."""
+    skew = timedelta(seconds=seconds)
+    for finding in (
+        check_broker_clock(skew, timedelta(), decides=False),
+        check_database_clock(skew, timedelta()),
+    ):
+        assert finding.status is status
+        assert ("ahead of" if seconds > 0 else "behind") in finding.message
 
 
 def test_versions() -> None:
@@ -109,12 +116,12 @@ def test_versions() -> None:
 def test_schema() -> None:
     """Pending migrations fail only where the service would not apply them; a foreign database always does."""
     first = {1: APPLIED[1]}
-    assert check_schema(APPLIED, MIGRATIONS, automatic=False).status is Status.OK
-    assert check_schema(first, MIGRATIONS, automatic=True).status is Status.WARN
-    pending = check_schema(first, MIGRATIONS, automatic=False)
+    assert check_schema(APPLIED, MIGRATIONS, automatic=False, setting=SETTING).status is Status.OK
+    assert check_schema(first, MIGRATIONS, automatic=True, setting=SETTING).status is Status.WARN
+    pending = check_schema(first, MIGRATIONS, automatic=False, setting=SETTING)
     assert (pending.status, pending.message) == (Status.FAIL, "lacks 0002_two")
-    assert check_schema(APPLIED, MIGRATIONS[:1], automatic=True).status is Status.FAIL
-    assert check_schema({1: ("0001_one", "another")}, MIGRATIONS, automatic=True).status is Status.FAIL
+    assert check_schema(APPLIED, MIGRATIONS[:1], automatic=True, setting=SETTING).status is Status.FAIL
+    assert check_schema({1: ("0001_one", "another")}, MIGRATIONS, automatic=True, setting=SETTING).status is Status.FAIL
 
 
 @pytest.mark.parametrize(

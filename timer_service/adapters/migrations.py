@@ -14,8 +14,13 @@ from timer_service.core.database import Database, Reader
 from timer_service.core.errors import StartError
 
 _COMMENTS = re.compile(r"--.*|/\*.*?\*/")
+# Not IF NOT EXISTS: that wants the right to make tables even where there is nothing to make.
+_IS_THERE = {
+    "sqlite": "SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = 'schema_migrations'",
+    "postgres": "SELECT 1 WHERE to_regclass('schema_migrations') IS NOT NULL",
+}
 _CREATE = """
-CREATE TABLE IF NOT EXISTS schema_migrations (
+CREATE TABLE schema_migrations (
     number INTEGER PRIMARY KEY,
     name TEXT NOT NULL,
     checksum TEXT NOT NULL
@@ -58,7 +63,8 @@ def _read(path: Path) -> Migration:
 async def migrate(database: Database, migrations: Sequence[Migration]) -> list[Migration]:
     """Apply what is pending; return what was applied. Raises `StartError` when the database is not one of ours."""
     async with database.migrating() as tx:
-        await tx.execute(_CREATE)
+        if not await _is_there(tx, database.engine):
+            await tx.execute(_CREATE)
         pending = _pending(await _applied(tx), migrations, database.engine)
         for migration in pending:
             for statement in _statements(migration.text):
@@ -73,8 +79,12 @@ async def migrate(database: Database, migrations: Sequence[Migration]) -> list[M
 async def pending_migrations(database: Database, migrations: Sequence[Migration]) -> list[Migration]:
     """Return what `migrate` would apply. Raises `StartError` when the database is not one of ours."""
     async with database.migrating() as tx:
-        await tx.execute(_CREATE)
-        return _pending(await _applied(tx), migrations, database.engine)
+        applied = await _applied(tx) if await _is_there(tx, database.engine) else {}
+    return _pending(applied, migrations, database.engine)
+
+
+async def _is_there(reader: Reader, engine: str) -> bool:
+    return bool(await reader.fetch(_IS_THERE[engine]))
 
 
 async def _applied(reader: Reader) -> dict[int, tuple[str, str]]:

@@ -97,7 +97,7 @@ class NatsBroker:
     @property
     def denied(self) -> str | None:
         """The last thing the server did not permit on this connection."""
-        return self._denied
+        return None if self._denied is None else f"{self._denied}; `timer-service doctor` names all that is lacking"
 
     async def subscribe(self) -> NatsSubscription:
         """Join the commands of every tenant."""
@@ -194,21 +194,21 @@ class NatsBroker:
 
     async def _on_error(self, error: Exception) -> None:
         reason = str(error) or type(error).__name__
+        if "permissions violation" in reason.lower():
+            self._denied = reason
         if reason == self._last_error:  # each attempt to reconnect ends alike
             return
         self._last_error = reason
-        if "permissions violation" in reason.lower():
-            self._denied = reason
         log.warning("broker error", extra={"reason": reason})
 
     async def _on_disconnected(self) -> None:
+        self._denied = None  # not later: subscriptions are denied anew before the connection counts as restored
         if self._publisher:
             self._publisher.connection_lost()
         if not self._closing:
             log.warning("disconnected from the broker", extra={"reason": self._last_error})
 
     async def _on_reconnected(self) -> None:
-        self._denied = None
         self._last_error = ""
         if self._subscription:
             self._subscription.connection_restored()

@@ -26,7 +26,9 @@ _STATEMENT_SECONDS = 20
 _MIGRATION_SECONDS = 3600
 _OWN_CONNECTIONS = 10
 _QUERY_CONNECTIONS = 4
-_OLDEST_VERSION = 13
+MOST_CONNECTIONS = _OWN_CONNECTIONS + _QUERY_CONNECTIONS
+"""How many an instance may have open."""
+OLDEST_VERSION = 13
 
 # The plan decides how fast a claim is, and a planner whose statistics lag behind the queue picks the wrong one. Every
 # statement has an index that hands its rows over in the order they are wanted in: leave nothing else to pick. What is
@@ -115,10 +117,10 @@ class PostgresDatabase:
         `statement_cache_size`: prepared statements kept per connection; 0 for a pooler in transaction mode.
         """
 
-        def pool(smallest: int, largest: int) -> asyncpg.Pool:
+        def pool(largest: int) -> asyncpg.Pool:
             return asyncpg.create_pool(
                 url,
-                min_size=smallest,
+                min_size=0,  # a pool whose first connection fails is closed for good, and closing it raises
                 max_size=largest,
                 timeout=_CONNECT_SECONDS,
                 command_timeout=_STATEMENT_SECONDS,
@@ -126,10 +128,9 @@ class PostgresDatabase:
                 reset=_nothing_to_reset,
             )
 
-        own, questions = pool(1, _OWN_CONNECTIONS), pool(0, _QUERY_CONNECTIONS)
+        own, questions = await pool(_OWN_CONNECTIONS), await pool(_QUERY_CONNECTIONS)
         try:
             await _connect(own)
-            _ = await questions
         except BaseException:
             own.terminate()
             questions.terminate()
@@ -144,10 +145,19 @@ class PostgresDatabase:
 
     @asynccontextmanager
     async def migrating(self) -> AsyncIterator[_Session]:
-        """Open a write transaction that no other instance's migration runs beside, with an hour for a statement."""
-        async with self.session(self._own, _BEGIN, _MIGRATION_SECONDS) as session:
-            await session.execute(_ONE_MIGRATION_AT_A_TIME)
-            yield session
+        """Open a write transaction that no other instance's migration runs beside, with an hour for a statement.
+
+        Raises `StartError` where the role may not do what it takes.
+        """
+        try:
+            async with self.session(self._own, _BEGIN, _MIGRATION_SECONDS) as session:
+                await session.execute(_ONE_MIGRATION_AT_A_TIME)
+                yield session
+        except asyncpg.InsufficientPrivilegeError as error:
+            raise StartError(
+                f"the database role may not bring the schema to head: {error}. Grant it that, or run "
+                "`timer-service migrate up` as the tables' owner"
+            ) from error
 
     @asynccontextmanager
     async def session(
@@ -185,7 +195,6 @@ async def _connect(pool: asyncpg.Pool) -> None:
     deadline = time.monotonic() + _FIRST_CONNECT.total_seconds()
     while True:
         try:
-            _ = await pool
             version = int(await pool.fetchval("SHOW server_version_num")) // 10000
         except (asyncpg.InvalidAuthorizationSpecificationError, asyncpg.InvalidCatalogNameError) as error:
             raise StartError(f"the database refuses the login (TIMER_DATABASE_URL): {error}") from error
@@ -195,8 +204,8 @@ async def _connect(pool: asyncpg.Pool) -> None:
                 raise StartError(f"can't connect to the database (TIMER_DATABASE_URL): {reason}") from error
             await asyncio.sleep(_RECONNECT_SECONDS)
         else:
-            if version < _OLDEST_VERSION:
-                raise StartError(f"PostgreSQL {version} is too old (TIMER_DATABASE_URL): {_OLDEST_VERSION} or later")
+            if version < OLDEST_VERSION:
+                raise StartError(f"PostgreSQL {version} is too old (TIMER_DATABASE_URL): {OLDEST_VERSION} or later")
             return
 
 

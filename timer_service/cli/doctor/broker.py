@@ -1,38 +1,23 @@
-"""`timer-service doctor`: looks at what the service stands on, changes nothing, and says what to mend."""
+"""The broker, as the service's own user sees it."""
 
 import json
-import shutil
-import sqlite3
-import sys
-import textwrap
-from collections.abc import AsyncIterator, Iterator
-from contextlib import closing
+from collections.abc import AsyncIterator
 from datetime import UTC, datetime
-from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import nats
 import nats.errors
-import typer
 from nats.aio.client import Client
 
 from timer_service.adapters.nats.streams import DURABLE
 from timer_service.adapters.nats.subjects import Subjects
-from timer_service.app import migrations, nats_login
-from timer_service.cli.checks import (
-    Finding,
-    Status,
-    check_missing_stream,
-    check_permissions,
-    check_schema,
-    check_server,
-    check_skew,
-    check_sqlite,
-    check_stream,
-    needed_publishes,
-)
-from timer_service.cli.running import run
-from timer_service.config import Config, load_config
+from timer_service.app import nats_login
+from timer_service.cli.doctor.checks.clocks import check_broker_clock
+from timer_service.cli.doctor.checks.permissions import check_permissions, needed_publishes
+from timer_service.cli.doctor.checks.streams import check_missing_stream, check_stream
+from timer_service.cli.doctor.checks.versions import check_server
+from timer_service.cli.doctor.finding import Finding, Status
+from timer_service.config import Config
 from timer_service.core.errors import StartError
 from timer_service.core.message import Kind
 
@@ -40,9 +25,6 @@ _TIMEOUT_SECONDS = 2
 _INBOX_PREFIX = "_INBOX_TIMER_SERVICE"  # the service's own: its user may be fenced to it
 _KEPT = (Kind.COMMAND, Kind.EVENT, Kind.DEAD_LETTER)
 _NOT_FOUND = 404
-_INDENT = " " * 6
-_COLOURS = {Status.OK: "green", Status.WARN: "yellow", Status.FAIL: "red"}
-_APPLIED = "SELECT number, name, checksum FROM schema_migrations"
 _SYNC = Finding(
     "durability",
     Status.NOTE,
@@ -51,46 +33,8 @@ _SYNC = Finding(
 )
 
 
-def doctor(
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,  # noqa: FBT002 - typer's way
-) -> None:
-    """Check the broker, its streams, the database and the clock, with the service's own settings."""
-    findings = run(_examine(load_config()))
-    failed = any(each.status is Status.FAIL for each in findings)
-    if as_json:
-        typer.echo(json.dumps({"ok": not failed, "checks": [_document(each) for each in findings]}))
-    else:
-        for each in findings:
-            _print(each)
-    raise typer.Exit(1 if failed else 0)
-
-
-def _document(finding: Finding) -> dict[str, str]:
-    remedy = {} if finding.remedy is None else {"remedy": finding.remedy}
-    return {"check": finding.check, "status": finding.status, "message": finding.message, **remedy}
-
-
-def _print(finding: Finding) -> None:
-    status = f"{finding.status:<{len(_INDENT) - 2}}"
-    first, *more = _wrapped(f"{finding.check}: {finding.message}")
-    typer.echo(f"{typer.style(status, fg=_COLOURS.get(finding.status))}  {first}")
-    for line in (*more, *_wrapped(finding.remedy or "")):
-        typer.echo(f"{_INDENT}{line}")
-
-
-def _wrapped(text: str) -> list[str]:
-    """Break lines between words for a terminal only: what is piped is searched by line."""
-    if not sys.stdout.isatty():
-        return [text] if text else []
-    width = shutil.get_terminal_size().columns - len(_INDENT)
-    return textwrap.wrap(text, max(width, len(_INDENT)), break_long_words=False, break_on_hyphens=False)
-
-
-async def _examine(config: Config) -> list[Finding]:
-    return [*[each async for each in _broker(config)], *_database(config)]
-
-
-async def _broker(config: Config) -> AsyncIterator[Finding]:
+async def look_at_broker(config: Config) -> AsyncIterator[Finding]:
+    """Connect, and look at the server, its permissions, streams and clock."""
     errors: list[str] = []
 
     async def note(error: Exception) -> None:
@@ -141,7 +85,7 @@ async def _jetstream(client: Client, config: Config) -> AsyncIterator[Finding]:
             remedy = "Enable JetStream, and permit this user to ask for it."
             yield Finding(f"stream {subjects.stream(kind)}", Status.FAIL, "JetStream does not answer", remedy)
         elif "error" not in info:
-            clock = clock or _skew(asked_at, info)
+            clock = clock or _clock(asked_at, info, config)
             for finding in check_stream(kind, subjects.pattern(kind), info):
                 yield finding
         else:
@@ -152,11 +96,12 @@ async def _jetstream(client: Client, config: Config) -> AsyncIterator[Finding]:
     yield _SYNC
 
 
-def _skew(asked_at: datetime, info: dict[str, Any]) -> Finding:
+def _clock(asked_at: datetime, info: dict[str, Any], config: Config) -> Finding:
     """Compare clocks: the broker wrote its time somewhere between the question and the answer."""
     answered_at = datetime.now(UTC)
     half = (answered_at - asked_at) / 2
-    return check_skew(asked_at + half - datetime.fromisoformat(info["ts"]), half)
+    skew = asked_at + half - datetime.fromisoformat(info["ts"])
+    return check_broker_clock(skew, half, decides=config.engine == "sqlite")
 
 
 def _stream_error(name: str, error: dict[str, Any], config: Config) -> Finding:
@@ -166,13 +111,14 @@ def _stream_error(name: str, error: dict[str, Any], config: Config) -> Finding:
 
 
 async def _permissions(client: Client, config: Config, subjects: Subjects) -> AsyncIterator[Finding]:
+    hints = [] if config.engine == "sqlite" else [subjects.hint()]  # to and from other instances
     publishes = needed_publishes(
-        [subjects.pattern(Kind.EVENT), subjects.pattern(Kind.DEAD_LETTER), f"{config.reply_prefix}>"],
+        [subjects.pattern(Kind.EVENT), subjects.pattern(Kind.DEAD_LETTER), f"{config.reply_prefix}>", *hints],
         map(subjects.stream, _KEPT),
         subjects.stream(Kind.COMMAND),
         DURABLE,
     )
-    subscribes = [subjects.pattern(Kind.QUERY), f"{_INBOX_PREFIX}.>"]
+    subscribes = [subjects.pattern(Kind.QUERY), f"{_INBOX_PREFIX}.>", *hints]
     who = await _ask(client, "$SYS.REQ.USER.INFO")
     if who is None or "data" not in who:
         text = "the broker does not tell this user's permissions"
@@ -201,33 +147,3 @@ async def _ask(client: Client, subject: str) -> dict[str, Any] | None:
     except nats.errors.Error:
         return None
     return answer
-
-
-def _database(config: Config) -> Iterator[Finding]:
-    yield check_sqlite(sqlite3.sqlite_version_info)
-    if not config.db_path.exists():
-        text = f"there is no {config.db_path} yet"
-        yield Finding("database", Status.WARN, text, "The service makes it when it starts; else check TIMER_DB_PATH.")
-        return
-    try:
-        applied = _applied(config)
-    except sqlite3.Error as error:
-        yield Finding("database", Status.FAIL, f"can't read {config.db_path}: {error}", "Check TIMER_DB_PATH.")
-    else:
-        yield check_schema(applied, migrations(config.engine), automatic=config.auto_migrate)
-
-
-def _applied(config: Config) -> dict[int, tuple[str, str]]:
-    """Read which migrations are applied: without the lock, so that a running service is not disturbed.
-
-    Without a `-wal` beside it nobody has the file open, and it is read as it is: otherwise SQLite would make that file,
-    owned by whoever runs this.
-    """
-    how = "mode=ro" if Path(f"{config.db_path}-wal").exists() else "immutable=1"
-    with closing(sqlite3.connect(f"{config.db_path.absolute().as_uri()}?{how}", uri=True, timeout=1)) as connection:
-        try:
-            return {number: (name, checksum) for number, name, checksum in connection.execute(_APPLIED)}
-        except sqlite3.OperationalError as error:
-            if "no such table" in str(error):
-                return {}
-            raise

@@ -1,0 +1,115 @@
+"""`timer-service doctor` and `migrate` on PostgreSQL."""
+
+import os
+from pathlib import Path
+
+import asyncpg
+import pytest
+
+from tests.e2e.test_cli import Cli, statuses
+from tests.support.databases import Databases
+from tests.support.processes import NatsServer, Service
+from tests.support.stores import bring_to_head
+
+UNREACHABLE = {
+    "postgresql://svc:s3cret@127.0.0.1:1/timers": "can't be used: [Errno 111] Connect call failed ('127.0.0.1', 1)",
+    "postgresql://svc:s3cret@127.0.0.1:1/timers?sslmode=often": "can't be used: `sslmode` parameter must be one of",
+}
+
+
+@pytest.fixture
+def cli(tmp_path: Path, broker: NatsServer) -> Cli:
+    return Cli(tmp_path, broker.url)
+
+
+async def tables(url: str) -> int:
+    connection = await asyncpg.connect(url)
+    count: int = await connection.fetchval("SELECT count(*) FROM pg_tables WHERE schemaname = 'public'")
+    await connection.close()
+    return count
+
+
+async def test_doctor_beside_a_running_service(cli: Cli, databases: Databases) -> None:
+    """With the service running all is well, but for what the tests' own server gives up for speed."""
+    async with databases.database() as url:
+        cli.settings["TIMER_DATABASE_URL"] = url
+        async with Service(cli.folder / "service", cli.settings["TIMER_BROKER_URL"], TIMER_DATABASE_URL=url):
+            found = await statuses(cli, 0)
+        names = ("database", "schema", "privileges", "database connections", "database clock", "permissions")
+        assert [found[each] for each in names] == ["ok"] * len(names)
+        assert (found["database durability"], found["autovacuum"]) == ("warn", "warn")
+        assert "sqlite" not in found
+
+
+async def test_doctor_makes_nothing(cli: Cli, databases: Databases) -> None:
+    """Before the first start doctor tells what the service will make, and leaves that to it."""
+    async with databases.database() as url:
+        cli.settings["TIMER_DATABASE_URL"] = url
+        assert (await statuses(cli, 0))["schema"] == "warn"
+        assert (await statuses(cli, 0))["schema"] == "warn"
+        assert await tables(url) == 0
+        cli.settings["TIMER_AUTO_MIGRATE"] = "false"
+        assert (await statuses(cli, 1))["schema"] == "fail"
+
+
+async def test_doctor_sees_what_holds_for_this_database(cli: Cli, databases: Databases) -> None:
+    """A setting is judged as the service's own session has it, and its remedy takes effect there."""
+    async with databases.database(bring_to_head) as url:
+        connection = await asyncpg.connect(url)
+        name = await connection.fetchval("SELECT current_database()")
+        await connection.execute(f"ALTER DATABASE {name} SET synchronous_commit = off")
+        await connection.execute("ALTER TABLE timer_schedules SET (autovacuum_enabled = off)")
+        told = (await cli.run("doctor", TIMER_DATABASE_URL=url)).stdout
+        assert "warn  database durability: synchronous_commit = off (set by: database): a crash loses" in told
+        assert "warn  autovacuum: is off for timer_schedules" in told
+        for line in told.splitlines():
+            if line.strip().startswith("ALTER "):
+                await connection.execute(line.strip())
+        await connection.close()
+        told = (await cli.run("doctor", TIMER_DATABASE_URL=url)).stdout
+        assert "synchronous_commit" not in told
+        assert "is off for" not in told
+
+
+@pytest.mark.parametrize("url", UNREACHABLE)
+async def test_doctor_without_the_database(cli: Cli, url: str) -> None:
+    """A database that can't be used is a failure with its reason; the password is told nowhere."""
+    done = await cli.run("doctor", TIMER_DATABASE_URL=url)
+    assert done.returncode == 1
+    assert f"fail  database: {UNREACHABLE[url]}" in done.stdout
+    assert "ok    broker: " in done.stdout
+    assert "s3cret" not in done.stdout + done.stderr
+
+
+async def test_doctor_with_a_refused_login(cli: Cli, databases: Databases) -> None:
+    """A login that is refused is told as such."""
+    async with databases.database() as url:
+        done = await cli.run("doctor", TIMER_DATABASE_URL=url.replace("postgres@", "nobody:s3cret@", 1))
+    assert 'fail  database: refuses the login: role "nobody" does not exist' in done.stdout
+    assert "s3cret" not in done.stdout + done.stderr
+
+
+async def test_without_the_extra(cli: Cli) -> None:
+    """Without asyncpg doctor and migrate say what to install."""
+    (cli.folder / "asyncpg.py").write_text("raise ImportError")
+    path = os.pathsep.join([str(cli.folder), os.environ.get("PYTHONPATH", "")])
+    settings = {"TIMER_DATABASE_URL": "postgresql://host/timers", "PYTHONPATH": path}
+    done = await cli.run("doctor", **settings)
+    assert (done.returncode, "needs asyncpg, which is not installed\n      pip install" in done.stdout) == (1, True)
+    done = await cli.run("migrate", "check", **settings)
+    assert (done.returncode, done.stderr[:50]) == (1, "timer-service: TIMER_DATABASE_URL needs asyncpg: p")
+
+
+async def test_migrate(cli: Cli, databases: Databases) -> None:
+    """check, status and up tell what is pending and apply it, PostgreSQL's own migrations included."""
+    shipped = ["0001_timers", "0002_timers"]
+    async with databases.database() as url:
+        cli.settings["TIMER_DATABASE_URL"] = url
+        done = await cli.run("migrate", "check")
+        assert (done.returncode, done.stdout.splitlines()) == (1, [f"pending  {each}" for each in shipped])
+        assert await tables(url) == 0
+        assert await cli.lines("migrate", "status") == [f"pending  {each}" for each in shipped]
+        assert await cli.lines("migrate", "up") == [f"applied  {each}" for each in shipped]
+        assert await cli.lines("migrate", "up") == ["nothing to apply"]
+        assert await cli.lines("migrate", "status") == [f"applied  {each}" for each in shipped]
+        assert await cli.lines("migrate", "check") == []

@@ -1,0 +1,100 @@
+"""What doctor makes of what a PostgreSQL server tells."""
+
+from dataclasses import replace
+
+import pytest
+
+from timer_service.cli.doctor.checks.postgres import (
+    Connections,
+    Rights,
+    Server,
+    Setting,
+    check_autovacuum,
+    check_connections,
+    check_database,
+    check_durability,
+    check_rights,
+)
+from timer_service.cli.doctor.finding import Status
+
+SERVER = Server("15.4", 150004, "timers", "svc", standby=False)
+ON = {
+    name: Setting("on", "default")
+    for name in ("fsync", "full_page_writes", "synchronous_commit", "autovacuum", "track_counts")
+}
+PLENTY = Connections(most=100, reserved=3, taken=10, role_limit=-1, database_limit=-1)
+ENOUGH = Rights("public", may_create=False, lacking={})
+
+
+def test_database() -> None:
+    """An old server and a standby fail; what answers is named."""
+    fine = check_database(SERVER, 13)
+    assert (fine.status, fine.message) == (Status.OK, "PostgreSQL 15.4, database timers, as svc")
+    assert check_database(replace(SERVER, number=130000), 13).status is Status.OK
+    assert check_database(replace(SERVER, number=120017), 13).status is Status.FAIL
+    assert check_database(replace(SERVER, standby=True), 13).status is Status.FAIL
+
+
+def test_rights() -> None:
+    """Making tables matters while a migration is pending; the remedy for what lacks is the statement."""
+    assert check_rights(ENOUGH, "svc", pending=False).status is Status.OK
+    assert check_rights(ENOUGH, "svc", pending=True).remedy == (
+        "GRANT CREATE ON SCHEMA public TO svc; or run `timer-service migrate up` as another role."
+    )
+    assert check_rights(replace(ENOUGH, may_create=True), "svc", pending=True).status is Status.OK
+    assert check_rights(replace(ENOUGH, schema=None), "svc", pending=False).status is Status.FAIL
+    finding = check_rights(replace(ENOUGH, lacking={"timers": ["UPDATE", "DELETE"]}), "svc", pending=False)
+    assert (finding.status, finding.message) == (Status.FAIL, "lacks UPDATE, DELETE on timers")
+    assert finding.remedy == "GRANT UPDATE, DELETE ON timers TO svc;"
+
+
+@pytest.mark.parametrize("name", ["fsync", "full_page_writes", "synchronous_commit"])
+def test_durability(name: str) -> None:
+    """Each setting that can lose what was committed is a warning, with where it was set and what to do."""
+    (fine,) = check_durability(ON, SERVER)
+    assert (fine.status, fine.message) == (
+        Status.OK,
+        "fsync = on, full_page_writes = on, synchronous_commit = on",
+    )
+    (finding,) = check_durability({**ON, name: Setting("off", "database")}, SERVER)
+    assert finding.status is Status.WARN
+    assert finding.message.startswith(f"{name} = off (set by: database): ")
+    assert f"{name} = on" in (finding.remedy or "")
+
+
+def test_durability_given_up_in_the_url() -> None:
+    """What the URL sets no ALTER ROLE can mend; commits that wait for standbys are fine."""
+    (finding,) = check_durability({**ON, "synchronous_commit": Setting("off", "client")}, SERVER)
+    assert "TIMER_DATABASE_URL" in (finding.remedy or "")
+    (fine,) = check_durability({**ON, "synchronous_commit": Setting("remote_apply", "database")}, SERVER)
+    assert fine.status is Status.OK
+
+
+@pytest.mark.parametrize(
+    ("connections", "status", "told"),
+    [
+        (PLENTY, Status.OK, "97 for this role, 6 instances with 14 each; 10 are taken"),
+        (replace(PLENTY, taken=83), Status.OK, "83 are taken"),
+        (replace(PLENTY, taken=84), Status.WARN, "84 are taken"),
+        (replace(PLENTY, most=16), Status.WARN, "13 for this role, 0 instances"),
+        (replace(PLENTY, role_limit=28), Status.OK, "28 for this role, 2 instances"),
+        (replace(PLENTY, database_limit=13), Status.WARN, "13 for this role, 0 instances"),
+        (replace(PLENTY, role_limit=0), Status.WARN, "0 for this role"),
+    ],
+)
+def test_connections(connections: Connections, status: Status, told: str) -> None:
+    """One more instance must find all the connections it may open, whatever it is that limits them."""
+    finding = check_connections(connections, 14)
+    assert finding.status is status
+    assert told in finding.message
+    assert (finding.remedy is None) is (status is Status.OK)
+
+
+def test_autovacuum() -> None:
+    """Dead rows must be cleaned up, on the server and for each table."""
+    assert [each.status for each in check_autovacuum(ON, {"timers": ["fillfactor=70"]})] == [Status.OK]
+    for name in ("autovacuum", "track_counts"):
+        (finding,) = check_autovacuum({**ON, name: Setting("off", "configuration file")}, {})
+        assert (finding.status, f"{name} = on" in (finding.remedy or "")) == (Status.WARN, True)
+    (finding,) = check_autovacuum(ON, {"timers": ["fillfactor=70", "autovacuum_enabled=False"], "others": []})
+    assert (finding.status, finding.remedy) == (Status.WARN, "ALTER TABLE timers RESET (autovacuum_enabled);")

@@ -1,0 +1,1 @@
+"""What doctor makes of what it has seen. Pure."""
