@@ -82,7 +82,7 @@ async def deadlock(database: Database, *, again: bool) -> list[BaseException | N
 
     run = until_done if again else once
     async with asyncio.timeout(30):
-        return await asyncio.gather(run(1, 2), run(2, 1), return_exceptions=True)
+        return list(await asyncio.gather(run(1, 2), run(2, 1), return_exceptions=True))
 
 
 async def test_deadlock(numbers: PostgresDatabase) -> None:

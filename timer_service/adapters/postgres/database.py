@@ -4,7 +4,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from datetime import timedelta
 from typing import Any
 
@@ -224,7 +224,8 @@ async def _roll_back(connection: _Connection) -> None:
     try:
         await connection.execute("ROLLBACK")
     except Exception:  # noqa: BLE001 - whatever it is, a new connection has no transaction open
-        connection.terminate()
+        with suppress(asyncpg.InterfaceError):  # it was lost, and the pool has taken it back already
+            connection.terminate()
 
 
 async def _commit(connection: _Connection) -> None:

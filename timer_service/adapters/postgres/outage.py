@@ -19,6 +19,7 @@ _AWAY = (
     asyncpg.InvalidCatalogNameError,
     asyncpg.PostgresSystemError,
 )
+_LOST = ("is closed", "was closed", "is closing", "released back")
 _CONFLICTS = (
     asyncpg.TransactionRollbackError,  # deadlock, serialisation
     asyncpg.LockNotAvailableError,
@@ -30,7 +31,7 @@ def is_outage(error: BaseException) -> bool:
     """Whether to wait and try again: the statement is not to blame."""
     return isinstance(error, _AWAY) or (
         # asyncpg has one type for a connection that was lost and for a call that is wrong.
-        isinstance(error, asyncpg.InterfaceError) and not isinstance(error, ValueError) and "clos" in str(error)
+        isinstance(error, asyncpg.InterfaceError) and any(word in str(error) for word in _LOST)
     )
 
 
