@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import suppress
+from pathlib import Path
 from secrets import token_hex
 from urllib.parse import urlsplit
 
@@ -14,7 +15,7 @@ from tests.support.provision import RestartablePostgres
 from tests.support.stores import MIGRATIONS, bring_to_head
 from timer_service.adapters.migrations import migrate, pending_migrations, read_migrations
 from timer_service.adapters.postgres import PostgresDatabase
-from timer_service.core.errors import StartError
+from timer_service.core.errors import DatabaseUnavailableError, StartError
 
 SHIPPED = read_migrations(MIGRATIONS)
 MINE = [each for each in SHIPPED if each.engine in {None, "postgres"}]
@@ -31,6 +32,33 @@ async def test_waits_for_the_server(postgres_server: RestartablePostgres) -> Non
     database = await opening
     assert await pending_migrations(database, SHIPPED) == MINE
     await database.close()
+
+
+async def test_a_standby(postgres_server: RestartablePostgres) -> None:
+    """A standby is an outage, though it could be read, and one that is over when it is promoted."""
+    database = await PostgresDatabase.open(postgres_server.url)
+    (row,) = await database.reader.fetch("SELECT current_setting('data_directory') AS folder")
+    await postgres_server.stop()
+    (Path(row["folder"]) / "standby.signal").touch()
+    await postgres_server.start()
+    with suppress(DatabaseUnavailableError):
+        await write(database)  # that was on a connection from before the restart
+    for asked in (write(database), database.reader.fetch("SELECT 1 AS one"), database.clock_at()):
+        with pytest.raises(DatabaseUnavailableError, match="standby"):
+            await asked
+        assert "standby" in (database.trouble or "")
+    promoting = await asyncpg.connect(postgres_server.url)
+    await promoting.execute("SELECT pg_promote()")
+    await promoting.close()
+    await database.clock_at()
+    assert database.trouble is None
+    await write(database)
+    await database.close()
+
+
+async def write(database: PostgresDatabase) -> None:
+    async with database.transaction() as tx:
+        await tx.fetch("SELECT 1 AS one")
 
 
 @pytest.mark.parametrize(("user", "path"), [("nobody-here", ""), ("postgres", "/nowhere")])

@@ -6,7 +6,7 @@ import typer
 
 from timer_service.cli import dev, doctor, migrate, serve, timers
 from timer_service.client import TimerServiceError
-from timer_service.core.errors import StartError
+from timer_service.core.errors import DatabaseUnavailableError, StartError
 
 app = typer.Typer(
     name="timer-service",
@@ -28,3 +28,5 @@ def main() -> None:
         app()
     except (StartError, TimerServiceError) as error:
         sys.exit(f"timer-service: {error}")
+    except DatabaseUnavailableError as error:
+        sys.exit(f"timer-service: the database can't be used: {error}")

@@ -40,7 +40,9 @@ _PINNED = "; ".join(
 # Rows locked by a machine that has lost its power are passed over by every other claim until its session ends.
 _LETS_GO = "SET LOCAL idle_in_transaction_session_timeout = '10s'"
 _BEGIN = f"BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE; {_PINNED}; {_LETS_GO}"
-_BEGIN_READING = f"BEGIN ISOLATION LEVEL READ COMMITTED READ ONLY; {_PINNED}; {_LETS_GO}"
+_BEGIN_READING = f"{_BEGIN}; SET TRANSACTION READ ONLY"
+"""Not READ ONLY from the start: a standby would take that, and answer from a while ago as if all were well."""
+_CLOCK = "SELECT CAST(FLOOR(EXTRACT(EPOCH FROM clock_timestamp()) * 1000000) AS BIGINT) AS at"
 _ONE_MIGRATION_AT_A_TIME = "SELECT pg_advisory_xact_lock(7240021846127)"
 
 _Connection = Any
@@ -175,10 +177,8 @@ class PostgresDatabase:
 
     async def clock_at(self) -> int:
         """Return what the server's clock says, in microseconds since the epoch."""
-        with named_for_the_core():
-            at: int = await self._own.fetchval(
-                "SELECT CAST(FLOOR(EXTRACT(EPOCH FROM clock_timestamp()) * 1000000) AS BIGINT)"
-            )
+        (row,) = await self.reader.fetch(_CLOCK)
+        at: int = row["at"]
         return at
 
     async def close(self) -> None:
@@ -212,12 +212,20 @@ async def _connect(pool: asyncpg.Pool) -> None:
 @asynccontextmanager
 async def _begun(connection: _Connection, begin: str) -> AsyncIterator[None]:
     try:
-        await connection.execute(begin)
+        await _begin(connection, begin)
         yield
     except BaseException:
         await to_the_end(_roll_back(connection))
         raise
     await to_the_end(_commit(connection))
+
+
+async def _begin(connection: _Connection, begin: str) -> None:
+    try:
+        await connection.execute(begin)
+    except asyncpg.FeatureNotSupportedError as error:  # "cannot set transaction read-write mode during recovery"
+        connection.terminate()  # the next one may find the primary, this one never
+        raise DatabaseUnavailableError(f"a standby: {error}") from error
 
 
 async def _roll_back(connection: _Connection) -> None:
