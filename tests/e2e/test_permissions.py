@@ -230,19 +230,34 @@ async def test_several_instances_live_with_least_privilege(
 
 
 async def test_hints_that_are_denied_cost_punctuality_only(tmp_path: Path, databases: Databases) -> None:
-    """Without permission for hints timers fire all the same; readiness names the subject, after a reconnect too."""
+    """Without permission for hints an instance is ready and its timers fire; its log names the subject."""
     fenced = CONFIG.replace('"timer.wake.v1.*"', "")
     login = {"TIMER_NATS_USER": "timer-service", "TIMER_NATS_PASSWORD": PASSWORDS["TIMER_SERVICE_PASSWORD"]}
-    denied = 'violation for subscription to \\"timer.wake.v1.*\\"; `timer-service doctor` names all'
-    async with NatsServer(tmp_path / "nats", config=fenced, **PASSWORDS) as broker, databases.database() as url:
-        service = Service(tmp_path / "service", broker.url, **login, TIMER_DATABASE_URL=url)
-        service.launch()
-        await until_readiness_tells(service, denied)
+    settings = {**login, "TIMER_LOG_FORMAT": "json"}
+    async with (
+        NatsServer(tmp_path / "nats", config=fenced, **PASSWORDS) as broker,
+        databases.database() as url,
+        Service(tmp_path / "service", broker.url, **settings, TIMER_DATABASE_URL=url) as service,
+    ):
         a = await connect(broker, "tenant-a")
         (events,) = await a.listen("timer.evt.v1.tenant-a.*")
         assert (await a.schedule("tenant-a", "call-1"))["outcome"] == "scheduled"
         assert (await events.next_msg(PATIENCE_SECONDS)).data
         await a.connection.close()
+        assert (await service.page("/readyz"))[0] == 200
+        for verb in ("subscription", "publish"):
+            assert f'violation for {verb} to \\"timer.wake.v1.' in service.log.read_text()
+
+
+async def test_denied_anew_after_a_reconnect(tmp_path: Path) -> None:
+    """What the service may not do is told by its readiness, and again after a reconnect."""
+    fenced = CONFIG.replace('      "timer.qry.v1.*.*"\n      # Wake hints', "      # Wake hints")
+    login = {"TIMER_NATS_USER": "timer-service", "TIMER_NATS_PASSWORD": PASSWORDS["TIMER_SERVICE_PASSWORD"]}
+    denied = "; `timer-service doctor` names all that is lacking"
+    async with NatsServer(tmp_path / "nats", config=fenced, **PASSWORDS) as broker:
+        service = Service(tmp_path / "service", broker.url, **login)
+        service.launch()
+        await until_readiness_tells(service, denied)
         await broker.terminate()
         await until_readiness_tells(service, "not connected")
         await broker.start()

@@ -48,7 +48,8 @@ class Queries:
         except Rejection as rejection:
             return _error(rejection)
         except DatabaseUnavailableError as error:
-            return _error(Rejection(Code.INTERNAL, f"the database is not available: {error}"))
+            log.warning("query not answered", extra={"query": name, "reason": str(error)})
+            return _error(Rejection(Code.INTERNAL, "the database is not available at the moment"))
         except Exception:
             log.exception("query failed", extra={"query": name})
             return _error(Rejection(Code.INTERNAL, "the query failed; the service's log says why"))

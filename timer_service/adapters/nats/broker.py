@@ -194,7 +194,8 @@ class NatsBroker:
 
     async def _on_error(self, error: Exception) -> None:
         reason = str(error) or type(error).__name__
-        if "permissions violation" in reason.lower():
+        # Not for want of hints: they are missed for latency alone, and `doctor` names them.
+        if "permissions violation" in reason.lower() and self._subjects.hint("") not in reason:
             self._denied = reason
         if reason == self._last_error:  # each attempt to reconnect ends alike
             return

@@ -22,8 +22,8 @@ from timer_service.core.message import Kind
 DURABLE = "timer-service"
 """All instances share this consumer, and with it the commands."""
 
-# Above what a commit stalls for, or commands would be handled twice for nothing; and what was with a killed instance has
-# to wait for it.
+# Above what a commit stalls for, or commands would be handled twice for nothing; and those that were with an instance
+# that was killed have to wait for it.
 _ACK_WAIT = timedelta(seconds=30)
 _MAX_ACK_PENDING = 20_000
 _MAX_AGE = {
