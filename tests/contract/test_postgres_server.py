@@ -167,7 +167,8 @@ async def test_after_a_failing_test(databases: Databases) -> None:
 async def test_a_closed_database(databases: Databases) -> None:
     """A database that a test let nobody into any more is replaced."""
     async with databases.database(schema) as url:
-        await execute(url, f"ALTER DATABASE {url.rsplit('/', 1)[1]} CONNECTION LIMIT 0")
+        place, name = url.rsplit("/", 1)
+        await execute(f"{place}/postgres", f"ALTER DATABASE {name} ALLOW_CONNECTIONS false")
     async with databases.database(schema) as url:
         assert await fetch(url, "SELECT count(*) FROM kept") == 1
 

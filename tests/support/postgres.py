@@ -9,7 +9,7 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
@@ -39,6 +39,7 @@ _LOCALES = (
 # The operating system outlives every test, so what was written needn't be on the disk to survive a kill -9. But it must
 # have been written: synchronous_commit stays on. No autovacuum: statistics that come when they like change plans.
 SETTINGS = ("fsync=off", "full_page_writes=off", "autovacuum=off")
+_INITDB_SETTINGS = ("--no-sync", "--wal-segsize=1")
 
 # The shell becomes the server and leaves a guard beside it that reads a socket: see `timer_service.adapters.embedded`.
 # Should this process end without stopping the server, the guard does, and removes its files. The guard itself doesn't
@@ -72,11 +73,14 @@ def packaged_programs() -> Path | None:
 
 
 @contextmanager
-def postgres_server(programs: Path) -> Iterator["PostgresServer"]:
-    """Run a new server; it and its files end with the block, or with this process however that ends."""
-    folder = _new_folder()
+def postgres_server(programs: Path, within: Path | None = None) -> Iterator["PostgresServer"]:
+    """Run a new server; it and its files end with the block, or with this process however that ends.
+
+    `within` a folder, its files lie there and it has default settings: so it is durable, for benchmarks.
+    """
+    folder = _new_folder(within)
     try:
-        server = PostgresServer(_runnable(programs, folder), folder)
+        server = PostgresServer(_runnable(programs, folder), folder, durable=within is not None)
         try:
             server.launch()
             yield server
@@ -89,7 +93,7 @@ def postgres_server(programs: Path) -> Iterator["PostgresServer"]:
 class PostgresServer:
     """A server whose data and port stay across restarts."""
 
-    def __init__(self, programs: Path, folder: Path) -> None:
+    def __init__(self, programs: Path, folder: Path, *, durable: bool = False) -> None:
         self._program = programs / "postgres"
         self.folder = folder
         """Where its Unix socket is."""
@@ -98,7 +102,9 @@ class PostgresServer:
         self._data = folder / "data"
         self._log = folder / "log"
         self._running: tuple[subprocess.Popen[bytes], socket.socket] | None = None
-        _initialise(programs / "initdb", self._data)
+        # A durable one may lie too deep for the path of a socket.
+        self._settings = ("unix_socket_directories=",) if durable else (*SETTINGS, f"unix_socket_directories={folder}")
+        _initialise(programs / "initdb", self._data, () if durable else _INITDB_SETTINGS)
 
     async def start(self) -> None:
         """Start and wait until it takes connections."""
@@ -121,12 +127,7 @@ class PostgresServer:
         """Do what `start` does, where nothing can be awaited."""
         lifeline, guarded = socket.socketpair()
         lifeline.settimeout(_PATIENCE_SECONDS)
-        settings = (
-            *SETTINGS,
-            f"listen_addresses={_HOST}",
-            f"port={self.port}",
-            f"unix_socket_directories={self.folder}",
-        )
+        settings = (*self._settings, f"listen_addresses={_HOST}", f"port={self.port}")
         options = [word for setting in settings for word in ("-c", setting)]
         with guarded, self._log.open("ab") as log:
             process = subprocess.Popen(
@@ -167,9 +168,9 @@ class PostgresServer:
         return False
 
 
-def _new_folder() -> Path:
+def _new_folder(within: Path | None) -> Path:
     in_memory = _MEMORY.is_dir() and shutil.disk_usage(_MEMORY).free > _MEMORY_BYTES
-    folder = Path(tempfile.mkdtemp(prefix="timer-pg-", dir=_MEMORY if in_memory else None))
+    folder = Path(tempfile.mkdtemp(prefix="timer-pg-", dir=within or (_MEMORY if in_memory else None)))
     if identity := _identity():
         os.chown(folder, pwd.getpwnam(identity["user"]).pw_uid, identity["group"])
     return folder
@@ -198,12 +199,11 @@ def _runnable(programs: Path, folder: Path) -> Path:
     return folder / programs.relative_to(package.parent)
 
 
-def _initialise(initdb: Path, data: Path) -> None:
-    command: list[str | Path] = [initdb, "-D", data, "-U", "postgres", "-A", "trust", "-E", "UTF8"]
+def _initialise(initdb: Path, data: Path, options: Sequence[str]) -> None:
+    command: list[str | Path] = [initdb, "-D", data, "-U", "postgres", "-A", "trust", "-E", "UTF8", *options]
     failures = []
     for locale in _LOCALES:
-        options = ["--no-sync", "--wal-segsize=1", *locale]
-        done = subprocess.run([*command, *options], capture_output=True, check=False, text=True, **_identity())
+        done = subprocess.run([*command, *locale], capture_output=True, check=False, text=True, **_identity())
         if done.returncode == 0:
             return
         failures.append(done.stderr)

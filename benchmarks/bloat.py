@@ -1,0 +1,140 @@
+"""What dead rows do to the table and its indexes on PostgreSQL, and whether autovacuum keeps up."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from functools import partial
+
+import asyncpg
+from nats.aio.client import Client
+
+from benchmarks.harness import Publisher, Rig, read_events, stored_events, unhandled, until_none
+from benchmarks.processes import BenchmarkError, Fleet
+from benchmarks.report import Result
+from benchmarks.stores import PostgresStore
+from benchmarks.timers import Timer, faults, now, sleep_until
+
+_WAVES = 10
+_SAMPLE_SECONDS = 0.5
+_AFTERMATH_SECONDS = 75  # autovacuum looks once a minute
+_TABLE = "timer_schedules"
+_COUNTS = f"""
+SELECT n_dead_tup AS dead, n_live_tup AS live, n_tup_upd AS updates, n_tup_hot_upd AS hot_updates,
+    autovacuum_count AS autovacuums, pg_relation_size(relid) AS {_TABLE}
+FROM pg_stat_user_tables WHERE relname = '{_TABLE}'
+"""
+_INDEXES = f"""
+SELECT indexrelname AS name, pg_relation_size(indexrelid) AS size FROM pg_stat_user_indexes WHERE relname = '{_TABLE}'
+"""
+_MIB = 2**20
+
+Sample = Mapping[str, float]
+"""Counts, and sizes in bytes by the names of the table and its indexes."""
+
+
+async def bloat(rig: Rig, size: int) -> Result:
+    """Let waves of timers come and fall due, each once the last has fired; see what they leave behind."""
+    assert isinstance(rig.store, PostgresStore)
+    connection = rig.store.connection
+    waves: list[list[Timer]] = []
+    rates: list[float] = []
+    lead_ms = 5000 + size // _WAVES  # a thousand a second can be stored in time by any machine
+    async with rig.broker() as client:
+        async with rig.service() as service, _sampling(connection) as samples:
+            for number in range(_WAVES):
+                due_at = now() + lead_ms
+                waves.append([Timer("bench", f"call-{number}-{index}", due_at) for index in range(size // _WAVES)])
+                spare_ms = due_at - await _store(client, service, waves[-1])
+                rates.append(await _fire(client, service, waves))
+                lead_ms = 2000 + 2 * (lead_ms - spare_ms)
+            await asyncio.sleep(_AFTERMATH_SECONDS)
+        events = await read_events(client)
+    timers = [timer for wave in waves for timer in wave]
+    figures = {
+        "timers": len(timers),
+        "waves": _WAVES,
+        "timers/s, first wave": rates[0],
+        "timers/s, last wave": rates[-1],
+    }
+    figures |= _counts(samples) | _sizes(samples, await _rewritten(connection))
+    return Result("bloat", figures, faults(timers, events), samples)
+
+
+async def _store(client: Client, service: Fleet, wave: list[Timer]) -> int:
+    """Schedule a wave; return when the service had all of it."""
+    publisher = Publisher(client)
+    await publisher.open()
+    for timer in wave:
+        await publisher.schedule(timer)
+    await publisher.flush()
+    await until_none(service, partial(unhandled, client))
+    if now() >= wave[0].due_at:
+        raise BenchmarkError(f"this machine could not store {len(wave)} timers before they were due")
+    return now()
+
+
+async def _fire(client: Client, service: Fleet, waves: list[list[Timer]]) -> float:
+    """See the last wave fire; return how many timers a second did."""
+    due_at = waves[-1][0].due_at
+    total = sum(map(len, waves))
+
+    async def missing() -> int:
+        return total - await stored_events(client)
+
+    await sleep_until(due_at)
+    return len(waves[-1]) / (await until_none(service, missing) - due_at / 1000)
+
+
+@asynccontextmanager
+async def _sampling(connection: asyncpg.Connection) -> AsyncIterator[list[Sample]]:
+    """Take samples until the block ends."""
+    samples: list[Sample] = []
+    enough = asyncio.Event()
+
+    async def sample() -> None:
+        while not enough.is_set():
+            samples.append(await _sample(connection))
+            await asyncio.sleep(_SAMPLE_SECONDS)
+
+    sampling = asyncio.create_task(sample())
+    try:
+        yield samples
+    finally:
+        enough.set()
+        await sampling
+
+
+async def _sample(connection: asyncpg.Connection) -> Sample:
+    counts = await connection.fetchrow(_COUNTS)
+    if counts is None:
+        raise BenchmarkError(f"there is no table {_TABLE}")
+    indexes = await connection.fetch(_INDEXES)
+    return {"at": time.time(), **dict(counts), **{index["name"]: index["size"] for index in indexes}}
+
+
+async def _rewritten(connection: asyncpg.Connection) -> Sample:
+    """Return what is left when the table and its indexes are written anew."""
+    await connection.execute(f"VACUUM FULL {_TABLE}")
+    return await _sample(connection)
+
+
+def _counts(samples: list[Sample]) -> dict[str, float]:
+    return {
+        "dead rows, at most": max(sample["dead"] for sample in samples),
+        f"dead rows, {_AFTERMATH_SECONDS} s after the last wave": samples[-1]["dead"],
+        "live rows in the end": samples[-1]["live"],
+        "updates": samples[-1]["updates"],
+        "of them HOT, which leave the indexes alone": samples[-1]["hot_updates"],
+        "runs of autovacuum": samples[-1]["autovacuums"],
+    }
+
+
+def _sizes(samples: list[Sample], rewritten: Sample) -> dict[str, float]:
+    largest = {name: max(sample[name] for sample in samples) for name in rewritten if name.startswith(_TABLE)}
+    grown = sorted(name for name, size in largest.items() if size > samples[0][name])
+    sizes = {}
+    for name in grown:
+        sizes[f"{name}, at most, MiB"] = largest[name] / _MIB
+        sizes[f"{name}, written anew, MiB"] = rewritten[name] / _MIB
+    return sizes

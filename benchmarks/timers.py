@@ -1,0 +1,86 @@
+"""Timers that are scheduled, events that come out, and what is to say of them."""
+
+import asyncio
+import json
+import math
+import time
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
+from typing import NamedTuple
+
+
+class Timer(NamedTuple):
+    """A timer to schedule."""
+
+    tenant: str
+    call: str
+    due_at: int
+
+    @property
+    def subject(self) -> str:
+        return f"timer.cmd.v1.{self.tenant}.schedule-timer"
+
+    @property
+    def id(self) -> str:
+        return f"schedule-{self.tenant}-{self.call}"
+
+    def body(self) -> bytes:
+        due = datetime.fromtimestamp(self.due_at / 1000, UTC).isoformat(timespec="milliseconds")
+        payload = {
+            "tenantId": self.tenant,
+            "serviceCallId": self.call,
+            "dueAt": due,
+            "data": {"order": 4711, "step": "payment"},
+        }
+        command = {"id": self.id, "type": "ScheduleTimer", "tenantId": self.tenant, "payload": payload}
+        return json.dumps(command).encode()
+
+
+class Fired(NamedTuple):
+    """An event that came out, and when: epoch milliseconds."""
+
+    type: str
+    tenant: str
+    call: str
+    at: float
+
+
+def now() -> int:
+    return time.time_ns() // 1_000_000
+
+
+async def sleep_until(at: int) -> None:
+    await asyncio.sleep(max(0.0, at / 1000 - time.time()))
+
+
+def due_together(tenant: str, count: int, due_at: int) -> list[Timer]:
+    return [Timer(tenant, f"call-{index}", due_at) for index in range(count)]
+
+
+def fired(body: bytes, at: float) -> Fired:
+    """Read an event that came at `at`."""
+    event = json.loads(body)
+    return Fired(event["type"], event["tenantId"], event["payload"].get("serviceCallId", ""), at)
+
+
+def lateness(timers: Sequence[Timer], events: Iterable[Fired], shares: Sequence[float]) -> dict[str, float]:
+    """Return percentiles by name; a share of 1 is the latest of all."""
+    due = {(timer.tenant, timer.call): timer.due_at for timer in timers}
+    late = sorted(event.at - due[event.tenant, event.call] for event in events if event[1:3] in due)
+    names = {share: f"p{share * 100:g}" if share < 1 else "max" for share in shares}
+    return {f"lateness {name}, ms": late[math.ceil(share * len(late)) - 1] for share, name in names.items() if late}
+
+
+def faults(timers: Sequence[Timer], events: Sequence[Fired]) -> list[str]:
+    """Say what is missing, doubled, early or was never asked for."""
+    due = {(timer.tenant, timer.call): timer.due_at for timer in timers}
+    fires = [event for event in events if event.type == "DueTimeReached" and (event.tenant, event.call) in due]
+    times = Counter((event.tenant, event.call) for event in fires)
+    counts = {
+        "missing": len(due.keys() - times.keys()),
+        "doubled": sum(count - 1 for count in times.values()),
+        "early": sum(event.at < due[event.tenant, event.call] for event in fires),
+        "unasked for": len(events) - len(fires),
+    }
+    return [f"{count} events {fault}" for fault, count in counts.items() if count]
