@@ -1,6 +1,6 @@
 import pytest
 
-from timer_service.adapters.postgres.text import translate
+from timer_service.adapters.postgres.text import from_arrays, inserts_rows_of_parameters, translate
 
 
 def test_parameters_are_numbered() -> None:
@@ -23,3 +23,27 @@ def test_markers() -> None:
     """The markers of row locks become the clauses they stand for."""
     assert translate("SELECT 1 /* skip locked */").text == "SELECT 1 FOR UPDATE SKIP LOCKED"
     assert translate("SELECT 1 /* for update */").text == "SELECT 1 FOR UPDATE"
+
+
+def test_insert_from_arrays() -> None:
+    """An insert of one row of parameters becomes one of as many rows as its arrays have, the rest as it was."""
+    text = translate("INSERT INTO t (a, b, c) VALUES (:x, :y,\n :x) ON CONFLICT (a) DO UPDATE SET b = excluded.b").text
+    assert inserts_rows_of_parameters(text)
+    assert from_arrays(text, ["text", "int8"]) == (
+        "INSERT INTO t (a, b, c) SELECT p1, p2,\n p1 FROM unnest($1::text[], $2::int8[]) AS given (p1, p2)"
+        " ON CONFLICT (a) DO UPDATE SET b = excluded.b"
+    )
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "UPDATE t SET a = :a",
+        "INSERT INTO t VALUES (:a, 1)",
+        "INSERT INTO t VALUES (:a) ON CONFLICT (a) DO UPDATE SET a = :b",
+        "INSERT INTO t SELECT :a",
+    ],
+)
+def test_other_statements(sql: str) -> None:
+    """What is no insert of one row of parameters, or has some elsewhere, is none."""
+    assert not inserts_rows_of_parameters(translate(sql).text)

@@ -38,7 +38,10 @@ class Transaction(Reader, Protocol):
         ...
 
     async def executemany(self, sql: str, many: Sequence[Parameters]) -> int:
-        """Run one statement once per parameters, in one crossing; return how many rows they changed in all."""
+        """Run one statement once per parameters, in one crossing; return how many rows they changed in all.
+
+        No two of them may write the same row: in which order they run, or whether as one, is the engine's affair.
+        """
         ...
 
 

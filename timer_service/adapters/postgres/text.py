@@ -1,12 +1,15 @@
 """Portable SQL text -> what asyncpg and PostgreSQL want."""
 
 import re
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
 _MARKERS = {"/* skip locked */": "FOR UPDATE SKIP LOCKED", "/* for update */": "FOR UPDATE"}
 _PARAMETER = re.compile(r"'(?:[^']|'')*'|--[^\n]*|/\*.*?\*/|::|:(?P<name>\w+)", re.DOTALL)
 """Parameters, and first of all what only looks as if it held some: literals, comments and casts."""
+_VALUES = re.compile(r"\bVALUES\s*\((\s*\$\d+(?:\s*,\s*\$\d+)*\s*)\)")
+_NUMBERED = re.compile(r"\$(\d+)")
 _DIFFERENT_STATEMENTS = 1000
 
 
@@ -30,3 +33,22 @@ def translate(sql: str) -> Statement:
         return f"${numbers.setdefault(name, len(numbers) + 1)}"
 
     return Statement(_PARAMETER.sub(numbered, sql), tuple(numbers))
+
+
+@lru_cache(_DIFFERENT_STATEMENTS)
+def inserts_rows_of_parameters(text: str) -> bool:
+    """Whether a numbered statement inserts one row of parameters, and has none elsewhere."""
+    values = _VALUES.search(text)
+    return values is not None and len(_NUMBERED.findall(values[1])) == len(_NUMBERED.findall(text))
+
+
+def from_arrays(text: str, types: Sequence[str]) -> str:
+    """Rewrite such a statement to insert many rows, given an array of each parameter's type per parameter."""
+    names = [f"p{number}" for number in range(1, len(types) + 1)]
+    arrays = ", ".join(f"${number}::{type_}[]" for number, type_ in enumerate(types, 1))
+
+    def selected(values: re.Match[str]) -> str:
+        row = _NUMBERED.sub(r"p\1", values[1])
+        return f"SELECT {row} FROM unnest({arrays}) AS given ({', '.join(names)})"  # noqa: S608 - numbers and types
+
+    return _VALUES.sub(selected, text, count=1)
