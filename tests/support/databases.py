@@ -16,6 +16,9 @@ from urllib.parse import urlsplit
 
 import asyncpg
 
+LOST = (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError, OSError)
+"""What a statement raises whose session has ended; the third, where that was read but not yet the end of the stream."""
+
 Schema: TypeAlias = Callable[[str], Awaitable[None]]
 """Gives its schema to the database of a URL."""
 
@@ -143,7 +146,7 @@ async def _is_as_new(database: _Database) -> bool:
         await _end_sessions(connection)
         await _empty(connection, database.rows)
         return await connection.fetch(_STRUCTURE) == database.structure and await _rows(connection, seeded) == seeded
-    except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError):
+    except LOST:
         return False
 
 

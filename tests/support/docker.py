@@ -11,6 +11,7 @@ from testcontainers.community.postgres import PostgresContainer
 from testcontainers.core.container import DockerContainer
 from testcontainers.core.wait_strategies import LogMessageWaitStrategy
 
+from tests.support.databases import LOST
 from tests.support.postgres import SETTINGS, SIGNALS, StopMode
 from tests.support.processes import unused_port
 
@@ -90,7 +91,7 @@ class DockerPostgres:
     async def _answers(self) -> bool:
         try:
             connection = await asyncpg.connect(self.url)
-        except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError):
+        except LOST:
             return False
         await connection.close()
         return True
