@@ -11,6 +11,7 @@ _AWAY = (
     OSError,
     TimeoutError,
     asyncpg.PostgresConnectionError,
+    asyncpg.InternalClientError,  # a statement that met the server just as it went away
     asyncpg.InsufficientResourcesError,  # also a full disk
     asyncpg.OperatorInterventionError,  # stopped, crashed, starting up
     asyncpg.ReadOnlySQLTransactionError,  # turned into a standby
