@@ -5,8 +5,8 @@ from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 _SAMPLES = 5
-_DRIFT = 2e-4
-"""How fast two machines' clocks may part: 200 us a second, twice what a bad quartz does."""
+_DRIFT_PER_SECOND = 200
+"""How fast two machines' clocks may part, in microseconds: twice what a bad quartz does."""
 
 
 class Sample(NamedTuple):
@@ -28,8 +28,12 @@ def narrowed(known: int | None, elapsed: int, samples: list[Sample]) -> int:
     highest = min(sample.read - sample.asked_at for sample in samples)
     if known is None:
         return lowest
-    still_known = known - round(elapsed * _DRIFT)
+    still_known = known - _drift(elapsed)
     return lowest if still_known > highest else max(lowest, still_known)
+
+
+def _drift(elapsed: int) -> int:
+    return elapsed * _DRIFT_PER_SECOND // 1_000_000
 
 
 class _HasClock(Protocol):
@@ -70,7 +74,9 @@ class PostgresClock:
     def now(self) -> int:
         """Return epoch milliseconds; call it only after the first measurement."""
         assert self._offset is not None  # noqa: S101 - `open` measures
-        self._latest = max(self._latest, (self._monotonic() + self._offset) // 1000)
+        at = self._monotonic()
+        bound = at + self._offset - _drift(at - self._measured_at)
+        self._latest = max(self._latest, bound // 1000)
         return self._latest
 
     async def measure(self) -> None:
