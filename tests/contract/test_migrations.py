@@ -5,6 +5,7 @@ import pytest
 
 from tests.support.stores import MIGRATIONS
 from timer_service.adapters.migrations import Migration, migrate, pending_migrations, read_migrations
+from timer_service.adapters.postgres import PostgresDatabase
 from timer_service.adapters.sqlite import SqliteDatabase
 from timer_service.core.database import Database
 from timer_service.core.errors import StartError
@@ -158,3 +159,18 @@ def test_shipped() -> None:
     """The shipped migrations are numbered without a gap, and each has a name that says what it is about."""
     assert [each.number for each in SHIPPED] == list(range(1, len(SHIPPED) + 1))
     assert all(each.name[4] == "_" and len(each.name) > 5 for each in SHIPPED)
+
+
+async def test_in_the_way_of_an_instance(postgres: PostgresDatabase) -> None:
+    """A migration that a running instance's transaction deadlocks with gives way, and is applied after it."""
+    await migrate(postgres, [*SHIPPED, A])
+    change = "ALTER TABLE a ADD COLUMN more TEXT; UPDATE timer_schedules SET attempt = 1; DROP TABLE a"
+    async with postgres.transaction() as instance:
+        await instance.execute("LOCK TABLE timer_schedules")
+        migrating = asyncio.create_task(migrate(postgres, [*SHIPPED, A, Migration(FIRST + 1, "change", change)]))
+        async with asyncio.timeout(30):
+            while not await postgres.reader.fetch("SELECT 1 AS one FROM pg_locks WHERE NOT granted"):
+                await asyncio.sleep(0.01)
+        await instance.execute("SET LOCAL deadlock_timeout = '10s'")  # so that it is the migration that gives way
+        await instance.fetch("SELECT n FROM a")
+    assert [each.name for each in await migrating] == ["change"]

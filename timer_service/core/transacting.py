@@ -21,15 +21,20 @@ async def in_transaction(database: Database, work: Callable[[Transaction], Await
 
     Such as a deadlock, or rows that another instance wrote meanwhile. Raises the error of the fifth try.
     """
+
+    async def once() -> _T:
+        async with database.transaction() as tx:
+            return await work(tx)
+
+    return await giving_way(once)
+
+
+async def giving_way(work: Callable[[], Awaitable[_T]]) -> _T:
+    """Do `work`, and anew when it met a `ConflictError`, whose transaction has left nothing behind."""
     for _ in range(1, _TRIES):
         try:
-            return await _once(database, work)
+            return await work()
         except ConflictError as error:
             log.info("another instance was in the way, trying again", extra={"reason": str(error)})
             await asyncio.sleep(random.uniform(0, _LONGEST_PAUSE_SECONDS))  # noqa: S311 - jitter, no secret
-    return await _once(database, work)
-
-
-async def _once(database: Database, work: Callable[[Transaction], Awaitable[_T]]) -> _T:
-    async with database.transaction() as tx:
-        return await work(tx)
+    return await work()
