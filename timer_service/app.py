@@ -19,10 +19,11 @@ from timer_service.config import Config, load_config
 from timer_service.core.clock import Clock, SystemClock
 from timer_service.core.consumer import Consumer, Route
 from timer_service.core.errors import StartError
-from timer_service.core.lease import Lease
+from timer_service.core.lease import Lease, LeasedTable
 from timer_service.core.loop import Loop, Worker
+from timer_service.core.outbox import OUTBOX, stored_message
 from timer_service.core.query import Queries
-from timer_service.core.relay import Relay
+from timer_service.core.relay import Encode, Relay
 from timer_service.http import http_app, serve_http
 from timer_service.metrics import Metrics
 from timer_service.shipped import shipped
@@ -50,25 +51,31 @@ class App:
         self._registry = CollectorRegistry()
         metrics = Metrics(self._registry)
         metrics.watch_broker(lambda: broker.trouble is None)
-        self._relay = relay = Relay(
-            database=database,
-            broker=broker,
-            lease=Lease(TIMERS, config.visibility_timeout),
-            encode=due_time_reached,
-            clock=clock,
-            instruments=metrics,
-            batch_size=config.batch_size,
-            max_attempts=config.max_attempts,
-        )
+
+        def relay(table: LeasedTable, encode: Encode) -> Relay:
+            return Relay(
+                database=database,
+                broker=broker,
+                lease=Lease(table, config.visibility_timeout),
+                encode=encode,
+                clock=clock,
+                instruments=metrics,
+                batch_size=config.batch_size,
+                max_attempts=config.max_attempts,
+            )
+
+        timers, outbox = relay(TIMERS, due_time_reached), relay(OUTBOX, stored_message)
+        self._claimers = (timers, outbox)
         retention = Retention(database, timedelta(days=config.retention_days))
         census = Census(database, metrics)
 
         def loop(name: str, worker: Worker, polling_interval: timedelta) -> Loop:
             return Loop(name, worker, clock=clock, polling_interval=polling_interval, instruments=metrics)
 
-        self._timers = loop("timers", relay, config.polling_interval)
+        self._timers = loop("timers", timers, config.polling_interval)
         self._loops = (
             self._timers,
+            loop("outbox", outbox, config.polling_interval),
             loop("retention", retention, _RETENTION_INTERVAL),
             loop("census", census, _CENSUS_INTERVAL),
         )
@@ -90,7 +97,8 @@ class App:
 
     async def run(self) -> None:
         """Serve until stopped or until a part fails for good, then drain within the shutdown timeout."""
-        await self._relay.recover()
+        for claimer in self._claimers:
+            await claimer.recover()
         await self._broker.serve_queries(self._queries.names, self._queries.answer)
         subscription = await self._broker.subscribe()
         pages = http_app(self._registry, troubles=self._troubles, stalled=self._stalled)

@@ -22,7 +22,7 @@ class Metrics:
             registry, "timer_commands_received", "Commands by type and their one outcome.", "type", "outcome"
         )
         self._settled = _counter(
-            registry, "timer_schedules_processed", "Claimed rows by how they were settled.", "outcome"
+            registry, "timer_schedules_processed", "Claimed rows by how they were settled.", "table", "outcome"
         )
         self._failures = _counter(
             registry, "timer_publish_failures", "Messages that could not be published, by reason.", "reason"
@@ -38,11 +38,14 @@ class Metrics:
             registry=registry,
             buckets=_DURATION,
         )
-        self._lag = Histogram(
-            "timer_fire_lag_seconds",
-            "From due_at to the acknowledged publish.",
-            registry=registry,
-            buckets=_LAG,
+        self._lag = cache(
+            Histogram(
+                "timer_fire_lag_seconds",
+                "From when a row was due to its event's acknowledged publish.",
+                ["table"],
+                registry=registry,
+                buckets=_LAG,
+            ).labels
         )
         self._publishing = Histogram(
             "timer_publish_duration_seconds",
@@ -101,13 +104,13 @@ class Metrics:
         """`count` messages of a batch were refused, or the broker was unavailable to them."""
         self._failures(status).inc(count)
 
-    def settled(self, outcome: str, count: int) -> None:
-        """`count` claimed rows were settled alike."""
-        self._settled(outcome).inc(count)
+    def settled(self, table: str, outcome: str, count: int) -> None:
+        """`count` claimed rows of a table were settled alike."""
+        self._settled(table, outcome).inc(count)
 
-    def fired_late(self, seconds: float) -> None:
-        """One row's event was acknowledged `seconds` after it was due."""
-        self._lag.observe(seconds)
+    def fired_late(self, table: str, seconds: float) -> None:
+        """What one row stands for was done `seconds` after it was due."""
+        self._lag(table).observe(seconds)
 
     def leases_lost(self, count: int) -> None:
         """`count` rows had been claimed anew or changed before they were settled."""

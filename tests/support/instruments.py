@@ -14,6 +14,8 @@ class RecordingInstruments:
         self.publishes = 0
         self.failures: Counter[str] = Counter()
         self.settlements: Counter[str] = Counter()
+        self.settled_in: Counter[tuple[str, str]] = Counter()
+        """(table, outcome) -> how many"""
         self.lateness: list[float] = []
         self.lost = 0
         self.given_up: Counter[str] = Counter()
@@ -38,10 +40,11 @@ class RecordingInstruments:
     def publish_failed(self, status: str, count: int) -> None:
         self.failures[status] += count
 
-    def settled(self, outcome: str, count: int) -> None:
+    def settled(self, table: str, outcome: str, count: int) -> None:
         self.settlements[outcome] += count
+        self.settled_in[table, outcome] += count
 
-    def fired_late(self, seconds: float) -> None:
+    def fired_late(self, table: str, seconds: float) -> None:  # noqa: ARG002
         self.lateness.append(seconds)
 
     def leases_lost(self, count: int) -> None:

@@ -26,12 +26,12 @@ class Instruments(Protocol):
         """`count` messages of a batch were refused, or the broker was unavailable to them."""
         ...
 
-    def settled(self, outcome: str, count: int) -> None:
-        """`count` claimed rows were settled alike."""
+    def settled(self, table: str, outcome: str, count: int) -> None:
+        """`count` claimed rows of a table were settled alike."""
         ...
 
-    def fired_late(self, seconds: float) -> None:
-        """One row's event was acknowledged `seconds` after it was due."""
+    def fired_late(self, table: str, seconds: float) -> None:
+        """What one row stands for was done `seconds` after it was due."""
         ...
 
     def leases_lost(self, count: int) -> None:

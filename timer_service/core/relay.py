@@ -182,14 +182,14 @@ class Relay:
             }
         for outcome, count in changed.items():
             if count:
-                self._instruments.settled(outcome, count)
+                self._instruments.settled(self._lease.table.name, outcome, count)
         if lost := verdicts.count() - sum(changed.values()):
             self._instruments.leases_lost(lost)
             log.warning("leases lost before they were settled", extra={"count": lost})
         if changed["buried"]:
             self._instruments.buried(self._lease.table.name, changed["buried"])
         for row in verdicts.complete:
-            self._instruments.fired_late((now - row[self._lease.table.oldest_first]) / 1000)
+            self._instruments.fired_late(self._lease.table.name, (now - row[self._lease.table.oldest_first]) / 1000)
 
     async def _complete(self, tx: Transaction, verdicts: _Verdicts, at: int) -> int:
         whole_claim = len(verdicts.complete) == verdicts.count()

@@ -30,8 +30,8 @@ TIMERS = LeasedTable(
     state="state",
     waiting=State.SCHEDULED,
     held=State.SCHEDULED,
-    done=State.REACHED,
     buried=State.FAILED,
+    done=State.REACHED,
     done_at="reached_at",
 )
 
