@@ -16,11 +16,13 @@ from timer_service.adapters.migrations import Migration, migrate, pending_migrat
 from timer_service.adapters.nats import Login, NatsBroker
 from timer_service.adapters.sqlite import SqliteDatabase
 from timer_service.config import Config, load_config
+from timer_service.core.census import Census
 from timer_service.core.clock import Clock, SystemClock
 from timer_service.core.consumer import Consumer, Route
 from timer_service.core.errors import StartError
 from timer_service.core.lease import Lease, LeasedTable
 from timer_service.core.loop import Loop, Worker
+from timer_service.core.outbox import COUNTED as COUNTED_EVENTS
 from timer_service.core.outbox import OUTBOX, stored_message
 from timer_service.core.query import Queries
 from timer_service.core.relay import Encode, Relay
@@ -28,9 +30,9 @@ from timer_service.http import http_app, serve_http
 from timer_service.metrics import Metrics
 from timer_service.shipped import shipped
 from timer_service.timers import handler as timers_handler
-from timer_service.timers.census import Census
 from timer_service.timers.queries import QUERIES as TIMER_QUERIES
 from timer_service.timers.retention import Retention
+from timer_service.timers.store import COUNTED as COUNTED_TIMERS
 from timer_service.timers.store import TIMERS
 from timer_service.timers.worker import due_time_reached
 
@@ -67,7 +69,7 @@ class App:
         timers, outbox = relay(TIMERS, due_time_reached), relay(OUTBOX, stored_message)
         self._claimers = (timers, outbox)
         retention = Retention(database, timedelta(days=config.retention_days))
-        census = Census(database, metrics)
+        census = Census(database, metrics, counted=[*COUNTED_TIMERS, *COUNTED_EVENTS], leased=[TIMERS, OUTBOX])
 
         def loop(name: str, worker: Worker, polling_interval: timedelta) -> Loop:
             return Loop(name, worker, clock=clock, polling_interval=polling_interval, instruments=metrics)

@@ -60,10 +60,13 @@ class Metrics:
             "timer_rows", "Rows by state, sampled and counted up to a million.", ["table", "state"], registry=registry
         )
         self._overdue = Gauge(
-            "timer_overdue", "Rows that could be claimed and are not yet, sampled.", registry=registry
+            "timer_overdue", "Rows that could be claimed and are not yet, sampled.", ["table"], registry=registry
         )
         self._oldest = Gauge(
-            "timer_oldest_due_lag_seconds", "Since when the oldest of them could be, sampled.", registry=registry
+            "timer_oldest_due_lag_seconds",
+            "Since when the oldest of them could be, sampled.",
+            ["table"],
+            registry=registry,
         )
         self._last_tick = Gauge(
             "timer_loop_last_tick_timestamp_seconds",
@@ -124,10 +127,10 @@ class Metrics:
         """Set the rows of a table in a state."""
         self._rows.labels(table, state).set(count)
 
-    def overdue(self, count: int, oldest_seconds: float) -> None:
-        """Set the rows that could be claimed."""
-        self._overdue.set(count)
-        self._oldest.set(oldest_seconds)
+    def overdue(self, table: str, count: int, oldest_seconds: float) -> None:
+        """Set the rows of a table that could be claimed."""
+        self._overdue.labels(table).set(count)
+        self._oldest.labels(table).set(oldest_seconds)
 
     def ticked(self, loop: str, seconds: float) -> None:
         """A loop made a pass."""

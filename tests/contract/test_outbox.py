@@ -8,6 +8,7 @@ from tests.support.clock import NOW, ManualClock
 from tests.support.instruments import RecordingInstruments
 from timer_service.adapters.memory import MemoryBroker, never
 from timer_service.core import outbox
+from timer_service.core.census import Census
 from timer_service.core.database import Database, Row
 from timer_service.core.lease import Failure, Lease
 from timer_service.core.message import Address, Event, Kind, Trace
@@ -154,6 +155,8 @@ async def test_refused_event_is_buried_and_visible(
     assert (row["event_id"], row["state"], row["available_at"]) == ("event-1", "Buried", None)
     assert (row["attempt"], row["last_error"]) == (MAX_ATTEMPTS, "refused")
     assert instruments.given_up == {"outbox": 1}
+    await Census(store, instruments, counted=outbox.COUNTED, leased=[OUTBOX]).tick(clock.now())
+    assert instruments.counts == {("outbox", "Waiting"): 0, ("outbox", "Buried"): 1}
 
 
 async def test_dead_predecessor_s_claims_are_taken_over(

@@ -6,10 +6,10 @@ from tests.support.builders import in_state, scheduled
 from tests.support.clock import NOW, ManualClock, after
 from tests.support.instruments import RecordingInstruments
 from tests.support.timers import Timers
+from timer_service.core.census import Census
 from timer_service.core.database import Database
 from timer_service.core.message import Position
 from timer_service.timers import store as timer_store
-from timer_service.timers.census import Census
 from timer_service.timers.retention import Retention
 from timer_service.timers.rules import Key, State, Timer
 
@@ -125,6 +125,10 @@ async def test_retention_in_batches(store: Database, retention: Retention, kind:
 # Census
 
 
+def census_of(store: Database, instruments: RecordingInstruments) -> Census:
+    return Census(store, instruments, counted=timer_store.COUNTED, leased=[timer_store.TIMERS])
+
+
 async def test_census(store: Database, instruments: RecordingInstruments, clock: ManualClock) -> None:
     """The gauges are told how many timers of all tenants are in each state, how many are overdue and since when."""
     await put(
@@ -138,7 +142,7 @@ async def test_census(store: Database, instruments: RecordingInstruments, clock:
         tombstone("g"),
         in_state(State.FAILED, scheduled("h", NOW - 90_000)),
     )
-    census = Census(store, instruments)
+    census = census_of(store, instruments)
     assert await census.tick(clock.now()) == 8
     assert instruments.counts == {
         ("timer_schedules", "Scheduled"): 3,
@@ -146,20 +150,20 @@ async def test_census(store: Database, instruments: RecordingInstruments, clock:
         ("timer_schedules", "Cancelled"): 2,
         ("timer_schedules", "Failed"): 1,
     }
-    assert instruments.overdues == [(2, 2.5)]
+    assert instruments.overdues["timer_schedules"] == [(2, 2.5)]
     assert await census.next_at() is None
 
 
 async def test_census_of_nothing(store: Database, instruments: RecordingInstruments) -> None:
     """Of an empty table each state is told as none, and nothing is overdue."""
-    assert await Census(store, instruments).tick(NOW) == 0
+    assert await census_of(store, instruments).tick(NOW) == 0
     assert instruments.counts == {("timer_schedules", state): 0 for state in State}
-    assert instruments.overdues == [(0, 0.0)]
+    assert instruments.overdues["timer_schedules"] == [(0, 0.0)]
 
 
 async def test_census_after_all_fired(timers: Timers) -> None:
     """What was overdue is so no longer once it fired; what is held or waits to be retried isn't overdue."""
-    census = Census(timers.database, timers.instruments)
+    census = census_of(timers.database, timers.instruments)
     for call in ("a", "b"):
         await timers.schedule(call, NOW - 1000)
     await census.tick(NOW)
@@ -168,5 +172,5 @@ async def test_census_after_all_fired(timers: Timers) -> None:
     await census.tick(NOW)
     await timers.tick()
     await census.tick(NOW)
-    assert timers.instruments.overdues == [(2, 1.0), (1, 1.0), (0, 0.0)]
+    assert timers.instruments.overdues["timer_schedules"] == [(2, 1.0), (1, 1.0), (0, 0.0)]
     assert timers.instruments.counts["timer_schedules", "Scheduled"] == 1

@@ -1,6 +1,6 @@
 """What the core tells about itself, kept for tests to read."""
 
-from collections import Counter
+from collections import Counter, defaultdict
 
 
 class RecordingInstruments:
@@ -22,8 +22,8 @@ class RecordingInstruments:
         self.ticks: Counter[str] = Counter()
         self.counts: dict[tuple[str, str], int] = {}
         """(table, state) -> how many the last sample found"""
-        self.overdues: list[tuple[int, float]] = []
-        """(how many, how long the oldest has been) of each sample"""
+        self.overdues: defaultdict[str, list[tuple[int, float]]] = defaultdict(list)
+        """table -> (how many, how long the oldest has been) of each sample"""
 
     def command_handled(self, message_type: str, outcome: str) -> None:
         self.commands[message_type, outcome] += 1
@@ -56,8 +56,8 @@ class RecordingInstruments:
     def counted(self, table: str, state: str, count: int) -> None:
         self.counts[table, state] = count
 
-    def overdue(self, count: int, oldest_seconds: float) -> None:
-        self.overdues.append((count, oldest_seconds))
+    def overdue(self, table: str, count: int, oldest_seconds: float) -> None:
+        self.overdues[table].append((count, oldest_seconds))
 
     def ticked(self, loop: str, seconds: float) -> None:  # noqa: ARG002
         self.ticks[loop] += 1

@@ -36,7 +36,7 @@ def test_implements_the_port_under_the_documented_names(metrics: Metrics, regist
     core.leases_lost(3)
     core.buried("timer_schedules", 4)
     core.counted("timer_schedules", "Scheduled", 6)
-    core.overdue(8, 1.5)
+    core.overdue("timer_schedules", 8, 1.5)
 
     def value(name: str, **labels: str) -> float | None:
         return registry.get_sample_value(name, labels)
@@ -51,16 +51,21 @@ def test_implements_the_port_under_the_documented_names(metrics: Metrics, regist
     assert value("timer_lease_lost_total") == 3
     assert value("timer_buried_total", table="timer_schedules") == 4
     assert value("timer_rows", table="timer_schedules", state="Scheduled") == 6
-    assert (value("timer_overdue"), value("timer_oldest_due_lag_seconds")) == (8, 1.5)
+    assert value("timer_overdue", table="timer_schedules") == 8
+    assert value("timer_oldest_due_lag_seconds", table="timer_schedules") == 1.5
 
 
 def test_samples_replace_each_other(metrics: Metrics, registry: CollectorRegistry) -> None:
     """A sample says how many there are now, whatever the one before found."""
     for count in (6, 2):
         metrics.counted("timer_schedules", "Scheduled", count)
-        metrics.overdue(count, count / 2)
-    labels = {"table": "timer_schedules", "state": "Scheduled"}
-    names = [("timer_rows", labels), ("timer_overdue", {}), ("timer_oldest_due_lag_seconds", {})]
+        metrics.overdue("timer_schedules", count, count / 2)
+    table = {"table": "timer_schedules"}
+    names = [
+        ("timer_rows", {**table, "state": "Scheduled"}),
+        ("timer_overdue", table),
+        ("timer_oldest_due_lag_seconds", table),
+    ]
     assert [registry.get_sample_value(*name) for name in names] == [2, 2, 1]
 
 

@@ -46,8 +46,8 @@ class Instruments(Protocol):
         """A sample found `count` rows of a table in a state."""
         ...
 
-    def overdue(self, count: int, oldest_seconds: float) -> None:
-        """A sample found `count` rows that could be claimed, the oldest since `oldest_seconds`."""
+    def overdue(self, table: str, count: int, oldest_seconds: float) -> None:
+        """A sample found `count` rows of a table that could be claimed, the oldest since `oldest_seconds`."""
         ...
 
     def ticked(self, loop: str, seconds: float) -> None:

@@ -6,6 +6,7 @@ stays, buried, with the reason.
 
 from collections.abc import Collection
 
+from timer_service.core.census import Counted
 from timer_service.core.codec import encode
 from timer_service.core.database import Row, Transaction
 from timer_service.core.lease import LeasedTable
@@ -24,6 +25,12 @@ OUTBOX = LeasedTable(
     held="Waiting",
     buried="Buried",
 )
+
+COUNTED = (
+    Counted(OUTBOX.name, OUTBOX.waiting, "available_at IS NOT NULL"),
+    Counted(OUTBOX.name, OUTBOX.buried, "state = 'Buried'"),
+)
+"""What the gauges tell of it."""
 
 
 async def add(tx: Transaction, events: Collection[Event], now: int) -> None:

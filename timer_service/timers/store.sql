@@ -45,14 +45,6 @@ SELECT COUNT(*) AS count FROM (
     LIMIT :limit
 ) AS counted
 
--- name: count_all
-SELECT COUNT(*) AS count FROM (SELECT 1 AS one FROM timer_schedules WHERE {such} LIMIT :limit) AS counted
-
--- name: overdue
-SELECT COUNT(*) AS count, MIN(available_at) AS oldest_at FROM (
-    SELECT available_at FROM timer_schedules WHERE available_at <= :now ORDER BY available_at LIMIT :limit
-) AS counted
-
 -- name: oldest_due
 SELECT MIN(due_at) AS due_at FROM timer_schedules WHERE tenant_id = :tenant_id AND available_at IS NOT NULL
 
