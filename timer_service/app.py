@@ -5,6 +5,7 @@ import logging
 from collections.abc import AsyncIterator, Coroutine, Mapping
 from contextlib import asynccontextmanager
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,14 +27,22 @@ from timer_service.core.outbox import COUNTED as COUNTED_EVENTS
 from timer_service.core.outbox import OUTBOX, stored_message
 from timer_service.core.query import Queries
 from timer_service.core.relay import Encode, Relay
+from timer_service.core.retention import Delete, Retention
 from timer_service.http import http_app, serve_http
 from timer_service.metrics import Metrics
 from timer_service.shipped import shipped
+from timer_service.signals import handler as signals_handler
+from timer_service.signals.evaluation import Evaluation
+from timer_service.signals.firings import COUNTED as COUNTED_SIGNALS
+from timer_service.signals.firings import FIRINGS
+from timer_service.signals.queries import QUERIES as SIGNAL_QUERIES
+from timer_service.signals.retention import delete_settled as delete_signals
+from timer_service.signals.worker import Firings
 from timer_service.timers import handler as timers_handler
 from timer_service.timers.queries import QUERIES as TIMER_QUERIES
-from timer_service.timers.retention import Retention
 from timer_service.timers.store import COUNTED as COUNTED_TIMERS
 from timer_service.timers.store import TIMERS
+from timer_service.timers.store import delete_settled as delete_timers
 from timer_service.timers.worker import due_time_reached
 
 log = logging.getLogger(__name__)
@@ -66,31 +75,59 @@ class App:
                 max_attempts=config.max_attempts,
             )
 
-        timers, outbox = relay(TIMERS, due_time_reached), relay(OUTBOX, stored_message)
-        self._claimers = (timers, outbox)
-        retention = Retention(database, timedelta(days=config.retention_days))
-        census = Census(database, metrics, counted=[*COUNTED_TIMERS, *COUNTED_EVENTS], leased=[TIMERS, OUTBOX])
-
-        def loop(name: str, worker: Worker, polling_interval: timedelta) -> Loop:
+        def loop(name: str, worker: Worker, polling_interval: timedelta = config.polling_interval) -> Loop:
             return Loop(name, worker, clock=clock, polling_interval=polling_interval, instruments=metrics)
 
-        self._timers = loop("timers", timers, config.polling_interval)
+        def retention(delete: Delete) -> Retention:
+            return Retention(database, timedelta(days=config.retention_days), delete)
+
+        census = Census(
+            database,
+            metrics,
+            counted=[*COUNTED_TIMERS, *COUNTED_SIGNALS, *COUNTED_EVENTS],
+            leased=[TIMERS, FIRINGS, OUTBOX],
+        )
+        timers, outbox = relay(TIMERS, due_time_reached), relay(OUTBOX, stored_message)
+        self._timers, outbox_loop = loop("timers", timers), loop("outbox", outbox)
+        firings = Firings(
+            database=database,
+            lease=Lease(FIRINGS, config.visibility_timeout),
+            clock=clock,
+            instruments=metrics,
+            batch_size=config.batch_size,
+            max_attempts=config.max_attempts,
+            wake=outbox_loop.wake,
+        )
+        signals = loop("signals", firings)
+        evaluation = loop("evaluation", Evaluation(database, signals.wake))
+        self._claimers = (timers, outbox, firings)
         self._loops = (
             self._timers,
-            loop("outbox", outbox, config.polling_interval),
-            loop("retention", retention, _RETENTION_INTERVAL),
+            outbox_loop,
+            *((signals, evaluation) if config.signals_enabled else ()),
+            loop("retention", retention(delete_timers), _RETENTION_INTERVAL),
+            loop("signals retention", retention(delete_signals), _RETENTION_INTERVAL),
             loop("census", census, _CENSUS_INTERVAL),
         )
+
+        def wake_signals(at: int) -> None:
+            signals.wake(at)
+            evaluation.wake(at)
+
+        handle_signals = partial(signals_handler.handle, evaluating=config.signals_enabled)
         self._consumer = Consumer(
             database=database,
             broker=broker,
-            routes=[Route(timers_handler.PAYLOADS, timers_handler.handle, self._timers.wake)],
+            routes=[
+                Route(timers_handler.PAYLOADS, timers_handler.handle, self._timers.wake),
+                Route(signals_handler.PAYLOADS, handle_signals, wake_signals),
+            ],
             clock=clock,
             instruments=metrics,
             batch_size=config.batch_size,
             reply_prefix=config.reply_prefix,
         )
-        self._queries = Queries(database, clock, TIMER_QUERIES)
+        self._queries = Queries(database, clock, [*TIMER_QUERIES, *SIGNAL_QUERIES])
         self._stopping = asyncio.Event()
 
     def stop(self) -> None:

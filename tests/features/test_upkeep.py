@@ -9,8 +9,8 @@ from tests.support.timers import Timers
 from timer_service.core.census import Census
 from timer_service.core.database import Database
 from timer_service.core.message import Position
+from timer_service.core.retention import Retention
 from timer_service.timers import store as timer_store
-from timer_service.timers.retention import Retention
 from timer_service.timers.rules import Key, State, Timer
 
 RETENTION = timedelta(days=7)
@@ -21,7 +21,7 @@ BATCH = 500
 
 @pytest.fixture
 def retention(store: Database) -> Retention:
-    return Retention(store, RETENTION)
+    return Retention(store, RETENTION, timer_store.delete_settled)
 
 
 async def put(database: Database, *timers: Timer) -> None:
@@ -60,7 +60,7 @@ async def test_retention_through_the_service(timers: Timers) -> None:
     await timers.cancel("cancelled")
     await timers.cancel("tombstone")
     await timers.schedule("waits", after(days=400))
-    retention = Retention(timers.database, RETENTION)
+    retention = Retention(timers.database, RETENTION, timer_store.delete_settled)
     kept = await retention.tick(EXPIRED - 1), await left(timers.database)
     deleted = await retention.tick(EXPIRED), await left(timers.database)
     assert kept == (0, ["cancelled", "fired", "tombstone", "waits"])
@@ -80,7 +80,7 @@ async def test_retention_spares_what_is_held(timers: Timers) -> None:
     await timers.schedule(due_at=0)
     async with timers.database.transaction() as tx:
         assert len(await timers.lease.claim(tx, NOW, 10)) == 1
-    assert await Retention(timers.database, RETENTION).tick(EXPIRED) == 0
+    assert await Retention(timers.database, RETENTION, timer_store.delete_settled).tick(EXPIRED) == 0
     assert await left(timers.database) == ["call-1"]
 
 

@@ -15,6 +15,7 @@ from timer_service.core.database import Database, Row, Transaction
 from timer_service.core.instruments import Instruments
 from timer_service.core.lease import Failure, Lease
 from timer_service.core.message import Message
+from timer_service.core.recovery import take_over_claims
 
 log = logging.getLogger(__name__)
 
@@ -71,12 +72,7 @@ class Relay:
 
     async def recover(self) -> None:
         """Take over the claims of a dead predecessor, where the database admits one process at a time."""
-        if not self._database.exclusive:
-            return
-        async with self._database.transaction() as tx:
-            count = await self._lease.void(tx, self._clock.now())
-        if count:
-            log.info("took over claims of a dead process", extra={"table": self._lease.table.name, "count": count})
+        await take_over_claims(self._database, self._lease, self._clock.now())
 
     async def tick(self, now: int) -> int:
         """Fire rows available at `now`, a bounded number of batches; return how many were claimed.

@@ -10,7 +10,7 @@ from timer_service.core.database import Reader
 from timer_service.core.errors import Code, Rejection
 from timer_service.core.instant import LATEST, Instant, format_instant
 from timer_service.core.message import Identifier, Payload, Tenant
-from timer_service.core.paging import fitting, read_cursor, write_cursor
+from timer_service.core.paging import page, read_cursor
 from timer_service.core.query import QueryRoute
 from timer_service.timers import store
 from timer_service.timers.rules import Key, State, Timer
@@ -107,10 +107,7 @@ async def _list(reader: Reader, tenant: str, question: ListTimers, _now: int) ->
     states = list(State) if question.state is None else [question.state]
     after = _place(question)
     found = await store.page(reader, tenant, states, due_before, after=after, limit=question.limit + 1)
-    views = fitting([timer_view(timer) for timer in found[: question.limit]])
-    if len(found) == len(views):
-        return {"timers": views}
-    return {"timers": views, "cursor": write_cursor(_place_of(found[len(views) - 1]))}
+    return page("timers", found, limit=question.limit, view=timer_view, place=_place_of)
 
 
 async def _count(reader: Reader, tenant: str, _question: CountTimers, now: int) -> Mapping[str, Any]:

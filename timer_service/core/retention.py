@@ -1,9 +1,12 @@
-"""Deletes timers that reached or were cancelled long ago, a small batch at a time."""
+"""Deletes what was settled long ago, a small batch at a time."""
 
+from collections.abc import Awaitable, Callable
 from datetime import timedelta
 
-from timer_service.core.database import Database
-from timer_service.timers import store
+from timer_service.core.database import Database, Transaction
+
+Delete = Callable[[Transaction, int, int], Awaitable[int]]
+"""Deletes rows settled before an instant, up to a limit of each kind; returns how many."""
 
 _BATCH = 500  # a few ms, so that commands and claims hardly wait for it
 _PAUSE_MS = 50
@@ -12,15 +15,16 @@ _PAUSE_MS = 50
 class Retention:
     """A worker whose ticks delete one batch each."""
 
-    def __init__(self, database: Database, retention: timedelta) -> None:
+    def __init__(self, database: Database, retention: timedelta, delete: Delete) -> None:
         self._database = database
         self._keep_ms = retention // timedelta(milliseconds=1)
+        self._delete = delete
         self._next_at: int | None = None
 
     async def tick(self, now: int) -> int:
-        """Delete one batch of what was settled more than the retention ago; return how many timers."""
+        """Delete one batch of what was settled more than the retention ago; return how many rows."""
         async with self._database.transaction() as tx:
-            deleted = await store.delete_settled(tx, now - self._keep_ms, _BATCH)
+            deleted = await self._delete(tx, now - self._keep_ms, _BATCH)
         self._next_at = now + _PAUSE_MS if deleted >= _BATCH else None
         return deleted
 
