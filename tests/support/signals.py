@@ -11,7 +11,8 @@ from tests.support.builders import command, command_address
 from tests.support.clock import ManualClock
 from tests.support.instruments import RecordingInstruments
 from tests.support.timers import bodies
-from timer_service.adapters.memory import MemoryBroker, MemorySubscription
+from timer_service.adapters.memory import MemoryBroker
+from timer_service.core.broker import Broker, Subscription
 from timer_service.core.consumer import Consumer, Route
 from timer_service.core.database import Database, Row
 from timer_service.core.lease import Lease
@@ -34,8 +35,16 @@ class Signals:
     """Consumer, evaluation, firings and outbox; nothing moves unless a test says so."""
 
     def __init__(
-        self, database: Database, broker: MemoryBroker, clock: ManualClock, *, evaluating: bool = True
+        self,
+        database: Database,
+        broker: MemoryBroker,
+        clock: ManualClock,
+        *,
+        evaluating: bool = True,
+        through: Broker | None = None,
     ) -> None:
+        """`through`: what the service sees of the broker, if not the broker itself."""
+        through = through or broker
         self.database = database
         self.broker = broker
         self.clock = clock
@@ -43,7 +52,7 @@ class Signals:
         self.wakes: list[int] = []
         self.consumer = Consumer(
             database=database,
-            broker=broker,
+            broker=through,
             routes=[Route(handler.PAYLOADS, partial(handler.handle, evaluating=evaluating), self.wakes.append)],
             clock=clock,
             instruments=self.instruments,
@@ -65,7 +74,7 @@ class Signals:
         )
         self.relay = Relay(
             database=database,
-            broker=broker,
+            broker=through,
             lease=Lease(OUTBOX, VISIBILITY_TIMEOUT),
             encode=stored_message,
             clock=clock,
@@ -75,7 +84,8 @@ class Signals:
             rng=random.Random(0),
         )
         self.queries = Queries(database, clock, QUERIES)
-        self._subscription: MemorySubscription | None = None
+        self._through = through
+        self._subscription: Subscription | None = None
 
     def send(
         self,
@@ -95,7 +105,7 @@ class Signals:
     async def consume(self) -> None:
         """Handle the waiting commands, batch after batch."""
         if self._subscription is None:
-            self._subscription = await self.broker.subscribe()
+            self._subscription = await self._through.subscribe()
         while self.broker.waiting:
             await self.consumer.handle(self._subscription, await self._subscription.next_batch(1000))
 
