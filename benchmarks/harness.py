@@ -65,6 +65,51 @@ class Timer(NamedTuple):
         return json.dumps(command).encode()
 
 
+class Signal(NamedTuple):
+    """A signal that waits for a work item of its own to be blocked."""
+
+    name: str
+
+    @property
+    def subject(self) -> str:
+        return "timer.cmd.v1.bench.create-work-signal"
+
+    @property
+    def id(self) -> str:
+        return f"create-{self.name}"
+
+    def body(self) -> bytes:
+        payload = {
+            "signalId": self.name,
+            "workItemId": f"item of {self.name}",
+            "triggerKind": "event",
+            "triggerSpec": {"kind": "work_item.status.transition", "to": ["blocked"]},
+        }
+        return _body(self.id, "CreateWorkSignal", payload)
+
+
+class Transition(NamedTuple):
+    """What makes a signal fire."""
+
+    signal: Signal
+
+    @property
+    def subject(self) -> str:
+        return "timer.cmd.v1.bench.transition-work-item"
+
+    @property
+    def id(self) -> str:
+        return f"block-{self.signal.name}"
+
+    def body(self) -> bytes:
+        return _body(self.id, "TransitionWorkItem", {"workItemId": f"item of {self.signal.name}", "to": "blocked"})
+
+
+def _body(command_id: str, message_type: str, payload: Mapping[str, Any]) -> bytes:
+    fields = {"tenantId": "bench", **payload}
+    return json.dumps({"id": command_id, "type": message_type, "tenantId": "bench", "payload": fields}).encode()
+
+
 class Fired(NamedTuple):
     """An event that came out, and when: epoch milliseconds."""
 
@@ -220,11 +265,11 @@ class Publisher:
         """Listen for acknowledgements."""
         await self._client.subscribe(self._inbox, cb=self._acknowledged)
 
-    async def schedule(self, timer: Timer) -> None:
+    async def send(self, command: Timer | Signal | Transition) -> None:
         """Send one command."""
         await self._window.acquire()
-        headers = {"Nats-Msg-Id": timer.id}
-        await self._client.publish(timer.subject, timer.body(), reply=self._inbox, headers=headers)
+        headers = {"Nats-Msg-Id": command.id}
+        await self._client.publish(command.subject, command.body(), reply=self._inbox, headers=headers)
 
     async def flush(self) -> None:
         """Wait until all are stored. Raises if one was refused."""
@@ -254,7 +299,7 @@ async def load(rig: Rig, timers: Iterable[Timer]) -> None:
         publisher = Publisher(client)
         await publisher.open()
         for timer in timers:
-            await publisher.schedule(timer)
+            await publisher.send(timer)
         await publisher.flush()
 
 

@@ -22,7 +22,9 @@ from benchmarks.harness import (
     Process,
     Publisher,
     Rig,
+    Signal,
     Timer,
+    Transition,
     fired,
     load,
     now,
@@ -40,6 +42,7 @@ _AFTERMATH_SECONDS = 1
 _HOUR_MS = 3_600_000
 _IDLE_SECONDS = 30
 _LAG_RATE = 200
+_TRANSITIONS_RATE = 100
 _LAG_AHEAD_MS = (2000, 5000)
 
 
@@ -117,6 +120,52 @@ async def lag(rig: Rig, seconds: int) -> Result:
     return Result("lag", figures, _faults(timers, events))
 
 
+async def signals(rig: Rig, seconds: int) -> Result:
+    """Keep a steady rate of transitions that each fire a signal; see how late the event arrives at a subscriber."""
+    arrived: list[tuple[str, float]] = []
+    waiting = [Signal(f"signal-{index}") for index in range(_TRANSITIONS_RATE * seconds)]
+
+    async def arrive(message: Msg) -> None:
+        arrived.append((json.loads(message.data)["payload"]["signalId"], time.time_ns() / 1_000_000))
+
+    async def missing() -> int:
+        return len(waiting) - len(arrived)
+
+    async with rig.broker() as client, rig.service() as service:
+        await rig.ready(service)
+        publisher = Publisher(client)
+        await publisher.open()
+        for signal in waiting:
+            await publisher.send(signal)
+        await publisher.flush()
+        await _poll(service, partial(unhandled, client), 0)
+        await client.subscribe("timer.evt.v1.*.work-signal-fired", cb=arrive)
+        published = await _block_steadily(publisher, waiting)
+        await _poll(service, missing, 0)
+        await asyncio.sleep(_AFTERMATH_SECONDS)
+    late = [at - published[name] for name, at in arrived]
+    figures = {
+        "transitions": len(waiting),
+        "transitions/s, each fires one signal": _TRANSITIONS_RATE,
+        **_percentiles("from TransitionWorkItem to work.signal.fired", late, (0.5, 0.99, 1)),
+    }
+    times = Counter(name for name, _ in arrived)
+    faults = {"missing": len(waiting) - len(times), "doubled": times.total() - len(times)}
+    return Result("signals", figures, [f"{count} events {fault}" for fault, count in faults.items() if count])
+
+
+async def _block_steadily(publisher: Publisher, waiting: Sequence[Signal]) -> dict[str, float]:
+    """Send a transition for each signal at `_TRANSITIONS_RATE`; return when each was sent, in epoch milliseconds."""
+    start = time.time()
+    sent: dict[str, float] = {}
+    for index, signal in enumerate(waiting):
+        await asyncio.sleep(max(0.0, start + index / _TRANSITIONS_RATE - time.time()))
+        sent[signal.name] = time.time_ns() / 1_000_000
+        await publisher.send(Transition(signal))
+    await publisher.flush()
+    return sent
+
+
 async def pending(rig: Rig, size: int) -> Result:
     """Have timers of one tenant pending for tomorrow; see what they cost while they wait, and what questions cost."""
     tomorrow = now() + 24 * _HOUR_MS
@@ -179,6 +228,7 @@ SCENARIOS = {
     "drain": Scenario(drain, 50_000, 200_000),
     "lag": Scenario(lag, 15, 60),
     "fair": Scenario(fair, 20_000, 100_000),
+    "signals": Scenario(signals, 15, 60),
     "pending": Scenario(pending, 100_000, 1_000_000),
 }
 
@@ -221,7 +271,7 @@ async def _schedule_steadily(client: Client, count: int) -> list[Timer]:
     for index in range(count):
         await asyncio.sleep(max(0.0, start + index / _LAG_RATE - time.time()))
         timer = Timer("bench", f"call-{index}", now() + rng.randint(*_LAG_AHEAD_MS))
-        await publisher.schedule(timer)
+        await publisher.send(timer)
         timers.append(timer)
     await publisher.flush()
     return timers
@@ -249,9 +299,16 @@ async def _poll(service: Process, count: Callable[[], Awaitable[int]], enough: i
 def _lateness(timers: Sequence[Timer], events: Iterable[Fired], shares: Sequence[float]) -> dict[str, float]:
     """Return percentiles by name; a share of 1 is the latest of all."""
     due = {(timer.tenant, timer.call): timer.due_at for timer in timers}
-    late = sorted(event.at - due[event.tenant, event.call] for event in events if event[1:3] in due)
+    late = [event.at - due[event.tenant, event.call] for event in events if event[1:3] in due]
+    return _percentiles("lateness", late, shares)
+
+
+def _percentiles(what: str, late: Iterable[float], shares: Sequence[float]) -> dict[str, float]:
+    ordered = sorted(late)
     names = {share: f"p{share * 100:g}" if share < 1 else "max" for share in shares}
-    return {f"lateness {name}, ms": late[math.ceil(share * len(late)) - 1] for share, name in names.items() if late}
+    return {
+        f"{what} {name}, ms": ordered[math.ceil(share * len(ordered)) - 1] for share, name in names.items() if ordered
+    }
 
 
 def _faults(timers: Sequence[Timer], events: Sequence[Fired]) -> list[str]:
