@@ -205,7 +205,7 @@ async def test_rejections(client: TimerClient, user: User) -> None:
     assert (rejected.value.code, rejected.value.errors[0]["path"]) == ("TOO_LARGE", "payload.data")
     assert await user.stored("TIMER_DLQ") == 1
     with pytest.raises(QueryError) as refused:
-        _ = [each async for each in client._pages("acme", {"cursor": "mine"}, 5)]
+        _ = [each async for each in client._link.pages("acme", "list-timers", {"cursor": "mine"}, "timers", 5)]
     assert (refused.value.code, refused.value.errors[0]["path"]) == ("INVALID_PAYLOAD", "cursor")
 
 
