@@ -83,8 +83,9 @@ def test_the_guide_is_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert lines[4].startswith("Scheduled 20")
     assert lines[5] == "due next: order-1/payment"
     assert "'Scheduled': 998" in lines[6]
-    assert lines[7].startswith("TOO_LARGE [{'path': 'payload.data'")
-    assert lines[8:] == ["fired: order-1/payment None"]
+    assert lines[7:9] == ["transitioned", "reminder: ask-for-help Call Kim."]
+    assert lines[9].startswith("TOO_LARGE [{'path': 'payload.data'")
+    assert lines[10:] == ["fired: order-1/payment None"]
 
 
 async def test_schedule_tells_the_timer(client: TimerClient) -> None:
