@@ -151,14 +151,14 @@ class Batch:
             self.ended.append((signal.key, f"the signal is {signal.status}"))
             self.firings = [each for each in self.firings if each.signal != signal.key]
             return None
-        if signal.definition is None or (before is not None and before._replace(position=signal.position) == signal):
+        if signal.status is not Status.ACTIVE or (before and before._replace(position=signal.position) == signal):
             return None
         if firing := rules.firing_at(signal, cause):
             self.firings.append(firing)
             if before is not None:
                 self.put_back.append(firing)
             return firing.due_at
-        if signal.status is Status.ACTIVE and signal.item is not None:
+        if signal.item is not None:
             self.awake.add(signal.key)
             self._look_back(signal)
         return None

@@ -9,7 +9,7 @@ from timer_service.core.data import check_fits
 from timer_service.core.instant import Instant
 from timer_service.core.message import Identifier, TenantPayload
 
-Status = Annotated[str, StringConstraints(pattern=r"^[^\x00-\x1f\x7f-\x9f]{1,100}$")]
+ItemStatus = Annotated[str, StringConstraints(pattern=r"^[^\x00-\x1f\x7f-\x9f]{1,100}$")]
 """A status of a work item: the user's own word."""
 
 Note = Annotated[str, StringConstraints(pattern=r"^[^\x00]*$", max_length=2000)]
@@ -34,7 +34,7 @@ class CreateWorkItem(TenantPayload):
     type: ClassVar[str] = "CreateWorkItem"
 
     work_item_id: Identifier
-    status: Status | None = None
+    status: ItemStatus | None = None
 
 
 class TransitionWorkItem(TenantPayload):
@@ -46,8 +46,8 @@ class TransitionWorkItem(TenantPayload):
     event_id: Identifier | None = Field(
         default=None, description="Names the transition, so that it counts once; the command's id if absent."
     )
-    from_: Status | None = Field(default=None, alias="from", description="Kept with the event, not checked.")
-    to: Status
+    from_: ItemStatus | None = Field(default=None, alias="from", description="Kept with the event, not checked.")
+    to: ItemStatus
     occurred_at: Instant | None = None
 
 

@@ -8,14 +8,14 @@ from pydantic import Field, ValidationError
 
 from timer_service.core.instant import Instant
 from timer_service.core.message import Payload
-from timer_service.signals.messages import Status, TriggerKind
+from timer_service.signals.messages import ItemStatus, TriggerKind
 
 
 class StatusTransition(Payload):
     """Comes true when the signal's work item comes to one of some statuses, however they are written."""
 
     kind: Literal["work_item.status.transition"]
-    to: list[Status] = Field(min_length=1)
+    to: list[ItemStatus] = Field(min_length=1)
 
     def matches(self, status: str) -> bool:
         """Tell whether a status is one of those."""
