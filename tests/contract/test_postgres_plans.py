@@ -45,7 +45,7 @@ STATEMENTS = {
     "retry": (TIMERS.sql("retry"), [KEY]),
     "release": (TIMERS.sql("release"), [KEY]),
     "find": (timers._SQL["find"], [KEY]),
-    "find and lock": (timers._SQL["find_locked"], ["LockRows", KEY]),
+    "find and lock": (timers._FIND_LOCKED, ["LockRows", KEY]),
     "advance": (timers._SQL["advance"], [KEY]),
     "overdue": (timers._SQL["overdue"], [f"Index Only Scan {AVAILABLE}"]),
     "oldest due": (timers._SQL["oldest_due"], [f"Index Only Scan {SCHEDULED}"]),

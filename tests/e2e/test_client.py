@@ -83,8 +83,9 @@ def test_the_guide_is_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert lines[4].startswith("Scheduled 20")
     assert lines[5] == "due next: order-1/payment"
     assert "'Scheduled': 998" in lines[6]
-    assert lines[7].startswith("TOO_LARGE [{'path': 'payload.data'")
-    assert lines[8:] == ["fired: order-1/payment None"]
+    assert lines[7:9] == ["transitioned", "reminder: ask-for-help Call Kim."]
+    assert lines[9].startswith("TOO_LARGE [{'path': 'payload.data'")
+    assert lines[10:] == ["fired: order-1/payment None"]
 
 
 async def test_schedule_tells_the_timer(client: TimerClient) -> None:
@@ -205,7 +206,7 @@ async def test_rejections(client: TimerClient, user: User) -> None:
     assert (rejected.value.code, rejected.value.errors[0]["path"]) == ("TOO_LARGE", "payload.data")
     assert await user.stored("TIMER_DLQ") == 1
     with pytest.raises(QueryError) as refused:
-        _ = [each async for each in client._pages("acme", {"cursor": "mine"}, 5)]
+        _ = [each async for each in client._link.pages("acme", "list-timers", {"cursor": "mine"}, "timers", 5)]
     assert (refused.value.code, refused.value.errors[0]["path"]) == ("INVALID_PAYLOAD", "cursor")
 
 

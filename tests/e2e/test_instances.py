@@ -15,7 +15,7 @@ from tests.support.databases import Databases
 from tests.support.processes import NatsServer, Service
 from tests.support.provision import RestartablePostgres
 
-FIRED = 'timer_schedules_processed_total{outcome="fired"}'
+FIRED = 'timer_schedules_processed_total{outcome="fired",table="timer_schedules"}'
 SET_WRONG = """
 import time
 from timer_service.cli import main

@@ -20,13 +20,13 @@ async def test_event_stream_full(user: User, service: Service) -> None:
     early = await user.fired()
     assert 0 < len(early) < 1000
     assert (await service.page("/livez"))[0] == 200
-    fired = 'timer_schedules_processed_total{outcome="fired"}'
+    fired = 'timer_schedules_processed_total{outcome="fired",table="timer_schedules"}'
     async with asyncio.timeout(60):
         while (before := await service.metric(fired)) < 1000:
             await user.js.purge_stream("TIMER_EVT")
             await service.until_metric(fired, at_least=before + 1)
-    assert await service.metric('timer_schedules_processed_total{outcome="retried"}') == 0
-    assert await service.metric('timer_schedules_processed_total{outcome="buried"}') == 0
+    assert await service.metric('timer_schedules_processed_total{outcome="retried",table="timer_schedules"}') == 0
+    assert await service.metric('timer_schedules_processed_total{outcome="buried",table="timer_schedules"}') == 0
     await user.js.update_stream(config)
     await user.schedule({"afterwards": now})
     await user.until_stored("TIMER_EVT", 1)

@@ -4,13 +4,6 @@ SELECT tenant_id, service_call_id, state, due_at, data, correlation_id, causatio
 FROM timer_schedules
 WHERE tenant_id = :tenant_id AND service_call_id = :service_call_id
 
--- name: find_locked
-SELECT tenant_id, service_call_id, state, due_at, data, correlation_id, causation_id, traceparent, tracestate,
-    event_id, registered_at, reached_at, cancelled_at, position_epoch, position_sequence, available_at, attempt, last_error
-FROM timer_schedules
-WHERE tenant_id = :tenant_id AND service_call_id = :service_call_id
-/* for update */
-
 -- name: put
 INSERT INTO timer_schedules (
     tenant_id, service_call_id, state, due_at, data, correlation_id, causation_id, traceparent, tracestate,
@@ -50,14 +43,6 @@ SELECT COUNT(*) AS count FROM (
     SELECT 1 AS one FROM timer_schedules
     WHERE tenant_id = :tenant_id AND {such} AND due_at < :due_before
     LIMIT :limit
-) AS counted
-
--- name: count_all
-SELECT COUNT(*) AS count FROM (SELECT 1 AS one FROM timer_schedules WHERE {such} LIMIT :limit) AS counted
-
--- name: overdue
-SELECT COUNT(*) AS count, MIN(available_at) AS oldest_at FROM (
-    SELECT available_at FROM timer_schedules WHERE available_at <= :now ORDER BY available_at LIMIT :limit
 ) AS counted
 
 -- name: oldest_due
