@@ -17,6 +17,11 @@ from timer_service.core.outbox import OUTBOX, stored_message
 from timer_service.core.relay import Encode, Relay
 from timer_service.core.retention import Delete, Retention
 from timer_service.core.wakes import Wakes
+from timer_service.needs import handler as needs_handler
+from timer_service.needs.census import COUNTED as COUNTED_RUNS
+from timer_service.needs.queries import QUERIES as RUN_QUERIES
+from timer_service.needs.retention import delete_settled as delete_runs
+from timer_service.needs.sweep import Sweep
 from timer_service.signals import handler as signals_handler
 from timer_service.signals.evaluation import Evaluation
 from timer_service.signals.firings import COUNTED as COUNTED_SIGNALS
@@ -34,7 +39,7 @@ from timer_service.timers.worker import due_time_reached
 _RETENTION_INTERVAL = timedelta(minutes=1)
 _CENSUS_INTERVAL = timedelta(seconds=15)
 
-QUERIES = (*TIMER_QUERIES, *SIGNAL_QUERIES)
+QUERIES = (*TIMER_QUERIES, *SIGNAL_QUERIES, *RUN_QUERIES)
 
 
 class Claimer(Protocol):
@@ -48,9 +53,11 @@ class Claimer(Protocol):
 def routes(config: Config, wakes: Wakes) -> list[Route]:
     """Return where commands go."""
     handle_signals = partial(signals_handler.handle, evaluating=config.signals_enabled)
+    handle_needs = partial(needs_handler.handle, evaluating=config.needs_enabled)
     return [
         Route(timers_handler.PAYLOADS, timers_handler.handle, partial(wakes.wake, ["timers"])),
         Route(signals_handler.PAYLOADS, handle_signals, partial(wakes.wake, ["signals", "evaluation"])),
+        Route(needs_handler.PAYLOADS, handle_needs, partial(wakes.wake, ["needs", "outbox"])),
     ]
 
 
@@ -69,12 +76,15 @@ class Workers:
         outbox = self._relay("outbox", OUTBOX, stored_message)
         if config.signals_enabled:
             self._add_signals(outbox)
+        if config.needs_enabled:
+            self._loop("needs", Sweep(self._database, outbox.wake), config.polling_interval)
         self._retention("retention", delete_timers)
         self._retention("signals retention", delete_signals)
+        self._retention("needs retention", delete_runs)
         census = Census(
             self._database,
             instruments,
-            counted=[*COUNTED_TIMERS, *COUNTED_SIGNALS, *COUNTED_EVENTS],
+            counted=[*COUNTED_TIMERS, *COUNTED_SIGNALS, *COUNTED_RUNS, *COUNTED_EVENTS],
             leased=[TIMERS, FIRINGS, OUTBOX],
         )
         self._loop("census", census, _CENSUS_INTERVAL)

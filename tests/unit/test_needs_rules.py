@@ -1,0 +1,166 @@
+"""The gate's rules, and that they agree with an evaluator that knows no counters, no parts and no order."""
+
+from collections.abc import Mapping
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.support.clock import NOW
+from timer_service.core.message import Position
+from timer_service.needs import rules
+from timer_service.needs.checking import check_names, check_order
+from timer_service.needs.edges import edges_of
+from timer_service.needs.graph import Graph
+from timer_service.needs.messages import FlawCode, GroupNeed, IfFailed, JobNeed, JobStatus, NewJob, RunStatus
+from timer_service.needs.rules import Edge, Job, Run, RunKey, Verdict
+
+RUN = Run(RunKey("acme", "run-1"), RunStatus.RUNNING, Position(1, 1), NOW)
+ENDS = [JobStatus.SUCCESS, JobStatus.FAILED, JobStatus.CANCELLED, JobStatus.DRIFT_DROPPED, JobStatus.TIMED_OUT_STALE]
+Edges = list[Edge]
+
+
+@st.composite
+def graphs(draw: st.DrawFn) -> Edges:
+    """Draw edges among jobs that are numbered in an order without cycles."""
+    size = draw(st.integers(2, 9))
+    pairs = [(upstream, job) for job in range(size) for upstream in range(job)]
+    chosen = draw(st.lists(st.sampled_from(pairs), unique=True, max_size=20))
+    return [Edge(f"{upstream}", f"{job}", draw(st.sampled_from(IfFailed))) for upstream, job in chosen]
+
+
+def plain(edges: Edges, ended: Mapping[str, JobStatus]) -> tuple[set[str], set[str]]:
+    """Return who is ready and who is skipped, asking everybody over and over until nothing changes."""
+    names = {name for edge in edges for name in edge[:2]} | ended.keys()
+    ends = dict(ended)
+    while True:
+        needs = {name: [edge for edge in edges if edge.job == name] for name in names - ends.keys()}
+        refused = {
+            name
+            for name, of in needs.items()
+            if any(
+                each.if_failed is IfFailed.SKIP and ends.get(each.upstream, JobStatus.SUCCESS) is not JobStatus.SUCCESS
+                for each in of
+            )
+        }
+        if not refused:
+            break
+        ends |= dict.fromkeys(refused, JobStatus.SKIPPED)
+    ready = {name for name in names - ends.keys() if all(edge.upstream in ends for edge in edges if edge.job == name)}
+    return ready, {name for name, status in ends.items() if status is JobStatus.SKIPPED and name not in ended}
+
+
+def whole(edges: Edges) -> Graph:
+    names = sorted({name for edge in edges for name in edge[:2]})
+    graph = Graph(RUN._replace(open_jobs=len(names)), {name: Job(name) for name in names})
+    for edge in edges:
+        graph.downstream[edge.upstream].append(edge)
+    graph.evaluate_all(NOW, None)
+    return graph
+
+
+def verdicts(graph: Graph) -> tuple[set[str], set[str]]:
+    jobs = graph.jobs.values()
+    ready = {job.name for job in jobs if job.ready_at is not None and not job.ended}
+    return ready, {job.name for job in jobs if job.status is JobStatus.SKIPPED}
+
+
+@settings(max_examples=300, deadline=None)
+@given(graphs(), st.data())
+def test_agrees_with_a_plain_evaluator(edges: Edges, data: st.DataObject) -> None:
+    """However jobs end, one after the other, the same are let go and skipped as when everybody is asked anew."""
+    graph = whole(edges)
+    ended: dict[str, JobStatus] = {}
+    while running := sorted(verdicts(graph)[0]):
+        assert verdicts(graph) == plain(edges, ended)
+        name = data.draw(st.sampled_from(running))
+        ended[name] = data.draw(st.sampled_from(ENDS))
+        graph.put(rules.end(graph.jobs[name], ended[name], NOW))
+        graph.evaluate([name], NOW, None)
+    assert verdicts(graph) == plain(edges, ended)
+    assert all(job.ended for job in graph.jobs.values())
+    assert graph.run.open_jobs == 0
+
+
+@settings(max_examples=200, deadline=None)
+@given(graphs(), st.data())
+def test_evaluating_everything_anew_changes_nothing(edges: Edges, data: st.DataObject) -> None:
+    """The counters are those a whole evaluation finds, at every moment of a run."""
+    graph = whole(edges)
+    for _ in range(data.draw(st.integers(0, len(graph.jobs)))):
+        if not (running := sorted(verdicts(graph)[0])):
+            break
+        name = data.draw(st.sampled_from(running))
+        graph.put(rules.end(graph.jobs[name], data.draw(st.sampled_from(ENDS)), NOW))
+        graph.evaluate([name], NOW, None)
+    jobs, run = dict(graph.jobs), graph.run
+    graph.changed.clear()
+    graph.evaluate_all(NOW + 1, None)
+    assert (graph.jobs, graph.run, graph.changed) == (jobs, run, set())
+
+
+REPORTED = Job("job", JobStatus.RUNNING, ready_at=NOW, position=Position(1, 5))
+
+
+@pytest.mark.parametrize(
+    ("job", "status", "sequence", "verdict", "then"),
+    [
+        (REPORTED, "running", 5, Verdict.UNCHANGED, "running"),
+        (REPORTED, "dispatched", 4, Verdict.IGNORED_STALE, "running"),
+        (REPORTED, "running", 6, Verdict.RECORDED, "running"),
+        (REPORTED, "success", 4, Verdict.RECORDED, "success"),
+        (REPORTED, "failed", 6, Verdict.RECORDED, "failed"),
+        (REPORTED._replace(status=JobStatus.FAILED), "failed", 7, Verdict.UNCHANGED, "failed"),
+        (REPORTED._replace(status=JobStatus.FAILED), "success", 7, Verdict.ALREADY_ENDED, "failed"),
+        (REPORTED._replace(status=JobStatus.FAILED), "running", 7, Verdict.ALREADY_ENDED, "failed"),
+        (Job("job"), "running", 7, Verdict.IGNORED_NOT_READY, "pending"),
+        (Job("job"), "success", 7, Verdict.IGNORED_NOT_READY, "pending"),
+        (Job("job"), "drift_dropped", 7, Verdict.RECORDED, "drift_dropped"),
+    ],
+)
+def test_report(job: Job, status: str, sequence: int, verdict: Verdict, then: str) -> None:
+    """An end is final, in whatever order reports come; nothing is done before the gate has opened."""
+    found, after = rules.report(job, JobStatus(status), Position(1, sequence), NOW)
+    assert (found, after.status) == (verdict, then)
+
+
+@pytest.mark.parametrize(
+    ("statuses", "run"),
+    [
+        ([], "success"),
+        (["success", "skipped"], "success"),
+        (["success", "failed", "skipped"], "failed"),
+        (["timed_out_stale"], "failed"),
+        (["drift_dropped"], "failed"),
+        (["cancelled"], "failed"),
+    ],
+)
+def test_how_a_run_ends(statuses: list[str], run: str) -> None:
+    """A run fails with any of its jobs; one that somebody skipped is no failure."""
+    assert rules.completed_as({JobStatus(status): 1 for status in statuses}) == run
+
+
+def test_cycle_is_told_from_a_group_of_the_same_name() -> None:
+    """A job and a group of one name are no cycle; a cycle is told in order, its end its beginning."""
+    harmless = edges_of([NewJob(name="tests", needs=[GroupNeed(group="tests")])], {})
+    flaw = check_order([Edge("a", "b", IfFailed.SKIP), Edge("b", "c", IfFailed.RUN), Edge("c", "a", IfFailed.SKIP)], [])
+    assert check_order(*harmless) is None
+    assert flaw is not None
+    assert flaw.code is FlawCode.CYCLE
+    assert (len(flaw.path), flaw.path[0]) == (4, flaw.path[-1])
+
+
+def test_skip_wins_where_a_job_is_needed_twice() -> None:
+    """A job needed by name and as a member of a group is needed once, over the stricter of both edges."""
+    needs: list[JobNeed | GroupNeed] = [
+        JobNeed(job="a", if_failed=IfFailed.SKIP),
+        GroupNeed(group="g", if_failed="run"),
+    ]
+    edges, _ = edges_of([NewJob(name="b", needs=needs)], {"g": ["a", "c"]})
+    assert edges == [Edge("a", "b", IfFailed.SKIP), Edge("c", "b", IfFailed.RUN)]
+
+
+def test_unknown_is_no_cycle() -> None:
+    """What is not there has a code of its own, and is named with who needs it."""
+    assert check_names([NewJob(name="b", needs=["a"])], (), ()) == (FlawCode.UNKNOWN_UPSTREAM, ["b", "a"])
+    assert check_names([NewJob(name="b")], ("b",), ()) == (FlawCode.DUPLICATE_JOB, ["b"])

@@ -1,0 +1,215 @@
+"""The wire shape of the gate's commands and events."""
+
+from collections.abc import Iterator, Mapping
+from enum import StrEnum
+from typing import Annotated, Any, ClassVar, Self
+
+from pydantic import AfterValidator, Field, model_validator
+from pydantic_core import PydanticCustomError
+
+from timer_service.core.data import check_fits
+from timer_service.core.instant import Instant
+from timer_service.core.message import Identifier, Payload, TenantPayload
+
+MOST_JOBS = 10_000
+_MOST_GROUPS = 1000
+_LONGEST_STALE_SECONDS = 31 * 24 * 3600
+
+Json = Annotated[Any, AfterValidator(check_fits)]
+
+
+class IfFailed(StrEnum):
+    """What becomes of a job when an upstream of it ends other than in success."""
+
+    SKIP = "skip"
+    RUN = "run"
+
+
+class JobStatus(StrEnum):
+    """Where a job stands."""
+
+    PENDING = "pending"
+    DISPATCHED = "dispatched"
+    RUNNING = "running"
+    SUCCESS = "success"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+    SKIPPED = "skipped"
+    TIMED_OUT_STALE = "timed_out_stale"
+    DRIFT_DROPPED = "drift_dropped"
+
+
+class RunStatus(StrEnum):
+    """Where a run stands."""
+
+    RUNNING = "running"
+    SUCCESS = "success"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+    REJECTED = "rejected"
+
+
+class FlawCode(StrEnum):
+    """What can be wrong with a graph."""
+
+    CYCLE = "CYCLE"
+    UNKNOWN_UPSTREAM = "UNKNOWN_UPSTREAM"
+    DUPLICATE_JOB = "DUPLICATE_JOB"
+
+
+class JobNeed(Payload):
+    """Wait for one job."""
+
+    job: Identifier
+    if_failed: IfFailed = IfFailed.SKIP
+
+
+class GroupNeed(Payload):
+    """Wait for all jobs of a dynamic group, and until it is known which those are."""
+
+    group: Identifier
+    if_failed: IfFailed = IfFailed.SKIP
+
+
+Need = Annotated[
+    Identifier | JobNeed | GroupNeed,
+    Field(union_mode="left_to_right", description="A name is short for {job}."),
+]
+
+
+class NewJob(Payload):
+    """A job and what it waits for."""
+
+    name: Identifier
+    needs: list[Need] = Field(default_factory=list, max_length=MOST_JOBS)
+    payload: Json = Field(default=None, description="Any JSON, at most 64 KiB; handed back in JobReady.")
+    stale_after_seconds: int | None = Field(
+        default=None,
+        ge=1,
+        le=_LONGEST_STALE_SECONDS,
+        description="End it as timed_out_stale when nothing is heard of it for this long, once it was let go.",
+    )
+
+    @model_validator(mode="after")
+    def _each_need_once(self) -> Self:
+        seen: set[tuple[bool, str]] = set()
+        for need in self.read_needs():
+            named = (isinstance(need, GroupNeed), need.group if isinstance(need, GroupNeed) else need.job)
+            if named in seen:
+                raise PydanticCustomError("needs_twice", "needs {name} twice", {"name": repr(named[1])})
+            seen.add(named)
+        return self
+
+    def read_needs(self) -> Iterator[JobNeed | GroupNeed]:
+        """Give each need in its long form."""
+        for need in self.needs:
+            yield JobNeed(job=need) if isinstance(need, str) else need
+
+
+class RunPayload(TenantPayload):
+    """A payload about one run."""
+
+    run_id: Identifier
+
+
+class StartRun(RunPayload):
+    """Let the jobs of a graph go, each once what it needs has ended."""
+
+    type: ClassVar[str] = "StartRun"
+
+    jobs: list[NewJob] = Field(max_length=MOST_JOBS)
+    groups: list[Identifier] = Field(
+        default_factory=list,
+        max_length=_MOST_GROUPS,
+        description="Dynamic groups, whose jobs a ResolveGroup will name.",
+    )
+
+
+class ResolveGroup(RunPayload):
+    """Name the jobs of a dynamic group, none if it is empty."""
+
+    type: ClassVar[str] = "ResolveGroup"
+
+    group_name: Identifier
+    jobs: list[NewJob] = Field(max_length=MOST_JOBS)
+
+
+class ReportJobStatus(RunPayload):
+    """Tell how far a job has come. Once it has ended it stays so."""
+
+    type: ClassVar[str] = "ReportJobStatus"
+
+    job_name: Identifier
+    status: JobStatus
+    outputs: Annotated[dict[str, Any], AfterValidator(check_fits)] | None = Field(
+        default=None, description="At most 64 KiB of JSON, for the jobs that need this one."
+    )
+    dropped_jobs: list[Identifier] | None = Field(
+        default=None, max_length=MOST_JOBS, description="Jobs that turned out not to exist: they end as drift_dropped."
+    )
+
+    @model_validator(mode="after")
+    def _can_be_reported(self) -> Self:
+        if self.status is JobStatus.PENDING:
+            raise PydanticCustomError("status", "pending is where a job begins; it can't be reported")
+        return self
+
+
+class CancelRun(RunPayload):
+    """End every job of a run that has not ended."""
+
+    type: ClassVar[str] = "CancelRun"
+
+
+class JobPayload(RunPayload):
+    """A payload about one job of a run."""
+
+    job_name: Identifier
+
+
+class JobReady(JobPayload):
+    """A job may go: everything it needs has ended as it should. A job has one such event, always under the same id."""
+
+    type: ClassVar[str] = "JobReady"
+
+    group_name: Identifier | None = None
+    payload: Any = None
+    upstream_job_outputs: Mapping[str, Any] = Field(description="What the jobs it needs put out, by their names.")
+    outputs_omitted: int | None = Field(
+        default=None, ge=1, description="So many outputs did not fit into this event; get-run has them."
+    )
+    ready_at: Instant
+
+
+class JobSkipped(JobPayload):
+    """A job will not go, for one it needs did not succeed."""
+
+    type: ClassVar[str] = "JobSkipped"
+
+    reason: str
+
+
+class RunRejected(RunPayload):
+    """A run's graph can't be run; nothing of it goes on."""
+
+    type: ClassVar[str] = "RunRejected"
+
+    code: FlawCode
+    path: list[str] = Field(description="The jobs at fault; of a cycle from a job to itself, each needed by the next.")
+
+
+class RunCompleted(RunPayload):
+    """Every job of a run has ended."""
+
+    type: ClassVar[str] = "RunCompleted"
+
+    status: RunStatus
+    counts: Mapping[JobStatus, int] = Field(description="How many jobs ended in each status.")
+
+
+class RunStuck(RunPayload):
+    """Jobs waited though all they need had ended. They are seen to; that they waited is a fault of the service."""
+
+    type: ClassVar[str] = "RunStuck"
+
+    jobs: list[str] = Field(description="A hundred of them at most.")

@@ -1,0 +1,185 @@
+-- name: name_run
+INSERT INTO execution_runs (tenant_id, run_id, created_at, settled_at, position_epoch, position_sequence)
+VALUES (:tenant_id, :run_id, :now, :now, :nowhere, :nowhere)
+ON CONFLICT (tenant_id, run_id) DO NOTHING
+
+-- name: find_run
+SELECT tenant_id, run_id, status, digest, open_jobs, open_groups, evaluated, flaw_code, flaw_path, created_at, settled_at,
+    sweep_at, position_epoch, position_sequence, correlation_id, causation_id, traceparent, tracestate
+FROM execution_runs
+WHERE tenant_id = :tenant_id AND run_id = :run_id
+
+-- name: put_run
+UPDATE execution_runs
+SET status = :status, digest = :digest, open_jobs = :open_jobs, open_groups = :open_groups, evaluated = :evaluated,
+    flaw_code = :flaw_code, flaw_path = :flaw_path, created_at = :created_at, settled_at = :settled_at,
+    sweep_at = :sweep_at, position_epoch = :position_epoch, position_sequence = :position_sequence,
+    correlation_id = :correlation_id, causation_id = :causation_id, traceparent = :traceparent, tracestate = :tracestate
+WHERE tenant_id = :tenant_id AND run_id = :run_id
+
+-- name: page
+SELECT tenant_id, run_id, status, digest, open_jobs, open_groups, evaluated, flaw_code, flaw_path, created_at, settled_at,
+    sweep_at, position_epoch, position_sequence, correlation_id, causation_id, traceparent, tracestate
+FROM execution_runs
+WHERE tenant_id = :tenant_id AND {such} AND (created_at, run_id) < (:before_at, :before_id)
+ORDER BY created_at DESC, run_id DESC
+LIMIT :limit
+
+-- name: add_job
+INSERT INTO execution_jobs (
+    tenant_id, run_id, job_name, status, group_name, payload, outputs, reason, open_needs, open_groups, ready_at,
+    settled_at, stale_after_ms, stale_at, position_epoch, position_sequence
+) VALUES (
+    :tenant_id, :run_id, :job_name, :status, :group_name, :payload, :outputs, :reason, :open_needs, :open_groups,
+    :ready_at, :settled_at, :stale_after_ms, :stale_at, :position_epoch, :position_sequence
+)
+
+-- name: put_job
+UPDATE execution_jobs
+SET status = :status, reason = :reason, open_needs = :open_needs, open_groups = :open_groups, ready_at = :ready_at,
+    settled_at = :settled_at, stale_at = :stale_at, position_epoch = :position_epoch,
+    position_sequence = :position_sequence
+WHERE tenant_id = :tenant_id AND run_id = :run_id AND job_name = :job_name
+
+-- name: put_outputs
+UPDATE execution_jobs
+SET outputs = :outputs
+WHERE tenant_id = :tenant_id AND run_id = :run_id AND job_name = :job_name
+
+-- name: add_need
+INSERT INTO execution_job_needs (tenant_id, run_id, job_name, upstream_name, if_failed)
+VALUES (:tenant_id, :run_id, :job_name, :upstream_name, :if_failed)
+
+-- name: add_group_need
+INSERT INTO execution_group_needs (tenant_id, run_id, job_name, group_name, if_failed)
+VALUES (:tenant_id, :run_id, :job_name, :group_name, :if_failed)
+
+-- name: put_group
+INSERT INTO execution_groups (tenant_id, run_id, group_name, digest, resolved_at)
+VALUES (:tenant_id, :run_id, :group_name, :digest, :resolved_at)
+ON CONFLICT (tenant_id, run_id, group_name) DO UPDATE SET digest = excluded.digest, resolved_at = excluded.resolved_at
+
+-- name: find_job
+SELECT tenant_id, run_id, job_name, status, group_name, reason, open_needs, open_groups, ready_at, settled_at,
+    stale_after_ms, stale_at, position_epoch, position_sequence
+FROM execution_jobs
+WHERE tenant_id = :tenant_id AND run_id = :run_id AND job_name = :job_name
+
+-- name: downstream
+SELECT needs.upstream_name, needs.if_failed, jobs.tenant_id, jobs.run_id, jobs.job_name, jobs.status, jobs.group_name,
+    jobs.reason, jobs.open_needs, jobs.open_groups, jobs.ready_at, jobs.settled_at, jobs.stale_after_ms, jobs.stale_at,
+    jobs.position_epoch, jobs.position_sequence
+FROM execution_job_needs AS needs
+JOIN execution_jobs AS jobs
+    ON jobs.tenant_id = needs.tenant_id AND jobs.run_id = needs.run_id AND jobs.job_name = needs.job_name
+WHERE needs.tenant_id = :tenant_id AND needs.run_id = :run_id AND needs.upstream_name = :job_name
+
+-- name: jobs_of_run
+SELECT tenant_id, run_id, job_name, status, group_name, reason, open_needs, open_groups, ready_at, settled_at,
+    stale_after_ms, stale_at, position_epoch, position_sequence
+FROM execution_jobs
+WHERE tenant_id = :tenant_id AND run_id = :run_id
+
+-- name: needs_of_run
+SELECT tenant_id, run_id, job_name, upstream_name, if_failed
+FROM execution_job_needs
+WHERE tenant_id = :tenant_id AND run_id = :run_id
+
+-- name: groups_of_run
+SELECT tenant_id, run_id, group_name, digest, resolved_at
+FROM execution_groups
+WHERE tenant_id = :tenant_id AND run_id = :run_id
+
+-- name: group_needs_of_run
+SELECT tenant_id, run_id, job_name, group_name, if_failed
+FROM execution_group_needs
+WHERE tenant_id = :tenant_id AND run_id = :run_id
+
+-- name: counts
+SELECT tenant_id, run_id, status, COUNT(*) AS count
+FROM execution_jobs
+WHERE tenant_id = :tenant_id AND run_id = :run_id
+GROUP BY tenant_id, run_id, status
+
+-- name: given
+SELECT tenant_id, run_id, job_name, group_name, ready_at, payload
+FROM execution_jobs
+WHERE tenant_id = :tenant_id AND run_id = :run_id AND job_name = :job_name
+
+-- name: upstream_outputs
+SELECT needs.tenant_id, needs.run_id, needs.job_name, upstream.job_name AS upstream_name, upstream.outputs
+FROM execution_job_needs AS needs
+JOIN execution_jobs AS upstream
+    ON upstream.tenant_id = needs.tenant_id AND upstream.run_id = needs.run_id
+    AND upstream.job_name = needs.upstream_name
+WHERE needs.tenant_id = :tenant_id AND needs.run_id = :run_id AND needs.job_name = :job_name
+    AND upstream.outputs IS NOT NULL
+ORDER BY needs.upstream_name
+
+-- name: keep_early
+INSERT INTO execution_early_commands (
+    tenant_id, run_id, position_epoch, position_sequence, command_id, command_type, payload, correlation_id, traceparent,
+    tracestate
+) VALUES (
+    :tenant_id, :run_id, :position_epoch, :position_sequence, :command_id, :command_type, :payload, :correlation_id,
+    :traceparent, :tracestate
+)
+ON CONFLICT DO NOTHING
+
+-- name: early
+SELECT tenant_id, run_id, position_epoch, position_sequence, command_id, command_type, payload, correlation_id,
+    traceparent, tracestate
+FROM execution_early_commands
+WHERE tenant_id = :tenant_id AND run_id = :run_id
+
+-- name: forget_early
+DELETE FROM execution_early_commands
+WHERE tenant_id = :tenant_id AND run_id = :run_id AND position_epoch = :position_epoch
+    AND position_sequence = :position_sequence
+
+-- name: stuck
+SELECT jobs.job_name
+FROM execution_jobs AS jobs
+WHERE jobs.tenant_id = :tenant_id AND jobs.run_id = :run_id AND jobs.ready_at IS NULL AND jobs.settled_at IS NULL
+    AND NOT EXISTS (
+        SELECT 1
+        FROM execution_job_needs AS needs
+        JOIN execution_jobs AS upstream
+            ON upstream.tenant_id = needs.tenant_id AND upstream.run_id = needs.run_id
+            AND upstream.job_name = needs.upstream_name
+        WHERE needs.tenant_id = jobs.tenant_id AND needs.run_id = jobs.run_id AND needs.job_name = jobs.job_name
+            AND upstream.settled_at IS NULL
+    )
+    AND NOT EXISTS (
+        SELECT 1
+        FROM execution_group_needs AS needs
+        JOIN execution_groups AS unresolved
+            ON unresolved.tenant_id = needs.tenant_id AND unresolved.run_id = needs.run_id
+            AND unresolved.group_name = needs.group_name
+        WHERE needs.tenant_id = jobs.tenant_id AND needs.run_id = jobs.run_id AND needs.job_name = jobs.job_name
+            AND unresolved.resolved_at IS NULL
+    )
+LIMIT 1
+
+-- name: page_of_jobs
+SELECT job_name, status, group_name, reason, ready_at, settled_at, outputs
+FROM execution_jobs
+WHERE tenant_id = :tenant_id AND run_id = :run_id AND job_name > :after
+ORDER BY job_name
+LIMIT :limit
+
+-- name: needs_of_job
+SELECT job_name, upstream_name, if_failed
+FROM execution_job_needs
+WHERE tenant_id = :tenant_id AND run_id = :run_id AND job_name = :job_name
+ORDER BY upstream_name
+
+-- name: unresolved_needs_of_job
+SELECT needs.job_name, needs.group_name, needs.if_failed
+FROM execution_group_needs AS needs
+JOIN execution_groups AS unresolved
+    ON unresolved.tenant_id = needs.tenant_id AND unresolved.run_id = needs.run_id
+    AND unresolved.group_name = needs.group_name
+WHERE needs.tenant_id = :tenant_id AND needs.run_id = :run_id AND needs.job_name = :job_name
+    AND unresolved.resolved_at IS NULL
+ORDER BY needs.group_name
