@@ -69,12 +69,15 @@ CREATE TABLE execution_jobs (
     CHECK (stale_at IS NULL OR (ready_at IS NOT NULL AND settled_at IS NULL))
 );
 
--- The sweep: jobs that wait, and jobs that nothing has been heard of.
+-- The gauge of jobs that wait.
 CREATE INDEX execution_jobs_waiting ON execution_jobs (tenant_id, run_id, job_name)
     WHERE ready_at IS NULL AND settled_at IS NULL;
+
+-- The sweep: jobs that nothing has been heard of.
 CREATE INDEX execution_jobs_stale ON execution_jobs (stale_at) WHERE stale_at IS NOT NULL;
 
--- Who needs whom. The key answers what a job needs, the index who needs it.
+-- Who needs whom. The key answers what a job needs, the index who needs it: it begins and goes on with other columns, so that
+-- a planner without statistics can't take the one for the other.
 CREATE TABLE execution_job_needs (
     tenant_id TEXT NOT NULL,
     run_id TEXT NOT NULL,
@@ -84,7 +87,7 @@ CREATE TABLE execution_job_needs (
     PRIMARY KEY (tenant_id, run_id, job_name, upstream_name),
     CHECK (job_name <> upstream_name)
 );
-CREATE INDEX execution_job_needs_downstream ON execution_job_needs (tenant_id, run_id, upstream_name, job_name);
+CREATE INDEX execution_job_needs_downstream ON execution_job_needs (upstream_name, tenant_id, run_id, if_failed, job_name);
 
 -- Dynamic groups, whose jobs are named later.
 CREATE TABLE execution_groups (

@@ -11,7 +11,8 @@ ALTER TABLE execution_job_needs
     ALTER COLUMN tenant_id TYPE TEXT COLLATE "C",
     ALTER COLUMN run_id TYPE TEXT COLLATE "C",
     ALTER COLUMN job_name TYPE TEXT COLLATE "C",
-    ALTER COLUMN upstream_name TYPE TEXT COLLATE "C";
+    ALTER COLUMN upstream_name TYPE TEXT COLLATE "C",
+    ALTER COLUMN if_failed TYPE TEXT COLLATE "C";
 ALTER TABLE execution_groups
     ALTER COLUMN tenant_id TYPE TEXT COLLATE "C",
     ALTER COLUMN run_id TYPE TEXT COLLATE "C",

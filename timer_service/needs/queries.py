@@ -102,13 +102,13 @@ async def _get(reader: Reader, tenant: str, question: GetRun, _now: int) -> Mapp
     if run is None or run.status is None:
         raise Rejection(Code.NOT_FOUND, f"no run {question.run_id!r}")
     jobs = await store.page_of_jobs(reader, key, after, question.limit + 1)
-    needs = await _needs(reader, key, jobs)
+    groups = {row["group_name"]: row["resolved_at"] is not None for row in await store.groups(reader, key)}
+    needs = await _needs(reader, key, jobs, groups)
     counts = await store.counts(reader, [key])
-    groups = await store.groups(reader, key)
     return {
         **run_view(run),
         "counts": counts[key],
-        "groups": {row["group_name"]: row["resolved_at"] is not None for row in groups},
+        "groups": groups,
         **page("jobs", jobs, limit=question.limit, view=partial(_job_view, needs), place=lambda row: [row["job_name"]]),
     }
 
@@ -125,13 +125,16 @@ QUERIES = (
 )
 
 
-async def _needs(reader: Reader, key: RunKey, jobs: Sequence[Row]) -> Mapping[str, list[Mapping[str, str]]]:
+async def _needs(
+    reader: Reader, key: RunKey, jobs: Sequence[Row], groups: Mapping[str, bool]
+) -> Mapping[str, list[Mapping[str, str]]]:
     needs: dict[str, list[Mapping[str, str]]] = defaultdict(list)
-    concrete, unresolved = await store.needs_of_jobs(reader, [(key, row["job_name"]) for row in jobs])
+    concrete, of_groups = await store.needs_of_jobs(reader, [(key, row["job_name"]) for row in jobs])
     for row in concrete:
         needs[row["job_name"]].append({"job": row["upstream_name"], "ifFailed": row["if_failed"]})
-    for row in unresolved:
-        needs[row["job_name"]].append({"group": row["group_name"], "ifFailed": row["if_failed"]})
+    for row in of_groups:
+        if not groups[row["group_name"]]:
+            needs[row["job_name"]].append({"group": row["group_name"], "ifFailed": row["if_failed"]})
     return needs
 
 

@@ -58,14 +58,16 @@ async def load_jobs(reader: Reader, graphs: Mapping[RunKey, Graph], places: Iter
 async def load_downstream(
     reader: Reader, graphs: Mapping[RunKey, Graph], places: Iterable[Place]
 ) -> list[tuple[RunKey, Edge]]:
-    """Read who needs some jobs, each asked for once; return the edges."""
+    """Read who needs some jobs, each asked for once; return the edges.
+
+    Not as a join: PostgreSQL without statistics begins one with all jobs of a run.
+    """
     edges = []
     for row in await reader.fetch_each(_SQL["downstream"], [_place(each) for each in places]):
-        key = _key(row)
-        graphs[key].jobs.setdefault(row["job_name"], read_job(row))
         edge = Edge(row["upstream_name"], row["job_name"], IfFailed(row["if_failed"]))
-        graphs[key].downstream[edge.upstream].append(edge)
-        edges.append((key, edge))
+        edges.append((_key(row), edge))
+        graphs[_key(row)].downstream[edge.upstream].append(edge)
+    await load_jobs(reader, graphs, {(key, edge.job) for key, edge in edges if edge.job not in graphs[key].jobs})
     return edges
 
 
@@ -145,11 +147,6 @@ async def upstream_outputs(reader: Reader, places: Sequence[Place]) -> Sequence[
     return await reader.fetch_each(_SQL["upstream_outputs"], [_place(each) for each in places])
 
 
-async def is_stuck(reader: Reader, key: RunKey) -> bool:
-    """Tell whether a job of a run waits though everything it needs has ended."""
-    return bool(await reader.fetch(_SQL["stuck"], key._asdict()))
-
-
 async def page(
     reader: Reader, tenant_id: str, status: RunStatus | None, before: Sequence[Any], limit: int
 ) -> list[Run]:
@@ -177,11 +174,11 @@ async def page_of_jobs(reader: Reader, key: RunKey, after: str, limit: int) -> S
 
 
 async def needs_of_jobs(reader: Reader, places: Sequence[Place]) -> tuple[Sequence[Row], Sequence[Row]]:
-    """Read what jobs need: the jobs, and the groups that are not resolved."""
+    """Read what jobs need: the jobs, and the groups."""
     named = [_place(each) for each in places]
     return (
         await reader.fetch_each(_SQL["needs_of_job"], named),
-        await reader.fetch_each(_SQL["unresolved_needs_of_job"], named),
+        await reader.fetch_each(_SQL["group_needs_of_job"], named),
     )
 
 

@@ -66,24 +66,23 @@ FROM execution_jobs
 WHERE tenant_id = :tenant_id AND run_id = :run_id AND job_name = :job_name
 
 -- name: downstream
-SELECT needs.upstream_name, needs.if_failed, jobs.tenant_id, jobs.run_id, jobs.job_name, jobs.status, jobs.group_name,
-    jobs.reason, jobs.open_needs, jobs.open_groups, jobs.ready_at, jobs.settled_at, jobs.stale_after_ms, jobs.stale_at,
-    jobs.position_epoch, jobs.position_sequence
-FROM execution_job_needs AS needs
-JOIN execution_jobs AS jobs
-    ON jobs.tenant_id = needs.tenant_id AND jobs.run_id = needs.run_id AND jobs.job_name = needs.job_name
-WHERE needs.tenant_id = :tenant_id AND needs.run_id = :run_id AND needs.upstream_name = :job_name
+SELECT tenant_id, run_id, job_name, upstream_name, if_failed
+FROM execution_job_needs
+WHERE upstream_name = :job_name AND tenant_id = :tenant_id AND run_id = :run_id
+ORDER BY if_failed, job_name
 
 -- name: jobs_of_run
 SELECT tenant_id, run_id, job_name, status, group_name, reason, open_needs, open_groups, ready_at, settled_at,
     stale_after_ms, stale_at, position_epoch, position_sequence
 FROM execution_jobs
 WHERE tenant_id = :tenant_id AND run_id = :run_id
+ORDER BY job_name
 
 -- name: needs_of_run
 SELECT tenant_id, run_id, job_name, upstream_name, if_failed
 FROM execution_job_needs
 WHERE tenant_id = :tenant_id AND run_id = :run_id
+ORDER BY job_name, upstream_name
 
 -- name: groups_of_run
 SELECT tenant_id, run_id, group_name, digest, resolved_at
@@ -107,13 +106,12 @@ FROM execution_jobs
 WHERE tenant_id = :tenant_id AND run_id = :run_id AND job_name = :job_name
 
 -- name: upstream_outputs
-SELECT needs.tenant_id, needs.run_id, needs.job_name, upstream.job_name AS upstream_name, upstream.outputs
+SELECT needs.tenant_id, needs.run_id, needs.job_name, needs.upstream_name, (
+        SELECT jobs.outputs FROM execution_jobs AS jobs
+        WHERE jobs.tenant_id = needs.tenant_id AND jobs.run_id = needs.run_id AND jobs.job_name = needs.upstream_name
+    ) AS outputs
 FROM execution_job_needs AS needs
-JOIN execution_jobs AS upstream
-    ON upstream.tenant_id = needs.tenant_id AND upstream.run_id = needs.run_id
-    AND upstream.job_name = needs.upstream_name
 WHERE needs.tenant_id = :tenant_id AND needs.run_id = :run_id AND needs.job_name = :job_name
-    AND upstream.outputs IS NOT NULL
 ORDER BY needs.upstream_name
 
 -- name: keep_early
@@ -137,30 +135,6 @@ DELETE FROM execution_early_commands
 WHERE tenant_id = :tenant_id AND run_id = :run_id AND position_epoch = :position_epoch
     AND position_sequence = :position_sequence
 
--- name: stuck
-SELECT jobs.job_name
-FROM execution_jobs AS jobs
-WHERE jobs.tenant_id = :tenant_id AND jobs.run_id = :run_id AND jobs.ready_at IS NULL AND jobs.settled_at IS NULL
-    AND NOT EXISTS (
-        SELECT 1
-        FROM execution_job_needs AS needs
-        JOIN execution_jobs AS upstream
-            ON upstream.tenant_id = needs.tenant_id AND upstream.run_id = needs.run_id
-            AND upstream.job_name = needs.upstream_name
-        WHERE needs.tenant_id = jobs.tenant_id AND needs.run_id = jobs.run_id AND needs.job_name = jobs.job_name
-            AND upstream.settled_at IS NULL
-    )
-    AND NOT EXISTS (
-        SELECT 1
-        FROM execution_group_needs AS needs
-        JOIN execution_groups AS unresolved
-            ON unresolved.tenant_id = needs.tenant_id AND unresolved.run_id = needs.run_id
-            AND unresolved.group_name = needs.group_name
-        WHERE needs.tenant_id = jobs.tenant_id AND needs.run_id = jobs.run_id AND needs.job_name = jobs.job_name
-            AND unresolved.resolved_at IS NULL
-    )
-LIMIT 1
-
 -- name: page_of_jobs
 SELECT job_name, status, group_name, reason, ready_at, settled_at, outputs
 FROM execution_jobs
@@ -174,12 +148,8 @@ FROM execution_job_needs
 WHERE tenant_id = :tenant_id AND run_id = :run_id AND job_name = :job_name
 ORDER BY upstream_name
 
--- name: unresolved_needs_of_job
-SELECT needs.job_name, needs.group_name, needs.if_failed
-FROM execution_group_needs AS needs
-JOIN execution_groups AS unresolved
-    ON unresolved.tenant_id = needs.tenant_id AND unresolved.run_id = needs.run_id
-    AND unresolved.group_name = needs.group_name
-WHERE needs.tenant_id = :tenant_id AND needs.run_id = :run_id AND needs.job_name = :job_name
-    AND unresolved.resolved_at IS NULL
-ORDER BY needs.group_name
+-- name: group_needs_of_job
+SELECT job_name, group_name, if_failed
+FROM execution_group_needs
+WHERE tenant_id = :tenant_id AND run_id = :run_id AND job_name = :job_name
+ORDER BY group_name

@@ -5,7 +5,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection
 from functools import partial
 
-from timer_service.core.database import Database, Transaction
+from timer_service.core.database import Database, Reader, Transaction
 from timer_service.core.errors import DatabaseUnavailableError
 from timer_service.core.sql import load_sql
 from timer_service.core.transacting import in_transaction
@@ -37,7 +37,9 @@ class Sweep:
         due = await self._due(now)
         for key, stale in due.items():
             try:
-                events = await in_transaction(self._database, partial(_attend, key=key, stale=stale, now=now))
+                doubtful = await _is_doubtful(self._database.reader, key, now)
+                attend = partial(_attend, key=key, stale=stale, doubtful=doubtful, now=now)
+                events = await in_transaction(self._database, attend)
             except DatabaseUnavailableError:
                 raise
             except Exception:
@@ -63,7 +65,18 @@ class Sweep:
         return due
 
 
-async def _attend(tx: Transaction, *, key: RunKey, stale: Collection[str], now: int) -> int:
+async def _is_doubtful(reader: Reader, key: RunKey, now: int) -> bool:
+    """Tell whether anything would come of evaluating a run that is due anew: found out beside the writers."""
+    run = await store.find_run(reader, key)
+    if run is None or run.sweep_at is None or run.sweep_at > now:
+        return False
+    graph = Graph(run)
+    await store.load_whole(reader, {key: graph})
+    graph.evaluate_all(now, None)
+    return bool(graph.changed) or not run.evaluated
+
+
+async def _attend(tx: Transaction, *, key: RunKey, stale: Collection[str], doubtful: bool, now: int) -> int:
     """Look after one run; return how many events there are to publish."""
     runs = await store.lock_known(tx, [key])
     if key not in runs or runs[key].status is not RunStatus.RUNNING:
@@ -71,15 +84,13 @@ async def _attend(tx: Transaction, *, key: RunKey, stale: Collection[str], now: 
     work = Work(Graph(runs[key]))
     graphs = {key: work.graph}
     overdue = [(key, name) for name in stale]
-    sweep_at = runs[key].sweep_at
-    sweeps = sweep_at is not None and sweep_at <= now
-    if sweeps and (not runs[key].evaluated or await store.is_stuck(tx, key)):
+    if doubtful:
         await store.load_whole(tx, graphs)
         _repair(work, now)
     else:
         await store.load_jobs(tx, graphs, overdue)
         await load_consequences(tx, graphs, (), overdue)
-    if sweeps:
+    if work.graph.run.sweep_at is not None and work.graph.run.sweep_at <= now:
         work.graph.run = work.graph.run._replace(sweep_at=now + SWEEP_MS)
     _end_stale(work.graph, stale, now)
     return await write(tx, {key: work}, runs, now)
@@ -89,7 +100,7 @@ def _repair(work: Work, now: int) -> None:
     """Evaluate a whole run; that anything comes of it is news, unless it was known to be unevaluated."""
     graph = work.graph
     graph.evaluate_all(now, None)
-    if graph.run.evaluated:
+    if graph.run.evaluated and (graph.ready or graph.skipped):
         work.stuck = sorted(graph.ready.keys() | graph.skipped.keys())
         log.error("jobs waited in vain", extra={"run_id": graph.run.key.run_id, "count": len(work.stuck)})
     graph.run = graph.run._replace(evaluated=True)

@@ -108,6 +108,8 @@ async def _ready_events(
 ) -> list[Event]:
     outputs: dict[Place, list[Row]] = {}
     for row in await store.upstream_outputs(tx, places):
+        if row["outputs"] is None:
+            continue
         outputs.setdefault((RunKey(row["tenant_id"], row["run_id"]), row["job_name"]), []).append(row)
     told = []
     for row in await store.given(tx, places):
