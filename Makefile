@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
-SOURCES := timer_service tests benchmarks contracts
+SOURCES := timer_service tests benchmarks contracts docs/examples
 
 .PHONY: run test soak check format contracts bench clean
 .DEFAULT_GOAL := run

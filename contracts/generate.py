@@ -12,6 +12,11 @@ from pydantic import TypeAdapter, create_model
 from timer_service.core.errors import Code
 from timer_service.core.message import Envelope, Identifier, Payload, kebab
 from timer_service.core.rejection import CommandRejected, FieldFault
+from timer_service.needs.handler import PAYLOADS as RUN_COMMANDS
+from timer_service.needs.messages import JobReady, JobSkipped, RunCompleted, RunRejected, RunStuck
+from timer_service.needs.queries import QUERIES as RUN_QUERIES
+from timer_service.needs.queries import RunDetails, RunPage, RunView
+from timer_service.needs.rules import Verdict as RunVerdict
 from timer_service.signals.handler import PAYLOADS as SIGNAL_COMMANDS
 from timer_service.signals.messages import WorkSignalFailed, WorkSignalFired
 from timer_service.signals.queries import QUERIES as SIGNAL_QUERIES
@@ -28,7 +33,7 @@ SCHEMAS = CONTRACTS / "schemas"
 _ASYNCAPI = runpy.run_path(str(CONTRACTS / "asyncapi.py"))
 
 
-Verdict = StrEnum("Verdict", {each.name: each.value for each in (*TimerVerdict, *SignalVerdict)})
+Verdict = StrEnum("Verdict", {each.name: each.value for each in (*TimerVerdict, *SignalVerdict, *RunVerdict)})
 Verdict.__doc__ = "How a command ends."
 
 
@@ -47,12 +52,13 @@ class QueryRefused(Payload):
 
 
 class CommandHandled(Payload):
-    """The command is committed; the timer or signal it was about, if there is one, is as it stands now."""
+    """The command is committed; the timer, signal or run it was about, if there is one, is as it stands now."""
 
     command_id: Identifier
     outcome: Verdict
     timer: TimerView | None = None
     signal: SignalView | None = None
+    run: RunView | None = None
 
 
 class CommandRefused(Payload):
@@ -62,9 +68,19 @@ class CommandRefused(Payload):
     error: Refusal
 
 
-COMMANDS: tuple[type[Payload], ...] = (*TIMER_COMMANDS, *SIGNAL_COMMANDS)
-EVENTS: tuple[type[Payload], ...] = (DueTimeReached, WorkSignalFired, WorkSignalFailed, CommandRejected)
-QUERIES = (*TIMER_QUERIES, *SIGNAL_QUERIES)
+COMMANDS: tuple[type[Payload], ...] = (*TIMER_COMMANDS, *SIGNAL_COMMANDS, *RUN_COMMANDS)
+EVENTS: tuple[type[Payload], ...] = (
+    DueTimeReached,
+    WorkSignalFired,
+    WorkSignalFailed,
+    JobReady,
+    JobSkipped,
+    RunRejected,
+    RunCompleted,
+    RunStuck,
+    CommandRejected,
+)
+QUERIES = (*TIMER_QUERIES, *SIGNAL_QUERIES, *RUN_QUERIES)
 ANSWERS: dict[str, type[Payload]] = {
     "get-timer": TimerView,
     "list-timers": TimerPage,
@@ -73,6 +89,8 @@ ANSWERS: dict[str, type[Payload]] = {
     "list-signals": SignalPage,
     "list-firings": FiringPage,
     "list-tasks": TaskPage,
+    "get-run": RunDetails,
+    "list-runs": RunPage,
 }
 """What each query is answered with, if not with an error."""
 

@@ -17,6 +17,7 @@ import timer_service
 from tests.support.builders import command, schedule_timer
 from tests.support.clock import NOW as START
 from tests.support.clock import ManualClock, after
+from tests.support.runs import Runs
 from tests.support.signals import Signals
 from tests.support.timers import MAX_ATTEMPTS, Timers, fires
 from timer_service.adapters.memory import MemoryBroker
@@ -342,3 +343,49 @@ def test_every_address_is_served_and_the_other_way_round() -> None:
         None,  # inboxes
     }
     assert {each["address"] for each in GENERATED["asyncapi"]()["channels"].values()} == served
+
+
+async def test_what_is_told_of_runs_fits_its_schema(
+    sqlite: SqliteDatabase, memory_broker: MemoryBroker, clock: ManualClock
+) -> None:
+    """Events, outcomes and answers about runs of every kind are held against their schema."""
+    runs = Runs(sqlite, memory_broker, clock)
+    told: Any = {"headers": {"Timer-Reply-To": "_INBOX.me"}}
+    await runs.start({"a": [], "b": ["a", {"group": "g"}], "c": ["a"]}, "g", **told)
+    await runs.resolve("g", {"d": []}, **told)
+    await runs.report("success", "a", outputs={"n": 1}, **told)
+    await runs.report("failed", "c", "d", **told)
+    await runs.start({"a": ["a"]}, runId="cyclic", **told)
+    await runs.start({"a": [], "b": ["a"]}, runId="stuck")
+    await runs.sql(
+        "UPDATE execution_jobs SET status = 'success', settled_at = 0 WHERE run_id = 'stuck' AND job_name = 'a'"
+    )
+    clock.advance(hours=1)
+    await runs.sweep.tick(clock.now())
+    await runs.tell("CancelRun", runId="nobody", **told)
+    await runs.publish()
+    assert {message.address.message for message in runs.broker.events} == {
+        "job-ready",
+        "job-skipped",
+        "run-rejected",
+        "run-completed",
+        "run-stuck",
+    }
+    for message in runs.broker.events:
+        assert fits_schema(message.address.message, message.body), message.body
+        read(MESSAGES[message.address.message], message.body)
+    asked: list[tuple[str, dict[str, Any]]] = [
+        *(("get-run", {"runId": each}) for each in ("run-1", "cyclic", "stuck", "nobody")),
+        ("get-run", {"runId": "run-1", "limit": 2}),
+        ("list-runs", {}),
+        ("list-runs", {"status": "rejected", "limit": 1}),
+        ("list-runs", {"limit": 0}),
+    ]
+    for name, question in asked:
+        body = (await runs.queries.answer(name, "acme", to_json(question))).body
+        assert fits_schema(f"{name}-answer", body), body
+        read_any(f"{name}-answer", body)
+    assert len(runs.broker.replies) == 7
+    for reply in runs.broker.replies:
+        assert fits_schema("command-outcome", reply.body), reply.body
+        read_any("command-outcome", reply.body)

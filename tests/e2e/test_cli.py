@@ -16,8 +16,9 @@ from rich.cells import cell_len
 from tests.e2e.conftest import User
 from tests.support.processes import BIN, NatsServer, Service
 from timer_service.cli.showing import relative, table
+from timer_service.cli.showing_runs import graph_lines
 from timer_service.cli.showing_signals import signal_table
-from timer_service.client import NewTimer, Signal, State, Timer, TimerClient
+from timer_service.client import NewTimer, Run, RunGraph, RunJob, Signal, State, Timer, TimerClient
 
 LATER = datetime(2100, 1, 1, 9, 30, tzinfo=UTC)
 PAST = datetime(2020, 1, 1, tzinfo=UTC)
@@ -196,7 +197,78 @@ def test_signals_as_a_table() -> None:
     assert wide.endswith("nothing: kind: must be one of these")
 
 
+async def test_life_of_a_run(cli: Cli, service: Service) -> None:
+    """start, resolve, report, get, list, cancel, for people: the graph step by step, and 1 when it came to nothing."""
+    (cli.folder / "run.json").write_text(
+        json.dumps(
+            {
+                "groups": ["tests"],
+                "jobs": [
+                    {"name": "lint"},
+                    {"name": "publish", "needs": ["lint", {"group": "tests"}]},
+                    {"name": "notify", "needs": [{"job": "publish", "ifFailed": "run"}]},
+                ],
+            }
+        )
+    )
+    (cli.folder / "tests.json").write_text(json.dumps({"jobs": [{"name": "unit", "needs": ["lint"]}]}))
+    assert await cli.lines("runs", "start", "acme", "push-1", "run.json") == [
+        "started: acme/push-1 (running, 3 open)",
+    ]
+    assert await cli.lines("runs", "get", "acme", "push-1") == [
+        "acme/push-1  running  (3 pending)",
+        "  not resolved: tests",
+        "STEP  JOB      STATUS   NEEDS",
+        "1     lint     ready",
+        "2     publish  pending  lint, group tests",
+        "3     notify   pending  publish however it ends",
+    ]
+    await cli.lines("runs", "resolve", "acme", "push-1", "tests", "tests.json")
+    assert await cli.lines("runs", "report", "acme", "push-1", "lint", "failed", "--outputs", '{"code": 1}') == [
+        "recorded: acme/push-1 (running, 1 open)"
+    ]
+    assert (await cli.lines("runs", "get", "acme", "push-1"))[2:] == [
+        "1     lint     failed",
+        "2     unit     skipped  upstream_failed: lint",
+        "3     publish  skipped  upstream_failed: lint",
+        "4     notify   ready    publish however it ends",
+    ]
+    await cli.lines("runs", "cancel", "acme", "push-1")
+    head, row = await cli.lines("runs", "list", "acme", "--status", "cancelled")
+    assert (head.split(), row.split()[:3]) == (
+        ["RUN", "STATUS", "OPEN", "STARTED", "WHY"],
+        ["push-1", "cancelled", "0"],
+    )
+    done = await cli.run("runs", "report", "acme", "push-1", "lint", "success")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == "already_ended: acme/push-1 (cancelled, 0 open): it has ended\n"
+
+
+async def test_life_of_a_run_for_machines(cli: Cli, service: Service) -> None:
+    """With --json each command prints one document, as on the wire."""
+    (cli.folder / "run.json").write_text('{"jobs": [{"name": "a", "needs": ["b"]}, {"name": "b", "needs": ["a"]}]}')
+    rejected = await cli.json("runs", "start", "acme", "push-1", "run.json", code=1)
+    shown = await cli.json("runs", "get", "acme", "push-1")
+    assert (rejected["outcome"], rejected["run"]["code"]) == ("run_rejected", "CYCLE")
+    assert {name: shown[name] for name in rejected["run"]} == rejected["run"]
+    assert await cli.json("runs", "list", "acme") == [rejected["run"]]
+
+
+def test_run_as_a_graph() -> None:
+    """However long its names, no line is wider than the terminal, and what a user wrote does not act on it."""
+    job = RunJob("注文" * 60, "pending", [{"job": "\x1b[2J", "ifFailed": "skip"}])
+    graph = RunGraph(
+        Run("acme", "run-1", "running", PAST, 2, 0), {"pending": 2}, {}, [job, RunJob("\x1b[2J", "success", [])]
+    )
+    lines = [re.sub("\x1b\\[[0-9]*m", "", line) for line in graph_lines(graph, 80)]
+    assert max(map(cell_len, lines)) <= 80
+    assert "\x1b" not in "".join(lines)
+
+
 USAGE = [
+    ["runs", "list", "acme", "--status", "done"],
+    ["runs", "start", "acme", "push-1", "missing.json"],
+    ["runs", "report", "acme", "push-1", "lint", "success", "--outputs", "[1]"],
     ["signals", "create", "acme", "help"],
     ["signals", "list", "acme", "--status", "done"],
     ["signals", "create", "acme", "help", "--at", "tomorrow"],

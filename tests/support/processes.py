@@ -63,6 +63,9 @@ class _Process:
         self.signal(signal.SIGTERM)
         return await self.wait()
 
+    async def __aenter__(self) -> Self:
+        return self
+
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:

@@ -5,6 +5,7 @@ import re
 from datetime import UTC, datetime
 from typing import Any
 
+from timer_service.client.run_views import RunStatus
 from timer_service.client.views import SignalStatus, State
 from timer_service.core.instant import parse_instant
 from timer_service.core.message import IDENTIFIER_PATTERN, TENANT_PATTERN
@@ -18,7 +19,7 @@ def check_tenant(tenant: str) -> str:
 
 
 def check_identifier(argument: str, name: str) -> str:
-    """Return what names a timer, a signal or a work item."""
+    """Return what names a timer, a signal, a work item, a run or a job."""
     if not re.fullmatch(IDENTIFIER_PATTERN, name):
         raise ValueError(f"{argument} must be 1 to 200 characters, none of them a control character")
     return name
@@ -35,6 +36,13 @@ def check_signal_status(status: str) -> str:
     """Return the name of a signal's status."""
     if status not in list(SignalStatus):
         raise ValueError(f"status must be one of {', '.join(SignalStatus)}")
+    return str(status)
+
+
+def check_run_status(status: str) -> str:
+    """Return the name of a run's status."""
+    if status not in list(RunStatus):
+        raise ValueError(f"status must be one of {', '.join(RunStatus)}")
     return str(status)
 
 

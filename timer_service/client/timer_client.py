@@ -12,6 +12,7 @@ from nats.aio.client import Client
 from timer_service.client.arguments import check_identifier, check_state, check_tenant, wire_instant
 from timer_service.client.errors import NoAnswerError
 from timer_service.client.link import Link
+from timer_service.client.runs import Runs
 from timer_service.client.sending import Command, Ended
 from timer_service.client.signals import Signals
 from timer_service.client.views import UNSET, Counts, NewTimer, Outcome, Timer
@@ -30,6 +31,8 @@ class TimerClient:
         self._link = Link(connection, subject_prefix)
         self.signals = Signals(self._link)
         """The same for work signals."""
+        self.runs = Runs(self._link)
+        """The same for runs of job graphs."""
 
     @classmethod
     @asynccontextmanager

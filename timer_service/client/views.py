@@ -6,6 +6,8 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any
 
+from timer_service.client.run_views import Run
+
 
 class _Unset:
     """Tells `data` that was not given from `data=None`, which is JSON too."""
@@ -116,19 +118,21 @@ class Signal:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a command ended: its id, the outcome's name, and the timer or signal as it stands now, if there is one."""
+    """How a command ended: its id, the outcome's name, and what it was about as it stands now, if there is one."""
 
     command_id: str
     name: str
     timer: Timer | None = None
     signal: Signal | None = None
+    run: Run | None = None
 
     @classmethod
     def read(cls, reply: Mapping[str, Any]) -> "Outcome":
         """Read one off the wire."""
         timer = Timer.read(reply["timer"]) if "timer" in reply else None
         signal = Signal.read(reply["signal"]) if "signal" in reply else None
-        return cls(reply["commandId"], reply["outcome"], timer, signal)
+        run = Run.read(reply["run"]) if "run" in reply else None
+        return cls(reply["commandId"], reply["outcome"], timer, signal, run)
 
 
 @dataclass(frozen=True, slots=True)

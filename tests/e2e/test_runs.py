@@ -1,0 +1,142 @@
+"""Runs over the real broker: a pipeline done by the executor of the docs, killed on the way, and the service too."""
+
+import asyncio
+import json
+import os
+import sys
+from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e.conftest import User
+from tests.support.processes import BIN, NatsServer, Service, _Process, body
+from timer_service.core.message import kebab
+
+EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
+PIPELINE: dict[str, Any] = json.loads((EXAMPLES / "checks.json").read_text("utf-8"))
+QUICK = ["python", "-c", "import time; time.sleep(0.1)"]
+TESTS = ["tests-postgres", "tests-sqlite"]
+
+
+class Executor(_Process):
+    """The executor of docs/examples, as a process of its own."""
+
+    def __init__(self, folder: Path, broker_url: str) -> None:
+        command = [sys.executable, str(EXAMPLES / "executor.py"), "acme", "--patience", "1"]
+        path = os.pathsep.join([str(BIN), os.environ["PATH"]])
+        super().__init__(command, folder / "executor.log", {"TIMER_BROKER_URL": broker_url, "PATH": path})
+
+
+@pytest.fixture
+async def executor(tmp_path: Path, broker: NatsServer) -> AsyncIterator[Executor]:
+    async with Executor(tmp_path, broker.url) as made:
+        yield made
+
+
+def pipeline(**commands: list[str]) -> dict[str, Any]:
+    """Return the checks of this project as a run whose commands are quick, or as given."""
+    jobs = [
+        job if job["name"] == "plan" else {**job, "payload": {"run": commands.get(job["name"], QUICK)}}
+        for job in PIPELINE["jobs"]
+    ]
+    plan = [{"name": name, "needs": ["types"], "payload": {"run": commands.get(name, QUICK)}} for name in TESTS]
+    planning = {"resolves": "tests", "run": ["python", "-c", f"print({json.dumps(plan)!r})"]}
+    return {**PIPELINE, "jobs": [{**job, "payload": planning} if job["name"] == "plan" else job for job in jobs]}
+
+
+async def tell(user: User, message_type: str, **payload: Any) -> None:
+    fields = {"tenantId": "acme", "runId": "push-1", **payload}
+    await user.js.publish(f"timer.cmd.v1.acme.{kebab(message_type)}", body(message_type, "acme", fields))
+
+
+async def ask(user: User, run: str = "push-1") -> Any:
+    question = json.dumps({"runId": run}).encode()
+    answer = await user.connection.request("timer.qry.v1.acme.get-run", question, timeout=10)
+    return json.loads(answer.data)
+
+
+async def until(user: User, job: str, *statuses: str) -> None:
+    """Wait until a job is in one of some statuses."""
+    async with asyncio.timeout(60):
+        while not any(each["name"] == job and each["status"] in statuses for each in (await ask(user)).get("jobs", ())):
+            await asyncio.sleep(0.02)
+
+
+async def events(user: User, name: str) -> list[Mapping[str, Any]]:
+    return [json.loads(message.data) for message in await user.read("TIMER_EVT", f"timer.evt.v1.acme.{name}")]
+
+
+async def until_told(user: User, name: str) -> None:
+    """Wait until an event of a kind is in the stream."""
+    async with asyncio.timeout(60):
+        while not await events(user, name):
+            await asyncio.sleep(0.02)
+
+
+async def test_pipeline_with_everything_killed(user: User, service: Service, executor: Executor) -> None:
+    """A pipeline with a dynamic group is done to its end by an executor that is killed on the way, as the service is."""
+    await tell(user, "StartRun", **pipeline(package=["python", "-c", "import time; time.sleep(1)"]))
+    executor.launch()
+    await until(user, "types", "success", "running")
+    await service.kill()
+    await executor.kill()
+    await user.let_deliveries_lapse()
+    await service.start()
+    executor.launch()
+    await until(user, "package", "running")
+    await executor.kill()
+    executor.launch()
+    await until(user, "notify", "success")
+    await user.until_handled()
+    await until_told(user, "run-completed")
+    ready = await events(user, "job-ready")
+    run = await ask(user)
+    assert (run["status"], run["counts"]) == ("success", {"success": 8})
+    assert sorted({each["payload"]["jobName"] for each in ready}) == sorted(job["name"] for job in run["jobs"])
+    assert len({each["id"] for each in ready}) == len(run["jobs"])
+    given = {each["payload"]["jobName"]: each["payload"]["upstreamJobOutputs"] for each in ready}
+    assert given["package"].keys() == {"lint", "types", *TESTS}
+    assert len({each["id"] for each in await events(user, "run-completed")}) == 1
+
+
+async def test_pipeline_that_fails(user: User, service: Service, executor: Executor) -> None:
+    """With one engine's tests failing nothing is packaged or published, and everybody is notified."""
+    await tell(user, "StartRun", **pipeline(**{"tests-sqlite": ["python", "-c", "raise SystemExit(3)"]}))
+    executor.launch()
+    await until(user, "notify", "success")
+    await until(user, "tests-postgres", "success")
+    await until_told(user, "run-completed")
+    run = await ask(user)
+    statuses = {job["name"]: job["status"] for job in run["jobs"]}
+    assert run["status"] == "failed"
+    assert [statuses[name] for name in ("tests-sqlite", "package", "publish")] == ["failed", "skipped", "skipped"]
+    assert {each["payload"]["reason"] for each in await events(user, "job-skipped")} == {
+        "upstream_failed: tests-sqlite",
+        "upstream_failed: package",
+    }
+
+
+async def test_switched_off_and_on(tmp_path: Path, user: User, broker: NatsServer) -> None:
+    """With TIMER_NEEDS_ENABLED=false commands are taken and nobody goes; started with true, it catches up."""
+    async with Service(tmp_path / "service", broker.url, TIMER_NEEDS_ENABLED="false"):
+        await tell(user, "StartRun", jobs=[{"name": "a"}])
+        await user.until_handled()
+        assert await user.stored("TIMER_EVT") == 0
+    async with Service(tmp_path / "service", broker.url):
+        await user.until_stored("TIMER_EVT", 1)
+        assert [each["payload"]["jobName"] for each in await events(user, "job-ready")] == ["a"]
+
+
+@pytest.mark.full
+async def test_own_checks(user: User, service: Service, executor: Executor) -> None:
+    """The checks of this project, as docs/examples has them, are done as a run."""
+    await tell(user, "StartRun", **PIPELINE)
+    executor.launch()
+    async with asyncio.timeout(600):
+        while (await ask(user)).get("status") in {None, "running"}:
+            await asyncio.sleep(0.5)
+    run = await ask(user)
+    print({job["name"]: (job["status"], job.get("outputs", {}).get("seconds")) for job in run["jobs"]})
+    assert run["status"] == "success"

@@ -1,0 +1,62 @@
+from typing import Any
+
+import pytest
+
+from tests.support.clock import ManualClock
+from tests.support.runs import Runs, run_of
+from timer_service.adapters.memory import MemoryBroker
+from timer_service.core.database import Database
+
+
+@pytest.fixture
+def runs(store: Database, memory_broker: MemoryBroker, clock: ManualClock) -> Runs:
+    """Return the needs slice over every store in turn."""
+    return Runs(store, memory_broker, clock)
+
+
+async def test_run_with_its_jobs_and_edges(runs: Runs) -> None:
+    """A run is answered with each job's status, what it needs, and what came of it, a page at a time."""
+    await runs.start({"a": [], "b": ["a", {"group": "g"}], "c": [run_of("a")]}, "g", "empty")
+    await runs.resolve("empty", {})
+    await runs.report("failed", "a", outputs={"log": "x"})
+    first = await runs.ask("get-run", runId="run-1", limit=2)
+    rest = await runs.ask("get-run", runId="run-1", limit=2, cursor=first["cursor"])
+    jobs = {job["name"]: job for job in (*first["jobs"], *rest["jobs"])}
+    assert "cursor" not in rest
+    assert (first["counts"], first["groups"]) == (
+        {"failed": 1, "pending": 1, "skipped": 1},
+        {"empty": True, "g": False},
+    )
+    assert (jobs["a"]["status"], jobs["a"]["outputs"], jobs["a"]["needs"]) == ("failed", {"log": "x"}, [])
+    assert jobs["b"]["needs"] == [{"job": "a", "ifFailed": "skip"}, {"group": "g", "ifFailed": "skip"}]
+    assert (jobs["b"]["reason"], jobs["c"]["needs"]) == ("upstream_failed: a", [{"job": "a", "ifFailed": "run"}])
+    assert ("readyAt" in jobs["b"], "readyAt" in jobs["c"]) == (False, True)
+
+
+async def test_lists_newest_first(runs: Runs) -> None:
+    """Runs come newest first, each once, in pages of the size asked for, of a status if one is named."""
+    for name in ("one", "two", "three"):
+        await runs.start({"a": []}, runId=name)
+    await runs.report("success", "a", runId="two")
+    await runs.report("success", "a", runId="only named")
+    first = await runs.ask("list-runs", limit=2)
+    rest = await runs.ask("list-runs", limit=2, cursor=first["cursor"])
+    done = await runs.ask("list-runs", status="success")
+    found = [[run["runId"] for run in page["runs"]] for page in (first, rest, done)]
+    assert found == [["three", "two"], ["one"], ["two"]]
+
+
+@pytest.mark.parametrize(
+    ("name", "question", "path"),
+    [
+        ("get-run", {}, "runId"),
+        ("get-run", {"runId": "run-1", "cursor": "Wzdd"}, "cursor"),
+        ("list-runs", {"status": "done"}, "status"),
+        ("list-runs", {"cursor": "Wzdd"}, "cursor"),
+    ],
+)
+async def test_wrong_field(runs: Runs, name: str, question: dict[str, Any], path: str) -> None:
+    """A field that is wrong, missing or not known is answered with its name."""
+    await runs.start({"a": []})
+    answer = await runs.ask(name, **question)
+    assert path in [each["path"] for each in answer["error"]["errors"]]
