@@ -10,6 +10,9 @@ timer         one row of `timer_schedules`, keyed (tenant_id, service_call_id)
 work item     something of a user's that comes to one status after another
 signal        a reminder of what happens to a work item, or of an instant
 firing        one cause that makes one signal's trigger come true; leased like a timer
+run           a graph of jobs, done by others; the gate says when each may go
+job           one node of it: let go (its JobReady), then reported
+need          an edge: a job waits for another, or for a group whose jobs are named later
 due_at        the promise: the instant the event may first be published; no retry ever moves it
 available_at  the one column that says when a row may be claimed: due_at when new, now + visibility timeout when
               claimed, now + backoff after a failed attempt, null once settled for good

@@ -76,7 +76,7 @@ async def until_told(user: User, name: str) -> None:
 
 
 async def test_pipeline_with_everything_killed(user: User, service: Service, executor: Executor) -> None:
-    """A pipeline with a dynamic group is done to its end by an executor that is killed on the way, as the service is."""
+    """A pipeline with a dynamic group is done to its end though executor and service are killed on the way."""
     await tell(user, "StartRun", **pipeline(package=["python", "-c", "import time; time.sleep(1)"]))
     executor.launch()
     await until(user, "types", "success", "running")
