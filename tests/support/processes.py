@@ -106,6 +106,19 @@ class NatsServer(_Process):
         return False
 
 
+class Dev(_Process):
+    """`timer-service dev --demo` with its files under a folder."""
+
+    def __init__(self, folder: Path, **settings: str) -> None:
+        command = [str(BIN / "timer-service"), "dev", "--demo", "--data-dir", str(folder / "dev")]
+        super().__init__(command, folder / "dev.log", {"TIMER_HTTP_PORT": str(unused_port()), **settings})
+
+    async def __aenter__(self) -> Self:
+        self.launch()
+        await self._until(lambda: "Serving. From another terminal" in self.log.read_text())
+        return self
+
+
 class Service(_Process):
     """`timer-service serve` over a given broker, its database and port kept across restarts."""
 

@@ -48,7 +48,8 @@ async def open_dev_app(data_dir: Path) -> AsyncIterator[tuple[App, Config, list[
 
     Yields the app, the settings it came to, and what a person should know of them (ports that were taken).
     """
-    wanted = load_config(db_path=data_dir / "timers.db")
+    # Whatever database the environment names is not one to try things out on.
+    wanted = load_config(db_path=data_dir / "timers.db", database_url=None, database_url_file=None)
     http_port = free_port(wanted.http_port, wanted.http_host)
     nats_port = free_port(_NATS_PORT)
     notes = [
