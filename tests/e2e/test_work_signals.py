@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator  # type: ignore[import-untyped]
 
-from tests.e2e.conftest import User
+from tests.e2e.conftest import ON_SQLITE, User
 from tests.support.fleet import Fleet
 from tests.support.processes import NatsServer, Service, body, unused_port
 from tests.support.websocket import WebSocketSubscriber
@@ -88,7 +88,15 @@ async def kill_and_start(service: Service, user: User) -> None:
     await service.start()
 
 
-@pytest.mark.parametrize("handled", [True, False], ids=["after each is handled", "after each is sent"])
+@pytest.mark.parametrize(
+    ("stored", "handled"),
+    [
+        pytest.param("sqlite", True, id="sqlite, after each is handled"),
+        pytest.param("sqlite", False, id="sqlite, after each is sent"),
+        pytest.param("postgres", True, id="postgres, after each is handled"),
+    ],
+    indirect=["stored"],
+)
 async def test_killed_between_each_pair_of_steps(user: User, service: Service, handled: bool) -> None:  # noqa: FBT001
     """Killed between each two steps of the sequence and after the last, the service still fires the signal once."""
     for step in steps():
@@ -106,6 +114,7 @@ async def test_killed_between_each_pair_of_steps(user: User, service: Service, h
     assert (await ask(user, "get-signal", signalId="signal-1"))["status"] == "fired"
 
 
+@ON_SQLITE
 async def test_kill_minus_nine(user: User, service: Service) -> None:
     """Killed at random while signals fire, the service fires each once, with one task, duplicates only under one id."""
     count, rng = 300, random.Random(5)
