@@ -3,6 +3,7 @@
 import inspect
 import json
 import runpy
+from enum import StrEnum
 from pathlib import Path
 from typing import Any, Literal
 
@@ -11,14 +12,24 @@ from pydantic import TypeAdapter, create_model
 from timer_service.core.errors import Code
 from timer_service.core.message import Envelope, Identifier, Payload, kebab
 from timer_service.core.rejection import CommandRejected, FieldFault
-from timer_service.timers.handler import PAYLOADS
+from timer_service.signals.handler import PAYLOADS as SIGNAL_COMMANDS
+from timer_service.signals.messages import WorkSignalFailed, WorkSignalFired
+from timer_service.signals.queries import QUERIES as SIGNAL_QUERIES
+from timer_service.signals.queries import FiringPage, SignalPage, SignalView, TaskPage
+from timer_service.signals.rules import Verdict as SignalVerdict
+from timer_service.timers.handler import PAYLOADS as TIMER_COMMANDS
 from timer_service.timers.messages import DueTimeReached
-from timer_service.timers.queries import QUERIES, TimerCounts, TimerPage, TimerView
-from timer_service.timers.rules import Verdict
+from timer_service.timers.queries import QUERIES as TIMER_QUERIES
+from timer_service.timers.queries import TimerCounts, TimerPage, TimerView
+from timer_service.timers.rules import Verdict as TimerVerdict
 
 CONTRACTS = Path(__file__).parent
 SCHEMAS = CONTRACTS / "schemas"
 _ASYNCAPI = runpy.run_path(str(CONTRACTS / "asyncapi.py"))
+
+
+Verdict = StrEnum("Verdict", {each.name: each.value for each in (*TimerVerdict, *SignalVerdict)})
+Verdict.__doc__ = "How a command ends."
 
 
 class Refusal(Payload):
@@ -36,11 +47,12 @@ class QueryRefused(Payload):
 
 
 class CommandHandled(Payload):
-    """The command is committed; the timer, if there is one, is as it stands now."""
+    """The command is committed; the timer or signal it was about, if there is one, is as it stands now."""
 
     command_id: Identifier
     outcome: Verdict
     timer: TimerView | None = None
+    signal: SignalView | None = None
 
 
 class CommandRefused(Payload):
@@ -50,9 +62,18 @@ class CommandRefused(Payload):
     error: Refusal
 
 
-COMMANDS: tuple[type[Payload], ...] = PAYLOADS
-EVENTS: tuple[type[Payload], ...] = (DueTimeReached, CommandRejected)
-ANSWERS: dict[str, type[Payload]] = {"get-timer": TimerView, "list-timers": TimerPage, "count-timers": TimerCounts}
+COMMANDS: tuple[type[Payload], ...] = (*TIMER_COMMANDS, *SIGNAL_COMMANDS)
+EVENTS: tuple[type[Payload], ...] = (DueTimeReached, WorkSignalFired, WorkSignalFailed, CommandRejected)
+QUERIES = (*TIMER_QUERIES, *SIGNAL_QUERIES)
+ANSWERS: dict[str, type[Payload]] = {
+    "get-timer": TimerView,
+    "list-timers": TimerPage,
+    "count-timers": TimerCounts,
+    "get-signal": SignalView,
+    "list-signals": SignalPage,
+    "list-firings": FiringPage,
+    "list-tasks": TaskPage,
+}
 """What each query is answered with, if not with an error."""
 
 

@@ -7,6 +7,9 @@ The words used everywhere in this package, and nothing else:
 
 tenant        who owns a row; the first part of every key and a token of every subject
 timer         one row of `timer_schedules`, keyed (tenant_id, service_call_id)
+work item     something of a user's that comes to one status after another
+signal        a reminder of what happens to a work item, or of an instant
+firing        one cause that makes one signal's trigger come true; leased like a timer
 due_at        the promise: the instant the event may first be published; no retry ever moves it
 available_at  the one column that says when a row may be claimed: due_at when new, now + visibility timeout when
               claimed, now + backoff after a failed attempt, null once settled for good

@@ -162,6 +162,7 @@ class Config(BaseSettings):
     subject_prefix: Annotated[str, AfterValidator(_subject)] = "timer"
     reply_prefix: str = "_INBOX."
     manage_streams: bool = True
+    signals_enabled: bool = True
     auto_migrate: bool = True
     shutdown_timeout: Milliseconds = timedelta(milliseconds=20000)
     log_level: Annotated[Literal["debug", "info", "warning", "error"], BeforeValidator(_lower)] = "info"

@@ -22,7 +22,7 @@ class Metrics:
             registry, "timer_commands_received", "Commands by type and their one outcome.", "type", "outcome"
         )
         self._settled = _counter(
-            registry, "timer_schedules_processed", "Claimed rows by how they were settled.", "outcome"
+            registry, "timer_schedules_processed", "Claimed rows by how they were settled.", "table", "outcome"
         )
         self._failures = _counter(
             registry, "timer_publish_failures", "Messages that could not be published, by reason.", "reason"
@@ -38,11 +38,14 @@ class Metrics:
             registry=registry,
             buckets=_DURATION,
         )
-        self._lag = Histogram(
-            "timer_fire_lag_seconds",
-            "From due_at to the acknowledged publish.",
-            registry=registry,
-            buckets=_LAG,
+        self._lag = cache(
+            Histogram(
+                "timer_fire_lag_seconds",
+                "From when a row was due to its event's acknowledged publish.",
+                ["table"],
+                registry=registry,
+                buckets=_LAG,
+            ).labels
         )
         self._publishing = Histogram(
             "timer_publish_duration_seconds",
@@ -57,10 +60,13 @@ class Metrics:
             "timer_rows", "Rows by state, sampled and counted up to a million.", ["table", "state"], registry=registry
         )
         self._overdue = Gauge(
-            "timer_overdue", "Rows that could be claimed and are not yet, sampled.", registry=registry
+            "timer_overdue", "Rows that could be claimed and are not yet, sampled.", ["table"], registry=registry
         )
         self._oldest = Gauge(
-            "timer_oldest_due_lag_seconds", "Since when the oldest of them could be, sampled.", registry=registry
+            "timer_oldest_due_lag_seconds",
+            "Since when the oldest of them could be, sampled.",
+            ["table"],
+            registry=registry,
         )
         self._last_tick = Gauge(
             "timer_loop_last_tick_timestamp_seconds",
@@ -106,13 +112,13 @@ class Metrics:
         """`count` messages of a batch were refused, or the broker was unavailable to them."""
         self._failures(status).inc(count)
 
-    def settled(self, outcome: str, count: int) -> None:
-        """`count` claimed rows were settled alike."""
-        self._settled(outcome).inc(count)
+    def settled(self, table: str, outcome: str, count: int) -> None:
+        """`count` claimed rows of a table were settled alike."""
+        self._settled(table, outcome).inc(count)
 
-    def fired_late(self, seconds: float) -> None:
-        """One row's event was acknowledged `seconds` after it was due."""
-        self._lag.observe(seconds)
+    def fired_late(self, table: str, seconds: float) -> None:
+        """What one row stands for was done `seconds` after it was due."""
+        self._lag(table).observe(seconds)
 
     def leases_lost(self, count: int) -> None:
         """`count` rows had been claimed anew or changed before they were settled."""
@@ -126,10 +132,10 @@ class Metrics:
         """Set the rows of a table in a state."""
         self._rows.labels(table, state).set(count)
 
-    def overdue(self, count: int, oldest_seconds: float) -> None:
-        """Set the rows that could be claimed."""
-        self._overdue.set(count)
-        self._oldest.set(oldest_seconds)
+    def overdue(self, table: str, count: int, oldest_seconds: float) -> None:
+        """Set the rows of a table that could be claimed."""
+        self._overdue.labels(table).set(count)
+        self._oldest.labels(table).set(oldest_seconds)
 
     def clock_measured(self, offset_seconds: float) -> None:
         """Set how far the clock that decides is ahead of this machine's."""

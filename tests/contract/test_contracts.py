@@ -17,23 +17,23 @@ import timer_service
 from tests.support.builders import command, schedule_timer
 from tests.support.clock import NOW as START
 from tests.support.clock import ManualClock, after
+from tests.support.signals import Signals
 from tests.support.timers import MAX_ATTEMPTS, Timers, fires
 from timer_service.adapters.memory import MemoryBroker
 from timer_service.adapters.sqlite import SqliteDatabase
 from timer_service.core.broker import Delivery
-from timer_service.core.codec import decode_command, decode_envelope
+from timer_service.core.codec import decode_command, decode_envelope, encode
 from timer_service.core.errors import Code, Rejection
-from timer_service.core.message import Address, Kind, Message, Payload, Position, kebab
-from timer_service.core.query import Queries
+from timer_service.core.lease import Failure
+from timer_service.core.message import Address, Kind, Message, Payload, Position, TenantPayload, kebab
+from timer_service.core.query import Queries, QueryRoute
 from timer_service.core.rejection import Rejected
-from timer_service.timers.handler import PAYLOADS
-from timer_service.timers.queries import QUERIES
+from timer_service.signals.events import failed_event, fired_event
 from timer_service.timers.worker import due_time_reached
 
 CONTRACTS = Path(__file__).parents[2] / "contracts"
 SCHEMAS = CONTRACTS / "schemas"
 EXAMPLES = CONTRACTS / "examples"
-COMMANDS = {payload.type: payload for payload in PAYLOADS}
 NOW = 1_795_248_000_000
 
 
@@ -54,6 +54,8 @@ def descendants(model: type[Payload]) -> Iterator[type[Payload]]:
 
 MESSAGES = message_types()
 GENERATED = runpy.run_path(str(CONTRACTS / "generate.py"))
+COMMANDS: dict[str, type[TenantPayload]] = {payload.type: payload for payload in GENERATED["COMMANDS"]}
+QUERIES: tuple[QueryRoute, ...] = GENERATED["QUERIES"]
 REFUSED = GENERATED["QueryRefused"]
 BODIES: dict[str, TypeAdapter[Any]] = {
     **{route.name: TypeAdapter(route.question) for route in QUERIES},
@@ -177,10 +179,25 @@ def sent_events() -> dict[str, Message]:
         "tracestate": None,
         "event_id": "3b1a55a7c7b94f3f9c0d1b1f0e7a2c44",
     }
+    firing = {
+        "tenant_id": "acme",
+        "signal_id": "remind-me",
+        "firing_id": "3b1a55a7c7b94f3f9c0d1b1f0e7a2c44",
+        "dedupe_key": "event-9",
+        "work_item_id": None,
+        "attempt": 3,
+        "lease_token": "08c1d2e3f4a5b6c7",
+        **dict.fromkeys(("correlation_id", "causation_id", "traceparent", "tracestate")),
+    }
+    cause = {"work_item_id": "ticket-7", "correlation_id": "order-4711", "causation_id": "command-1"}
     known = {"data": '{"step":1}', "correlation_id": "order-4711", "causation_id": "command-1"}
     return {
         "due time reached, bare": due_time_reached(row, NOW),
         "due time reached, full": due_time_reached(row | known, NOW + 4),
+        "work signal fired, bare": encode(fired_event(firing, NOW)),
+        "work signal fired, full": encode(fired_event(firing | cause, NOW)),
+        "work signal failed, bare": encode(failed_event(Failure(firing, "refused", NOW), NOW)),
+        "work signal failed, full": encode(failed_event(Failure(firing | cause, "refused", NOW), NOW)),
         "command rejected, bare": rejected_event(b"not JSON"),
         "command rejected, full": rejected_event(
             b'{"id":"command-1","type":"ScheduleTimer","tenantId":"acme","correlationId":"order-4711","payload":{}}'
@@ -252,6 +269,38 @@ async def timers_of_every_state(sqlite: SqliteDatabase, broker: MemoryBroker, cl
         await timers.tick()
         clock.advance(minutes=10)
     return timers
+
+
+async def test_what_is_answered_about_signals_fits_its_schema(
+    sqlite: SqliteDatabase, memory_broker: MemoryBroker, clock: ManualClock
+) -> None:
+    """Answers and outcomes about signals of every status, their firings and tasks are held against their schema."""
+    signals = Signals(sqlite, memory_broker, clock)
+    told: Any = {"headers": {"Timer-Reply-To": "_INBOX.me"}}
+    for signal in ("fired", "paused", "cancelled", "resolved"):
+        await signals.create(signal, f"item of {signal}", note="a\nnote", **told)
+    await signals.create("invalid", triggerSpec={}, **told)
+    for item in ("fired", "paused"):
+        await signals.transition(item=f"item of {item}", **told)
+    for verb, signal in (("Pause", "paused"), ("Cancel", "cancelled"), ("Resolve", "resolved"), ("Resolve", "nobody")):
+        await signals.about(verb, signal, **told)
+    await signals.run()
+    asked: list[tuple[str, dict[str, Any]]] = [
+        *(("get-signal", {"signalId": each}) for each in ("fired", "paused", "invalid", "nobody")),
+        ("list-signals", {}),
+        ("list-signals", {"limit": 2, "status": "active"}),
+        ("list-signals", {"limit": 0}),
+        *(("list-firings", {"signalId": each}) for each in ("fired", "paused", "nobody")),
+        ("list-tasks", {"workItemId": "item of fired"}),
+        ("list-tasks", {}),
+    ]
+    for name, question in asked:
+        body = (await signals.queries.answer(name, "acme", to_json(question))).body
+        assert fits_schema(f"{name}-answer", body), body
+        read_any(f"{name}-answer", body)
+    for reply in signals.broker.replies:
+        assert fits_schema("command-outcome", reply.body), reply.body
+        read_any("command-outcome", reply.body)
 
 
 def refs(node: Any) -> Iterator[str]:

@@ -9,6 +9,7 @@ import pytest
 from tests.support.builders import scheduled
 from tests.support.clock import NOW
 from tests.support.stores import open_sqlite
+from timer_service.core.census import Counted, overdue_sql
 from timer_service.core.database import Database
 from timer_service.core.message import Position
 from timer_service.timers import store as timers
@@ -167,7 +168,7 @@ async def test_count(database: Database, state: State) -> None:
 )
 async def test_count_all(database: Database, such: str, walk: str) -> None:
     """The gauges count along the index that holds one state and no other."""
-    assert await plan(database, timers._SQL["count_all"].format(such=such)) == [
+    assert await plan(database, Counted(TIMERS.name, "any", such).sql) == [
         "CO-ROUTINE counted",
         walk,
         "SCAN counted",
@@ -176,7 +177,7 @@ async def test_count_all(database: Database, such: str, walk: str) -> None:
 
 async def test_overdue(database: Database) -> None:
     """What is overdue is counted along the index of what is available, and not sorted."""
-    assert await plan(database, timers._SQL["overdue"]) == [
+    assert await plan(database, overdue_sql(TIMERS)) == [
         "CO-ROUTINE counted",
         f"SEARCH timer_schedules USING INDEX {AVAILABLE} (available_at<?)",
         "SCAN counted",
@@ -195,6 +196,8 @@ async def test_delete(database: Database, name: str, column: str) -> None:
     """What is to be deleted is found oldest first in the index of when it was settled, and reached by its key."""
     assert await plan(database, timers._SQL[name]) == [
         BY_KEY,
-        "LIST SUBQUERY 1",
+        "LIST SUBQUERY 2",
+        "MATERIALIZE picked",
         f"SEARCH timer_schedules USING INDEX timer_schedules_{column} ({column}<?)",
+        "SCAN picked",
     ]

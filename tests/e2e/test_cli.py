@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import re
 import subprocess
 from collections.abc import AsyncIterator, Mapping
 from datetime import UTC, datetime, timedelta
@@ -10,11 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.cells import cell_len
 
-from tests.e2e.conftest import User
+from tests.e2e.conftest import ON_SQLITE, User
 from tests.support.processes import BIN, NatsServer, Service
 from timer_service.cli.showing import relative, table
-from timer_service.client import NewTimer, State, Timer, TimerClient
+from timer_service.cli.showing_signals import signal_table
+from timer_service.client import NewTimer, Signal, State, Timer, TimerClient
 
 LATER = datetime(2100, 1, 1, 9, 30, tzinfo=UTC)
 PAST = datetime(2020, 1, 1, tzinfo=UTC)
@@ -92,6 +95,7 @@ async def test_life_of_a_timer(cli: Cli, service: Service) -> None:
         assert (done.returncode, done.stdout, done.stderr.strip()) == (1, "", complaint)
 
 
+@ON_SQLITE
 async def test_life_of_a_timer_for_machines(cli: Cli, service: Service) -> None:
     """With --json each command prints one document, as on the wire."""
     scheduled = await cli.json("timers", "schedule", "acme", "call-1", "--at", "2100-01-01T09:30:00Z", "--data", "[1]")
@@ -122,6 +126,7 @@ async def test_retry(cli: Cli, client: TimerClient, user: User) -> None:
     await user.until_stored("TIMER_EVT", 1)
 
 
+@ON_SQLITE
 async def test_list(cli: Cli, client: TimerClient) -> None:
     """The list is aligned, ordered, filtered and bounded; it says on stderr when there is more."""
     due = [LATER + timedelta(minutes=index) for index in range(120)]
@@ -144,7 +149,60 @@ async def test_list(cli: Cli, client: TimerClient) -> None:
     assert await cli.json("timers", "list", "acme", "--state", "Reached") == []
 
 
+async def test_life_of_a_signal(cli: Cli, service: Service, user: User) -> None:
+    """create, transition, list, get, pause, activate, cancel, for people: what happened, and 1 when it was nothing."""
+    wait = "waits for blocked or failed"
+    options = ["--item", "ticket-7", "--on", "blocked", "--on", "failed", "--note", "Call Kim."]
+    assert await cli.lines("signals", "create", "acme", "help", *options) == [f"created: acme/help (active, {wait})"]
+    assert await cli.lines("signals", "pause", "acme", "help") == [f"paused: acme/help (paused, {wait})"]
+    assert await cli.lines("signals", "activate", "acme", "help") == [f"activated: acme/help (active, {wait})"]
+    assert await cli.lines("signals", "transition", "acme", "ticket-7", "blocked") == ["transitioned: acme/ticket-7"]
+    await user.until_stored("TIMER_EVT", 1)
+    head, row = await cli.lines("signals", "list", "acme", "--status", "fired", "--item", "ticket-7")
+    assert head.split() == ["SIGNAL", "STATUS", "ITEM", "WAITS", "FOR", "LAST", "FIRED", "NOTE"]
+    assert row.startswith("help    fired   ticket-7  blocked or failed  ")
+    assert row.endswith("  Call Kim.")
+    assert (await cli.lines("signals", "get", "acme", "help"))[:3] == [
+        "acme/help",
+        "  status       fired",
+        "  item         ticket-7",
+    ]
+    done = await cli.run("signals", "cancel", "acme", "help")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == f"already_fired: acme/help (fired, {wait}): it has fired\n"
+    done = await cli.run("signals", "get", "acme", "nobody")
+    assert (done.returncode, done.stderr) == (1, "not found: acme/nobody\n")
+
+
+@ON_SQLITE
+async def test_life_of_a_signal_for_machines(cli: Cli, service: Service) -> None:
+    """With --json each command prints one document, as on the wire."""
+    created = await cli.json("signals", "create", "acme", "noon", "--at", "2100-01-01T12:00:00Z")
+    wanted = {"kind": "time.at", "at": "2100-01-01T12:00:00+00:00"}
+    assert (created["outcome"], created["signal"]["triggerSpec"]) == ("created", wanted)
+    assert await cli.json("signals", "get", "acme", "noon") == created["signal"]
+    assert await cli.json("signals", "list", "acme") == [created["signal"]]
+    assert (await cli.json("signals", "cancel", "acme", "noon"))["signal"]["status"] == "cancelled"
+    assert (await cli.json("signals", "resolve", "acme", "noon", code=1))["outcome"] == "already_ended"
+
+
+def test_signals_as_a_table() -> None:
+    """However long their parts, no line is wider than the terminal, and what a user wrote does not act on it."""
+    spec = {"kind": "work_item.status.transition", "to": ["x" * 200, "\x1b[2J"]}
+    signal = Signal("acme", "注文-4713", "active", "event", spec, PAST, item="item", note="a\nnote")
+    broken = Signal("acme", "broken", "paused", "event", {}, PAST, trigger_error="kind: must be one of these")
+    lines = [re.sub("\x1b\\[[0-9]*m", "", line) for line in signal_table([signal, broken], 80)]
+    assert max(map(cell_len, lines)) <= 80
+    assert "\x1b" not in "".join(lines)
+    assert [line.split()[:2] for line in lines[1:]] == [["注文-4713", "active"], ["broken", "paused"]]
+    wide = list(signal_table([broken], None))[1]
+    assert wide.endswith("nothing: kind: must be one of these")
+
+
 USAGE = [
+    ["signals", "create", "acme", "help"],
+    ["signals", "list", "acme", "--status", "done"],
+    ["signals", "create", "acme", "help", "--at", "tomorrow"],
     ["timers", "list", "acme", "--state", "pending"],
     ["timers", "list", "acme", "--due-before", "tomorrow"],
     ["timers", "list", "acme", "--due-after", "2100-01-01T00:00:00"],
@@ -163,6 +221,7 @@ async def test_wrong_usage(arguments: list[str], cli: Cli) -> None:
     assert "Usage:" in done.stderr
 
 
+@ON_SQLITE
 async def test_rejected_and_unanswered(cli: Cli, broker: NatsServer, service: Service) -> None:
     """A rejection, a service that is away and a broker that is away end with 1 and say which."""
     large = json.dumps("x" * 70_000)

@@ -6,11 +6,11 @@ from tests.support.builders import in_state, scheduled
 from tests.support.clock import NOW, ManualClock, after
 from tests.support.instruments import RecordingInstruments
 from tests.support.timers import Timers
+from timer_service.core.census import Census
 from timer_service.core.database import Database
 from timer_service.core.message import Position
+from timer_service.core.retention import Retention
 from timer_service.timers import store as timer_store
-from timer_service.timers.census import Census
-from timer_service.timers.retention import Retention
 from timer_service.timers.rules import Key, State, Timer
 
 RETENTION = timedelta(days=7)
@@ -21,7 +21,7 @@ BATCH = 500
 
 @pytest.fixture
 def retention(store: Database) -> Retention:
-    return Retention(store, RETENTION)
+    return Retention(store, RETENTION, timer_store.delete_settled)
 
 
 async def put(database: Database, *timers: Timer) -> None:
@@ -60,7 +60,7 @@ async def test_retention_through_the_service(timers: Timers) -> None:
     await timers.cancel("cancelled")
     await timers.cancel("tombstone")
     await timers.schedule("waits", after(days=400))
-    retention = Retention(timers.database, RETENTION)
+    retention = Retention(timers.database, RETENTION, timer_store.delete_settled)
     kept = await retention.tick(EXPIRED - 1), await left(timers.database)
     deleted = await retention.tick(EXPIRED), await left(timers.database)
     assert kept == (0, ["cancelled", "fired", "tombstone", "waits"])
@@ -80,7 +80,7 @@ async def test_retention_spares_what_is_held(timers: Timers) -> None:
     await timers.schedule(due_at=0)
     async with timers.database.transaction() as tx:
         assert len(await timers.lease.claim(tx, NOW, 10)) == 1
-    assert await Retention(timers.database, RETENTION).tick(EXPIRED) == 0
+    assert await Retention(timers.database, RETENTION, timer_store.delete_settled).tick(EXPIRED) == 0
     assert await left(timers.database) == ["call-1"]
 
 
@@ -125,6 +125,10 @@ async def test_retention_in_batches(store: Database, retention: Retention, kind:
 # Census
 
 
+def census_of(store: Database, instruments: RecordingInstruments) -> Census:
+    return Census(store, instruments, counted=timer_store.COUNTED, leased=[timer_store.TIMERS])
+
+
 async def test_census(store: Database, instruments: RecordingInstruments, clock: ManualClock) -> None:
     """The gauges are told how many timers of all tenants are in each state, how many are overdue and since when."""
     await put(
@@ -138,7 +142,7 @@ async def test_census(store: Database, instruments: RecordingInstruments, clock:
         tombstone("g"),
         in_state(State.FAILED, scheduled("h", NOW - 90_000)),
     )
-    census = Census(store, instruments)
+    census = census_of(store, instruments)
     assert await census.tick(clock.now()) == 8
     assert instruments.counts == {
         ("timer_schedules", "Scheduled"): 3,
@@ -146,20 +150,20 @@ async def test_census(store: Database, instruments: RecordingInstruments, clock:
         ("timer_schedules", "Cancelled"): 2,
         ("timer_schedules", "Failed"): 1,
     }
-    assert instruments.overdues == [(2, 2.5)]
+    assert instruments.overdues["timer_schedules"] == [(2, 2.5)]
     assert await census.next_at() is None
 
 
 async def test_census_of_nothing(store: Database, instruments: RecordingInstruments) -> None:
     """Of an empty table each state is told as none, and nothing is overdue."""
-    assert await Census(store, instruments).tick(NOW) == 0
+    assert await census_of(store, instruments).tick(NOW) == 0
     assert instruments.counts == {("timer_schedules", state): 0 for state in State}
-    assert instruments.overdues == [(0, 0.0)]
+    assert instruments.overdues["timer_schedules"] == [(0, 0.0)]
 
 
 async def test_census_after_all_fired(timers: Timers) -> None:
     """What was overdue is so no longer once it fired; what is held or waits to be retried isn't overdue."""
-    census = Census(timers.database, timers.instruments)
+    census = census_of(timers.database, timers.instruments)
     for call in ("a", "b"):
         await timers.schedule(call, NOW - 1000)
     await census.tick(NOW)
@@ -168,5 +172,5 @@ async def test_census_after_all_fired(timers: Timers) -> None:
     await census.tick(NOW)
     await timers.tick()
     await census.tick(NOW)
-    assert timers.instruments.overdues == [(2, 1.0), (1, 1.0), (0, 0.0)]
+    assert timers.instruments.overdues["timer_schedules"] == [(2, 1.0), (1, 1.0), (0, 0.0)]
     assert timers.instruments.counts["timer_schedules", "Scheduled"] == 1

@@ -1,6 +1,6 @@
 """What the core tells about itself, kept for tests to read."""
 
-from collections import Counter
+from collections import Counter, defaultdict
 
 
 class RecordingInstruments:
@@ -14,14 +14,16 @@ class RecordingInstruments:
         self.publishes = 0
         self.failures: Counter[str] = Counter()
         self.settlements: Counter[str] = Counter()
+        self.settled_in: Counter[tuple[str, str]] = Counter()
+        """(table, outcome) -> how many"""
         self.lateness: list[float] = []
         self.lost = 0
         self.given_up: Counter[str] = Counter()
         self.ticks: Counter[str] = Counter()
         self.counts: dict[tuple[str, str], int] = {}
         """(table, state) -> how many the last sample found"""
-        self.overdues: list[tuple[int, float]] = []
-        """(how many, how long the oldest has been) of each sample"""
+        self.overdues: defaultdict[str, list[tuple[int, float]]] = defaultdict(list)
+        """table -> (how many, how long the oldest has been) of each sample"""
 
     def command_handled(self, message_type: str, outcome: str) -> None:
         self.commands[message_type, outcome] += 1
@@ -38,10 +40,11 @@ class RecordingInstruments:
     def publish_failed(self, status: str, count: int) -> None:
         self.failures[status] += count
 
-    def settled(self, outcome: str, count: int) -> None:
+    def settled(self, table: str, outcome: str, count: int) -> None:
         self.settlements[outcome] += count
+        self.settled_in[table, outcome] += count
 
-    def fired_late(self, seconds: float) -> None:
+    def fired_late(self, table: str, seconds: float) -> None:  # noqa: ARG002
         self.lateness.append(seconds)
 
     def leases_lost(self, count: int) -> None:
@@ -53,8 +56,8 @@ class RecordingInstruments:
     def counted(self, table: str, state: str, count: int) -> None:
         self.counts[table, state] = count
 
-    def overdue(self, count: int, oldest_seconds: float) -> None:
-        self.overdues.append((count, oldest_seconds))
+    def overdue(self, table: str, count: int, oldest_seconds: float) -> None:
+        self.overdues[table].append((count, oldest_seconds))
 
     def clock_measured(self, offset_seconds: float) -> None:
         self.clock_offset = offset_seconds

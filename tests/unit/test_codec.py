@@ -9,11 +9,12 @@ from tests.support.builders import command, command_address, delivery, schedule_
 from tests.support.clock import NOW, iso
 from timer_service.core.broker import Delivery
 from timer_service.core.codec import MAX_COMMAND_BYTES, REPLY_TO, decode_command, decode_envelope, encode
+from timer_service.core.data import MAX_DATA_BYTES
 from timer_service.core.errors import Code, Fault, Rejection
 from timer_service.core.message import Address, Command, Event, Kind, Position, Trace, kebab
 from timer_service.core.rejection import Rejected
 from timer_service.timers.handler import PAYLOADS
-from timer_service.timers.messages import MAX_DATA_BYTES, ScheduleTimer
+from timer_service.timers.messages import ScheduleTimer
 
 COMMANDS = {payload.type: payload for payload in PAYLOADS}
 TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"

@@ -32,11 +32,11 @@ def test_implements_the_port_under_the_documented_names(metrics: Metrics, regist
     core.claimed(7)
     core.published(0.25)
     core.publish_failed(PublishStatus.REFUSED, 2)
-    core.settled("fired", 5)
+    core.settled("timer_schedules", "fired", 5)
     core.leases_lost(3)
     core.buried("timer_schedules", 4)
     core.counted("timer_schedules", "Scheduled", 6)
-    core.overdue(8, 1.5)
+    core.overdue("timer_schedules", 8, 1.5)
 
     def value(name: str, **labels: str) -> float | None:
         return registry.get_sample_value(name, labels)
@@ -47,20 +47,25 @@ def test_implements_the_port_under_the_documented_names(metrics: Metrics, regist
     assert value("timer_claim_batch_size_sum") == 7
     assert value("timer_publish_duration_seconds_sum") == 0.25
     assert value("timer_publish_failures_total", reason="refused") == 2
-    assert value("timer_schedules_processed_total", outcome="fired") == 5
+    assert value("timer_schedules_processed_total", table="timer_schedules", outcome="fired") == 5
     assert value("timer_lease_lost_total") == 3
     assert value("timer_buried_total", table="timer_schedules") == 4
     assert value("timer_rows", table="timer_schedules", state="Scheduled") == 6
-    assert (value("timer_overdue"), value("timer_oldest_due_lag_seconds")) == (8, 1.5)
+    assert value("timer_overdue", table="timer_schedules") == 8
+    assert value("timer_oldest_due_lag_seconds", table="timer_schedules") == 1.5
 
 
 def test_samples_replace_each_other(metrics: Metrics, registry: CollectorRegistry) -> None:
     """A sample says how many there are now, whatever the one before found."""
     for count in (6, 2):
         metrics.counted("timer_schedules", "Scheduled", count)
-        metrics.overdue(count, count / 2)
-    labels = {"table": "timer_schedules", "state": "Scheduled"}
-    names = [("timer_rows", labels), ("timer_overdue", {}), ("timer_oldest_due_lag_seconds", {})]
+        metrics.overdue("timer_schedules", count, count / 2)
+    table = {"table": "timer_schedules"}
+    names = [
+        ("timer_rows", {**table, "state": "Scheduled"}),
+        ("timer_overdue", table),
+        ("timer_oldest_due_lag_seconds", table),
+    ]
     assert [registry.get_sample_value(*name) for name in names] == [2, 2, 1]
 
 
@@ -82,10 +87,10 @@ def test_empty_claims_are_told_apart(metrics: Metrics, registry: CollectorRegist
 def test_fire_lag_is_fine_from_a_millisecond_to_an_hour(metrics: Metrics, registry: CollectorRegistry) -> None:
     """The lag's buckets reach from 1 ms to 1 h, and no step is wider than threefold."""
     for seconds in (0.0005, 3599.0, 5000.0):
-        metrics.fired_late(seconds)
+        metrics.fired_late("timer_schedules", seconds)
 
     def at_most(bound: str) -> float | None:
-        return registry.get_sample_value("timer_fire_lag_seconds_bucket", {"le": bound})
+        return registry.get_sample_value("timer_fire_lag_seconds_bucket", {"table": "timer_schedules", "le": bound})
 
     assert (at_most("0.001"), at_most("1800.0"), at_most("3600.0"), at_most("+Inf")) == (1, 1, 2, 3)
     bounds = [

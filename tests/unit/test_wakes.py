@@ -17,9 +17,8 @@ class Instance:
 
     def __init__(self, broker: MemoryBroker, *, alone: bool = False) -> None:
         self.ticks: list[int] = []
-        self.wakes = Wakes(broker, LoopClock(), POLL, alone=alone)
         self.loop = Loop("timers", self, clock=LoopClock(), polling_interval=POLL, instruments=RecordingInstruments())
-        self.wakes.add(self.loop)
+        self.wakes = Wakes(broker, LoopClock(), POLL, [self.loop], alone=alone)
 
     async def tick(self, now: int) -> int:
         self.ticks.append(now)
@@ -38,7 +37,7 @@ async def run(*instances: Instance, until: int = 7000) -> None:
 
 def wake_at(instant: int, waking: Instance, loop: str, at: int) -> None:
     def wake() -> None:
-        tasks.append(asyncio.ensure_future(waking.wakes.wake(loop, at)))
+        tasks.append(asyncio.ensure_future(waking.wakes.wake([loop], at)))
 
     tasks: list[asyncio.Future[None]] = []
     asyncio.get_running_loop().call_at(instant / 1000, wake)

@@ -4,35 +4,24 @@ import asyncio
 import logging
 from collections.abc import Mapping
 from datetime import timedelta
-from functools import partial
 
 from prometheus_client import CollectorRegistry
 
 from timer_service.adapters.nats import NatsBroker
+from timer_service.app.slices import QUERIES, Workers, routes
 from timer_service.app.storage import Storage
 from timer_service.config import Config
 from timer_service.core.broker import Subscription
-from timer_service.core.consumer import Consumer, Route
+from timer_service.core.consumer import Consumer
 from timer_service.core.errors import StartError
 from timer_service.core.instruments import Instruments
-from timer_service.core.lease import Lease
-from timer_service.core.loop import Loop, Worker
+from timer_service.core.loop import Loop
 from timer_service.core.query import Queries
-from timer_service.core.relay import Relay
 from timer_service.core.wakes import Wakes
 from timer_service.http import http_app, serve_http
-from timer_service.timers import handler as timers_handler
-from timer_service.timers.census import Census
-from timer_service.timers.queries import QUERIES as TIMER_QUERIES
-from timer_service.timers.retention import Retention
-from timer_service.timers.store import TIMERS
-from timer_service.timers.worker import due_time_reached
 
 log = logging.getLogger(__name__)
 
-_TIMERS = "timers"
-_RETENTION_INTERVAL = timedelta(minutes=1)
-_CENSUS_INTERVAL = timedelta(seconds=15)
 _UPKEEP_INTERVAL = timedelta(seconds=5)
 
 
@@ -53,12 +42,15 @@ class App:
         self._broker = broker
         self._instruments = instruments
         self._registry = registry
-        self._wakes = Wakes(broker, self._clock, config.polling_interval, alone=self._database.exclusive)
-        self._loops = [self._loop(name, worker, _UPKEEP_INTERVAL) for name, worker in storage.upkeep.items()]
-        self._relay = self._timers_relay()
-        if config.role != "handler":
-            self._add_timers_loops()
-        self._queries = Queries(self._database, self._clock, TIMER_QUERIES)
+        self._workers = None if config.role == "handler" else Workers(config, storage, broker, instruments)
+        self._loops = [
+            Loop(name, worker, clock=self._clock, polling_interval=_UPKEEP_INTERVAL, instruments=instruments)
+            for name, worker in storage.upkeep.items()
+        ]
+        if self._workers is not None:
+            self._loops += self._workers.loops
+        self._wakes = Wakes(broker, self._clock, config.polling_interval, self._loops, alone=self._database.exclusive)
+        self._queries = Queries(self._database, self._clock, QUERIES)
         self._stopping = asyncio.Event()
 
     def stop(self) -> None:
@@ -67,7 +59,8 @@ class App:
 
     async def run(self) -> None:
         """Serve until stopped or until a part fails for good, then drain within the shutdown timeout."""
-        await self._relay.recover()
+        if self._workers is not None:
+            await self._workers.recover()
         await self._wakes.hear()
         subscription = await self._serve_commands() if self._config.role != "worker" else None
         pages = http_app(self._registry, troubles=self._troubles, stalled=self._stalled)
@@ -109,37 +102,12 @@ class App:
         return Consumer(
             database=self._database,
             broker=self._broker,
-            routes=[Route(timers_handler.PAYLOADS, timers_handler.handle, partial(self._wakes.wake, _TIMERS))],
+            routes=routes(self._config, self._wakes),
             clock=self._clock,
             instruments=self._instruments,
             batch_size=self._config.batch_size,
             reply_prefix=self._config.reply_prefix,
         )
-
-    def _loop(self, name: str, worker: Worker, polling_interval: timedelta) -> Loop:
-        return Loop(name, worker, clock=self._clock, polling_interval=polling_interval, instruments=self._instruments)
-
-    def _timers_relay(self) -> Relay:
-        return Relay(
-            database=self._database,
-            broker=self._broker,
-            lease=Lease(TIMERS, self._config.visibility_timeout),
-            encode=due_time_reached,
-            clock=self._clock,
-            instruments=self._instruments,
-            batch_size=self._config.batch_size,
-            max_attempts=self._config.max_attempts,
-        )
-
-    def _add_timers_loops(self) -> None:
-        retention = Retention(self._database, timedelta(days=self._config.retention_days))
-        timers = self._loop(_TIMERS, self._relay, self._config.polling_interval)
-        self._wakes.add(timers)
-        self._loops += [
-            timers,
-            self._loop("retention", retention, _RETENTION_INTERVAL),
-            self._loop("census", Census(self._database, self._instruments), _CENSUS_INTERVAL),
-        ]
 
     def _troubles(self) -> Mapping[str, str | None]:
         return {

@@ -4,7 +4,7 @@ import sys
 
 import typer
 
-from timer_service.cli import dev, doctor, migrate, serve, timers
+from timer_service.cli import dev, doctor, migrate, serve, signals, timers
 from timer_service.client import TimerServiceError
 from timer_service.core.errors import DatabaseUnavailableError, StartError
 
@@ -20,6 +20,7 @@ app.command("dev")(dev.dev)
 app.command("doctor")(doctor.doctor)
 app.add_typer(migrate.app, name="migrate")
 app.add_typer(timers.app, name="timers")
+app.add_typer(signals.app, name="signals")
 
 
 def main() -> None:

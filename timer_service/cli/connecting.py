@@ -1,10 +1,16 @@
 """How commands reach the broker."""
 
+from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
+from typing import TypeVar
+
+import typer
 
 from timer_service.app import nats_login
 from timer_service.client import TimerClient
-from timer_service.config import Config
+from timer_service.config import Config, load_config
+
+_T = TypeVar("_T")
 
 
 def open_client(config: Config) -> AbstractAsyncContextManager[TimerClient]:
@@ -15,3 +21,12 @@ def open_client(config: Config) -> AbstractAsyncContextManager[TimerClient]:
         inbox_prefix=config.reply_prefix.removesuffix("."),
         **nats_login(config).options(),
     )
+
+
+async def with_client(use: Callable[[TimerClient], Awaitable[_T]]) -> _T:
+    """Do something over a connection; what the client can't use of it is wrong usage."""
+    async with open_client(load_config()) as client:
+        try:
+            return await use(client)
+        except ValueError as error:
+            raise typer.BadParameter(str(error)) from error

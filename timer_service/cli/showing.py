@@ -66,7 +66,7 @@ def relative(at: datetime, now: datetime) -> str:
 def outcome_line(outcome: Outcome, tenant: str, call: str) -> str:
     """Write how a command ended."""
     timer = outcome.timer
-    due = f" ({timer.state}, due {_local(timer.due_at)})" if timer else ""
+    due = f" ({timer.state}, due {local(timer.due_at)})" if timer else ""
     why = f": {_WORDS[outcome.name]}" if outcome.name in _WORDS else ""
     return f"{outcome.name}: {tenant}/{call}{due}{why}"
 
@@ -76,11 +76,11 @@ def details(timer: Timer, now: datetime) -> Iterator[str]:
     yield f"{timer.tenant}/{timer.call}"
     known: Mapping[str, str | None] = {
         "state": timer.state,
-        "due": f"{_local(timer.due_at, 'milliseconds')} ({relative(timer.due_at, now)})",
-        "registered": _local(timer.registered_at, "milliseconds"),
-        "reached": None if timer.reached_at is None else _local(timer.reached_at, "milliseconds"),
+        "due": f"{local(timer.due_at, 'milliseconds')} ({relative(timer.due_at, now)})",
+        "registered": local(timer.registered_at, "milliseconds"),
+        "reached": None if timer.reached_at is None else local(timer.reached_at, "milliseconds"),
         "attempt": str(timer.attempt),
-        "last error": timer.last_error and _one_line(timer.last_error),
+        "last error": timer.last_error and one_line(timer.last_error),
         "correlation": timer.correlation_id,
         "data": None if timer.data is None else json.dumps(timer.data),
     }
@@ -106,21 +106,21 @@ def table(timers: Sequence[Timer], now: datetime, width: int | None) -> Iterator
         *cells, error = row
         line = _GAP.join(_cells(cells, widths, style))
         if beside:
-            yield f"{line}{_GAP}{_cut(error, width and width - used)}".rstrip()
+            yield f"{line}{_GAP}{cut(error, width and width - used)}".rstrip()
         else:
             yield line
             if error and row is not _HEAD:
-                yield f"{_GAP}{_cut(error, width and width - len(_GAP))}"
+                yield f"{_GAP}{cut(error, width and width - len(_GAP))}"
 
 
 def _row(timer: Timer, now: datetime) -> tuple[str, ...]:
-    error = _one_line(timer.last_error or "")
-    return timer.call, timer.state, _local(timer.due_at), relative(timer.due_at, now), str(timer.attempt), error
+    error = one_line(timer.last_error or "")
+    return timer.call, timer.state, local(timer.due_at), relative(timer.due_at, now), str(timer.attempt), error
 
 
 def _cells(cells: Sequence[str], widths: Sequence[int], style: Mapping[str, Any]) -> Iterator[str]:
     for name, text, width in zip(_HEAD, cells, widths, strict=False):
-        cell = text.rjust(width) if name == "ATTEMPT" else set_cell_size(_cut(text, width), width)
+        cell = text.rjust(width) if name == "ATTEMPT" else set_cell_size(cut(text, width), width)
         yield typer.style(cell, **style) if text in {name, *State} else cell
 
 
@@ -128,16 +128,18 @@ def _style(timer: Timer) -> Mapping[str, Any]:
     return {"fg": _COLOURS.get(State(timer.state))} if timer.state in list(State) else {}
 
 
-def _cut(text: str, width: int | None) -> str:
+def cut(text: str, width: int | None) -> str:
+    """Shorten text to a width, None for any."""
     if width is None or cell_len(text) <= width:
         return text
     return set_cell_size(text, width - 1) + "\N{HORIZONTAL ELLIPSIS}"
 
 
-def _local(at: datetime, timespec: str = "seconds") -> str:
+def local(at: datetime, timespec: str = "seconds") -> str:
+    """Write an instant in this machine's time."""
     return at.astimezone().isoformat(timespec=timespec)
 
 
-def _one_line(text: str) -> str:
+def one_line(text: str) -> str:
     """Keep what a broker wrote from acting on the terminal."""
     return "".join(character if character.isprintable() else " " for character in text)

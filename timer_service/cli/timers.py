@@ -4,14 +4,14 @@ import json
 import re
 import shutil
 import sys
-from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 import typer
 
-from timer_service.cli.connecting import open_client
+from timer_service.cli.arguments import instant
+from timer_service.cli.connecting import open_client, with_client
 from timer_service.cli.running import run
 from timer_service.cli.showing import details, document, outcome_line, table, wire
 from timer_service.client import Outcome, State, Timer, TimerClient
@@ -24,7 +24,6 @@ Tenant = Annotated[str, typer.Argument(help="Who owns the timer.")]
 Call = Annotated[str, typer.Argument(help="Its serviceCallId.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
-_T = TypeVar("_T")
 _CAME_TO_NOTHING = {"not_found", "already_reached", "ignored_reached", "ignored_stale"}
 _UNITS = {"ms": "milliseconds", "s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
@@ -42,25 +41,25 @@ def schedule(  # noqa: PLR0917 - typer's way
     """Schedule a timer and wait for its outcome."""
     due_at = _due_at(at, in_)
     extra = {} if data is None else {"data": _json(data)}
-    _tell(run(_with_client(lambda client: client.schedule(tenant, call, due_at, **extra))), tenant, call, as_json)
+    _tell(run(with_client(lambda client: client.schedule(tenant, call, due_at, **extra))), tenant, call, as_json)
 
 
 @app.command()
 def cancel(tenant: Tenant, call: Call, as_json: AsJson = False) -> None:  # noqa: FBT002 - typer's way
     """Cancel a timer that has not fired yet, and wait for the outcome."""
-    _tell(run(_with_client(lambda client: client.cancel(tenant, call))), tenant, call, as_json)
+    _tell(run(with_client(lambda client: client.cancel(tenant, call))), tenant, call, as_json)
 
 
 @app.command()
 def retry(tenant: Tenant, call: Call, as_json: AsJson = False) -> None:  # noqa: FBT002 - typer's way
     """Put a Failed timer back, to fire at once, and wait for the outcome."""
-    _tell(run(_with_client(lambda client: client.retry(tenant, call))), tenant, call, as_json)
+    _tell(run(with_client(lambda client: client.retry(tenant, call))), tenant, call, as_json)
 
 
 @app.command()
 def get(tenant: Tenant, call: Call, as_json: AsJson = False) -> None:  # noqa: FBT002 - typer's way
     """Show one timer."""
-    timer = run(_with_client(lambda client: client.get(tenant, call)))
+    timer = run(with_client(lambda client: client.get(tenant, call)))
     if timer is None:
         typer.echo(f"not found: {tenant}/{call}", err=True)
         raise typer.Exit(1)
@@ -79,8 +78,8 @@ def list_(  # noqa: PLR0917 - typer's way
     as_json: AsJson = False,  # noqa: FBT002 - typer's way
 ) -> None:
     """List timers in order of due time."""
-    before = None if due_before is None else _instant("--due-before", due_before)
-    after = None if due_after is None else _instant("--due-after", due_after)
+    before = None if due_before is None else instant("--due-before", due_before)
+    after = None if due_after is None else instant("--due-after", due_after)
 
     async def some(client: TimerClient) -> list[Timer]:
         found = []
@@ -90,7 +89,7 @@ def list_(  # noqa: PLR0917 - typer's way
                 break
         return found
 
-    found = run(_with_client(some))
+    found = run(with_client(some))
     if as_json:
         typer.echo(json.dumps([document(timer) for timer in found[:limit]]))
         return
@@ -104,7 +103,7 @@ def list_(  # noqa: PLR0917 - typer's way
 @app.command()
 def count(tenant: Tenant, as_json: AsJson = False) -> None:  # noqa: FBT002 - typer's way
     """Count timers by state."""
-    counts = run(_with_client(lambda client: client.count(tenant)))
+    counts = run(with_client(lambda client: client.count(tenant)))
     oldest = {} if counts.oldest_due is None else {"oldestDue": wire(counts.oldest_due)}
     found = {"counts": dict(counts.by_state), "overdue": counts.overdue, "exact": counts.exact, **oldest}
     if as_json:
@@ -123,14 +122,6 @@ def watch(
     """Print DueTimeReached events as they come."""
     with suppress(KeyboardInterrupt):
         run(_watch(tenant, as_json=as_json))
-
-
-async def _with_client(use: Callable[[TimerClient], Awaitable[_T]]) -> _T:
-    async with open_client(load_config()) as client:
-        try:
-            return await use(client)
-        except ValueError as error:
-            raise typer.BadParameter(str(error)) from error
 
 
 def _tell(outcome: Outcome, tenant: str, call: str, as_json: bool) -> None:  # noqa: FBT001
@@ -165,14 +156,7 @@ def _due_at(at: str | None, in_: str | None) -> datetime:
         raise typer.BadParameter("give either --at or --in")
     if in_ is not None:
         return datetime.now(UTC) + _duration(in_)
-    return _instant("--at", at)
-
-
-def _instant(option: str, text: str | None) -> datetime:
-    try:
-        return datetime.fromtimestamp(parse_instant(text) / 1000, UTC)
-    except ValueError as error:
-        raise typer.BadParameter(f"{option} {error}") from error
+    return instant("--at", at)
 
 
 def _duration(text: str) -> timedelta:

@@ -2,7 +2,7 @@
 
 from timer_service.client.errors import CommandError, NoAnswerError, QueryError, TimerServiceError
 from timer_service.client.timer_client import TimerClient
-from timer_service.client.views import Counts, NewTimer, Outcome, State, Timer
+from timer_service.client.views import Counts, NewTimer, Outcome, Signal, SignalStatus, State, Timer
 
 __all__ = [
     "CommandError",
@@ -11,6 +11,8 @@ __all__ = [
     "NoAnswerError",
     "Outcome",
     "QueryError",
+    "Signal",
+    "SignalStatus",
     "State",
     "Timer",
     "TimerClient",

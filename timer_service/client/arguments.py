@@ -5,7 +5,7 @@ import re
 from datetime import UTC, datetime
 from typing import Any
 
-from timer_service.client.views import State
+from timer_service.client.views import SignalStatus, State
 from timer_service.core.instant import parse_instant
 from timer_service.core.message import IDENTIFIER_PATTERN, TENANT_PATTERN
 
@@ -17,11 +17,11 @@ def check_tenant(tenant: str) -> str:
     return tenant
 
 
-def check_call(call: str) -> str:
-    """Return a serviceCallId."""
-    if not re.fullmatch(IDENTIFIER_PATTERN, call):
-        raise ValueError("call must be 1 to 200 characters, none of them a control character")
-    return call
+def check_identifier(argument: str, name: str) -> str:
+    """Return what names a timer, a signal or a work item."""
+    if not re.fullmatch(IDENTIFIER_PATTERN, name):
+        raise ValueError(f"{argument} must be 1 to 200 characters, none of them a control character")
+    return name
 
 
 def check_state(state: str) -> str:
@@ -29,6 +29,13 @@ def check_state(state: str) -> str:
     if state not in list(State):
         raise ValueError(f"state must be one of {', '.join(State)}")
     return str(state)
+
+
+def check_signal_status(status: str) -> str:
+    """Return the name of a signal's status."""
+    if status not in list(SignalStatus):
+        raise ValueError(f"status must be one of {', '.join(SignalStatus)}")
+    return str(status)
 
 
 def wire_instant(argument: str, at: datetime) -> str:

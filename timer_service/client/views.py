@@ -69,19 +69,66 @@ class Timer:
         )
 
 
+class SignalStatus(StrEnum):
+    """Where a signal stands."""
+
+    ACTIVE = "active"
+    PAUSED = "paused"
+    FIRED = "fired"
+    RESOLVED = "resolved"
+    CANCELLED = "cancelled"
+
+
+@dataclass(frozen=True, slots=True)
+class Signal:
+    """A work signal as the service has it."""
+
+    tenant: str
+    name: str
+    status: str
+    """One of `SignalStatus`, or what a newer service may add."""
+    trigger_kind: str
+    trigger_spec: Mapping[str, Any]
+    created_at: datetime
+    trigger_error: str | None = None
+    item: str | None = None
+    note: str | None = None
+    last_fired_at: datetime | None = None
+    last_error: str | None = None
+
+    @classmethod
+    def read(cls, view: Mapping[str, Any]) -> "Signal":
+        """Read one off the wire."""
+        return cls(
+            tenant=view["tenantId"],
+            name=view["signalId"],
+            status=view["status"],
+            trigger_kind=view["triggerKind"],
+            trigger_spec=view["triggerSpec"],
+            created_at=datetime.fromisoformat(view["createdAt"]),
+            trigger_error=view.get("triggerError"),
+            item=view.get("workItemId"),
+            note=view.get("note"),
+            last_fired_at=_instant(view.get("lastFiredAt")),
+            last_error=view.get("lastError"),
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a command ended: its id, the outcome's name, and the timer as it stands now, if there is one."""
+    """How a command ended: its id, the outcome's name, and the timer or signal as it stands now, if there is one."""
 
     command_id: str
     name: str
     timer: Timer | None = None
+    signal: Signal | None = None
 
     @classmethod
     def read(cls, reply: Mapping[str, Any]) -> "Outcome":
         """Read one off the wire."""
         timer = Timer.read(reply["timer"]) if "timer" in reply else None
-        return cls(reply["commandId"], reply["outcome"], timer)
+        signal = Signal.read(reply["signal"]) if "signal" in reply else None
+        return cls(reply["commandId"], reply["outcome"], timer, signal)
 
 
 @dataclass(frozen=True, slots=True)

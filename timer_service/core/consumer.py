@@ -76,9 +76,9 @@ class Consumer:
     ) -> None:
         self._database = database
         self._broker = broker
-        self._routes = routes
-        self._route_of = {payload: route for route in routes for payload in route.payloads}
-        self._payloads = {payload.type: payload for payload in self._route_of}
+        self._in_order = routes  # in every batch: so instances lock the rows of several slices in the same order
+        self._routes = {payload: route for route in routes for payload in route.payloads}
+        self._payloads = {payload.type: payload for payload in self._routes}
         self._clock = clock
         self._instruments = instruments
         self._batch_size = batch_size
@@ -113,7 +113,7 @@ class Consumer:
             except Rejection as rejection:
                 rejected.append(Rejected(delivery, rejection, envelope))
             else:
-                accepted.append(_Accepted(delivery, command, self._route_of[type(command.payload)]))
+                accepted.append(_Accepted(delivery, command, self._routes[type(command.payload)]))
         return accepted, rejected
 
     async def _apply(self, subscription: Subscription, accepted: Sequence[_Accepted]) -> list[Rejected]:
@@ -136,12 +136,11 @@ class Consumer:
 
         async def handle(tx: Transaction) -> list[Outcome]:
             outcomes: dict[int, Outcome] = {}
-            for route in self._routes:  # in one order, so that instances lock the rows of slices in one order
+            for route in self._in_order:
                 mine = [index for index, each in enumerate(accepted) if each.route is route]
-                if not mine:
-                    continue
                 commands = [accepted[index].command for index in mine]
-                outcomes.update(zip(mine, await route.handle(tx, commands, now), strict=True))
+                if commands:
+                    outcomes.update(zip(mine, await route.handle(tx, commands, now), strict=True))
             return [outcomes[index] for index in range(len(accepted))]
 
         return await in_transaction(self._database, handle)

@@ -26,12 +26,12 @@ class Instruments(Protocol):
         """`count` messages of a batch were refused, or the broker was unavailable to them."""
         ...
 
-    def settled(self, outcome: str, count: int) -> None:
-        """`count` claimed rows were settled alike."""
+    def settled(self, table: str, outcome: str, count: int) -> None:
+        """`count` claimed rows of a table were settled alike."""
         ...
 
-    def fired_late(self, seconds: float) -> None:
-        """One row's event was acknowledged `seconds` after it was due."""
+    def fired_late(self, table: str, seconds: float) -> None:
+        """What one row stands for was done `seconds` after it was due."""
         ...
 
     def leases_lost(self, count: int) -> None:
@@ -46,8 +46,8 @@ class Instruments(Protocol):
         """A sample found `count` rows of a table in a state."""
         ...
 
-    def overdue(self, count: int, oldest_seconds: float) -> None:
-        """A sample found `count` rows that could be claimed, the oldest since `oldest_seconds`."""
+    def overdue(self, table: str, count: int, oldest_seconds: float) -> None:
+        """A sample found `count` rows of a table that could be claimed, the oldest since `oldest_seconds`."""
         ...
 
     def clock_measured(self, offset_seconds: float) -> None:

@@ -29,10 +29,11 @@ class LeasedTable:
     state: str
     waiting: str
     held: str
-    done: str
     buried: str
-    done_at: str
-    """The column that takes the instant of completion."""
+    done: str | None = None
+    """None: a completed row is deleted."""
+    done_at: str | None = None
+    """The column that takes the instant of completion, where the row stays."""
 
     def sql(self, name: str) -> str:
         """Return the named statement of `lease.sql` for this table."""
@@ -75,8 +76,9 @@ class Lease:
         self._pending_tenants = table.sql("pending_tenants")
         self._claim_of_tenant = table.sql("claim_of_tenant")
         self._seen_tenant = ""
-        self._complete = table.sql("complete")
-        self._complete_claim = table.sql("complete_claim")
+        deletes = table.done is None
+        self._complete = table.sql("complete_and_delete" if deletes else "complete")
+        self._complete_claim = table.sql("complete_claim_and_delete" if deletes else "complete_claim")
         self._retry = table.sql("retry")
         self._bury = table.sql("bury")
         self._release = table.sql("release")

@@ -50,6 +50,12 @@ UPDATE {table}
 SET {state} = '{done}', {done_at} = :at, available_at = NULL, lease_token = NULL, last_error = NULL
 WHERE available_at = :until AND lease_token = :token
 
+-- name: complete_and_delete
+DELETE FROM {table} WHERE {key_is} AND lease_token = :token
+
+-- name: complete_claim_and_delete
+DELETE FROM {table} WHERE available_at = :until AND lease_token = :token
+
 -- name: retry
 UPDATE {table}
 SET {state} = '{waiting}', available_at = :at, lease_token = NULL, last_error = :error

@@ -16,6 +16,7 @@ from timer_service.core.errors import DatabaseUnavailableError
 from timer_service.core.instruments import Instruments
 from timer_service.core.lease import Failure, Lease
 from timer_service.core.message import Message
+from timer_service.core.recovery import take_over_claims
 from timer_service.core.transacting import in_transaction
 
 log = logging.getLogger(__name__)
@@ -78,12 +79,7 @@ class Relay:
 
     async def recover(self) -> None:
         """Take over the claims of a dead predecessor, where the database admits one process at a time."""
-        if not self._database.exclusive:
-            return
-        async with self._database.transaction() as tx:
-            count = await self._lease.void(tx, self._clock.now())
-        if count:
-            log.info("took over claims of a dead process", extra={"table": self._lease.table.name, "count": count})
+        await take_over_claims(self._database, self._lease, self._clock.now())
 
     async def tick(self, now: int) -> int:
         """Fire rows available at `now`, a bounded number of batches; return how many were claimed.
@@ -193,14 +189,14 @@ class Relay:
             raise
         for outcome, count in changed.items():
             if count:
-                self._instruments.settled(outcome, count)
+                self._instruments.settled(self._lease.table.name, outcome, count)
         if lost := verdicts.count() - sum(changed.values()):
             self._instruments.leases_lost(lost)
             log.warning("leases lost before they were settled", extra={"count": lost})
         if changed["buried"]:
             self._instruments.buried(self._lease.table.name, changed["buried"])
         for row in verdicts.complete:
-            self._instruments.fired_late((now - row[self._lease.table.oldest_first]) / 1000)
+            self._instruments.fired_late(self._lease.table.name, (now - row[self._lease.table.oldest_first]) / 1000)
 
     async def _write(self, tx: Transaction, verdicts: _Verdicts) -> dict[str, int]:
         """Settle, and return how many rows changed by outcome."""

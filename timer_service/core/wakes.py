@@ -1,5 +1,6 @@
 """Who is woken when rows become available: this process's loops, and by a hint those of others."""
 
+from collections.abc import Collection, Iterable
 from datetime import timedelta
 
 from timer_service.core.broker import Broker
@@ -10,28 +11,27 @@ from timer_service.core.loop import Loop
 class Wakes:
     """Passes wakes on. One that is lost costs at most a poll interval, for every loop looks that often by itself."""
 
-    def __init__(self, broker: Broker, clock: Clock, polling_interval: timedelta, *, alone: bool) -> None:
-        """`alone`: no other process can have loops that look at this database."""
+    def __init__(
+        self, broker: Broker, clock: Clock, polling_interval: timedelta, loops: Iterable[Loop], *, alone: bool
+    ) -> None:
+        """`loops` are those of this process; `alone`: no other one can have loops that look at this database."""
         self._alone = alone
         self._broker = broker
         self._clock = clock
         self._poll_ms = polling_interval // timedelta(milliseconds=1)
-        self._loops: dict[str, Loop] = {}
-
-    def add(self, loop: Loop) -> None:
-        """Have a loop of this process woken by its name."""
-        self._loops[loop.name] = loop
+        self._loops = {loop.name: loop for loop in loops}
 
     async def hear(self) -> None:
         """Begin to hear the hints of others, where there can be any."""
         if not self._alone:
             await self._broker.hear_hints(self._wake)
 
-    async def wake(self, loop: str, at: int) -> None:
-        """Say that a loop, wherever it runs, has something to do at an instant."""
-        self._wake(loop, at)
-        if not self._alone and at < self._clock.now() + self._poll_ms:  # they look before any later one
-            await self._broker.hint(loop, at)
+    async def wake(self, loops: Collection[str], at: int) -> None:
+        """Say that loops, wherever they run, have something to do at an instant."""
+        for loop in loops:
+            self._wake(loop, at)
+            if not self._alone and at < self._clock.now() + self._poll_ms:  # they look before any later one
+                await self._broker.hint(loop, at)
 
     def _wake(self, loop: str, at: int) -> None:
         if loop in self._loops:

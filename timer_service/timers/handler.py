@@ -3,10 +3,11 @@
 from collections.abc import Sequence
 
 from timer_service.core.consumer import Outcome
+from timer_service.core.data import dump_data
 from timer_service.core.database import Transaction
 from timer_service.core.message import Command
 from timer_service.timers import rules, store
-from timer_service.timers.messages import CancelTimer, RetryTimer, ScheduleTimer, dump_data
+from timer_service.timers.messages import CancelTimer, RetryTimer, ScheduleTimer
 from timer_service.timers.queries import timer_view
 from timer_service.timers.rules import Decision, Key, Schedule, Timer, Write
 

@@ -1,25 +1,22 @@
 """Questions about timers. A tenant only ever sees its own."""
 
-import base64
-import json
-from collections.abc import Mapping, Sequence
-from itertools import accumulate
+from collections.abc import Mapping
 from typing import Any
 
 from pydantic import Field
-from pydantic_core import from_json, to_json
+from pydantic_core import from_json
 
 from timer_service.core.database import Reader
-from timer_service.core.errors import Code, Fault, Rejection
+from timer_service.core.errors import Code, Rejection
 from timer_service.core.instant import LATEST, Instant, format_instant
 from timer_service.core.message import Identifier, Payload, Tenant
+from timer_service.core.paging import page, read_cursor
 from timer_service.core.query import QueryRoute
 from timer_service.timers import store
 from timer_service.timers.rules import Key, State, Timer
 from timer_service.timers.store import Filter, Place
 
 _COUNTED_AT_MOST = 1_000_000
-_PAGE_BYTES = 512 * 1024  # half of what a broker's message usually may have
 _BEGINNING = Place(-1, "")
 _AFTER_ALL = LATEST + 1
 
@@ -110,17 +107,7 @@ async def _list(reader: Reader, tenant: str, question: ListTimers, _now: int) ->
     states = list(State) if question.state is None else [question.state]
     after = _place(question)
     found = await store.page(reader, tenant, states, due_before, after=after, limit=question.limit + 1)
-    page = _fitting(found[: question.limit])
-    answer: dict[str, Any] = {"timers": [timer_view(timer) for timer in page]}
-    if len(found) > len(page):
-        answer["cursor"] = _cursor(_place_of(page[-1]))
-    return answer
-
-
-def _fitting(timers: Sequence[Timer]) -> Sequence[Timer]:
-    """Return as many as fit into one answer, at least one."""
-    sizes = accumulate(len(to_json(timer_view(timer))) for timer in timers)
-    return timers[: max(1, sum(total <= _PAGE_BYTES for total in sizes))]
+    return page("timers", found, limit=question.limit, view=timer_view, place=_place_of)
 
 
 async def _count(reader: Reader, tenant: str, _question: CountTimers, now: int) -> Mapping[str, Any]:
@@ -148,18 +135,4 @@ def _place_of(timer: Timer) -> Place:
 
 def _place(question: ListTimers) -> Place:
     after = _BEGINNING if question.due_after is None else Place(question.due_after, "")
-    return after if question.cursor is None else max(after, _read_cursor(question.cursor))
-
-
-def _cursor(place: Place) -> str:
-    return base64.urlsafe_b64encode(json.dumps(place, ensure_ascii=False).encode()).decode()
-
-
-def _read_cursor(cursor: str) -> Place:
-    try:
-        due_at, call = json.loads(base64.urlsafe_b64decode(cursor))
-        if isinstance(due_at, int) and _BEGINNING.due_at <= due_at <= LATEST and call.encode():
-            return Place(due_at, call)
-    except (ValueError, TypeError, AttributeError):
-        pass
-    raise Rejection(Code.INVALID_PAYLOAD, "the cursor is not one of ours", [Fault("cursor", "give it back unchanged")])
+    return after if question.cursor is None else max(after, Place(*read_cursor(question.cursor, int, str)))

@@ -3,6 +3,7 @@
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from timer_service.core.census import Counted
 from timer_service.core.database import Reader, Row, Transaction
 from timer_service.core.errors import ConflictError
 from timer_service.core.lease import LeasedTable
@@ -11,6 +12,7 @@ from timer_service.core.sql import load_sql
 from timer_service.timers.rules import Key, Schedule, State, Timer
 
 _SQL = load_sql("timer_service.timers", "store.sql")
+_FIND_LOCKED = f"{_SQL['find']}\n/* for update */"
 
 TIMERS = LeasedTable(
     name="timer_schedules",
@@ -30,8 +32,8 @@ TIMERS = LeasedTable(
     state="state",
     waiting=State.SCHEDULED,
     held=State.SCHEDULED,
-    done=State.REACHED,
     buried=State.FAILED,
+    done=State.REACHED,
     done_at="reached_at",
 )
 
@@ -43,6 +45,9 @@ _SUCH = {
     State.FAILED: "state = 'Failed'",
 }
 """How a list says which state it wants, word for word as the partial index for it does."""
+
+COUNTED = tuple(Counted(TIMERS.name, state, such) for state, such in _SUCH.items())
+"""What the gauges tell of timers."""
 
 
 class Filter(NamedTuple):
@@ -71,7 +76,7 @@ async def find_locked(tx: Transaction, keys: Collection[Key]) -> dict[Key, Timer
 
     Locked in the order of their keys, so that instances that handle the same timers wait for each other in turn.
     """
-    rows = await tx.fetch_each(_SQL["find_locked"], [key._asdict() for key in sorted(keys)])
+    rows = await tx.fetch_each(_FIND_LOCKED, [key._asdict() for key in sorted(keys)])
     return {timer.key: timer for timer in map(_timer, rows)}
 
 
@@ -112,19 +117,6 @@ async def count(reader: Reader, wanted: Filter, limit: int) -> int:
     (row,) = await reader.fetch(_SQL["count"].format(such=_SUCH[wanted.state]), parameters)
     counted: int = row["count"]
     return counted
-
-
-async def count_all(reader: Reader, state: State, limit: int) -> int:
-    """Count the timers of all tenants in one state, no further than `limit`; reads an index alone."""
-    (row,) = await reader.fetch(_SQL["count_all"].format(such=_SUCH[state]), {"limit": limit})
-    counted: int = row["count"]
-    return counted
-
-
-async def overdue(reader: Reader, now: int, limit: int) -> tuple[int, int | None]:
-    """Count the timers that could be claimed and are not yet, and return since when the oldest could."""
-    (row,) = await reader.fetch(_SQL["overdue"], {"now": now, "limit": limit})
-    return row["count"], row["oldest_at"]
 
 
 async def oldest_due(reader: Reader, tenant_id: str) -> int | None:

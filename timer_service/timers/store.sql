@@ -4,13 +4,6 @@ SELECT tenant_id, service_call_id, state, due_at, data, correlation_id, causatio
 FROM timer_schedules
 WHERE tenant_id = :tenant_id AND service_call_id = :service_call_id
 
--- name: find_locked
-SELECT tenant_id, service_call_id, state, due_at, data, correlation_id, causation_id, traceparent, tracestate,
-    event_id, registered_at, reached_at, cancelled_at, position_epoch, position_sequence, available_at, attempt, last_error
-FROM timer_schedules
-WHERE tenant_id = :tenant_id AND service_call_id = :service_call_id
-/* for update */
-
 -- name: put
 INSERT INTO timer_schedules (
     tenant_id, service_call_id, state, due_at, data, correlation_id, causation_id, traceparent, tracestate,
@@ -52,26 +45,27 @@ SELECT COUNT(*) AS count FROM (
     LIMIT :limit
 ) AS counted
 
--- name: count_all
-SELECT COUNT(*) AS count FROM (SELECT 1 AS one FROM timer_schedules WHERE {such} LIMIT :limit) AS counted
-
--- name: overdue
-SELECT COUNT(*) AS count, MIN(available_at) AS oldest_at FROM (
-    SELECT available_at FROM timer_schedules WHERE available_at <= :now ORDER BY available_at LIMIT :limit
-) AS counted
-
 -- name: oldest_due
 SELECT MIN(due_at) AS due_at FROM timer_schedules WHERE tenant_id = :tenant_id AND available_at IS NOT NULL
 
 -- name: delete_reached
 DELETE FROM timer_schedules
 WHERE (tenant_id, service_call_id) IN (
-    SELECT tenant_id, service_call_id FROM timer_schedules WHERE reached_at < :before ORDER BY reached_at LIMIT :limit
+    WITH picked AS MATERIALIZED (  -- locked, or one that a command has just taken up again would be deleted all the same
+        SELECT tenant_id, service_call_id FROM timer_schedules
+        WHERE reached_at < :before ORDER BY reached_at LIMIT :limit
+        /* skip locked */
+    )
+    SELECT tenant_id, service_call_id FROM picked
 )
 
 -- name: delete_cancelled
 DELETE FROM timer_schedules
 WHERE (tenant_id, service_call_id) IN (
-    SELECT tenant_id, service_call_id FROM timer_schedules
-    WHERE cancelled_at < :before ORDER BY cancelled_at LIMIT :limit
+    WITH picked AS MATERIALIZED (
+        SELECT tenant_id, service_call_id FROM timer_schedules
+        WHERE cancelled_at < :before ORDER BY cancelled_at LIMIT :limit
+        /* skip locked */
+    )
+    SELECT tenant_id, service_call_id FROM picked
 )

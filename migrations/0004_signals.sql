@@ -1,0 +1,140 @@
+-- Work signals: reminders of what happens to work items (see docs/signals.md).
+
+-- What is known of a work item. One that is known by name only, because a signal waits for it, stands at position 0 0.
+CREATE TABLE work_items (
+    tenant_id TEXT NOT NULL,
+    work_item_id TEXT NOT NULL,
+    status TEXT,
+    created_at BIGINT NOT NULL,
+    position_epoch BIGINT NOT NULL,
+    position_sequence BIGINT NOT NULL,
+    PRIMARY KEY (tenant_id, work_item_id)
+);
+
+-- What happened to work items. `evaluate_at` is the place in the queue of events not yet evaluated, null once one is;
+-- `evaluated_to` the last signal it was held against.
+CREATE TABLE work_item_events (
+    tenant_id TEXT NOT NULL,
+    work_item_id TEXT NOT NULL,
+    event_id TEXT NOT NULL,
+    kind TEXT NOT NULL CHECK (kind IN ('status.transition')),
+    from_status TEXT,
+    to_status TEXT NOT NULL,
+    occurred_at BIGINT NOT NULL,
+    recorded_at BIGINT NOT NULL,
+    position_epoch BIGINT NOT NULL,
+    position_sequence BIGINT NOT NULL,
+    correlation_id TEXT,
+    causation_id TEXT,
+    traceparent TEXT,
+    tracestate TEXT,
+    evaluate_at BIGINT,
+    evaluated_to TEXT NOT NULL,
+    PRIMARY KEY (tenant_id, work_item_id, event_id)
+);
+
+-- The queue of events to evaluate: what was evaluated before costs nothing.
+CREATE INDEX work_item_events_to_evaluate ON work_item_events (evaluate_at) WHERE evaluate_at IS NOT NULL;
+
+-- Events newer than a signal that was delivered after them. What looks for one by its key says nothing of its kind, so that
+-- a planner with old statistics can't come to look for it here.
+CREATE INDEX work_item_events_in_order ON work_item_events (tenant_id, work_item_id, position_epoch, position_sequence)
+    WHERE kind = 'status.transition';
+
+-- Retention.
+CREATE INDEX work_item_events_evaluated ON work_item_events (recorded_at) WHERE evaluate_at IS NULL;
+
+-- Signals. One without a trigger is the tombstone of a command that came before the one that creates it.
+CREATE TABLE work_signals (
+    tenant_id TEXT NOT NULL,
+    signal_id TEXT NOT NULL,
+    status TEXT NOT NULL CHECK (status IN ('active', 'paused', 'fired', 'resolved', 'cancelled')),
+    work_item_id TEXT,
+    trigger_kind TEXT CHECK (trigger_kind IN ('event', 'time')),
+    trigger_spec TEXT,
+    note TEXT,
+    created_at BIGINT NOT NULL,
+    last_fired_at BIGINT,
+    last_error TEXT,
+    ended_at BIGINT,
+    since_epoch BIGINT NOT NULL,
+    since_sequence BIGINT NOT NULL,
+    position_epoch BIGINT NOT NULL,
+    position_sequence BIGINT NOT NULL,
+    PRIMARY KEY (tenant_id, signal_id),
+    CHECK ((trigger_kind IS NULL) = (trigger_spec IS NULL)),
+    CHECK (status <> 'fired' OR (trigger_kind IS NOT NULL AND last_fired_at IS NOT NULL)),
+    CHECK ((status IN ('resolved', 'cancelled')) = (ended_at IS NOT NULL))
+);
+
+-- The active signals that wait for a work item, and lists of a work item's.
+CREATE INDEX work_signals_of_item ON work_signals (tenant_id, work_item_id, status, signal_id);
+
+-- Lists by status, which leave tombstones out. What asks for a work item's signals says nothing of that, so that a planner
+-- with old statistics can't come to look for them among all those of a tenant.
+CREATE INDEX work_signals_by_status ON work_signals (tenant_id, status, signal_id) WHERE trigger_kind IS NOT NULL;
+
+-- Retention.
+CREATE INDEX work_signals_ended ON work_signals (ended_at) WHERE ended_at IS NOT NULL;
+
+-- Firings: one per signal and cause, leased through available_at (see timer_service/core).
+CREATE TABLE work_signal_firings (
+    tenant_id TEXT NOT NULL,
+    firing_id TEXT NOT NULL,
+    signal_id TEXT NOT NULL,
+    dedupe_key TEXT NOT NULL,
+    work_item_id TEXT,
+    status TEXT NOT NULL CHECK (status IN ('queued', 'processing', 'enqueued', 'failed')),
+    due_at BIGINT NOT NULL,
+    created_at BIGINT NOT NULL,
+    settled_at BIGINT,
+    correlation_id TEXT,
+    causation_id TEXT,
+    traceparent TEXT,
+    tracestate TEXT,
+    available_at BIGINT,
+    lease_token TEXT,
+    attempt INTEGER NOT NULL DEFAULT 0 CHECK (attempt >= 0),
+    last_error TEXT,
+    PRIMARY KEY (tenant_id, firing_id),
+    -- A cause counts once.
+    UNIQUE (tenant_id, signal_id, dedupe_key),
+    CHECK ((status IN ('queued', 'processing')) = (available_at IS NOT NULL)),
+    CHECK ((status = 'processing') = (lease_token IS NOT NULL)),
+    CHECK ((status IN ('enqueued', 'failed')) = (settled_at IS NOT NULL)),
+    -- Never early.
+    CHECK (available_at >= due_at),
+    CHECK (status <> 'enqueued' OR settled_at >= due_at)
+);
+
+-- The claim and the loop's next wake.
+CREATE INDEX work_signal_firings_available ON work_signal_firings (available_at) WHERE available_at IS NOT NULL;
+
+-- The fair claim.
+CREATE INDEX work_signal_firings_pending ON work_signal_firings (tenant_id, due_at) WHERE available_at IS NOT NULL;
+
+-- Lists of a signal's.
+CREATE INDEX work_signal_firings_of_signal ON work_signal_firings (tenant_id, signal_id, created_at, firing_id);
+
+-- The gauge of what was given up, and one of those by its key.
+CREATE INDEX work_signal_firings_failed ON work_signal_firings (tenant_id, firing_id) WHERE status = 'failed';
+
+-- Retention.
+CREATE INDEX work_signal_firings_settled ON work_signal_firings (settled_at) WHERE settled_at IS NOT NULL;
+
+-- The follow-up work of fired signals.
+CREATE TABLE work_item_tasks (
+    tenant_id TEXT NOT NULL,
+    task_id TEXT NOT NULL,
+    work_item_id TEXT NOT NULL,
+    signal_id TEXT NOT NULL,
+    firing_id TEXT NOT NULL,
+    created_at BIGINT NOT NULL,
+    PRIMARY KEY (tenant_id, task_id)
+);
+
+-- Lists of a work item's.
+CREATE INDEX work_item_tasks_of_item ON work_item_tasks (tenant_id, work_item_id, created_at, task_id);
+
+-- Deleted with their signal.
+CREATE INDEX work_item_tasks_of_signal ON work_item_tasks (tenant_id, signal_id);

@@ -1,0 +1,98 @@
+from typing import Any
+
+import pytest
+
+from tests.support.clock import ManualClock
+from tests.support.signals import Signals
+from timer_service.adapters.memory import MemoryBroker
+from timer_service.core.database import Database
+
+
+@pytest.fixture
+def signals(store: Database, memory_broker: MemoryBroker, clock: ManualClock) -> Signals:
+    """Return the signals slice over every store in turn."""
+    return Signals(store, memory_broker, clock)
+
+
+async def pages(signals: Signals, name: str, listed: str, field: str, **question: Any) -> list[list[str]]:
+    """Ask for page after page; return what each has in a field."""
+    found = []
+    while True:
+        page = await signals.ask(name, **question)
+        found.append([view[field] for view in page[listed]])
+        if "cursor" not in page:
+            return found
+        question["cursor"] = page["cursor"]
+
+
+async def test_lists_page_by_page(signals: Signals) -> None:
+    """Signals come in order of their ids, firings and tasks oldest first, each once, in pages of the size asked for."""
+    for number in (3, 1, 5, 2, 4):
+        await signals.create(f"signal-{number}")
+    for event in ("a", "b", "c"):
+        await signals.transition(eventId=event)
+        await signals.run()
+        await signals.about("Activate", "signal-1")
+        signals.clock.advance(seconds=1)
+    listed = await pages(signals, "list-signals", "signals", "signalId", limit=2)
+    fired = await pages(signals, "list-firings", "firings", "dedupeKey", signalId="signal-1", limit=2)
+    tasks = await pages(signals, "list-tasks", "tasks", "signalId", workItemId="item-1", limit=5)
+    assert listed == [["signal-1", "signal-2"], ["signal-3", "signal-4"], ["signal-5"]]
+    assert fired == [["a", "b"], ["c"]]
+    assert [len(page) for page in tasks] == [5, 2]
+    assert tasks[1] == ["signal-1", "signal-1"]
+
+
+@pytest.mark.parametrize(
+    ("question", "found"),
+    [
+        ({}, ["one", "three", "two"]),
+        ({"status": "active"}, ["one"]),
+        ({"status": "paused"}, ["two"]),
+        ({"status": "resolved"}, []),
+        ({"workItemId": "item-2"}, ["three", "two"]),
+        ({"workItemId": "item-2", "status": "cancelled"}, ["three"]),
+        ({"workItemId": "nothing"}, []),
+    ],
+)
+async def test_filters(signals: Signals, question: dict[str, Any], found: list[str]) -> None:
+    """A list has the signals of the status and the work item asked for, whatever their status if none is."""
+    await signals.create("one")
+    await signals.create("two", "item-2")
+    await signals.create("three", "item-2")
+    await signals.about("Pause", "two")
+    await signals.about("Cancel", "three")
+    await signals.about("Cancel", "tombstone")
+    assert [view["signalId"] for view in (await signals.ask("list-signals", **question))["signals"]] == found
+
+
+async def test_a_tenant_sees_only_its_own(signals: Signals) -> None:
+    """No question shows another tenant's signals, firings or tasks, whatever it names."""
+    await signals.create()
+    await signals.transition()
+    await signals.run()
+    answers = [
+        await signals.ask("list-signals", tenant="other"),
+        await signals.ask("list-firings", tenant="other", signalId="signal-1"),
+        await signals.ask("list-tasks", tenant="other", workItemId="item-1"),
+    ]
+    refused = await signals.ask("get-signal", tenant="other", signalId="signal-1")
+    assert answers == [{"signals": []}, {"firings": []}, {"tasks": []}]
+    assert refused["error"]["code"] == "NOT_FOUND"
+
+
+@pytest.mark.parametrize(
+    ("name", "question", "path"),
+    [
+        ("get-signal", {}, "signalId"),
+        ("list-signals", {"status": "done"}, "status"),
+        ("list-signals", {"cursor": "Wzdd"}, "cursor"),
+        ("list-firings", {"signalId": "signal-1", "cursor": "WyJhIl0="}, "cursor"),
+        ("list-firings", {"signalId": "signal-1", "limit": 1001}, "limit"),
+        ("list-tasks", {"signalId": "signal-1"}, "workItemId"),
+    ],
+)
+async def test_wrong_field(signals: Signals, name: str, question: dict[str, Any], path: str) -> None:
+    """A field that is wrong, missing or not known is answered with its name."""
+    answer = await signals.ask(name, **question)
+    assert path in [each["path"] for each in answer["error"]["errors"]]

@@ -1,0 +1,18 @@
+"""What a dead process leaves behind."""
+
+import logging
+
+from timer_service.core.database import Database
+from timer_service.core.lease import Lease
+from timer_service.core.transacting import in_transaction
+
+log = logging.getLogger(__name__)
+
+
+async def take_over_claims(database: Database, lease: Lease, now: int) -> None:
+    """Take over the claims of a dead predecessor, where the database admits one process at a time."""
+    if not database.exclusive:
+        return
+    count = await in_transaction(database, lambda tx: lease.void(tx, now))
+    if count:
+        log.info("took over claims of a dead process", extra={"table": lease.table.name, "count": count})

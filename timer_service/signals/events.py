@@ -1,0 +1,42 @@
+"""The events of claimed firings."""
+
+from typing import Any
+
+from timer_service.core.database import Row
+from timer_service.core.instant import format_instant
+from timer_service.core.lease import Failure
+from timer_service.core.message import Event
+from timer_service.signals.firings import task_id
+from timer_service.signals.messages import WorkSignalFailed, WorkSignalFired
+from timer_service.signals.store import read_cause
+
+
+def fired_event(row: Row, at: int) -> Event:
+    """Return what tells that a firing's signal has fired: a firing has one such event, always under the same id."""
+    task = {} if row["work_item_id"] is None else {"taskId": task_id(row)}
+    payload = {**_about(row), **task, "firedAt": format_instant(at)}
+    return _event(f"fired-{row['firing_id']}", WorkSignalFired.type, row, payload, at)
+
+
+def failed_event(failure: Failure, at: int) -> Event:
+    """Return what tells that a firing was given up. Its id follows the claim: a time trigger may be given up twice."""
+    row = failure.row
+    told = {"attempt": row["attempt"], "error": failure.error, "failedAt": format_instant(at)}
+    event_id = f"failed-{row['firing_id']}-{row['lease_token']}"
+    return _event(event_id, WorkSignalFailed.type, row, {**_about(row), **told}, at)
+
+
+def _about(row: Row) -> dict[str, Any]:
+    item = {} if row["work_item_id"] is None else {"workItemId": row["work_item_id"]}
+    return {
+        "tenantId": row["tenant_id"],
+        "signalId": row["signal_id"],
+        "firingId": row["firing_id"],
+        **item,
+        "dedupeKey": row["dedupe_key"],
+    }
+
+
+def _event(event_id: str, message_type: str, row: Row, payload: dict[str, Any], at: int) -> Event:
+    command_id, correlation_id, trace = read_cause(row)
+    return Event(event_id, message_type, row["tenant_id"], payload, at, correlation_id, command_id, trace)

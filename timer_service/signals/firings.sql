@@ -1,0 +1,72 @@
+-- name: add
+INSERT INTO work_signal_firings (
+    tenant_id, firing_id, signal_id, dedupe_key, work_item_id, status, due_at, created_at, correlation_id, causation_id,
+    traceparent, tracestate, available_at
+) VALUES (
+    :tenant_id, :firing_id, :signal_id, :dedupe_key, :work_item_id, 'queued', :due_at, :now, :correlation_id,
+    :causation_id, :traceparent, :tracestate, :due_at
+)
+ON CONFLICT DO NOTHING
+
+-- name: put_back
+UPDATE work_signal_firings
+SET status = 'queued', available_at = :due_at, settled_at = NULL, attempt = 0, last_error = NULL
+WHERE tenant_id = :tenant_id AND firing_id = :firing_id AND status = 'failed'
+
+-- name: end_of_signal
+UPDATE work_signal_firings
+SET status = 'failed', settled_at = :now, available_at = NULL, lease_token = NULL, last_error = :error
+WHERE tenant_id = :tenant_id AND signal_id = :signal_id AND status IN ('queued', 'processing')
+
+-- name: still_held
+SELECT tenant_id, firing_id FROM work_signal_firings
+WHERE tenant_id = :tenant_id AND firing_id = :firing_id AND lease_token = :token
+/* for update */
+
+-- name: fail
+UPDATE work_signal_firings
+SET status = 'failed', settled_at = :at, available_at = NULL, lease_token = NULL, last_error = :error
+WHERE tenant_id = :tenant_id AND firing_id = :firing_id AND lease_token = :token
+
+-- name: note_fired
+UPDATE work_signals
+SET status = 'fired', last_fired_at = :at, last_error = NULL
+WHERE tenant_id = :tenant_id AND signal_id = :signal_id
+
+-- name: note_failed
+UPDATE work_signals
+SET status = 'paused', last_error = :error
+WHERE tenant_id = :tenant_id AND signal_id = :signal_id AND status = 'active'
+
+-- name: add_task
+INSERT INTO work_item_tasks (tenant_id, task_id, work_item_id, signal_id, firing_id, created_at)
+VALUES (:tenant_id, :task_id, :work_item_id, :signal_id, :firing_id, :at)
+
+-- name: page_of_signal
+SELECT tenant_id, firing_id, signal_id, dedupe_key, work_item_id, status, due_at, created_at, settled_at, attempt,
+    last_error
+FROM work_signal_firings
+WHERE tenant_id = :tenant_id AND signal_id = :signal_id AND (created_at, firing_id) > (:after_at, :after_id)
+ORDER BY created_at, firing_id
+LIMIT :limit
+
+-- name: tasks_of_item
+SELECT tenant_id, task_id, work_item_id, signal_id, firing_id, created_at
+FROM work_item_tasks
+WHERE tenant_id = :tenant_id AND work_item_id = :work_item_id AND (created_at, task_id) > (:after_at, :after_id)
+ORDER BY created_at, task_id
+LIMIT :limit
+
+-- name: delete_tasks
+DELETE FROM work_item_tasks WHERE tenant_id = :tenant_id AND signal_id = :signal_id
+
+-- name: delete_settled
+DELETE FROM work_signal_firings
+WHERE (tenant_id, firing_id) IN (
+    WITH picked AS MATERIALIZED (  -- locked, or one that a command has just taken up again would be deleted all the same
+        SELECT tenant_id, firing_id FROM work_signal_firings
+        WHERE settled_at < :before ORDER BY settled_at LIMIT :limit
+        /* skip locked */
+    )
+    SELECT tenant_id, firing_id FROM picked
+)

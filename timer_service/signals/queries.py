@@ -1,0 +1,221 @@
+"""Questions about signals. A tenant only ever sees its own."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated, Any
+
+from pydantic import Field
+from pydantic_core import from_json
+
+from timer_service.core.database import Reader, Row
+from timer_service.core.errors import Code, Rejection
+from timer_service.core.instant import Instant, format_instant
+from timer_service.core.message import Identifier, Payload, Tenant
+from timer_service.core.paging import page, read_cursor
+from timer_service.core.query import QueryRoute
+from timer_service.signals import firings, store
+from timer_service.signals.firings import Place
+from timer_service.signals.messages import TriggerKind
+from timer_service.signals.rules import FiringStatus, ItemKey, Key, Signal, Status
+from timer_service.signals.triggers import Invalid
+
+Limit = Annotated[int, Field(ge=1, le=1000)]
+Cursor = Annotated[str, Field(max_length=2000)]
+_BEGINNING = Place(-1, "")
+
+
+class GetSignal(Payload):
+    """Ask for one signal."""
+
+    signal_id: Identifier
+
+
+class ListSignals(Payload):
+    """Ask for signals in order of their ids, a page at a time."""
+
+    status: Status | None = None
+    work_item_id: Identifier | None = None
+    limit: Limit = 100
+    cursor: Cursor | None = None
+
+
+class ListFirings(Payload):
+    """Ask for the firings of a signal, oldest first, a page at a time."""
+
+    signal_id: Identifier
+    limit: Limit = 100
+    cursor: Cursor | None = None
+
+
+class ListTasks(Payload):
+    """Ask for the follow-up tasks of a work item, oldest first, a page at a time."""
+
+    work_item_id: Identifier
+    limit: Limit = 100
+    cursor: Cursor | None = None
+
+
+class SignalView(Payload):
+    """A signal as replies and answers show it."""
+
+    tenant_id: Tenant
+    signal_id: Identifier
+    status: Status
+    trigger_kind: TriggerKind
+    trigger_spec: dict[str, Any]
+    created_at: Instant
+    trigger_error: str | None = Field(default=None, description="Why the trigger can't be read and never fires.")
+    work_item_id: Identifier | None = None
+    note: str | None = None
+    last_fired_at: Instant | None = None
+    last_error: str | None = Field(default=None, description="Why its last firing was given up.")
+
+
+class SignalPage(Payload):
+    """Signals in order of their ids. With `cursor`, there are more: ask again with it and the same filters."""
+
+    signals: list[SignalView]
+    cursor: str | None = None
+
+
+class FiringView(Payload):
+    """A firing: one cause that made a signal's trigger come true."""
+
+    tenant_id: Tenant
+    firing_id: Identifier
+    signal_id: Identifier
+    dedupe_key: Identifier
+    status: FiringStatus
+    due_at: Instant
+    created_at: Instant
+    attempt: int = Field(ge=0)
+    work_item_id: Identifier | None = None
+    task_id: Identifier | None = None
+    settled_at: Instant | None = None
+    last_error: str | None = None
+
+
+class FiringPage(Payload):
+    """Firings, oldest first. With `cursor`, there are more."""
+
+    firings: list[FiringView]
+    cursor: str | None = None
+
+
+class TaskView(Payload):
+    """Follow-up work that a fired signal has left."""
+
+    tenant_id: Tenant
+    task_id: Identifier
+    work_item_id: Identifier
+    signal_id: Identifier
+    firing_id: Identifier
+    created_at: Instant
+
+
+class TaskPage(Payload):
+    """Tasks, oldest first. With `cursor`, there are more."""
+
+    tasks: list[TaskView]
+    cursor: str | None = None
+
+
+def signal_view(signal: Signal) -> Mapping[str, Any]:
+    """Return a signal as replies and queries show it."""
+    definition = signal.definition
+    assert definition is not None  # noqa: S101 - a tombstone is never shown
+    trigger = definition.trigger
+    return _known(
+        tenantId=signal.key.tenant_id,
+        signalId=signal.key.signal_id,
+        status=signal.status,
+        triggerKind=definition.trigger_kind,
+        triggerSpec=from_json(definition.trigger_spec),
+        createdAt=format_instant(signal.created_at),
+        triggerError=trigger.reason if isinstance(trigger, Invalid) else None,
+        workItemId=definition.work_item_id,
+        note=definition.note,
+        lastFiredAt=_instant(signal.last_fired_at),
+        lastError=signal.last_error,
+    )
+
+
+async def _get(reader: Reader, tenant: str, question: GetSignal, _now: int) -> Mapping[str, Any]:
+    key = Key(tenant, question.signal_id)
+    signal = (await store.find(reader, [key])).get(key)
+    if signal is None or signal.definition is None:
+        raise Rejection(Code.NOT_FOUND, f"no signal {question.signal_id!r}")
+    return signal_view(signal)
+
+
+async def _list(reader: Reader, tenant: str, question: ListSignals, _now: int) -> Mapping[str, Any]:
+    (after,) = read_cursor(question.cursor, str) if question.cursor is not None else ("",)
+    statuses = list(Status) if question.status is None else [question.status]
+    found = await store.page(
+        reader, tenant, item=question.work_item_id, statuses=statuses, after=after, limit=question.limit + 1
+    )
+    return page("signals", found, limit=question.limit, view=signal_view, place=lambda signal: [signal.key.signal_id])
+
+
+async def _list_firings(reader: Reader, tenant: str, question: ListFirings, _now: int) -> Mapping[str, Any]:
+    key = Key(tenant, question.signal_id)
+    found = await firings.page_of_signal(reader, key, _place(question.cursor), question.limit + 1)
+    return page("firings", found, limit=question.limit, view=_firing_view, place=_place_of("firing_id"))
+
+
+async def _list_tasks(reader: Reader, tenant: str, question: ListTasks, _now: int) -> Mapping[str, Any]:
+    item = ItemKey(tenant, question.work_item_id)
+    found = await firings.tasks_of_item(reader, item, _place(question.cursor), question.limit + 1)
+    return page("tasks", found, limit=question.limit, view=_task_view, place=_place_of("task_id"))
+
+
+QUERIES = (
+    QueryRoute("get-signal", GetSignal, _get),
+    QueryRoute("list-signals", ListSignals, _list),
+    QueryRoute("list-firings", ListFirings, _list_firings),
+    QueryRoute("list-tasks", ListTasks, _list_tasks),
+)
+
+
+def _firing_view(row: Row) -> Mapping[str, Any]:
+    enqueued = row["status"] == FiringStatus.ENQUEUED
+    return _known(
+        tenantId=row["tenant_id"],
+        firingId=row["firing_id"],
+        signalId=row["signal_id"],
+        dedupeKey=row["dedupe_key"],
+        status=row["status"],
+        dueAt=format_instant(row["due_at"]),
+        createdAt=format_instant(row["created_at"]),
+        attempt=row["attempt"],
+        workItemId=row["work_item_id"],
+        taskId=firings.task_id(row) if enqueued else None,
+        settledAt=_instant(row["settled_at"]),
+        lastError=row["last_error"],
+    )
+
+
+def _task_view(row: Row) -> Mapping[str, Any]:
+    return {
+        "tenantId": row["tenant_id"],
+        "taskId": row["task_id"],
+        "workItemId": row["work_item_id"],
+        "signalId": row["signal_id"],
+        "firingId": row["firing_id"],
+        "createdAt": format_instant(row["created_at"]),
+    }
+
+
+def _place(cursor: str | None) -> Place:
+    return _BEGINNING if cursor is None else Place(*read_cursor(cursor, int, str))
+
+
+def _place_of(id_column: str) -> Callable[[Row], Sequence[str | int]]:
+    return lambda row: [row["created_at"], row[id_column]]
+
+
+def _instant(at: int | None) -> str | None:
+    return None if at is None else format_instant(at)
+
+
+def _known(**fields: Any) -> Mapping[str, Any]:
+    return {name: value for name, value in fields.items() if value is not None}

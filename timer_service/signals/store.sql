@@ -1,0 +1,105 @@
+-- name: name_item
+INSERT INTO work_items (tenant_id, work_item_id, created_at, position_epoch, position_sequence)
+VALUES (:tenant_id, :work_item_id, :now, 0, 0)
+ON CONFLICT (tenant_id, work_item_id) DO NOTHING
+
+-- name: find_item
+SELECT tenant_id, work_item_id, status, position_epoch, position_sequence
+FROM work_items
+WHERE tenant_id = :tenant_id AND work_item_id = :work_item_id
+/* for update */
+
+-- name: put_item
+UPDATE work_items
+SET status = :status, position_epoch = :position_epoch, position_sequence = :position_sequence
+WHERE tenant_id = :tenant_id AND work_item_id = :work_item_id
+
+-- name: find_event
+SELECT tenant_id, work_item_id, event_id FROM work_item_events
+WHERE tenant_id = :tenant_id AND work_item_id = :work_item_id AND event_id = :event_id
+
+-- name: add_event
+INSERT INTO work_item_events (
+    tenant_id, work_item_id, event_id, kind, from_status, to_status, occurred_at, recorded_at, position_epoch,
+    position_sequence, correlation_id, causation_id, traceparent, tracestate, evaluate_at, evaluated_to
+) VALUES (
+    :tenant_id, :work_item_id, :event_id, 'status.transition', :from_status, :to_status, :occurred_at, :recorded_at,
+    :position_epoch, :position_sequence, :correlation_id, :causation_id, :traceparent, :tracestate, :evaluate_at, ''
+)
+
+-- name: evaluate_again
+UPDATE work_item_events
+SET evaluate_at = :now, evaluated_to = ''
+WHERE tenant_id = :tenant_id AND work_item_id = :work_item_id AND kind = 'status.transition'
+    AND (position_epoch, position_sequence) > (:since_epoch, :since_sequence)
+
+-- name: next_events
+SELECT tenant_id, work_item_id, event_id, from_status, to_status, occurred_at, recorded_at, position_epoch,
+    position_sequence, correlation_id, causation_id, traceparent, tracestate, evaluate_at, evaluated_to
+FROM work_item_events
+WHERE evaluate_at IS NOT NULL
+ORDER BY evaluate_at
+LIMIT :limit
+/* skip locked */
+
+-- name: note_evaluated
+UPDATE work_item_events
+SET evaluate_at = :evaluate_at, evaluated_to = :evaluated_to
+WHERE tenant_id = :tenant_id AND work_item_id = :work_item_id AND event_id = :event_id
+
+-- name: find
+SELECT tenant_id, signal_id, status, work_item_id, trigger_kind, trigger_spec, note, created_at, last_fired_at,
+    last_error, ended_at, since_epoch, since_sequence, position_epoch, position_sequence
+FROM work_signals
+WHERE tenant_id = :tenant_id AND signal_id = :signal_id
+
+-- name: waiting
+SELECT tenant_id, signal_id, status, work_item_id, trigger_kind, trigger_spec, note, created_at, last_fired_at,
+    last_error, ended_at, since_epoch, since_sequence, position_epoch, position_sequence
+FROM work_signals
+WHERE tenant_id = :tenant_id AND work_item_id = :work_item_id AND status = 'active' AND signal_id > :after
+ORDER BY signal_id
+LIMIT :limit
+
+-- name: add
+INSERT INTO work_signals (
+    tenant_id, signal_id, status, work_item_id, trigger_kind, trigger_spec, note, created_at, last_fired_at,
+    last_error, ended_at, since_epoch, since_sequence, position_epoch, position_sequence
+) VALUES (
+    :tenant_id, :signal_id, :status, :work_item_id, :trigger_kind, :trigger_spec, :note, :created_at, :last_fired_at,
+    :last_error, :ended_at, :since_epoch, :since_sequence, :position_epoch, :position_sequence
+)
+ON CONFLICT (tenant_id, signal_id) DO NOTHING
+
+-- name: put
+UPDATE work_signals
+SET status = :status, work_item_id = :work_item_id, trigger_kind = :trigger_kind, trigger_spec = :trigger_spec,
+    note = :note, created_at = :created_at, last_fired_at = :last_fired_at, last_error = :last_error,
+    ended_at = :ended_at, since_epoch = :since_epoch, since_sequence = :since_sequence,
+    position_epoch = :position_epoch, position_sequence = :position_sequence
+WHERE tenant_id = :tenant_id AND signal_id = :signal_id
+
+-- name: page
+SELECT tenant_id, signal_id, status, work_item_id, trigger_kind, trigger_spec, note, created_at, last_fired_at,
+    last_error, ended_at, since_epoch, since_sequence, position_epoch, position_sequence
+FROM work_signals
+WHERE tenant_id = :tenant_id AND {such} AND signal_id > :after
+ORDER BY signal_id
+LIMIT :limit
+
+-- name: ended
+SELECT tenant_id, signal_id FROM work_signals WHERE ended_at < :before ORDER BY ended_at LIMIT :limit /* skip locked */
+
+-- name: delete
+DELETE FROM work_signals WHERE tenant_id = :tenant_id AND signal_id = :signal_id
+
+-- name: delete_events
+DELETE FROM work_item_events
+WHERE (tenant_id, work_item_id, event_id) IN (
+    WITH picked AS MATERIALIZED (  -- locked, or one that a command has just taken up again would be deleted all the same
+        SELECT tenant_id, work_item_id, event_id FROM work_item_events
+        WHERE evaluate_at IS NULL AND recorded_at < :before ORDER BY recorded_at LIMIT :limit
+        /* skip locked */
+    )
+    SELECT tenant_id, work_item_id, event_id FROM picked
+)
