@@ -149,6 +149,7 @@ async def test_list(cli: Cli, client: TimerClient) -> None:
     assert await cli.json("timers", "list", "acme", "--state", "Reached") == []
 
 
+@ON_SQLITE
 async def test_life_of_a_signal(cli: Cli, service: Service, user: User) -> None:
     """create, transition, list, get, pause, activate, cancel, for people: what happened, and 1 when it was nothing."""
     wait = "waits for blocked or failed"

@@ -86,6 +86,7 @@ async def test_one_poison_among_a_thousand(user: User, service: Service) -> None
     assert letter.data == b"poison"
 
 
+@ON_SQLITE
 async def test_redelivered_older_command(user: User, service: Service) -> None:
     """An older ScheduleTimer that is delivered again after a newer one does not move the newer due time."""
     now = int(time.time() * 1000)
