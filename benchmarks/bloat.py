@@ -66,7 +66,7 @@ async def _store(client: Client, service: Fleet, wave: list[Timer]) -> int:
     publisher = Publisher(client)
     await publisher.open()
     for timer in wave:
-        await publisher.schedule(timer)
+        await publisher.send(timer)
     await publisher.flush()
     await until_none(service, partial(unhandled, client))
     if now() >= wave[0].due_at:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import nats
 from nats.aio.client import Client
@@ -99,6 +99,18 @@ def _is_ready(port: int) -> bool:
             return False
 
 
+class Command(Protocol):
+    """What a client sends."""
+
+    @property
+    def subject(self) -> str: ...
+
+    @property
+    def id(self) -> str: ...
+
+    def body(self) -> bytes: ...
+
+
 class Publisher:
     """Stores commands, a window of them in flight: `js.publish_async` would hang at the first refusal."""
 
@@ -112,11 +124,11 @@ class Publisher:
         """Listen for acknowledgements."""
         await self._client.subscribe(self._inbox, cb=self._acknowledged)
 
-    async def schedule(self, timer: Timer) -> None:
+    async def send(self, command: Command) -> None:
         """Send one command."""
         await self._window.acquire()
-        headers = {"Nats-Msg-Id": timer.id}
-        await self._client.publish(timer.subject, timer.body(), reply=self._inbox, headers=headers)
+        headers = {"Nats-Msg-Id": command.id}
+        await self._client.publish(command.subject, command.body(), reply=self._inbox, headers=headers)
 
     async def flush(self) -> None:
         """Wait until all are stored. Raises if one was refused."""
@@ -146,7 +158,7 @@ async def load(rig: Rig, timers: Iterable[Timer]) -> None:
         publisher = Publisher(client)
         await publisher.open()
         for timer in timers:
-            await publisher.schedule(timer)
+            await publisher.send(timer)
         await publisher.flush()
 
 

@@ -27,6 +27,7 @@ from benchmarks.harness import (
 )
 from benchmarks.processes import BenchmarkError
 from benchmarks.report import Result
+from benchmarks.signals import signals
 from benchmarks.timers import Fired, Timer, due_together, faults, fired, lateness, now, sleep_until
 
 _AFTERMATH_SECONDS = 1
@@ -172,6 +173,7 @@ SCENARIOS = {
     "drain": Scenario(drain, 50_000, 200_000),
     "lag": Scenario(lag, 15, 60),
     "fair": Scenario(fair, 20_000, 100_000),
+    "signals": Scenario(signals, 15, 60),
     "pending": Scenario(pending, 100_000, 1_000_000),
     "bloat": Scenario(bloat, 100_000, 1_000_000, ("postgres",)),
 }
@@ -210,7 +212,7 @@ async def _schedule_steadily(client: Client, count: int) -> list[Timer]:
     for index in range(count):
         await asyncio.sleep(max(0.0, start + index / _LAG_RATE - time.time()))
         timer = Timer("bench", f"call-{index}", now() + rng.randint(*_LAG_AHEAD_MS))
-        await publisher.schedule(timer)
+        await publisher.send(timer)
         timers.append(timer)
     await publisher.flush()
     return timers

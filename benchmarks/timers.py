@@ -67,9 +67,15 @@ def fired(body: bytes, at: float) -> Fired:
 def lateness(timers: Sequence[Timer], events: Iterable[Fired], shares: Sequence[float]) -> dict[str, float]:
     """Return percentiles by name; a share of 1 is the latest of all."""
     due = {(timer.tenant, timer.call): timer.due_at for timer in timers}
-    late = sorted(event.at - due[event.tenant, event.call] for event in events if event[1:3] in due)
+    late = [event.at - due[event.tenant, event.call] for event in events if event[1:3] in due]
+    return percentiles("lateness", late, shares)
+
+
+def percentiles(what: str, values: Iterable[float], shares: Sequence[float]) -> dict[str, float]:
+    """Return percentiles of values in ms by name; a share of 1 is the largest of all."""
+    found = sorted(values)
     names = {share: f"p{share * 100:g}" if share < 1 else "max" for share in shares}
-    return {f"lateness {name}, ms": late[math.ceil(share * len(late)) - 1] for share, name in names.items() if late}
+    return {f"{what} {name}, ms": found[math.ceil(share * len(found)) - 1] for share, name in names.items() if found}
 
 
 def faults(timers: Sequence[Timer], events: Sequence[Fired]) -> list[str]:

@@ -36,8 +36,10 @@ CREATE TABLE work_item_events (
 -- The queue of events to evaluate: what was evaluated before costs nothing.
 CREATE INDEX work_item_events_to_evaluate ON work_item_events (evaluate_at) WHERE evaluate_at IS NOT NULL;
 
--- Events newer than a signal that was delivered after them.
-CREATE INDEX work_item_events_in_order ON work_item_events (tenant_id, work_item_id, position_epoch, position_sequence);
+-- Events newer than a signal that was delivered after them. What looks for one by its key says nothing of its kind, so that
+-- a planner with old statistics can't come to look for it here.
+CREATE INDEX work_item_events_in_order ON work_item_events (tenant_id, work_item_id, position_epoch, position_sequence)
+    WHERE kind = 'status.transition';
 
 -- Retention.
 CREATE INDEX work_item_events_evaluated ON work_item_events (recorded_at) WHERE evaluate_at IS NULL;
@@ -68,8 +70,9 @@ CREATE TABLE work_signals (
 -- The active signals that wait for a work item, and lists of a work item's.
 CREATE INDEX work_signals_of_item ON work_signals (tenant_id, work_item_id, status, signal_id);
 
--- Lists by status.
-CREATE INDEX work_signals_by_status ON work_signals (tenant_id, status, signal_id);
+-- Lists by status, which leave tombstones out. What asks for a work item's signals says nothing of that, so that a planner
+-- with old statistics can't come to look for them among all those of a tenant.
+CREATE INDEX work_signals_by_status ON work_signals (tenant_id, status, signal_id) WHERE trigger_kind IS NOT NULL;
 
 -- Retention.
 CREATE INDEX work_signals_ended ON work_signals (ended_at) WHERE ended_at IS NOT NULL;
@@ -113,8 +116,8 @@ CREATE INDEX work_signal_firings_pending ON work_signal_firings (tenant_id, due_
 -- Lists of a signal's.
 CREATE INDEX work_signal_firings_of_signal ON work_signal_firings (tenant_id, signal_id, created_at, firing_id);
 
--- The gauge of what was given up.
-CREATE INDEX work_signal_firings_failed ON work_signal_firings (tenant_id, due_at) WHERE status = 'failed';
+-- The gauge of what was given up, and one of those by its key.
+CREATE INDEX work_signal_firings_failed ON work_signal_firings (tenant_id, firing_id) WHERE status = 'failed';
 
 -- Retention.
 CREATE INDEX work_signal_firings_settled ON work_signal_firings (settled_at) WHERE settled_at IS NOT NULL;

@@ -8,7 +8,7 @@ from typing import cast
 import asyncpg
 import pytest
 
-from tests.support.builders import scheduled
+from tests.support.builders import in_state, scheduled
 from tests.support.clock import NOW
 from tests.support.databases import Databases
 from tests.support.provision import RestartablePostgres
@@ -20,7 +20,7 @@ from timer_service.core.lease import Lease
 from timer_service.core.message import Position
 from timer_service.core.transacting import in_transaction
 from timer_service.timers import store as timers
-from timer_service.timers.rules import Key
+from timer_service.timers.rules import Key, State
 from timer_service.timers.store import TIMERS
 
 ADD = "UPDATE numbers SET value = value + 1 WHERE number = :number"
@@ -231,3 +231,16 @@ async def test_without_prepared_statements(url: str) -> None:
     prepared = await database._own.fetchval("SELECT count(*) FROM pg_prepared_statements")
     await database.close()
     assert prepared == 0
+
+
+async def test_a_timer_scheduled_again_is_not_deleted(postgres: PostgresDatabase) -> None:
+    """Retention passes over an old cancelled timer that a command is just scheduling again."""
+    timer = scheduled("call-1", NOW, Position(1, 1))
+    async with postgres.transaction() as tx:
+        await timers.put(tx, [in_state(State.CANCELLED, timer)])
+    async with postgres.transaction() as tx, asyncio.timeout(10):
+        await timers.find_locked(tx, [timer.key])
+        await timers.put(tx, [timer._replace(position=Position(1, 2))])
+        deleted = await in_transaction(postgres, lambda other: timers.delete_settled(other, NOW + 1, 10))
+    left = await timers.find(postgres.reader, [timer.key])
+    assert (deleted, left[timer.key].state) == (0, State.SCHEDULED)

@@ -196,6 +196,8 @@ async def test_delete(database: Database, name: str, column: str) -> None:
     """What is to be deleted is found oldest first in the index of when it was settled, and reached by its key."""
     assert await plan(database, timers._SQL[name]) == [
         BY_KEY,
-        "LIST SUBQUERY 1",
+        "LIST SUBQUERY 2",
+        "MATERIALIZE picked",
         f"SEARCH timer_schedules USING INDEX timer_schedules_{column} ({column}<?)",
+        "SCAN picked",
     ]

@@ -16,6 +16,7 @@ from nats.js import JetStreamContext
 from nats.js.api import AckPolicy, ConsumerConfig
 
 from tests.support.databases import Databases
+from tests.support.fleet import Fleet
 from tests.support.processes import NatsServer, Service, body
 from tests.support.stores import STORES
 
@@ -153,10 +154,30 @@ async def stored(request: pytest.FixtureRequest) -> AsyncIterator[Mapping[str, s
             yield {"TIMER_DATABASE_URL": url, "TIMER_VISIBILITY_TIMEOUT": "10000"}
 
 
+ON_SQLITE = pytest.mark.parametrize("stored", ["sqlite"], indirect=True)
+"""For tests of what no store has a part in, beside others of their file that run on every one."""
+
+
+ON_SQLITE = pytest.mark.parametrize("stored", ["sqlite"], indirect=True)
+"""For tests of what no store has a part in, beside others of their file that run on every one."""
+
+
 @pytest.fixture
 async def service(tmp_path: Path, broker: NatsServer, stored: Mapping[str, str]) -> AsyncIterator[Service]:
     async with Service(tmp_path / "service", broker.url, **stored) as running:
         yield running
+
+
+@pytest.fixture
+async def database_url(databases: Databases) -> AsyncIterator[str]:
+    """An empty database: the instances themselves bring its schema to head."""
+    async with databases.database() as url:
+        yield url
+
+
+@pytest.fixture
+def fleet(tmp_path: Path, broker: NatsServer, database_url: str) -> Fleet:
+    return Fleet(tmp_path, broker, database_url)
 
 
 @pytest.fixture

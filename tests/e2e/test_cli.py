@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from rich.cells import cell_len
 
-from tests.e2e.conftest import User
+from tests.e2e.conftest import ON_SQLITE, User
 from tests.support.processes import BIN, NatsServer, Service
 from timer_service.cli.showing import relative, table
 from timer_service.cli.showing_runs import graph_lines
@@ -96,6 +96,7 @@ async def test_life_of_a_timer(cli: Cli, service: Service) -> None:
         assert (done.returncode, done.stdout, done.stderr.strip()) == (1, "", complaint)
 
 
+@ON_SQLITE
 async def test_life_of_a_timer_for_machines(cli: Cli, service: Service) -> None:
     """With --json each command prints one document, as on the wire."""
     scheduled = await cli.json("timers", "schedule", "acme", "call-1", "--at", "2100-01-01T09:30:00Z", "--data", "[1]")
@@ -126,6 +127,7 @@ async def test_retry(cli: Cli, client: TimerClient, user: User) -> None:
     await user.until_stored("TIMER_EVT", 1)
 
 
+@ON_SQLITE
 async def test_list(cli: Cli, client: TimerClient) -> None:
     """The list is aligned, ordered, filtered and bounded; it says on stderr when there is more."""
     due = [LATER + timedelta(minutes=index) for index in range(120)]
@@ -148,6 +150,7 @@ async def test_list(cli: Cli, client: TimerClient) -> None:
     assert await cli.json("timers", "list", "acme", "--state", "Reached") == []
 
 
+@ON_SQLITE
 async def test_life_of_a_signal(cli: Cli, service: Service, user: User) -> None:
     """create, transition, list, get, pause, activate, cancel, for people: what happened, and 1 when it was nothing."""
     wait = "waits for blocked or failed"
@@ -173,6 +176,7 @@ async def test_life_of_a_signal(cli: Cli, service: Service, user: User) -> None:
     assert (done.returncode, done.stderr) == (1, "not found: acme/nobody\n")
 
 
+@ON_SQLITE
 async def test_life_of_a_signal_for_machines(cli: Cli, service: Service) -> None:
     """With --json each command prints one document, as on the wire."""
     created = await cli.json("signals", "create", "acme", "noon", "--at", "2100-01-01T12:00:00Z")
@@ -197,6 +201,7 @@ def test_signals_as_a_table() -> None:
     assert wide.endswith("nothing: kind: must be one of these")
 
 
+@ON_SQLITE
 async def test_life_of_a_run(cli: Cli, service: Service) -> None:
     """start, resolve, report, get, list, cancel, for people: the graph step by step, and 1 when it came to nothing."""
     (cli.folder / "run.json").write_text(
@@ -244,6 +249,7 @@ async def test_life_of_a_run(cli: Cli, service: Service) -> None:
     assert done.stderr == "already_ended: acme/push-1 (cancelled, 0 open): it has ended\n"
 
 
+@ON_SQLITE
 async def test_life_of_a_run_for_machines(cli: Cli, service: Service) -> None:
     """With --json each command prints one document, as on the wire."""
     (cli.folder / "run.json").write_text('{"jobs": [{"name": "a", "needs": ["b"]}, {"name": "b", "needs": ["a"]}]}')
@@ -290,6 +296,7 @@ async def test_wrong_usage(arguments: list[str], cli: Cli) -> None:
     assert "Usage:" in done.stderr
 
 
+@ON_SQLITE
 async def test_rejected_and_unanswered(cli: Cli, broker: NatsServer, service: Service) -> None:
     """A rejection, a service that is away and a broker that is away end with 1 and say which."""
     large = json.dumps("x" * 70_000)

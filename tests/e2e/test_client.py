@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.conftest import User, iso
+from tests.e2e.conftest import ON_SQLITE, User, iso
 from tests.support.processes import NatsServer, Service, body
 from timer_service.client import (
     CommandError,
@@ -103,6 +103,7 @@ async def test_schedule_tells_the_timer(client: TimerClient) -> None:
 
 
 @pytest.mark.parametrize("atomic", [True, False], ids=["atomic", "singly"])
+@ON_SQLITE
 async def test_schedule_many(user: User, client: TimerClient, service: Service, *, atomic: bool) -> None:
     """Outcomes come back per timer and in order, whether or not the stream takes atomic batches."""
     config = (await user.js.stream_info("TIMER_CMD")).config
@@ -121,6 +122,7 @@ async def test_schedule_many(user: User, client: TimerClient, service: Service, 
     assert await counted(service, "ScheduleTimer", "scheduled") == 2_499
 
 
+@ON_SQLITE
 async def test_schedule_many_when_the_stream_refuses_one(user: User, client: TimerClient) -> None:
     """A command that the stream does not store costs only itself."""
     config = (await user.js.stream_info("TIMER_CMD")).config
@@ -151,6 +153,7 @@ async def test_list_and_count(client: TimerClient) -> None:
     assert (await client.count("nobody")).oldest_due is None
 
 
+@ON_SQLITE
 async def test_watch(client: TimerClient) -> None:
     """Events come as they are published, of one tenant or of all."""
     mine, all_of_them = client.watch("acme"), client.watch()
@@ -191,6 +194,7 @@ MISTAKES: dict[str, Any] = {
 }
 
 
+@ON_SQLITE
 async def test_mistakes_are_named_before_anything_is_sent(user: User, client: TimerClient) -> None:
     """Each wrong argument is a ValueError that names it, and no command has been stored."""
     for message, call in MISTAKES.items():
@@ -199,6 +203,7 @@ async def test_mistakes_are_named_before_anything_is_sent(user: User, client: Ti
     assert await user.stored("TIMER_CMD") == 0
 
 
+@ON_SQLITE
 async def test_rejections(client: TimerClient, user: User) -> None:
     """What only the service can see is a CommandError with code and fields; a query it can't answer, a QueryError."""
     with pytest.raises(CommandError) as rejected:
@@ -257,6 +262,7 @@ async def test_outcomes_of_schedule_timer(user: User, client: TimerClient, servi
     assert (reached.state, reached.due_at) == (State.REACHED, PAST)
 
 
+@ON_SQLITE
 async def test_failed_timer_is_scheduled_anew(user: User, client: TimerClient, service: Service) -> None:
     """ScheduleTimer on a Failed timer: scheduled, and it fires."""
     failed = await until_failed(user, client)
@@ -289,6 +295,7 @@ async def test_outcomes_of_cancel_timer(user: User, client: TimerClient, service
     assert await user.stored("TIMER_EVT") == 1
 
 
+@ON_SQLITE
 async def test_failed_timer_is_cancelled(user: User, client: TimerClient, service: Service) -> None:
     """CancelTimer on a Failed timer: cancelled, and RetryTimer does not bring it back."""
     await until_failed(user, client)
@@ -314,6 +321,7 @@ async def test_outcomes_of_retry_timer(user: User, client: TimerClient, service:
     ("message_type", "message"),
     [("ScheduleTimer", "schedule-timer"), ("CancelTimer", "cancel-timer"), ("RetryTimer", "retry-timer")],
 )
+@ON_SQLITE
 async def test_stale_command(
     message_type: str, message: str, user: User, client: TimerClient, service: Service
 ) -> None:
@@ -336,6 +344,7 @@ async def test_stale_command(
     assert await client.get("acme", "call-1") == newer.timer
 
 
+@ON_SQLITE
 async def test_stale_command_after_a_cancel(user: User, client: TimerClient, service: Service) -> None:
     """A ScheduleTimer delivered after a newer CancelTimer of a timer nobody knew does not revive it."""
     await service.kill()

@@ -9,7 +9,7 @@ import nats
 import pytest
 from nats.js.api import StreamConfig
 
-from tests.e2e.conftest import User, check_fired, iso
+from tests.e2e.conftest import ON_SQLITE, User, check_fired, iso
 from tests.support.processes import NatsServer, Service, body
 
 SUBJECT = "timer.cmd.v1.acme.schedule-timer"
@@ -50,6 +50,7 @@ async def broker(tmp_path: Path) -> AsyncIterator[NatsServer]:
         yield server
 
 
+@ON_SQLITE
 async def test_rejected_commands(user: User, service: Service) -> None:
     """Each kind of bad command is rejected with its code, kept whole in the dead letters, and told to its tenant."""
     for name, (subject, content, _) in REJECTED.items():
@@ -85,6 +86,7 @@ async def test_one_poison_among_a_thousand(user: User, service: Service) -> None
     assert letter.data == b"poison"
 
 
+@ON_SQLITE
 async def test_redelivered_older_command(user: User, service: Service) -> None:
     """An older ScheduleTimer that is delivered again after a newer one does not move the newer due time."""
     now = int(time.time() * 1000)
@@ -105,6 +107,7 @@ async def test_redelivered_older_command(user: User, service: Service) -> None:
     assert check_fired(await user.fired(), {"call-1": now + 4_000}) == 0
 
 
+@ON_SQLITE
 async def test_refused_publishes_delay_nobody(user: User, service: Service) -> None:
     """100 rows whose event the stream refuses do not delay 1,000 others, and fire once it takes them."""
     config = (await user.js.stream_info("TIMER_EVT")).config
@@ -125,6 +128,7 @@ async def test_refused_publishes_delay_nobody(user: User, service: Service) -> N
     assert check_fired(await user.fired(), good | refused) == 0
 
 
+@ON_SQLITE
 async def test_outcome_is_told_to_inboxes_only(user: User, service: Service) -> None:
     """The outcome goes to the inbox a command names, after commit; a reply subject elsewhere is not honoured."""
     heard = await user.connection.subscribe("elsewhere")
@@ -143,6 +147,7 @@ async def test_outcome_is_told_to_inboxes_only(user: User, service: Service) -> 
     assert heard.pending_msgs == 0
 
 
+@ON_SQLITE
 async def test_connects_with_nats_alone(broker: NatsServer, service: Service) -> None:
     """The streams exist, are durable, refuse rather than drop, and take atomic batches of commands and events."""
     connection = await nats.connect(broker.url)

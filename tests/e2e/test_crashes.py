@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.conftest import User, check_fired
+from tests.e2e.conftest import ON_SQLITE, User, check_fired
 from tests.support.processes import NatsServer, Service
 
 
@@ -37,6 +37,7 @@ async def test_kill_minus_nine(timers: int, user: User, service: Service) -> Non
     ("timers", "outage"),
     [pytest.param(2_000, 4, id="short"), pytest.param(10_000, 20, id="full", marks=pytest.mark.full)],
 )
+@ON_SQLITE
 async def test_broker_outage(timers: int, outage: int, user: User, broker: NatsServer, service: Service) -> None:
     """Timers that come due while the broker is away all fire within 2 s of its return, and no attempt is burned."""
     start = int(time.time() * 1000) + timers // 2 + 3_000
@@ -60,6 +61,7 @@ async def test_broker_outage(timers: int, outage: int, user: User, broker: NatsS
     print(f"{timers} timers due during {outage} s without broker: all out {lateness:.2f} s after its return")
 
 
+@ON_SQLITE
 async def test_commands_survive_a_kill(user: User, service: Service) -> None:
     """Commands published while the service is dead are handled once it is back."""
     await service.kill()

@@ -3,19 +3,16 @@
 import asyncio
 import sys
 import time
-from collections.abc import AsyncIterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack
 from pathlib import Path
 
-import asyncpg
 import pytest
 
 from tests.e2e.conftest import User, check_fired
-from tests.support.databases import Databases
-from tests.support.processes import NatsServer, Service
+from tests.support.fleet import FIRED, Fleet
+from tests.support.processes import NatsServer
 from tests.support.provision import RestartablePostgres
 
-FIRED = 'timer_schedules_processed_total{outcome="fired",table="timer_schedules"}'
 SET_WRONG = """
 import time
 from timer_service.cli import main
@@ -24,58 +21,6 @@ time.time = lambda: right_s() + {seconds}
 time.time_ns = lambda: right_ns() + {seconds} * 1_000_000_000
 main()
 """
-
-
-@pytest.fixture
-async def database_url(databases: Databases) -> AsyncIterator[str]:
-    """An empty database: the instances themselves bring its schema to head."""
-    async with databases.database() as url:
-        yield url
-
-
-class Fleet:
-    """Instances of the service that share a broker and a database."""
-
-    def __init__(self, folder: Path, broker: NatsServer, database_url: str) -> None:
-        self._folder = folder
-        self._broker = broker
-        self._database_url = database_url
-        self.instances: list[Service] = []
-
-    def instance(self, **settings: str) -> Service:
-        """Make one more, not yet started."""
-        folder = self._folder / f"instance-{len(self.instances)}"
-        service = Service(folder, self._broker.url, TIMER_DATABASE_URL=self._database_url, **settings)
-        self.instances.append(service)
-        return service
-
-    @asynccontextmanager
-    async def running(self, count: int, **settings: str) -> AsyncIterator[Sequence[Service]]:
-        """Run so many, all of them started at the same time."""
-        async with AsyncExitStack() as stack:
-            several = [self.instance(**settings) for _ in range(count)]
-            for each in several:
-                stack.push_async_exit(each)
-            await asyncio.gather(*(each.start() for each in several))
-            yield several
-
-    async def claimed_again(self) -> int:
-        """Count the timers that were claimed more than once: those that may have been published twice."""
-        connection = await asyncpg.connect(self._database_url)
-        try:
-            count: int = await connection.fetchval("SELECT count(*) FROM timer_schedules WHERE attempt > 1")
-        finally:
-            await connection.close()
-        return count
-
-    async def fired(self) -> list[float]:
-        """Return how many timers each has fired since it was started."""
-        return [await each.metric(FIRED) for each in self.instances]
-
-
-@pytest.fixture
-def fleet(tmp_path: Path, broker: NatsServer, database_url: str) -> Fleet:
-    return Fleet(tmp_path, broker, database_url)
 
 
 def together(count: int, due_at: int) -> dict[str, int]:

@@ -102,7 +102,7 @@ async def test_without_the_extra(cli: Cli) -> None:
 
 async def test_migrate(cli: Cli, databases: Databases) -> None:
     """check, status and up tell what is pending and apply it, PostgreSQL's own migrations included."""
-    shipped = ["0001_timers", "0002_timers"]
+    shipped = ["0001_timers", "0002_timers", "0003_outbox", "0004_signals", "0005_signals"]
     async with databases.database() as url:
         cli.settings["TIMER_DATABASE_URL"] = url
         done = await cli.run("migrate", "check")

@@ -4,10 +4,11 @@ import asyncio
 import time
 from pathlib import Path
 
-from tests.e2e.conftest import User, check_fired
+from tests.e2e.conftest import ON_SQLITE, User, check_fired
 from tests.support.processes import NatsServer, Service
 
 
+@ON_SQLITE
 async def test_event_stream_full(user: User, service: Service) -> None:
     """With the event stream full, timers wait and burn no attempts; as it is purged all fire, without a restart."""
     config = (await user.js.stream_info("TIMER_EVT")).config
@@ -46,6 +47,7 @@ async def test_stream_made_anew(user: User, service: Service) -> None:
     assert check_fired(await user.fired(), due) == 0
 
 
+@ON_SQLITE
 async def test_commands_kept_longer_than_timers(tmp_path: Path, user: User, service: Service) -> None:
     """A command stream that outlives the retention is refused at start, with what to do."""
     await service.terminate()

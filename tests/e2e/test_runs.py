@@ -2,8 +2,6 @@
 
 import asyncio
 import json
-import os
-import sys
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -11,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.e2e.conftest import User
-from tests.support.processes import BIN, NatsServer, Service, _Process, body
+from tests.support.processes import Executor, NatsServer, Service, body
 from timer_service.core.message import kebab
 
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
@@ -20,18 +18,9 @@ QUICK = ["python", "-c", "import time; time.sleep(0.1)"]
 TESTS = ["tests-postgres", "tests-sqlite"]
 
 
-class Executor(_Process):
-    """The executor of docs/examples, as a process of its own."""
-
-    def __init__(self, folder: Path, broker_url: str) -> None:
-        command = [sys.executable, str(EXAMPLES / "executor.py"), "acme", "--patience", "1"]
-        path = os.pathsep.join([str(BIN), os.environ["PATH"]])
-        super().__init__(command, folder / "executor.log", {"TIMER_BROKER_URL": broker_url, "PATH": path})
-
-
 @pytest.fixture
 async def executor(tmp_path: Path, broker: NatsServer) -> AsyncIterator[Executor]:
-    async with Executor(tmp_path, broker.url) as made:
+    async with Executor(tmp_path, EXAMPLES / "executor.py", broker.url) as made:
         yield made
 
 

@@ -3,10 +3,11 @@
 import asyncio
 import time
 
-from tests.e2e.conftest import User, check_fired
+from tests.e2e.conftest import ON_SQLITE, User, check_fired
 from tests.support.processes import Service
 
 
+@ON_SQLITE
 async def test_terminated_while_idle(service: Service) -> None:
     """An idle service, its pull waiting, ends with 0 at once."""
     started = time.monotonic()

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import random
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -10,13 +11,15 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator  # type: ignore[import-untyped]
 
-from tests.e2e.conftest import User
+from tests.e2e.conftest import ON_SQLITE, User
+from tests.support.fleet import Fleet
 from tests.support.processes import NatsServer, Service, body, unused_port
 from tests.support.websocket import WebSocketSubscriber
 from timer_service.core.message import kebab
 
 SCHEMA = Path(__file__).parents[2] / "contracts" / "schemas" / "work-signal-fired.v1.json"
 FIRED = "timer.evt.v1.*.work-signal-fired"
+FIRINGS_FIRED = 'timer_schedules_processed_total{outcome="fired",table="work_signal_firings"}'
 BLOCKED = {"kind": "work_item.status.transition", "to": ["blocked"]}
 
 
@@ -85,7 +88,15 @@ async def kill_and_start(service: Service, user: User) -> None:
     await service.start()
 
 
-@pytest.mark.parametrize("handled", [True, False], ids=["after each is handled", "after each is sent"])
+@pytest.mark.parametrize(
+    ("stored", "handled"),
+    [
+        pytest.param("sqlite", True, id="sqlite, after each is handled"),
+        pytest.param("sqlite", False, id="sqlite, after each is sent"),
+        pytest.param("postgres", True, id="postgres, after each is handled"),
+    ],
+    indirect=["stored"],
+)
 async def test_killed_between_each_pair_of_steps(user: User, service: Service, handled: bool) -> None:  # noqa: FBT001
     """Killed between each two steps of the sequence and after the last, the service still fires the signal once."""
     for step in steps():
@@ -103,6 +114,7 @@ async def test_killed_between_each_pair_of_steps(user: User, service: Service, h
     assert (await ask(user, "get-signal", signalId="signal-1"))["status"] == "fired"
 
 
+@ON_SQLITE
 async def test_kill_minus_nine(user: User, service: Service) -> None:
     """Killed at random while signals fire, the service fires each once, with one task, duplicates only under one id."""
     count, rng = 300, random.Random(5)
@@ -118,6 +130,41 @@ async def test_kill_minus_nine(user: User, service: Service) -> None:
     assert len({event["id"] for event in events}) == count
     assert len((await ask(user, "list-signals", status="fired", limit=1000))["signals"]) == count
     print(f"{count} signals, 3 kills: all fired, {len(events) - count} duplicates")
+
+
+async def block(user: User, count: int) -> None:
+    """Send the last step of each sequence, a hundred a second."""
+    start = time.time()
+    for number in range(count):
+        await asyncio.sleep(start + number / 100 - time.time())
+        await user.js.publish(*steps(number)[-1])
+
+
+@pytest.mark.parametrize(
+    "count", [pytest.param(400, id="short"), pytest.param(6_000, id="full", marks=pytest.mark.full)]
+)
+async def test_one_of_three_is_killed(count: int, user: User, fleet: Fleet) -> None:
+    """With 100 transitions a second on three instances, one is killed: each signal fires once, with one task."""
+    async with fleet.running(3, TIMER_VISIBILITY_TIMEOUT="10000") as (victim, *others):
+        await user.send(step for number in range(count) for step in steps(number)[:-1])
+        await user.until_handled()
+        blocking = asyncio.create_task(block(user, count))
+        await user.until_stored("TIMER_EVT", count // 4)
+        await victim.kill()
+        await user.until_stored("TIMER_EVT", count // 2)
+        await victim.start()
+        await blocking
+        await user.let_deliveries_lapse()
+        await user.until_stored("TIMER_EVT", count)
+        await user.until_handled()
+        events = await fired(user)
+        done = [await each.metric(FIRINGS_FIRED) for each in others]
+        answer = await ask(user, "list-signals", status="fired", limit=1000)
+    assert {event["payload"]["signalId"] for event in events} == {f"signal-{number}" for number in range(count)}
+    assert len({event["id"] for event in events}) == len({event["payload"]["taskId"] for event in events}) == count
+    assert len(answer["signals"]) == min(count, 1000)
+    assert all(done), f"an instance starved: {done}"
+    print(f"{count} signals, 3 instances, 1 killed: all fired, {len(events) - count} duplicates, by the others: {done}")
 
 
 async def test_switched_off_and_on(tmp_path: Path, user: User, broker: NatsServer) -> None:

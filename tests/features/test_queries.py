@@ -1,3 +1,4 @@
+import asyncio
 import base64
 import json
 from collections.abc import Awaitable, Callable, Sequence
@@ -455,3 +456,18 @@ async def test_database_unavailable(
         error = (await timers.ask(name, question))["error"]
         assert error["code"] == "INTERNAL"
         assert error["message"] == "the database is not available at the moment"
+
+
+async def test_counted_at_one_moment(timers: Timers) -> None:
+    """While timers fire each is counted in one state: never in two, and never in none."""
+    for call in range(300):
+        timers.send(schedule_timer(f"call-{call}"))
+    await timers.consume()
+    timers.relay._batch_size = 10
+    firing = asyncio.create_task(timers.tick())
+    totals = set()
+    while not firing.done():
+        counts = (await timers.ask("count-timers"))["counts"]
+        totals.add(sum(counts.values()))
+    await firing
+    assert totals == {300}

@@ -121,6 +121,7 @@ async def test_only_what_happens_from_its_creation_on(signals: Signals) -> None:
     await signals.transition(eventId="before")
     await signals.create()
     await signals.transition(eventId="after")
+    signals.clock.advance(milliseconds=1)
     await signals.transition(eventId="later")
     await signals.run()
     assert [event["payload"]["dedupeKey"] for event in signals.told()] == ["after"]

@@ -109,6 +109,19 @@ class NatsServer(_Process):
         return False
 
 
+class Dev(_Process):
+    """`timer-service dev --demo` with its files under a folder."""
+
+    def __init__(self, folder: Path, **settings: str) -> None:
+        command = [str(BIN / "timer-service"), "dev", "--demo", "--data-dir", str(folder / "dev")]
+        super().__init__(command, folder / "dev.log", {"TIMER_HTTP_PORT": str(unused_port()), **settings})
+
+    async def __aenter__(self) -> Self:
+        self.launch()
+        await self._until(lambda: "Serving. From another terminal" in self.log.read_text())
+        return self
+
+
 class Service(_Process):
     """`timer-service serve` over a given broker, its database and port kept across restarts."""
 
@@ -170,6 +183,15 @@ class Service(_Process):
                 return answer.status, answer.read().decode()
         except urllib.error.HTTPError as error:
             return error.code, error.read().decode()
+
+
+class Executor(_Process):
+    """The executor of docs/examples, not started yet."""
+
+    def __init__(self, folder: Path, script: Path, broker_url: str) -> None:
+        command = [sys.executable, str(script), "acme", "--patience", "1"]
+        path = os.pathsep.join([str(BIN), os.environ["PATH"]])
+        super().__init__(command, folder / "executor.log", {"TIMER_BROKER_URL": broker_url, "PATH": path})
 
 
 def body(message_type: str, tenant: str, payload: Mapping[str, Any], **envelope: Any) -> bytes:

@@ -35,11 +35,21 @@ def test_insert_from_arrays() -> None:
     )
 
 
+def test_insert_from_arrays_with_literals() -> None:
+    """What is the same in every row stays as it is."""
+    text = translate("INSERT INTO t (a, b, c, d) VALUES (:a, 'status.transition', 0, '')").text
+    assert inserts_rows_of_parameters(text)
+    assert from_arrays(text, ["text"]) == (
+        "INSERT INTO t (a, b, c, d) SELECT p1, 'status.transition', 0, '' FROM unnest($1::text[]) AS given (p1)"
+    )
+
+
 @pytest.mark.parametrize(
     "sql",
     [
         "UPDATE t SET a = :a",
-        "INSERT INTO t VALUES (:a, 1)",
+        "INSERT INTO t VALUES (:a, :b + 1)",
+        "INSERT INTO t VALUES (:a, now())",
         "INSERT INTO t VALUES (:a) ON CONFLICT (a) DO UPDATE SET a = :b",
         "INSERT INTO t SELECT :a",
     ],

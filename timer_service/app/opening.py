@@ -6,10 +6,10 @@ from datetime import timedelta
 from pathlib import Path
 
 from prometheus_client import CollectorRegistry
-from pydantic import SecretStr
 
 from timer_service.adapters.embedded import embedded_nats, free_port
-from timer_service.adapters.nats import Login, NatsBroker
+from timer_service.adapters.nats import NatsBroker
+from timer_service.app.login import nats_login
 from timer_service.app.schema import bring_to_head
 from timer_service.app.service import App
 from timer_service.app.storage import open_storage
@@ -48,7 +48,8 @@ async def open_dev_app(data_dir: Path) -> AsyncIterator[tuple[App, Config, list[
 
     Yields the app, the settings it came to, and what a person should know of them (ports that were taken).
     """
-    wanted = load_config(db_path=data_dir / "timers.db")
+    # Whatever database the environment names is not one to try things out on.
+    wanted = load_config(db_path=data_dir / "timers.db", database_url=None, database_url_file=None)
     http_port = free_port(wanted.http_port, wanted.http_host)
     nats_port = free_port(_NATS_PORT)
     notes = [
@@ -60,24 +61,6 @@ async def open_dev_app(data_dir: Path) -> AsyncIterator[tuple[App, Config, list[
         config = wanted.model_copy(update={"broker_url": url, "http_port": http_port})
         async with open_app(config) as app:
             yield app, config, notes
-
-
-def nats_login(config: Config) -> Login:
-    """Return how to authenticate at NATS."""
-    return Login(
-        user=config.nats_user,
-        password=_text(config.nats_password or config.nats_password_file),
-        token=_text(config.nats_token or config.nats_token_file),
-        nkey_seed=_text(config.nats_nkey_seed or config.nats_nkey_seed_file),
-        credentials=config.nats_credentials,
-        tls_ca=config.nats_tls_ca,
-        tls_cert=config.nats_tls_cert,
-        tls_key=config.nats_tls_key,
-    )
-
-
-def _text(secret: SecretStr | None) -> str | None:
-    return None if secret is None else secret.get_secret_value()
 
 
 def _check_retention(config: Config, broker: NatsBroker) -> None:

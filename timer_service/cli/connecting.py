@@ -6,7 +6,7 @@ from typing import TypeVar
 
 import typer
 
-from timer_service.app import nats_login
+from timer_service.app.login import nats_login
 from timer_service.client import TimerClient
 from timer_service.config import Config, load_config
 

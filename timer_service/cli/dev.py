@@ -8,9 +8,10 @@ from typing import Annotated
 
 import typer
 
-from timer_service.app import open_dev_app
+from timer_service.app.opening import open_dev_app
 from timer_service.cli.connecting import open_client
-from timer_service.cli.running import run, run_until_signalled
+from timer_service.cli.running import run
+from timer_service.cli.serve import run_until_signalled
 from timer_service.cli.timers import event_line
 from timer_service.config import Config
 from timer_service.logs import configure_logs

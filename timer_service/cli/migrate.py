@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import typer
 
 from timer_service.adapters.migrations import Migration
-from timer_service.app import apply_migrations, migrations, unapplied_migrations
+from timer_service.app.schema import apply_migrations, migrations, unapplied_migrations
 from timer_service.cli.running import run
 from timer_service.config import load_config
 

@@ -1,10 +1,13 @@
 """`timer-service serve`."""
 
+import asyncio
 import logging
 import os
+import signal
 
-from timer_service.app import open_app
-from timer_service.cli.running import run, run_until_signalled
+from timer_service.app.opening import open_app
+from timer_service.app.service import App
+from timer_service.cli.running import run
 from timer_service.config import Config, load_config, unknown_settings
 from timer_service.logs import configure_logs
 
@@ -23,3 +26,11 @@ def serve() -> None:
 async def _serve(config: Config) -> None:
     async with open_app(config) as app:
         await run_until_signalled(app)
+
+
+async def run_until_signalled(app: App) -> None:
+    """Serve until SIGTERM or SIGINT, then drain."""
+    loop = asyncio.get_running_loop()
+    for each in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(each, app.stop)
+    await app.run()

@@ -76,6 +76,7 @@ class Consumer:
     ) -> None:
         self._database = database
         self._broker = broker
+        self._in_order = routes  # in every batch: so instances lock the rows of several slices in the same order
         self._routes = {payload: route for route in routes for payload in route.payloads}
         self._payloads = {payload.type: payload for payload in self._routes}
         self._clock = clock
@@ -135,10 +136,11 @@ class Consumer:
 
         async def handle(tx: Transaction) -> list[Outcome]:
             outcomes: dict[int, Outcome] = {}
-            for route in {id(each.route): each.route for each in accepted}.values():
+            for route in self._in_order:
                 mine = [index for index, each in enumerate(accepted) if each.route is route]
                 commands = [accepted[index].command for index in mine]
-                outcomes.update(zip(mine, await route.handle(tx, commands, now), strict=True))
+                if commands:
+                    outcomes.update(zip(mine, await route.handle(tx, commands, now), strict=True))
             return [outcomes[index] for index in range(len(accepted))]
 
         return await in_transaction(self._database, handle)

@@ -4,6 +4,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from timer_service.core.database import Reader, Row, Transaction
+from timer_service.core.errors import ConflictError
 from timer_service.core.message import Position, Trace
 from timer_service.core.sql import load_sql
 from timer_service.needs.graph import Graph
@@ -25,7 +26,10 @@ async def lock_runs(tx: Transaction, keys: Collection[RunKey], now: int) -> dict
     """
     named = [key._asdict() for key in sorted(keys)]
     await tx.executemany(_SQL["name_run"], [{**key, "now": now, "nowhere": NOWHERE.sequence} for key in named])
-    return await lock_known(tx, keys)
+    runs = await lock_known(tx, keys)
+    if len(runs) < len(keys):
+        raise ConflictError("a run was deleted for its age meanwhile")
+    return runs
 
 
 async def lock_known(tx: Transaction, keys: Collection[RunKey]) -> dict[RunKey, Run]:

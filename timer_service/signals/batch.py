@@ -181,6 +181,12 @@ def signal_key(command: Command) -> Key | None:
     return Key(payload.tenant_id, payload.signal_id) if isinstance(payload, SignalPayload) else None
 
 
+def activated_keys(commands: Iterable[Command]) -> set[Key]:
+    """Return the signals that commands activate."""
+    payloads = (command.payload for command in commands)
+    return {Key(each.tenant_id, each.signal_id) for each in payloads if isinstance(each, ActivateWorkSignal)}
+
+
 def item_keys(commands: Iterable[Command]) -> set[ItemKey]:
     """Return the work items that commands name."""
     named = (CreateWorkItem, TransitionWorkItem, CreateWorkSignal)

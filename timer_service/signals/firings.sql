@@ -16,7 +16,7 @@ WHERE tenant_id = :tenant_id AND firing_id = :firing_id AND status = 'failed'
 -- name: end_of_signal
 UPDATE work_signal_firings
 SET status = 'failed', settled_at = :now, available_at = NULL, lease_token = NULL, last_error = :error
-WHERE tenant_id = :tenant_id AND signal_id = :signal_id AND available_at IS NOT NULL
+WHERE tenant_id = :tenant_id AND signal_id = :signal_id AND status IN ('queued', 'processing')
 
 -- name: still_held
 SELECT tenant_id, firing_id FROM work_signal_firings
@@ -63,6 +63,10 @@ DELETE FROM work_item_tasks WHERE tenant_id = :tenant_id AND signal_id = :signal
 -- name: delete_settled
 DELETE FROM work_signal_firings
 WHERE (tenant_id, firing_id) IN (
-    SELECT tenant_id, firing_id FROM work_signal_firings
-    WHERE settled_at < :before ORDER BY settled_at LIMIT :limit
+    WITH picked AS MATERIALIZED (  -- locked, or one that a command has just taken up again would be deleted all the same
+        SELECT tenant_id, firing_id FROM work_signal_firings
+        WHERE settled_at < :before ORDER BY settled_at LIMIT :limit
+        /* skip locked */
+    )
+    SELECT tenant_id, firing_id FROM picked
 )

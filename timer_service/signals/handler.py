@@ -1,13 +1,13 @@
 """Commands on signals and work items -> rules -> store, in the consumer's transaction."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from timer_service.core.consumer import Outcome
 from timer_service.core.database import Transaction
 from timer_service.core.errors import ConflictError
 from timer_service.core.message import Command
 from timer_service.signals import firings, store
-from timer_service.signals.batch import AT_ONCE, Batch, item_keys, signal_key
+from timer_service.signals.batch import AT_ONCE, Batch, activated_keys, item_keys, signal_key
 from timer_service.signals.messages import (
     ActivateWorkSignal,
     CancelWorkSignal,
@@ -49,10 +49,10 @@ async def handle(tx: Transaction, commands: Sequence[Command], now: int, *, eval
 
 async def _load(tx: Transaction, commands: Sequence[Command], now: int, *, evaluating: bool) -> Batch:
     keys = {key for command in commands if (key := signal_key(command)) is not None}
-    activated = await _activated(tx, commands)
-    items = await store.lock_items(tx, item_keys(commands) | {each.item for each in activated if each.item}, now)
+    activated = activated_keys(commands)
+    items = await store.lock_items(tx, item_keys(commands) | _items_of(await store.find(tx, activated)), now)
     signals = await store.find_locked(tx, keys)
-    if any(signals[each.key].item != each.item for each in activated):
+    if not _items_of({key: signals[key] for key in activated & signals.keys()}) <= items.keys():
         raise ConflictError("a signal came to wait for another work item meanwhile")
     moved = [(command, command.payload) for command in commands if isinstance(command.payload, TransitionWorkItem)]
     events = [(ItemKey(each.tenant_id, each.work_item_id), each.event_id or command.id) for command, each in moved]
@@ -68,10 +68,9 @@ async def _load(tx: Transaction, commands: Sequence[Command], now: int, *, evalu
     )
 
 
-async def _activated(tx: Transaction, commands: Sequence[Command]) -> list[Signal]:
-    """Read the signals to be activated, for their work items are to be locked before they are."""
-    payloads = [command.payload for command in commands if isinstance(command.payload, ActivateWorkSignal)]
-    return list((await store.find(tx, {Key(each.tenant_id, each.signal_id) for each in payloads})).values())
+def _items_of(signals: Mapping[Key, Signal]) -> set[ItemKey]:
+    """Return the work items that signals wait for; those of signals to be activated are locked before them."""
+    return {signal.item for signal in signals.values() if signal.item is not None}
 
 
 async def _write(tx: Transaction, batch: Batch, known: set[Key]) -> None:

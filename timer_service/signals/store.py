@@ -115,12 +115,12 @@ async def page(
     reader: Reader, tenant_id: str, *, item: str | None, statuses: Sequence[Status], after: str, limit: int
 ) -> list[Signal]:
     """Read the next signals behind `after`, in order of their ids; all as they are at one moment."""
-    if item is not None:
+    if item is not None:  # then it is no tombstone; each condition is to have one index that answers it
         such = [f"work_item_id = :work_item_id AND status = '{status}'" for status in statuses]
     elif len(statuses) < len(Status):
-        such = [f"status = '{status}'" for status in statuses]
+        such = [f"trigger_kind IS NOT NULL AND status = '{status}'" for status in statuses]
     else:
-        such = ["status IS NOT NULL"]
+        such = ["trigger_kind IS NOT NULL"]
     each = (_SQL["page"].format(such=each) for each in such)
     sql = "\nUNION ALL\n".join(f"SELECT * FROM ({page}) AS page" for page in each)  # noqa: S608 - all of it is ours
     parameters = {"tenant_id": tenant_id, "work_item_id": item, "after": after, "limit": limit}

@@ -30,7 +30,7 @@ INSERT INTO work_item_events (
 -- name: evaluate_again
 UPDATE work_item_events
 SET evaluate_at = :now, evaluated_to = ''
-WHERE tenant_id = :tenant_id AND work_item_id = :work_item_id
+WHERE tenant_id = :tenant_id AND work_item_id = :work_item_id AND kind = 'status.transition'
     AND (position_epoch, position_sequence) > (:since_epoch, :since_sequence)
 
 -- name: next_events
@@ -83,7 +83,7 @@ WHERE tenant_id = :tenant_id AND signal_id = :signal_id
 SELECT tenant_id, signal_id, status, work_item_id, trigger_kind, trigger_spec, note, created_at, last_fired_at,
     last_error, ended_at, since_epoch, since_sequence, position_epoch, position_sequence
 FROM work_signals
-WHERE tenant_id = :tenant_id AND {such} AND trigger_kind IS NOT NULL AND signal_id > :after
+WHERE tenant_id = :tenant_id AND {such} AND signal_id > :after
 ORDER BY signal_id
 LIMIT :limit
 
@@ -96,6 +96,10 @@ DELETE FROM work_signals WHERE tenant_id = :tenant_id AND signal_id = :signal_id
 -- name: delete_events
 DELETE FROM work_item_events
 WHERE (tenant_id, work_item_id, event_id) IN (
-    SELECT tenant_id, work_item_id, event_id FROM work_item_events
-    WHERE evaluate_at IS NULL AND recorded_at < :before ORDER BY recorded_at LIMIT :limit
+    WITH picked AS MATERIALIZED (  -- locked, or one that a command has just taken up again would be deleted all the same
+        SELECT tenant_id, work_item_id, event_id FROM work_item_events
+        WHERE evaluate_at IS NULL AND recorded_at < :before ORDER BY recorded_at LIMIT :limit
+        /* skip locked */
+    )
+    SELECT tenant_id, work_item_id, event_id FROM picked
 )

@@ -14,7 +14,7 @@ from timer_service.core.paging import page, read_cursor
 from timer_service.core.query import QueryRoute
 from timer_service.timers import store
 from timer_service.timers.rules import Key, State, Timer
-from timer_service.timers.store import Filter, Place
+from timer_service.timers.store import Place
 
 _COUNTED_AT_MOST = 1_000_000
 _BEGINNING = Place(-1, "")
@@ -111,12 +111,10 @@ async def _list(reader: Reader, tenant: str, question: ListTimers, _now: int) ->
 
 
 async def _count(reader: Reader, tenant: str, _question: CountTimers, now: int) -> Mapping[str, Any]:
-    async def count(state: State, due_before: int = _AFTER_ALL) -> int:
-        return await store.count(reader, Filter(tenant, state, due_before), _COUNTED_AT_MOST)
-
-    counts = {state: await count(state) for state in State}
+    counts = await store.count(reader, tenant, list(State), _AFTER_ALL, _COUNTED_AT_MOST)
     exact = max(counts.values()) < _COUNTED_AT_MOST
-    answer = {"counts": counts, "exact": exact, "overdue": await count(State.SCHEDULED, now)}
+    overdue = await store.count(reader, tenant, [State.SCHEDULED], now, _COUNTED_AT_MOST)
+    answer = {"counts": counts, "exact": exact, "overdue": overdue[State.SCHEDULED]}
     oldest = await store.oldest_due(reader, tenant)
     return answer if oldest is None else {**answer, "oldestDue": format_instant(oldest)}
 

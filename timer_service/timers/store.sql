@@ -51,12 +51,21 @@ SELECT MIN(due_at) AS due_at FROM timer_schedules WHERE tenant_id = :tenant_id A
 -- name: delete_reached
 DELETE FROM timer_schedules
 WHERE (tenant_id, service_call_id) IN (
-    SELECT tenant_id, service_call_id FROM timer_schedules WHERE reached_at < :before ORDER BY reached_at LIMIT :limit
+    WITH picked AS MATERIALIZED (  -- locked, or one that a command has just taken up again would be deleted all the same
+        SELECT tenant_id, service_call_id FROM timer_schedules
+        WHERE reached_at < :before ORDER BY reached_at LIMIT :limit
+        /* skip locked */
+    )
+    SELECT tenant_id, service_call_id FROM picked
 )
 
 -- name: delete_cancelled
 DELETE FROM timer_schedules
 WHERE (tenant_id, service_call_id) IN (
-    SELECT tenant_id, service_call_id FROM timer_schedules
-    WHERE cancelled_at < :before ORDER BY cancelled_at LIMIT :limit
+    WITH picked AS MATERIALIZED (
+        SELECT tenant_id, service_call_id FROM timer_schedules
+        WHERE cancelled_at < :before ORDER BY cancelled_at LIMIT :limit
+        /* skip locked */
+    )
+    SELECT tenant_id, service_call_id FROM picked
 )

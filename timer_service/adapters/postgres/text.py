@@ -8,7 +8,8 @@ from typing import NamedTuple
 _MARKERS = {"/* skip locked */": "FOR UPDATE SKIP LOCKED", "/* for update */": "FOR UPDATE"}
 _PARAMETER = re.compile(r"'(?:[^']|'')*'|--[^\n]*|/\*.*?\*/|::|:(?P<name>\w+)", re.DOTALL)
 """Parameters, and first of all what only looks as if it held some: literals, comments and casts."""
-_VALUES = re.compile(r"\bVALUES\s*\((\s*\$\d+(?:\s*,\s*\$\d+)*\s*)\)")
+_VALUE = r"(?:\$\d+|\d+|'\w*(?:\.\w+)*')"
+_VALUES = re.compile(rf"\bVALUES\s*\((\s*{_VALUE}(?:\s*,\s*{_VALUE})*\s*)\)")
 _NUMBERED = re.compile(r"\$(\d+)")
 _DIFFERENT_STATEMENTS = 1000
 
@@ -37,7 +38,7 @@ def translate(sql: str) -> Statement:
 
 @lru_cache(_DIFFERENT_STATEMENTS)
 def inserts_rows_of_parameters(text: str) -> bool:
-    """Whether a numbered statement inserts one row of parameters, and has none elsewhere."""
+    """Whether a numbered statement inserts one row of parameters and plain literals, and has no parameter elsewhere."""
     values = _VALUES.search(text)
     return values is not None and len(_NUMBERED.findall(values[1])) == len(_NUMBERED.findall(text))
 

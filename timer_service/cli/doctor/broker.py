@@ -11,7 +11,7 @@ from nats.aio.client import Client
 
 from timer_service.adapters.nats.streams import DURABLE
 from timer_service.adapters.nats.subjects import Subjects
-from timer_service.app import nats_login
+from timer_service.app.login import nats_login
 from timer_service.cli.doctor.checks.clocks import check_broker_clock
 from timer_service.cli.doctor.checks.permissions import check_permissions, needed_publishes
 from timer_service.cli.doctor.checks.streams import check_missing_stream, check_stream

@@ -9,7 +9,7 @@ from typing import Any
 import asyncpg
 
 from timer_service.adapters.postgres.database import MOST_CONNECTIONS, OLDEST_VERSION
-from timer_service.app import migrations
+from timer_service.app.schema import migrations
 from timer_service.cli.doctor.checks.clocks import check_database_clock
 from timer_service.cli.doctor.checks.postgres import (
     Connections,

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
-from timer_service.app import migrations
+from timer_service.app.schema import migrations
 from timer_service.cli.doctor.checks.schema import Applied, check_schema
 from timer_service.cli.doctor.checks.versions import check_sqlite
 from timer_service.cli.doctor.finding import Finding, Status
