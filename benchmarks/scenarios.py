@@ -27,6 +27,7 @@ from benchmarks.harness import (
 )
 from benchmarks.processes import BenchmarkError
 from benchmarks.report import Result
+from benchmarks.runs import runs
 from benchmarks.signals import signals
 from benchmarks.timers import Fired, Timer, due_together, faults, fired, lateness, now, sleep_until
 
@@ -174,6 +175,7 @@ SCENARIOS = {
     "lag": Scenario(lag, 15, 60),
     "fair": Scenario(fair, 20_000, 100_000),
     "signals": Scenario(signals, 15, 60),
+    "runs": Scenario(runs, 300, 1000),
     "pending": Scenario(pending, 100_000, 1_000_000),
     "bloat": Scenario(bloat, 100_000, 1_000_000, ("postgres",)),
 }

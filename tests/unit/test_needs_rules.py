@@ -1,12 +1,11 @@
 """The gate's rules, and that they agree with an evaluator that knows no counters, no parts and no order."""
 
-from collections.abc import Mapping
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.clock import NOW
+from tests.support.plain_gate import Edges, plain
 from timer_service.core.message import Position
 from timer_service.needs import rules
 from timer_service.needs.checking import check_names, check_order
@@ -17,7 +16,6 @@ from timer_service.needs.rules import Edge, Job, Run, RunKey, Verdict
 
 RUN = Run(RunKey("acme", "run-1"), RunStatus.RUNNING, Position(1, 1), NOW)
 ENDS = [JobStatus.SUCCESS, JobStatus.FAILED, JobStatus.CANCELLED, JobStatus.DRIFT_DROPPED, JobStatus.TIMED_OUT_STALE]
-Edges = list[Edge]
 
 
 @st.composite
@@ -27,27 +25,6 @@ def graphs(draw: st.DrawFn) -> Edges:
     pairs = [(upstream, job) for job in range(size) for upstream in range(job)]
     chosen = draw(st.lists(st.sampled_from(pairs), unique=True, max_size=20))
     return [Edge(f"{upstream}", f"{job}", draw(st.sampled_from(IfFailed))) for upstream, job in chosen]
-
-
-def plain(edges: Edges, ended: Mapping[str, JobStatus]) -> tuple[set[str], set[str]]:
-    """Return who is ready and who is skipped, asking everybody over and over until nothing changes."""
-    names = {name for edge in edges for name in edge[:2]} | ended.keys()
-    ends = dict(ended)
-    while True:
-        needs = {name: [edge for edge in edges if edge.job == name] for name in names - ends.keys()}
-        refused = {
-            name
-            for name, of in needs.items()
-            if any(
-                each.if_failed is IfFailed.SKIP and ends.get(each.upstream, JobStatus.SUCCESS) is not JobStatus.SUCCESS
-                for each in of
-            )
-        }
-        if not refused:
-            break
-        ends |= dict.fromkeys(refused, JobStatus.SKIPPED)
-    ready = {name for name in names - ends.keys() if all(edge.upstream in ends for edge in edges if edge.job == name)}
-    return ready, {name for name, status in ends.items() if status is JobStatus.SKIPPED and name not in ended}
 
 
 def whole(edges: Edges) -> Graph:
@@ -72,12 +49,12 @@ def test_agrees_with_a_plain_evaluator(edges: Edges, data: st.DataObject) -> Non
     graph = whole(edges)
     ended: dict[str, JobStatus] = {}
     while running := sorted(verdicts(graph)[0]):
-        assert verdicts(graph) == plain(edges, ended)
+        assert verdicts(graph) == plain(graph.jobs.keys(), edges, ended)
         name = data.draw(st.sampled_from(running))
         ended[name] = data.draw(st.sampled_from(ENDS))
         graph.put(rules.end(graph.jobs[name], ended[name], NOW))
         graph.evaluate([name], NOW, None)
-    assert verdicts(graph) == plain(edges, ended)
+    assert verdicts(graph) == plain(graph.jobs.keys(), edges, ended)
     assert all(job.ended for job in graph.jobs.values())
     assert graph.run.open_jobs == 0
 

@@ -132,7 +132,7 @@ class Batch:
             return _keep(work, command) if graph.run.going and graph.run.open_groups else Verdict.UNKNOWN_JOB
         verdict, job = rules.report(before, payload.status, command.position, self.now)
         if verdict is Verdict.UNCHANGED and job.ended:
-            graph.run = self._swept_soon(graph.run)
+            graph.run = graph.run._replace(sweep_at=self.now)
         if verdict is not Verdict.RECORDED:
             return verdict
         graph.put(job)
@@ -168,14 +168,11 @@ class Batch:
         """Draw the consequences of jobs that have ended, None for the whole graph; or leave that to the sweep."""
         graph = work.graph
         if not self.evaluating or not graph.run.evaluated:
-            graph.run = self._swept_soon(graph.run)._replace(evaluated=False)
+            graph.run = graph.run._replace(evaluated=False, sweep_at=self.now)
         elif ended is None:
             graph.evaluate_all(self.now, cause)
         else:
             graph.evaluate(ended, self.now, cause)
-
-    def _swept_soon(self, run: Run) -> Run:
-        return run._replace(sweep_at=self.now) if run.going or not run.evaluated or not self.evaluating else run
 
     def _add(
         self, work: Work, jobs: Sequence[NewJob], group: str | None, edges: Sequence[Edge], waiting: Sequence[Edge]

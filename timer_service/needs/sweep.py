@@ -73,7 +73,7 @@ async def _is_doubtful(reader: Reader, key: RunKey, now: int) -> bool:
     graph = Graph(run)
     await store.load_whole(reader, {key: graph})
     graph.evaluate_all(now, None)
-    return bool(graph.changed) or not run.evaluated
+    return bool(graph.changed) or graph.run != run or not run.evaluated
 
 
 async def _attend(tx: Transaction, *, key: RunKey, stale: Collection[str], doubtful: bool, now: int) -> int:

@@ -1,0 +1,93 @@
+"""How many runs of jobs get done at once, each job ended as soon as it is let go."""
+
+import asyncio
+import json
+import time
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+
+from benchmarks.harness import Publisher, Rig, until_none
+from benchmarks.report import Result
+
+_JOBS = 20
+_ABREAST = 4
+"""Five steps of four jobs, each of which needs all of the step before."""
+
+
+class RunCommand(NamedTuple):
+    """A command on a run."""
+
+    subject: str
+    id: str
+    text: bytes
+
+    def body(self) -> bytes:
+        return self.text
+
+
+def _command(message_type: str, message: str, command_id: str, payload: Mapping[str, Any]) -> RunCommand:
+    fields = {"tenantId": "bench", **payload}
+    body = {"id": command_id, "type": message_type, "tenantId": "bench", "payload": fields}
+    return RunCommand(f"timer.cmd.v1.bench.{message}", command_id, json.dumps(body).encode())
+
+
+def _start(run: str) -> RunCommand:
+    jobs = [{"name": f"{number}", "needs": [f"{each}" for each in _step_before(number)]} for number in range(_JOBS)]
+    return _command("StartRun", "start-run", f"start-{run}", {"runId": run, "jobs": jobs})
+
+
+def _step_before(number: int) -> range:
+    first = number // _ABREAST * _ABREAST
+    return range(max(first - _ABREAST, 0), first)
+
+
+def _success(ready: Mapping[str, Any]) -> RunCommand:
+    run, job = ready["runId"], ready["jobName"]
+    payload = {"runId": run, "jobName": job, "status": "success"}
+    return _command("ReportJobStatus", "report-job-status", f"end-{run}-{job}", payload)
+
+
+async def runs(rig: Rig, size: int) -> Result:
+    """Start runs and report each job's success when its JobReady arrives, until all runs are complete."""
+    queue: asyncio.Queue[RunCommand] = asyncio.Queue()
+    let_go: list[str] = []
+    completed: list[str] = []
+
+    async def ready(message: Msg) -> None:
+        event = json.loads(message.data)
+        let_go.append(event["id"])
+        queue.put_nowait(_success(event["payload"]))
+
+    async def complete(message: Msg) -> None:
+        completed.append(json.loads(message.data)["payload"]["runId"])
+
+    async def missing() -> int:
+        return size - len(completed)
+
+    async with rig.broker() as client, rig.service() as service:
+        await client.subscribe("timer.evt.v1.*.job-ready", cb=ready)
+        await client.subscribe("timer.evt.v1.*.run-completed", cb=complete)
+        executing = asyncio.create_task(_execute(client, queue))
+        started = time.time()
+        for number in range(size):
+            queue.put_nowait(_start(f"run-{number}"))
+        seconds = await until_none(service, missing) - started
+        executing.cancel()
+    figures = {
+        f"runs of {_JOBS} jobs in parallel": size,
+        "seconds from the first StartRun to the last RunCompleted": seconds,
+        "runs/s": size / seconds,
+        "jobs/s": size * _JOBS / seconds,
+    }
+    problems = [] if len(set(let_go)) == size * _JOBS else [f"{len(set(let_go))} of {size * _JOBS} jobs were let go"]
+    return Result("runs", figures, problems)
+
+
+async def _execute(client: Client, queue: asyncio.Queue[RunCommand]) -> None:
+    publisher = Publisher(client)
+    await publisher.open()
+    while True:
+        await publisher.send(await queue.get())

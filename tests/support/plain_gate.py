@@ -1,0 +1,29 @@
+"""A gate that knows no counters, no parts of graphs and no order: what the real one has to agree with."""
+
+from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
+
+from timer_service.needs.messages import IfFailed, JobStatus
+from timer_service.needs.rules import Edge
+
+Edges = list[Edge]
+
+
+def plain(names: AbstractSet[str], edges: Edges, ended: Mapping[str, JobStatus]) -> tuple[set[str], set[str]]:
+    """Return who is ready and who is skipped, asking everybody over and over until nothing changes."""
+    ends = dict(ended)
+    while True:
+        needs = {name: [edge for edge in edges if edge.job == name] for name in names - ends.keys()}
+        refused = {
+            name
+            for name, of in needs.items()
+            if any(
+                each.if_failed is IfFailed.SKIP and ends.get(each.upstream, JobStatus.SUCCESS) is not JobStatus.SUCCESS
+                for each in of
+            )
+        }
+        if not refused:
+            break
+        ends |= dict.fromkeys(refused, JobStatus.SKIPPED)
+    ready = {name for name in names - ends.keys() if all(edge.upstream in ends for edge in edges if edge.job == name)}
+    return ready, {name for name, status in ends.items() if status is JobStatus.SKIPPED and name not in ended}
