@@ -42,7 +42,7 @@ def verdicts(graph: Graph) -> tuple[set[str], set[str]]:
     return ready, {job.name for job in jobs if job.status is JobStatus.SKIPPED}
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(graphs(), st.data())
 def test_agrees_with_a_plain_evaluator(edges: Edges, data: st.DataObject) -> None:
     """However jobs end, one after the other, the same are let go and skipped as when everybody is asked anew."""
@@ -59,7 +59,7 @@ def test_agrees_with_a_plain_evaluator(edges: Edges, data: st.DataObject) -> Non
     assert graph.run.open_jobs == 0
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(graphs(), st.data())
 def test_evaluating_everything_anew_changes_nothing(edges: Edges, data: st.DataObject) -> None:
     """The counters are those a whole evaluation finds, at every moment of a run."""
