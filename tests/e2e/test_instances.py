@@ -34,7 +34,7 @@ async def test_two_of_four_are_killed(timers: int, user: User, fleet: Fleet) -> 
     """With timers due at once and more arriving, two of four are killed: all fire, repeats under one id, none idles."""
     settings = {"TIMER_BATCH_SIZE": "1000" if timers > 10_000 else "50", "TIMER_VISIBILITY_TIMEOUT": "10000"}
     async with fleet.running(4, **settings) as instances:
-        due_at = int(time.time() * 1000) + max(2_000, timers // 2)
+        due_at = int(time.time() * 1000) + max(4_000, timers // 2)
         due = together(timers, due_at)
         await user.schedule(due)
         await user.until_handled()
@@ -68,7 +68,7 @@ async def test_postgres_restarts(
     fleet = Fleet(tmp_path, broker, postgres_server.url)
     settings = {"TIMER_BATCH_SIZE": "1000" if timers > 10_000 else "50", "TIMER_VISIBILITY_TIMEOUT": "10000"}
     async with fleet.running(2, **settings):
-        due_at = int(time.time() * 1000) + max(2_000, timers // 2)
+        due_at = int(time.time() * 1000) + max(4_000, timers // 2)
         due = together(timers, due_at)
         await user.schedule(due)
         await user.until_handled()
