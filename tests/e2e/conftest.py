@@ -158,10 +158,6 @@ ON_SQLITE = pytest.mark.parametrize("stored", ["sqlite"], indirect=True)
 """For tests of what no store has a part in, beside others of their file that run on every one."""
 
 
-ON_SQLITE = pytest.mark.parametrize("stored", ["sqlite"], indirect=True)
-"""For tests of what no store has a part in, beside others of their file that run on every one."""
-
-
 @pytest.fixture
 async def service(tmp_path: Path, broker: NatsServer, stored: Mapping[str, str]) -> AsyncIterator[Service]:
     async with Service(tmp_path / "service", broker.url, **stored) as running:

@@ -2,19 +2,20 @@
 
 import asyncio
 import json
-import os
 import re
 import subprocess
 from collections.abc import AsyncIterator, Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
 from rich.cells import cell_len
 
 from tests.e2e.conftest import ON_SQLITE, User
-from tests.support.processes import BIN, NatsServer, Service
+from tests.support.processes import PATIENCE_SECONDS, NatsServer, Service
+from tests.support.spawning import TIMER_SERVICE, spawn
 from timer_service.cli.showing import relative, table
 from timer_service.cli.showing_runs import graph_lines
 from timer_service.cli.showing_signals import signal_table
@@ -29,6 +30,7 @@ class Cli:
 
     def __init__(self, folder: Path, broker_url: str) -> None:
         self.folder = folder
+        self.program = [TIMER_SERVICE]
         self.settings = {
             "TIMER_BROKER_URL": broker_url,
             "TIMER_DB_PATH": str(folder / "service" / "timers.db"),
@@ -36,15 +38,12 @@ class Cli:
         }
 
     async def run(self, *arguments: str, **settings: str) -> subprocess.CompletedProcess[str]:
-        return await asyncio.to_thread(
-            subprocess.run,
-            [str(BIN / "timer-service"), *arguments],
-            capture_output=True,
-            text=True,
-            check=False,
-            cwd=self.folder,
-            env={**os.environ, **self.settings, **settings},
-        )
+        with TemporaryDirectory() as folder:
+            output, errors = Path(folder) / "stdout", Path(folder) / "stderr"
+            command = [*self.program, *arguments]
+            process = spawn(command, output, errors, environment={**self.settings, **settings}, cwd=self.folder)
+            code = await asyncio.to_thread(process.wait, PATIENCE_SECONDS)
+            return subprocess.CompletedProcess(command, code, output.read_text(), errors.read_text())
 
     async def lines(self, *arguments: str) -> list[str]:
         """Run what must succeed; return its output."""

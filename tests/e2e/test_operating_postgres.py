@@ -1,6 +1,7 @@
 """`timer-service doctor` and `migrate` on PostgreSQL."""
 
 import os
+import sys
 from pathlib import Path
 
 import asyncpg
@@ -9,7 +10,7 @@ import pytest
 from tests.e2e.test_cli import Cli, statuses
 from tests.support.databases import Databases
 from tests.support.processes import NatsServer, Service
-from tests.support.stores import bring_to_head
+from tests.support.stores import MIGRATIONS, bring_to_head
 
 UNREACHABLE = {
     "postgresql://svc:s3cret@127.0.0.1:1/timers": "can't be used: [Errno 111] Connect call failed ('127.0.0.1', 1)",
@@ -92,6 +93,7 @@ async def test_doctor_with_a_refused_login(cli: Cli, databases: Databases) -> No
 async def test_without_the_extra(cli: Cli) -> None:
     """Without asyncpg doctor and migrate say what to install."""
     (cli.folder / "asyncpg.py").write_text("raise ImportError")
+    cli.program = [sys.executable, "-m", "timer_service"]
     path = os.pathsep.join([str(cli.folder), os.environ.get("PYTHONPATH", "")])
     settings = {"TIMER_DATABASE_URL": "postgresql://host/timers", "PYTHONPATH": path}
     done = await cli.run("doctor", **settings)
@@ -102,7 +104,7 @@ async def test_without_the_extra(cli: Cli) -> None:
 
 async def test_migrate(cli: Cli, databases: Databases) -> None:
     """check, status and up tell what is pending and apply it, PostgreSQL's own migrations included."""
-    shipped = ["0001_timers", "0002_timers", "0003_outbox", "0004_signals", "0005_signals"]
+    shipped = sorted(path.name.split(".")[0] for path in MIGRATIONS.glob("*.sql"))
     async with databases.database() as url:
         cli.settings["TIMER_DATABASE_URL"] = url
         done = await cli.run("migrate", "check")

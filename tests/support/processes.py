@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import socket
-import subprocess
 import sys
 import urllib.error
 import urllib.request
@@ -15,8 +14,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-BIN = Path(sys.executable).parent
-_PATIENCE_SECONDS = 30
+from tests.support.spawning import BIN, TIMER_SERVICE, Spawned, spawn
+
+PATIENCE_SECONDS = 30
 
 
 def unused_port() -> int:
@@ -34,16 +34,13 @@ class _Process:
         self.command = command
         self.log = log
         self._environment = environment
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: Spawned | None = None
 
     def launch(self) -> None:
-        with self.log.open("ab") as log:
-            self._process = subprocess.Popen(
-                self.command, stdout=log, stderr=log, env={**os.environ, **self._environment}
-            )
+        self._process = spawn(self.command, self.log, environment=self._environment, cwd=Path.cwd())
 
     @property
-    def running(self) -> subprocess.Popen[bytes]:
+    def running(self) -> Spawned:
         assert self._process is not None, "not started"
         return self._process
 
@@ -51,7 +48,7 @@ class _Process:
         self.running.send_signal(number)
 
     async def wait(self) -> int:
-        return await asyncio.to_thread(self.running.wait, _PATIENCE_SECONDS)
+        return await asyncio.to_thread(self.running.wait, PATIENCE_SECONDS)
 
     async def kill(self) -> None:
         """Kill -9, and see it dead."""
@@ -73,7 +70,7 @@ class _Process:
             await self.kill()
 
     async def _until(self, ready: Any) -> None:
-        async with asyncio.timeout(_PATIENCE_SECONDS):
+        async with asyncio.timeout(PATIENCE_SECONDS):
             while not await asyncio.to_thread(ready):
                 if (code := self.running.poll()) is not None:
                     raise AssertionError(f"{self.command[0]} ended with {code}: {self.log.read_text()[-3000:]}")
@@ -113,7 +110,7 @@ class Dev(_Process):
     """`timer-service dev --demo` with its files under a folder."""
 
     def __init__(self, folder: Path, **settings: str) -> None:
-        command = [str(BIN / "timer-service"), "dev", "--demo", "--data-dir", str(folder / "dev")]
+        command = [sys.executable, str(BIN / "timer-service"), "dev", "--demo", "--data-dir", str(folder / "dev")]
         super().__init__(command, folder / "dev.log", {"TIMER_HTTP_PORT": str(unused_port()), **settings})
 
     async def __aenter__(self) -> Self:
@@ -134,7 +131,7 @@ class Service(_Process):
             "TIMER_HTTP_PORT": str(self.port),
             **settings,
         }
-        super().__init__([str(BIN / "timer-service"), "serve"], folder / "service.log", environment)
+        super().__init__([TIMER_SERVICE, "serve"], folder / "service.log", environment)
 
     async def start(self) -> None:
         """Start and wait until it is ready."""
@@ -151,7 +148,7 @@ class Service(_Process):
 
     async def until_page(self, path: str, status: int) -> str:
         """Wait until a page has a status; return its text."""
-        async with asyncio.timeout(_PATIENCE_SECONDS):
+        async with asyncio.timeout(PATIENCE_SECONDS):
             while (answer := await self.page(path))[0] != status:
                 await asyncio.sleep(0.02)
         return answer[1]
@@ -167,7 +164,7 @@ class Service(_Process):
 
     async def until_metric(self, sample: str, *, at_least: float) -> None:
         """Wait until a sample of /metrics has a value."""
-        async with asyncio.timeout(_PATIENCE_SECONDS):
+        async with asyncio.timeout(PATIENCE_SECONDS):
             while await self.metric(sample) < at_least:
                 await asyncio.sleep(0.02)
 

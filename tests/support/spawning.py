@@ -1,0 +1,86 @@
+"""How tests start processes: the service's forked from one that has it imported, all others in the usual way.
+
+Importing is most of what a process of the service does while it starts, and the suite starts hundreds. A fork is a
+process like any other, with its own environment, folder and output, to be signalled and killed. What starts without one
+is `timer-service dev`, and the command line in tests of its environment.
+"""
+
+import multiprocessing
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from signal import Signals
+from typing import Protocol
+
+BIN = Path(sys.executable).parent
+TIMER_SERVICE = str(BIN / "timer-service")
+
+_IMPORTED = [
+    *(f"timer_service.cli.{each}" for each in ("serve", "doctor", "migrate", "timers", "signals", "runs")),
+    "timer_service.adapters.sqlite",
+    "timer_service.adapters.postgres",
+]
+_forking = multiprocessing.get_context("forkserver")
+_forking.set_forkserver_preload(_IMPORTED)
+
+
+class Spawned(Protocol):
+    """What `subprocess.Popen` and a fork have in common."""
+
+    def poll(self) -> int | None: ...
+
+    def wait(self, timeout: float | None = None) -> int: ...
+
+    def send_signal(self, sig: int) -> None: ...
+
+
+def spawn(
+    command: Sequence[str], output: Path, errors: Path | None = None, *, environment: Mapping[str, str], cwd: Path
+) -> Spawned:
+    """Start a process that appends what it prints to files: the second for errors, or the first for both."""
+    wanted = {**os.environ, **environment}
+    errors = errors or output
+    if command[0] == TIMER_SERVICE:
+        return _Fork(command, output, errors, wanted, cwd)
+    with output.open("ab") as out, errors.open("ab") as err:
+        return subprocess.Popen(command, stdout=out, stderr=err, env=wanted, cwd=cwd)
+
+
+class _Fork:
+    def __init__(
+        self, command: Sequence[str], output: Path, errors: Path, environment: Mapping[str, str], cwd: Path
+    ) -> None:
+        self._process = _forking.Process(target=_become, args=(command, output, errors, environment, cwd))
+        self._process.start()
+
+    def poll(self) -> int | None:
+        return self._process.exitcode
+
+    def wait(self, timeout: float | None = None) -> int:
+        self._process.join(timeout)
+        if self._process.exitcode is None:
+            raise TimeoutError(f"{self._process.pid} is still running after {timeout} s")
+        return self._process.exitcode
+
+    def send_signal(self, sig: int) -> None:
+        if self._process.pid is not None and self._process.exitcode is None:
+            os.kill(self._process.pid, Signals(sig))
+
+
+def _become(command: Sequence[str], output: Path, errors: Path, environment: Mapping[str, str], cwd: Path) -> None:
+    """In the fork: be `timer-service` with its arguments, environment, folder and output."""
+    for path, stream in ((output, sys.stdout), (errors, sys.stderr)):
+        with path.open("ab") as file:
+            os.dup2(file.fileno(), stream.fileno())
+    os.chdir(cwd)
+    os.environ.clear()
+    os.environ.update(environment)
+    time.tzset()
+    sys.argv = list(command)
+
+    from timer_service.cli import main  # noqa: PLC0415 - nothing of the service is imported where tests run
+
+    main()
