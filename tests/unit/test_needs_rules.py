@@ -6,12 +6,25 @@ from hypothesis import strategies as st
 
 from tests.support.clock import NOW
 from tests.support.plain_gate import Edges, plain
-from timer_service.core.message import Position
+from timer_service.core.message import Command, Position, Trace
 from timer_service.needs import rules
-from timer_service.needs.checking import check_names, check_order
+from timer_service.needs.batch import Batch, Work
+from timer_service.needs.checking import check_names, check_order, check_size
 from timer_service.needs.edges import edges_of
 from timer_service.needs.graph import Graph
-from timer_service.needs.messages import FlawCode, GroupNeed, IfFailed, JobNeed, JobStatus, NewJob, RunStatus
+from timer_service.needs.messages import (
+    MOST_JOBS,
+    MOST_NEEDS,
+    FlawCode,
+    GroupNeed,
+    IfFailed,
+    JobNeed,
+    JobStatus,
+    NewJob,
+    ResolveGroup,
+    RunStatus,
+    StartRun,
+)
 from timer_service.needs.rules import Edge, Job, Run, RunKey, Verdict
 
 RUN = Run(RunKey("acme", "run-1"), RunStatus.RUNNING, Position(1, 1), NOW)
@@ -141,3 +154,35 @@ def test_unknown_is_no_cycle() -> None:
     """What is not there has a code of its own, and is named with who needs it."""
     assert check_names([NewJob(name="b", needs=["a"])], (), ()) == (FlawCode.UNKNOWN_UPSTREAM, ["b", "a"])
     assert check_names([NewJob(name="b")], ("b",), ()) == (FlawCode.DUPLICATE_JOB, ["b"])
+
+
+def test_size_is_counted_before_it_is_built() -> None:
+    """A run is refused at the job that makes it too large, in jobs or in needs, a group's one for each member."""
+    new = [NewJob(name=f"new-{number}", needs=[GroupNeed(group="g")]) for number in range(3)]
+    members = {"g": ["member"] * 40_000}
+    assert check_size(new[:2], members, (), jobs=1, edges=20_000) is None
+    assert check_size(new[:2], members, (), jobs=1, edges=20_001) == (FlawCode.TOO_LARGE, ["new-1"])
+    assert check_size(new, members, (), jobs=1, edges=0) == (FlawCode.TOO_LARGE, ["new-2"])
+    assert check_size(new, {}, (), jobs=MOST_JOBS - 3, edges=0) is None
+    assert check_size(new, {}, (), jobs=MOST_JOBS - 2, edges=0) == (FlawCode.TOO_LARGE, ["new-2"])
+    waiting = [Edge("g", f"waiting-{number}", IfFailed.SKIP) for number in range(2)]
+    assert check_size(new, {}, waiting, jobs=1, edges=MOST_NEEDS - 6) is None
+    assert check_size(new, {}, waiting, jobs=1, edges=MOST_NEEDS - 5) == (FlawCode.TOO_LARGE, ["waiting-1"])
+
+
+def test_group_that_makes_a_run_too_large() -> None:
+    """Where 9,800 jobs wait for a group, the run is rejected when that is resolved with 200: it would be 1,960,000 needs."""
+    work = Work(Graph(Run(RunKey("acme", "run-1"), None, rules.NOWHERE, NOW)))
+    batch = Batch(NOW, evaluating=True, works={work.graph.run.key: work})
+    jobs = [NewJob(name=f"job-{number}", needs=[GroupNeed(group="g")]) for number in range(MOST_JOBS - 200)]
+    start = StartRun(tenant_id="acme", run_id="run-1", jobs=jobs, groups=["g"])
+    resolve = ResolveGroup(
+        tenant_id="acme", run_id="run-1", group_name="g", jobs=[NewJob(name=f"of-g-{number}") for number in range(200)]
+    )
+    verdicts = [
+        batch.apply(Command(f"cmd-{place}", payload, Position(1, place), None, Trace(), None))
+        for place, payload in enumerate((start, resolve), 1)
+    ]
+    assert verdicts == [Verdict.STARTED, Verdict.RUN_REJECTED]
+    assert work.rejected == (FlawCode.TOO_LARGE, [f"job-{MOST_NEEDS // 200}"])
+    assert all(job.status is JobStatus.CANCELLED for job in work.graph.jobs.values())

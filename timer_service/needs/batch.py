@@ -10,7 +10,7 @@ from pydantic_core import to_json
 from timer_service.core.data import dump_data
 from timer_service.core.message import Command, Position
 from timer_service.needs import rules
-from timer_service.needs.checking import Flaw, check_names, check_order
+from timer_service.needs.checking import Flaw, check_names, check_order, check_size
 from timer_service.needs.edges import edges_of
 from timer_service.needs.graph import Graph
 from timer_service.needs.messages import (
@@ -79,7 +79,11 @@ class Batch:
         if run.digest is not None:
             return Verdict.EXISTS
         edges, waiting = edges_of(payload.jobs, {})
-        flaw = check_names(payload.jobs, (), payload.groups) or check_order(edges, waiting)
+        flaw = (
+            check_names(payload.jobs, (), payload.groups)
+            or check_size(payload.jobs, {}, (), jobs=0, edges=0)
+            or check_order(edges, waiting)
+        )
         work.graph.run = Run(
             key=run.key,
             status=RunStatus.RUNNING,
@@ -198,9 +202,11 @@ class Batch:
             if job.group is not None:
                 members[job.group].append(job.name)
         members[group] = [job.name for job in jobs]
+        known = list(chain.from_iterable(graph.downstream.values()))
+        if flaw := check_size(jobs, members, graph.waiting[group], jobs=len(graph.jobs), edges=len(known)):
+            return flaw
         edges, waiting = edges_of(jobs, members)
         edges += [each._replace(upstream=name) for each in graph.waiting[group] for name in members[group]]
-        known = chain.from_iterable(graph.downstream.values())
         if flaw := check_order(chain(known, edges), waiting):
             return flaw
         self._add(work, jobs, group, edges, waiting)

@@ -1,11 +1,11 @@
 """What can be wrong with a graph. Pure."""
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from graphlib import CycleError, TopologicalSorter
 from typing import NamedTuple
 
-from timer_service.needs.messages import FlawCode, GroupNeed, NewJob
+from timer_service.needs.messages import MOST_JOBS, MOST_NEEDS, FlawCode, GroupNeed, NewJob
 from timer_service.needs.rules import Edge
 
 _LONGEST_PATH = 100
@@ -31,6 +31,26 @@ def check_names(new: Sequence[NewJob], known: Collection[str], groups: Collectio
                     return Flaw(FlawCode.UNKNOWN_UPSTREAM, [job.name, need.group])
             elif need.job not in counts and need.job not in known:
                 return Flaw(FlawCode.UNKNOWN_UPSTREAM, [job.name, need.job])
+    return None
+
+
+def check_size(
+    new: Sequence[NewJob], members: Mapping[str, Collection[str]], waiting: Sequence[Edge], *, jobs: int, edges: int
+) -> Flaw | None:
+    """Return where a run of so many jobs and edges becomes too large, when new jobs join it and `waiting` need each.
+
+    Counted before it is built: ten thousand jobs that need a group of ten thousand would be a hundred million edges.
+    """
+    if jobs + len(new) > MOST_JOBS:
+        return Flaw(FlawCode.TOO_LARGE, [new[MOST_JOBS - jobs].name])
+    counts = [(edge.job, len(new)) for edge in waiting]
+    for job in new:
+        of_groups = [members.get(need.group, ()) for need in job.read_needs() if isinstance(need, GroupNeed)]
+        counts.append((job.name, len(job.needs) - len(of_groups) + sum(map(len, of_groups))))
+    for name, count in counts:
+        edges += count
+        if edges > MOST_NEEDS:
+            return Flaw(FlawCode.TOO_LARGE, [name])
     return None
 
 

@@ -12,6 +12,8 @@ from timer_service.core.instant import Instant
 from timer_service.core.message import Identifier, Payload, TenantPayload
 
 MOST_JOBS = 10_000
+MOST_NEEDS = 100_000
+"""Of one run, those of groups counted once for each of their jobs: what can be evaluated in seconds."""
 _MOST_GROUPS = 1000
 _LONGEST_STALE_SECONDS = 31 * 24 * 3600
 
@@ -55,6 +57,7 @@ class FlawCode(StrEnum):
     CYCLE = "CYCLE"
     UNKNOWN_UPSTREAM = "UNKNOWN_UPSTREAM"
     DUPLICATE_JOB = "DUPLICATE_JOB"
+    TOO_LARGE = "TOO_LARGE"
 
 
 class JobNeed(Payload):
