@@ -171,7 +171,7 @@ def test_size_is_counted_before_it_is_built() -> None:
 
 
 def test_group_that_makes_a_run_too_large() -> None:
-    """Where 9,800 jobs wait for a group, the run is rejected when that is resolved with 200: it would be 1,960,000 needs."""
+    """Where 9,800 jobs wait for a group, the run is rejected once that has 200: that would be 1,960,000 needs."""
     work = Work(Graph(Run(RunKey("acme", "run-1"), None, rules.NOWHERE, NOW)))
     batch = Batch(NOW, evaluating=True, works={work.graph.run.key: work})
     jobs = [NewJob(name=f"job-{number}", needs=[GroupNeed(group="g")]) for number in range(MOST_JOBS - 200)]
