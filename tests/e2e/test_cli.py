@@ -6,6 +6,7 @@ import re
 import subprocess
 from collections.abc import AsyncIterator, Mapping
 from datetime import UTC, datetime, timedelta
+from importlib.metadata import version
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -268,6 +269,11 @@ def test_run_as_a_graph() -> None:
     lines = [re.sub("\x1b\\[[0-9]*m", "", line) for line in graph_lines(graph, 80)]
     assert max(map(cell_len, lines)) <= 80
     assert "\x1b" not in "".join(lines)
+
+
+async def test_version(cli: Cli) -> None:
+    """--version tells which one is installed."""
+    assert await cli.lines("--version") == [f"timer-service {version('timer_service')}"]
 
 
 USAGE = [

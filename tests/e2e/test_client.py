@@ -84,8 +84,9 @@ def test_the_guide_is_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert lines[5] == "due next: order-1/payment"
     assert "'Scheduled': 998" in lines[6]
     assert lines[7:9] == ["transitioned", "reminder: ask-for-help Call Kim."]
-    assert lines[9].startswith("TOO_LARGE [{'path': 'payload.data'")
-    assert lines[10:] == ["fired: order-1/payment None"]
+    assert lines[9:12] == ["started", "recorded", "let go: ['lint', 'publish']"]
+    assert lines[12].startswith("TOO_LARGE [{'path': 'payload.data'")
+    assert lines[13:] == ["fired: order-1/payment None"]
 
 
 async def test_schedule_tells_the_timer(client: TimerClient) -> None:
@@ -169,6 +170,17 @@ async def test_watch(client: TimerClient) -> None:
         "call-1",
         7,
     )
+
+
+@ON_SQLITE
+async def test_watch_runs(client: TimerClient) -> None:
+    """Jobs are seen as they are let go."""
+    first = asyncio.ensure_future(anext(client.runs.watch("acme")))
+    await client.count("acme")  # the subscription went ahead of it on this connection
+    await client.runs.start("acme", "push-1", [{"name": "lint"}, {"name": "publish", "needs": ["lint"]}])
+    async with asyncio.timeout(5):
+        event = await first
+    assert (event["type"], event["payload"]["runId"], event["payload"]["jobName"]) == ("JobReady", "push-1", "lint")
 
 
 NAIVE = datetime(2100, 1, 1)  # noqa: DTZ001 - the mistake

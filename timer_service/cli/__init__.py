@@ -3,6 +3,8 @@
 import sys
 from collections.abc import Iterable
 from importlib import import_module
+from importlib.metadata import version
+from typing import Annotated
 
 import typer
 
@@ -33,7 +35,7 @@ def _app(names: Iterable[str]) -> typer.Typer:
         add_completion=False,
         pretty_exceptions_enable=False,
     )
-    app.callback()(_several_commands)
+    app.callback()(_with_version)
     for name in names:
         part = import_module(f"timer_service.cli.{name}")
         if name in _GROUPS:
@@ -43,5 +45,16 @@ def _app(names: Iterable[str]) -> typer.Typer:
     return app
 
 
-def _several_commands() -> None:
+def _tell_version(asked: bool) -> None:  # noqa: FBT001 - typer's way
+    if asked:
+        typer.echo(f"timer-service {version('timer_service')}")
+        raise typer.Exit
+
+
+_Version = Annotated[
+    bool, typer.Option("--version", is_eager=True, callback=_tell_version, help="Show the version and exit.")
+]
+
+
+def _with_version(_: _Version = False) -> None:  # noqa: FBT002 - typer's way
     """Durable timers: publish ScheduleTimer, receive DueTimeReached."""

@@ -76,6 +76,15 @@ class Runs:
         views = self._link.pages(tenant, "list-runs", question, "runs", timeout_seconds)
         return (Run.read(view) async for view in views)
 
+    def watch(self, tenant: str = "*") -> AsyncIterator[dict[str, Any]]:
+        """Iterate over the `JobReady` events of a tenant (default: all) as `TimerClient.watch` does.
+
+        To look on: an executor must not miss any, and reads the stream (docs/examples/executor.py).
+        """
+        if tenant != "*":
+            check_tenant(tenant)
+        return self._link.events(tenant, "job-ready")
+
     async def _tell(
         self, message_type: str, tenant: str, run: str, fields: Mapping[str, Any], timeout_seconds: float
     ) -> Outcome:
