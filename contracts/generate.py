@@ -12,6 +12,10 @@ from pydantic import TypeAdapter, create_model
 from timer_service.core.errors import Code
 from timer_service.core.message import Envelope, Identifier, Payload, kebab
 from timer_service.core.rejection import CommandRejected, FieldFault
+from timer_service.events.handler import PAYLOADS as EVENT_COMMANDS
+from timer_service.events.handler import Verdict as EventVerdict
+from timer_service.events.queries import QUERIES as EVENT_QUERIES
+from timer_service.events.queries import BuriedEventPage
 from timer_service.needs.handler import PAYLOADS as RUN_COMMANDS
 from timer_service.needs.messages import JobReady, JobSkipped, RunCompleted, RunRejected, RunStuck
 from timer_service.needs.queries import QUERIES as RUN_QUERIES
@@ -33,7 +37,8 @@ SCHEMAS = CONTRACTS / "schemas"
 _ASYNCAPI = runpy.run_path(str(CONTRACTS / "asyncapi.py"))
 
 
-Verdict = StrEnum("Verdict", {each.name: each.value for each in (*TimerVerdict, *SignalVerdict, *RunVerdict)})
+_VERDICTS = (*TimerVerdict, *SignalVerdict, *RunVerdict, *EventVerdict)
+Verdict = StrEnum("Verdict", {each.name: each.value for each in _VERDICTS})
 Verdict.__doc__ = "How a command ends."
 
 
@@ -68,7 +73,7 @@ class CommandRefused(Payload):
     error: Refusal
 
 
-COMMANDS: tuple[type[Payload], ...] = (*TIMER_COMMANDS, *SIGNAL_COMMANDS, *RUN_COMMANDS)
+COMMANDS: tuple[type[Payload], ...] = (*TIMER_COMMANDS, *SIGNAL_COMMANDS, *RUN_COMMANDS, *EVENT_COMMANDS)
 EVENTS: tuple[type[Payload], ...] = (
     DueTimeReached,
     WorkSignalFired,
@@ -80,7 +85,7 @@ EVENTS: tuple[type[Payload], ...] = (
     RunStuck,
     CommandRejected,
 )
-QUERIES = (*TIMER_QUERIES, *SIGNAL_QUERIES, *RUN_QUERIES)
+QUERIES = (*TIMER_QUERIES, *SIGNAL_QUERIES, *RUN_QUERIES, *EVENT_QUERIES)
 ANSWERS: dict[str, type[Payload]] = {
     "get-timer": TimerView,
     "list-timers": TimerPage,
@@ -91,6 +96,7 @@ ANSWERS: dict[str, type[Payload]] = {
     "list-tasks": TaskPage,
     "get-run": RunDetails,
     "list-runs": RunPage,
+    "list-buried-events": BuriedEventPage,
 }
 """What each query is answered with, if not with an error."""
 

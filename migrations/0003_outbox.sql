@@ -25,5 +25,5 @@ CREATE INDEX outbox_available ON outbox (available_at) WHERE available_at IS NOT
 -- The fair claim.
 CREATE INDEX outbox_pending ON outbox (tenant_id, added_at) WHERE available_at IS NOT NULL;
 
--- The gauge of what could not be published.
-CREATE INDEX outbox_buried ON outbox (tenant_id, added_at) WHERE state = 'Buried';
+-- The gauge and the list of what could not be published.
+CREATE INDEX outbox_buried ON outbox (tenant_id, added_at, event_id) WHERE state = 'Buried';

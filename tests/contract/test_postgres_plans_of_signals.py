@@ -119,6 +119,9 @@ STATEMENTS = {
     "failed firings": (COUNTED[1].sql, ["Index Only Scan work_signal_firings_failed"]),
     "unevaluated events": (COUNTED[2].sql, ["Index Only Scan work_item_events_to_evaluate"]),
     "buried events": (outbox.COUNTED[1].sql, ["Index Only Scan outbox_buried"]),
+    "a page of buried events": (outbox._SQL["page_of_buried"], ["Index Scan outbox_buried"]),
+    "an event to put back": (outbox._FIND_LOCKED, ["LockRows", by_key("outbox")]),
+    "an event that is put back": (outbox._SQL["put_back"], [by_key("outbox")]),
 }
 
 

@@ -157,6 +157,11 @@ PLANS = {
     "a published event": (OUTBOX.sql("complete_and_delete"), [KEY_OF_OUTBOX]),
     "a published claim": (OUTBOX.sql("complete_claim_and_delete"), ["outbox_available (available_at=?)"]),
     "buried events": (outbox.COUNTED[1].sql, ["outbox_buried"]),
+    "a page of buried events": (
+        outbox._SQL["page_of_buried"],
+        ["outbox_buried (tenant_id=? AND (added_at,event_id)>(?,?))"],
+    ),
+    **{f"an event to put back, {name}": (outbox._SQL[name], [KEY_OF_OUTBOX]) for name in ("find", "put_back")},
 }
 
 

@@ -260,6 +260,31 @@ async def test_life_of_a_run_for_machines(cli: Cli, service: Service) -> None:
     assert await cli.json("runs", "list", "acme") == [rejected["run"]]
 
 
+@ON_SQLITE
+async def test_buried_events(cli: Cli, client: TimerClient, user: User) -> None:
+    """An event the broker refused is listed with the reason, and published under its id once it is put back."""
+    config = (await user.js.stream_info("TIMER_EVT")).config
+    await user.js.update_stream(config.evolve(max_msg_size=2_000))
+    await client.runs.start("acme", "push-1", [{"name": "lint", "payload": "x" * 3_000}])
+    async with asyncio.timeout(10):
+        while not (found := [event async for event in client.events.buried("acme")]):
+            await asyncio.sleep(0.02)
+    first, reason = await cli.lines("events", "list", "acme")
+    assert first.split()[:2] == [found[0].event_id, "JobReady"]
+    assert first.endswith("  runId=push-1 jobName=lint readyAt=" + found[0].about["readyAt"])
+    assert reason == "  message size exceeds maximum allowed (10054)"
+    (shown,) = await cli.json("events", "list", "acme")
+    assert (shown["eventType"], shown["attempt"], shown["about"]["jobName"]) == ("JobReady", 1, "lint")
+    await user.js.update_stream(config.evolve(max_msg_size=-1))
+    assert await cli.lines("events", "retry", "acme", "--all") == [f"retried: acme/{found[0].event_id}"]
+    await user.until_stored("TIMER_EVT", 1)
+    (event,) = await user.read("TIMER_EVT")
+    assert event.headers["Nats-Msg-Id"] == found[0].event_id
+    assert await cli.lines("events", "list", "acme") == []
+    done = await cli.run("events", "retry", "acme", found[0].event_id)
+    assert (done.returncode, done.stderr) == (1, f"not_found: acme/{found[0].event_id}\n")
+
+
 def test_run_as_a_graph() -> None:
     """However long its names, no line is wider than the terminal, and what a user wrote does not act on it."""
     job = RunJob("注文" * 60, "pending", [{"job": "\x1b[2J", "ifFailed": "skip"}])
@@ -277,6 +302,8 @@ async def test_version(cli: Cli) -> None:
 
 
 USAGE = [
+    ["events", "retry", "acme"],
+    ["events", "retry", "acme", "event-1", "--all"],
     ["runs", "list", "acme", "--status", "done"],
     ["runs", "start", "acme", "push-1", "missing.json"],
     ["runs", "report", "acme", "push-1", "lint", "success", "--outputs", "[1]"],

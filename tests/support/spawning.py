@@ -19,7 +19,7 @@ BIN = Path(sys.executable).parent
 TIMER_SERVICE = str(BIN / "timer-service")
 
 _IMPORTED = [
-    *(f"timer_service.cli.{each}" for each in ("serve", "doctor", "migrate", "timers", "signals", "runs")),
+    *(f"timer_service.cli.{each}" for each in ("serve", "doctor", "migrate", "timers", "signals", "runs", "events")),
     "timer_service.adapters.sqlite",
     "timer_service.adapters.postgres",
 ]

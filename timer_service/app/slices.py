@@ -17,6 +17,8 @@ from timer_service.core.outbox import OUTBOX, stored_message
 from timer_service.core.relay import Encode, Relay
 from timer_service.core.retention import Delete, Retention
 from timer_service.core.wakes import Wakes
+from timer_service.events import handler as events_handler
+from timer_service.events.queries import QUERIES as EVENT_QUERIES
 from timer_service.needs import handler as needs_handler
 from timer_service.needs.census import COUNTED as COUNTED_RUNS
 from timer_service.needs.queries import QUERIES as RUN_QUERIES
@@ -39,7 +41,7 @@ from timer_service.timers.worker import due_time_reached
 _RETENTION_INTERVAL = timedelta(minutes=1)
 _CENSUS_INTERVAL = timedelta(seconds=15)
 
-QUERIES = (*TIMER_QUERIES, *SIGNAL_QUERIES, *RUN_QUERIES)
+QUERIES = (*TIMER_QUERIES, *SIGNAL_QUERIES, *RUN_QUERIES, *EVENT_QUERIES)
 
 
 class Claimer(Protocol):
@@ -58,6 +60,7 @@ def routes(config: Config, wakes: Wakes) -> list[Route]:
         Route(timers_handler.PAYLOADS, timers_handler.handle, partial(wakes.wake, ["timers"])),
         Route(signals_handler.PAYLOADS, handle_signals, partial(wakes.wake, ["signals", "evaluation"])),
         Route(needs_handler.PAYLOADS, handle_needs, partial(wakes.wake, ["needs", "outbox"])),
+        Route(events_handler.PAYLOADS, events_handler.handle, partial(wakes.wake, ["outbox"])),
     ]
 
 

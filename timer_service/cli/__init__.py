@@ -12,7 +12,7 @@ from timer_service.client.errors import TimerServiceError
 from timer_service.core.errors import DatabaseUnavailableError, StartError
 
 _COMMANDS = ("serve", "dev", "doctor")
-_GROUPS = ("migrate", "timers", "signals", "runs")
+_GROUPS = ("migrate", "timers", "signals", "runs", "events")
 
 
 def main() -> None:

@@ -11,6 +11,7 @@ from nats.aio.client import Client
 
 from timer_service.client.arguments import check_identifier, check_state, check_tenant, wire_instant
 from timer_service.client.errors import NoAnswerError
+from timer_service.client.events import Events
 from timer_service.client.link import Link
 from timer_service.client.runs import Runs
 from timer_service.client.sending import Command, Ended
@@ -33,6 +34,8 @@ class TimerClient:
         """The same for work signals."""
         self.runs = Runs(self._link)
         """The same for runs of job graphs."""
+        self.events = Events(self._link)
+        """The same for events that could not be published."""
 
     @classmethod
     @asynccontextmanager

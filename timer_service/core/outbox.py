@@ -1,19 +1,21 @@
 """The outbox: events to publish, written in the same transaction as the state they announce.
 
 A relay over `OUTBOX` publishes them, at least once and under their own ids. What is published is deleted; what can't be
-stays, buried, with the reason.
+stays, buried, with the reason, until it is put back.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
+from typing import NamedTuple
 
 from timer_service.core.census import Counted
 from timer_service.core.codec import encode
-from timer_service.core.database import Row, Transaction
+from timer_service.core.database import Reader, Row, Transaction
 from timer_service.core.lease import LeasedTable
 from timer_service.core.message import Address, Event, Kind, Message
 from timer_service.core.sql import load_sql
 
 _SQL = load_sql("timer_service.core", "outbox.sql")
+_FIND_LOCKED = f"{_SQL['find']}\n/* for update */"
 
 OUTBOX = LeasedTable(
     name="outbox",
@@ -33,12 +35,37 @@ COUNTED = (
 """What the gauges tell of it."""
 
 
+class EventKey(NamedTuple):
+    """Which event."""
+
+    tenant_id: str
+    event_id: str
+
+
 async def add(tx: Transaction, events: Collection[Event], now: int) -> None:
     """Have events published once the transaction commits; one that is there already (by its id) stays as it is.
 
     Whoever adds wakes the relay's loop afterwards, or it meets them at its next poll.
     """
     await tx.executemany(_SQL["add"], [_parameters(event, now) for event in events])
+
+
+async def find_locked(tx: Transaction, keys: Collection[EventKey]) -> dict[EventKey, str]:
+    """Return the states of the events that are there; until the transaction ends no other one changes them."""
+    rows = await tx.fetch_each(_FIND_LOCKED, [key._asdict() for key in sorted(keys)])
+    return {EventKey(row["tenant_id"], row["event_id"]): row["state"] for row in rows}
+
+
+async def put_back(tx: Transaction, keys: Collection[EventKey], now: int) -> None:
+    """Have buried events that are locked published after all, with all attempts before them."""
+    await tx.executemany(_SQL["put_back"], [{**key._asdict(), "now": now} for key in sorted(keys)])
+
+
+async def page_of_buried(reader: Reader, tenant_id: str, after: Sequence[str | int], limit: int) -> Sequence[Row]:
+    """Read buried events, oldest first, behind a place: when it was added, and its id."""
+    added_at, event_id = after
+    parameters = {"tenant_id": tenant_id, "added_at": added_at, "event_id": event_id, "limit": limit}
+    return await reader.fetch(_SQL["page_of_buried"], parameters)
 
 
 def stored_message(row: Row, _at: int) -> Message:

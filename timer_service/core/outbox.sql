@@ -2,3 +2,19 @@
 INSERT INTO outbox (tenant_id, event_id, message, body, traceparent, tracestate, added_at, state, available_at)
 VALUES (:tenant_id, :event_id, :message, :body, :traceparent, :tracestate, :at, 'Waiting', :at)
 ON CONFLICT (tenant_id, event_id) DO NOTHING
+
+-- name: find
+SELECT tenant_id, event_id, state FROM outbox WHERE tenant_id = :tenant_id AND event_id = :event_id
+
+-- name: put_back
+UPDATE outbox
+SET state = 'Waiting', attempt = 0, last_error = NULL,
+    available_at = CASE WHEN added_at > :now THEN added_at ELSE :now END
+WHERE tenant_id = :tenant_id AND event_id = :event_id
+
+-- name: page_of_buried
+SELECT tenant_id, event_id, body, added_at, attempt, last_error
+FROM outbox
+WHERE tenant_id = :tenant_id AND state = 'Buried' AND (added_at, event_id) > (:added_at, :event_id)
+ORDER BY added_at, event_id
+LIMIT :limit

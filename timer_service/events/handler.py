@@ -1,0 +1,48 @@
+"""Commands on events -> outbox, in the consumer's transaction."""
+
+from collections.abc import Sequence
+from enum import StrEnum
+
+from timer_service.core import outbox
+from timer_service.core.consumer import Outcome
+from timer_service.core.database import Transaction
+from timer_service.core.message import Command
+from timer_service.core.outbox import OUTBOX, EventKey
+from timer_service.events.messages import RetryEvent
+
+PAYLOADS = (RetryEvent,)
+
+
+class Verdict(StrEnum):
+    """How a command on an event ends."""
+
+    RETRIED = "retried"
+    UNCHANGED = "unchanged"
+    NOT_FOUND = "not_found"
+
+
+async def handle(tx: Transaction, commands: Sequence[Command], now: int) -> Sequence[Outcome]:
+    """Apply commands in order; one read and one write in all."""
+    keys = [_key(command) for command in commands]
+    states = await outbox.find_locked(tx, set(keys))
+    outcomes: list[Outcome] = []
+    for key in keys:
+        verdict = _decide(states.get(key))
+        outcomes.append(Outcome(verdict, now if verdict is Verdict.RETRIED else None))
+        if verdict is Verdict.RETRIED:
+            states[key] = OUTBOX.waiting
+    retried = [key for key, outcome in zip(keys, outcomes, strict=True) if outcome.name == Verdict.RETRIED]
+    await outbox.put_back(tx, retried, now)
+    return outcomes
+
+
+def _decide(state: str | None) -> Verdict:
+    if state is None:
+        return Verdict.NOT_FOUND
+    return Verdict.RETRIED if state == OUTBOX.buried else Verdict.UNCHANGED
+
+
+def _key(command: Command) -> EventKey:
+    payload = command.payload
+    assert isinstance(payload, RetryEvent)  # noqa: S101 - the route says so
+    return EventKey(payload.tenant_id, payload.event_id)

@@ -1,0 +1,66 @@
+"""Questions about events. A tenant only ever sees its own."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import Field
+from pydantic_core import from_json
+
+from timer_service.core import outbox
+from timer_service.core.database import Reader, Row
+from timer_service.core.instant import Instant, format_instant
+from timer_service.core.message import Identifier, Payload, Tenant
+from timer_service.core.paging import page, read_cursor
+from timer_service.core.query import QueryRoute
+
+_BEGINNING = (-1, "")
+_LONGEST_NAME = 200
+
+
+class ListBuriedEvents(Payload):
+    """Ask for events that could not be published, oldest first, a page at a time."""
+
+    limit: int = Field(default=100, ge=1, le=1000)
+    cursor: str | None = Field(default=None, max_length=2000)
+
+
+class BuriedEvent(Payload):
+    """An event that was given up after all its attempts."""
+
+    tenant_id: Tenant
+    event_id: Identifier
+    event_type: str
+    about: Mapping[str, str] = Field(description="What in its payload is a text of at most 200 characters.")
+    added_at: Instant
+    attempt: int = Field(ge=0)
+    last_error: str
+
+
+class BuriedEventPage(Payload):
+    """Events, oldest first. With `cursor`, there are more: ask again with it."""
+
+    events: list[BuriedEvent]
+    cursor: str | None = None
+
+
+async def _list(reader: Reader, tenant: str, question: ListBuriedEvents, _now: int) -> Mapping[str, Any]:
+    after = _BEGINNING if question.cursor is None else read_cursor(question.cursor, int, str)
+    found = await outbox.page_of_buried(reader, tenant, after, question.limit + 1)
+    return page("events", found, limit=question.limit, view=_view, place=lambda row: [row["added_at"], row["event_id"]])
+
+
+QUERIES = (QueryRoute("list-buried-events", ListBuriedEvents, _list),)
+
+
+def _view(row: Row) -> Mapping[str, Any]:
+    event = from_json(row["body"])
+    texts = {name: value for name, value in event["payload"].items() if isinstance(value, str)}
+    return {
+        "tenantId": row["tenant_id"],
+        "eventId": row["event_id"],
+        "eventType": event["type"],
+        "about": {name: text for name, text in texts.items() if name != "tenantId" and len(text) <= _LONGEST_NAME},
+        "addedAt": format_instant(row["added_at"]),
+        "attempt": row["attempt"],
+        "lastError": row["last_error"],
+    }
