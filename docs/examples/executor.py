@@ -50,10 +50,12 @@ async def execute(stream: JetStreamContext, tenant: str, message: Msg, patience:
     try:
         await tell(stream, "ReportJobStatus", {**about, "status": "running"}, f"{event['id']}-running")
         started = time.monotonic()
-        code, output = await command(job.get("payload") or {})
-        if code == 0 and (group := (job.get("payload") or {}).get("resolves")):
-            jobs = {"tenantId": tenant, "runId": job["runId"], "groupName": group, "jobs": json.loads(output)}
-            await tell(stream, "ResolveGroup", jobs, f"{event['id']}-resolved")
+        given = job.get("payload") or {}
+        code, output = await command(given)
+        if "resolves" in given:
+            code, jobs = read_jobs(code, output)
+            group = {"tenantId": tenant, "runId": job["runId"], "groupName": given["resolves"], "jobs": jobs}
+            await tell(stream, "ResolveGroup", group, f"{event['id']}-resolved")
         outputs = {"exitCode": code, "seconds": round(time.monotonic() - started, 1), "output": output[-OUTPUT:]}
         ended = {**about, "status": "failed" if code else "success", "outputs": outputs}
         await tell(stream, "ReportJobStatus", ended, f"{event['id']}-ended")
@@ -75,9 +77,20 @@ async def command(payload: dict[str, Any]) -> tuple[int, str]:
     if "run" not in payload:
         return 0, ""
     piped = asyncio.subprocess.PIPE
-    process = await asyncio.create_subprocess_exec(*payload["run"], stdout=piped, stderr=asyncio.subprocess.STDOUT)
+    try:
+        process = await asyncio.create_subprocess_exec(*payload["run"], stdout=piped, stderr=asyncio.subprocess.STDOUT)
+    except OSError as error:
+        return 127, str(error)
     output, _ = await process.communicate()
     return process.returncode or 0, output.decode(errors="replace")
+
+
+def read_jobs(code: int, output: str) -> tuple[int, list[Any]]:
+    """Read the jobs of a group: none if its command failed, for a group that nobody resolves keeps its run open."""
+    try:
+        return (code, json.loads(output)) if code == 0 else (code, [])
+    except ValueError:
+        return 1, []
 
 
 async def tell(stream: JetStreamContext, message_type: str, payload: dict[str, Any], message_id: str) -> None:

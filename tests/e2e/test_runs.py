@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.conftest import User
+from tests.e2e.conftest import ON_SQLITE, User
 from tests.support.processes import Executor, NatsServer, Service, body
 from timer_service.core.message import kebab
 
@@ -86,7 +86,7 @@ async def test_pipeline_with_everything_killed(user: User, service: Service, exe
     assert sorted({each["payload"]["jobName"] for each in ready}) == sorted(job["name"] for job in run["jobs"])
     assert len({each["id"] for each in ready}) == len(run["jobs"])
     given = {each["payload"]["jobName"]: each["payload"]["upstreamJobOutputs"] for each in ready}
-    assert given["package"].keys() == {"lint", "types", *TESTS}
+    assert given["package"].keys() == {"lint", "types", "plan", *TESTS}
     assert len({each["id"] for each in await events(user, "run-completed")}) == 1
 
 
@@ -105,6 +105,28 @@ async def test_pipeline_that_fails(user: User, service: Service, executor: Execu
         "upstream_failed: tests-sqlite",
         "upstream_failed: package",
     }
+
+
+@ON_SQLITE
+async def test_example_for_anywhere(user: User, service: Service, executor: Executor) -> None:
+    """The example of the README is done to its end, its group resolved by one of its jobs."""
+    await tell(user, "StartRun", **json.loads((EXAMPLES / "build.json").read_text("utf-8")))
+    executor.launch()
+    await until_told(user, "run-completed")
+    assert (await ask(user))["counts"] == {"success": 7}
+
+
+@ON_SQLITE
+async def test_command_that_is_not_there(user: User, service: Service, executor: Executor) -> None:
+    """The example executor reports what it can't run as failed, and leaves no group open."""
+    await tell(
+        user, "StartRun", groups=["tests"], jobs=[{"name": "plan", "payload": {"resolves": "tests", "run": ["nil"]}}]
+    )
+    executor.launch()
+    await until_told(user, "run-completed")
+    run = await ask(user)
+    assert (run["status"], run["groups"]) == ("failed", {"tests": True})
+    assert run["jobs"][0]["outputs"]["exitCode"] == 127
 
 
 async def test_switched_off_and_on(tmp_path: Path, user: User, broker: NatsServer) -> None:
