@@ -82,9 +82,24 @@ class User:
         return (info.num_pending or 0) + (info.num_ack_pending or 0)
 
     async def let_deliveries_lapse(self) -> None:
-        """Have commands that were with a killed instance delivered again at once, instead of half a minute later."""
+        """Have commands that were with a killed instance delivered to the others soon, not in half a minute."""
         config = (await self.js.consumer_info("TIMER_CMD", "timer-service")).config
         await self.js.add_consumer("TIMER_CMD", config.evolve(ack_wait=1))
+
+    async def give_deliveries_back(self) -> None:
+        """Have commands that were with the only instance, killed, delivered to the one that starts next.
+
+        They are taken and given back here, for an instance that starts sets the consumer's patience anew.
+        """
+        info = await self.js.consumer_info("TIMER_CMD", "timer-service")
+        await self.js.add_consumer("TIMER_CMD", info.config.evolve(ack_wait=0.1))
+        taking = await self.js.pull_subscribe_bind("timer-service", stream="TIMER_CMD")
+        taken: dict[int, Any] = {}
+        while sum(each.metadata.num_delivered > 1 for each in taken.values()) < (info.num_ack_pending or 0):
+            taken |= {each.metadata.sequence.stream: each for each in await taking.fetch(100, timeout=5)}
+        for each in taken.values():
+            await each.nak()
+        await taking.unsubscribe()
 
     async def until_handled(self, *, seconds: float = 60) -> None:
         """Wait until no command is left to the service."""

@@ -71,7 +71,7 @@ async def test_pipeline_with_everything_killed(user: User, service: Service, exe
     await until(user, "types", "success", "running")
     await service.kill()
     await executor.kill()
-    await user.let_deliveries_lapse()
+    await user.give_deliveries_back()
     await service.start()
     executor.launch()
     await until(user, "package", "running")

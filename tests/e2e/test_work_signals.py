@@ -80,11 +80,9 @@ async def test_sequence_to_a_websocket_subscriber(user: User, service: Service, 
 
 
 async def kill_and_start(service: Service, user: User) -> None:
-    """Kill the service and start another, to which what the dead one held is delivered at once, not in a minute."""
+    """Kill the service and start another, to which what the dead one held is delivered at once."""
     await service.kill()
-    config = (await user.js.consumer_info("TIMER_CMD", "timer-service")).config
-    await user.js.add_consumer("TIMER_CMD", config.evolve(ack_wait=0.1))
-    await asyncio.sleep(0.4)  # the server's own deadline, which nothing announces
+    await user.give_deliveries_back()
     await service.start()
 
 
