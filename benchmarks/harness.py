@@ -124,10 +124,10 @@ class Publisher:
         """Listen for acknowledgements."""
         await self._client.subscribe(self._inbox, cb=self._acknowledged)
 
-    async def send(self, command: Command) -> None:
-        """Send one command."""
+    async def send(self, command: Command, headers: Mapping[str, str] | None = None) -> None:
+        """Send one command, with more headers than its id."""
         await self._window.acquire()
-        headers = {"Nats-Msg-Id": command.id}
+        headers = {"Nats-Msg-Id": command.id, **(headers or {})}
         await self._client.publish(command.subject, command.body(), reply=self._inbox, headers=headers)
 
     async def flush(self) -> None:
@@ -165,18 +165,18 @@ async def load(rig: Rig, timers: Iterable[Timer]) -> None:
 async def hold_back(client: Client, *, until: datetime | None) -> None:
     """Have the broker keep commands from the service until an instant; None lets them go."""
     pause = {"pause_until": until.isoformat()} if until else {}
-    await _ask(client, f"CONSUMER.PAUSE.{COMMANDS}.{CONSUMER}", pause)
+    await ask(client, f"CONSUMER.PAUSE.{COMMANDS}.{CONSUMER}", pause)
 
 
 async def unhandled(client: Client) -> int:
     """Return how many commands the service has not acknowledged, which it does after its commit."""
-    facts = await _ask(client, f"CONSUMER.INFO.{COMMANDS}.{CONSUMER}")
+    facts = await ask(client, f"CONSUMER.INFO.{COMMANDS}.{CONSUMER}")
     return int(facts["num_pending"] + facts["num_ack_pending"])
 
 
 async def stored_events(client: Client) -> int:
     """Return how many events are in their stream."""
-    return int((await _ask(client, f"STREAM.INFO.{EVENTS}"))["state"]["messages"])
+    return int((await ask(client, f"STREAM.INFO.{EVENTS}"))["state"]["messages"])
 
 
 async def until_none(service: Fleet, count: Callable[[], Awaitable[int]]) -> float:
@@ -194,7 +194,8 @@ async def until_none(service: Fleet, count: Callable[[], Awaitable[int]]) -> flo
     return time.time()
 
 
-async def _ask(client: Client, question: str, details: Mapping[str, Any] | None = None) -> dict[str, Any]:
+async def ask(client: Client, question: str, details: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Return JetStream's answer to a request of its API."""
     body = json.dumps(details).encode() if details else b""
     answer: dict[str, Any] = json.loads((await client.request(f"$JS.API.{question}", body, timeout=5)).data)
     if "error" in answer:

@@ -28,8 +28,9 @@ from benchmarks.harness import (
 from benchmarks.processes import BenchmarkError
 from benchmarks.report import Result
 from benchmarks.runs import runs
+from benchmarks.scheduler import scheduler
 from benchmarks.signals import signals
-from benchmarks.timers import Fired, Timer, due_together, faults, fired, lateness, now, sleep_until
+from benchmarks.timers import Fired, Timer, due_together, faults, fired, lateness, now, sleep_until, soon
 
 _AFTERMATH_SECONDS = 1
 """How long to look on for events that come twice."""
@@ -63,7 +64,7 @@ async def ingest(rig: Rig, size: int) -> Result:
 
 async def drain(rig: Rig, size: int) -> Result:
     """Let timers fall due at one instant; see how fast their events come out."""
-    timers = due_together("bench", size, _soon(size))
+    timers = due_together("bench", size, soon(size))
     events, seconds = await _fire_together(rig, timers)
     figures = {
         "timers": size,
@@ -76,7 +77,7 @@ async def drain(rig: Rig, size: int) -> Result:
 
 async def fair(rig: Rig, size: int) -> Result:
     """Let one tenant's flood and another's single timer fall due at one instant; see how late the single one is."""
-    due_at = _soon(size)
+    due_at = soon(size)
     single = due_together("single", 1, due_at)
     timers = due_together("flood", size, due_at) + single
     events, seconds = await _fire_together(rig, timers)
@@ -177,13 +178,9 @@ SCENARIOS = {
     "signals": Scenario(signals, 15, 60),
     "runs": Scenario(runs, 300, 1000),
     "pending": Scenario(pending, 100_000, 1_000_000),
+    "scheduler": Scenario(scheduler, 50_000, 200_000, ("sqlite",)),
     "bloat": Scenario(bloat, 100_000, 1_000_000, ("postgres",)),
 }
-
-
-def _soon(size: int) -> int:
-    """Return an instant that leaves time to store `size` timers first, even on a slow machine."""
-    return now() + 15_000 + size // 4
 
 
 async def _fire_together(rig: Rig, timers: Sequence[Timer]) -> tuple[list[Fired], float]:

@@ -50,6 +50,11 @@ def now() -> int:
     return time.time_ns() // 1_000_000
 
 
+def soon(size: int) -> int:
+    """Return an instant that leaves time to store `size` timers first, even on a slow machine."""
+    return now() + 15_000 + size // 4
+
+
 async def sleep_until(at: int) -> None:
     await asyncio.sleep(max(0.0, at / 1000 - time.time()))
 
