@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from tests.support.clock import iso
+from tests.support.drawn_runs import DrawnRuns, check_told
 from tests.support.runs import RunConversation, jobs, run_of
 from timer_service.core.message import Address, Kind
 
@@ -388,3 +389,34 @@ async def test_tenants_are_apart(runs: RunConversation) -> None:
     assert (await runs.ready(), await runs.ready(other)) == (["a"], ["a", "c"])
     assert (await runs.ask("get-run", tenant=third, runId="run-1"))["error"]["code"] == "NOT_FOUND"
     assert (await runs.ask("list-runs", tenant=third))["runs"] == []
+
+
+# Large and random
+
+
+async def test_agrees_with_a_plain_gate(runs: RunConversation) -> None:
+    """Of random runs, whose jobs end in random order, those go that a plain gate lets go, once."""
+    drawn = DrawnRuns(seed=7, count=8)
+    drawn.start(runs)
+    await runs.consume()
+    while drawn.report(runs):
+        await runs.consume()
+        assert await drawn.seen(runs) == drawn.verdicts()
+    await check_told(runs, drawn)
+
+
+@pytest.mark.parametrize("stage", ["nats-sqlite", "nats-postgres"], indirect=True)
+async def test_ten_thousand_jobs(runs: RunConversation) -> None:
+    """A run of ten thousand jobs and fifty thousand edges starts in one command, goes on and falls."""
+    layer, layers = 100, 100
+    graph = {
+        f"j{level:02}{number:02}": [f"j{level - 1:02}{(number + step) % layer:02}" for step in range(5 if level else 0)]
+        for level in range(layers)
+        for number in range(layer)
+    }
+    await runs.start(graph)
+    assert len(await runs.ready()) == layer
+    await runs.report("success", *(f"j00{number:02}" for number in range(5)))
+    assert len(await runs.ready()) == layer + 1
+    await runs.report("failed", "j0050")
+    assert (await runs.ask("get-run", runId="run-1", limit=1))["counts"]["skipped"] > 8000

@@ -2,19 +2,10 @@ from typing import Any
 
 import pytest
 
-from tests.support.clock import ManualClock
-from tests.support.signals import Signals
-from timer_service.adapters.memory import MemoryBroker
-from timer_service.core.database import Database
+from tests.support.signals import SignalConversation
 
 
-@pytest.fixture
-def signals(store: Database, memory_broker: MemoryBroker, clock: ManualClock) -> Signals:
-    """Return the signals slice over every store in turn."""
-    return Signals(store, memory_broker, clock)
-
-
-async def pages(signals: Signals, name: str, listed: str, field: str, **question: Any) -> list[list[str]]:
+async def pages(signals: SignalConversation, name: str, listed: str, field: str, **question: Any) -> list[list[str]]:
     """Ask for page after page; return what each has in a field."""
     found = []
     while True:
@@ -25,7 +16,7 @@ async def pages(signals: Signals, name: str, listed: str, field: str, **question
         question["cursor"] = page["cursor"]
 
 
-async def test_lists_page_by_page(signals: Signals) -> None:
+async def test_lists_page_by_page(signals: SignalConversation) -> None:
     """Signals come in order of their ids, firings and tasks oldest first, each once, in pages of the size asked for."""
     for number in (3, 1, 5, 2, 4):
         await signals.create(f"signal-{number}")
@@ -33,7 +24,7 @@ async def test_lists_page_by_page(signals: Signals) -> None:
         await signals.transition(eventId=event)
         await signals.run()
         await signals.about("Activate", "signal-1")
-        signals.clock.advance(seconds=1)
+        await signals.until(signals.now() + 1)
     listed = await pages(signals, "list-signals", "signals", "signalId", limit=2)
     fired = await pages(signals, "list-firings", "firings", "dedupeKey", signalId="signal-1", limit=2)
     tasks = await pages(signals, "list-tasks", "tasks", "signalId", workItemId="item-1", limit=5)
@@ -55,7 +46,7 @@ async def test_lists_page_by_page(signals: Signals) -> None:
         ({"workItemId": "nothing"}, []),
     ],
 )
-async def test_filters(signals: Signals, question: dict[str, Any], found: list[str]) -> None:
+async def test_filters(signals: SignalConversation, question: dict[str, Any], found: list[str]) -> None:
     """A list has the signals of the status and the work item asked for, whatever their status if none is."""
     await signals.create("one")
     await signals.create("two", "item-2")
@@ -66,17 +57,17 @@ async def test_filters(signals: Signals, question: dict[str, Any], found: list[s
     assert [view["signalId"] for view in (await signals.ask("list-signals", **question))["signals"]] == found
 
 
-async def test_a_tenant_sees_only_its_own(signals: Signals) -> None:
+async def test_a_tenant_sees_only_its_own(signals: SignalConversation) -> None:
     """No question shows another tenant's signals, firings or tasks, whatever it names."""
     await signals.create()
     await signals.transition()
     await signals.run()
     answers = [
-        await signals.ask("list-signals", tenant="other"),
-        await signals.ask("list-firings", tenant="other", signalId="signal-1"),
-        await signals.ask("list-tasks", tenant="other", workItemId="item-1"),
+        await signals.ask("list-signals", tenant=f"{signals.tenant}-other"),
+        await signals.ask("list-firings", tenant=f"{signals.tenant}-other", signalId="signal-1"),
+        await signals.ask("list-tasks", tenant=f"{signals.tenant}-other", workItemId="item-1"),
     ]
-    refused = await signals.ask("get-signal", tenant="other", signalId="signal-1")
+    refused = await signals.ask("get-signal", tenant=f"{signals.tenant}-other", signalId="signal-1")
     assert answers == [{"signals": []}, {"firings": []}, {"tasks": []}]
     assert refused["error"]["code"] == "NOT_FOUND"
 
@@ -92,7 +83,7 @@ async def test_a_tenant_sees_only_its_own(signals: Signals) -> None:
         ("list-tasks", {"signalId": "signal-1"}, "workItemId"),
     ],
 )
-async def test_wrong_field(signals: Signals, name: str, question: dict[str, Any], path: str) -> None:
+async def test_wrong_field(signals: SignalConversation, name: str, question: dict[str, Any], path: str) -> None:
     """A field that is wrong, missing or not known is answered with its name."""
     answer = await signals.ask(name, **question)
     assert path in [each["path"] for each in answer["error"]["errors"]]
