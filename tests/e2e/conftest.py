@@ -149,11 +149,31 @@ async def stored(request: pytest.FixtureRequest) -> AsyncIterator[Mapping[str, s
 ON_SQLITE = pytest.mark.parametrize("stored", ["sqlite"], indirect=True)
 """For tests of what no store has a part in, beside others of their file that run on every one."""
 
+WITH_KILLS = pytest.mark.parametrize(
+    ("stored", "handled"),
+    [
+        pytest.param("sqlite", True, id="sqlite, after each is handled"),
+        pytest.param("sqlite", False, id="sqlite, after each is sent"),
+        pytest.param("postgres", True, id="postgres, after each is handled"),
+    ],
+    indirect=["stored"],
+)
+"""For tests that kill the service after each step, `handled` or only sent."""
+
 
 @pytest.fixture
 async def service(tmp_path: Path, broker: NatsServer, stored: Mapping[str, str]) -> AsyncIterator[Service]:
     async with Service(tmp_path / "service", broker.url, **stored) as running:
         yield running
+
+
+async def kill_and_start(service: Service, user: User) -> None:
+    """Kill the service and start another, to which what the dead one held is delivered at once, not in a minute."""
+    await service.kill()
+    config = (await user.js.consumer_info("TIMER_CMD", "timer-service")).config
+    await user.js.add_consumer("TIMER_CMD", config.evolve(ack_wait=0.1))
+    await asyncio.sleep(0.4)  # the server's own deadline, which nothing announces
+    await service.start()
 
 
 @pytest.fixture

@@ -2,8 +2,8 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from secrets import token_hex
 from types import TracebackType
@@ -13,7 +13,7 @@ import nats
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 
-from tests.support.backlog import Backlog, postgres_backlog, sqlite_backlog
+from tests.support.backlog import Backlog
 from tests.support.barrier import barrier
 from tests.support.brokers import Stored, stored
 from tests.support.conversation import Conversation
@@ -32,7 +32,8 @@ class Place(NamedTuple):
     """Where the service runs."""
 
     broker_url: str
-    backlog: Callable[[], AbstractAsyncContextManager[Backlog]]
+    service: Service
+    """One of its instances."""
 
 
 class Command(NamedTuple):
@@ -59,17 +60,21 @@ class Live(Conversation):
     @asynccontextmanager
     async def at(cls, place: Place) -> AsyncIterator[Self]:
         """Begin one."""
-        async with await nats.connect(place.broker_url) as connection, place.backlog() as backlog:
+        async with await nats.connect(place.broker_url) as connection, place.service.backlog() as backlog:
             conversation = cls(connection, backlog)
             await connection.subscribe(f"{conversation._inbox}.*", cb=conversation._hear)
             yield conversation
 
     async def consume(self) -> None:
         """Publish what was sent and wait for each outcome."""
+        await self.publish()
+        await self._until_replied(range(self.sent))
+
+    async def publish(self) -> None:
+        """Publish what was sent."""
         commands, self._commands = self._commands, []
         for start in range(0, len(commands), _WINDOW):
             await asyncio.gather(*(self._publish(each) for each in commands[start : start + _WINDOW]))
-        await self._until_replied(range(self.sent))
 
     async def deliver_reversed(self) -> None:
         """Take the commands as another instance would, and give them back one by one."""
@@ -179,10 +184,8 @@ class Places:
 
     async def _start(self, store: str) -> Place:
         folder = self._folder / store
+        settings = {}
+        if store == "postgres":
+            settings["TIMER_DATABASE_URL"] = await self._stack.enter_async_context(self._databases.database())
         broker = await self._stack.enter_async_context(NatsServer(folder / "nats"))
-        if store == "sqlite":
-            await self._stack.enter_async_context(Service(folder, broker.url))
-            return Place(broker.url, lambda: sqlite_backlog(folder / "timers.db"))
-        url = await self._stack.enter_async_context(self._databases.database())
-        await self._stack.enter_async_context(Service(folder, broker.url, TIMER_DATABASE_URL=url))
-        return Place(broker.url, lambda: postgres_backlog(url))
+        return Place(broker.url, await self._stack.enter_async_context(Service(folder, broker.url, **settings)))
