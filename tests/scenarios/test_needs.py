@@ -77,8 +77,8 @@ async def test_outputs_that_do_not_fit_are_counted(runs: RunConversation) -> Non
 
 
 async def test_fan_out_and_fan_in(runs: RunConversation) -> None:
-    """One end lets a thousand go, and a thousand ends let one go."""
-    many = [f"part-{number:04}" for number in range(1000)]
+    """One end lets hundreds go, and hundreds of ends let one go."""
+    many = [f"part-{number:03}" for number in range(300)]
     await runs.start({"split": [], **{name: ["split"] for name in many}, "join": many})
     await runs.report("success", "split")
     assert sorted(await runs.ready()) == [*many, "split"]
@@ -275,22 +275,22 @@ async def test_cycle_that_a_group_closes(runs: RunConversation) -> None:
     assert (runs.outcomes(), await runs.completed()) == (["run_rejected", "started", "unchanged"], [])
 
 
-@pytest.mark.parametrize(
-    ("message", "fields", "path"),
-    [
-        ("StartRun", {"jobs": [{"name": "a", "need": []}]}, "payload.jobs.0.need"),
-        ("StartRun", {"jobs": [{"name": "a", "needs": ["b", {"job": "b"}]}]}, "payload.jobs.0"),
-        ("StartRun", {"jobs": [{"name": "a", "staleAfterSeconds": 0}]}, "payload.jobs.0.staleAfterSeconds"),
-        ("ReportJobStatus", {"jobName": "a", "status": "pending"}, "payload"),
-        ("ReportJobStatus", {"jobName": "a", "status": "done"}, "payload.status"),
-    ],
-)
-async def test_what_can_not_be_read(runs: RunConversation, message: str, fields: dict[str, Any], path: str) -> None:
+UNREADABLE: dict[str, tuple[str, dict[str, Any]]] = {
+    "payload.jobs.0.need": ("StartRun", {"jobs": [{"name": "a", "need": []}]}),
+    "payload.jobs.0": ("StartRun", {"jobs": [{"name": "a", "needs": ["b", {"job": "b"}]}]}),
+    "payload.jobs.0.staleAfterSeconds": ("StartRun", {"jobs": [{"name": "a", "staleAfterSeconds": 0}]}),
+    "payload": ("ReportJobStatus", {"jobName": "a", "status": "pending"}),
+    "payload.status": ("ReportJobStatus", {"jobName": "a", "status": "done"}),
+}
+
+
+async def test_what_can_not_be_read(runs: RunConversation) -> None:
     """A command that is no such command is a dead letter, and says which field is wrong."""
-    await runs.tell(message, **fields)
-    (event,) = await runs.told("CommandRejected")
-    assert event["payload"]["errors"][0]["path"] == path
-    assert len(await runs.dead_letters()) == 1
+    for message, fields in UNREADABLE.values():
+        await runs.tell(message, **fields)
+    told = await runs.told("CommandRejected")
+    assert [each["payload"]["errors"][0]["path"] for each in told] == list(UNREADABLE)
+    assert len(await runs.dead_letters()) == len(UNREADABLE)
 
 
 # Commands, again and out of order

@@ -130,29 +130,29 @@ async def test_many_signals_on_one_work_item(signals: SignalConversation) -> Non
     assert sorted(signals.fired()) == sorted(task["signalId"] for task in tasks["tasks"]) == names
 
 
-@pytest.mark.parametrize(
-    ("kind", "spec", "reason"),
-    [
-        ("event", {}, "kind: must be one of work_item.status.transition where triggerKind is event"),
-        ("event", {"kind": 7}, "kind: must be one of"),
-        ("event", {"kind": "time.at", "at": LONG_AGO}, "kind: must be one of"),
-        ("time", BLOCKED, "kind: must be one of time.at where triggerKind is time"),
-        ("event", {**BLOCKED, "to": []}, "to: "),
-        ("event", {**BLOCKED, "ot": ["blocked"]}, "ot: "),
-        ("time", {"kind": "time.at", "at": "tomorrow"}, "at: must be an ISO 8601 instant"),
-        ("time", {"kind": "time.at"}, "at: Field required"),
-    ],
-)
-async def test_invalid_trigger_is_kept_and_never_fires(
-    signals: SignalConversation, kind: str, spec: dict[str, Any], reason: str
-) -> None:
-    """A trigger that can't be read is kept as it is; its view says why, and its outcome counts it."""
-    reply = await signals.create(triggerKind=kind, triggerSpec=spec)
+INVALID: list[tuple[str, dict[str, Any], str]] = [
+    ("event", {}, "kind: must be one of work_item.status.transition where triggerKind is event"),
+    ("event", {"kind": 7}, "kind: must be one of"),
+    ("event", {"kind": "time.at", "at": LONG_AGO}, "kind: must be one of"),
+    ("time", BLOCKED, "kind: must be one of time.at where triggerKind is time"),
+    ("event", {**BLOCKED, "to": []}, "to: "),
+    ("event", {**BLOCKED, "ot": ["blocked"]}, "ot: "),
+    ("time", {"kind": "time.at", "at": "tomorrow"}, "at: must be an ISO 8601 instant"),
+    ("time", {"kind": "time.at"}, "at: Field required"),
+]
+
+
+async def test_invalid_trigger_is_kept_and_never_fires(signals: SignalConversation) -> None:
+    """A trigger that can't be read is kept as it is; its view says why, and its outcome tells."""
+    for number, (kind, spec, _) in enumerate(INVALID):
+        reply = await signals.create(f"signal-{number}", triggerKind=kind, triggerSpec=spec)
+        assert reply["outcome"] == "created_invalid"
     await signals.transition()
     await signals.run()
-    view = await signals.ask("get-signal", signalId="signal-1")
-    assert (reply["outcome"], signals.fired(), view["triggerSpec"]) == ("created_invalid", [], spec)
-    assert view["triggerError"].startswith(reason)
+    views = [await signals.ask("get-signal", signalId=f"signal-{number}") for number in range(len(INVALID))]
+    assert (signals.fired(), [view["triggerSpec"] for view in views]) == ([], [spec for _, spec, _ in INVALID])
+    for view, (_, _, reason) in zip(views, INVALID, strict=True):
+        assert view["triggerError"].startswith(reason)
 
 
 async def test_transition_trigger_needs_a_work_item(signals: SignalConversation) -> None:
@@ -308,26 +308,27 @@ async def test_reply_shows_the_signal(signals: SignalConversation) -> None:
     assert [set(each) for each in (moved, unknown)] == [{"commandId", "outcome"}] * 2
 
 
-@pytest.mark.parametrize(
-    ("message_type", "fields", "path"),
-    [
-        ("CreateWorkItem", {}, "payload.workItemId"),
-        ("CreateWorkItem", {"workItemId": "i", "status": "a\nb"}, "payload.status"),
-        ("TransitionWorkItem", {"workItemId": "i"}, "payload.to"),
-        ("TransitionWorkItem", {"workItemId": "i", "to": ""}, "payload.to"),
-        ("TransitionWorkItem", {"workItemId": "i", "to": "a", "occurredAt": "now"}, "payload.occurredAt"),
-        ("TransitionWorkItem", {"workItemId": "i", "to": "a", "frm": "b"}, "payload.frm"),
-        ("CreateWorkSignal", {"signalId": "s", "triggerKind": "cron", "triggerSpec": {}}, "payload.triggerKind"),
-        ("CreateWorkSignal", {"signalId": "s", "triggerKind": "event", "triggerSpec": []}, "payload.triggerSpec"),
-        ("CreateWorkSignal", {"signalId": "s", "triggerKind": "time", "triggerSpec": {}, "note": "\0"}, "payload.note"),
-        ("PauseWorkSignal", {"signalId": "\x01"}, "payload.signalId"),
-        ("ResolveWorkSignal", {}, "payload.signalId"),
-    ],
-)
-async def test_wrong_field(signals: SignalConversation, message_type: str, fields: dict[str, Any], path: str) -> None:
+WRONG: list[tuple[str, dict[str, Any], str]] = [
+    ("CreateWorkItem", {}, "payload.workItemId"),
+    ("CreateWorkItem", {"workItemId": "i", "status": "a\nb"}, "payload.status"),
+    ("TransitionWorkItem", {"workItemId": "i"}, "payload.to"),
+    ("TransitionWorkItem", {"workItemId": "i", "to": ""}, "payload.to"),
+    ("TransitionWorkItem", {"workItemId": "i", "to": "a", "occurredAt": "now"}, "payload.occurredAt"),
+    ("TransitionWorkItem", {"workItemId": "i", "to": "a", "frm": "b"}, "payload.frm"),
+    ("CreateWorkSignal", {"signalId": "s", "triggerKind": "cron", "triggerSpec": {}}, "payload.triggerKind"),
+    ("CreateWorkSignal", {"signalId": "s", "triggerKind": "event", "triggerSpec": []}, "payload.triggerSpec"),
+    ("CreateWorkSignal", {"signalId": "s", "triggerKind": "time", "triggerSpec": {}, "note": "\0"}, "payload.note"),
+    ("PauseWorkSignal", {"signalId": "\x01"}, "payload.signalId"),
+    ("ResolveWorkSignal", {}, "payload.signalId"),
+]
+
+
+async def test_wrong_field(signals: SignalConversation) -> None:
     """A command with a wrong field is rejected with the field's name, and kept."""
-    await signals.tell(message_type, **fields)
+    for message_type, fields, _ in WRONG:
+        await signals.tell(message_type, **fields)
     await signals.run()
-    (rejected,) = signals.told("CommandRejected")
-    assert path in [each["path"] for each in rejected["payload"]["errors"]]
-    assert len(await signals.dead_letters()) == 1
+    told = [[each["path"] for each in event["payload"]["errors"]] for event in signals.told("CommandRejected")]
+    for paths, (_, _, path) in zip(told, WRONG, strict=True):
+        assert path in paths
+    assert len(await signals.dead_letters()) == len(WRONG)
