@@ -25,7 +25,6 @@ from timer_service.core.message import Address, Kind
 
 PATIENCE_SECONDS = 30
 _WINDOW = 200
-_PULLS = 100
 
 
 class Place(NamedTuple):
@@ -132,24 +131,38 @@ class Live(Conversation):
     async def _taken(self, commands: Sequence[Command]) -> list[Msg]:
         """Publish commands and pull them before the service does.
 
-        Whoever pulls takes turns, and the service has pulled once: once its turn is over, the next ones are ours.
+        Whoever pulls takes turns: once the service has had its turn, with a decoy, all others that wait come before it.
         """
         inbox = self._connection.new_inbox()
         pulled = await self._connection.subscribe(inbox)
-        pull = json.dumps({"batch": 1, "expires": PATIENCE_SECONDS * 1_000_000_000}).encode()
-        for _ in range(_PULLS):
-            await self._connection.publish("$JS.API.CONSUMER.MSG.NEXT.TIMER_CMD.timer-service", pull, reply=inbox)
-        await barrier(self._connection)
-        await self._publish(Command(f"timer.cmd.v1.{self.tenant}-decoy.none", b"{}", {REPLY_TO: inbox}))
-        decoy = await pulled.next_msg(PATIENCE_SECONDS)
-        if decoy.reply:
-            await decoy.term()
+        decoy = Command(f"timer.cmd.v1.{self.tenant}-decoy.none", b"{}", {REPLY_TO: inbox})
+        ours, its_turn_is_over = 0, False
+        while not its_turn_is_over:
+            if ours < len(commands):
+                await self._pull(inbox, 2 * len(commands))
+                ours += 2 * len(commands)
+            await self._publish(decoy)
+            message = await pulled.next_msg(PATIENCE_SECONDS)
+            if message.reply:
+                await message.term()
+                ours -= 1
+            else:  # the service's, who knows no such command
+                its_turn_is_over = ours >= len(commands)
         for command in commands:
             await self._publish(command)
         messages = [await pulled.next_msg(PATIENCE_SECONDS) for _ in commands]
         await pulled.unsubscribe()
         await barrier(self._connection)
         return messages
+
+    async def _pull(self, inbox: str, count: int) -> None:
+        """Pull so many commands, one by one; return once the server knows."""
+        pull = json.dumps({"batch": 1, "expires": PATIENCE_SECONDS * 1_000_000_000}).encode()
+        for _ in range(count):
+            await self._connection.publish("$JS.API.CONSUMER.MSG.NEXT.TIMER_CMD.timer-service", pull, reply=inbox)
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            while (await self._js.consumer_info("TIMER_CMD", "timer-service")).num_waiting < count:
+                await asyncio.sleep(0.002)
 
 
 def _number(inbox: str) -> int:
