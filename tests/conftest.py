@@ -9,7 +9,6 @@ from tests.support.brokers import HARNESSES, BrokerHarness
 from tests.support.clock import ManualClock
 from tests.support.databases import Databases
 from tests.support.instruments import RecordingInstruments
-from tests.support.live import Places
 from tests.support.provision import (
     PROVISION_HELP,
     Provision,
@@ -37,13 +36,6 @@ def provision(pytestconfig: pytest.Config) -> Provision:
 def databases(provision: Provision) -> Iterator[Databases]:
     """Databases of one Postgres server for all tests of this process."""
     with shared_postgres(provision) as url, Databases(url) as started:
-        yield started
-
-
-@pytest.fixture(scope="session")
-def places(databases: Databases, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Places]:
-    """The service on each store over a broker, for all tests of this process."""
-    with Places(tmp_path_factory.mktemp("places"), databases) as started:
         yield started
 
 

@@ -2,11 +2,10 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 from secrets import token_hex
-from types import TracebackType
 from typing import Any, NamedTuple, Self
 
 import nats
@@ -169,36 +168,21 @@ def _number(inbox: str) -> int:
     return int(inbox.rpartition(".")[2])
 
 
-class Places:
-    """A broker and the service on each store, started when a first test asks for them and used within `with`."""
+@contextmanager
+def shared_place(folder: Path, databases: Databases | None = None) -> Iterator[Place]:
+    """Run a broker and the service for many tests, on PostgreSQL if there are databases, else on SQLite."""
+    # In a loop of its own, which is nobody else's current one.
+    with asyncio.Runner(loop_factory=asyncio.new_event_loop) as runner:
+        stack = AsyncExitStack()
+        try:
+            yield runner.run(_start(stack, folder, databases))
+        finally:
+            runner.run(stack.aclose())
 
-    def __init__(self, folder: Path, databases: Databases) -> None:
-        self._folder = folder
-        self._databases = databases
-        self._started: dict[str, Place] = {}
-        self._stack = AsyncExitStack()
-        # With a loop of its own, which is nobody else's current one.
-        self._runner = asyncio.Runner(loop_factory=asyncio.new_event_loop)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._runner.run(self._stack.aclose())
-        self._runner.close()
-
-    def on(self, store: str) -> Place:
-        """Return where the service runs on a store."""
-        if store not in self._started:
-            self._started[store] = self._runner.run(self._start(store))
-        return self._started[store]
-
-    async def _start(self, store: str) -> Place:
-        folder = self._folder / store
-        settings = {}
-        if store == "postgres":
-            settings["TIMER_DATABASE_URL"] = await self._stack.enter_async_context(self._databases.database())
-        broker = await self._stack.enter_async_context(NatsServer(folder / "nats"))
-        return Place(broker.url, await self._stack.enter_async_context(Service(folder, broker.url, **settings)))
+async def _start(stack: AsyncExitStack, folder: Path, databases: Databases | None) -> Place:
+    settings = {}
+    if databases is not None:
+        settings["TIMER_DATABASE_URL"] = await stack.enter_async_context(databases.database())
+    broker = await stack.enter_async_context(NatsServer(folder / "nats"))
+    return Place(broker.url, await stack.enter_async_context(Service(folder, broker.url, **settings)))
