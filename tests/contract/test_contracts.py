@@ -277,14 +277,13 @@ async def test_what_is_answered_about_signals_fits_its_schema(
 ) -> None:
     """Answers and outcomes about signals of every status, their firings and tasks are held against their schema."""
     signals = Signals(sqlite, memory_broker, clock)
-    told: Any = {"headers": {"Timer-Reply-To": "_INBOX.me"}}
     for signal in ("fired", "paused", "cancelled", "resolved"):
-        await signals.create(signal, f"item of {signal}", note="a\nnote", **told)
-    await signals.create("invalid", triggerSpec={}, **told)
+        await signals.create(signal, f"item of {signal}", note="a\nnote")
+    await signals.create("invalid", triggerSpec={})
     for item in ("fired", "paused"):
-        await signals.transition(item=f"item of {item}", **told)
+        await signals.transition(item=f"item of {item}")
     for verb, signal in (("Pause", "paused"), ("Cancel", "cancelled"), ("Resolve", "resolved"), ("Resolve", "nobody")):
-        await signals.about(verb, signal, **told)
+        await signals.about(verb, signal)
     await signals.run()
     asked: list[tuple[str, dict[str, Any]]] = [
         *(("get-signal", {"signalId": each}) for each in ("fired", "paused", "invalid", "nobody")),
@@ -350,19 +349,18 @@ async def test_what_is_told_of_runs_fits_its_schema(
 ) -> None:
     """Events, outcomes and answers about runs of every kind are held against their schema."""
     runs = Runs(sqlite, memory_broker, clock)
-    told: Any = {"headers": {"Timer-Reply-To": "_INBOX.me"}}
-    await runs.start({"a": [], "b": ["a", {"group": "g"}], "c": ["a"]}, "g", **told)
-    await runs.resolve("g", {"d": []}, **told)
-    await runs.report("success", "a", outputs={"n": 1}, **told)
-    await runs.report("failed", "c", "d", **told)
-    await runs.start({"a": ["a"]}, runId="cyclic", **told)
+    await runs.start({"a": [], "b": ["a", {"group": "g"}], "c": ["a"]}, "g")
+    await runs.resolve("g", {"d": []})
+    await runs.report("success", "a", outputs={"n": 1})
+    await runs.report("failed", "c", "d")
+    await runs.start({"a": ["a"]}, runId="cyclic")
     await runs.start({"a": [], "b": ["a"]}, runId="stuck")
     await runs.sql(
         "UPDATE execution_jobs SET status = 'success', settled_at = 0 WHERE run_id = 'stuck' AND job_name = 'a'"
     )
     clock.advance(hours=1)
     await runs.sweep.tick(clock.now())
-    await runs.tell("CancelRun", runId="nobody", **told)
+    await runs.tell("CancelRun", runId="nobody")
     await runs.publish()
     assert {message.address.message for message in runs.broker.events} == {
         "job-ready",
@@ -385,7 +383,7 @@ async def test_what_is_told_of_runs_fits_its_schema(
         body = (await runs.queries.answer(name, "acme", to_json(question))).body
         assert fits_schema(f"{name}-answer", body), body
         read_any(f"{name}-answer", body)
-    assert len(runs.broker.replies) == 7
+    assert len(runs.broker.replies) == 8
     for reply in runs.broker.replies:
         assert fits_schema("command-outcome", reply.body), reply.body
         read_any("command-outcome", reply.body)

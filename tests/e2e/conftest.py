@@ -3,7 +3,7 @@
 import asyncio
 import json
 from collections import Counter
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -13,12 +13,12 @@ import nats
 import pytest
 from nats.aio.client import Client
 from nats.js import JetStreamContext
-from nats.js.api import AckPolicy, ConsumerConfig
 
 from tests.support.databases import Databases
 from tests.support.fleet import Fleet
 from tests.support.processes import NatsServer, Service, body
 from tests.support.stores import STORES
+from tests.support.streams import read
 
 
 def iso(at_ms: int) -> str:
@@ -107,17 +107,9 @@ class User:
             while await self.unhandled():
                 await asyncio.sleep(0.02)
 
-    async def read(self, stream: str, subject: str = ">") -> list[Any]:
+    async def read(self, stream: str, subject: str = ">") -> Sequence[Any]:
         """Read all messages of a stream."""
-        expected = (await self.js.stream_info(stream, subjects_filter=subject)).state.subjects or {}
-        left = sum(expected.values())
-        config = ConsumerConfig(ack_policy=AckPolicy.NONE)
-        subscription = await self.js.pull_subscribe(subject, stream=stream, config=config)
-        messages: list[Any] = []
-        while len(messages) < left:
-            messages += await subscription.fetch(min(1000, left - len(messages)), timeout=5)
-        await subscription.unsubscribe()
-        return messages
+        return await read(self.js, stream, subject)
 
     async def fired(self) -> list[Fired]:
         """Read every DueTimeReached there is."""
@@ -172,11 +164,29 @@ async def stored(request: pytest.FixtureRequest) -> AsyncIterator[Mapping[str, s
 ON_SQLITE = pytest.mark.parametrize("stored", ["sqlite"], indirect=True)
 """For tests of what no store has a part in, beside others of their file that run on every one."""
 
+WITH_KILLS = pytest.mark.parametrize(
+    ("stored", "handled"),
+    [
+        pytest.param("sqlite", True, id="sqlite, after each is handled"),
+        pytest.param("sqlite", False, id="sqlite, after each is sent"),
+        pytest.param("postgres", True, id="postgres, after each is handled"),
+    ],
+    indirect=["stored"],
+)
+"""For tests that kill the service after each step, `handled` or only sent."""
+
 
 @pytest.fixture
 async def service(tmp_path: Path, broker: NatsServer, stored: Mapping[str, str]) -> AsyncIterator[Service]:
     async with Service(tmp_path / "service", broker.url, **stored) as running:
         yield running
+
+
+async def kill_and_start(service: Service, user: User) -> None:
+    """Kill the service and start another, to which what the dead one held is delivered at once."""
+    await service.kill()
+    await user.give_deliveries_back()
+    await service.start()
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator  # type: ignore[import-untyped]
 
-from tests.e2e.conftest import ON_SQLITE, User
+from tests.e2e.conftest import ON_SQLITE, WITH_KILLS, User, kill_and_start
 from tests.support.fleet import Fleet
 from tests.support.processes import NatsServer, Service, body, unused_port
 from tests.support.websocket import WebSocketSubscriber
@@ -79,22 +79,7 @@ async def test_sequence_to_a_websocket_subscriber(user: User, service: Service, 
         assert (await fired(user), await operator.rest()) == ([event], [])
 
 
-async def kill_and_start(service: Service, user: User) -> None:
-    """Kill the service and start another, to which what the dead one held is delivered at once."""
-    await service.kill()
-    await user.give_deliveries_back()
-    await service.start()
-
-
-@pytest.mark.parametrize(
-    ("stored", "handled"),
-    [
-        pytest.param("sqlite", True, id="sqlite, after each is handled"),
-        pytest.param("sqlite", False, id="sqlite, after each is sent"),
-        pytest.param("postgres", True, id="postgres, after each is handled"),
-    ],
-    indirect=["stored"],
-)
+@WITH_KILLS
 async def test_killed_between_each_pair_of_steps(user: User, service: Service, handled: bool) -> None:  # noqa: FBT001
     """Killed between each two steps of the sequence and after the last, the service still fires the signal once."""
     for step in steps():

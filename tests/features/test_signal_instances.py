@@ -232,7 +232,8 @@ async def test_slices_take_turns_in_one_order(
         reply_prefix="_INBOX.",
     )
     timer = timers.send(schedule_timer("call-1", NOW))
-    item = signals.send("CreateWorkItem", workItemId="item-1")
+    signals.send("CreateWorkItem", workItemId="item-1")
+    (item,) = signals.positions
     memory_broker.deliver(*((item, timer) if turned else (timer, item)))
     await signals.consume()
     assert asked == ["timers", "signals"]

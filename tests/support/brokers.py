@@ -9,10 +9,11 @@ from typing import Any, NamedTuple, Protocol
 import nats
 import pytest
 from nats.aio.client import Client
-from nats.js.api import AckPolicy, ConsumerConfig
+from nats.aio.msg import Msg
 
 from tests.support.barrier import barrier
 from tests.support.provision import Provision, RestartableNats, restartable_nats
+from tests.support.streams import read
 from timer_service.adapters.memory import MemoryBroker
 from timer_service.adapters.nats import NatsBroker
 from timer_service.core.broker import Answered, Broker
@@ -28,6 +29,13 @@ class Stored(NamedTuple):
     body: bytes
     headers: Mapping[str, str]
     """At least those it was published with."""
+
+
+def stored(kind: Kind, tenant: str, message: Msg) -> Stored:
+    """Return what lies in a stream."""
+    headers = message.headers or {}
+    address = Address(kind, tenant, message.subject.rpartition(".")[2])
+    return Stored(address, headers["Nats-Msg-Id"], message.data, headers)
 
 
 class Inbox(Protocol):
@@ -199,18 +207,8 @@ class NatsHarness:
         await self._js.add_consumer("TIMER_CMD", config.evolve(ack_wait=seconds))
 
     async def _read(self, stream: str, kind: Kind, tenant: str) -> list[Stored]:
-        subject = f"timer.{kind}.v1.{tenant}.*"
-        left = sum(((await self._js.stream_info(stream, subjects_filter=subject)).state.subjects or {}).values())
-        subscription = await self._js.pull_subscribe(
-            subject, stream=stream, config=ConsumerConfig(ack_policy=AckPolicy.NONE)
-        )
-        found: list[Stored] = []
-        while len(found) < left:
-            for message in await subscription.fetch(min(1000, left - len(found))):
-                headers = message.headers or {}
-                address = Address(kind, tenant, message.subject.rsplit(".", 1)[1])
-                found.append(Stored(address, headers["Nats-Msg-Id"], message.data, headers))
-        return found
+        found = await read(self._js, stream, f"timer.{kind}.v1.{tenant}.*")
+        return [stored(kind, tenant, message) for message in found]
 
     async def _until(self, reached: Callable[[], bool]) -> None:
         async with asyncio.timeout(10):

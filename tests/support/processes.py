@@ -10,10 +10,12 @@ import sys
 import urllib.error
 import urllib.request
 from collections.abc import Mapping
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from tests.support.backlog import Backlog, postgres_backlog, sqlite_backlog
 from tests.support.spawning import BIN, TIMER_SERVICE, Spawned, spawn
 
 PATIENCE_SECONDS = 30
@@ -167,6 +169,11 @@ class Service(_Process):
         async with asyncio.timeout(PATIENCE_SECONDS):
             while await self.metric(sample) < at_least:
                 await asyncio.sleep(0.02)
+
+    def backlog(self) -> AbstractAsyncContextManager[Backlog]:
+        """Look into its database for what it has still to do."""
+        url = self._environment.get("TIMER_DATABASE_URL")
+        return postgres_backlog(url) if url else sqlite_backlog(Path(self._environment["TIMER_DB_PATH"]))
 
     def _ready(self) -> bool:
         try:

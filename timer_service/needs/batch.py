@@ -111,7 +111,7 @@ class Batch:
         if command.position < graph.run.position:
             return Verdict.IGNORED_STALE
         if (group := graph.groups.get(payload.group_name)) is None:
-            return Verdict.ALREADY_ENDED if graph.run.digest is None else Verdict.UNKNOWN_GROUP
+            return Verdict.UNKNOWN_GROUP if graph.run.going else Verdict.ALREADY_ENDED
         if group.resolved_at is not None:
             return Verdict.UNCHANGED if group.digest == digest else Verdict.EXISTS
         if not graph.run.going:

@@ -100,7 +100,7 @@ class Batch:
         signals = self._waiting_for(event.item)
         if not self.evaluating or len(signals) > AT_ONCE:
             self.events.append(event)
-            return self.now if self.evaluating else None
+            return None
         self.events.append(event._replace(evaluate_at=None))
         found = [rules.firing_on(signal, event) for signal in signals if rules.matches(signal, event)]
         self.firings += found

@@ -43,8 +43,8 @@ async def handle(tx: Transaction, commands: Sequence[Command], now: int, *, eval
         verdict, signal, wake_at = batch.apply(command)
         wants_view = command.reply_to is not None and signal is not None and signal.definition is not None
         outcomes.append(Outcome(verdict, wake_at, {"signal": signal_view(signal)} if signal and wants_view else None))
-    await _write(tx, batch, known)
-    return outcomes
+    left = await _write(tx, batch, known)
+    return [each._replace(wake_at=now) for each in outcomes] if left and evaluating else outcomes
 
 
 async def _load(tx: Transaction, commands: Sequence[Command], now: int, *, evaluating: bool) -> Batch:
@@ -73,12 +73,14 @@ def _items_of(signals: Mapping[Key, Signal]) -> set[ItemKey]:
     return {signal.item for signal in signals.values() if signal.item is not None}
 
 
-async def _write(tx: Transaction, batch: Batch, known: set[Key]) -> None:
+async def _write(tx: Transaction, batch: Batch, known: set[Key]) -> bool:
+    """Write what has changed; tell whether events are left to evaluate."""
     await store.put_items(tx, [batch.items[key] for key in batch.changed_items])
     await store.add(tx, [batch.signals[key] for key in batch.changed_signals - known])
     await store.put(tx, [batch.signals[key] for key in batch.changed_signals & known])
-    await store.evaluate_again(tx, [batch.signals[key] for key in batch.awake], batch.now)
+    again = await store.evaluate_again(tx, [batch.signals[key] for key in batch.awake], batch.now)
     await store.add_events(tx, batch.events)
     await firings.end(tx, batch.ended, batch.now)
     await firings.put_back(tx, batch.put_back)
     await firings.add(tx, batch.firings, batch.now)
+    return again > 0 or any(event.evaluate_at is not None for event in batch.events)

@@ -44,8 +44,8 @@ async def add_events(tx: Transaction, events: Iterable[Transition]) -> None:
     await tx.executemany(_SQL["add_event"], [_event_parameters(event) for event in events])
 
 
-async def evaluate_again(tx: Transaction, signals: Iterable[Signal], now: int) -> None:
-    """Put the events that are newer than what signals fire on back into the queue of those to evaluate.
+async def evaluate_again(tx: Transaction, signals: Iterable[Signal], now: int) -> int:
+    """Put the events that are newer than what signals fire on back into the queue; return how many rows it wrote.
 
     There are such only when the command that made a signal active was delivered after them.
     """
@@ -59,7 +59,7 @@ async def evaluate_again(tx: Transaction, signals: Iterable[Signal], now: int) -
         for signal in signals
         if signal.item is not None
     ]
-    await tx.executemany(_SQL["evaluate_again"], newer)
+    return await tx.executemany(_SQL["evaluate_again"], newer)
 
 
 async def next_events(tx: Transaction, limit: int) -> list[Transition]:

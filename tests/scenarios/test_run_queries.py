@@ -1,20 +1,9 @@
 from typing import Any
 
-import pytest
-
-from tests.support.clock import ManualClock
-from tests.support.runs import Runs, run_of
-from timer_service.adapters.memory import MemoryBroker
-from timer_service.core.database import Database
+from tests.support.runs import RunConversation, run_of
 
 
-@pytest.fixture
-def runs(store: Database, memory_broker: MemoryBroker, clock: ManualClock) -> Runs:
-    """Return the needs slice over every store in turn."""
-    return Runs(store, memory_broker, clock)
-
-
-async def test_run_with_its_jobs_and_edges(runs: Runs) -> None:
+async def test_run_with_its_jobs_and_edges(runs: RunConversation) -> None:
     """A run is answered with each job's status, what it needs, and what came of it, a page at a time."""
     await runs.start({"a": [], "b": ["a", {"group": "g"}], "c": [run_of("a")]}, "g", "empty")
     await runs.resolve("empty", {})
@@ -33,7 +22,7 @@ async def test_run_with_its_jobs_and_edges(runs: Runs) -> None:
     assert ("readyAt" in jobs["b"], "readyAt" in jobs["c"]) == (False, True)
 
 
-async def test_lists_newest_first(runs: Runs) -> None:
+async def test_lists_newest_first(runs: RunConversation) -> None:
     """Runs come newest first, each once, in pages of the size asked for, of a status if one is named."""
     for name in ("one", "two", "three"):
         await runs.start({"a": []}, runId=name)
@@ -46,17 +35,16 @@ async def test_lists_newest_first(runs: Runs) -> None:
     assert found == [["three", "two"], ["one"], ["two"]]
 
 
-@pytest.mark.parametrize(
-    ("name", "question", "path"),
-    [
-        ("get-run", {}, "runId"),
-        ("get-run", {"runId": "run-1", "cursor": "Wzdd"}, "cursor"),
-        ("list-runs", {"status": "done"}, "status"),
-        ("list-runs", {"cursor": "Wzdd"}, "cursor"),
-    ],
-)
-async def test_wrong_field(runs: Runs, name: str, question: dict[str, Any], path: str) -> None:
+WRONG: list[tuple[str, str, dict[str, Any]]] = [
+    ("runId", "get-run", {}),
+    ("cursor", "get-run", {"runId": "run-1", "cursor": "Wzdd"}),
+    ("status", "list-runs", {"status": "done"}),
+    ("cursor", "list-runs", {"cursor": "Wzdd"}),
+]
+
+
+async def test_wrong_field(runs: RunConversation) -> None:
     """A field that is wrong, missing or not known is answered with its name."""
     await runs.start({"a": []})
-    answer = await runs.ask(name, **question)
-    assert path in [each["path"] for each in answer["error"]["errors"]]
+    found = [(await runs.ask(name, **question))["error"]["errors"] for _, name, question in WRONG]
+    assert [each["path"] for (each,) in found] == [path for path, _, _ in WRONG]

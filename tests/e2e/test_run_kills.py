@@ -1,0 +1,109 @@
+"""Runs whose service is killed on the way, or one of several instances."""
+
+import json
+from collections import Counter
+from collections.abc import AsyncIterator
+
+import pytest
+from nats.aio.msg import Msg
+
+from tests.e2e.conftest import WITH_KILLS, User, kill_and_start
+from tests.support.fleet import Fleet
+from tests.support.live import Place
+from tests.support.processes import NatsServer, Service, body
+from tests.support.runs import Graph, LiveRuns, jobs
+
+DIAMOND: Graph = {"top": [], "left": ["top"], "right": ["top"], "bottom": ["left", "right"]}
+RECORDED = 'timer_commands_received_total{outcome="recorded",type="ReportJobStatus"}'
+
+
+@pytest.fixture
+async def runs(broker: NatsServer, service: Service) -> AsyncIterator[LiveRuns]:
+    async with LiveRuns.at(Place(broker.url, service)) as conversation:
+        yield conversation
+
+
+@WITH_KILLS
+async def test_killed_between_each_pair_of_steps(
+    runs: LiveRuns,
+    user: User,
+    service: Service,
+    handled: bool,  # noqa: FBT001
+) -> None:
+    """Killed between each two steps of a diamond and after the last, the service lets each job go once."""
+    runs.send("StartRun", jobs=jobs(DIAMOND))
+    for let_go in ({"top"}, {"left", "right"}, {"right"}, {"bottom"}):
+        await runs.publish()
+        if handled:
+            await user.until_handled()
+            await runs.until_quiet()
+        await kill_and_start(service, user)
+        await runs.consume()
+        assert let_go <= set(await runs.ready())
+        runs.send("ReportJobStatus", jobName=min(let_go), status="success")
+    await runs.publish()
+    await kill_and_start(service, user)
+    await runs.consume()
+    ready = await runs.told("JobReady")
+    assert {each["payload"]["jobName"] for each in ready} == DIAMOND.keys()
+    assert len({each["id"] for each in ready}) == len(DIAMOND)
+    assert set(await runs.completed()) == {"success"}
+
+
+async def test_two_instances_end_siblings_at_one_moment(broker: NatsServer, fleet: Fleet) -> None:
+    """However two instances share the ends of many joins' siblings, each join is let go exactly once."""
+    names = [f"run-{number}" for number in range(100)]
+    async with fleet.running(2) as instances, LiveRuns.at(Place(broker.url, instances[0])) as runs:
+        for name in names:
+            runs.send("StartRun", runId=name, jobs=jobs({"left": [], "right": [], "join": ["left", "right"]}))
+        await runs.consume()
+        for name in names:
+            for job in ("left", "right"):
+                runs.send("ReportJobStatus", runId=name, jobName=job, status="success")
+        await runs.consume()
+        joins = [each for each in await runs.told("JobReady") if each["payload"]["jobName"] == "join"]
+        shares = [await each.metric(RECORDED) for each in instances]
+    assert Counter(each["payload"]["runId"] for each in joins) == Counter(names)
+    assert sum(shares) == 2 * len(names)
+    assert all(shares), f"only one of them handled reports: {shares}"
+
+
+async def execute(user: User) -> None:
+    """Report the success of each job as soon as it is let go, as an executor does."""
+
+    async def report(message: Msg) -> None:
+        event = json.loads(message.data)
+        named = {name: event["payload"][name] for name in ("tenantId", "runId", "jobName")}
+        command = body("ReportJobStatus", event["tenantId"], {**named, "status": "success"})
+        await user.connection.publish(f"timer.cmd.v1.{event['tenantId']}.report-job-status", command)
+
+    await user.connection.subscribe("timer.evt.v1.*.job-ready", cb=report)
+
+
+@pytest.mark.parametrize(
+    "count", [pytest.param(200, id="short"), pytest.param(3_000, id="full", marks=pytest.mark.full)]
+)
+async def test_one_of_three_is_killed(count: int, user: User, broker: NatsServer, fleet: Fleet) -> None:
+    """With many runs going on three instances, one is killed: each completes, each job is let go under one id."""
+    async with fleet.running(3) as (victim, *others), LiveRuns.at(Place(broker.url, victim)) as runs:
+        await execute(user)
+        for number in range(count):
+            runs.send("StartRun", runId=f"run-{number}", jobs=jobs(DIAMOND))
+        await runs.publish()
+        await user.until_stored("TIMER_EVT", count * len(DIAMOND) // 2)
+        await victim.kill()
+        await victim.start()
+        await user.let_deliveries_lapse()
+        await fleet.let_leases_lapse()
+        await user.until_stored("TIMER_EVT", count * (len(DIAMOND) + 1))
+        await user.until_handled()
+        completed, ready = await runs.told("RunCompleted"), await runs.told("JobReady")
+        done = [await each.metric(RECORDED) for each in others]
+    names = {f"run-{number}" for number in range(count)}
+    assert {(each["payload"]["runId"], each["payload"]["status"]) for each in completed} == {
+        (name, "success") for name in names
+    }
+    ids = {(each["payload"]["runId"], each["payload"]["jobName"], each["id"]) for each in ready}
+    assert sorted((run, job) for run, job, _ in ids) == sorted((run, job) for run in names for job in DIAMOND)
+    assert all(done), f"an instance starved: {done}"
+    print(f"{count} runs, 3 instances, 1 killed: all complete, {len(ready) - len(ids)} duplicates, by others: {done}")

@@ -1,0 +1,47 @@
+"""What the service has still to do for a tenant, as its database says: read beside it, never written."""
+
+import sqlite3
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, closing
+from pathlib import Path
+
+import asyncpg
+
+Backlog = Callable[[str], Awaitable[int]]
+"""Counts what is to be done by now for a tenant, in one look: nothing gets from one table to another unseen."""
+
+_COUNT = """
+SELECT (SELECT COUNT(*) FROM outbox WHERE tenant_id = $1 AND available_at IS NOT NULL)
+     + (SELECT COUNT(*) FROM work_item_events WHERE tenant_id = $1 AND evaluate_at <= $2)
+     + (SELECT COUNT(*) FROM work_signal_firings WHERE tenant_id = $1 AND available_at IS NOT NULL AND due_at <= $2)
+     + (SELECT COUNT(*) FROM execution_runs WHERE tenant_id = $1 AND sweep_at <= $2)
+"""
+
+
+@asynccontextmanager
+async def sqlite_backlog(path: Path) -> AsyncIterator[Backlog]:
+    with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as connection:
+
+        async def count(tenant: str) -> int:
+            (found,) = connection.execute(_COUNT, {"1": tenant, "2": _now()}).fetchone()
+            return int(found)
+
+        yield count
+
+
+@asynccontextmanager
+async def postgres_backlog(url: str) -> AsyncIterator[Backlog]:
+    connection = await asyncpg.connect(url)
+    try:
+
+        async def count(tenant: str) -> int:
+            return int(await connection.fetchval(_COUNT, tenant, _now()))
+
+        yield count
+    finally:
+        await connection.close()
+
+
+def _now() -> int:
+    return int(time.time() * 1000)

@@ -1,0 +1,112 @@
+"""A slice and its outbox in this process, between a broker in memory and a store: nothing moves by itself."""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tests.support.brokers import Stored
+from tests.support.clock import ManualClock
+from tests.support.conversation import Conversation
+from tests.support.instruments import RecordingInstruments
+from timer_service.adapters.memory import MemoryBroker
+from timer_service.core.broker import Broker, Subscription
+from timer_service.core.consumer import Consumer, Route
+from timer_service.core.database import Database, Row
+from timer_service.core.message import Address, Position
+from timer_service.core.query import Queries, QueryRoute
+from timer_service.core.relay import Relay
+
+BATCH = 1000
+
+
+class ByHand(Conversation):
+    """`Conversation` whose every step a test makes itself; beside it, all that is inside can be read and changed."""
+
+    relay: Relay
+
+    def __init__(
+        self,
+        database: Database,
+        broker: MemoryBroker,
+        clock: ManualClock,
+        *,
+        through: Broker,
+        route: Route,
+        queries: Sequence[QueryRoute],
+    ) -> None:
+        """`through`: what the service sees of the broker."""
+        super().__init__("acme")
+        self.database = database
+        self.broker = broker
+        self.clock = clock
+        self.instruments = RecordingInstruments()
+        self.positions: list[Position] = []
+        """Where the commands sent stand."""
+        self.consumer = Consumer(
+            database=database,
+            broker=through,
+            routes=[route],
+            clock=clock,
+            instruments=self.instruments,
+            batch_size=BATCH,
+            reply_prefix="_INBOX.",
+        )
+        self.queries = Queries(database, clock, queries)
+        self._through = through
+        self._subscription: Subscription | None = None
+
+    async def consume(self, batch_size: int = BATCH) -> None:
+        """Handle the waiting commands, batch after batch."""
+        if self._subscription is None:
+            self._subscription = await self._through.subscribe()
+        while self.broker.waiting:
+            self._turn()
+            await self.consumer.handle(self._subscription, await self._subscription.next_batch(batch_size))
+
+    async def deliver_reversed(self) -> None:
+        self.broker.deliver(*reversed(self.broker.waiting))
+        await self.consume(batch_size=1)
+
+    async def deliver_again(self, *numbers: int) -> None:
+        """Deliver commands, one after the other, that were handled before; all of them if none is named."""
+        for number in numbers or range(self.sent):
+            self.broker.deliver(self.positions[number])
+            await self.consume()
+
+    async def publish(self) -> None:
+        """Publish what the outbox holds."""
+        while await self.relay.tick(self.clock.now()):
+            pass
+
+    def reply(self, number: int) -> Any:
+        wanted = f"{self._inbox}.{number}"
+        return next(json.loads(reply.body) for reply in reversed(self.broker.replies) if reply.to == wanted)
+
+    def outcomes(self) -> list[str]:
+        return sorted(outcome for _, outcome in self.instruments.commands.elements())
+
+    async def stored(self, tenant: str | None = None) -> Sequence[Stored]:
+        await self.publish()
+        return [Stored(*each) for each in self.broker.events if each.address.tenant == (tenant or self.tenant)]
+
+    async def dead_letters(self) -> Sequence[Stored]:
+        return [Stored(*each) for each in self.broker.dead_letters]
+
+    async def ask(self, name: str, *, tenant: str | None = None, **question: Any) -> Any:
+        body = json.dumps(question).encode()
+        return json.loads((await self.queries.answer(name, tenant or self.tenant, body)).body)
+
+    async def sql(self, statement: str) -> None:
+        """Do to the database what no command can."""
+        async with self.database.transaction() as tx:
+            await tx.execute(statement)
+
+    async def rows(self, table: str) -> list[Row]:
+        """Read a table."""
+        return list(await self.database.reader.fetch(f"SELECT * FROM {table} ORDER BY 1, 2, 3"))
+
+    def _turn(self) -> None:
+        """Do what is to be done before each batch."""
+
+    def _post(self, address: Address, body: bytes, headers: Mapping[str, str], message_id: str | None) -> None:
+        self.positions.append(self.broker.send(address, body, headers, message_id))
