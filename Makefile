@@ -5,6 +5,9 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 SOURCES := timer_service tests benchmarks contracts docs/examples
 
+# The tests start the service hundreds of times: let Python keep what it has compiled.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: run test soak check format contracts bench clean
 .DEFAULT_GOAL := run
 
@@ -12,7 +15,7 @@ run: $(VENV)/.run  ## Start NATS, SQLite and the service; show a timer firing; k
 	@$(BIN)/timer-service dev --demo
 
 test: $(VENV)/.dev  ## The whole test suite.
-	@$(BIN)/pytest -n 3 --dist worksteal $(ARGS)
+	@$(BIN)/pytest -n 4 --dist worksteal $(ARGS)
 
 soak: $(VENV)/.dev  ## The tests that take minutes, one after the other.
 	@$(BIN)/pytest -m full -s $(ARGS)

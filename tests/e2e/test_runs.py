@@ -46,9 +46,9 @@ async def ask(user: User, run: str = "push-1") -> Any:
     return json.loads(answer.data)
 
 
-async def until(user: User, job: str, *statuses: str) -> None:
+async def until(user: User, job: str, *statuses: str, seconds: float = 60) -> None:
     """Wait until a job is in one of some statuses."""
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(seconds):
         while not any(each["name"] == job and each["status"] in statuses for each in (await ask(user)).get("jobs", ())):
             await asyncio.sleep(0.02)
 
@@ -142,8 +142,11 @@ async def test_switched_off_and_on(tmp_path: Path, user: User, broker: NatsServe
 
 @pytest.mark.full
 async def test_own_checks(user: User, service: Service, executor: Executor) -> None:
-    """The checks of this project, as docs/examples has them, are done as a run."""
+    """The checks of this project, as docs/examples has them, are done as a run, the executor killed amid the tests."""
     await tell(user, "StartRun", **PIPELINE)
+    executor.launch()
+    await until(user, "tests-postgres", "running", seconds=300)
+    await executor.kill()
     executor.launch()
     async with asyncio.timeout(600):
         while (await ask(user)).get("status") in {None, "running"}:
@@ -151,3 +154,4 @@ async def test_own_checks(user: User, service: Service, executor: Executor) -> N
     run = await ask(user)
     print({job["name"]: (job["status"], job.get("outputs", {}).get("seconds")) for job in run["jobs"]})
     assert run["status"] == "success"
+    assert len({event["id"] for event in await events(user, "job-ready")}) == len(run["jobs"]) == 8
