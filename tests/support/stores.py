@@ -1,5 +1,6 @@
 """The stores that every test of a leased table or of a slice runs on."""
 
+import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
@@ -19,13 +20,17 @@ MIGRATIONS = Path(__file__).parents[2] / "migrations"
 @asynccontextmanager
 async def open_sqlite(path: Path) -> AsyncIterator[SqliteDatabase]:
     """Open a SQLite file, one with the whole schema if there is none yet."""
-    if not path.exists():
-        path.write_bytes(await _sqlite_at_head())
+    _lay_down(await _sqlite_at_head(), path)
     database = await SqliteDatabase.open(path)
     try:
         yield database
     finally:
         await database.close()
+
+
+def _lay_down(head: bytes, path: Path) -> None:
+    if not path.exists():
+        path.write_bytes(head)
 
 
 _made: list[bytes] = []
@@ -41,7 +46,7 @@ async def _sqlite_at_head() -> bytes:
                 await migrate(database, read_migrations(MIGRATIONS))
             finally:
                 await database.close()
-            _made.append(path.read_bytes())
+            _made.append(await asyncio.to_thread(path.read_bytes))
     return _made[0]
 
 
