@@ -27,10 +27,14 @@ class Wakes:
             await self._broker.hear_hints(self._wake)
 
     async def wake(self, loops: Collection[str], at: int) -> None:
-        """Say that loops, wherever they run, have something to do at an instant."""
+        """Say that loops have something to do at an instant: those of this process, or else those of others.
+
+        Not both: woken by everybody's every command, the loops of a fleet would mostly look in vain.
+        """
         for loop in loops:
-            self._wake(loop, at)
-            if not self._alone and at < self._clock.now() + self._poll_ms:  # they look before any later one
+            if loop in self._loops:
+                self._loops[loop].wake(at)
+            elif not self._alone and at < self._clock.now() + self._poll_ms:  # they look before any later one
                 await self._broker.hint(loop, at)
 
     def _wake(self, loop: str, at: int) -> None:
