@@ -86,11 +86,18 @@ class User:
         config = (await self.js.consumer_info("TIMER_CMD", "timer-service")).config
         await self.js.add_consumer("TIMER_CMD", config.evolve(ack_wait=1))
 
+    async def until_nobody_pulls(self) -> None:
+        """Wait until the broker has noticed that an instance is dead, or what is published next is sent to it."""
+        async with asyncio.timeout(30):
+            while (await self.js.consumer_info("TIMER_CMD", "timer-service")).num_waiting:
+                await asyncio.sleep(0.002)
+
     async def give_deliveries_back(self) -> None:
         """Have commands that were with the only instance, killed, delivered to the one that starts next.
 
         They are taken and given back here, for an instance that starts sets the consumer's patience anew.
         """
+        await self.until_nobody_pulls()
         info = await self.js.consumer_info("TIMER_CMD", "timer-service")
         await self.js.add_consumer("TIMER_CMD", info.config.evolve(ack_wait=0.1))
         taking = await self.js.pull_subscribe_bind("timer-service", stream="TIMER_CMD")

@@ -341,6 +341,7 @@ async def test_stale_command(
     due = {"dueAt": iso(int(time.time() * 1000))} if message_type == "ScheduleTimer" else {}
     old = body(message_type, "acme", {"tenantId": "acme", "serviceCallId": "call-1", **due})
     await service.kill()
+    await user.until_nobody_pulls()
     inbox = await user.connection.subscribe(user.connection.new_inbox())
     await user.js.publish(f"timer.cmd.v1.acme.{message}", old, headers={"Timer-Reply-To": inbox.subject})
     # Taken away without settling it, the older command comes back after a negative acknowledgement, once the newer
@@ -360,6 +361,7 @@ async def test_stale_command(
 async def test_stale_command_after_a_cancel(user: User, client: TimerClient, service: Service) -> None:
     """A ScheduleTimer delivered after a newer CancelTimer of a timer nobody knew does not revive it."""
     await service.kill()
+    await user.until_nobody_pulls()
     command = body("ScheduleTimer", "acme", {"tenantId": "acme", "serviceCallId": "call-1", "dueAt": iso(0)})
     await user.js.publish("timer.cmd.v1.acme.schedule-timer", command)
     holding = await user.js.pull_subscribe("timer.cmd.v1.*.*", durable="timer-service", stream="TIMER_CMD")

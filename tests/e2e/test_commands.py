@@ -91,6 +91,7 @@ async def test_redelivered_older_command(user: User, service: Service) -> None:
     """An older ScheduleTimer that is delivered again after a newer one does not move the newer due time."""
     now = int(time.time() * 1000)
     await service.kill()
+    await user.until_nobody_pulls()
     await user.js.publish(SUBJECT, body("ScheduleTimer", "acme", payload("call-1", iso(now + 1))))
     # Take the older command away without settling it: it comes back after a negative acknowledgement, once the
     # newer one is handled.

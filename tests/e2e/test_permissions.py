@@ -230,23 +230,23 @@ async def test_several_instances_live_with_least_privilege(
 
 
 async def test_hints_that_are_denied_cost_punctuality_only(tmp_path: Path, databases: Databases) -> None:
-    """Without permission for hints an instance is ready and its timers fire; its log names the subject."""
+    """Without permission for hints instances are ready and timers fire; their logs name the subject."""
     fenced = CONFIG.replace('"timer.wake.v1.*"', "")
     login = {"TIMER_NATS_USER": "timer-service", "TIMER_NATS_PASSWORD": PASSWORDS["TIMER_SERVICE_PASSWORD"]}
-    settings = {**login, "TIMER_LOG_FORMAT": "json"}
-    async with (
-        NatsServer(tmp_path / "nats", config=fenced, **PASSWORDS) as broker,
-        databases.database() as url,
-        Service(tmp_path / "service", broker.url, **settings, TIMER_DATABASE_URL=url) as service,
-    ):
-        a = await connect(broker, "tenant-a")
-        (events,) = await a.listen("timer.evt.v1.tenant-a.*")
-        assert (await a.schedule("tenant-a", "call-1"))["outcome"] == "scheduled"
-        assert (await events.next_msg(PATIENCE_SECONDS)).data
-        await a.connection.close()
-        assert (await service.page("/readyz"))[0] == 200
-        for verb in ("subscription", "publish"):
-            assert f'violation for {verb} to \\"timer.wake.v1.' in service.log.read_text()
+    async with NatsServer(tmp_path / "nats", config=fenced, **PASSWORDS) as broker, databases.database() as url:
+        settings = {**login, "TIMER_LOG_FORMAT": "json", "TIMER_POLLING_INTERVAL": "500", "TIMER_DATABASE_URL": url}
+        async with (
+            Service(tmp_path / "handler", broker.url, **settings, TIMER_ROLE="handler") as handler,
+            Service(tmp_path / "worker", broker.url, **settings, TIMER_ROLE="worker") as worker,
+        ):
+            a = await connect(broker, "tenant-a")
+            (events,) = await a.listen("timer.evt.v1.tenant-a.*")
+            assert (await a.schedule("tenant-a", "call-1"))["outcome"] == "scheduled"
+            assert (await events.next_msg(PATIENCE_SECONDS)).data
+            await a.connection.close()
+            for instance, verb in ((handler, "publish"), (worker, "subscription")):
+                assert (await instance.page("/readyz"))[0] == 200
+                assert f'violation for {verb} to \\"timer.wake.v1.' in instance.log.read_text()
 
 
 async def test_denied_anew_after_a_reconnect(tmp_path: Path) -> None:
