@@ -66,6 +66,7 @@ async def test_broker_outage(timers: int, outage: int, user: User, broker: NatsS
 async def test_commands_survive_a_kill(user: User, service: Service) -> None:
     """Commands published while the service is dead are handled once it is back."""
     await service.kill()
+    await user.until_nobody_pulls()
     due = {f"call-{index}": int(time.time() * 1000) for index in range(100)}
     await user.schedule(due)
     await service.start()
