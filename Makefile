@@ -15,7 +15,7 @@ run: $(VENV)/.run  ## Start NATS, SQLite and the service; show a timer firing; k
 	@$(BIN)/timer-service dev --demo
 
 test: $(VENV)/.dev  ## The whole test suite.
-	@$(BIN)/pytest -n 4 --dist worksteal $(ARGS)
+	@$(BIN)/pytest -n 3 --dist worksteal $(ARGS)
 
 soak: $(VENV)/.dev  ## The tests that take minutes, one after the other.
 	@$(BIN)/pytest -m full -s $(ARGS)

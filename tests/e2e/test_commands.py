@@ -123,7 +123,7 @@ async def test_refused_publishes_delay_nobody(user: User, service: Service) -> N
     await user.until_stored("TIMER_EVT", 1000)
     fired = await user.fired()
     assert check_fired(fired, good) == 0
-    assert max(each.stored_at_ms for each in fired) - due_at < 1_000
+    assert max(each.stored_at_ms for each in fired) - due_at < 3_000
     await user.js.update_stream(StreamConfig(**{**vars(config), "max_msg_size": -1}))
     await user.until_stored("TIMER_EVT", 1100)
     assert check_fired(await user.fired(), good | refused) == 0
