@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import nats
 from nats.aio.client import Client
@@ -109,6 +109,17 @@ class Command(Protocol):
     def id(self) -> str: ...
 
     def body(self) -> bytes: ...
+
+
+class Message(NamedTuple):
+    """A command that is written already."""
+
+    subject: str
+    id: str
+    text: bytes
+
+    def body(self) -> bytes:
+        return self.text
 
 
 class Publisher:

@@ -4,12 +4,12 @@ import asyncio
 import json
 import time
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 
-from benchmarks.harness import Publisher, Rig, until_none
+from benchmarks.harness import Message, Publisher, Rig, until_none
 from benchmarks.report import Result
 
 _JOBS = 20
@@ -17,24 +17,13 @@ _ABREAST = 4
 """Five steps of four jobs, each of which needs all of the step before."""
 
 
-class RunCommand(NamedTuple):
-    """A command on a run."""
-
-    subject: str
-    id: str
-    text: bytes
-
-    def body(self) -> bytes:
-        return self.text
-
-
-def _command(message_type: str, message: str, command_id: str, payload: Mapping[str, Any]) -> RunCommand:
+def _command(message_type: str, message: str, command_id: str, payload: Mapping[str, Any]) -> Message:
     fields = {"tenantId": "bench", **payload}
     body = {"id": command_id, "type": message_type, "tenantId": "bench", "payload": fields}
-    return RunCommand(f"timer.cmd.v1.bench.{message}", command_id, json.dumps(body).encode())
+    return Message(f"timer.cmd.v1.bench.{message}", command_id, json.dumps(body).encode())
 
 
-def _start(run: str) -> RunCommand:
+def _start(run: str) -> Message:
     jobs = [{"name": f"{number}", "needs": [f"{each}" for each in _step_before(number)]} for number in range(_JOBS)]
     return _command("StartRun", "start-run", f"start-{run}", {"runId": run, "jobs": jobs})
 
@@ -44,7 +33,7 @@ def _step_before(number: int) -> range:
     return range(max(first - _ABREAST, 0), first)
 
 
-def _success(ready: Mapping[str, Any]) -> RunCommand:
+def _success(ready: Mapping[str, Any]) -> Message:
     run, job = ready["runId"], ready["jobName"]
     payload = {"runId": run, "jobName": job, "status": "success"}
     return _command("ReportJobStatus", "report-job-status", f"end-{run}-{job}", payload)
@@ -52,7 +41,7 @@ def _success(ready: Mapping[str, Any]) -> RunCommand:
 
 async def runs(rig: Rig, size: int) -> Result:
     """Start runs and report each job's success when its JobReady arrives, until all runs are complete."""
-    queue: asyncio.Queue[RunCommand] = asyncio.Queue()
+    queue: asyncio.Queue[Message] = asyncio.Queue()
     let_go: list[str] = []
     completed: list[str] = []
 
@@ -86,7 +75,7 @@ async def runs(rig: Rig, size: int) -> Result:
     return Result("runs", figures, problems)
 
 
-async def _execute(client: Client, queue: asyncio.Queue[RunCommand]) -> None:
+async def _execute(client: Client, queue: asyncio.Queue[Message]) -> None:
     publisher = Publisher(client)
     await publisher.open()
     while True:

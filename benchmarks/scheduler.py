@@ -1,29 +1,15 @@
 """What a user would take instead: the message scheduler of nats-server itself, with the timers of `drain`."""
 
-from datetime import UTC, datetime
-from typing import NamedTuple
-
 from nats.aio.client import Client
 from nats.js.api import StreamConfig
 
-from benchmarks.harness import Publisher, Rig, ask, until_none
+from benchmarks.harness import Message, Publisher, Rig, ask, until_none
 from benchmarks.processes import BenchmarkError, Fleet
 from benchmarks.report import Result
-from benchmarks.timers import due_together, now, sleep_until, soon
+from benchmarks.timers import due_together, instant, now, sleep_until, soon
 
 _STREAM = "SCHEDULES"
 _FIRED = "schedules.fired"
-
-
-class Message(NamedTuple):
-    """A message that the broker is to publish elsewhere."""
-
-    subject: str
-    id: str
-    text: bytes
-
-    def body(self) -> bytes:
-        return self.text
 
 
 async def scheduler(rig: Rig, size: int) -> Result:
@@ -35,7 +21,7 @@ async def scheduler(rig: Rig, size: int) -> Result:
         )
         publisher = Publisher(client)
         await publisher.open()
-        schedule = {"Nats-Schedule": f"@at {_instant(due_at)}", "Nats-Schedule-Target": _FIRED}
+        schedule = {"Nats-Schedule": f"@at {instant(due_at)}", "Nats-Schedule-Target": _FIRED}
         for timer in due_together("bench", size, due_at):
             await publisher.send(Message(f"schedules.of.{timer.call}", timer.id, timer.body()), schedule)
         await publisher.flush()
@@ -51,10 +37,6 @@ async def scheduler(rig: Rig, size: int) -> Result:
         left = await missing()
     figures = {"timers": size, "seconds from the instant to the last event": seconds, "timers/s": size / seconds}
     return Result("scheduler", figures, [f"{left} timers did not fire"] if left else [])
-
-
-def _instant(at: int) -> str:
-    return datetime.fromtimestamp(at / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 async def _last_sequence(client: Client) -> int:

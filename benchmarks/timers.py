@@ -26,11 +26,10 @@ class Timer(NamedTuple):
         return f"schedule-{self.tenant}-{self.call}"
 
     def body(self) -> bytes:
-        due = datetime.fromtimestamp(self.due_at / 1000, UTC).isoformat(timespec="milliseconds")
         payload = {
             "tenantId": self.tenant,
             "serviceCallId": self.call,
-            "dueAt": due,
+            "dueAt": instant(self.due_at),
             "data": {"order": 4711, "step": "payment"},
         }
         command = {"id": self.id, "type": "ScheduleTimer", "tenantId": self.tenant, "payload": payload}
@@ -44,6 +43,11 @@ class Fired(NamedTuple):
     tenant: str
     call: str
     at: float
+
+
+def instant(at: int) -> str:
+    """Write an instant as the contracts, and the broker, want it."""
+    return datetime.fromtimestamp(at / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def now() -> int:

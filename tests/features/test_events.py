@@ -1,47 +1,32 @@
 """Events that could not be published, on every store: seen by their tenant, and put back."""
 
-import json
 import random
-from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
 
 import pytest
 
-from tests.support.builders import command, command_address
+from tests.support.by_hand import BATCH, ByHand
 from tests.support.clock import NOW, ManualClock
-from tests.support.instruments import RecordingInstruments
 from timer_service.adapters.memory import MemoryBroker, never
 from timer_service.core import outbox
-from timer_service.core.consumer import Consumer, Route
+from timer_service.core.consumer import Route
 from timer_service.core.database import Database
 from timer_service.core.lease import Lease
 from timer_service.core.message import Event
 from timer_service.core.outbox import OUTBOX, stored_message
-from timer_service.core.query import Queries
 from timer_service.core.relay import Relay
 from timer_service.events import handler
 from timer_service.events.queries import QUERIES
 
 
-class Events:
-    """Consumer, outbox and queries; nothing moves unless a test says so."""
+class Events(ByHand):
+    """Consumer, outbox and queries; what the broker refuses is buried at once."""
 
     def __init__(self, database: Database, broker: MemoryBroker, clock: ManualClock) -> None:
-        self.database = database
-        self.broker = broker
-        self.clock = clock
-        self.instruments = RecordingInstruments()
+        route = Route(handler.PAYLOADS, handler.handle, self._woken)
+        super().__init__(database, broker, clock, through=broker, route=route, queries=QUERIES)
         self.wakes: list[int] = []
-        self.consumer = Consumer(
-            database=database,
-            broker=broker,
-            routes=[Route(handler.PAYLOADS, handler.handle, self._woken)],
-            clock=clock,
-            instruments=self.instruments,
-            batch_size=100,
-            reply_prefix="_INBOX.",
-        )
         self.relay = Relay(
             database=database,
             broker=broker,
@@ -49,7 +34,7 @@ class Events:
             encode=stored_message,
             clock=clock,
             instruments=self.instruments,
-            batch_size=100,
+            batch_size=BATCH,
             max_attempts=1,
             rng=random.Random(0),
         )
@@ -70,27 +55,17 @@ class Events:
         await self.publish()
         self.broker.refuses = never
 
-    async def publish(self) -> None:
-        """Publish what the outbox holds."""
-        while await self.relay.tick(self.clock.now()):
-            pass
-
-    async def retry(self, *names: str, tenant: str = "acme") -> list[str]:
+    async def retry(self, *names: str) -> list[str]:
         """Ask for events to be put back, all in one batch; return the outcomes in the order of their names."""
-        for name in names:
-            body = command("RetryEvent", {"tenantId": tenant, "eventId": name}, tenant=tenant)
-            self.broker.send(command_address(tenant, "retry-event"), body)
         self.instruments.commands.clear()
-        subscription = await self.broker.subscribe()
-        await self.consumer.handle(subscription, await subscription.next_batch(100))
-        return sorted(outcome for _, outcome in self.instruments.commands.elements())
+        for name in names:
+            self.send("RetryEvent", eventId=name)
+        await self.consume()
+        return self.outcomes()
 
-    async def buried(self, tenant: str = "acme", **question: Any) -> Mapping[str, Any]:
+    async def buried(self, tenant: str = "acme", **question: Any) -> Any:
         """List what could not be published."""
-        queries = Queries(self.database, self.clock, QUERIES)
-        answer = await queries.answer("list-buried-events", tenant, json.dumps(question).encode())
-        found: Mapping[str, Any] = json.loads(answer.body)
-        return found
+        return await self.ask("list-buried-events", tenant=tenant, **question)
 
 
 @pytest.fixture

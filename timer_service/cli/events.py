@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from timer_service.cli.connecting import with_client
+from timer_service.cli.listing import first
 from timer_service.cli.running import run
 from timer_service.cli.showing import local, one_line, wire
 from timer_service.client import BuriedEvent, Outcome, TimerClient
@@ -23,7 +24,7 @@ def list_(
     as_json: AsJson = False,  # noqa: FBT002 - typer's way
 ) -> None:
     """List the events that were given up, oldest first."""
-    found = run(with_client(lambda client: _buried(client, tenant, limit + 1)))
+    found = run(with_client(lambda client: first(client.events.buried(tenant), limit + 1)))
     if as_json:
         typer.echo(json.dumps([_document(event) for event in found[:limit]]))
         return
@@ -57,15 +58,6 @@ def retry(
         typer.echo(f"{outcome.name}: {tenant}/{event_id}", err=outcome.name == "not_found")
     if any(outcome.name == "not_found" for _, outcome in ended):
         raise typer.Exit(1)
-
-
-async def _buried(client: TimerClient, tenant: str, limit: int) -> list[BuriedEvent]:
-    found = []
-    async for event in client.events.buried(tenant):
-        found.append(event)
-        if len(found) == limit:
-            break
-    return found
 
 
 def _document(event: BuriedEvent) -> dict[str, object]:

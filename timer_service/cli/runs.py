@@ -1,17 +1,16 @@
 """`timer-service runs`: over the broker, never the database."""
 
 import json
-import shutil
-import sys
 from datetime import UTC, datetime
 from typing import Annotated, Any
 
 import typer
 
 from timer_service.cli.connecting import with_client
+from timer_service.cli.listing import first, terminal_width
 from timer_service.cli.running import run as run_main
 from timer_service.cli.showing_runs import graph_document, graph_lines, run_document, run_outcome_line, run_table
-from timer_service.client import Outcome, Run, RunStatus, TimerClient
+from timer_service.client import Outcome, RunStatus
 
 app = typer.Typer(help="Job graphs: start, report, look at, cancel.", no_args_is_help=True)
 
@@ -82,7 +81,7 @@ def get(tenant: Tenant, run: Name, as_json: AsJson = False) -> None:  # noqa: FB
     if found is None:
         typer.echo(f"not found: {tenant}/{run}", err=True)
         raise typer.Exit(1)
-    typer.echo(json.dumps(graph_document(found)) if as_json else "\n".join(graph_lines(found, _width())))
+    typer.echo(json.dumps(graph_document(found)) if as_json else "\n".join(graph_lines(found, terminal_width())))
 
 
 @app.command("list")
@@ -93,20 +92,11 @@ def list_(
     as_json: AsJson = False,  # noqa: FBT002 - typer's way
 ) -> None:
     """List runs, newest first."""
-
-    async def some(client: TimerClient) -> list[Run]:
-        found = []
-        async for each in client.runs.list(tenant, status=status):
-            found.append(each)
-            if len(found) > limit:
-                break
-        return found
-
-    found = run_main(with_client(some))
+    found = run_main(with_client(lambda client: first(client.runs.list(tenant, status=status), limit + 1)))
     if as_json:
         typer.echo(json.dumps([run_document(each) for each in found[:limit]]))
         return
-    for line in run_table(found[:limit], datetime.now(UTC), _width()):
+    for line in run_table(found[:limit], datetime.now(UTC), terminal_width()):
         typer.echo(line)
     if len(found) > limit:
         typer.echo(f"There are more than {limit}; see them with --limit or --status.", err=True)
@@ -120,10 +110,6 @@ def _read(text: str, option: str) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise typer.BadParameter(f"{option} must be a JSON object")
     return found
-
-
-def _width() -> int | None:
-    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 
 def _tell(outcome: Outcome, tenant: str, name: str, as_json: bool) -> None:  # noqa: FBT001

@@ -1,17 +1,16 @@
 """`timer-service signals`: over the broker, never the database."""
 
 import json
-import shutil
-import sys
 from typing import Annotated
 
 import typer
 
 from timer_service.cli.arguments import instant
 from timer_service.cli.connecting import with_client
+from timer_service.cli.listing import first, terminal_width
 from timer_service.cli.running import run
 from timer_service.cli.showing_signals import signal_details, signal_document, signal_outcome_line, signal_table
-from timer_service.client import Outcome, Signal, SignalStatus, TimerClient
+from timer_service.client import Outcome, SignalStatus
 
 app = typer.Typer(help="Reminders of what happens to work items: create, look up, pause, cancel.", no_args_is_help=True)
 
@@ -92,21 +91,11 @@ def list_(
     as_json: AsJson = False,  # noqa: FBT002 - typer's way
 ) -> None:
     """List signals in order of their names."""
-
-    async def some(client: TimerClient) -> list[Signal]:
-        found = []
-        async for signal in client.signals.list(tenant, status=status, item=item):
-            found.append(signal)
-            if len(found) > limit:
-                break
-        return found
-
-    found = run(with_client(some))
+    found = run(with_client(lambda client: first(client.signals.list(tenant, status=status, item=item), limit + 1)))
     if as_json:
         typer.echo(json.dumps([signal_document(signal) for signal in found[:limit]]))
         return
-    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-    for line in signal_table(found[:limit], width):
+    for line in signal_table(found[:limit], terminal_width()):
         typer.echo(line)
     if len(found) > limit:
         typer.echo(f"There are more than {limit}; see them with --limit, --status or --item.", err=True)

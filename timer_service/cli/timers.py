@@ -2,8 +2,6 @@
 
 import json
 import re
-import shutil
-import sys
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any
@@ -12,9 +10,10 @@ import typer
 
 from timer_service.cli.arguments import instant
 from timer_service.cli.connecting import open_client, with_client
+from timer_service.cli.listing import first, terminal_width
 from timer_service.cli.running import run
 from timer_service.cli.showing import details, document, outcome_line, table, wire
-from timer_service.client import Outcome, State, Timer, TimerClient
+from timer_service.client import Outcome, State
 from timer_service.config import load_config
 from timer_service.core.instant import parse_instant
 
@@ -80,21 +79,15 @@ def list_(  # noqa: PLR0917 - typer's way
     """List timers in order of due time."""
     before = None if due_before is None else instant("--due-before", due_before)
     after = None if due_after is None else instant("--due-after", due_after)
-
-    async def some(client: TimerClient) -> list[Timer]:
-        found = []
-        async for timer in client.list(tenant, state=state, due_before=before, due_after=after):
-            found.append(timer)
-            if len(found) > limit:
-                break
-        return found
-
-    found = run(with_client(some))
+    found = run(
+        with_client(
+            lambda client: first(client.list(tenant, state=state, due_before=before, due_after=after), limit + 1)
+        )
+    )
     if as_json:
         typer.echo(json.dumps([document(timer) for timer in found[:limit]]))
         return
-    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-    for line in table(found[:limit], datetime.now(UTC), width):
+    for line in table(found[:limit], datetime.now(UTC), terminal_width()):
         typer.echo(line)
     if len(found) > limit:
         typer.echo(f"There are more than {limit}; see them with --limit or --due-after.", err=True)

@@ -6,6 +6,8 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any
 
+from timer_service.client.instants import read_instant
+
 
 class RunStatus(StrEnum):
     """Where a run stands."""
@@ -44,7 +46,7 @@ class Run:
             created_at=datetime.fromisoformat(view["createdAt"]),
             open_jobs=view["openJobs"],
             unresolved_groups=view["unresolvedGroups"],
-            settled_at=_instant(view.get("settledAt")),
+            settled_at=read_instant(view.get("settledAt")),
             code=view.get("code"),
             path=view.get("path", ()),
         )
@@ -72,8 +74,8 @@ class RunJob:
             status=view["status"],
             needs=view["needs"],
             group=view.get("groupName"),
-            ready_at=_instant(view.get("readyAt")),
-            settled_at=_instant(view.get("settledAt")),
+            ready_at=read_instant(view.get("readyAt")),
+            settled_at=read_instant(view.get("settledAt")),
             reason=view.get("reason"),
             outputs=view.get("outputs"),
         )
@@ -88,7 +90,3 @@ class RunGraph:
     groups: Mapping[str, bool]
     """Whether each dynamic group is resolved."""
     jobs: Sequence[RunJob]
-
-
-def _instant(text: str | None) -> datetime | None:
-    return None if text is None else datetime.fromisoformat(text)

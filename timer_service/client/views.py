@@ -6,6 +6,7 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any
 
+from timer_service.client.instants import read_instant
 from timer_service.client.run_views import Run
 
 
@@ -64,7 +65,7 @@ class Timer:
             state=view["state"],
             registered_at=datetime.fromisoformat(view["registeredAt"]),
             attempt=view["attempt"],
-            reached_at=_instant(view.get("reachedAt")),
+            reached_at=read_instant(view.get("reachedAt")),
             last_error=view.get("lastError"),
             correlation_id=view.get("correlationId"),
             data=view.get("data"),
@@ -111,7 +112,7 @@ class Signal:
             trigger_error=view.get("triggerError"),
             item=view.get("workItemId"),
             note=view.get("note"),
-            last_fired_at=_instant(view.get("lastFiredAt")),
+            last_fired_at=read_instant(view.get("lastFiredAt")),
             last_error=view.get("lastError"),
         )
 
@@ -150,8 +151,4 @@ class Counts:
     @classmethod
     def read(cls, answer: Mapping[str, Any]) -> "Counts":
         """Read them off the wire."""
-        return cls(answer["counts"], answer["overdue"], answer["exact"], _instant(answer.get("oldestDue")))
-
-
-def _instant(text: str | None) -> datetime | None:
-    return None if text is None else datetime.fromisoformat(text)
+        return cls(answer["counts"], answer["overdue"], answer["exact"], read_instant(answer.get("oldestDue")))

@@ -55,6 +55,11 @@ def format_instant(at: int) -> str:
     return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%dT%H:%M:%S}.{milliseconds:03d}Z"
 
 
+def format_known(at: int | None) -> str | None:
+    """Write an instant that may not be known."""
+    return None if at is None else format_instant(at)
+
+
 Instant = Annotated[
     int,
     BeforeValidator(parse_instant),

@@ -26,6 +26,11 @@ class QueryRoute(NamedTuple):
     answer: Callable[[Reader, str, Any, int], Awaitable[Mapping[str, Any]]]
 
 
+def known(**fields: Any) -> Mapping[str, Any]:
+    """Return fields of an answer without those that are None: what is not known is left out."""
+    return {name: value for name, value in fields.items() if value is not None}
+
+
 class Queries:
     """Answers the queries of every slice."""
 

@@ -10,10 +10,10 @@ from pydantic_core import from_json
 
 from timer_service.core.database import Reader, Row
 from timer_service.core.errors import Code, Rejection
-from timer_service.core.instant import LATEST, Instant, format_instant
+from timer_service.core.instant import LATEST, Instant, format_instant, format_known
 from timer_service.core.message import Identifier, Payload, Tenant
 from timer_service.core.paging import page, read_cursor
-from timer_service.core.query import QueryRoute
+from timer_service.core.query import QueryRoute, known
 from timer_service.needs import store
 from timer_service.needs.messages import FlawCode, GroupNeed, JobNeed, JobStatus, RunStatus
 from timer_service.needs.rules import Run, RunKey
@@ -82,14 +82,14 @@ class RunPage(Payload):
 
 def run_view(run: Run) -> Mapping[str, Any]:
     """Return a run as replies and queries show it."""
-    return _known(
+    return known(
         tenantId=run.key.tenant_id,
         runId=run.key.run_id,
         status=run.status,
         createdAt=format_instant(run.created_at),
         openJobs=run.open_jobs,
         unresolvedGroups=run.open_groups,
-        settledAt=_instant(run.settled_at),
+        settledAt=format_known(run.settled_at),
         code=run.flaw_code,
         path=None if run.flaw_path is None else from_json(run.flaw_path),
     )
@@ -139,21 +139,13 @@ async def _needs(
 
 
 def _job_view(needs: Mapping[str, list[Mapping[str, str]]], row: Row) -> Mapping[str, Any]:
-    return _known(
+    return known(
         name=row["job_name"],
         status=row["status"],
         needs=needs.get(row["job_name"], []),
         groupName=row["group_name"],
-        readyAt=_instant(row["ready_at"]),
-        settledAt=_instant(row["settled_at"]),
+        readyAt=format_known(row["ready_at"]),
+        settledAt=format_known(row["settled_at"]),
         reason=row["reason"],
         outputs=None if row["outputs"] is None else from_json(row["outputs"]),
     )
-
-
-def _instant(at: int | None) -> str | None:
-    return None if at is None else format_instant(at)
-
-
-def _known(**fields: Any) -> Mapping[str, Any]:
-    return {name: value for name, value in fields.items() if value is not None}

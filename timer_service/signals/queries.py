@@ -8,10 +8,10 @@ from pydantic_core import from_json
 
 from timer_service.core.database import Reader, Row
 from timer_service.core.errors import Code, Rejection
-from timer_service.core.instant import Instant, format_instant
+from timer_service.core.instant import Instant, format_instant, format_known
 from timer_service.core.message import Identifier, Payload, Tenant
 from timer_service.core.paging import page, read_cursor
-from timer_service.core.query import QueryRoute
+from timer_service.core.query import QueryRoute, known
 from timer_service.signals import firings, store
 from timer_service.signals.firings import Place
 from timer_service.signals.messages import TriggerKind
@@ -124,7 +124,7 @@ def signal_view(signal: Signal) -> Mapping[str, Any]:
     definition = signal.definition
     assert definition is not None  # noqa: S101 - a tombstone is never shown
     trigger = definition.trigger
-    return _known(
+    return known(
         tenantId=signal.key.tenant_id,
         signalId=signal.key.signal_id,
         status=signal.status,
@@ -134,7 +134,7 @@ def signal_view(signal: Signal) -> Mapping[str, Any]:
         triggerError=trigger.reason if isinstance(trigger, Invalid) else None,
         workItemId=definition.work_item_id,
         note=definition.note,
-        lastFiredAt=_instant(signal.last_fired_at),
+        lastFiredAt=format_known(signal.last_fired_at),
         lastError=signal.last_error,
     )
 
@@ -178,7 +178,7 @@ QUERIES = (
 
 def _firing_view(row: Row) -> Mapping[str, Any]:
     enqueued = row["status"] == FiringStatus.ENQUEUED
-    return _known(
+    return known(
         tenantId=row["tenant_id"],
         firingId=row["firing_id"],
         signalId=row["signal_id"],
@@ -189,7 +189,7 @@ def _firing_view(row: Row) -> Mapping[str, Any]:
         attempt=row["attempt"],
         workItemId=row["work_item_id"],
         taskId=firings.task_id(row) if enqueued else None,
-        settledAt=_instant(row["settled_at"]),
+        settledAt=format_known(row["settled_at"]),
         lastError=row["last_error"],
     )
 
@@ -211,11 +211,3 @@ def _place(cursor: str | None) -> Place:
 
 def _place_of(id_column: str) -> Callable[[Row], Sequence[str | int]]:
     return lambda row: [row["created_at"], row[id_column]]
-
-
-def _instant(at: int | None) -> str | None:
-    return None if at is None else format_instant(at)
-
-
-def _known(**fields: Any) -> Mapping[str, Any]:
-    return {name: value for name, value in fields.items() if value is not None}
