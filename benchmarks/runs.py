@@ -42,12 +42,12 @@ def _success(ready: Mapping[str, Any]) -> Message:
 async def runs(rig: Rig, size: int) -> Result:
     """Start runs and report each job's success when its JobReady arrives, until all runs are complete."""
     queue: asyncio.Queue[Message] = asyncio.Queue()
-    let_go: list[str] = []
+    ready_ids: list[str] = []
     completed: list[str] = []
 
     async def ready(message: Msg) -> None:
         event = json.loads(message.data)
-        let_go.append(event["id"])
+        ready_ids.append(event["id"])
         queue.put_nowait(_success(event["payload"]))
 
     async def complete(message: Msg) -> None:
@@ -71,7 +71,9 @@ async def runs(rig: Rig, size: int) -> Result:
         "runs/s": size / seconds,
         "jobs/s": size * _JOBS / seconds,
     }
-    problems = [] if len(set(let_go)) == size * _JOBS else [f"{len(set(let_go))} of {size * _JOBS} jobs were let go"]
+    problems = (
+        [] if len(set(ready_ids)) == size * _JOBS else [f"{len(set(ready_ids))} of {size * _JOBS} jobs were ready"]
+    )
     return Result("runs", figures, problems)
 
 

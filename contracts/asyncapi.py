@@ -82,8 +82,8 @@ def document(
         "channels": {
             **{f"command-{kebab(each.type)}": _channel(Kind.COMMAND, each.type) for each in commands},
             **{f"event-{kebab(each.type)}": _channel(Kind.EVENT, each.type) for each in events},
-            **{f"query-{each.name}": _channel(Kind.QUERY, each.question.__name__, each.name) for each in queries},
-            **{f"answer-{each.name}": _inbox(f"{each.question.__name__}Answer") for each in queries},
+            **{f"query-{each.name}": _channel(Kind.QUERY, each.request.__name__, each.name) for each in queries},
+            **{f"answer-{each.name}": _inbox(f"{each.request.__name__}Answer") for each in queries},
             "dead-letter": _channel(Kind.DEAD_LETTER, "DeadLetter", "{message}"),
             "command-outcome": _inbox("CommandOutcome"),
         },
@@ -180,8 +180,8 @@ def _answer(name: str) -> dict[str, Any]:
 
 
 def _question_and_answer(query: QueryRoute) -> Iterator[tuple[str, dict[str, Any]]]:
-    name = query.question.__name__
-    yield name, _message(None, name, query.name, query.question)
+    name = query.request.__name__
+    yield name, _message(None, name, query.name, query.request)
     yield f"{name}Answer", _message(Kind.QUERY, f"{name}Answer", f"{query.name}-answer")
 
 

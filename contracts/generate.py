@@ -9,37 +9,18 @@ from typing import Any, Literal
 
 from pydantic import TypeAdapter, create_model
 
+from timer_service.app.slices import QUERIES, SLICES
 from timer_service.core.errors import Code
 from timer_service.core.message import Envelope, Identifier, Payload, kebab
 from timer_service.core.rejection import CommandRejected, FieldFault
-from timer_service.events.handler import PAYLOADS as EVENT_COMMANDS
-from timer_service.events.handler import Verdict as EventVerdict
-from timer_service.events.queries import QUERIES as EVENT_QUERIES
-from timer_service.events.queries import BuriedEventPage
-from timer_service.needs.handler import PAYLOADS as RUN_COMMANDS
-from timer_service.needs.messages import JobReady, JobSkipped, RunCompleted, RunRejected, RunStuck
-from timer_service.needs.queries import QUERIES as RUN_QUERIES
-from timer_service.needs.queries import RunDetails, RunPage, RunView
-from timer_service.needs.rules import Verdict as RunVerdict
-from timer_service.signals.handler import PAYLOADS as SIGNAL_COMMANDS
-from timer_service.signals.messages import WorkSignalFailed, WorkSignalFired
-from timer_service.signals.queries import QUERIES as SIGNAL_QUERIES
-from timer_service.signals.queries import FiringPage, SignalPage, SignalView, TaskPage
-from timer_service.signals.rules import Verdict as SignalVerdict
-from timer_service.timers.handler import PAYLOADS as TIMER_COMMANDS
-from timer_service.timers.messages import DueTimeReached
-from timer_service.timers.queries import QUERIES as TIMER_QUERIES
-from timer_service.timers.queries import TimerCounts, TimerPage, TimerView
-from timer_service.timers.rules import Verdict as TimerVerdict
 
 CONTRACTS = Path(__file__).parent
 SCHEMAS = CONTRACTS / "schemas"
 _ASYNCAPI = runpy.run_path(str(CONTRACTS / "asyncapi.py"))
 
 
-_VERDICTS = (*TimerVerdict, *SignalVerdict, *RunVerdict, *EventVerdict)
-Verdict = StrEnum("Verdict", {each.name: each.value for each in _VERDICTS})
-Verdict.__doc__ = "How a command ends."
+Outcome = StrEnum("Outcome", {name.name: name.value for each in SLICES for name in each.outcomes})
+Outcome.__doc__ = "How a command ends."
 
 
 class Refusal(Payload):
@@ -56,16 +37,6 @@ class QueryRefused(Payload):
     error: Refusal
 
 
-class CommandHandled(Payload):
-    """The command is committed; the timer, signal or run it was about, if there is one, is as it stands now."""
-
-    command_id: Identifier
-    outcome: Verdict
-    timer: TimerView | None = None
-    signal: SignalView | None = None
-    run: RunView | None = None
-
-
 class CommandRefused(Payload):
     """The command was rejected and is kept in the dead letters."""
 
@@ -73,32 +44,17 @@ class CommandRefused(Payload):
     error: Refusal
 
 
-COMMANDS: tuple[type[Payload], ...] = (*TIMER_COMMANDS, *SIGNAL_COMMANDS, *RUN_COMMANDS, *EVENT_COMMANDS)
-EVENTS: tuple[type[Payload], ...] = (
-    DueTimeReached,
-    WorkSignalFired,
-    WorkSignalFailed,
-    JobReady,
-    JobSkipped,
-    RunRejected,
-    RunCompleted,
-    RunStuck,
-    CommandRejected,
+CommandHandled = create_model(
+    "CommandHandled",
+    __base__=Payload,
+    __doc__="The command is committed; the timer, signal or run it was about, if there is one, is as it stands now.",
+    command_id=(Identifier, ...),
+    outcome=(Outcome, ...),
+    **{name: (view | None, None) for each in SLICES for name, view in each.views.items()},
 )
-QUERIES = (*TIMER_QUERIES, *SIGNAL_QUERIES, *RUN_QUERIES, *EVENT_QUERIES)
-ANSWERS: dict[str, type[Payload]] = {
-    "get-timer": TimerView,
-    "list-timers": TimerPage,
-    "count-timers": TimerCounts,
-    "get-signal": SignalView,
-    "list-signals": SignalPage,
-    "list-firings": FiringPage,
-    "list-tasks": TaskPage,
-    "get-run": RunDetails,
-    "list-runs": RunPage,
-    "list-buried-events": BuriedEventPage,
-}
-"""What each query is answered with, if not with an error."""
+
+COMMANDS: tuple[type[Payload], ...] = tuple(command for each in SLICES for command in each.commands)
+EVENTS: tuple[type[Payload], ...] = (*(event for each in SLICES for event in each.events), CommandRejected)
 
 
 def schemas() -> dict[str, str]:
@@ -106,8 +62,8 @@ def schemas() -> dict[str, str]:
     documents = {
         **{kebab(each.type): _message(each, _command(each)) for each in COMMANDS},
         **{kebab(each.type): _without_null(_message(each, _event(each))) for each in EVENTS},
-        **{each.name: _document(each.name, each.question.__name__, each.question) for each in QUERIES},
-        **{f"{name}-answer": _answer(f"{name}-answer", answer, QueryRefused) for name, answer in ANSWERS.items()},
+        **{each.name: _document(each.name, each.request.__name__, each.request) for each in QUERIES},
+        **{f"{each.name}-answer": _answer(f"{each.name}-answer", each.reply, QueryRefused) for each in QUERIES},
         "command-outcome": _answer("command-outcome", CommandHandled, CommandRefused),
     }
     return {f"{name}.v1.json": _text(document) for name, document in documents.items()}

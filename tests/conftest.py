@@ -8,7 +8,7 @@ import pytest
 from tests.support.brokers import HARNESSES, BrokerHarness
 from tests.support.clock import ManualClock
 from tests.support.databases import Databases
-from tests.support.instruments import RecordingInstruments
+from tests.support.metrics import RecordingMetrics
 from tests.support.provision import (
     PROVISION_HELP,
     Provision,
@@ -52,8 +52,8 @@ def clock() -> ManualClock:
 
 
 @pytest.fixture
-def instruments() -> RecordingInstruments:
-    return RecordingInstruments()
+def metrics() -> RecordingMetrics:
+    return RecordingMetrics()
 
 
 @pytest.fixture

@@ -163,11 +163,17 @@ class Config(BaseSettings):
     reply_prefix: str = "_INBOX."
     manage_streams: bool = True
     signals_enabled: bool = True
-    needs_enabled: bool = True
+    runs_enabled: bool = True
     auto_migrate: bool = True
     shutdown_timeout: Milliseconds = timedelta(milliseconds=20000)
     log_level: Annotated[Literal["debug", "info", "warning", "error"], BeforeValidator(_lower)] = "info"
     log_format: Annotated[Literal["json", "console"], BeforeValidator(_lower)] | None = None
+
+    @property
+    def enabled(self) -> frozenset[str]:
+        """The names of the slices that are switched on, of those that can be switched off."""
+        switches = {"signals": self.signals_enabled, "runs": self.runs_enabled}
+        return frozenset(name for name, on in switches.items() if on)
 
     @field_validator("reply_prefix")
     @classmethod

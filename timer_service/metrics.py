@@ -15,7 +15,7 @@ _ROWS = (0, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
 
 
 class Metrics:
-    """The core's `Instruments` as collectors of `registry`."""
+    """The core's `MetricsPort` as collectors of `registry`."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._commands = _counter(

@@ -1,4 +1,4 @@
-"""A small executor: runs the command in each JobReady's payload and reports how it ended (docs/needs.md).
+"""A small executor: runs the command in each JobReady's payload and reports how it ended (docs/runs.md).
 
     python docs/examples/executor.py acme
 

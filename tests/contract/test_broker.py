@@ -10,7 +10,7 @@ from tests.support.barrier import barrier
 from tests.support.brokers import HARNESSES, BrokerHarness, NatsHarness, Stored
 from tests.support.builders import command_address, event, schedule_timer
 from timer_service.adapters.nats import NatsBroker
-from timer_service.core.broker import PUBLISHED, Answer, Answered, Delivery, PublishStatus, Reply, Subscription
+from timer_service.core.broker import PUBLISHED, Delivery, PublishStatus, QueryHandler, QueryReply, Reply, Subscription
 from timer_service.core.errors import Code
 from timer_service.core.message import Address, Kind, Message
 
@@ -345,12 +345,12 @@ async def test_subscription_outlives_an_outage(harness: BrokerHarness) -> None:
 # Queries
 
 
-async def repeat(name: str, tenant: str, body: bytes) -> Answered:
+async def repeat(name: str, tenant: str, body: bytes) -> QueryReply:
     """Answer a query with what the service is told of it; one that asks for an error gets one."""
     answer = f"{name} of {tenant}: ".encode() + body
     if body == b"error":
-        return Answered(answer, Code.INVALID_PAYLOAD, "the query is invalid: é, and two\r\nlines: of it")
-    return Answered(answer)
+        return QueryReply(answer, Code.INVALID_PAYLOAD, "the query is invalid: é, and two\r\nlines: of it")
+    return QueryReply(answer)
 
 
 async def test_queries(harness: BrokerHarness) -> None:
@@ -379,15 +379,15 @@ async def test_query_error(harness: BrokerHarness) -> None:
     error = await harness.ask("get-timer", "acme", b"error")
     assert (error.body, error.code) == (b"get-timer of acme: error", Code.INVALID_PAYLOAD)
     assert " ".join(error.message.split()) == "the query is invalid: é, and two lines: of it"
-    assert await harness.ask("get-timer", "acme", b"2") == Answered(b"get-timer of acme: 2")
+    assert await harness.ask("get-timer", "acme", b"2") == QueryReply(b"get-timer of acme: 2")
 
 
 async def test_large_answer(harness: BrokerHarness) -> None:
     """An answer as large as the broker takes arrives whole."""
     body = b"x" * harness.broker.features.max_message_bytes
 
-    async def answer(_name: str, _tenant: str, _body: bytes) -> Answered:
-        return Answered(body)
+    async def answer(_name: str, _tenant: str, _body: bytes) -> QueryReply:
+        return QueryReply(body)
 
     await harness.broker.serve_queries(["list-timers"], answer)
     assert (await harness.ask("list-timers", "acme", b"")).body == body
@@ -398,7 +398,7 @@ async def test_queries_after_an_outage(harness: BrokerHarness) -> None:
     await harness.broker.serve_queries(["get-timer"], repeat)
     await harness.go_away()
     await harness.come_back()
-    assert await harness.ask("get-timer", "acme", b"1") == Answered(b"get-timer of acme: 1")
+    assert await harness.ask("get-timer", "acme", b"1") == QueryReply(b"get-timer of acme: 1")
 
 
 # Hints
@@ -408,8 +408,8 @@ async def test_hints(harness: BrokerHarness) -> None:
     """Whoever hears is told of every hint, its own too, by loop and instant."""
     heard: asyncio.Queue[tuple[str, int]] = asyncio.Queue()
     others: asyncio.Queue[tuple[str, int]] = asyncio.Queue()
-    await harness.broker.hear_hints(lambda *hint: heard.put_nowait(hint))
-    await harness.broker.hear_hints(lambda *hint: others.put_nowait(hint))
+    await harness.broker.subscribe_hints(lambda *hint: heard.put_nowait(hint))
+    await harness.broker.subscribe_hints(lambda *hint: others.put_nowait(hint))
     await harness.broker.hint("timers", 1_795_000_000_000)
     await harness.broker.hint("outbox", 0)
     async with asyncio.timeout(10):
@@ -420,7 +420,7 @@ async def test_hints(harness: BrokerHarness) -> None:
 async def test_hints_are_lost_in_an_outage(harness: BrokerHarness) -> None:
     """A hint without a broker disturbs nobody, and is not kept until it is of no use any more; later ones are heard."""
     heard: asyncio.Queue[tuple[str, int]] = asyncio.Queue()
-    await harness.broker.hear_hints(lambda *hint: heard.put_nowait(hint))
+    await harness.broker.subscribe_hints(lambda *hint: heard.put_nowait(hint))
     await harness.go_away()
     await harness.broker.hint("timers", 1)
     await harness.come_back()
@@ -470,7 +470,7 @@ async def test_nats_reply_elsewhere(nats_harness: NatsHarness, reply: str) -> No
     """The service can't be made to publish anywhere but to an inbox, and doesn't even look for the answer."""
     asked: list[bytes] = []
 
-    async def answer(name: str, tenant: str, body: bytes) -> Answered:
+    async def answer(name: str, tenant: str, body: bytes) -> QueryReply:
         asked.append(body)
         return await repeat(name, tenant, body)
 
@@ -488,8 +488,8 @@ async def test_nats_instances_share_queries(nats_harness: NatsHarness) -> None:
     """Of two instances one answers a query, and when one is closed the other goes on."""
     answered: list[int] = []
 
-    def by(number: int) -> Answer:
-        async def answer(name: str, tenant: str, body: bytes) -> Answered:
+    def by(number: int) -> QueryHandler:
+        async def answer(name: str, tenant: str, body: bytes) -> QueryReply:
             answered.append(number)
             return await repeat(name, tenant, body)
 
@@ -513,7 +513,7 @@ async def test_nats_instances_share_queries(nats_harness: NatsHarness) -> None:
 async def test_nats_what_is_no_hint(nats_harness: NatsHarness, body: bytes) -> None:
     """On NATS anyone who may could publish where hints go; what is none is passed over."""
     heard: asyncio.Queue[tuple[str, int]] = asyncio.Queue()
-    await nats_harness.broker.hear_hints(lambda *hint: heard.put_nowait(hint))
+    await nats_harness.broker.subscribe_hints(lambda *hint: heard.put_nowait(hint))
     await nats_harness.broker._client.flush()
     await nats_harness.user.publish("timer.wake.v1.timers", body)
     await barrier(nats_harness.user)

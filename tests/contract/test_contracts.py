@@ -30,7 +30,7 @@ from timer_service.core.message import Address, Kind, Message, Payload, Position
 from timer_service.core.query import Queries, QueryRoute
 from timer_service.core.rejection import Rejected
 from timer_service.signals.events import failed_event, fired_event
-from timer_service.timers.worker import due_time_reached
+from timer_service.timers.events import due_time_reached
 
 CONTRACTS = Path(__file__).parents[2] / "contracts"
 SCHEMAS = CONTRACTS / "schemas"
@@ -59,8 +59,8 @@ COMMANDS: dict[str, type[TenantPayload]] = {payload.type: payload for payload in
 QUERIES: tuple[QueryRoute, ...] = GENERATED["QUERIES"]
 REFUSED = GENERATED["QueryRefused"]
 BODIES: dict[str, TypeAdapter[Any]] = {
-    **{route.name: TypeAdapter(route.question) for route in QUERIES},
-    **{f"{route.name}-answer": TypeAdapter(GENERATED["ANSWERS"][route.name] | REFUSED) for route in QUERIES},
+    **{route.name: TypeAdapter(route.request) for route in QUERIES},
+    **{f"{route.name}-answer": TypeAdapter(route.reply | REFUSED) for route in QUERIES},
     "command-outcome": TypeAdapter(GENERATED["CommandHandled"] | GENERATED["CommandRefused"]),
 }
 """What travels without an envelope, by schema name."""
@@ -355,9 +355,7 @@ async def test_what_is_told_of_runs_fits_its_schema(
     await runs.report("failed", "c", "d")
     await runs.start({"a": ["a"]}, runId="cyclic")
     await runs.start({"a": [], "b": ["a"]}, runId="stuck")
-    await runs.sql(
-        "UPDATE execution_jobs SET status = 'success', settled_at = 0 WHERE run_id = 'stuck' AND job_name = 'a'"
-    )
+    await runs.sql("UPDATE run_jobs SET status = 'success', settled_at = 0 WHERE run_id = 'stuck' AND job_name = 'a'")
     clock.advance(hours=1)
     await runs.sweep.tick(clock.now())
     await runs.tell("CancelRun", runId="nobody")

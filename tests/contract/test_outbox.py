@@ -5,15 +5,16 @@ from datetime import timedelta
 import pytest
 
 from tests.support.clock import NOW, ManualClock
-from tests.support.instruments import RecordingInstruments
+from tests.support.metrics import RecordingMetrics
 from timer_service.adapters.memory import MemoryBroker, never
 from timer_service.core import outbox
-from timer_service.core.census import Census
 from timer_service.core.database import Database, Row
 from timer_service.core.lease import Failure, Lease
 from timer_service.core.message import Address, Event, Kind, Trace
 from timer_service.core.outbox import OUTBOX, stored_message
+from timer_service.core.recovery import take_over_claims
 from timer_service.core.relay import Relay
+from timer_service.core.row_counts import RowCounts
 
 HOLD = timedelta(seconds=30)
 MAX_ATTEMPTS = 2
@@ -30,7 +31,7 @@ def lease() -> Lease:
 
 @pytest.fixture
 def relay(
-    store: Database, memory_broker: MemoryBroker, clock: ManualClock, instruments: RecordingInstruments, lease: Lease
+    store: Database, memory_broker: MemoryBroker, clock: ManualClock, metrics: RecordingMetrics, lease: Lease
 ) -> Relay:
     return Relay(
         database=store,
@@ -38,7 +39,7 @@ def relay(
         lease=lease,
         encode=stored_message,
         clock=clock,
-        instruments=instruments,
+        metrics=metrics,
         batch_size=10,
         max_attempts=MAX_ATTEMPTS,
         rng=random.Random(0),
@@ -59,13 +60,13 @@ async def rows(store: Database) -> list[Row]:
 
 
 async def test_event_is_published_and_its_row_deleted(
-    store: Database, memory_broker: MemoryBroker, clock: ManualClock, relay: Relay, instruments: RecordingInstruments
+    store: Database, memory_broker: MemoryBroker, clock: ManualClock, relay: Relay, metrics: RecordingMetrics
 ) -> None:
     """An event comes out as it was added, to the last field and header, and nothing is left of it."""
     event = Event("event-1", "something.happened", "acme", {"é": [1, None]}, NOW, "corr", "cause", Trace("p", "s"))
     await add(store, event)
     clock.advance(milliseconds=250)
-    claimed = await relay.tick(clock.now())
+    claimed = (await relay.tick(clock.now())).done
     (message,) = memory_broker.events
     assert (claimed, await rows(store)) == (1, [])
     assert (message.address, message.id) == (Address(Kind.EVENT, "acme", "something-happened"), "event-1")
@@ -79,7 +80,7 @@ async def test_event_is_published_and_its_row_deleted(
         "timestampMs": NOW,
         "payload": {"é": [1, None]},
     }
-    assert (instruments.settled_in, instruments.lateness) == ({("outbox", "fired"): 1}, [0.25])
+    assert (metrics.settled_in, metrics.lateness) == ({("outbox", "fired"): 1}, [0.25])
 
 
 async def add_and_fail(store: Database) -> None:
@@ -142,7 +143,7 @@ async def test_broker_away_costs_no_attempt(
 
 
 async def test_refused_event_is_buried_and_visible(
-    store: Database, memory_broker: MemoryBroker, clock: ManualClock, relay: Relay, instruments: RecordingInstruments
+    store: Database, memory_broker: MemoryBroker, clock: ManualClock, relay: Relay, metrics: RecordingMetrics
 ) -> None:
     """An event that the broker never takes stays with the reason, and holds up no other one."""
     await add(store, told(1), told(2))
@@ -154,9 +155,9 @@ async def test_refused_event_is_buried_and_visible(
     assert [message.id for message in memory_broker.events] == ["event-2"]
     assert (row["event_id"], row["state"], row["available_at"]) == ("event-1", "Buried", None)
     assert (row["attempt"], row["last_error"]) == (MAX_ATTEMPTS, "refused")
-    assert instruments.given_up == {"outbox": 1}
-    await Census(store, instruments, counted=outbox.COUNTED, leased=[OUTBOX]).tick(clock.now())
-    assert instruments.counts == {("outbox", "Waiting"): 0, ("outbox", "Buried"): 1}
+    assert metrics.given_up == {"outbox": 1}
+    await RowCounts(store, metrics, counted=outbox.COUNTED, leased=[OUTBOX]).tick(clock.now())
+    assert metrics.counts == {("outbox", "Waiting"): 0, ("outbox", "Buried"): 1}
 
 
 async def test_dead_predecessor_s_claims_are_taken_over(
@@ -166,8 +167,8 @@ async def test_dead_predecessor_s_claims_are_taken_over(
     await add(store, told())
     async with store.transaction() as tx:
         await lease.claim(tx, NOW, 10)
-    await relay.recover()
-    assert await relay.tick(NOW) == (1 if store.exclusive else 0)
+    await take_over_claims(store, lease, NOW)
+    assert (await relay.tick(NOW)).done == (1 if store.exclusive else 0)
     assert [message.id for message in memory_broker.events] == (["event-1"] if store.exclusive else [])
 
 

@@ -8,51 +8,51 @@ import pytest
 from tests.support.databases import Databases
 from tests.support.plans import MODES, Filled, filled_database
 from timer_service.adapters.sqlite import SqliteDatabase
-from timer_service.needs import retention, store, sweep
+from timer_service.runs import retention, store, sweep
 
 RUNS = """
-INSERT INTO execution_runs (
+INSERT INTO runs (
     tenant_id, run_id, status, digest, open_jobs, created_at, sweep_at, position_epoch, position_sequence
 )
 SELECT 'tenant-7', 'run-' || n, 'running', '', 20000, n, n, 1, n FROM generate_series(1, $1::bigint) AS n
 """
 NAMED = """
-INSERT INTO execution_runs (tenant_id, run_id, created_at, settled_at, position_epoch, position_sequence)
+INSERT INTO runs (tenant_id, run_id, created_at, settled_at, position_epoch, position_sequence)
 SELECT 'tenant-7', 'named-' || n, n, n, 0, 0 FROM generate_series(1, $1::bigint) AS n
 """
 JOBS = """
-INSERT INTO execution_jobs (
+INSERT INTO run_jobs (
     tenant_id, run_id, job_name, status, open_needs, open_groups, position_epoch, position_sequence
 )
 SELECT 'tenant-7', 'tenant-7', 'job-' || n, 'pending', 1, 0, 0, 0 FROM generate_series(1, $1::bigint) AS n
 """
 NEEDS = """
-INSERT INTO execution_job_needs (tenant_id, run_id, job_name, upstream_name, if_failed)
+INSERT INTO run_needs (tenant_id, run_id, job_name, upstream_name, if_failed)
 SELECT 'tenant-7', 'tenant-7', 'job-' || n, 'job-' || (n - 1), 'skip' FROM generate_series(1, $1::bigint) AS n
 """
 
-RUN = "execution_runs_pkey"
-JOB = "execution_jobs_pkey"
-NEED = "execution_job_needs_pkey"
+RUN = "runs_pkey"
+JOB = "run_jobs_pkey"
+NEED = "run_needs_pkey"
 PLANS = {
     "a run, locked": (store._FIND_LOCKED, ["LockRows", f"Index Scan {RUN}"]),
     "a job": (store._SQL["find_job"], [f"Index Scan {JOB}"]),
     "a changed job": (store._SQL["put_job"], [f"Index Scan {JOB}"]),
-    "who needs a job": (store._SQL["downstream"], ["Index Only Scan execution_job_needs_downstream"]),
+    "who needs a job": (store._SQL["downstream"], ["Index Only Scan run_needs_downstream"]),
     "what a job needs": (store._SQL["needs_of_job"], [f"Index Scan {NEED}"]),
     "what upstreams put out": (store._SQL["upstream_outputs"], [f"Index Only Scan {NEED}", f"Index Scan {JOB}"]),
     "jobs of a run": (store._SQL["jobs_of_run"], [f"Index Scan {JOB}"]),
     "needs of a run": (store._SQL["needs_of_run"], [f"Index Scan {NEED}"]),
     "a page of jobs": (store._SQL["page_of_jobs"], [f"Index Scan {JOB}"]),
     "runs of a status": (
-        store._SQL["page"].format(such="status = 'failed'"),
+        store._SQL["page"].format(where="status = 'failed'"),
         ["Index Scan"],  # backward
     ),
-    "runs to sweep": (sweep._SQL["to_sweep"], ["Index Scan execution_runs_to_sweep"]),
-    "stale jobs": (sweep._SQL["stale"], ["Index Scan execution_jobs_stale"]),
-    "the next sweep": (sweep._SQL["next_sweep"], ["Index Only Scan execution_runs_to_sweep"]),
-    "the next stale job": (sweep._SQL["next_stale"], ["Index Only Scan execution_jobs_stale"]),
-    "old runs": (retention._SQL["settled"], ["LockRows", "Index Scan execution_runs_settled"]),
+    "runs to sweep": (sweep._SQL["to_sweep"], ["Index Scan runs_to_sweep"]),
+    "stale jobs": (sweep._SQL["stale"], ["Index Scan run_jobs_stale"]),
+    "the next sweep": (sweep._SQL["next_sweep"], ["Index Only Scan runs_to_sweep"]),
+    "the next stale job": (sweep._SQL["next_stale"], ["Index Only Scan run_jobs_stale"]),
+    "old runs": (retention._SQL["settled"], ["LockRows", "Index Scan runs_settled"]),
 }
 
 

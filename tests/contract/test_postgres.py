@@ -18,7 +18,7 @@ from timer_service.core.database import Database, Transaction
 from timer_service.core.errors import ConflictError, DatabaseUnavailableError
 from timer_service.core.lease import Lease
 from timer_service.core.message import Position
-from timer_service.core.transacting import in_transaction
+from timer_service.core.transactions import in_transaction
 from timer_service.timers import store as timers
 from timer_service.timers.rules import Key, State
 from timer_service.timers.store import TIMERS

@@ -4,7 +4,7 @@ import pytest
 
 from tests.support.databases import Databases
 from tests.support.plans import MODES, SIZES, Filled, filled_database
-from timer_service.core.census import overdue_sql
+from timer_service.core.row_counts import overdue_sql
 from timer_service.timers import store as timers
 from timer_service.timers.rules import State
 from timer_service.timers.store import TIMERS
@@ -49,7 +49,7 @@ STATEMENTS = {
         ["CTE Scan", "LockRows", "Index Scan timer_schedules_cancelled_at", KEY],
     ),
 } | {
-    f"list {state}": (timers._SQL["page"].format(such=timers._SUCH[state]), [f"Index Scan timer_schedules_{index}"])
+    f"list {state}": (timers._SQL["page"].format(where=timers._WHERE[state]), [f"Index Scan timer_schedules_{index}"])
     for state, index in zip(State, ("scheduled", "reached", "cancelled", "failed"), strict=True)
 }
 

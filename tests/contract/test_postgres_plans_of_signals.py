@@ -5,11 +5,11 @@ import pytest
 from tests.support.databases import Databases
 from tests.support.plans import MODES, SIZES, Filled, filled_database
 from timer_service.core import outbox
-from timer_service.core.census import overdue_sql
 from timer_service.core.lease import LeasedTable
 from timer_service.core.outbox import OUTBOX
-from timer_service.signals import firings, store
-from timer_service.signals.firings import COUNTED, FIRINGS
+from timer_service.core.row_counts import overdue_sql
+from timer_service.signals import firing_store, store
+from timer_service.signals.firing_store import COUNTED, FIRINGS
 
 ITEMS = """
 INSERT INTO work_items (tenant_id, work_item_id, created_at, position_epoch, position_sequence)
@@ -82,15 +82,18 @@ def of_lease(table: LeasedTable, complete: str, complete_claim: str) -> dict[str
 STATEMENTS = {
     **of_lease(FIRINGS, "complete", "complete_claim"),
     **of_lease(OUTBOX, "complete_and_delete", "complete_claim_and_delete"),
-    "a firing, fail": (firings._SQL["fail"], [by_key("work_signal_firings")]),
-    "a firing, put back": (firings._SQL["put_back"], ["Index Scan work_signal_firings_failed"]),
-    "a firing, still held": (firings._SQL["still_held"], ["LockRows", by_key("work_signal_firings")]),
-    **{f"a signal, {name}": (firings._SQL[name], [by_key("work_signals")]) for name in ("note_fired", "note_failed")},
-    "a page of firings": (firings._SQL["page_of_signal"], ["Index Scan work_signal_firings_of_signal"]),
-    "a page of tasks": (firings._SQL["tasks_of_item"], ["Index Scan work_item_tasks_of_item"]),
-    "tasks that go with their signal": (firings._SQL["delete_tasks"], ["Index Scan work_item_tasks_of_signal"]),
+    "a firing, fail": (firing_store._SQL["fail"], [by_key("work_signal_firings")]),
+    "a firing, put back": (firing_store._SQL["put_back"], ["Index Scan work_signal_firings_failed"]),
+    "a firing, still held": (firing_store._SQL["still_held"], ["LockRows", by_key("work_signal_firings")]),
+    **{
+        f"a signal, {name}": (firing_store._SQL[name], [by_key("work_signals")])
+        for name in ("note_fired", "note_failed")
+    },
+    "a page of firings": (firing_store._SQL["page_of_signal"], ["Index Scan work_signal_firings_of_signal"]),
+    "a page of tasks": (firing_store._SQL["tasks_of_item"], ["Index Scan work_item_tasks_of_item"]),
+    "tasks that go with their signal": (firing_store._SQL["delete_tasks"], ["Index Scan work_item_tasks_of_signal"]),
     "old firings": (
-        firings._SQL["delete_settled"],
+        firing_store._SQL["delete_settled"],
         ["CTE Scan", "LockRows", "Index Scan work_signal_firings_settled", by_key("work_signal_firings")],
     ),
     "an item": (store._SQL["find_item"], ["LockRows", by_key("work_items")]),
@@ -107,14 +110,14 @@ STATEMENTS = {
     "a signal to lock": (store._FIND_LOCKED, ["LockRows", by_key("work_signals")]),
     "signals that wait for an item": (store._SQL["waiting"], ["Index Scan work_signals_of_item"]),
     "signals of a status": (
-        store._SQL["page"].format(such="trigger_kind IS NOT NULL AND status = 'active'"),
+        store._SQL["page"].format(where="trigger_kind IS NOT NULL AND status = 'active'"),
         ["Index Scan work_signals_by_status"],
     ),
     "signals of an item": (
-        store._SQL["page"].format(such="work_item_id = :work_item_id AND status = 'active'"),
+        store._SQL["page"].format(where="work_item_id = :work_item_id AND status = 'active'"),
         ["Index Scan work_signals_of_item"],
     ),
-    "signals": (store._SQL["page"].format(such="trigger_kind IS NOT NULL"), [by_key("work_signals")]),
+    "signals": (store._SQL["page"].format(where="trigger_kind IS NOT NULL"), [by_key("work_signals")]),
     "ended signals": (store._SQL["ended"], ["LockRows", "Index Scan work_signals_ended"]),
     "failed firings": (COUNTED[1].sql, ["Index Only Scan work_signal_firings_failed"]),
     "unevaluated events": (COUNTED[2].sql, ["Index Only Scan work_item_events_to_evaluate"]),
@@ -142,7 +145,7 @@ def test_plans(filled: Filled, mode: str) -> None:
 @pytest.mark.parametrize("mode", MODES)
 def test_plan_of_ending_firings(filled: Filled, mode: str) -> None:
     """Firings that end with their signal are found by one of the two indexes that begin with it."""
-    (found,) = filled.plan(firings._SQL["end_of_signal"], mode)
+    (found,) = filled.plan(firing_store._SQL["end_of_signal"], mode)
     assert found.removeprefix("Index Scan work_signal_firings_") in {"of_signal", "tenant_id_signal_id_dedupe_key_key"}
 
 

@@ -9,9 +9,9 @@ import pytest
 from tests.support.builders import scheduled
 from tests.support.clock import NOW
 from tests.support.stores import open_sqlite
-from timer_service.core.census import Counted, overdue_sql
 from timer_service.core.database import Database
 from timer_service.core.message import Position
+from timer_service.core.row_counts import Counted, overdue_sql
 from timer_service.timers import store as timers
 from timer_service.timers.rules import State
 from timer_service.timers.store import TIMERS
@@ -142,7 +142,7 @@ LISTED_BY = {
 async def test_page(database: Database, state: State) -> None:
     """A page begins at its place in the index for the state asked for, goes on in that order, and sorts nothing."""
     range_of = "tenant_id=? AND (due_at,service_call_id)>(?,?) AND due_at<?"
-    assert await plan(database, timers._SQL["page"].format(such=timers._SUCH[state])) == [
+    assert await plan(database, timers._SQL["page"].format(where=timers._WHERE[state])) == [
         f"SEARCH timer_schedules USING INDEX {LISTED_BY[state]} ({range_of})"
     ]
 
@@ -150,7 +150,7 @@ async def test_page(database: Database, state: State) -> None:
 @pytest.mark.parametrize("state", LISTED_BY)
 async def test_count(database: Database, state: State) -> None:
     """Timers of a state are counted along the index for it: those of other states cost nothing."""
-    assert await plan(database, timers._SQL["count"].format(such=timers._SUCH[state])) == [
+    assert await plan(database, timers._SQL["count"].format(where=timers._WHERE[state])) == [
         "CO-ROUTINE counted",
         f"SEARCH timer_schedules USING INDEX {LISTED_BY[state]} (tenant_id=? AND due_at<?)",
         "SCAN counted",
@@ -158,7 +158,7 @@ async def test_count(database: Database, state: State) -> None:
 
 
 @pytest.mark.parametrize(
-    ("such", "walk"),
+    ("where", "walk"),
     [
         ("available_at IS NOT NULL", f"SEARCH timer_schedules USING INDEX {AVAILABLE} (available_at>?)"),
         ("state = 'Reached'", "SCAN timer_schedules USING INDEX timer_schedules_reached"),
@@ -166,9 +166,9 @@ async def test_count(database: Database, state: State) -> None:
         ("state = 'Failed'", "SCAN timer_schedules USING INDEX timer_schedules_failed"),
     ],
 )
-async def test_count_all(database: Database, such: str, walk: str) -> None:
+async def test_count_all(database: Database, where: str, walk: str) -> None:
     """The gauges count along the index that holds one state and no other."""
-    assert await plan(database, Counted(TIMERS.name, "any", such).sql) == [
+    assert await plan(database, Counted(TIMERS.name, "any", where).sql) == [
         "CO-ROUTINE counted",
         walk,
         "SCAN counted",

@@ -11,13 +11,13 @@ import pytest
 from tests.support.clock import NOW
 from tests.support.stores import open_sqlite
 from timer_service.core import outbox
-from timer_service.core.census import overdue_sql
 from timer_service.core.database import Database, Transaction
 from timer_service.core.lease import LeasedTable
 from timer_service.core.message import Event, Position
 from timer_service.core.outbox import OUTBOX
-from timer_service.signals import firings, rules, store
-from timer_service.signals.firings import COUNTED, FIRINGS
+from timer_service.core.row_counts import overdue_sql
+from timer_service.signals import firing_store, rules, store
+from timer_service.signals.firing_store import COUNTED, FIRINGS
 from timer_service.signals.messages import TriggerKind
 from timer_service.signals.rules import Cause, Definition, Firing, ItemKey, Key, Transition
 
@@ -61,7 +61,7 @@ async def fill(tx: Transaction) -> None:
             for n, item in enumerate(items)
         ],
     )
-    await firings.add(tx, [Firing(key, "event", None, NOW + n, Cause()) for n, key in enumerate(keys)], NOW)
+    await firing_store.add(tx, [Firing(key, "event", None, NOW + n, Cause()) for n, key in enumerate(keys)], NOW)
     await outbox.add(tx, [Event(f"event-{n}", "told", f"tenant-{n % 50}", {}, NOW) for n in numbers], NOW)
 
 
@@ -99,26 +99,26 @@ PLANS = {
     "overdue firings": (overdue_sql(FIRINGS), ["work_signal_firings_available (available_at<?)"]),
     "a completed firing": (FIRINGS.sql("complete"), [KEY_OF_FIRING]),
     "a retried firing": (FIRINGS.sql("retry"), [KEY_OF_FIRING]),
-    **{f"a firing, {name}": (firings._SQL[name], [KEY_OF_FIRING]) for name in ("still_held", "fail", "put_back")},
-    **{f"a signal, {name}": (firings._SQL[name], [KEY_OF_SIGNAL]) for name in ("note_fired", "note_failed")},
+    **{f"a firing, {name}": (firing_store._SQL[name], [KEY_OF_FIRING]) for name in ("still_held", "fail", "put_back")},
+    **{f"a signal, {name}": (firing_store._SQL[name], [KEY_OF_SIGNAL]) for name in ("note_fired", "note_failed")},
     "firings that end with their signal": (
-        firings._SQL["end_of_signal"],
+        firing_store._SQL["end_of_signal"],
         ["work_signal_firings_of_signal (tenant_id=? AND signal_id=?)"],
     ),
     "a page of firings": (
-        firings._SQL["page_of_signal"],
+        firing_store._SQL["page_of_signal"],
         ["work_signal_firings_of_signal (tenant_id=? AND signal_id=? AND (created_at,firing_id)>(?,?))"],
     ),
     "a page of tasks": (
-        firings._SQL["tasks_of_item"],
+        firing_store._SQL["tasks_of_item"],
         ["work_item_tasks_of_item (tenant_id=? AND work_item_id=? AND (created_at,task_id)>(?,?))"],
     ),
     "tasks that go with their signal": (
-        firings._SQL["delete_tasks"],
+        firing_store._SQL["delete_tasks"],
         ["work_item_tasks_of_signal (tenant_id=? AND signal_id=?)"],
     ),
     "old firings": (
-        firings._SQL["delete_settled"],
+        firing_store._SQL["delete_settled"],
         [KEY_OF_FIRING, "work_signal_firings_settled (settled_at<?)"],
     ),
     "failed firings": (COUNTED[1].sql, ["work_signal_firings_failed"]),
@@ -137,15 +137,15 @@ PLANS = {
         ["work_signals_of_item (tenant_id=? AND work_item_id=? AND status=? AND signal_id>?)"],
     ),
     "signals of a status": (
-        store._SQL["page"].format(such="trigger_kind IS NOT NULL AND status = 'active'"),
+        store._SQL["page"].format(where="trigger_kind IS NOT NULL AND status = 'active'"),
         ["work_signals_by_status (tenant_id=? AND status=? AND signal_id>?)"],
     ),
     "signals of an item": (
-        store._SQL["page"].format(such="work_item_id = :work_item_id AND status = 'active'"),
+        store._SQL["page"].format(where="work_item_id = :work_item_id AND status = 'active'"),
         ["work_signals_of_item (tenant_id=? AND work_item_id=? AND status=? AND signal_id>?)"],
     ),
     "signals": (
-        store._SQL["page"].format(such="trigger_kind IS NOT NULL"),
+        store._SQL["page"].format(where="trigger_kind IS NOT NULL"),
         ["sqlite_autoindex_work_signals_1 (tenant_id=? AND signal_id>?)"],
     ),
     "ended signals": (store._SQL["ended"], ["work_signals_ended (ended_at<?)"]),

@@ -9,7 +9,7 @@ from nats.aio.msg import Msg
 
 from tests.e2e.conftest import WITH_KILLS, User, kill_and_start
 from tests.support.fleet import Fleet
-from tests.support.live import Place
+from tests.support.live import Server
 from tests.support.processes import NatsServer, Service, body
 from tests.support.runs import Graph, LiveRuns, jobs
 
@@ -19,7 +19,7 @@ RECORDED = 'timer_commands_received_total{outcome="recorded",type="ReportJobStat
 
 @pytest.fixture
 async def runs(broker: NatsServer, service: Service) -> AsyncIterator[LiveRuns]:
-    async with LiveRuns.at(Place(broker.url, service)) as conversation:
+    async with LiveRuns.at(Server(broker.url, service)) as conversation:
         yield conversation
 
 
@@ -32,15 +32,15 @@ async def test_killed_between_each_pair_of_steps(
 ) -> None:
     """Killed between each two steps of a diamond and after the last, the service lets each job go once."""
     runs.send("StartRun", jobs=jobs(DIAMOND))
-    for let_go in ({"top"}, {"left", "right"}, {"right"}, {"bottom"}):
+    for mark_ready in ({"top"}, {"left", "right"}, {"right"}, {"bottom"}):
         await runs.publish()
         if handled:
             await user.until_handled()
             await runs.until_quiet()
         await kill_and_start(service, user)
         await runs.consume()
-        assert let_go <= set(await runs.ready())
-        runs.send("ReportJobStatus", jobName=min(let_go), status="success")
+        assert mark_ready <= set(await runs.ready())
+        runs.send("ReportJobStatus", jobName=min(mark_ready), status="success")
     await runs.publish()
     await kill_and_start(service, user)
     await runs.consume()
@@ -53,7 +53,7 @@ async def test_killed_between_each_pair_of_steps(
 async def test_two_instances_end_siblings_at_one_moment(broker: NatsServer, fleet: Fleet) -> None:
     """However two instances share the ends of many joins' siblings, each join is let go exactly once."""
     names = [f"run-{number}" for number in range(100)]
-    async with fleet.running(2) as instances, LiveRuns.at(Place(broker.url, instances[0])) as runs:
+    async with fleet.running(2) as instances, LiveRuns.at(Server(broker.url, instances[0])) as runs:
         for name in names:
             runs.send("StartRun", runId=name, jobs=jobs({"left": [], "right": [], "join": ["left", "right"]}))
         await runs.consume()
@@ -85,7 +85,7 @@ async def execute(user: User) -> None:
 )
 async def test_one_of_three_is_killed(count: int, user: User, broker: NatsServer, fleet: Fleet) -> None:
     """With many runs going on three instances, one is killed: each completes, each job is let go under one id."""
-    async with fleet.running(3) as (victim, *others), LiveRuns.at(Place(broker.url, victim)) as runs:
+    async with fleet.running(3) as (victim, *others), LiveRuns.at(Server(broker.url, victim)) as runs:
         await execute(user)
         for number in range(count):
             runs.send("StartRun", runId=f"run-{number}", jobs=jobs(DIAMOND))

@@ -130,8 +130,8 @@ async def test_command_that_is_not_there(user: User, service: Service, executor:
 
 
 async def test_switched_off_and_on(tmp_path: Path, user: User, broker: NatsServer) -> None:
-    """With TIMER_NEEDS_ENABLED=false commands are taken and nobody goes; started with true, it catches up."""
-    async with Service(tmp_path / "service", broker.url, TIMER_NEEDS_ENABLED="false"):
+    """With TIMER_RUNS_ENABLED=false commands are taken and nobody goes; started with true, it catches up."""
+    async with Service(tmp_path / "service", broker.url, TIMER_RUNS_ENABLED="false"):
         await tell(user, "StartRun", jobs=[{"name": "a"}])
         await user.until_handled()
         assert await user.stored("TIMER_EVT") == 0

@@ -42,7 +42,7 @@ async def test_cancelled_before_it_is_due(timers: Timers) -> None:
     await timers.cancel()
     row = await timers.row()
     assert (row["state"], row["cancelled_at"], row["available_at"]) == ("Cancelled", NOW + 1000, None)
-    assert (await timers.relay.next_at(), timers.wakes) == (None, [DUE])
+    assert (await timers.next_at(), timers.wakes) == (None, [DUE])
     assert await drain(timers) == []
     assert timers.outcomes() == {"scheduled": 1, "cancelled": 1}
 
@@ -71,7 +71,7 @@ async def test_cancelled_while_it_is_being_published(timers: Timers) -> None:
     await timers.tick()
     row = await timers.row()
     assert (row["state"], row["reached_at"], row["lease_token"]) == ("Cancelled", None, None)
-    assert (timers.instruments.lost, timers.instruments.settlements) == (1, {})
+    assert (timers.metrics.lost, timers.metrics.settlements) == (1, {})
     assert await drain(timers) == ["call-1"]
 
 
@@ -167,7 +167,7 @@ async def test_cancel_of_another_tenant(timers: Timers) -> None:
     await timers.schedule(due_at=DUE)
     await timers.cancel(tenant="other")
     await timers.retry(tenant="other")
-    assert timers.instruments.commands == {
+    assert timers.metrics.commands == {
         ("ScheduleTimer", "scheduled"): 1,
         ("CancelTimer", "not_found"): 1,
         ("RetryTimer", "not_found"): 1,
@@ -246,7 +246,7 @@ async def test_retry_where_there_is_nothing_to_retry(timers: Timers) -> None:
     calls = ("waits", "fired", "cancelled")
     before = [(await timers.row(call))["state"] for call in calls]
     for call in (*calls, "unknown"):
-        timers.instruments.commands.clear()
+        timers.metrics.commands.clear()
         await timers.retry(call)
         assert timers.outcomes() == {
             {"fired": "already_reached", "unknown": "not_found"}.get(call, "unchanged"): 1,
@@ -265,7 +265,7 @@ async def test_retry_does_not_end_a_claim(timers: Timers) -> None:
 
     timers.broker.before_publishing = retry
     await timers.tick()
-    assert (timers.fired(), (await timers.row())["state"], timers.instruments.lost) == (["call-1"], "Reached", 0)
+    assert (timers.fired(), (await timers.row())["state"], timers.metrics.lost) == (["call-1"], "Reached", 0)
 
 
 # Together

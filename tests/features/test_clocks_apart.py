@@ -44,7 +44,7 @@ async def test_a_lease_that_only_one_thinks_over(
         claimed = await our_tick, await tasks[0]
     row = await ours.row()
     assert claimed == (1, 1)
-    assert (ours.instruments.lost, theirs.instruments.lost) == (1, 0)
+    assert (ours.metrics.lost, theirs.metrics.lost) == (1, 0)
     assert (row["state"], row["reached_at"], row["attempt"]) == ("Reached", ahead.now(), 2)
     assert [each["id"] for each in bodies(memory_broker.events)] == [row["event_id"]]
 
@@ -67,7 +67,7 @@ async def test_an_instance_behind_reschedules(store: Database, memory_broker: Me
     waiting = await ours.row()
     ours.clock.advance(seconds=1)
     await ours.tick()
-    assert (ours.instruments.lost, waiting["state"]) == (1, "Scheduled")
+    assert (ours.metrics.lost, waiting["state"]) == (1, "Scheduled")
     assert [each["payload"]["dueAt"][17:19] for each in bodies(memory_broker.events)] == ["00", "01"]
     assert len({each["id"] for each in bodies(memory_broker.events)}) == 2
 
@@ -81,7 +81,7 @@ async def test_rows_that_others_are_claiming(
     async with postgres.transaction() as other:
         await other.fetch("SELECT 1 AS one FROM timer_schedules /* for update */")
         claimed = await timers.tick()
-        again_at = await timers.relay.next_at()
+        again_at = await timers.next_at()
     assert (claimed, again_at) == (0, NOW + 5)
     clock.set(NOW + 5)
     assert (await timers.tick(), timers.fired()) == (1, ["call-1"])

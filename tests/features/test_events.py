@@ -1,46 +1,23 @@
 """Events that could not be published, on every store: seen by their tenant, and put back."""
 
-import random
-from datetime import timedelta
 from typing import Any
 
 import pytest
 
-from tests.support.by_hand import BATCH, ByHand
+from tests.support.by_hand import ByHand
 from tests.support.clock import NOW, ManualClock
 from timer_service.adapters.memory import MemoryBroker, never
 from timer_service.core import outbox
-from timer_service.core.consumer import Route
 from timer_service.core.database import Database
-from timer_service.core.lease import Lease
 from timer_service.core.message import Event
-from timer_service.core.outbox import OUTBOX, stored_message
-from timer_service.core.relay import Relay
-from timer_service.events import handler
-from timer_service.events.queries import QUERIES
+from timer_service.events import SLICE
 
 
 class Events(ByHand):
     """Consumer, outbox and queries; what the broker refuses is buried at once."""
 
     def __init__(self, database: Database, broker: MemoryBroker, clock: ManualClock) -> None:
-        route = Route(handler.PAYLOADS, handler.handle, self._woken)
-        super().__init__(database, broker, clock, through=broker, route=route, queries=QUERIES)
-        self.wakes: list[int] = []
-        self.relay = Relay(
-            database=database,
-            broker=broker,
-            lease=Lease(OUTBOX, timedelta(seconds=30)),
-            encode=stored_message,
-            clock=clock,
-            instruments=self.instruments,
-            batch_size=BATCH,
-            max_attempts=1,
-            rng=random.Random(0),
-        )
-
-    async def _woken(self, at: int) -> None:
-        self.wakes.append(at)
+        super().__init__(database, broker, clock, SLICE, max_attempts=1)
 
     async def add(self, *names: str, tenant: str = "acme", **payload: Any) -> None:
         """Add events to the outbox."""
@@ -57,7 +34,7 @@ class Events(ByHand):
 
     async def retry(self, *names: str) -> list[str]:
         """Ask for events to be put back, all in one batch; return the outcomes in the order of their names."""
-        self.instruments.commands.clear()
+        self.metrics.commands.clear()
         for name in names:
             self.send("RetryEvent", eventId=name)
         await self.consume()
@@ -89,7 +66,7 @@ async def test_event_is_put_back(events: Events) -> None:
     }
     events.clock.advance(hours=1)
     assert await events.retry("event-1") == ["retried"]
-    assert events.wakes == [events.clock.now()]
+    assert events.command_wakes == [events.clock.now()]
     await events.publish()
     assert [message.id for message in events.broker.events] == ["event-1"]
     assert (await events.buried(), await events.retry("event-1")) == ({"events": []}, ["not_found"])

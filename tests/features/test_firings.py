@@ -8,20 +8,24 @@ from typing import Any
 import pytest
 
 from tests.simulation.faults import Crash, FaultyBroker, FaultyDatabase, Gate, Life, Point, Witness, crash, outage
+from tests.support.by_hand import VISIBILITY_TIMEOUT, exhaust, next_at
 from tests.support.clock import NOW, ManualClock, after, iso
-from tests.support.signals import BLOCKED, MAX_ATTEMPTS, VISIBILITY_TIMEOUT, Signals
+from tests.support.signals import BLOCKED, MAX_ATTEMPTS, Signals
 from timer_service.adapters.memory import MemoryBroker
 from timer_service.core.backoff import Backoff
 from timer_service.core.broker import BrokerFeatures
-from timer_service.core.census import Census
 from timer_service.core.data import dump_data
 from timer_service.core.database import Database
 from timer_service.core.errors import DatabaseUnavailableError
-from timer_service.core.instruments import Instruments
+from timer_service.core.lease import Lease
 from timer_service.core.message import Position
+from timer_service.core.metrics_port import MetricsPort
+from timer_service.core.outbox import OUTBOX
+from timer_service.core.recovery import take_over_claims
 from timer_service.core.retention import Retention
+from timer_service.core.row_counts import RowCounts
 from timer_service.signals import rules, store
-from timer_service.signals.firings import COUNTED, FIRINGS
+from timer_service.signals.firing_store import COUNTED, FIRINGS
 from timer_service.signals.messages import TriggerKind
 from timer_service.signals.retention import delete_settled
 from timer_service.signals.rules import Definition, Key
@@ -54,8 +58,8 @@ async def tasks(signals: Signals) -> list[str]:
 
 async def live(signals: Signals, tenant: str) -> None:
     """Handle what is waiting and let everything go as far as it can."""
-    await signals.firings.recover()
-    await signals.relay.recover()
+    await take_over_claims(signals.database, Lease(FIRINGS, VISIBILITY_TIMEOUT), signals.clock.now())
+    await take_over_claims(signals.database, Lease(OUTBOX, VISIBILITY_TIMEOUT), signals.clock.now())
     await signals.consume()
     await signals.run()
 
@@ -112,8 +116,9 @@ async def test_retry_and_burial(signals: Signals) -> None:
         (row,) = await signals.rows("work_signal_firings")
         wait = Backoff().delay(attempt, rng) // timedelta(milliseconds=1)
         assert (row["status"], row["attempt"], row["available_at"]) == ("queued", attempt, signals.clock.now() + wait)
-        signals.clock.advance(milliseconds=wait)
-        assert await signals.firings.next_at() == signals.clock.now()
+        again_at = signals.clock.now() + wait
+        assert await next_at(signals.firings, signals.clock.now()) == again_at
+        signals.clock.set(again_at)
     await signals.run()
     (row,) = await signals.rows("work_signal_firings")
     view = await signals.ask("get-signal", signalId="signal-1")
@@ -123,8 +128,8 @@ async def test_retry_and_burial(signals: Signals) -> None:
     assert (failed["causationId"], failed["correlationId"]) == ("cmd-1", "corr-1")
     assert failed["payload"]["error"] == row["last_error"]
     assert (signals.fired(), await tasks(signals)) == ([], [])
-    assert signals.instruments.given_up == {"work_signal_firings": 1}
-    assert signals.instruments.settled_in["work_signal_firings", "retried"] == MAX_ATTEMPTS - 1
+    assert signals.metrics.given_up == {"work_signal_firings": 1}
+    assert signals.metrics.settled_in["work_signal_firings", "retried"] == MAX_ATTEMPTS - 1
 
 
 async def test_failed_firing_hides_nothing_that_comes_later(signals: Signals) -> None:
@@ -165,7 +170,7 @@ async def test_reclaim_raises_the_attempt(signals: Signals) -> None:
     for _ in range(MAX_ATTEMPTS):
         (row,) = await signals.firings._claim(signals.clock.now())
         seen.append(row["attempt"])
-        assert await signals.firings.next_at() == signals.clock.now() + HOLD_MS
+        assert await next_at(signals.firings, signals.clock.now()) == signals.clock.now() + HOLD_MS
         signals.clock.advance(milliseconds=HOLD_MS)
     await signals.run()
     assert seen == [*range(1, MAX_ATTEMPTS + 1)]
@@ -184,7 +189,7 @@ async def test_lost_lease_leaves_everything_as_it_is(signals: Signals) -> None:
     held = await other.firings._claim(signals.clock.now())
     await signals.firings._process(late)
     assert (await signals.status("kept"), await tasks(signals), await signals.rows("outbox")) == ("active", [], [])
-    assert signals.instruments.lost == 1
+    assert signals.metrics.lost == 1
     await other.firings._process(held)
     await other.run()
     assert (signals.fired(), await tasks(signals)) == (["kept"], ["kept"])
@@ -234,17 +239,16 @@ async def test_ten_thousand_signals_on_one_work_item(signals: Signals) -> None:
     """They are held against a transition a thousand at a time; a restart goes on behind those, and each fires once."""
     await make(signals, 10_000)
     await signals.transition()
-    assert (signals.wakes, await signals.rows("work_signal_firings")) == ([NOW], [])
+    assert (signals.command_wakes, await signals.rows("work_signal_firings")) == ([NOW], [])
     passes = 0
-    while await signals.evaluation.tick(NOW):
+    while (await signals.evaluation.tick(NOW)).done:
         passes += 1
         (row,) = await signals.database.reader.fetch("SELECT COUNT(*) AS count FROM work_signal_firings")
         assert row["count"] == min(1000 * passes, 10_000)
         signals.evaluation = Signals(signals.database, signals.broker, signals.clock).evaluation
     assert passes == 11
-    while await signals.firings.tick(NOW):
-        pass
-    assert signals.instruments.settled_in == {("work_signal_firings", "fired"): 10_000}
+    await exhaust(signals.firings, NOW)
+    assert signals.metrics.settled_in == {("work_signal_firings", "fired"): 10_000}
     (row,) = await signals.database.reader.fetch("SELECT COUNT(DISTINCT signal_id) AS count FROM work_item_tasks")
     assert row["count"] == 10_000
 
@@ -257,11 +261,11 @@ async def test_many_events_to_catch_up_with(signals: Signals) -> None:
         off.send("TransitionWorkItem", workItemId="item-1", to="blocked", eventId=f"event-{number:03}")
     await off.consume()
     made = []
-    while await signals.evaluation.tick(NOW):
+    while (await signals.evaluation.tick(NOW)).done:
         made.append(len(await signals.rows("work_signal_firings")))
     assert max(later - earlier for earlier, later in itertools.pairwise([0, *made])) <= 1000
     assert made[-1] == 40 * 120
-    assert await signals.evaluation.next_at() is None
+    assert await next_at(signals.evaluation, signals.clock.now()) is None
 
 
 async def test_switched_off_and_on(signals: Signals) -> None:
@@ -272,8 +276,8 @@ async def test_switched_off_and_on(signals: Signals) -> None:
     await off.transition(eventId="meanwhile")
     signals.clock.advance(minutes=2)
     assert off.outcomes() == ["created", "created", "transitioned"]
-    assert await signals.evaluation.tick(signals.clock.now()) == 1
-    assert signals.wakes == [signals.clock.now()]
+    assert (await signals.evaluation.tick(signals.clock.now())).done == 1
+    assert signals.worker_wakes == [("firings", signals.clock.now())]
     await signals.run()
     assert sorted(signals.fired()) == ["reminder", "signal-1"]
 
@@ -290,8 +294,8 @@ async def test_retention(signals: Signals) -> None:
     await signals.run()
     await signals.about("Resolve", "resolved")
     retention = Retention(signals.database, timedelta(days=7), delete_settled)
-    early = await retention.tick(after(days=7))
-    deleted = await retention.tick(after(days=7, milliseconds=1))
+    early = (await retention.tick(after(days=7))).done
+    deleted = (await retention.tick(after(days=7, milliseconds=1))).done
     left = [row["signal_id"] for row in await signals.rows("work_signals")]
     assert (early, deleted, left) == (0, 5, ["fired", "waits"])
     assert await tasks(signals) == ["fired"]
@@ -306,14 +310,14 @@ async def test_census(signals: Signals) -> None:
     await signals.remind(iso(after(days=1)), "waits")
     await signals.remind(iso(NOW), "cancelled")
     await signals.about("Cancel", "cancelled")
-    instruments: Instruments = signals.instruments
-    await Census(signals.database, instruments, counted=COUNTED, leased=[FIRINGS]).tick(NOW)
-    assert signals.instruments.counts == {
+    metrics: MetricsPort = signals.metrics
+    await RowCounts(signals.database, metrics, counted=COUNTED, leased=[FIRINGS]).tick(NOW)
+    assert signals.metrics.counts == {
         ("work_signal_firings", "pending"): 2,
         ("work_signal_firings", "failed"): 1,
         ("work_item_events", "unevaluated"): 1,
     }
-    assert signals.instruments.overdues == {"work_signal_firings": [(1, 2.0)]}
+    assert signals.metrics.overdues == {"work_signal_firings": [(1, 2.0)]}
 
 
 FORBIDDEN = {

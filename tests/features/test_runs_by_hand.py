@@ -53,4 +53,4 @@ async def test_early_commands_are_forgotten(runs: Runs) -> None:
     runs.send("StartRun", jobs=jobs({"a": []}))
     runs.send("ReportJobStatus", jobName="a", status="success")
     await runs.deliver_reversed()
-    assert (await runs.completed(), await runs.rows("execution_early_commands")) == (["success"], [])
+    assert (await runs.completed(), await runs.rows("run_pending_commands")) == (["success"], [])

@@ -13,11 +13,11 @@ from tests.support.signals import Signals
 from tests.support.timers import Timers
 from timer_service.adapters.memory import MemoryBroker
 from timer_service.adapters.postgres import PostgresDatabase
-from timer_service.core.consumer import Consumer, Handle, Outcome, Route
+from timer_service.core.consumer import CommandResult, Consumer, Handle, Route
 from timer_service.core.database import Transaction
 from timer_service.core.message import Command
-from timer_service.core.transacting import in_transaction
-from timer_service.signals import firings, store
+from timer_service.core.transactions import in_transaction
+from timer_service.signals import firing_store, store
 from timer_service.signals import handler as signals_handler
 from timer_service.signals.retention import delete_settled
 from timer_service.signals.rules import Cause, Firing, ItemKey, Key, Signal
@@ -133,7 +133,7 @@ async def test_two_workers_race_for_firings(instances: list[Signals]) -> None:
     await asyncio.gather(one.firings._process(late), instances[1].firings._process(again))
     await one.run()
     assert sorted(one.fired()) == [f"signal-{number:02}" for number in range(60)]
-    assert one.instruments.lost == 60
+    assert one.metrics.lost == 60
 
 
 async def test_a_signal_deleted_while_it_is_to_be_activated(signals: Signals, postgres: PostgresDatabase) -> None:
@@ -175,10 +175,10 @@ async def test_a_firing_taken_up_again_is_not_deleted(signals: Signals, postgres
     firing = Firing(KEY, "cause", None, NOW, Cause())
     await signals.create()
     async with postgres.transaction() as tx:
-        await firings.add(tx, [firing], NOW)
-        await firings.end(tx, [(KEY, "over")], NOW)
+        await firing_store.add(tx, [firing], NOW)
+        await firing_store.end(tx, [(KEY, "over")], NOW)
     async with postgres.transaction() as tx, asyncio.timeout(10):
-        await firings.put_back(tx, [firing])
+        await firing_store.put_back(tx, [firing])
         deleted = await in_transaction(postgres, lambda other: delete_settled(other, NOW + 1, 10))
     (row,) = await signals.rows("work_signal_firings")
     assert (deleted, row["status"]) == (0, "queued")
@@ -209,7 +209,7 @@ async def test_slices_take_turns_in_one_order(
     asked: list[str] = []
 
     def recording(name: str, handle: Handle) -> Handle:
-        async def record(tx: Transaction, commands: Sequence[Command], now: int) -> Sequence[Outcome]:
+        async def record(tx: Transaction, commands: Sequence[Command], now: int) -> Sequence[CommandResult]:
             asked.append(name)
             return await handle(tx, commands, now)
 
@@ -227,7 +227,7 @@ async def test_slices_take_turns_in_one_order(
         broker=memory_broker,
         routes=routes,
         clock=clock,
-        instruments=signals.instruments,
+        metrics=signals.metrics,
         batch_size=10,
         reply_prefix="_INBOX.",
     )

@@ -4,10 +4,14 @@ from typing import Any
 
 import pytest
 
+from tests.support.by_hand import VISIBILITY_TIMEOUT, next_at
 from tests.support.clock import NOW, ManualClock, after, iso
 from tests.support.signals import BLOCKED, Signals
 from timer_service.adapters.memory import MemoryBroker
 from timer_service.core.database import Database
+from timer_service.core.lease import Lease
+from timer_service.core.recovery import take_over_claims
+from timer_service.signals.firing_store import FIRINGS
 
 WAITING: dict[str, Any] = {"workItemId": "item-1", "triggerKind": "event", "triggerSpec": BLOCKED}
 
@@ -25,9 +29,9 @@ async def test_wakes_and_lateness(signals: Signals) -> None:
     signals.clock.advance(milliseconds=5)
     await signals.run()
     (event,) = signals.told()
-    assert (signals.wakes, signals.outbox_wakes) == ([NOW], [NOW + 5])
+    assert (signals.command_wakes, signals.worker_wakes) == ([NOW], [("outbox", NOW + 5)])
     assert (event["timestampMs"], event["payload"]["firedAt"]) == (NOW + 5, iso(NOW + 5))
-    assert signals.instruments.lateness[0] == 0.005
+    assert signals.metrics.lateness[0] == 0.005
 
 
 async def test_second_instance_fires_nothing_twice(signals: Signals) -> None:
@@ -36,7 +40,7 @@ async def test_second_instance_fires_nothing_twice(signals: Signals) -> None:
     await signals.transition()
     await signals.run()
     other = Signals(signals.database, signals.broker, signals.clock)
-    await other.firings.recover()
+    await take_over_claims(other.database, Lease(FIRINGS, VISIBILITY_TIMEOUT), other.clock.now())
     signals.clock.advance(minutes=10)
     await other.run()
     await signals.run()
@@ -61,8 +65,8 @@ async def test_time(signals: Signals) -> None:
     """A signal that waits for an instant fires at it, not a millisecond before, without a work item or a task."""
     due = after(minutes=1)
     await signals.remind(iso(due))
-    assert signals.wakes == [due]
-    assert await signals.firings.next_at() == due
+    assert signals.command_wakes == [due]
+    assert await next_at(signals.firings, signals.clock.now()) == due
     signals.clock.set(due - 1)
     await signals.run()
     early = signals.fired()
@@ -94,7 +98,7 @@ async def test_transition_before_its_signal_in_one_batch(signals: Signals) -> No
     signals.send("TransitionWorkItem", workItemId="item-1", to="blocked")
     signals.broker.deliver(*reversed(signals.positions))
     await signals.consume()
-    assert signals.wakes == [NOW]
+    assert signals.command_wakes == [NOW]
     await signals.run()
     assert signals.fired() == ["signal-1"]
 
@@ -107,7 +111,7 @@ async def test_transition_long_before_its_signal(signals: Signals) -> None:
     await signals.run()
     assert signals.fired() == []
     await signals.deliver_again(0)
-    assert signals.wakes == [NOW]
+    assert signals.command_wakes == [NOW]
     await signals.run()
     assert signals.fired() == ["signal-1"]
 
@@ -119,8 +123,8 @@ async def test_redelivered_commands_undo_nothing(signals: Signals) -> None:
         await signals.about(verb)
     await signals.deliver_again()
     assert await signals.status() == "cancelled"
-    assert signals.instruments.commands["CreateWorkSignal", "ignored_stale"] == 1
-    assert signals.instruments.commands["CancelWorkSignal", "unchanged"] == 1
+    assert signals.metrics.commands["CreateWorkSignal", "ignored_stale"] == 1
+    assert signals.metrics.commands["CancelWorkSignal", "unchanged"] == 1
 
 
 async def test_reminder_paused_over_its_instant(signals: Signals) -> None:
@@ -136,7 +140,7 @@ async def test_reminder_paused_over_its_instant(signals: Signals) -> None:
     await signals.about("Activate")
     await signals.run()
     assert (paused, signals.fired(), await signals.status()) == ([], ["signal-1"], "fired")
-    assert signals.instruments.commands["ActivateWorkSignal", "already_fired"] == 1
+    assert signals.metrics.commands["ActivateWorkSignal", "already_fired"] == 1
 
 
 async def test_cancelled_and_created_anew(signals: Signals) -> None:

@@ -3,17 +3,18 @@ from typing import Any
 
 import pytest
 
+from tests.support.by_hand import exhaust, next_at
 from tests.support.clock import ManualClock
 from tests.support.runs import Runs, jobs, run_of
 from timer_service.adapters.memory import MemoryBroker
 from timer_service.adapters.postgres import PostgresDatabase
 from timer_service.core.database import Database
 from timer_service.core.message import Position
-from timer_service.core.transacting import in_transaction
-from timer_service.needs.batch import SWEEP_MS
-from timer_service.needs.retention import delete_settled
-from timer_service.needs.rules import RunKey
-from timer_service.needs.store import lock_known
+from timer_service.core.transactions import in_transaction
+from timer_service.runs.batch import SWEEP_MS
+from timer_service.runs.retention import delete_settled
+from timer_service.runs.rules import RunKey
+from timer_service.runs.store import lock_known
 
 
 @pytest.fixture
@@ -24,14 +25,13 @@ def runs(store: Database, memory_broker: MemoryBroker, clock: ManualClock) -> Ru
 
 async def sweep(runs: Runs) -> None:
     """Let the sweep do all it has to do by now."""
-    while await runs.sweep.tick(runs.clock.now()):
-        pass
+    await exhaust(runs.sweep, runs.clock.now())
 
 
 async def test_job_nobody_hears_of(runs: Runs) -> None:
     """A job is ended when nothing is heard of it for as long as it says, counted anew with each report."""
     await runs.tell("StartRun", jobs=[{"name": "a", "staleAfterSeconds": 60}, *jobs({"b": ["a"], "c": [run_of("a")]})])
-    assert await runs.sweep.next_at() == runs.clock.now() + 60_000
+    assert await next_at(runs.sweep, runs.clock.now()) == runs.clock.now() + 60_000
     runs.clock.advance(seconds=50)
     await runs.report("running", "a")
     runs.clock.advance(milliseconds=59_999)
@@ -40,7 +40,7 @@ async def test_job_nobody_hears_of(runs: Runs) -> None:
     runs.clock.advance(milliseconds=1)
     await sweep(runs)
     assert (early["a"], await runs.statuses()) == ("running", {"a": "timed_out_stale", "b": "skipped", "c": "pending"})
-    assert (await runs.ready(), runs.wakes[-1]) == (["a", "c"], runs.clock.now())
+    assert (await runs.ready(), runs.worker_wakes[-1][1]) == (["a", "c"], runs.clock.now())
     await runs.report("success", "a")
     assert (await runs.statuses())["a"] == "timed_out_stale"
 
@@ -49,7 +49,7 @@ async def test_stuck_job_is_seen_to(runs: Runs) -> None:
     """Jobs that wait though all they need has ended, as only a fault can bring about, are seen to and told of once."""
     await runs.start({"a": [], "b": ["a"], "c": [run_of("b"), "a"], "long": []})
     await runs.report("running", "long")
-    await runs.sql("UPDATE execution_jobs SET status = 'success', settled_at = ready_at WHERE job_name = 'a'")
+    await runs.sql("UPDATE run_jobs SET status = 'success', settled_at = ready_at WHERE job_name = 'a'")
     await sweep(runs)
     assert (await runs.ready(), runs.outcomes()) == (["a", "long"], ["recorded", "started"])
     runs.clock.advance(milliseconds=SWEEP_MS)
@@ -66,9 +66,9 @@ async def test_end_told_again_has_its_run_looked_at(runs: Runs) -> None:
     """A report that comes again after its job has ended does no harm, and finds what its first coming has missed."""
     await runs.start({"a": [], "b": ["a"]})
     await runs.report("success", "a")
-    await runs.sql("UPDATE execution_jobs SET open_needs = 1, ready_at = NULL WHERE job_name = 'b'")
+    await runs.sql("UPDATE run_jobs SET open_needs = 1, ready_at = NULL WHERE job_name = 'b'")
     await runs.deliver_again(1)
-    assert runs.wakes[-1] == await runs.sweep.next_at() == runs.clock.now()
+    assert runs.command_wakes[-1] == runs.clock.now()
     await sweep(runs)
     assert [each["payload"]["jobs"] for each in await runs.told("RunStuck")] == [["b"]]
 
@@ -78,12 +78,12 @@ async def test_run_that_is_well_is_left_alone(runs: Runs) -> None:
     await runs.start({"a": [], "b": ["a"], "c": [{"group": "g"}]}, "g")
     await runs.publish()
     told = len(runs.broker.events)
-    before = [row["open_needs"] for row in await runs.rows("execution_jobs")]
+    before = [row["open_needs"] for row in await runs.rows("run_jobs")]
     for _ in range(3):
         runs.clock.advance(milliseconds=SWEEP_MS)
         await sweep(runs)
     await runs.publish()
-    assert [row["open_needs"] for row in await runs.rows("execution_jobs")] == before
+    assert [row["open_needs"] for row in await runs.rows("run_jobs")] == before
     assert len(runs.broker.events) == told
 
 
@@ -91,11 +91,11 @@ async def test_one_run_that_can_not_be_swept(runs: Runs) -> None:
     """A run that is damaged is put off, and the others are swept."""
     for name in ("damaged", "fine"):
         await runs.tell("StartRun", runId=name, jobs=[{"name": "a", "staleAfterSeconds": 60}])
-    await runs.sql("UPDATE execution_runs SET open_jobs = 0 WHERE run_id = 'damaged'")
+    await runs.sql("UPDATE runs SET open_jobs = 0 WHERE run_id = 'damaged'")
     runs.clock.advance(minutes=2)
     await sweep(runs)
     assert (await runs.statuses("fine"), await runs.statuses("damaged")) == ({"a": "timed_out_stale"}, {"a": "pending"})
-    assert await runs.sweep.next_at() == runs.clock.now() + SWEEP_MS
+    assert await next_at(runs.sweep, runs.clock.now()) == runs.clock.now() + SWEEP_MS
 
 
 async def test_off_and_on(store: Database, memory_broker: MemoryBroker, clock: ManualClock) -> None:
@@ -186,7 +186,7 @@ async def test_retention(runs: Runs) -> None:
     passes = 0
     while await in_transaction(runs.database, lambda tx: delete_settled(tx, runs.clock.now(), 2)):
         passes += 1
-    tables = ("runs", "jobs", "job_needs", "groups", "group_needs", "early_commands")
-    left = {table: len(await runs.rows(f"execution_{table}")) for table in tables}
-    assert left == {"runs": 1, "jobs": 2, "job_needs": 1, "groups": 0, "group_needs": 0, "early_commands": 0}
+    tables = ("runs", "run_jobs", "run_needs", "run_groups", "run_group_needs", "run_pending_commands")
+    left = {table: len(await runs.rows(table)) for table in tables}
+    assert list(left.values()) == [1, 2, 1, 0, 0, 0]
     assert passes > 1

@@ -16,7 +16,10 @@ from timer_service.adapters.sqlite import SqliteDatabase
 from timer_service.core.broker import BrokerFeatures
 from timer_service.core.database import Database
 from timer_service.core.errors import DatabaseUnavailableError
+from timer_service.core.lease import Lease
 from timer_service.core.message import Address, Kind, Message, Position
+from timer_service.core.recovery import take_over_claims
+from timer_service.timers.store import TIMERS
 
 DUE = after(minutes=1)
 LATER = after(minutes=2)
@@ -60,7 +63,6 @@ async def test_past_due_time_fires_at_once(timers: Timers, due_at: int) -> None:
     """A due time that has passed already fires with the next tick, and the loop is woken for it."""
     await timers.schedule(due_at=due_at)
     assert timers.wakes == [due_at]
-    assert await timers.relay.next_at() == due_at
     await timers.tick()
     (event,) = bodies(timers.broker.events)
     assert (event["payload"]["dueAt"], event["payload"]["reachedAt"]) == (iso(due_at), iso(NOW))
@@ -148,8 +150,8 @@ async def test_row_after_firing(timers: Timers) -> None:
     await timers.tick()
     row = await timers.row()
     assert (row["state"], row["due_at"], row["reached_at"], row["attempt"]) == ("Reached", DUE, DUE + 250, 1)
-    assert timers.instruments.lateness == [0.25]
-    assert timers.instruments.settlements == {"fired": 1}
+    assert timers.metrics.lateness == [0.25]
+    assert timers.metrics.settlements == {"fired": 1}
 
 
 async def test_a_tick_drains_in_batches(store: Database, memory_broker: MemoryBroker, clock: ManualClock) -> None:
@@ -161,18 +163,18 @@ async def test_a_tick_drains_in_batches(store: Database, memory_broker: MemoryBr
     first, second, third = await timers.tick(), await timers.tick(), await timers.tick()
     assert (first, second, third) == (80, 20, 0)
     assert timers.fired() == [f"call-{number}" for number in range(99, -1, -1)]
-    assert max(timers.instruments.claims) == 10
+    assert max(timers.metrics.claims) == 10
 
 
 async def test_next_at(timers: Timers) -> None:
     """The loop sleeps until the earliest due time; when nothing waits there is none."""
-    seen = [await timers.relay.next_at()]
+    seen = [await timers.next_at()]
     await timers.schedule("b", LATER)
     await timers.schedule("a", DUE)
-    seen.append(await timers.relay.next_at())
+    seen.append(await timers.next_at())
     timers.clock.set(LATER)
     await timers.tick()
-    seen.append(await timers.relay.next_at())
+    seen.append(await timers.next_at())
     assert seen == [None, DUE, None]
     assert timers.wakes == [LATER, DUE]
 
@@ -320,7 +322,7 @@ async def test_reschedule_while_it_is_being_published(timers: Timers) -> None:
     await timers.tick()
     row = await timers.row()
     assert (row["state"], row["available_at"], row["attempt"]) == ("Scheduled", LATER, 0)
-    assert timers.instruments.lost == 1
+    assert timers.metrics.lost == 1
     timers.clock.set(LATER)
     await timers.tick()
     events = timers.broker.events
@@ -344,7 +346,7 @@ async def test_lease_that_runs_out_while_publishing(timers: Timers) -> None:
     timers.broker.before_publishing = stall
     await timers.tick()
     assert timers.fired() == ["call-1"]
-    assert (timers.instruments.settlements, timers.instruments.lost) == ({"fired": 1}, 1)
+    assert (timers.metrics.settlements, timers.metrics.lost) == ({"fired": 1}, 1)
 
 
 # Commands that can't be handled
@@ -385,7 +387,7 @@ async def test_dead_letter(timers: Timers) -> None:
         "Timer-Source-Subject": "cmd.acme.schedule-timer",
         "Timer-Source-Sequence": str(position.sequence),
     }
-    assert timers.instruments.dead_letters == {"INVALID_JSON": 1}
+    assert timers.metrics.dead_letters == {"INVALID_JSON": 1}
 
 
 async def test_command_rejected(timers: Timers) -> None:
@@ -448,7 +450,7 @@ async def test_unknown_type(timers: Timers) -> None:
     await timers.consume()
     (told,) = bodies(timers.broker.events)
     assert told["payload"]["code"] == "UNKNOWN_TYPE"
-    assert timers.instruments.commands == {("unknown", "rejected"): 1}
+    assert timers.metrics.commands == {("unknown", "rejected"): 1}
 
 
 @pytest.mark.parametrize("kind", [Kind.DEAD_LETTER, Kind.EVENT])
@@ -459,7 +461,7 @@ async def test_dead_letter_waits_for_the_broker(timers: Timers, kind: Kind) -> N
     await timers.consume()
     assert timers.broker.settlements.terminated == []
     assert timers.broker.settlements.retried == [(position, timedelta(seconds=1))]
-    assert (timers.broker.replies, timers.instruments.dead_letters) == ([], {})
+    assert (timers.broker.replies, timers.metrics.dead_letters) == ([], {})
     timers.broker.loses_acknowledgement_of = never
     timers.broker.redeliver()
     await timers.consume()
@@ -627,7 +629,7 @@ async def test_refused_event_is_retried_then_buried(timers: Timers) -> None:
     waits: list[int] = []
     for _ in range(MAX_ATTEMPTS):
         assert await timers.tick() > 0
-        if (at := await timers.relay.next_at()) is not None:
+        if (at := await timers.next_at()) is not None:
             waits.append(at - timers.clock.now())
             timers.clock.set(at)
     row = await timers.row("bad")
@@ -635,8 +637,8 @@ async def test_refused_event_is_retried_then_buried(timers: Timers) -> None:
     assert (row["state"], row["attempt"], row["last_error"], row["due_at"]) == ("Failed", 3, "refused", NOW)
     assert len(waits) == MAX_ATTEMPTS - 1
     assert all(0 <= wait <= ceiling for wait, ceiling in zip(waits, (1000, 2000), strict=True))
-    assert timers.instruments.settlements == {"fired": 2, "retried": 2, "buried": 1}
-    assert (timers.instruments.given_up, timers.instruments.failures) == ({"timer_schedules": 1}, {"refused": 3})
+    assert timers.metrics.settlements == {"fired": 2, "retried": 2, "buried": 1}
+    assert (timers.metrics.given_up, timers.metrics.failures) == ({"timer_schedules": 1}, {"refused": 3})
 
 
 async def test_refused_event_fires_when_it_is_taken(timers: Timers) -> None:
@@ -698,7 +700,7 @@ async def test_outage_costs_nothing(timers: Timers) -> None:
     timers.broker.trouble = None
     assert (await timers.tick(), attempts) == (3, [0, 0, 0])
     assert sorted(timers.fired()) == ["call-0", "call-1", "call-2"]
-    assert timers.instruments.settlements == {"fired": 3}
+    assert timers.metrics.settlements == {"fired": 3}
 
 
 async def test_outage_found_out_by_publishing(timers: Timers) -> None:
@@ -710,12 +712,12 @@ async def test_outage_found_out_by_publishing(timers: Timers) -> None:
     again = await timers.tick()
     timers.broker.before_publishing = nothing
     timers.broker.trouble = None
-    wanted_at = await timers.relay.next_at()
+    wanted_at = await timers.next_at()
     timers.clock.set(wanted_at or 0)
     assert (first, row["state"], row["attempt"], row["last_error"], again) == (1, "Scheduled", 0, None, 0)
     assert wanted_at == NOW + 250
     assert (await timers.tick(), timers.fired()) == (1, ["call-1"])
-    assert timers.instruments.failures == {"unavailable": 1}
+    assert timers.metrics.failures == {"unavailable": 1}
 
 
 async def test_oldest_first_after_an_outage(store: Database, memory_broker: MemoryBroker, clock: ManualClock) -> None:
@@ -808,7 +810,7 @@ async def test_restart_takes_over_at_once(sqlite: SqliteDatabase, memory_broker:
         await timers.tick()
     timers.broker.loses_acknowledgement_of = never
     restarted = Timers(sqlite, memory_broker, ManualClock(NOW + 1))
-    await restarted.relay.recover()
+    await take_over_claims(restarted.database, Lease(TIMERS, VISIBILITY_TIMEOUT), restarted.clock.now())
     assert await restarted.tick() == 1
     row = await restarted.row()
     assert (row["state"], row["attempt"]) == ("Reached", 2)
@@ -833,7 +835,7 @@ async def test_row_that_is_claimed_and_never_settled(timers: Timers) -> None:
     row = await timers.row("killer")
     assert timers.fired() == ["fine"]
     assert (row["state"], row["last_error"]) == ("Failed", "gave up: claimed and never settled")
-    assert timers.instruments.given_up == {"timer_schedules": 1}
+    assert timers.metrics.given_up == {"timer_schedules": 1}
 
 
 async def test_corrupt_row(timers: Timers) -> None:
@@ -856,7 +858,7 @@ async def test_only_corrupt_rows(timers: Timers) -> None:
     await timers.schedule(data=1)
     await timers.sql("UPDATE timer_schedules SET data = '{oops'")
     assert await timers.tick() == 1
-    assert (timers.instruments.publishes, timers.instruments.settlements) == (0, {"retried": 1})
+    assert (timers.metrics.publishes, timers.metrics.settlements) == (0, {"retried": 1})
 
 
 async def test_database_refuses_one_command(timers: Timers) -> None:
@@ -932,7 +934,7 @@ async def test_database_lost_between_publish_and_settle(
     intruder.execute("ROLLBACK")
     assert await timers.tick() == 0
     row = await timers.row()
-    assert (timers.instruments.publishes, row["state"]) == (1, "Reached")
+    assert (timers.metrics.publishes, row["state"]) == (1, "Reached")
     assert [event.id for event in timers.broker.events] == [row["event_id"]]
 
 
@@ -957,7 +959,7 @@ async def test_settled_too_late_after_an_outage(
     clock.advance(seconds=1)
     assert await timers.tick() == 0
     row = await timers.row()
-    assert (timers.instruments.lost, row["state"], row["reached_at"]) == (1, "Reached", reached_at)
+    assert (timers.metrics.lost, row["state"], row["reached_at"]) == (1, "Reached", reached_at)
     assert len(timers.broker.events) == 1
 
 

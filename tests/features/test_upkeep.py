@@ -4,12 +4,13 @@ import pytest
 
 from tests.support.builders import in_state, scheduled
 from tests.support.clock import NOW, ManualClock, after
-from tests.support.instruments import RecordingInstruments
+from tests.support.metrics import RecordingMetrics
 from tests.support.timers import Timers
-from timer_service.core.census import Census
 from timer_service.core.database import Database
+from timer_service.core.loop import Pass
 from timer_service.core.message import Position
 from timer_service.core.retention import Retention
+from timer_service.core.row_counts import RowCounts
 from timer_service.timers import store as timer_store
 from timer_service.timers.rules import Key, State, Timer
 
@@ -61,8 +62,8 @@ async def test_retention_through_the_service(timers: Timers) -> None:
     await timers.cancel("tombstone")
     await timers.schedule("waits", after(days=400))
     retention = Retention(timers.database, RETENTION, timer_store.delete_settled)
-    kept = await retention.tick(EXPIRED - 1), await left(timers.database)
-    deleted = await retention.tick(EXPIRED), await left(timers.database)
+    kept = (await retention.tick(EXPIRED - 1)).done, await left(timers.database)
+    deleted = (await retention.tick(EXPIRED)).done, await left(timers.database)
     assert kept == (0, ["cancelled", "fired", "tombstone", "waits"])
     assert deleted == (3, ["waits"])
 
@@ -71,7 +72,7 @@ async def test_retention_through_the_service(timers: Timers) -> None:
 async def test_retention_spares(store: Database, retention: Retention, state: State) -> None:
     """A timer that waits, however long overdue, or has failed is never deleted."""
     await put(store, in_state(state, scheduled()), in_state(state, scheduled("early", due_at=0)))
-    assert await retention.tick(after(days=10_000)) == 0
+    assert (await retention.tick(after(days=10_000))).done == 0
     assert await left(store) == ["call-1", "early"]
 
 
@@ -80,7 +81,8 @@ async def test_retention_spares_what_is_held(timers: Timers) -> None:
     await timers.schedule(due_at=0)
     async with timers.database.transaction() as tx:
         assert len(await timers.lease.claim(tx, NOW, 10)) == 1
-    assert await Retention(timers.database, RETENTION, timer_store.delete_settled).tick(EXPIRED) == 0
+    retention = Retention(timers.database, RETENTION, timer_store.delete_settled)
+    assert (await retention.tick(EXPIRED)).done == 0
     assert await left(timers.database) == ["call-1"]
 
 
@@ -88,7 +90,7 @@ async def test_retention_goes_by_when_it_was_settled(store: Database, retention:
     """A timer that was due long ago and fired late is kept for the whole retention after it fired."""
     await put(store, in_state(State.REACHED, scheduled("late", due_at=0), at=NOW))
     await put(store, in_state(State.CANCELLED, scheduled("also late", due_at=0), at=NOW))
-    assert (await retention.tick(EXPIRED - 1), await retention.tick(EXPIRED)) == (0, 2)
+    assert ((await retention.tick(EXPIRED - 1)).done, (await retention.tick(EXPIRED)).done) == (0, 2)
 
 
 def settled(kind: str, call: str, at: int) -> Timer:
@@ -108,11 +110,10 @@ async def test_retention_in_batches(store: Database, retention: Retention, kind:
     newest_first = [settled(kind, call, NOW + number) for number, call in enumerate(calls)][::-1]
     await put(store, *newest_first, scheduled("z"))
     now = after(days=8)
-    assert await retention.next_at() is None
     passes = []
     for _ in range(4):
-        deleted = await retention.tick(now)
-        passes.append((deleted, len(await left(store)), await retention.next_at()))
+        deleted, next_at = await retention.tick(now)
+        passes.append((deleted, len(await left(store)), next_at))
         assert await left(store) == [*calls[sum(count for count, *_ in passes) :], "z"]
     assert passes == [
         (BATCH, BATCH + 2, now + 50),
@@ -122,14 +123,14 @@ async def test_retention_in_batches(store: Database, retention: Retention, kind:
     ]
 
 
-# Census
+# RowCounts
 
 
-def census_of(store: Database, instruments: RecordingInstruments) -> Census:
-    return Census(store, instruments, counted=timer_store.COUNTED, leased=[timer_store.TIMERS])
+def row_counts_of(store: Database, metrics: RecordingMetrics) -> RowCounts:
+    return RowCounts(store, metrics, counted=timer_store.COUNTED, leased=[timer_store.TIMERS])
 
 
-async def test_census(store: Database, instruments: RecordingInstruments, clock: ManualClock) -> None:
+async def test_row_counts(store: Database, metrics: RecordingMetrics, clock: ManualClock) -> None:
     """The gauges are told how many timers of all tenants are in each state, how many are overdue and since when."""
     await put(
         store,
@@ -142,35 +143,34 @@ async def test_census(store: Database, instruments: RecordingInstruments, clock:
         tombstone("g"),
         in_state(State.FAILED, scheduled("h", NOW - 90_000)),
     )
-    census = census_of(store, instruments)
-    assert await census.tick(clock.now()) == 8
-    assert instruments.counts == {
+    row_counts = row_counts_of(store, metrics)
+    assert await row_counts.tick(clock.now()) == Pass(8)
+    assert metrics.counts == {
         ("timer_schedules", "Scheduled"): 3,
         ("timer_schedules", "Reached"): 2,
         ("timer_schedules", "Cancelled"): 2,
         ("timer_schedules", "Failed"): 1,
     }
-    assert instruments.overdues["timer_schedules"] == [(2, 2.5)]
-    assert await census.next_at() is None
+    assert metrics.overdues["timer_schedules"] == [(2, 2.5)]
 
 
-async def test_census_of_nothing(store: Database, instruments: RecordingInstruments) -> None:
+async def test_row_counts_of_nothing(store: Database, metrics: RecordingMetrics) -> None:
     """Of an empty table each state is told as none, and nothing is overdue."""
-    assert await census_of(store, instruments).tick(NOW) == 0
-    assert instruments.counts == {("timer_schedules", state): 0 for state in State}
-    assert instruments.overdues["timer_schedules"] == [(0, 0.0)]
+    assert await row_counts_of(store, metrics).tick(NOW) == Pass(0)
+    assert metrics.counts == {("timer_schedules", state): 0 for state in State}
+    assert metrics.overdues["timer_schedules"] == [(0, 0.0)]
 
 
-async def test_census_after_all_fired(timers: Timers) -> None:
+async def test_row_counts_after_all_fired(timers: Timers) -> None:
     """What was overdue is so no longer once it fired; what is held or waits to be retried isn't overdue."""
-    census = census_of(timers.database, timers.instruments)
+    row_counts = row_counts_of(timers.database, timers.metrics)
     for call in ("a", "b"):
         await timers.schedule(call, NOW - 1000)
-    await census.tick(NOW)
+    await row_counts.tick(NOW)
     async with timers.database.transaction() as tx:
         await timers.lease.claim(tx, NOW, 1)
-    await census.tick(NOW)
+    await row_counts.tick(NOW)
     await timers.tick()
-    await census.tick(NOW)
-    assert timers.instruments.overdues["timer_schedules"] == [(2, 1.0), (1, 1.0), (0, 0.0)]
-    assert timers.instruments.counts["timer_schedules", "Scheduled"] == 1
+    await row_counts.tick(NOW)
+    assert timers.metrics.overdues["timer_schedules"] == [(2, 1.0), (1, 1.0), (0, 0.0)]
+    assert timers.metrics.counts["timer_schedules", "Scheduled"] == 1

@@ -1,19 +1,19 @@
 from typing import Any, NamedTuple
 
 from tests.support.runs import RunConversation, jobs
-from timer_service.needs.rules import Verdict
+from timer_service.runs.rules import Outcome
 
 Told = tuple[str, dict[str, Any]]
 """A command's type and what is in it."""
 
 
 class Row(NamedTuple):
-    """A row of the table in docs/needs.md."""
+    """A row of the table in docs/runs.md."""
 
     before: list[Told]
     """What was told and handled already."""
     command: Told
-    outcome: Verdict
+    outcome: Outcome
     newer: Told | None = None
     """What was told after the command and is delivered before it."""
 
@@ -32,43 +32,43 @@ CANCEL: Told = ("CancelRun", {})
 DONE = [START, report("success"), report("success", "b")]
 
 ROWS = {
-    "start: none": Row([], START, Verdict.STARTED),
-    "start: cancelled before it was started": Row([CANCEL], START, Verdict.STARTED),
-    "start: none, cyclic": Row([], CYCLE, Verdict.RUN_REJECTED),
-    "start: known by a newer CancelRun": Row([], START, Verdict.IGNORED_STALE, newer=CANCEL),
-    "start: started by the same graph": Row([START], START, Verdict.UNCHANGED),
-    "start: rejected, the same graph": Row([CYCLE], CYCLE, Verdict.UNCHANGED),
-    "start: started, another graph": Row([START], WITH_GROUP, Verdict.EXISTS),
-    "start: rejected, another graph": Row([CYCLE], START, Verdict.EXISTS),
-    "resolve: not resolved": Row([WITH_GROUP], RESOLVE, Verdict.RESOLVED),
-    "resolve: not resolved, cyclic": Row([WITH_GROUP], CLOSING, Verdict.RUN_REJECTED),
-    "resolve: resolved, the same": Row([WITH_GROUP, RESOLVE], RESOLVE, Verdict.UNCHANGED),
-    "resolve: resolved, others": Row([WITH_GROUP, RESOLVE], OTHERWISE, Verdict.EXISTS),
-    "resolve: no such group": Row([START], RESOLVE, Verdict.UNKNOWN_GROUP),
-    "resolve: none": Row([], RESOLVE, Verdict.KEPT),
-    "resolve: cancelled": Row([WITH_GROUP, CANCEL], RESOLVE, Verdict.ALREADY_ENDED),
-    "resolve: cancelled before it was started": Row([CANCEL], RESOLVE, Verdict.ALREADY_ENDED),
-    "resolve: rejected": Row([CYCLE], RESOLVE, Verdict.ALREADY_ENDED),
-    "resolve: started by a newer StartRun": Row([], RESOLVE, Verdict.IGNORED_STALE, newer=WITH_GROUP),
-    "report: under way": Row([START], report("running"), Verdict.RECORDED),
-    "report: let go, success": Row([START], report("success"), Verdict.RECORDED),
-    "report: not let go, failed": Row([START], report("failed", "b"), Verdict.RECORDED),
-    "report: ended, the same": Row([START, report("failed")], report("failed"), Verdict.UNCHANGED),
-    "report: ended, another": Row([START, report("failed")], report("success"), Verdict.ALREADY_ENDED),
-    "report: a newer one came": Row([START], report("dispatched"), Verdict.IGNORED_STALE, newer=report("running")),
-    "report: not let go, running": Row([START], report("running", "b"), Verdict.IGNORED_NOT_READY),
-    "report: not let go, success": Row([START], report("success", "b"), Verdict.IGNORED_NOT_READY),
-    "report: no such job": Row([START], report("success", "c"), Verdict.UNKNOWN_JOB),
-    "report: none": Row([], report("success"), Verdict.KEPT),
-    "report: maybe of a group": Row([WITH_GROUP], report("success", "c"), Verdict.KEPT),
-    "report: started by a newer StartRun": Row([], report("success"), Verdict.IGNORED_STALE, newer=START),
-    "cancel: running": Row([START], CANCEL, Verdict.CANCELLED),
-    "cancel: none": Row([], CANCEL, Verdict.NOT_FOUND),
-    "cancel: cancelled": Row([START, CANCEL], CANCEL, Verdict.UNCHANGED),
-    "cancel: cancelled before it was started": Row([CANCEL], CANCEL, Verdict.UNCHANGED),
-    "cancel: ended": Row(DONE, CANCEL, Verdict.ALREADY_ENDED),
-    "cancel: rejected": Row([CYCLE], CANCEL, Verdict.ALREADY_ENDED),
-    "cancel: started by a newer StartRun": Row([], CANCEL, Verdict.IGNORED_STALE, newer=START),
+    "start: none": Row([], START, Outcome.STARTED),
+    "start: cancelled before it was started": Row([CANCEL], START, Outcome.STARTED),
+    "start: none, cyclic": Row([], CYCLE, Outcome.RUN_REJECTED),
+    "start: known by a newer CancelRun": Row([], START, Outcome.IGNORED_STALE, newer=CANCEL),
+    "start: started by the same graph": Row([START], START, Outcome.UNCHANGED),
+    "start: rejected, the same graph": Row([CYCLE], CYCLE, Outcome.UNCHANGED),
+    "start: started, another graph": Row([START], WITH_GROUP, Outcome.EXISTS),
+    "start: rejected, another graph": Row([CYCLE], START, Outcome.EXISTS),
+    "resolve: not resolved": Row([WITH_GROUP], RESOLVE, Outcome.RESOLVED),
+    "resolve: not resolved, cyclic": Row([WITH_GROUP], CLOSING, Outcome.RUN_REJECTED),
+    "resolve: resolved, the same": Row([WITH_GROUP, RESOLVE], RESOLVE, Outcome.UNCHANGED),
+    "resolve: resolved, others": Row([WITH_GROUP, RESOLVE], OTHERWISE, Outcome.EXISTS),
+    "resolve: no such group": Row([START], RESOLVE, Outcome.UNKNOWN_GROUP),
+    "resolve: none": Row([], RESOLVE, Outcome.KEPT),
+    "resolve: cancelled": Row([WITH_GROUP, CANCEL], RESOLVE, Outcome.ALREADY_ENDED),
+    "resolve: cancelled before it was started": Row([CANCEL], RESOLVE, Outcome.ALREADY_ENDED),
+    "resolve: rejected": Row([CYCLE], RESOLVE, Outcome.ALREADY_ENDED),
+    "resolve: started by a newer StartRun": Row([], RESOLVE, Outcome.IGNORED_STALE, newer=WITH_GROUP),
+    "report: under way": Row([START], report("running"), Outcome.RECORDED),
+    "report: let go, success": Row([START], report("success"), Outcome.RECORDED),
+    "report: not let go, failed": Row([START], report("failed", "b"), Outcome.RECORDED),
+    "report: ended, the same": Row([START, report("failed")], report("failed"), Outcome.UNCHANGED),
+    "report: ended, another": Row([START, report("failed")], report("success"), Outcome.ALREADY_ENDED),
+    "report: a newer one came": Row([START], report("dispatched"), Outcome.IGNORED_STALE, newer=report("running")),
+    "report: not let go, running": Row([START], report("running", "b"), Outcome.IGNORED_NOT_READY),
+    "report: not let go, success": Row([START], report("success", "b"), Outcome.IGNORED_NOT_READY),
+    "report: no such job": Row([START], report("success", "c"), Outcome.UNKNOWN_JOB),
+    "report: none": Row([], report("success"), Outcome.KEPT),
+    "report: maybe of a group": Row([WITH_GROUP], report("success", "c"), Outcome.KEPT),
+    "report: started by a newer StartRun": Row([], report("success"), Outcome.IGNORED_STALE, newer=START),
+    "cancel: running": Row([START], CANCEL, Outcome.CANCELLED),
+    "cancel: none": Row([], CANCEL, Outcome.NOT_FOUND),
+    "cancel: cancelled": Row([START, CANCEL], CANCEL, Outcome.UNCHANGED),
+    "cancel: cancelled before it was started": Row([CANCEL], CANCEL, Outcome.UNCHANGED),
+    "cancel: ended": Row(DONE, CANCEL, Outcome.ALREADY_ENDED),
+    "cancel: rejected": Row([CYCLE], CANCEL, Outcome.ALREADY_ENDED),
+    "cancel: started by a newer StartRun": Row([], CANCEL, Outcome.IGNORED_STALE, newer=START),
 }
 
 
@@ -88,11 +88,11 @@ async def outcome(runs: RunConversation, run: str, row: Row) -> Any:
 
 
 async def test_every_outcome(runs: RunConversation) -> None:
-    """Each command on a run in each state ends as the table of docs/needs.md says, and is told on request."""
+    """Each command on a run in each state ends as the table of docs/runs.md says, and is told on request."""
     found = {name: await outcome(runs, name, row) for name, row in ROWS.items()}
     assert found == {name: row.outcome for name, row in ROWS.items()}
 
 
 def test_no_outcome_is_left_out() -> None:
     """The rows have every verdict there is."""
-    assert {row.outcome for row in ROWS.values()} == set(Verdict)
+    assert {row.outcome for row in ROWS.values()} == set(Outcome)

@@ -9,7 +9,7 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from timer_service.adapters.memory import MemoryBroker
-from timer_service.core.broker import Answer, BrokerFeatures, Delivery, PublishResult, Reply, Subscription
+from timer_service.core.broker import BrokerFeatures, Delivery, PublishResult, QueryHandler, Reply, Subscription
 from timer_service.core.database import Database, Parameters, Reader, Row, Transaction
 from timer_service.core.errors import DatabaseUnavailableError
 from timer_service.core.message import Message
@@ -269,10 +269,10 @@ class FaultyBroker:
     async def hint(self, loop: str, at: int) -> None:
         raise NotImplementedError
 
-    async def hear_hints(self, heard: Callable[[str, int], None]) -> None:
+    async def subscribe_hints(self, heard: Callable[[str, int], None]) -> None:
         raise NotImplementedError
 
-    async def serve_queries(self, names: Sequence[str], answer: Answer) -> None:
+    async def serve_queries(self, names: Sequence[str], answer: QueryHandler) -> None:
         raise NotImplementedError
 
     async def reply(self, replies: Sequence[Reply]) -> None:

@@ -16,9 +16,9 @@ from timer_service.core.broker import PublishResult, PublishStatus
 from timer_service.core.consumer import Consumer
 from timer_service.core.database import Row
 from timer_service.core.message import Message, Position
-from timer_service.core.relay import Relay, _Verdicts
-from timer_service.timers import rules, store, worker
-from timer_service.timers.rules import Decision, Verdict
+from timer_service.core.relay import Relay, _Settlement
+from timer_service.timers import events, rules, store
+from timer_service.timers.rules import Decision, Outcome
 
 Mutate = Callable[[pytest.MonkeyPatch], None]
 
@@ -82,7 +82,7 @@ def settle_before_publish(patch: pytest.MonkeyPatch) -> None:
 
     async def fire(self: Relay, rows: Sequence[Row]) -> None:
         at = self._clock.now()
-        await self._settle(_Verdicts(at, complete=list(rows)))
+        await self._settle(_Settlement(at, complete=list(rows)))
         await self._broker.publish([self._encode(row, at) for row in rows])
 
     patch.setattr(Relay, "_fire", fire)
@@ -91,7 +91,7 @@ def settle_before_publish(patch: pytest.MonkeyPatch) -> None:
 def random_event_id(patch: pytest.MonkeyPatch) -> None:
     """Each attempt to fire has an id of its own."""
     rng = random.Random(0)
-    encode = worker.due_time_reached
+    encode = events.due_time_reached
 
     def with_another_id(row: Row, at: int) -> Message:
         message = encode(row, at)
@@ -99,7 +99,7 @@ def random_event_id(patch: pytest.MonkeyPatch) -> None:
         body = json.dumps({**json.loads(message.body), "id": another}).encode()
         return message._replace(id=another, body=body)
 
-    patch.setattr(worker, "due_time_reached", with_another_id)
+    patch.setattr(events, "due_time_reached", with_another_id)
 
 
 def no_tombstone(patch: pytest.MonkeyPatch) -> None:
@@ -107,7 +107,7 @@ def no_tombstone(patch: pytest.MonkeyPatch) -> None:
     cancel = rules.cancel
 
     def forgetful(timer: rules.Timer | None, *rest: Any) -> Decision:
-        return cancel(timer, *rest) if timer else Decision(Verdict.NOT_FOUND, None)
+        return cancel(timer, *rest) if timer else Decision(Outcome.NOT_FOUND, None)
 
     patch.setattr(rules, "cancel", forgetful)
 

@@ -20,20 +20,22 @@ from tests.simulation.model import FAILED, REACHED, Fire, Model, Name, Row, Rows
 from tests.simulation.stepping import SteppedLoop, sqlite_in_place
 from tests.support.builders import command_address
 from tests.support.clock import ManualClock
-from tests.support.instruments import RecordingInstruments
+from tests.support.metrics import RecordingMetrics
 from tests.support.stores import open_sqlite
 from timer_service.adapters.memory import MemoryBroker, Predicate, never
 from timer_service.adapters.sqlite import SqliteDatabase
 from timer_service.core.broker import Delivery, Subscription
 from timer_service.core.codec import REPLY_TO
-from timer_service.core.consumer import Consumer, Outcome, Route
+from timer_service.core.consumer import CommandResult, Consumer, Route
 from timer_service.core.database import Transaction
 from timer_service.core.errors import DatabaseUnavailableError
 from timer_service.core.instant import parse_instant
 from timer_service.core.lease import Lease
+from timer_service.core.loop import Pass
 from timer_service.core.message import Command, Kind, Message, Position
+from timer_service.core.recovery import take_over_claims
 from timer_service.core.relay import Relay
-from timer_service.timers import handler, worker
+from timer_service.timers import SLICE, events, handler
 from timer_service.timers.store import TIMERS
 
 COMMANDS_AT_ONCE = 3
@@ -79,25 +81,28 @@ class Instance:
 
     def __init__(self, world: "World", database: SqliteDatabase, life: Life, *, exclusive: bool) -> None:
         self.consuming, self.relaying = Actor(life, world.counts), Actor(life, world.counts)
-        self.decided: list[tuple[Command, Outcome]] = []
-        self.instruments = RecordingInstruments()
+        self.decided: list[tuple[Command, CommandResult]] = []
+        self.metrics = RecordingMetrics()
         seen = partial(FaultyDatabase, database, exclusive=exclusive, failed=world.failed_transactions.append)
         self.consumer = Consumer(
             database=seen(self.consuming.gate, committed=lambda _: world.commands_committed(self)),
             broker=FaultyBroker(world.broker, self.consuming.gate, world),
-            routes=[Route(handler.PAYLOADS, self._handle, _wake)],
+            routes=[Route(SLICE.commands, self._handle, _wake)],
             clock=world.clock,
-            instruments=self.instruments,
+            metrics=self.metrics,
             batch_size=COMMANDS_AT_ONCE,
             reply_prefix="_INBOX.",
         )
+        self._relayed = seen(self.relaying.gate, committed=world.leases_committed)
+        self._clock = world.clock
+        self._lease = Lease(TIMERS, VISIBILITY_TIMEOUT)
         self.relay = Relay(
-            database=seen(self.relaying.gate, committed=world.leases_committed),
+            database=self._relayed,
             broker=FaultyBroker(world.broker, self.relaying.gate, world),
-            lease=Lease(TIMERS, VISIBILITY_TIMEOUT),
-            encode=worker.due_time_reached,
+            lease=self._lease,
+            encode=events.due_time_reached,
             clock=world.clock,
-            instruments=self.instruments,
+            metrics=self.metrics,
             batch_size=FIRED_AT_ONCE,
             max_attempts=MAX_ATTEMPTS,
             rng=random.Random(0),
@@ -105,11 +110,15 @@ class Instance:
         self._broker = FaultyBroker(world.broker, self.consuming.gate, world)
         self._subscription: Subscription | None = None
 
-    async def _handle(self, tx: Transaction, commands: Sequence[Command], now: int) -> Sequence[Outcome]:
+    async def _handle(self, tx: Transaction, commands: Sequence[Command], now: int) -> Sequence[CommandResult]:
         self.decided = []
         outcomes = await handler.handle(tx, commands, now)
         self.decided = list(zip(commands, outcomes, strict=True))
         return outcomes
+
+    async def recover(self) -> None:
+        """Take over the claims of the process before, if this one may know itself alone."""
+        await take_over_claims(self._relayed, self._lease, self._clock.now())
 
     async def consume(self) -> None:
         """Handle the next batch."""
@@ -142,6 +151,7 @@ class World(Witness):
         self.counts: Counter[str] = Counter()
         self._rows: Rows = {}
         self._recovering = False
+        self._last_pass = Pass(0)
         self._life = Life(self._leave_files)
         self._life.over = True
         self._database: SqliteDatabase | None = None
@@ -164,7 +174,7 @@ class World(Witness):
             Instance(self, self._database, self._life, exclusive=exclusive and not index) for index in range(INSTANCES)
         ]
         self._recovering = True
-        self._begin(self.instances[0].relaying, self.instances[0].relay.recover(), fault)
+        self._begin(self.instances[0].relaying, self.instances[0].recover(), fault)
         self._recovering = False
 
     def _leave_files(self) -> None:
@@ -187,7 +197,7 @@ class World(Witness):
         self.loop.complete(self._database.close())
 
     def _forget(self) -> None:
-        self.counts["leases lost"] += sum(each.instruments.lost for each in self.instances)
+        self.counts["leases lost"] += sum(each.metrics.lost for each in self.instances)
         self.instances = []
 
     def _file(self) -> Path:
@@ -246,6 +256,8 @@ class World(Witness):
         error = task.exception()
         if error is not None and not isinstance(error, Crash | DatabaseUnavailableError):
             raise error
+        if error is None and isinstance(done := task.result(), Pass):
+            self._last_pass = done
 
     # What users and the broker do
 
@@ -336,10 +348,10 @@ class World(Witness):
         self.broker.redeliver()
         while self.broker.waiting:
             self.consume(instance)
-        at = self.loop.complete(instance.relay.next_at())
-        if at is not None:
+        self._last_pass = Pass(0)
+        self.tick(instance)
+        if (at := self._last_pass.next_at) is not None:
             self.clock.set(max(self.clock.now(), at))
-            self.tick(instance)
         return at is not None
 
     def close(self) -> None:

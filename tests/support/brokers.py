@@ -16,7 +16,7 @@ from tests.support.provision import Provision, RestartableNats, restartable_nats
 from tests.support.streams import read
 from timer_service.adapters.memory import MemoryBroker
 from timer_service.adapters.nats import NatsBroker
-from timer_service.core.broker import Answered, Broker
+from timer_service.core.broker import Broker, QueryReply
 from timer_service.core.errors import Code
 from timer_service.core.message import Address, Kind, Message
 
@@ -75,7 +75,7 @@ class BrokerHarness(Protocol):
         """Begin to listen for answers."""
         ...
 
-    async def ask(self, name: str, tenant: str, body: bytes) -> Answered:
+    async def ask(self, name: str, tenant: str, body: bytes) -> QueryReply:
         """Ask a query as a user; return what the user gets."""
         ...
 
@@ -124,7 +124,7 @@ class MemoryHarness:
         self._inboxes += 1
         return _MemoryInbox(self.broker, f"_INBOX.{self._inboxes}")
 
-    async def ask(self, name: str, tenant: str, body: bytes) -> Answered:
+    async def ask(self, name: str, tenant: str, body: bytes) -> QueryReply:
         return await self.broker.ask(name, tenant, body)
 
     async def let_deliveries_lapse(self) -> None:
@@ -181,11 +181,11 @@ class NatsHarness:
         await barrier(self.user)
         return inbox
 
-    async def ask(self, name: str, tenant: str, body: bytes) -> Answered:
+    async def ask(self, name: str, tenant: str, body: bytes) -> QueryReply:
         answer = await self.user.request(f"timer.qry.v1.{tenant}.{name}", body, timeout=10)
         headers = answer.headers or {}
         code = headers.get("Nats-Service-Error-Code")
-        return Answered(answer.data, Code(code) if code else None, headers.get("Nats-Service-Error", ""))
+        return QueryReply(answer.data, Code(code) if code else None, headers.get("Nats-Service-Error", ""))
 
     async def let_deliveries_lapse(self) -> None:
         await self._wait_for_acknowledgements(seconds=0.1)

@@ -1,58 +1,90 @@
 """A slice and its outbox in this process, between a broker in memory and a store: nothing moves by itself."""
 
 import json
+import random
 from collections.abc import Mapping, Sequence
+from datetime import timedelta
 from typing import Any
 
 from tests.support.brokers import Stored
 from tests.support.clock import ManualClock
 from tests.support.conversation import Conversation
-from tests.support.instruments import RecordingInstruments
+from tests.support.metrics import RecordingMetrics
 from timer_service.adapters.memory import MemoryBroker
 from timer_service.core.broker import Broker, Subscription
 from timer_service.core.consumer import Consumer, Route
 from timer_service.core.database import Database, Row
+from timer_service.core.loop import Worker
 from timer_service.core.message import Address, Position
-from timer_service.core.query import Queries, QueryRoute
-from timer_service.core.relay import Relay
+from timer_service.core.outbox import OUTBOX, stored_message
+from timer_service.core.query import Queries
+from timer_service.core.slice import Slice, WorkerParts
 
 BATCH = 1000
+VISIBILITY_TIMEOUT = timedelta(seconds=30)
+
+
+async def exhaust(worker: Worker, now: int) -> None:
+    """Let a worker make passes until there is nothing to do at `now`."""
+    while (await worker.tick(now)).done:
+        pass
+
+
+async def next_at(worker: Worker, now: int) -> int | None:
+    """Let a worker make a pass; return when it wants to make the next one."""
+    return (await worker.tick(now)).next_at
 
 
 class ByHand(Conversation):
     """`Conversation` whose every step a test makes itself; beside it, all that is inside can be read and changed."""
-
-    relay: Relay
 
     def __init__(
         self,
         database: Database,
         broker: MemoryBroker,
         clock: ManualClock,
+        slice_: Slice,
         *,
-        through: Broker,
-        route: Route,
-        queries: Sequence[QueryRoute],
+        on: bool = True,
+        through: Broker | None = None,
+        max_attempts: int = 3,
     ) -> None:
-        """`through`: what the service sees of the broker."""
+        """`on`: whether the slice is switched on; `through`: what the service sees of the broker, if not the broker."""
         super().__init__("acme")
         self.database = database
         self.broker = broker
         self.clock = clock
-        self.instruments = RecordingInstruments()
+        self.metrics = RecordingMetrics()
+        self.command_wakes: list[int] = []
+        """When a command woke the loops of the slice."""
+        self.worker_wakes: list[tuple[str, int]] = []
+        """Which loops workers woke, and when."""
+        self._through = through or broker
+        self.parts = WorkerParts(
+            database=database,
+            broker=self._through,
+            clock=clock,
+            metrics=self.metrics,
+            batch_size=BATCH,
+            max_attempts=max_attempts,
+            visibility_timeout=VISIBILITY_TIMEOUT,
+            wake=lambda loop, at: self.worker_wakes.append((loop, at)),
+            rng=random.Random(0),
+        )
+        handle = slice_.handle if on or slice_.handle_when_off is None else slice_.handle_when_off
         self.positions: list[Position] = []
         """Where the commands sent stand."""
         self.consumer = Consumer(
             database=database,
-            broker=through,
-            routes=[route],
+            broker=self._through,
+            routes=[Route(slice_.commands, handle, self._woken)],
             clock=clock,
-            instruments=self.instruments,
+            metrics=self.metrics,
             batch_size=BATCH,
             reply_prefix="_INBOX.",
         )
-        self.queries = Queries(database, clock, queries)
-        self._through = through
+        self.queries = Queries(database, clock, slice_.queries)
+        self.relay = self.parts.relay(OUTBOX, stored_message)
         self._subscription: Subscription | None = None
 
     async def consume(self, batch_size: int = BATCH) -> None:
@@ -75,15 +107,14 @@ class ByHand(Conversation):
 
     async def publish(self) -> None:
         """Publish what the outbox holds."""
-        while await self.relay.tick(self.clock.now()):
-            pass
+        await exhaust(self.relay, self.clock.now())
 
     def reply(self, number: int) -> Any:
         wanted = f"{self._inbox}.{number}"
         return next(json.loads(reply.body) for reply in reversed(self.broker.replies) if reply.to == wanted)
 
     def outcomes(self) -> list[str]:
-        return sorted(outcome for _, outcome in self.instruments.commands.elements())
+        return sorted(outcome for _, outcome in self.metrics.commands.elements())
 
     async def stored(self, tenant: str | None = None) -> Sequence[Stored]:
         await self.publish()
@@ -104,6 +135,9 @@ class ByHand(Conversation):
     async def rows(self, table: str) -> list[Row]:
         """Read a table."""
         return list(await self.database.reader.fetch(f"SELECT * FROM {table} ORDER BY 1, 2, 3"))
+
+    async def _woken(self, at: int) -> None:
+        self.command_wakes.append(at)
 
     def _turn(self) -> None:
         """Do what is to be done before each batch."""

@@ -26,7 +26,7 @@ PATIENCE_SECONDS = 30
 _WINDOW = 200
 
 
-class Place(NamedTuple):
+class Server(NamedTuple):
     """Where the service runs."""
 
     broker_url: str
@@ -56,7 +56,7 @@ class Live(Conversation):
 
     @classmethod
     @asynccontextmanager
-    async def at(cls, place: Place) -> AsyncIterator[Self]:
+    async def at(cls, place: Server) -> AsyncIterator[Self]:
         """Begin one."""
         async with await nats.connect(place.broker_url) as connection, place.service.backlog() as backlog:
             conversation = cls(connection, backlog)
@@ -169,7 +169,7 @@ def _number(inbox: str) -> int:
 
 
 @contextmanager
-def shared_place(folder: Path, databases: Databases | None = None) -> Iterator[Place]:
+def shared_place(folder: Path, databases: Databases | None = None) -> Iterator[Server]:
     """Run a broker and the service for many tests, on PostgreSQL if there are databases, else on SQLite."""
     # In a loop of its own, which is nobody else's current one.
     with asyncio.Runner(loop_factory=asyncio.new_event_loop) as runner:
@@ -180,9 +180,9 @@ def shared_place(folder: Path, databases: Databases | None = None) -> Iterator[P
             runner.run(stack.aclose())
 
 
-async def _start(stack: AsyncExitStack, folder: Path, databases: Databases | None) -> Place:
+async def _start(stack: AsyncExitStack, folder: Path, databases: Databases | None) -> Server:
     settings = {}
     if databases is not None:
         settings["TIMER_DATABASE_URL"] = await stack.enter_async_context(databases.database())
     broker = await stack.enter_async_context(NatsServer(folder / "nats"))
-    return Place(broker.url, await stack.enter_async_context(Service(folder, broker.url, **settings)))
+    return Server(broker.url, await stack.enter_async_context(Service(folder, broker.url, **settings)))

@@ -2,23 +2,16 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from datetime import timedelta
-from functools import partial
 from typing import Any, ClassVar
 
-from tests.support.by_hand import BATCH, ByHand
+from tests.support.by_hand import ByHand
 from tests.support.clock import ManualClock
 from tests.support.conversation import Conversation
 from tests.support.live import Live
 from timer_service.adapters.memory import MemoryBroker
-from timer_service.core.consumer import Route
 from timer_service.core.database import Database
-from timer_service.core.lease import Lease
-from timer_service.core.outbox import OUTBOX, stored_message
-from timer_service.core.relay import Relay
-from timer_service.needs import handler
-from timer_service.needs.queries import QUERIES
-from timer_service.needs.sweep import Sweep
+from timer_service.runs import SLICE
+from timer_service.runs.sweep import Sweep
 
 Graph = Mapping[str, Sequence[Any]]
 """Job -> what it needs."""
@@ -83,23 +76,8 @@ class Runs(RunConversation, ByHand):
     def __init__(
         self, database: Database, broker: MemoryBroker, clock: ManualClock, *, evaluating: bool = True
     ) -> None:
-        route = Route(handler.PAYLOADS, partial(handler.handle, evaluating=evaluating), self._woken)
-        super().__init__(database, broker, clock, through=broker, route=route, queries=QUERIES)
-        self.wakes: list[int] = []
-        self.sweep = Sweep(database, self.wakes.append)
-        self.relay = Relay(
-            database=database,
-            broker=broker,
-            lease=Lease(OUTBOX, timedelta(seconds=30)),
-            encode=stored_message,
-            clock=clock,
-            instruments=self.instruments,
-            batch_size=BATCH,
-            max_attempts=3,
-        )
-
-    async def _woken(self, at: int) -> None:
-        self.wakes.append(at)
+        super().__init__(database, broker, clock, SLICE, on=evaluating)
+        self.sweep = Sweep(self.parts)
 
     def _turn(self) -> None:
         self.clock.advance(milliseconds=1)

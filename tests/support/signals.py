@@ -2,33 +2,25 @@
 
 import asyncio
 import json
-import random
 import time
 from abc import abstractmethod
-from datetime import timedelta
-from functools import partial
 from typing import Any
 
-from tests.support.by_hand import BATCH, ByHand
+from tests.support.by_hand import VISIBILITY_TIMEOUT, ByHand, exhaust
 from tests.support.clock import ManualClock
 from tests.support.conversation import Conversation
 from tests.support.live import Live
 from tests.support.timers import bodies
 from timer_service.adapters.memory import MemoryBroker
 from timer_service.core.broker import Broker
-from timer_service.core.consumer import Route
 from timer_service.core.database import Database
 from timer_service.core.lease import Lease
-from timer_service.core.outbox import OUTBOX, stored_message
-from timer_service.core.relay import Relay
-from timer_service.signals import handler
+from timer_service.signals import SLICE
 from timer_service.signals.evaluation import Evaluation
-from timer_service.signals.firings import FIRINGS
-from timer_service.signals.queries import QUERIES
-from timer_service.signals.worker import Firings
+from timer_service.signals.firing_store import FIRINGS
+from timer_service.signals.firings import Firings
 
 MAX_ATTEMPTS = 3
-VISIBILITY_TIMEOUT = timedelta(seconds=30)
 BLOCKED = {"kind": "work_item.status.transition", "to": ["blocked"]}
 
 
@@ -106,39 +98,14 @@ class Signals(SignalConversation, ByHand):
         through: Broker | None = None,
     ) -> None:
         """`through`: what the service sees of the broker, if not the broker itself."""
-        through = through or broker
-        route = Route(handler.PAYLOADS, partial(handler.handle, evaluating=evaluating), self._woken)
-        super().__init__(database, broker, clock, through=through, route=route, queries=QUERIES)
-        self.wakes: list[int] = []
+        super().__init__(database, broker, clock, SLICE, on=evaluating, through=through, max_attempts=MAX_ATTEMPTS)
         self.lease = Lease(FIRINGS, VISIBILITY_TIMEOUT)
-        self.evaluation = Evaluation(database, self.wakes.append)
-        self.outbox_wakes: list[int] = []
-        self.firings = Firings(
-            database=database,
-            lease=self.lease,
-            clock=clock,
-            instruments=self.instruments,
-            batch_size=BATCH,
-            max_attempts=MAX_ATTEMPTS,
-            wake=self.outbox_wakes.append,
-            rng=random.Random(0),
-        )
-        self.relay = Relay(
-            database=database,
-            broker=through,
-            lease=Lease(OUTBOX, VISIBILITY_TIMEOUT),
-            encode=stored_message,
-            clock=clock,
-            instruments=self.instruments,
-            batch_size=BATCH,
-            max_attempts=MAX_ATTEMPTS,
-            rng=random.Random(0),
-        )
+        self.evaluation = Evaluation(self.parts)
+        self.firings = Firings(self.parts)
 
     async def run(self) -> None:
         for worker in (self.evaluation, self.firings, self.relay):
-            while await worker.tick(self.clock.now()):
-                pass
+            await exhaust(worker, self.clock.now())
 
     def now(self) -> int:
         return self.clock.now()
@@ -148,9 +115,6 @@ class Signals(SignalConversation, ByHand):
 
     def events(self) -> list[Any]:
         return bodies(self.broker.events)
-
-    async def _woken(self, at: int) -> None:
-        self.wakes.append(at)
 
 
 class LiveSignals(SignalConversation, Live):

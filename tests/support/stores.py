@@ -1,6 +1,5 @@
 """The stores that every test of a leased table or of a slice runs on."""
 
-import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
@@ -46,7 +45,7 @@ async def _sqlite_at_head() -> bytes:
                 await migrate(database, read_migrations(MIGRATIONS))
             finally:
                 await database.close()
-            _made.append(await asyncio.to_thread(path.read_bytes))
+            _made.append(path.read_bytes())
     return _made[0]
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from tests.support.builders import cancel_timer, command_address, retry_timer, schedule_timer
 from tests.support.clock import ManualClock
-from tests.support.instruments import RecordingInstruments
+from tests.support.metrics import RecordingMetrics
 from timer_service.adapters.memory import MemoryBroker, MemorySubscription, Predicate, never
 from timer_service.core.consumer import Consumer, Route
 from timer_service.core.database import Database, Row
@@ -17,10 +17,9 @@ from timer_service.core.lease import Lease
 from timer_service.core.message import Kind, Message, Position
 from timer_service.core.query import Queries
 from timer_service.core.relay import Relay
-from timer_service.timers import handler
-from timer_service.timers.queries import QUERIES
+from timer_service.timers import SLICE
+from timer_service.timers.events import due_time_reached
 from timer_service.timers.store import TIMERS
-from timer_service.timers.worker import due_time_reached
 
 BATCH = 1000
 MAX_ATTEMPTS = 3
@@ -36,15 +35,15 @@ class Timers:
         self.database = database
         self.broker = broker
         self.clock = clock
-        self.instruments = RecordingInstruments()
+        self.metrics = RecordingMetrics()
         self.wakes: list[int] = []
         self.batch_size = batch_size
         self.consumer = Consumer(
             database=database,
             broker=broker,
-            routes=[Route(handler.PAYLOADS, handler.handle, self._wake)],
+            routes=[Route(SLICE.commands, SLICE.handle, self._wake)],
             clock=clock,
-            instruments=self.instruments,
+            metrics=self.metrics,
             batch_size=batch_size,
             reply_prefix="_INBOX.",
         )
@@ -55,12 +54,12 @@ class Timers:
             lease=self.lease,
             encode=due_time_reached,
             clock=clock,
-            instruments=self.instruments,
+            metrics=self.metrics,
             batch_size=batch_size,
             max_attempts=MAX_ATTEMPTS,
             rng=random.Random(0),
         )
-        self.queries = Queries(database, clock, QUERIES)
+        self.queries = Queries(database, clock, SLICE.queries)
         self._subscription: MemorySubscription | None = None
 
     async def _wake(self, at: int) -> None:
@@ -122,12 +121,16 @@ class Timers:
 
     async def tick(self) -> int:
         """Make one pass of the relay at the clock's time."""
-        return await self.relay.tick(self.clock.now())
+        return (await self.relay.tick(self.clock.now())).done
+
+    async def next_at(self) -> int | None:
+        """Make one pass of the relay at the clock's time; return when it wants to make the next one."""
+        return (await self.relay.tick(self.clock.now())).next_at
 
     def outcomes(self) -> dict[str, int]:
         """Return how many commands had each outcome."""
         counts: Counter[str] = Counter()
-        for (_, outcome), count in self.instruments.commands.items():
+        for (_, outcome), count in self.metrics.commands.items():
             counts[outcome] += count
         return counts
 

@@ -6,8 +6,8 @@ from datetime import timedelta
 import pytest
 
 from tests.support.clock import LoopClock, in_virtual_time
-from tests.support.instruments import RecordingInstruments
-from timer_service.core.loop import Loop
+from tests.support.metrics import RecordingMetrics
+from timer_service.core.loop import Loop, Pass
 
 POLL = 5000
 
@@ -20,25 +20,22 @@ class Work:
         self.during: dict[int, Callable[[], None]] = {}
         self.fails_at: set[int] = set()
         self._next_at = next_at or []
-        self.instruments = RecordingInstruments()
+        self.metrics = RecordingMetrics()
         self.loop = Loop(
             "work",
             self,
             clock=LoopClock(),
             polling_interval=timedelta(milliseconds=POLL),
-            instruments=self.instruments,
+            metrics=self.metrics,
         )
 
-    async def tick(self, now: int) -> int:
+    async def tick(self, now: int) -> Pass:
         number = len(self.ticks)
         self.ticks.append(now)
         self.during.get(number, lambda: None)()
         if number in self.fails_at:
             raise RuntimeError("this tick fails")
-        return 0
-
-    async def next_at(self) -> int | None:
-        return self._next_at.pop(0) if self._next_at else None
+        return Pass(0, self._next_at.pop(0) if self._next_at else None)
 
     def at(self, instant: int, act: Callable[[], object]) -> None:
         asyncio.get_running_loop().call_at(instant / 1000, act)
@@ -166,7 +163,7 @@ def test_stop_during_a_tick_lets_it_end() -> None:
 
     work = in_virtual_time(main)
     assert work.ticks == [0]
-    assert work.instruments.ticks["work"] == 1
+    assert work.metrics.ticks["work"] == 1
 
 
 def test_stop_before_it_runs() -> None:
@@ -192,7 +189,7 @@ def test_failing_tick_is_tried_again() -> None:
 
     work = in_virtual_time(main)
     assert work.ticks == [0, 1000, 2000, 3000, 3500]
-    assert work.instruments.ticks["work"] == 2
+    assert work.metrics.ticks["work"] == 2
 
 
 def test_wake_after_a_failed_tick() -> None:

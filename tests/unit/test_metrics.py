@@ -8,7 +8,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from timer_service.core.broker import PublishStatus
 from timer_service.core.errors import Code
-from timer_service.core.instruments import Instruments
+from timer_service.core.metrics_port import MetricsPort
 from timer_service.metrics import Metrics
 
 
@@ -24,7 +24,7 @@ def metrics(registry: CollectorRegistry) -> Metrics:
 
 def test_implements_the_port_under_the_documented_names(metrics: Metrics, registry: CollectorRegistry) -> None:
     """What the core tells arrives under the documented names and labels."""
-    core: Instruments = metrics
+    core: MetricsPort = metrics
     core.command_handled("ScheduleTimer", "scheduled")
     core.command_handled("ScheduleTimer", "scheduled")
     core.command_handled("CancelTimer", "cancelled")

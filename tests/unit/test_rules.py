@@ -10,7 +10,7 @@ from tests.support.builders import KEY, in_state, scheduled, wanted
 from tests.support.clock import NOW, after
 from timer_service.core.message import Position
 from timer_service.timers import rules
-from timer_service.timers.rules import Decision, Key, State, Timer, Verdict, Write
+from timer_service.timers.rules import Decision, Key, Outcome, State, Timer, Write
 
 OLD, MIDDLE, NEW = Position(1, 5), Position(1, 6), Position(1, 7)
 LATER = after(hours=1)
@@ -45,7 +45,7 @@ def tombstone(position: Position = MIDDLE) -> Timer:
 
 def confirmed(row: Timer) -> Decision:
     """Return the decision that changes nothing but the position."""
-    return Decision(Verdict.UNCHANGED, row._replace(position=NEW), Write.POSITION)
+    return Decision(Outcome.UNCHANGED, row._replace(position=NEW), Write.POSITION)
 
 
 # ScheduleTimer
@@ -56,7 +56,7 @@ def test_schedule_new() -> None:
     asked = wanted(LATER, NEW, data='{"a":1}')
     decision = rules.schedule(None, KEY, asked, NEW, RECEIVED)
     made = Timer(KEY, State.SCHEDULED, NEW, registered_at=RECEIVED, schedule=asked, available_at=LATER)
-    assert decision == Decision(Verdict.SCHEDULED, made, Write.ALL)
+    assert decision == Decision(Outcome.SCHEDULED, made, Write.ALL)
 
 
 def test_reschedule() -> None:
@@ -64,7 +64,7 @@ def test_reschedule() -> None:
     asked = wanted(LATER, NEW, data="2")
     decision = rules.schedule(timer(), KEY, asked, NEW, RECEIVED)
     moved = Timer(KEY, State.SCHEDULED, NEW, registered_at=NOW, schedule=asked, available_at=LATER)
-    assert decision == Decision(Verdict.RESCHEDULED, moved, Write.ALL)
+    assert decision == Decision(Outcome.RESCHEDULED, moved, Write.ALL)
 
 
 def test_reschedule_forgets_attempts() -> None:
@@ -85,13 +85,13 @@ def test_schedule_same_due_time() -> None:
 def test_schedule_cancelled_or_failed(state: State, due_at: int) -> None:
     """A newer ScheduleTimer brings a cancelled or failed timer back, as if it were new."""
     again = scheduled(due_at=due_at, position=NEW, now=RECEIVED)
-    assert schedule_for(due_at)(timer(state), NEW) == Decision(Verdict.SCHEDULED, again, Write.ALL)
+    assert schedule_for(due_at)(timer(state), NEW) == Decision(Outcome.SCHEDULED, again, Write.ALL)
 
 
 def test_schedule_after_a_tombstone() -> None:
     """A ScheduleTimer newer than the CancelTimer that found nothing makes the timer."""
     made = scheduled(due_at=LATER, position=NEW, now=RECEIVED)
-    assert RULES["schedule"](tombstone(), NEW) == Decision(Verdict.SCHEDULED, made, Write.ALL)
+    assert RULES["schedule"](tombstone(), NEW) == Decision(Outcome.SCHEDULED, made, Write.ALL)
 
 
 # CancelTimer
@@ -100,13 +100,13 @@ def test_schedule_after_a_tombstone() -> None:
 def test_cancel_scheduled() -> None:
     """A newer CancelTimer ends a scheduled timer for good, at the moment it is handled."""
     cancelled = timer()._replace(state=State.CANCELLED, position=NEW, available_at=None, settled_at=RECEIVED)
-    assert cancel(timer(), NEW) == Decision(Verdict.CANCELLED, cancelled, Write.ALL)
+    assert cancel(timer(), NEW) == Decision(Outcome.CANCELLED, cancelled, Write.ALL)
 
 
 def test_cancel_failed() -> None:
     """A CancelTimer ends a failed timer too; what it failed from stays to be read."""
     cancelled = timer(State.FAILED)._replace(state=State.CANCELLED, position=NEW, settled_at=RECEIVED)
-    assert cancel(timer(State.FAILED), NEW) == Decision(Verdict.CANCELLED, cancelled, Write.ALL)
+    assert cancel(timer(State.FAILED), NEW) == Decision(Outcome.CANCELLED, cancelled, Write.ALL)
 
 
 @pytest.mark.parametrize("row", [timer(State.CANCELLED), tombstone()], ids=["cancelled", "tombstone"])
@@ -117,7 +117,7 @@ def test_cancel_cancelled(row: Timer) -> None:
 
 def test_cancel_unknown() -> None:
     """A CancelTimer for an unknown timer leaves a tombstone: nothing to fire, cancelled now."""
-    assert cancel(None, MIDDLE) == Decision(Verdict.NOT_FOUND, tombstone(), Write.ALL)
+    assert cancel(None, MIDDLE) == Decision(Outcome.NOT_FOUND, tombstone(), Write.ALL)
 
 
 # RetryTimer
@@ -128,7 +128,7 @@ def test_retry_failed(due_at: int, available_at: int) -> None:
     """A newer RetryTimer puts a failed timer back under its event id, its attempts before it: at once, never early."""
     failed = timer(State.FAILED, due_at=due_at)
     back = timer(due_at=due_at)._replace(position=NEW, available_at=available_at)
-    assert retry(failed, NEW) == Decision(Verdict.RETRIED, back, Write.ALL)
+    assert retry(failed, NEW) == Decision(Outcome.RETRIED, back, Write.ALL)
     assert back.schedule == failed.schedule
 
 
@@ -141,17 +141,17 @@ def test_retry_not_failed(state: State) -> None:
 @pytest.mark.parametrize("row", [None, tombstone(OLD), tombstone(MIDDLE)])
 def test_retry_unknown(row: Timer | None) -> None:
     """A RetryTimer finds no timer where there is none, nor where only a tombstone is, and leaves nothing."""
-    assert retry(row, MIDDLE) == Decision(Verdict.NOT_FOUND, None)
+    assert retry(row, MIDDLE) == Decision(Outcome.NOT_FOUND, None)
 
 
 # Every command
 
 
 REACHED = {
-    "schedule": Verdict.IGNORED_REACHED,
-    "confirm": Verdict.IGNORED_REACHED,
-    "cancel": Verdict.ALREADY_REACHED,
-    "retry": Verdict.ALREADY_REACHED,
+    "schedule": Outcome.IGNORED_REACHED,
+    "confirm": Outcome.IGNORED_REACHED,
+    "cancel": Outcome.ALREADY_REACHED,
+    "retry": Outcome.ALREADY_REACHED,
 }
 
 
@@ -166,13 +166,13 @@ def test_reached(name: str, position: Position) -> None:
 @pytest.mark.parametrize("state", State)
 def test_older(name: str, state: State) -> None:
     """In every state an older command changes nothing."""
-    assert RULES[name](timer(state), OLD) == Decision(Verdict.IGNORED_STALE, timer(state))
+    assert RULES[name](timer(state), OLD) == Decision(Outcome.IGNORED_STALE, timer(state))
 
 
 @pytest.mark.parametrize("name", ["schedule", "confirm", "cancel"])
 def test_tombstone_beats_older(name: str) -> None:
     """A tombstone beats whatever was sent before it and comes later."""
-    assert RULES[name](tombstone(), OLD) == Decision(Verdict.IGNORED_STALE, tombstone())
+    assert RULES[name](tombstone(), OLD) == Decision(Outcome.IGNORED_STALE, tombstone())
 
 
 @pytest.mark.parametrize(
@@ -187,18 +187,18 @@ def test_tombstone_beats_older(name: str) -> None:
 )
 def test_same_command_again(name: str, row: Timer) -> None:
     """The command that made the timer what it is changes nothing when it is delivered again, nor revives it."""
-    assert RULES[name](row, MIDDLE) == Decision(Verdict.UNCHANGED, row)
+    assert RULES[name](row, MIDDLE) == Decision(Outcome.UNCHANGED, row)
 
 
 @pytest.mark.parametrize(
     ("row", "command", "verdict"),
     [
-        (Position(1, 900), Position(2, 1), Verdict.RESCHEDULED),
-        (Position(2, 1), Position(1, 900), Verdict.IGNORED_STALE),
-        (Position(2, 1), Position(2, 2), Verdict.RESCHEDULED),
+        (Position(1, 900), Position(2, 1), Outcome.RESCHEDULED),
+        (Position(2, 1), Position(1, 900), Outcome.IGNORED_STALE),
+        (Position(2, 1), Position(2, 2), Outcome.RESCHEDULED),
     ],
 )
-def test_epoch_before_sequence(row: Position, command: Position, verdict: Verdict) -> None:
+def test_epoch_before_sequence(row: Position, command: Position, verdict: Outcome) -> None:
     """A recreated stream's commands are newer than all of its predecessor's, whatever their sequence."""
     assert RULES["schedule"](timer(position=row), command).verdict is verdict
 
@@ -207,8 +207,8 @@ def test_cancelled_and_scheduled_again() -> None:
     """A timer that is scheduled again after it was cancelled fires as a timer of its own, and a retry leaves it so."""
     cancelled = cancel(timer(position=OLD), MIDDLE).timer
     again = RULES["confirm"](cancelled, NEW)
-    assert again == Decision(Verdict.SCHEDULED, scheduled(position=NEW, now=RECEIVED), Write.ALL)
-    assert retry(again.timer, NEW) == Decision(Verdict.UNCHANGED, again.timer)
+    assert again == Decision(Outcome.SCHEDULED, scheduled(position=NEW, now=RECEIVED), Write.ALL)
+    assert retry(again.timer, NEW) == Decision(Outcome.UNCHANGED, again.timer)
 
 
 class Sent(NamedTuple):

@@ -17,10 +17,10 @@ from timer_service.signals.rules import (
     Firing,
     ItemKey,
     Key,
+    Outcome,
     Signal,
     Status,
     Transition,
-    Verdict,
     WorkItem,
 )
 from timer_service.signals.triggers import Invalid, StatusTransition, TimeAt, read_trigger
@@ -73,7 +73,7 @@ def test_what_is_not_newer_changes_nothing(history: list[tuple[str, int]], late:
         decision = decide(late, signal, sequence)
         fills_gap = late == "create" and signal.definition is None
         assert fills_gap or (decision.signal, decision.changed) == (signal, False)
-        assert fills_gap or decision.verdict in {Verdict.IGNORED_STALE, Verdict.UNCHANGED, Verdict.NOT_FOUND}
+        assert fills_gap or decision.verdict in {Outcome.IGNORED_STALE, Outcome.UNCHANGED, Outcome.NOT_FOUND}
 
 
 @pytest.mark.parametrize(

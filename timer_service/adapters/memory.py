@@ -8,12 +8,12 @@ from datetime import timedelta
 
 from timer_service.core.broker import (
     PUBLISHED,
-    Answer,
-    Answered,
     BrokerFeatures,
     Delivery,
     PublishResult,
     PublishStatus,
+    QueryHandler,
+    QueryReply,
     Reply,
 )
 from timer_service.core.message import Address, Kind, Message, Position
@@ -102,7 +102,7 @@ class MemoryBroker:
         self._log: dict[Position, _Command] = {}
         self._queue = _Queue()
         self._ids: set[tuple[Kind, str]] = set()
-        self._answers: dict[str, Answer] = {}
+        self._answers: dict[str, QueryHandler] = {}
         self._hears: list[Callable[[str, int], None]] = []
 
     @property
@@ -141,7 +141,7 @@ class MemoryBroker:
         """Hand the waiting commands over in another order."""
         rng.shuffle(self._queue.commands)
 
-    async def ask(self, name: str, tenant: str, body: bytes = b"") -> Answered:
+    async def ask(self, name: str, tenant: str, body: bytes = b"") -> QueryReply:
         """Ask a query, as its sender would. Raises KeyError when nobody answers queries of that name."""
         return await self._answers[name](name, tenant, body)
 
@@ -154,7 +154,7 @@ class MemoryBroker:
         await self.before_publishing(messages)
         return [self._store(message) for message in messages]
 
-    async def serve_queries(self, names: Sequence[str], answer: Answer) -> None:
+    async def serve_queries(self, names: Sequence[str], answer: QueryHandler) -> None:
         """Answer what is asked by `ask`."""
         self._answers.update(dict.fromkeys(names, answer))
 
@@ -169,7 +169,7 @@ class MemoryBroker:
             for heard in self._hears:
                 heard(loop, at)
 
-    async def hear_hints(self, heard: Callable[[str, int], None]) -> None:
+    async def subscribe_hints(self, heard: Callable[[str, int], None]) -> None:
         """Tell `heard` of every hint."""
         self._hears.append(heard)
 

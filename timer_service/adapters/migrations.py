@@ -12,7 +12,7 @@ from pathlib import Path
 
 from timer_service.core.database import Database, Reader
 from timer_service.core.errors import StartError
-from timer_service.core.transacting import giving_way
+from timer_service.core.transactions import retry_on_conflict
 
 _COMMENTS = re.compile(r"--.*|/\*.*?\*/")
 # Not IF NOT EXISTS: that wants the right to make tables even where there is nothing to make.
@@ -63,7 +63,7 @@ def _read(path: Path) -> Migration:
 
 async def migrate(database: Database, migrations: Sequence[Migration]) -> list[Migration]:
     """Apply what is pending; return what was applied. Raises `StartError` when the database is not one of ours."""
-    return await giving_way(lambda: _migrate(database, migrations))
+    return await retry_on_conflict(lambda: _migrate(database, migrations))
 
 
 async def _migrate(database: Database, migrations: Sequence[Migration]) -> list[Migration]:

@@ -16,9 +16,9 @@ from typing import TypeVar
 
 import aiosqlite
 
+from timer_service.core.cancellation import run_to_completion
 from timer_service.core.database import Parameters, Row
 from timer_service.core.errors import DatabaseUnavailableError, StartError
-from timer_service.core.shielding import to_the_end
 
 _T = TypeVar("_T")
 _NONE: Parameters = {}
@@ -111,13 +111,13 @@ class SqliteDatabase:
         async with self._one_at_a_time:
             try:
                 try:
-                    await to_the_end(self._writer.control("BEGIN IMMEDIATE"))
+                    await run_to_completion(self._writer.control("BEGIN IMMEDIATE"))
                     yield _Transaction(self._writer)
                 except BaseException:
                     # Queued behind a statement that a cancelled await left running, so nothing of it survives.
-                    await to_the_end(self._writer.roll_back())
+                    await run_to_completion(self._writer.roll_back())
                     raise
-                await to_the_end(self._commit())
+                await run_to_completion(self._commit())
             except DatabaseUnavailableError as error:
                 self.trouble = str(error)
                 raise

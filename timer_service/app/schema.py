@@ -4,10 +4,10 @@ import logging
 
 from timer_service.adapters.migrations import Migration, migrate, pending_migrations, read_migrations
 from timer_service.app.storage import open_database
+from timer_service.bundled_files import bundled
 from timer_service.config import Config
 from timer_service.core.database import Database
 from timer_service.core.errors import StartError
-from timer_service.shipped import shipped
 
 log = logging.getLogger(__name__)
 
@@ -42,4 +42,4 @@ async def bring_to_head(database: Database, *, auto: bool) -> None:
 
 
 def _shipped() -> list[Migration]:
-    return read_migrations(shipped("migrations"))
+    return read_migrations(bundled("migrations"))

@@ -14,10 +14,10 @@ from timer_service.config import Config
 from timer_service.core.broker import Subscription
 from timer_service.core.consumer import Consumer
 from timer_service.core.errors import StartError
-from timer_service.core.instruments import Instruments
 from timer_service.core.loop import Loop
+from timer_service.core.metrics_port import MetricsPort
 from timer_service.core.query import Queries
-from timer_service.core.wakes import Wakes
+from timer_service.core.wakeups import Wakeups
 from timer_service.http import http_app, serve_http
 
 log = logging.getLogger(__name__)
@@ -33,23 +33,23 @@ class App:
         config: Config,
         storage: Storage,
         broker: NatsBroker,
-        instruments: Instruments,
+        metrics: MetricsPort,
         registry: CollectorRegistry,
     ) -> None:
         self._config = config
         self._database = storage.database
         self._clock = storage.clock
         self._broker = broker
-        self._instruments = instruments
+        self._metrics = metrics
         self._registry = registry
-        self._workers = None if config.role == "handler" else Workers(config, storage, broker, instruments)
+        self._workers = None if config.role == "handler" else Workers(config, storage, broker, metrics)
         self._loops = [
-            Loop(name, worker, clock=self._clock, polling_interval=_UPKEEP_INTERVAL, instruments=instruments)
+            Loop(name, worker, clock=self._clock, polling_interval=_UPKEEP_INTERVAL, metrics=metrics)
             for name, worker in storage.upkeep.items()
         ]
         if self._workers is not None:
             self._loops += self._workers.loops
-        self._wakes = Wakes(broker, self._clock, config.polling_interval, self._loops, alone=self._database.exclusive)
+        self._wakes = Wakeups(broker, self._clock, config.polling_interval, self._loops, alone=self._database.exclusive)
         self._queries = Queries(self._database, self._clock, QUERIES)
         self._stopping = asyncio.Event()
 
@@ -104,7 +104,7 @@ class App:
             broker=self._broker,
             routes=routes(self._config, self._wakes),
             clock=self._clock,
-            instruments=self._instruments,
+            metrics=self._metrics,
             batch_size=self._config.batch_size,
             reply_prefix=self._config.reply_prefix,
         )

@@ -1,135 +1,93 @@
-"""The slices of one instance put together: what they handle, what they answer, and the loops that do their work."""
+"""The slices of one instance: where their commands go, what answers their queries, and the loops of their workers."""
 
 from datetime import timedelta
 from functools import partial
-from typing import Protocol
 
+from timer_service import events, runs, signals, timers
 from timer_service.app.storage import Storage
 from timer_service.config import Config
 from timer_service.core.broker import Broker
-from timer_service.core.census import Census
-from timer_service.core.consumer import Route
-from timer_service.core.instruments import Instruments
-from timer_service.core.lease import Lease, LeasedTable
+from timer_service.core.consumer import Handle, Route
+from timer_service.core.lease import Lease
 from timer_service.core.loop import Loop, Worker
-from timer_service.core.outbox import COUNTED as COUNTED_EVENTS
-from timer_service.core.outbox import OUTBOX, stored_message
-from timer_service.core.relay import Encode, Relay
-from timer_service.core.retention import Delete, Retention
-from timer_service.core.wakes import Wakes
-from timer_service.events import handler as events_handler
-from timer_service.events.queries import QUERIES as EVENT_QUERIES
-from timer_service.needs import handler as needs_handler
-from timer_service.needs.census import COUNTED as COUNTED_RUNS
-from timer_service.needs.queries import QUERIES as RUN_QUERIES
-from timer_service.needs.retention import delete_settled as delete_runs
-from timer_service.needs.sweep import Sweep
-from timer_service.signals import handler as signals_handler
-from timer_service.signals.evaluation import Evaluation
-from timer_service.signals.firings import COUNTED as COUNTED_SIGNALS
-from timer_service.signals.firings import FIRINGS
-from timer_service.signals.queries import QUERIES as SIGNAL_QUERIES
-from timer_service.signals.retention import delete_settled as delete_signals
-from timer_service.signals.worker import Firings
-from timer_service.timers import handler as timers_handler
-from timer_service.timers.queries import QUERIES as TIMER_QUERIES
-from timer_service.timers.store import COUNTED as COUNTED_TIMERS
-from timer_service.timers.store import TIMERS
-from timer_service.timers.store import delete_settled as delete_timers
-from timer_service.timers.worker import due_time_reached
+from timer_service.core.metrics_port import MetricsPort
+from timer_service.core.recovery import take_over_claims
+from timer_service.core.retention import Retention
+from timer_service.core.row_counts import RowCounts
+from timer_service.core.slice import Slice, WorkerParts
+from timer_service.core.wakeups import Wakeups
+
+SLICES: tuple[Slice, ...] = (timers.SLICE, signals.SLICE, runs.SLICE, events.SLICE)
+"""In the order in which a batch of commands is handled, so that instances lock rows in the same order."""
+
+QUERIES = tuple(query for each in SLICES for query in each.queries)
 
 _RETENTION_INTERVAL = timedelta(minutes=1)
-_CENSUS_INTERVAL = timedelta(seconds=15)
-
-QUERIES = (*TIMER_QUERIES, *SIGNAL_QUERIES, *RUN_QUERIES, *EVENT_QUERIES)
+_ROW_COUNTS_INTERVAL = timedelta(seconds=15)
 
 
-class Claimer(Protocol):
-    """Holds claims while it works."""
-
-    async def recover(self) -> None:
-        """Take over those of a dead predecessor."""
-        ...
-
-
-def routes(config: Config, wakes: Wakes) -> list[Route]:
-    """Return where commands go."""
-    handle_signals = partial(signals_handler.handle, evaluating=config.signals_enabled)
-    handle_needs = partial(needs_handler.handle, evaluating=config.needs_enabled)
-    return [
-        Route(timers_handler.PAYLOADS, timers_handler.handle, partial(wakes.wake, ["timers"])),
-        Route(signals_handler.PAYLOADS, handle_signals, partial(wakes.wake, ["signals", "evaluation"])),
-        Route(needs_handler.PAYLOADS, handle_needs, partial(wakes.wake, ["needs", "outbox"])),
-        Route(events_handler.PAYLOADS, events_handler.handle, partial(wakes.wake, ["outbox"])),
-    ]
+def routes(config: Config, wakeups: Wakeups) -> list[Route]:
+    """Return where the commands of every slice go."""
+    return [Route(each.commands, _handler(each, config), partial(wakeups.wake, each.wakes)) for each in SLICES]
 
 
 class Workers:
-    """The loops that fire what is due and look after the tables."""
+    """The loops of one instance."""
 
-    def __init__(self, config: Config, storage: Storage, broker: Broker, instruments: Instruments) -> None:
+    def __init__(self, config: Config, storage: Storage, broker: Broker, metrics: MetricsPort) -> None:
         self._config = config
-        self._database = storage.database
-        self._clock = storage.clock
-        self._broker = broker
-        self._instruments = instruments
-        self._claimers: list[Claimer] = []
+        self._storage = storage
+        self._metrics = metrics
+        self._on = [each for each in SLICES if _is_on(each, config)]
         self.loops: list[Loop] = []
-        self._relay("timers", TIMERS, due_time_reached)
-        outbox = self._relay("outbox", OUTBOX, stored_message)
-        if config.signals_enabled:
-            self._add_signals(outbox)
-        if config.needs_enabled:
-            self._loop("needs", Sweep(self._database, outbox.wake), config.polling_interval)
-        self._retention("retention", delete_timers)
-        self._retention("signals retention", delete_signals)
-        self._retention("needs retention", delete_runs)
-        census = Census(
-            self._database,
-            instruments,
-            counted=[*COUNTED_TIMERS, *COUNTED_SIGNALS, *COUNTED_RUNS, *COUNTED_EVENTS],
-            leased=[TIMERS, FIRINGS, OUTBOX],
+        parts = WorkerParts(
+            database=storage.database,
+            broker=broker,
+            clock=storage.clock,
+            metrics=metrics,
+            batch_size=config.batch_size,
+            max_attempts=config.max_attempts,
+            visibility_timeout=config.visibility_timeout,
+            wake=self._wake,
         )
-        self._loop("census", census, _CENSUS_INTERVAL)
+        for each in self._on:
+            for name, build in each.workers.items():
+                self._add_loop(name, build(parts), config.polling_interval)
+        self._add_upkeep()
 
     async def recover(self) -> None:
-        """Take over the claims of a dead predecessor, where the database admits one process at a time."""
-        for claimer in self._claimers:
-            await claimer.recover()
+        """Take over the claims of a dead predecessor, if the database admits one process at a time."""
+        for table in (table for each in self._on for table in each.leased):
+            lease = Lease(table, self._config.visibility_timeout)
+            await take_over_claims(self._storage.database, lease, self._storage.clock.now())
 
-    def _add_signals(self, outbox: Loop) -> None:
-        firings = Firings(
-            database=self._database,
-            lease=Lease(FIRINGS, self._config.visibility_timeout),
-            clock=self._clock,
-            instruments=self._instruments,
-            batch_size=self._config.batch_size,
-            max_attempts=self._config.max_attempts,
-            wake=outbox.wake,
-        )
-        self._claimers.append(firings)
-        signals = self._loop("signals", firings, self._config.polling_interval)
-        self._loop("evaluation", Evaluation(self._database, signals.wake), self._config.polling_interval)
-
-    def _relay(self, name: str, table: LeasedTable, encode: Encode) -> Loop:
-        relay = Relay(
-            database=self._database,
-            broker=self._broker,
-            lease=Lease(table, self._config.visibility_timeout),
-            encode=encode,
-            clock=self._clock,
-            instruments=self._instruments,
-            batch_size=self._config.batch_size,
-            max_attempts=self._config.max_attempts,
-        )
-        self._claimers.append(relay)
-        return self._loop(name, relay, self._config.polling_interval)
-
-    def _retention(self, name: str, delete: Delete) -> None:
+    def _add_upkeep(self) -> None:
         keep = timedelta(days=self._config.retention_days)
-        self._loop(name, Retention(self._database, keep, delete), _RETENTION_INTERVAL)
+        for each in SLICES:
+            if each.delete_settled is not None:
+                retention = Retention(self._storage.database, keep, each.delete_settled)
+                self._add_loop(f"{each.name}-retention", retention, _RETENTION_INTERVAL)
+        row_counts = RowCounts(
+            self._storage.database,
+            self._metrics,
+            counted=[rows for each in SLICES for rows in each.counted],
+            leased=[table for each in SLICES for table in each.leased],
+        )
+        self._add_loop("row-counts", row_counts, _ROW_COUNTS_INTERVAL)
 
-    def _loop(self, name: str, worker: Worker, polling_interval: timedelta) -> Loop:
-        loop = Loop(name, worker, clock=self._clock, polling_interval=polling_interval, instruments=self._instruments)
+    def _add_loop(self, name: str, worker: Worker, polling_interval: timedelta) -> None:
+        loop = Loop(name, worker, clock=self._storage.clock, polling_interval=polling_interval, metrics=self._metrics)
         self.loops.append(loop)
-        return loop
+
+    def _wake(self, name: str, at: int) -> None:
+        for loop in self.loops:
+            if loop.name == name:
+                loop.wake(at)
+
+
+def _handler(each: Slice, config: Config) -> Handle:
+    return each.handle if each.handle_when_off is None or _is_on(each, config) else each.handle_when_off
+
+
+def _is_on(each: Slice, config: Config) -> bool:
+    return each.handle_when_off is None or each.name in config.enabled

@@ -10,8 +10,8 @@ from timer_service.config import Config
 from timer_service.core.clock import Clock, SystemClock
 from timer_service.core.database import Database
 from timer_service.core.errors import StartError
-from timer_service.core.instruments import Instruments
 from timer_service.core.loop import Worker
+from timer_service.core.metrics_port import MetricsPort
 
 if TYPE_CHECKING:
     from timer_service.adapters.postgres import PostgresClock, PostgresDatabase
@@ -28,13 +28,13 @@ class Storage:
 
 
 @asynccontextmanager
-async def open_storage(config: Config, instruments: Instruments) -> AsyncIterator[Storage]:
+async def open_storage(config: Config, metrics: MetricsPort) -> AsyncIterator[Storage]:
     """Open the configured database and its clock. Raises `StartError` with what to mend."""
     async with open_database(config) as database:
         if isinstance(database, SqliteDatabase):
             yield Storage(database, SystemClock())
         else:
-            clock = await _postgres_clock(database, instruments)
+            clock = await _postgres_clock(database, metrics)
             yield Storage(database, clock, {"clock": clock})
 
 
@@ -64,9 +64,9 @@ async def _open_postgres(url: str, statement_cache_size: int) -> "SqliteDatabase
     return await PostgresDatabase.open(url, statement_cache_size=statement_cache_size)
 
 
-async def _postgres_clock(database: "PostgresDatabase", instruments: Instruments) -> "PostgresClock":
+async def _postgres_clock(database: "PostgresDatabase", metrics: MetricsPort) -> "PostgresClock":
     from timer_service.adapters.postgres import PostgresClock  # noqa: PLC0415 - an extra
 
-    clock = PostgresClock(database, instruments.clock_measured)
+    clock = PostgresClock(database, metrics.clock_measured)
     await clock.measure()
     return clock

@@ -26,7 +26,7 @@ def start(
     tenant: Tenant,
     run: Name,
     file: Annotated[
-        typer.FileText, typer.Argument(help='{"jobs": […], "groups": […]} as in docs/needs.md; - for stdin.')
+        typer.FileText, typer.Argument(help='{"jobs": […], "groups": […]} as in docs/runs.md; - for stdin.')
     ],
     as_json: AsJson = False,  # noqa: FBT002 - typer's way
 ) -> None:

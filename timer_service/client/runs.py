@@ -28,7 +28,7 @@ class Runs:
         groups: Sequence[str] = (),
         timeout_seconds: float = 10,
     ) -> Outcome:
-        """Start a run of jobs, written as in docs/needs.md, and of groups whose jobs are named later."""
+        """Start a run of jobs, written as in docs/runs.md, and of groups whose jobs are named later."""
         fields = {"jobs": list(jobs), "groups": list(groups)}
         return await self._tell("StartRun", tenant, run, fields, timeout_seconds)
 

@@ -73,7 +73,7 @@ class Reply:
     body: bytes
 
 
-class Answered(NamedTuple):
+class QueryReply(NamedTuple):
     """The answer to a query; for an error also its code and message."""
 
     body: bytes
@@ -81,7 +81,7 @@ class Answered(NamedTuple):
     message: str = ""
 
 
-Answer = Callable[[str, str, bytes], Awaitable[Answered]]
+QueryHandler = Callable[[str, str, bytes], Awaitable[QueryReply]]
 """Answers a query given its name, the tenant that asks, and its body."""
 
 
@@ -130,7 +130,7 @@ class Broker(Protocol):
         """Store messages durably; return one result each, in order. Raises nothing for a broker at fault."""
         ...
 
-    async def serve_queries(self, names: Sequence[str], answer: Answer) -> None:
+    async def serve_queries(self, names: Sequence[str], answer: QueryHandler) -> None:
         """Let `answer` answer the named queries of every tenant until this broker is closed."""
         ...
 
@@ -142,6 +142,6 @@ class Broker(Protocol):
         """Tell every instance that a loop has something to do at an instant; best effort, nothing relies on it."""
         ...
 
-    async def hear_hints(self, heard: Callable[[str, int], None]) -> None:
+    async def subscribe_hints(self, heard: Callable[[str, int], None]) -> None:
         """Pass on the hints of every instance until this broker is closed."""
         ...

@@ -16,10 +16,10 @@ from timer_service.core.clock import Clock
 from timer_service.core.codec import REPLY_TO, decode_command, decode_envelope
 from timer_service.core.database import Database, Transaction
 from timer_service.core.errors import Code, DatabaseUnavailableError, Rejection
-from timer_service.core.instruments import Instruments
 from timer_service.core.message import Command, Envelope, Position, TenantPayload
+from timer_service.core.metrics_port import MetricsPort
 from timer_service.core.rejection import Rejected
-from timer_service.core.transacting import in_transaction
+from timer_service.core.transactions import in_transaction
 
 log = logging.getLogger(__name__)
 
@@ -29,7 +29,7 @@ _ATTEMPTS_AT_A_FAULT_OF_OURS = 10
 _SUBJECT = re.compile(r"[^\s*>]{1,256}")
 
 
-class Outcome(NamedTuple):
+class CommandResult(NamedTuple):
     """How one command ended."""
 
     name: str
@@ -39,7 +39,7 @@ class Outcome(NamedTuple):
     """What its reply tells besides the outcome, if it was asked for."""
 
 
-Handle = Callable[[Transaction, Sequence[Command], int], Awaitable[Sequence[Outcome]]]
+Handle = Callable[[Transaction, Sequence[Command], int], Awaitable[Sequence[CommandResult]]]
 """Applies commands, in order, within the transaction; returns one outcome each."""
 
 
@@ -70,7 +70,7 @@ class Consumer:
         broker: Broker,
         routes: Sequence[Route],
         clock: Clock,
-        instruments: Instruments,
+        metrics: MetricsPort,
         batch_size: int,
         reply_prefix: str,
     ) -> None:
@@ -80,7 +80,7 @@ class Consumer:
         self._routes = {payload: route for route in routes for payload in route.payloads}
         self._payloads = {payload.type: payload for payload in self._routes}
         self._clock = clock
-        self._instruments = instruments
+        self._metrics = metrics
         self._batch_size = batch_size
         self._reply_prefix = reply_prefix
         self._faults: Counter[Position] = Counter()
@@ -131,11 +131,11 @@ class Consumer:
             await self._conclude(subscription, accepted, outcomes)
         return []
 
-    async def _commit(self, accepted: Sequence[_Accepted]) -> list[Outcome]:
+    async def _commit(self, accepted: Sequence[_Accepted]) -> list[CommandResult]:
         now = self._clock.now()
 
-        async def handle(tx: Transaction) -> list[Outcome]:
-            outcomes: dict[int, Outcome] = {}
+        async def handle(tx: Transaction) -> list[CommandResult]:
+            outcomes: dict[int, CommandResult] = {}
             for route in self._in_order:
                 mine = [index for index, each in enumerate(accepted) if each.route is route]
                 commands = [accepted[index].command for index in mine]
@@ -167,11 +167,11 @@ class Consumer:
         return [Rejected(only.delivery, rejection, decode_envelope(only.delivery.body))]
 
     async def _conclude(
-        self, subscription: Subscription, accepted: Sequence[_Accepted], outcomes: Sequence[Outcome]
+        self, subscription: Subscription, accepted: Sequence[_Accepted], outcomes: Sequence[CommandResult]
     ) -> None:
         replies: list[Reply] = []
         for each, outcome in zip(accepted, outcomes, strict=True):
-            self._instruments.command_handled(each.command.payload.type, outcome.name)
+            self._metrics.command_handled(each.command.payload.type, outcome.name)
             self._faults.pop(each.delivery.position, None)
             if self._may_reply(each.command.reply_to):
                 body = {"commandId": each.command.id, "outcome": outcome.name, **(outcome.view or {})}
@@ -208,8 +208,8 @@ class Consumer:
         for each in rejected:
             known = each.envelope is not None and each.envelope.type in self._payloads
             name = each.envelope.type if each.envelope and known else "unknown"
-            self._instruments.command_handled(name, "rejected")
-            self._instruments.dead_letter_stored(each.rejection.code)
+            self._metrics.command_handled(name, "rejected")
+            self._metrics.dead_letter_stored(each.rejection.code)
             log.info(
                 "command rejected",
                 extra={
@@ -225,7 +225,7 @@ class Consumer:
             await self._broker.reply(replies)
 
 
-async def _wake(accepted: Sequence[_Accepted], outcomes: Sequence[Outcome]) -> None:
+async def _wake(accepted: Sequence[_Accepted], outcomes: Sequence[CommandResult]) -> None:
     """Wake for the earliest row that each route wrote."""
     wakes: dict[Callable[[int], Awaitable[None]], int] = {}
     for each, outcome in zip(accepted, outcomes, strict=True):

@@ -5,11 +5,11 @@ import logging
 import math
 import time
 from datetime import timedelta
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from timer_service.core.clock import Clock
 from timer_service.core.errors import DatabaseUnavailableError
-from timer_service.core.instruments import Instruments
+from timer_service.core.metrics_port import MetricsPort
 
 log = logging.getLogger(__name__)
 
@@ -17,23 +17,27 @@ _AFTER_FAILURE_MS = 1000
 _LONGEST_PASS_SECONDS = 60
 
 
+class Pass(NamedTuple):
+    """What one pass of a worker did."""
+
+    done: int
+    """How many rows it handled."""
+    next_at: int | None = None
+    """When the next pass has work, in epoch milliseconds; None if no work is known."""
+
+
 class Worker(Protocol):
     """Does bounded passes of work."""
 
-    async def tick(self, now: int) -> int:
-        """Make one pass; return how much it did."""
-        ...
-
-    async def next_at(self) -> int | None:
-        """Return when the next pass has something to do, None when nothing is known to wait."""
+    async def tick(self, now: int) -> Pass:
+        """Make one pass at `now`."""
         ...
 
 
 class Loop:
-    """Runs ticks until stopped; sleeps until `next_at`, an earlier wake, or the poll interval, whichever is first.
+    """Runs ticks until stopped. Sleeps until the last pass's `next_at`, a wake or the poll interval: the earliest.
 
-    The gate is armed at the earliest instant known; a wake only ever moves it earlier. A failing tick is logged and
-    tried again: the loop never ends by itself.
+    A failing tick is logged and tried again: the loop never ends by itself.
     """
 
     def __init__(
@@ -43,13 +47,13 @@ class Loop:
         *,
         clock: Clock,
         polling_interval: timedelta,
-        instruments: Instruments,
+        metrics: MetricsPort,
     ) -> None:
         self.name = name
         self._worker = worker
         self._clock = clock
         self._poll_ms = polling_interval // timedelta(milliseconds=1)
-        self._instruments = instruments
+        self._metrics = metrics
         self._gate = asyncio.Event()
         self._armed_at: float = math.inf
         self._stopping = False
@@ -83,15 +87,16 @@ class Loop:
         now = self._clock.now()
         started = self._turned_at = time.monotonic()
         try:
-            await self._worker.tick(now)
-            at = await self._worker.next_at()
+            done, at = await self._worker.tick(now)
         except DatabaseUnavailableError as error:
             log.warning("the database is not available", extra={"loop": self.name, "reason": str(error)})
             return now + _AFTER_FAILURE_MS
         except Exception:
             log.exception("tick failed", extra={"loop": self.name})
             return now + _AFTER_FAILURE_MS
-        self._instruments.ticked(self.name, time.monotonic() - started)
+        self._metrics.ticked(self.name, time.monotonic() - started)
+        if done:
+            log.debug("pass", extra={"loop": self.name, "done": done, "next_at": at})
         latest = self._clock.now() + self._poll_ms
         return latest if at is None else min(at, latest)
 

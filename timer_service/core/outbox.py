@@ -7,11 +7,11 @@ stays, buried, with the reason, until it is put back.
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
-from timer_service.core.census import Counted
 from timer_service.core.codec import encode
 from timer_service.core.database import Reader, Row, Transaction
 from timer_service.core.lease import LeasedTable
 from timer_service.core.message import Address, Event, Kind, Message
+from timer_service.core.row_counts import Counted
 from timer_service.core.sql import load_sql
 
 _SQL = load_sql("timer_service.core", "outbox.sql")

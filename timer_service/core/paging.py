@@ -5,13 +5,17 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
+from pydantic import Field
 from pydantic_core import to_json
 
 from timer_service.core.errors import Code, Fault, Rejection
 
 _T = TypeVar("_T")
+
+PageLimit = Annotated[int, Field(ge=1, le=1000)]
+PageCursor = Annotated[str, Field(max_length=2000)]
 _PAGE_BYTES = 512 * 1024  # half of what a broker's message usually may have
 _LARGEST = 2**63  # no database has larger integers
 _UNSTORABLE = re.compile("[\\0\ud800-\udfff]")

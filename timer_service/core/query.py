@@ -7,22 +7,23 @@ from typing import Any, NamedTuple
 from pydantic import ValidationError
 from pydantic_core import from_json, to_json
 
-from timer_service.core.broker import Answered
+from timer_service.core.broker import QueryReply
 from timer_service.core.clock import Clock
 from timer_service.core.codec import rejection_of
 from timer_service.core.database import Database, Reader
 from timer_service.core.errors import Code, DatabaseUnavailableError, Rejection
 from timer_service.core.message import Payload
-from timer_service.core.rejection import verdict_body
+from timer_service.core.rejection import error_body
 
 log = logging.getLogger(__name__)
 
 
 class QueryRoute(NamedTuple):
-    """A query's name, what it asks, and who answers: with a reader, the tenant, the question and now."""
+    """A query's name, its request, its reply, and what answers it: given a reader, the tenant, the request and now."""
 
     name: str
-    question: type[Payload]
+    request: type[Payload]
+    reply: type[Payload]
     answer: Callable[[Reader, str, Any, int], Awaitable[Mapping[str, Any]]]
 
 
@@ -44,12 +45,12 @@ class Queries:
         """What can be asked."""
         return list(self._routes)
 
-    async def answer(self, name: str, tenant: str, body: bytes) -> Answered:
+    async def answer(self, name: str, tenant: str, body: bytes) -> QueryReply:
         """Answer one query on behalf of a tenant; a fault is an answer too."""
         route = self._routes[name]
         try:
-            question = _read(route.question, body)
-            return Answered(to_json(await route.answer(self._database.queries, tenant, question, self._clock.now())))
+            question = _read(route.request, body)
+            return QueryReply(to_json(await route.answer(self._database.queries, tenant, question, self._clock.now())))
         except Rejection as rejection:
             return _error(rejection)
         except DatabaseUnavailableError as error:
@@ -69,5 +70,5 @@ def _read(model: type[Payload], body: bytes) -> Payload:
         raise Rejection(Code.INVALID_JSON, f"the body is not JSON: {error}") from error
 
 
-def _error(rejection: Rejection) -> Answered:
-    return Answered(to_json({"error": verdict_body(rejection)}), rejection.code, rejection.message)
+def _error(rejection: Rejection) -> QueryReply:
+    return QueryReply(to_json({"error": error_body(rejection)}), rejection.code, rejection.message)

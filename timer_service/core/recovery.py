@@ -4,7 +4,7 @@ import logging
 
 from timer_service.core.database import Database
 from timer_service.core.lease import Lease
-from timer_service.core.transacting import in_transaction
+from timer_service.core.transactions import in_transaction
 
 log = logging.getLogger(__name__)
 

@@ -33,7 +33,7 @@ class CommandRejected(Payload):
     errors: list[FieldFault] | None = None
 
 
-def verdict_body(rejection: Rejection) -> dict[str, Any]:
+def error_body(rejection: Rejection) -> dict[str, Any]:
     """Return a rejection as events, replies and answers carry it."""
     verdict: dict[str, Any] = {"code": rejection.code, "message": rejection.message}
     if rejection.faults:
@@ -66,7 +66,7 @@ class Rejected:
 
     def reply(self) -> bytes:
         """Return the answer to whoever asked for the outcome."""
-        return to_json({"commandId": self.command_id, "error": verdict_body(self.rejection)})
+        return to_json({"commandId": self.command_id, "error": error_body(self.rejection)})
 
     def _dead_letter(self) -> Message:
         delivery = self.delivery
@@ -89,7 +89,7 @@ class Rejected:
             id=f"rejected-{self.delivery.position.epoch}-{self.delivery.position.sequence}",
             type=CommandRejected.type,
             tenant=self.delivery.address.tenant,
-            payload={"commandId": self.command_id, **kind, **verdict_body(self.rejection)},
+            payload={"commandId": self.command_id, **kind, **error_body(self.rejection)},
             timestamp_ms=now,
             correlation_id=self.envelope.correlation_id if self.envelope else None,
             causation_id=self.command_id,

@@ -13,11 +13,11 @@ from timer_service.core.broker import ABSOLVED, Broker, PublishResult, PublishSt
 from timer_service.core.clock import Clock
 from timer_service.core.database import Database, Row, Transaction
 from timer_service.core.errors import DatabaseUnavailableError
-from timer_service.core.instruments import Instruments
 from timer_service.core.lease import Failure, Lease
+from timer_service.core.loop import Pass
 from timer_service.core.message import Message
-from timer_service.core.recovery import take_over_claims
-from timer_service.core.transacting import in_transaction
+from timer_service.core.metrics_port import MetricsPort
+from timer_service.core.transactions import in_transaction
 
 log = logging.getLogger(__name__)
 
@@ -33,7 +33,7 @@ _OTHERS_CLAIM_MS = 5
 
 
 @dataclass(slots=True)
-class _Verdicts:
+class _Settlement:
     """What is to be done with the rows of one claim, fired at an instant."""
 
     at: int
@@ -57,7 +57,7 @@ class Relay:
         lease: Lease,
         encode: Encode,
         clock: Clock,
-        instruments: Instruments,
+        metrics: MetricsPort,
         batch_size: int,
         max_attempts: int,
         backoff: Backoff = Backoff(),
@@ -68,21 +68,17 @@ class Relay:
         self._lease = lease
         self._encode = encode
         self._clock = clock
-        self._instruments = instruments
+        self._metrics = metrics
         self._batch_size = batch_size
         self._max_attempts = max_attempts
         self._backoff = backoff
         self._rng = rng or random.Random()  # noqa: S311 - jitter, no secret
         self._resume_at = 0
         self._claimed_nothing_at: int | None = None
-        self._unsettled: list[_Verdicts] = []
+        self._unsettled: list[_Settlement] = []
 
-    async def recover(self) -> None:
-        """Take over the claims of a dead predecessor, where the database admits one process at a time."""
-        await take_over_claims(self._database, self._lease, self._clock.now())
-
-    async def tick(self, now: int) -> int:
-        """Fire rows available at `now`, a bounded number of batches; return how many were claimed.
+    async def tick(self, now: int) -> Pass:
+        """Fire rows available at `now`, a bounded number of batches; count the rows that were claimed.
 
         Neighbouring batches overlap: while one is with the broker, another is claimed or settled. Claims stop while the
         broker is away, so that an outage costs no attempts. What an outage of the database left unsettled goes first:
@@ -110,10 +106,9 @@ class Relay:
                 await asyncio.wait(flights)
         _raise_first(flights)
         self._claimed_nothing_at = None if claimed else now
-        return claimed
+        return Pass(claimed, await self._next_at())
 
-    async def next_at(self) -> int | None:
-        """Return when the next tick has something to do; None when nothing waits."""
+    async def _next_at(self) -> int | None:
         at = await self._lease.next_available(self._database.reader)
         if at is None:
             return None
@@ -131,20 +126,20 @@ class Relay:
 
     async def _claim(self, now: int) -> list[Row]:
         rows = await in_transaction(self._database, lambda tx: self._lease.claim(tx, now, self._batch_size))
-        self._instruments.claimed(len(rows))
+        self._metrics.claimed(len(rows))
         return rows
 
     async def _fire(self, rows: Sequence[Row]) -> None:
-        verdicts = _Verdicts(self._clock.now())
+        verdicts = _Settlement(self._clock.now())
         messages = self._encode_each(rows, verdicts)
         if messages:
             started = time.perf_counter()
             results = await self._broker.publish(list(messages.values()))
-            self._instruments.published(time.perf_counter() - started)
+            self._metrics.published(time.perf_counter() - started)
             self._judge([rows[index] for index in messages], results, verdicts)
         await self._settle(verdicts)
 
-    def _encode_each(self, rows: Sequence[Row], verdicts: _Verdicts) -> dict[int, Message]:
+    def _encode_each(self, rows: Sequence[Row], verdicts: _Settlement) -> dict[int, Message]:
         messages = {}
         for index, row in enumerate(rows):
             if row["attempt"] > self._max_attempts:  # it ran out of attempts by killing the process each time
@@ -157,7 +152,7 @@ class Relay:
                 self._fail(row, f"can't be encoded: {error!r}", verdicts)
         return messages
 
-    def _judge(self, rows: Sequence[Row], results: Sequence[PublishResult], verdicts: _Verdicts) -> None:
+    def _judge(self, rows: Sequence[Row], results: Sequence[PublishResult], verdicts: _Settlement) -> None:
         """Sort rows by how their publishing ended: done, not their fault (release), their fault (retry or bury)."""
         for row, result in zip(rows, results, strict=True):
             if result.status is PublishStatus.PUBLISHED:
@@ -169,18 +164,18 @@ class Relay:
         failures = [result for result in results if result.status is not PublishStatus.PUBLISHED]
         for status in {result.status for result in failures}:
             reasons = [result.reason for result in failures if result.status is status]
-            self._instruments.publish_failed(status, len(reasons))
+            self._metrics.publish_failed(status, len(reasons))
             log.warning("publish failed", extra={"status": status, "count": len(reasons), "reason": reasons[0]})
         if verdicts.release:
             self._pause()
 
-    def _fail(self, row: Row, error: str, verdicts: _Verdicts) -> None:
+    def _fail(self, row: Row, error: str, verdicts: _Settlement) -> None:
         attempt: int = row["attempt"]
         delay = self._backoff.delay(attempt, self._rng)
         failure = Failure(row, error, self._clock.now() + delay // timedelta(milliseconds=1))
         (verdicts.retry if attempt < self._max_attempts else verdicts.bury).append(failure)
 
-    async def _settle(self, verdicts: _Verdicts) -> None:
+    async def _settle(self, verdicts: _Settlement) -> None:
         now = self._clock.now()
         try:
             changed = await in_transaction(self._database, lambda tx: self._write(tx, verdicts))
@@ -189,16 +184,16 @@ class Relay:
             raise
         for outcome, count in changed.items():
             if count:
-                self._instruments.settled(self._lease.table.name, outcome, count)
+                self._metrics.settled(self._lease.table.name, outcome, count)
         if lost := verdicts.count() - sum(changed.values()):
-            self._instruments.leases_lost(lost)
+            self._metrics.leases_lost(lost)
             log.warning("leases lost before they were settled", extra={"count": lost})
         if changed["buried"]:
-            self._instruments.buried(self._lease.table.name, changed["buried"])
+            self._metrics.buried(self._lease.table.name, changed["buried"])
         for row in verdicts.complete:
-            self._instruments.fired_late(self._lease.table.name, (now - row[self._lease.table.oldest_first]) / 1000)
+            self._metrics.fired_late(self._lease.table.name, (now - row[self._lease.table.oldest_first]) / 1000)
 
-    async def _write(self, tx: Transaction, verdicts: _Verdicts) -> dict[str, int]:
+    async def _write(self, tx: Transaction, verdicts: _Settlement) -> dict[str, int]:
         """Settle, and return how many rows changed by outcome."""
         whole_claim = len(verdicts.complete) == verdicts.count()
         complete = self._lease.complete_claim if whole_claim else self._lease.complete

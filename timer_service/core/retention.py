@@ -4,7 +4,8 @@ from collections.abc import Awaitable, Callable
 from datetime import timedelta
 
 from timer_service.core.database import Database, Transaction
-from timer_service.core.transacting import in_transaction
+from timer_service.core.loop import Pass
+from timer_service.core.transactions import in_transaction
 
 Delete = Callable[[Transaction, int, int], Awaitable[int]]
 """Deletes rows settled before an instant, up to a limit of each kind; returns how many."""
@@ -20,14 +21,8 @@ class Retention:
         self._database = database
         self._keep_ms = retention // timedelta(milliseconds=1)
         self._delete = delete
-        self._next_at: int | None = None
 
-    async def tick(self, now: int) -> int:
-        """Delete one batch of what was settled more than the retention ago; return how many rows."""
+    async def tick(self, now: int) -> Pass:
+        """Delete one batch of rows that were settled more than the retention ago."""
         deleted = await in_transaction(self._database, lambda tx: self._delete(tx, now - self._keep_ms, _BATCH))
-        self._next_at = now + _PAUSE_MS if deleted >= _BATCH else None
-        return deleted
-
-    async def next_at(self) -> int | None:
-        """Return when to go on, None when everything old is deleted."""
-        return self._next_at
+        return Pass(deleted, now + _PAUSE_MS if deleted >= _BATCH else None)

@@ -4,16 +4,14 @@ from collections.abc import Sequence
 from enum import StrEnum
 
 from timer_service.core import outbox
-from timer_service.core.consumer import Outcome
+from timer_service.core.consumer import CommandResult
 from timer_service.core.database import Transaction
 from timer_service.core.message import Command
 from timer_service.core.outbox import OUTBOX, EventKey
 from timer_service.events.messages import RetryEvent
 
-PAYLOADS = (RetryEvent,)
 
-
-class Verdict(StrEnum):
+class Outcome(StrEnum):
     """How a command on an event ends."""
 
     RETRIED = "retried"
@@ -21,25 +19,25 @@ class Verdict(StrEnum):
     NOT_FOUND = "not_found"
 
 
-async def handle(tx: Transaction, commands: Sequence[Command], now: int) -> Sequence[Outcome]:
+async def handle(tx: Transaction, commands: Sequence[Command], now: int) -> Sequence[CommandResult]:
     """Apply commands in order; one read and one write in all."""
     keys = [_key(command) for command in commands]
     states = await outbox.find_locked(tx, set(keys))
-    outcomes: list[Outcome] = []
+    outcomes: list[CommandResult] = []
     for key in keys:
         verdict = _decide(states.get(key))
-        outcomes.append(Outcome(verdict, now if verdict is Verdict.RETRIED else None))
-        if verdict is Verdict.RETRIED:
+        outcomes.append(CommandResult(verdict, now if verdict is Outcome.RETRIED else None))
+        if verdict is Outcome.RETRIED:
             states[key] = OUTBOX.waiting
-    retried = [key for key, outcome in zip(keys, outcomes, strict=True) if outcome.name == Verdict.RETRIED]
+    retried = [key for key, outcome in zip(keys, outcomes, strict=True) if outcome.name == Outcome.RETRIED]
     await outbox.put_back(tx, retried, now)
     return outcomes
 
 
-def _decide(state: str | None) -> Verdict:
+def _decide(state: str | None) -> Outcome:
     if state is None:
-        return Verdict.NOT_FOUND
-    return Verdict.RETRIED if state == OUTBOX.buried else Verdict.UNCHANGED
+        return Outcome.NOT_FOUND
+    return Outcome.RETRIED if state == OUTBOX.buried else Outcome.UNCHANGED
 
 
 def _key(command: Command) -> EventKey:

@@ -10,7 +10,7 @@ from timer_service.core import outbox
 from timer_service.core.database import Reader, Row
 from timer_service.core.instant import Instant, format_instant
 from timer_service.core.message import Identifier, Payload, Tenant
-from timer_service.core.paging import page, read_cursor
+from timer_service.core.paging import PageCursor, PageLimit, page, read_cursor
 from timer_service.core.query import QueryRoute
 
 _BEGINNING = (-1, "")
@@ -20,8 +20,8 @@ _LONGEST_NAME = 200
 class ListBuriedEvents(Payload):
     """Ask for events that could not be published, oldest first, a page at a time."""
 
-    limit: int = Field(default=100, ge=1, le=1000)
-    cursor: str | None = Field(default=None, max_length=2000)
+    limit: PageLimit = 100
+    cursor: PageCursor | None = None
 
 
 class BuriedEvent(Payload):
@@ -49,7 +49,7 @@ async def _list(reader: Reader, tenant: str, question: ListBuriedEvents, _now: i
     return page("events", found, limit=question.limit, view=_view, place=lambda row: [row["added_at"], row["event_id"]])
 
 
-QUERIES = (QueryRoute("list-buried-events", ListBuriedEvents, _list),)
+QUERIES = (QueryRoute("list-buried-events", ListBuriedEvents, BuriedEventPage, _list),)
 
 
 def _view(row: Row) -> Mapping[str, Any]:

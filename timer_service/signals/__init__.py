@@ -1,1 +1,29 @@
 """Work signals: "when this happens to that work item, remind me, once, for certain"."""
+
+from functools import partial
+
+from timer_service.core.slice import Slice
+from timer_service.signals.evaluation import Evaluation
+from timer_service.signals.firing_store import COUNTED, FIRINGS
+from timer_service.signals.firings import Firings
+from timer_service.signals.handler import PAYLOADS, handle
+from timer_service.signals.messages import WorkSignalFailed, WorkSignalFired
+from timer_service.signals.queries import QUERIES, SignalView
+from timer_service.signals.retention import delete_settled
+from timer_service.signals.rules import Outcome
+
+SLICE = Slice(
+    name="signals",
+    commands=PAYLOADS,
+    outcomes=Outcome,
+    handle=partial(handle, evaluating=True),
+    handle_when_off=partial(handle, evaluating=False),
+    queries=QUERIES,
+    workers={"firings": Firings, "evaluation": Evaluation},
+    wakes=("firings", "evaluation"),
+    leased=(FIRINGS,),
+    counted=COUNTED,
+    events=(WorkSignalFired, WorkSignalFailed),
+    views={"signal": SignalView},
+    delete_settled=delete_settled,
+)

@@ -23,10 +23,10 @@ from timer_service.signals.rules import (
     Firing,
     ItemKey,
     Key,
+    Outcome,
     Signal,
     Status,
     Transition,
-    Verdict,
     WorkItem,
 )
 
@@ -62,7 +62,7 @@ class Batch:
         for signal in (*self.waiting.values(), *self.signals.values()):
             self._file(signal)
 
-    def apply(self, command: Command) -> tuple[Verdict, Signal | None, int | None]:
+    def apply(self, command: Command) -> tuple[Outcome, Signal | None, int | None]:
         """Apply one command; return how it ends, the signal it was about, and when there is something to do for it."""
         match command.payload:
             case CreateWorkItem() as payload:
@@ -75,7 +75,7 @@ class Batch:
             case _:
                 return self._about_signal(command)
 
-    def _transition(self, payload: TransitionWorkItem, command: Command) -> tuple[Verdict, Signal | None, int | None]:
+    def _transition(self, payload: TransitionWorkItem, command: Command) -> tuple[Outcome, Signal | None, int | None]:
         key = ItemKey(payload.tenant_id, payload.work_item_id)
         event = Transition(
             item=key,
@@ -89,7 +89,7 @@ class Batch:
             evaluate_at=self.now,
         )
         if (key, event.event_id) in self.known_events:
-            return Verdict.UNCHANGED, None, None
+            return Outcome.UNCHANGED, None, None
         self.known_events.add((key, event.event_id))
         verdict, item = rules.transition(self.items[key], payload.to, command.position)
         self._put_item(item)
@@ -114,7 +114,7 @@ class Batch:
         if signal.item is not None:
             self._of_item[signal.item].add(signal.key)
 
-    def _about_signal(self, command: Command) -> tuple[Verdict, Signal | None, int | None]:
+    def _about_signal(self, command: Command) -> tuple[Outcome, Signal | None, int | None]:
         decision = self._decide(command)
         signal = decision.signal
         if signal is None or not decision.changed:

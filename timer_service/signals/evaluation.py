@@ -5,11 +5,14 @@ delivered late made a signal active.
 """
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import partial
 
-from timer_service.core.database import Database, Transaction
-from timer_service.core.transacting import in_transaction
-from timer_service.signals import firings, rules, store
+from timer_service.core.database import Transaction
+from timer_service.core.loop import Pass
+from timer_service.core.slice import WorkerParts
+from timer_service.core.transactions import in_transaction
+from timer_service.signals import firing_store, rules, store
 from timer_service.signals.rules import Firing, Signal, Transition
 
 log = logging.getLogger(__name__)
@@ -22,22 +25,16 @@ _SIGNALS = 1000
 class Evaluation:
     """A worker whose ticks evaluate some events each; what is done is kept, so that a restart goes on behind it."""
 
-    def __init__(self, database: Database, wake: Callable[[int], None]) -> None:
-        self._database = database
-        self._wake = wake
-        self._next_at: int | None = None
+    def __init__(self, parts: WorkerParts) -> None:
+        self._database = parts.database
+        self._wake = partial(parts.wake, "firings")
 
-    async def tick(self, now: int) -> int:
-        """Hold events against signals, those first that have waited longest; return how many events."""
+    async def tick(self, now: int) -> Pass:
+        """Match the oldest unevaluated transitions with waiting signals. A command that leaves some wakes the loop."""
         events, found = await in_transaction(self._database, lambda tx: self._evaluate_next(tx, now))
         if found:
             self._wake(now)
-        self._next_at = now if events else None
-        return events
-
-    async def next_at(self) -> int | None:
-        """Return when to go on, None when there was nothing: a command that leaves something wakes the loop."""
-        return self._next_at
+        return Pass(events, now if events else None)
 
     async def _evaluate_next(self, tx: Transaction, now: int) -> tuple[int, int]:
         """Evaluate the next events; return how many, and how many firings they led to."""
@@ -53,7 +50,7 @@ class Evaluation:
             found += [rules.firing_on(signal, event) for signal in mine if _matches(signal, event)]
             evaluated.append(_advanced(event, mine, now) if len(mine) == share else event._replace(evaluate_at=None))
         await store.note_evaluated(tx, evaluated)
-        await firings.add(tx, found, now)
+        await firing_store.add(tx, found, now)
         return found
 
 

@@ -6,7 +6,7 @@ from timer_service.core.database import Row
 from timer_service.core.instant import format_instant
 from timer_service.core.lease import Failure
 from timer_service.core.message import Event
-from timer_service.signals.firings import task_id
+from timer_service.signals.firing_store import task_id
 from timer_service.signals.messages import WorkSignalFailed, WorkSignalFired
 from timer_service.signals.store import read_cause
 

@@ -1,163 +1,158 @@
-"""Firings and what comes of them in the database: rows <-> rules."""
+"""What a firing that is due becomes: a fired signal, its follow-up task and its event, in one transaction."""
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from functools import partial
 
-from timer_service.core.census import Counted
-from timer_service.core.database import Reader, Row, Transaction
-from timer_service.core.lease import Failure, LeasedTable
-from timer_service.core.sql import load_sql
-from timer_service.signals.rules import Firing, FiringStatus, ItemKey, Key
-from timer_service.signals.store import cause_parameters
+from timer_service.core import outbox
+from timer_service.core.backoff import Backoff
+from timer_service.core.database import Row, Transaction
+from timer_service.core.errors import ConflictError, DatabaseUnavailableError
+from timer_service.core.lease import Failure, Lease
+from timer_service.core.loop import Pass
+from timer_service.core.slice import WorkerParts
+from timer_service.core.transactions import in_transaction
+from timer_service.signals import firing_store, rules, store
+from timer_service.signals.events import failed_event, fired_event
+from timer_service.signals.firing_store import FIRINGS, signal_of
+from timer_service.signals.rules import Status
 
-_SQL = load_sql("timer_service.signals", "firings.sql")
+log = logging.getLogger(__name__)
 
-FIRINGS = LeasedTable(
-    name="work_signal_firings",
-    key=("tenant_id", "firing_id"),
-    claimed=(
-        "tenant_id",
-        "firing_id",
-        "signal_id",
-        "dedupe_key",
-        "work_item_id",
-        "due_at",
-        "correlation_id",
-        "causation_id",
-        "traceparent",
-        "tracestate",
-    ),
-    oldest_first="due_at",
-    state="status",
-    waiting=FiringStatus.QUEUED,
-    held=FiringStatus.PROCESSING,
-    buried=FiringStatus.FAILED,
-    done=FiringStatus.ENQUEUED,
-    done_at="settled_at",
-)
-
-COUNTED = (
-    Counted(FIRINGS.name, "pending", "available_at IS NOT NULL"),
-    Counted(FIRINGS.name, FiringStatus.FAILED, "status = 'failed'"),
-    Counted("work_item_events", "unevaluated", "evaluate_at IS NOT NULL"),
-)
-"""What the gauges tell of signals."""
+_OTHERS_CLAIM_MS = 5
+"""How long to leave firings alone that another instance is claiming."""
 
 
-class Place(NamedTuple):
-    """A place in a list that is ordered by when its rows were made, and then by their ids."""
+@dataclass(slots=True)
+class _Fired:
+    """What became of claimed firings."""
 
-    after_at: int
-    after_id: str
-
-
-async def add(tx: Transaction, firings: Iterable[Firing], now: int) -> None:
-    """Queue firings; one that is there already, whatever became of it, stays as it is."""
-    in_order = sorted(firings, key=lambda firing: (firing.signal.tenant_id, firing.firing_id))
-    await tx.executemany(_SQL["add"], [{**_parameters(firing), "now": now} for firing in in_order])
+    fired: list[Row] = field(default_factory=list)
+    refused: list[Failure] = field(default_factory=list)
 
 
-async def put_back(tx: Transaction, firings: Iterable[Firing]) -> None:
-    """Queue those firings anew that have failed, with all their attempts before them."""
-    keys = [{**_key(firing), "due_at": firing.due_at} for firing in firings]
-    await tx.executemany(_SQL["put_back"], keys)
+class Firings:
+    """A worker whose ticks process one batch of firings each."""
 
+    def __init__(self, parts: WorkerParts) -> None:
+        self._database = parts.database
+        self._lease = Lease(FIRINGS, parts.visibility_timeout)
+        self._clock = parts.clock
+        self._metrics = parts.metrics
+        self._batch_size = parts.batch_size
+        self._max_attempts = parts.max_attempts
+        self._wake = partial(parts.wake, "outbox")
+        self._backoff = Backoff()
+        self._rng = parts.rng
+        self._left: list[Row] = []
+        """Claimed, and not processed because the database went away: their leases may last until it is back."""
+        self._claimed_nothing_at: int | None = None
 
-async def end(tx: Transaction, signals: Iterable[tuple[Key, str]], now: int) -> None:
-    """Fail the firings that signals still have to come, each with the reason; ends any claim on them."""
-    await tx.executemany(
-        _SQL["end_of_signal"], [{**signal._asdict(), "now": now, "error": reason} for signal, reason in signals]
-    )
+    async def tick(self, now: int) -> Pass:
+        """Process up to one batch of firings available at `now`; count those that were claimed."""
+        rows, self._left = self._left or await self._claim(now), []
+        self._claimed_nothing_at = None if rows else now
+        spent = [row for row in rows if row["attempt"] > self._max_attempts]  # by killing the process each time
+        try:
+            await self._process([row for row in rows if row["attempt"] <= self._max_attempts])
+            for row in spent:
+                await self._give_up(Failure(row, "gave up: claimed and never settled", now))
+        except DatabaseUnavailableError:
+            self._left = rows
+            raise
+        return Pass(len(rows), await self._next_at())
 
+    async def _next_at(self) -> int | None:
+        at = await self._lease.next_available(self._database.reader)
+        if at is not None and self._claimed_nothing_at is not None and at <= self._claimed_nothing_at:
+            return self._claimed_nothing_at + _OTHERS_CLAIM_MS
+        return at
 
-async def still_held(tx: Transaction, rows: Collection[Row]) -> list[Row]:
-    """Return those claimed rows whose lease has not been lost; until the transaction ends it will not be."""
-    keys = [_held(row) for row in sorted(rows, key=lambda row: (row["tenant_id"], row["firing_id"]))]
-    found = await tx.fetch_each(_SQL["still_held"], keys)
-    held = {(row["tenant_id"], row["firing_id"]) for row in found}
-    return [row for row in rows if (row["tenant_id"], row["firing_id"]) in held]
+    async def _claim(self, now: int) -> list[Row]:
+        rows = await in_transaction(self._database, lambda tx: self._lease.claim(tx, now, self._batch_size))
+        self._metrics.claimed(len(rows))
+        return rows
 
+    async def _process(self, rows: Sequence[Row]) -> None:
+        """Process rows together; halve a batch that fails until the row is alone that is to blame."""
+        if not rows:
+            return
+        at = self._clock.now()
+        try:
+            done = await in_transaction(self._database, lambda tx: self._fire(tx, rows, at))
+        except DatabaseUnavailableError:
+            raise
+        except Exception as error:
+            if (half := len(rows) // 2) > 0:
+                log.warning("firings failed, processing them in halves", exc_info=error, extra={"count": len(rows)})
+                await self._process(rows[:half])
+                await self._process(rows[half:])
+                return
+            log.exception("firing failed", extra={"firing_id": rows[0]["firing_id"]})
+            await self._fail(rows[0], repr(error))
+        else:
+            self._tell(done, len(rows), at)
 
-async def fail(tx: Transaction, failures: Sequence[Failure], at: int) -> int:
-    """Give claimed rows up at an instant; return how many were still held."""
-    parameters = [{**_held(each.row), "error": each.error, "at": at} for each in failures]
-    return await tx.executemany(_SQL["fail"], parameters)
+    async def _fire(self, tx: Transaction, rows: Sequence[Row], at: int) -> _Fired:
+        """Fire what is still held and whose signal is still active; a lost lease leaves everything as it is."""
+        signals = await store.find_locked(tx, {signal_of(row) for row in rows})
+        done = _Fired()
+        for row in await firing_store.still_held(tx, rows):
+            signal = signals.get(signal_of(row))
+            if (reason := rules.refusal(signal)) is not None:
+                done.refused.append(Failure(row, reason, at))
+                continue
+            assert signal is not None  # noqa: S101 - or it would have been refused
+            signals[signal.key] = signal._replace(status=Status.FIRED)
+            done.fired.append(row)
+        await firing_store.note_fired(tx, map(signal_of, done.fired), at)
+        await firing_store.add_tasks(tx, done.fired, at)
+        await outbox.add(tx, [fired_event(row, at) for row in done.fired], at)
+        settled = await self._lease.complete(tx, done.fired, at) + await firing_store.fail(tx, done.refused, at)
+        if settled != len(done.fired) + len(done.refused):
+            raise ConflictError("leases were lost while they were being settled")
+        return done
 
+    async def _fail(self, row: Row, error: str) -> None:
+        attempt: int = row["attempt"]
+        delay = self._backoff.delay(attempt, self._rng)
+        failure = Failure(row, error, self._clock.now() + delay // timedelta(milliseconds=1))
+        if attempt >= self._max_attempts:
+            await self._give_up(failure)
+            return
+        retried = await in_transaction(self._database, lambda tx: self._lease.retry(tx, [failure]))
+        self._settled("retried", retried, lost=1 - retried)
 
-async def note_fired(tx: Transaction, signals: Iterable[Key], at: int) -> None:
-    """Write that locked signals have fired."""
-    await tx.executemany(_SQL["note_fired"], [{**key._asdict(), "at": at} for key in signals])
+    async def _give_up(self, failure: Failure) -> None:
+        """Bury a firing: its signal is paused, and its tenant is told."""
+        at = self._clock.now()
+        buried = await in_transaction(self._database, lambda tx: self._bury(tx, failure, at))
+        self._settled("buried", buried, lost=1 - buried)
+        if buried:
+            self._metrics.buried(FIRINGS.name, buried)
+            self._wake(at)
 
+    async def _bury(self, tx: Transaction, failure: Failure, at: int) -> int:
+        await store.find_locked(tx, [signal_of(failure.row)])
+        buried = await firing_store.fail(tx, [failure], at)
+        if buried:
+            await firing_store.note_failed(tx, [failure])
+            await outbox.add(tx, [failed_event(failure, at)], at)
+        return buried
 
-async def note_failed(tx: Transaction, failures: Iterable[Failure]) -> None:
-    """Pause the signals, if they are active, whose firings were given up."""
-    parameters = [{**signal_of(each.row)._asdict(), "error": each.error} for each in failures]
-    await tx.executemany(_SQL["note_failed"], parameters)
+    def _tell(self, done: _Fired, claimed: int, at: int) -> None:
+        self._settled("refused", len(done.refused), lost=claimed - len(done.fired) - len(done.refused))
+        self._settled("fired", len(done.fired), lost=0)
+        for row in done.fired:
+            self._metrics.fired_late(FIRINGS.name, (at - row["due_at"]) / 1000)
+        if done.fired:
+            self._wake(at)
 
-
-async def add_tasks(tx: Transaction, rows: Iterable[Row], at: int) -> None:
-    """Write the follow-up work of claimed rows that have a work item."""
-    tasks = [
-        {
-            "tenant_id": row["tenant_id"],
-            "task_id": task_id(row),
-            "work_item_id": row["work_item_id"],
-            "signal_id": row["signal_id"],
-            "firing_id": row["firing_id"],
-            "at": at,
-        }
-        for row in rows
-        if row["work_item_id"] is not None
-    ]
-    await tx.executemany(_SQL["add_task"], tasks)
-
-
-async def page_of_signal(reader: Reader, signal: Key, after: Place, limit: int) -> Sequence[Row]:
-    """Read a signal's next firings behind a place, oldest first."""
-    parameters = {**signal._asdict(), **after._asdict(), "limit": limit}
-    return await reader.fetch(_SQL["page_of_signal"], parameters)
-
-
-async def tasks_of_item(reader: Reader, item: ItemKey, after: Place, limit: int) -> Sequence[Row]:
-    """Read a work item's next tasks behind a place, oldest first."""
-    parameters = {**item._asdict(), **after._asdict(), "limit": limit}
-    return await reader.fetch(_SQL["tasks_of_item"], parameters)
-
-
-async def delete_tasks(tx: Transaction, signals: Iterable[Key]) -> None:
-    """Delete the tasks of signals."""
-    await tx.executemany(_SQL["delete_tasks"], [key._asdict() for key in signals])
-
-
-async def delete_settled(tx: Transaction, before: int, limit: int) -> int:
-    """Delete up to `limit` firings that were settled before an instant; return how many."""
-    return await tx.execute(_SQL["delete_settled"], {"before": before, "limit": limit})
-
-
-def signal_of(row: Row) -> Key:
-    """Return whose firing a row is."""
-    return Key(row["tenant_id"], row["signal_id"])
-
-
-def task_id(row: Row) -> str | None:
-    """Return the id of the task a firing leads to: one per firing, None without a work item."""
-    return None if row["work_item_id"] is None else f"task-{row['firing_id']}"
-
-
-def _key(firing: Firing) -> Mapping[str, Any]:
-    return {"tenant_id": firing.signal.tenant_id, "firing_id": firing.firing_id}
-
-
-def _held(row: Row) -> Mapping[str, Any]:
-    return {"tenant_id": row["tenant_id"], "firing_id": row["firing_id"], "token": row["lease_token"]}
-
-
-def _parameters(firing: Firing) -> Mapping[str, Any]:
-    return {
-        **_key(firing),
-        "signal_id": firing.signal.signal_id,
-        "dedupe_key": firing.dedupe_key,
-        "work_item_id": firing.work_item_id,
-        "due_at": firing.due_at,
-        **cause_parameters(firing.cause),
-    }
+    def _settled(self, outcome: str, count: int, *, lost: int) -> None:
+        if count:
+            self._metrics.settled(FIRINGS.name, outcome, count)
+        if lost:
+            self._metrics.leases_lost(lost)
+            log.warning("leases lost before they were settled", extra={"count": lost})

@@ -2,11 +2,11 @@
 
 from collections.abc import Mapping, Sequence
 
-from timer_service.core.consumer import Outcome
+from timer_service.core.consumer import CommandResult
 from timer_service.core.database import Transaction
 from timer_service.core.errors import ConflictError
 from timer_service.core.message import Command
-from timer_service.signals import firings, store
+from timer_service.signals import firing_store, store
 from timer_service.signals.batch import AT_ONCE, Batch, activated_keys, item_keys, signal_key
 from timer_service.signals.messages import (
     ActivateWorkSignal,
@@ -31,7 +31,9 @@ PAYLOADS = (
 )
 
 
-async def handle(tx: Transaction, commands: Sequence[Command], now: int, *, evaluating: bool) -> Sequence[Outcome]:
+async def handle(
+    tx: Transaction, commands: Sequence[Command], now: int, *, evaluating: bool
+) -> Sequence[CommandResult]:
     """Apply commands in order, each seeing what those before it did, reading and writing each table once for all.
 
     With `evaluating`, transitions are held against the signals that wait for them; without, they are kept for later.
@@ -42,7 +44,9 @@ async def handle(tx: Transaction, commands: Sequence[Command], now: int, *, eval
     for command in commands:
         verdict, signal, wake_at = batch.apply(command)
         wants_view = command.reply_to is not None and signal is not None and signal.definition is not None
-        outcomes.append(Outcome(verdict, wake_at, {"signal": signal_view(signal)} if signal and wants_view else None))
+        outcomes.append(
+            CommandResult(verdict, wake_at, {"signal": signal_view(signal)} if signal and wants_view else None)
+        )
     left = await _write(tx, batch, known)
     return [each._replace(wake_at=now) for each in outcomes] if left and evaluating else outcomes
 
@@ -80,7 +84,7 @@ async def _write(tx: Transaction, batch: Batch, known: set[Key]) -> bool:
     await store.put(tx, [batch.signals[key] for key in batch.changed_signals & known])
     again = await store.evaluate_again(tx, [batch.signals[key] for key in batch.awake], batch.now)
     await store.add_events(tx, batch.events)
-    await firings.end(tx, batch.ended, batch.now)
-    await firings.put_back(tx, batch.put_back)
-    await firings.add(tx, batch.firings, batch.now)
+    await firing_store.end(tx, batch.ended, batch.now)
+    await firing_store.put_back(tx, batch.put_back)
+    await firing_store.add(tx, batch.firings, batch.now)
     return again > 0 or any(event.evaluate_at is not None for event in batch.events)

@@ -1,7 +1,7 @@
 """Questions about signals. A tenant only ever sees its own."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated, Any
+from typing import Any
 
 from pydantic import Field
 from pydantic_core import from_json
@@ -10,17 +10,15 @@ from timer_service.core.database import Reader, Row
 from timer_service.core.errors import Code, Rejection
 from timer_service.core.instant import Instant, format_instant, format_known
 from timer_service.core.message import Identifier, Payload, Tenant
-from timer_service.core.paging import page, read_cursor
+from timer_service.core.paging import PageCursor, PageLimit, page, read_cursor
 from timer_service.core.query import QueryRoute, known
-from timer_service.signals import firings, store
-from timer_service.signals.firings import Place
+from timer_service.signals import firing_store, store
+from timer_service.signals.firing_store import Cursor
 from timer_service.signals.messages import TriggerKind
 from timer_service.signals.rules import FiringStatus, ItemKey, Key, Signal, Status
 from timer_service.signals.triggers import Invalid
 
-Limit = Annotated[int, Field(ge=1, le=1000)]
-Cursor = Annotated[str, Field(max_length=2000)]
-_BEGINNING = Place(-1, "")
+_BEGINNING = Cursor(-1, "")
 
 
 class GetSignal(Payload):
@@ -34,24 +32,24 @@ class ListSignals(Payload):
 
     status: Status | None = None
     work_item_id: Identifier | None = None
-    limit: Limit = 100
-    cursor: Cursor | None = None
+    limit: PageLimit = 100
+    cursor: PageCursor | None = None
 
 
 class ListFirings(Payload):
     """Ask for the firings of a signal, oldest first, a page at a time."""
 
     signal_id: Identifier
-    limit: Limit = 100
-    cursor: Cursor | None = None
+    limit: PageLimit = 100
+    cursor: PageCursor | None = None
 
 
 class ListTasks(Payload):
     """Ask for the follow-up tasks of a work item, oldest first, a page at a time."""
 
     work_item_id: Identifier
-    limit: Limit = 100
-    cursor: Cursor | None = None
+    limit: PageLimit = 100
+    cursor: PageCursor | None = None
 
 
 class SignalView(Payload):
@@ -158,21 +156,21 @@ async def _list(reader: Reader, tenant: str, question: ListSignals, _now: int) -
 
 async def _list_firings(reader: Reader, tenant: str, question: ListFirings, _now: int) -> Mapping[str, Any]:
     key = Key(tenant, question.signal_id)
-    found = await firings.page_of_signal(reader, key, _place(question.cursor), question.limit + 1)
+    found = await firing_store.page_of_signal(reader, key, _place(question.cursor), question.limit + 1)
     return page("firings", found, limit=question.limit, view=_firing_view, place=_place_of("firing_id"))
 
 
 async def _list_tasks(reader: Reader, tenant: str, question: ListTasks, _now: int) -> Mapping[str, Any]:
     item = ItemKey(tenant, question.work_item_id)
-    found = await firings.tasks_of_item(reader, item, _place(question.cursor), question.limit + 1)
+    found = await firing_store.tasks_of_item(reader, item, _place(question.cursor), question.limit + 1)
     return page("tasks", found, limit=question.limit, view=_task_view, place=_place_of("task_id"))
 
 
 QUERIES = (
-    QueryRoute("get-signal", GetSignal, _get),
-    QueryRoute("list-signals", ListSignals, _list),
-    QueryRoute("list-firings", ListFirings, _list_firings),
-    QueryRoute("list-tasks", ListTasks, _list_tasks),
+    QueryRoute("get-signal", GetSignal, SignalView, _get),
+    QueryRoute("list-signals", ListSignals, SignalPage, _list),
+    QueryRoute("list-firings", ListFirings, FiringPage, _list_firings),
+    QueryRoute("list-tasks", ListTasks, TaskPage, _list_tasks),
 )
 
 
@@ -188,7 +186,7 @@ def _firing_view(row: Row) -> Mapping[str, Any]:
         createdAt=format_instant(row["created_at"]),
         attempt=row["attempt"],
         workItemId=row["work_item_id"],
-        taskId=firings.task_id(row) if enqueued else None,
+        taskId=firing_store.task_id(row) if enqueued else None,
         settledAt=format_known(row["settled_at"]),
         lastError=row["last_error"],
     )
@@ -205,8 +203,8 @@ def _task_view(row: Row) -> Mapping[str, Any]:
     }
 
 
-def _place(cursor: str | None) -> Place:
-    return _BEGINNING if cursor is None else Place(*read_cursor(cursor, int, str))
+def _place(cursor: str | None) -> Cursor:
+    return _BEGINNING if cursor is None else Cursor(*read_cursor(cursor, int, str))
 
 
 def _place_of(id_column: str) -> Callable[[Row], Sequence[str | int]]:

@@ -35,7 +35,7 @@ class FiringStatus(StrEnum):
     FAILED = "failed"
 
 
-class Verdict(StrEnum):
+class Outcome(StrEnum):
     """How a command on a signal or a work item ends."""
 
     CREATED = "created"
@@ -155,41 +155,41 @@ class Firing(NamedTuple):
 class Decision(NamedTuple):
     """What becomes of a signal, and whether that is to be written."""
 
-    verdict: Verdict
+    verdict: Outcome
     signal: Signal | None
     changed: bool = False
 
 
-def create_item(item: WorkItem, status: str | None, position: Position) -> tuple[Verdict, WorkItem]:
+def create_item(item: WorkItem, status: str | None, position: Position) -> tuple[Outcome, WorkItem]:
     """Decide a CreateWorkItem: it never takes back a status that the item has come to."""
     if item.position == UNKNOWN:
-        return Verdict.CREATED, item._replace(status=status, position=position)
-    return (Verdict.IGNORED_STALE if item.position > position else Verdict.UNCHANGED), item
+        return Outcome.CREATED, item._replace(status=status, position=position)
+    return (Outcome.IGNORED_STALE if item.position > position else Outcome.UNCHANGED), item
 
 
-def transition(item: WorkItem, to: str, position: Position) -> tuple[Verdict, WorkItem]:
+def transition(item: WorkItem, to: str, position: Position) -> tuple[Outcome, WorkItem]:
     """Decide a TransitionWorkItem that is new: it counts in any case, but a newer one's status stays."""
     if item.position > position:
-        return Verdict.RECORDED, item
-    return Verdict.TRANSITIONED, item._replace(status=to, position=position)
+        return Outcome.RECORDED, item
+    return Outcome.TRANSITIONED, item._replace(status=to, position=position)
 
 
 def create(signal: Signal | None, key: Key, wanted: Definition, position: Position, now: int) -> Decision:
     """Decide a CreateWorkSignal (the outcome table of docs/signals.md)."""
     made = Signal(key, Status.ACTIVE, position, position, now, wanted)
-    verdict = Verdict.CREATED_INVALID if isinstance(wanted.trigger, Invalid) else Verdict.CREATED
+    verdict = Outcome.CREATED_INVALID if isinstance(wanted.trigger, Invalid) else Outcome.CREATED
     if signal is None:
         return Decision(verdict, made, changed=True)
     if signal.position > position and signal.definition is None and signal.status not in ENDED:
         late = made._replace(status=signal.status, position=signal.position, since=signal.since)
         return Decision(verdict, late, changed=True)
     if signal.position > position:
-        return Decision(Verdict.IGNORED_STALE, signal)
+        return Decision(Outcome.IGNORED_STALE, signal)
     if signal.position == position:  # this very command, delivered again
-        return Decision(Verdict.UNCHANGED, signal)
+        return Decision(Outcome.UNCHANGED, signal)
     if signal.definition is None or signal.status in ENDED:
         return Decision(verdict, made, changed=True)
-    return _confirm(Verdict.UNCHANGED if signal.definition == wanted else Verdict.EXISTS, signal, position)
+    return _confirm(Outcome.UNCHANGED if signal.definition == wanted else Outcome.EXISTS, signal, position)
 
 
 def pause(signal: Signal | None, key: Key, position: Position, now: int) -> Decision:
@@ -199,14 +199,14 @@ def pause(signal: Signal | None, key: Key, position: Position, now: int) -> Deci
     if known := _settled(signal, position, Status.PAUSED):
         return known
     if signal.status is Status.FIRED:
-        return _confirm(Verdict.ALREADY_FIRED, signal, position)
-    return Decision(Verdict.PAUSED, signal._replace(status=Status.PAUSED, position=position), changed=True)
+        return _confirm(Outcome.ALREADY_FIRED, signal, position)
+    return Decision(Outcome.PAUSED, signal._replace(status=Status.PAUSED, position=position), changed=True)
 
 
 def activate(signal: Signal | None, position: Position) -> Decision:
     """Decide an ActivateWorkSignal: what has happened meanwhile does not count, but an instant that has passed does."""
     if signal is None:
-        return Decision(Verdict.NOT_FOUND, None)
+        return Decision(Outcome.NOT_FOUND, None)
     if _is_only_announced(signal, position):
         return _tombstone(signal.key, Status.ACTIVE, position, signal.created_at)
     if known := _settled(signal, position, Status.ACTIVE):
@@ -214,10 +214,10 @@ def activate(signal: Signal | None, position: Position) -> Decision:
     assert signal.definition is not None  # noqa: S101 - a tombstone is announced or has ended
     timed = isinstance(signal.definition.trigger, TimeAt)
     if timed and signal.status is Status.FIRED:
-        return _confirm(Verdict.ALREADY_FIRED, signal, position)
+        return _confirm(Outcome.ALREADY_FIRED, signal, position)
     since = signal.since if timed else position
     active = signal._replace(status=Status.ACTIVE, position=position, since=since, last_error=None)
-    return Decision(Verdict.ACTIVATED, active, changed=True)
+    return Decision(Outcome.ACTIVATED, active, changed=True)
 
 
 def cancel(signal: Signal | None, key: Key, position: Position, now: int) -> Decision:
@@ -227,15 +227,15 @@ def cancel(signal: Signal | None, key: Key, position: Position, now: int) -> Dec
     if known := _settled(signal, position, Status.CANCELLED):
         return known
     if signal.status is Status.FIRED:
-        return _confirm(Verdict.ALREADY_FIRED, signal, position)
-    return _end(Verdict.CANCELLED, Status.CANCELLED, signal, position, now)
+        return _confirm(Outcome.ALREADY_FIRED, signal, position)
+    return _end(Outcome.CANCELLED, Status.CANCELLED, signal, position, now)
 
 
 def resolve(signal: Signal | None, key: Key, position: Position, now: int) -> Decision:
     """Decide a ResolveWorkSignal."""
     if signal is None or _is_only_announced(signal, position):
         return _tombstone(key, Status.RESOLVED, position, now)
-    return _settled(signal, position, Status.RESOLVED) or _end(Verdict.RESOLVED, Status.RESOLVED, signal, position, now)
+    return _settled(signal, position, Status.RESOLVED) or _end(Outcome.RESOLVED, Status.RESOLVED, signal, position, now)
 
 
 def matches(signal: Signal, event: Transition) -> bool:
@@ -272,7 +272,7 @@ def refusal(signal: Signal | None) -> str | None:
 def _tombstone(key: Key, status: Status, position: Position, now: int) -> Decision:
     ended_at = now if status in ENDED else None
     tombstone = Signal(key, status, position, position, now, None, ended_at=ended_at)
-    return Decision(Verdict.NOT_FOUND, tombstone, changed=True)
+    return Decision(Outcome.NOT_FOUND, tombstone, changed=True)
 
 
 def _is_only_announced(signal: Signal, position: Position) -> bool:
@@ -283,17 +283,17 @@ def _is_only_announced(signal: Signal, position: Position) -> bool:
 def _settled(signal: Signal, position: Position, wanted: Status) -> Decision | None:
     """Decide a command that comes too late, was handled before, or finds what it wants or a signal that has ended."""
     if signal.position > position:
-        return Decision(Verdict.IGNORED_STALE, signal)
+        return Decision(Outcome.IGNORED_STALE, signal)
     if signal.status is wanted or signal.position == position:
-        return _confirm(Verdict.UNCHANGED, signal, position)
+        return _confirm(Outcome.UNCHANGED, signal, position)
     if signal.status in ENDED:
-        return _confirm(Verdict.ALREADY_ENDED, signal, position)
+        return _confirm(Outcome.ALREADY_ENDED, signal, position)
     return None
 
 
-def _end(verdict: Verdict, status: Status, signal: Signal, position: Position, now: int) -> Decision:
+def _end(verdict: Outcome, status: Status, signal: Signal, position: Position, now: int) -> Decision:
     return Decision(verdict, signal._replace(status=status, position=position, ended_at=now), changed=True)
 
 
-def _confirm(verdict: Verdict, signal: Signal, position: Position) -> Decision:
+def _confirm(verdict: Outcome, signal: Signal, position: Position) -> Decision:
     return Decision(verdict, signal._replace(position=position), changed=signal.position != position)

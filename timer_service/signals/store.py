@@ -121,7 +121,7 @@ async def page(
         such = [f"trigger_kind IS NOT NULL AND status = '{status}'" for status in statuses]
     else:
         such = ["trigger_kind IS NOT NULL"]
-    each = (_SQL["page"].format(such=each) for each in such)
+    each = (_SQL["page"].format(where=each) for each in such)
     sql = "\nUNION ALL\n".join(f"SELECT * FROM ({page}) AS page" for page in each)  # noqa: S608 - all of it is ours
     parameters = {"tenant_id": tenant_id, "work_item_id": item, "after": after, "limit": limit}
     if item is None:

@@ -83,7 +83,7 @@ WHERE tenant_id = :tenant_id AND signal_id = :signal_id
 SELECT tenant_id, signal_id, status, work_item_id, trigger_kind, trigger_spec, note, created_at, last_fired_at,
     last_error, ended_at, since_epoch, since_sequence, position_epoch, position_sequence
 FROM work_signals
-WHERE tenant_id = :tenant_id AND {such} AND signal_id > :after
+WHERE tenant_id = :tenant_id AND {where} AND signal_id > :after
 ORDER BY signal_id
 LIMIT :limit
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from timer_service.core.consumer import Outcome
+from timer_service.core.consumer import CommandResult
 from timer_service.core.data import dump_data
 from timer_service.core.database import Transaction
 from timer_service.core.message import Command
@@ -14,12 +14,12 @@ from timer_service.timers.rules import Decision, Key, Schedule, Timer, Write
 PAYLOADS = (ScheduleTimer, CancelTimer, RetryTimer)
 
 
-async def handle(tx: Transaction, commands: Sequence[Command], now: int) -> Sequence[Outcome]:
+async def handle(tx: Transaction, commands: Sequence[Command], now: int) -> Sequence[CommandResult]:
     """Apply commands in order, each seeing what those before it did; one read and at most two writes in all."""
     keys = [_key(command) for command in commands]
     timers = await store.find_locked(tx, set(keys))
     writes: dict[Key, Write] = {}
-    outcomes: list[Outcome] = []
+    outcomes: list[CommandResult] = []
     for key, command in zip(keys, commands, strict=True):
         decision = _decide(timers.get(key), key, command, now)
         outcomes.append(_outcome(decision, command))
@@ -55,8 +55,8 @@ def _decide(timer: Timer | None, key: Key, command: Command, now: int) -> Decisi
             return rules.retry(timer, command.position, now)
 
 
-def _outcome(decision: Decision, command: Command) -> Outcome:
+def _outcome(decision: Decision, command: Command) -> CommandResult:
     timer = decision.timer
     wake_at = timer.available_at if timer and decision.write is Write.ALL else None
     wants_view = command.reply_to is not None and timer is not None and timer.schedule is not None
-    return Outcome(decision.verdict, wake_at, {"timer": timer_view(timer)} if timer and wants_view else None)
+    return CommandResult(decision.verdict, wake_at, {"timer": timer_view(timer)} if timer and wants_view else None)

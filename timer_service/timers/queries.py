@@ -10,14 +10,14 @@ from timer_service.core.database import Reader
 from timer_service.core.errors import Code, Rejection
 from timer_service.core.instant import LATEST, Instant, format_instant
 from timer_service.core.message import Identifier, Payload, Tenant
-from timer_service.core.paging import page, read_cursor
+from timer_service.core.paging import PageCursor, PageLimit, page, read_cursor
 from timer_service.core.query import QueryRoute
 from timer_service.timers import store
 from timer_service.timers.rules import Key, State, Timer
-from timer_service.timers.store import Place
+from timer_service.timers.store import Cursor
 
 _COUNTED_AT_MOST = 1_000_000
-_BEGINNING = Place(-1, "")
+_BEGINNING = Cursor(-1, "")
 _AFTER_ALL = LATEST + 1
 
 
@@ -33,8 +33,8 @@ class ListTimers(Payload):
     state: State | None = None
     due_before: Instant | None = None
     due_after: Instant | None = None
-    limit: int = Field(default=100, ge=1, le=1000)
-    cursor: str | None = Field(default=None, max_length=2000)
+    limit: PageLimit = 100
+    cursor: PageCursor | None = None
 
 
 class CountTimers(Payload):
@@ -120,17 +120,17 @@ async def _count(reader: Reader, tenant: str, _question: CountTimers, now: int) 
 
 
 QUERIES = (
-    QueryRoute("get-timer", GetTimer, _get),
-    QueryRoute("list-timers", ListTimers, _list),
-    QueryRoute("count-timers", CountTimers, _count),
+    QueryRoute("get-timer", GetTimer, TimerView, _get),
+    QueryRoute("list-timers", ListTimers, TimerPage, _list),
+    QueryRoute("count-timers", CountTimers, TimerCounts, _count),
 )
 
 
-def _place_of(timer: Timer) -> Place:
+def _place_of(timer: Timer) -> Cursor:
     assert timer.schedule is not None  # noqa: S101 - a tombstone is never listed
-    return Place(timer.schedule.due_at, timer.key.service_call_id)
+    return Cursor(timer.schedule.due_at, timer.key.service_call_id)
 
 
-def _place(question: ListTimers) -> Place:
-    after = _BEGINNING if question.due_after is None else Place(question.due_after, "")
-    return after if question.cursor is None else max(after, Place(*read_cursor(question.cursor, int, str)))
+def _place(question: ListTimers) -> Cursor:
+    after = _BEGINNING if question.due_after is None else Cursor(question.due_after, "")
+    return after if question.cursor is None else max(after, Cursor(*read_cursor(question.cursor, int, str)))

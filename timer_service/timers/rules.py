@@ -16,7 +16,7 @@ class State(StrEnum):
     FAILED = "Failed"
 
 
-class Verdict(StrEnum):
+class Outcome(StrEnum):
     """How a command on a timer ends."""
 
     SCHEDULED = "scheduled"
@@ -75,7 +75,7 @@ class Write(StrEnum):
 class Decision(NamedTuple):
     """What becomes of a timer, and how much of that is to be written."""
 
-    verdict: Verdict
+    verdict: Outcome
     timer: Timer | None
     write: Write = Write.NOTHING
 
@@ -83,44 +83,44 @@ class Decision(NamedTuple):
 def schedule(timer: Timer | None, key: Key, wanted: Schedule, position: Position, now: int) -> Decision:
     """Decide a ScheduleTimer (the outcome table of docs/guarantees.md)."""
     if timer is None:
-        return _put(Verdict.SCHEDULED, _scheduled(key, wanted, position, now))
+        return _put(Outcome.SCHEDULED, _scheduled(key, wanted, position, now))
     if timer.position > position:
-        return Decision(Verdict.IGNORED_STALE, timer)
+        return Decision(Outcome.IGNORED_STALE, timer)
     if timer.state is State.REACHED:
-        return Decision(Verdict.IGNORED_REACHED, timer)
+        return Decision(Outcome.IGNORED_REACHED, timer)
     if timer.position == position:  # this very command, delivered again
-        return Decision(Verdict.UNCHANGED, timer)
+        return Decision(Outcome.UNCHANGED, timer)
     if timer.state is not State.SCHEDULED or timer.schedule is None:
-        return _put(Verdict.SCHEDULED, _scheduled(key, wanted, position, now))
+        return _put(Outcome.SCHEDULED, _scheduled(key, wanted, position, now))
     if timer.schedule.due_at == wanted.due_at:
         return _confirm(timer, position)
-    return _put(Verdict.RESCHEDULED, _scheduled(key, wanted, position, timer.registered_at))
+    return _put(Outcome.RESCHEDULED, _scheduled(key, wanted, position, timer.registered_at))
 
 
 def cancel(timer: Timer | None, key: Key, position: Position, now: int) -> Decision:
     """Decide a CancelTimer. An unknown timer leaves a tombstone, or an older ScheduleTimer to come would win."""
     if timer is None:
-        return _put(Verdict.NOT_FOUND, Timer(key, State.CANCELLED, position, now, None, settled_at=now))
+        return _put(Outcome.NOT_FOUND, Timer(key, State.CANCELLED, position, now, None, settled_at=now))
     if timer.position > position:
-        return Decision(Verdict.IGNORED_STALE, timer)
+        return Decision(Outcome.IGNORED_STALE, timer)
     if timer.state is State.REACHED:
-        return Decision(Verdict.ALREADY_REACHED, timer)
+        return Decision(Outcome.ALREADY_REACHED, timer)
     if timer.state is State.CANCELLED:
         return _confirm(timer, position)
     cancelled = timer._replace(state=State.CANCELLED, position=position, available_at=None, settled_at=now)
-    return _put(Verdict.CANCELLED, cancelled)
+    return _put(Outcome.CANCELLED, cancelled)
 
 
 def retry(timer: Timer | None, position: Position, now: int) -> Decision:
     """Decide a RetryTimer: only a Failed timer is put back, to fire at once under the id it always had."""
     if timer is None:
-        return Decision(Verdict.NOT_FOUND, None)
+        return Decision(Outcome.NOT_FOUND, None)
     if timer.position > position:
-        return Decision(Verdict.IGNORED_STALE, timer)
+        return Decision(Outcome.IGNORED_STALE, timer)
     if timer.schedule is None:
-        return Decision(Verdict.NOT_FOUND, None)
+        return Decision(Outcome.NOT_FOUND, None)
     if timer.state is State.REACHED:
-        return Decision(Verdict.ALREADY_REACHED, timer)
+        return Decision(Outcome.ALREADY_REACHED, timer)
     if timer.state is not State.FAILED or timer.position == position:
         return _confirm(timer, position)
     back = timer._replace(
@@ -130,7 +130,7 @@ def retry(timer: Timer | None, position: Position, now: int) -> Decision:
         attempt=0,
         last_error=None,
     )
-    return _put(Verdict.RETRIED, back)
+    return _put(Outcome.RETRIED, back)
 
 
 def event_id(key: Key, due_at: int, position: Position) -> str:
@@ -143,11 +143,11 @@ def _scheduled(key: Key, wanted: Schedule, position: Position, registered_at: in
     return Timer(key, State.SCHEDULED, position, registered_at, wanted, available_at=wanted.due_at)
 
 
-def _put(verdict: Verdict, timer: Timer) -> Decision:
+def _put(verdict: Outcome, timer: Timer) -> Decision:
     return Decision(verdict, timer, Write.ALL)
 
 
 def _confirm(timer: Timer, position: Position) -> Decision:
     if timer.position == position:
-        return Decision(Verdict.UNCHANGED, timer)
-    return Decision(Verdict.UNCHANGED, timer._replace(position=position), Write.POSITION)
+        return Decision(Outcome.UNCHANGED, timer)
+    return Decision(Outcome.UNCHANGED, timer._replace(position=position), Write.POSITION)

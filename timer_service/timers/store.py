@@ -3,11 +3,11 @@
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from timer_service.core.census import Counted
 from timer_service.core.database import Reader, Row, Transaction
 from timer_service.core.errors import ConflictError
 from timer_service.core.lease import LeasedTable
 from timer_service.core.message import Position, Trace
+from timer_service.core.row_counts import Counted
 from timer_service.core.sql import load_sql
 from timer_service.timers.rules import Key, Schedule, State, Timer
 
@@ -38,7 +38,7 @@ TIMERS = LeasedTable(
 )
 
 
-_SUCH = {
+_WHERE = {
     State.SCHEDULED: "available_at IS NOT NULL",
     State.REACHED: "state = 'Reached'",
     State.CANCELLED: "state = 'Cancelled'",
@@ -46,11 +46,11 @@ _SUCH = {
 }
 """How a list says which state it wants, word for word as the partial index for it does."""
 
-COUNTED = tuple(Counted(TIMERS.name, state, such) for state, such in _SUCH.items())
+COUNTED = tuple(Counted(TIMERS.name, state, such) for state, such in _WHERE.items())
 """What the gauges tell of timers."""
 
 
-class Place(NamedTuple):
+class Cursor(NamedTuple):
     """A place in a list, which is ordered by due time and then by call."""
 
     due_at: int
@@ -86,11 +86,11 @@ async def advance(tx: Transaction, timers: Collection[Timer]) -> None:
 
 
 async def page(
-    reader: Reader, tenant_id: str, states: Sequence[State], due_before: int, *, after: Place, limit: int
+    reader: Reader, tenant_id: str, states: Sequence[State], due_before: int, *, after: Cursor, limit: int
 ) -> list[Timer]:
     """Read the next timers behind `after` in one of several states, in order; all as they are at one moment."""
     # In one statement: between two, a timer could leave the state read second for the first, or the other way round.
-    each = (_SQL["page"].format(such=_SUCH[state]) for state in states)
+    each = (_SQL["page"].format(where=_WHERE[state]) for state in states)
     sql = "\nUNION ALL\n".join(f"SELECT * FROM ({page}) AS page" for page in each)  # noqa: S608 - all of it is ours
     parameters = {
         "tenant_id": tenant_id,
@@ -108,7 +108,7 @@ async def count(
 ) -> dict[State, int]:
     """Count timers by state, each no further than `limit`; all as they are at one moment, from the indexes alone."""
     each = (
-        f"SELECT '{state}' AS state, counted.count AS count FROM ({_SQL['count'].format(such=_SUCH[state])}) AS counted"  # noqa: S608 - all of it is ours
+        f"SELECT '{state}' AS state, count FROM ({_SQL['count'].format(where=_WHERE[state])}) AS counted"  # noqa: S608 - all of it is ours
         for state in states
     )
     parameters = {"tenant_id": tenant_id, "due_before": due_before, "limit": limit}

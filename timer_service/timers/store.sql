@@ -33,7 +33,7 @@ WHERE tenant_id = :tenant_id AND service_call_id = :service_call_id
 SELECT tenant_id, service_call_id, state, due_at, data, correlation_id, causation_id, traceparent, tracestate,
     event_id, registered_at, reached_at, cancelled_at, position_epoch, position_sequence, available_at, attempt, last_error
 FROM timer_schedules
-WHERE tenant_id = :tenant_id AND {such} AND due_at < :due_before
+WHERE tenant_id = :tenant_id AND {where} AND due_at < :due_before
     AND (due_at, service_call_id) > (:after_due_at, :after_call)
 ORDER BY due_at, service_call_id
 LIMIT :limit
@@ -41,7 +41,7 @@ LIMIT :limit
 -- name: count
 SELECT COUNT(*) AS count FROM (
     SELECT 1 AS one FROM timer_schedules
-    WHERE tenant_id = :tenant_id AND {such} AND due_at < :due_before
+    WHERE tenant_id = :tenant_id AND {where} AND due_at < :due_before
     LIMIT :limit
 ) AS counted
 

@@ -20,7 +20,7 @@ from timer_service.adapters.nats.publisher import Publisher
 from timer_service.adapters.nats.queries import serve_queries
 from timer_service.adapters.nats.subjects import Subjects
 from timer_service.adapters.nats.subscription import NatsSubscription
-from timer_service.core.broker import Answer, BrokerFeatures, PublishResult, PublishStatus, Reply
+from timer_service.core.broker import BrokerFeatures, PublishResult, PublishStatus, QueryHandler, Reply
 from timer_service.core.errors import StartError
 from timer_service.core.message import Kind, Message
 
@@ -111,7 +111,7 @@ class NatsBroker:
             return [PublishResult(PublishStatus.UNAVAILABLE, trouble or "")] * len(messages)
         return await self._publisher.publish(messages)
 
-    async def serve_queries(self, names: Sequence[str], answer: Answer) -> None:
+    async def serve_queries(self, names: Sequence[str], answer: QueryHandler) -> None:
         """Answer as the micro service `timer-service`, so that `$SRV.PING`, `INFO` and `STATS` find it."""
         self._queries = await serve_queries(self._client, self._subjects, self._reply_prefix, names, answer)
 
@@ -128,7 +128,7 @@ class NatsBroker:
         if self._client.is_connected:  # else it would be kept, and sent when it is of no use any more
             await self._client.publish(self._subjects.hint(loop), b"%d" % at)
 
-    async def hear_hints(self, heard: Callable[[str, int], None]) -> None:
+    async def subscribe_hints(self, heard: Callable[[str, int], None]) -> None:
         """Pass on what every instance tells; what is no hint is passed over."""
 
         async def receive(message: Msg) -> None:

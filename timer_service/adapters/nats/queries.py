@@ -10,7 +10,7 @@ from nats.micro.request import Request
 from nats.micro.service import EndpointConfig, Service, ServiceConfig
 
 from timer_service.adapters.nats.subjects import Subjects
-from timer_service.core.broker import Answer
+from timer_service.core.broker import QueryHandler
 from timer_service.core.message import Kind
 
 log = logging.getLogger(__name__)
@@ -20,7 +20,7 @@ _FROM_ANOTHER_ACCOUNT = "_R_."
 
 
 async def serve_queries(
-    client: Client, subjects: Subjects, reply_prefix: str, names: Sequence[str], answer: Answer
+    client: Client, subjects: Subjects, reply_prefix: str, names: Sequence[str], answer: QueryHandler
 ) -> Service:
     """Start answering; every instance shares the requests. Only requests from inboxes under `reply_prefix` count."""
 

@@ -4,6 +4,8 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
+from timer_service.core.loop import Pass
+
 _SAMPLES = 5
 _DRIFT_PER_SECOND = 200
 """How fast two machines' clocks may part, in microseconds: twice what a bad quartz does."""
@@ -87,14 +89,10 @@ class PostgresClock:
         self._measured_at = now
         self._observe((now + self._offset - self._system()) / 1_000_000)
 
-    async def tick(self, _now: int) -> int:
-        """Measure; there is never more to do at once."""
+    async def tick(self, _now: int) -> Pass:
+        """Measure once."""
         await self.measure()
-        return 0
-
-    async def next_at(self) -> int | None:
-        """Return None: the interval alone decides."""
-        return None
+        return Pass(0)
 
     async def _sample(self) -> Sample:
         asked_at = self._monotonic()

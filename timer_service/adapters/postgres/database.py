@@ -10,11 +10,11 @@ from typing import Any
 
 import asyncpg
 
-from timer_service.adapters.postgres.outage import is_outage, named_for_the_core
+from timer_service.adapters.postgres.errors import is_outage, translate_errors
 from timer_service.adapters.postgres.text import from_arrays, inserts_rows_of_parameters, translate
+from timer_service.core.cancellation import run_to_completion
 from timer_service.core.database import Parameters, Row
 from timer_service.core.errors import DatabaseUnavailableError, StartError
-from timer_service.core.shielding import to_the_end
 
 log = logging.getLogger(__name__)
 
@@ -187,7 +187,7 @@ class PostgresDatabase:
     ) -> AsyncIterator[_Session]:
         """Open a transaction on a connection of a pool."""
         try:
-            with named_for_the_core():
+            with translate_errors():
                 async with pool.acquire(timeout=_STATEMENT_SECONDS) as connection, _begun(connection, begin):
                     yield _Session(connection, self._inserts, timeout_seconds)
         except DatabaseUnavailableError as error:
@@ -235,9 +235,9 @@ async def _begun(connection: _Connection, begin: str) -> AsyncIterator[None]:
         await _begin(connection, begin)
         yield
     except BaseException:
-        await to_the_end(_roll_back(connection))
+        await run_to_completion(_roll_back(connection))
         raise
-    await to_the_end(_commit(connection))
+    await run_to_completion(_commit(connection))
 
 
 async def _begin(connection: _Connection, begin: str) -> None:

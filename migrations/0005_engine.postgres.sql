@@ -1,0 +1,98 @@
+-- What only PostgreSQL needs: the order of keys, and how it cleans up dead rows.
+
+-- Keys compare by their bytes, as in SQLite and in Python: lists come in the same order everywhere, and a new version of the
+-- system's collations can't break an index.
+ALTER TABLE timer_schedules
+    ALTER COLUMN tenant_id TYPE TEXT COLLATE "C",
+    ALTER COLUMN service_call_id TYPE TEXT COLLATE "C";
+
+-- A timer is written three times in its life, so dead rows keep coming: clean up early and in small steps, and leave room for
+-- a row's next version on its own page.
+ALTER TABLE timer_schedules SET (
+    fillfactor = 70,
+    autovacuum_vacuum_scale_factor = 0.01,
+    autovacuum_vacuum_insert_scale_factor = 0.05,
+    autovacuum_analyze_scale_factor = 0.05,
+    autovacuum_vacuum_cost_delay = 0
+);
+ALTER TABLE outbox
+    ALTER COLUMN tenant_id TYPE TEXT COLLATE "C",
+    ALTER COLUMN event_id TYPE TEXT COLLATE "C";
+ALTER TABLE work_items
+    ALTER COLUMN tenant_id TYPE TEXT COLLATE "C",
+    ALTER COLUMN work_item_id TYPE TEXT COLLATE "C";
+ALTER TABLE work_item_events
+    ALTER COLUMN tenant_id TYPE TEXT COLLATE "C",
+    ALTER COLUMN work_item_id TYPE TEXT COLLATE "C",
+    ALTER COLUMN event_id TYPE TEXT COLLATE "C";
+ALTER TABLE work_signals
+    ALTER COLUMN tenant_id TYPE TEXT COLLATE "C",
+    ALTER COLUMN signal_id TYPE TEXT COLLATE "C",
+    ALTER COLUMN work_item_id TYPE TEXT COLLATE "C",
+    ALTER COLUMN status TYPE TEXT COLLATE "C";
+ALTER TABLE work_signal_firings
+    ALTER COLUMN tenant_id TYPE TEXT COLLATE "C",
+    ALTER COLUMN firing_id TYPE TEXT COLLATE "C",
+    ALTER COLUMN signal_id TYPE TEXT COLLATE "C",
+    ALTER COLUMN dedupe_key TYPE TEXT COLLATE "C";
+ALTER TABLE work_item_tasks
+    ALTER COLUMN tenant_id TYPE TEXT COLLATE "C",
+    ALTER COLUMN task_id TYPE TEXT COLLATE "C",
+    ALTER COLUMN work_item_id TYPE TEXT COLLATE "C",
+    ALTER COLUMN signal_id TYPE TEXT COLLATE "C";
+
+ALTER TABLE outbox SET (
+    fillfactor = 70,
+    autovacuum_vacuum_scale_factor = 0.01,
+    autovacuum_vacuum_insert_scale_factor = 0.05,
+    autovacuum_analyze_scale_factor = 0.05,
+    autovacuum_vacuum_cost_delay = 0
+);
+ALTER TABLE work_signal_firings SET (
+    fillfactor = 70,
+    autovacuum_vacuum_scale_factor = 0.01,
+    autovacuum_vacuum_insert_scale_factor = 0.05,
+    autovacuum_analyze_scale_factor = 0.05,
+    autovacuum_vacuum_cost_delay = 0
+);
+ALTER TABLE runs
+    ALTER COLUMN tenant_id TYPE TEXT COLLATE "C",
+    ALTER COLUMN run_id TYPE TEXT COLLATE "C",
+    ALTER COLUMN status TYPE TEXT COLLATE "C";
+ALTER TABLE run_jobs
+    ALTER COLUMN tenant_id TYPE TEXT COLLATE "C",
+    ALTER COLUMN run_id TYPE TEXT COLLATE "C",
+    ALTER COLUMN job_name TYPE TEXT COLLATE "C";
+ALTER TABLE run_needs
+    ALTER COLUMN tenant_id TYPE TEXT COLLATE "C",
+    ALTER COLUMN run_id TYPE TEXT COLLATE "C",
+    ALTER COLUMN job_name TYPE TEXT COLLATE "C",
+    ALTER COLUMN upstream_name TYPE TEXT COLLATE "C",
+    ALTER COLUMN if_failed TYPE TEXT COLLATE "C";
+ALTER TABLE run_groups
+    ALTER COLUMN tenant_id TYPE TEXT COLLATE "C",
+    ALTER COLUMN run_id TYPE TEXT COLLATE "C",
+    ALTER COLUMN group_name TYPE TEXT COLLATE "C";
+ALTER TABLE run_group_needs
+    ALTER COLUMN tenant_id TYPE TEXT COLLATE "C",
+    ALTER COLUMN run_id TYPE TEXT COLLATE "C",
+    ALTER COLUMN job_name TYPE TEXT COLLATE "C",
+    ALTER COLUMN group_name TYPE TEXT COLLATE "C";
+ALTER TABLE run_pending_commands
+    ALTER COLUMN tenant_id TYPE TEXT COLLATE "C",
+    ALTER COLUMN run_id TYPE TEXT COLLATE "C";
+
+ALTER TABLE runs SET (
+    fillfactor = 70,
+    autovacuum_vacuum_scale_factor = 0.01,
+    autovacuum_vacuum_insert_scale_factor = 0.05,
+    autovacuum_analyze_scale_factor = 0.05,
+    autovacuum_vacuum_cost_delay = 0
+);
+ALTER TABLE run_jobs SET (
+    fillfactor = 70,
+    autovacuum_vacuum_scale_factor = 0.01,
+    autovacuum_vacuum_insert_scale_factor = 0.05,
+    autovacuum_analyze_scale_factor = 0.05,
+    autovacuum_vacuum_cost_delay = 0
+);

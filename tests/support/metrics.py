@@ -1,0 +1,66 @@
+"""What the core tells about itself, kept for tests to read."""
+
+from collections import Counter, defaultdict
+
+
+class RecordingMetrics:
+    """`core.metrics_port.MetricsPort` that adds everything up."""
+
+    def __init__(self) -> None:
+        self.commands: Counter[tuple[str, str]] = Counter()
+        """(message type, outcome) -> how many"""
+        self.dead_letters: Counter[str] = Counter()
+        self.claims: list[int] = []
+        self.publishes = 0
+        self.failures: Counter[str] = Counter()
+        self.settlements: Counter[str] = Counter()
+        self.settled_in: Counter[tuple[str, str]] = Counter()
+        """(table, outcome) -> how many"""
+        self.lateness: list[float] = []
+        self.lost = 0
+        self.given_up: Counter[str] = Counter()
+        self.ticks: Counter[str] = Counter()
+        self.counts: dict[tuple[str, str], int] = {}
+        """(table, state) -> how many the last sample found"""
+        self.overdues: defaultdict[str, list[tuple[int, float]]] = defaultdict(list)
+        """table -> (how many, how long the oldest has been) of each sample"""
+
+    def command_handled(self, message_type: str, outcome: str) -> None:
+        self.commands[message_type, outcome] += 1
+
+    def dead_letter_stored(self, code: str) -> None:
+        self.dead_letters[code] += 1
+
+    def claimed(self, count: int) -> None:
+        self.claims.append(count)
+
+    def published(self, seconds: float) -> None:  # noqa: ARG002 - how long it took is the machine's affair
+        self.publishes += 1
+
+    def publish_failed(self, status: str, count: int) -> None:
+        self.failures[status] += count
+
+    def settled(self, table: str, outcome: str, count: int) -> None:
+        self.settlements[outcome] += count
+        self.settled_in[table, outcome] += count
+
+    def fired_late(self, table: str, seconds: float) -> None:  # noqa: ARG002
+        self.lateness.append(seconds)
+
+    def leases_lost(self, count: int) -> None:
+        self.lost += count
+
+    def buried(self, table: str, count: int) -> None:
+        self.given_up[table] += count
+
+    def counted(self, table: str, state: str, count: int) -> None:
+        self.counts[table, state] = count
+
+    def overdue(self, table: str, count: int, oldest_seconds: float) -> None:
+        self.overdues[table].append((count, oldest_seconds))
+
+    def clock_measured(self, offset_seconds: float) -> None:
+        self.clock_offset = offset_seconds
+
+    def ticked(self, loop: str, seconds: float) -> None:  # noqa: ARG002
+        self.ticks[loop] += 1

@@ -1,0 +1,54 @@
+import pytest
+
+from timer_service.adapters.sqlite import SqliteDatabase
+from timer_service.core.database import Transaction
+from timer_service.core.errors import ConflictError
+from timer_service.core.transactions import in_transaction
+
+
+class Work:
+    """Writes a number; meets so many conflicts first."""
+
+    def __init__(self, conflicts: int) -> None:
+        self.tries = 0
+        self._conflicts = conflicts
+
+    async def __call__(self, tx: Transaction) -> str:
+        self.tries += 1
+        await tx.execute("INSERT INTO tries VALUES (:number)", {"number": self.tries})
+        if self.tries <= self._conflicts:
+            raise ConflictError("somebody was in the way")
+        return "done"
+
+
+async def test_conflicts_are_tried_again(sqlite: SqliteDatabase) -> None:
+    """Work that meets conflicts is done anew, and only its last try is there."""
+    async with sqlite.transaction() as tx:
+        await tx.execute("CREATE TABLE tries (number BIGINT)")
+    work = Work(conflicts=4)
+    assert await in_transaction(sqlite, work) == "done"
+    assert [row["number"] for row in await sqlite.reader.fetch("SELECT number FROM tries")] == [5]
+
+
+async def test_not_for_ever(sqlite: SqliteDatabase) -> None:
+    """Work that meets a conflict each time ends with it."""
+    async with sqlite.transaction() as tx:
+        await tx.execute("CREATE TABLE tries (number BIGINT)")
+    work = Work(conflicts=100)
+    with pytest.raises(ConflictError):
+        await in_transaction(sqlite, work)
+    assert work.tries == 5
+
+
+async def test_other_errors_are_not(sqlite: SqliteDatabase) -> None:
+    """An error that trying again can't mend ends the work at once."""
+    tries = 0
+
+    async def work(_: Transaction) -> None:
+        nonlocal tries
+        tries += 1
+        raise ValueError
+
+    with pytest.raises(ValueError):  # noqa: PT011 - this very one
+        await in_transaction(sqlite, work)
+    assert tries == 1

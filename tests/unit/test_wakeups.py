@@ -1,0 +1,92 @@
+import asyncio
+from datetime import timedelta
+
+import pytest
+
+from tests.support.clock import LoopClock, in_virtual_time
+from tests.support.metrics import RecordingMetrics
+from timer_service.adapters.memory import MemoryBroker
+from timer_service.core.loop import Loop, Pass
+from timer_service.core.wakeups import Wakeups
+
+POLL = timedelta(seconds=5)
+
+
+class Instance:
+    """A process with one loop, which finds nothing by itself."""
+
+    def __init__(self, broker: MemoryBroker, name: str = "timers", *, alone: bool = False) -> None:
+        self.ticks: list[int] = []
+        self.loop = Loop(name, self, clock=LoopClock(), polling_interval=POLL, metrics=RecordingMetrics())
+        self.wakes = Wakeups(broker, LoopClock(), POLL, [self.loop], alone=alone)
+
+    async def tick(self, now: int) -> Pass:
+        self.ticks.append(now)
+        return Pass(0)
+
+
+async def run(*instances: Instance, until: int = 7000) -> None:
+    for each in instances:
+        await each.wakes.hear()
+        asyncio.get_running_loop().call_at(until / 1000, each.loop.stop)
+    await asyncio.gather(*(each.loop.run() for each in instances))
+
+
+def wake_at(instant: int, waking: Instance, loop: str, at: int) -> None:
+    def wake() -> None:
+        tasks.append(asyncio.ensure_future(waking.wakes.wake([loop], at)))
+
+    tasks: list[asyncio.Future[None]] = []
+    asyncio.get_running_loop().call_at(instant / 1000, wake)
+
+
+@pytest.mark.parametrize(
+    ("at", "ticks", "hints"),
+    [(2000, [0, 2000], [("timers", 2000)]), (6000, [0, 5000], [])],
+    ids=["before its next look", "after its next look"],
+)
+def test_other_instances(at: int, ticks: list[int], hints: list[tuple[str, int]]) -> None:
+    """A wake for a loop that runs elsewhere only reaches it there, unless it looks by itself before that."""
+    broker = MemoryBroker()
+    heard: list[tuple[str, int]] = []
+
+    async def main() -> tuple[Instance, Instance]:
+        await broker.subscribe_hints(lambda loop, at: heard.append((loop, at)))
+        one, other = Instance(broker, "outbox"), Instance(broker)
+        wake_at(1000, one, "timers", at)
+        await run(one, other)
+        return one, other
+
+    one, other = in_virtual_time(main)
+    assert (one.ticks, other.ticks, heard) == ([0, 5000], ticks, hints)
+
+
+@pytest.mark.parametrize("alone", [True, False])
+def test_loop_at_home(alone: bool) -> None:  # noqa: FBT001
+    """A wake for a loop of this process reaches that and disturbs no other instance."""
+    broker = MemoryBroker()
+    heard: list[tuple[str, int]] = []
+
+    async def main() -> Instance:
+        await broker.subscribe_hints(lambda loop, at: heard.append((loop, at)))
+        instance = Instance(broker, alone=alone)
+        wake_at(1000, instance, "timers", 2000)
+        await run(instance)
+        return instance
+
+    assert (in_virtual_time(main).ticks, heard) == ([0, 2000], [])
+
+
+def test_alone() -> None:
+    """Where no other process can have the database nobody is told, not even of a loop that is nowhere."""
+    broker = MemoryBroker()
+    heard: list[tuple[str, int]] = []
+
+    async def main() -> Instance:
+        await broker.subscribe_hints(lambda loop, at: heard.append((loop, at)))
+        instance = Instance(broker, alone=True)
+        wake_at(1000, instance, "outbox", 2000)
+        await run(instance)
+        return instance
+
+    assert (in_virtual_time(main).ticks, heard) == ([0, 5000], [])

@@ -1,7 +1,0 @@
--- name: count
-SELECT COUNT(*) AS count FROM (SELECT 1 AS one FROM {table} WHERE {such} LIMIT :limit) AS counted
-
--- name: overdue
-SELECT COUNT(*) AS count, MIN(available_at) AS oldest_at FROM (
-    SELECT available_at FROM {table} WHERE available_at <= :now ORDER BY available_at LIMIT :limit
-) AS counted

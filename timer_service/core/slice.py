@@ -1,0 +1,82 @@
+"""How a slice describes itself: its messages, its handler, its workers and its tables.
+
+`timer_service.app` runs every slice in `SLICES`, and `contracts/generate.py` writes the schemas of their messages.
+"""
+
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import timedelta
+from enum import StrEnum
+
+from timer_service.core.broker import Broker
+from timer_service.core.clock import Clock
+from timer_service.core.consumer import Handle
+from timer_service.core.database import Database
+from timer_service.core.lease import Lease, LeasedTable
+from timer_service.core.loop import Worker
+from timer_service.core.message import Payload, TenantPayload
+from timer_service.core.metrics_port import MetricsPort
+from timer_service.core.query import QueryRoute
+from timer_service.core.relay import Encode, Relay
+from timer_service.core.retention import Delete
+from timer_service.core.row_counts import Counted
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerParts:
+    """What the workers of one instance are built from."""
+
+    database: Database
+    broker: Broker
+    clock: Clock
+    metrics: MetricsPort
+    batch_size: int
+    max_attempts: int
+    visibility_timeout: timedelta
+    wake: Callable[[str, int], None]
+    """Wakes a loop of this instance, by its name, at an instant."""
+    rng: random.Random = field(default_factory=random.Random)
+    """For the jitter of retries."""
+
+    def relay(self, table: LeasedTable, encode: Encode) -> Relay:
+        """Return a worker that publishes the available rows of `table`."""
+        return Relay(
+            database=self.database,
+            broker=self.broker,
+            lease=Lease(table, self.visibility_timeout),
+            encode=encode,
+            clock=self.clock,
+            metrics=self.metrics,
+            batch_size=self.batch_size,
+            max_attempts=self.max_attempts,
+            rng=self.rng,
+        )
+
+
+BuildWorker = Callable[[WorkerParts], Worker]
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """One slice of the service."""
+
+    name: str
+    commands: tuple[type[TenantPayload], ...]
+    outcomes: type[StrEnum]
+    """How its commands can end."""
+    handle: Handle
+    queries: tuple[QueryRoute, ...]
+    workers: Mapping[str, BuildWorker]
+    """Its workers by the names of their loops."""
+    wakes: tuple[str, ...]
+    """The loops that may have work after a command."""
+    leased: tuple[LeasedTable, ...]
+    counted: tuple[Counted, ...]
+    events: tuple[type[Payload], ...] = ()
+    views: Mapping[str, type[Payload]] = field(default_factory=dict)
+    """Fields that a command's reply may have, besides its outcome."""
+    delete_settled: Delete | None = None
+    """Deletes rows that were settled before the retention; None if it keeps none."""
+    handle_when_off: Handle | None = None
+    """Handles commands while the slice is switched off, without their consequences; None: it is always on."""

@@ -1,0 +1,40 @@
+"""Transactions that give way to other instances and try again."""
+
+import asyncio
+import logging
+import random
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from timer_service.core.database import Database, Transaction
+from timer_service.core.errors import ConflictError
+
+log = logging.getLogger(__name__)
+
+_T = TypeVar("_T")
+_TRIES = 5
+_LONGEST_PAUSE_SECONDS = 0.05
+
+
+async def in_transaction(database: Database, work: Callable[[Transaction], Awaitable[_T]]) -> _T:
+    """Run `work` in a write transaction and return what it returns; run it anew when that met a `ConflictError`.
+
+    Such as a deadlock, or rows that another instance wrote meanwhile. Raises the error of the fifth try.
+    """
+
+    async def once() -> _T:
+        async with database.transaction() as tx:
+            return await work(tx)
+
+    return await retry_on_conflict(once)
+
+
+async def retry_on_conflict(work: Callable[[], Awaitable[_T]]) -> _T:
+    """Do `work`, and anew when it met a `ConflictError`, whose transaction has left nothing behind."""
+    for _ in range(1, _TRIES):
+        try:
+            return await work()
+        except ConflictError as error:
+            log.info("another instance was in the way, trying again", extra={"reason": str(error)})
+            await asyncio.sleep(random.uniform(0, _LONGEST_PAUSE_SECONDS))  # noqa: S311 - jitter, no secret
+    return await work()
