@@ -11,10 +11,10 @@ from timer_service.adapters.postgres import PostgresDatabase
 from timer_service.core.database import Database
 from timer_service.core.message import Position
 from timer_service.core.transactions import in_transaction
-from timer_service.runs.batch import SWEEP_MS
+from timer_service.runs import loader
 from timer_service.runs.retention import delete_settled
 from timer_service.runs.rules import RunKey
-from timer_service.runs.store import lock_known
+from timer_service.runs.run import SWEEP_MS
 
 
 @pytest.fixture
@@ -163,7 +163,7 @@ async def test_different_runs_do_not_wait_for_each_other(
     for name in ("slow", "quick"):
         await runs.start({"a": [], "b": ["a"]}, runId=name)
     async with asyncio.timeout(10), postgres.transaction() as tx:
-        await lock_known(tx, [RunKey("acme", "slow")])
+        await loader.lock(tx, RunKey("acme", "slow"))
         await runs.report("success", "a", runId="quick")
     assert (await runs.ready()).count("b") == 1
 

@@ -145,6 +145,10 @@ class MemoryBroker:
         """Ask a query, as its sender would. Raises KeyError when nobody answers queries of that name."""
         return await self._answers[name](name, tenant, body)
 
+    async def caught_up(self) -> bool:
+        """Return whether the commands that waited when this instance connected have been handled."""
+        return True
+
     async def subscribe(self) -> "MemorySubscription":
         """Join the commands."""
         return MemorySubscription(self._queue, self.settlements)

@@ -122,6 +122,10 @@ class Broker(Protocol):
         """Why the broker can't be used at the moment; None while all is well."""
         ...
 
+    async def caught_up(self) -> bool:
+        """Return whether the commands that waited when this instance connected have been handled."""
+        ...
+
     async def subscribe(self) -> Subscription:
         """Join the commands of every tenant."""
         ...

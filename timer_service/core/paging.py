@@ -16,7 +16,7 @@ _T = TypeVar("_T")
 
 PageLimit = Annotated[int, Field(ge=1, le=1000)]
 PageCursor = Annotated[str, Field(max_length=2000)]
-_PAGE_BYTES = 512 * 1024  # half of what a broker's message usually may have
+PAGE_BYTES = 512 * 1024  # half of what a broker's message usually may have
 _LARGEST = 2**63  # no database has larger integers
 _UNSTORABLE = re.compile("[\\0\ud800-\udfff]")
 
@@ -35,10 +35,10 @@ def page(
     """
     views = [view(each) for each in found[:limit]]
     sizes = accumulate(len(to_json(each)) for each in views)
-    shown = views[: max(1, sum(total <= _PAGE_BYTES for total in sizes))]
+    shown = views[: max(1, sum(total <= PAGE_BYTES for total in sizes))]
     if len(shown) == len(found):
         return {name: shown}
-    return {name: shown, "cursor": _write_cursor(place(found[len(shown) - 1]))}
+    return {name: shown, "cursor": write_cursor(place(found[len(shown) - 1]))}
 
 
 def read_cursor(cursor: str, *kinds: type[str | int]) -> list[Any]:
@@ -52,7 +52,8 @@ def read_cursor(cursor: str, *kinds: type[str | int]) -> list[Any]:
     raise Rejection(Code.INVALID_PAYLOAD, "the cursor is not one of ours", [Fault("cursor", "give it back unchanged")])
 
 
-def _write_cursor(place: Sequence[str | int]) -> str:
+def write_cursor(place: Sequence[str | int]) -> str:
+    """Write a place as a cursor."""
     return base64.urlsafe_b64encode(json.dumps(place, ensure_ascii=False).encode()).decode()
 
 

@@ -95,18 +95,27 @@ class NewJob(Payload):
 
     @model_validator(mode="after")
     def _each_need_once(self) -> Self:
-        seen: set[tuple[bool, str]] = set()
-        for need in self.read_needs():
-            named = (isinstance(need, GroupNeed), need.group if isinstance(need, GroupNeed) else need.job)
-            if named in seen:
-                raise PydanticCustomError("needs_twice", "needs {name} twice", {"name": repr(named[1])})
-            seen.add(named)
+        for named in (self.needed_jobs(), self.needed_groups()):
+            seen: set[str] = set()
+            for name, _ in named:
+                if name in seen:
+                    raise PydanticCustomError("needs_twice", "needs {name} twice", {"name": repr(name)})
+                seen.add(name)
         return self
 
-    def read_needs(self) -> Iterator[JobNeed | GroupNeed]:
-        """Give each need in its long form."""
+    def needed_jobs(self) -> Iterator[tuple[str, IfFailed]]:
+        """Give the jobs it needs by name."""
         for need in self.needs:
-            yield JobNeed(job=need) if isinstance(need, str) else need
+            if isinstance(need, str):
+                yield need, IfFailed.SKIP
+            elif isinstance(need, JobNeed):
+                yield need.job, need.if_failed
+
+    def needed_groups(self) -> Iterator[tuple[str, IfFailed]]:
+        """Give the groups it needs."""
+        for need in self.needs:
+            if isinstance(need, GroupNeed):
+                yield need.group, need.if_failed
 
 
 class RunPayload(TenantPayload):
