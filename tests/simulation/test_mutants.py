@@ -162,6 +162,7 @@ MUTANTS = [
 
 
 @pytest.mark.full
+@pytest.mark.timeout(120)
 @pytest.mark.parametrize("mutate", MUTANTS, ids=lambda mutate: mutate.__name__)
 def test_is_found(mutate: Mutate, monkeypatch: pytest.MonkeyPatch) -> None:
     """A service broken in this way is caught."""

@@ -23,6 +23,7 @@ def test_short() -> None:
 
 
 @pytest.mark.full
+@pytest.mark.timeout(_LONG_SECONDS + 300)
 def test_long() -> None:
     """The same for as long as one likes, other steps each time."""
     TALLY.clear()
