@@ -9,7 +9,9 @@ from tests.simulation.run_histories import run_commands
 from tests.simulation.run_model import RunsModel
 from tests.simulation.service import Handled, Observer, Sent, Service, running_service
 
-_ANY = settings(deadline=None, database=None, print_blob=True, suppress_health_check=list(HealthCheck), derandomize=True)
+_ANY = settings(
+    deadline=None, database=None, print_blob=True, suppress_health_check=list(HealthCheck), derandomize=True
+)
 
 
 class Checker(Observer):

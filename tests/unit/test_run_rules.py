@@ -209,3 +209,25 @@ def test_group_that_makes_a_run_too_large() -> None:
     assert outcomes == [Outcome.STARTED, Outcome.RUN_REJECTED]
     assert (after.run.flaw_code, after.run.flaw_path) == (FlawCode.TOO_LARGE, f'["job-{first_too_many}"]')
     assert all(job.status is JobStatus.CANCELLED for job in after.jobs.values())
+
+
+def test_needs_of_unresolved_groups_count() -> None:
+    """A need of a group counts towards the limit also while the group is not resolved."""
+    groups = [f"{number}" for number in range(50)]
+    count = MOST_NEEDS // len(groups) // 2
+    first, second = (
+        [NewJob(name=f"{half}{number}", needs=[GroupNeed(group=each) for each in groups]) for number in range(count)]
+        for half in "ab"
+    )
+    start = StartRun(tenant_id="acme", run_id="run-1", jobs=first, groups=[*groups, "more"])
+    one_more = NewJob(name="one more", needs=[GroupNeed(group="0")])
+    outcomes = []
+    for jobs in (second, [*second, one_more]):
+        resolve = ResolveGroup(tenant_id="acme", run_id="run-1", group_name="more", jobs=jobs)
+        commands = [
+            Command(f"cmd-{place}", payload, Position(1, place), None, Trace(), None)
+            for place, payload in enumerate((start, resolve), 1)
+        ]
+        before = RunState(Run(RunKey("acme", "run-1"), None, rules.NOWHERE, NOW), {}, {}, {}, {}, {})
+        outcomes.append(apply(before, commands, NOW, evaluating=True)[1])
+    assert outcomes == [[Outcome.STARTED, Outcome.RESOLVED], [Outcome.STARTED, Outcome.RUN_REJECTED]]
