@@ -93,10 +93,7 @@ class User:
                 await asyncio.sleep(0.002)
 
     async def give_deliveries_back(self) -> None:
-        """Have commands that were with the only instance, killed, delivered to the one that starts next.
-
-        They are taken and given back here, for an instance that starts sets the consumer's patience anew.
-        """
+        """Have commands that were with an instance, killed, delivered at once to those that start next."""
         await self.until_nobody_pulls()
         info = await self.js.consumer_info("TIMER_CMD", "timer-service")
         await self.js.add_consumer("TIMER_CMD", info.config.evolve(ack_wait=0.1))
@@ -107,6 +104,7 @@ class User:
         for each in taken.values():
             await each.nak()
         await taking.unsubscribe()
+        await self.js.add_consumer("TIMER_CMD", info.config)
 
     async def until_handled(self, *, seconds: float = 60) -> None:
         """Wait until no command is left to the service."""
@@ -190,9 +188,13 @@ async def service(tmp_path: Path, broker: NatsServer, stored: Mapping[str, str])
 
 
 async def kill_and_start(service: Service, user: User) -> None:
-    """Kill the service and start another, to which what the dead one held is delivered at once."""
+    """Kill the service and start another, to which what the dead one held is delivered at once.
+
+    One that is alone on its store sees to that itself.
+    """
     await service.kill()
-    await user.give_deliveries_back()
+    if service.shares_store:
+        await user.give_deliveries_back()
     await service.start()
 
 
