@@ -10,6 +10,7 @@ from nats.js.api import ConsumerInfo
 from tests.support.barrier import barrier
 from tests.support.brokers import HARNESSES, BrokerHarness, NatsHarness, Stored
 from tests.support.builders import command_address, event, schedule_timer
+from tests.support.clock import NOW
 from timer_service.adapters.nats import NatsBroker, backlog, buffer
 from timer_service.adapters.nats import subscription as subscription_module
 from timer_service.core.broker import (
@@ -22,8 +23,9 @@ from timer_service.core.broker import (
     Reply,
     Subscription,
 )
-from timer_service.core.errors import Code
+from timer_service.core.errors import Code, Rejection
 from timer_service.core.message import Address, Kind, Message
+from timer_service.core.rejection import Rejected
 
 PATIENCE_SECONDS = 30
 DELAY = timedelta(seconds=1)
@@ -438,6 +440,7 @@ async def test_alone(harness: BrokerHarness) -> None:
     dead = await harness.broker.subscribe()
     await send(harness, "a", "b", "c")
     await dead.acknowledge((await take(dead, 3))[:1])
+    await dead.close()
     subscription = await harness.broker.subscribe(alone=True)
     async with asyncio.timeout(2):
         taken = await take(subscription, 2)
@@ -758,3 +761,16 @@ async def test_nats_command_that_looks_like_a_status(nats_harness: NatsHarness) 
     subscription = await nats_harness.broker.subscribe()
     await nats_harness.send(command_address("acme"), b"", {"Status": "409"}, "id-a")
     assert ids(await take(subscription, 1)) == ["id-a"]
+
+
+@pytest.mark.parametrize("header", [0, 65_000])
+async def test_nats_dead_letter_of_the_largest_command(nats_harness: NatsHarness, header: int) -> None:
+    """The dead letter of a command as large as the server takes is stored."""
+    limit = nats_harness.broker.features.max_message_bytes
+    headers = {"note": "y" * header} if header else {}
+    await nats_harness.send(command_address("acme"), b"x" * (limit - header - 100), headers, "id-a")
+    (delivery,) = await take(await nats_harness.broker.subscribe(), 1)
+    letters = Rejected(delivery, Rejection(Code.INVALID_JSON, "no"), None).messages(NOW, limit)
+    assert await nats_harness.broker.publish(letters) == [PUBLISHED] * 2
+    (letter,) = await nats_harness.dead_letters("acme")
+    assert (letter.body == delivery.body, "Timer-Headers-Omitted" in letter.headers) == (header > 0, header > 0)

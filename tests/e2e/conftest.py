@@ -81,6 +81,18 @@ class User:
         info = await self.js.consumer_info("TIMER_CMD", "timer-service")
         return (info.num_pending or 0) + (info.num_ack_pending or 0)
 
+    async def until_taken(self, count: int) -> None:
+        """Wait until that many commands are with an instance."""
+        async with asyncio.timeout(30):
+            while ((await self.js.consumer_info("TIMER_CMD", "timer-service")).num_ack_pending or 0) < count:
+                await asyncio.sleep(0.02)
+
+    async def until_patience(self, *, seconds: float) -> None:
+        """Wait until the broker leaves an instance that long for each command."""
+        async with asyncio.timeout(10):
+            while (await self.js.consumer_info("TIMER_CMD", "timer-service")).config.ack_wait != seconds:
+                await asyncio.sleep(0.02)
+
     async def let_deliveries_lapse(self) -> None:
         """Have commands that were with a killed instance delivered to the others soon, not in half a minute."""
         config = (await self.js.consumer_info("TIMER_CMD", "timer-service")).config
