@@ -26,7 +26,16 @@ from timer_service.core.broker import Delivery
 from timer_service.core.codec import decode_command, decode_envelope, encode
 from timer_service.core.errors import Code, Rejection
 from timer_service.core.lease import Failure
-from timer_service.core.message import Address, Kind, Message, Payload, Position, TenantPayload, kebab
+from timer_service.core.message import (
+    MAX_MESSAGE_BYTES,
+    Address,
+    Kind,
+    Message,
+    Payload,
+    Position,
+    TenantPayload,
+    kebab,
+)
 from timer_service.core.query import Queries, QueryRoute
 from timer_service.core.rejection import Rejected
 from timer_service.signals.events import failed_event, fired_event
@@ -213,7 +222,7 @@ def rejected_event(body: bytes) -> Message:
         envelope = decode_envelope(body)
         decode_command(delivery, envelope, COMMANDS)
     except Rejection as rejection:
-        _, event = Rejected(delivery, rejection, envelope).messages(NOW)
+        _, event = Rejected(delivery, rejection, envelope).messages(NOW, MAX_MESSAGE_BYTES)
         return event
     raise AssertionError(body)
 

@@ -11,7 +11,7 @@ from timer_service.core.broker import Delivery
 from timer_service.core.codec import MAX_COMMAND_BYTES, REPLY_TO, decode_command, decode_envelope, encode
 from timer_service.core.data import MAX_DATA_BYTES
 from timer_service.core.errors import Code, Fault, Rejection
-from timer_service.core.message import Address, Command, Event, Kind, Position, Trace, kebab
+from timer_service.core.message import MAX_MESSAGE_BYTES, Address, Command, Event, Kind, Position, Trace, kebab
 from timer_service.core.rejection import Rejected
 from timer_service.timers.handler import PAYLOADS
 from timer_service.timers.messages import ScheduleTimer
@@ -260,8 +260,23 @@ def test_field_name_with_a_line_break() -> None:
     """A field's name can't add headers to the dead letter, such as one the broker would obey."""
     unknown: dict[str, Any] = {"x\r\nNats-Rollup: all": 1}
     given_delivery = delivery(schedule_timer(**unknown))
-    letter, _ = Rejected(given_delivery, rejection(given_delivery), None).messages(NOW)
+    letter, _ = Rejected(given_delivery, rejection(given_delivery), None).messages(NOW, MAX_MESSAGE_BYTES)
     assert all(value.isprintable() for value in letter.headers.values())
+
+
+@pytest.mark.parametrize("header", [10, 58_000, 65_000])
+@pytest.mark.parametrize("body", [0, 1000, MAX_MESSAGE_BYTES - 65_000, MAX_MESSAGE_BYTES - 100, MAX_MESSAGE_BYTES])
+def test_dead_letter_fits(body: int, header: int) -> None:
+    """A dead letter fits into a message however little room the command left, and says what is missing in it."""
+    command = delivery(b"x" * body, headers={"note": "y" * header})
+    letter, _ = Rejected(command, rejection(command), None).messages(NOW, MAX_MESSAGE_BYTES)
+    headers = sum(len(name) + len(value) + 4 for name, value in letter.headers.items())
+    whole = body + header < MAX_MESSAGE_BYTES - 5_000
+    assert (headers < 61_000, len(letter.body) + headers < MAX_MESSAGE_BYTES - 500) == (True, True)
+    assert letter.headers["Timer-Source-Sequence"] == str(command.position.sequence)
+    assert ("note" in letter.headers) == ("Timer-Headers-Omitted" not in letter.headers) == (header < 60_000)
+    assert letter.body == (b"" if "Timer-Body-Omitted" in letter.headers else command.body)
+    assert not whole or "Timer-Body-Omitted" not in letter.headers
 
 
 @pytest.mark.parametrize(
