@@ -65,6 +65,7 @@ async def fill(tx: Transaction) -> None:
             for n, item in enumerate(items)
         ],
     )
+    firings = [Firing(key, PLACE, "event", None, NOW + n, PLACE, Cause()) for n, key in enumerate(keys)]
     await firing_store.add(tx, firings, NOW)
     await outbox.add(tx, [Event(f"event-{n}", "told", f"tenant-{n % 50}", {}, NOW) for n in numbers], NOW)
 

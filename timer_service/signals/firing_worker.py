@@ -101,7 +101,7 @@ class FiringWorker:
         before = await store.find_locked(tx, {signal_of(row) for row in rows})
         signals = dict(before)
         done = _Fired()
-        for row in await firing_store.still_held(tx, rows):
+        for row in sorted(await firing_store.still_held(tx, rows), key=position_of):  # the oldest cause fires
             signal = signals.get(signal_of(row))
             reason = refusal(signal, defined_of(row), position_of(row))
             if signal is None or reason is not None:
