@@ -21,7 +21,7 @@ from timer_service.signals import firing_store, store
 from timer_service.signals import handler as signals_handler
 from timer_service.signals.retention import delete_settled
 from timer_service.signals.rules import Cause, Firing, ItemKey, Key, Signal
-from timer_service.timers import handler as timers_handler
+from timer_service.timers import SLICE as TIMERS
 
 ITEM = ItemKey("acme", "item-1")
 KEY = Key("acme", "signal-1")
@@ -217,7 +217,7 @@ async def test_slices_take_turns_in_one_order(
 
     signals, timers = Signals(postgres, memory_broker, clock), Timers(postgres, memory_broker, clock)
     routes = [
-        Route(timers_handler.PAYLOADS, recording("timers", timers_handler.handle), no_wake),
+        Route(TIMERS.commands, recording("timers", TIMERS.handle), no_wake),
         Route(
             signals_handler.PAYLOADS, recording("signals", partial(signals_handler.handle, evaluating=True)), no_wake
         ),

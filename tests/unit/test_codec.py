@@ -13,10 +13,10 @@ from timer_service.core.data import MAX_DATA_BYTES
 from timer_service.core.errors import Code, Fault, Rejection
 from timer_service.core.message import Address, Command, Event, Kind, Position, Trace, kebab
 from timer_service.core.rejection import Rejected
-from timer_service.timers.handler import PAYLOADS
+from timer_service.timers import SLICE
 from timer_service.timers.messages import CancelTimer, ScheduleTimer
 
-COMMANDS = {payload.type: payload for payload in PAYLOADS}
+COMMANDS = {payload.type: payload for payload in SLICE.commands}
 TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
 
