@@ -50,4 +50,4 @@ CREATE INDEX timer_schedules_failed ON timer_schedules (tenant_id, due_at, servi
 
 -- Retention counts from when a timer was settled, or from the newest command since that found it settled.
 CREATE INDEX timer_schedules_settled ON timer_schedules (COALESCE(confirmed_at, reached_at, cancelled_at))
-    WHERE state IN ('Reached', 'Cancelled');
+    WHERE reached_at IS NOT NULL OR cancelled_at IS NOT NULL;

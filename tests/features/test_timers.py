@@ -213,7 +213,7 @@ async def test_rescheduled_there_and_back(timers: Timers) -> None:
 
 async def test_unchanged(timers: Timers) -> None:
     """A newer command that asks for the same changes nothing: same id, nobody woken, and it still counts as newest."""
-    same = {"data": {"a": 1}, "envelope": {"correlationId": "order-1"}}
+    same: dict[str, Any] = {"data": {"a": 1}, "envelope": {"correlationId": "order-1"}}
     await timers.schedule(due_at=DUE, **same)
     before = await timers.row()
     await timers.schedule(due_at=DUE, **same)

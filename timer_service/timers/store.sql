@@ -57,7 +57,8 @@ DELETE FROM timer_schedules
 WHERE (tenant_id, service_call_id) IN (
     WITH picked AS MATERIALIZED (  -- locked, so that a row that a command has just scheduled again is not deleted
         SELECT tenant_id, service_call_id FROM timer_schedules
-        WHERE state IN ('Reached', 'Cancelled') AND COALESCE(confirmed_at, reached_at, cancelled_at) < :before
+        WHERE (reached_at IS NOT NULL OR cancelled_at IS NOT NULL)
+            AND COALESCE(confirmed_at, reached_at, cancelled_at) < :before
         ORDER BY COALESCE(confirmed_at, reached_at, cancelled_at) LIMIT :limit
         /* skip locked */
     )
