@@ -22,7 +22,7 @@ from timer_service.signals.firings import Firing
 from timer_service.signals.items import UNKNOWN, Cause, ItemKey
 from timer_service.signals.signals import Key, Signal
 from timer_service.signals.store import delete_settled
-from timer_service.timers import handler as timers_handler
+from timer_service.timers import SLICE as TIMERS
 
 ITEM = ItemKey("acme", "item-1")
 KEY = Key("acme", "signal-1")
@@ -218,7 +218,7 @@ async def test_slices_take_turns_in_one_order(
 
     signals, timers = Signals(postgres, memory_broker, clock), Timers(postgres, memory_broker, clock)
     routes = [
-        Route(timers_handler.PAYLOADS, recording("timers", timers_handler.handle), no_wake),
+        Route(TIMERS.commands, recording("timers", TIMERS.handle), no_wake),
         Route(SLICE.commands, recording("signals", SLICE.handle), no_wake),
     ]
     signals.consumer = Consumer(

@@ -19,7 +19,7 @@ def test_short() -> None:
     """Whatever befalls the service in some thousand steps, the same ones each time, every promise holds."""
     TALLY.clear()
     run_state_machine_as_test(Simulation, settings=settings(_ANY, max_examples=150, derandomize=True))
-    assert min(TALLY[each] for each in ("fired", "crash", "hold", "outage")) > 0, TALLY
+    assert min(TALLY[each] for each in ("fired", "updated", "crash", "hold", "outage")) > 0, TALLY
 
 
 @pytest.mark.full

@@ -13,10 +13,10 @@ from timer_service.core.data import MAX_DATA_BYTES
 from timer_service.core.errors import Code, Fault, Rejection
 from timer_service.core.message import MAX_MESSAGE_BYTES, Address, Command, Event, Kind, Position, Trace, kebab
 from timer_service.core.rejection import Rejected
-from timer_service.timers.handler import PAYLOADS
-from timer_service.timers.messages import ScheduleTimer
+from timer_service.timers import SLICE
+from timer_service.timers.messages import CancelTimer, ScheduleTimer
 
-COMMANDS = {payload.type: payload for payload in PAYLOADS}
+COMMANDS = {payload.type: payload for payload in SLICE.commands}
 TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
 
@@ -168,6 +168,7 @@ def test_unknown_type(name: str, hint: str) -> None:
         ({"serviceCallId": 7}, "payload.serviceCallId"),
         ({"serviceCallId": None}, "payload.serviceCallId"),
         ({"tenantId": "a b"}, "payload.tenantId"),
+        ({"tenantId": None}, "payload.tenantId"),
         ({"dueAt": NOW}, "payload.dueAt"),
         ({"dueAt": "tomorrow"}, "payload.dueAt"),
         ({"dueAt": "2026-11-21T09:00:00"}, "payload.dueAt"),
@@ -175,7 +176,7 @@ def test_unknown_type(name: str, hint: str) -> None:
         ({"due": iso(NOW)}, "payload.due"),
         ({"service_call_id": "a"}, "payload.service_call_id"),
     ],
-    ids=range(13),
+    ids=range(14),
 )
 def test_invalid_payload(payload: dict[str, Any], path: str) -> None:
     """A payload with a field that is wrong or unknown is rejected, and the field is named."""
@@ -189,7 +190,7 @@ def test_snake_case_payload() -> None:
     """The payload's fields have one spelling: Python's own names are both unknown and no substitute."""
     body = command("ScheduleTimer", {"tenant_id": "acme", "service_call_id": "a", "due_at": iso(NOW)})
     verdict = rejection(delivery(body))
-    names = "tenantId", "serviceCallId", "dueAt", "tenant_id", "service_call_id", "due_at"
+    names = "serviceCallId", "dueAt", "tenant_id", "service_call_id", "due_at"
     assert (verdict.code, [fault.path for fault in verdict.faults]) == (
         Code.INVALID_PAYLOAD,
         [f"payload.{name}" for name in names],
@@ -235,8 +236,16 @@ def test_subject_of_another_tenant() -> None:
     assert (verdict.code, verdict.faults) == (Code.TENANT_MISMATCH, (Fault("tenantId", "must be 'other'"),))
 
 
+def test_payload_without_a_tenant() -> None:
+    """A payload that leaves its tenant out belongs to the envelope's tenant."""
+    body = command("CancelTimer", {"serviceCallId": "call-7"}, tenant="other")
+    decoded = decode(delivery(body, address=command_address("other", "cancel-timer")))
+    assert decoded.payload == CancelTimer(tenant_id="other", service_call_id="call-7")
+    assert decoded.tenant == "other"
+
+
 def test_payload_of_another_tenant() -> None:
-    """The tenant of the payload must be the envelope's."""
+    """The tenant of the payload, if it is given, must be the envelope's."""
     verdict = rejection(delivery(schedule_timer(tenantId="other")))
     assert (verdict.code, verdict.faults) == (Code.TENANT_MISMATCH, (Fault("payload.tenantId", "must be 'acme'"),))
 

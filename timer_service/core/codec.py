@@ -94,8 +94,9 @@ def _check_address(address: Address, envelope: Envelope) -> None:
 
 
 def _payload(model: type[TenantPayload], envelope: Envelope) -> TenantPayload:
+    fields = {"tenantId": envelope.tenant_id, **envelope.payload}  # a command may leave it out
     try:
-        payload = model.model_validate(envelope.payload, by_alias=True, by_name=False)
+        payload = model.model_validate(fields, by_alias=True, by_name=False)
     except ValidationError as error:
         raise rejection_of(Code.INVALID_PAYLOAD, "the payload", error, "payload") from error
     if payload.tenant_id != envelope.tenant_id:

@@ -64,7 +64,7 @@ class Payload(BaseModel):
 
 
 class TenantPayload(Payload):
-    """A payload that names its tenant, as every command and timer event does."""
+    """A payload that names its tenant. A command may leave it out: decoding fills it in from the envelope."""
 
     tenant_id: Tenant
 
