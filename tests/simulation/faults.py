@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from datetime import timedelta
 from enum import StrEnum
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from timer_service.adapters.memory import MemoryBroker
 from timer_service.core.broker import BrokerFeatures, Delivery, PublishResult, QueryHandler, Reply, Subscription
@@ -252,6 +252,10 @@ class FaultyBroker:
     @property
     def trouble(self) -> str | None:
         return self._inner.trouble
+
+    def __getattr__(self, name: str) -> Any:
+        """Pass through what needs no gate."""
+        return getattr(self._inner, name)
 
     async def subscribe(self) -> Subscription:
         return FaultySubscription(await self._inner.subscribe(), self._gate, self._witness)
