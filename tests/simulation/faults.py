@@ -277,9 +277,6 @@ class FaultyBroker:
         await self._gate.reach(Point.AFTER_PUBLISH)
         return result
 
-    async def caught_up(self) -> bool:
-        return await self._inner.caught_up()
-
     async def hint(self, loop: str, at: int) -> None:
         raise NotImplementedError
 

@@ -104,13 +104,6 @@ def check_run_events(model: RunsModel, service: Service) -> None:
             assert event["payload"]["counts"] == model.counts[told.run], told
 
 
-def check_runs_finished(model: RunsModel, service: Service) -> None:
-    """Assert that no run waits for anything but its executor and the groups that nobody has resolved."""
-    for run in model.runs.values():
-        assert run.evaluated, f"{run.name} was never caught up with"
-    check_runs(model, service)
-
-
 def check_deleted(model: RunsModel, service: Service) -> None:
     """Assert that retention has deleted every run that is over, whole, and has left the others whole."""
     going = {name for name, run in model.runs.items() if run.status == "running"}

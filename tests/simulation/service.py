@@ -91,7 +91,7 @@ class Instance:
         self._tx: Transaction | None = None
         self.metrics = RecordingMetrics()
         self.consuming = Actor("consumer", life, service.counts)
-        seen = partial(FaultyDatabase, database, exclusive=False, failed=service.failed_transactions.append)
+        seen = partial(FaultyDatabase, database, exclusive=False, failed=service.faults.append)
         self._broker = FaultyBroker(service.broker, self.consuming.gate, service)
         self.consumer = Consumer(
             database=seen(self.consuming.gate, committed=self._commands_committed),
@@ -142,10 +142,12 @@ class Instance:
         return results
 
     def _commands_committed(self, _tokens: Collection[str]) -> None:
-        self._service.observer.commands_committed(self._handled, self._service.clock.now())
+        now = self._service.clock.now()
+        self._service.observe(lambda observer: observer.commands_committed(self._handled, now))
 
     def _worker_committed(self, name: str, _tokens: Collection[str]) -> None:
-        self._service.observer.worker_committed(name, self._service.clock.now())
+        now = self._service.clock.now()
+        self._service.observe(lambda observer: observer.worker_committed(name, now))
 
 
 class Service(Witness):
@@ -171,7 +173,8 @@ class Service(Witness):
         self.broker = MemoryBroker()
         self.off: set[str] = set()
         """The slices that are switched off."""
-        self.failed_transactions: list[Exception] = []
+        self.faults: list[Exception] = []
+        """What the observer found, and why transactions failed: no history is a reason for that."""
         self._start()
 
     def close(self) -> None:
@@ -239,8 +242,8 @@ class Service(Witness):
 
     def _go(self) -> None:
         self.loop.settle()
-        if self.failed_transactions:
-            raise self.failed_transactions[0]
+        if self.faults:
+            raise self.faults[0]
         for actor in self._actors():
             actor.gate.arm(None)
             if actor.task is not None and actor.task.done():
@@ -270,6 +273,13 @@ class Service(Witness):
 
     # What is seen
 
+    def observe(self, tell: Callable[[Observer], None]) -> None:
+        """Tell the observer; what it finds is raised where the test took its step, and not into the service."""
+        try:
+            tell(self.observer)
+        except AssertionError as error:
+            self.faults.append(error)
+
     def rows(self, table: str) -> list[Row]:
         return [dict(row) for row in self._eyes.execute(f"SELECT * FROM {table}")]
 
@@ -297,6 +307,7 @@ class Service(Witness):
                 self.loop.complete(delete(each))
 
     def terminated(self, deliveries: Sequence[Delivery]) -> None:
+        """Find fault: every command of a history is valid."""
         raise AssertionError(f"a valid command was rejected: {deliveries}")
 
 
@@ -339,6 +350,3 @@ def running_service() -> Iterator[Service]:
         opened.enter_context(sqlite_in_place())
         folder = opened.enter_context(TemporaryDirectory())
         yield opened.enter_context(closing(Service(Path(folder) / "service.db")))
-
-
-Check = Callable[[Service], None]

@@ -1,0 +1,48 @@
+"""Draws histories of every slice, and the ways in which they may be delivered."""
+
+from collections.abc import Sequence
+
+from hypothesis import strategies as st
+
+from tests.simulation.run_histories import run_commands
+from tests.simulation.service import Sent
+from tests.simulation.signal_histories import signal_commands
+from tests.support.clock import after, iso
+
+
+@st.composite
+def timer_commands(draw: st.DrawFn) -> list[Sent]:
+    """Draw commands on two timers."""
+    history = []
+    for _ in range(draw(st.integers(0, 4))):
+        kind = draw(st.sampled_from(["ScheduleTimer", "ScheduleTimer", "CancelTimer", "RetryTimer"]))
+        due = {"dueAt": iso(after(seconds=draw(st.sampled_from([-1, 20, 40]))))} if kind == "ScheduleTimer" else {}
+        history.append(Sent(kind, "acme", {"serviceCallId": draw(st.sampled_from(["t1", "t2"])), **due}))
+    return history
+
+
+@st.composite
+def mixed_commands(draw: st.DrawFn) -> list[Sent]:
+    """Draw commands of all slices, each slice's in their order."""
+    parts = [draw(run_commands(6)), draw(signal_commands(6)), draw(timer_commands())]
+    return _interleave(parts, draw(st.randoms(use_true_random=False)).random)
+
+
+def _interleave(parts: Sequence[list[Sent]], random: object) -> list[Sent]:
+    assert callable(random)
+    numbered = [((at + random()) / len(part), each) for part in parts for at, each in enumerate(part)]
+    return [each for _, each in sorted(numbered, key=lambda pair: pair[0])]
+
+
+def splits(count: int) -> st.SearchStrategy[list[int]]:
+    """Draw the sizes of the batches of so many commands."""
+    return st.lists(st.booleans(), min_size=count, max_size=count).map(_sizes)
+
+
+def _sizes(cuts: Sequence[bool]) -> list[int]:
+    sizes = [0]
+    for cut in cuts:
+        sizes[-1] += 1
+        if cut:
+            sizes.append(0)
+    return [size for size in sizes if size]

@@ -1,0 +1,64 @@
+"""Draws commands on few signals and work items with few statuses, so that they meet."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from hypothesis import strategies as st
+
+from tests.simulation.service import Sent
+from tests.support.clock import after, iso
+
+_SIGNALS, _STATUSES = ["s00", "s00", "s00", "s01"], ["blocked", "blocked", "open", "Done "]
+_CROWD = 34
+
+_TRIGGERS: list[Mapping[str, Any]] = [
+    {"triggerKind": "event", "triggerSpec": {"kind": "work_item.status.transition", "to": ["blocked"]}},
+    {"triggerKind": "event", "triggerSpec": {"kind": "work_item.status.transition", "to": ["blocked", "done"]}},
+    {"triggerKind": "time", "triggerSpec": {"kind": "time.at", "at": iso(after(seconds=30))}},
+    {"triggerKind": "time", "triggerSpec": {"kind": "time.at", "at": iso(after(seconds=-30))}},
+    {"triggerKind": "event", "triggerSpec": {"kind": "no such kind"}},
+]
+_triggers = st.sampled_from([*_TRIGGERS[:2] * 4, *_TRIGGERS])
+_items = st.sampled_from(["i1", "i1", "i2"])
+
+
+@st.composite
+def _definitions(draw: st.DrawFn) -> Mapping[str, Any]:
+    fields = dict(draw(_triggers))
+    if fields["triggerKind"] == "event" or draw(st.booleans()):
+        fields["workItemId"] = draw(_items)
+    return fields
+
+
+_VERBS = ["Pause", "Activate", "Cancel", "Resolve"]
+_KINDS = ["create", "create", "transition", "transition", "transition", *_VERBS, "item"]
+
+
+@st.composite
+def signal_commands(draw: st.DrawFn, most: int = 10, *, unique_events: bool = False) -> list[Sent]:
+    """Draw commands in stream order; with `unique_events`, no work item has two events of one id."""
+    history: list[Sent] = []
+    for number in range(draw(st.integers(1, most))):
+        kind = draw(st.sampled_from(_KINDS))
+        match kind:
+            case "create":
+                fields = {"signalId": draw(st.sampled_from(_SIGNALS)), **draw(_definitions())}
+                history.append(Sent("CreateWorkSignal", "acme", fields))
+            case "transition":
+                event_id = f"e{number if unique_events else draw(st.integers(1, 2))}"
+                fields = {"workItemId": draw(_items), "eventId": event_id, "to": draw(st.sampled_from(_STATUSES))}
+                history.append(Sent("TransitionWorkItem", "acme", fields))
+            case "item":
+                fields = {"workItemId": draw(_items), "status": draw(st.sampled_from(_STATUSES))}
+                history.append(Sent("CreateWorkItem", "acme", fields))
+            case verb:
+                history.append(Sent(f"{verb}WorkSignal", "acme", {"signalId": draw(st.sampled_from(_SIGNALS))}))
+    return history
+
+
+def crowd() -> list[Sent]:
+    """Return more signals of one work item than a transition's own transaction looks at."""
+    return [
+        Sent("CreateWorkSignal", "acme", {"signalId": f"s{number:02}", "workItemId": "i1", **_TRIGGERS[0]})
+        for number in range(_CROWD)
+    ]

@@ -1,0 +1,199 @@
+"""What signals promise, written plainly, for commands in the order of the stream.
+
+Firings are processed when a worker comes to them, so the model follows the workers and judges what they do:
+
+- A firing may fire its signal only while the signal is active, for a matching transition that is newer than the signal's
+  `since` (the command that created it or activated it last), or for an instant that has come.
+- Once everything has come to rest, no active signal waits for something that has happened.
+
+Other orders of delivery end the same where docs/signals.md promises it. So these are exceptions, and no test compares them:
+
+- Of two transitions with one `eventId` the first one delivered counts, at its own position.
+- Of two signals under one id with different definitions the first one delivered stays, the other one `exists`.
+- Pause, Activate, Cancel and Resolve among each other: what was refused in order (`already_ended`, `already_fired`,
+  `not_found`) may count when it is delivered first. All of them keep their order; the other commands are moved.
+- Which commands a firing comes between is up to the workers. Compared is what they lead to when they come last.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from timer_service.core.instant import parse_instant
+from timer_service.core.message import Position
+
+ENDED = {"resolved", "cancelled"}
+
+
+class SignalName(NamedTuple):
+    """Which signal."""
+
+    tenant: str
+    signal: str
+
+
+class ItemName(NamedTuple):
+    """Which work item."""
+
+    tenant: str
+    item: str
+
+
+class Transition(NamedTuple):
+    """What happened to a work item."""
+
+    to: str
+    position: Position
+
+
+class Definition(NamedTuple):
+    """What a signal waits for: statuses of a work item, or an instant; nothing if its trigger can't be read."""
+
+    item: str | None
+    kind: str
+    spec: Any
+    note: str | None
+    statuses: frozenset[str] = frozenset()
+    at: int | None = None
+
+    @property
+    def invalid(self) -> bool:
+        return not self.statuses and self.at is None
+
+
+@dataclass(slots=True)
+class SignalModel:
+    """One signal; without a definition it is a tombstone."""
+
+    status: str
+    since: Position
+    definition: Definition | None
+
+    def matches(self, item: str, transition: Transition) -> bool:
+        wanted = self.definition
+        return (
+            wanted is not None
+            and wanted.item == item
+            and transition.position > self.since
+            and plain(transition.to) in wanted.statuses
+        )
+
+
+@dataclass(slots=True)
+class ItemModel:
+    """One work item."""
+
+    status: str | None = None
+    known: bool = False
+    """Whether a command was about it, and not only a signal."""
+    events: dict[str, Transition] = field(default_factory=dict)
+
+
+def plain(status: str) -> str:
+    return status.strip().casefold()
+
+
+def read_definition(payload: Mapping[str, Any]) -> Definition:
+    """Read what a CreateWorkSignal asks for."""
+    kind, spec, item = payload["triggerKind"], payload["triggerSpec"], payload.get("workItemId")
+    statuses: frozenset[str] = frozenset()
+    at = None
+    if kind == "event" and item and spec.get("kind") == "work_item.status.transition" and spec.get("to"):
+        statuses = frozenset(map(plain, spec["to"]))
+    if kind == "time" and spec.get("kind") == "time.at" and "at" in spec:
+        at = parse_instant(spec["at"])
+    return Definition(item, kind, spec, payload.get("note"), statuses, at)
+
+
+class SignalsModel:
+    """All signals and work items."""
+
+    def __init__(self) -> None:
+        self.signals: dict[SignalName, SignalModel] = {}
+        self.items: dict[ItemName, ItemModel] = {}
+        self.fired = 0
+
+    # Commands
+
+    def command(self, kind: str, payload: Mapping[str, Any], position: Position, command_id: str) -> str:
+        """Apply one command; return its outcome."""
+        tenant = payload["tenantId"]
+        if kind in {"CreateWorkItem", "TransitionWorkItem"}:
+            item = self.items.setdefault(ItemName(tenant, payload["workItemId"]), ItemModel())
+            if kind == "CreateWorkItem":
+                return self._create_item(item, payload)
+            return self._transition(item, payload, position, command_id)
+        name = SignalName(tenant, payload["signalId"])
+        if kind == "CreateWorkSignal":
+            return self._create(name, payload, position)
+        return self._change(name, kind, position)
+
+    def _create_item(self, item: ItemModel, payload: Mapping[str, Any]) -> str:
+        if item.known:
+            return "unchanged"
+        item.known, item.status = True, payload.get("status")
+        return "created"
+
+    def _transition(self, item: ItemModel, payload: Mapping[str, Any], position: Position, command_id: str) -> str:
+        event_id = payload.get("eventId", command_id)
+        if event_id in item.events:
+            return "unchanged"
+        item.events[event_id] = Transition(payload["to"], position)
+        item.known, item.status = True, payload["to"]
+        return "transitioned"
+
+    def _create(self, name: SignalName, payload: Mapping[str, Any], position: Position) -> str:
+        wanted, signal = read_definition(payload), self.signals.get(name)
+        if wanted.item is not None:
+            self.items.setdefault(ItemName(name.tenant, wanted.item), ItemModel())
+        if signal is not None and signal.definition is not None and signal.status not in ENDED:
+            return "unchanged" if signal.definition == wanted else "exists"
+        self.signals[name] = SignalModel("active", position, wanted)
+        return "created_invalid" if wanted.invalid else "created"
+
+    def _change(self, name: SignalName, kind: str, position: Position) -> str:
+        verb = kind.removesuffix("WorkSignal")
+        wanted = {"Pause": "paused", "Activate": "active", "Cancel": "cancelled", "Resolve": "resolved"}[verb]
+        signal = self.signals.get(name)
+        if signal is None or (signal.definition is None and signal.status not in ENDED):
+            if signal is not None or verb != "Activate":
+                self.signals[name] = SignalModel(wanted, position, None)
+            return "not_found"
+        if signal.status == wanted:
+            return "unchanged"
+        if signal.status in ENDED:
+            return "already_ended"
+        timed = signal.definition is not None and signal.definition.at is not None
+        if signal.status == "fired" and (verb in {"Pause", "Cancel"} or (verb == "Activate" and timed)):
+            return "already_fired"
+        signal.status = wanted
+        if verb == "Activate" and not timed:
+            signal.since = position
+        return "activated" if verb == "Activate" else wanted
+
+    # Firings
+
+    def fire(self, name: SignalName, item: str | None, cause: str, now: int) -> None:
+        """Follow a firing that has fired its signal."""
+        signal = self.signals[name]
+        assert signal.status == "active", f"{name} fired while it was {signal.status}"
+        assert signal.definition is not None
+        if signal.definition.at is not None:
+            assert signal.definition.at <= now, f"{name} fired early"
+        else:
+            event = self.items[ItemName(name.tenant, item or "")].events[cause]
+            assert signal.matches(item or "", event), f"{name} fired on {event}, which it does not wait for: {signal}"
+        signal.status = "fired"
+        self.fired += 1
+
+    def missed(self, now: int) -> Iterable[str]:
+        """Give the active signals for which something has happened."""
+        for name, signal in self.signals.items():
+            if signal.status != "active" or signal.definition is None:
+                continue
+            if signal.definition.at is not None and signal.definition.at <= now:
+                yield f"{name} did not fire at its instant"
+            item = self.items.get(ItemName(name.tenant, signal.definition.item or ""), ItemModel())
+            for event_id, event in item.events.items():
+                if signal.matches(signal.definition.item or "", event):
+                    yield f"{name} did not fire on {event_id}, {event}: {signal}"
