@@ -10,7 +10,7 @@ from timer_service.core.database import Reader, Row
 from timer_service.core.errors import Code, Rejection
 from timer_service.core.instant import LATEST, Instant, format_instant, format_known
 from timer_service.core.message import Identifier, Payload, Tenant
-from timer_service.core.paging import PAGE_BYTES, PageCursor, PageLimit, page, read_cursor, write_cursor
+from timer_service.core.paging import PAGE_BYTES, PageCursor, PageLimit, read_cursor, read_page, write_cursor
 from timer_service.core.query import QueryRoute, known
 from timer_service.core.sql import load_sql
 from timer_service.runs import loader, store
@@ -116,19 +116,24 @@ async def _get(reader: Reader, tenant: str, request: GetRun, _now: int) -> Mappi
     return {**head, **await _jobs(reader, key, groups, start, request.limit)}
 
 
-async def _page(
-    reader: Reader, tenant_id: str, status: RunStatus | None, before: Sequence[Any], limit: int
-) -> list[Run]:
-    where = "status IS NOT NULL" if status is None else f"status = '{status}'"
-    before_at, before_id = before
-    parameters = {"tenant_id": tenant_id, "before_at": before_at, "before_id": before_id, "limit": limit}
-    return [store.read_run(row) for row in await reader.fetch(_SQL["page"].format(where=where), parameters)]
-
-
 async def _list(reader: Reader, tenant: str, request: ListRuns, _now: int) -> Mapping[str, Any]:
-    before = _NEWER_THAN_ALL if request.cursor is None else read_cursor(request.cursor, int, str)
-    found = await _page(reader, tenant, request.status, before, request.limit + 1)
-    return page("runs", found, limit=request.limit, view=run_view, place=lambda run: [run.created_at, run.key.run_id])
+    where = "status IS NOT NULL" if request.status is None else f"status = '{request.status}'"
+    sql = _SQL["page"].format(where=where)
+
+    async def read(before: tuple[int, str], limit: int) -> Sequence[Run]:
+        before_at, before_id = before
+        parameters = {"tenant_id": tenant, "before_at": before_at, "before_id": before_id, "limit": limit}
+        return [store.read_run(row) for row in await reader.fetch(sql, parameters)]
+
+    before_at, before_id = _NEWER_THAN_ALL if request.cursor is None else read_cursor(request.cursor, int, str)
+    return await read_page(
+        "runs",
+        read,
+        after=(before_at, before_id),
+        limit=request.limit,
+        view=run_view,
+        place=lambda run: (run.created_at, run.key.run_id),
+    )
 
 
 QUERIES = (
