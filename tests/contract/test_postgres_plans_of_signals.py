@@ -55,8 +55,8 @@ SELECT 'tenant-' || (n % 50), 'task-' || n, 'item-' || (n % 1000), 'signal-' || 
 FROM generate_series(1, $1::bigint) AS n
 """
 TOLD = """
-INSERT INTO outbox (tenant_id, event_id, message, body, added_at, state, available_at)
-SELECT 'tenant-' || (n % 50), 'event-' || n, 'told', '{}', n, CASE WHEN n % 9 = 0 THEN 'Buried' ELSE 'Waiting' END,
+INSERT INTO outbox (tenant_id, event_id, message, body, added_at, ordinal, state, available_at)
+SELECT 'tenant-' || (n % 50), md5(n::text), 'told', '{}', n, n, CASE WHEN n % 9 = 0 THEN 'Buried' ELSE 'Waiting' END,
     CASE WHEN n % 9 <> 0 THEN n END
 FROM generate_series(1, $1::bigint) AS n
 """
