@@ -11,6 +11,7 @@ import pytest
 from tests.support.clock import NOW
 from tests.support.stores import open_sqlite
 from timer_service.core import outbox
+from timer_service.core.cause import Cause
 from timer_service.core.database import Database, Transaction
 from timer_service.core.lease import LeasedTable
 from timer_service.core.message import Event, Position
@@ -19,7 +20,7 @@ from timer_service.core.row_counts import overdue_sql
 from timer_service.signals import firing_store, store
 from timer_service.signals.firing_store import COUNTED, FIRINGS
 from timer_service.signals.firings import Firing
-from timer_service.signals.items import Cause, ItemKey, Transition
+from timer_service.signals.items import ItemKey, Transition
 from timer_service.signals.messages import TriggerKind
 from timer_service.signals.signals import Definition, Key, SignalCommand, Step, Verb, apply_command
 

@@ -14,6 +14,7 @@ from tests.support.signals import BLOCKED, MAX_ATTEMPTS, Signals
 from timer_service.adapters.memory import MemoryBroker
 from timer_service.core.backoff import Backoff
 from timer_service.core.broker import BrokerFeatures
+from timer_service.core.cause import Cause
 from timer_service.core.data import dump_data
 from timer_service.core.database import Database
 from timer_service.core.errors import DatabaseUnavailableError
@@ -26,7 +27,6 @@ from timer_service.core.retention import Retention
 from timer_service.core.row_counts import RowCounts
 from timer_service.signals import store
 from timer_service.signals.firing_store import COUNTED, FIRINGS
-from timer_service.signals.items import Cause
 from timer_service.signals.messages import TriggerKind
 from timer_service.signals.signals import Definition, Key, SignalCommand, Step, Verb, apply_command
 from timer_service.signals.store import delete_settled

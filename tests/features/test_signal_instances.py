@@ -12,6 +12,7 @@ from tests.support.signals import Signals
 from tests.support.timers import Timers
 from timer_service.adapters.memory import MemoryBroker
 from timer_service.adapters.postgres import PostgresDatabase
+from timer_service.core.cause import Cause
 from timer_service.core.consumer import CommandResult, Consumer, Handle, Route
 from timer_service.core.database import Transaction
 from timer_service.core.message import Command, Position
@@ -19,7 +20,7 @@ from timer_service.core.transactions import in_transaction
 from timer_service.signals import SLICE, firing_store, store
 from timer_service.signals.firing_store import Ended
 from timer_service.signals.firings import Firing
-from timer_service.signals.items import UNKNOWN, Cause, ItemKey
+from timer_service.signals.items import UNKNOWN, ItemKey
 from timer_service.signals.signals import Key, Signal
 from timer_service.signals.store import delete_settled
 from timer_service.timers import SLICE as TIMERS

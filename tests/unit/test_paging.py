@@ -7,7 +7,7 @@ import pytest
 from pydantic_core import to_json
 
 from timer_service.core.message import MAX_MESSAGE_BYTES
-from timer_service.core.paging import page, read_cursor, read_page
+from timer_service.core.paging import read_cursor, read_page
 
 LARGE = 60_000
 
@@ -67,13 +67,6 @@ async def test_reading_stops_where_the_page_is_full() -> None:
     assert (shelf.reads, shelf.viewed) == ([100], len(numbers(found)) + 1)
     assert numbers(found) == list(range(4))
     assert numbers(await shelf.page(read_cursor(found["cursor"], int), 1000)) == list(range(4, 8))
-
-
-def test_what_is_not_shown_is_not_viewed() -> None:
-    """Of what was found no view is made but of what the page shows, and the first that does not fit."""
-    shelf = Shelf(1000, LARGE)
-    found = page("things", range(1000), limit=1000, view=shelf.view, place=place)
-    assert (numbers(found), shelf.viewed, read_cursor(found["cursor"], int)) == ([0, 1, 2, 3], 5, [3])
 
 
 @pytest.mark.parametrize("size", [0, 1, 40, 5_000, 130_000, 262_000, 400_000])

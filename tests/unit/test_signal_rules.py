@@ -7,10 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.clock import NOW, iso
+from timer_service.core.cause import Cause
 from timer_service.core.data import dump_data
 from timer_service.core.message import Position
 from timer_service.signals.firings import Firing, evaluate, firing_at, firing_on, refusal
-from timer_service.signals.items import Cause, ItemKey, NewItem, Transition, WorkItem, create_item, move_item
+from timer_service.signals.items import ItemKey, NewItem, Transition, WorkItem, create_item, move_item
 from timer_service.signals.messages import Outcome, TriggerKind
 from timer_service.signals.signals import (
     Definition,

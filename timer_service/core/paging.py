@@ -31,9 +31,10 @@ async def read_page(
     view: Callable[[_T], Mapping[str, Any]],
     place: Callable[[_T], _Place],
 ) -> Mapping[str, Any]:
-    """Read behind a place, and return the page: as `page` does, without reading much more than it shows.
+    """Return the views of what `read` finds behind a place, under `name`: up to `limit`, as many as fit into one reply.
 
-    `read` is given a place and how many to read at most; what it returns is in order.
+    `read` gets a place and the most to return, in order. Little more is read than is shown, at least one. If there are
+    more, there is a `cursor` with the place of the last.
     """
     shown = _Page(limit, view)
     while True:
@@ -45,25 +46,6 @@ async def read_page(
             return {name: shown.views, "cursor": write_cursor(after)}
         if len(found) < wanted:
             return {name: shown.views}
-
-
-def page(
-    name: str,
-    found: Sequence[_T],
-    *,
-    limit: int,
-    view: Callable[[_T], Mapping[str, Any]],
-    place: Callable[[_T], Sequence[str | int]],
-) -> Mapping[str, Any]:
-    """Return the views of what was found under `name`: up to `limit`, as many as fit into one answer, at least one.
-
-    When there are more there is a `cursor`, which holds the place of the last. No views are made of the rest.
-    """
-    shown = _Page(limit, view)
-    taken = shown.take(found)
-    if taken == len(found):
-        return {name: shown.views}
-    return {name: shown.views, "cursor": write_cursor(place(found[taken - 1]))}
 
 
 class _Page(Generic[_T]):

@@ -2,11 +2,12 @@
 
 from typing import Any
 
+from timer_service.core.cause import read_cause
 from timer_service.core.database import Row
 from timer_service.core.instant import format_instant
 from timer_service.core.lease import Failure
 from timer_service.core.message import Event
-from timer_service.signals.firing_store import cause_of, task_id
+from timer_service.signals.firing_store import task_id
 from timer_service.signals.messages import WorkSignalFailed, WorkSignalFired
 
 
@@ -37,5 +38,5 @@ def _about(row: Row) -> dict[str, Any]:
 
 
 def _event(event_id: str, message_type: str, row: Row, payload: dict[str, Any], at: int) -> Event:
-    command_id, correlation_id, trace = cause_of(row)
+    command_id, correlation_id, trace = read_cause(row)
     return Event(event_id, message_type, row["tenant_id"], payload, at, correlation_id, command_id, trace)

@@ -3,13 +3,14 @@
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from timer_service.core.cause import cause_columns
 from timer_service.core.database import Reader, Row, Transaction
 from timer_service.core.lease import Failure, LeasedTable
-from timer_service.core.message import Position, Trace
+from timer_service.core.message import Position
 from timer_service.core.row_counts import Counted
 from timer_service.core.sql import load_sql
 from timer_service.signals.firings import Firing, FiringStatus
-from timer_service.signals.items import Cause, ItemKey
+from timer_service.signals.items import ItemKey
 from timer_service.signals.signals import Key
 
 _SQL = load_sql("timer_service.signals", "firing_store.sql")
@@ -169,21 +170,6 @@ def position_parameters(position: Position) -> Mapping[str, int]:
     return {"position_epoch": position.epoch, "position_sequence": position.sequence}
 
 
-def cause_of(row: Row) -> Cause:
-    """Return what a row says of the command that caused it."""
-    return Cause(row["causation_id"], row["correlation_id"], Trace(row["traceparent"], row["tracestate"]))
-
-
-def cause_parameters(cause: Cause) -> Mapping[str, Any]:
-    """Return the columns that `cause_of` reads."""
-    return {
-        "causation_id": cause.command_id,
-        "correlation_id": cause.correlation_id,
-        "traceparent": cause.trace.traceparent,
-        "tracestate": cause.trace.tracestate,
-    }
-
-
 def _held(row: Row) -> Mapping[str, Any]:
     return {"tenant_id": row["tenant_id"], "firing_id": row["firing_id"], "token": row["lease_token"]}
 
@@ -206,5 +192,5 @@ def _parameters(key: tuple[str, str], firing: Firing, now: int) -> Mapping[str, 
         "available_at": None if over else firing.due_at,
         "last_error": firing.failed,
         **position_parameters(firing.position),
-        **cause_parameters(firing.cause),
+        **cause_columns(firing.cause),
     }

@@ -2,7 +2,8 @@
 
 from typing import NamedTuple
 
-from timer_service.core.message import Position, Trace
+from timer_service.core.cause import Cause
+from timer_service.core.message import Position
 from timer_service.signals.messages import Outcome
 
 UNKNOWN = Position(0, 0)
@@ -14,14 +15,6 @@ class ItemKey(NamedTuple):
 
     tenant_id: str
     work_item_id: str
-
-
-class Cause(NamedTuple):
-    """What an event repeats of the command that caused it."""
-
-    command_id: str | None = None
-    correlation_id: str | None = None
-    trace: Trace = Trace()
 
 
 class WorkItem(NamedTuple):

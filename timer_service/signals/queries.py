@@ -1,6 +1,7 @@
 """Questions about signals. A tenant only ever sees its own."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from pydantic import Field
@@ -10,7 +11,7 @@ from timer_service.core.database import Reader, Row
 from timer_service.core.errors import Code, Rejection
 from timer_service.core.instant import Instant, format_instant, format_known
 from timer_service.core.message import Identifier, Payload, Tenant
-from timer_service.core.paging import PageCursor, PageLimit, page, read_cursor
+from timer_service.core.paging import PageCursor, PageLimit, read_cursor, read_page
 from timer_service.core.query import QueryRoute, known
 from timer_service.signals import firing_store, store
 from timer_service.signals.firing_store import Cursor
@@ -139,33 +140,54 @@ def signal_view(signal: Signal) -> Mapping[str, Any]:
     )
 
 
-async def _get(reader: Reader, tenant: str, question: GetSignal, _now: int) -> Mapping[str, Any]:
-    key = Key(tenant, question.signal_id)
+async def _get(reader: Reader, tenant: str, request: GetSignal, _now: int) -> Mapping[str, Any]:
+    key = Key(tenant, request.signal_id)
     signal = (await store.find(reader, [key])).get(key)
     if signal is None or signal.standing.definition is None:
-        raise Rejection(Code.NOT_FOUND, f"no signal {question.signal_id!r}")
+        raise Rejection(Code.NOT_FOUND, f"no signal {request.signal_id!r}")
     return signal_view(signal)
 
 
-async def _list(reader: Reader, tenant: str, question: ListSignals, _now: int) -> Mapping[str, Any]:
-    (after,) = read_cursor(question.cursor, str) if question.cursor is not None else ("",)
-    statuses = list(Status) if question.status is None else [question.status]
-    found = await store.page(
-        reader, tenant, item=question.work_item_id, statuses=statuses, after=after, limit=question.limit + 1
+async def _list(reader: Reader, tenant: str, request: ListSignals, _now: int) -> Mapping[str, Any]:
+    statuses = list(Status) if request.status is None else [request.status]
+
+    async def read(after: tuple[str], limit: int) -> Sequence[Signal]:
+        (signal_id,) = after
+        return await store.page(
+            reader, tenant, item=request.work_item_id, statuses=statuses, after=signal_id, limit=limit
+        )
+
+    (after,) = read_cursor(request.cursor, str) if request.cursor is not None else ("",)
+    return await read_page(
+        "signals",
+        read,
+        after=(after,),
+        limit=request.limit,
+        view=signal_view,
+        place=lambda signal: (signal.key.signal_id,),
     )
-    return page("signals", found, limit=question.limit, view=signal_view, place=lambda signal: [signal.key.signal_id])
 
 
-async def _list_firings(reader: Reader, tenant: str, question: ListFirings, _now: int) -> Mapping[str, Any]:
-    key = Key(tenant, question.signal_id)
-    found = await firing_store.page_of_signal(reader, key, _place(question.cursor), question.limit + 1)
-    return page("firings", found, limit=question.limit, view=_firing_view, place=_place_of("firing_id"))
+async def _list_firings(reader: Reader, tenant: str, request: ListFirings, _now: int) -> Mapping[str, Any]:
+    return await read_page(
+        "firings",
+        partial(firing_store.page_of_signal, reader, Key(tenant, request.signal_id)),
+        after=_cursor(request.cursor),
+        limit=request.limit,
+        view=_firing_view,
+        place=lambda row: Cursor(row["created_at"], row["firing_id"]),
+    )
 
 
-async def _list_tasks(reader: Reader, tenant: str, question: ListTasks, _now: int) -> Mapping[str, Any]:
-    item = ItemKey(tenant, question.work_item_id)
-    found = await firing_store.tasks_of_item(reader, item, _place(question.cursor), question.limit + 1)
-    return page("tasks", found, limit=question.limit, view=_task_view, place=_place_of("task_id"))
+async def _list_tasks(reader: Reader, tenant: str, request: ListTasks, _now: int) -> Mapping[str, Any]:
+    return await read_page(
+        "tasks",
+        partial(firing_store.tasks_of_item, reader, ItemKey(tenant, request.work_item_id)),
+        after=_cursor(request.cursor),
+        limit=request.limit,
+        view=_task_view,
+        place=lambda row: Cursor(row["created_at"], row["task_id"]),
+    )
 
 
 QUERIES = (
@@ -205,9 +227,5 @@ def _task_view(row: Row) -> Mapping[str, Any]:
     }
 
 
-def _place(cursor: str | None) -> Cursor:
+def _cursor(cursor: str | None) -> Cursor:
     return _BEGINNING if cursor is None else Cursor(*read_cursor(cursor, int, str))
-
-
-def _place_of(id_column: str) -> Callable[[Row], Sequence[str | int]]:
-    return lambda row: [row["created_at"], row[id_column]]

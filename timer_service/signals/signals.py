@@ -8,8 +8,9 @@ from collections.abc import Iterable
 from enum import StrEnum
 from typing import NamedTuple
 
+from timer_service.core.cause import Cause
 from timer_service.core.message import Position
-from timer_service.signals.items import UNKNOWN, Cause, ItemKey, Transition
+from timer_service.signals.items import UNKNOWN, ItemKey, Transition
 from timer_service.signals.messages import Outcome, TriggerKind
 from timer_service.signals.triggers import Invalid, StatusTransition, TimeAt, Trigger, read_trigger
 

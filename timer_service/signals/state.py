@@ -4,10 +4,11 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple, TypeVar
 
+from timer_service.core.cause import Cause, cause_of
 from timer_service.core.data import dump_data
 from timer_service.core.message import Command
 from timer_service.signals.firings import Firing, evaluate, firing_at
-from timer_service.signals.items import Cause, ItemKey, NewItem, Transition, WorkItem, create_item, move_item
+from timer_service.signals.items import ItemKey, NewItem, Transition, WorkItem, create_item, move_item
 from timer_service.signals.messages import (
     ActivateWorkSignal,
     CancelWorkSignal,
@@ -108,7 +109,7 @@ class State(NamedTuple):
 def read_change(command: Command, now: int) -> Change:
     """Return what a command asks for."""
     payload, position = command.payload, command.position
-    cause = Cause(command.id, command.correlation_id, command.trace)
+    cause = cause_of(command)
     match payload:
         case CreateWorkItem():
             return NewItem(ItemKey(payload.tenant_id, payload.work_item_id), payload.status, position)

@@ -5,12 +5,13 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
+from timer_service.core.cause import cause_columns, read_cause
 from timer_service.core.database import Reader, Row, Transaction
 from timer_service.core.errors import ConflictError
 from timer_service.core.message import Position
 from timer_service.core.sql import load_sql
 from timer_service.signals import firing_store
-from timer_service.signals.firing_store import Ended, cause_of, cause_parameters, position_of, position_parameters
+from timer_service.signals.firing_store import Ended, position_of, position_parameters
 from timer_service.signals.items import UNKNOWN, ItemKey, Transition, WorkItem
 from timer_service.signals.messages import TriggerKind
 from timer_service.signals.signals import (
@@ -340,7 +341,7 @@ def _event(row: Row) -> Transition:
         occurred_at=row["occurred_at"],
         recorded_at=row["recorded_at"],
         position=position_of(row),
-        cause=cause_of(row),
+        cause=read_cause(row),
         evaluate_at=row["evaluate_at"],
         evaluated_to=row["evaluated_to"],
     )
@@ -355,6 +356,6 @@ def _event_parameters(event: Transition) -> Mapping[str, Any]:
         "occurred_at": event.occurred_at,
         "recorded_at": event.recorded_at,
         **position_parameters(event.position),
-        **cause_parameters(event.cause),
+        **cause_columns(event.cause),
         "evaluate_at": event.evaluate_at,
     }
