@@ -32,15 +32,15 @@ async def test_killed_between_each_pair_of_steps(
 ) -> None:
     """Killed between each two steps of a diamond and after the last, the service lets each job go once."""
     runs.send("StartRun", jobs=jobs(DIAMOND))
-    for mark_ready in ({"top"}, {"left", "right"}, {"right"}, {"bottom"}):
+    for now_ready in ({"top"}, {"left", "right"}, {"right"}, {"bottom"}):
         await runs.publish()
         if handled:
             await user.until_handled()
             await runs.until_quiet()
         await kill_and_start(service, user)
         await runs.consume()
-        assert mark_ready <= set(await runs.ready())
-        runs.send("ReportJobStatus", jobName=min(mark_ready), status="success")
+        assert now_ready <= set(await runs.ready())
+        runs.send("ReportJobStatus", jobName=min(now_ready), status="success")
     await runs.publish()
     await kill_and_start(service, user)
     await runs.consume()

@@ -56,6 +56,11 @@ class _Fork:
         self._process = _forking.Process(target=_become, args=(command, output, errors, environment, cwd))
         self._process.start()
 
+    @property
+    def pid(self) -> int:
+        assert self._process.pid is not None
+        return self._process.pid
+
     def poll(self) -> int | None:
         return self._process.exitcode
 
