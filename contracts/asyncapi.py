@@ -45,6 +45,8 @@ _HEADERS = {
         "Timer-Error-Message": "What is wrong.",
         "Timer-Source-Subject": "Where the command was published.",
         "Timer-Source-Sequence": "Its sequence in the stream of commands.",
+        "Timer-Body-Omitted": "There when the command's body left no room for these headers.",
+        "Timer-Headers-Omitted": "There when the command's headers left no room for these.",
     },
     Kind.QUERY: {
         "Nats-Service-Error": "On an answer that is an error: its message.",

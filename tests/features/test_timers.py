@@ -1,6 +1,7 @@
 import asyncio
 import json
 import sqlite3
+import tracemalloc
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
@@ -1139,3 +1140,18 @@ async def test_fault_while_rejecting(timers: Timers) -> None:
         await running
     assert timers.broker.settlements.acknowledged == [good]
     assert timers.broker.settlements.terminated == [bad]
+
+
+@pytest.mark.parametrize("message_type", ["Unknown", "ScheduleTimer"])
+async def test_rejected_commands_are_held_once(timers: Timers, message_type: str) -> None:
+    """Rejecting a batch of large commands keeps nothing of what they were decoded to beside their bytes."""
+    for _ in range(100):
+        timers.send(json.dumps({"type": message_type, "tenantId": "acme", "payload": {"no": "x" * 60_000}}).encode())
+    tracemalloc.start()
+    try:
+        await timers.consume()
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert len(timers.broker.dead_letters) == 100
+    assert peak < 3 * 1024 * 1024, f"{peak / 1024 / 1024:.1f} MiB for 5.7 MiB of commands"

@@ -111,7 +111,7 @@ class Consumer:
                 envelope = decode_envelope(delivery.body)
                 command = decode_command(delivery, envelope, self._payloads)
             except Rejection as rejection:
-                rejected.append(Rejected(delivery, rejection, envelope))
+                rejected.append(Rejected(delivery, _detached(rejection), _without_payload(envelope)))
             else:
                 accepted.append(_Accepted(delivery, command, self._routes[type(command.payload)]))
         return accepted, rejected
@@ -233,6 +233,16 @@ async def _wake(accepted: Sequence[_Accepted], outcomes: Sequence[CommandResult]
             wakes[each.route.wake] = min(outcome.wake_at, wakes.get(each.route.wake, outcome.wake_at))
     for wake, at in wakes.items():
         await wake(at)
+
+
+def _detached(rejection: Rejection) -> Rejection:
+    """Drop what a rejection was raised in and from: those keep all that the command was decoded to."""
+    rejection.__cause__ = rejection.__context__ = None
+    return rejection.with_traceback(None)
+
+
+def _without_payload(envelope: Envelope | None) -> Envelope | None:
+    return envelope and envelope.model_copy(update={"payload": {}})
 
 
 def _patience(delivery: Delivery) -> timedelta:

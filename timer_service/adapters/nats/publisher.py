@@ -15,6 +15,7 @@ from timer_service.core.message import Kind, Message
 
 _TIMEOUT_SECONDS = 5
 _WINDOW = 500
+_WINDOW_BYTES = 1024 * 1024  # the driver copies what it sends several times
 _BATCH_MESSAGES = 1000  # the server's limit
 _BATCH_BYTES = 8 * 1024 * 1024  # the server holds a batch in memory until it is whole
 _HEADER_ALLOWANCE = 16 * 1024
@@ -46,7 +47,7 @@ class Publisher:
                 batched.append(index)
             else:
                 single.append(index)
-        for chunk in _chunks(batched, messages):
+        for chunk in _chunks(batched, messages, most=_BATCH_MESSAGES, most_bytes=_BATCH_BYTES):
             results.update(zip(chunk, await self._batch([messages[index] for index in chunk]), strict=True))
         results.update(zip(single, await self._singles([messages[index] for index in single]), strict=True))
         return [results[index] for index in range(len(messages))]
@@ -92,9 +93,8 @@ class Publisher:
 
     async def _singles(self, messages: Sequence[Message]) -> list[PublishResult]:
         results: list[PublishResult] = []
-        for start in range(0, len(messages), _WINDOW):
-            window = messages[start : start + _WINDOW]
-            results += await asyncio.gather(*(self._tracked(self._request(message, {})) for message in window))
+        for window in _chunks(range(len(messages)), messages, most=_WINDOW, most_bytes=_WINDOW_BYTES):
+            results += await asyncio.gather(*(self._tracked(self._request(messages[index], {})) for index in window))
         return results
 
     async def _tracked(self, publishing: Any) -> PublishResult:
@@ -150,12 +150,12 @@ def _unavailable(reason: str) -> PublishResult:
     return PublishResult(PublishStatus.UNAVAILABLE, reason)
 
 
-def _chunks(indices: Sequence[int], messages: Sequence[Message]) -> Iterator[list[int]]:
+def _chunks(indices: Sequence[int], messages: Sequence[Message], *, most: int, most_bytes: int) -> Iterator[list[int]]:
     chunk: list[int] = []
     size = 0
     for index in indices:
         size += len(messages[index].body)
-        if chunk and (len(chunk) == _BATCH_MESSAGES or size > _BATCH_BYTES):
+        if chunk and (len(chunk) == most or size > most_bytes):
             yield chunk
             chunk, size = [], len(messages[index].body)
         chunk.append(index)
