@@ -30,6 +30,9 @@ _forking.set_forkserver_preload(_IMPORTED)
 class Spawned(Protocol):
     """What `subprocess.Popen` and a fork have in common."""
 
+    @property
+    def pid(self) -> int: ...
+
     def poll(self) -> int | None: ...
 
     def wait(self, timeout: float | None = None) -> int: ...
