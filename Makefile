@@ -8,7 +8,7 @@ SOURCES := timer_service tests benchmarks contracts docs/examples
 # The tests start the service hundreds of times: let Python keep what it has compiled.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: run test soak check format contracts bench clean
+.PHONY: run test soak soak-short check format contracts bench clean
 .DEFAULT_GOAL := run
 
 run: $(VENV)/.run  ## Start NATS, SQLite and the service; show a timer firing; keep serving.
@@ -19,6 +19,9 @@ test: $(VENV)/.dev  ## The whole test suite.
 
 soak: $(VENV)/.dev  ## The tests that take minutes, one after the other.
 	@$(BIN)/pytest -m full -s $(ARGS)
+
+soak-short: $(VENV)/.dev  ## Of the soak the simulation and its mutants, in three minutes.
+	@TIMER_TEST_SIMULATION_SECONDS=120 $(BIN)/pytest -m full -s tests/simulation $(ARGS)
 
 check: $(VENV)/.dev  ## Lint, format, types, import rules.
 	$(BIN)/ruff check $(SOURCES)

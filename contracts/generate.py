@@ -60,7 +60,7 @@ EVENTS: tuple[type[Payload], ...] = (*(event for each in SLICES for event in eac
 def schemas() -> dict[str, str]:
     """Return the text of every schema by file name."""
     documents = {
-        **{kebab(each.type): _message(each, _command(each)) for each in COMMANDS},
+        **{kebab(each.type): _tenant_optional(_message(each, _command(each)), each) for each in COMMANDS},
         **{kebab(each.type): _without_null(_message(each, _event(each))) for each in EVENTS},
         **{each.name: _document(each.name, each.request.__name__, each.request) for each in QUERIES},
         **{f"{each.name}-answer": _answer(f"{each.name}-answer", each.reply, QueryRefused) for each in QUERIES},
@@ -82,6 +82,13 @@ def asyncapi_text() -> str:
 
 def _command(payload: type[Payload]) -> dict[str, Any]:
     return {"type": (Literal[payload.type], ...), "payload": (payload, ...)}
+
+
+def _tenant_optional(document: dict[str, Any], payload: type[Payload]) -> dict[str, Any]:
+    """Show that a command's payload may leave its tenant out: decoding fills it in from the envelope."""
+    fields = document["$defs"][payload.__name__]
+    required = [name for name in fields["required"] if name != "tenantId"]
+    return {**document, "$defs": {**document["$defs"], payload.__name__: {**fields, "required": required}}}
 
 
 def _event(payload: type[Payload]) -> dict[str, Any]:

@@ -8,6 +8,7 @@ CREATE TABLE outbox (
     traceparent TEXT,
     tracestate TEXT,
     added_at BIGINT NOT NULL,
+    ordinal BIGINT NOT NULL CHECK (ordinal >= 0),  -- orders what was added at one instant by one instance
     state TEXT NOT NULL CHECK (state IN ('Waiting', 'Buried')),
     available_at BIGINT,
     lease_token TEXT,
@@ -20,10 +21,10 @@ CREATE TABLE outbox (
 );
 
 -- The claim and the loop's next wake.
-CREATE INDEX outbox_available ON outbox (available_at) WHERE available_at IS NOT NULL;
+CREATE INDEX outbox_available ON outbox (available_at, ordinal) WHERE available_at IS NOT NULL;
 
 -- The fair claim.
-CREATE INDEX outbox_pending ON outbox (tenant_id, added_at) WHERE available_at IS NOT NULL;
+CREATE INDEX outbox_pending ON outbox (tenant_id, added_at, ordinal) WHERE available_at IS NOT NULL;
 
 -- The gauge and the list of what could not be published.
 CREATE INDEX outbox_buried ON outbox (tenant_id, added_at, event_id) WHERE state = 'Buried';

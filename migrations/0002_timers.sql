@@ -13,6 +13,7 @@ CREATE TABLE timer_schedules (
     registered_at BIGINT NOT NULL,
     reached_at BIGINT,
     cancelled_at BIGINT,
+    confirmed_at BIGINT,
     position_epoch BIGINT NOT NULL,
     position_sequence BIGINT NOT NULL,
     available_at BIGINT,
@@ -29,7 +30,8 @@ CREATE TABLE timer_schedules (
     -- Never early.
     CHECK ((state = 'Reached') = (reached_at IS NOT NULL)),
     CHECK ((state = 'Cancelled') = (cancelled_at IS NOT NULL)),
-    CHECK (reached_at >= due_at)
+    CHECK (reached_at >= due_at),
+    CHECK (confirmed_at IS NULL OR state IN ('Reached', 'Cancelled'))
 );
 
 -- The claim and the loop's next wake.
@@ -46,6 +48,6 @@ CREATE INDEX timer_schedules_reached ON timer_schedules (tenant_id, due_at, serv
 CREATE INDEX timer_schedules_cancelled ON timer_schedules (tenant_id, due_at, service_call_id) WHERE state = 'Cancelled';
 CREATE INDEX timer_schedules_failed ON timer_schedules (tenant_id, due_at, service_call_id) WHERE state = 'Failed';
 
--- Retention.
-CREATE INDEX timer_schedules_reached_at ON timer_schedules (reached_at) WHERE reached_at IS NOT NULL;
-CREATE INDEX timer_schedules_cancelled_at ON timer_schedules (cancelled_at) WHERE cancelled_at IS NOT NULL;
+-- Retention counts from when a timer was settled, or from the newest command since that found it settled.
+CREATE INDEX timer_schedules_settled ON timer_schedules (COALESCE(confirmed_at, reached_at, cancelled_at))
+    WHERE reached_at IS NOT NULL OR cancelled_at IS NOT NULL;

@@ -1,14 +1,19 @@
 -- Work signals: reminders of what happens to work items (see docs/signals.md).
 
--- What is known of a work item. One that is known by name only, because a signal waits for it, stands at position 0 0.
+-- Work items. `moved` is the position of the newest transition, which sets the status; `created` that of the oldest
+-- CreateWorkItem, whose status holds while there is no transition. 0 0: there is none.
 CREATE TABLE work_items (
     tenant_id TEXT NOT NULL,
     work_item_id TEXT NOT NULL,
     status TEXT,
     created_at BIGINT NOT NULL,
-    position_epoch BIGINT NOT NULL,
-    position_sequence BIGINT NOT NULL,
-    PRIMARY KEY (tenant_id, work_item_id)
+    created_epoch BIGINT NOT NULL,
+    created_sequence BIGINT NOT NULL,
+    moved_epoch BIGINT NOT NULL,
+    moved_sequence BIGINT NOT NULL,
+    PRIMARY KEY (tenant_id, work_item_id),
+    CHECK (status IS NOT NULL OR (moved_epoch, moved_sequence) = (0, 0)),
+    CHECK (status IS NULL OR (created_epoch, created_sequence) <> (0, 0) OR (moved_epoch, moved_sequence) <> (0, 0))
 );
 
 -- What happened to work items. `evaluate_at` is the place in the queue of events not yet evaluated, null once one is;
@@ -44,11 +49,13 @@ CREATE INDEX work_item_events_in_order ON work_item_events (tenant_id, work_item
 -- Retention.
 CREATE INDEX work_item_events_evaluated ON work_item_events (recorded_at) WHERE evaluate_at IS NULL;
 
--- Signals. One without a trigger is the tombstone of a command that came before the one that creates it.
+-- Signals. One without a status is a tombstone: it keeps commands that came before the one that creates the signal.
+-- `defined` is the position of the command that gave the definition; the signal fires on what is newer than `since`.
+-- `history`: its newest commands and firings, as JSON (see signals/store.py). Retention goes by `unused_since`.
 CREATE TABLE work_signals (
     tenant_id TEXT NOT NULL,
     signal_id TEXT NOT NULL,
-    status TEXT NOT NULL CHECK (status IN ('active', 'paused', 'fired', 'resolved', 'cancelled')),
+    status TEXT CHECK (status IN ('active', 'paused', 'fired', 'resolved', 'cancelled')),
     work_item_id TEXT,
     trigger_kind TEXT CHECK (trigger_kind IN ('event', 'time')),
     trigger_spec TEXT,
@@ -56,15 +63,19 @@ CREATE TABLE work_signals (
     created_at BIGINT NOT NULL,
     last_fired_at BIGINT,
     last_error TEXT,
-    ended_at BIGINT,
+    unused_since BIGINT,
+    defined_epoch BIGINT NOT NULL,
+    defined_sequence BIGINT NOT NULL,
     since_epoch BIGINT NOT NULL,
     since_sequence BIGINT NOT NULL,
-    position_epoch BIGINT NOT NULL,
-    position_sequence BIGINT NOT NULL,
+    history TEXT NOT NULL,
     PRIMARY KEY (tenant_id, signal_id),
+    CHECK ((status IS NULL) = (trigger_kind IS NULL)),
     CHECK ((trigger_kind IS NULL) = (trigger_spec IS NULL)),
-    CHECK (status <> 'fired' OR (trigger_kind IS NOT NULL AND last_fired_at IS NOT NULL)),
-    CHECK ((status IN ('resolved', 'cancelled')) = (ended_at IS NOT NULL))
+    CHECK ((status IS NULL) = (defined_epoch = 0 AND defined_sequence = 0)),
+    CHECK ((since_epoch, since_sequence) >= (defined_epoch, defined_sequence)),
+    CHECK (status IS NULL OR status <> 'fired' OR last_fired_at IS NOT NULL),
+    CHECK ((status IS NULL OR status IN ('resolved', 'cancelled')) = (unused_since IS NOT NULL))
 );
 
 -- The active signals that wait for a work item, and lists of a work item's.
@@ -75,19 +86,24 @@ CREATE INDEX work_signals_of_item ON work_signals (tenant_id, work_item_id, stat
 CREATE INDEX work_signals_by_status ON work_signals (tenant_id, status, signal_id) WHERE trigger_kind IS NOT NULL;
 
 -- Retention.
-CREATE INDEX work_signals_ended ON work_signals (ended_at) WHERE ended_at IS NOT NULL;
+CREATE INDEX work_signals_unused ON work_signals (unused_since) WHERE unused_since IS NOT NULL;
 
--- Firings: one per signal and cause, leased through available_at (see timer_service/core).
+-- Firings: one per signal, definition and cause, leased through available_at (see timer_service/core). `defined` is the
+-- position of the signal's definition, `position` that of the cause.
 CREATE TABLE work_signal_firings (
     tenant_id TEXT NOT NULL,
     firing_id TEXT NOT NULL,
     signal_id TEXT NOT NULL,
+    defined_epoch BIGINT NOT NULL,
+    defined_sequence BIGINT NOT NULL,
     dedupe_key TEXT NOT NULL,
     work_item_id TEXT,
     status TEXT NOT NULL CHECK (status IN ('queued', 'processing', 'enqueued', 'failed')),
     due_at BIGINT NOT NULL,
     created_at BIGINT NOT NULL,
     settled_at BIGINT,
+    position_epoch BIGINT NOT NULL,
+    position_sequence BIGINT NOT NULL,
     correlation_id TEXT,
     causation_id TEXT,
     traceparent TEXT,
@@ -98,7 +114,9 @@ CREATE TABLE work_signal_firings (
     last_error TEXT,
     PRIMARY KEY (tenant_id, firing_id),
     -- A cause counts once.
-    UNIQUE (tenant_id, signal_id, dedupe_key),
+    CONSTRAINT work_signal_firings_cause UNIQUE (tenant_id, signal_id, defined_epoch, defined_sequence, dedupe_key),
+    -- What happened before a definition does not count for it.
+    CHECK ((position_epoch, position_sequence) >= (defined_epoch, defined_sequence)),
     CHECK ((status IN ('queued', 'processing')) = (available_at IS NOT NULL)),
     CHECK ((status = 'processing') = (lease_token IS NOT NULL)),
     CHECK ((status IN ('enqueued', 'failed')) = (settled_at IS NOT NULL)),

@@ -8,7 +8,9 @@ CREATE TABLE runs (
     status TEXT CHECK (status IN ('running', 'success', 'failed', 'cancelled', 'rejected')),
     digest TEXT,
     open_jobs INTEGER NOT NULL DEFAULT 0 CHECK (open_jobs >= 0),
+    failed_jobs INTEGER NOT NULL DEFAULT 0 CHECK (failed_jobs >= 0),
     open_groups INTEGER NOT NULL DEFAULT 0 CHECK (open_groups >= 0),
+    pending_bytes BIGINT NOT NULL DEFAULT 0 CHECK (pending_bytes >= 0),
     evaluated INTEGER NOT NULL DEFAULT 1 CHECK (evaluated IN (0, 1)),
     flaw_code TEXT,
     flaw_path TEXT,
@@ -27,7 +29,8 @@ CREATE TABLE runs (
     CHECK ((settled_at IS NULL) = (status IS NOT NULL AND status = 'running')),
     CHECK ((settled_at IS NULL) = (sweep_at IS NOT NULL)),
     CHECK (settled_at IS NULL OR (open_jobs = 0 AND open_groups = 0)),
-    CHECK ((flaw_code IS NOT NULL) = (status IS NOT NULL AND status = 'rejected'))
+    CHECK ((flaw_code IS NOT NULL) = (status IS NOT NULL AND status = 'rejected')),
+    CHECK (status IS NULL OR status <> 'success' OR failed_jobs = 0)
 );
 
 -- The sweep, those first that have waited longest.
@@ -52,6 +55,7 @@ CREATE TABLE run_jobs (
     group_name TEXT,
     payload TEXT,
     outputs TEXT,
+    outputs_bytes INTEGER,
     reason TEXT,
     open_needs INTEGER NOT NULL CHECK (open_needs >= 0),
     open_groups INTEGER NOT NULL CHECK (open_groups >= 0),
@@ -62,6 +66,7 @@ CREATE TABLE run_jobs (
     position_epoch BIGINT NOT NULL,
     position_sequence BIGINT NOT NULL,
     PRIMARY KEY (tenant_id, run_id, job_name),
+    CHECK ((outputs IS NULL) = (outputs_bytes IS NULL)),
     CHECK ((status IN ('pending', 'dispatched', 'running')) = (settled_at IS NULL)),
     -- The gate: nothing is done before everything it needs is.
     CHECK (status NOT IN ('dispatched', 'running', 'success') OR ready_at IS NOT NULL),

@@ -17,6 +17,7 @@ from tests.support.provision import (
     shared_postgres,
 )
 from tests.support.stores import STORES, open_postgres, open_sqlite
+from tests.support.timeouts import Timeouts
 from timer_service.adapters.memory import MemoryBroker
 from timer_service.adapters.postgres import PostgresDatabase
 from timer_service.adapters.sqlite import SqliteDatabase
@@ -25,6 +26,10 @@ from timer_service.core.database import Database
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--provision", choices=[*map(str, Provision)], default="auto", help=PROVISION_HELP)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(Timeouts())
 
 
 @pytest.fixture(scope="session")

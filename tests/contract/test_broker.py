@@ -1,18 +1,31 @@
 import asyncio
 import json
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from datetime import timedelta
 from importlib.metadata import version
 
 import pytest
+from nats.js.api import ConsumerInfo
 
 from tests.support.barrier import barrier
 from tests.support.brokers import HARNESSES, BrokerHarness, NatsHarness, Stored
 from tests.support.builders import command_address, event, schedule_timer
-from timer_service.adapters.nats import NatsBroker
-from timer_service.core.broker import PUBLISHED, Delivery, PublishStatus, QueryHandler, QueryReply, Reply, Subscription
-from timer_service.core.errors import Code
+from tests.support.clock import NOW
+from timer_service.adapters.nats import NatsBroker, backlog, buffer
+from timer_service.adapters.nats import subscription as subscription_module
+from timer_service.core.broker import (
+    BATCH_BYTES,
+    PUBLISHED,
+    Delivery,
+    PublishStatus,
+    QueryHandler,
+    QueryReply,
+    Reply,
+    Subscription,
+)
+from timer_service.core.errors import Code, Rejection
 from timer_service.core.message import Address, Kind, Message
+from timer_service.core.rejection import Rejected
 
 PATIENCE_SECONDS = 30
 DELAY = timedelta(seconds=1)
@@ -30,6 +43,13 @@ async def take(subscription: Subscription, count: int) -> list[Delivery]:
         while len(taken) < count:
             taken += await subscription.next_batch(count - len(taken))
     return taken
+
+
+async def until(reached: Callable[[], Awaitable[bool]]) -> None:
+    """Wait for what the broker does not announce."""
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while not await reached():
+            await asyncio.sleep(0.01)
 
 
 def ids(found: Sequence[Stored] | Sequence[Delivery]) -> list[str]:
@@ -342,6 +362,95 @@ async def test_subscription_outlives_an_outage(harness: BrokerHarness) -> None:
     assert sorted(ids(taken)) == ["id-a", "id-b"]
 
 
+# The backlog
+
+
+async def reconnect(harness: BrokerHarness, *meanwhile: str) -> None:
+    """Lose the broker, and have commands sent before anybody asks again for the backlog."""
+    await harness.go_away()
+    assert not await harness.broker.caught_up()
+    await harness.come_back()
+    await send(harness, *meanwhile)
+
+
+async def test_caught_up_where_nothing_waited(harness: BrokerHarness) -> None:
+    """An instance that finds no commands is caught up, and commands that come later do not change that."""
+    assert await harness.broker.caught_up()
+    await send(harness, "later")
+    assert await harness.broker.caught_up()
+
+
+async def test_caught_up_after_an_outage(harness: BrokerHarness) -> None:
+    """What waited when the broker came back must be settled, to the last command; what came later need not."""
+    subscription = await harness.broker.subscribe()
+    await reconnect(harness, "a", "b", "c")
+    found = [await harness.broker.caught_up()]
+    await send(harness, "later")
+    taken = await take(subscription, 3)
+    found.append(await harness.broker.caught_up())
+    await subscription.acknowledge(taken[:2])
+    found.append(await harness.broker.caught_up())
+    await subscription.terminate(taken[2:])
+    await until(harness.broker.caught_up)
+    assert found == [False] * 3
+
+
+async def test_caught_up_waits_for_what_is_given_back(harness: BrokerHarness) -> None:
+    """A command that was given back still belongs to the backlog; once another one has settled it that is over."""
+    await reconnect(harness, "a")
+    await harness.broker.caught_up()
+    first, second = [await harness.broker.subscribe() for _ in range(2)]
+    await first.retry(await take(first, 1), timedelta(0))
+    assert not await harness.broker.caught_up()
+    await first.close()
+    await harness.let_deliveries_lapse()
+    await second.acknowledge(await take(second, 1))
+    await until(harness.broker.caught_up)
+
+
+async def test_caught_up_again_and_again(harness: BrokerHarness) -> None:
+    """Each time the broker comes back there may be another backlog."""
+    subscription = await harness.broker.subscribe()
+    for call in ("a", "b"):
+        await reconnect(harness, call)
+        assert not await harness.broker.caught_up()
+        await subscription.acknowledge(await take(subscription, 1))
+        await until(harness.broker.caught_up)
+    await reconnect(harness)
+    await until(harness.broker.caught_up)
+
+
+async def test_batches_are_bounded_by_bytes(harness: BrokerHarness) -> None:
+    """A batch has no more bytes than it may, however many commands are asked for, and none is left behind."""
+    body = b"x" * 900_000
+    for number in range(30):
+        await harness.send(command_address("acme"), body, {}, f"id-{number}")
+    subscription = await harness.broker.subscribe()
+    taken: list[str] = []
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while len(taken) < 30:
+            batch = await subscription.next_batch(500)
+            assert 0 < sum(len(each.body) for each in batch) <= BATCH_BYTES
+            taken += ids(batch)
+    assert taken == [f"id-{number}" for number in range(30)]
+
+
+async def test_alone(harness: BrokerHarness) -> None:
+    """An instance that is alone gets at once what a dead one has left unsettled, and each command once."""
+    dead = await harness.broker.subscribe()
+    await send(harness, "a", "b", "c")
+    await dead.acknowledge((await take(dead, 3))[:1])
+    await dead.close()
+    subscription = await harness.broker.subscribe(alone=True)
+    async with asyncio.timeout(2):
+        taken = await take(subscription, 2)
+    await subscription.acknowledge(taken)
+    await send(harness, "d")
+    (later,) = await take(subscription, 1)
+    assert sorted((each.message_id, each.attempt) for each in taken) == [("id-b", 2), ("id-c", 2)]
+    assert (later.message_id, later.attempt) == ("id-d", 1)
+
+
 # Queries
 
 
@@ -520,3 +629,148 @@ async def test_nats_what_is_no_hint(nats_harness: NatsHarness, body: bytes) -> N
     await nats_harness.broker.hint("timers", 7)
     async with asyncio.timeout(10):
         assert await heard.get() == ("timers", 7)
+
+
+# What only NATS has: a consumer, and pulls
+
+
+async def consumer(harness: NatsHarness) -> ConsumerInfo:
+    info: ConsumerInfo = await harness.user.jetstream().consumer_info("TIMER_CMD", "timer-service")
+    return info
+
+
+async def test_nats_caught_up_by_others(nats_harness: NatsHarness) -> None:
+    """An instance that takes no commands itself sees that others have handled them, and that nobody has yet."""
+    js = nats_harness.user.jetstream()
+    await js.delete_stream("TIMER_EVT")  # has no part in it
+    await send(nats_harness, "a", "b")
+    url = nats_harness.user.connected_url
+    assert url is not None
+    worker = await NatsBroker.connect(url.geturl(), "timer", reply_prefix="_INBOX.", manage_streams=True)
+    found = [await worker.caught_up()]
+    subscription = await nats_harness.broker.subscribe()
+    found.append(await worker.caught_up())
+    await subscription.acknowledge(await take(subscription, 2))
+    await until(worker.caught_up)
+    await js.delete_consumer("TIMER_CMD", "timer-service")
+    assert (found, await worker.caught_up()) == ([False, False], True)
+    await worker.close()
+
+
+async def test_nats_caught_up_where_the_last_are_gone(nats_harness: NatsHarness) -> None:
+    """Messages that are no commands, or that the stream has deleted, are nobody's to handle."""
+    js = nats_harness.user.jetstream()
+    config = (await js.stream_info("TIMER_CMD")).config
+    await js.update_stream(config.evolve(subjects=[*(config.subjects or []), "notes"]))
+    subscription = await nats_harness.broker.subscribe()
+    await send(nats_harness, "a", "b")
+    await js.publish("notes", b"no command")
+    await js.delete_msg("TIMER_CMD", 2)
+    taken = await take(subscription, 1)
+    before = await nats_harness.broker.caught_up()
+    await subscription.acknowledge(taken)
+    await until(nats_harness.broker.caught_up)
+    assert not before
+
+
+async def test_nats_caught_up_with_a_recreated_stream(nats_harness: NatsHarness) -> None:
+    """A stream that was made again has a backlog of its own, and a shorter one may do."""
+    js = nats_harness.user.jetstream()
+    config = (await js.stream_info("TIMER_CMD")).config
+    await nats_harness.broker.subscribe()
+    await send(nats_harness, *"abcdef")
+    before = await nats_harness.broker.caught_up()
+    await js.delete_stream("TIMER_CMD")
+    await js.add_stream(config)
+    await send(nats_harness, "g")
+    gone = await nats_harness.broker.caught_up()
+    subscription = await nats_harness.broker.subscribe()
+    between = await nats_harness.broker.caught_up()
+    await subscription.acknowledge(await take(subscription, 1))
+    await until(nats_harness.broker.caught_up)
+    assert (before, gone, between) == (False, False, False)
+
+
+async def test_nats_caught_up_costs_nothing(nats_harness: NatsHarness) -> None:
+    """Once an instance is caught up it no longer asks the server."""
+    await nats_harness.broker.subscribe()
+    await until(nats_harness.broker.caught_up)
+    sent = nats_harness.broker._client.stats["out_msgs"]
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        assert all([await nats_harness.broker.caught_up() for _ in range(100)])
+    assert nats_harness.broker._client.stats["out_msgs"] == sent
+
+
+async def test_nats_stuck_command(nats_harness: NatsHarness, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A command that can never be settled is not waited for without end; one that waits in the stream is."""
+    monkeypatch.setattr(backlog, "_STUCK", timedelta(0))
+    await send(nats_harness, "a", "b")
+    subscription = await nats_harness.broker.subscribe()
+    found = [await nats_harness.broker.caught_up()]
+    await take(subscription, 2)
+    await until(nats_harness.broker.caught_up)
+    assert found == [False]
+
+
+async def test_nats_larger_than_a_batch(nats_harness: NatsHarness, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A command larger than a batch may be is handed over alone, and those around it as always."""
+    for module in (subscription_module, buffer):
+        monkeypatch.setattr(module, "BATCH_BYTES", 10_000)
+    for number, size in enumerate((10, 20_000, 10, 10_001, 30_000, 10)):
+        await nats_harness.send(command_address("acme"), b"x" * size, {}, f"id-{number}")
+    subscription = await nats_harness.broker.subscribe()
+    taken: list[list[str]] = []
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while sum(map(len, taken)) < 6:
+            taken.append(ids(await subscription.next_batch(500)))
+    assert taken == [["id-0"], ["id-1"], ["id-2"], ["id-3"], ["id-4"], ["id-5"]]
+
+
+async def test_nats_settings_of_the_consumer_are_kept(nats_harness: NatsHarness) -> None:
+    """What an operator has set of the consumer stays, also when an instance hurries it after a crash."""
+    await nats_harness.broker.subscribe()
+    js = nats_harness.user.jetstream()
+    chosen = {"ack_wait": 45.0, "max_ack_pending": 123, "description": "ours", "metadata": {"owner": "ops"}}
+    await js.add_consumer("TIMER_CMD", (await consumer(nats_harness)).config.evolve(**chosen))
+    await send(nats_harness, "a")
+    dead = await nats_harness.broker.subscribe()
+    await take(dead, 1)
+    subscription = await nats_harness.broker.subscribe(alone=True)
+    hurried = (await consumer(nats_harness)).config
+    await subscription.acknowledge(await take(subscription, 1))
+    calm = (await consumer(nats_harness)).config
+    assert hurried.ack_wait == 0.5
+    assert (calm.ack_wait, calm.max_ack_pending, calm.description) == (45.0, 123, "ours")
+    assert (calm.metadata or {}).get("owner") == "ops"
+    assert "timer-service.ack-wait" not in (calm.metadata or {})
+
+
+async def test_nats_death_in_a_hurry(nats_harness: NatsHarness) -> None:
+    """An instance that dies while the consumer is hurried leaves no trace: the next one to join sets it back."""
+    dead = await nats_harness.broker.subscribe()
+    await send(nats_harness, "a")
+    await take(dead, 1)
+    await nats_harness.broker.subscribe(alone=True)
+    left_behind = (await consumer(nats_harness)).config.ack_wait
+    await nats_harness.broker.subscribe()
+    assert (left_behind, (await consumer(nats_harness)).config.ack_wait) == (0.5, 30.0)
+
+
+async def test_nats_command_that_looks_like_a_status(nats_harness: NatsHarness) -> None:
+    """A command with a header `Status` and no body is a command, which can be settled."""
+    subscription = await nats_harness.broker.subscribe()
+    await nats_harness.send(command_address("acme"), b"", {"Status": "409"}, "id-a")
+    assert ids(await take(subscription, 1)) == ["id-a"]
+
+
+@pytest.mark.parametrize("header", [0, 65_000])
+async def test_nats_dead_letter_of_the_largest_command(nats_harness: NatsHarness, header: int) -> None:
+    """The dead letter of a command as large as the server takes is stored."""
+    limit = nats_harness.broker.features.max_message_bytes
+    headers = {"note": "y" * header} if header else {}
+    await nats_harness.send(command_address("acme"), b"x" * (limit - header - 100), headers, "id-a")
+    (delivery,) = await take(await nats_harness.broker.subscribe(), 1)
+    letters = Rejected(delivery, Rejection(Code.INVALID_JSON, "no"), None).messages(NOW, limit)
+    assert await nats_harness.broker.publish(letters) == [PUBLISHED] * 2
+    (letter,) = await nats_harness.dead_letters("acme")
+    assert (letter.body == delivery.body, "Timer-Headers-Omitted" in letter.headers) == (header > 0, header > 0)

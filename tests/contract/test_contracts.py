@@ -26,7 +26,16 @@ from timer_service.core.broker import Delivery
 from timer_service.core.codec import decode_command, decode_envelope, encode
 from timer_service.core.errors import Code, Rejection
 from timer_service.core.lease import Failure
-from timer_service.core.message import Address, Kind, Message, Payload, Position, TenantPayload, kebab
+from timer_service.core.message import (
+    MAX_MESSAGE_BYTES,
+    Address,
+    Kind,
+    Message,
+    Payload,
+    Position,
+    TenantPayload,
+    kebab,
+)
 from timer_service.core.query import Queries, QueryRoute
 from timer_service.core.rejection import Rejected
 from timer_service.signals.events import failed_event, fired_event
@@ -128,6 +137,15 @@ def test_every_message_of_the_code_has_a_schema_and_the_other_way_round() -> Non
     assert {file.name for file in SCHEMAS.iterdir()} == {f"{message}.v1.json" for message in (*MESSAGES, *BODIES)}
 
 
+@pytest.mark.parametrize("message", MESSAGES)
+def test_the_tenant_of_a_payload(message: str) -> None:
+    """A command's payload may leave out its tenant; an event's always names it."""
+    model = MESSAGES[message]
+    fields = json.loads((SCHEMAS / f"{message}.v1.json").read_text("utf-8"))["$defs"][model.__name__]
+    assert issubclass(model, TenantPayload) == ("tenantId" in fields["properties"])
+    assert ("tenantId" in fields["required"]) == (issubclass(model, TenantPayload) and model.type not in COMMANDS)
+
+
 @pytest.mark.parametrize("kind", ["valid", "invalid"])
 def test_every_message_of_the_code_has_examples_and_the_other_way_round(kind: str) -> None:
     """Each message shows what passes and what does not."""
@@ -213,7 +231,7 @@ def rejected_event(body: bytes) -> Message:
         envelope = decode_envelope(body)
         decode_command(delivery, envelope, COMMANDS)
     except Rejection as rejection:
-        _, event = Rejected(delivery, rejection, envelope).messages(NOW)
+        _, event = Rejected(delivery, rejection, envelope).messages(NOW, MAX_MESSAGE_BYTES)
         return event
     raise AssertionError(body)
 

@@ -10,6 +10,7 @@ import pytest
 
 from tests.support.builders import in_state, scheduled
 from tests.support.clock import NOW, after
+from tests.support.timers import put_timers
 from timer_service.core.database import Database, Row
 from timer_service.core.errors import ConflictError
 from timer_service.core.lease import Failure, Lease
@@ -33,7 +34,7 @@ def timer(call: str = "call-1", due_at: int = NOW, tenant: str = "acme", sequenc
 
 async def put(store: Database, *several: Timer) -> None:
     async with store.transaction() as tx:
-        await timers.put(tx, several)
+        await put_timers(tx, several)
 
 
 async def claim(store: Database, lease: Lease, now: int = NOW, limit: int = 100) -> list[Row]:
@@ -313,7 +314,8 @@ async def test_unchanged_command_leaves_the_claim(store: Database, lease: Lease)
     await put(store, timer())
     row = await claim_one(store, lease)
     async with store.transaction() as tx:
-        await timers.advance(tx, [timer(sequence=2)])
+        before = await timers.load(tx, [timer().key])
+        await timers.save(tx, before, {key: found._replace(position=Position(1, 2)) for key, found in before.items()})
     assert await settle(store, lease, "complete", row) == 1
 
 
@@ -480,6 +482,7 @@ FORBIDDEN = {
     "cancelled at no time": "state = 'Cancelled', available_at = NULL",
     "cancelled at a time, but scheduled": "cancelled_at = due_at",
     "cancelled under a lease": "state = 'Cancelled', available_at = NULL, cancelled_at = due_at, lease_token = 'token'",
+    "confirmed as settled, but scheduled": "confirmed_at = due_at",
     "due at no time": "due_at = NULL",
     "fires without an id": "event_id = NULL",
     "fewer than no attempts": "attempt = -1",
@@ -517,7 +520,7 @@ async def test_timers_come_back(store: Database, state: State) -> None:
 
 
 @pytest.mark.parametrize("sequence", [1, 2])
-async def test_put_refuses_what_was_changed_meanwhile(store: Database, sequence: int) -> None:
+async def test_save_refuses_what_was_changed_meanwhile(store: Database, sequence: int) -> None:
     """A timer that has come to the same or a newer position since it was read is not written over: all is undone."""
     await put(store, timer(sequence=2))
     with pytest.raises(ConflictError):
@@ -525,7 +528,7 @@ async def test_put_refuses_what_was_changed_meanwhile(store: Database, sequence:
     assert list(await timers.find(store.reader, [Key("acme", "call-1"), Key("acme", "other")])) == [timer().key]
 
 
-async def test_put_refuses_what_has_fired_meanwhile(store: Database, lease: Lease) -> None:
+async def test_save_refuses_what_has_fired_meanwhile(store: Database, lease: Lease) -> None:
     """A timer that has fired since it was read is not written over, however new the command."""
     await put(store, timer())
     await settle(store, lease, "complete", await claim_one(store, lease))
@@ -534,9 +537,36 @@ async def test_put_refuses_what_has_fired_meanwhile(store: Database, lease: Leas
     assert (await row_of(store))["state"] == "Reached"
 
 
-async def test_advance_never_goes_back(store: Database) -> None:
-    """A confirmation older than the row leaves it as it is."""
+async def test_save_refuses_to_confirm_what_was_changed_meanwhile(store: Database) -> None:
+    """A timer that a newer command has confirmed since it was read does not get an older position."""
     await put(store, timer(sequence=5))
-    async with store.transaction() as tx:
-        await timers.advance(tx, [timer(sequence=4)])
+    read = timer(sequence=3)
+    with pytest.raises(ConflictError):
+        async with store.transaction() as tx:
+            await timers.save(tx, {read.key: read}, {read.key: read._replace(position=Position(1, 4))})
     assert (await timers.find(store.reader, [timer().key]))[timer().key].position == Position(1, 5)
+
+
+async def test_save_writes_nothing_where_nothing_differs(store: Database, lease: Lease) -> None:
+    """A timer that no command has changed is not written, so the claim on it goes on."""
+    await put(store, timer())
+    row = await claim_one(store, lease)
+    async with store.transaction() as tx:
+        before = await timers.load(tx, [timer().key])
+        await timers.save(tx, before, dict(before))
+    assert await settle(store, lease, "complete", row) == 1
+
+
+@pytest.mark.parametrize("state", [State.CANCELLED, State.REACHED])
+async def test_confirmation_comes_back(store: Database, lease: Lease, state: State) -> None:
+    """When a settled timer was last confirmed is read as it was saved, and nothing else of it has changed."""
+    if state is State.CANCELLED:
+        await put(store, in_state(state, timer()))
+    else:
+        await put(store, timer())
+        await settle(store, lease, "complete", await claim_one(store, lease))
+    async with store.transaction() as tx:
+        before = await timers.load(tx, [timer().key])
+        confirmed = before[timer().key]._replace(position=Position(1, 2), confirmed_at=LATER)
+        await timers.save(tx, before, {confirmed.key: confirmed})
+    assert await timers.find(store.reader, [timer().key]) == {confirmed.key: confirmed}

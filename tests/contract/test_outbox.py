@@ -113,6 +113,20 @@ async def test_oldest_goes_out_first(store: Database, memory_broker: MemoryBroke
     assert [message.id for message in memory_broker.events] == ["event-1", "event-2", "event-3"]
 
 
+async def test_events_of_one_transaction_keep_their_order(
+    store: Database, memory_broker: MemoryBroker, clock: ManualClock, relay: Relay
+) -> None:
+    """Events of one instant go out in the order in which their transaction added them, whatever they are called."""
+    tenants = ("b", "a")
+    async with store.transaction() as tx:
+        for first in (90, 80, 70):
+            await outbox.add(tx, [told(first - number, tenant=tenants[number % 2]) for number in range(10)], NOW)
+    for _ in range(10):
+        await relay.tick(clock.now())
+    published = [message.id for message in memory_broker.events]
+    assert published == [f"event-{number}" for number in range(90, 60, -1)]
+
+
 @pytest.mark.parametrize("whole", [True, False])
 async def test_completing_deletes_what_is_still_held(store: Database, lease: Lease, whole: bool) -> None:  # noqa: FBT001
     """Completing a claim deletes the rows whose lease it has, leaves the others, and its count tells how many."""
@@ -175,7 +189,13 @@ async def test_dead_predecessor_s_claims_are_taken_over(
 async def test_schema_refuses(store: Database) -> None:
     """The schema itself refuses an event that could never be published, or a buried one that still would."""
     await add(store, told())
-    for change in ("available_at = NULL", "available_at = added_at - 1", "state = 'Buried'", "attempt = -1"):
+    for change in (
+        "available_at = NULL",
+        "available_at = added_at - 1",
+        "state = 'Buried'",
+        "attempt = -1",
+        "ordinal = -1",
+    ):
         with pytest.raises(Exception, match=r"(?i)check constraint"):
             async with store.transaction() as tx:
                 await tx.execute(f"UPDATE outbox SET {change}")

@@ -8,7 +8,7 @@ import pytest
 from tests.support.databases import Databases
 from tests.support.plans import MODES, Filled, filled_database
 from timer_service.adapters.sqlite import SqliteDatabase
-from timer_service.runs import retention, store, sweep
+from timer_service.runs import events, loader, queries, retention, store, sweep
 
 RUNS = """
 INSERT INTO runs (
@@ -35,17 +35,19 @@ RUN = "runs_pkey"
 JOB = "run_jobs_pkey"
 NEED = "run_needs_pkey"
 PLANS = {
-    "a run, locked": (store._FIND_LOCKED, ["LockRows", f"Index Scan {RUN}"]),
-    "a job": (store._SQL["find_job"], [f"Index Scan {JOB}"]),
+    "a run, locked": (loader._FIND_LOCKED, ["LockRows", f"Index Scan {RUN}"]),
+    "a job": (loader._SQL["find_job"], [f"Index Scan {JOB}"]),
     "a changed job": (store._SQL["put_job"], [f"Index Scan {JOB}"]),
-    "who needs a job": (store._SQL["downstream"], ["Index Only Scan run_needs_downstream"]),
-    "what a job needs": (store._SQL["needs_of_job"], [f"Index Scan {NEED}"]),
-    "what upstreams put out": (store._SQL["upstream_outputs"], [f"Index Only Scan {NEED}", f"Index Scan {JOB}"]),
-    "jobs of a run": (store._SQL["jobs_of_run"], [f"Index Scan {JOB}"]),
-    "needs of a run": (store._SQL["needs_of_run"], [f"Index Scan {NEED}"]),
-    "a page of jobs": (store._SQL["page_of_jobs"], [f"Index Scan {JOB}"]),
+    "who needs a job": (loader._SQL["downstream"], ["Index Only Scan run_needs_downstream"]),
+    "what a job needs": (queries._SQL["needs_of_job"], [f"Index Scan {NEED}"]),
+    "the outputs of a job": (events._SQL["outputs"], [f"Index Scan {JOB}"]),
+    "the sizes of upstream outputs": (events._SQL["upstream_sizes"], [f"Index Only Scan {NEED}", f"Index Scan {JOB}"]),
+    "the pending command of a position": (loader._SQL["pending_at"], ["Index Scan run_pending_commands_pkey"]),
+    "jobs of a run": (loader._SQL["jobs_of_run"], [f"Index Scan {JOB}"]),
+    "needs of a run": (loader._SQL["needs_of_run"], [f"Index Scan {NEED}"]),
+    "a page of jobs": (queries._SQL["page_of_jobs"], [f"Index Scan {JOB}"]),
     "runs of a status": (
-        store._SQL["page"].format(where="status = 'failed'"),
+        queries._SQL["page"].format(where="status = 'failed'"),
         ["Index Scan"],  # backward
     ),
     "runs to sweep": (sweep._SQL["to_sweep"], ["Index Scan runs_to_sweep"]),

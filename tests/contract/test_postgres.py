@@ -13,6 +13,7 @@ from tests.support.clock import NOW
 from tests.support.databases import Databases
 from tests.support.provision import RestartablePostgres
 from tests.support.stores import bring_to_head
+from tests.support.timers import put_timers
 from timer_service.adapters.postgres import PostgresDatabase
 from timer_service.core.database import Database, Transaction
 from timer_service.core.errors import ConflictError, DatabaseUnavailableError
@@ -130,7 +131,7 @@ async def test_claims_race(url: str) -> None:
     instances = [await PostgresDatabase.open(url) for _ in range(4)]
     rows = [scheduled(f"call-{number}", NOW, Position(1, number), tenant=f"t{number % 7}") for number in range(2000)]
     async with instances[0].transaction() as tx:
-        await timers.put(tx, rows)
+        await put_timers(tx, rows)
 
     async def claim(database: PostgresDatabase) -> list[str]:
         claimed: list[str] = []
@@ -154,18 +155,18 @@ async def test_commands_wait_for_each_other(postgres: PostgresDatabase) -> None:
     key = Key("acme", "call-1")
     lease = Lease(TIMERS, timedelta(seconds=30))
     async with postgres.transaction() as tx:
-        await timers.put(tx, [scheduled("call-1", NOW, Position(1, 1))])
+        await put_timers(tx, [scheduled("call-1", NOW, Position(1, 1))])
     read: list[Position] = []
 
     async def read_locked() -> None:
         async with postgres.transaction() as other:
-            read.append((await timers.find_locked(other, [key]))[key].position)
+            read.append((await timers.load(other, [key]))[key].position)
 
     async with postgres.transaction() as tx:
-        found = await timers.find_locked(tx, [key])
+        found = await timers.load(tx, [key])
         waiting = asyncio.create_task(read_locked())
         passed_over = await in_transaction(postgres, lambda other: lease.claim(other, NOW, 10))
-        await timers.advance(tx, [found[key]._replace(position=Position(1, 5))])
+        await timers.save(tx, found, {key: found[key]._replace(position=Position(1, 5))})
         before = list(read)
     await waiting
     assert (passed_over, before, read) == ([], [], [Position(1, 5)])
@@ -223,7 +224,7 @@ async def test_without_prepared_statements(url: str) -> None:
     database = await PostgresDatabase.open(url, statement_cache_size=0)
     lease = Lease(TIMERS, timedelta(seconds=30))
     async with database.transaction() as tx:
-        await timers.put(tx, [scheduled(f"call-{number}", NOW, Position(1, number)) for number in range(50)])
+        await put_timers(tx, [scheduled(f"call-{number}", NOW, Position(1, number)) for number in range(50)])
     for _ in range(2):
         rows = await in_transaction(database, lambda tx: lease.claim(tx, NOW, 20))
         settled = await in_transaction(database, lambda tx, rows=rows: lease.complete(tx, rows, NOW))  # type: ignore[misc]
@@ -237,10 +238,10 @@ async def test_a_timer_scheduled_again_is_not_deleted(postgres: PostgresDatabase
     """Retention passes over an old cancelled timer that a command is just scheduling again."""
     timer = scheduled("call-1", NOW, Position(1, 1))
     async with postgres.transaction() as tx:
-        await timers.put(tx, [in_state(State.CANCELLED, timer)])
+        await put_timers(tx, [in_state(State.CANCELLED, timer)])
     async with postgres.transaction() as tx, asyncio.timeout(10):
-        await timers.find_locked(tx, [timer.key])
-        await timers.put(tx, [timer._replace(position=Position(1, 2))])
+        await timers.load(tx, [timer.key])
+        await put_timers(tx, [timer._replace(position=Position(1, 2))])
         deleted = await in_transaction(postgres, lambda other: timers.delete_settled(other, NOW + 1, 10))
     left = await timers.find(postgres.reader, [timer.key])
     assert (deleted, left[timer.key].state) == (0, State.SCHEDULED)

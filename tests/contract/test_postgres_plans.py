@@ -37,16 +37,12 @@ STATEMENTS = {
     "release": (TIMERS.sql("release"), [KEY]),
     "find": (timers._SQL["find"], [KEY]),
     "find and lock": (timers._FIND_LOCKED, ["LockRows", KEY]),
-    "advance": (timers._SQL["advance"], [KEY]),
+    "confirm": (timers._SQL["confirm"], [KEY]),
     "overdue": (overdue_sql(TIMERS), [f"Index Only Scan {AVAILABLE}"]),
     "oldest due": (timers._SQL["oldest_due"], [f"Index Only Scan {SCHEDULED}"]),
-    "delete reached": (
-        timers._SQL["delete_reached"],
-        ["CTE Scan", "LockRows", "Index Scan timer_schedules_reached_at", KEY],
-    ),
-    "delete cancelled": (
-        timers._SQL["delete_cancelled"],
-        ["CTE Scan", "LockRows", "Index Scan timer_schedules_cancelled_at", KEY],
+    "delete settled": (
+        timers._SQL["delete_settled"],
+        ["CTE Scan", "LockRows", "Index Scan timer_schedules_settled", KEY],
     ),
 } | {
     f"list {state}": (timers._SQL["page"].format(where=timers._WHERE[state]), [f"Index Scan timer_schedules_{index}"])

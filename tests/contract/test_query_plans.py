@@ -9,6 +9,7 @@ import pytest
 from tests.support.builders import scheduled
 from tests.support.clock import NOW
 from tests.support.stores import open_sqlite
+from tests.support.timers import put_timers
 from timer_service.core.database import Database
 from timer_service.core.message import Position
 from timer_service.core.row_counts import Counted, overdue_sql
@@ -37,7 +38,7 @@ async def make(path: Path, *, analyzed: bool) -> None:
         for number in range(PENDING)
     ]
     async with open_sqlite(path) as database, database.transaction() as tx:
-        await timers.put(tx, pending)
+        await put_timers(tx, pending)
         if analyzed:
             await tx.execute("ANALYZE")
 
@@ -119,7 +120,7 @@ async def test_whole_claims(database: Database, name: str, range_of: str) -> Non
     assert await plan(database, TIMERS.sql(name)) == [f"SEARCH timer_schedules USING INDEX {AVAILABLE} ({range_of})"]
 
 
-@pytest.mark.parametrize("name", ["find", "advance"])
+@pytest.mark.parametrize("name", ["find", "confirm"])
 async def test_commands(database: Database, name: str) -> None:
     """A command reaches its timer by its key."""
     assert await plan(database, timers._SQL[name]) == [BY_KEY]
@@ -191,13 +192,12 @@ async def test_oldest_due(database: Database) -> None:
     ]
 
 
-@pytest.mark.parametrize(("name", "column"), [("delete_reached", "reached_at"), ("delete_cancelled", "cancelled_at")])
-async def test_delete(database: Database, name: str, column: str) -> None:
-    """What is to be deleted is found oldest first in the index of when it was settled, and reached by its key."""
-    assert await plan(database, timers._SQL[name]) == [
+async def test_delete(database: Database) -> None:
+    """Timers to delete are found in the index of retention, oldest first, and reached by their key."""
+    assert await plan(database, timers._SQL["delete_settled"]) == [
         BY_KEY,
         "LIST SUBQUERY 2",
         "MATERIALIZE picked",
-        f"SEARCH timer_schedules USING INDEX timer_schedules_{column} ({column}<?)",
+        "SEARCH timer_schedules USING INDEX timer_schedules_settled (<expr><?)",
         "SCAN picked",
     ]

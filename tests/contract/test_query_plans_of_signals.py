@@ -16,12 +16,15 @@ from timer_service.core.lease import LeasedTable
 from timer_service.core.message import Event, Position
 from timer_service.core.outbox import OUTBOX
 from timer_service.core.row_counts import overdue_sql
-from timer_service.signals import firing_store, rules, store
+from timer_service.signals import firing_store, store
 from timer_service.signals.firing_store import COUNTED, FIRINGS
+from timer_service.signals.firings import Firing
+from timer_service.signals.items import Cause, ItemKey, Transition
 from timer_service.signals.messages import TriggerKind
-from timer_service.signals.rules import Cause, Definition, Firing, ItemKey, Key, Transition
+from timer_service.signals.signals import Definition, Key, SignalCommand, Step, Verb, apply_command
 
 ROWS = 3000
+PLACE = Position(1, 1)
 BLOCKED = '{"kind":"work_item.status.transition","to":["blocked"]}'
 
 BORING = (
@@ -49,11 +52,12 @@ async def fill(tx: Transaction) -> None:
     numbers = range(ROWS)
     keys = [Key(f"tenant-{number % 50}", f"signal-{number}") for number in numbers]
     items = [ItemKey(key.tenant_id, f"item-{number % 100}") for number, key in enumerate(keys)]
-    made = [
-        rules.create(None, key, Definition(item.work_item_id, TriggerKind.EVENT, BLOCKED, None), Position(1, 1), NOW)
-        for key, item in zip(keys, items, strict=True)
-    ]
-    await store.add(tx, [decision.signal for decision in made if decision.signal is not None])
+    made = {}
+    for key, item in zip(keys, items, strict=True):
+        definition = Definition(item.work_item_id, TriggerKind.EVENT, BLOCKED, None)
+        command = SignalCommand(key, Step(Position(1, 1), Verb.CREATE, definition), Cause())
+        made[key], _ = apply_command(None, command, NOW)
+    await store.save_signals(tx, {}, made)
     await store.add_events(
         tx,
         [
@@ -61,7 +65,8 @@ async def fill(tx: Transaction) -> None:
             for n, item in enumerate(items)
         ],
     )
-    await firing_store.add(tx, [Firing(key, "event", None, NOW + n, Cause()) for n, key in enumerate(keys)], NOW)
+    firings = [Firing(key, PLACE, "event", None, NOW + n, PLACE, Cause()) for n, key in enumerate(keys)]
+    await firing_store.add(tx, firings, NOW)
     await outbox.add(tx, [Event(f"event-{n}", "told", f"tenant-{n % 50}", {}, NOW) for n in numbers], NOW)
 
 
@@ -99,8 +104,7 @@ PLANS = {
     "overdue firings": (overdue_sql(FIRINGS), ["work_signal_firings_available (available_at<?)"]),
     "a completed firing": (FIRINGS.sql("complete"), [KEY_OF_FIRING]),
     "a retried firing": (FIRINGS.sql("retry"), [KEY_OF_FIRING]),
-    **{f"a firing, {name}": (firing_store._SQL[name], [KEY_OF_FIRING]) for name in ("still_held", "fail", "put_back")},
-    **{f"a signal, {name}": (firing_store._SQL[name], [KEY_OF_SIGNAL]) for name in ("note_fired", "note_failed")},
+    **{f"a firing, {name}": (firing_store._SQL[name], [KEY_OF_FIRING]) for name in ("still_held", "fail")},
     "firings that end with their signal": (
         firing_store._SQL["end_of_signal"],
         ["work_signal_firings_of_signal (tenant_id=? AND signal_id=?)"],
@@ -131,7 +135,7 @@ PLANS = {
     ),
     "old events": (store._SQL["delete_events"], [KEY_OF_EVENT, "work_item_events_evaluated (recorded_at<?)"]),
     "unevaluated events": (COUNTED[2].sql, ["work_item_events_to_evaluate (evaluate_at>?)"]),
-    **{f"a signal, {name} it": (store._SQL[name], [KEY_OF_SIGNAL]) for name in ("find", "put", "delete")},
+    **{f"a signal, {name} it": (store._SQL[name], [KEY_OF_SIGNAL]) for name in ("find", "put", "move", "delete")},
     "signals that wait for an item": (
         store._SQL["waiting"],
         ["work_signals_of_item (tenant_id=? AND work_item_id=? AND status=? AND signal_id>?)"],
@@ -148,7 +152,7 @@ PLANS = {
         store._SQL["page"].format(where="trigger_kind IS NOT NULL"),
         ["sqlite_autoindex_work_signals_1 (tenant_id=? AND signal_id>?)"],
     ),
-    "ended signals": (store._SQL["ended"], ["work_signals_ended (ended_at<?)"]),
+    "unused signals": (store._SQL["unused"], ["work_signals_unused (unused_since<?)"]),
     "a claim of events": (OUTBOX.sql("claim"), [KEY_OF_OUTBOX, "outbox_available (available_at<?)"]),
     "a tenant's share of events": (
         OUTBOX.sql("claim_of_tenant"),

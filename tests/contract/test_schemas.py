@@ -26,6 +26,7 @@ class Index(NamedTuple):
     table: str
     unique: bool
     columns: tuple[str, ...]
+    """Or the one expression it is over."""
     only_where: str | None
 
 
@@ -69,18 +70,19 @@ async def sqlite_indexes(reader: Reader) -> set[Index]:
     found = set()
     for row in rows:
         columns = await reader.fetch("SELECT name FROM pragma_index_info(:name) ORDER BY seqno", {"name": row["name"]})
-        where = (row["sql"] or "").partition(" WHERE ")[2]
-        found.add(
-            Index(row["table"], bool(row["is_unique"]), tuple(column["name"] for column in columns), _bare(where))
-        )
+        names = tuple(column["name"] for column in columns)
+        definition, _, where = " ".join((row["sql"] or "").split()).partition(" WHERE ")
+        if None in names:  # an expression, which must stand alone
+            names = (definition.partition(f" ON {row['table']} (")[2][:-1],)
+        found.add(Index(row["table"], bool(row["is_unique"]), names, _bare(where)))
     return found
 
 
 async def postgres_indexes(reader: Reader) -> set[Index]:
     rows = await reader.fetch("""
         SELECT indrelid::regclass::text AS table, indisunique, pg_get_expr(indpred, indrelid) AS predicate,
-            ARRAY(SELECT attname::text FROM unnest(indkey) WITH ORDINALITY AS key (number, place)
-                  JOIN pg_attribute ON attrelid = indrelid AND attnum = number ORDER BY place) AS columns
+            ARRAY(SELECT pg_get_indexdef(indexrelid, place, true)
+                  FROM generate_series(1, indnkeyatts) AS place ORDER BY place) AS columns
         FROM pg_index WHERE indrelid >= 16384 AND indrelid::regclass::text NOT LIKE 'pg_%'
     """)
     return {

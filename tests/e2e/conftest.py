@@ -81,6 +81,18 @@ class User:
         info = await self.js.consumer_info("TIMER_CMD", "timer-service")
         return (info.num_pending or 0) + (info.num_ack_pending or 0)
 
+    async def until_taken(self, count: int) -> None:
+        """Wait until that many commands are with an instance."""
+        async with asyncio.timeout(30):
+            while ((await self.js.consumer_info("TIMER_CMD", "timer-service")).num_ack_pending or 0) < count:
+                await asyncio.sleep(0.02)
+
+    async def until_patience(self, *, seconds: float) -> None:
+        """Wait until the broker leaves an instance that long for each command."""
+        async with asyncio.timeout(10):
+            while (await self.js.consumer_info("TIMER_CMD", "timer-service")).config.ack_wait != seconds:
+                await asyncio.sleep(0.02)
+
     async def let_deliveries_lapse(self) -> None:
         """Have commands that were with a killed instance delivered to the others soon, not in half a minute."""
         config = (await self.js.consumer_info("TIMER_CMD", "timer-service")).config
@@ -93,10 +105,7 @@ class User:
                 await asyncio.sleep(0.002)
 
     async def give_deliveries_back(self) -> None:
-        """Have commands that were with the only instance, killed, delivered to the one that starts next.
-
-        They are taken and given back here, for an instance that starts sets the consumer's patience anew.
-        """
+        """Have commands that were with an instance, killed, delivered at once to those that start next."""
         await self.until_nobody_pulls()
         info = await self.js.consumer_info("TIMER_CMD", "timer-service")
         await self.js.add_consumer("TIMER_CMD", info.config.evolve(ack_wait=0.1))
@@ -107,6 +116,7 @@ class User:
         for each in taken.values():
             await each.nak()
         await taking.unsubscribe()
+        await self.js.add_consumer("TIMER_CMD", info.config)
 
     async def until_handled(self, *, seconds: float = 60) -> None:
         """Wait until no command is left to the service."""
@@ -190,9 +200,13 @@ async def service(tmp_path: Path, broker: NatsServer, stored: Mapping[str, str])
 
 
 async def kill_and_start(service: Service, user: User) -> None:
-    """Kill the service and start another, to which what the dead one held is delivered at once."""
+    """Kill the service and start another, to which what the dead one held is delivered at once.
+
+    One that is alone on its store sees to that itself.
+    """
     await service.kill()
-    await user.give_deliveries_back()
+    if service.shares_store:
+        await user.give_deliveries_back()
     await service.start()
 
 

@@ -82,11 +82,14 @@ async def test_life_of_a_timer(cli: Cli, service: Service) -> None:
     assert await cli.lines("timers", "schedule", "acme", "call-1", "--at", "2100-01-01T10:30:00+01:00") == [
         "scheduled: acme/call-1 (Scheduled, due 2100-01-01T09:30:00+00:00)"
     ]
+    assert await cli.lines("timers", "schedule", "acme", "call-1", "--at", "2100-01-01T09:30:00Z", "--data", "[1]") == [
+        "updated: acme/call-1 (Scheduled, due 2100-01-01T09:30:00+00:00)"
+    ]
     name, state, due, *_ = await cli.lines("timers", "get", "acme", "call-1")
     assert (name, state.split()) == ("acme/call-1", ["state", "Scheduled"])
     assert due.startswith("  due          2100-01-01T09:30:00.000+00:00 (in ")
     assert (await cli.lines("timers", "cancel", "acme", "call-1"))[0].startswith("cancelled: acme/call-1 (Cancelled, ")
-    assert (await cli.lines("timers", "retry", "acme", "call-1"))[0].endswith(": it is so already")
+    assert (await cli.lines("timers", "retry", "acme", "call-1"))[0].endswith(": already in that state")
     for command, complaint in {
         "get": "not found: acme/nobody",
         "cancel": "not_found: acme/nobody: there is no such timer",

@@ -259,12 +259,13 @@ async def test_outcomes_of_schedule_timer(user: User, client: TimerClient, servi
         await client.schedule("acme", "call-1", LATER),
         await client.schedule("acme", "call-1", moved),
         await client.schedule("acme", "call-1", moved),
+        await client.schedule("acme", "call-1", moved, data=[1]),
     ]
     await client.cancel("acme", "call-1")
     told += [await client.schedule("acme", "call-1", PAST)]
     await until_state(client, State.REACHED)
     told += [await client.schedule("acme", "call-1", LATER)]
-    names = ["scheduled", "rescheduled", "unchanged", "scheduled", "ignored_reached"]
+    names = ["scheduled", "rescheduled", "unchanged", "updated", "scheduled", "ignored_reached"]
     assert [each.name for each in told] == names
     for name in names:
         assert await counted(service, "ScheduleTimer", name) == names.count(name)
@@ -275,6 +276,18 @@ async def test_outcomes_of_schedule_timer(user: User, client: TimerClient, servi
 
 
 @ON_SQLITE
+async def test_updated_data_is_what_fires(user: User, client: TimerClient) -> None:
+    """A timer whose data changed before it was due fires once, with the newest data, under the newest command's id."""
+    soon = datetime.now(UTC) + timedelta(seconds=2)
+    told = [await client.schedule("acme", "call-1", soon, data=data) for data in (1, {"a": 2}, {"a": 2}, "last")]
+    assert [each.name for each in told] == ["scheduled", "updated", "unchanged", "updated"]
+    assert [each.timer and each.timer.data for each in told] == [1, {"a": 2}, {"a": 2}, "last"]
+    await until_state(client, State.REACHED)
+    (event,) = await user.read("TIMER_EVT")
+    fired = json.loads(event.data)
+    assert (fired["payload"]["data"], fired["causationId"]) == ("last", told[-1].command_id)
+
+
 async def test_failed_timer_is_scheduled_anew(user: User, client: TimerClient, service: Service) -> None:
     """ScheduleTimer on a Failed timer: scheduled, and it fires."""
     failed = await until_failed(user, client)

@@ -1,6 +1,7 @@
 """Commands good and bad, over the real broker."""
 
 import json
+import signal
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -90,14 +91,14 @@ async def test_one_poison_among_a_thousand(user: User, service: Service) -> None
 async def test_redelivered_older_command(user: User, service: Service) -> None:
     """An older ScheduleTimer that is delivered again after a newer one does not move the newer due time."""
     now = int(time.time() * 1000)
-    await service.kill()
+    service.signal(signal.SIGSTOP)
     await user.until_nobody_pulls()
     await user.js.publish(SUBJECT, body("ScheduleTimer", "acme", payload("call-1", iso(now + 1))))
     # Take the older command away without settling it: it comes back after a negative acknowledgement, once the
     # newer one is handled.
     holding = await user.js.pull_subscribe("timer.cmd.v1.*.*", durable="timer-service", stream="TIMER_CMD")
     (older,) = await holding.fetch(1)
-    await service.start()
+    service.signal(signal.SIGCONT)
     await user.js.publish(SUBJECT, body("ScheduleTimer", "acme", payload("call-1", iso(now + 4_000))))
     scheduled = 'timer_commands_received_total{outcome="scheduled",type="ScheduleTimer"}'
     stale = 'timer_commands_received_total{outcome="ignored_stale",type="ScheduleTimer"}'

@@ -74,6 +74,34 @@ async def test_commands_survive_a_kill(user: User, service: Service) -> None:
     check_fired(await user.fired(), due)
 
 
+@ON_SQLITE
+async def test_commands_in_flight_at_a_kill(user: User, service: Service) -> None:
+    """Commands that a killed service had taken and not committed are handled within 2 s of serving again."""
+    due = {f"call-{index}": int(time.time() * 1000) for index in range(800)}
+    with service.nothing_commits():
+        await user.schedule(due)
+        await user.until_taken(800)
+        await service.kill()
+    await service.start()
+    served = time.monotonic()
+    await user.until_handled(seconds=2)
+    print(f"800 commands in flight at a kill: all handled {time.monotonic() - served:.2f} s after serving again")
+    await user.until_stored("TIMER_EVT", 800)
+    check_fired(await user.fired(), due)
+    await user.until_patience(seconds=30)
+
+
+async def test_broker_that_takes_small_messages_only(tmp_path: Path) -> None:
+    """A service whose events might not fit into the broker's messages ends with 1 and says what to do."""
+    async with NatsServer(tmp_path / "nats", "max_payload: 1048575") as broker:
+        service = Service(tmp_path / "service", broker.url)
+        service.launch()
+        assert await service.wait() == 1
+    told = service.log.read_text()
+    assert "takes messages of 1048575 bytes at most" in told
+    assert "set max_payload of the NATS server" in told
+
+
 async def test_second_instance_is_refused(tmp_path: Path, broker: NatsServer) -> None:
     """A second service on the same SQLite file ends with 1 and says what to do."""
     async with Service(tmp_path / "service", broker.url) as service:

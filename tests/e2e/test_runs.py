@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.conftest import ON_SQLITE, User
+from tests.e2e.conftest import ON_SQLITE, User, kill_and_start
 from tests.support.processes import Executor, NatsServer, Service, body
 from timer_service.core.message import kebab
 
@@ -69,10 +69,8 @@ async def test_pipeline_with_everything_killed(user: User, service: Service, exe
     await tell(user, "StartRun", **pipeline(package=["python", "-c", "import time; time.sleep(1)"]))
     executor.launch()
     await until(user, "types", "success", "running")
-    await service.kill()
     await executor.kill()
-    await user.give_deliveries_back()
-    await service.start()
+    await kill_and_start(service, user)
     executor.launch()
     await until(user, "package", "running")
     await executor.kill()

@@ -56,6 +56,7 @@ async def test_cancelled_twice(timers: Timers) -> None:
     newest = await timers.cancel()
     row = await timers.row()
     assert (row["cancelled_at"], row["position_sequence"]) == (first["cancelled_at"], newest.sequence)
+    assert row["confirmed_at"] == NOW + 1000
     assert timers.outcomes() == {"scheduled": 1, "cancelled": 1, "unchanged": 1}
 
 
@@ -106,9 +107,11 @@ async def test_cancelled_after_it_fired(timers: Timers) -> None:
     await timers.schedule()
     await timers.tick()
     before = await timers.row()
-    await timers.cancel()
+    newest = await timers.cancel()
     assert timers.outcomes() == {"scheduled": 1, "already_reached": 1}
-    assert await timers.row() == before
+    row = await timers.row()
+    assert (row["state"], row["reached_at"], row["cancelled_at"]) == ("Reached", before["reached_at"], None)
+    assert (row["position_sequence"], row["confirmed_at"]) == (newest.sequence, NOW)
 
 
 async def test_older_schedule_after_the_cancel(timers: Timers) -> None:
@@ -301,11 +304,11 @@ async def test_every_command_on_one_timer_in_a_batch(timers: Timers) -> None:
         "unchanged",
         "scheduled",
         "not_found",
-        "unchanged",
+        "updated",
         "scheduled",
     ]
     row = await timers.row()
-    assert (row["state"], row["due_at"], row["data"]) == ("Scheduled", after(hours=5), "7")
+    assert (row["state"], row["due_at"], row["data"]) == ("Scheduled", after(hours=5), "8")
     assert Position(row["position_epoch"], row["position_sequence"]) == Position(1, 11)
     assert timers.wakes[wakes:] == [DUE], "the earliest that any of them wrote"
     assert sorted(await drain(timers, after(hours=5))) == ["call-1", "other"]

@@ -24,11 +24,12 @@ from timer_service.core.outbox import OUTBOX
 from timer_service.core.recovery import take_over_claims
 from timer_service.core.retention import Retention
 from timer_service.core.row_counts import RowCounts
-from timer_service.signals import rules, store
+from timer_service.signals import store
 from timer_service.signals.firing_store import COUNTED, FIRINGS
+from timer_service.signals.items import Cause
 from timer_service.signals.messages import TriggerKind
-from timer_service.signals.retention import delete_settled
-from timer_service.signals.rules import Definition, Key
+from timer_service.signals.signals import Definition, Key, SignalCommand, Step, Verb, apply_command
+from timer_service.signals.store import delete_settled
 
 HOLD_MS = VISIBILITY_TIMEOUT // timedelta(milliseconds=1)
 FORGETFUL = BrokerFeatures(deduplicates=False, max_message_bytes=1024 * 1024)
@@ -230,9 +231,10 @@ async def make(signals: Signals, count: int, *, item: str = "item-1") -> None:
     """Make many signals that wait for one work item to be blocked."""
     wanted = Definition(item, TriggerKind.EVENT, dump_data(BLOCKED), None)
     keys = [Key("acme", f"signal-{number:05}") for number in range(count)]
-    made = [rules.create(None, key, wanted, Position(0, 1), NOW).signal for key in keys]
+    creation = Step(Position(0, 1), Verb.CREATE, wanted)
+    made = {key: apply_command(None, SignalCommand(key, creation, Cause()), NOW)[0] for key in keys}
     async with signals.database.transaction() as tx:
-        await store.add(tx, [signal for signal in made if signal is not None])
+        await store.save_signals(tx, {}, made)
 
 
 async def test_ten_thousand_signals_on_one_work_item(signals: Signals) -> None:
@@ -329,11 +331,15 @@ FORBIDDEN = {
         "lease_token = 'token'",
         "status = 'done'",
         "attempt = -1",
+        "position_epoch = -1",
     ],
     "work_signals": [
         "status = 'fired'",
         "status = 'cancelled'",
-        "ended_at = 1",
+        "unused_since = 1",
+        "status = NULL",
+        "since_epoch = -1",
+        "defined_epoch = 0, defined_sequence = 0",
         "trigger_spec = NULL",
         "trigger_kind = 'cron'",
         "status = 'done'",

@@ -1,6 +1,7 @@
 import asyncio
 import base64
 import json
+import tracemalloc
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -298,6 +299,20 @@ async def test_page_fits_into_a_message(timers: Timers, count: int, size: int) -
             break
         question["cursor"] = page["cursor"]
     assert seen == wanted
+
+
+async def test_large_timers_are_not_all_read(timers: Timers) -> None:
+    """A page of 1,000 large timers costs little more than what it shows, not what there is of them."""
+    for number in range(600):
+        timers.send(schedule_timer(f"call-{number:03}", DUE, data=["x" * 70] * 800))
+    await timers.consume()
+    tracemalloc.start()
+    try:
+        await timers.queries.answer("list-timers", "acme", b'{"limit": 1000}')
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 16 * 1024 * 1024, f"{peak / 1024 / 1024:.1f} MiB"
 
 
 # count-timers

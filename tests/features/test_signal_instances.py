@@ -3,7 +3,6 @@
 import asyncio
 import random
 from collections.abc import Awaitable, Callable, Sequence
-from functools import partial
 
 import pytest
 
@@ -15,13 +14,15 @@ from timer_service.adapters.memory import MemoryBroker
 from timer_service.adapters.postgres import PostgresDatabase
 from timer_service.core.consumer import CommandResult, Consumer, Handle, Route
 from timer_service.core.database import Transaction
-from timer_service.core.message import Command
+from timer_service.core.message import Command, Position
 from timer_service.core.transactions import in_transaction
-from timer_service.signals import firing_store, store
-from timer_service.signals import handler as signals_handler
-from timer_service.signals.retention import delete_settled
-from timer_service.signals.rules import Cause, Firing, ItemKey, Key, Signal
-from timer_service.timers import handler as timers_handler
+from timer_service.signals import SLICE, firing_store, store
+from timer_service.signals.firing_store import Ended
+from timer_service.signals.firings import Firing
+from timer_service.signals.items import UNKNOWN, Cause, ItemKey
+from timer_service.signals.signals import Key, Signal
+from timer_service.signals.store import delete_settled
+from timer_service.timers import SLICE as TIMERS
 
 ITEM = ItemKey("acme", "item-1")
 KEY = Key("acme", "signal-1")
@@ -172,13 +173,13 @@ async def test_a_signal_created_while_it_is_to_be_activated(
 
 async def test_a_firing_taken_up_again_is_not_deleted(signals: Signals, postgres: PostgresDatabase) -> None:
     """Retention passes over an old firing that a command is just putting back into the queue."""
-    firing = Firing(KEY, "cause", None, NOW, Cause())
+    firing = Firing(KEY, Position(1, 1), "cause", None, NOW, Position(1, 2), Cause())
     await signals.create()
     async with postgres.transaction() as tx:
         await firing_store.add(tx, [firing], NOW)
-        await firing_store.end(tx, [(KEY, "over")], NOW)
+        await firing_store.end(tx, [Ended(KEY, UNKNOWN, "over")], NOW)
     async with postgres.transaction() as tx, asyncio.timeout(10):
-        await firing_store.put_back(tx, [firing])
+        await firing_store.add(tx, [firing], NOW)
         deleted = await in_transaction(postgres, lambda other: delete_settled(other, NOW + 1, 10))
     (row,) = await signals.rows("work_signal_firings")
     assert (deleted, row["status"]) == (0, "queued")
@@ -189,7 +190,7 @@ async def test_a_transition_evaluated_again_is_not_deleted(signals: Signals, pos
     await signals.transition()
     late = await active(signals)
     async with postgres.transaction() as tx, asyncio.timeout(10):
-        await store.evaluate_again(tx, [late._replace(since=late.since._replace(sequence=0))], NOW)
+        await store.evaluate_again(tx, [late._replace(standing=late.standing._replace(since=UNKNOWN))], NOW)
         deleted = await in_transaction(postgres, lambda other: delete_settled(other, NOW + 1, 10))
     (row,) = await signals.rows("work_item_events")
     assert (deleted, row["evaluate_at"]) == (0, NOW)
@@ -217,10 +218,8 @@ async def test_slices_take_turns_in_one_order(
 
     signals, timers = Signals(postgres, memory_broker, clock), Timers(postgres, memory_broker, clock)
     routes = [
-        Route(timers_handler.PAYLOADS, recording("timers", timers_handler.handle), no_wake),
-        Route(
-            signals_handler.PAYLOADS, recording("signals", partial(signals_handler.handle, evaluating=True)), no_wake
-        ),
+        Route(TIMERS.commands, recording("timers", TIMERS.handle), no_wake),
+        Route(SLICE.commands, recording("signals", SLICE.handle), no_wake),
     ]
     signals.consumer = Consumer(
         database=postgres,

@@ -11,10 +11,10 @@ from timer_service.adapters.postgres import PostgresDatabase
 from timer_service.core.database import Database
 from timer_service.core.message import Position
 from timer_service.core.transactions import in_transaction
-from timer_service.runs.batch import SWEEP_MS
+from timer_service.runs import loader
 from timer_service.runs.retention import delete_settled
 from timer_service.runs.rules import RunKey
-from timer_service.runs.store import lock_known
+from timer_service.runs.run import SWEEP_MS
 
 
 @pytest.fixture
@@ -163,7 +163,7 @@ async def test_different_runs_do_not_wait_for_each_other(
     for name in ("slow", "quick"):
         await runs.start({"a": [], "b": ["a"]}, runId=name)
     async with asyncio.timeout(10), postgres.transaction() as tx:
-        await lock_known(tx, [RunKey("acme", "slow")])
+        await loader.lock(tx, RunKey("acme", "slow"))
         await runs.report("success", "a", runId="quick")
     assert (await runs.ready()).count("b") == 1
 
@@ -190,3 +190,40 @@ async def test_retention(runs: Runs) -> None:
     left = {table: len(await runs.rows(table)) for table in tables}
     assert list(left.values()) == [1, 2, 1, 0, 0, 0]
     assert passes > 1
+
+
+async def test_report_that_waits_beats_staleness(runs: Runs) -> None:
+    """A job whose report waits in the stream is not stale, however long the service was away."""
+    await runs.tell("StartRun", jobs=[{"name": "a", "staleAfterSeconds": 60}, *jobs({"b": ["a"]})])
+    runs.send("ReportJobStatus", jobName="a", status="success")
+    runs.clock.advance(minutes=5)
+    restarted = Runs(runs.database, runs.broker, runs.clock)
+    before = await restarted.sweep.tick(runs.clock.now())
+    await runs.consume()
+    after = await restarted.sweep.tick(runs.clock.now())
+    assert (before.done, before.next_at) == (0, runs.clock.now() - 1 + 1000)
+    assert (after.done, await runs.statuses()) == (0, {"a": "success", "b": "pending"})
+    assert await runs.ready() == ["a", "b"]
+
+
+async def test_staleness_waits_for_a_broker_that_is_away(runs: Runs) -> None:
+    """While the broker is away no job is stale: its report could not be delivered."""
+    await runs.tell("StartRun", jobs=[{"name": "a", "staleAfterSeconds": 60}])
+    runs.clock.advance(minutes=5)
+    runs.broker.trouble = "away"
+    await sweep(runs)
+    away = await runs.statuses()
+    runs.broker.trouble = None
+    await sweep(runs)
+    assert (away, await runs.statuses()) == ({"a": "pending"}, {"a": "timed_out_stale"})
+
+
+async def test_open_runs_are_swept_less_and_less_often(runs: Runs) -> None:
+    """A run that stays open for a month is swept a few dozen times, not every ten minutes."""
+    await runs.start({"a": []})
+    end = runs.clock.now() + 30 * 24 * 3_600_000
+    sweeps = 0
+    while (at := await next_at(runs.sweep, runs.clock.now())) is not None and at < end:
+        runs.clock.set(at)
+        sweeps += (await runs.sweep.tick(at)).done
+    assert 10 < sweeps < 60

@@ -1,7 +1,7 @@
 import asyncio
 import json
 import sqlite3
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -212,15 +212,145 @@ async def test_rescheduled_there_and_back(timers: Timers) -> None:
 
 
 async def test_unchanged(timers: Timers) -> None:
-    """A newer command with the same due time changes nothing: same id, nobody woken, and it still counts as newest."""
-    await timers.schedule(due_at=DUE)
+    """A newer command that asks for the same changes nothing: same id, nobody woken, and it still counts as newest."""
+    same: dict[str, Any] = {"data": {"a": 1}, "envelope": {"correlationId": "order-1"}}
+    await timers.schedule(due_at=DUE, **same)
     before = await timers.row()
-    await timers.schedule(due_at=DUE)
+    await timers.schedule(due_at=DUE, **same)
     row = await timers.row()
     assert (row["event_id"], row["causation_id"]) == (before["event_id"], before["causation_id"])
     assert (before["position_sequence"], row["position_sequence"]) == (1, 2)
     assert timers.outcomes() == {"scheduled": 1, "unchanged": 1}
     assert timers.wakes == [DUE]
+
+
+async def test_unchanged_while_it_is_being_published(timers: Timers) -> None:
+    """A newer command that asks for the same leaves a claim alone: the timer fires once and is settled."""
+    await timers.schedule(data=1)
+    timers.broker.before_publishing = once(timers, lambda: timers.schedule(data=1))
+    await timers.tick()
+    assert (timers.fired(), (await timers.row())["state"], timers.metrics.lost) == (["call-1"], "Reached", 0)
+
+
+CHANGES: dict[str, dict[str, Any]] = {
+    "other data": {"data": 2, "envelope": {"id": "second", "correlationId": "order-1"}},
+    "data of another type": {"data": True, "envelope": {"id": "second", "correlationId": "order-1"}},
+    "no data": {"envelope": {"id": "second", "correlationId": "order-1"}},
+    "another correlation id": {"data": 1, "envelope": {"id": "second", "correlationId": "order-2"}},
+    "no correlation id": {"data": 1, "envelope": {"id": "second"}},
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+async def test_updated(timers: Timers, change: dict[str, Any]) -> None:
+    """A newer command with the same due time and other content is what fires: all of it, nothing of the older one."""
+    timers.send(
+        schedule_timer(due_at=DUE, data=1, envelope={"id": "first", "correlationId": "order-1"}),
+        {"traceparent": TRACEPARENT},
+    )
+    await timers.consume()
+    timers.clock.advance(seconds=1)
+    await timers.schedule(due_at=DUE, **change)
+    row = await timers.row()
+    timers.clock.set(DUE)
+    await timers.tick()
+    (event,) = bodies(timers.broker.events)
+    wanted = change["envelope"]
+    assert (event["causationId"], event.get("correlationId")) == ("second", wanted.get("correlationId"))
+    assert json.dumps(event["payload"].get("data", "none")) == json.dumps(change.get("data", "none"))
+    assert (event["payload"]["dueAt"], timers.broker.events[0].headers) == (iso(DUE), {})
+    assert timers.outcomes() == {"scheduled": 1, "updated": 1}
+    assert (row["registered_at"], timers.wakes) == (NOW, [DUE]), "it is the same timer, due when it was"
+
+
+async def test_updated_twice_in_a_batch(timers: Timers) -> None:
+    """Of several updates in one batch the last one fires; one that repeats it changes nothing."""
+    for data in (1, 2, 1, 1):
+        timers.send(schedule_timer(due_at=DUE, data=data), {"Timer-Reply-To": INBOX})
+    await timers.consume()
+    timers.clock.set(DUE)
+    await timers.tick()
+    told = [(body["outcome"], body["timer"]["data"]) for _, body in replies(timers)]
+    assert told == [("scheduled", 1), ("updated", 2), ("updated", 1), ("unchanged", 1)]
+    assert [each["payload"]["data"] for each in bodies(timers.broker.events)] == [1]
+
+
+async def test_updated_while_it_is_being_published(timers: Timers) -> None:
+    """Updated while its event is on the way, a timer fires the new data too, at once and under an id of its own."""
+    await timers.schedule(data=1)
+    timers.broker.before_publishing = once(timers, lambda: timers.schedule(data=2))
+    await timers.tick()
+    row = await timers.row()
+    assert (row["state"], row["available_at"], row["attempt"]) == ("Scheduled", NOW, 0)
+    assert (timers.metrics.lost, timers.wakes) == (1, [NOW, NOW])
+    await timers.tick()
+    events = timers.broker.events
+    assert [each["payload"]["data"] for each in bodies(events)] == [1, 2]
+    assert events[0].id != events[1].id
+    assert ((await timers.row())["state"], await timers.next_at()) == ("Reached", None)
+
+
+async def test_updated_while_the_broker_is_away(timers: Timers) -> None:
+    """Updated while its event can't be published, a timer fires once, with the new data."""
+    await timers.schedule(data=1)
+
+    async def go_away_and_update(_: Sequence[Message]) -> None:
+        timers.broker.before_publishing = nothing
+        timers.broker.trouble = "gone"
+        await timers.schedule(data=2)
+
+    timers.broker.before_publishing = go_away_and_update
+    await timers.tick()
+    timers.broker.trouble = None
+    timers.clock.advance(seconds=1)
+    await timers.tick()
+    assert [each["payload"]["data"] for each in bodies(timers.broker.events)] == [2]
+
+
+async def test_updated_after_its_acknowledgement_was_lost(timers: Timers) -> None:
+    """An event that was stored, but not acknowledged, keeps its id for its own data; the update fires under another."""
+    await timers.schedule(data=1)
+    timers.broker.loses_acknowledgement_of = always
+    await timers.tick()
+    timers.broker.loses_acknowledgement_of = never
+    await timers.schedule(data=2)
+    timers.clock.advance(minutes=1)
+    await timers.tick()
+    data_of = {each["id"]: each["payload"]["data"] for each in bodies(timers.broker.events)}
+    assert sorted(data_of.values()) == [1, 2]
+
+
+async def test_update_delivered_again_after_it_fired(timers: Timers) -> None:
+    """An update delivered again finds that the timer has fired, and the command before it that it is stale."""
+    first = await timers.schedule(data=1)
+    second = await timers.schedule(data=2)
+    await timers.tick()
+    timers.broker.deliver(second, first)
+    await timers.consume()
+    await timers.tick()
+    assert timers.outcomes() == {"scheduled": 1, "updated": 1, "ignored_reached": 1, "ignored_stale": 1}
+    assert [each["payload"]["data"] for each in bodies(timers.broker.events)] == [2]
+
+
+async def test_updates_race_with_claims(store: Database, memory_broker: MemoryBroker, clock: ManualClock) -> None:
+    """Updates that are handled while two instances fire: the new data fires exactly where the update was accepted."""
+    ours, theirs = (Timers(store, memory_broker, clock, batch_size=5) for _ in range(2))
+    calls = [f"call-{number}" for number in range(60)]
+    for call in calls:
+        ours.send(schedule_timer(call, data="old"))
+    await ours.consume()
+    for call in calls:
+        ours.send(schedule_timer(call, data="new"), {"Timer-Reply-To": f"_INBOX.{call}"})
+    async with asyncio.timeout(60):
+        await asyncio.gather(ours.consume(), ours.tick(), theirs.tick())
+        while await theirs.next_at() is not None:
+            clock.advance(milliseconds=5)
+    updated = {f"call-{to.removeprefix('_INBOX.call-')}" for to, body in replies(ours) if body["outcome"] == "updated"}
+    events = bodies(memory_broker.events)
+    assert {each["payload"]["serviceCallId"] for each in events if each["payload"]["data"] == "new"} == updated
+    assert len({each["id"] for each in events}) == len(events) <= len(calls) + len(updated)
+    for call in calls:
+        assert (await ours.row(call))["state"] == "Reached"
 
 
 async def test_ignored_reached(timers: Timers) -> None:
@@ -332,6 +462,16 @@ async def test_reschedule_while_it_is_being_published(timers: Timers) -> None:
 
 async def nothing(_: Sequence[Message]) -> None:
     pass
+
+
+def once(timers: Timers, step: Callable[[], Awaitable[object]]) -> Callable[[Sequence[Message]], Awaitable[None]]:
+    """Return what takes a step before a batch is published, and nothing before those after it."""
+
+    async def take(_: Sequence[Message]) -> None:
+        timers.broker.before_publishing = nothing
+        await step()
+
+    return take
 
 
 async def test_lease_that_runs_out_while_publishing(timers: Timers) -> None:

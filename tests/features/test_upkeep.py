@@ -2,10 +2,10 @@ from datetime import timedelta
 
 import pytest
 
-from tests.support.builders import in_state, scheduled
+from tests.support.builders import cancel_timer, in_state, schedule_timer, scheduled
 from tests.support.clock import NOW, ManualClock, after
 from tests.support.metrics import RecordingMetrics
-from tests.support.timers import Timers
+from tests.support.timers import Timers, put_timers
 from timer_service.core.database import Database
 from timer_service.core.loop import Pass
 from timer_service.core.message import Position
@@ -29,8 +29,8 @@ async def put(database: Database, *timers: Timer) -> None:
     """Put timers as they are, whatever their state."""
     reached = [timer for timer in timers if timer.state is State.REACHED]
     async with database.transaction() as tx:
-        await timer_store.put(tx, [timer for timer in timers if timer.state is not State.REACHED])
-        await timer_store.put(
+        await put_timers(tx, [timer for timer in timers if timer.state is not State.REACHED])
+        await put_timers(
             tx,
             [each._replace(state=State.SCHEDULED, available_at=each.settled_at, settled_at=None) for each in reached],
         )
@@ -91,6 +91,45 @@ async def test_retention_goes_by_when_it_was_settled(store: Database, retention:
     await put(store, in_state(State.REACHED, scheduled("late", due_at=0), at=NOW))
     await put(store, in_state(State.CANCELLED, scheduled("also late", due_at=0), at=NOW))
     assert ((await retention.tick(EXPIRED - 1)).done, (await retention.tick(EXPIRED)).done) == (0, 2)
+
+
+@pytest.mark.parametrize("before", ["cancelled", "tombstone", "reached"])
+async def test_retention_goes_by_the_newest_command(timers: Timers, before: str) -> None:
+    """A settled timer is kept for the whole retention after its newest command: an older one may still be delivered."""
+    if before != "tombstone":
+        await timers.schedule()
+    if before == "reached":
+        await timers.tick()
+    else:
+        await timers.cancel()
+    timers.clock.set(EXPIRED - 2)
+    late = timers.send(schedule_timer(data="late"))
+    newest = timers.send(cancel_timer(), message="cancel-timer")
+    timers.broker.deliver(newest, late)
+    await timers.consume()
+    retention = Retention(timers.database, RETENTION, timer_store.delete_settled)
+    timers.clock.advance(milliseconds=2)
+    assert (await retention.tick(timers.clock.now())).done == 0
+    timers.broker.deliver(late)
+    await timers.consume()
+    await timers.tick()
+    assert timers.outcomes()["ignored_stale"] == 2
+    assert timers.fired() == (["call-1"] if before == "reached" else [])
+    assert (await retention.tick(EXPIRED - 1 + RETENTION // timedelta(milliseconds=1))).done == 1
+
+
+async def test_a_schedule_that_came_too_late_stays_so(timers: Timers) -> None:
+    """A ScheduleTimer that was ignored because its timer had fired is not obeyed when it is delivered again later."""
+    await timers.schedule()
+    await timers.tick()
+    timers.clock.set(EXPIRED - 1)
+    ignored = await timers.schedule(due_at=EXPIRED)
+    timers.clock.set(EXPIRED)
+    await Retention(timers.database, RETENTION, timer_store.delete_settled).tick(EXPIRED)
+    timers.broker.deliver(ignored)
+    await timers.consume()
+    await timers.tick()
+    assert (timers.outcomes(), timers.fired()) == ({"scheduled": 1, "ignored_reached": 2}, ["call-1"])
 
 
 def settled(kind: str, call: str, at: int) -> Timer:

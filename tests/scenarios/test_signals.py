@@ -188,11 +188,13 @@ async def test_transition_before_its_signal(signals: SignalConversation) -> None
 
 @pytest.mark.parametrize(
     ("verb", "outcome", "status"),
-    [("Pause", "created", "paused"), ("Cancel", "ignored_stale", None), ("Resolve", "ignored_stale", None)],
+    [
+        ("Pause", "created", "paused"),
+        ("Cancel", "ignored_stale", "cancelled"),
+        ("Resolve", "ignored_stale", "resolved"),
+    ],
 )
-async def test_command_before_its_signal(
-    signals: SignalConversation, verb: str, outcome: str, status: str | None
-) -> None:
+async def test_command_before_its_signal(signals: SignalConversation, verb: str, outcome: str, status: str) -> None:
     """A newer command that comes before the one that creates its signal is not undone by that."""
     signals.send("CreateWorkSignal", signalId="signal-1", **WAITING)
     signals.send(f"{verb}WorkSignal", signalId="signal-1")

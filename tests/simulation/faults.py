@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from datetime import timedelta
 from enum import StrEnum
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from timer_service.adapters.memory import MemoryBroker
 from timer_service.core.broker import BrokerFeatures, Delivery, PublishResult, QueryHandler, Reply, Subscription
@@ -117,6 +117,10 @@ class Gate:
         for future in self._held:
             future.set_result(None)
         self._held.clear()
+
+    def check(self) -> None:
+        """Raise `Crash` if the process is gone."""
+        self._life.check()
 
     async def reach(self, point: Point) -> None:
         self._life.check()
@@ -244,6 +248,8 @@ class FaultyBroker:
         self._inner = inner
         self._gate = gate
         self._witness = witness
+        self._backlog = inner.unsettled
+        """A process that starts connects, while the broker in memory lives on."""
 
     @property
     def features(self) -> BrokerFeatures:
@@ -253,11 +259,12 @@ class FaultyBroker:
     def trouble(self) -> str | None:
         return self._inner.trouble
 
-    def __getattr__(self, name: str) -> Any:
-        """Pass through what needs no gate."""
-        return getattr(self._inner, name)
+    async def caught_up(self) -> bool:
+        self._gate.check()
+        return await self._inner.caught_up() and self._backlog.isdisjoint(self._inner.unsettled)
 
-    async def subscribe(self) -> Subscription:
+    async def subscribe(self, *, alone: bool = False) -> Subscription:
+        assert not alone, "the world itself says when deliveries lapse"
         return FaultySubscription(await self._inner.subscribe(), self._gate, self._witness)
 
     async def publish(self, messages: Sequence[Message]) -> Sequence[PublishResult]:

@@ -40,6 +40,7 @@ _NONSENSE = {
 _NAMES = [Name(tenant, call) for tenant in ("acme", "globex") for call in ("a", "b")]
 names = st.sampled_from(_NAMES)
 weathers = st.sampled_from([Weather.WELL, Weather.WELL, *Weather])
+contents = st.sampled_from([None, None, "1", "2"])
 dues = st.sampled_from([0, 0, -1, 1, 3])
 occurrences = st.sampled_from([1, 1, 2, 3])
 crashes = st.builds(crash, point=st.sampled_from(RELAY), nth=occurrences)
@@ -73,18 +74,18 @@ class Simulation(RuleBasedStateMachine):
         """Some timers are there already."""
         self.world.weather(weather)
         for name, each in zip(_NAMES, due, strict=False):
-            self.schedule(name, each, at_once=True, anew=False)
+            self.schedule(name, each, None, at_once=True, anew=False)
 
-    @rule(name=names, due=dues, at_once=st.booleans(), anew=st.sampled_from([True, True, False]))
-    def schedule(self, name: Name, due: int, at_once: bool, anew: bool) -> None:  # noqa: FBT001
-        """Due times are few, so that they collide: the last full ten seconds, and some before or after.
+    @rule(name=names, due=dues, data=contents, at_once=st.booleans(), anew=st.sampled_from([True, True, False]))
+    def schedule(self, name: Name, due: int, data: str | None, at_once: bool, anew: bool) -> None:  # noqa: FBT001
+        """Due times and data are few, so that they collide: the last full ten seconds, and some before or after.
 
         A timer that was reached is so for ever: mostly (`anew`) its name goes to another one then.
         """
         if anew and self.world.reached(self._current(name)):
             self._generations[name] += 1
         due_at = (self.world.clock.now() // _GRID_MS + due) * _GRID_MS
-        self._send("ScheduleTimer", name, {"dueAt": iso(due_at)}, due_at)
+        self._send("ScheduleTimer", name, {"dueAt": iso(due_at)}, due_at, data)
         self._handle(at_once=at_once)
 
     @rule(name=names, message=st.sampled_from(["CancelTimer", "CancelTimer", "RetryTimer"]), at_once=st.booleans())
@@ -109,11 +110,18 @@ class Simulation(RuleBasedStateMachine):
     def _current(self, name: Name) -> Name:
         return name._replace(call=f"{name.call}{self._generations[name] or ''}")
 
-    def _send(self, message: str, name: Name, fields: Mapping[str, Any], due_at: int | None = None) -> None:
+    def _send(
+        self,
+        message: str,
+        name: Name,
+        fields: Mapping[str, Any],
+        due_at: int | None = None,
+        data: str | None = None,
+    ) -> None:
         name = self._current(name)
-        payload = {"tenantId": name.tenant, "serviceCallId": name.call, **fields}
+        payload = {"serviceCallId": name.call, **fields, **({} if data is None else {"data": json.loads(data)})}
         body = json.dumps({"type": message, "tenantId": name.tenant, "payload": payload}).encode()
-        self.world.send(Sent(message, name, body, due_at), kebab(message), name.tenant)
+        self.world.send(Sent(message, name, body, due_at, data), kebab(message), name.tenant)
 
     # The broker
 

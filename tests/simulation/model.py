@@ -24,6 +24,8 @@ class Sent(NamedTuple):
     name: Name | None
     body: bytes
     due_at: int | None = None
+    data: str | None = None
+    """As JSON text."""
 
 
 class Row(NamedTuple):
@@ -32,6 +34,7 @@ class Row(NamedTuple):
     position: Position
     state: str
     due_at: int | None
+    data: str | None
     event_id: str | None
     available_at: int | None
     lease_token: str | None
@@ -46,6 +49,7 @@ class Fire(NamedTuple):
 
     name: Name
     due_at: int
+    data: str | None
 
 
 @dataclass(slots=True)
@@ -55,6 +59,7 @@ class Timer:
     state: str
     position: Position
     due_at: int | None
+    data: str | None = None
     claims: int = 0
     """Since it was last accepted or put back."""
 
@@ -92,6 +97,9 @@ class Model:
             return "ignored_stale"
         if sent.type == "RetryTimer" and (timer is None or timer.due_at is None):
             return "not_found"
+        if timer is not None and timer.state == REACHED:
+            timer.position = position
+            return "ignored_reached" if sent.type == "ScheduleTimer" else "already_reached"
         match sent.type:
             case "ScheduleTimer":
                 return self._schedule(sent, timer, position)
@@ -102,24 +110,21 @@ class Model:
 
     def _schedule(self, sent: Sent, timer: Timer | None, position: Position) -> str:
         assert sent.name is not None
-        if timer is not None and timer.state == REACHED:
-            return "ignored_reached"
-        if timer is not None and (
-            timer.position == position or (timer.state, timer.due_at) == (SCHEDULED, sent.due_at)
-        ):
+        wanted = SCHEDULED, sent.due_at, sent.data
+        if timer is not None and (timer.position == position or (timer.state, timer.due_at, timer.data) == wanted):
             timer.position = position
             return "unchanged"
-        self.timers[sent.name] = Timer(SCHEDULED, position, sent.due_at)
+        self.timers[sent.name] = Timer(SCHEDULED, position, sent.due_at, sent.data)
         self.accepted.add(sent.name)
-        return "rescheduled" if timer is not None and timer.state == SCHEDULED else "scheduled"
+        if timer is None or timer.state != SCHEDULED:
+            return "scheduled"
+        return "updated" if timer.due_at == sent.due_at else "rescheduled"
 
     def _cancel(self, sent: Sent, timer: Timer | None, position: Position) -> str:
         assert sent.name is not None
         if timer is None:
             self.timers[sent.name] = Timer(CANCELLED, position, None)
             return "not_found"
-        if timer.state == REACHED:
-            return "already_reached"
         timer.position = position
         if timer.state == CANCELLED:
             return "unchanged"
@@ -130,8 +135,6 @@ class Model:
     def _retry(self, sent: Sent, timer: Timer | None, position: Position) -> str:
         assert sent.name is not None
         assert timer is not None
-        if timer.state == REACHED:
-            return "already_reached"
         again = timer.position == position
         timer.position = position
         if timer.state != FAILED or again:
@@ -157,12 +160,12 @@ class Model:
     def _accept(self, name: Name, row: Row) -> None:
         assert row.event_id is not None, f"{name} has nothing to fire: {row}"
         assert row.event_id not in self.fires, f"one id for {self.fires[row.event_id]} and for {name}: {row}"
-        self.fires[row.event_id] = Fire(name, row.due_at or 0)
+        self.fires[row.event_id] = Fire(name, row.due_at or 0, row.data)
 
     def agrees(self, rows: Rows) -> None:
         """Check that the newest position has won everywhere, and that nothing is there that was not asked for."""
-        wanted = {name: (timer.state, timer.position, timer.due_at) for name, timer in self.timers.items()}
-        found = {name: (row.state, row.position, row.due_at) for name, row in rows.items()}
+        wanted = {name: (timer.state, timer.position, timer.due_at, timer.data) for name, timer in self.timers.items()}
+        found = {name: (row.state, row.position, row.due_at, row.data) for name, row in rows.items()}
         assert found == wanted, f"the database has {found}, not {wanted}"
 
     # Relays
@@ -173,7 +176,8 @@ class Model:
             old = before[name]
             if row != old:
                 assert old.state == SCHEDULED, f"{name} was settled already: {old} -> {row}"
-                assert (row.due_at, row.event_id, row.position) == (old.due_at, old.event_id, old.position)
+                settling = {"state", "available_at", "lease_token", "attempt"}
+                assert all(getattr(row, each) == getattr(old, each) for each in {*Row._fields} - settling), row
                 if row.lease_token in tokens:
                     self._claim(name, old, row, now)
                 else:

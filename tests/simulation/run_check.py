@@ -65,9 +65,7 @@ def _check_job(run: RunModel, name: str, job: JobModel, row: Row) -> None:
 
 
 def _check_needs(model: RunsModel, service: Service) -> None:
-    found = {
-        (_name(row), row["job_name"], row["upstream_name"]): row["if_failed"] for row in service.rows("run_needs")
-    }
+    found = {(_name(row), row["job_name"], row["upstream_name"]): row["if_failed"] for row in service.rows("run_needs")}
     wanted = {
         (name, *edge): "skip" if skip else "run"
         for name, run in model.runs.items()

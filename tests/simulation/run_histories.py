@@ -82,7 +82,9 @@ def reports(draw: st.DrawFn) -> Mapping[str, Any]:
     if draw(st.integers(0, 3)) == 3:
         fields["outputs"] = {"n": draw(st.integers(0, 3))}
     if draw(st.integers(0, 5)) == 5:
-        fields["droppedJobs"] = draw(st.lists(st.sampled_from([*MEMBERS, *STATIC]), min_size=1, max_size=2, unique=True))
+        fields["droppedJobs"] = draw(
+            st.lists(st.sampled_from([*MEMBERS, *STATIC]), min_size=1, max_size=2, unique=True)
+        )
     return fields
 
 

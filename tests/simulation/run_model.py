@@ -159,7 +159,9 @@ class RunModel:
             if not job.waits:
                 continue
             upstreams = {up: skip for (each, up), skip in edges.items() if each == name}
-            if any(skip and self.jobs[up].ended and self.jobs[up].status != "success" for up, skip in upstreams.items()):
+            if any(
+                skip and self.jobs[up].ended and self.jobs[up].status != "success" for up, skip in upstreams.items()
+            ):
                 job.status, job.stale_at = "skipped", None
                 return True
             if not self.unresolved(job) and all(self.jobs[up].ended for up in upstreams):

@@ -18,7 +18,7 @@ from timer_service.core.database import Row
 from timer_service.core.message import Message, Position
 from timer_service.core.relay import Relay, _Settlement
 from timer_service.timers import events, rules, store
-from timer_service.timers.rules import Decision, Outcome
+from timer_service.timers.rules import Applied, Outcome
 
 Mutate = Callable[[pytest.MonkeyPatch], None]
 
@@ -62,19 +62,38 @@ def no_fence_on_release(patch: pytest.MonkeyPatch) -> None:
 
 def no_position_guard(patch: pytest.MonkeyPatch) -> None:
     """An older command undoes a newer one."""
-    for name in ("schedule", "cancel", "retry"):
-        patch.setattr(rules, name, _forgetting_positions(getattr(rules, name)))
+    apply = rules.apply
+
+    def apply_as_if_newest(timer: rules.Timer | None, *rest: Any) -> Applied:
+        return apply(timer and timer._replace(position=_OLDEST), *rest)
+
+    patch.setattr(rules, "apply", apply_as_if_newest)
     guard = """
     AND (timer_schedules.position_epoch, timer_schedules.position_sequence)
         < (excluded.position_epoch, excluded.position_sequence)"""
     _replace(patch, store._SQL, "put", guard)
 
 
-def _forgetting_positions(decide: Callable[..., Decision]) -> Callable[..., Decision]:
-    def decide_as_if_newest(timer: rules.Timer | None, *rest: Any) -> Decision:
-        return decide(timer and timer._replace(position=_OLDEST), *rest)
+def update_keeps_its_id(patch: pytest.MonkeyPatch) -> None:
+    """Other data is fired under the id of the data before it."""
+    patch.setattr(rules, "event_id", lambda key, due_at, _position: "/".join((*key, str(due_at))))
 
-    return decide_as_if_newest
+
+def update_keeps_its_claim(patch: pytest.MonkeyPatch) -> None:
+    """A claim that is under way settles the new schedule as if it had fired that."""
+    _replace(patch, store._SQL, "put", "lease_token = NULL, ")
+
+
+def update_is_ignored(patch: pytest.MonkeyPatch) -> None:
+    """A schedule with the same due time changes nothing, whatever its data."""
+    schedule = rules._schedule
+
+    def schedule_due_times(timer: rules.Timer | None, key: Any, wanted: rules.Schedule, *rest: Any) -> Applied:
+        if timer is not None and timer.schedule is not None and timer.schedule.due_at == wanted.due_at:
+            wanted = wanted._replace(data=timer.schedule.data)
+        return schedule(timer, key, wanted, *rest)
+
+    patch.setattr(rules, "_schedule", schedule_due_times)
 
 
 def settle_before_publish(patch: pytest.MonkeyPatch) -> None:
@@ -104,12 +123,12 @@ def random_event_id(patch: pytest.MonkeyPatch) -> None:
 
 def no_tombstone(patch: pytest.MonkeyPatch) -> None:
     """Cancelling an unknown timer leaves nothing."""
-    cancel = rules.cancel
+    cancel = rules._cancel
 
-    def forgetful(timer: rules.Timer | None, *rest: Any) -> Decision:
-        return cancel(timer, *rest) if timer else Decision(Outcome.NOT_FOUND, None)
+    def forgetful(timer: rules.Timer | None, *rest: Any) -> Applied:
+        return cancel(timer, *rest) if timer else Applied(None, Outcome.NOT_FOUND)
 
-    patch.setattr(rules, "cancel", forgetful)
+    patch.setattr(rules, "_cancel", forgetful)
 
 
 def early(patch: pytest.MonkeyPatch) -> None:
@@ -151,6 +170,9 @@ MUTANTS = [
     no_fence_on_whole_claims,
     no_fence_on_release,
     no_position_guard,
+    update_keeps_its_id,
+    update_keeps_its_claim,
+    update_is_ignored,
     settle_before_publish,
     random_event_id,
     no_tombstone,
@@ -162,6 +184,7 @@ MUTANTS = [
 
 
 @pytest.mark.full
+@pytest.mark.timeout(120)
 @pytest.mark.parametrize("mutate", MUTANTS, ids=lambda mutate: mutate.__name__)
 def test_is_found(mutate: Mutate, monkeypatch: pytest.MonkeyPatch) -> None:
     """A service broken in this way is caught."""

@@ -19,10 +19,11 @@ def test_short() -> None:
     """Whatever befalls the service in some thousand steps, the same ones each time, every promise holds."""
     TALLY.clear()
     run_state_machine_as_test(Simulation, settings=settings(_ANY, max_examples=150, derandomize=True))
-    assert min(TALLY[each] for each in ("fired", "crash", "hold", "outage")) > 0, TALLY
+    assert min(TALLY[each] for each in ("fired", "updated", "crash", "hold", "outage")) > 0, TALLY
 
 
 @pytest.mark.full
+@pytest.mark.timeout(_LONG_SECONDS + 300)
 def test_long() -> None:
     """The same for as long as one likes, other steps each time."""
     TALLY.clear()

@@ -39,7 +39,9 @@ class TimersChecker:
 
     def check_finished(self) -> None:
         """Assert that every timer that is not cancelled has fired, once."""
-        fired = [event["payload"]["serviceCallId"] for event in self._service.events() if event["type"] == "DueTimeReached"]
+        fired = [
+            event["payload"]["serviceCallId"] for event in self._service.events() if event["type"] == "DueTimeReached"
+        ]
         reached = [name.call for name, timer in self._model.timers.items() if timer.state == REACHED]
         assert sorted(fired) == sorted(reached)
         assert all(timer.state != SCHEDULED for timer in self._model.timers.values())

@@ -45,7 +45,7 @@ VISIBILITY_TIMEOUT = timedelta(seconds=30)
 INSTANCES = 2
 
 _ROWS = """
-SELECT tenant_id, service_call_id, position_epoch, position_sequence, state, due_at, event_id, available_at,
+SELECT tenant_id, service_call_id, position_epoch, position_sequence, state, due_at, data, event_id, available_at,
     lease_token, attempt
 FROM timer_schedules
 """
@@ -403,7 +403,8 @@ _REFUSES: dict[Weather, Predicate] = {
 def _fire(body: Any) -> Fire:
     payload = body["payload"]
     assert payload["tenantId"] == body["tenantId"]
-    return Fire(Name(payload["tenantId"], payload["serviceCallId"]), parse_instant(payload["dueAt"]))
+    data = json.dumps(payload["data"]) if "data" in payload else None
+    return Fire(Name(payload["tenantId"], payload["serviceCallId"]), parse_instant(payload["dueAt"]), data)
 
 
 @cache

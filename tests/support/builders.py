@@ -87,9 +87,8 @@ def scheduled(
 ) -> Timer:
     """Return the timer that a ScheduleTimer makes where there was none; `fields` are of its schedule."""
     key = Key(tenant, call)
-    timer = rules.schedule(None, key, wanted(due_at, position, key=key, **fields), position, now).timer
-    assert timer is not None
-    return timer
+    asked = wanted(due_at, position, key=key, **fields)
+    return Timer(key, State.SCHEDULED, position, now, asked, available_at=due_at)
 
 
 def in_state(state: State, timer: Timer, at: int = NOW) -> Timer:

@@ -99,6 +99,11 @@ class ByHand(Conversation):
         self.broker.deliver(*reversed(self.broker.waiting))
         await self.consume(batch_size=1)
 
+    async def deliver_in(self, *numbers: int) -> None:
+        """Have commands that were sent delivered one by one, in this order, and handled so."""
+        self.broker.deliver(*(self.positions[number] for number in numbers))
+        await self.consume(batch_size=1)
+
     async def deliver_again(self, *numbers: int) -> None:
         """Deliver commands, one after the other, that were handled before; all of them if none is named."""
         for number in numbers or range(self.sent):

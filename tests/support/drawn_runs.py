@@ -5,8 +5,8 @@ from typing import Any
 
 from tests.support.plain_gate import Edges, plain
 from tests.support.runs import RunConversation
+from timer_service.runs.graph import Edge
 from timer_service.runs.messages import IfFailed, JobStatus
-from timer_service.runs.rules import Edge
 
 STATIC, MEMBERS = [f"job-{number}" for number in range(5)], [f"member-{number}" for number in range(4)]
 NAMES = {*STATIC, *MEMBERS, "last"}

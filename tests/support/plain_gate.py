@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 
+from timer_service.runs.graph import Edge
 from timer_service.runs.messages import IfFailed, JobStatus
-from timer_service.runs.rules import Edge
 
 Edges = list[Edge]
 

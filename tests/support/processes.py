@@ -6,10 +6,11 @@ import json
 import os
 import signal
 import socket
+import sqlite3
 import sys
 import urllib.error
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from types import TracebackType
@@ -169,6 +170,18 @@ class Service(_Process):
         async with asyncio.timeout(PATIENCE_SECONDS):
             while await self.metric(sample) < at_least:
                 await asyncio.sleep(0.02)
+
+    @property
+    def shares_store(self) -> bool:
+        """Whether other instances can have its database open."""
+        return "TIMER_DATABASE_URL" in self._environment
+
+    @contextlib.contextmanager
+    def nothing_commits(self) -> Iterator[None]:
+        """Keep its SQLite database locked, so that it handles nothing to the end."""
+        with contextlib.closing(sqlite3.connect(self._environment["TIMER_DB_PATH"], isolation_level=None)) as lock:
+            lock.execute("BEGIN IMMEDIATE")
+            yield
 
     def backlog(self) -> AbstractAsyncContextManager[Backlog]:
         """Look into its database for what it has still to do."""

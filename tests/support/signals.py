@@ -18,7 +18,7 @@ from timer_service.core.lease import Lease
 from timer_service.signals import SLICE
 from timer_service.signals.evaluation import Evaluation
 from timer_service.signals.firing_store import FIRINGS
-from timer_service.signals.firings import Firings
+from timer_service.signals.firing_worker import FiringWorker
 
 MAX_ATTEMPTS = 3
 BLOCKED = {"kind": "work_item.status.transition", "to": ["blocked"]}
@@ -101,7 +101,7 @@ class Signals(SignalConversation, ByHand):
         super().__init__(database, broker, clock, SLICE, on=evaluating, through=through, max_attempts=MAX_ATTEMPTS)
         self.lease = Lease(FIRINGS, VISIBILITY_TIMEOUT)
         self.evaluation = Evaluation(self.parts)
-        self.firings = Firings(self.parts)
+        self.firings = FiringWorker(self.parts)
 
     async def run(self) -> None:
         for worker in (self.evaluation, self.firings, self.relay):

@@ -36,7 +36,10 @@ _made: list[bytes] = []
 
 
 async def _sqlite_at_head() -> bytes:
-    """Return what is in a SQLite file with the whole schema and nothing else: made once, for that takes 20 ms."""
+    """Return what is in a SQLite file with the whole schema and nothing else: made once, for that takes 20 ms.
+
+    Nothing here waits for a thread: the event loop of the simulation can't.
+    """
     if not _made:
         with TemporaryDirectory() as folder:
             path = Path(folder) / "timers.db"

@@ -3,7 +3,7 @@
 import json
 import random
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -12,13 +12,14 @@ from tests.support.clock import ManualClock
 from tests.support.metrics import RecordingMetrics
 from timer_service.adapters.memory import MemoryBroker, MemorySubscription, Predicate, never
 from timer_service.core.consumer import Consumer, Route
-from timer_service.core.database import Database, Row
+from timer_service.core.database import Database, Row, Transaction
 from timer_service.core.lease import Lease
 from timer_service.core.message import Kind, Message, Position
 from timer_service.core.query import Queries
 from timer_service.core.relay import Relay
-from timer_service.timers import SLICE
+from timer_service.timers import SLICE, store
 from timer_service.timers.events import due_time_reached
+from timer_service.timers.rules import Timer
 from timer_service.timers.store import TIMERS
 
 BATCH = 1000
@@ -151,6 +152,11 @@ class Timers:
         """Do to the database what no command can."""
         async with self.database.transaction() as tx:
             await tx.execute(statement)
+
+
+async def put_timers(tx: Transaction, timers: Collection[Timer]) -> None:
+    """Write whole timers, as a command does that changes each of them."""
+    await store.save(tx, {}, {timer.key: timer for timer in timers})
 
 
 def bodies(messages: Sequence[Message]) -> list[Any]:

@@ -11,12 +11,12 @@ from timer_service.core.broker import Delivery
 from timer_service.core.codec import MAX_COMMAND_BYTES, REPLY_TO, decode_command, decode_envelope, encode
 from timer_service.core.data import MAX_DATA_BYTES
 from timer_service.core.errors import Code, Fault, Rejection
-from timer_service.core.message import Address, Command, Event, Kind, Position, Trace, kebab
+from timer_service.core.message import MAX_MESSAGE_BYTES, Address, Command, Event, Kind, Position, Trace, kebab
 from timer_service.core.rejection import Rejected
-from timer_service.timers.handler import PAYLOADS
-from timer_service.timers.messages import ScheduleTimer
+from timer_service.timers import SLICE
+from timer_service.timers.messages import CancelTimer, ScheduleTimer
 
-COMMANDS = {payload.type: payload for payload in PAYLOADS}
+COMMANDS = {payload.type: payload for payload in SLICE.commands}
 TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
 
@@ -168,6 +168,7 @@ def test_unknown_type(name: str, hint: str) -> None:
         ({"serviceCallId": 7}, "payload.serviceCallId"),
         ({"serviceCallId": None}, "payload.serviceCallId"),
         ({"tenantId": "a b"}, "payload.tenantId"),
+        ({"tenantId": None}, "payload.tenantId"),
         ({"dueAt": NOW}, "payload.dueAt"),
         ({"dueAt": "tomorrow"}, "payload.dueAt"),
         ({"dueAt": "2026-11-21T09:00:00"}, "payload.dueAt"),
@@ -175,7 +176,7 @@ def test_unknown_type(name: str, hint: str) -> None:
         ({"due": iso(NOW)}, "payload.due"),
         ({"service_call_id": "a"}, "payload.service_call_id"),
     ],
-    ids=range(13),
+    ids=range(14),
 )
 def test_invalid_payload(payload: dict[str, Any], path: str) -> None:
     """A payload with a field that is wrong or unknown is rejected, and the field is named."""
@@ -189,7 +190,7 @@ def test_snake_case_payload() -> None:
     """The payload's fields have one spelling: Python's own names are both unknown and no substitute."""
     body = command("ScheduleTimer", {"tenant_id": "acme", "service_call_id": "a", "due_at": iso(NOW)})
     verdict = rejection(delivery(body))
-    names = "tenantId", "serviceCallId", "dueAt", "tenant_id", "service_call_id", "due_at"
+    names = "serviceCallId", "dueAt", "tenant_id", "service_call_id", "due_at"
     assert (verdict.code, [fault.path for fault in verdict.faults]) == (
         Code.INVALID_PAYLOAD,
         [f"payload.{name}" for name in names],
@@ -235,8 +236,16 @@ def test_subject_of_another_tenant() -> None:
     assert (verdict.code, verdict.faults) == (Code.TENANT_MISMATCH, (Fault("tenantId", "must be 'other'"),))
 
 
+def test_payload_without_a_tenant() -> None:
+    """A payload that leaves its tenant out belongs to the envelope's tenant."""
+    body = command("CancelTimer", {"serviceCallId": "call-7"}, tenant="other")
+    decoded = decode(delivery(body, address=command_address("other", "cancel-timer")))
+    assert decoded.payload == CancelTimer(tenant_id="other", service_call_id="call-7")
+    assert decoded.tenant == "other"
+
+
 def test_payload_of_another_tenant() -> None:
-    """The tenant of the payload must be the envelope's."""
+    """The tenant of the payload, if it is given, must be the envelope's."""
     verdict = rejection(delivery(schedule_timer(tenantId="other")))
     assert (verdict.code, verdict.faults) == (Code.TENANT_MISMATCH, (Fault("payload.tenantId", "must be 'acme'"),))
 
@@ -260,8 +269,23 @@ def test_field_name_with_a_line_break() -> None:
     """A field's name can't add headers to the dead letter, such as one the broker would obey."""
     unknown: dict[str, Any] = {"x\r\nNats-Rollup: all": 1}
     given_delivery = delivery(schedule_timer(**unknown))
-    letter, _ = Rejected(given_delivery, rejection(given_delivery), None).messages(NOW)
+    letter, _ = Rejected(given_delivery, rejection(given_delivery), None).messages(NOW, MAX_MESSAGE_BYTES)
     assert all(value.isprintable() for value in letter.headers.values())
+
+
+@pytest.mark.parametrize("header", [10, 58_000, 65_000])
+@pytest.mark.parametrize("body", [0, 1000, MAX_MESSAGE_BYTES - 65_000, MAX_MESSAGE_BYTES - 100, MAX_MESSAGE_BYTES])
+def test_dead_letter_fits(body: int, header: int) -> None:
+    """A dead letter fits into a message however little room the command left, and says what is missing in it."""
+    command = delivery(b"x" * body, headers={"note": "y" * header})
+    letter, _ = Rejected(command, rejection(command), None).messages(NOW, MAX_MESSAGE_BYTES)
+    headers = sum(len(name) + len(value) + 4 for name, value in letter.headers.items())
+    whole = body + header < MAX_MESSAGE_BYTES - 5_000
+    assert (headers < 61_000, len(letter.body) + headers < MAX_MESSAGE_BYTES - 500) == (True, True)
+    assert letter.headers["Timer-Source-Sequence"] == str(command.position.sequence)
+    assert ("note" in letter.headers) == ("Timer-Headers-Omitted" not in letter.headers) == (header < 60_000)
+    assert letter.body == (b"" if "Timer-Body-Omitted" in letter.headers else command.body)
+    assert not whole or "Timer-Body-Omitted" not in letter.headers
 
 
 @pytest.mark.parametrize(

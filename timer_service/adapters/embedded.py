@@ -27,11 +27,9 @@ _LOG_LINES = 15
 
 # `sync_interval: always`: an acknowledged message is on the disk. By default the server syncs every two minutes, so a
 # machine that stops takes messages with it that the service was told are stored.
-# `max_payload`: above the 1 MiB a command may have, so that a larger one is rejected by name and its dead letter fits.
 _SETTINGS = """\
 server_name: {name}
 listen: "{host}:{port}"
-max_payload: 8MB
 jetstream {{
   store_dir: {store}
   sync_interval: always

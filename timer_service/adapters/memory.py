@@ -5,8 +5,10 @@ import random
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
+from itertools import accumulate
 
 from timer_service.core.broker import (
+    BATCH_BYTES,
     PUBLISHED,
     BrokerFeatures,
     Delivery,
@@ -61,8 +63,10 @@ class _Queue:
         self.changed.set()
 
     def take(self, limit: int) -> list[_Command]:
-        taken = self.commands[:limit]
-        del self.commands[:limit]
+        sizes = accumulate(len(command.body) for command in self.commands[:limit])
+        count = max(1, sum(size <= BATCH_BYTES for size in sizes))
+        taken = self.commands[:count]
+        del self.commands[:count]
         return taken
 
     def remove(self, positions: Collection[Position]) -> None:
@@ -86,8 +90,8 @@ class MemoryBroker:
 
     def __init__(self, *, features: BrokerFeatures = FEATURES, epoch: int = 1) -> None:
         self.features = features
-        self.trouble: str | None = None
-        """Set it to make every message UNAVAILABLE."""
+        self._trouble: str | None = None
+        self._backlog: frozenset[Position] | None = None
         self.refuses: Predicate = never
         """Which messages are REFUSED."""
         self.loses_acknowledgement_of: Predicate = never
@@ -104,6 +108,21 @@ class MemoryBroker:
         self._ids: set[tuple[Kind, str]] = set()
         self._answers: dict[str, QueryHandler] = {}
         self._hears: list[Callable[[str, int], None]] = []
+
+    @property
+    def trouble(self) -> str | None:
+        """Why nothing can be published; set it to make every message UNAVAILABLE, and to None to connect again."""
+        return self._trouble
+
+    @trouble.setter
+    def trouble(self, reason: str | None) -> None:
+        self._trouble = reason
+        self._backlog = None
+
+    @property
+    def unsettled(self) -> frozenset[Position]:
+        """The commands that were neither acknowledged nor terminated."""
+        return frozenset(position for position, command in self._log.items() if not command.settled)
 
     @property
     def waiting(self) -> list[Position]:
@@ -145,8 +164,19 @@ class MemoryBroker:
         """Ask a query, as its sender would. Raises KeyError when nobody answers queries of that name."""
         return await self._answers[name](name, tenant, body)
 
-    async def subscribe(self) -> "MemorySubscription":
-        """Join the commands."""
+    async def caught_up(self) -> bool:
+        """Return whether all is settled that was unsettled when this was first asked, or first after a trouble."""
+        if self._trouble is not None:
+            return False
+        if self._backlog is None or self._backlog:
+            unsettled = self.unsettled
+            self._backlog = unsettled if self._backlog is None else self._backlog & unsettled
+        return not self._backlog
+
+    async def subscribe(self, *, alone: bool = False) -> "MemorySubscription":
+        """Join the commands. `alone`: what was handed over and not settled is handed over again."""
+        if alone:
+            self.redeliver()
         return MemorySubscription(self._queue, self.settlements)
 
     async def publish(self, messages: Sequence[Message]) -> Sequence[PublishResult]:

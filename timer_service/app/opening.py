@@ -15,6 +15,7 @@ from timer_service.app.service import App
 from timer_service.app.storage import open_storage
 from timer_service.config import Config, load_config
 from timer_service.core.errors import StartError
+from timer_service.core.message import MAX_MESSAGE_BYTES
 from timer_service.metrics import Metrics
 
 _NATS_PORT = 4222
@@ -35,6 +36,7 @@ async def open_app(config: Config) -> AsyncIterator[App]:
             manage_streams=config.manage_streams,
         )
         try:
+            _check_message_size(broker)
             _check_retention(config, broker)
             metrics.watch_broker(lambda: broker.trouble is None)
             yield App(config, storage, broker, metrics, registry)
@@ -61,6 +63,15 @@ async def open_dev_app(data_dir: Path) -> AsyncIterator[tuple[App, Config, list[
         config = wanted.model_copy(update={"broker_url": url, "http_port": http_port})
         async with open_app(config) as app:
             yield app, config, notes
+
+
+def _check_message_size(broker: NatsBroker) -> None:
+    taken = broker.features.max_message_bytes
+    if taken < MAX_MESSAGE_BYTES:
+        raise StartError(
+            f"the broker (TIMER_BROKER_URL) takes messages of {taken} bytes at most, and events may have "
+            f"{MAX_MESSAGE_BYTES}: set max_payload of the NATS server, and of the account's limits, to 1MB or more."
+        )
 
 
 def _check_retention(config: Config, broker: NatsBroker) -> None:

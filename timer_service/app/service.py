@@ -82,7 +82,7 @@ class App:
 
     async def _serve_commands(self) -> Subscription:
         await self._broker.serve_queries(self._queries.names, self._queries.answer)
-        return await self._broker.subscribe()
+        return await self._broker.subscribe(alone=self._database.exclusive)
 
     async def _drain(self, subscription: Subscription | None, working: list[asyncio.Task[None]]) -> None:
         """Let what is under way end by itself; what the timeout cuts off is done again after a restart."""

@@ -11,7 +11,7 @@ from timer_service.cli.running import run
 from timer_service.cli.showing import local, one_line, wire
 from timer_service.client import BuriedEvent, Outcome, TimerClient
 
-app = typer.Typer(help="Events that could not be published: look them up, put them back.", no_args_is_help=True)
+app = typer.Typer(help="Events that could not be published: list them, retry them.", no_args_is_help=True)
 
 Tenant = Annotated[str, typer.Argument(help="Whose events.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
@@ -43,7 +43,7 @@ def retry(
     every: Annotated[bool, typer.Option("--all", help="All that were given up.")] = False,  # noqa: FBT002 - typer's way
     as_json: AsJson = False,  # noqa: FBT002 - typer's way
 ) -> None:
-    """Put events back, to be published at once under the ids they always had."""
+    """Publish events again at once, under the same ids."""
     if bool(event_ids) == every:
         raise typer.BadParameter("give the ids of events, or --all")
 

@@ -16,7 +16,7 @@ _SHORTEST_CALL = 12
 _SHORTEST_ERROR = 24
 _COLOURS = {State.REACHED: "green", State.CANCELLED: "yellow", State.FAILED: "red"}
 _WORDS = {
-    "unchanged": "it is so already",
+    "unchanged": "already in that state",
     "not_found": "there is no such timer",
     "already_reached": "it has fired",
     "ignored_reached": "it has fired, and can't be moved any more",

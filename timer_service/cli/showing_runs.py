@@ -25,7 +25,7 @@ _CALM = {"pending", "STATUS"}
 _WORDS = {
     "run_rejected": "its graph can't be run",
     "exists": "it is another one, and stays as it is",
-    "unchanged": "it is so already",
+    "unchanged": "already in that state",
     "kept": "kept until the command comes that it needs",
     "not_found": "there is no such run",
     "unknown_job": "the run has no such job",

@@ -14,7 +14,7 @@ _HEAD = ("SIGNAL", "STATUS", "ITEM", "WAITS FOR", "LAST FIRED", "NOTE")
 _GAP = "  "
 _COLOURS = {SignalStatus.ACTIVE: "green", SignalStatus.FIRED: "yellow", SignalStatus.PAUSED: "red"}
 _WORDS = {
-    "unchanged": "it is so already",
+    "unchanged": "already in that state",
     "exists": "there is another signal of this name, which stays as it is",
     "created_invalid": "its trigger can't be read, so it never fires",
     "recorded": "a newer command has set the item's status since",

@@ -34,10 +34,10 @@ def schedule(  # noqa: PLR0917 - typer's way
     call: Call,
     at: Annotated[str | None, typer.Option(help="Due time: ISO 8601 with an offset.")] = None,
     in_: Annotated[str | None, typer.Option("--in", help="Due after: 500ms, 10s, 5m, 2h, 1d or 1h30m.")] = None,
-    data: Annotated[str | None, typer.Option(help="JSON that comes back in the event.")] = None,
+    data: Annotated[str | None, typer.Option(help="JSON that comes back in the event (default: none).")] = None,
     as_json: AsJson = False,  # noqa: FBT002 - typer's way
 ) -> None:
-    """Schedule a timer and wait for its outcome."""
+    """Schedule a timer, or change its due time or data, and wait for the outcome."""
     due_at = _due_at(at, in_)
     extra = {} if data is None else {"data": _json(data)}
     _tell(run(with_client(lambda client: client.schedule(tenant, call, due_at, **extra))), tenant, call, as_json)
@@ -51,7 +51,7 @@ def cancel(tenant: Tenant, call: Call, as_json: AsJson = False) -> None:  # noqa
 
 @app.command()
 def retry(tenant: Tenant, call: Call, as_json: AsJson = False) -> None:  # noqa: FBT002 - typer's way
-    """Put a Failed timer back, to fire at once, and wait for the outcome."""
+    """Fire a Failed timer at once, and wait for the outcome."""
     _tell(run(with_client(lambda client: client.retry(tenant, call))), tenant, call, as_json)
 
 

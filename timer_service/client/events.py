@@ -50,6 +50,6 @@ class Events:
         return (BuriedEvent.read(view) async for view in views)
 
     async def retry(self, tenant: str, event_id: str, *, timeout_seconds: float = 10) -> Outcome:
-        """Put one back, to be published at once under the id it always had."""
+        """Publish an event again at once, under the same id."""
         fields = {"eventId": check_identifier("event_id", event_id)}
         return await self._link.send(self._link.command("RetryEvent", tenant, fields), timeout_seconds)

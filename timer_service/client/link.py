@@ -28,9 +28,8 @@ class Link:
 
     def command(self, message_type: str, tenant: str, fields: Mapping[str, Any]) -> Command:
         """Make a command of its payload's fields. Raises ValueError when the broker would not take it."""
-        payload = {"tenantId": check_tenant(tenant), **fields}
         command_id = secrets.token_hex(16)
-        body = write_json({"id": command_id, "type": message_type, "tenantId": tenant, "payload": payload})
+        body = write_json({"id": command_id, "type": message_type, "tenantId": check_tenant(tenant), "payload": fields})
         if len(body) + _ENVELOPE_ALLOWANCE > self._connection.max_payload:
             raise ValueError(f"data must be smaller: the command has {len(body)} bytes, more than the broker takes")
         return Command(command_id, f"{self._prefix}.cmd.v1.{tenant}.{kebab(message_type)}", body)

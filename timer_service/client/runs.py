@@ -1,6 +1,7 @@
 """Runs: the part of the client that is about job graphs."""
 
 from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from timer_service.client.arguments import check_identifier, check_run_status, check_tenant
@@ -61,11 +62,13 @@ class Runs:
     async def get(self, tenant: str, run: str, *, timeout_seconds: float = 10) -> RunGraph | None:
         """Return a run with all its jobs, asking for page after page, or None when there is none."""
         question: dict[str, Any] = {"runId": check_identifier("run", run)}
-        jobs: list[RunJob] = []
+        jobs: dict[str, RunJob] = {}
         while (page := await self._link.find(tenant, "get-run", question, timeout_seconds)) is not None:
-            jobs += [RunJob.read(view) for view in page["jobs"]]
+            for job in map(RunJob.read, page["jobs"]):
+                known = jobs.get(job.name)  # one with many needs goes on on the next page
+                jobs[job.name] = job if known is None else replace(job, needs=[*known.needs, *job.needs])
             if "cursor" not in page:
-                return RunGraph(Run.read(page), page["counts"], page["groups"], jobs)
+                return RunGraph(Run.read(page), page["counts"], page["groups"], [*jobs.values()])
             question["cursor"] = page["cursor"]
         return None
 

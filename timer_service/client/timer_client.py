@@ -73,10 +73,10 @@ class TimerClient:
     async def schedule(
         self, tenant: str, call: str, due_at: datetime, *, data: Any = UNSET, timeout_seconds: float = 10
     ) -> Outcome:
-        """Schedule a timer, or move it, and wait for the outcome.
+        """Schedule a timer, or change its due time or data, and wait for the outcome.
 
-        `due_at` must carry a timezone; `data` is any JSON value and comes back in the event. Raises `CommandError` when
-        the service rejects it.
+        `due_at` must carry a timezone; `data` is any JSON value and comes back in the event. Without `data` the event
+        has none, whatever an earlier call gave. Raises `CommandError` when the service rejects the command.
         """
         return await self._link.send(self._schedule_timer(NewTimer(tenant, call, due_at, data)), timeout_seconds)
 
@@ -99,7 +99,7 @@ class TimerClient:
         return await self._link.send(self._about("CancelTimer", tenant, call), timeout_seconds)
 
     async def retry(self, tenant: str, call: str, *, timeout_seconds: float = 10) -> Outcome:
-        """Put a Failed timer back, to fire at once. Raises `CommandError` when the service rejects it."""
+        """Fire a Failed timer at once. Raises `CommandError` when the service rejects it."""
         return await self._link.send(self._about("RetryTimer", tenant, call), timeout_seconds)
 
     async def get(self, tenant: str, call: str, *, timeout_seconds: float = 10) -> Timer | None:

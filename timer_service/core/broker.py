@@ -9,6 +9,9 @@ from typing import Any, NamedTuple, Protocol
 from timer_service.core.errors import Code
 from timer_service.core.message import Address, Message, Position
 
+BATCH_BYTES = 8 * 1024 * 1024
+"""What the commands of one batch may have in all, unless it is one."""
+
 
 @dataclass(frozen=True, slots=True)
 class BrokerFeatures:
@@ -89,7 +92,10 @@ class Subscription(Protocol):
     """A share of the commands. What isn't settled is delivered again, to this instance or another."""
 
     async def next_batch(self, limit: int) -> Sequence[Delivery]:
-        """Wait for commands; return 1 to `limit` of them, or none once the subscription is closed."""
+        """Wait for commands; return 1 to `limit` of them, or none once the subscription is closed.
+
+        Together they have no more than `BATCH_BYTES`, unless it is one.
+        """
         ...
 
     async def acknowledge(self, deliveries: Sequence[Delivery]) -> None:
@@ -122,8 +128,19 @@ class Broker(Protocol):
         """Why the broker can't be used at the moment; None while all is well."""
         ...
 
-    async def subscribe(self) -> Subscription:
-        """Join the commands of every tenant."""
+    async def subscribe(self, *, alone: bool = False) -> Subscription:
+        """Join the commands of every tenant.
+
+        `alone`: no other instance can have commands, so what a dead one had not settled comes again at once.
+        """
+        ...
+
+    async def caught_up(self) -> bool:
+        """Return whether every command is settled that was waiting when this instance connected, by whichever instance.
+
+        The commands meant are those in the stream when this is first asked after each connect. While the broker can't
+        be used they are not settled. Once they are, this costs nothing until the connection is lost.
+        """
         ...
 
     async def publish(self, messages: Sequence[Message]) -> Sequence[PublishResult]:

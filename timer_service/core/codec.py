@@ -11,6 +11,7 @@ from pydantic_core import ErrorDetails, from_json, to_json
 from timer_service.core.broker import Delivery
 from timer_service.core.errors import Code, Fault, Rejection
 from timer_service.core.message import (
+    MAX_MESSAGE_BYTES,
     Address,
     Command,
     Envelope,
@@ -22,7 +23,7 @@ from timer_service.core.message import (
     kebab,
 )
 
-MAX_COMMAND_BYTES = 1024 * 1024
+MAX_COMMAND_BYTES = MAX_MESSAGE_BYTES
 _MAX_FAULTS = 20
 _TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}(-[!-~]{0,200})?")
 _TRACESTATE = re.compile(r"[ -~]{1,512}")
@@ -93,8 +94,9 @@ def _check_address(address: Address, envelope: Envelope) -> None:
 
 
 def _payload(model: type[TenantPayload], envelope: Envelope) -> TenantPayload:
+    fields = {"tenantId": envelope.tenant_id, **envelope.payload}  # a command may leave it out
     try:
-        payload = model.model_validate(envelope.payload, by_alias=True, by_name=False)
+        payload = model.model_validate(fields, by_alias=True, by_name=False)
     except ValidationError as error:
         raise rejection_of(Code.INVALID_PAYLOAD, "the payload", error, "payload") from error
     if payload.tenant_id != envelope.tenant_id:

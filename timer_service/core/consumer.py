@@ -188,7 +188,7 @@ class Consumer:
     async def _reject(self, subscription: Subscription, rejected: Sequence[Rejected]) -> None:
         """Store dead letters, then terminate; what can't be stored is delivered again."""
         now = self._clock.now()
-        letters = [each.messages(now) for each in rejected]
+        letters = [each.messages(now, self._broker.features.max_message_bytes) for each in rejected]
         results = iter(await self._broker.publish([message for each in letters for message in each]))
         stored: list[Rejected] = []
         for each, messages in zip(rejected, letters, strict=True):

@@ -1,13 +1,15 @@
 """The lease: exclusive, expiring, fenced work on the rows of any table that has the lease columns.
 
 The columns: `available_at`, `lease_token`, `attempt`, `last_error`, and `tenant_id`. The indexes, both over the rows
-with an `available_at`: (available_at), and (tenant_id, oldest_first). See the state diagram in `timer_service.core`.
+with an `available_at`: (available_at), and (tenant_id, oldest_first); each ends with the ordinal, where there is one.
+See the state diagram in `timer_service.core`.
 """
 
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from operator import itemgetter
 from typing import Any
 
 from timer_service.core.database import Reader, Row, Transaction
@@ -34,6 +36,13 @@ class LeasedTable:
     """None: a completed row is deleted."""
     done_at: str | None = None
     """The column that takes the instant of completion, where the row stays."""
+    ordinal: str | None = None
+    """The claimed column that orders the rows of one instant, where their order matters."""
+
+    @property
+    def order(self) -> tuple[str, ...]:
+        """The columns that rows are fired in the order of."""
+        return (self.oldest_first,) if self.ordinal is None else (self.oldest_first, self.ordinal)
 
     def sql(self, name: str) -> str:
         """Return the named statement of `lease.sql` for this table."""
@@ -46,6 +55,7 @@ class LeasedTable:
             waiting=self.waiting,
             held=self.held,
             oldest_first=self.oldest_first,
+            then="" if self.ordinal is None else f", {self.ordinal}",
             done=self.done,
             buried=self.buried,
             done_at=self.done_at,
@@ -76,6 +86,7 @@ class Lease:
         self._pending_tenants = table.sql("pending_tenants")
         self._claim_of_tenant = table.sql("claim_of_tenant")
         self._seen_tenant = ""
+        self._place = itemgetter(*table.order)
         deletes = table.done is None
         self._complete = table.sql("complete_and_delete" if deletes else "complete")
         self._complete_claim = table.sql("complete_claim_and_delete" if deletes else "complete_claim")
@@ -97,7 +108,7 @@ class Lease:
         rows = await self._claim_shares(tx, claim, limit) if available > limit else []
         if left := min(available, limit) - len(rows):
             rows += await tx.fetch(self._claim, {**claim, "limit": left})
-        return sorted(rows, key=lambda row: row[self.table.oldest_first])
+        return sorted(rows, key=self._place)
 
     async def count_available(self, reader: Reader, now: int, limit: int) -> int:
         """Count the rows that may be claimed at `now`, no further than `limit`."""

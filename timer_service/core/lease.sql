@@ -2,7 +2,7 @@
 WITH picked AS MATERIALIZED (  -- picked once: a plan that asked anew for each row would lock more than the limit
     SELECT {key} FROM {table}
     WHERE available_at <= :now
-    ORDER BY available_at
+    ORDER BY available_at{then}
     LIMIT :limit
     /* skip locked */
 )
@@ -31,7 +31,7 @@ FROM pending WHERE tenant_id IS NOT NULL
 WITH picked AS MATERIALIZED (
     SELECT {key} FROM {table}
     WHERE tenant_id = :tenant_id AND {oldest_first} <= :now AND available_at <= :now
-    ORDER BY {oldest_first}
+    ORDER BY {oldest_first}{then}
     LIMIT :limit
     /* skip locked */
 )

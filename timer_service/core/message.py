@@ -9,6 +9,9 @@ from typing import Annotated, Any, ClassVar, NamedTuple
 from pydantic import BaseModel, ConfigDict, StrictInt, StringConstraints
 from pydantic.alias_generators import to_camel
 
+MAX_MESSAGE_BYTES = 1024 * 1024
+"""What a message may have: events and answers are made to fit, and every broker must take it."""
+
 TENANT_PATTERN = r"^[A-Za-z0-9_-]{1,64}$"
 Tenant = Annotated[str, StringConstraints(pattern=TENANT_PATTERN)]
 IDENTIFIER_PATTERN = r"^[^\x00-\x1f\x7f-\x9f]{1,200}$"
@@ -61,7 +64,7 @@ class Payload(BaseModel):
 
 
 class TenantPayload(Payload):
-    """A payload that names its tenant, as every command and timer event does."""
+    """A payload that names its tenant. A command may leave it out: decoding fills it in from the envelope."""
 
     tenant_id: Tenant
 

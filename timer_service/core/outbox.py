@@ -4,6 +4,7 @@ A relay over `OUTBOX` publishes them, at least once and under their own ids. Wha
 stays, buried, with the reason, until it is put back.
 """
 
+import itertools
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
@@ -20,8 +21,9 @@ _FIND_LOCKED = f"{_SQL['find']}\n/* for update */"
 OUTBOX = LeasedTable(
     name="outbox",
     key=("tenant_id", "event_id"),
-    claimed=("tenant_id", "event_id", "message", "body", "traceparent", "tracestate", "added_at"),
+    claimed=("tenant_id", "event_id", "message", "body", "traceparent", "tracestate", "added_at", "ordinal"),
     oldest_first="added_at",
+    ordinal="ordinal",
     state="state",
     waiting="Waiting",
     held="Waiting",
@@ -34,6 +36,9 @@ COUNTED = (
 )
 """What the gauges tell of it."""
 
+_ORDINALS = itertools.count()
+"""Not one for each transaction: then what adds to one in several places would have to hand it on."""
+
 
 class EventKey(NamedTuple):
     """Which event."""
@@ -45,7 +50,8 @@ class EventKey(NamedTuple):
 async def add(tx: Transaction, events: Collection[Event], now: int) -> None:
     """Have events published once the transaction commits; one that is there already (by its id) stays as it is.
 
-    Whoever adds wakes the relay's loop afterwards, or it meets them at its next poll.
+    They go out in this order, and after those that this instance has added before in the same transaction, as far as
+    docs/guarantees.md promises it. Whoever adds wakes the relay's loop afterwards, or it meets them at its next poll.
     """
     await tx.executemany(_SQL["add"], [_parameters(event, now) for event in events])
 
@@ -84,4 +90,5 @@ def _parameters(event: Event, now: int) -> dict[str, object]:
         "traceparent": event.trace.traceparent,
         "tracestate": event.trace.tracestate,
         "at": now,
+        "ordinal": next(_ORDINALS),
     }

@@ -1,6 +1,8 @@
 -- name: add
-INSERT INTO outbox (tenant_id, event_id, message, body, traceparent, tracestate, added_at, state, available_at)
-VALUES (:tenant_id, :event_id, :message, :body, :traceparent, :tracestate, :at, 'Waiting', :at)
+INSERT INTO outbox (
+    tenant_id, event_id, message, body, traceparent, tracestate, added_at, ordinal, state, available_at
+)
+VALUES (:tenant_id, :event_id, :message, :body, :traceparent, :tracestate, :at, :ordinal, 'Waiting', :at)
 ON CONFLICT (tenant_id, event_id) DO NOTHING
 
 -- name: find

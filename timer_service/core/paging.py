@@ -3,9 +3,8 @@
 import base64
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
-from itertools import accumulate
-from typing import Annotated, Any, TypeVar
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Annotated, Any, Generic, TypeVar
 
 from pydantic import Field
 from pydantic_core import to_json
@@ -13,12 +12,39 @@ from pydantic_core import to_json
 from timer_service.core.errors import Code, Fault, Rejection
 
 _T = TypeVar("_T")
+_Place = TypeVar("_Place", bound=Sequence[str | int])
 
 PageLimit = Annotated[int, Field(ge=1, le=1000)]
 PageCursor = Annotated[str, Field(max_length=2000)]
-_PAGE_BYTES = 512 * 1024  # half of what a broker's message usually may have
+PAGE_BYTES = 512 * 1024  # half of a message: the rest is for what an answer tells besides
+_READ_AT_ONCE = 100  # of the largest rows 6 MiB
 _LARGEST = 2**63  # no database has larger integers
 _UNSTORABLE = re.compile("[\\0\ud800-\udfff]")
+
+
+async def read_page(
+    name: str,
+    read: Callable[[_Place, int], Awaitable[Sequence[_T]]],
+    *,
+    after: _Place,
+    limit: int,
+    view: Callable[[_T], Mapping[str, Any]],
+    place: Callable[[_T], _Place],
+) -> Mapping[str, Any]:
+    """Read behind a place, and return the page: as `page` does, without reading much more than it shows.
+
+    `read` is given a place and how many to read at most; what it returns is in order.
+    """
+    shown = _Page(limit, view)
+    while True:
+        wanted = min(_READ_AT_ONCE, limit + 1 - len(shown.views))
+        found = await read(after, wanted)
+        if taken := shown.take(found):
+            after = place(found[taken - 1])
+        if taken < len(found):
+            return {name: shown.views, "cursor": write_cursor(after)}
+        if len(found) < wanted:
+            return {name: shown.views}
 
 
 def page(
@@ -31,14 +57,36 @@ def page(
 ) -> Mapping[str, Any]:
     """Return the views of what was found under `name`: up to `limit`, as many as fit into one answer, at least one.
 
-    When there are more there is a `cursor`, which holds the place of the last.
+    When there are more there is a `cursor`, which holds the place of the last. No views are made of the rest.
     """
-    views = [view(each) for each in found[:limit]]
-    sizes = accumulate(len(to_json(each)) for each in views)
-    shown = views[: max(1, sum(total <= _PAGE_BYTES for total in sizes))]
-    if len(shown) == len(found):
-        return {name: shown}
-    return {name: shown, "cursor": _write_cursor(place(found[len(shown) - 1]))}
+    shown = _Page(limit, view)
+    taken = shown.take(found)
+    if taken == len(found):
+        return {name: shown.views}
+    return {name: shown.views, "cursor": write_cursor(place(found[taken - 1]))}
+
+
+class _Page(Generic[_T]):
+    """What a page shows so far, and its bytes."""
+
+    def __init__(self, limit: int, view: Callable[[_T], Mapping[str, Any]]) -> None:
+        self.views: list[Mapping[str, Any]] = []
+        self._limit = limit
+        self._view = view
+        self._room = PAGE_BYTES
+
+    def take(self, found: Sequence[_T]) -> int:
+        """Show as many as there is room for; return how many those are."""
+        for number, each in enumerate(found):
+            if len(self.views) == self._limit:
+                return number
+            view = self._view(each)
+            size = len(to_json(view)) + 1  # and a comma
+            if self.views and size > self._room:
+                return number
+            self._room -= size
+            self.views.append(view)
+        return len(found)
 
 
 def read_cursor(cursor: str, *kinds: type[str | int]) -> list[Any]:
@@ -52,7 +100,8 @@ def read_cursor(cursor: str, *kinds: type[str | int]) -> list[Any]:
     raise Rejection(Code.INVALID_PAYLOAD, "the cursor is not one of ours", [Fault("cursor", "give it back unchanged")])
 
 
-def _write_cursor(place: Sequence[str | int]) -> str:
+def write_cursor(place: Sequence[str | int]) -> str:
+    """Write a place as a cursor."""
     return base64.urlsafe_b64encode(json.dumps(place, ensure_ascii=False).encode()).decode()
 
 

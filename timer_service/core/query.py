@@ -12,10 +12,13 @@ from timer_service.core.clock import Clock
 from timer_service.core.codec import rejection_of
 from timer_service.core.database import Database, Reader
 from timer_service.core.errors import Code, DatabaseUnavailableError, Rejection
-from timer_service.core.message import Payload
+from timer_service.core.message import MAX_MESSAGE_BYTES, Payload
 from timer_service.core.rejection import error_body
 
 log = logging.getLogger(__name__)
+
+
+_LARGEST_ANSWER = MAX_MESSAGE_BYTES
 
 
 class QueryRoute(NamedTuple):
@@ -50,7 +53,11 @@ class Queries:
         route = self._routes[name]
         try:
             question = _read(route.request, body)
-            return QueryReply(to_json(await route.answer(self._database.queries, tenant, question, self._clock.now())))
+            body = to_json(await route.answer(self._database.queries, tenant, question, self._clock.now()))
+            if len(body) > _LARGEST_ANSWER:
+                message = f"the answer would have {len(body)} bytes; at most {_LARGEST_ANSWER} can be sent"
+                raise Rejection(Code.TOO_LARGE, message)  # noqa: TRY301 - answered like any other
+            return QueryReply(body)
         except Rejection as rejection:
             return _error(rejection)
         except DatabaseUnavailableError as error:

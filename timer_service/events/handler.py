@@ -1,4 +1,4 @@
-"""Commands on events -> outbox, in the consumer's transaction."""
+"""Commands on events: load, apply, save, in the consumer's transaction."""
 
 from collections.abc import Sequence
 from enum import StrEnum
@@ -22,19 +22,19 @@ class Outcome(StrEnum):
 async def handle(tx: Transaction, commands: Sequence[Command], now: int) -> Sequence[CommandResult]:
     """Apply commands in order; one read and one write in all."""
     keys = [_key(command) for command in commands]
-    states = await outbox.find_locked(tx, set(keys))
-    outcomes: list[CommandResult] = []
+    before = await outbox.find_locked(tx, set(keys))
+    after = dict(before)
+    results: list[CommandResult] = []
     for key in keys:
-        verdict = _decide(states.get(key))
-        outcomes.append(CommandResult(verdict, now if verdict is Outcome.RETRIED else None))
-        if verdict is Outcome.RETRIED:
-            states[key] = OUTBOX.waiting
-    retried = [key for key, outcome in zip(keys, outcomes, strict=True) if outcome.name == Outcome.RETRIED]
-    await outbox.put_back(tx, retried, now)
-    return outcomes
+        outcome = _apply(after.get(key))
+        if outcome is Outcome.RETRIED:
+            after[key] = OUTBOX.waiting
+        results.append(CommandResult(outcome, now if outcome is Outcome.RETRIED else None))
+    await outbox.put_back(tx, [key for key, state in after.items() if state != before[key]], now)
+    return results
 
 
-def _decide(state: str | None) -> Outcome:
+def _apply(state: str | None) -> Outcome:
     if state is None:
         return Outcome.NOT_FOUND
     return Outcome.RETRIED if state == OUTBOX.buried else Outcome.UNCHANGED

@@ -6,7 +6,7 @@ from timer_service.core.message import Identifier, TenantPayload
 
 
 class RetryEvent(TenantPayload):
-    """Put a buried event back, with all its attempts before it."""
+    """Publish a buried event at once, under the same id. All attempts are available again."""
 
     type: ClassVar[str] = "RetryEvent"
 

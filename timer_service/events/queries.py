@@ -1,6 +1,7 @@
 """Questions about events. A tenant only ever sees its own."""
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from pydantic import Field
@@ -10,7 +11,7 @@ from timer_service.core import outbox
 from timer_service.core.database import Reader, Row
 from timer_service.core.instant import Instant, format_instant
 from timer_service.core.message import Identifier, Payload, Tenant
-from timer_service.core.paging import PageCursor, PageLimit, page, read_cursor
+from timer_service.core.paging import PageCursor, PageLimit, read_cursor, read_page
 from timer_service.core.query import QueryRoute
 
 _BEGINNING = (-1, "")
@@ -45,11 +46,15 @@ class BuriedEventPage(Payload):
 
 async def _list(reader: Reader, tenant: str, question: ListBuriedEvents, _now: int) -> Mapping[str, Any]:
     after = _BEGINNING if question.cursor is None else read_cursor(question.cursor, int, str)
-    found = await outbox.page_of_buried(reader, tenant, after, question.limit + 1)
-    return page("events", found, limit=question.limit, view=_view, place=lambda row: [row["added_at"], row["event_id"]])
+    read = partial(outbox.page_of_buried, reader, tenant)
+    return await read_page("events", read, after=after, limit=question.limit, view=_view, place=_place)
 
 
 QUERIES = (QueryRoute("list-buried-events", ListBuriedEvents, BuriedEventPage, _list),)
+
+
+def _place(row: Row) -> tuple[int, str]:
+    return (row["added_at"], row["event_id"])
 
 
 def _view(row: Row) -> Mapping[str, Any]:

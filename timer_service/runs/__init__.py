@@ -3,17 +3,27 @@
 from functools import partial
 
 from timer_service.core.slice import Slice
-from timer_service.runs.handler import PAYLOADS, handle
-from timer_service.runs.messages import JobReady, JobSkipped, RunCompleted, RunRejected, RunStuck
+from timer_service.runs.handler import handle
+from timer_service.runs.messages import (
+    CancelRun,
+    JobReady,
+    JobSkipped,
+    ReportJobStatus,
+    ResolveGroup,
+    RunCompleted,
+    RunRejected,
+    RunStuck,
+    StartRun,
+)
 from timer_service.runs.queries import QUERIES, RunView
 from timer_service.runs.retention import delete_settled
-from timer_service.runs.row_counts import COUNTED
 from timer_service.runs.rules import Outcome
+from timer_service.runs.store import COUNTED
 from timer_service.runs.sweep import Sweep
 
 SLICE = Slice(
     name="runs",
-    commands=PAYLOADS,
+    commands=(StartRun, ResolveGroup, ReportJobStatus, CancelRun),
     outcomes=Outcome,
     handle=partial(handle, evaluating=True),
     handle_when_off=partial(handle, evaluating=False),

@@ -1,79 +1,154 @@
-"""The events of runs."""
+"""The events of runs: what is different after some commands, or after a sweep."""
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate, islice
+from typing import Any, NamedTuple
 
 from pydantic_core import from_json
 
-from timer_service.core.database import Row
+from timer_service.core import outbox
+from timer_service.core.database import Transaction
 from timer_service.core.instant import format_instant
 from timer_service.core.message import Event
-from timer_service.runs.checking import Flaw
-from timer_service.runs.messages import JobReady, JobSkipped, JobStatus, RunCompleted, RunRejected, RunStuck
-from timer_service.runs.rules import Job, Run
+from timer_service.core.sql import load_sql
+from timer_service.runs import store
+from timer_service.runs.draft import RunState
+from timer_service.runs.messages import JobReady, JobSkipped, JobStatus, RunCompleted, RunRejected, RunStatus, RunStuck
+from timer_service.runs.rules import Job, Run, RunKey
+from timer_service.runs.store import JobKey
 
+_SQL = load_sql("timer_service.runs", "events.sql")
 _OUTPUTS_BYTES = 512 * 1024
-"""Of all upstreams together: half of what a broker's message usually may have."""
+"""Of all outputs in one JobReady, with the names of their jobs. With the rest of the event it fits into 1 MiB."""
+_READY_AT_ONCE = 64
+"""How many JobReady are held in memory, each with the outputs of the jobs it needs."""
 _MOST_STUCK = 100
 
-
-def job_ready(run: Run, given: Row, outputs: Iterable[Row], cause: str | None, at: int) -> Event:
-    """Return what tells that a job may go."""
-    told: dict[str, Any] = {"jobName": given["job_name"]}
-    if given["group_name"] is not None:
-        told["groupName"] = given["group_name"]
-    if given["payload"] is not None:
-        told["payload"] = from_json(given["payload"])
-    told["upstreamJobOutputs"], omitted = _fitting(outputs)
-    if omitted:
-        told["outputsOmitted"] = omitted
-    told["readyAt"] = format_instant(given["ready_at"])
-    return _event(JobReady.type, run, given["job_name"], told, cause=cause, at=at)
+States = Mapping[RunKey, RunState]
 
 
-def job_skipped(run: Run, job: Job, cause: str | None, at: int) -> Event:
-    """Return what tells that a job will not go."""
-    told = {"jobName": job.name, "reason": job.reason}
-    return _event(JobSkipped.type, run, job.name, told, cause=cause, at=at)
+async def add(
+    tx: Transaction, before: States, after: States, now: int, stuck: Mapping[RunKey, Sequence[str]] | None = None
+) -> int:
+    """Add the events of what is different to the outbox; return how many. `stuck`: the jobs that waited wrongly."""
+    completed = [key for key, state in after.items() if _has_completed(before[key].run, state.run)]
+    counts = await _counts(tx, completed)
+    count = 0
+    jobs = iter([(key, job) for key in after for job in _ready_jobs(before[key], after[key])])
+    while several := dict(islice((((key, job.name), job) for key, job in jobs), _READY_AT_ONCE)):
+        count += len(several)
+        await outbox.add(tx, await _ready_events(tx, after, several, now), now)
+    others = [
+        event
+        for key, state in after.items()
+        for event in _other_events(before[key], state, counts.get(key), (stuck or {}).get(key, ()), now)
+    ]
+    await outbox.add(tx, others, now)
+    return count + len(others)
 
 
-def run_rejected(run: Run, flaw: Flaw, at: int) -> Event:
-    """Return what tells that a run's graph can't be run."""
-    return _event(RunRejected.type, run, "", {"code": flaw.code, "path": flaw.path}, at=at)
+def _has_completed(before: Run, after: Run) -> bool:
+    return after.ended and after.status is not RunStatus.REJECTED and not before.ended
 
 
-def run_completed(run: Run, counts: Mapping[JobStatus, int], at: int) -> Event:
-    """Return what tells that all jobs of a run have ended."""
-    return _event(RunCompleted.type, run, "", {"status": run.status, "counts": counts}, at=at)
+def _ready_jobs(before: RunState, after: RunState) -> Iterator[Job]:
+    """Give the jobs that became ready and have not ended since."""
+    for name, job in after.jobs.items():
+        old = before.jobs.get(name)
+        if job is not old and job.ready_at is not None and not job.ended and (old is None or old.ready_at is None):
+            yield job
 
 
-def run_stuck(run: Run, jobs: Sequence[str], at: int) -> Event:
-    """Return what tells that jobs waited in vain, and did so until `at`."""
-    return _event(RunStuck.type, run, str(at), {"jobs": jobs[:_MOST_STUCK]}, at=at)
+def _other_events(
+    before: RunState, after: RunState, counts: Mapping[JobStatus, int] | None, stuck: Sequence[str], now: int
+) -> Iterator[Event]:
+    run = after.run
+    for name, job in after.jobs.items():
+        if job.status is JobStatus.SKIPPED and job.reason is not None and job is not before.jobs.get(name):
+            yield _job_skipped(run, job, now)
+    if stuck:
+        yield _event(RunStuck.type, run, str(now), {"jobs": stuck[:_MOST_STUCK]}, at=now)
+    if run.status is RunStatus.REJECTED and not before.run.ended:
+        flaw = {"code": run.flaw_code, "path": from_json(run.flaw_path or "[]")}
+        yield _event(RunRejected.type, run, "", flaw, at=now)
+    if counts is not None:
+        yield _event(RunCompleted.type, run, "", {"status": run.status, "counts": counts}, at=now)
 
 
-def _fitting(outputs: Iterable[Row]) -> tuple[Mapping[str, Any], int]:
-    """Return outputs by the names of their jobs, and how many found no room."""
-    told, size, omitted = {}, 0, 0
-    for row in outputs:
-        size += len(row["outputs"].encode())
-        if size > _OUTPUTS_BYTES:
-            omitted += 1
-        else:
-            told[row["upstream_name"]] = from_json(row["outputs"])
-    return told, omitted
+async def _counts(tx: Transaction, keys: Iterable[RunKey]) -> dict[RunKey, dict[JobStatus, int]]:
+    """Return how many jobs of each status there are in runs."""
+    counts: dict[RunKey, dict[JobStatus, int]] = {key: {} for key in keys}
+    for row in await tx.fetch_each(_SQL["counts"], [key._asdict() for key in counts]):
+        counts[store.run_key(row)][JobStatus(row["status"])] = row["count"]
+    return counts
 
 
-def _event(kind: str, run: Run, subject: str, told: Mapping[str, Any], *, cause: str | None = None, at: int) -> Event:
-    """Return an event whose id follows from what it tells: a run of the same name, started again, has others."""
+async def _ready_events(tx: Transaction, after: States, jobs: Mapping[JobKey, Job], now: int) -> list[Event]:
+    named = [store.job_parameters(key) for key in jobs]
+    payloads = await _read_texts(tx, "payload", named)
+    upstreams = await _read_upstreams(tx, named)
+    shown = {(key, name) for (key, _), each in upstreams.items() for name in each.shown}
+    outputs = await _read_texts(tx, "outputs", [store.job_parameters(each) for each in shown])
+    events = []
+    for (key, name), job in jobs.items():
+        fields: dict[str, Any] = {"jobName": name}
+        if job.group is not None:
+            fields["groupName"] = job.group
+        if payloads[key, name] is not None:
+            fields["payload"] = from_json(payloads[key, name])
+        fields["upstreamJobOutputs"] = {each: from_json(outputs[key, each]) for each in upstreams[key, name].shown}
+        if upstreams[key, name].omitted:
+            fields["outputsOmitted"] = upstreams[key, name].omitted
+        fields["readyAt"] = format_instant(now if job.ready_at is None else job.ready_at)
+        events.append(_event(JobReady.type, after[key].run, name, fields, cause=job.changed_by, at=now))
+    return events
+
+
+async def _read_texts(tx: Transaction, column: str, jobs: Sequence[Mapping[str, str]]) -> Mapping[JobKey, str]:
+    """Read the payloads or the outputs of jobs, as JSON."""
+    rows = await tx.fetch_each(_SQL[column], jobs)
+    return {(store.run_key(row), row["job_name"]): row[column] for row in rows}
+
+
+class _Upstreams(NamedTuple):
+    """The jobs that one job needs and that have outputs."""
+
+    shown: list[str]
+    """Those whose outputs fit into its JobReady."""
+    omitted: int
+
+
+async def _read_upstreams(tx: Transaction, jobs: Sequence[Mapping[str, str]]) -> Mapping[JobKey, _Upstreams]:
+    """Read how large the outputs of the jobs that some jobs need are; return which of them fit."""
+    sizes = defaultdict[JobKey, dict[str, int]](dict)
+    for row in await tx.fetch_each(_SQL["upstream_sizes"], jobs):
+        if row["bytes"] is not None:
+            sizes[store.run_key(row), row["job_name"]][row["upstream_name"]] = row["bytes"]
+    fitting = defaultdict[JobKey, _Upstreams](lambda: _Upstreams([], 0))
+    for key, each in sizes.items():
+        totals = zip(each, accumulate(each.values()), strict=True)
+        shown = [name for name, total in totals if total <= _OUTPUTS_BYTES]
+        fitting[key] = _Upstreams(shown, len(each) - len(shown))
+    return fitting
+
+
+def _job_skipped(run: Run, job: Job, at: int) -> Event:
+    return _event(
+        JobSkipped.type, run, job.name, {"jobName": job.name, "reason": job.reason}, cause=job.changed_by, at=at
+    )
+
+
+def _event(kind: str, run: Run, subject: str, fields: Mapping[str, Any], *, cause: str | None = None, at: int) -> Event:
+    """Return an event. Its id follows from the run's StartRun, so a run that is started again has other ids."""
     named = json.dumps([kind, *run.key, *run.position, subject])
     return Event(
         id=hashlib.sha256(named.encode()).hexdigest()[:32],
         type=kind,
         tenant=run.key.tenant_id,
-        payload={"tenantId": run.key.tenant_id, "runId": run.key.run_id, **told},
+        payload={"tenantId": run.key.tenant_id, "runId": run.key.run_id, **fields},
         timestamp_ms=at,
         correlation_id=run.cause.correlation_id,
         causation_id=cause or run.cause.command_id,

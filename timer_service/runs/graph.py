@@ -1,85 +1,145 @@
-"""The evaluation of a run's graph. Pure: statuses in, who is let go and who is skipped out.
+"""The edges of a run's graph, and what can be wrong with them. Pure."""
 
-A graph may be a part of its run: the jobs that were reported and those that could follow from that. Each job counts how
-many of its upstreams have not ended, so that the part is enough.
-"""
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from graphlib import CycleError, TopologicalSorter
+from itertools import chain
+from typing import NamedTuple
 
-from collections import Counter, defaultdict, deque
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from timer_service.core.message import Position
+from timer_service.runs.messages import MOST_JOBS, MOST_NEEDS, FlawCode, IfFailed, NewJob
 
-from timer_service.runs import rules
-from timer_service.runs.messages import JobStatus
-from timer_service.runs.rules import Edge, Group, Job, Run
-
-
-def _edges() -> defaultdict[str, list[Edge]]:
-    return defaultdict(list)
+_LONGEST_PATH = 100
 
 
-@dataclass(slots=True)
-class Graph:
-    """Jobs and who needs whom, and what has come of them since they were read."""
+class Edge(NamedTuple):
+    """A job needs another job or, in the edges to groups, an unresolved group."""
 
-    run: Run
-    jobs: dict[str, Job] = field(default_factory=dict)
-    downstream: defaultdict[str, list[Edge]] = field(default_factory=_edges)
-    groups: dict[str, Group] = field(default_factory=dict)
-    waiting: defaultdict[str, list[Edge]] = field(default_factory=_edges)
-    """By group: who needs it."""
-    changed: set[str] = field(default_factory=set)
-    ready: dict[str, str | None] = field(default_factory=dict)
-    """Jobs that were let go, and the id of the command that did it."""
-    skipped: dict[str, str | None] = field(default_factory=dict)
+    upstream: str
+    job: str
+    if_failed: IfFailed
 
-    def put(self, job: Job) -> None:
-        """Set a job, counting what is left of the run."""
-        before = self.jobs[job.name]
-        if job.ended and not before.ended:
-            self.run = self.run._replace(open_jobs=self.run.open_jobs - 1)
-        self.jobs[job.name] = job
-        self.changed.add(job.name)
 
-    def evaluate(self, ended: Iterable[str], now: int, cause: str | None) -> None:
-        """Draw the consequences of jobs that have ended, breadth first: skip what is refused, let go what is free."""
-        queue = deque(ended)
-        while queue:
-            upstream = self.jobs[queue.popleft()]
-            for edge in self.downstream.get(upstream.name, ()):
-                job = self.jobs[edge.job]
-                if not job.waits:
-                    continue
-                if rules.refuses(edge, upstream.status):
-                    self.put(rules.end(job, JobStatus.SKIPPED, now, f"upstream_failed: {upstream.name}"))
-                    self.skipped[job.name] = cause
-                    queue.append(job.name)
-                else:
-                    self.put(job._replace(open_needs=job.open_needs - 1))
-                    self._let_go_if_free(job.name, now, cause)
+class Flaw(NamedTuple):
+    """Why a graph can't be run, and the jobs at fault."""
 
-    def evaluate_all(self, now: int, cause: str | None) -> None:
-        """Forget the counts and evaluate the whole run anew; who was let go or has ended stays so."""
-        needs = Counter(edge.job for edges in self.downstream.values() for edge in edges)
-        unresolved = [name for name, group in self.groups.items() if group.resolved_at is None]
-        groups = Counter(edge.job for name in unresolved for edge in self.waiting.get(name, ()))
-        self.run = self.run._replace(open_jobs=sum(not job.ended for job in self.jobs.values()))
-        before = [job for job in self.jobs.values() if job.waits]
-        for job in before:
-            self.jobs[job.name] = job._replace(open_needs=needs[job.name], open_groups=groups[job.name])
-        self.evaluate(sorted(job.name for job in self.jobs.values() if job.ended), now, cause)
-        for job in before:
-            self._let_go_if_free(job.name, now, cause)
-        self.changed -= {job.name for job in before if self.jobs[job.name] == job}
-        self.changed |= {job.name for job in before if self.jobs[job.name] != job}
+    code: FlawCode
+    path: Sequence[str]
 
-    def end_all(self, status: JobStatus, now: int) -> None:
-        """End every job that has not ended, and wait for no group any more."""
-        for job in [job for job in self.jobs.values() if not job.ended]:
-            self.put(rules.end(job, status, now))
-        self.run = self.run._replace(open_groups=0)
 
-    def _let_go_if_free(self, name: str, now: int, cause: str | None) -> None:
-        job = self.jobs[name]
-        if job.waits and job.open_needs == 0 and job.open_groups == 0:
-            self.put(rules.mark_ready(job, now))
-            self.ready[name] = cause
+class Edges(NamedTuple):
+    """The edges that new jobs bring with them."""
+
+    to_jobs: Sequence[Edge]
+    to_groups: Sequence[Edge]
+
+
+class Addition(NamedTuple):
+    """The edges to jobs that one command added to the graph."""
+
+    position: Position
+    edges: Sequence[Edge]
+
+
+def edges_of(jobs: Iterable[NewJob], members: Mapping[str, Sequence[str]]) -> Edges:
+    """Return the edges of new jobs. `members` are the jobs of each resolved group: they stand for the group.
+
+    A job needs another job once. If it needs it by name and as a member of a group, skip is the stricter.
+    """
+    to_jobs: dict[tuple[str, str], Edge] = {}
+    to_groups: list[Edge] = []
+    for job in jobs:
+        for name, if_failed in job.needed_jobs():
+            to_jobs[name, job.name] = Edge(name, job.name, if_failed)
+        for group, if_failed in job.needed_groups():
+            if group not in members:
+                to_groups.append(Edge(group, job.name, if_failed))
+                continue
+            for name in members[group]:
+                if (name, job.name) not in to_jobs or if_failed is IfFailed.SKIP:
+                    to_jobs[name, job.name] = Edge(name, job.name, if_failed)
+    return Edges(list(to_jobs.values()), to_groups)
+
+
+def check_names(new: Sequence[NewJob], known: Collection[str], groups: Collection[str]) -> Flaw | None:
+    """Return what is wrong with the names of new jobs, or of what they need, in a run with these jobs and groups."""
+    counts = Counter(job.name for job in new)
+    for name, count in counts.items():
+        if count > 1 or name in known:
+            return Flaw(FlawCode.DUPLICATE_JOB, [name])
+    for job in new:
+        for name, _ in job.needed_jobs():
+            if name not in counts and name not in known:
+                return Flaw(FlawCode.UNKNOWN_UPSTREAM, [job.name, name])
+        for group, _ in job.needed_groups():
+            if group not in groups:
+                return Flaw(FlawCode.UNKNOWN_UPSTREAM, [job.name, group])
+    return None
+
+
+def check_size(
+    new: Sequence[NewJob], members: Mapping[str, Collection[str]], waiting: Sequence[Edge], *, jobs: int, needs: int
+) -> Flaw | None:
+    """Return the job at which a run of so many jobs and needs becomes too large, when `new` jobs are added to it.
+
+    `waiting` are the edges of jobs that will need each of them. A need of an unresolved group counts as one. Counted
+    before the edges are built: ten thousand jobs that need a group of ten thousand would be a hundred million edges.
+    """
+    if jobs + len(new) > MOST_JOBS:
+        return Flaw(FlawCode.TOO_LARGE, [new[MOST_JOBS - jobs].name])
+    for name, count in chain(((edge.job, len(new)) for edge in waiting), _needs_of(new, members)):
+        needs += count
+        if needs > MOST_NEEDS:
+            return Flaw(FlawCode.TOO_LARGE, [name])
+    return None
+
+
+def _needs_of(new: Iterable[NewJob], members: Mapping[str, Collection[str]]) -> Iterator[tuple[str, int]]:
+    for job in new:
+        of_groups = [len(members[group]) if group in members else 1 for group, _ in job.needed_groups()]
+        yield job.name, len(job.needs) - len(of_groups) + sum(of_groups)
+
+
+def find_cycle(known: Iterable[Edge], additions: Sequence[Addition]) -> tuple[Position, Flaw] | None:
+    """Return the position of the first addition that closes a cycle, and the cycle; None if there is none.
+
+    `known` edges have no cycle. Looks at the whole graph once, and again only to find the addition.
+    """
+    known = list(known)
+    if not _has_cycle(known, additions):
+        return None
+    first, last = 0, len(additions) - 1  # the first addition that closes a cycle is between them
+    while first < last:
+        middle = (first + last) // 2
+        if _has_cycle(known, additions[: middle + 1]):
+            last = middle
+        else:
+            first = middle + 1
+    return additions[first].position, _cycle(known, additions[: first + 1])
+
+
+def _has_cycle(known: Sequence[Edge], additions: Sequence[Addition]) -> bool:
+    """Return whether some job can't come to its turn when jobs are taken in the order of their needs."""
+    needs = Counter[str]()
+    downstream = defaultdict[str, list[str]](list)
+    for upstream, job, _ in chain(known, *(each.edges for each in additions)):
+        needs[job] += 1
+        downstream[upstream].append(job)
+    free = [name for name in downstream if name not in needs]
+    for name in free:  # grows as it is walked
+        for job in downstream.get(name, ()):
+            needs[job] -= 1
+            if not needs[job]:
+                free.append(job)
+    return any(needs.values())
+
+
+def _cycle(known: Sequence[Edge], additions: Sequence[Addition]) -> Flaw:
+    upstreams = defaultdict[str, list[str]](list)
+    for edge in chain(known, *(each.edges for each in additions)):
+        upstreams[edge.job].append(edge.upstream)
+    try:
+        TopologicalSorter(upstreams).prepare()
+    except CycleError as error:
+        return Flaw(FlawCode.CYCLE, error.args[1][:_LONGEST_PATH])
+    raise AssertionError("the graph has no cycle")

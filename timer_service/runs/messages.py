@@ -1,4 +1,4 @@
-"""The wire shape of the gate's commands and events."""
+"""The messages of runs: commands, events, and what they share."""
 
 from collections.abc import Iterator, Mapping
 from enum import StrEnum
@@ -21,14 +21,14 @@ Json = Annotated[Any, AfterValidator(check_fits)]
 
 
 class IfFailed(StrEnum):
-    """What becomes of a job when an upstream of it ends other than in success."""
+    """What happens to a job when a job it needs ends other than in success."""
 
     SKIP = "skip"
     RUN = "run"
 
 
 class JobStatus(StrEnum):
-    """Where a job stands."""
+    """The status of a job."""
 
     PENDING = "pending"
     DISPATCHED = "dispatched"
@@ -42,7 +42,7 @@ class JobStatus(StrEnum):
 
 
 class RunStatus(StrEnum):
-    """Where a run stands."""
+    """The status of a run."""
 
     RUNNING = "running"
     SUCCESS = "success"
@@ -68,7 +68,7 @@ class JobNeed(Payload):
 
 
 class GroupNeed(Payload):
-    """Wait for all jobs of a dynamic group, and until it is known which those are."""
+    """Wait until a dynamic group is resolved, and for all its jobs."""
 
     group: Identifier
     if_failed: IfFailed = IfFailed.SKIP
@@ -90,23 +90,32 @@ class NewJob(Payload):
         default=None,
         ge=1,
         le=_LONGEST_STALE_SECONDS,
-        description="End it as timed_out_stale when nothing is heard of it for this long, once it was let go.",
+        description="End it as timed_out_stale when it is ready and was not reported for this long.",
     )
 
     @model_validator(mode="after")
     def _each_need_once(self) -> Self:
-        seen: set[tuple[bool, str]] = set()
-        for need in self.read_needs():
-            named = (isinstance(need, GroupNeed), need.group if isinstance(need, GroupNeed) else need.job)
-            if named in seen:
-                raise PydanticCustomError("needs_twice", "needs {name} twice", {"name": repr(named[1])})
-            seen.add(named)
+        for named in (self.needed_jobs(), self.needed_groups()):
+            seen: set[str] = set()
+            for name, _ in named:
+                if name in seen:
+                    raise PydanticCustomError("needs_twice", "needs {name} twice", {"name": repr(name)})
+                seen.add(name)
         return self
 
-    def read_needs(self) -> Iterator[JobNeed | GroupNeed]:
-        """Give each need in its long form."""
+    def needed_jobs(self) -> Iterator[tuple[str, IfFailed]]:
+        """Give the jobs it needs by name."""
         for need in self.needs:
-            yield JobNeed(job=need) if isinstance(need, str) else need
+            if isinstance(need, str):
+                yield need, IfFailed.SKIP
+            elif isinstance(need, JobNeed):
+                yield need.job, need.if_failed
+
+    def needed_groups(self) -> Iterator[tuple[str, IfFailed]]:
+        """Give the groups it needs."""
+        for need in self.needs:
+            if isinstance(need, GroupNeed):
+                yield need.group, need.if_failed
 
 
 class RunPayload(TenantPayload):
@@ -116,15 +125,15 @@ class RunPayload(TenantPayload):
 
 
 class StartRun(RunPayload):
-    """Let the jobs of a graph go, each once what it needs has ended."""
+    """Start a job graph: each job becomes ready once the jobs it needs have ended."""
 
     type: ClassVar[str] = "StartRun"
 
     jobs: list[NewJob] = Field(max_length=MOST_JOBS)
-    groups: list[Identifier] = Field(
+    groups: Annotated[list[Identifier], AfterValidator(check_fits)] = Field(
         default_factory=list,
         max_length=_MOST_GROUPS,
-        description="Dynamic groups, whose jobs a ResolveGroup will name.",
+        description="Dynamic groups, whose jobs a ResolveGroup will name; at most 64 KiB of JSON.",
     )
 
 
@@ -138,14 +147,14 @@ class ResolveGroup(RunPayload):
 
 
 class ReportJobStatus(RunPayload):
-    """Tell how far a job has come. Once it has ended it stays so."""
+    """Report the status of a job. An end is final."""
 
     type: ClassVar[str] = "ReportJobStatus"
 
     job_name: Identifier
     status: JobStatus
     outputs: Annotated[dict[str, Any], AfterValidator(check_fits)] | None = Field(
-        default=None, description="At most 64 KiB of JSON, for the jobs that need this one."
+        default=None, description="At most 64 KiB of JSON, handed to the jobs that need this one."
     )
     dropped_jobs: list[Identifier] | None = Field(
         default=None, max_length=MOST_JOBS, description="Jobs that turned out not to exist: they end as drift_dropped."
@@ -171,13 +180,13 @@ class JobPayload(RunPayload):
 
 
 class JobReady(JobPayload):
-    """A job may go: everything it needs has ended as it should. A job has one such event, always under the same id."""
+    """A job is ready: everything it needs has ended. A job has at most one such event, always under the same id."""
 
     type: ClassVar[str] = "JobReady"
 
     group_name: Identifier | None = None
     payload: Any = None
-    upstream_job_outputs: Mapping[str, Any] = Field(description="What the jobs it needs put out, by their names.")
+    upstream_job_outputs: Mapping[str, Any] = Field(description="The outputs of the jobs it needs, by their names.")
     outputs_omitted: int | None = Field(
         default=None, ge=1, description="So many outputs did not fit into this event; get-run has them."
     )
@@ -185,7 +194,7 @@ class JobReady(JobPayload):
 
 
 class JobSkipped(JobPayload):
-    """A job will not go, for one it needs did not succeed."""
+    """A job is skipped, because a job it needs did not succeed."""
 
     type: ClassVar[str] = "JobSkipped"
 
@@ -193,7 +202,7 @@ class JobSkipped(JobPayload):
 
 
 class RunRejected(RunPayload):
-    """A run's graph can't be run; nothing of it goes on."""
+    """The graph of a run is invalid; the run does not go on."""
 
     type: ClassVar[str] = "RunRejected"
 
@@ -211,7 +220,7 @@ class RunCompleted(RunPayload):
 
 
 class RunStuck(RunPayload):
-    """Jobs waited though all they need had ended. They are seen to; that they waited is a fault of the service."""
+    """Jobs waited although all they need had ended. The sweep released them. This indicates a bug in the service."""
 
     type: ClassVar[str] = "RunStuck"
 

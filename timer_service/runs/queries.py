@@ -1,23 +1,28 @@
 """Questions about runs. A tenant only ever sees its own."""
 
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from pydantic import Field
-from pydantic_core import from_json
+from pydantic_core import from_json, to_json
 
 from timer_service.core.database import Reader, Row
 from timer_service.core.errors import Code, Rejection
 from timer_service.core.instant import LATEST, Instant, format_instant, format_known
 from timer_service.core.message import Identifier, Payload, Tenant
-from timer_service.core.paging import PageCursor, PageLimit, page, read_cursor
+from timer_service.core.paging import PAGE_BYTES, PageCursor, PageLimit, read_cursor, read_page, write_cursor
 from timer_service.core.query import QueryRoute, known
-from timer_service.runs import store
+from timer_service.core.sql import load_sql
+from timer_service.runs import loader, store
 from timer_service.runs.messages import FlawCode, GroupNeed, JobNeed, JobStatus, RunStatus
 from timer_service.runs.rules import Run, RunKey
 
+_SQL = load_sql("timer_service.runs", "queries.sql")
+_JOBS_AT_ONCE = 20
+_NEEDS_AT_ONCE = 2000
+"""Of one job: bounds what is read at once."""
+_NEEDS_OVERHEAD = 50
+"""The bytes of the names of the fields about needs."""
 _NEWER_THAN_ALL = (LATEST + 1, "")
 
 
@@ -62,6 +67,9 @@ class JobView(Payload):
     settled_at: Instant | None = None
     reason: str | None = None
     outputs: dict[str, Any] | None = None
+    more_needs: bool | None = Field(
+        default=None, description="The next page shows this job again, with its next needs."
+    )
 
 
 class RunDetails(RunView):
@@ -95,28 +103,37 @@ def run_view(run: Run) -> Mapping[str, Any]:
     )
 
 
-async def _get(reader: Reader, tenant: str, question: GetRun, _now: int) -> Mapping[str, Any]:
-    (after,) = read_cursor(question.cursor, str) if question.cursor is not None else ("",)
-    key = RunKey(tenant, question.run_id)
-    run = await store.find_run(reader, key)
+async def _get(reader: Reader, tenant: str, request: GetRun, _now: int) -> Mapping[str, Any]:
+    key = RunKey(tenant, request.run_id)
+    start = _Start(*read_cursor(request.cursor, str, str)) if request.cursor is not None else _Start("", "")
+    run = await loader.find(reader, key)
     if run is None or run.status is None:
-        raise Rejection(Code.NOT_FOUND, f"no run {question.run_id!r}")
-    jobs = await store.page_of_jobs(reader, key, after, question.limit + 1)
-    groups = {row["group_name"]: row["resolved_at"] is not None for row in await store.groups(reader, key)}
-    needs = await _needs(reader, key, jobs, groups)
-    counts = await store.counts(reader, [key])
-    return {
-        **run_view(run),
-        "counts": counts[key],
-        "groups": groups,
-        **page("jobs", jobs, limit=question.limit, view=partial(_job_view, needs), place=lambda row: [row["job_name"]]),
-    }
+        raise Rejection(Code.NOT_FOUND, f"no run {request.run_id!r}")
+    counts = await reader.fetch(_SQL["counts"], key._asdict())
+    rows = await reader.fetch(_SQL["groups_of_run"], key._asdict())
+    groups = {row["group_name"]: row["resolved_at"] is not None for row in rows}
+    head = {**run_view(run), "counts": {row["status"]: row["count"] for row in counts}, "groups": groups}
+    return {**head, **await _jobs(reader, key, groups, start, request.limit)}
 
 
-async def _list(reader: Reader, tenant: str, question: ListRuns, _now: int) -> Mapping[str, Any]:
-    before = _NEWER_THAN_ALL if question.cursor is None else read_cursor(question.cursor, int, str)
-    found = await store.page(reader, tenant, question.status, before, question.limit + 1)
-    return page("runs", found, limit=question.limit, view=run_view, place=lambda run: [run.created_at, run.key.run_id])
+async def _list(reader: Reader, tenant: str, request: ListRuns, _now: int) -> Mapping[str, Any]:
+    where = "status IS NOT NULL" if request.status is None else f"status = '{request.status}'"
+    sql = _SQL["page"].format(where=where)
+
+    async def read(before: tuple[int, str], limit: int) -> Sequence[Run]:
+        before_at, before_id = before
+        parameters = {"tenant_id": tenant, "before_at": before_at, "before_id": before_id, "limit": limit}
+        return [store.read_run(row) for row in await reader.fetch(sql, parameters)]
+
+    before_at, before_id = _NEWER_THAN_ALL if request.cursor is None else read_cursor(request.cursor, int, str)
+    return await read_page(
+        "runs",
+        read,
+        after=(before_at, before_id),
+        limit=request.limit,
+        view=run_view,
+        place=lambda run: (run.created_at, run.key.run_id),
+    )
 
 
 QUERIES = (
@@ -125,27 +142,87 @@ QUERIES = (
 )
 
 
-async def _needs(
-    reader: Reader, key: RunKey, jobs: Sequence[Row], groups: Mapping[str, bool]
-) -> Mapping[str, list[Mapping[str, str]]]:
-    needs: dict[str, list[Mapping[str, str]]] = defaultdict(list)
-    concrete, of_groups = await store.needs_of_jobs(reader, [(key, row["job_name"]) for row in jobs])
-    for row in concrete:
-        needs[row["job_name"]].append({"job": row["upstream_name"], "ifFailed": row["if_failed"]})
-    for row in of_groups:
-        if not groups[row["group_name"]]:
-            needs[row["job_name"]].append({"group": row["group_name"], "ifFailed": row["if_failed"]})
+class _Start(NamedTuple):
+    """Where a page of jobs starts: at a job, behind one of the jobs it needs."""
+
+    job_name: str
+    after: str
+
+
+async def _jobs(
+    reader: Reader, key: RunKey, groups: Mapping[str, bool], start: _Start, limit: int
+) -> Mapping[str, Any]:
+    """Return up to `limit` jobs from a start on, as many as fit into one reply; with a cursor if there are more.
+
+    A job with so many needs that they do not fit is shown again on the next page, with the next ones.
+    """
+    shown: list[Mapping[str, Any]] = []
+    room = PAGE_BYTES
+    while True:
+        at_once = min(_JOBS_AT_ONCE, limit - len(shown))
+        rows = await reader.fetch(
+            _SQL["page_of_jobs"], {**key._asdict(), "first": start.job_name, "limit": at_once + 1}
+        )
+        needs = await _read_needs(reader, key, [row["job_name"] for row in rows[:at_once]], groups, start)
+        for row in rows[:at_once]:
+            view, last, size = _job_view(row, needs[row["job_name"]], room)
+            if shown and size > room:
+                return {"jobs": shown, "cursor": write_cursor([row["job_name"], ""])}
+            shown.append(view)
+            room -= size
+            if "moreNeeds" in view:
+                return {"jobs": shown, "cursor": write_cursor([row["job_name"], last])}
+        if len(rows) <= at_once:
+            return {"jobs": shown}
+        start = _Start(rows[at_once]["job_name"], "")
+        if len(shown) == limit:
+            return {"jobs": shown, "cursor": write_cursor(start)}
+
+
+class _Needs(NamedTuple):
+    """What one job needs."""
+
+    groups: list[Mapping[str, str]]
+    """Those that are not resolved."""
+    jobs: list[Mapping[str, str]]
+    """The next ones, in order."""
+
+
+async def _read_needs(
+    reader: Reader, key: RunKey, jobs: Sequence[str], groups: Mapping[str, bool], start: _Start
+) -> Mapping[str, _Needs]:
+    """Read what jobs need. Of the job that a page starts with, what comes behind the start."""
+    needs = {name: _Needs([], []) for name in jobs}
+    after = {name: start.after if name == start.job_name else "" for name in jobs}
+    named = [{**key._asdict(), "job_name": name, "after": after[name], "limit": _NEEDS_AT_ONCE} for name in jobs]
+    for row in await reader.fetch_each(_SQL["needs_of_job"], named):
+        needs[row["job_name"]].jobs.append({"job": row["upstream_name"], "ifFailed": row["if_failed"]})
+    named = [{**key._asdict(), "job_name": name} for name in jobs if not after[name]]
+    for row in await reader.fetch_each(_SQL["group_needs_of_job"], named):
+        if groups.get(row["group_name"]) is False:  # else resolved, or deleted for its age meanwhile
+            needs[row["job_name"]].groups.append({"group": row["group_name"], "ifFailed": row["if_failed"]})
     return needs
 
 
-def _job_view(needs: Mapping[str, list[Mapping[str, str]]], row: Row) -> Mapping[str, Any]:
-    return known(
+def _job_view(row: Row, needs: _Needs, room: int) -> tuple[Mapping[str, Any], str, int]:
+    """Return a job as replies show it, with as many needs as there is room for; the last of them; its size in bytes."""
+    view = known(
         name=row["job_name"],
         status=row["status"],
-        needs=needs.get(row["job_name"], []),
         groupName=row["group_name"],
         readyAt=format_known(row["ready_at"]),
         settledAt=format_known(row["settled_at"]),
         reason=row["reason"],
         outputs=None if row["outputs"] is None else from_json(row["outputs"]),
     )
+    size = len(to_json(view)) + len(to_json(needs.groups)) + _NEEDS_OVERHEAD
+    fitting = 0
+    for need in needs.jobs:
+        size += len(to_json(need)) + 1
+        if fitting and size > room:
+            break
+        fitting += 1
+    complete = fitting == len(needs.jobs) < _NEEDS_AT_ONCE
+    shown = needs.jobs[:fitting]
+    more = {} if complete else {"moreNeeds": True}
+    return {**view, "needs": [*shown, *needs.groups], **more}, shown[-1]["job"] if shown else "", size

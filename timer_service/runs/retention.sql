@@ -22,7 +22,7 @@ WHERE (tenant_id, run_id, job_name, group_name) IN (
     WHERE tenant_id = :tenant_id AND run_id = :run_id LIMIT :limit
 )
 
--- name: delete_early
+-- name: delete_pending
 DELETE FROM run_pending_commands
 WHERE (tenant_id, run_id, position_epoch, position_sequence) IN (
     SELECT tenant_id, run_id, position_epoch, position_sequence FROM run_pending_commands

@@ -1,14 +1,14 @@
-"""What a gate decides about one job or one run. Pure: no I/O, no clock."""
+"""The values a run is made of, and what happens to one job. Pure: no I/O, no clock."""
 
-from collections.abc import Mapping
 from enum import StrEnum
 from typing import NamedTuple
 
-from timer_service.core.message import Position, Trace
+from timer_service.core.cause import Cause
+from timer_service.core.message import Position
 from timer_service.runs.messages import IfFailed, JobStatus, RunStatus
 
 NOWHERE = Position(0, 0)
-"""Where a run stands that only commands on it have named, and a job that nobody has reported."""
+"""The position of a run that was not started, and of a job that was not reported."""
 UNFINISHED = frozenset({JobStatus.PENDING, JobStatus.DISPATCHED, JobStatus.RUNNING})
 _NOT_FAILURES = frozenset({JobStatus.SUCCESS, JobStatus.SKIPPED})
 
@@ -23,6 +23,7 @@ class Outcome(StrEnum):
     UNKNOWN_GROUP = "unknown_group"
     RECORDED = "recorded"
     KEPT = "kept"
+    NOT_KEPT = "not_kept"
     UNKNOWN_JOB = "unknown_job"
     IGNORED_NOT_READY = "ignored_not_ready"
     CANCELLED = "cancelled"
@@ -39,48 +40,53 @@ class RunKey(NamedTuple):
     run_id: str
 
 
-class Cause(NamedTuple):
-    """What an event gives back of the command that led to it."""
-
-    command_id: str | None = None
-    correlation_id: str | None = None
-    trace: Trace = Trace()
-
-
 class Run(NamedTuple):
-    """A run as the rules see it. Without a status it is known by name only; without a digest it has no graph."""
+    """One run, without its jobs.
+
+    It has a digest once it was started. A run without one is named only: by commands that came before its StartRun, or,
+    if its status is `cancelled`, by a CancelRun. That one is a tombstone: an older StartRun does not start the run.
+    """
 
     key: RunKey
     status: RunStatus | None
     position: Position
+    """Of its StartRun; of a tombstone, of its newest CancelRun."""
     created_at: int
     digest: str | None = None
     open_jobs: int = 0
+    """How many of its jobs have not ended."""
+    failed_jobs: int = 0
+    """How many of its jobs ended other than as `success` or `skipped`."""
     open_groups: int = 0
+    """How many of its groups are not resolved."""
+    pending_bytes: int = 0
+    """The size of its pending commands."""
     cause: Cause = Cause()
     settled_at: int | None = None
     flaw_code: str | None = None
     flaw_path: str | None = None
     evaluated: bool = True
-    """False while reports were kept whose consequences are still to be drawn."""
+    """False while the consequences of some commands are left to the sweep."""
     sweep_at: int | None = None
 
     @property
+    def started(self) -> bool:
+        """Whether a StartRun was applied."""
+        return self.digest is not None
+
+    @property
     def going(self) -> bool:
-        """Whether anything can still happen in it."""
+        """Whether jobs or groups of it are open."""
         return self.status is RunStatus.RUNNING and (self.open_jobs > 0 or self.open_groups > 0)
 
-
-class Edge(NamedTuple):
-    """A job needs another, or, before that is resolved, a group."""
-
-    upstream: str
-    job: str
-    if_failed: IfFailed
+    @property
+    def ended(self) -> bool:
+        """Whether it was started and will not change any more."""
+        return self.started and self.status is not RunStatus.RUNNING
 
 
 class Group(NamedTuple):
-    """A dynamic group; its digest is that of what resolved it."""
+    """A dynamic group. `digest` is that of the ResolveGroup that named its jobs."""
 
     name: str
     digest: str | None = None
@@ -88,7 +94,7 @@ class Group(NamedTuple):
 
 
 class Job(NamedTuple):
-    """A job as the rules see it."""
+    """One job."""
 
     name: str
     status: JobStatus = JobStatus.PENDING
@@ -103,15 +109,27 @@ class Job(NamedTuple):
     stale_after_ms: int | None = None
     stale_at: int | None = None
     position: Position = NOWHERE
+    """Of the newest report that counted."""
+    payload: str | None = None
+    """As JSON. Written with a new job; not read back."""
+    outputs: str | None = None
+    """As JSON. Written with a report; not read back."""
+    changed_by: str | None = None
+    """The id of the command that led to its last change. Goes into events; not stored."""
 
     @property
     def ended(self) -> bool:
-        """Whether its status is its last."""
+        """Whether its status is final."""
         return self.status not in UNFINISHED
 
     @property
+    def failed(self) -> bool:
+        """Whether it ended other than as `success` or `skipped`."""
+        return self.ended and self.status not in _NOT_FAILURES
+
+    @property
     def waits(self) -> bool:
-        """Whether what it needs still decides about it."""
+        """Whether it is neither ready nor ended."""
         return self.ready_at is None and self.status is JobStatus.PENDING
 
 
@@ -125,15 +143,15 @@ def end(job: Job, status: JobStatus, now: int, reason: str | None = None) -> Job
     return job._replace(status=status, settled_at=now, stale_at=None, reason=reason)
 
 
-def refuses(edge: Edge, ended_as: JobStatus) -> bool:
-    """Tell whether an edge lets its job go no more, now that the upstream has ended."""
-    return ended_as is not JobStatus.SUCCESS and edge.if_failed is IfFailed.SKIP
+def skips(if_failed: IfFailed, upstream: Job) -> bool:
+    """Return whether an upstream that has ended means that the job that needs it is skipped."""
+    return upstream.status is not JobStatus.SUCCESS and if_failed is IfFailed.SKIP
 
 
 def report(job: Job, status: JobStatus, position: Position, now: int) -> tuple[Outcome, Job]:
     """Return how a report ends and what becomes of its job, in whatever order reports are delivered.
 
-    An end counts even when a newer report came before it: delivered in order, it would have been final.
+    An end counts even if a newer report was delivered before it: in order, it would have been final.
     """
     if job.ended:
         return (Outcome.UNCHANGED if job.status is status else Outcome.ALREADY_ENDED), job
@@ -145,18 +163,6 @@ def report(job: Job, status: JobStatus, position: Position, now: int) -> tuple[O
     if status in UNFINISHED:
         return Outcome.RECORDED, job._replace(status=status, position=newest, stale_at=_stale_at(job, now))
     return Outcome.RECORDED, end(job, status, now)._replace(position=newest)
-
-
-def completed_as(counts: Mapping[JobStatus, int]) -> RunStatus:
-    """Return how a run ended whose jobs all have: failed if one of them did, by whatever name."""
-    return RunStatus.SUCCESS if counts.keys() <= _NOT_FAILURES else RunStatus.FAILED
-
-
-def settled(run: Run, now: int) -> Run:
-    """Return a run as it is written: one that does not go on any more is not swept any more."""
-    if run.status is RunStatus.RUNNING:
-        return run
-    return run._replace(settled_at=now if run.settled_at is None else run.settled_at, sweep_at=None)
 
 
 def _stale_at(job: Job, now: int) -> int | None:

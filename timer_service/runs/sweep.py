@@ -1,4 +1,8 @@
-"""Looks after runs that no command moves: jobs nobody hears of, jobs that wait in vain, and what was left while off."""
+"""The sweep: looks after runs that no command moves.
+
+It ends jobs that were not reported for too long, draws the consequences that were left to it, and looks for jobs that
+wait wrongly in each run that is open for long.
+"""
 
 import logging
 from collections import defaultdict
@@ -11,107 +15,125 @@ from timer_service.core.loop import Pass
 from timer_service.core.slice import WorkerParts
 from timer_service.core.sql import load_sql
 from timer_service.core.transactions import in_transaction
-from timer_service.runs import rules, store
-from timer_service.runs.batch import SWEEP_MS, Work
-from timer_service.runs.graph import Graph
-from timer_service.runs.loading import load_consequences
+from timer_service.runs import events, loader, rules, store
+from timer_service.runs.draft import Draft
+from timer_service.runs.loader import Loader
 from timer_service.runs.messages import JobStatus, RunStatus
 from timer_service.runs.rules import RunKey
-from timer_service.runs.writing import write
+from timer_service.runs.run import SWEEP_MS
 
 log = logging.getLogger(__name__)
 
 _SQL = load_sql("timer_service.runs", "sweep.sql")
 _RUNS = 50
 _STALE_JOBS = 500
+_ASK_AGAIN_MS = 1000
+"""How soon to ask again whether waiting commands have been handled."""
 
 
 class Sweep:
-    """A worker whose ticks look after some runs each, those first that have waited longest, in a transaction each."""
+    """A worker whose ticks look after some runs, each in a transaction of its own, those first that are due longest."""
 
     def __init__(self, parts: WorkerParts) -> None:
         self._database = parts.database
+        self._broker = parts.broker
         self._wake = partial(parts.wake, "outbox")
 
     async def tick(self, now: int) -> Pass:
-        """Look after the runs that are due."""
-        due = await self._due(now)
-        for key, stale in due.items():
-            try:
-                doubtful = await _is_doubtful(self._database.reader, key, now)
-                attend = partial(_attend, key=key, stale=stale, doubtful=doubtful, now=now)
-                events = await in_transaction(self._database, attend)
-            except DatabaseUnavailableError:
-                raise
-            except Exception:
-                log.exception("run can't be swept", extra={"run_id": key.run_id})
-                await in_transaction(self._database, partial(_postpone, key=key, at=now + SWEEP_MS))
-            else:
-                if events:
-                    self._wake(now)
-        return Pass(len(due), await self._next_at())
+        """Look after the runs that are due.
+
+        A job is stale only once the commands that waited when this instance connected have been handled: its report may
+        be among them.
+        """
+        stale = await self._stale_jobs(now)
+        caught_up = not stale or await self._broker.caught_up()
+        due: dict[RunKey, list[str]] = {key: [] for key in await self._due(now)} | (stale if caught_up else {})
+        for key, names in due.items():
+            await self._look_after(key, names, now)
+        return Pass(len(due), await self._next_at() if caught_up else now + _ASK_AGAIN_MS)
+
+    async def _stale_jobs(self, now: int) -> dict[RunKey, list[str]]:
+        """Return the jobs of each run that were not reported for too long."""
+        stale = defaultdict[RunKey, list[str]](list)
+        for row in await self._database.reader.fetch(_SQL["stale"], {"now": now, "limit": _STALE_JOBS}):
+            stale[store.run_key(row)].append(row["job_name"])
+        return stale
+
+    async def _due(self, now: int) -> list[RunKey]:
+        """Return the runs that are due to be looked at."""
+        rows = await self._database.reader.fetch(_SQL["to_sweep"], {"now": now, "limit": _RUNS})
+        return [store.run_key(row) for row in rows]
 
     async def _next_at(self) -> int | None:
         found = [(await self._database.reader.fetch(_SQL[name]))[0]["at"] for name in ("next_sweep", "next_stale")]
         return min((at for at in found if at is not None), default=None)
 
-    async def _due(self, now: int) -> dict[RunKey, list[str]]:
-        """Return the runs to look after, each with those of its jobs that nothing has been heard of."""
-        due: dict[RunKey, list[str]] = defaultdict(list)
-        for row in await self._database.reader.fetch(_SQL["stale"], {"now": now, "limit": _STALE_JOBS}):
-            due[RunKey(row["tenant_id"], row["run_id"])].append(row["job_name"])
-        for row in await self._database.reader.fetch(_SQL["to_sweep"], {"now": now, "limit": _RUNS}):
-            due.setdefault(RunKey(row["tenant_id"], row["run_id"]), [])
-        return due
+    async def _look_after(self, key: RunKey, stale: Collection[str], now: int) -> None:
+        try:
+            doubtful = await _is_doubtful(self._database.reader, key, now)
+            attend = partial(_attend, key=key, stale=stale, doubtful=doubtful, now=now)
+            added = await in_transaction(self._database, attend)
+        except DatabaseUnavailableError:
+            raise
+        except Exception:
+            log.exception("run can't be swept", extra={"run_id": key.run_id})
+            await in_transaction(self._database, partial(_postpone, key=key, at=now + SWEEP_MS))
+        else:
+            if added:
+                self._wake(now)
 
 
 async def _is_doubtful(reader: Reader, key: RunKey, now: int) -> bool:
-    """Tell whether anything would come of evaluating a run that is due anew: found out beside the writers."""
-    run = await store.find_run(reader, key)
+    """Return whether a run that is due would change if it were evaluated as a whole. Found out beside the writers."""
+    run = await loader.find(reader, key)
     if run is None or run.sweep_at is None or run.sweep_at > now:
         return False
-    graph = Graph(run)
-    await store.load_whole(reader, {key: graph})
-    graph.evaluate_all(now, None)
-    return bool(graph.changed) or graph.run != run or not run.evaluated
+    reading = Loader(reader, {key: run})
+    await reading.read_whole([key])
+    before = reading.states()[key]
+    draft = Draft(before, now, evaluating=True)
+    draft.repair()
+    return draft.finish() != before
 
 
 async def _attend(tx: Transaction, *, key: RunKey, stale: Collection[str], doubtful: bool, now: int) -> int:
     """Look after one run; return how many events there are to publish."""
-    runs = await store.lock_known(tx, [key])
-    if key not in runs or runs[key].status is not RunStatus.RUNNING:
+    run = await loader.lock(tx, key)
+    if run is None or run.status is not RunStatus.RUNNING:
         return 0
-    work = Work(Graph(runs[key]))
-    graphs = {key: work.graph}
-    overdue = [(key, name) for name in stale]
+    reading = Loader(tx, {key: run})
     if doubtful:
-        await store.load_whole(tx, graphs)
-        _repair(work, now)
+        await reading.read_whole([key])
     else:
-        await store.load_jobs(tx, graphs, overdue)
-        await load_consequences(tx, graphs, (), overdue)
-    if work.graph.run.sweep_at is not None and work.graph.run.sweep_at <= now:
-        work.graph.run = work.graph.run._replace(sweep_at=now + SWEEP_MS)
-    _end_stale(work.graph, stale, now)
-    return await write(tx, {key: work}, runs, now)
+        overdue = [(key, name) for name in stale]
+        await reading.read_jobs(overdue)
+        await reading.read_consequences((), overdue)
+    before = reading.states()
+    draft = Draft(before[key], now, evaluating=True)
+    moved = draft.repair() if doubtful else []
+    if run.sweep_at is not None and run.sweep_at <= now:
+        draft.run = draft.run._replace(sweep_at=now + _interval(now - run.created_at))
+    _end_stale(draft, stale)
+    stuck = moved if run.evaluated else []  # else consequences had been left to the sweep
+    if stuck:
+        log.error("jobs waited wrongly", extra={"run_id": key.run_id, "count": len(stuck)})
+    after = {key: draft.finish()}
+    await store.save(tx, before, after)
+    return await events.add(tx, before, after, now, {key: stuck})
 
 
-def _repair(work: Work, now: int) -> None:
-    """Evaluate a whole run; that anything comes of it is news, unless it was known to be unevaluated."""
-    graph = work.graph
-    graph.evaluate_all(now, None)
-    if graph.run.evaluated and (graph.ready or graph.skipped):
-        work.stuck = sorted(graph.ready.keys() | graph.skipped.keys())
-        log.error("jobs waited in vain", extra={"run_id": graph.run.key.run_id, "count": len(work.stuck)})
-    graph.run = graph.run._replace(evaluated=True)
+def _interval(age_ms: int) -> int:
+    """Return how long to leave a run alone: longer with its age, so that old open runs cost next to nothing."""
+    return max(SWEEP_MS, age_ms // 4)
 
 
-def _end_stale(graph: Graph, stale: Collection[str], now: int) -> None:
-    overdue = [graph.jobs[name] for name in sorted(stale)]
-    ended = [job for job in overdue if job.stale_at is not None and job.stale_at <= now]
+def _end_stale(draft: Draft, stale: Collection[str]) -> None:
+    overdue = [draft.jobs[name] for name in sorted(stale) if name in draft.jobs]
+    ended = [job for job in overdue if job.stale_at is not None and job.stale_at <= draft.now]
     for job in ended:
-        graph.put(rules.end(job, JobStatus.TIMED_OUT_STALE, now))
-    graph.evaluate([job.name for job in ended], now, None)
+        draft.put(rules.end(job, JobStatus.TIMED_OUT_STALE, draft.now))
+    if ended:
+        draft.follow([job.name for job in ended])
 
 
 async def _postpone(tx: Transaction, *, key: RunKey, at: int) -> None:

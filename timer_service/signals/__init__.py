@@ -5,21 +5,21 @@ from functools import partial
 from timer_service.core.slice import Slice
 from timer_service.signals.evaluation import Evaluation
 from timer_service.signals.firing_store import COUNTED, FIRINGS
-from timer_service.signals.firings import Firings
-from timer_service.signals.handler import PAYLOADS, handle
-from timer_service.signals.messages import WorkSignalFailed, WorkSignalFired
+from timer_service.signals.firing_worker import FiringWorker
+from timer_service.signals.handler import handle
+from timer_service.signals.messages import Outcome, WorkSignalFailed, WorkSignalFired
 from timer_service.signals.queries import QUERIES, SignalView
-from timer_service.signals.retention import delete_settled
-from timer_service.signals.rules import Outcome
+from timer_service.signals.state import COMMANDS
+from timer_service.signals.store import delete_settled
 
 SLICE = Slice(
     name="signals",
-    commands=PAYLOADS,
+    commands=COMMANDS,
     outcomes=Outcome,
     handle=partial(handle, evaluating=True),
     handle_when_off=partial(handle, evaluating=False),
     queries=QUERIES,
-    workers={"firings": Firings, "evaluation": Evaluation},
+    workers={"firings": FiringWorker, "evaluation": Evaluation},
     wakes=("firings", "evaluation"),
     leased=(FIRINGS,),
     counted=COUNTED,

@@ -1,10 +1,8 @@
-"""Holds what has happened to work items against the signals that wait for it, where the command did not do so itself.
+"""The worker that matches transitions with waiting signals where the command did not.
 
-Because the feature was off then, because too many signals wait for one work item, or because a command that was
-delivered late made a signal active.
+The slice was off then, too many signals wait for one work item, or a late command made a signal wait.
 """
 
-import logging
 from collections.abc import Sequence
 from functools import partial
 
@@ -12,10 +10,10 @@ from timer_service.core.database import Transaction
 from timer_service.core.loop import Pass
 from timer_service.core.slice import WorkerParts
 from timer_service.core.transactions import in_transaction
-from timer_service.signals import firing_store, rules, store
-from timer_service.signals.rules import Firing, Signal, Transition
-
-log = logging.getLogger(__name__)
+from timer_service.signals import firing_store, store
+from timer_service.signals.firings import Firing, evaluate
+from timer_service.signals.items import Transition
+from timer_service.signals.signals import Signal
 
 _EVENTS = 100
 _SIGNALS = 1000
@@ -23,7 +21,7 @@ _SIGNALS = 1000
 
 
 class Evaluation:
-    """A worker whose ticks evaluate some events each; what is done is kept, so that a restart goes on behind it."""
+    """A worker whose ticks evaluate some transitions each; a restart continues where the last tick ended."""
 
     def __init__(self, parts: WorkerParts) -> None:
         self._database = parts.database
@@ -37,41 +35,35 @@ class Evaluation:
         return Pass(events, now if events else None)
 
     async def _evaluate_next(self, tx: Transaction, now: int) -> tuple[int, int]:
-        """Evaluate the next events; return how many, and how many firings they led to."""
+        """Evaluate the next transitions; return how many, and how many firings they led to."""
         events = await store.next_events(tx, _EVENTS)
-        return len(events), len(await self._evaluate(tx, events, now)) if events else 0
+        return len(events), await self._evaluate(tx, events, now) if events else 0
 
-    async def _evaluate(self, tx: Transaction, events: Sequence[Transition], now: int) -> list[Firing]:
+    async def _evaluate(self, tx: Transaction, events: Sequence[Transition], now: int) -> int:
         share = _SIGNALS // len(events)
-        signals = await store.waiting(tx, {(event.item, event.evaluated_to) for event in events}, share)
-        evaluated, found = [], []
+        signals = await store.waiting_signals(tx, {(event.key, event.evaluated_to) for event in events}, share)
+        evaluated: list[Transition] = []
+        found: list[Firing] = []
         for event in events:
             mine = _next_of(event, signals, share)
-            found += [rules.firing_on(signal, event) for signal in mine if _matches(signal, event)]
+            firings, _ = evaluate(event, mine)  # a signal that can't be matched must not hold up the queue
+            found += firings
             evaluated.append(_advanced(event, mine, now) if len(mine) == share else event._replace(evaluate_at=None))
         await store.note_evaluated(tx, evaluated)
         await firing_store.add(tx, found, now)
-        return found
+        return len(found)
 
 
 def _next_of(event: Transition, signals: Sequence[Signal], share: int) -> list[Signal]:
-    """Return the signals an event is to be held against next; others were read for events of the same item."""
+    """Return the next signals of a transition; others were read for other transitions, also of the same item."""
     behind = {
         signal.key: signal
         for signal in signals
-        if signal.item == event.item and signal.key.signal_id > event.evaluated_to
+        if signal.item == event.key and signal.key.signal_id > event.evaluated_to
     }
     return [behind[key] for key in sorted(behind)][:share]
 
 
 def _advanced(event: Transition, signals: Sequence[Signal], now: int) -> Transition:
-    """Return an event with more signals to come, behind all others that wait to be evaluated."""
+    """Return a transition with more signals to come, behind all others that wait to be evaluated."""
     return event._replace(evaluate_at=now, evaluated_to=signals[-1].key.signal_id)
-
-
-def _matches(signal: Signal, event: Transition) -> bool:
-    try:
-        return rules.matches(signal, event)
-    except Exception:
-        log.exception("signal can't be held against an event", extra={"signal_id": signal.key.signal_id})
-        return False

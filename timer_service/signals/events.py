@@ -6,20 +6,19 @@ from timer_service.core.database import Row
 from timer_service.core.instant import format_instant
 from timer_service.core.lease import Failure
 from timer_service.core.message import Event
-from timer_service.signals.firing_store import task_id
+from timer_service.signals.firing_store import cause_of, task_id
 from timer_service.signals.messages import WorkSignalFailed, WorkSignalFired
-from timer_service.signals.store import read_cause
 
 
 def fired_event(row: Row, at: int) -> Event:
-    """Return what tells that a firing's signal has fired: a firing has one such event, always under the same id."""
+    """Return the event of a firing whose signal has fired; it always has the same id."""
     task = {} if row["work_item_id"] is None else {"taskId": task_id(row)}
     payload = {**_about(row), **task, "firedAt": format_instant(at)}
     return _event(f"fired-{row['firing_id']}", WorkSignalFired.type, row, payload, at)
 
 
 def failed_event(failure: Failure, at: int) -> Event:
-    """Return what tells that a firing was given up. Its id follows the claim: a time trigger may be given up twice."""
+    """Return the event of a firing that was given up. Its id names the claim: a time trigger may be given up twice."""
     row = failure.row
     told = {"attempt": row["attempt"], "error": failure.error, "failedAt": format_instant(at)}
     event_id = f"failed-{row['firing_id']}-{row['lease_token']}"
@@ -38,5 +37,5 @@ def _about(row: Row) -> dict[str, Any]:
 
 
 def _event(event_id: str, message_type: str, row: Row, payload: dict[str, Any], at: int) -> Event:
-    command_id, correlation_id, trace = read_cause(row)
+    command_id, correlation_id, trace = cause_of(row)
     return Event(event_id, message_type, row["tenant_id"], payload, at, correlation_id, command_id, trace)

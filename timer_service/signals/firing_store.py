@@ -1,14 +1,16 @@
-"""Firings and what comes of them in the database: rows <-> rules."""
+"""Firings and follow-up tasks in the database: rows <-> values."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from timer_service.core.database import Reader, Row, Transaction
 from timer_service.core.lease import Failure, LeasedTable
+from timer_service.core.message import Position, Trace
 from timer_service.core.row_counts import Counted
 from timer_service.core.sql import load_sql
-from timer_service.signals.rules import Firing, FiringStatus, ItemKey, Key
-from timer_service.signals.store import cause_parameters
+from timer_service.signals.firings import Firing, FiringStatus
+from timer_service.signals.items import Cause, ItemKey
+from timer_service.signals.signals import Key
 
 _SQL = load_sql("timer_service.signals", "firing_store.sql")
 
@@ -22,6 +24,10 @@ FIRINGS = LeasedTable(
         "dedupe_key",
         "work_item_id",
         "due_at",
+        "defined_epoch",
+        "defined_sequence",
+        "position_epoch",
+        "position_sequence",
         "correlation_id",
         "causation_id",
         "traceparent",
@@ -41,7 +47,7 @@ COUNTED = (
     Counted(FIRINGS.name, FiringStatus.FAILED, "status = 'failed'"),
     Counted("work_item_events", "unevaluated", "evaluate_at IS NOT NULL"),
 )
-"""What the gauges tell of signals."""
+"""The gauges of signals."""
 
 
 class Cursor(NamedTuple):
@@ -51,23 +57,33 @@ class Cursor(NamedTuple):
     after_id: str
 
 
+class Ended(NamedTuple):
+    """A signal whose firings are over, but for those of one definition."""
+
+    signal: Key
+    kept: Position
+    reason: str
+
+
 async def add(tx: Transaction, firings: Iterable[Firing], now: int) -> None:
-    """Queue firings; one that is there already, whatever became of it, stays as it is."""
-    in_order = sorted(firings, key=lambda firing: (firing.signal.tenant_id, firing.firing_id))
-    await tx.executemany(_SQL["add"], [{**_parameters(firing), "now": now} for firing in in_order])
+    """Queue firings, also those that had failed; any other that is there already stays as it is."""
+    by_id = {(firing.signal.tenant_id, firing.firing_id): firing for firing in firings}
+    await tx.executemany(_SQL["add"], [_parameters(key, firing, now) for key, firing in sorted(by_id.items())])
 
 
-async def put_back(tx: Transaction, firings: Iterable[Firing]) -> None:
-    """Queue those firings anew that have failed, with all their attempts before them."""
-    keys = [{**_key(firing), "due_at": firing.due_at} for firing in firings]
-    await tx.executemany(_SQL["put_back"], keys)
-
-
-async def end(tx: Transaction, signals: Iterable[tuple[Key, str]], now: int) -> None:
-    """Fail the firings that signals still have to come, each with the reason; ends any claim on them."""
-    await tx.executemany(
-        _SQL["end_of_signal"], [{**signal._asdict(), "now": now, "error": reason} for signal, reason in signals]
-    )
+async def end(tx: Transaction, ended: Iterable[Ended], now: int) -> None:
+    """Fail the firings of signals that are still to come; ends any claim on them."""
+    parameters = [
+        {
+            **each.signal._asdict(),
+            "kept_epoch": each.kept.epoch,
+            "kept_sequence": each.kept.sequence,
+            "now": now,
+            "error": each.reason,
+        }
+        for each in ended
+    ]
+    await tx.executemany(_SQL["end_of_signal"], parameters)
 
 
 async def still_held(tx: Transaction, rows: Collection[Row]) -> list[Row]:
@@ -82,17 +98,6 @@ async def fail(tx: Transaction, failures: Sequence[Failure], at: int) -> int:
     """Give claimed rows up at an instant; return how many were still held."""
     parameters = [{**_held(each.row), "error": each.error, "at": at} for each in failures]
     return await tx.executemany(_SQL["fail"], parameters)
-
-
-async def note_fired(tx: Transaction, signals: Iterable[Key], at: int) -> None:
-    """Write that locked signals have fired."""
-    await tx.executemany(_SQL["note_fired"], [{**key._asdict(), "at": at} for key in signals])
-
-
-async def note_failed(tx: Transaction, failures: Iterable[Failure]) -> None:
-    """Pause the signals, if they are active, whose firings were given up."""
-    parameters = [{**signal_of(each.row)._asdict(), "error": each.error} for each in failures]
-    await tx.executemany(_SQL["note_failed"], parameters)
 
 
 async def add_tasks(tx: Transaction, rows: Iterable[Row], at: int) -> None:
@@ -144,20 +149,57 @@ def task_id(row: Row) -> str | None:
     return None if row["work_item_id"] is None else f"task-{row['firing_id']}"
 
 
-def _key(firing: Firing) -> Mapping[str, Any]:
-    return {"tenant_id": firing.signal.tenant_id, "firing_id": firing.firing_id}
+def defined_of(row: Row) -> Position:
+    """Return the position of the definition that a firing is by."""
+    return Position(row["defined_epoch"], row["defined_sequence"])
+
+
+def position_of(row: Row) -> Position:
+    """Return the position that a row has."""
+    return Position(row["position_epoch"], row["position_sequence"])
+
+
+def position_parameters(position: Position) -> Mapping[str, int]:
+    """Return the columns that `position_of` reads."""
+    return {"position_epoch": position.epoch, "position_sequence": position.sequence}
+
+
+def cause_of(row: Row) -> Cause:
+    """Return what a row says of the command that caused it."""
+    return Cause(row["causation_id"], row["correlation_id"], Trace(row["traceparent"], row["tracestate"]))
+
+
+def cause_parameters(cause: Cause) -> Mapping[str, Any]:
+    """Return the columns that `cause_of` reads."""
+    return {
+        "causation_id": cause.command_id,
+        "correlation_id": cause.correlation_id,
+        "traceparent": cause.trace.traceparent,
+        "tracestate": cause.trace.tracestate,
+    }
 
 
 def _held(row: Row) -> Mapping[str, Any]:
     return {"tenant_id": row["tenant_id"], "firing_id": row["firing_id"], "token": row["lease_token"]}
 
 
-def _parameters(firing: Firing) -> Mapping[str, Any]:
+def _parameters(key: tuple[str, str], firing: Firing, now: int) -> Mapping[str, Any]:
+    tenant_id, firing_id = key
+    over = firing.failed is not None
     return {
-        **_key(firing),
+        "tenant_id": tenant_id,
+        "firing_id": firing_id,
         "signal_id": firing.signal.signal_id,
+        "defined_epoch": firing.defined.epoch,
+        "defined_sequence": firing.defined.sequence,
         "dedupe_key": firing.dedupe_key,
         "work_item_id": firing.work_item_id,
+        "status": FiringStatus.FAILED if over else FiringStatus.QUEUED,
         "due_at": firing.due_at,
+        "now": now,
+        "settled_at": now if over else None,
+        "available_at": None if over else firing.due_at,
+        "last_error": firing.failed,
+        **position_parameters(firing.position),
         **cause_parameters(firing.cause),
     }

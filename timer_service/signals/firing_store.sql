@@ -1,22 +1,23 @@
 -- name: add
 INSERT INTO work_signal_firings (
-    tenant_id, firing_id, signal_id, dedupe_key, work_item_id, status, due_at, created_at, correlation_id, causation_id,
-    traceparent, tracestate, available_at
+    tenant_id, firing_id, signal_id, defined_epoch, defined_sequence, dedupe_key, work_item_id, status, due_at,
+    created_at, settled_at, position_epoch, position_sequence, correlation_id, causation_id, traceparent, tracestate,
+    available_at, last_error
 ) VALUES (
-    :tenant_id, :firing_id, :signal_id, :dedupe_key, :work_item_id, 'queued', :due_at, :now, :correlation_id,
-    :causation_id, :traceparent, :tracestate, :due_at
+    :tenant_id, :firing_id, :signal_id, :defined_epoch, :defined_sequence, :dedupe_key, :work_item_id, :status, :due_at,
+    :now, :settled_at, :position_epoch, :position_sequence, :correlation_id, :causation_id, :traceparent, :tracestate,
+    :available_at, :last_error
 )
-ON CONFLICT DO NOTHING
-
--- name: put_back
-UPDATE work_signal_firings
-SET status = 'queued', available_at = :due_at, settled_at = NULL, attempt = 0, last_error = NULL
-WHERE tenant_id = :tenant_id AND firing_id = :firing_id AND status = 'failed'
+ON CONFLICT (tenant_id, firing_id) DO UPDATE
+SET status = excluded.status, available_at = excluded.available_at, settled_at = excluded.settled_at,
+    attempt = 0, last_error = excluded.last_error
+WHERE work_signal_firings.status = 'failed'
 
 -- name: end_of_signal
 UPDATE work_signal_firings
 SET status = 'failed', settled_at = :now, available_at = NULL, lease_token = NULL, last_error = :error
 WHERE tenant_id = :tenant_id AND signal_id = :signal_id AND status IN ('queued', 'processing')
+    AND (defined_epoch, defined_sequence) <> (:kept_epoch, :kept_sequence)
 
 -- name: still_held
 SELECT tenant_id, firing_id FROM work_signal_firings
@@ -27,16 +28,6 @@ WHERE tenant_id = :tenant_id AND firing_id = :firing_id AND lease_token = :token
 UPDATE work_signal_firings
 SET status = 'failed', settled_at = :at, available_at = NULL, lease_token = NULL, last_error = :error
 WHERE tenant_id = :tenant_id AND firing_id = :firing_id AND lease_token = :token
-
--- name: note_fired
-UPDATE work_signals
-SET status = 'fired', last_fired_at = :at, last_error = NULL
-WHERE tenant_id = :tenant_id AND signal_id = :signal_id
-
--- name: note_failed
-UPDATE work_signals
-SET status = 'paused', last_error = :error
-WHERE tenant_id = :tenant_id AND signal_id = :signal_id AND status = 'active'
 
 -- name: add_task
 INSERT INTO work_item_tasks (tenant_id, task_id, work_item_id, signal_id, firing_id, created_at)
@@ -63,7 +54,7 @@ DELETE FROM work_item_tasks WHERE tenant_id = :tenant_id AND signal_id = :signal
 -- name: delete_settled
 DELETE FROM work_signal_firings
 WHERE (tenant_id, firing_id) IN (
-    WITH picked AS MATERIALIZED (  -- locked, or one that a command has just taken up again would be deleted all the same
+    WITH picked AS MATERIALIZED (  -- locked, so that a row that a command has just queued again stays
         SELECT tenant_id, firing_id FROM work_signal_firings
         WHERE settled_at < :before ORDER BY settled_at LIMIT :limit
         /* skip locked */

@@ -28,8 +28,27 @@ class TriggerKind(StrEnum):
     TIME = "time"
 
 
+class Outcome(StrEnum):
+    """How a command on a signal or a work item ends."""
+
+    CREATED = "created"
+    CREATED_INVALID = "created_invalid"
+    EXISTS = "exists"
+    TRANSITIONED = "transitioned"
+    RECORDED = "recorded"
+    PAUSED = "paused"
+    ACTIVATED = "activated"
+    CANCELLED = "cancelled"
+    RESOLVED = "resolved"
+    UNCHANGED = "unchanged"
+    NOT_FOUND = "not_found"
+    ALREADY_FIRED = "already_fired"
+    ALREADY_ENDED = "already_ended"
+    IGNORED_STALE = "ignored_stale"
+
+
 class CreateWorkItem(TenantPayload):
-    """Make a work item known, in a status if it has one yet."""
+    """Create a work item, in a status if it has one yet."""
 
     type: ClassVar[str] = "CreateWorkItem"
 

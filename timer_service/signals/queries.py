@@ -14,8 +14,10 @@ from timer_service.core.paging import PageCursor, PageLimit, page, read_cursor
 from timer_service.core.query import QueryRoute, known
 from timer_service.signals import firing_store, store
 from timer_service.signals.firing_store import Cursor
+from timer_service.signals.firings import FiringStatus
+from timer_service.signals.items import ItemKey
 from timer_service.signals.messages import TriggerKind
-from timer_service.signals.rules import FiringStatus, ItemKey, Key, Signal, Status
+from timer_service.signals.signals import Key, Signal, Status
 from timer_service.signals.triggers import Invalid
 
 _BEGINNING = Cursor(-1, "")
@@ -119,13 +121,13 @@ class TaskPage(Payload):
 
 def signal_view(signal: Signal) -> Mapping[str, Any]:
     """Return a signal as replies and queries show it."""
-    definition = signal.definition
+    definition = signal.standing.definition
     assert definition is not None  # noqa: S101 - a tombstone is never shown
     trigger = definition.trigger
     return known(
         tenantId=signal.key.tenant_id,
         signalId=signal.key.signal_id,
-        status=signal.status,
+        status=signal.standing.status,
         triggerKind=definition.trigger_kind,
         triggerSpec=from_json(definition.trigger_spec),
         createdAt=format_instant(signal.created_at),
@@ -140,7 +142,7 @@ def signal_view(signal: Signal) -> Mapping[str, Any]:
 async def _get(reader: Reader, tenant: str, question: GetSignal, _now: int) -> Mapping[str, Any]:
     key = Key(tenant, question.signal_id)
     signal = (await store.find(reader, [key])).get(key)
-    if signal is None or signal.definition is None:
+    if signal is None or signal.standing.definition is None:
         raise Rejection(Code.NOT_FOUND, f"no signal {question.signal_id!r}")
     return signal_view(signal)
 

@@ -1,17 +1,19 @@
 -- name: name_item
-INSERT INTO work_items (tenant_id, work_item_id, created_at, position_epoch, position_sequence)
-VALUES (:tenant_id, :work_item_id, :now, 0, 0)
+INSERT INTO work_items (
+    tenant_id, work_item_id, created_at, created_epoch, created_sequence, moved_epoch, moved_sequence
+) VALUES (:tenant_id, :work_item_id, :now, 0, 0, 0, 0)
 ON CONFLICT (tenant_id, work_item_id) DO NOTHING
 
 -- name: find_item
-SELECT tenant_id, work_item_id, status, position_epoch, position_sequence
+SELECT tenant_id, work_item_id, status, created_epoch, created_sequence, moved_epoch, moved_sequence
 FROM work_items
 WHERE tenant_id = :tenant_id AND work_item_id = :work_item_id
 /* for update */
 
 -- name: put_item
 UPDATE work_items
-SET status = :status, position_epoch = :position_epoch, position_sequence = :position_sequence
+SET status = :status, created_epoch = :created_epoch, created_sequence = :created_sequence, moved_epoch = :moved_epoch,
+    moved_sequence = :moved_sequence
 WHERE tenant_id = :tenant_id AND work_item_id = :work_item_id
 
 -- name: find_event
@@ -49,13 +51,13 @@ WHERE tenant_id = :tenant_id AND work_item_id = :work_item_id AND event_id = :ev
 
 -- name: find
 SELECT tenant_id, signal_id, status, work_item_id, trigger_kind, trigger_spec, note, created_at, last_fired_at,
-    last_error, ended_at, since_epoch, since_sequence, position_epoch, position_sequence
+    last_error, unused_since, defined_epoch, defined_sequence, since_epoch, since_sequence, history
 FROM work_signals
 WHERE tenant_id = :tenant_id AND signal_id = :signal_id
 
 -- name: waiting
 SELECT tenant_id, signal_id, status, work_item_id, trigger_kind, trigger_spec, note, created_at, last_fired_at,
-    last_error, ended_at, since_epoch, since_sequence, position_epoch, position_sequence
+    last_error, unused_since, defined_epoch, defined_sequence, since_epoch, since_sequence, history
 FROM work_signals
 WHERE tenant_id = :tenant_id AND work_item_id = :work_item_id AND status = 'active' AND signal_id > :after
 ORDER BY signal_id
@@ -64,10 +66,10 @@ LIMIT :limit
 -- name: add
 INSERT INTO work_signals (
     tenant_id, signal_id, status, work_item_id, trigger_kind, trigger_spec, note, created_at, last_fired_at,
-    last_error, ended_at, since_epoch, since_sequence, position_epoch, position_sequence
+    last_error, unused_since, defined_epoch, defined_sequence, since_epoch, since_sequence, history
 ) VALUES (
     :tenant_id, :signal_id, :status, :work_item_id, :trigger_kind, :trigger_spec, :note, :created_at, :last_fired_at,
-    :last_error, :ended_at, :since_epoch, :since_sequence, :position_epoch, :position_sequence
+    :last_error, :unused_since, :defined_epoch, :defined_sequence, :since_epoch, :since_sequence, :history
 )
 ON CONFLICT (tenant_id, signal_id) DO NOTHING
 
@@ -75,20 +77,27 @@ ON CONFLICT (tenant_id, signal_id) DO NOTHING
 UPDATE work_signals
 SET status = :status, work_item_id = :work_item_id, trigger_kind = :trigger_kind, trigger_spec = :trigger_spec,
     note = :note, created_at = :created_at, last_fired_at = :last_fired_at, last_error = :last_error,
-    ended_at = :ended_at, since_epoch = :since_epoch, since_sequence = :since_sequence,
-    position_epoch = :position_epoch, position_sequence = :position_sequence
+    unused_since = :unused_since, defined_epoch = :defined_epoch, defined_sequence = :defined_sequence,
+    since_epoch = :since_epoch, since_sequence = :since_sequence, history = :history
+WHERE tenant_id = :tenant_id AND signal_id = :signal_id
+
+-- name: move
+UPDATE work_signals
+SET status = :status, last_fired_at = :last_fired_at, last_error = :last_error, unused_since = :unused_since,
+    since_epoch = :since_epoch, since_sequence = :since_sequence, history = :history
 WHERE tenant_id = :tenant_id AND signal_id = :signal_id
 
 -- name: page
 SELECT tenant_id, signal_id, status, work_item_id, trigger_kind, trigger_spec, note, created_at, last_fired_at,
-    last_error, ended_at, since_epoch, since_sequence, position_epoch, position_sequence
+    last_error, unused_since, defined_epoch, defined_sequence, since_epoch, since_sequence, history
 FROM work_signals
 WHERE tenant_id = :tenant_id AND {where} AND signal_id > :after
 ORDER BY signal_id
 LIMIT :limit
 
--- name: ended
-SELECT tenant_id, signal_id FROM work_signals WHERE ended_at < :before ORDER BY ended_at LIMIT :limit /* skip locked */
+-- name: unused
+SELECT tenant_id, signal_id FROM work_signals
+WHERE unused_since < :before ORDER BY unused_since LIMIT :limit /* skip locked */
 
 -- name: delete
 DELETE FROM work_signals WHERE tenant_id = :tenant_id AND signal_id = :signal_id
@@ -96,7 +105,7 @@ DELETE FROM work_signals WHERE tenant_id = :tenant_id AND signal_id = :signal_id
 -- name: delete_events
 DELETE FROM work_item_events
 WHERE (tenant_id, work_item_id, event_id) IN (
-    WITH picked AS MATERIALIZED (  -- locked, or one that a command has just taken up again would be deleted all the same
+    WITH picked AS MATERIALIZED (  -- locked, so that a row that a command has just queued again stays
         SELECT tenant_id, work_item_id, event_id FROM work_item_events
         WHERE evaluate_at IS NULL AND recorded_at < :before ORDER BY recorded_at LIMIT :limit
         /* skip locked */

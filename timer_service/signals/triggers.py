@@ -1,7 +1,7 @@
 """What a signal can wait for. Pure. A trigger is a class here and its entry in the registry."""
 
 import json
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Literal, NamedTuple
 
 from pydantic import Field, ValidationError
@@ -12,14 +12,18 @@ from timer_service.signals.messages import ItemStatus, TriggerKind
 
 
 class StatusTransition(Payload):
-    """Comes true when the signal's work item comes to one of some statuses, however they are written."""
+    """Comes true when the signal's work item comes to one of some statuses; case and outer spaces do not matter."""
 
     kind: Literal["work_item.status.transition"]
     to: list[ItemStatus] = Field(min_length=1)
 
     def matches(self, status: str) -> bool:
-        """Tell whether a status is one of those."""
-        return _plain(status) in map(_plain, self.to)
+        """Return whether `to` names a status."""
+        return _fold(status) in self._folded
+
+    @cached_property
+    def _folded(self) -> frozenset[str]:
+        return frozenset(map(_fold, self.to))
 
 
 class TimeAt(Payload):
@@ -43,7 +47,7 @@ _KINDS: dict[TriggerKind, dict[str, type[StatusTransition | TimeAt]]] = {
 }
 
 
-@lru_cache(maxsize=1024)  # of the thousands of signals on one work item, most say the same
+@lru_cache(maxsize=1024)  # most of the thousands of signals on one work item have the same trigger
 def read_trigger(kind: TriggerKind, spec: str, *, has_work_item: bool) -> Trigger:
     """Read a trigger as it is stored."""
     fields = json.loads(spec)
@@ -60,5 +64,5 @@ def read_trigger(kind: TriggerKind, spec: str, *, has_work_item: bool) -> Trigge
         return Invalid("; ".join(f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in details[:3]))
 
 
-def _plain(status: str) -> str:
+def _fold(status: str) -> str:
     return status.strip().casefold()

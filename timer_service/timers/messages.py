@@ -13,34 +13,35 @@ Data = Annotated[
 ]
 
 
-class ScheduleTimer(TenantPayload):
-    """Fire a `DueTimeReached` at `dueAt`; an earlier schedule of the same service call is replaced."""
+class TimerPayload(TenantPayload):
+    """A command on one timer."""
+
+    service_call_id: Identifier
+
+
+class ScheduleTimer(TimerPayload):
+    """Publish a `DueTimeReached` at `dueAt`, with `data`. Replaces what was scheduled for the service call before."""
 
     type: ClassVar[str] = "ScheduleTimer"
 
-    service_call_id: Identifier
     due_at: Instant
     data: Data = None
 
 
-class CancelTimer(TenantPayload):
-    """Do not fire the timer, if it has not fired yet. Also beats an older ScheduleTimer that is delivered later."""
+class CancelTimer(TimerPayload):
+    """Do not fire the timer, if it has not fired yet. An older ScheduleTimer that is delivered later is ignored too."""
 
     type: ClassVar[str] = "CancelTimer"
 
-    service_call_id: Identifier
 
-
-class RetryTimer(TenantPayload):
-    """Put a Failed timer back, with all its attempts before it."""
+class RetryTimer(TimerPayload):
+    """Publish the event of a Failed timer at once. All attempts are available again."""
 
     type: ClassVar[str] = "RetryTimer"
 
-    service_call_id: Identifier
-
 
 class DueTimeReached(TenantPayload):
-    """The due time of a timer has come. The same fire always has the same envelope id."""
+    """The due time of a timer has come. However often it is sent, the envelope id is the same."""
 
     type: ClassVar[str] = "DueTimeReached"
 

@@ -4,7 +4,9 @@ import hashlib
 from enum import StrEnum
 from typing import NamedTuple
 
-from timer_service.core.message import Position, Trace
+from timer_service.core.data import dump_data
+from timer_service.core.message import Command, Position, Trace
+from timer_service.timers.messages import CancelTimer, ScheduleTimer, TimerPayload
 
 
 class State(StrEnum):
@@ -21,6 +23,7 @@ class Outcome(StrEnum):
 
     SCHEDULED = "scheduled"
     RESCHEDULED = "rescheduled"
+    UPDATED = "updated"
     CANCELLED = "cancelled"
     RETRIED = "retried"
     UNCHANGED = "unchanged"
@@ -38,7 +41,7 @@ class Key(NamedTuple):
 
 
 class Schedule(NamedTuple):
-    """What a ScheduleTimer asks for."""
+    """What a ScheduleTimer asks for. All of it comes from one command."""
 
     due_at: int
     event_id: str
@@ -49,7 +52,7 @@ class Schedule(NamedTuple):
 
 
 class Timer(NamedTuple):
-    """A timer as the rules see it. Without a schedule it is the tombstone of one that was cancelled while unknown."""
+    """A timer. One without a schedule is a tombstone: it was cancelled before its ScheduleTimer was handled."""
 
     key: Key
     state: State
@@ -58,79 +61,43 @@ class Timer(NamedTuple):
     schedule: Schedule | None
     available_at: int | None = None
     settled_at: int | None = None
+    confirmed_at: int | None = None
+    """When the newest command was handled that found the timer settled already. Retention counts from then."""
     attempt: int = 0
     last_error: str | None = None
 
 
-class Write(StrEnum):
-    """What a decision writes."""
+class Applied(NamedTuple):
+    """The timer that a command leaves, or None if there is none, and how the command ended."""
 
-    NOTHING = "nothing"
-    POSITION = "position"
-    """That a newer command has confirmed the row; a claim on it goes on."""
-    ALL = "all"
-    """The whole row; ends any claim on it."""
-
-
-class Decision(NamedTuple):
-    """What becomes of a timer, and how much of that is to be written."""
-
-    verdict: Outcome
     timer: Timer | None
-    write: Write = Write.NOTHING
+    outcome: Outcome
 
 
-def schedule(timer: Timer | None, key: Key, wanted: Schedule, position: Position, now: int) -> Decision:
-    """Decide a ScheduleTimer (the outcome table of docs/guarantees.md)."""
-    if timer is None:
-        return _put(Outcome.SCHEDULED, _scheduled(key, wanted, position, now))
-    if timer.position > position:
-        return Decision(Outcome.IGNORED_STALE, timer)
-    if timer.state is State.REACHED:
-        return Decision(Outcome.IGNORED_REACHED, timer)
-    if timer.position == position:  # this very command, delivered again
-        return Decision(Outcome.UNCHANGED, timer)
-    if timer.state is not State.SCHEDULED or timer.schedule is None:
-        return _put(Outcome.SCHEDULED, _scheduled(key, wanted, position, now))
-    if timer.schedule.due_at == wanted.due_at:
-        return _confirm(timer, position)
-    return _put(Outcome.RESCHEDULED, _scheduled(key, wanted, position, timer.registered_at))
+def key_of(command: Command) -> Key:
+    """Return the key of the timer that a command is about."""
+    payload = command.payload
+    assert isinstance(payload, TimerPayload)  # noqa: S101 - the route says so
+    return Key(payload.tenant_id, payload.service_call_id)
 
 
-def cancel(timer: Timer | None, key: Key, position: Position, now: int) -> Decision:
-    """Decide a CancelTimer. An unknown timer leaves a tombstone, or an older ScheduleTimer to come would win."""
-    if timer is None:
-        return _put(Outcome.NOT_FOUND, Timer(key, State.CANCELLED, position, now, None, settled_at=now))
-    if timer.position > position:
-        return Decision(Outcome.IGNORED_STALE, timer)
-    if timer.state is State.REACHED:
-        return Decision(Outcome.ALREADY_REACHED, timer)
-    if timer.state is State.CANCELLED:
-        return _confirm(timer, position)
-    cancelled = timer._replace(state=State.CANCELLED, position=position, available_at=None, settled_at=now)
-    return _put(Outcome.CANCELLED, cancelled)
-
-
-def retry(timer: Timer | None, position: Position, now: int) -> Decision:
-    """Decide a RetryTimer: only a Failed timer is put back, to fire at once under the id it always had."""
-    if timer is None:
-        return Decision(Outcome.NOT_FOUND, None)
-    if timer.position > position:
-        return Decision(Outcome.IGNORED_STALE, timer)
-    if timer.schedule is None:
-        return Decision(Outcome.NOT_FOUND, None)
-    if timer.state is State.REACHED:
-        return Decision(Outcome.ALREADY_REACHED, timer)
-    if timer.state is not State.FAILED or timer.position == position:
-        return _confirm(timer, position)
-    back = timer._replace(
-        state=State.SCHEDULED,
-        position=position,
-        available_at=max(now, timer.schedule.due_at),
-        attempt=0,
-        last_error=None,
-    )
-    return _put(Outcome.RETRIED, back)
+def apply(timer: Timer | None, key: Key, command: Command, now: int) -> Applied:
+    """Apply a command to the timer under its key (the outcome table of docs/guarantees.md)."""
+    schedules = isinstance(command.payload, ScheduleTimer)
+    if timer is not None and timer.position > command.position:
+        return Applied(timer, Outcome.IGNORED_STALE)
+    if timer is not None and timer.state is State.REACHED:
+        outcome = Outcome.IGNORED_REACHED if schedules else Outcome.ALREADY_REACHED
+        return Applied(_confirm(timer, command.position, now), outcome)
+    if timer is not None and timer.position == command.position:  # this command was delivered again
+        return Applied(timer, Outcome.UNCHANGED)
+    match command.payload:
+        case ScheduleTimer() as payload:
+            return _schedule(timer, key, _wanted(key, command, payload), command.position, now)
+        case CancelTimer():
+            return _cancel(timer, key, command.position, now)
+        case _:
+            return _retry(timer, command.position, now)
 
 
 def event_id(key: Key, due_at: int, position: Position) -> str:
@@ -139,15 +106,62 @@ def event_id(key: Key, due_at: int, position: Position) -> str:
     return hashlib.blake2b(cause.encode(), digest_size=16).hexdigest()
 
 
+def _wanted(key: Key, command: Command, payload: ScheduleTimer) -> Schedule:
+    return Schedule(
+        due_at=payload.due_at,
+        event_id=event_id(key, payload.due_at, command.position),
+        data=dump_data(payload.data) if "data" in payload.model_fields_set else None,
+        correlation_id=command.correlation_id,
+        causation_id=command.id,
+        trace=command.trace,
+    )
+
+
+def _schedule(timer: Timer | None, key: Key, wanted: Schedule, position: Position, now: int) -> Applied:
+    if timer is None or timer.schedule is None or timer.state is not State.SCHEDULED:
+        return Applied(_scheduled(key, wanted, position, now), Outcome.SCHEDULED)
+    if timer.schedule.due_at != wanted.due_at:
+        return Applied(_scheduled(key, wanted, position, timer.registered_at), Outcome.RESCHEDULED)
+    if (timer.schedule.data, timer.schedule.correlation_id) != (wanted.data, wanted.correlation_id):
+        return Applied(_scheduled(key, wanted, position, timer.registered_at), Outcome.UPDATED)
+    return Applied(_confirm(timer, position, now), Outcome.UNCHANGED)
+
+
+def _cancel(timer: Timer | None, key: Key, position: Position, now: int) -> Applied:
+    """Cancel a timer. An unknown one leaves a tombstone, or an older ScheduleTimer delivered later would win."""
+    if timer is None:
+        return Applied(Timer(key, State.CANCELLED, position, now, None, settled_at=now), Outcome.NOT_FOUND)
+    if timer.state is State.CANCELLED:
+        return Applied(_confirm(timer, position, now), Outcome.UNCHANGED)
+    cancelled = timer._replace(state=State.CANCELLED, position=position, available_at=None, settled_at=now)
+    return Applied(cancelled, Outcome.CANCELLED)
+
+
+def _retry(timer: Timer | None, position: Position, now: int) -> Applied:
+    """Retry a Failed timer: it fires at once, never early, under the event id it always had."""
+    if timer is None or timer.schedule is None:
+        return Applied(timer, Outcome.NOT_FOUND)
+    if timer.state is not State.FAILED:
+        return Applied(_confirm(timer, position, now), Outcome.UNCHANGED)
+    retried = timer._replace(
+        state=State.SCHEDULED,
+        position=position,
+        available_at=max(now, timer.schedule.due_at),
+        attempt=0,
+        last_error=None,
+    )
+    return Applied(retried, Outcome.RETRIED)
+
+
 def _scheduled(key: Key, wanted: Schedule, position: Position, registered_at: int) -> Timer:
     return Timer(key, State.SCHEDULED, position, registered_at, wanted, available_at=wanted.due_at)
 
 
-def _put(verdict: Outcome, timer: Timer) -> Decision:
-    return Decision(verdict, timer, Write.ALL)
+def _confirm(timer: Timer, position: Position, now: int) -> Timer:
+    """Return the timer with a command's position, so that older commands delivered later are stale.
 
-
-def _confirm(timer: Timer, position: Position) -> Decision:
+    Retention of a settled timer starts again: it has to outlast every older command that the broker still holds.
+    """
     if timer.position == position:
-        return Decision(Outcome.UNCHANGED, timer)
-    return Decision(Outcome.UNCHANGED, timer._replace(position=position), Write.POSITION)
+        return timer
+    return timer._replace(position=position, confirmed_at=None if timer.settled_at is None else now)

@@ -63,26 +63,33 @@ async def find(reader: Reader, keys: Collection[Key]) -> dict[Key, Timer]:
     return {timer.key: timer for timer in map(_timer, rows)}
 
 
-async def find_locked(tx: Transaction, keys: Collection[Key]) -> dict[Key, Timer]:
-    """Read the timers that exist among `keys`; until the transaction ends no other one writes them.
+async def load(tx: Transaction, keys: Collection[Key]) -> dict[Key, Timer]:
+    """Read the timers that exist among `keys`, and lock them until the transaction ends.
 
-    Locked in the order of their keys, so that instances that handle the same timers wait for each other in turn.
+    They are locked in the order of their keys, so that instances that handle the same timers can't deadlock.
     """
     rows = await tx.fetch_each(_FIND_LOCKED, [key._asdict() for key in sorted(keys)])
     return {timer.key: timer for timer in map(_timer, rows)}
 
 
-async def put(tx: Transaction, timers: Collection[Timer]) -> None:
-    """Write whole timers; ends any claim on them. Raises `ConflictError` if one has moved on since it was read."""
-    in_order = sorted(timers, key=lambda timer: timer.key)  # see find_locked
-    written = await tx.executemany(_SQL["put"], [_parameters(timer) for timer in in_order])
-    if written != len(timers):
-        raise ConflictError(f"{len(timers) - written} of {len(timers)} timers were changed by another instance")
+async def save(tx: Transaction, before: Mapping[Key, Timer], after: Mapping[Key, Timer]) -> None:
+    """Write the timers of `after` that differ from those of `before`, which `load` has locked.
+
+    A timer that a command has only confirmed keeps its claim; every other write ends it. Raises `ConflictError` if
+    another instance has written one of them meanwhile.
+    """
+    changed = [after[key] for key in sorted(after) if after[key] != before.get(key)]
+    confirmed = [timer for timer in changed if _is_confirmed(before.get(timer.key), timer)]
+    whole = [timer for timer in changed if not _is_confirmed(before.get(timer.key), timer)]
+    written = await tx.executemany(_SQL["confirm"], [_confirmation(timer) for timer in confirmed])
+    written += await tx.executemany(_SQL["put"], [_parameters(timer) for timer in whole])
+    if written != len(changed):
+        raise ConflictError(f"{len(changed) - written} of {len(changed)} timers were changed by another instance")
 
 
-async def advance(tx: Transaction, timers: Collection[Timer]) -> None:
-    """Note that newer commands have confirmed timers; a claim on them goes on."""
-    await tx.executemany(_SQL["advance"], [{**timer.key._asdict(), **_position(timer.position)} for timer in timers])
+def _is_confirmed(before: Timer | None, after: Timer) -> bool:
+    """Return whether the two differ only in what a command that changes nothing moves."""
+    return before is not None and after == before._replace(position=after.position, confirmed_at=after.confirmed_at)
 
 
 async def page(
@@ -124,9 +131,8 @@ async def oldest_due(reader: Reader, tenant_id: str) -> int | None:
 
 
 async def delete_settled(tx: Transaction, before: int, limit: int) -> int:
-    """Delete up to `limit` timers of each kind that reached or were cancelled before an instant; return how many."""
-    parameters = {"before": before, "limit": limit}
-    return await tx.execute(_SQL["delete_reached"], parameters) + await tx.execute(_SQL["delete_cancelled"], parameters)
+    """Delete up to `limit` settled timers that no command has named since an instant; return how many."""
+    return await tx.execute(_SQL["delete_settled"], {"before": before, "limit": limit})
 
 
 def _timer(row: Row) -> Timer:
@@ -137,7 +143,8 @@ def _timer(row: Row) -> Timer:
         registered_at=row["registered_at"],
         schedule=_schedule(row) if row["due_at"] is not None else None,
         available_at=row["available_at"],
-        settled_at=row["reached_at"] or row["cancelled_at"],
+        settled_at=row["cancelled_at"] if row["reached_at"] is None else row["reached_at"],
+        confirmed_at=row["confirmed_at"],
         attempt=row["attempt"],
         last_error=row["last_error"],
     )
@@ -161,15 +168,13 @@ _TOMBSTONE: Mapping[str, Any] = dict.fromkeys(
 
 def _parameters(timer: Timer) -> Mapping[str, Any]:
     return {
-        "tenant_id": timer.key.tenant_id,
-        "service_call_id": timer.key.service_call_id,
+        **_confirmation(timer),
         "state": timer.state,
         "registered_at": timer.registered_at,
         "cancelled_at": timer.settled_at,
         "available_at": timer.available_at,
         "attempt": timer.attempt,
         "last_error": timer.last_error,
-        **_position(timer.position),
         **(_schedule_parameters(timer.schedule) if timer.schedule else _TOMBSTONE),
     }
 
@@ -186,5 +191,12 @@ def _schedule_parameters(schedule: Schedule) -> Mapping[str, Any]:
     }
 
 
-def _position(position: Position) -> Mapping[str, Any]:
-    return {"position_epoch": position.epoch, "position_sequence": position.sequence}
+def _confirmation(timer: Timer) -> Mapping[str, Any]:
+    """Return the key and what a command that changes nothing moves."""
+    return {
+        "tenant_id": timer.key.tenant_id,
+        "service_call_id": timer.key.service_call_id,
+        "position_epoch": timer.position.epoch,
+        "position_sequence": timer.position.sequence,
+        "confirmed_at": timer.confirmed_at,
+    }

@@ -1,37 +1,41 @@
 -- name: find
 SELECT tenant_id, service_call_id, state, due_at, data, correlation_id, causation_id, traceparent, tracestate,
-    event_id, registered_at, reached_at, cancelled_at, position_epoch, position_sequence, available_at, attempt, last_error
+    event_id, registered_at, reached_at, cancelled_at, confirmed_at, position_epoch, position_sequence, available_at,
+    attempt, last_error
 FROM timer_schedules
 WHERE tenant_id = :tenant_id AND service_call_id = :service_call_id
 
 -- name: put
 INSERT INTO timer_schedules (
     tenant_id, service_call_id, state, due_at, data, correlation_id, causation_id, traceparent, tracestate,
-    event_id, registered_at, cancelled_at, position_epoch, position_sequence, available_at, attempt, last_error
+    event_id, registered_at, cancelled_at, confirmed_at, position_epoch, position_sequence, available_at, attempt, last_error
 ) VALUES (
     :tenant_id, :service_call_id, :state, :due_at, :data, :correlation_id, :causation_id, :traceparent, :tracestate,
-    :event_id, :registered_at, :cancelled_at, :position_epoch, :position_sequence, :available_at, :attempt, :last_error
+    :event_id, :registered_at, :cancelled_at, :confirmed_at, :position_epoch, :position_sequence, :available_at, :attempt,
+    :last_error
 )
 ON CONFLICT (tenant_id, service_call_id) DO UPDATE SET
     state = excluded.state, due_at = excluded.due_at, data = excluded.data,
     correlation_id = excluded.correlation_id, causation_id = excluded.causation_id,
     traceparent = excluded.traceparent, tracestate = excluded.tracestate,
     event_id = excluded.event_id, registered_at = excluded.registered_at, cancelled_at = excluded.cancelled_at,
+    confirmed_at = excluded.confirmed_at,
     position_epoch = excluded.position_epoch, position_sequence = excluded.position_sequence,
     available_at = excluded.available_at, lease_token = NULL, attempt = excluded.attempt, last_error = excluded.last_error
 WHERE timer_schedules.state <> 'Reached'
     AND (timer_schedules.position_epoch, timer_schedules.position_sequence)
         < (excluded.position_epoch, excluded.position_sequence)
 
--- name: advance
+-- name: confirm
 UPDATE timer_schedules
-SET position_epoch = :position_epoch, position_sequence = :position_sequence
+SET position_epoch = :position_epoch, position_sequence = :position_sequence, confirmed_at = :confirmed_at
 WHERE tenant_id = :tenant_id AND service_call_id = :service_call_id
     AND (position_epoch, position_sequence) < (:position_epoch, :position_sequence)
 
 -- name: page
 SELECT tenant_id, service_call_id, state, due_at, data, correlation_id, causation_id, traceparent, tracestate,
-    event_id, registered_at, reached_at, cancelled_at, position_epoch, position_sequence, available_at, attempt, last_error
+    event_id, registered_at, reached_at, cancelled_at, confirmed_at, position_epoch, position_sequence, available_at,
+    attempt, last_error
 FROM timer_schedules
 WHERE tenant_id = :tenant_id AND {where} AND due_at < :due_before
     AND (due_at, service_call_id) > (:after_due_at, :after_call)
@@ -48,23 +52,14 @@ SELECT COUNT(*) AS count FROM (
 -- name: oldest_due
 SELECT MIN(due_at) AS due_at FROM timer_schedules WHERE tenant_id = :tenant_id AND available_at IS NOT NULL
 
--- name: delete_reached
+-- name: delete_settled
 DELETE FROM timer_schedules
 WHERE (tenant_id, service_call_id) IN (
-    WITH picked AS MATERIALIZED (  -- locked, or one that a command has just taken up again would be deleted all the same
+    WITH picked AS MATERIALIZED (  -- locked, so that a row that a command has just scheduled again is not deleted
         SELECT tenant_id, service_call_id FROM timer_schedules
-        WHERE reached_at < :before ORDER BY reached_at LIMIT :limit
-        /* skip locked */
-    )
-    SELECT tenant_id, service_call_id FROM picked
-)
-
--- name: delete_cancelled
-DELETE FROM timer_schedules
-WHERE (tenant_id, service_call_id) IN (
-    WITH picked AS MATERIALIZED (
-        SELECT tenant_id, service_call_id FROM timer_schedules
-        WHERE cancelled_at < :before ORDER BY cancelled_at LIMIT :limit
+        WHERE (reached_at IS NOT NULL OR cancelled_at IS NOT NULL)
+            AND COALESCE(confirmed_at, reached_at, cancelled_at) < :before
+        ORDER BY COALESCE(confirmed_at, reached_at, cancelled_at) LIMIT :limit
         /* skip locked */
     )
     SELECT tenant_id, service_call_id FROM picked

@@ -41,7 +41,6 @@ const command = conforming("schedule-timer", {
   tenantId: TENANT,
   correlationId: "order-4711",
   payload: {
-    tenantId: TENANT,
     serviceCallId: "order-4711/payment",
     dueAt: new Date(Date.now() + 500).toISOString(),
     data: { amount: 12.5, note: "ü" },

@@ -12,9 +12,12 @@ import nats
 import nats.errors
 from nats.aio.client import Client
 from nats.aio.msg import Msg
+from nats.js.errors import Error as JetStreamError
 from nats.micro.service import Service
 
 from timer_service.adapters.nats import streams
+from timer_service.adapters.nats.backlog import Backlog
+from timer_service.adapters.nats.durable import DurableConsumer
 from timer_service.adapters.nats.login import Login
 from timer_service.adapters.nats.publisher import Publisher
 from timer_service.adapters.nats.queries import serve_queries
@@ -46,6 +49,8 @@ class NatsBroker:
     def __init__(self, subjects: Subjects, reply_prefix: str) -> None:
         self._client = Client()
         self._subjects = subjects
+        self._consumer: DurableConsumer
+        self._backlog: Backlog
         self._publisher: Publisher | None = None
         self._subscription: NatsSubscription | None = None
         self._denied: str | None = None
@@ -79,6 +84,8 @@ class NatsBroker:
         max_age = found[Kind.COMMAND].config.max_age
         broker.commands_kept = timedelta(seconds=max_age) if max_age else None
         atomic = bool(found[Kind.EVENT].config.allow_atomic)
+        broker._consumer = DurableConsumer(broker._client, broker._subjects)
+        broker._backlog = Backlog(broker._consumer)
         broker._publisher = Publisher(broker._client, broker._subjects, atomic=atomic)
         return broker
 
@@ -99,11 +106,23 @@ class NatsBroker:
         """The last thing the server did not permit on this connection."""
         return None if self._denied is None else f"{self._denied}; `timer-service doctor` names all that is lacking"
 
-    async def subscribe(self) -> NatsSubscription:
-        """Join the commands of every tenant."""
-        self._subscription = NatsSubscription(self._client, self._subjects, self._join)
-        await self._subscription.open()
+    async def subscribe(self, *, alone: bool = False) -> NatsSubscription:
+        """Join the commands of every tenant. Raises `StartError` when that can't be done."""
+        self._subscription = NatsSubscription(self._client, self._subjects, self._consumer)
+        try:
+            await self._subscription.open(alone=alone)
+        except (nats.errors.Error, JetStreamError) as error:
+            raise StartError(
+                f"the consumer of commands can't be joined: {error!r}; `timer-service doctor` names what is lacking"
+            ) from error
         return self._subscription
+
+    async def caught_up(self) -> bool:
+        """Ask JetStream, until it is so."""
+        backlog = self._backlog
+        if self.trouble or not await backlog.handled():
+            return False
+        return backlog is self._backlog and not self.trouble
 
     async def publish(self, messages: Sequence[Message]) -> Sequence[PublishResult]:
         """Store messages in their streams."""
@@ -154,9 +173,6 @@ class NatsBroker:
                 log.warning("could not flush the connection to the broker", exc_info=True)
         await self._client.close()
 
-    async def _join(self) -> int:
-        return await streams.join(self._client.jetstream(), self._subjects)
-
     async def _connect(self, urls: str, login: Mapping[str, Any]) -> None:
         deadline = time.monotonic() + _FIRST_CONNECT.total_seconds()
         while True:
@@ -206,6 +222,7 @@ class NatsBroker:
         self._denied = None  # not later: subscriptions are denied anew before the connection counts as restored
         if self._publisher:
             self._publisher.connection_lost()
+            self._backlog = Backlog(self._consumer)
         if not self._closing:
             log.warning("disconnected from the broker", extra={"reason": self._last_error})
 

@@ -1,12 +1,10 @@
-"""The streams and the durable consumer the service stands on: made, mended or only checked at start."""
+"""The streams the service stands on: made, corrected or only checked at start."""
 
 from datetime import timedelta
 from typing import Any
 
 from nats.js import JetStreamContext
 from nats.js.api import (
-    AckPolicy,
-    ConsumerConfig,
     DiscardPolicy,
     RetentionPolicy,
     StorageType,
@@ -19,13 +17,6 @@ from timer_service.adapters.nats.subjects import Subjects
 from timer_service.core.errors import StartError
 from timer_service.core.message import Kind
 
-DURABLE = "timer-service"
-"""All instances share this consumer, and with it the commands."""
-
-# Above what a commit stalls for, or commands would be handled twice for nothing; and those that were with an instance
-# that was killed have to wait for it.
-_ACK_WAIT = timedelta(seconds=30)
-_MAX_ACK_PENDING = 20_000
 _MAX_AGE = {
     Kind.COMMAND: timedelta(days=7),
     Kind.EVENT: timedelta(days=7),
@@ -36,23 +27,6 @@ _MAX_AGE = {
 async def prepare(js: JetStreamContext, subjects: Subjects, *, manage: bool) -> dict[Kind, StreamInfo]:
     """Make sure of every stream; return what each is. Raises `StartError` that says what is missing."""
     return {kind: await _prepare_stream(js, subjects, kind, manage=manage) for kind in _MAX_AGE}
-
-
-async def join(js: JetStreamContext, subjects: Subjects) -> int:
-    """Make sure of the durable consumer of commands; return the epoch of its stream (creation time in ms)."""
-    stream = subjects.stream(Kind.COMMAND)
-    created = (await js.stream_info(stream)).created
-    await js.add_consumer(
-        stream,
-        ConsumerConfig(
-            durable_name=DURABLE,
-            filter_subject=subjects.pattern(Kind.COMMAND),
-            ack_policy=AckPolicy.EXPLICIT,
-            ack_wait=_ACK_WAIT.total_seconds(),
-            max_ack_pending=_MAX_ACK_PENDING,
-        ),
-    )
-    return int(created.timestamp() * 1000) if created else 0
 
 
 async def _prepare_stream(js: JetStreamContext, subjects: Subjects, kind: Kind, *, manage: bool) -> StreamInfo:

@@ -5,7 +5,7 @@ import json
 import logging
 import re
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from datetime import timedelta
 
 import nats.errors
@@ -14,9 +14,10 @@ from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription as Interest
 from nats.js.errors import Error as JetStreamError
 
-from timer_service.adapters.nats.streams import DURABLE
+from timer_service.adapters.nats.buffer import Buffer
+from timer_service.adapters.nats.durable import DURABLE, DurableConsumer, InFlight
 from timer_service.adapters.nats.subjects import Subjects
-from timer_service.core.broker import Delivery
+from timer_service.core.broker import BATCH_BYTES, Delivery
 from timer_service.core.message import IDENTIFIER_PATTERN, Kind, Position
 
 log = logging.getLogger(__name__)
@@ -25,36 +26,67 @@ _PULL_SECONDS = 1  # short: closing waits for it, and so do commands when a rest
 _PULL_GRACE_SECONDS = 0.5
 _LINGER_SECONDS = 0.002  # so that commands arriving together are committed together
 _REJOIN_SECONDS = 0.5
+_REST_SECONDS = 1
+_SETTLED_AT_ONCE = 1000
+_HURRY_SECONDS = 5
 _STATUS = "Status"
+_ACKNOWLEDGEMENT = "$JS.ACK."
 _TOKENS_WITHOUT_DOMAIN = 9
 _GONE = {"503": "", "409": "Consumer Deleted"}
 """Status -> description that means the consumer is not there (any more)."""
+_EXPIRED = {"404", "408"}
+_TOO_LARGE = "Message Size Exceeds MaxBytes"
+
+
+class _Hurry:
+    """The time in which commands that were in flight come again, each to be seen once."""
+
+    def __init__(self, in_flight: InFlight) -> None:
+        self._in_flight = in_flight
+        self._seen: set[int] = set()
+        self._ends_at = time.monotonic() + _HURRY_SECONDS
+
+    def note(self, batch: Sequence[Delivery]) -> None:
+        sequences = (delivery.position.sequence for delivery in batch)
+        self._seen.update(sequence for sequence in sequences if sequence <= self._in_flight.last)
+
+    def over(self) -> bool:
+        """All have come, or are not going to: those that the stream no longer has."""
+        return len(self._seen) >= self._in_flight.number or time.monotonic() >= self._ends_at
 
 
 class NatsSubscription:
     """A share of the durable consumer `timer-service`.
 
-    While one batch is handled the next is on its way: one pull is outstanding whenever less than a batch is buffered.
+    While one batch is handled the next is on its way: one pull is outstanding whenever less than a batch is buffered. A
+    pull brings no more bytes than a batch may have, so less than two batches are buffered. The server ends it when the
+    next command does not fit; when that is so before any came, that command is larger than a batch and pulled alone.
     """
 
-    def __init__(self, client: Client, subjects: Subjects, rejoin: Callable[[], Awaitable[int]]) -> None:
+    def __init__(self, client: Client, subjects: Subjects, consumer: DurableConsumer) -> None:
         self._client = client
         self._subjects = subjects
-        self._rejoin = rejoin
+        self._consumer = consumer
         self._inbox = client.new_inbox()
         self._interest: Interest | None = None
-        self._buffer: list[Msg] = []
+        self._buffer = Buffer()
         self._arrived = asyncio.Event()
         self._epoch = 0
         self._joined = False
         self._closed = False
         self._expected = 0
         self._pull_ends_at = 0.0
+        self._brought = 0
+        self._next_is_large = False
+        self._rests_until = 0.0
+        self._hurry: _Hurry | None = None
 
-    async def open(self) -> None:
-        """Join the consumer and start listening."""
-        self._epoch = await self._rejoin()
+    async def open(self, *, alone: bool) -> None:
+        """Join the consumer and start listening. `alone`: have what a dead instance left unsettled come soon."""
+        self._epoch = await self._consumer.join()
         self._joined = True
+        in_flight = await self._consumer.hurry() if alone else None
+        self._hurry = in_flight and _Hurry(in_flight)
         # No limits of the client's own: it would drop what exceeds them, and pulls bound it already.
         self._interest = await self._client.subscribe(
             self._inbox, cb=self._receive, pending_msgs_limit=0, pending_bytes_limit=0
@@ -65,11 +97,12 @@ class NatsSubscription:
         while not self._closed:
             await self._keep_pulling(limit)
             if self._buffer:
-                if len(self._buffer) < limit:
+                if not self._buffer.fills_batch(limit):
                     await asyncio.sleep(_LINGER_SECONDS)
                 # Read before anything is awaited: to rejoin another stream changes the epoch, not theirs.
-                batch = [self._delivery(message) for message in self._buffer[:limit]]
-                del self._buffer[:limit]
+                batch = [self._delivery(message) for message in self._buffer.take(limit)]
+                if self._hurry is not None:
+                    self._hurry.note(batch)
                 await self._keep_pulling(limit)
                 return batch
             await self._wait()
@@ -96,12 +129,15 @@ class NatsSubscription:
         while self._pulling() and self._client.is_connected:
             await self._wait()
         await self._interest.unsubscribe()
-        await self._settle_replies([message.reply for message in self._buffer], b"-NAK")
-        self._buffer.clear()
+        while messages := self._buffer.take(_SETTLED_AT_ONCE):
+            await self._settle_replies([message.reply for message in messages], b"-NAK")
+        if self._hurry is not None:
+            await self._calm()
 
     def connection_restored(self) -> None:
         """Pull anew: the server may have forgotten the pull."""
         self._expected = 0
+        self._rests_until = 0.0
         self._arrived.set()
 
     async def _settle(self, deliveries: Sequence[Delivery], verdict: bytes) -> None:
@@ -116,19 +152,25 @@ class NatsSubscription:
             log.warning("could not settle deliveries", exc_info=True, extra={"count": len(replies)})
 
     async def _keep_pulling(self, limit: int) -> None:
-        if self._closed or len(self._buffer) >= limit or not self._client.is_connected:
+        if self._closed or not self._client.is_connected:
+            return
+        if self._hurry is not None and self._hurry.over():
+            await self._calm()
+        if self._buffer.fills_batch(limit) or time.monotonic() < self._rests_until:
             return
         if not self._joined and not await self._try_to_rejoin():
             return
-        if self._pulling():
-            return
-        self._expected = limit
+        if not self._pulling():
+            await self._pull(limit)
+
+    async def _pull(self, limit: int) -> None:
+        pull: dict[str, int] = {"batch": 1 if self._next_is_large else limit, "expires": _PULL_SECONDS * 1_000_000_000}
+        if not self._next_is_large:
+            pull["max_bytes"] = BATCH_BYTES
+        self._next_is_large = False
+        self._brought = 0
+        self._expected = pull["batch"]
         self._pull_ends_at = time.monotonic() + _PULL_SECONDS
-        pull = {
-            "batch": limit,
-            "expires": _PULL_SECONDS * 1_000_000_000,
-            "max_bytes": max(16 * 1024 * 1024, 2 * self._client.max_payload),
-        }
         stream = self._subjects.stream(Kind.COMMAND)
         await self._client.publish(
             f"$JS.API.CONSUMER.MSG.NEXT.{stream}.{DURABLE}", json.dumps(pull).encode(), reply=self._inbox
@@ -137,21 +179,31 @@ class NatsSubscription:
     def _pulling(self) -> bool:
         return self._expected > 0 and time.monotonic() < self._pull_ends_at + _PULL_GRACE_SECONDS
 
+    async def _calm(self) -> None:
+        try:
+            await self._consumer.calm()
+        except (nats.errors.Error, JetStreamError, OSError) as error:
+            log.warning("could not set back how soon commands come again", extra={"reason": repr(error)})
+            return
+        self._hurry = None
+
     async def _try_to_rejoin(self) -> bool:
         try:
-            epoch = await self._rejoin()
+            epoch = await self._consumer.join()
         except (nats.errors.Error, JetStreamError, OSError) as error:
             log.warning("the consumer of commands is gone, trying to rejoin", extra={"reason": repr(error)})
             return False
         if epoch != self._epoch:
-            self._buffer.clear()  # of another stream: it can't be settled, and would count as newer than it is
+            self._buffer = Buffer()  # of another stream: they can't be settled, and would count as newer than they are
         self._epoch = epoch
         self._joined = True
+        self._hurry = None
         return True
 
     async def _wait(self) -> None:
         self._arrived.clear()
-        patience = _PULL_SECONDS + _PULL_GRACE_SECONDS if self._joined else _REJOIN_SECONDS
+        may_pull = self._joined and time.monotonic() >= self._rests_until
+        patience = _PULL_SECONDS + _PULL_GRACE_SECONDS if may_pull else _REJOIN_SECONDS
         try:
             async with asyncio.timeout(patience):
                 await self._arrived.wait()
@@ -159,21 +211,28 @@ class NatsSubscription:
             return
 
     async def _receive(self, message: Msg) -> None:
-        if message.headers and _STATUS in message.headers and not message.data:
-            self._note(message.headers)
-        else:
+        if message.reply.startswith(_ACKNOWLEDGEMENT):
+            somebody_knows = bool(self._buffer)
             self._buffer.append(message)
+            self._brought += 1
             self._expected -= 1
-            if self._expected > 0 and len(self._buffer) > 1:
+            if self._expected > 0 and somebody_knows:
                 return
+        elif message.headers and _STATUS in message.headers:
+            self._note(message.headers[_STATUS], message.headers.get("Description", ""))
         self._arrived.set()
 
-    def _note(self, headers: dict[str, str]) -> None:
+    def _note(self, status: str, description: str) -> None:
         """A status ends the pull: expired, full, or nobody there to answer it."""
         self._expected = 0
-        status = headers[_STATUS]
-        if status in _GONE and _GONE[status] in headers.get("Description", ""):
+        if status in _GONE and _GONE[status] in description:
             self._joined = False
+        elif self._brought == 0 and status not in _EXPIRED:
+            if description == _TOO_LARGE:
+                self._next_is_large = True
+            else:
+                log.warning("the broker refuses to hand over commands", extra={"reason": f"{status} {description}"})
+                self._rests_until = time.monotonic() + _REST_SECONDS
 
     def _delivery(self, message: Msg) -> Delivery:
         attempt, sequence = _attempt_and_sequence(message.reply)

@@ -9,7 +9,7 @@ import nats
 import nats.errors
 from nats.aio.client import Client
 
-from timer_service.adapters.nats.streams import DURABLE
+from timer_service.adapters.nats.durable import DURABLE
 from timer_service.adapters.nats.subjects import Subjects
 from timer_service.app.login import nats_login
 from timer_service.cli.doctor.checks.clocks import check_broker_clock

@@ -1,0 +1,85 @@
+"""Pages of lists that are too long for one answer."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
+from pydantic_core import to_json
+
+from timer_service.core.message import MAX_MESSAGE_BYTES
+from timer_service.core.paging import page, read_cursor, read_page
+
+LARGE = 60_000
+
+
+class Shelf:
+    """Numbered things of a size, and what was read and viewed of them."""
+
+    def __init__(self, count: int, size: int) -> None:
+        self.count = count
+        self._size = size
+        self.reads: list[int] = []
+        self.viewed = 0
+
+    async def read(self, after: Sequence[int], limit: int) -> Sequence[int]:
+        (start,) = after
+        found = range(start + 1, min(start + 1 + limit, self.count))
+        self.reads.append(len(found))
+        return found
+
+    def view(self, number: int) -> Mapping[str, Any]:
+        self.viewed += 1
+        return {"number": number, "\u00e9" * self._size: None}
+
+    async def page(self, after: Sequence[int], limit: int) -> Mapping[str, Any]:
+        return await read_page("things", self.read, after=after, limit=limit, view=self.view, place=place)
+
+
+def place(number: int) -> Sequence[int]:
+    return [number]
+
+
+def numbers(found: Mapping[str, Any]) -> list[int]:
+    return [each["number"] for each in found["things"]]
+
+
+@pytest.mark.parametrize("count", [0, 1, 99, 100, 101, 199, 200, 201, 500, 1000, 1001])
+@pytest.mark.parametrize("limit", [1, 99, 100, 101, 200, 1000])
+async def test_read_pages(count: int, limit: int) -> None:
+    """Page after page everything comes once and in order, full pages first, and only the last one has no cursor."""
+    shelf = Shelf(count, 1)
+    pages: list[list[int]] = []
+    after: Sequence[int] = [-1]
+    while True:
+        found = await shelf.page(after, limit)
+        pages.append(numbers(found))
+        if "cursor" not in found:
+            break
+        after = read_cursor(found["cursor"], int)
+    wanted = list(range(count))
+    assert pages == [wanted[at : at + limit] for at in range(0, max(1, count), limit)]
+
+
+async def test_reading_stops_where_the_page_is_full() -> None:
+    """Of 1,000 large things no more are read than one read at once brings, and viewed than are shown, and one."""
+    shelf = Shelf(1000, LARGE)
+    found = await shelf.page([-1], 1000)
+    assert (shelf.reads, shelf.viewed) == ([100], len(numbers(found)) + 1)
+    assert numbers(found) == list(range(4))
+    assert numbers(await shelf.page(read_cursor(found["cursor"], int), 1000)) == list(range(4, 8))
+
+
+def test_what_is_not_shown_is_not_viewed() -> None:
+    """Of what was found no view is made but of what the page shows, and the first that does not fit."""
+    shelf = Shelf(1000, LARGE)
+    found = page("things", range(1000), limit=1000, view=shelf.view, place=place)
+    assert (numbers(found), shelf.viewed, read_cursor(found["cursor"], int)) == ([0, 1, 2, 3], 5, [3])
+
+
+@pytest.mark.parametrize("size", [0, 1, 40, 5_000, 130_000, 262_000, 400_000])
+async def test_a_page_fits_into_a_message(size: int) -> None:
+    """A page fits with room to spare for what else an answer tells; something large is shown alone."""
+    shelf = Shelf(1500, size)
+    found = await shelf.page([-1], 1000)
+    assert len(to_json(found)) <= max(MAX_MESSAGE_BYTES // 2, size * 2) + 200
+    assert len(numbers(found)) >= 1

@@ -1,0 +1,202 @@
+"""Commands on one run: how each ends, and what it does. Pure: the handler reads and writes."""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+
+from pydantic import TypeAdapter
+from pydantic_core import to_json
+
+from timer_service.core.cause import cause_of
+from timer_service.core.data import dump_data
+from timer_service.core.message import Command, Position
+from timer_service.runs import rules
+from timer_service.runs.draft import Draft, RunState
+from timer_service.runs.graph import Edges, Flaw, check_names, check_size, edges_of, find_cycle
+from timer_service.runs.messages import JobStatus, NewJob, ReportJobStatus, ResolveGroup, RunStatus, StartRun
+from timer_service.runs.rules import Group, Outcome, Run
+
+SWEEP_MS = 10 * 60 * 1000
+"""How soon the sweep looks at a run for the first time."""
+
+_JOBS = TypeAdapter(list[NewJob])
+
+
+def apply(
+    before: RunState, commands: Sequence[Command], now: int, *, evaluating: bool
+) -> tuple[RunState, list[Outcome]]:
+    """Apply commands in order; return the run after them, and how each one ends.
+
+    Without `evaluating`, consequences are left to the sweep. The graph is searched for a cycle once for all commands.
+    """
+    changes = _Changes(Draft(before, now, evaluating=evaluating), {})
+    outcomes = [changes.apply(command) for command in commands]
+    known = (edge for edges in before.downstream.values() for edge in edges)
+    if changes.draft.additions and (cycle := find_cycle(known, changes.draft.additions)) is not None:
+        position, flaw = cycle
+        changes = _Changes(Draft(before, now, evaluating=evaluating), {position: flaw})
+        outcomes = [changes.apply(command) for command in commands]
+    return changes.draft.finish(), outcomes
+
+
+class _Changes:
+    """What commands do to a draft of their run."""
+
+    def __init__(self, draft: Draft, cycles: Mapping[Position, Flaw]) -> None:
+        """`cycles`: the commands that close a cycle; they reject the run."""
+        self.draft = draft
+        self._cycles = cycles
+
+    def apply(self, command: Command) -> Outcome:
+        """Apply one command; return how it ends."""
+        match command.payload:
+            case StartRun() as payload:
+                return self._start(payload, command)
+            case ResolveGroup() as payload:
+                return self._resolve(payload, command)
+            case ReportJobStatus() as payload:
+                return self._report(payload, command)
+            case _:
+                return self._cancel(command)
+
+    def _start(self, payload: StartRun, command: Command) -> Outcome:
+        run, digest = self.draft.run, _digest(payload.jobs, payload.groups)
+        if run.digest == digest:
+            return Outcome.UNCHANGED
+        if run.status is not None and command.position < run.position:
+            return Outcome.IGNORED_STALE
+        if run.started:
+            return Outcome.EXISTS
+        self.draft.run = Run(
+            key=run.key,
+            status=RunStatus.RUNNING,
+            position=command.position,
+            created_at=self.draft.now,
+            digest=digest,
+            pending_bytes=run.pending_bytes,
+            cause=cause_of(command),
+            sweep_at=self.draft.now + SWEEP_MS,
+        )
+        if flaw := (
+            check_names(payload.jobs, (), payload.groups)
+            or check_size(payload.jobs, {}, (), jobs=0, needs=0)
+            or self._cycles.get(command.position)
+        ):
+            self.draft.reject(flaw)
+            return Outcome.RUN_REJECTED
+        self.draft.run = self.draft.run._replace(open_groups=len(payload.groups))
+        self.draft.add(payload.jobs, None, edges_of(payload.jobs, {}), command)
+        self.draft.groups = {name: Group(name) for name in payload.groups}
+        self._apply_pending()
+        return Outcome.STARTED
+
+    def _resolve(self, payload: ResolveGroup, command: Command) -> Outcome:
+        if self._is_early(command):
+            return self._keep(command)
+        if command.position < self.draft.run.position:
+            return Outcome.IGNORED_STALE
+        digest = _digest(payload.jobs, ())
+        if (group := self.draft.groups.get(payload.group_name)) is None:
+            return Outcome.UNKNOWN_GROUP if self.draft.run.going else Outcome.ALREADY_ENDED
+        if group.resolved_at is not None:
+            return Outcome.UNCHANGED if group.digest == digest else Outcome.EXISTS
+        if not self.draft.run.going:
+            return Outcome.ALREADY_ENDED
+        self.draft.groups[group.name] = group._replace(digest=digest, resolved_at=self.draft.now)
+        self.draft.run = self.draft.run._replace(open_groups=self.draft.run.open_groups - 1)
+        waiting = self.draft.waiting.get(group.name, ())
+        members = self.draft.members
+        names = members[group.name] = [job.name for job in payload.jobs]
+        if flaw := (
+            check_names(payload.jobs, self.draft.jobs, self.draft.groups)
+            or check_size(payload.jobs, members, waiting, jobs=len(self.draft.jobs), needs=self.draft.needs)
+            or self._cycles.get(command.position)
+        ):
+            self.draft.reject(flaw)
+            return Outcome.RUN_REJECTED
+        to_jobs, to_groups = edges_of(payload.jobs, members)
+        joins = [edge._replace(upstream=name) for edge in waiting for name in names]
+        self.draft.add(payload.jobs, group.name, Edges([*to_jobs, *joins], to_groups), command, resolved=waiting)
+        self._apply_pending()
+        return Outcome.RESOLVED
+
+    def _report(self, payload: ReportJobStatus, command: Command) -> Outcome:
+        if self._is_early(command):
+            return self._keep(command)
+        if command.position < self.draft.run.position:
+            return Outcome.IGNORED_STALE
+        may_come = self.draft.run.going and self.draft.run.open_groups > 0
+        if (before := self.draft.jobs.get(payload.job_name)) is None:
+            return self._keep(command) if may_come else Outcome.UNKNOWN_JOB
+        outcome, job = rules.report(before, payload.status, command.position, self.draft.now)
+        if outcome is Outcome.IGNORED_NOT_READY:
+            return outcome
+        unknown = [name for name in payload.dropped_jobs or () if name not in self.draft.jobs]
+        if may_come and unknown and not self.draft.keep(_drop_only(command, payload, unknown)):
+            return Outcome.NOT_KEPT
+        if outcome is Outcome.UNCHANGED and job.ended:
+            self.draft.run = self.draft.run._replace(sweep_at=self.draft.now)
+        if outcome is Outcome.RECORDED:
+            outputs = before.outputs if payload.outputs is None else dump_data(payload.outputs)
+            self.draft.put(job._replace(outputs=outputs, changed_by=command.id))
+        ended = [job.name] if job.ended and not before.ended else []
+        ended += self._drop(payload.dropped_jobs or (), command)
+        if ended:
+            self.draft.follow(ended)
+        return outcome
+
+    def _drop(self, names: Sequence[str], command: Command) -> list[str]:
+        """End jobs that turned out not to exist; return those that had not ended."""
+        dropped = [
+            self.draft.jobs[name]
+            for name in dict.fromkeys(names)
+            if name in self.draft.jobs and not self.draft.jobs[name].ended
+        ]
+        for job in dropped:
+            self.draft.put(rules.end(job, JobStatus.DRIFT_DROPPED, self.draft.now)._replace(changed_by=command.id))
+        return [job.name for job in dropped]
+
+    def _cancel(self, command: Command) -> Outcome:
+        run, position = self.draft.run, command.position
+        if not run.started:
+            return self._cancel_unknown(position)
+        if position < run.position:
+            return Outcome.IGNORED_STALE
+        if not run.going:
+            return Outcome.UNCHANGED if run.status is RunStatus.CANCELLED else Outcome.ALREADY_ENDED
+        self.draft.end_all(JobStatus.CANCELLED)
+        self.draft.run = self.draft.run._replace(status=RunStatus.CANCELLED)
+        return Outcome.CANCELLED
+
+    def _cancel_unknown(self, position: Position) -> Outcome:
+        """Leave a tombstone, so that an older StartRun does not start the run."""
+        known = self.draft.run.status is not None
+        newest = max(position, self.draft.run.position)
+        self.draft.run = self.draft.run._replace(status=RunStatus.CANCELLED, position=newest, settled_at=self.draft.now)
+        self.draft.forget([at for at in self.draft.pending if at < newest])
+        return Outcome.UNCHANGED if known else Outcome.NOT_FOUND
+
+    def _is_early(self, command: Command) -> bool:
+        """Return whether a StartRun that is still to come decides about a command."""
+        return not self.draft.run.started and (
+            self.draft.run.status is None or command.position > self.draft.run.position
+        )
+
+    def _keep(self, command: Command) -> Outcome:
+        return Outcome.KEPT if self.draft.keep(command) else Outcome.NOT_KEPT
+
+    def _apply_pending(self) -> None:
+        """Apply the pending commands in the order of their positions. What is still early is kept again."""
+        pending = [self.draft.pending[position].command for position in sorted(self.draft.pending)]
+        self.draft.forget(list(self.draft.pending))
+        for command in pending:
+            self.apply(command)
+
+
+def _drop_only(command: Command, report: ReportJobStatus, dropped: Sequence[str]) -> Command:
+    """Return as much of a report as drops jobs that are not known yet."""
+    return command._replace(payload=report.model_copy(update={"outputs": None, "dropped_jobs": list(dropped)}))
+
+
+def _digest(jobs: list[NewJob], groups: Sequence[str]) -> str:
+    """Return what tells one graph from another."""
+    return hashlib.sha256(_JOBS.dump_json(jobs, exclude_defaults=True) + to_json(sorted(groups))).hexdigest()
