@@ -1,4 +1,4 @@
-"""Histories and orders of delivery for which docs/runs.md and docs/signals.md promise that the order does not matter."""
+"""Histories and orders of delivery for which docs/runs.md promises that the order does not matter."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -9,13 +9,9 @@ from hypothesis import strategies as st
 from tests.simulation.run_histories import resolves, starts
 from tests.simulation.run_model import RunName, RunsModel
 from tests.simulation.service import Sent
-from tests.simulation.signal_histories import signal_commands
-from tests.simulation.signal_model import SignalsModel
 from timer_service.core.message import Position
 
 _RUN = RunName("acme", "r1")
-_MAKERS = {"StartRun", "ResolveGroup", "CancelRun"}
-_MOVED = {"CreateWorkSignal", "TransitionWorkItem", "CreateWorkItem"}
 
 
 @st.composite
@@ -55,35 +51,12 @@ def _timeless(fields: Any) -> dict[str, Any]:
     return {**fields, "jobs": jobs}
 
 
-def promised_run_orders(history: Sequence[Sent]) -> st.SearchStrategy[list[int]]:
-    """Draw orders in which the reports keep theirs, and everything else comes at any time."""
-    return _orders(history, lambda sent: sent.type in _MAKERS)
-
-
 @st.composite
-def promised_signals(draw: st.DrawFn) -> tuple[list[Sent], list[int]]:
-    """Draw a history in which no signal is created twice, and an order of delivery: see the model of signals."""
-    history = draw(signal_commands(unique_events=True))
-    model = SignalsModel()
-    created: set[str] = set()
-    items: set[str] = set()
+def promised_run_orders(draw: st.DrawFn, history: Sequence[Sent]) -> list[int]:
+    """Draw orders of indexes in which the reports keep theirs, and everything else comes at any time."""
+    order = [index for index, sent in enumerate(history) if sent.type == "ReportJobStatus"]
     for index, sent in enumerate(history):
-        outcome = model.command(sent.type, sent.payload, Position(1, index + 1), f"message-{index + 1}")
-        if sent.type == "CreateWorkSignal":
-            assume(outcome == "unchanged" or (outcome.startswith("created") and sent.fields["signalId"] not in created))
-            created.add(sent.fields["signalId"])
-        if sent.type == "CreateWorkItem":
-            assume(sent.fields["workItemId"] not in items)
-            items.add(sent.fields["workItemId"])
-    return history, draw(_orders(history, lambda sent: sent.type in _MOVED))
-
-
-@st.composite
-def _orders(draw: st.DrawFn, history: Sequence[Sent], moves: Any) -> list[int]:
-    """Draw orders of indexes in which what does not move keeps its order."""
-    order = [index for index, sent in enumerate(history) if not moves(sent)]
-    for index, sent in enumerate(history):
-        if moves(sent):
+        if sent.type != "ReportJobStatus":
             order.insert(draw(st.integers(0, len(order))), index)
     return order
 
