@@ -67,7 +67,7 @@ def ends_of_runs(model: RunsModel) -> dict[RunName, Any]:
     return {
         name: (
             run.status,
-            {job: (each.status, each.ready, each.outputs) for job, each in run.jobs.items()},
+            {job: (each.status, each.outputs) for job, each in run.jobs.items()},
             {each for each in told if each.run == name},
         )
         for name, run in model.runs.items()

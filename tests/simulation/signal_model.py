@@ -70,11 +70,7 @@ class SignalModel:
 
     def matches(self, item: str, transition: Transition) -> bool:
         wanted = self.definition
-        return (
-            wanted.item == item
-            and transition.position > self.since
-            and plain(transition.to) in wanted.statuses
-        )
+        return wanted.item == item and transition.position > self.since and plain(transition.to) in wanted.statuses
 
 
 @dataclass(slots=True)

@@ -1,7 +1,8 @@
 """The ways to draw a history and to play it. Each holds everything against the models."""
 
+import json
 from collections.abc import Callable, Mapping, Sequence
-from typing import TypeVar
+from typing import Any, Protocol, TypeVar
 
 from hypothesis import assume
 from hypothesis import strategies as st
@@ -17,8 +18,15 @@ from tests.simulation.signal_check import ends_of_signals
 from tests.simulation.signal_histories import crowd, signal_commands
 from timer_service.core.message import Position
 
-Draw = Callable[[st.SearchStrategy["_T"]], "_T"]
 _T = TypeVar("_T")
+
+
+class Draw(Protocol):
+    """Draws from a strategy."""
+
+    def __call__(self, strategy: st.SearchStrategy[_T], /) -> _T: ...
+
+
 Way = Callable[[Service, Draw], None]
 
 _WORKERS = ["timers", "firings", "evaluation", "sweep", "outbox"]
@@ -209,9 +217,10 @@ def _of_runs(tables: Mapping[str, object]) -> Mapping[str, object]:
 
 
 def _bodies(service: Service) -> dict[str, str]:
-    """Return what events say, by their ids, without when."""
-    timeless = {"timestampMs", "readyAt"}
-    return {
-        event["id"]: repr({**event, "payload": {k: v for k, v in event["payload"].items() if k not in timeless}, "timestampMs": 0})
-        for event in service.events()
-    }
+    """Return what events say, by their ids, without when, and without the command that is named as their cause."""
+    return {event["id"]: json.dumps(_timeless(event), sort_keys=True) for event in service.events()}
+
+
+def _timeless(event: Mapping[str, Any]) -> Mapping[str, Any]:
+    payload = {name: value for name, value in event["payload"].items() if name != "readyAt"}
+    return {"type": event["type"], "payload": payload}
