@@ -1,6 +1,5 @@
 """Holds everything that the service commits against the models, as it happens."""
 
-from collections import Counter
 from collections.abc import Sequence
 
 from tests.simulation import run_check, signal_check
@@ -82,7 +81,7 @@ class Checker(Observer):
         """Switch a slice off or on; what was left while it was off is caught up with before anything else happens."""
         self.service.off ^= {slice_}
         self.runs.on = "runs" not in self.service.off
-        self.service.settle()
+        self._settle()
 
     def finish(self) -> None:
         """Let everything happen that is left to do; then nothing may be missing."""
@@ -101,10 +100,16 @@ class Checker(Observer):
     def deliver_the_rest(self) -> None:
         """Deliver what was not settled, until it is."""
         self.service.let_on()
-        while self.service.broker.redeliver() or self.service.broker.waiting:
+        while self.service.broker.unsettled:
+            self.service.broker.redeliver()
             self.service.deliver(self.service.broker.waiting)
         assert self.outcomes.keys() == set(self.positions), "commands were lost"
+        self._settle()
+
+    def _settle(self) -> None:
         self.service.settle()
+        if self.runs.on:  # also with runs of which nothing was left to evaluate, so that no sweep wrote them
+            run_check.follow_sweep(self.runs, self.service, self.service.clock.now())
 
     def _check_at_rest(self) -> None:
         self._check()
@@ -118,10 +123,6 @@ class Checker(Observer):
         self.service.delete_settled()
         run_check.check_deleted(self.runs, self.service)
         signal_check.check_signals_deleted(self.service)
-
-    def tally(self) -> Counter[str]:
-        """Return how commands have ended, and what happened besides."""
-        return Counter(self.outcomes.values()) + self.service.counts
 
 
 _FAR_MS = 9 * 60 * 1000  # farther than anything in a history, nearer than the next regular sweep

@@ -22,6 +22,7 @@ def follow_sweep(model: RunsModel, service: Service, now: int) -> None:
         if row["status"] == "timed_out_stale"
         and model.runs[_name(row)].jobs[row["job_name"]].status != "timed_out_stale"
     ]
+    assert not (stale and service.broker.unsettled), "jobs were timed out while reports of them may be waiting"
     model.swept(caught_up, stale, now)
 
 

@@ -200,6 +200,8 @@ class RunsModel:
         """What each JobReady has to give of its upstreams."""
         self.counts: dict[RunName, Mapping[str, int]] = {}
         self.on = True
+        self.not_ready = 0
+        """How many reports were lost because their job was not ready, those of kept commands included."""
 
     # Commands
 
@@ -276,6 +278,7 @@ class RunsModel:
             return self._keep(run, "ReportJobStatus", payload, position) if may_come else "unknown_job"
         outcome = _report_outcome(job, status, position)
         if outcome == "ignored_not_ready":
+            self.not_ready += 1
             return outcome
         dropped = payload.get("droppedJobs") or []
         if may_come and (unknown := [name for name in dropped if name not in run.jobs]):

@@ -6,13 +6,12 @@ Firings are processed when a worker comes to them, so the model follows the work
   `since` (the command that created it or activated it last), or for an instant that has come.
 - Once everything has come to rest, no active signal waits for something that has happened.
 
-Other orders of delivery end the same where docs/signals.md promises it. So these are exceptions, and no test compares them:
+Any other order of delivery ends the same, as long as no firing comes between (docs/signals.md, "Late commands"). Exceptions:
 
+- What has fired stays fired, by the commands that were known then: compared is an order in which the workers come last.
 - Of two transitions with one `eventId` the first one delivered counts, at its own position.
-- Of two signals under one id with different definitions the first one delivered stays, the other one `exists`.
-- Pause, Activate, Cancel and Resolve among each other: what was refused in order (`already_ended`, `already_fired`,
-  `not_found`) may count when it is delivered first. All of them keep their order; the other commands are moved.
-- Which commands a firing comes between is up to the workers. Compared is what they lead to when they come last.
+- A signal remembers its newest 16 commands and firings; histories here are shorter.
+- The outcomes of late commands say what shows of them; only what is stored in the end is compared.
 """
 
 from collections.abc import Iterable, Mapping
@@ -63,20 +62,15 @@ class Definition(NamedTuple):
 
 @dataclass(slots=True)
 class SignalModel:
-    """One signal; without a definition it is a tombstone."""
+    """One signal."""
 
     status: str
     since: Position
-    definition: Definition | None
+    definition: Definition
 
     def matches(self, item: str, transition: Transition) -> bool:
         wanted = self.definition
-        return (
-            wanted is not None
-            and wanted.item == item
-            and transition.position > self.since
-            and plain(transition.to) in wanted.statuses
-        )
+        return wanted.item == item and transition.position > self.since and plain(transition.to) in wanted.statuses
 
 
 @dataclass(slots=True)
@@ -146,7 +140,7 @@ class SignalsModel:
         wanted, signal = read_definition(payload), self.signals.get(name)
         if wanted.item is not None:
             self.items.setdefault(ItemName(name.tenant, wanted.item), ItemModel())
-        if signal is not None and signal.definition is not None and signal.status not in ENDED:
+        if signal is not None and signal.status not in ENDED:
             return "unchanged" if signal.definition == wanted else "exists"
         self.signals[name] = SignalModel("active", position, wanted)
         return "created_invalid" if wanted.invalid else "created"
@@ -155,15 +149,13 @@ class SignalsModel:
         verb = kind.removesuffix("WorkSignal")
         wanted = {"Pause": "paused", "Activate": "active", "Cancel": "cancelled", "Resolve": "resolved"}[verb]
         signal = self.signals.get(name)
-        if signal is None or (signal.definition is None and signal.status not in ENDED):
-            if signal is not None or verb != "Activate":
-                self.signals[name] = SignalModel(wanted, position, None)
+        if signal is None:
             return "not_found"
         if signal.status == wanted:
             return "unchanged"
         if signal.status in ENDED:
             return "already_ended"
-        timed = signal.definition is not None and signal.definition.at is not None
+        timed = signal.definition.at is not None
         if signal.status == "fired" and (verb in {"Pause", "Cancel"} or (verb == "Activate" and timed)):
             return "already_fired"
         signal.status = wanted
@@ -177,7 +169,6 @@ class SignalsModel:
         """Follow a firing that has fired its signal."""
         signal = self.signals[name]
         assert signal.status == "active", f"{name} fired while it was {signal.status}"
-        assert signal.definition is not None
         if signal.definition.at is not None:
             assert signal.definition.at <= now, f"{name} fired early"
         else:
@@ -189,7 +180,7 @@ class SignalsModel:
     def missed(self, now: int) -> Iterable[str]:
         """Give the active signals for which something has happened."""
         for name, signal in self.signals.items():
-            if signal.status != "active" or signal.definition is None:
+            if signal.status != "active":
                 continue
             if signal.definition.at is not None and signal.definition.at <= now:
                 yield f"{name} did not fire at its instant"
