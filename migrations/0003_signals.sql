@@ -38,8 +38,8 @@ CREATE TABLE work_item_events (
     PRIMARY KEY (tenant_id, work_item_id, event_id)
 );
 
--- The queue of events to evaluate: what was evaluated before costs nothing.
-CREATE INDEX work_item_events_to_evaluate ON work_item_events (evaluate_at) WHERE evaluate_at IS NOT NULL;
+-- The queue of each tenant's events to evaluate: what was evaluated before costs nothing.
+CREATE INDEX work_item_events_to_evaluate ON work_item_events (tenant_id, evaluate_at) WHERE evaluate_at IS NOT NULL;
 
 -- Events newer than a signal that was delivered after them. What looks for one by its key says nothing of its kind, so that
 -- a planner with old statistics can't come to look for it here.

@@ -104,7 +104,7 @@ PLANS = {
     "overdue firings": (overdue_sql(FIRINGS), ["work_signal_firings_available (available_at<?)"]),
     "a completed firing": (FIRINGS.sql("complete"), [KEY_OF_FIRING]),
     "a retried firing": (FIRINGS.sql("retry"), [KEY_OF_FIRING]),
-    **{f"a firing, {name}": (firing_store._SQL[name], [KEY_OF_FIRING]) for name in ("still_held", "fail")},
+    **{f"a firing, {name}": (firing_store._SQL[name], [KEY_OF_FIRING]) for name in ("still_held", "recount", "fail")},
     "firings that end with their signal": (
         firing_store._SQL["end_of_signal"],
         ["work_signal_firings_of_signal (tenant_id=? AND signal_id=?)"],
@@ -128,13 +128,13 @@ PLANS = {
     "failed firings": (COUNTED[1].sql, ["work_signal_firings_failed"]),
     **{f"an item, {name}": (store._SQL[name], [KEY_OF_ITEM]) for name in ("find_item", "put_item")},
     **{f"an event, {name}": (store._SQL[name], [KEY_OF_EVENT]) for name in ("find_event", "note_evaluated")},
-    "events to evaluate": (store._SQL["next_events"], ["work_item_events_to_evaluate (evaluate_at>?)"]),
+    "events to evaluate": (store._SQL["next_events"], ["work_item_events_to_evaluate (tenant_id=? AND evaluate_at>?)"]),
     "newer events of an item": (
         store._SQL["evaluate_again"],
         ["work_item_events_in_order (tenant_id=? AND work_item_id=? AND (position_epoch,position_sequence)>(?,?))"],
     ),
     "old events": (store._SQL["delete_events"], [KEY_OF_EVENT, "work_item_events_evaluated (recorded_at<?)"]),
-    "unevaluated events": (COUNTED[2].sql, ["work_item_events_to_evaluate (evaluate_at>?)"]),
+    "unevaluated events": (COUNTED[2].sql, ["work_item_events_to_evaluate"]),
     **{f"a signal, {name} it": (store._SQL[name], [KEY_OF_SIGNAL]) for name in ("find", "put", "move", "delete")},
     "signals that wait for an item": (
         store._SQL["waiting"],

@@ -32,6 +32,7 @@ from timer_service.signals.signals import Definition, Key, SignalCommand, Step, 
 from timer_service.signals.store import delete_settled
 
 HOLD_MS = VISIBILITY_TIMEOUT // timedelta(milliseconds=1)
+EVENT: Any = {"triggerKind": "event", "triggerSpec": BLOCKED}
 FORGETFUL = BrokerFeatures(deduplicates=False, max_message_bytes=1024 * 1024)
 
 
@@ -76,8 +77,7 @@ async def test_crash_everywhere(store: Database, clock: ManualClock, point: Poin
         tenant = f"tenant-{nth}"
         user = Signals(store, broker, clock)
         user.send("CreateWorkItem", tenant=tenant, workItemId="item-1")
-        spec: Any = {"triggerKind": "event", "triggerSpec": BLOCKED}
-        user.send("CreateWorkSignal", tenant=tenant, signalId="signal-1", workItemId="item-1", **spec)
+        user.send("CreateWorkSignal", tenant=tenant, signalId="signal-1", workItemId="item-1", **EVENT)
         user.send("TransitionWorkItem", tenant=tenant, workItemId="item-1", to="blocked")
         gate = Gate(life := Life(lambda: None), Counter())
         gate.arm(crash(point, nth))
@@ -163,21 +163,33 @@ async def test_one_poisoned_firing_costs_only_itself(signals: Signals) -> None:
     assert await signals.status("signal-3") == "active"
 
 
-async def test_reclaim_raises_the_attempt(signals: Signals) -> None:
-    """A firing whose holder died is claimed anew when its lease runs out, and given up once it killed too many."""
-    await signals.create()
+async def claim_and_die(signals: Signals) -> list[int]:
+    """Claim firings and never settle them; return their attempts."""
+    rows = await signals.firings._claim(signals.clock.now())
+    assert await next_at(signals.firings, signals.clock.now()) == signals.clock.now() + HOLD_MS
+    signals.clock.advance(milliseconds=HOLD_MS)
+    return [row["attempt"] for row in rows]
+
+
+async def test_firing_that_kills_the_process(store: Database, memory_broker: MemoryBroker, clock: ManualClock) -> None:
+    """A firing that kills the process is tried alone in the end and given up; the others of its claims fire."""
+    gate = Gate(Life(lambda: None), Counter())
+    database = FaultyDatabase(store, gate, exclusive=store.exclusive, committed=_ignore, failed=_ignore)
+    mortal, signals = Signals(database, memory_broker, clock), Signals(store, memory_broker, clock)
+    for name in ("first", "second", "third"):
+        await signals.create(name)
     await signals.transition()
-    seen = []
-    for _ in range(MAX_ATTEMPTS):
-        (row,) = await signals.firings._claim(signals.clock.now())
-        seen.append(row["attempt"])
-        assert await next_at(signals.firings, signals.clock.now()) == signals.clock.now() + HOLD_MS
-        signals.clock.advance(milliseconds=HOLD_MS)
+    seen = [await claim_and_die(signals) for _ in range(MAX_ATTEMPTS)]
+    gate.arm(crash(Point.BEFORE_BEGIN, 4))  # claim, recount all, recount the first, and then fire it
+    with pytest.raises(Crash):
+        await mortal.firings.tick(clock.now())
+    clock.advance(milliseconds=HOLD_MS)
     await signals.run()
-    assert seen == [*range(1, MAX_ATTEMPTS + 1)]
     (failed,) = signals.told("work.signal.failed")
+    assert seen == [[attempt] * 3 for attempt in range(1, MAX_ATTEMPTS + 1)]
     assert failed["payload"]["error"] == "gave up: claimed and never settled"
-    assert (signals.fired(), await signals.status()) == ([], "paused")
+    assert sorted([*signals.fired(), failed["payload"]["signalId"]]) == ["first", "second", "third"]
+    assert await signals.status(failed["payload"]["signalId"]) == "paused"
 
 
 async def test_lost_lease_leaves_everything_as_it_is(signals: Signals) -> None:
@@ -268,6 +280,28 @@ async def test_many_events_to_catch_up_with(signals: Signals) -> None:
     assert max(later - earlier for earlier, later in itertools.pairwise([0, *made])) <= 1000
     assert made[-1] == 40 * 120
     assert await next_at(signals.evaluation, signals.clock.now()) is None
+
+
+async def test_many_transitions_of_one_tenant_do_not_delay_another(signals: Signals) -> None:
+    """The first pass evaluates an equal share of each tenant, however much one of them has left."""
+    off = Signals(signals.database, signals.broker, signals.clock, evaluating=False)
+    for number in range(300):
+        off.send("TransitionWorkItem", workItemId=f"item-{number}", to="blocked")
+    for tenant in ("quiet", "silent"):
+        signals.send("CreateWorkSignal", tenant=tenant, signalId=tenant, workItemId="item-1", **EVENT)
+        signals.send("TransitionWorkItem", tenant=tenant, workItemId="item-1", to="blocked")
+    await off.consume()
+    assert (await signals.evaluation.tick(NOW)).done == 35
+    assert [row["signal_id"] for row in await signals.rows("work_signal_firings")] == ["quiet", "silent"]
+
+
+async def test_more_tenants_than_a_pass_has_transitions(signals: Signals) -> None:
+    """With very many tenants, passes take turns, and none is left out."""
+    off = Signals(signals.database, signals.broker, signals.clock, evaluating=False)
+    for number in range(250):
+        off.send("TransitionWorkItem", tenant=f"tenant-{number}", workItemId="item-1", to="blocked")
+    await off.consume()
+    assert [(await signals.evaluation.tick(NOW)).done for _ in range(4)] == [100, 100, 50, 0]
 
 
 async def test_switched_off_and_on(signals: Signals) -> None:

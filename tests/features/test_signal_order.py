@@ -230,7 +230,7 @@ async def test_given_up_firing_wakes_the_outbox(signals: Signals) -> None:
     """The event of a firing that is given up is published at once."""
     await signals.create()
     await signals.transition()
-    await signals.sql(f"UPDATE work_signal_firings SET attempt = {MAX_ATTEMPTS}")
+    await signals.sql(f"UPDATE work_signal_firings SET attempt = {MAX_ATTEMPTS + 1}")
     await signals.firings.tick(NOW)
     assert signals.worker_wakes == [("outbox", NOW)]
 

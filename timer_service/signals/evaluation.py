@@ -26,9 +26,10 @@ class Evaluation:
     def __init__(self, parts: WorkerParts) -> None:
         self._database = parts.database
         self._wake = partial(parts.wake, "firings")
+        self._seen_tenant = ""
 
     async def tick(self, now: int) -> Pass:
-        """Match the oldest unevaluated transitions with waiting signals. A command that leaves some wakes the loop."""
+        """Match unevaluated transitions with waiting signals. A command that leaves some wakes the loop."""
         events, found = await in_transaction(self._database, lambda tx: self._evaluate_next(tx, now))
         if found:
             self._wake(now)
@@ -36,8 +37,16 @@ class Evaluation:
 
     async def _evaluate_next(self, tx: Transaction, now: int) -> tuple[int, int]:
         """Evaluate the next transitions; return how many, and how many firings they led to."""
-        events = await store.next_events(tx, _EVENTS)
+        events = await self._next_events(tx)
         return len(events), await self._evaluate(tx, events, now) if events else 0
+
+    async def _next_events(self, tx: Transaction) -> list[Transition]:
+        """Lock the next transitions, the same share of each tenant; with very many tenants, passes take turns."""
+        tenants = await store.waiting_tenants(tx, self._seen_tenant, _EVENTS)
+        if self._seen_tenant and not tenants:
+            tenants = await store.waiting_tenants(tx, "", _EVENTS)
+        self._seen_tenant = tenants[-1] if len(tenants) == _EVENTS else ""
+        return await store.next_events(tx, tenants, _EVENTS // len(tenants)) if tenants else []
 
     async def _evaluate(self, tx: Transaction, events: Sequence[Transition], now: int) -> int:
         share = _SIGNALS // len(events)

@@ -94,6 +94,11 @@ async def still_held(tx: Transaction, rows: Collection[Row]) -> list[Row]:
     return [row for row in rows if (row["tenant_id"], row["firing_id"]) in held]
 
 
+async def recount(tx: Transaction, rows: Iterable[Row], attempt: int) -> None:
+    """Set how many attempts claimed rows have had, where they are still held."""
+    await tx.executemany(_SQL["recount"], [{**_held(row), "attempt": attempt} for row in rows])
+
+
 async def fail(tx: Transaction, failures: Sequence[Failure], at: int) -> int:
     """Give claimed rows up at an instant; return how many were still held."""
     parameters = [{**_held(each.row), "error": each.error, "at": at} for each in failures]

@@ -24,6 +24,10 @@ SELECT tenant_id, firing_id FROM work_signal_firings
 WHERE tenant_id = :tenant_id AND firing_id = :firing_id AND lease_token = :token
 /* for update */
 
+-- name: recount
+UPDATE work_signal_firings SET attempt = :attempt
+WHERE tenant_id = :tenant_id AND firing_id = :firing_id AND lease_token = :token
+
 -- name: fail
 UPDATE work_signal_firings
 SET status = 'failed', settled_at = :at, available_at = NULL, lease_token = NULL, last_error = :error

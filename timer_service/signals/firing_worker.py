@@ -55,11 +55,13 @@ class FiringWorker:
         """Process up to one batch of firings available at `now`; count those that were claimed."""
         rows, self._left = self._left or await self._claim(now), []
         self._claimed_nothing_at = None if rows else now
-        spent = [row for row in rows if row["attempt"] > self._max_attempts]  # by killing the process each time
+        last = self._max_attempts + 1
         try:
-            await self._process([row for row in rows if row["attempt"] <= self._max_attempts])
-            for row in spent:
-                await self._give_up(Failure(row, "gave up: claimed and never settled", now))
+            await self._process([row for row in rows if row["attempt"] < last])
+            for row in rows:
+                if row["attempt"] > last:
+                    await self._give_up(Failure(row, "gave up: claimed and never settled", now))
+            await self._process_alone([row for row in rows if row["attempt"] == last])
         except DatabaseUnavailableError:
             self._left = rows
             raise
@@ -75,6 +77,19 @@ class FiringWorker:
         rows = await in_transaction(self._database, lambda tx: self._lease.claim(tx, now, self._batch_size))
         self._metrics.claimed(len(rows))
         return rows
+
+    async def _process_alone(self, rows: Sequence[Row]) -> None:
+        """Process rows one by one that were claimed and never settled in all their attempts.
+
+        One of them may have killed the process each time. The attempt is counted for the row that is tried, not for
+        the others, so that only a row that kills the process alone is given up.
+        """
+        if rows:
+            await in_transaction(self._database, lambda tx: firing_store.recount(tx, rows, self._max_attempts))
+        for row in rows:
+            tried = partial(firing_store.recount, rows=[row], attempt=self._max_attempts + 1)
+            await in_transaction(self._database, tried)
+            await self._process([row])
 
     async def _process(self, rows: Sequence[Row]) -> None:
         """Process rows together; halve a batch that fails until the row is alone that is to blame."""

@@ -165,9 +165,19 @@ async def evaluate_again(tx: Transaction, signals: Iterable[Signal], now: int) -
     return await tx.executemany(_SQL["evaluate_again"], newer)
 
 
-async def next_events(tx: Transaction, limit: int) -> list[Transition]:
-    """Lock the unevaluated transitions that have waited longest; skips those that another instance has locked."""
-    return [_event(row) for row in await tx.fetch(_SQL["next_events"], {"limit": limit})]
+async def waiting_tenants(tx: Transaction, after: str, limit: int) -> list[str]:
+    """Return the next tenants behind `after` that have unevaluated transitions."""
+    rows = await tx.fetch(_SQL["waiting_tenants"], {"after": after, "limit": limit})
+    return [row["tenant_id"] for row in rows]
+
+
+async def next_events(tx: Transaction, tenants: Sequence[str], limit: int) -> list[Transition]:
+    """Lock each tenant's unevaluated transitions that have waited longest, up to `limit` of each tenant.
+
+    Skips those that another instance has locked.
+    """
+    shares = [{"tenant_id": tenant, "limit": limit} for tenant in tenants]
+    return [_event(row) for row in await tx.fetch_each(_SQL["next_events"], shares)]
 
 
 async def note_evaluated(tx: Transaction, events: Iterable[Transition]) -> None:

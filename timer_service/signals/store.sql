@@ -35,11 +35,21 @@ SET evaluate_at = :now, evaluated_to = ''
 WHERE tenant_id = :tenant_id AND work_item_id = :work_item_id AND kind = 'status.transition'
     AND (position_epoch, position_sequence) > (:since_epoch, :since_sequence)
 
+-- name: waiting_tenants
+WITH RECURSIVE waiting (tenant_id, number) AS (
+    SELECT MIN(tenant_id), 1 FROM work_item_events WHERE evaluate_at IS NOT NULL AND tenant_id > :after
+    UNION ALL
+    SELECT (SELECT MIN(tenant_id) FROM work_item_events WHERE evaluate_at IS NOT NULL AND tenant_id > waiting.tenant_id),
+        number + 1
+    FROM waiting WHERE tenant_id IS NOT NULL AND number < :limit
+)
+SELECT tenant_id FROM waiting WHERE tenant_id IS NOT NULL
+
 -- name: next_events
 SELECT tenant_id, work_item_id, event_id, from_status, to_status, occurred_at, recorded_at, position_epoch,
     position_sequence, correlation_id, causation_id, traceparent, tracestate, evaluate_at, evaluated_to
 FROM work_item_events
-WHERE evaluate_at IS NOT NULL
+WHERE tenant_id = :tenant_id AND evaluate_at IS NOT NULL
 ORDER BY evaluate_at
 LIMIT :limit
 /* skip locked */
