@@ -205,7 +205,10 @@ def _put_event(state: State, event: Transition) -> State:
 
 
 def _put_firing(state: State, firing: Firing) -> State:
-    firings = _with(state.firings.get(firing.signal, {}), firing.firing_id, firing)
+    """Return the state with a firing; one that is there already is only queued again, or failed."""
+    known = state.firings.get(firing.signal, {})
+    firing_id = firing.firing_id
+    firings = _with(known, firing_id, known.get(firing_id, firing)._replace(failed=firing.failed))
     return state._replace(firings=_with(state.firings, firing.signal, firings))
 
 
