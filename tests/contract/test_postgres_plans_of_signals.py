@@ -147,7 +147,7 @@ def test_plans(filled: Filled, mode: str) -> None:
 @pytest.mark.parametrize("mode", MODES)
 def test_plan_of_ending_firings(filled: Filled, mode: str) -> None:
     """Firings that end with their signal are found by one of the two indexes that begin with it."""
-    (found,) = filled.plan(firing_store._SQL["end_of_signal"], mode)
+    (found,) = filled.plan(firing_store._SQL["end"], mode)
     assert found.removeprefix("Index Scan work_signal_firings_") in {"of_signal", "cause"}
 
 

@@ -89,6 +89,7 @@ async def plan(database: Database, sql: str) -> list[str]:
 
 OF_ITEM = "tenant_id=? AND work_item_id=?"
 KEY_OF_FIRING = "sqlite_autoindex_work_signal_firings_1 (tenant_id=? AND firing_id=?)"
+CAUSE_OF_FIRING = "sqlite_autoindex_work_signal_firings_2"
 KEY_OF_SIGNAL = "sqlite_autoindex_work_signals_1 (tenant_id=? AND signal_id=?)"
 KEY_OF_ITEM = "sqlite_autoindex_work_items_1 (tenant_id=? AND work_item_id=?)"
 KEY_OF_EVENT = "sqlite_autoindex_work_item_events_1 (tenant_id=? AND work_item_id=? AND event_id=?)"
@@ -106,8 +107,8 @@ PLANS = {
     "a retried firing": (FIRINGS.sql("retry"), [KEY_OF_FIRING]),
     **{f"a firing, {name}": (firing_store._SQL[name], [KEY_OF_FIRING]) for name in ("still_held", "recount", "fail")},
     "firings that end with their signal": (
-        firing_store._SQL["end_of_signal"],
-        ["work_signal_firings_of_signal (tenant_id=? AND signal_id=?)"],
+        firing_store._SQL["end"],
+        [f"{CAUSE_OF_FIRING} (tenant_id=? AND signal_id=? AND defined_epoch=? AND defined_sequence=?)"],
     ),
     "a page of firings": (
         firing_store._SQL["page_of_signal"],

@@ -17,7 +17,6 @@ from timer_service.core.database import Transaction
 from timer_service.core.message import Command, Position
 from timer_service.core.transactions import in_transaction
 from timer_service.signals import SLICE, firing_store, store
-from timer_service.signals.firing_store import Ended
 from timer_service.signals.firings import Firing
 from timer_service.signals.items import UNKNOWN, Cause, ItemKey
 from timer_service.signals.signals import Key, Signal
@@ -177,7 +176,7 @@ async def test_a_firing_taken_up_again_is_not_deleted(signals: Signals, postgres
     await signals.create()
     async with postgres.transaction() as tx:
         await firing_store.add(tx, [firing], NOW)
-        await firing_store.end(tx, [Ended(KEY, UNKNOWN, "over")], NOW)
+        await firing_store.end(tx, {(KEY, firing.defined): "over"}, NOW)
     async with postgres.transaction() as tx, asyncio.timeout(10):
         await firing_store.add(tx, [firing], NOW)
         deleted = await in_transaction(postgres, lambda other: delete_settled(other, NOW + 1, 10))

@@ -57,33 +57,25 @@ class Cursor(NamedTuple):
     after_id: str
 
 
-class Ended(NamedTuple):
-    """A signal whose firings are over, but for those of one definition."""
-
-    signal: Key
-    kept: Position
-    reason: str
-
-
 async def add(tx: Transaction, firings: Iterable[Firing], now: int) -> None:
     """Queue firings, also those that had failed; any other that is there already stays as it is."""
     by_id = {(firing.signal.tenant_id, firing.firing_id): firing for firing in firings}
     await tx.executemany(_SQL["add"], [_parameters(key, firing, now) for key, firing in sorted(by_id.items())])
 
 
-async def end(tx: Transaction, ended: Iterable[Ended], now: int) -> None:
-    """Fail the firings of signals that are still to come; ends any claim on them."""
+async def end(tx: Transaction, reasons: Mapping[tuple[Key, Position], str], now: int) -> None:
+    """Fail the unsettled firings by definitions that have ended, with the reasons; ends any claim on them."""
     parameters = [
         {
-            **each.signal._asdict(),
-            "kept_epoch": each.kept.epoch,
-            "kept_sequence": each.kept.sequence,
+            **signal._asdict(),
+            "defined_epoch": defined.epoch,
+            "defined_sequence": defined.sequence,
             "now": now,
-            "error": each.reason,
+            "error": reason,
         }
-        for each in ended
+        for (signal, defined), reason in sorted(reasons.items())
     ]
-    await tx.executemany(_SQL["end_of_signal"], parameters)
+    await tx.executemany(_SQL["end"], parameters)
 
 
 async def still_held(tx: Transaction, rows: Collection[Row]) -> list[Row]:

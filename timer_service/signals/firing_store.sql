@@ -13,11 +13,11 @@ SET status = excluded.status, available_at = excluded.available_at, settled_at =
     attempt = 0, last_error = excluded.last_error
 WHERE work_signal_firings.status = 'failed'
 
--- name: end_of_signal
+-- name: end
 UPDATE work_signal_firings
 SET status = 'failed', settled_at = :now, available_at = NULL, lease_token = NULL, last_error = :error
 WHERE tenant_id = :tenant_id AND signal_id = :signal_id AND status IN ('queued', 'processing')
-    AND (defined_epoch, defined_sequence) <> (:kept_epoch, :kept_sequence)
+    AND defined_epoch = :defined_epoch AND defined_sequence = :defined_sequence
 
 -- name: still_held
 SELECT tenant_id, firing_id FROM work_signal_firings

@@ -5,7 +5,7 @@ from types import MappingProxyType
 from typing import NamedTuple, TypeVar
 
 from timer_service.core.data import dump_data
-from timer_service.core.message import Command
+from timer_service.core.message import Command, Position
 from timer_service.signals.firings import Firing, evaluate, firing_at
 from timer_service.signals.items import Cause, ItemKey, NewItem, Transition, WorkItem, create_item, move_item
 from timer_service.signals.messages import (
@@ -85,6 +85,8 @@ class State(NamedTuple):
     """Which of `signals` wait, or have waited, for each work item."""
     events: Mapping[ItemKey, Mapping[str, Transition]] = _NOTHING  # type: ignore[assignment]
     firings: Mapping[Key, Mapping[str, Firing]] = _NOTHING  # type: ignore[assignment]
+    ended: Mapping[tuple[Key, Position], str] = _NOTHING  # type: ignore[assignment]
+    """Why what was to fire by a signal's definition must not fire any more."""
 
     def signal(self, key: Key) -> Signal | None:
         """Return a signal that commands name."""
@@ -176,8 +178,7 @@ def _follow(state: State, before: Signal | None, after: Signal, cause: Cause, no
         keys = state.signals_of.get(item, {})
         state = state._replace(signals_of=_with(state.signals_of, item, _with(keys, after.key, None)))
     if before is not None and (reason := reason_of_end(before, after)) is not None:
-        for firing in state.firings.get(after.key, {}).values():
-            state = _put_firing(state, firing._replace(failed=firing.failed or reason))
+        state = _end(state, after.key, before.standing.defined, reason)
     if not came_to_wait(before, after):
         return state
     if (timed := firing_at(after, cause)) is not None:
@@ -192,6 +193,16 @@ def _look_back(state: State, signal: Signal, now: int) -> State:
     newer = [each for each in state.events.get(item, {}).values() if each.position > signal.standing.since]
     for event in newer:
         state = _put_event(state, event._replace(evaluate_at=now))
+    return state
+
+
+def _end(state: State, signal: Key, defined: Position, reason: str) -> State:
+    """Return the state with the firings of a signal by one definition failed, if they have not failed before."""
+    first = state.ended.get((signal, defined), reason)
+    state = state._replace(ended=_with(state.ended, (signal, defined), first))
+    for firing in state.firings.get(signal, {}).values():
+        if firing.defined == defined and firing.failed is None:
+            state = _put_firing(state, firing._replace(failed=reason))
     return state
 
 

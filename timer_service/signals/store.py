@@ -1,17 +1,18 @@
 """Work items, their transitions and signals in the database: rows <-> values."""
 
-import json
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
+
+from pydantic_core import from_json, to_json
 
 from timer_service.core.database import Reader, Row, Transaction
 from timer_service.core.errors import ConflictError
 from timer_service.core.message import Position
 from timer_service.core.sql import load_sql
 from timer_service.signals import firing_store
-from timer_service.signals.firing_store import Ended, cause_of, cause_parameters, position_of, position_parameters
-from timer_service.signals.items import UNKNOWN, ItemKey, Transition, WorkItem
+from timer_service.signals.firing_store import cause_of, cause_parameters, position_of, position_parameters
+from timer_service.signals.items import ItemKey, Transition, WorkItem
 from timer_service.signals.messages import TriggerKind
 from timer_service.signals.signals import (
     Definition,
@@ -24,7 +25,6 @@ from timer_service.signals.signals import (
     Step,
     Verb,
     came_to_wait,
-    reason_of_end,
 )
 from timer_service.signals.state import AT_ONCE, Change, Loaded, State
 
@@ -37,13 +37,14 @@ async def load(tx: Transaction, changes: Sequence[Change], now: int, *, evaluati
     """Read and lock what changes are about: first the work items, then the signals.
 
     Besides the work items that the changes name, those of their signals: a command can make a signal wait again, and no
-    other transaction may add transitions of its work item meanwhile.
+    other transaction may add transitions of its work item meanwhile. A creation names the only item it can be.
     """
-    keys = {change.key for change in changes if isinstance(change, SignalCommand)}
+    commands = [change for change in changes if isinstance(change, SignalCommand)]
+    waking = {command.key for command in commands if command.step.verb is not Verb.CREATE}
     named = {item for change in changes for item in _named_items(change)}
-    items = await lock_items(tx, named | _items_of(await find(tx, keys)), now)
-    signals = await find_locked(tx, keys)
-    if not _items_of(signals) <= items.keys():
+    items = await lock_items(tx, named | _items_of((await find(tx, waking)).values()), now)
+    signals = await find_locked(tx, {command.key for command in commands})
+    if not _items_of(signals[key] for key in waking & signals.keys()) <= items.keys():
         raise ConflictError("a signal came to wait for another work item meanwhile")
     events = {(change.key, change.event_id) for change in changes if isinstance(change, Transition)}
     waiting: defaultdict[ItemKey, list[Signal]] = defaultdict(list)
@@ -63,7 +64,7 @@ async def save(tx: Transaction, before: State, after: State, now: int) -> int | 
     again = await evaluate_again(tx, [signal for was, signal in pairs if came_to_wait(was, signal)], now)
     events = [event for each in after.events.values() for event in each.values()]
     await add_events(tx, events)
-    await firing_store.end(tx, _ended(pairs), now)
+    await firing_store.end(tx, after.ended, now)
     firings = [firing for each in after.firings.values() for firing in each.values()]
     await firing_store.add(tx, firings, now)
     left = again or any(event.evaluate_at is not None for event in events)
@@ -97,17 +98,8 @@ def _named_items(change: Change) -> set[ItemKey]:
     return {ItemKey(change.key.tenant_id, named)} if named else set()
 
 
-def _items_of(signals: Mapping[Key, Signal]) -> set[ItemKey]:
-    return {item for signal in signals.values() for item in signal.items}
-
-
-def _ended(pairs: Iterable[tuple[Signal | None, Signal]]) -> list[Ended]:
-    reasons = [(after, reason_of_end(before, after)) for before, after in pairs if before is not None]
-    return [
-        Ended(after.key, after.standing.defined if after.standing.is_live else UNKNOWN, reason)
-        for after, reason in reasons
-        if reason is not None
-    ]
+def _items_of(signals: Iterable[Signal]) -> set[ItemKey]:
+    return {item for signal in signals for item in signal.items}
 
 
 async def lock_items(tx: Transaction, keys: Collection[ItemKey], now: int) -> dict[ItemKey, WorkItem]:
@@ -305,11 +297,11 @@ def _dump_history(history: History, current: Definition | None) -> str:
     status, definition, defined, since = history.base
     base = None if status is None else [status, numbers[definition], *defined, *since]
     steps = [[*step.position, step.verb, numbers[step.definition]] for step in history.steps]
-    return json.dumps([history.forgotten, base, others, steps], ensure_ascii=False, separators=(",", ":"))
+    return to_json([history.forgotten, base, others, steps]).decode()
 
 
 def _read_history(text: str, current: Definition | None) -> History:
-    forgotten, base, others, steps = json.loads(text)
+    forgotten, base, others, steps = from_json(text)
     definitions = [current, *(Definition(item, TriggerKind(kind), spec, note) for item, kind, spec, note in others)]
     standing = Standing()
     if base is not None:
