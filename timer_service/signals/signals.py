@@ -222,8 +222,12 @@ def apply_command(signal: Signal | None, command: SignalCommand, now: int) -> tu
     if again or step.position <= history.forgotten:
         return known, Outcome.IGNORED_STALE
     older = tuple(each for each in history.steps if each.position < step.position)
-    _, outcome = take(History(older, history.base).result(), step)
-    changed = _with(known, (*older, step, *history.steps[len(older) :]), now)
+    newer = history.steps[len(older) :]
+    so_far = known.standing if not newer else History(older, history.base).result()
+    standing, outcome = take(so_far, step)
+    for each in newer:
+        standing, _ = take(standing, each)
+    changed = _with(known, (*older, step, *newer), standing, now)
     if step.position < newest and _is_overruled(known.standing, changed.standing, step):
         outcome = Outcome.IGNORED_STALE
     return changed, outcome
@@ -238,27 +242,28 @@ def _is_overruled(before: Standing, after: Standing, step: Step) -> bool:
 
 def fire(signal: Signal, cause: Position, at: int) -> Signal:
     """Return an active signal after it has fired."""
-    fired = _with(signal, (*signal.history.steps, _of_firing(signal, Verb.FIRE, cause)), at)
-    return fired._replace(last_fired_at=at, last_error=None)
+    return _after_firing(signal, Verb.FIRE, cause, at)._replace(last_fired_at=at, last_error=None)
 
 
 def give_up(signal: Signal, cause: Position, error: str, at: int) -> Signal:
     """Return a signal after one of its firings was given up: an active one is paused, any other stays as it is."""
     if not signal.standing.waits:
         return signal
-    paused = _with(signal, (*signal.history.steps, _of_firing(signal, Verb.GIVE_UP, cause)), at)
-    return paused._replace(last_error=error)
+    return _after_firing(signal, Verb.GIVE_UP, cause, at)._replace(last_error=error)
 
 
-def _of_firing(signal: Signal, verb: Verb, cause: Position) -> Step:
-    """Return what a firing adds to a history: behind its cause and every command that was known then."""
-    newest = max((step.position for step in signal.history.steps), default=signal.history.forgotten)
-    return Step(max(newest, cause), verb, signal.standing.definition)
+def _after_firing(signal: Signal, verb: Verb, cause: Position, at: int) -> Signal:
+    """Return a signal after the end of a firing: behind its cause and every command that is known by now."""
+    steps = signal.history.steps
+    newest = steps[-1].position if steps else signal.history.forgotten
+    step = Step(max(newest, cause), verb, signal.standing.definition)
+    standing, _ = take(signal.standing, step)
+    return _with(signal, (*steps, step), standing, at)
 
 
-def _with(signal: Signal, steps: tuple[Step, ...], now: int) -> Signal:
+def _with(signal: Signal, steps: tuple[Step, ...], after: Standing, now: int) -> Signal:
     history = _shortened(History(steps, signal.history.base, signal.history.forgotten))
-    before, after = signal.standing, history.result()
+    before = signal.standing
     created_again = after.defined != before.defined
     activated = after.waits and not before.waits
     return signal._replace(

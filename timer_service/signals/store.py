@@ -31,6 +31,7 @@ from timer_service.signals.state import AT_ONCE, Change, Loaded, State
 
 _SQL = load_sql("timer_service.signals", "store.sql")
 _FIND_LOCKED = f"{_SQL['find']}\n/* for update */"
+_NO_HISTORY = History()
 _TOMBSTONE: Mapping[str, Any] = dict.fromkeys(Definition._fields)
 
 
@@ -190,7 +191,7 @@ async def note_evaluated(tx: Transaction, events: Iterable[Transition]) -> None:
 async def waiting_signals(reader: Reader, places: Collection[tuple[ItemKey, str]], limit: int) -> list[Signal]:
     """Read, for each work item and signal id, the next active signals of that item behind that id, `limit` each."""
     parameters = [{**item._asdict(), "after": after, "limit": limit} for item, after in places]
-    return [read_signal(row) for row in await reader.fetch_each(_SQL["waiting"], parameters)]
+    return [read_signal(row, _NO_HISTORY) for row in await reader.fetch_each(_SQL["waiting"], parameters)]
 
 
 async def find(reader: Reader, keys: Collection[Key]) -> dict[Key, Signal]:
@@ -221,7 +222,7 @@ async def page(
     if item is None:
         del parameters["work_item_id"]
     rows = await reader.fetch(sql, parameters)
-    return sorted((read_signal(row) for row in rows), key=lambda signal: signal.key)[:limit]
+    return sorted((read_signal(row, _NO_HISTORY) for row in rows), key=lambda signal: signal.key)[:limit]
 
 
 async def delete_settled(tx: Transaction, before: int, limit: int) -> int:
@@ -238,8 +239,8 @@ async def delete_settled(tx: Transaction, before: int, limit: int) -> int:
     return len(unused) + firings + await tx.execute(_SQL["delete_events"], {"before": before, "limit": limit})
 
 
-def read_signal(row: Row) -> Signal:
-    """Read a row of `work_signals`."""
+def read_signal(row: Row, history: History | None = None) -> Signal:
+    """Read a row of `work_signals`; with its history, unless that is given."""
     definition = None
     if row["trigger_kind"] is not None:
         kind = TriggerKind(row["trigger_kind"])
@@ -252,7 +253,7 @@ def read_signal(row: Row) -> Signal:
             Position(row["defined_epoch"], row["defined_sequence"]),
             Position(row["since_epoch"], row["since_sequence"]),
         ),
-        history=_read_history(row["history"], definition),
+        history=_read_history(row["history"], definition) if history is None else history,
         created_at=row["created_at"],
         last_fired_at=row["last_fired_at"],
         last_error=row["last_error"],
@@ -291,14 +292,19 @@ def _dump_history(history: History, current: Definition | None) -> str:
 
     Definitions are numbered. Number 0 is the signal's own, which the row holds already; the others are in the list.
     """
-    numbers = {current: 0, None: None}
-    for each in (history.base.definition, *(step.definition for step in history.steps)):
-        numbers.setdefault(each, len(numbers) - (current is not None))
-    others = [each for each, number in numbers.items() if number]
+    definitions = [current]
+
+    def number(definition: Definition | None) -> int | None:
+        if definition is None:
+            return None
+        if definition not in definitions:
+            definitions.append(definition)
+        return definitions.index(definition)
+
     status, definition, defined, since = history.base
-    base = None if status is None else [status, numbers[definition], *defined, *since]
-    steps = [[*step.position, step.verb, numbers[step.definition]] for step in history.steps]
-    return to_json([history.forgotten, base, others, steps]).decode()
+    base = None if status is None else [status, number(definition), *defined, *since]
+    steps = [(*step.position, step.verb, number(step.definition)) for step in history.steps]
+    return to_json([history.forgotten, base, definitions[1:], steps]).decode()
 
 
 def _read_history(text: str, current: Definition | None) -> History:

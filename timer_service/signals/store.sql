@@ -67,7 +67,7 @@ WHERE tenant_id = :tenant_id AND signal_id = :signal_id
 
 -- name: waiting
 SELECT tenant_id, signal_id, status, work_item_id, trigger_kind, trigger_spec, note, created_at, last_fired_at,
-    last_error, unused_since, defined_epoch, defined_sequence, since_epoch, since_sequence, history
+    last_error, unused_since, defined_epoch, defined_sequence, since_epoch, since_sequence
 FROM work_signals
 WHERE tenant_id = :tenant_id AND work_item_id = :work_item_id AND status = 'active' AND signal_id > :after
 ORDER BY signal_id
@@ -99,7 +99,7 @@ WHERE tenant_id = :tenant_id AND signal_id = :signal_id
 
 -- name: page
 SELECT tenant_id, signal_id, status, work_item_id, trigger_kind, trigger_spec, note, created_at, last_fired_at,
-    last_error, unused_since, defined_epoch, defined_sequence, since_epoch, since_sequence, history
+    last_error, unused_since, defined_epoch, defined_sequence, since_epoch, since_sequence
 FROM work_signals
 WHERE tenant_id = :tenant_id AND {where} AND signal_id > :after
 ORDER BY signal_id
