@@ -3,7 +3,7 @@
 import sqlite3
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -12,11 +12,23 @@ from hypothesis import strategies as st
 
 from tests.simulation.faults import FaultyBroker
 from tests.simulation.service import running_service
-from tests.simulation.ways import WAYS
+from tests.simulation.ways import (
+    Way,
+    any_order,
+    anything,
+    plain_runs,
+    plain_signals,
+    promised_order_of_runs,
+    promised_order_of_signals,
+    split_crowd,
+    split_runs,
+    split_signals,
+)
 from timer_service.core.message import Position
 from timer_service.runs import events, rules, run
 from timer_service.runs.draft import Draft
 from timer_service.signals import firing_worker, firings, signals, state
+from timer_service.signals.messages import Outcome
 
 Mutate = Callable[[pytest.MonkeyPatch], None]
 
@@ -68,7 +80,7 @@ def r4_late_commands_ignored(patch: pytest.MonkeyPatch) -> None:
 
     def apply_newest(signal: Any, command: Any, now: int) -> Any:
         if signal is not None and signal.history.steps and command.step.position < signal.history.steps[-1].position:
-            return signal, signals.Outcome.IGNORED_STALE
+            return signal, Outcome.IGNORED_STALE
         return apply(signal, command, now)
 
     patch.setattr(state, "apply_command", apply_newest)
@@ -76,7 +88,7 @@ def r4_late_commands_ignored(patch: pytest.MonkeyPatch) -> None:
 
 def r8_unknown_dropped_jobs_forgotten(patch: pytest.MonkeyPatch) -> None:
     """Names of dropped jobs count only where the jobs are known."""
-    patch.setattr(run, "_drop_only", lambda command, report, dropped: _without_dropped(command, report))
+    patch.setattr(run, "_drop_only", lambda command, report, _: _without_dropped(command, report))
 
 
 def _without_dropped(command: Any, report: Any) -> Any:
@@ -143,23 +155,25 @@ def signals_never_looked_back(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(state, "_look_back", lambda current, _signal, _now: current)
 
 
-# To be written where it can be expressed: R5 (bytes of names in JobReady), R6 (a batch of many ResolveGroup takes long),
-# R7 (bytes of pending commands), R12 (needs of unresolved groups count). They are about sizes, and histories are small.
-MUTANTS = [
-    r1_count_of_a_group_not_written,
-    r2_too_many_judged_after_filtering,
-    r3_stale_before_the_backlog,
-    r4_late_commands_ignored,
-    r8_unknown_dropped_jobs_forgotten,
-    r9_tombstone_keeps_nothing,
-    r10_firing_named_without_its_signal_s_creation,
-    r11_fired_by_what_came_before,
-    r13_ready_though_ended,
-    pending_commands_unsorted,
-    tombstone_goes_back,
-    cancelled_is_as_good_as_success,
-    signals_never_looked_back,
-]
+# Not here: R5 (bytes of names in JobReady), R6 (many ResolveGroup in one batch), R7 (bytes of pending commands)
+# and R12 (needs of unresolved groups count). They are about sizes, and histories are small.
+_RUNS = [plain_runs, split_runs, any_order, promised_order_of_runs, anything]
+_SIGNALS = [plain_signals, split_signals, split_crowd, any_order, promised_order_of_signals]
+MUTANTS: Mapping[Mutate, Sequence[Way]] = {
+    r1_count_of_a_group_not_written: _RUNS,
+    r2_too_many_judged_after_filtering: _SIGNALS,
+    r3_stale_before_the_backlog: [anything],
+    r4_late_commands_ignored: _SIGNALS,
+    r8_unknown_dropped_jobs_forgotten: _RUNS,
+    r9_tombstone_keeps_nothing: _RUNS,
+    r10_firing_named_without_its_signal_s_creation: _SIGNALS,
+    r11_fired_by_what_came_before: _SIGNALS,
+    r13_ready_though_ended: _RUNS,
+    pending_commands_unsorted: _RUNS,
+    tombstone_goes_back: _RUNS,
+    cancelled_is_as_good_as_success: _RUNS,
+    signals_never_looked_back: _SIGNALS,
+}
 
 
 @pytest.mark.full
@@ -172,7 +186,7 @@ def test_is_found(mutate: Mutate, monkeypatch: pytest.MonkeyPatch) -> None:
     def play(data: st.DataObject) -> None:
         nonlocal played
         played += 1
-        WAYS[data.draw(st.sampled_from(sorted(WAYS)))](service, data.draw)
+        data.draw(st.sampled_from(MUTANTS[mutate]))(service, data.draw)
 
     with running_service() as service, pytest.raises((AssertionError, sqlite3.IntegrityError)) as caught:
         seed(1)(_FIND(given(st.data())(play)))()
