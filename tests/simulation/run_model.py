@@ -1,10 +1,10 @@
-"""What runs promise, written plainly: dictionaries, no counters, and every job asked over and over until nothing changes.
+"""What runs promise, written plainly: no counters, and every job is asked over and over until nothing changes.
 
-A model takes commands in the order in which they are *delivered*; a command's position is its place in the stream. Where
-the two orders agree, this is docs/runs.md. Where they do not:
+A model takes commands in the order in which they are *delivered*; a command's position is its place in the stream.
+Where the two orders agree, this is docs/runs.md. Where they do not:
 
-- A ResolveGroup or a report that is delivered before its StartRun, or before the ResolveGroup that names its job, is kept
-  and applied in the order of positions once that is delivered. So only the order among the other commands matters.
+- A ResolveGroup or a report that is delivered before its StartRun, or before the ResolveGroup that names its job, is
+  kept and applied in the order of positions once that is delivered. So only the order among the other commands matters.
 - A run that is only a tombstone (a CancelRun came first) keeps commands that are newer than the tombstone: a newer
   StartRun may follow. It forgets older ones, for they could only belong to the run that was cancelled.
 - A StartRun that is older than the tombstone is `ignored_stale`; what is kept stays kept until retention.
@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 
 from timer_service.core.message import Position
 
+_NOWHERE = Position(0, 0)
 UNFINISHED = {"pending", "dispatched", "running"}
 NOT_READY = {"dispatched", "running", "success"}
 """Statuses that only a job that is ready can come to."""
@@ -63,7 +64,7 @@ class JobModel:
     ready: bool = False
     stale_at: int | None = None
     outputs: Any = None
-    reported_at: Position = Position(0, 0)
+    reported_at: Position = _NOWHERE
 
     @property
     def ended(self) -> bool:
@@ -80,7 +81,7 @@ class RunModel:
 
     name: RunName
     status: str | None = None
-    position: Position = Position(0, 0)
+    position: Position = _NOWHERE
     graph: Any = None
     jobs: dict[str, JobModel] = field(default_factory=dict)
     groups: dict[str, list[str] | None] = field(default_factory=dict)
@@ -344,7 +345,7 @@ class RunsModel:
             if job.ready and not job.ended:
                 self._note(run, "JobReady", name)
                 self.outputs[Announced("JobReady", run.name, name)] = run.outputs_for(name)
-            elif job.status == "skipped" and not job.ready and job.reported_at == Position(0, 0):
+            elif job.status == "skipped" and not job.ready and job.reported_at == _NOWHERE:
                 self._note(run, "JobSkipped", name)
             if job.ready or job.ended:
                 run.told.add(name)

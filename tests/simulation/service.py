@@ -226,7 +226,8 @@ class Service(Witness):
         actor, it = one.workers[worker]
         if actor.task is not None or one.slice_of[worker].name in self.off:
             return None
-        return self._begin(actor, it.tick(self.clock.now()), fault)
+        done: Pass | None = self._begin(actor, it.tick(self.clock.now()), fault)
+        return done
 
     def let_on(self) -> None:
         """Let everything go on that is held."""
@@ -258,7 +259,7 @@ class Service(Witness):
         """Let everything that is due happen."""
         self.let_on()
         for _ in range(_SETTLING_ROUNDS):
-            if not any([self._settle_worker(name) for name in self.instances[0].workers]):
+            if not sum(self._settle_worker(name) for name in self.instances[0].workers):
                 return
         raise AssertionError("the workers never come to rest")
 

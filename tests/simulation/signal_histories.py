@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tests.simulation.service import Sent
 from tests.support.clock import after, iso
 
-_SIGNALS, _STATUSES = ["s00", "s00", "s00", "s01"], ["blocked", "blocked", "open", "Done "]
+_SIGNALS, _STATUSES = ["s00", "s00", "s00", "s00", "s01"], ["blocked", "blocked", "open", "Done "]
 _CROWD = 34
 
 _TRIGGERS: list[Mapping[str, Any]] = [
@@ -31,7 +31,7 @@ def _definitions(draw: st.DrawFn) -> Mapping[str, Any]:
 
 
 _VERBS = ["Pause", "Activate", "Cancel", "Resolve"]
-_KINDS = ["create", "create", "transition", "transition", "transition", *_VERBS, "item"]
+_KINDS = ["create"] * 3 + ["transition"] * 3 + [*_VERBS, "Activate", "Resolve", "item"]
 
 
 @st.composite

@@ -2,11 +2,12 @@
 
 Firings are processed when a worker comes to them, so the model follows the workers and judges what they do:
 
-- A firing may fire its signal only while the signal is active, for a matching transition that is newer than the signal's
-  `since` (the command that created it or activated it last), or for an instant that has come.
+- A firing may fire its signal only while the signal is active, for a matching transition that is newer than its `since`
+  (the command that created it or activated it last), or for an instant that has come.
 - Once everything has come to rest, no active signal waits for something that has happened.
 
-Any other order of delivery ends the same, as long as no firing comes between (docs/signals.md, "Late commands"). Exceptions:
+Any other order of delivery ends the same, as long as no firing comes between (docs/signals.md, "Late commands").
+Exceptions:
 
 - What has fired stays fired, by the commands that were known then: compared is an order in which the workers come last.
 - Of two transitions with one `eventId` the first one delivered counts, at its own position.

@@ -8,7 +8,17 @@ from hypothesis import assume
 from hypothesis import strategies as st
 
 from tests.simulation.checker import Checker
-from tests.simulation.faults import CONSUMER_MAY_HOLD, OUTAGES, RELAY, RELAY_MAY_HOLD, Point, crash, hold, outage
+from tests.simulation.faults import (
+    CONSUMER_MAY_HOLD,
+    OUTAGES,
+    RELAY,
+    RELAY_MAY_HOLD,
+    Fault,
+    Point,
+    crash,
+    hold,
+    outage,
+)
 from tests.simulation.mixed_histories import mixed_commands, splits
 from tests.simulation.promised import ends_of_runs, executed_runs, promised_run_orders
 from tests.simulation.run_histories import run_commands
@@ -155,7 +165,7 @@ def anything(service: Service, draw: Draw) -> None:
             case "crash":
                 service.crash()
             case "wait":
-                service.clock.advance(seconds=draw(st.sampled_from([1, 31])))
+                service.clock.advance(seconds=draw(st.sampled_from([1, 31, 61])))
             case "switch":
                 service.let_on()
                 checker.switch(draw(st.sampled_from(_SWITCHABLE)))
@@ -187,7 +197,7 @@ _consumer_holds = st.builds(hold, point=st.sampled_from(CONSUMER_MAY_HOLD), nth=
 _worker_holds = st.builds(hold, point=st.sampled_from(RELAY_MAY_HOLD), nth=_occurrences)
 
 
-def _crashes(points: Sequence[Point] | type[Point]) -> st.SearchStrategy[object]:
+def _crashes(points: Sequence[Point] | type[Point]) -> st.SearchStrategy[Fault]:
     return st.builds(crash, point=st.sampled_from(list(points)), nth=_occurrences)
 
 
