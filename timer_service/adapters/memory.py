@@ -165,13 +165,13 @@ class MemoryBroker:
         return await self._answers[name](name, tenant, body)
 
     async def caught_up(self) -> bool:
-        """Return whether all is settled that was unsettled when this was first asked, or first after a trouble."""
+        """Return whether all is settled that was unsettled when this was first asked since it last was so."""
         if self._trouble is not None:
             return False
-        if self._backlog is None or self._backlog:
-            unsettled = self.unsettled
-            self._backlog = unsettled if self._backlog is None else self._backlog & unsettled
-        return not self._backlog
+        unsettled = self.unsettled
+        backlog = unsettled if self._backlog is None else self._backlog & unsettled
+        self._backlog = backlog or None
+        return not backlog
 
     async def subscribe(self, *, alone: bool = False) -> "MemorySubscription":
         """Join the commands. `alone`: what was handed over and not settled is handed over again."""

@@ -136,10 +136,10 @@ class Broker(Protocol):
         ...
 
     async def caught_up(self) -> bool:
-        """Return whether every command is settled that was waiting when this instance connected, by whichever instance.
+        """Return whether every command that waited is settled, by whichever instance.
 
-        The commands meant are those in the stream when this is first asked after each connect. While the broker can't
-        be used they are not settled. Once they are, this costs nothing until the connection is lost.
+        The commands meant are those in the stream when this was first asked since it was last true, or since the last
+        connect. While the broker can't be used it is not true.
         """
         ...
 

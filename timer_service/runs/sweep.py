@@ -42,8 +42,7 @@ class Sweep:
     async def tick(self, now: int) -> Pass:
         """Look after the runs that are due.
 
-        A job is stale only once the commands that waited when this instance connected have been handled: its report may
-        be among them.
+        A job is stale only once the commands that wait now are handled: its report may be among them.
         """
         stale = await self._stale_jobs(now)
         caught_up = not stale or await self._broker.caught_up()

@@ -1,4 +1,4 @@
-"""The backlog: the commands that were in the stream when the connection was made."""
+"""The backlog: the commands that were in the stream at some moment, and are not settled yet."""
 
 import logging
 import time
@@ -36,31 +36,32 @@ class _Standstill(NamedTuple):
 
 
 class Backlog:
-    """Whether the backlog of one connection is handled: asked for until it is, and then free of charge.
+    """Whether the commands that were in the stream when this was first asked are handled; then it starts again.
 
-    All is handled when the consumer has nothing unsettled up to the last sequence that the stream had. It is asked, not
-    counted here, because other instances handle commands too, or alone.
+    They are when the consumer has nothing unsettled up to the last sequence that the stream had. The consumer is asked,
+    not counted here, because other instances handle commands too, or alone.
     """
 
     def __init__(self, consumer: DurableConsumer) -> None:
         self._consumer = consumer
         self._mark: _Mark | None = None
         self._standstill: _Standstill | None = None
-        self._handled = False
         self._reason = ""
 
     async def handled(self) -> bool:
-        """Return whether every command is settled that was in the stream when this was first asked.
+        """Return whether every command is settled that was in the stream when this was first asked since it last was so.
 
         While JetStream does not answer it is not. A command that is tried over and over, such as one whose dead letter
         the broker never stores, is waited for ten minutes.
         """
-        if not self._handled:
-            try:
-                self._handled = await self._ask()
-            except (nats.errors.Error, JetStreamError, OSError) as error:
-                self._note(repr(error))
-        return self._handled
+        try:
+            handled = await self._ask()
+        except (nats.errors.Error, JetStreamError, OSError) as error:
+            self._note(repr(error))
+            return False
+        if handled:
+            self._mark = self._standstill = None
+        return handled
 
     async def _ask(self) -> bool:
         try:

@@ -118,7 +118,7 @@ class NatsBroker:
         return self._subscription
 
     async def caught_up(self) -> bool:
-        """Ask JetStream, until it is so."""
+        """Ask JetStream."""
         backlog = self._backlog
         if self.trouble or not await backlog.handled():
             return False
