@@ -49,7 +49,7 @@ class Backlog:
         self._reason = ""
 
     async def handled(self) -> bool:
-        """Return whether every command is settled that was in the stream when this was first asked since it last was so.
+        """Return whether every command is settled that was in the stream when this was first asked since the last yes.
 
         While JetStream does not answer it is not. A command that is tried over and over, such as one whose dead letter
         the broker never stores, is waited for ten minutes.
