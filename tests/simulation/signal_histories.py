@@ -23,8 +23,8 @@ _items = st.sampled_from(["i1", "i1", "i2"])
 
 
 @st.composite
-def _definitions(draw: st.DrawFn) -> Mapping[str, Any]:
-    fields = dict(draw(_triggers))
+def _definitions(draw: st.DrawFn, *, alike: bool) -> Mapping[str, Any]:
+    fields = dict(_TRIGGERS[0] if alike else draw(_triggers))
     if fields["triggerKind"] == "event" or draw(st.booleans()):
         fields["workItemId"] = draw(_items)
     return fields
@@ -36,23 +36,29 @@ _KINDS = ["create"] * 3 + ["transition"] * 3 + [*_VERBS, "Activate", "Resolve", 
 
 @st.composite
 def signal_commands(draw: st.DrawFn, most: int = 10, *, unique_events: bool = False) -> list[Sent]:
-    """Draw commands in stream order; with `unique_events`, no work item has two events of one id."""
+    """Draw commands in stream order; with `unique_events`, no work item has two events of one id.
+
+    In half of the histories all is about one signal, and every transition of its work item matches.
+    """
     history: list[Sent] = []
+    alike = draw(st.booleans())
+    signals = st.sampled_from(_SIGNALS[:1] if alike else _SIGNALS)
+    statuses = st.sampled_from(_STATUSES[:1] if alike else _STATUSES)
     for number in range(draw(st.integers(1, most))):
         kind = draw(st.sampled_from(_KINDS))
         match kind:
             case "create":
-                fields = {"signalId": draw(st.sampled_from(_SIGNALS)), **draw(_definitions())}
+                fields = {"signalId": draw(signals), **draw(_definitions(alike=alike))}
                 history.append(Sent("CreateWorkSignal", "acme", fields))
             case "transition":
                 event_id = f"e{number if unique_events else draw(st.integers(1, 2))}"
-                fields = {"workItemId": draw(_items), "eventId": event_id, "to": draw(st.sampled_from(_STATUSES))}
+                fields = {"workItemId": draw(_items), "eventId": event_id, "to": draw(statuses)}
                 history.append(Sent("TransitionWorkItem", "acme", fields))
             case "item":
-                fields = {"workItemId": draw(_items), "status": draw(st.sampled_from(_STATUSES))}
+                fields = {"workItemId": draw(_items), "status": draw(statuses)}
                 history.append(Sent("CreateWorkItem", "acme", fields))
             case verb:
-                history.append(Sent(f"{verb}WorkSignal", "acme", {"signalId": draw(st.sampled_from(_SIGNALS))}))
+                history.append(Sent(f"{verb}WorkSignal", "acme", {"signalId": draw(signals)}))
     return history
 
 
