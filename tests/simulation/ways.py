@@ -223,8 +223,11 @@ def _apply(model: RunsModel, history: Sequence[Sent], order: Sequence[int]) -> N
 
 
 def _of_runs(tables: Mapping[str, Sequence[Row]]) -> Mapping[str, Sequence[Row]]:
-    """Return the tables of runs, without the size of what is kept: a command may be kept whole or in part."""
-    runs = {name: rows for name, rows in tables.items() if name.startswith("run")}
+    """Return the tables of runs, without what is kept and its size: a report may be kept whole or in part.
+
+    Which commands are kept, the model says.
+    """
+    runs = {name: rows for name, rows in tables.items() if name.startswith("run") and name != "run_pending_commands"}
     return {name: [{**row, "pending_bytes": None} for row in rows] for name, rows in runs.items()}
 
 
