@@ -169,10 +169,10 @@ MUTANTS: Mapping[Mutate, Sequence[Way]] = {
     r10_firing_named_without_its_signal_s_creation: [plain_signals],
     r11_fired_by_what_came_before: [split_signals],
     r13_ready_though_ended: _RUNS,
-    pending_commands_unsorted: _RUNS,
-    tombstone_goes_back: _RUNS,
+    pending_commands_unsorted: [any_order, promised_order_of_runs],
+    tombstone_goes_back: [any_order],
     cancelled_is_as_good_as_success: _RUNS,
-    signals_never_looked_back: _SIGNALS,
+    signals_never_looked_back: [any_order, promised_order_of_signals],
 }
 
 

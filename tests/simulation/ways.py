@@ -23,7 +23,7 @@ from tests.simulation.mixed_histories import mixed_commands, splits
 from tests.simulation.promised import ends_of_runs, executed_runs, promised_run_orders
 from tests.simulation.run_histories import run_commands
 from tests.simulation.run_model import RunsModel
-from tests.simulation.service import INSTANCES, Sent, Service
+from tests.simulation.service import INSTANCES, Row, Sent, Service
 from tests.simulation.signal_check import ends_of_signals
 from tests.simulation.signal_histories import crowd, signal_commands
 from timer_service.core.message import Position
@@ -222,8 +222,13 @@ def _apply(model: RunsModel, history: Sequence[Sent], order: Sequence[int]) -> N
         model.commit()
 
 
-def _of_runs(tables: Mapping[str, object]) -> Mapping[str, object]:
-    return {name: rows for name, rows in tables.items() if name.startswith("run")}
+def _of_runs(tables: Mapping[str, Sequence[Row]]) -> Mapping[str, Sequence[Row]]:
+    """Return the tables of runs, without what is kept and its size: a report may be kept whole or in part.
+
+    Which commands are kept, the model says.
+    """
+    runs = {name: rows for name, rows in tables.items() if name.startswith("run") and name != "run_pending_commands"}
+    return {name: [{**row, "pending_bytes": None} for row in rows] for name, rows in runs.items()}
 
 
 def _bodies(service: Service) -> dict[str, str]:
