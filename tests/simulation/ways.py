@@ -223,19 +223,15 @@ def _apply(model: RunsModel, history: Sequence[Sent], order: Sequence[int]) -> N
 
 
 def _of_runs(tables: Mapping[str, Sequence[Row]]) -> Mapping[str, Sequence[Row]]:
-    """Return the tables of runs, without what is kept and its size: a report may be kept whole or in part.
-
-    Which commands are kept, the model says.
-    """
-    runs = {name: rows for name, rows in tables.items() if name.startswith("run") and name != "run_pending_commands"}
-    return {name: [{**row, "pending_bytes": None} for row in rows] for name, rows in runs.items()}
+    """Return the tables of runs."""
+    return {name: rows for name, rows in tables.items() if name.startswith("run")}
 
 
 def _bodies(service: Service) -> dict[str, str]:
-    """Return what events say, by their ids, without when, and without the command that is named as their cause."""
+    """Return what events say, by their ids, without when."""
     return {event["id"]: json.dumps(_timeless(event), sort_keys=True) for event in service.events()}
 
 
 def _timeless(event: Mapping[str, Any]) -> Mapping[str, Any]:
     payload = {name: value for name, value in event["payload"].items() if name != "readyAt"}
-    return {"type": event["type"], "payload": payload}
+    return {**event, "timestampMs": None, "payload": payload}

@@ -103,7 +103,7 @@ async def _ready_events(tx: Transaction, after: States, jobs: Mapping[JobKey, Jo
         if upstreams[key, name].omitted:
             fields["outputsOmitted"] = upstreams[key, name].omitted
         fields["readyAt"] = format_instant(now if job.ready_at is None else job.ready_at)
-        events.append(_event(JobReady.type, after[key].run, name, fields, cause=job.changed_by, at=now))
+        events.append(_event(JobReady.type, after[key].run, name, fields, cause=job.ready_by, at=now))
     return events
 
 

@@ -116,6 +116,8 @@ class Job(NamedTuple):
     """As JSON. Written with a report; not read back."""
     changed_by: str | None = None
     """The id of the command that led to its last change. Goes into events; not stored."""
+    ready_by: str | None = None
+    """The id of the command that made it ready. Goes into its JobReady; not stored."""
 
     @property
     def ended(self) -> bool:
@@ -135,7 +137,9 @@ class Job(NamedTuple):
 
 def mark_ready(job: Job, now: int) -> Job:
     """Return a job whose needs are satisfied."""
-    return job._replace(ready_at=now, open_needs=0, open_groups=0, stale_at=_stale_at(job, now))
+    return job._replace(
+        ready_at=now, open_needs=0, open_groups=0, stale_at=_stale_at(job, now), ready_by=job.changed_by
+    )
 
 
 def end(job: Job, status: JobStatus, now: int, reason: str | None = None) -> Job:

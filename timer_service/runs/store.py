@@ -43,11 +43,16 @@ async def save(tx: Transaction, before: Mapping[RunKey, RunState], after: Mappin
         _group(new.run.key, each) for old, new in pairs for each in set(new.groups.values()) - set(old.groups.values())
     ]
     await tx.executemany(_SQL["put_group"], groups)
-    kept = [(new.run.key, new.pending[at]) for old, new in pairs for at in new.pending.keys() - old.pending.keys()]
-    await tx.executemany(_SQL["keep_pending"], [_pending(*each) for each in kept])
-    forgotten = [(new.run.key, at) for old, new in pairs for at in old.pending.keys() - new.pending.keys()]
+    forgotten = [(new.run.key, at) for old, new in pairs for at in _different(old.pending, new.pending)]
     await tx.executemany(_SQL["forget_pending"], [position_parameters(*each) for each in forgotten])
+    kept = [(new.run.key, new.pending[at]) for old, new in pairs for at in _different(new.pending, old.pending)]
+    await tx.executemany(_SQL["keep_pending"], [_pending(*each) for each in kept])
     await tx.executemany(_SQL["put_run"], [_run(new.run) for old, new in pairs if new.run != old.run])
+
+
+def _different(these: Mapping[Position, Pending], those: Mapping[Position, Pending]) -> list[Position]:
+    """Return the positions of the commands that are among `these`, and not in the same way among `those`."""
+    return [at for at, pending in these.items() if those.get(at) != pending]
 
 
 def _added_jobs(old: RunState, new: RunState) -> Iterator[tuple[RunKey, Job]]:
