@@ -25,6 +25,24 @@ def runs(store: Database, memory_broker: MemoryBroker, clock: ManualClock) -> Ru
     return Runs(store, memory_broker, clock)
 
 
+@asynccontextmanager
+async def watched_loop() -> AsyncIterator[list[float]]:
+    """Measure how long the event loop was blocked, in seconds, each time."""
+    blocks: list[float] = []
+
+    async def watch() -> None:
+        while True:
+            before = time.perf_counter()
+            await asyncio.sleep(0)
+            blocks.append(time.perf_counter() - before)
+
+    watching = asyncio.create_task(watch())
+    try:
+        yield blocks
+    finally:
+        watching.cancel()
+
+
 # One batch
 
 
@@ -91,6 +109,37 @@ async def test_dropped_before_it_is_known(runs: Runs) -> None:
     await runs.resolve("g", {"m1": [], "m2": []})
     assert (await runs.ready(), (await runs.statuses())["m2"]) == (["a", "m1"], "drift_dropped")
     assert await runs.rows("run_pending_commands") == []
+
+
+async def test_dropped_jobs_of_several_groups(runs: Runs) -> None:
+    """A report that drops jobs of groups that are resolved one after the other is kept until the last of them."""
+    await runs.start({"a": []}, "g1", "g2")
+    await runs.report("running", "a", droppedJobs=["x", "y"])
+    before = (await runs.rows("runs"))[0]["pending_bytes"]
+    await runs.resolve("g1", {"x": []})
+    between = (await runs.rows("runs"))[0]["pending_bytes"]
+    await runs.resolve("g2", {"y": []})
+    (run,) = await runs.rows("runs")
+    assert await runs.statuses() == {"a": "running", "x": "drift_dropped", "y": "drift_dropped"}
+    assert before > between > run["pending_bytes"] == 0
+    assert await runs.rows("run_pending_commands") == []
+
+
+async def test_many_pending_commands_and_many_groups(runs: Runs) -> None:
+    """A ResolveGroup applies only the pending commands that name its jobs, however many others there are."""
+    groups = [f"g{number}" for number in range(100)]
+    await runs.start({"a": []}, *groups)
+    for number in range(2_000):
+        runs.send("ReportJobStatus", jobName=f"unknown-{number}", status="failed")
+    await runs.consume()
+    for group in groups[1:]:
+        runs.send("ResolveGroup", groupName=group, jobs=[])
+    async with watched_loop() as blocks:
+        await runs.consume()
+    assert (runs.outcomes().count("kept"), runs.outcomes().count("resolved")) == (2_000, 99)
+    assert max(blocks) < 0.5
+    await runs.tell("ResolveGroup", groupName="g0", jobs=[])
+    assert (await runs.rows("run_pending_commands"), (await runs.rows("runs"))[0]["pending_bytes"]) == ([], 0)
 
 
 async def test_drop_by_a_report_that_changes_nothing_else(runs: Runs) -> None:
@@ -184,24 +233,6 @@ async def test_job_with_many_needs(runs: Runs, count: int, length: int) -> None:
         cursor = {"cursor": reply["cursor"]}
     assert [need["job"] for need in needs["last"]] == sorted(members)
     assert needs.keys() == {"last", *members}
-
-
-@asynccontextmanager
-async def watched_loop() -> AsyncIterator[list[float]]:
-    """Measure how long the event loop was blocked, in seconds, each time."""
-    blocks: list[float] = []
-
-    async def watch() -> None:
-        while True:
-            before = time.perf_counter()
-            await asyncio.sleep(0)
-            blocks.append(time.perf_counter() - before)
-
-    watching = asyncio.create_task(watch())
-    try:
-        yield blocks
-    finally:
-        watching.cancel()
 
 
 async def test_a_thousand_groups_in_one_batch(runs: Runs) -> None:

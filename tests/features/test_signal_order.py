@@ -141,6 +141,22 @@ async def test_refused_firing_fires_when_a_late_activation_shows_that_it_counts(
     assert (signals.fired(), await signals.status()) == (["signal-1"], "fired")
 
 
+async def test_fired_signal_of_which_older_commands_are_delivered_late(signals: Signals) -> None:
+    """A signal that fired by its second definition is fired again in the end, after its first life came late."""
+    signals.send("CreateWorkSignal", signalId="signal-1", **DONE)
+    signals.send("ResolveWorkSignal", signalId="signal-1")
+    signals.send("CreateWorkSignal", signalId="signal-1", **WAITING)
+    signals.send("TransitionWorkItem", workItemId="item-1", to="blocked")
+    signals.broker.withhold(*signals.positions)
+    statuses = []
+    for numbers in ((2, 3), (0,), (1,)):
+        await signals.deliver_in(*numbers)
+        await signals.run()
+        statuses.append(await signals.status())
+    assert (statuses, signals.fired()) == (["fired", "active", "fired"], ["signal-1"])
+    assert await signals.dead_letters() == []
+
+
 async def test_older_transition_after_its_item_was_created(signals: Signals) -> None:
     """A CreateWorkItem that was delivered first takes no status from an older transition."""
     signals.send("TransitionWorkItem", workItemId="item-1", to="blocked")

@@ -68,7 +68,8 @@ async def test_end_told_again_has_its_run_looked_at(runs: Runs) -> None:
     await runs.report("success", "a")
     await runs.sql("UPDATE run_jobs SET open_needs = 1, ready_at = NULL WHERE job_name = 'b'")
     await runs.deliver_again(1)
-    assert runs.command_wakes[-1] == runs.clock.now()
+    assert runs.command_wakes[-1] == runs.clock.now() + 60_000
+    runs.clock.advance(minutes=1)
     await sweep(runs)
     assert [each["payload"]["jobs"] for each in await runs.told("RunStuck")] == [["b"]]
 

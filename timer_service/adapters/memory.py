@@ -156,6 +156,10 @@ class MemoryBroker:
         self._queue.remove(positions)
         self._queue.put_first([self._log[position] for position in positions])
 
+    def withhold(self, *positions: Position) -> None:
+        """Hand these commands over only once `deliver` names them."""
+        self._queue.remove(positions)
+
     def shuffle(self, rng: random.Random) -> None:
         """Hand the waiting commands over in another order."""
         rng.shuffle(self._queue.commands)

@@ -14,7 +14,7 @@ from timer_service.core.data import dump_data
 from timer_service.core.message import Command, Position
 from timer_service.runs import rules
 from timer_service.runs.graph import Addition, Edge, Edges, Flaw
-from timer_service.runs.messages import JobStatus, NewJob, RunStatus
+from timer_service.runs.messages import JobStatus, NewJob, ReportJobStatus, RunStatus
 from timer_service.runs.rules import Group, Job, Run
 
 MOST_PENDING_BYTES = 4 * 1024 * 1024
@@ -89,6 +89,8 @@ class Draft:
         if size > MOST_PENDING_BYTES:
             return False
         self.pending[command.position] = pending
+        for name in _named_jobs(command):
+            self._kept_for[name].add(command.position)
         self.run = self.run._replace(pending_bytes=size)
         if not self.run.started:
             self.run = self.run._replace(settled_at=self.now)
@@ -99,6 +101,18 @@ class Draft:
         for position in positions:
             size = self.pending.pop(position).size
             self.run = self.run._replace(pending_bytes=self.run.pending_bytes - size)
+
+    def kept_for(self, jobs: Iterable[str]) -> set[Position]:
+        """Return the positions of the pending commands that name some of these jobs."""
+        return {position for name in jobs for position in self._kept_for.get(name, ()) if position in self.pending}
+
+    @cached_property
+    def _kept_for(self) -> defaultdict[str, set[Position]]:
+        kept_for = defaultdict[str, set[Position]](set)
+        for position, pending in self.pending.items():
+            for name in _named_jobs(pending.command):
+                kept_for[name].add(position)
+        return kept_for
 
     # Jobs, and what follows from their ends
 
@@ -208,6 +222,12 @@ class Draft:
         self.run = self.run._replace(
             status=RunStatus.REJECTED, flaw_code=flaw.code, flaw_path=dump_data(list(flaw.path))
         )
+
+
+def _named_jobs(command: Command) -> list[str]:
+    """Return the jobs that a report names."""
+    payload = command.payload
+    return [payload.job_name, *(payload.dropped_jobs or ())] if isinstance(payload, ReportJobStatus) else []
 
 
 def _new_job(job: NewJob, group: str | None, command_id: str) -> Job:

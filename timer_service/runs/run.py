@@ -1,7 +1,7 @@
 """Commands on one run: how each ends, and what it does. Pure: the handler reads and writes."""
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from pydantic import TypeAdapter
 from pydantic_core import to_json
@@ -17,6 +17,9 @@ from timer_service.runs.rules import Group, Outcome, Run
 
 SWEEP_MS = 10 * 60 * 1000
 """How soon the sweep looks at a run for the first time."""
+
+_LOOK_AGAIN_MS = 60 * 1000
+"""How soon the sweep looks at a run whose end was reported again. Repeats are common: it must not cost a look each."""
 
 _JOBS = TypeAdapter(list[NewJob])
 
@@ -72,7 +75,7 @@ class _Changes:
             position=command.position,
             created_at=self.draft.now,
             digest=digest,
-            pending_bytes=run.pending_bytes,
+            pending_bytes=sum(pending.size for pending in self.draft.pending.values()),
             cause=cause_of(command),
             sweep_at=self.draft.now + SWEEP_MS,
         )
@@ -86,7 +89,7 @@ class _Changes:
         self.draft.run = self.draft.run._replace(open_groups=len(payload.groups))
         self.draft.add(payload.jobs, None, edges_of(payload.jobs, {}), command)
         self.draft.groups = {name: Group(name) for name in payload.groups}
-        self._apply_pending()
+        self._apply_pending(self.draft.pending)
         return Outcome.STARTED
 
     def _resolve(self, payload: ResolveGroup, command: Command) -> Outcome:
@@ -116,7 +119,7 @@ class _Changes:
         to_jobs, to_groups = edges_of(payload.jobs, members)
         joins = [edge._replace(upstream=name) for edge in waiting for name in names]
         self.draft.add(payload.jobs, group.name, Edges([*to_jobs, *joins], to_groups), command, resolved=waiting)
-        self._apply_pending()
+        self._apply_pending(self.draft.kept_for(names) if self.draft.run.open_groups else self.draft.pending)
         return Outcome.RESOLVED
 
     def _report(self, payload: ReportJobStatus, command: Command) -> Outcome:
@@ -133,8 +136,9 @@ class _Changes:
         unknown = [name for name in payload.dropped_jobs or () if name not in self.draft.jobs]
         if may_come and unknown and not self.draft.keep(_drop_only(command, payload, unknown)):
             return Outcome.NOT_KEPT
-        if outcome is Outcome.UNCHANGED and job.ended:
-            self.draft.run = self.draft.run._replace(sweep_at=self.draft.now)
+        if outcome is Outcome.UNCHANGED and job.ended and self.draft.run.sweep_at is not None:
+            look_at = min(self.draft.run.sweep_at, self.draft.now + _LOOK_AGAIN_MS)
+            self.draft.run = self.draft.run._replace(sweep_at=look_at)
         if outcome is Outcome.RECORDED:
             outputs = before.outputs if payload.outputs is None else dump_data(payload.outputs)
             self.draft.put(job._replace(outputs=outputs, changed_by=command.id))
@@ -184,11 +188,12 @@ class _Changes:
     def _keep(self, command: Command) -> Outcome:
         return Outcome.KEPT if self.draft.keep(command) else Outcome.NOT_KEPT
 
-    def _apply_pending(self) -> None:
-        """Apply the pending commands in the order of their positions. What is still early is kept again."""
-        pending = [self.draft.pending[position].command for position in sorted(self.draft.pending)]
-        self.draft.forget(list(self.draft.pending))
-        for command in pending:
+    def _apply_pending(self, positions: Iterable[Position]) -> None:
+        """Apply pending commands in the order of their positions. What is still early is kept again."""
+        in_order = sorted(positions)
+        commands = [self.draft.pending[position].command for position in in_order]
+        self.draft.forget(in_order)
+        for command in commands:
             self.apply(command)
 
 

@@ -101,6 +101,7 @@ async def _attend(tx: Transaction, *, key: RunKey, stale: Collection[str], doubt
     if run is None or run.status is not RunStatus.RUNNING:
         return 0
     reading = Loader(tx, {key: run})
+    doubtful = doubtful or not run.evaluated  # it may have become so since the look
     if doubtful:
         await reading.read_whole([key])
     else:

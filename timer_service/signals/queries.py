@@ -135,7 +135,7 @@ def signal_view(signal: Signal) -> Mapping[str, Any]:
         triggerError=trigger.reason if isinstance(trigger, Invalid) else None,
         workItemId=definition.work_item_id,
         note=definition.note,
-        lastFiredAt=format_known(signal.last_fired_at),
+        lastFiredAt=format_known(signal.standing.fired_at),
         lastError=signal.last_error,
     )
 

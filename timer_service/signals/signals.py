@@ -75,6 +75,8 @@ class Step(NamedTuple):
     verb: Verb
     definition: Definition | None = None
     """What a CREATE asks for, or the definition by which a FIRE or GIVE_UP happened."""
+    fired_at: int | None = None
+    """When a FIRE happened."""
 
 
 class Standing(NamedTuple):
@@ -86,6 +88,8 @@ class Standing(NamedTuple):
     """The position of the CREATE that gave the definition."""
     since: Position = UNKNOWN
     """It fires on transitions that are newer than this."""
+    fired_at: int | None = None
+    """When it fired last."""
 
     @property
     def waits(self) -> bool:
@@ -126,7 +130,6 @@ class Signal(NamedTuple):
     standing: Standing
     history: History
     created_at: int
-    last_fired_at: int | None = None
     last_error: str | None = None
     unused_since: int | None = None
     """For a tombstone and a signal that has ended: when its last command was handled. Retention goes by it."""
@@ -161,7 +164,8 @@ def take(standing: Standing, step: Step) -> tuple[Standing, Outcome]:
             return _create(standing, step)
         case Verb.FIRE:
             fires = standing.is_live and standing.definition == step.definition
-            return (standing._replace(status=Status.FIRED) if fires else standing), Outcome.UNCHANGED
+            fired = standing._replace(status=Status.FIRED, fired_at=step.fired_at)
+            return (fired if fires else standing), Outcome.UNCHANGED
         case Verb.GIVE_UP:
             pauses = standing.waits and standing.definition == step.definition
             return (standing._replace(status=Status.PAUSED) if pauses else standing), Outcome.UNCHANGED
@@ -242,7 +246,7 @@ def _is_overruled(before: Standing, after: Standing, step: Step) -> bool:
 
 def fire(signal: Signal, cause: Position, at: int) -> Signal:
     """Return an active signal after it has fired."""
-    return _after_firing(signal, Verb.FIRE, cause, at)._replace(last_fired_at=at, last_error=None)
+    return _after_firing(signal, Verb.FIRE, cause, at)._replace(last_error=None)
 
 
 def give_up(signal: Signal, cause: Position, error: str, at: int) -> Signal:
@@ -256,7 +260,8 @@ def _after_firing(signal: Signal, verb: Verb, cause: Position, at: int) -> Signa
     """Return a signal after the end of a firing: behind its cause and every command that is known by now."""
     steps = signal.history.steps
     newest = steps[-1].position if steps else signal.history.forgotten
-    step = Step(max(newest, cause), verb, signal.standing.definition)
+    fired_at = at if verb is Verb.FIRE else None
+    step = Step(max(newest, cause), verb, signal.standing.definition, fired_at)
     standing, _ = take(signal.standing, step)
     return _with(signal, (*steps, step), standing, at)
 
@@ -270,7 +275,6 @@ def _with(signal: Signal, steps: tuple[Step, ...], after: Standing, now: int) ->
         standing=after,
         history=history,
         created_at=now if created_again else signal.created_at,
-        last_fired_at=None if created_again and after.status is not Status.FIRED else signal.last_fired_at,
         last_error=None if created_again or activated else signal.last_error,
         unused_since=None if after.is_live else now,
     )

@@ -38,15 +38,14 @@ _TOMBSTONE: Mapping[str, Any] = dict.fromkeys(Definition._fields)
 async def load(tx: Transaction, changes: Sequence[Change], now: int, *, evaluating: bool) -> State:
     """Read and lock what changes are about: first the work items, then the signals.
 
-    Besides the work items that the changes name, those of their signals: a command can make a signal wait again, and no
-    other transaction may add transitions of its work item meanwhile. A creation names the only item it can be.
+    Besides the work items that the changes name, those of all definitions of their signals: a command, also one that is
+    late, can make any of them count, and no other transaction may add transitions of its work item meanwhile.
     """
-    commands = [change for change in changes if isinstance(change, SignalCommand)]
-    waking = {command.key for command in commands if command.step.verb is not Verb.CREATE}
+    keys = {change.key for change in changes if isinstance(change, SignalCommand)}
     named = {item for change in changes for item in _named_items(change)}
-    items = await lock_items(tx, named | _items_of((await find(tx, waking)).values()), now)
-    signals = await find_locked(tx, {command.key for command in commands})
-    if not _items_of(signals[key] for key in waking & signals.keys()) <= items.keys():
+    items = await lock_items(tx, named | _items_of((await find(tx, keys)).values()), now)
+    signals = await find_locked(tx, keys)
+    if not _items_of(signals.values()) <= items.keys():
         raise ConflictError("a signal came to wait for another work item meanwhile")
     events = {(change.key, change.event_id) for change in changes if isinstance(change, Transition)}
     waiting: defaultdict[ItemKey, list[Signal]] = defaultdict(list)
@@ -252,10 +251,10 @@ def read_signal(row: Row, history: History | None = None) -> Signal:
             definition,
             Position(row["defined_epoch"], row["defined_sequence"]),
             Position(row["since_epoch"], row["since_sequence"]),
+            row["last_fired_at"],
         ),
         history=_read_history(row["history"], definition) if history is None else history,
         created_at=row["created_at"],
-        last_fired_at=row["last_fired_at"],
         last_error=row["last_error"],
         unused_since=row["unused_since"],
     )
@@ -267,7 +266,7 @@ def _moving(signal: Signal) -> Mapping[str, Any]:
     return {
         **signal.key._asdict(),
         "status": standing.status,
-        "last_fired_at": signal.last_fired_at,
+        "last_fired_at": standing.fired_at,
         "last_error": signal.last_error,
         "unused_since": signal.unused_since,
         "since_epoch": standing.since.epoch,
@@ -301,9 +300,9 @@ def _dump_history(history: History, current: Definition | None) -> str:
             definitions.append(definition)
         return definitions.index(definition)
 
-    status, definition, defined, since = history.base
-    base = None if status is None else [status, number(definition), *defined, *since]
-    steps = [(*step.position, step.verb, number(step.definition)) for step in history.steps]
+    status, definition, defined, since, fired_at = history.base
+    base = None if status is None else [status, number(definition), *defined, *since, fired_at]
+    steps = [(*step.position, step.verb, number(step.definition), step.fired_at) for step in history.steps]
     return to_json([history.forgotten, base, definitions[1:], steps]).decode()
 
 
@@ -312,11 +311,12 @@ def _read_history(text: str, current: Definition | None) -> History:
     definitions = [current, *(Definition(item, TriggerKind(kind), spec, note) for item, kind, spec, note in others)]
     standing = Standing()
     if base is not None:
-        status, number, *positions = base
-        standing = Standing(Status(status), definitions[number], Position(*positions[:2]), Position(*positions[2:]))
+        status, number, *positions, fired_at = base
+        defined, since = Position(*positions[:2]), Position(*positions[2:])
+        standing = Standing(Status(status), definitions[number], defined, since, fired_at)
     read = [
-        Step(Position(epoch, sequence), Verb(verb), None if number is None else definitions[number])
-        for epoch, sequence, verb, number in steps
+        Step(Position(epoch, sequence), Verb(verb), None if number is None else definitions[number], fired_at)
+        for epoch, sequence, verb, number, fired_at in steps
     ]
     return History(tuple(read), standing, Position(*forgotten))
 

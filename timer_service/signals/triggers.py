@@ -41,15 +41,23 @@ class Invalid(NamedTuple):
 
 Trigger = StatusTransition | TimeAt | Invalid
 
+_MOST_CACHED = 1000
+"""Characters of a trigger that is kept in memory once it is read."""
+
 _KINDS: dict[TriggerKind, dict[str, type[StatusTransition | TimeAt]]] = {
     TriggerKind.EVENT: {"work_item.status.transition": StatusTransition},
     TriggerKind.TIME: {"time.at": TimeAt},
 }
 
 
-@lru_cache(maxsize=1024)  # most of the thousands of signals on one work item have the same trigger
 def read_trigger(kind: TriggerKind, spec: str, *, has_work_item: bool) -> Trigger:
     """Read a trigger as it is stored."""
+    # Most of the thousands of signals on one work item have the same short trigger. Long ones would fill the memory.
+    read = _read_cached if len(spec) <= _MOST_CACHED else _read
+    return read(kind, spec, has_work_item)
+
+
+def _read(kind: TriggerKind, spec: str, has_work_item: bool) -> Trigger:  # noqa: FBT001
     fields = json.loads(spec)
     known = _KINDS[kind]
     model = known.get(fields.get("kind")) if isinstance(fields.get("kind"), str) else None
@@ -62,6 +70,9 @@ def read_trigger(kind: TriggerKind, spec: str, *, has_work_item: bool) -> Trigge
     except ValidationError as error:
         details = error.errors(include_url=False, include_context=False, include_input=False)
         return Invalid("; ".join(f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in details[:3]))
+
+
+_read_cached = lru_cache(maxsize=1024)(_read)
 
 
 def _fold(status: str) -> str:
