@@ -19,6 +19,8 @@ CREATE TABLE runs (
     sweep_at BIGINT,
     position_epoch BIGINT NOT NULL,
     position_sequence BIGINT NOT NULL,
+    since_epoch BIGINT NOT NULL DEFAULT 0,
+    since_sequence BIGINT NOT NULL DEFAULT 0,
     correlation_id TEXT,
     causation_id TEXT,
     traceparent TEXT,

@@ -153,6 +153,35 @@ async def test_drop_by_a_report_that_changes_nothing_else(runs: Runs) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("report", "outcome"), [(("success", "k"), "ignored_not_ready"), (("success", "x"), "unknown_job")]
+)
+async def test_drop_by_a_report_that_does_not_count(runs: Runs, report: tuple[str, str], outcome: str) -> None:
+    """Jobs are dropped also by a report that is ignored for its own job."""
+    await runs.start({"j": [], "k": ["j"], "l": []})
+    reply = await runs.report(*report, droppedJobs=["l"])
+    assert (reply["outcome"], (await runs.statuses())["l"]) == (outcome, "drift_dropped")
+
+
+async def test_drop_by_a_report_that_is_kept(runs: Runs) -> None:
+    """Jobs that are known are dropped at once, also by a report whose own job is not known yet."""
+    await runs.start({"j": [], "k": ["j"]}, "g")
+    reply = await runs.report("success", "m", droppedJobs=["j"])
+    assert (reply["outcome"], await runs.statuses()) == ("kept", {"j": "drift_dropped", "k": "skipped"})
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 0, 1), (1, 2, 0), (2, 1, 0)])
+async def test_started_again_by_the_same_graph(runs: Runs, order: tuple[int, ...]) -> None:
+    """A StartRun that is sent twice loses nothing of what was sent between, whichever copy is delivered first."""
+    graph: dict[str, list[Any]] = {"a": [{"group": "g"}]}
+    runs.send("StartRun", jobs=jobs(graph), groups=["g"])
+    runs.send("ResolveGroup", groupName="g", jobs=[])
+    runs.send("StartRun", jobs=jobs(graph), groups=["g"])
+    runs.broker.withhold(*runs.positions)
+    await runs.deliver_in(*order)
+    assert (await runs.ready(), (await runs.rows("runs"))[0]["open_groups"]) == (["a"], 0)
+
+
 async def test_newer_than_a_tombstone(runs: Runs) -> None:
     """A ResolveGroup that overtakes its StartRun waits for it, also if an older CancelRun left a tombstone."""
     runs.send("CancelRun")

@@ -44,8 +44,8 @@ async def test_one_batch(runs: Runs) -> None:
         runs.send("ReportJobStatus", runId=run, jobName="a", status="failed")
         runs.send("CancelRun", runId=run)
     await runs.consume()
-    assert await runs.statuses() == {"a": "failed", "b": "skipped", "c": "skipped"}
-    assert await runs.completed() == ["failed", "failed"]
+    assert await runs.statuses() == {"a": "success", "b": "cancelled", "c": "cancelled"}
+    assert await runs.completed() == ["cancelled", "cancelled"]
 
 
 async def test_early_commands_are_forgotten(runs: Runs) -> None:

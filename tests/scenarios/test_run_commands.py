@@ -351,8 +351,8 @@ async def test_sent_at_once(runs: RunConversation) -> None:
     runs.send("ReportJobStatus", runId="run-3", jobName="a", status="success")
     runs.send("ReportJobStatus", runId="run-3", jobName="b", status="success")
     await runs.consume()
-    assert await runs.statuses() == {"a": "failed", "b": "skipped", "c": "skipped"}
-    assert sorted(await runs.completed()) == ["failed", "failed", "success"]
+    assert await runs.statuses() == {"a": "success", "b": "cancelled", "c": "cancelled"}
+    assert sorted(await runs.completed()) == ["cancelled", "cancelled", "success"]
 
 
 async def test_cascade_through_a_job_reported_too_early(runs: RunConversation) -> None:
@@ -364,13 +364,28 @@ async def test_cascade_through_a_job_reported_too_early(runs: RunConversation) -
 
 
 async def test_cancel_before_start(runs: RunConversation) -> None:
-    """An older StartRun that is delivered after the CancelRun does not win; a newer one does."""
+    """A StartRun that is delivered after a newer CancelRun ends like one delivered before it: the run is cancelled."""
     runs.send("StartRun", jobs=jobs({"a": []}))
     runs.send("CancelRun")
     await runs.deliver_reversed()
-    assert (await runs.ready(), runs.outcomes()) == ([], ["ignored_stale", "not_found"])
+    assert (await runs.ready(), runs.outcomes()) == ([], ["cancelled", "not_found"])
+    assert (await runs.completed(), await runs.statuses()) == (["cancelled"], {"a": "cancelled"})
+    assert (await runs.start({"a": []}))["outcome"] == "unchanged"
+
+
+async def test_started_after_a_cancel(runs: RunConversation) -> None:
+    """A StartRun that is newer than a CancelRun of its name starts the run."""
+    await runs.tell("CancelRun")
     await runs.start({"a": []})
     assert (await runs.ready(), await runs.completed()) == (["a"], [])
+
+
+async def test_published_before_start(runs: RunConversation) -> None:
+    """What was published before the StartRun counts once that is handled, in the order of the stream."""
+    await runs.resolve("g", {"b": ["a"]})
+    await runs.report("success", "a", outputs={"n": 1})
+    await runs.start({"a": [], "c": [{"group": "g"}]}, "g")
+    assert (await runs.ready(), await runs.statuses()) == (["b"], {"a": "success", "b": "pending", "c": "pending"})
 
 
 async def test_reply(runs: RunConversation) -> None:

@@ -7,12 +7,12 @@ Where the two orders agree, this is docs/runs.md. Where they do not:
   kept and applied in the order of positions once that is delivered. So only the order among the other commands matters.
 - A run that is only a tombstone (a CancelRun came first) keeps commands that are newer than the tombstone: a newer
   StartRun may follow. It forgets older ones, for they could only belong to the run that was cancelled.
-- A StartRun that is older than the tombstone is `ignored_stale`; what is kept stays kept until retention.
+- A StartRun that is older than the tombstone is cancelled at once.
 - A report of `dispatched`, `running` or `success` for a job that is not ready *when it is delivered* is
   `ignored_not_ready`. An executor reports only what it was told to do, so delivery in another order can't show that.
 - Of two ends of one job the first one delivered wins. Of an end and a skip, too.
-- Names in `droppedJobs` that are not known are remembered while groups are open, whatever becomes of the report's own
-  job; except that a report that is `ignored_not_ready` counts for nothing at all.
+- Names in `droppedJobs` count whatever becomes of the report's own job; those that are not known are remembered while
+  groups are open.
 """
 
 import json
@@ -82,6 +82,8 @@ class RunModel:
     name: RunName
     status: str | None = None
     position: Position = _NOWHERE
+    since: Position = _NOWHERE
+    """Of the newest CancelRun from before its StartRun."""
     graph: Any = None
     jobs: dict[str, JobModel] = field(default_factory=dict)
     groups: dict[str, list[str] | None] = field(default_factory=dict)
@@ -225,10 +227,8 @@ class RunsModel:
         graph = _canonical([payload["jobs"], sorted(payload.get("groups", ()))])
         if run.graph == graph:
             return "unchanged"
-        if run.status is not None and position < run.position:
-            return "ignored_stale"
         if run.graph is not None:
-            return "exists"
+            return "ignored_stale" if position < run.position else "exists"
         run.status, run.position, run.graph, run.evaluated = "running", position, graph, True
         groups = dict.fromkeys(payload.get("groups", ()))
         if flaw := RunModel(run.name, groups=dict(groups)).flaw_of(payload["jobs"]):
@@ -240,13 +240,17 @@ class RunsModel:
         run.groups = dict(groups)
         run.add(payload["jobs"], None)
         self._follow(run, now)
+        if position < run.since:
+            run.end_all()
+            run.status = "cancelled"
+            return "cancelled"
         self._apply_kept(run, now)
         return "started"
 
     def _resolve(self, run: RunModel, payload: Mapping[str, Any], position: Position, now: int) -> str:
         if self._is_early(run, position):
             return self._keep(run, "ResolveGroup", payload, position)
-        if position < run.position:
+        if position < run.since:
             return "ignored_stale"
         group, jobs = payload["groupName"], payload["jobs"]
         if group not in run.groups:
@@ -271,23 +275,21 @@ class RunsModel:
     def _report(self, run: RunModel, payload: Mapping[str, Any], position: Position, now: int) -> str:
         if self._is_early(run, position):
             return self._keep(run, "ReportJobStatus", payload, position)
-        if position < run.position:
+        if position < run.since:
             return "ignored_stale"
         may_come = run.going and run.open_groups > 0
         job, status = run.jobs.get(payload["jobName"]), payload["status"]
-        if job is None:
-            return self._keep(run, "ReportJobStatus", payload, position) if may_come else "unknown_job"
-        outcome = _report_outcome(job, status, position)
-        if outcome == "ignored_not_ready":
-            self.not_ready += 1
-            return outcome
         dropped = payload.get("droppedJobs") or []
-        if may_come and (unknown := [name for name in dropped if name not in run.jobs]):
-            rest = {**payload, "droppedJobs": unknown}
-            rest.pop("outputs", None)
-            self._keep(run, "ReportJobStatus", rest, position)
-        if outcome == "recorded":
-            _record(job, payload, position, now)
+        if job is None:
+            outcome = self._keep(run, "ReportJobStatus", payload, position) if may_come else "unknown_job"
+        else:
+            outcome = _report_outcome(job, status, position)
+            self.not_ready += outcome == "ignored_not_ready"
+            if outcome == "recorded":
+                _record(job, payload, position, now)
+            if may_come and (unknown := [name for name in dropped if name not in run.jobs]):
+                only = {"jobName": unknown[0], "status": "drift_dropped", "droppedJobs": unknown[1:]}
+                self._keep(run, "ReportJobStatus", {"tenantId": "", "runId": "", **only}, position)
         for name in dropped:
             if name in run.jobs and not run.jobs[name].ended:
                 run.jobs[name].status, run.jobs[name].stale_at = "drift_dropped", None
@@ -297,10 +299,11 @@ class RunsModel:
     def _cancel(self, run: RunModel, _payload: Mapping[str, Any], position: Position, _now: int) -> str:
         if run.graph is None:
             known = run.status is not None
-            run.status, run.position = "cancelled", max(position, run.position)
-            run.kept = {at: kept for at, kept in run.kept.items() if at > run.position}
+            run.status, run.since = "cancelled", max(position, run.since)
+            run.kept = {at: kept for at, kept in run.kept.items() if at > run.since}
             return "unchanged" if known else "not_found"
         if position < run.position:
+            run.since = max(position, run.since)
             return "ignored_stale"
         if not run.going:
             return "unchanged" if run.status == "cancelled" else "already_ended"
@@ -309,7 +312,7 @@ class RunsModel:
         return "cancelled"
 
     def _is_early(self, run: RunModel, position: Position) -> bool:
-        return run.graph is None and (run.status is None or position > run.position)
+        return run.graph is None and position > run.since
 
     def _keep(self, run: RunModel, kind: str, payload: Mapping[str, Any], position: Position) -> str:
         run.kept.setdefault(position, {"kind": kind, "payload": payload})

@@ -14,7 +14,7 @@ from timer_service.core.errors import Code, Fault, Rejection
 _T = TypeVar("_T")
 _Place = TypeVar("_Place", bound=Sequence[str | int])
 
-PageLimit = Annotated[int, Field(ge=1, le=1000)]
+PageLimit = Annotated[int, Field(ge=1, le=1000, strict=True)]
 PageCursor = Annotated[str, Field(max_length=2000)]
 PAGE_BYTES = 512 * 1024  # half of a message: the rest is for what an answer tells besides
 _READ_AT_ONCE = 100  # of the largest rows 6 MiB

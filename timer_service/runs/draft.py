@@ -210,15 +210,20 @@ class Draft:
         if job.waits and job.open_needs == 0 and job.open_groups == 0:
             self.jobs[name] = rules.mark_ready(job, self.now)
 
-    def end_all(self, status: JobStatus) -> None:
+    def cancel(self) -> None:
+        """End the run because a user says so."""
+        self._end_all()
+        self.run = self.run._replace(status=RunStatus.CANCELLED)
+
+    def _end_all(self) -> None:
         """End every job that has not ended, and wait for no group any more."""
         for job in [job for job in self.jobs.values() if not job.ended]:
-            self.put(rules.end(job, status, self.now))
+            self.put(rules.end(job, JobStatus.CANCELLED, self.now))
         self.run = self.run._replace(open_groups=0)
 
     def reject(self, flaw: Flaw) -> None:
         """End the run because its graph can't be run."""
-        self.end_all(JobStatus.CANCELLED)
+        self._end_all()
         self.run = self.run._replace(
             status=RunStatus.REJECTED, flaw_code=flaw.code, flaw_path=dump_data(list(flaw.path))
         )

@@ -7,7 +7,7 @@ ON CONFLICT (tenant_id, run_id) DO NOTHING
 -- name: find_run
 -- One run.
 SELECT tenant_id, run_id, status, digest, open_jobs, failed_jobs, open_groups, pending_bytes, evaluated, flaw_code, flaw_path,
-    created_at, settled_at, sweep_at, position_epoch, position_sequence, correlation_id, causation_id, traceparent,
+    created_at, settled_at, sweep_at, position_epoch, position_sequence, since_epoch, since_sequence, correlation_id, causation_id, traceparent,
     tracestate
 FROM runs
 WHERE tenant_id = :tenant_id AND run_id = :run_id

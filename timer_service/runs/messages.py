@@ -90,6 +90,7 @@ class NewJob(Payload):
         default=None,
         ge=1,
         le=_LONGEST_STALE_SECONDS,
+        strict=True,
         description="End it as timed_out_stale when it is ready and was not reported for this long.",
     )
 

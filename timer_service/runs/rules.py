@@ -44,13 +44,13 @@ class Run(NamedTuple):
     """One run, without its jobs.
 
     It has a digest once it was started. A run without one is named only: by commands that came before its StartRun, or,
-    if its status is `cancelled`, by a CancelRun. That one is a tombstone: an older StartRun does not start the run.
+    if its status is `cancelled`, by a CancelRun. That one is a tombstone: an older StartRun is cancelled at once.
     """
 
     key: RunKey
     status: RunStatus | None
     position: Position
-    """Of its StartRun; of a tombstone, of its newest CancelRun."""
+    """Of its StartRun."""
     created_at: int
     digest: str | None = None
     open_jobs: int = 0
@@ -59,6 +59,8 @@ class Run(NamedTuple):
     """How many of its jobs ended other than as `success` or `skipped`."""
     open_groups: int = 0
     """How many of its groups are not resolved."""
+    since: Position = NOWHERE
+    """Of the newest CancelRun from before its StartRun. Older commands are stale."""
     pending_bytes: int = 0
     """The size of its pending commands."""
     cause: Cause = Cause()

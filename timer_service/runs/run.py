@@ -13,7 +13,7 @@ from timer_service.runs import rules
 from timer_service.runs.draft import Draft, RunState
 from timer_service.runs.graph import Edges, Flaw, check_names, check_size, edges_of, find_cycle
 from timer_service.runs.messages import JobStatus, NewJob, ReportJobStatus, ResolveGroup, RunStatus, StartRun
-from timer_service.runs.rules import Group, Outcome, Run
+from timer_service.runs.rules import Group, Job, Outcome, Run
 
 SWEEP_MS = 10 * 60 * 1000
 """How soon the sweep looks at a run for the first time."""
@@ -65,16 +65,15 @@ class _Changes:
         run, digest = self.draft.run, _digest(payload.jobs, payload.groups)
         if run.digest == digest:
             return Outcome.UNCHANGED
-        if run.status is not None and command.position < run.position:
-            return Outcome.IGNORED_STALE
         if run.started:
-            return Outcome.EXISTS
+            return Outcome.IGNORED_STALE if command.position < run.position else Outcome.EXISTS
         self.draft.run = Run(
             key=run.key,
             status=RunStatus.RUNNING,
             position=command.position,
             created_at=self.draft.now,
             digest=digest,
+            since=run.since,
             pending_bytes=sum(pending.size for pending in self.draft.pending.values()),
             cause=cause_of(command),
             sweep_at=self.draft.now + SWEEP_MS,
@@ -89,13 +88,16 @@ class _Changes:
         self.draft.run = self.draft.run._replace(open_groups=len(payload.groups))
         self.draft.add(payload.jobs, None, edges_of(payload.jobs, {}), command)
         self.draft.groups = {name: Group(name) for name in payload.groups}
+        if command.position < run.since:
+            self.draft.cancel()
+            return Outcome.CANCELLED
         self._apply_pending(self.draft.pending)
         return Outcome.STARTED
 
     def _resolve(self, payload: ResolveGroup, command: Command) -> Outcome:
         if self._is_early(command):
             return self._keep(command)
-        if command.position < self.draft.run.position:
+        if command.position < self.draft.run.since:
             return Outcome.IGNORED_STALE
         digest = _digest(payload.jobs, ())
         if (group := self.draft.groups.get(payload.group_name)) is None:
@@ -125,28 +127,42 @@ class _Changes:
     def _report(self, payload: ReportJobStatus, command: Command) -> Outcome:
         if self._is_early(command):
             return self._keep(command)
-        if command.position < self.draft.run.position:
+        if command.position < self.draft.run.since:
             return Outcome.IGNORED_STALE
-        may_come = self.draft.run.going and self.draft.run.open_groups > 0
-        if (before := self.draft.jobs.get(payload.job_name)) is None:
-            return self._keep(command) if may_come else Outcome.UNKNOWN_JOB
-        outcome, job = rules.report(before, payload.status, command.position, self.draft.now)
-        if outcome is Outcome.IGNORED_NOT_READY:
-            return outcome
-        unknown = [name for name in payload.dropped_jobs or () if name not in self.draft.jobs]
-        if may_come and unknown and not self.draft.keep(_drop_only(command, payload, unknown)):
+        if (rest := self._still_early(payload, command)) is not None and not self.draft.keep(rest):
             return Outcome.NOT_KEPT
-        if outcome is Outcome.UNCHANGED and job.ended and self.draft.run.sweep_at is not None:
-            look_at = min(self.draft.run.sweep_at, self.draft.now + _LOOK_AGAIN_MS)
-            self.draft.run = self.draft.run._replace(sweep_at=look_at)
-        if outcome is Outcome.RECORDED:
-            outputs = before.outputs if payload.outputs is None else dump_data(payload.outputs)
-            self.draft.put(job._replace(outputs=outputs, changed_by=command.id))
-        ended = [job.name] if job.ended and not before.ended else []
+        before = self.draft.jobs.get(payload.job_name)
+        if before is not None:
+            outcome, job = rules.report(before, payload.status, command.position, self.draft.now)
+            self._record(outcome, before, job, payload, command)
+            ended = [job.name] if job.ended and not before.ended else []
+        else:
+            outcome, ended = Outcome.UNKNOWN_JOB if rest is None else Outcome.KEPT, []
         ended += self._drop(payload.dropped_jobs or (), command)
         if ended:
             self.draft.follow(ended)
         return outcome
+
+    def _still_early(self, report: ReportJobStatus, command: Command) -> Command | None:
+        """Return as much of a report as is about jobs that are not known yet, None if all are or none will come."""
+        if not (self.draft.run.going and self.draft.run.open_groups):
+            return None
+        if report.job_name not in self.draft.jobs:
+            return command
+        unknown = [name for name in report.dropped_jobs or () if name not in self.draft.jobs]
+        if not unknown:
+            return None
+        drop = {"job_name": unknown[0], "status": JobStatus.DRIFT_DROPPED, "dropped_jobs": unknown[1:]}
+        fields = {**drop, "outputs": None}
+        return command._replace(payload=report.model_copy(update=fields))
+
+    def _record(self, outcome: Outcome, before: Job, job: Job, report: ReportJobStatus, command: Command) -> None:
+        if outcome is Outcome.RECORDED:
+            outputs = before.outputs if report.outputs is None else dump_data(report.outputs)
+            self.draft.put(job._replace(outputs=outputs, changed_by=command.id))
+        elif outcome is Outcome.UNCHANGED and job.ended and self.draft.run.sweep_at is not None:
+            look_at = min(self.draft.run.sweep_at, self.draft.now + _LOOK_AGAIN_MS)
+            self.draft.run = self.draft.run._replace(sweep_at=look_at)
 
     def _drop(self, names: Sequence[str], command: Command) -> list[str]:
         """End jobs that turned out not to exist; return those that had not ended."""
@@ -164,26 +180,24 @@ class _Changes:
         if not run.started:
             return self._cancel_unknown(position)
         if position < run.position:
+            self.draft.run = run._replace(since=max(position, run.since))
             return Outcome.IGNORED_STALE
         if not run.going:
             return Outcome.UNCHANGED if run.status is RunStatus.CANCELLED else Outcome.ALREADY_ENDED
-        self.draft.end_all(JobStatus.CANCELLED)
-        self.draft.run = self.draft.run._replace(status=RunStatus.CANCELLED)
+        self.draft.cancel()
         return Outcome.CANCELLED
 
     def _cancel_unknown(self, position: Position) -> Outcome:
         """Leave a tombstone, so that an older StartRun does not start the run."""
-        known = self.draft.run.status is not None
-        newest = max(position, self.draft.run.position)
-        self.draft.run = self.draft.run._replace(status=RunStatus.CANCELLED, position=newest, settled_at=self.draft.now)
-        self.draft.forget([at for at in self.draft.pending if at < newest])
-        return Outcome.UNCHANGED if known else Outcome.NOT_FOUND
+        run = self.draft.run
+        since = max(position, run.since)
+        self.draft.run = run._replace(status=RunStatus.CANCELLED, since=since, settled_at=self.draft.now)
+        self.draft.forget([at for at in self.draft.pending if at < since])
+        return Outcome.NOT_FOUND if run.status is None else Outcome.UNCHANGED
 
     def _is_early(self, command: Command) -> bool:
-        """Return whether a StartRun that is still to come decides about a command."""
-        return not self.draft.run.started and (
-            self.draft.run.status is None or command.position > self.draft.run.position
-        )
+        """Return whether a command waits for the StartRun of its run."""
+        return not self.draft.run.started and command.position > self.draft.run.since
 
     def _keep(self, command: Command) -> Outcome:
         return Outcome.KEPT if self.draft.keep(command) else Outcome.NOT_KEPT
@@ -195,11 +209,6 @@ class _Changes:
         self.draft.forget(in_order)
         for command in commands:
             self.apply(command)
-
-
-def _drop_only(command: Command, report: ReportJobStatus, dropped: Sequence[str]) -> Command:
-    """Return as much of a report as drops jobs that are not known yet."""
-    return command._replace(payload=report.model_copy(update={"outputs": None, "dropped_jobs": list(dropped)}))
 
 
 def _digest(jobs: list[NewJob], groups: Sequence[str]) -> str:

@@ -102,6 +102,8 @@ def _run(run: Run) -> dict[str, Any]:
         "sweep_at": run.sweep_at,
         "position_epoch": run.position.epoch,
         "position_sequence": run.position.sequence,
+        "since_epoch": run.since.epoch,
+        "since_sequence": run.since.sequence,
         **cause_columns(run.cause),
     }
 
@@ -188,6 +190,7 @@ def read_run(row: Row) -> Run:
         open_jobs=row["open_jobs"],
         failed_jobs=row["failed_jobs"],
         open_groups=row["open_groups"],
+        since=Position(row["since_epoch"], row["since_sequence"]),
         pending_bytes=row["pending_bytes"],
         cause=read_cause(row),
         settled_at=row["settled_at"],

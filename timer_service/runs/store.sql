@@ -5,7 +5,7 @@ SET status = :status, digest = :digest, open_jobs = :open_jobs, failed_jobs = :f
     open_groups = :open_groups, pending_bytes = :pending_bytes, evaluated = :evaluated,
     flaw_code = :flaw_code, flaw_path = :flaw_path, created_at = :created_at, settled_at = :settled_at,
     sweep_at = :sweep_at, position_epoch = :position_epoch, position_sequence = :position_sequence,
-    correlation_id = :correlation_id, causation_id = :causation_id, traceparent = :traceparent, tracestate = :tracestate
+    since_epoch = :since_epoch, since_sequence = :since_sequence, correlation_id = :correlation_id, causation_id = :causation_id, traceparent = :traceparent, tracestate = :tracestate
 WHERE tenant_id = :tenant_id AND run_id = :run_id
 
 -- name: add_job
