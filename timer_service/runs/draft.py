@@ -195,12 +195,13 @@ class Draft:
             job, upstream = self.jobs[edge.job], self.jobs[edge.upstream]
             if not job.waits:
                 continue
-            job = job._replace(changed_by=upstream.changed_by or job.changed_by)
+            changed_by = upstream.changed_by or job.changed_by
             if rules.skips(edge.if_failed, upstream):
-                self.put(rules.end(job, JobStatus.SKIPPED, self.now, f"upstream_failed: {upstream.name}"))
+                skipped = rules.end(job, JobStatus.SKIPPED, self.now, f"upstream_failed: {upstream.name}")
+                self.put(skipped._replace(changed_by=changed_by))
                 queue.extend(self._downstream.get(job.name, ()))
             else:
-                self.jobs[job.name] = job._replace(open_needs=job.open_needs - 1)
+                self.jobs[job.name] = job._replace(open_needs=job.open_needs - 1, changed_by=changed_by)
                 self._mark_ready_if_free(job.name)
         for name in waited:
             self._mark_ready_if_free(name)

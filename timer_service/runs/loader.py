@@ -16,6 +16,7 @@ from timer_service.runs.store import JobKey
 
 _SQL = load_sql("timer_service.runs", "loader.sql")
 _FIND_LOCKED = f"{_SQL['find_run']}\n/* for update */"
+_IF_FAILED = {str(each): each for each in IfFailed}
 _DEEPEST = 50
 """Levels of a cascade of skips that are read one by one. For a deeper one the whole run is read, in four statements."""
 
@@ -105,12 +106,12 @@ class Loader:
         for key in keys:
             self._downstream[key] = {}
         for row in await self._reader.fetch_each(_SQL["needs_of_run"], named):
-            edge = Edge(row["upstream_name"], row["job_name"], IfFailed(row["if_failed"]))
+            edge = Edge(row["upstream_name"], row["job_name"], _IF_FAILED[row["if_failed"]])
             self._downstream[store.run_key(row)].setdefault(edge.upstream, []).append(edge)
         for row in await self._reader.fetch_each(_SQL["groups_of_run"], named):
             self._groups[store.run_key(row)][row["group_name"]] = store.read_group(row)
         for row in await self._reader.fetch_each(_SQL["group_needs_of_run"], named):
-            edge = Edge(row["group_name"], row["job_name"], IfFailed(row["if_failed"]))
+            edge = Edge(row["group_name"], row["job_name"], _IF_FAILED[row["if_failed"]])
             self._waiting[store.run_key(row)].setdefault(edge.upstream, []).append(edge)
 
     async def read_pending(self, keys: Iterable[RunKey]) -> None:
@@ -171,7 +172,7 @@ class Loader:
         """
         edges = []
         for row in await self._reader.fetch_each(_SQL["downstream"], [store.job_parameters(each) for each in jobs]):
-            key, edge = store.run_key(row), Edge(row["upstream_name"], row["job_name"], IfFailed(row["if_failed"]))
+            key, edge = store.run_key(row), Edge(row["upstream_name"], row["job_name"], _IF_FAILED[row["if_failed"]])
             edges.append((key, edge))
             self._downstream[key].setdefault(edge.upstream, []).append(edge)
         await self.read_jobs({(key, edge.job) for key, edge in edges if edge.job not in self._jobs[key]})
