@@ -182,6 +182,39 @@ async def test_started_again_by_the_same_graph(runs: Runs, order: tuple[int, ...
     assert (await runs.ready(), (await runs.rows("runs"))[0]["open_groups"]) == (["a"], 0)
 
 
+@pytest.mark.parametrize("order", [(0, 1, 2), (1, 2, 0), (2, 0, 1), (2, 1, 0)])
+async def test_cancelled_between_two_copies(runs: Runs, order: tuple[int, ...]) -> None:
+    """A CancelRun between two copies of a StartRun cancels the run, whichever is delivered first."""
+    runs.send("StartRun", jobs=jobs({"a": []}))
+    runs.send("CancelRun")
+    runs.send("StartRun", jobs=jobs({"a": []}))
+    runs.broker.withhold(*runs.positions)
+    await runs.deliver_in(*order)
+    assert (await runs.statuses(), await runs.completed()) == ({"a": "cancelled"}, ["cancelled"])
+
+
+async def test_kept_report_that_grows_when_the_store_is_full(runs: Runs) -> None:
+    """What is left of a kept report is kept again, also if there is no room for a new one."""
+    await runs.start({"a": []}, "g1", "g2")
+    await runs.report("failed", "x", droppedJobs=["y"])
+    send_large_reports(runs, 80)
+    await runs.consume()
+    assert "not_kept" in runs.outcomes()
+    await runs.resolve("g1", {"x": []})
+    await runs.resolve("g2", {"y": []})
+    assert await runs.statuses() == {"a": "pending", "x": "failed", "y": "drift_dropped"}
+
+
+async def test_cause_in_one_batch(runs: Runs) -> None:
+    """A JobReady names the command that made its job ready, in one batch as one by one."""
+    await runs.start({"a": []}, "g")
+    runs.send("ReportJobStatus", jobName="a", status="success", envelope={"id": "report"})
+    runs.send("ResolveGroup", groupName="g", jobs=jobs({"x": ["a"]}), envelope={"id": "resolve"})
+    await runs.consume()
+    causes = {each["payload"]["jobName"]: each["causationId"] for each in await runs.told("JobReady")}
+    assert causes["x"] == "resolve"
+
+
 async def test_newer_than_a_tombstone(runs: Runs) -> None:
     """A ResolveGroup that overtakes its StartRun waits for it, also if an older CancelRun left a tombstone."""
     runs.send("CancelRun")

@@ -207,6 +207,23 @@ async def test_report_that_waits_beats_staleness(runs: Runs) -> None:
     assert await runs.ready() == ["a", "b"]
 
 
+async def test_each_stale_job_waits_for_the_reports_of_its_time(runs: Runs) -> None:
+    """That one stale job was reported in the end says nothing of the reports that wait when another one is stale."""
+    graph = [{"name": "a", "staleAfterSeconds": 60}]
+    await runs.tell("StartRun", jobs=graph)
+    runs.send("ReportJobStatus", jobName="a", status="success")
+    runs.clock.advance(minutes=2)
+    await runs.sweep.tick(runs.clock.now())
+    await runs.consume()
+    await runs.tell("StartRun", runId="run-2", jobs=graph)
+    runs.send("ReportJobStatus", runId="run-2", jobName="a", status="success")
+    runs.clock.advance(hours=2)
+    await runs.sweep.tick(runs.clock.now())
+    await runs.consume()
+    await sweep(runs)
+    assert (await runs.statuses(), await runs.statuses("run-2")) == ({"a": "success"}, {"a": "success"})
+
+
 async def test_staleness_waits_for_a_broker_that_is_away(runs: Runs) -> None:
     """While the broker is away no job is stale: its report could not be delivered."""
     await runs.tell("StartRun", jobs=[{"name": "a", "staleAfterSeconds": 60}])

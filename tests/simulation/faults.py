@@ -259,9 +259,9 @@ class FaultyBroker:
     def trouble(self) -> str | None:
         return self._inner.trouble
 
-    async def caught_up(self) -> bool:
+    async def caught_up(self, *, afresh: bool = False) -> bool:
         self._gate.check()
-        return await self._inner.caught_up() and self._backlog.isdisjoint(self._inner.unsettled)
+        return await self._inner.caught_up(afresh=afresh) and self._backlog.isdisjoint(self._inner.unsettled)
 
     async def subscribe(self, *, alone: bool = False) -> Subscription:
         assert not alone, "the world itself says when deliveries lapse"

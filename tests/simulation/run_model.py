@@ -226,7 +226,12 @@ class RunsModel:
     def _start(self, run: RunModel, payload: Mapping[str, Any], position: Position, now: int) -> str:
         graph = _canonical([payload["jobs"], sorted(payload.get("groups", ()))])
         if run.graph == graph:
-            return "unchanged"
+            run.position = min(position, run.position)
+            if not (run.going and position < run.since):
+                return "unchanged"
+            run.end_all()
+            run.status = "cancelled"
+            return "cancelled"
         if run.graph is not None:
             return "ignored_stale" if position < run.position else "exists"
         run.status, run.position, run.graph, run.evaluated = "running", position, graph, True

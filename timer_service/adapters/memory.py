@@ -168,12 +168,12 @@ class MemoryBroker:
         """Ask a query, as its sender would. Raises KeyError when nobody answers queries of that name."""
         return await self._answers[name](name, tenant, body)
 
-    async def caught_up(self) -> bool:
+    async def caught_up(self, *, afresh: bool = False) -> bool:
         """Return whether all is settled that was unsettled when this was first asked since it last was so."""
         if self._trouble is not None:
             return False
         unsettled = self.unsettled
-        backlog = unsettled if self._backlog is None else self._backlog & unsettled
+        backlog = unsettled if afresh or self._backlog is None else self._backlog & unsettled
         self._backlog = backlog or None
         return not backlog
 

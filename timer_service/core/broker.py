@@ -135,11 +135,11 @@ class Broker(Protocol):
         """
         ...
 
-    async def caught_up(self) -> bool:
+    async def caught_up(self, *, afresh: bool = False) -> bool:
         """Return whether every command that waited is settled, by whichever instance.
 
-        The commands meant are those in the stream when this was first asked since it was last true, or since the last
-        connect. While the broker can't be used it is not true.
+        The commands meant are those in the stream when this was last asked `afresh`, or first asked since it was last
+        true or since the last connect. While the broker can't be used it is not true.
         """
         ...
 

@@ -80,13 +80,13 @@ class Draft:
 
     # Pending commands: delivered before their run or their job is known
 
-    def keep(self, command: Command) -> bool:
-        """Keep a command, if there is room for it; return whether it is kept."""
+    def keep(self, command: Command, *, again: bool) -> bool:
+        """Keep a command, if there is room for it or if it is kept `again`; return whether it is kept."""
         if command.position in self.pending:
             return True
         pending = Pending(command, command.payload.model_dump_json(exclude_unset=True))
         size = self.run.pending_bytes + pending.size
-        if size > MOST_PENDING_BYTES:
+        if size > MOST_PENDING_BYTES and not again:
             return False
         self.pending[command.position] = pending
         for name in _named_jobs(command):
@@ -168,7 +168,7 @@ class Draft:
         self._count(Counter(edge.job for edge in edges.to_jobs), Counter(edge.job for edge in edges.to_groups), command)
         self._count(Counter(), Counter({edge.job: -1 for edge in resolved}), command)
         ended = (edge for edge in edges.to_jobs if self.jobs[edge.upstream].ended)
-        self._draw(ended, [*(job.name for job in jobs), *(edge.job for edge in resolved)])
+        self._draw(ended, [*(job.name for job in jobs), *(edge.job for edge in resolved)], command.id)
 
     def _count(self, needs: Counter[str], groups: Counter[str], command: Command) -> None:
         """Add to what jobs wait for."""
@@ -181,10 +181,11 @@ class Draft:
                     changed_by=command.id,
                 )
 
-    def _draw(self, edges: Iterable[Edge], waited: Iterable[str]) -> None:
+    def _draw(self, edges: Iterable[Edge], waited: Iterable[str], command_id: str | None = None) -> None:
         """Draw the consequences of edges whose upstream has ended, or leave them to the sweep.
 
-        Breadth first: the job of an edge is skipped, or waits for one less and may become ready.
+        Breadth first: the job of an edge is skipped, or waits for one less and may become ready. `command_id`: the
+        command that added the edges; None if they were there.
         """
         if not (self._evaluating and self.run.evaluated):
             self.run = self.run._replace(evaluated=False, sweep_at=self.now)
@@ -195,7 +196,7 @@ class Draft:
             job, upstream = self.jobs[edge.job], self.jobs[edge.upstream]
             if not job.waits:
                 continue
-            changed_by = upstream.changed_by or job.changed_by
+            changed_by = command_id or upstream.changed_by or job.changed_by
             if rules.skips(edge.if_failed, upstream):
                 skipped = rules.end(job, JobStatus.SKIPPED, self.now, f"upstream_failed: {upstream.name}")
                 self.put(skipped._replace(changed_by=changed_by))

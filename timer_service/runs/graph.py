@@ -136,7 +136,7 @@ def _has_cycle(known: Sequence[Edge], additions: Sequence[Addition]) -> bool:
 
 def _cycle(known: Sequence[Edge], additions: Sequence[Addition]) -> Flaw:
     upstreams = defaultdict[str, list[str]](list)
-    for edge in chain(known, *(each.edges for each in additions)):
+    for edge in sorted(chain(known, *(each.edges for each in additions))):  # so that always the same cycle is named
         upstreams[edge.job].append(edge.upstream)
     try:
         TopologicalSorter(upstreams).prepare()

@@ -33,7 +33,8 @@ async def load(
     for key, each in ((key, each) for key, several in commands.items() for each in several):
         of_kind[type(each.payload)].append((key, each))
     started = {key for key, run in loader.runs.items() if run.started}
-    whole = {key for kind in (ResolveGroup, CancelRun) for key, _ in of_kind[kind]} & started
+    cancels = {key for key, each in of_kind[StartRun] if each.position < loader.runs[key].since}
+    whole = ({key for kind in (ResolveGroup, CancelRun) for key, _ in of_kind[kind]} | cancels) & started
     await loader.read_whole(whole)
     may_apply_pending = {key for kind in (StartRun, ResolveGroup, CancelRun) for key, _ in of_kind[kind]}
     await loader.read_pending(may_apply_pending)

@@ -48,6 +48,7 @@ class _Changes:
         """`cycles`: the commands that close a cycle; they reject the run."""
         self.draft = draft
         self._cycles = cycles
+        self._applies_pending = False
 
     def apply(self, command: Command) -> Outcome:
         """Apply one command; return how it ends."""
@@ -64,7 +65,7 @@ class _Changes:
     def _start(self, payload: StartRun, command: Command) -> Outcome:
         run, digest = self.draft.run, _digest(payload.jobs, payload.groups)
         if run.digest == digest:
-            return Outcome.UNCHANGED
+            return self._started_before(command.position)
         if run.started:
             return Outcome.IGNORED_STALE if command.position < run.position else Outcome.EXISTS
         self.draft.run = Run(
@@ -93,6 +94,15 @@ class _Changes:
             return Outcome.CANCELLED
         self._apply_pending(self.draft.pending)
         return Outcome.STARTED
+
+    def _started_before(self, position: Position) -> Outcome:
+        """Move a run back to the first of its equal StartRun. A CancelRun between it and a later one counts then."""
+        run = self.draft.run
+        self.draft.run = run._replace(position=min(position, run.position))
+        if not (run.going and position < run.since):
+            return Outcome.UNCHANGED
+        self.draft.cancel()
+        return Outcome.CANCELLED
 
     def _resolve(self, payload: ResolveGroup, command: Command) -> Outcome:
         if self._is_early(command):
@@ -129,7 +139,8 @@ class _Changes:
             return self._keep(command)
         if command.position < self.draft.run.since:
             return Outcome.IGNORED_STALE
-        if (rest := self._still_early(payload, command)) is not None and not self.draft.keep(rest):
+        rest = self._still_early(payload, command)
+        if rest is not None and not self.draft.keep(rest, again=self._applies_pending):
             return Outcome.NOT_KEPT
         before = self.draft.jobs.get(payload.job_name)
         if before is not None:
@@ -200,15 +211,17 @@ class _Changes:
         return not self.draft.run.started and command.position > self.draft.run.since
 
     def _keep(self, command: Command) -> Outcome:
-        return Outcome.KEPT if self.draft.keep(command) else Outcome.NOT_KEPT
+        return Outcome.KEPT if self.draft.keep(command, again=self._applies_pending) else Outcome.NOT_KEPT
 
     def _apply_pending(self, positions: Iterable[Position]) -> None:
         """Apply pending commands in the order of their positions. What is still early is kept again."""
         in_order = sorted(positions)
         commands = [self.draft.pending[position].command for position in in_order]
         self.draft.forget(in_order)
+        self._applies_pending = True
         for command in commands:
             self.apply(command)
+        self._applies_pending = False
 
 
 def _digest(jobs: list[NewJob], groups: Sequence[str]) -> str:

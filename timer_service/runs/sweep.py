@@ -21,6 +21,7 @@ from timer_service.runs.loader import Loader
 from timer_service.runs.messages import JobStatus, RunStatus
 from timer_service.runs.rules import RunKey
 from timer_service.runs.run import SWEEP_MS
+from timer_service.runs.store import JobKey
 
 log = logging.getLogger(__name__)
 
@@ -38,24 +39,30 @@ class Sweep:
         self._database = parts.database
         self._broker = parts.broker
         self._wake = partial(parts.wake, "outbox")
+        self._overdue: set[JobKey] = set()
+        """The stale jobs whose reports may be among the commands that the broker was asked about."""
 
     async def tick(self, now: int) -> Pass:
         """Look after the runs that are due.
 
-        A job is stale only once the commands that wait now are handled: its report may be among them.
+        A job is stale only once the commands that waited when it was found are handled: its report may be among them.
         """
-        stale = await self._stale_jobs(now)
-        caught_up = not stale or await self._broker.caught_up()
-        due: dict[RunKey, list[str]] = {key: [] for key in await self._due(now)} | (stale if caught_up else {})
+        due: defaultdict[RunKey, list[str]] = defaultdict(list, {key: [] for key in await self._due(now)})
+        for key, name in await self._stale_jobs(now):
+            due[key].append(name)
         for key, names in due.items():
             await self._look_after(key, names, now)
-        return Pass(len(due), await self._next_at() if caught_up else now + _ASK_AGAIN_MS)
+        return Pass(len(due), now + _ASK_AGAIN_MS if self._overdue else await self._next_at())
 
-    async def _stale_jobs(self, now: int) -> dict[RunKey, list[str]]:
-        """Return the jobs of each run that were not reported for too long."""
-        stale = defaultdict[RunKey, list[str]](list)
-        for row in await self._database.reader.fetch(_SQL["stale"], {"now": now, "limit": _STALE_JOBS}):
-            stale[store.run_key(row)].append(row["job_name"])
+    async def _stale_jobs(self, now: int) -> set[JobKey]:
+        """Return jobs that were not reported for too long, and of which no report waits."""
+        rows = await self._database.reader.fetch(_SQL["stale"], {"now": now, "limit": _STALE_JOBS})
+        found = {(store.run_key(row), str(row["job_name"])) for row in rows}
+        afresh = self._overdue.isdisjoint(found)
+        self._overdue = found if afresh else self._overdue & found
+        if not found or not await self._broker.caught_up(afresh=afresh):
+            return set()
+        stale, self._overdue = self._overdue, found - self._overdue
         return stale
 
     async def _due(self, now: int) -> list[RunKey]:

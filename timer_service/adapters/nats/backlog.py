@@ -48,12 +48,14 @@ class Backlog:
         self._standstill: _Standstill | None = None
         self._reason = ""
 
-    async def handled(self) -> bool:
-        """Return whether every command is settled that was in the stream when this was first asked since the last yes.
+    async def handled(self, *, afresh: bool) -> bool:
+        """Return whether every command is settled that was in the stream when this was first asked, or asked `afresh`.
 
         While JetStream does not answer it is not. A command that is tried over and over, such as one whose dead letter
         the broker never stores, is waited for ten minutes.
         """
+        if afresh:
+            self._mark = self._standstill = None
         try:
             handled = await self._ask()
         except (nats.errors.Error, JetStreamError, OSError) as error:

@@ -117,10 +117,10 @@ class NatsBroker:
             ) from error
         return self._subscription
 
-    async def caught_up(self) -> bool:
+    async def caught_up(self, *, afresh: bool = False) -> bool:
         """Ask JetStream."""
         backlog = self._backlog
-        if self.trouble or not await backlog.handled():
+        if self.trouble or not await backlog.handled(afresh=afresh):
             return False
         return backlog is self._backlog and not self.trouble
 
