@@ -51,7 +51,7 @@ async def add(tx: Transaction, events: Collection[Event], now: int) -> None:
     """Have events published once the transaction commits; one that is there already (by its id) stays as it is.
 
     They go out in this order, and after those that this instance has added before in the same transaction, as far as
-    docs/guarantees.md promises it. Whoever adds wakes the relay's loop afterwards, or it meets them at its next poll.
+    docs/guarantees.md promises it. The caller wakes the relay's loop, or the relay finds them at its next poll.
     """
     await tx.executemany(_SQL["add"], [_parameters(event, now) for event in events])
 

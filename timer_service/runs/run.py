@@ -218,10 +218,10 @@ class _Changes:
         in_order = sorted(positions)
         commands = [self.draft.pending[position].command for position in in_order]
         self.draft.forget(in_order)
-        self._applies_pending = True
+        outer, self._applies_pending = self._applies_pending, True  # a pending ResolveGroup applies others in turn
         for command in commands:
             self.apply(command)
-        self._applies_pending = False
+        self._applies_pending = outer
 
 
 def _digest(jobs: list[NewJob], groups: Sequence[str]) -> str:

@@ -24,7 +24,7 @@ class _Mark(NamedTuple):
 
     sequence: int
     consumer: str | None
-    """When the consumer was created: another one counts anew, and may be that of another stream."""
+    """When the consumer was created: another one counts from the start, and may belong to another stream."""
     taken_at: float
 
 
@@ -68,7 +68,7 @@ class Backlog:
     async def _ask(self) -> bool:
         try:
             info = await self._consumer.info()
-        except NotFoundError:  # so nobody has handled anything yet
+        except NotFoundError:  # so nothing was handled yet
             return not (await self._consumer.stream())["state"]["messages"]
         if self._mark is None or self._mark.consumer != info["created"]:
             self._mark = _Mark(await self._last_sequence(), info["created"], time.monotonic())

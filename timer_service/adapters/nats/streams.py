@@ -1,4 +1,4 @@
-"""The streams the service stands on: made, corrected or only checked at start."""
+"""The streams that the service needs: made, corrected or only checked at start."""
 
 from datetime import timedelta
 from typing import Any
