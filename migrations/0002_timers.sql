@@ -2,7 +2,7 @@
 CREATE TABLE timer_schedules (
     tenant_id TEXT NOT NULL,
     service_call_id TEXT NOT NULL,
-    state TEXT NOT NULL CHECK (state IN ('Scheduled', 'Reached', 'Cancelled', 'Failed')),
+    state TEXT NOT NULL,
     due_at BIGINT,
     data TEXT,
     correlation_id TEXT,
@@ -23,15 +23,19 @@ CREATE TABLE timer_schedules (
     PRIMARY KEY (tenant_id, service_call_id),
     -- Only the tombstone of a timer that was cancelled before it was known has nothing to fire.
     CHECK (state = 'Cancelled' OR (due_at IS NOT NULL AND event_id IS NOT NULL)),
-    -- Exactly the timers still to fire can be claimed, and never before they are due.
-    CHECK ((state = 'Scheduled') = (available_at IS NOT NULL)),
-    CHECK (available_at >= due_at),
-    CHECK (lease_token IS NULL OR state = 'Scheduled'),
+    -- What each state has. Exactly the timers still to fire can be claimed. (As one CASE: SQLite builds the list of an IN
+    -- anew for each row it writes, which took half of the time of a write.)
+    CHECK (CASE state
+        WHEN 'Scheduled' THEN available_at IS NOT NULL AND COALESCE(reached_at, cancelled_at, confirmed_at) IS NULL
+        WHEN 'Reached' THEN reached_at IS NOT NULL AND COALESCE(available_at, cancelled_at) IS NULL
+        WHEN 'Cancelled' THEN cancelled_at IS NOT NULL AND COALESCE(available_at, reached_at) IS NULL
+        WHEN 'Failed' THEN COALESCE(available_at, reached_at, cancelled_at, confirmed_at) IS NULL
+        ELSE FALSE
+    END),
+    CHECK (lease_token IS NULL OR available_at IS NOT NULL),
     -- Never early.
-    CHECK ((state = 'Reached') = (reached_at IS NOT NULL)),
-    CHECK ((state = 'Cancelled') = (cancelled_at IS NOT NULL)),
-    CHECK (reached_at >= due_at),
-    CHECK (confirmed_at IS NULL OR state IN ('Reached', 'Cancelled'))
+    CHECK (available_at >= due_at),
+    CHECK (reached_at >= due_at)
 );
 
 -- The claim and the loop's next wake.

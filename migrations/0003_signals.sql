@@ -55,7 +55,7 @@ CREATE INDEX work_item_events_evaluated ON work_item_events (recorded_at) WHERE 
 CREATE TABLE work_signals (
     tenant_id TEXT NOT NULL,
     signal_id TEXT NOT NULL,
-    status TEXT CHECK (status IN ('active', 'paused', 'fired', 'resolved', 'cancelled')),
+    status TEXT,
     work_item_id TEXT,
     trigger_kind TEXT CHECK (trigger_kind IN ('event', 'time')),
     trigger_spec TEXT,
@@ -74,8 +74,14 @@ CREATE TABLE work_signals (
     CHECK ((trigger_kind IS NULL) = (trigger_spec IS NULL)),
     CHECK ((status IS NULL) = (defined_epoch = 0 AND defined_sequence = 0)),
     CHECK ((since_epoch, since_sequence) >= (defined_epoch, defined_sequence)),
-    CHECK (status IS NULL OR status <> 'fired' OR last_fired_at IS NOT NULL),
-    CHECK ((status IS NULL OR status IN ('resolved', 'cancelled')) = (unused_since IS NOT NULL))
+    CHECK (CASE status
+        WHEN 'active' THEN unused_since IS NULL
+        WHEN 'paused' THEN unused_since IS NULL
+        WHEN 'fired' THEN unused_since IS NULL AND last_fired_at IS NOT NULL
+        WHEN 'resolved' THEN unused_since IS NOT NULL
+        WHEN 'cancelled' THEN unused_since IS NOT NULL
+        ELSE status IS NULL AND unused_since IS NOT NULL
+    END)
 );
 
 -- The active signals that wait for a work item, and lists of a work item's.
@@ -98,7 +104,7 @@ CREATE TABLE work_signal_firings (
     defined_sequence BIGINT NOT NULL,
     dedupe_key TEXT NOT NULL,
     work_item_id TEXT,
-    status TEXT NOT NULL CHECK (status IN ('queued', 'processing', 'enqueued', 'failed')),
+    status TEXT NOT NULL,
     due_at BIGINT NOT NULL,
     created_at BIGINT NOT NULL,
     settled_at BIGINT,
@@ -117,12 +123,15 @@ CREATE TABLE work_signal_firings (
     CONSTRAINT work_signal_firings_cause UNIQUE (tenant_id, signal_id, defined_epoch, defined_sequence, dedupe_key),
     -- What happened before a definition does not count for it.
     CHECK ((position_epoch, position_sequence) >= (defined_epoch, defined_sequence)),
-    CHECK ((status IN ('queued', 'processing')) = (available_at IS NOT NULL)),
-    CHECK ((status = 'processing') = (lease_token IS NOT NULL)),
-    CHECK ((status IN ('enqueued', 'failed')) = (settled_at IS NOT NULL)),
+    CHECK (CASE status
+        WHEN 'queued' THEN available_at IS NOT NULL AND lease_token IS NULL AND settled_at IS NULL
+        WHEN 'processing' THEN available_at IS NOT NULL AND lease_token IS NOT NULL AND settled_at IS NULL
+        WHEN 'enqueued' THEN settled_at IS NOT NULL AND settled_at >= due_at AND available_at IS NULL AND lease_token IS NULL
+        WHEN 'failed' THEN settled_at IS NOT NULL AND available_at IS NULL AND lease_token IS NULL
+        ELSE FALSE
+    END),
     -- Never early.
-    CHECK (available_at >= due_at),
-    CHECK (status <> 'enqueued' OR settled_at >= due_at)
+    CHECK (available_at >= due_at)
 );
 
 -- The claim and the loop's next wake.

@@ -5,12 +5,13 @@
 CREATE TABLE runs (
     tenant_id TEXT NOT NULL,
     run_id TEXT NOT NULL,
-    status TEXT CHECK (status IN ('running', 'success', 'failed', 'cancelled', 'rejected')),
+    status TEXT,
     digest TEXT,
     open_jobs INTEGER NOT NULL DEFAULT 0 CHECK (open_jobs >= 0),
     failed_jobs INTEGER NOT NULL DEFAULT 0 CHECK (failed_jobs >= 0),
     open_groups INTEGER NOT NULL DEFAULT 0 CHECK (open_groups >= 0),
     pending_bytes BIGINT NOT NULL DEFAULT 0 CHECK (pending_bytes >= 0),
+    has_outputs INTEGER NOT NULL DEFAULT 0 CHECK (has_outputs IN (0, 1)),
     evaluated INTEGER NOT NULL DEFAULT 1 CHECK (evaluated IN (0, 1)),
     flaw_code TEXT,
     flaw_path TEXT,
@@ -26,13 +27,17 @@ CREATE TABLE runs (
     traceparent TEXT,
     tracestate TEXT,
     PRIMARY KEY (tenant_id, run_id),
-    CHECK (digest IS NOT NULL OR status IS NULL OR status = 'cancelled'),
+    CHECK (CASE status
+        WHEN 'running' THEN digest IS NOT NULL AND settled_at IS NULL AND flaw_code IS NULL
+        WHEN 'success' THEN digest IS NOT NULL AND settled_at IS NOT NULL AND flaw_code IS NULL AND failed_jobs = 0
+        WHEN 'failed' THEN digest IS NOT NULL AND settled_at IS NOT NULL AND flaw_code IS NULL
+        WHEN 'cancelled' THEN settled_at IS NOT NULL AND flaw_code IS NULL
+        WHEN 'rejected' THEN digest IS NOT NULL AND settled_at IS NOT NULL AND flaw_code IS NOT NULL
+        ELSE status IS NULL AND digest IS NULL AND settled_at IS NOT NULL AND flaw_code IS NULL
+    END),
     -- Exactly the runs that go on are swept, the others are deleted one day.
-    CHECK ((settled_at IS NULL) = (status IS NOT NULL AND status = 'running')),
     CHECK ((settled_at IS NULL) = (sweep_at IS NOT NULL)),
-    CHECK (settled_at IS NULL OR (open_jobs = 0 AND open_groups = 0)),
-    CHECK ((flaw_code IS NOT NULL) = (status IS NOT NULL AND status = 'rejected')),
-    CHECK (status IS NULL OR status <> 'success' OR failed_jobs = 0)
+    CHECK (settled_at IS NULL OR (open_jobs = 0 AND open_groups = 0))
 );
 
 -- The sweep, those first that have waited longest.
@@ -51,11 +56,10 @@ CREATE TABLE run_jobs (
     tenant_id TEXT NOT NULL,
     run_id TEXT NOT NULL,
     job_name TEXT NOT NULL,
-    status TEXT NOT NULL CHECK (status IN (
-        'pending', 'dispatched', 'running', 'success', 'failed', 'cancelled', 'skipped', 'timed_out_stale', 'drift_dropped'
-    )),
+    status TEXT NOT NULL,
     group_name TEXT,
     payload TEXT,
+    payload_bytes INTEGER NOT NULL,
     outputs TEXT,
     outputs_bytes INTEGER,
     reason TEXT,
@@ -68,10 +72,21 @@ CREATE TABLE run_jobs (
     position_epoch BIGINT NOT NULL,
     position_sequence BIGINT NOT NULL,
     PRIMARY KEY (tenant_id, run_id, job_name),
+    CHECK ((payload IS NULL) = (payload_bytes = 0)),
     CHECK ((outputs IS NULL) = (outputs_bytes IS NULL)),
-    CHECK ((status IN ('pending', 'dispatched', 'running')) = (settled_at IS NULL)),
     -- The gate: nothing is done before everything it needs is.
-    CHECK (status NOT IN ('dispatched', 'running', 'success') OR ready_at IS NOT NULL),
+    CHECK (CASE status
+        WHEN 'pending' THEN settled_at IS NULL
+        WHEN 'dispatched' THEN settled_at IS NULL AND ready_at IS NOT NULL
+        WHEN 'running' THEN settled_at IS NULL AND ready_at IS NOT NULL
+        WHEN 'success' THEN settled_at IS NOT NULL AND ready_at IS NOT NULL
+        WHEN 'failed' THEN settled_at IS NOT NULL
+        WHEN 'cancelled' THEN settled_at IS NOT NULL
+        WHEN 'skipped' THEN settled_at IS NOT NULL
+        WHEN 'timed_out_stale' THEN settled_at IS NOT NULL
+        WHEN 'drift_dropped' THEN settled_at IS NOT NULL
+        ELSE FALSE
+    END),
     CHECK (ready_at IS NULL OR (open_needs = 0 AND open_groups = 0)),
     CHECK (stale_at IS NULL OR (ready_at IS NOT NULL AND settled_at IS NULL))
 );

@@ -1,6 +1,7 @@
 """`timer-service serve`."""
 
 import asyncio
+import gc
 import logging
 import os
 import signal
@@ -12,6 +13,9 @@ from timer_service.config import Config, load_config, unknown_settings
 from timer_service.logs import configure_logs
 
 log = logging.getLogger(__name__)
+
+_NEW_OBJECTS_PER_COLLECTION = 20_000
+"""Python's 700 has it search for cycles several times in each batch, of commands that hold none."""
 
 
 def serve() -> None:
@@ -33,4 +37,6 @@ async def run_until_signalled(app: App) -> None:
     loop = asyncio.get_running_loop()
     for each in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(each, app.stop)
+    gc.freeze()  # modules and models live as long as the process
+    gc.set_threshold(_NEW_OBJECTS_PER_COLLECTION)
     await app.run()

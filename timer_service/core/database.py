@@ -26,7 +26,10 @@ class Reader(Protocol):
         ...
 
     async def fetch_each(self, sql: str, many: Sequence[Parameters]) -> Sequence[Row]:
-        """Run one statement once per parameters, in one crossing to the database; return all their rows."""
+        """Run one statement once per parameters, in one crossing to the database; return all their rows.
+
+        The rows of one are in the statement's order; those of different parameters may be mixed. No two are the same.
+        """
         ...
 
 

@@ -202,15 +202,15 @@ class Draft:
                 self.put(skipped._replace(changed_by=changed_by))
                 queue.extend(self._downstream.get(job.name, ()))
             else:
-                self.jobs[job.name] = job._replace(open_needs=job.open_needs - 1, changed_by=changed_by)
-                self._mark_ready_if_free(job.name)
-        for name in waited:
-            self._mark_ready_if_free(name)
+                self.jobs[job.name] = self._waits_for_one_less(job, changed_by)
+        for job in map(self.jobs.__getitem__, waited):
+            if job.waits and job.open_needs == 0 and job.open_groups == 0:
+                self.jobs[job.name] = rules.mark_ready(job, self.now, job.changed_by)
 
-    def _mark_ready_if_free(self, name: str) -> None:
-        job = self.jobs[name]
-        if job.waits and job.open_needs == 0 and job.open_groups == 0:
-            self.jobs[name] = rules.mark_ready(job, self.now)
+    def _waits_for_one_less(self, job: Job, changed_by: str | None) -> Job:
+        if job.open_needs == 1 and job.open_groups == 0:
+            return rules.mark_ready(job, self.now, changed_by)
+        return job._replace(open_needs=job.open_needs - 1, changed_by=changed_by)
 
     def cancel(self) -> None:
         """End the run because a user says so."""
@@ -238,11 +238,13 @@ def _named_jobs(command: Command) -> list[str]:
 
 
 def _new_job(job: NewJob, group: str | None, command_id: str) -> Job:
+    payload = dump_data(job.payload) if "payload" in job.model_fields_set else None
     return Job(
         name=job.name,
         group=group,
         stale_after_ms=None if job.stale_after_seconds is None else job.stale_after_seconds * 1000,
-        payload=dump_data(job.payload) if "payload" in job.model_fields_set else None,
+        payload=payload,
+        payload_bytes=0 if payload is None else len(payload.encode()),
         changed_by=command_id,
     )
 

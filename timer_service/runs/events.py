@@ -4,7 +4,7 @@ import hashlib
 import json
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import accumulate, islice
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 from pydantic_core import from_json
@@ -23,8 +23,10 @@ from timer_service.runs.store import JobKey
 _SQL = load_sql("timer_service.runs", "events.sql")
 _OUTPUTS_BYTES = 512 * 1024
 """Of all outputs in one JobReady, with the names of their jobs. With the rest of the event it fits into 1 MiB."""
-_READY_AT_ONCE = 64
-"""How many JobReady are held in memory, each with the outputs of the jobs it needs."""
+_PART_BYTES = 32 * 1024 * 1024
+"""Of the JobReady that are held in memory at once."""
+_ALL_BUT_DATA_BYTES = 2000
+"""Of a JobReady."""
 _MOST_STUCK = 100
 
 States = Mapping[RunKey, RunState]
@@ -36,18 +38,16 @@ async def add(
     """Add the events of what is different to the outbox; return how many. `stuck`: the jobs that waited wrongly."""
     completed = [key for key, state in after.items() if _has_completed(before[key].run, state.run)]
     counts = await _counts(tx, completed)
-    count = 0
-    jobs = iter([(key, job) for key in after for job in _ready_jobs(before[key], after[key])])
-    while several := dict(islice((((key, job.name), job) for key, job in jobs), _READY_AT_ONCE)):
-        count += len(several)
-        await outbox.add(tx, await _ready_events(tx, after, several, now), now)
+    ready = [(state.run, job) for key, state in after.items() for job in _ready_jobs(before[key], state)]
+    for part in _parts(ready):
+        await outbox.add(tx, await _ready_events(tx, part, now), now)
     others = [
         event
         for key, state in after.items()
         for event in _other_events(before[key], state, counts.get(key), (stuck or {}).get(key, ()), now)
     ]
     await outbox.add(tx, others, now)
-    return count + len(others)
+    return len(ready) + len(others)
 
 
 def _has_completed(before: Run, after: Run) -> bool:
@@ -86,24 +86,41 @@ async def _counts(tx: Transaction, keys: Iterable[RunKey]) -> dict[RunKey, dict[
     return counts
 
 
-async def _ready_events(tx: Transaction, after: States, jobs: Mapping[JobKey, Job], now: int) -> list[Event]:
-    named = [store.job_parameters(key) for key in jobs]
-    payloads = await _read_texts(tx, "payload", named)
-    upstreams = await _read_upstreams(tx, named)
+def _parts(jobs: Iterable[tuple[Run, Job]]) -> Iterator[list[tuple[Run, Job]]]:
+    """Divide ready jobs so that the events of each part fit into memory."""
+    part: list[tuple[Run, Job]] = []
+    size = 0
+    for run, job in jobs:
+        part.append((run, job))
+        size += job.payload_bytes + _ALL_BUT_DATA_BYTES + (_OUTPUTS_BYTES if run.has_outputs else 0)
+        if size >= _PART_BYTES:
+            yield part
+            part, size = [], 0
+    if part:
+        yield part
+
+
+async def _ready_events(tx: Transaction, jobs: Sequence[tuple[Run, Job]], now: int) -> list[Event]:
+    with_payload = [store.job_parameters((run.key, job.name)) for run, job in jobs if job.payload_bytes]
+    payloads = await _read_texts(tx, "payload", with_payload)
+    may_have_outputs = [store.job_parameters((run.key, job.name)) for run, job in jobs if run.has_outputs]
+    upstreams = await _read_upstreams(tx, may_have_outputs)
     shown = {(key, name) for (key, _), each in upstreams.items() for name in each.shown}
     outputs = await _read_texts(tx, "outputs", [store.job_parameters(each) for each in shown])
     events = []
-    for (key, name), job in jobs.items():
-        fields: dict[str, Any] = {"jobName": name}
+    for run, job in jobs:
+        key = run.key, job.name
+        fields: dict[str, Any] = {"jobName": job.name}
         if job.group is not None:
             fields["groupName"] = job.group
-        if payloads[key, name] is not None:
-            fields["payload"] = from_json(payloads[key, name])
-        fields["upstreamJobOutputs"] = {each: from_json(outputs[key, each]) for each in upstreams[key, name].shown}
-        if upstreams[key, name].omitted:
-            fields["outputsOmitted"] = upstreams[key, name].omitted
+        if key in payloads:
+            fields["payload"] = from_json(payloads[key])
+        needed = upstreams[key]
+        fields["upstreamJobOutputs"] = {each: from_json(outputs[run.key, each]) for each in needed.shown}
+        if needed.omitted:
+            fields["outputsOmitted"] = needed.omitted
         fields["readyAt"] = format_instant(now if job.ready_at is None else job.ready_at)
-        events.append(_event(JobReady.type, after[key].run, name, fields, cause=job.ready_by, at=now))
+        events.append(_event(JobReady.type, run, job.name, fields, cause=job.ready_by, at=now))
     return events
 
 

@@ -1,14 +1,14 @@
 -- name: counts
 -- How many jobs of a run have each status.
 SELECT tenant_id, run_id, status, COUNT(*) AS count
-FROM run_jobs
+FROM /* each of many */ run_jobs
 WHERE tenant_id = :tenant_id AND run_id = :run_id
 GROUP BY tenant_id, run_id, status
 
 -- name: payload
 -- The payload of a job.
 SELECT tenant_id, run_id, job_name, payload
-FROM run_jobs
+FROM /* each of many */ run_jobs
 WHERE tenant_id = :tenant_id AND run_id = :run_id AND job_name = :job_name
 
 -- name: upstream_sizes
@@ -17,12 +17,12 @@ SELECT needs.tenant_id, needs.run_id, needs.job_name, needs.upstream_name, (
         SELECT jobs.outputs_bytes FROM run_jobs AS jobs
         WHERE jobs.tenant_id = needs.tenant_id AND jobs.run_id = needs.run_id AND jobs.job_name = needs.upstream_name
     ) AS bytes
-FROM run_needs AS needs
+FROM /* each of many */ run_needs AS needs
 WHERE needs.tenant_id = :tenant_id AND needs.run_id = :run_id AND needs.job_name = :job_name
 ORDER BY needs.upstream_name
 
 -- name: outputs
 -- The outputs of a job.
 SELECT tenant_id, run_id, job_name, outputs
-FROM run_jobs
+FROM /* each of many */ run_jobs
 WHERE tenant_id = :tenant_id AND run_id = :run_id AND job_name = :job_name

@@ -49,9 +49,9 @@ def edges_of(jobs: Iterable[NewJob], members: Mapping[str, Sequence[str]]) -> Ed
     to_jobs: dict[tuple[str, str], Edge] = {}
     to_groups: list[Edge] = []
     for job in jobs:
-        for name, if_failed in job.needed_jobs():
+        for name, if_failed in job.needed_jobs:
             to_jobs[name, job.name] = Edge(name, job.name, if_failed)
-        for group, if_failed in job.needed_groups():
+        for group, if_failed in job.needed_groups:
             if group not in members:
                 to_groups.append(Edge(group, job.name, if_failed))
                 continue
@@ -68,10 +68,10 @@ def check_names(new: Sequence[NewJob], known: Collection[str], groups: Collectio
         if count > 1 or name in known:
             return Flaw(FlawCode.DUPLICATE_JOB, [name])
     for job in new:
-        for name, _ in job.needed_jobs():
+        for name, _ in job.needed_jobs:
             if name not in counts and name not in known:
                 return Flaw(FlawCode.UNKNOWN_UPSTREAM, [job.name, name])
-        for group, _ in job.needed_groups():
+        for group, _ in job.needed_groups:
             if group not in groups:
                 return Flaw(FlawCode.UNKNOWN_UPSTREAM, [job.name, group])
     return None
@@ -96,7 +96,7 @@ def check_size(
 
 def _needs_of(new: Iterable[NewJob], members: Mapping[str, Collection[str]]) -> Iterator[tuple[str, int]]:
     for job in new:
-        of_groups = [len(members[group]) if group in members else 1 for group, _ in job.needed_groups()]
+        of_groups = [len(members[group]) if group in members else 1 for group, _ in job.needed_groups]
         yield job.name, len(job.needs) - len(of_groups) + sum(of_groups)
 
 

@@ -1,7 +1,9 @@
 """The messages of runs: commands, events, and what they share."""
 
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
+from functools import cached_property
 from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import AfterValidator, Field, model_validator
@@ -96,27 +98,25 @@ class NewJob(Payload):
 
     @model_validator(mode="after")
     def _each_need_once(self) -> Self:
-        for named in (self.needed_jobs(), self.needed_groups()):
-            seen: set[str] = set()
-            for name, _ in named:
-                if name in seen:
-                    raise PydanticCustomError("needs_twice", "needs {name} twice", {"name": repr(name)})
-                seen.add(name)
+        for named in (self.needed_jobs, self.needed_groups):
+            if len(dict(named)) < len(named):
+                name, _ = Counter(name for name, _ in named).most_common(1)[0]
+                raise PydanticCustomError("needs_twice", "needs {name} twice", {"name": repr(name)})
         return self
 
-    def needed_jobs(self) -> Iterator[tuple[str, IfFailed]]:
-        """Give the jobs it needs by name."""
-        for need in self.needs:
-            if isinstance(need, str):
-                yield need, IfFailed.SKIP
-            elif isinstance(need, JobNeed):
-                yield need.job, need.if_failed
+    @cached_property
+    def needed_jobs(self) -> Sequence[tuple[str, IfFailed]]:
+        """The jobs it needs by name."""
+        return [
+            (need, IfFailed.SKIP) if isinstance(need, str) else (need.job, need.if_failed)
+            for need in self.needs
+            if not isinstance(need, GroupNeed)
+        ]
 
-    def needed_groups(self) -> Iterator[tuple[str, IfFailed]]:
-        """Give the groups it needs."""
-        for need in self.needs:
-            if isinstance(need, GroupNeed):
-                yield need.group, need.if_failed
+    @cached_property
+    def needed_groups(self) -> Sequence[tuple[str, IfFailed]]:
+        """The groups it needs."""
+        return [(need.group, need.if_failed) for need in self.needs if isinstance(need, GroupNeed)]
 
 
 class RunPayload(TenantPayload):

@@ -1,6 +1,6 @@
 -- name: page
 -- The next runs of a tenant, newest first.
-SELECT tenant_id, run_id, status, digest, open_jobs, failed_jobs, open_groups, pending_bytes, evaluated, flaw_code, flaw_path,
+SELECT tenant_id, run_id, status, digest, open_jobs, failed_jobs, open_groups, pending_bytes, has_outputs, evaluated, flaw_code, flaw_path,
     created_at, settled_at, sweep_at, position_epoch, position_sequence, since_epoch, since_sequence, correlation_id, causation_id, traceparent,
     tracestate
 FROM runs

@@ -63,6 +63,8 @@ class Run(NamedTuple):
     """Of the newest CancelRun from before its StartRun. Older commands are stale."""
     pending_bytes: int = 0
     """The size of its pending commands."""
+    has_outputs: bool = False
+    """Whether some job of it has outputs. Most runs have none, and then no JobReady looks for any."""
     cause: Cause = Cause()
     settled_at: int | None = None
     flaw_code: str | None = None
@@ -114,6 +116,7 @@ class Job(NamedTuple):
     """Of the newest report that counted."""
     payload: str | None = None
     """As JSON. Written with a new job; not read back."""
+    payload_bytes: int = 0
     outputs: str | None = None
     """As JSON. Written with a report; not read back."""
     changed_by: str | None = None
@@ -137,10 +140,15 @@ class Job(NamedTuple):
         return self.ready_at is None and self.status is JobStatus.PENDING
 
 
-def mark_ready(job: Job, now: int) -> Job:
+def mark_ready(job: Job, now: int, changed_by: str | None) -> Job:
     """Return a job whose needs are satisfied."""
     return job._replace(
-        ready_at=now, open_needs=0, open_groups=0, stale_at=_stale_at(job, now), ready_by=job.changed_by
+        ready_at=now,
+        open_needs=0,
+        open_groups=0,
+        stale_at=_stale_at(job, now),
+        changed_by=changed_by,
+        ready_by=changed_by,
     )
 
 

@@ -145,7 +145,7 @@ class _Changes:
         before = self.draft.jobs.get(payload.job_name)
         if before is not None:
             outcome, job = rules.report(before, payload.status, command.position, self.draft.now)
-            self._record(outcome, before, job, payload, command)
+            self._record(outcome, job, payload, command)
             ended = [job.name] if job.ended and not before.ended else []
         else:
             outcome, ended = Outcome.UNKNOWN_JOB if rest is None else Outcome.KEPT, []
@@ -167,10 +167,13 @@ class _Changes:
         fields = {**drop, "outputs": None}
         return command._replace(payload=report.model_copy(update=fields))
 
-    def _record(self, outcome: Outcome, before: Job, job: Job, report: ReportJobStatus, command: Command) -> None:
+    def _record(self, outcome: Outcome, job: Job, report: ReportJobStatus, command: Command) -> None:
         if outcome is Outcome.RECORDED:
-            outputs = before.outputs if report.outputs is None else dump_data(report.outputs)
-            self.draft.put(job._replace(outputs=outputs, changed_by=command.id))
+            if report.outputs is None:
+                self.draft.put(job._replace(changed_by=command.id))
+            else:
+                self.draft.put(job._replace(outputs=dump_data(report.outputs), changed_by=command.id))
+                self.draft.run = self.draft.run._replace(has_outputs=True)
         elif outcome is Outcome.UNCHANGED and job.ended and self.draft.run.sweep_at is not None:
             look_at = min(self.draft.run.sweep_at, self.draft.now + _LOOK_AGAIN_MS)
             self.draft.run = self.draft.run._replace(sweep_at=look_at)

@@ -96,6 +96,7 @@ def _run(run: Run) -> dict[str, Any]:
         "failed_jobs": run.failed_jobs,
         "open_groups": run.open_groups,
         "pending_bytes": run.pending_bytes,
+        "has_outputs": int(run.has_outputs),
         "evaluated": int(run.evaluated),
         "flaw_code": run.flaw_code,
         "flaw_path": run.flaw_path,
@@ -111,8 +112,11 @@ def _run(run: Run) -> dict[str, Any]:
 
 
 def _job(key: RunKey, job: Job) -> dict[str, Any]:
+    tenant_id, run_id = key
     return {
-        **job_parameters((key, job.name)),
+        "tenant_id": tenant_id,
+        "run_id": run_id,
+        "job_name": job.name,
         "status": job.status,
         "reason": job.reason,
         "open_needs": job.open_needs,
@@ -131,6 +135,7 @@ def _new_job(key: RunKey, job: Job) -> dict[str, Any]:
         **_outputs((key, job.name), job),
         "group_name": job.group,
         "payload": job.payload,
+        "payload_bytes": job.payload_bytes,
         "stale_after_ms": job.stale_after_ms,
     }
 
@@ -149,7 +154,14 @@ def _entry_bytes(name: str, outputs: str) -> int:
 
 
 def _need(key: RunKey, edge: Edge) -> dict[str, Any]:
-    return {**key._asdict(), "job_name": edge.job, "upstream_name": edge.upstream, "if_failed": edge.if_failed}
+    tenant_id, run_id = key
+    return {
+        "tenant_id": tenant_id,
+        "run_id": run_id,
+        "job_name": edge.job,
+        "upstream_name": edge.upstream,
+        "if_failed": edge.if_failed,
+    }
 
 
 def _group_need(key: RunKey, edge: Edge) -> dict[str, Any]:
@@ -194,6 +206,7 @@ def read_run(row: Row) -> Run:
         open_groups=row["open_groups"],
         since=Position(row["since_epoch"], row["since_sequence"]),
         pending_bytes=row["pending_bytes"],
+        has_outputs=bool(row["has_outputs"]),
         cause=read_cause(row),
         settled_at=row["settled_at"],
         flaw_code=row["flaw_code"],
@@ -216,6 +229,7 @@ def read_job(row: Row) -> Job:
         reason=row["reason"],
         stale_after_ms=row["stale_after_ms"],
         stale_at=row["stale_at"],
+        payload_bytes=row["payload_bytes"],
         position=Position(row["position_epoch"], row["position_sequence"]),
     )
 

@@ -2,7 +2,7 @@
 -- Writes a run that is locked.
 UPDATE runs
 SET status = :status, digest = :digest, open_jobs = :open_jobs, failed_jobs = :failed_jobs,
-    open_groups = :open_groups, pending_bytes = :pending_bytes, evaluated = :evaluated,
+    open_groups = :open_groups, pending_bytes = :pending_bytes, has_outputs = :has_outputs, evaluated = :evaluated,
     flaw_code = :flaw_code, flaw_path = :flaw_path, created_at = :created_at, settled_at = :settled_at,
     sweep_at = :sweep_at, position_epoch = :position_epoch, position_sequence = :position_sequence,
     since_epoch = :since_epoch, since_sequence = :since_sequence, correlation_id = :correlation_id, causation_id = :causation_id, traceparent = :traceparent, tracestate = :tracestate
@@ -11,11 +11,11 @@ WHERE tenant_id = :tenant_id AND run_id = :run_id
 -- name: add_job
 -- Adds a job.
 INSERT INTO run_jobs (
-    tenant_id, run_id, job_name, status, group_name, payload, outputs, outputs_bytes,
+    tenant_id, run_id, job_name, status, group_name, payload, payload_bytes, outputs, outputs_bytes,
     reason, open_needs, open_groups, ready_at,
     settled_at, stale_after_ms, stale_at, position_epoch, position_sequence
 ) VALUES (
-    :tenant_id, :run_id, :job_name, :status, :group_name, :payload, :outputs,
+    :tenant_id, :run_id, :job_name, :status, :group_name, :payload, :payload_bytes, :outputs,
     :outputs_bytes, :reason, :open_needs, :open_groups,
     :ready_at, :settled_at, :stale_after_ms, :stale_at, :position_epoch, :position_sequence
 )

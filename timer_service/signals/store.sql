@@ -6,7 +6,7 @@ ON CONFLICT (tenant_id, work_item_id) DO NOTHING
 
 -- name: find_item
 SELECT tenant_id, work_item_id, status, created_epoch, created_sequence, moved_epoch, moved_sequence
-FROM work_items
+FROM /* each of many */ work_items
 WHERE tenant_id = :tenant_id AND work_item_id = :work_item_id
 /* for update */
 
@@ -62,7 +62,7 @@ WHERE tenant_id = :tenant_id AND work_item_id = :work_item_id AND event_id = :ev
 -- name: find
 SELECT tenant_id, signal_id, status, work_item_id, trigger_kind, trigger_spec, note, created_at, last_fired_at,
     last_error, unused_since, defined_epoch, defined_sequence, since_epoch, since_sequence, history
-FROM work_signals
+FROM /* each of many */ work_signals
 WHERE tenant_id = :tenant_id AND signal_id = :signal_id
 
 -- name: waiting

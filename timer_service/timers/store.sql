@@ -2,7 +2,7 @@
 SELECT tenant_id, service_call_id, state, due_at, data, correlation_id, causation_id, traceparent, tracestate,
     event_id, registered_at, reached_at, cancelled_at, confirmed_at, position_epoch, position_sequence, available_at,
     attempt, last_error
-FROM timer_schedules
+FROM /* each of many */ timer_schedules
 WHERE tenant_id = :tenant_id AND service_call_id = :service_call_id
 
 -- name: put
