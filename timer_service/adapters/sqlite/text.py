@@ -6,8 +6,8 @@ from functools import lru_cache
 from operator import itemgetter
 from typing import Any, NamedTuple
 
-from timer_service.core.sql import number_parameters
 from timer_service.core.database import Parameters
+from timer_service.core.sql import number_parameters
 
 _DIFFERENT_STATEMENTS = 1000
 _EACH_OF = re.compile(r"/\* each of many \*/")
