@@ -1,23 +1,23 @@
-"""Fixtures of every layer. Backends come from the tables in `tests.support`, so that a new one is one entry there."""
+"""Fixtures of every layer. Backends come from the tables in `tests.harness`, so that a new one is one entry there."""
 
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.support.brokers import HARNESSES, BrokerHarness
-from tests.support.clock import ManualClock
-from tests.support.databases import Databases
-from tests.support.metrics import RecordingMetrics
-from tests.support.provision import (
+from tests.harness.brokers import HARNESSES, BrokerHarness
+from tests.harness.clock import ManualClock
+from tests.harness.databases import Databases
+from tests.harness.metrics import RecordingMetrics
+from tests.harness.provision import (
     PROVISION_HELP,
     Provision,
     RestartablePostgres,
     restartable_postgres,
     shared_postgres,
 )
-from tests.support.stores import STORES, open_postgres, open_sqlite
-from tests.support.timeouts import Timeouts
+from tests.harness.stores import STORES, open_postgres, open_sqlite
+from tests.harness.timeouts import Timeouts
 from timer_service.adapters.memory import MemoryBroker
 from timer_service.adapters.postgres import PostgresDatabase
 from timer_service.adapters.sqlite import SqliteDatabase

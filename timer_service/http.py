@@ -14,6 +14,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from timer_service.core.errors import StartError
+from timer_service.core.health import Health
 
 _GRACE_SECONDS = 1
 
@@ -21,12 +22,12 @@ _GRACE_SECONDS = 1
 def http_app(
     registry: CollectorRegistry,
     *,
-    troubles: Callable[[], Mapping[str, str | None]],
+    health: Callable[[], Mapping[str, Health]],
     stalled: Callable[[], list[str]],
 ) -> Starlette:
     """Build the pages.
 
-    `troubles` names each part and why it isn't ready (None: it is); `stalled` names the loops that turn no more.
+    `health` returns the health of each part by its name; `stalled` returns the names of loops that have stopped.
     """
 
     async def livez(_: Request) -> Response:
@@ -34,9 +35,9 @@ def http_app(
         return JSONResponse({"stalled": loops}, 503 if loops else 200)
 
     async def readyz(_: Request) -> Response:
-        parts = troubles()
-        body = {part: "ok" if reason is None else reason for part, reason in parts.items()}
-        return JSONResponse(body, 200 if all(reason is None for reason in parts.values()) else 503)
+        reasons = {part: each.reason for part, each in health().items()}
+        body = {part: reason or "ok" for part, reason in reasons.items()}
+        return JSONResponse(body, 503 if any(reasons.values()) else 200)
 
     async def metrics(request: Request) -> Response:
         generate, content_type = choose_encoder(request.headers.get("Accept", ""))

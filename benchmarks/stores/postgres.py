@@ -9,7 +9,7 @@ import asyncpg
 
 from benchmarks.processes import BenchmarkError
 from benchmarks.timers import now
-from tests.support.postgres import installed_programs, packaged_programs, postgres_server
+from tests.harness.postgres import installed_programs, packaged_programs, postgres_server
 from timer_service.adapters.postgres import PostgresDatabase
 from timer_service.core.lease import Lease
 from timer_service.timers.store import TIMERS

@@ -14,11 +14,11 @@ import pytest
 from nats.aio.client import Client
 from nats.js import JetStreamContext
 
-from tests.support.databases import Databases
-from tests.support.fleet import Fleet
-from tests.support.processes import NatsServer, Service, body
-from tests.support.stores import STORES
-from tests.support.streams import read
+from tests.harness.databases import Databases
+from tests.harness.fleet import Fleet
+from tests.harness.processes import NatsServer, Service, body
+from tests.harness.stores import STORES
+from tests.harness.streams import read
 
 
 def iso(at_ms: int) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.e2e.conftest import User
-from tests.support.processes import Service
+from tests.harness.processes import Service
 
 CONTRACTS = Path(__file__).parents[2] / "contracts"
 UNITS = {"s": "seconds", "m": "minutes", "d": "days"}

@@ -15,8 +15,8 @@ import pytest
 from rich.cells import cell_len
 
 from tests.e2e.conftest import ON_SQLITE, User
-from tests.support.processes import PATIENCE_SECONDS, NatsServer, Service
-from tests.support.spawning import TIMER_SERVICE, spawn
+from tests.harness.processes import PATIENCE_SECONDS, NatsServer, Service
+from tests.harness.spawning import TIMER_SERVICE, spawn
 from timer_service.cli.showing import relative, table
 from timer_service.cli.showing_runs import graph_lines
 from timer_service.cli.showing_signals import signal_table

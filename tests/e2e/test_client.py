@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.e2e.conftest import ON_SQLITE, User, iso
-from tests.support.processes import NatsServer, Service, body
+from tests.harness.processes import NatsServer, Service, body
 from timer_service.client import (
     CommandError,
     NewTimer,

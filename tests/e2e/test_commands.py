@@ -11,7 +11,7 @@ import pytest
 from nats.js.api import StreamConfig
 
 from tests.e2e.conftest import ON_SQLITE, User, check_fired, iso
-from tests.support.processes import NatsServer, Service, body
+from tests.harness.processes import NatsServer, Service, body
 
 SUBJECT = "timer.cmd.v1.acme.schedule-timer"
 

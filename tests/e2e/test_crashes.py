@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.conftest import ON_SQLITE, User, check_fired
-from tests.support.processes import NatsServer, Service
+from tests.harness.processes import NatsServer, Service
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 import signal
 from pathlib import Path
 
-from tests.support.processes import Dev
+from tests.harness.processes import Dev
 
 
 async def test_demo(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.processes import NatsServer, Service
+from tests.harness.processes import NatsServer, Service
 
 CLIENT = Path(__file__).parent / "foreign_client"
 CONTRACTS = Path(__file__).parents[2] / "contracts"

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.conftest import User, check_fired
-from tests.support.fleet import FIRED, Fleet
-from tests.support.processes import NatsServer
-from tests.support.provision import RestartablePostgres
+from tests.harness.fleet import FIRED, Fleet
+from tests.harness.processes import NatsServer
+from tests.harness.provision import RestartablePostgres
 
 HOUR = 3_600
 SET_WRONG = """

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.processes import NatsServer
+from tests.harness.processes import NatsServer
 from timer_service.adapters.nats import Login, NatsBroker
 
 SEED = "SUAAAAICAMCAKBQHBAEQUCYMBUHA6EARCIJRIFIWC4MBSGQ3DQOR4H776Y"
@@ -38,7 +38,7 @@ async def test_tls(tmp_path: Path) -> None:
 
 async def check_connects(url: str, login: Login) -> None:
     broker = await NatsBroker.connect(url, "timer", login=login, reply_prefix="_INBOX.", manage_streams=True)
-    assert broker.trouble is None
+    assert broker.health.reason is None
     await broker.close()
 
 

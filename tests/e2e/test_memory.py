@@ -8,7 +8,7 @@ from pathlib import Path
 import nats
 import pytest
 
-from tests.support.processes import NatsServer, Service
+from tests.harness.processes import NatsServer, Service
 
 MIB = 1024 * 1024
 _WINDOW = 100

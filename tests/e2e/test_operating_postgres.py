@@ -8,9 +8,9 @@ import asyncpg
 import pytest
 
 from tests.e2e.test_cli import Cli, statuses
-from tests.support.databases import Databases
-from tests.support.processes import NatsServer, Service
-from tests.support.stores import MIGRATIONS, bring_to_head
+from tests.harness.databases import Databases
+from tests.harness.processes import NatsServer, Service
+from tests.harness.stores import MIGRATIONS, bring_to_head
 
 UNREACHABLE = {
     "postgresql://svc:s3cret@127.0.0.1:1/timers": "can't be used: [Errno 111] Connect call failed ('127.0.0.1', 1)",

@@ -5,7 +5,7 @@ import time
 from pathlib import Path
 
 from tests.e2e.conftest import ON_SQLITE, User, check_fired
-from tests.support.processes import NatsServer, Service
+from tests.harness.processes import NatsServer, Service
 
 
 @ON_SQLITE

@@ -23,9 +23,9 @@ from nats.aio.client import Client
 from nats.aio.subscription import Subscription
 from nats.js.api import ConsumerConfig
 
-from tests.support.barrier import barrier
-from tests.support.databases import Databases
-from tests.support.processes import NatsServer, Service, body
+from tests.harness.barrier import barrier
+from tests.harness.databases import Databases
+from tests.harness.processes import NatsServer, Service, body
 from timer_service.client import NewTimer, Outcome, TimerClient
 
 CONFIG = (Path(__file__).parents[2] / "deploy" / "nats.conf").read_text()
@@ -253,7 +253,7 @@ async def test_denied_anew_after_a_reconnect(tmp_path: Path) -> None:
     """What the service may not do is told by its readiness, and again after a reconnect."""
     fenced = CONFIG.replace('      "timer.qry.v1.*.*"\n      # Wake hints', "      # Wake hints")
     login = {"TIMER_NATS_USER": "timer-service", "TIMER_NATS_PASSWORD": PASSWORDS["TIMER_SERVICE_PASSWORD"]}
-    denied = "; `timer-service doctor` names all that is lacking"
+    denied = "; `timer-service doctor` names every missing permission"
     async with NatsServer(tmp_path / "nats", config=fenced, **PASSWORDS) as broker:
         service = Service(tmp_path / "service", broker.url, **login)
         service.launch()

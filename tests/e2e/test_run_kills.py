@@ -8,10 +8,10 @@ import pytest
 from nats.aio.msg import Msg
 
 from tests.e2e.conftest import WITH_KILLS, User, kill_and_start
-from tests.support.fleet import Fleet
-from tests.support.live import Server
-from tests.support.processes import NatsServer, Service, body
-from tests.support.runs import Graph, LiveRuns, jobs
+from tests.harness.fleet import Fleet
+from tests.harness.live_service import Server
+from tests.harness.processes import NatsServer, Service, body
+from tests.harness.runs import Graph, LiveRuns, jobs
 
 DIAMOND: Graph = {"top": [], "left": ["top"], "right": ["top"], "bottom": ["left", "right"]}
 RECORDED = 'timer_commands_received_total{outcome="recorded",type="ReportJobStatus"}'
@@ -44,7 +44,7 @@ async def test_killed_between_each_pair_of_steps(
     await runs.publish()
     await kill_and_start(service, user)
     await runs.consume()
-    ready = await runs.told("JobReady")
+    ready = await runs.events_of("JobReady")
     assert {each["payload"]["jobName"] for each in ready} == DIAMOND.keys()
     assert len({each["id"] for each in ready}) == len(DIAMOND)
     assert set(await runs.completed()) == {"success"}
@@ -61,7 +61,7 @@ async def test_two_instances_end_siblings_at_one_moment(broker: NatsServer, flee
             for job in ("left", "right"):
                 runs.send("ReportJobStatus", runId=name, jobName=job, status="success")
         await runs.consume()
-        joins = [each for each in await runs.told("JobReady") if each["payload"]["jobName"] == "join"]
+        joins = [each for each in await runs.events_of("JobReady") if each["payload"]["jobName"] == "join"]
         shares = [await each.metric(RECORDED) for each in instances]
     assert Counter(each["payload"]["runId"] for each in joins) == Counter(names)
     assert sum(shares) == 2 * len(names)
@@ -97,7 +97,7 @@ async def test_one_of_three_is_killed(count: int, user: User, broker: NatsServer
         await fleet.let_leases_lapse()
         await user.until_stored("TIMER_EVT", count * (len(DIAMOND) + 1))
         await user.until_handled()
-        completed, ready = await runs.told("RunCompleted"), await runs.told("JobReady")
+        completed, ready = await runs.events_of("RunCompleted"), await runs.events_of("JobReady")
         done = [await each.metric(RECORDED) for each in others]
     names = {f"run-{number}" for number in range(count)}
     assert {(each["payload"]["runId"], each["payload"]["status"]) for each in completed} == {

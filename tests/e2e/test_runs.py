@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.e2e.conftest import ON_SQLITE, User, kill_and_start
-from tests.support.processes import Executor, NatsServer, Service, body
+from tests.harness.processes import Executor, NatsServer, Service, body
 from timer_service.core.message import kebab
 
 EXAMPLES = Path(__file__).parents[2] / "docs" / "examples"
@@ -35,7 +35,7 @@ def pipeline(**commands: list[str]) -> dict[str, Any]:
     return {**PIPELINE, "jobs": [{**job, "payload": planning} if job["name"] == "plan" else job for job in jobs]}
 
 
-async def tell(user: User, message_type: str, **payload: Any) -> None:
+async def request(user: User, message_type: str, **payload: Any) -> None:
     fields = {"tenantId": "acme", "runId": "push-1", **payload}
     await user.js.publish(f"timer.cmd.v1.acme.{kebab(message_type)}", body(message_type, "acme", fields))
 
@@ -66,7 +66,7 @@ async def until_told(user: User, name: str) -> None:
 
 async def test_pipeline_with_everything_killed(user: User, service: Service, executor: Executor) -> None:
     """A pipeline with a dynamic group is done to its end though executor and service are killed on the way."""
-    await tell(user, "StartRun", **pipeline(package=["python", "-c", "import time; time.sleep(1)"]))
+    await request(user, "StartRun", **pipeline(package=["python", "-c", "import time; time.sleep(1)"]))
     executor.launch()
     await until(user, "types", "success", "running")
     await executor.kill()
@@ -90,7 +90,7 @@ async def test_pipeline_with_everything_killed(user: User, service: Service, exe
 
 async def test_pipeline_that_fails(user: User, service: Service, executor: Executor) -> None:
     """With one engine's tests failing nothing is packaged or published, and everybody is notified."""
-    await tell(user, "StartRun", **pipeline(**{"tests-sqlite": ["python", "-c", "raise SystemExit(3)"]}))
+    await request(user, "StartRun", **pipeline(**{"tests-sqlite": ["python", "-c", "raise SystemExit(3)"]}))
     executor.launch()
     await until(user, "notify", "success")
     await until(user, "tests-postgres", "success")
@@ -108,7 +108,7 @@ async def test_pipeline_that_fails(user: User, service: Service, executor: Execu
 @ON_SQLITE
 async def test_example_for_anywhere(user: User, service: Service, executor: Executor) -> None:
     """The example of the README is done to its end, its group resolved by one of its jobs."""
-    await tell(user, "StartRun", **json.loads((EXAMPLES / "build.json").read_text("utf-8")))
+    await request(user, "StartRun", **json.loads((EXAMPLES / "build.json").read_text("utf-8")))
     executor.launch()
     await until_told(user, "run-completed")
     assert (await ask(user))["counts"] == {"success": 7}
@@ -117,7 +117,7 @@ async def test_example_for_anywhere(user: User, service: Service, executor: Exec
 @ON_SQLITE
 async def test_command_that_is_not_there(user: User, service: Service, executor: Executor) -> None:
     """The example executor reports what it can't run as failed, and leaves no group open."""
-    await tell(
+    await request(
         user, "StartRun", groups=["tests"], jobs=[{"name": "plan", "payload": {"resolves": "tests", "run": ["nil"]}}]
     )
     executor.launch()
@@ -130,7 +130,7 @@ async def test_command_that_is_not_there(user: User, service: Service, executor:
 async def test_switched_off_and_on(tmp_path: Path, user: User, broker: NatsServer) -> None:
     """With TIMER_RUNS_ENABLED=false commands are taken and nobody goes; started with true, it catches up."""
     async with Service(tmp_path / "service", broker.url, TIMER_RUNS_ENABLED="false"):
-        await tell(user, "StartRun", jobs=[{"name": "a"}])
+        await request(user, "StartRun", jobs=[{"name": "a"}])
         await user.until_handled()
         assert await user.stored("TIMER_EVT") == 0
     async with Service(tmp_path / "service", broker.url):
@@ -141,7 +141,7 @@ async def test_switched_off_and_on(tmp_path: Path, user: User, broker: NatsServe
 @pytest.mark.full
 async def test_own_checks(user: User, service: Service, executor: Executor) -> None:
     """The checks of this project, as docs/examples has them, are done as a run, the executor killed amid the tests."""
-    await tell(user, "StartRun", **PIPELINE)
+    await request(user, "StartRun", **PIPELINE)
     executor.launch()
     await until(user, "tests-postgres", "running", seconds=300)
     await executor.kill()

@@ -4,7 +4,7 @@ import asyncio
 import time
 
 from tests.e2e.conftest import ON_SQLITE, User, check_fired
-from tests.support.processes import Service
+from tests.harness.processes import Service
 
 
 @ON_SQLITE

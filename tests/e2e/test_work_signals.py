@@ -12,9 +12,9 @@ import pytest
 from jsonschema import Draft202012Validator  # type: ignore[import-untyped]
 
 from tests.e2e.conftest import ON_SQLITE, WITH_KILLS, User, kill_and_start
-from tests.support.fleet import Fleet
-from tests.support.processes import NatsServer, Service, body, unused_port
-from tests.support.websocket import WebSocketSubscriber
+from tests.harness.fleet import Fleet
+from tests.harness.processes import NatsServer, Service, body, unused_port
+from tests.harness.websocket import WebSocketSubscriber
 from timer_service.core.message import kebab
 
 SCHEMA = Path(__file__).parents[2] / "contracts" / "schemas" / "work-signal-fired.v1.json"

@@ -12,6 +12,7 @@ from timer_service.adapters.memory import MemoryBroker
 from timer_service.core.broker import BrokerFeatures, Delivery, PublishResult, QueryHandler, Reply, Subscription
 from timer_service.core.database import Database, Parameters, Reader, Row, Transaction
 from timer_service.core.errors import DatabaseUnavailableError
+from timer_service.core.health import HEALTHY, Health
 from timer_service.core.message import Message
 
 _NONE: Parameters = {}
@@ -181,7 +182,7 @@ class FaultyDatabase:
     """A database behind a gate; tells of each commit which leases it named, and of every fault of ours in between."""
 
     engine = "sqlite"
-    trouble: str | None = None
+    health = HEALTHY
 
     def __init__(
         self,
@@ -256,8 +257,8 @@ class FaultyBroker:
         return self._inner.features
 
     @property
-    def trouble(self) -> str | None:
-        return self._inner.trouble
+    def health(self) -> Health:
+        return self._inner.health
 
     async def caught_up(self, *, afresh: bool = False) -> bool:
         self._gate.check()

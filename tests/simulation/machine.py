@@ -9,6 +9,7 @@ from typing import Any
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from tests.harness.clock import iso
 from tests.simulation.faults import (
     CONSUMER_MAY_HOLD,
     OUTAGES,
@@ -22,7 +23,6 @@ from tests.simulation.faults import (
 )
 from tests.simulation.model import Name, Sent
 from tests.simulation.world import INSTANCES, Weather, World
-from tests.support.clock import iso
 from timer_service.core.message import kebab
 
 TALLY: Counter[str] = Counter()

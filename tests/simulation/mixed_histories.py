@@ -4,10 +4,10 @@ from collections.abc import Sequence
 
 from hypothesis import strategies as st
 
+from tests.harness.clock import after, iso
 from tests.simulation.run_histories import run_commands
 from tests.simulation.service import Sent
 from tests.simulation.signal_histories import signal_commands
-from tests.support.clock import after, iso
 
 
 @st.composite

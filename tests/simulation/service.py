@@ -17,12 +17,12 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
+from tests.harness.builders import command_address
+from tests.harness.clock import ManualClock
+from tests.harness.metrics import RecordingMetrics
+from tests.harness.stores import open_sqlite
 from tests.simulation.faults import Crash, Fault, FaultyBroker, FaultyDatabase, Gate, Life, Witness
 from tests.simulation.stepping import SteppedLoop, sqlite_in_place
-from tests.support.builders import command_address
-from tests.support.clock import ManualClock
-from tests.support.metrics import RecordingMetrics
-from tests.support.stores import open_sqlite
 from timer_service.adapters.memory import MemoryBroker
 from timer_service.adapters.sqlite import SqliteDatabase
 from timer_service.app.slices import SLICES

@@ -5,8 +5,8 @@ from typing import Any
 
 from hypothesis import strategies as st
 
+from tests.harness.clock import after, iso
 from tests.simulation.service import Sent
-from tests.support.clock import after, iso
 
 _SIGNALS, _STATUSES = ["s00", "s00", "s00", "s00", "s01"], ["blocked", "blocked", "open", "Done "]
 _CROWD = 34

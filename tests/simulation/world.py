@@ -15,13 +15,13 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from tests.harness.builders import command_address
+from tests.harness.clock import ManualClock
+from tests.harness.metrics import RecordingMetrics
+from tests.harness.stores import open_sqlite
 from tests.simulation.faults import Crash, Fault, FaultyBroker, FaultyDatabase, Gate, Life, Witness
 from tests.simulation.model import FAILED, REACHED, Fire, Model, Name, Row, Rows, Sent
 from tests.simulation.stepping import SteppedLoop, sqlite_in_place
-from tests.support.builders import command_address
-from tests.support.clock import ManualClock
-from tests.support.metrics import RecordingMetrics
-from tests.support.stores import open_sqlite
 from timer_service.adapters.memory import MemoryBroker, Predicate, never
 from timer_service.adapters.sqlite import SqliteDatabase
 from timer_service.core.broker import Delivery, Subscription
@@ -29,6 +29,7 @@ from timer_service.core.codec import REPLY_TO
 from timer_service.core.consumer import CommandResult, Consumer, Route
 from timer_service.core.database import Transaction
 from timer_service.core.errors import DatabaseUnavailableError
+from timer_service.core.health import HEALTHY, Health
 from timer_service.core.instant import parse_instant
 from timer_service.core.lease import Lease
 from timer_service.core.loop import Pass
@@ -267,7 +268,7 @@ class World(Witness):
 
     def weather(self, weather: Weather) -> None:
         broker = self.broker
-        broker.trouble = "away" if weather is Weather.AWAY else None
+        broker.health = Health.down("away") if weather is Weather.AWAY else HEALTHY
         broker.loses_acknowledgement_of = _LOSES.get(weather, never)
         broker.refuses = _REFUSES.get(weather, never)
 

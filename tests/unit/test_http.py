@@ -12,6 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from starlette.applications import Starlette
 
 from timer_service.core.errors import StartError
+from timer_service.core.health import HEALTHY, Health
 from timer_service.http import http_app, serve_http
 
 HOST = "127.0.0.1"
@@ -29,10 +30,10 @@ class Answer(NamedTuple):
 def pages(
     registry: CollectorRegistry | None = None,
     *,
-    troubles: Mapping[str, str | None] | None = None,
+    health: Mapping[str, Health] | None = None,
     stalled: list[str] | None = None,
 ) -> Starlette:
-    return http_app(registry or CollectorRegistry(), troubles=lambda: troubles or {}, stalled=lambda: stalled or [])
+    return http_app(registry or CollectorRegistry(), health=lambda: health or {}, stalled=lambda: stalled or [])
 
 
 async def ask(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, path: str, **said: str) -> Answer:
@@ -56,7 +57,7 @@ async def get(port: int, path: str, **said: str) -> Answer:
 
 async def test_ready() -> None:
     """Readiness is 200 and lists every part as ok while none has trouble."""
-    async with serve_http(pages(troubles={"broker": None, "database": None}), HOST, 0) as port:
+    async with serve_http(pages(health={"broker": HEALTHY, "database": HEALTHY}), HOST, 0) as port:
         answer = await get(port, "/readyz")
     assert answer.status == 200
     assert answer.json() == {"broker": "ok", "database": "ok"}
@@ -64,7 +65,7 @@ async def test_ready() -> None:
 
 async def test_not_ready() -> None:
     """Readiness is 503 while one part has trouble, and the body says which and why."""
-    async with serve_http(pages(troubles={"broker": "disconnected", "database": None}), HOST, 0) as port:
+    async with serve_http(pages(health={"broker": Health.down("disconnected"), "database": HEALTHY}), HOST, 0) as port:
         answer = await get(port, "/readyz")
     assert answer.status == 503
     assert answer.json() == {"broker": "disconnected", "database": "ok"}
@@ -72,17 +73,17 @@ async def test_not_ready() -> None:
 
 async def test_readiness_is_asked_each_time() -> None:
     """A part that recovers is ready at the next request."""
-    troubles: dict[str, str | None] = {"broker": "away"}
-    async with serve_http(pages(troubles=troubles), HOST, 0) as port:
+    health = {"broker": Health.down("away")}
+    async with serve_http(pages(health=health), HOST, 0) as port:
         before = await get(port, "/readyz")
-        troubles["broker"] = None
+        health["broker"] = HEALTHY
         after = await get(port, "/readyz")
     assert (before.status, after.status) == (503, 200)
 
 
 async def test_alive() -> None:
     """Liveness is 200 while every loop turns, whatever trouble the parts have."""
-    async with serve_http(pages(troubles={"broker": "away"}), HOST, 0) as port:
+    async with serve_http(pages(health={"broker": Health.down("away")}), HOST, 0) as port:
         answer = await get(port, "/livez")
     assert (answer.status, answer.json()) == (200, {"stalled": []})
 

@@ -5,8 +5,8 @@ from datetime import timedelta
 
 import pytest
 
-from tests.support.clock import LoopClock, in_virtual_time
-from tests.support.metrics import RecordingMetrics
+from tests.harness.clock import LoopClock, in_virtual_time
+from tests.harness.metrics import RecordingMetrics
 from timer_service.core.loop import Loop, Pass
 
 POLL = 5000

@@ -18,6 +18,7 @@ from timer_service.core.broker import (
     QueryReply,
     Reply,
 )
+from timer_service.core.health import HEALTHY
 from timer_service.core.message import Address, Kind, Message, Position
 
 FEATURES = BrokerFeatures(deduplicates=True, max_message_bytes=1024 * 1024)
@@ -90,7 +91,7 @@ class MemoryBroker:
 
     def __init__(self, *, features: BrokerFeatures = FEATURES, epoch: int = 1) -> None:
         self.features = features
-        self._trouble: str | None = None
+        self.health = HEALTHY
         self._backlog: frozenset[Position] | None = None
         self.refuses: Predicate = never
         """Which messages are REFUSED."""
@@ -108,15 +109,6 @@ class MemoryBroker:
         self._ids: set[tuple[Kind, str]] = set()
         self._answers: dict[str, QueryHandler] = {}
         self._hears: list[Callable[[str, int], None]] = []
-
-    @property
-    def trouble(self) -> str | None:
-        """Why nothing can be published; set it to make every message UNAVAILABLE, and to None to connect again."""
-        return self._trouble
-
-    @trouble.setter
-    def trouble(self, reason: str | None) -> None:
-        self._trouble = reason
         self._backlog = None
 
     @property
@@ -170,7 +162,7 @@ class MemoryBroker:
 
     async def caught_up(self, *, afresh: bool = False) -> bool:
         """Return whether all is settled that was unsettled when this was first asked since it last was so."""
-        if self._trouble is not None:
+        if not self.health.usable:
             return False
         unsettled = self.unsettled
         backlog = unsettled if afresh or self._backlog is None else self._backlog & unsettled
@@ -193,13 +185,13 @@ class MemoryBroker:
         self._answers.update(dict.fromkeys(names, answer))
 
     async def reply(self, replies: Sequence[Reply]) -> None:
-        """Keep answers; while there is trouble they are lost."""
-        if self.trouble is None:
+        """Keep answers; while the broker is down they are lost."""
+        if self.health.usable:
             self.replies += replies
 
     async def hint(self, loop: str, at: int) -> None:
-        """Tell whoever hears; while there is trouble it is lost."""
-        if self.trouble is None:
+        """Tell whoever hears; while the broker is down it is lost."""
+        if self.health.usable:
             for heard in self._hears:
                 heard(loop, at)
 
@@ -208,8 +200,8 @@ class MemoryBroker:
         self._hears.append(heard)
 
     def _store(self, message: Message) -> PublishResult:
-        if self.trouble is not None:
-            return PublishResult(PublishStatus.UNAVAILABLE, self.trouble)
+        if not self.health.usable:
+            return PublishResult(PublishStatus.UNAVAILABLE, self.health.reason or "")
         if len(message.body) > self.features.max_message_bytes:
             return PublishResult(PublishStatus.REFUSED, f"larger than {self.features.max_message_bytes} bytes")
         if self.refuses(message):

@@ -14,6 +14,7 @@ from timer_service.config import Config
 from timer_service.core.broker import Subscription
 from timer_service.core.consumer import Consumer
 from timer_service.core.errors import StartError
+from timer_service.core.health import HEALTHY, Health
 from timer_service.core.loop import Loop
 from timer_service.core.metrics_port import MetricsPort
 from timer_service.core.query import Queries
@@ -63,7 +64,7 @@ class App:
             await self._workers.recover()
         await self._wakes.hear()
         subscription = await self._serve_commands() if self._config.role != "worker" else None
-        pages = http_app(self._registry, troubles=self._troubles, stalled=self._stalled)
+        pages = http_app(self._registry, health=self._health, stalled=self._stalled)
         async with serve_http(pages, self._config.http_host, self._config.http_port) as port:
             working = [asyncio.create_task(loop.run(), name=loop.name) for loop in self._loops]
             if subscription is not None:
@@ -109,11 +110,11 @@ class App:
             reply_prefix=self._config.reply_prefix,
         )
 
-    def _troubles(self) -> Mapping[str, str | None]:
+    def _health(self) -> Mapping[str, Health]:
         return {
-            "broker": self._broker.trouble or self._broker.denied,
-            "database": self._database.trouble,
-            "service": "draining" if self._stopping.is_set() else None,
+            "broker": self._broker.health,
+            "database": self._database.health,
+            "service": Health.down("draining") if self._stopping.is_set() else HEALTHY,
         }
 
     def _stalled(self) -> list[str]:

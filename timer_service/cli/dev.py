@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from timer_service.app.opening import open_dev_app
+from timer_service.app.startup import open_dev_app
 from timer_service.cli.connecting import open_client
 from timer_service.cli.running import run
 from timer_service.cli.serve import run_until_signalled

@@ -6,8 +6,8 @@ import logging
 import os
 import signal
 
-from timer_service.app.opening import open_app
 from timer_service.app.service import App
+from timer_service.app.startup import open_app
 from timer_service.cli.running import run
 from timer_service.config import Config, load_config, unknown_settings
 from timer_service.logs import configure_logs

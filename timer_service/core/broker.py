@@ -7,6 +7,7 @@ from enum import StrEnum
 from typing import Any, NamedTuple, Protocol
 
 from timer_service.core.errors import Code
+from timer_service.core.health import Health
 from timer_service.core.message import Address, Message, Position
 
 BATCH_BYTES = 8 * 1024 * 1024
@@ -124,8 +125,8 @@ class Broker(Protocol):
         ...
 
     @property
-    def trouble(self) -> str | None:
-        """Why the broker can't be used at the moment; None while all is well."""
+    def health(self) -> Health:
+        """Whether messages can be published now."""
         ...
 
     async def subscribe(self, *, alone: bool = False) -> Subscription:

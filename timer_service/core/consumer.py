@@ -92,7 +92,7 @@ class Consumer:
                 await self.handle(subscription, batch)
             except Exception:
                 log.exception("what is not settled of a batch is delivered again", extra={"count": len(batch)})
-            if self._database.trouble is not None:
+            if not self._database.health.usable:
                 await asyncio.sleep(_RETRY_DELAY.total_seconds())  # or all commands would go round and round meanwhile
 
     async def handle(self, subscription: Subscription, batch: Sequence[Delivery]) -> None:

@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Protocol
 
+from timer_service.core.health import Health
+
 Parameters = Mapping[str, Any]
 
 
@@ -83,8 +85,8 @@ class Database(Protocol):
         ...
 
     @property
-    def trouble(self) -> str | None:
-        """Why the last attempt to write failed; None while all is well."""
+    def health(self) -> Health:
+        """Whether the last attempt to write succeeded."""
         ...
 
     async def close(self) -> None:

@@ -117,7 +117,7 @@ class Relay:
         return max(at, self._resume_at)
 
     def _may_claim(self, now: int) -> bool:
-        if self._broker.trouble:
+        if not self._broker.health.usable:
             self._pause()
         return now >= self._resume_at
 

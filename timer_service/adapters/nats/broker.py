@@ -25,6 +25,7 @@ from timer_service.adapters.nats.subjects import Subjects
 from timer_service.adapters.nats.subscription import NatsSubscription
 from timer_service.core.broker import BrokerFeatures, PublishResult, PublishStatus, QueryHandler, Reply
 from timer_service.core.errors import StartError
+from timer_service.core.health import HEALTHY, Health
 from timer_service.core.message import Kind, Message
 
 log = logging.getLogger(__name__)
@@ -95,16 +96,13 @@ class NatsBroker:
         return BrokerFeatures(deduplicates=True, max_message_bytes=self._client.max_payload)
 
     @property
-    def trouble(self) -> str | None:
-        """Why nothing can be published now."""
-        if self._client.is_connected:
-            return None
-        return f"not connected to the broker: {self._last_error or 'connection lost'}"
-
-    @property
-    def denied(self) -> str | None:
-        """The last thing the server did not permit on this connection."""
-        return None if self._denied is None else f"{self._denied}; `timer-service doctor` names all that is lacking"
+    def health(self) -> Health:
+        """Whether there is a connection, and the last permission that the server denied on it."""
+        if not self._client.is_connected:
+            return Health.down(f"not connected to the broker: {self._last_error or 'connection lost'}")
+        if self._denied is not None:
+            return Health(reason=f"{self._denied}; `timer-service doctor` names every missing permission")
+        return HEALTHY
 
     async def subscribe(self, *, alone: bool = False) -> NatsSubscription:
         """Join the commands of every tenant. Raises `StartError` when that can't be done."""
@@ -113,21 +111,21 @@ class NatsBroker:
             await self._subscription.open(alone=alone)
         except (nats.errors.Error, JetStreamError) as error:
             raise StartError(
-                f"the consumer of commands can't be joined: {error!r}; `timer-service doctor` names what is lacking"
+                f"cannot join the consumer of commands: {error!r}; `timer-service doctor` names every missing permission"
             ) from error
         return self._subscription
 
     async def caught_up(self, *, afresh: bool = False) -> bool:
         """Ask JetStream."""
         backlog = self._backlog
-        if self.trouble or not await backlog.handled(afresh=afresh):
+        if not self.health.usable or not await backlog.handled(afresh=afresh):
             return False
-        return backlog is self._backlog and not self.trouble
+        return backlog is self._backlog and self.health.usable
 
     async def publish(self, messages: Sequence[Message]) -> Sequence[PublishResult]:
         """Store messages in their streams."""
-        if self._publisher is None or (trouble := self.trouble):
-            return [PublishResult(PublishStatus.UNAVAILABLE, trouble or "")] * len(messages)
+        if self._publisher is None or not self.health.usable:
+            return [PublishResult(PublishStatus.UNAVAILABLE, self.health.reason or "")] * len(messages)
         return await self._publisher.publish(messages)
 
     async def serve_queries(self, names: Sequence[str], answer: QueryHandler) -> None:

@@ -15,6 +15,7 @@ from timer_service.adapters.postgres.text import from_arrays, inserts_rows_of_pa
 from timer_service.core.cancellation import run_to_completion
 from timer_service.core.database import Parameters, Row
 from timer_service.core.errors import DatabaseUnavailableError, StartError
+from timer_service.core.health import HEALTHY, Health
 
 log = logging.getLogger(__name__)
 
@@ -129,7 +130,7 @@ class PostgresDatabase:
         self._questions = questions
         self.reader = _Reader(self, own)
         self.queries = _Reader(self, questions)
-        self.trouble: str | None = None
+        self.health = HEALTHY
         self._inserts: dict[str, str] = {}
 
     @classmethod
@@ -191,9 +192,9 @@ class PostgresDatabase:
                 async with pool.acquire(timeout=_STATEMENT_SECONDS) as connection, _begun(connection, begin):
                     yield _Session(connection, self._inserts, timeout_seconds)
         except DatabaseUnavailableError as error:
-            self.trouble = str(error)
+            self.health = Health.down(str(error))
             raise
-        self.trouble = None
+        self.health = HEALTHY
 
     async def clock_at(self) -> int:
         """Return what the server's clock says, in microseconds since the epoch."""

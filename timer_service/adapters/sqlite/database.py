@@ -21,6 +21,7 @@ from timer_service.adapters.sqlite.text import prepare, prepare_for_many
 from timer_service.core.cancellation import run_to_completion
 from timer_service.core.database import Parameters, Row
 from timer_service.core.errors import DatabaseUnavailableError, StartError
+from timer_service.core.health import HEALTHY, Health
 
 _T = TypeVar("_T")
 _NONE: Parameters = {}
@@ -98,7 +99,7 @@ class SqliteDatabase:
         self._lock = lock
         self.reader = reader
         self.queries = queries
-        self.trouble: str | None = None
+        self.health = HEALTHY
 
     @classmethod
     async def open(cls, path: Path) -> "SqliteDatabase":
@@ -132,9 +133,9 @@ class SqliteDatabase:
                     raise
                 await run_to_completion(self._commit())
             except DatabaseUnavailableError as error:
-                self.trouble = str(error)
+                self.health = Health.down(str(error))
                 raise
-            self.trouble = None
+            self.health = HEALTHY
 
     migrating = transaction
 

@@ -1,0 +1,240 @@
+"""The brokers that the port's suite runs on, each behind what a test must be able to do to it from the outside."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import nats
+import pytest
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+
+from tests.harness.barrier import barrier
+from tests.harness.provision import Provision, RestartableNats, restartable_nats
+from tests.harness.streams import read
+from timer_service.adapters.memory import MemoryBroker
+from timer_service.adapters.nats import NatsBroker
+from timer_service.core.broker import Broker, QueryReply
+from timer_service.core.errors import Code
+from timer_service.core.health import HEALTHY, Health
+from timer_service.core.message import Address, Kind, Message
+
+
+class Stored(NamedTuple):
+    """A message as a reader of the broker finds it."""
+
+    address: Address
+    id: str
+    body: bytes
+    headers: Mapping[str, str]
+    """At least those it was published with."""
+
+
+def stored(kind: Kind, tenant: str, message: Msg) -> Stored:
+    """Return what lies in a stream."""
+    headers = message.headers or {}
+    address = Address(kind, tenant, message.subject.rpartition(".")[2])
+    return Stored(address, headers["Nats-Msg-Id"], message.data, headers)
+
+
+class Inbox(Protocol):
+    """Where someone waits for an answer."""
+
+    @property
+    def address(self) -> str:
+        """What to put into `Timer-Reply-To`."""
+        ...
+
+    async def next(self) -> bytes:
+        """Wait for the next answer."""
+        ...
+
+
+class BrokerHarness(Protocol):
+    """A broker as its users and its operator have it, beside the `Broker` the service holds."""
+
+    @property
+    def broker(self) -> Broker:
+        """The broker as the service uses it."""
+        ...
+
+    async def send(self, address: Address, body: bytes, headers: Mapping[str, str], message_id: str) -> None:
+        """Publish a command as a user."""
+        ...
+
+    async def events(self, tenant: str) -> Sequence[Stored]:
+        """Read a tenant's stored events, oldest first."""
+        ...
+
+    async def dead_letters(self, tenant: str) -> Sequence[Stored]:
+        """Read a tenant's dead letters, oldest first."""
+        ...
+
+    async def inbox(self) -> Inbox:
+        """Begin to listen for answers."""
+        ...
+
+    async def ask(self, name: str, tenant: str, body: bytes) -> QueryReply:
+        """Ask a query as a user; return what the user gets."""
+        ...
+
+    async def let_deliveries_lapse(self) -> None:
+        """Return once all that is unsettled, given back or forgotten is to be delivered again."""
+        ...
+
+    async def go_away(self) -> None:
+        """Take the broker away; return once the service's side has noticed."""
+        ...
+
+    async def come_back(self) -> None:
+        """Bring the broker back with all it had stored; return once the service's side can use it."""
+        ...
+
+
+class _MemoryInbox:
+    def __init__(self, broker: MemoryBroker, address: str) -> None:
+        self.address = address
+        self._broker = broker
+        self._seen = 0
+
+    async def next(self) -> bytes:
+        mine = [reply.body for reply in self._broker.replies if reply.to == self.address]
+        self._seen += 1
+        return mine[self._seen - 1]
+
+
+class MemoryHarness:
+    """`BrokerHarness` of the broker in this process."""
+
+    def __init__(self) -> None:
+        self.broker = MemoryBroker()
+        self._inboxes = 0
+
+    async def send(self, address: Address, body: bytes, headers: Mapping[str, str], message_id: str) -> None:
+        self.broker.send(address, body, headers, message_id)
+
+    async def events(self, tenant: str) -> Sequence[Stored]:
+        return _of(tenant, self.broker.events)
+
+    async def dead_letters(self, tenant: str) -> Sequence[Stored]:
+        return _of(tenant, self.broker.dead_letters)
+
+    async def inbox(self) -> Inbox:
+        self._inboxes += 1
+        return _MemoryInbox(self.broker, f"_INBOX.{self._inboxes}")
+
+    async def ask(self, name: str, tenant: str, body: bytes) -> QueryReply:
+        return await self.broker.ask(name, tenant, body)
+
+    async def let_deliveries_lapse(self) -> None:
+        self.broker.redeliver()
+
+    async def go_away(self) -> None:
+        self.broker.health = Health.down("gone")
+
+    async def come_back(self) -> None:
+        self.broker.health = HEALTHY
+
+
+def _of(tenant: str, messages: Sequence[Message]) -> list[Stored]:
+    return [Stored(*message) for message in messages if message.address.tenant == tenant]
+
+
+@asynccontextmanager
+async def _memory(_request: pytest.FixtureRequest) -> AsyncIterator[BrokerHarness]:
+    yield MemoryHarness()
+
+
+class _NatsInbox:
+    def __init__(self, subscription: Any) -> None:
+        self.address = subscription.subject
+        self._subscription = subscription
+
+    async def next(self) -> bytes:
+        body: bytes = (await self._subscription.next_msg(5)).data
+        return body
+
+
+class NatsHarness:
+    """`BrokerHarness` of a real nats-server."""
+
+    def __init__(self, server: RestartableNats, broker: NatsBroker, user: Client) -> None:
+        self.broker = broker
+        self._server = server
+        self.user = user
+        """A user's own connection, for what only NATS has."""
+        self._js = user.jetstream()
+
+    async def send(self, address: Address, body: bytes, headers: Mapping[str, str], message_id: str) -> None:
+        subject = f"timer.cmd.v1.{address.tenant}.{address.message}"
+        await self._js.publish(subject, body, headers={**headers, "Nats-Msg-Id": message_id})
+
+    async def events(self, tenant: str) -> Sequence[Stored]:
+        return await self._read("TIMER_EVT", Kind.EVENT, tenant)
+
+    async def dead_letters(self, tenant: str) -> Sequence[Stored]:
+        return await self._read("TIMER_DLQ", Kind.DEAD_LETTER, tenant)
+
+    async def inbox(self) -> Inbox:
+        inbox = _NatsInbox(await self.user.subscribe(self.user.new_inbox()))
+        await barrier(self.user)
+        return inbox
+
+    async def ask(self, name: str, tenant: str, body: bytes) -> QueryReply:
+        answer = await self.user.request(f"timer.qry.v1.{tenant}.{name}", body, timeout=10)
+        headers = answer.headers or {}
+        code = headers.get("Nats-Service-Error-Code")
+        return QueryReply(answer.data, Code(code) if code else None, headers.get("Nats-Service-Error", ""))
+
+    async def let_deliveries_lapse(self) -> None:
+        await self._wait_for_acknowledgements(seconds=0.1)
+        await asyncio.sleep(0.4)  # the server's own deadline, which nothing announces
+        await self._wait_for_acknowledgements(seconds=60)
+
+    async def go_away(self) -> None:
+        await self._server.terminate()
+        await self._until(lambda: self.broker.health.reason is not None)
+
+    async def come_back(self) -> None:
+        await self._server.start()
+        await self._until(lambda: self.broker.health.reason is None)
+        await self._until(lambda: self.user.is_connected)
+        await self.broker._client.flush()  # it counts as connected before its subscriptions are there again
+
+    async def _wait_for_acknowledgements(self, *, seconds: float) -> None:
+        config = (await self._js.consumer_info("TIMER_CMD", "timer-service")).config
+        await self._js.add_consumer("TIMER_CMD", config.evolve(ack_wait=seconds))
+
+    async def _read(self, stream: str, kind: Kind, tenant: str) -> list[Stored]:
+        found = await read(self._js, stream, f"timer.{kind}.v1.{tenant}.*")
+        return [stored(kind, tenant, message) for message in found]
+
+    async def _until(self, reached: Callable[[], bool]) -> None:
+        async with asyncio.timeout(10):
+            while not reached():
+                await asyncio.sleep(0.01)
+
+
+@asynccontextmanager
+async def _nats(request: pytest.FixtureRequest) -> AsyncIterator[BrokerHarness]:
+    folder: Path = request.getfixturevalue("tmp_path")
+    provision: Provision = request.getfixturevalue("provision")
+    async with restartable_nats(provision, folder / "nats") as server:
+        broker = await NatsBroker.connect(server.url, "timer", reply_prefix="_INBOX.", manage_streams=True)
+        options: dict[str, Any] = {"max_reconnect_attempts": -1, "reconnect_time_wait": 0.1, "error_cb": _ignore}
+        async with await nats.connect(server.url, **options) as user:
+            yield NatsHarness(server, broker, user)
+        await broker.close()
+
+
+async def _ignore(_: Exception) -> None:
+    """Outages are what some of these tests are about."""
+
+
+HARNESSES: dict[str, Callable[[pytest.FixtureRequest], AbstractAsyncContextManager[BrokerHarness]]] = {
+    "memory": _memory,
+    "nats": _nats,
+}
+"""Name -> how to start an empty broker; one more entry puts one more broker through the whole suite."""

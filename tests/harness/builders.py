@@ -1,0 +1,110 @@
+"""Builders: a valid thing by default, only what a test is about named by the test."""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from tests.harness.clock import NOW, iso
+from timer_service.core.broker import Delivery
+from timer_service.core.message import Address, Kind, Message, Position
+from timer_service.timers import rules
+from timer_service.timers.rules import Key, Schedule, State, Timer
+
+FIRST = Position(1, 1)
+KEY = Key("acme", "call-1")
+
+
+def command(
+    message_type: str, payload: Mapping[str, Any], *, tenant: str = "acme", envelope: Mapping[str, Any] | None = None
+) -> bytes:
+    """Write a command's body; `envelope` adds to its envelope or replaces what is in it."""
+    return json.dumps({"type": message_type, "tenantId": tenant, "payload": payload, **(envelope or {})}).encode()
+
+
+def schedule_timer(
+    call: str = "call-1",
+    due_at: int | str = NOW,
+    *,
+    tenant: str = "acme",
+    envelope: Mapping[str, Any] | None = None,
+    **payload: Any,
+) -> bytes:
+    """Write a ScheduleTimer's body; `payload` adds to its payload or replaces what is in it."""
+    due = due_at if isinstance(due_at, str) else iso(due_at)
+    fields = {"tenantId": tenant, "serviceCallId": call, "dueAt": due, **payload}
+    return command("ScheduleTimer", fields, tenant=tenant, envelope=envelope)
+
+
+def command_address(tenant: str = "acme", message: str = "schedule-timer") -> Address:
+    """Return where a command is sent."""
+    return Address(Kind.COMMAND, tenant, message)
+
+
+def delivery(
+    body: bytes,
+    *,
+    address: Address | None = None,
+    headers: Mapping[str, str] | None = None,
+    position: Position = FIRST,
+    attempt: int = 1,
+) -> Delivery:
+    """Return a command as a broker hands it over."""
+    return Delivery(
+        address=address or command_address(),
+        source="the source",
+        message_id=f"message-{position.sequence}",
+        body=body,
+        headers=dict(headers or {}),
+        position=position,
+        attempt=attempt,
+        handle=None,
+    )
+
+
+def cancel_timer(call: str = "call-1", *, tenant: str = "acme", envelope: Mapping[str, Any] | None = None) -> bytes:
+    """Write a CancelTimer's body."""
+    return command("CancelTimer", {"tenantId": tenant, "serviceCallId": call}, tenant=tenant, envelope=envelope)
+
+
+def retry_timer(call: str = "call-1", *, tenant: str = "acme", envelope: Mapping[str, Any] | None = None) -> bytes:
+    """Write a RetryTimer's body."""
+    return command("RetryTimer", {"tenantId": tenant, "serviceCallId": call}, tenant=tenant, envelope=envelope)
+
+
+def wanted(due_at: int = NOW, position: Position = FIRST, *, key: Key = KEY, **fields: Any) -> Schedule:
+    """Return what a ScheduleTimer asks for, under the event id that its position gives it."""
+    return Schedule(due_at=due_at, event_id=rules.event_id(key, due_at, position), **fields)
+
+
+def scheduled(
+    call: str = "call-1",
+    due_at: int = NOW,
+    position: Position = FIRST,
+    *,
+    tenant: str = "acme",
+    now: int = NOW,
+    **fields: Any,
+) -> Timer:
+    """Return the timer that a ScheduleTimer makes where there was none; `fields` are of its schedule."""
+    key = Key(tenant, call)
+    asked = wanted(due_at, position, key=key, **fields)
+    return Timer(key, State.SCHEDULED, position, now, asked, available_at=due_at)
+
+
+def in_state(state: State, timer: Timer, at: int = NOW) -> Timer:
+    """Return a scheduled timer as it looks after it came to another state at `at`."""
+    match state:
+        case State.REACHED:
+            return timer._replace(state=state, available_at=None, settled_at=at, attempt=1)
+        case State.CANCELLED:
+            return timer._replace(state=state, available_at=None, settled_at=at)
+        case State.FAILED:
+            return timer._replace(state=state, available_at=None, attempt=3, last_error="refused")
+        case State.SCHEDULED:
+            return timer
+
+
+def event(number: int = 1, *, tenant: str = "acme", size: int = 2) -> Message:
+    """Return an event's message, with a body of `size` bytes and an id of its own."""
+    address = Address(Kind.EVENT, tenant, "due-time-reached")
+    return Message(address, f"event-{number}", b"x" * size, {"number": str(number)})

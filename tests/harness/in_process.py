@@ -1,0 +1,151 @@
+"""A slice and its outbox in this process, between a broker in memory and a store: nothing moves by itself."""
+
+import json
+import random
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from typing import Any
+
+from tests.harness.brokers import Stored
+from tests.harness.clock import ManualClock
+from tests.harness.conversation import Conversation
+from tests.harness.metrics import RecordingMetrics
+from timer_service.adapters.memory import MemoryBroker
+from timer_service.core.broker import Broker, Subscription
+from timer_service.core.consumer import Consumer, Route
+from timer_service.core.database import Database, Row
+from timer_service.core.loop import Worker
+from timer_service.core.message import Address, Position
+from timer_service.core.outbox import OUTBOX, stored_message
+from timer_service.core.query import Queries
+from timer_service.core.slice import Slice, WorkerParts
+
+BATCH = 1000
+VISIBILITY_TIMEOUT = timedelta(seconds=30)
+
+
+async def exhaust(worker: Worker, now: int) -> None:
+    """Let a worker make passes until there is nothing to do at `now`."""
+    while (await worker.tick(now)).done:
+        pass
+
+
+async def next_at(worker: Worker, now: int) -> int | None:
+    """Let a worker make a pass; return when it wants to make the next one."""
+    return (await worker.tick(now)).next_at
+
+
+class InProcess(Conversation):
+    """`Conversation` whose every step a test makes itself; beside it, all that is inside can be read and changed."""
+
+    def __init__(
+        self,
+        database: Database,
+        broker: MemoryBroker,
+        clock: ManualClock,
+        slice_: Slice,
+        *,
+        on: bool = True,
+        through: Broker | None = None,
+        max_attempts: int = 3,
+    ) -> None:
+        """`on`: whether the slice is switched on; `through`: what the service sees of the broker, if not the broker."""
+        super().__init__("acme")
+        self.database = database
+        self.broker = broker
+        self.clock = clock
+        self.metrics = RecordingMetrics()
+        self.command_wakes: list[int] = []
+        """When a command woke the loops of the slice."""
+        self.worker_wakes: list[tuple[str, int]] = []
+        """Which loops workers woke, and when."""
+        self._through = through or broker
+        self.parts = WorkerParts(
+            database=database,
+            broker=self._through,
+            clock=clock,
+            metrics=self.metrics,
+            batch_size=BATCH,
+            max_attempts=max_attempts,
+            visibility_timeout=VISIBILITY_TIMEOUT,
+            wake=lambda loop, at: self.worker_wakes.append((loop, at)),
+            rng=random.Random(0),
+        )
+        handle = slice_.handle if on or slice_.handle_when_off is None else slice_.handle_when_off
+        self.positions: list[Position] = []
+        """Where the commands sent stand."""
+        self.consumer = Consumer(
+            database=database,
+            broker=self._through,
+            routes=[Route(slice_.commands, handle, self._woken)],
+            clock=clock,
+            metrics=self.metrics,
+            batch_size=BATCH,
+            reply_prefix="_INBOX.",
+        )
+        self.queries = Queries(database, clock, slice_.queries)
+        self.relay = self.parts.relay(OUTBOX, stored_message)
+        self._subscription: Subscription | None = None
+
+    async def consume(self, batch_size: int = BATCH) -> None:
+        """Handle the waiting commands, batch after batch."""
+        if self._subscription is None:
+            self._subscription = await self._through.subscribe()
+        while self.broker.waiting:
+            self._turn()
+            await self.consumer.handle(self._subscription, await self._subscription.next_batch(batch_size))
+
+    async def deliver_reversed(self) -> None:
+        self.broker.deliver(*reversed(self.broker.waiting))
+        await self.consume(batch_size=1)
+
+    async def deliver_in(self, *numbers: int) -> None:
+        """Have commands that were sent delivered one by one, in this order, and handled so."""
+        self.broker.deliver(*(self.positions[number] for number in numbers))
+        await self.consume(batch_size=1)
+
+    async def deliver_again(self, *numbers: int) -> None:
+        """Deliver commands, one after the other, that were handled before; all of them if none is named."""
+        for number in numbers or range(self.sent):
+            self.broker.deliver(self.positions[number])
+            await self.consume()
+
+    async def publish(self) -> None:
+        """Publish what the outbox holds."""
+        await exhaust(self.relay, self.clock.now())
+
+    def reply(self, number: int) -> Any:
+        wanted = f"{self._inbox}.{number}"
+        return next(json.loads(reply.body) for reply in reversed(self.broker.replies) if reply.to == wanted)
+
+    def outcomes(self) -> list[str]:
+        return sorted(outcome for _, outcome in self.metrics.commands.elements())
+
+    async def stored(self, tenant: str | None = None) -> Sequence[Stored]:
+        await self.publish()
+        return [Stored(*each) for each in self.broker.events if each.address.tenant == (tenant or self.tenant)]
+
+    async def dead_letters(self) -> Sequence[Stored]:
+        return [Stored(*each) for each in self.broker.dead_letters]
+
+    async def ask(self, name: str, *, tenant: str | None = None, **question: Any) -> Any:
+        body = json.dumps(question).encode()
+        return json.loads((await self.queries.answer(name, tenant or self.tenant, body)).body)
+
+    async def sql(self, statement: str) -> None:
+        """Do to the database what no command can."""
+        async with self.database.transaction() as tx:
+            await tx.execute(statement)
+
+    async def rows(self, table: str) -> list[Row]:
+        """Read a table."""
+        return list(await self.database.reader.fetch(f"SELECT * FROM {table} ORDER BY 1, 2, 3"))
+
+    async def _woken(self, at: int) -> None:
+        self.command_wakes.append(at)
+
+    def _turn(self) -> None:
+        """Do what is to be done before each batch."""
+
+    def _post(self, address: Address, body: bytes, headers: Mapping[str, str], message_id: str | None) -> None:
+        self.positions.append(self.broker.send(address, body, headers, message_id))

@@ -1,0 +1,74 @@
+"""How PostgreSQL runs what the service asks, on tables with many rows."""
+
+import asyncio
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import NamedTuple
+
+import asyncpg
+import pytest
+
+from tests.harness.databases import Databases
+from tests.harness.stores import bring_to_head
+from timer_service.adapters.postgres.database import _BEGIN
+from timer_service.adapters.postgres.text import translate
+
+SIZES = [
+    pytest.param((20_000, False), id="20,000 rows, not analyzed"),
+    pytest.param((20_000, True), id="20,000 rows, analyzed"),
+    pytest.param((1_000_000, False), id="1,000,000 rows, not analyzed", marks=pytest.mark.full),
+    pytest.param((1_000_000, True), id="1,000,000 rows, analyzed", marks=pytest.mark.full),
+]
+"""How many rows there are, and whether the planner was told of them."""
+MODES = ["force_custom_plan", "force_generic_plan"]
+"""How a prepared statement is planned the first five times, and how it may be from then on."""
+
+_NODE = re.compile(
+    r"(?:->  )?(Index Only Scan|\w+ Scan|Sort|Hash Join|Merge Join|LockRows|Materialize)(?: using (\w+))?"
+)
+
+
+class Filled(NamedTuple):
+    """A database with many rows, and the event loop it is asked on."""
+
+    url: str
+    runner: asyncio.Runner
+
+    def plan(self, sql: str, mode: str) -> list[str]:
+        """Return what a statement is made of, as the service runs it: how it reads tables, what it locks and sorts."""
+        return [node for node in self.runner.run(_plan(self.url, sql, mode)) if node != "Subquery Scan"]
+
+
+@contextmanager
+def filled_database(databases: Databases, inserts: Sequence[str], size: tuple[int, bool]) -> Iterator[Filled]:
+    """Give a database filled by statements whose parameter is how many rows to insert."""
+    rows, analyzed = size
+    with asyncio.Runner() as runner:
+        opening = databases.database(bring_to_head)
+        url = runner.run(opening.__aenter__())
+        runner.run(_fill(url, inserts, rows, analyzed=analyzed))
+        yield Filled(url, runner)
+        runner.run(opening.__aexit__(None, None, None))
+
+
+async def _fill(url: str, inserts: Sequence[str], rows: int, *, analyzed: bool) -> None:
+    connection = await asyncpg.connect(url)
+    for insert in inserts:
+        await connection.execute(insert, rows)
+    if analyzed:
+        await connection.execute("ANALYZE")
+    await connection.close()
+
+
+async def _plan(url: str, sql: str, mode: str) -> list[str]:
+    text, _ = translate(sql)
+    connection = await asyncpg.connect(url)
+    types = [each.name for each in (await connection.prepare(text)).get_parameters()]
+    arguments = ", ".join("'tenant-7'" if name == "text" else "500" for name in types)
+    await connection.execute(f"{_BEGIN}; SET LOCAL plan_cache_mode = {mode}")
+    await connection.execute(f"PREPARE statement AS {text}")
+    lines = await connection.fetch(f"EXPLAIN (COSTS OFF) EXECUTE statement{f'({arguments})' if arguments else ''}")
+    await connection.close()
+    nodes = (_NODE.match(line[0].strip()) for line in lines)
+    return [" ".join(filter(None, node.groups())) for node in nodes if node]

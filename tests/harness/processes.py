@@ -1,0 +1,216 @@
+"""Real processes for tests: a nats-server and the service, to be stopped, killed and started again."""
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import socket
+import sqlite3
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from tests.harness.backlog import Backlog, postgres_backlog, sqlite_backlog
+from tests.harness.spawning import BIN, TIMER_SERVICE, Spawned, spawn
+
+PATIENCE_SECONDS = 30
+
+
+def unused_port() -> int:
+    """Return a loopback port that was free a moment ago."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+class _Process:
+    """One process at a time, its output in a file."""
+
+    def __init__(self, command: list[str], log: Path, environment: Mapping[str, str]) -> None:
+        self.command = command
+        self.log = log
+        self._environment = environment
+        self._process: Spawned | None = None
+
+    def launch(self) -> None:
+        self._process = spawn(self.command, self.log, environment=self._environment, cwd=Path.cwd())
+
+    @property
+    def running(self) -> Spawned:
+        assert self._process is not None, "not started"
+        return self._process
+
+    def signal(self, number: signal.Signals) -> None:
+        self.running.send_signal(number)
+
+    async def wait(self) -> int:
+        return await asyncio.to_thread(self.running.wait, PATIENCE_SECONDS)
+
+    async def kill(self) -> None:
+        """Kill -9, and see it dead."""
+        self.signal(signal.SIGKILL)
+        await self.wait()
+
+    async def terminate(self) -> int:
+        """SIGTERM; return the exit code."""
+        self.signal(signal.SIGTERM)
+        return await self.wait()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._process is not None and self._process.poll() is None:
+            await self.kill()
+
+    async def _until(self, ready: Any) -> None:
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            while not await asyncio.to_thread(ready):
+                if (code := self.running.poll()) is not None:
+                    raise AssertionError(f"{self.command[0]} ended with {code}: {self.log.read_text()[-3000:]}")
+                await asyncio.sleep(0.02)
+
+
+class NatsServer(_Process):
+    """A real nats-server with file storage that survives restarts on the same port."""
+
+    def __init__(self, folder: Path, extra: str = "", *, config: str | None = None, **environment: str) -> None:
+        """`config`: a whole configuration file to run instead, on a port and a folder of the test's own."""
+        folder.mkdir(parents=True, exist_ok=True)
+        self.port = unused_port()
+        self.url = f"nats://127.0.0.1:{self.port}"
+        config = config or f'port: 4222\njetstream {{ store_dir: "/data" }}\n{extra}\n'
+        file = folder / "nats.conf"
+        file.write_text(
+            config.replace("port: 4222", f'listen: "127.0.0.1:{self.port}"').replace('"/data"', f'"{folder}/js"')
+        )
+        super().__init__([str(BIN / "nats-server"), "-c", str(file)], folder / "nats.log", environment)
+
+    async def start(self) -> None:
+        self.launch()
+        await self._until(self._answers)
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    def _answers(self) -> bool:
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port), 1) as connection:
+            return connection.recv(4) == b"INFO"
+        return False
+
+
+class Dev(_Process):
+    """`timer-service dev --demo` with its files under a folder."""
+
+    def __init__(self, folder: Path, **settings: str) -> None:
+        command = [sys.executable, str(BIN / "timer-service"), "dev", "--demo", "--data-dir", str(folder / "dev")]
+        super().__init__(command, folder / "dev.log", {"TIMER_HTTP_PORT": str(unused_port()), **settings})
+
+    async def __aenter__(self) -> Self:
+        self.launch()
+        await self._until(lambda: "Serving. From another terminal" in self.log.read_text())
+        return self
+
+
+class Service(_Process):
+    """`timer-service serve` over a given broker, its database and port kept across restarts."""
+
+    def __init__(self, folder: Path, broker_url: str, **settings: str) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.port = unused_port()
+        environment = {
+            "TIMER_BROKER_URL": broker_url,
+            "TIMER_DB_PATH": str(folder / "timers.db"),
+            "TIMER_HTTP_PORT": str(self.port),
+            **settings,
+        }
+        super().__init__([TIMER_SERVICE, "serve"], folder / "service.log", environment)
+
+    async def start(self) -> None:
+        """Start and wait until it is ready."""
+        self.launch()
+        await self._until(self._ready)
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def page(self, path: str) -> tuple[int, str]:
+        """Read one of its pages: status and text."""
+        return await asyncio.to_thread(self._page, path)
+
+    async def until_page(self, path: str, status: int) -> str:
+        """Wait until a page has a status; return its text."""
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            while (answer := await self.page(path))[0] != status:
+                await asyncio.sleep(0.02)
+        return answer[1]
+
+    async def metric(self, sample: str) -> float:
+        """Read one sample of /metrics, 0 when it has none yet."""
+        _, text = await self.page("/metrics")
+        for line in text.splitlines():
+            name, _, value = line.rpartition(" ")
+            if name == sample:
+                return float(value)
+        return 0.0
+
+    async def until_metric(self, sample: str, *, at_least: float) -> None:
+        """Wait until a sample of /metrics has a value."""
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            while await self.metric(sample) < at_least:
+                await asyncio.sleep(0.02)
+
+    @property
+    def shares_store(self) -> bool:
+        """Whether other instances can have its database open."""
+        return "TIMER_DATABASE_URL" in self._environment
+
+    @contextlib.contextmanager
+    def nothing_commits(self) -> Iterator[None]:
+        """Keep its SQLite database locked, so that it handles nothing to the end."""
+        with contextlib.closing(sqlite3.connect(self._environment["TIMER_DB_PATH"], isolation_level=None)) as lock:
+            lock.execute("BEGIN IMMEDIATE")
+            yield
+
+    def backlog(self) -> AbstractAsyncContextManager[Backlog]:
+        """Look into its database for what it has still to do."""
+        url = self._environment.get("TIMER_DATABASE_URL")
+        return postgres_backlog(url) if url else sqlite_backlog(Path(self._environment["TIMER_DB_PATH"]))
+
+    def _ready(self) -> bool:
+        try:
+            return self._page("/readyz")[0] == 200
+        except OSError:
+            return False
+
+    def _page(self, path: str) -> tuple[int, str]:
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=5) as answer:
+                return answer.status, answer.read().decode()
+        except urllib.error.HTTPError as error:
+            return error.code, error.read().decode()
+
+
+class Executor(_Process):
+    """The executor of docs/examples, not started yet."""
+
+    def __init__(self, folder: Path, script: Path, broker_url: str) -> None:
+        command = [sys.executable, str(script), "acme", "--patience", "1"]
+        path = os.pathsep.join([str(BIN), os.environ["PATH"]])
+        super().__init__(command, folder / "executor.log", {"TIMER_BROKER_URL": broker_url, "PATH": path})
+
+
+def body(message_type: str, tenant: str, payload: Mapping[str, Any], **envelope: Any) -> bytes:
+    """Write a command's body."""
+    return json.dumps({"type": message_type, "tenantId": tenant, "payload": payload, **envelope}).encode()

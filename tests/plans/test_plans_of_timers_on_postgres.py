@@ -1,0 +1,71 @@
+from collections.abc import Iterator
+
+import pytest
+
+from tests.harness.databases import Databases
+from tests.harness.plans import MODES, SIZES, Filled, filled_database
+from timer_service.core.row_counts import overdue_sql
+from timer_service.timers import store as timers
+from timer_service.timers.rules import State
+from timer_service.timers.store import TIMERS
+
+ROWS = """
+INSERT INTO timer_schedules (
+    tenant_id, service_call_id, state, due_at, event_id, registered_at, reached_at, cancelled_at,
+    position_epoch, position_sequence, available_at
+)
+SELECT 'tenant-' || (n % 50), 'call-' || n, state, n, 'event-' || n, 0,
+    CASE WHEN state = 'Reached' THEN n END, CASE WHEN state = 'Cancelled' THEN n END,
+    1, n, CASE WHEN state = 'Scheduled' THEN n END
+FROM (
+    SELECT n, (ARRAY['Scheduled', 'Reached', 'Scheduled', 'Cancelled', 'Failed'])[1 + n % 5] AS state
+    FROM generate_series(1, $1::bigint) AS n
+) AS rows
+"""
+
+KEY = "Index Scan timer_schedules_pkey"
+AVAILABLE = "timer_schedules_available"
+SCHEDULED = "timer_schedules_scheduled"
+STATEMENTS = {
+    "claim": (TIMERS.sql("claim"), ["LockRows", f"Index Scan {AVAILABLE}", "CTE Scan", KEY]),
+    "claim of a tenant": (TIMERS.sql("claim_of_tenant"), ["LockRows", f"Index Scan {SCHEDULED}", "CTE Scan", KEY]),
+    "next available": (TIMERS.sql("next_available"), [f"Index Only Scan {AVAILABLE}"]),
+    "count available": (TIMERS.sql("count_available"), [f"Index Only Scan {AVAILABLE}"]),
+    "complete a claim": (TIMERS.sql("complete_claim"), [f"Index Scan {AVAILABLE}"]),
+    "complete": (TIMERS.sql("complete"), [KEY]),
+    "retry": (TIMERS.sql("retry"), [KEY]),
+    "release": (TIMERS.sql("release"), [KEY]),
+    "find": (timers._SQL["find"], [KEY]),
+    "find and lock": (timers._FIND_LOCKED, ["LockRows", KEY]),
+    "confirm": (timers._SQL["confirm"], [KEY]),
+    "overdue": (overdue_sql(TIMERS), [f"Index Only Scan {AVAILABLE}"]),
+    "oldest due": (timers._SQL["oldest_due"], [f"Index Only Scan {SCHEDULED}"]),
+    "delete settled": (
+        timers._SQL["delete_settled"],
+        ["CTE Scan", "LockRows", "Index Scan timer_schedules_settled", KEY],
+    ),
+} | {
+    f"list {state}": (timers._SQL["page"].format(where=timers._WHERE[state]), [f"Index Scan timer_schedules_{index}"])
+    for state, index in zip(State, ("scheduled", "reached", "cancelled", "failed"), strict=True)
+}
+
+
+@pytest.fixture(scope="module", params=SIZES)
+def filled(request: pytest.FixtureRequest, databases: Databases) -> Iterator[Filled]:
+    with filled_database(databases, [ROWS], request.param) as database:
+        yield database
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("name", STATEMENTS)
+def test_plan(filled: Filled, name: str, mode: str) -> None:
+    """Every hot statement goes by its index and sorts nothing, whatever the planner knows and however it prepares."""
+    sql, nodes = STATEMENTS[name]
+    assert filled.plan(sql, mode) == nodes
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_pending_tenants(filled: Filled, mode: str) -> None:
+    """Tenants with rows still to fire are found by one step into their index each."""
+    found = filled.plan(TIMERS.sql("pending_tenants"), mode)
+    assert set(found) == {f"Index Only Scan {SCHEDULED}", "WorkTable Scan", "CTE Scan"}

@@ -1,0 +1,203 @@
+import asyncio
+import re
+import shutil
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from tests.harness.builders import scheduled
+from tests.harness.clock import NOW
+from tests.harness.stores import open_sqlite
+from tests.harness.timers import put_timers
+from timer_service.core.database import Database
+from timer_service.core.message import Position
+from timer_service.core.row_counts import Counted, overdue_sql
+from timer_service.timers import store as timers
+from timer_service.timers.rules import State
+from timer_service.timers.store import TIMERS
+
+PENDING = 10_000
+AVAILABLE = "timer_schedules_available"
+SCHEDULED = "timer_schedules_scheduled"
+PRIMARY = "sqlite_autoindex_timer_schedules_1"
+BY_KEY = f"SEARCH timer_schedules USING INDEX {PRIMARY} (tenant_id=? AND service_call_id=?)"
+
+
+@pytest.fixture(scope="module", params=["analyzed", "not analyzed"])
+def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Make a SQLite file with ten thousand timers pending, a third of them due, its planner told of that or not."""
+    path = tmp_path_factory.mktemp("plans") / "timers.db"
+    asyncio.run(make(path, analyzed=request.param == "analyzed"))
+    return path
+
+
+async def make(path: Path, *, analyzed: bool) -> None:
+    pending = [
+        scheduled(f"call-{number}", NOW + number % 3000, Position(1, number), tenant=f"tenant-{number % 50}")
+        for number in range(PENDING)
+    ]
+    async with open_sqlite(path) as database, database.transaction() as tx:
+        await put_timers(tx, pending)
+        if analyzed:
+            await tx.execute("ANALYZE")
+
+
+@pytest.fixture
+async def database(made: Path, tmp_path: Path) -> AsyncIterator[Database]:
+    """A copy of that file, for each test its own."""
+    shutil.copy(made, tmp_path / "timers.db")
+    async with open_sqlite(tmp_path / "timers.db") as database:
+        yield database
+
+
+async def plan(database: Database, sql: str, *, index_only: bool = False) -> list[str]:
+    """Return how a statement is run; `index_only`: and whether that reads no rows."""
+    parameters = dict.fromkeys(re.findall(r":(\w+)", sql), 1)
+    async with database.transaction() as tx:
+        rows = await tx.fetch(f"EXPLAIN QUERY PLAN {sql}", parameters)
+    return [row["detail"] if index_only else row["detail"].replace("COVERING ", "") for row in rows]
+
+
+async def test_claim(database: Database) -> None:
+    """A claim walks the available rows in the order of their index, reaches each by its key, and sorts nothing."""
+    assert await plan(database, TIMERS.sql("claim")) == [
+        BY_KEY,
+        "LIST SUBQUERY 2",
+        "MATERIALIZE picked",
+        f"SEARCH timer_schedules USING INDEX {AVAILABLE} (available_at<?)",
+        "SCAN picked",
+    ]
+
+
+async def test_claim_of_tenant(database: Database) -> None:
+    """A tenant's share walks that tenant's rows still to fire, in the order they are fired in, and sorts nothing."""
+    assert await plan(database, TIMERS.sql("claim_of_tenant")) == [
+        BY_KEY,
+        "LIST SUBQUERY 2",
+        "MATERIALIZE picked",
+        f"SEARCH timer_schedules USING INDEX {SCHEDULED} (tenant_id=? AND due_at<?)",
+        "SCAN picked",
+    ]
+
+
+async def test_pending_tenants(database: Database) -> None:
+    """Tenants with rows still to fire are found by one step into their index each, whatever else there is of them."""
+    searches = [step for step in await plan(database, TIMERS.sql("pending_tenants")) if "timer_schedules" in step]
+    assert searches == [
+        f"SEARCH timer_schedules USING INDEX {SCHEDULED} ({step})"
+        for step in ("tenant_id>?", "tenant_id>?", "tenant_id=?")
+    ]
+
+
+async def test_count_available(database: Database) -> None:
+    """What may be claimed is counted in its index alone."""
+    assert await plan(database, TIMERS.sql("count_available"), index_only=True) == [
+        "CO-ROUTINE counted",
+        f"SEARCH timer_schedules USING COVERING INDEX {AVAILABLE} (available_at<?)",
+        "SCAN counted",
+    ]
+
+
+async def test_next_available(database: Database) -> None:
+    """The next available row is one step into the index."""
+    assert await plan(database, TIMERS.sql("next_available")) == [
+        f"SEARCH timer_schedules USING INDEX {AVAILABLE} (available_at>?)"
+    ]
+
+
+@pytest.mark.parametrize("name", ["complete", "retry", "bury", "release", "extend"])
+async def test_settle(database: Database, name: str) -> None:
+    """Whatever becomes of a claimed row, it is reached by its key."""
+    assert await plan(database, TIMERS.sql(name)) == [BY_KEY]
+
+
+@pytest.mark.parametrize(
+    ("name", "range_of"), [("complete_claim", "available_at=?"), ("void", "available_at>? AND available_at<?")]
+)
+async def test_whole_claims(database: Database, name: str, range_of: str) -> None:
+    """What is done to all rows of a claim at once reaches them by when its lease ends."""
+    assert await plan(database, TIMERS.sql(name)) == [f"SEARCH timer_schedules USING INDEX {AVAILABLE} ({range_of})"]
+
+
+@pytest.mark.parametrize("name", ["find", "confirm"])
+async def test_commands(database: Database, name: str) -> None:
+    """A command reaches its timer by its key."""
+    assert await plan(database, timers._SQL[name]) == [BY_KEY]
+
+
+async def test_put(database: Database) -> None:
+    """Writing a timer searches nothing: its key tells whether it is there."""
+    assert await plan(database, timers._SQL["put"]) == []
+
+
+LISTED_BY = {
+    State.SCHEDULED: SCHEDULED,
+    State.REACHED: "timer_schedules_reached",
+    State.CANCELLED: "timer_schedules_cancelled",
+    State.FAILED: "timer_schedules_failed",
+}
+
+
+@pytest.mark.parametrize("state", LISTED_BY)
+async def test_page(database: Database, state: State) -> None:
+    """A page begins at its place in the index for the state asked for, goes on in that order, and sorts nothing."""
+    range_of = "tenant_id=? AND (due_at,service_call_id)>(?,?) AND due_at<?"
+    assert await plan(database, timers._SQL["page"].format(where=timers._WHERE[state])) == [
+        f"SEARCH timer_schedules USING INDEX {LISTED_BY[state]} ({range_of})"
+    ]
+
+
+@pytest.mark.parametrize("state", LISTED_BY)
+async def test_count(database: Database, state: State) -> None:
+    """Timers of a state are counted along the index for it: those of other states cost nothing."""
+    assert await plan(database, timers._SQL["count"].format(where=timers._WHERE[state])) == [
+        "CO-ROUTINE counted",
+        f"SEARCH timer_schedules USING INDEX {LISTED_BY[state]} (tenant_id=? AND due_at<?)",
+        "SCAN counted",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("where", "walk"),
+    [
+        ("available_at IS NOT NULL", f"SEARCH timer_schedules USING INDEX {AVAILABLE} (available_at>?)"),
+        ("state = 'Reached'", "SCAN timer_schedules USING INDEX timer_schedules_reached"),
+        ("state = 'Cancelled'", "SCAN timer_schedules USING INDEX timer_schedules_cancelled"),
+        ("state = 'Failed'", "SCAN timer_schedules USING INDEX timer_schedules_failed"),
+    ],
+)
+async def test_count_all(database: Database, where: str, walk: str) -> None:
+    """The gauges count along the index that holds one state and no other."""
+    assert await plan(database, Counted(TIMERS.name, "any", where).sql) == [
+        "CO-ROUTINE counted",
+        walk,
+        "SCAN counted",
+    ]
+
+
+async def test_overdue(database: Database) -> None:
+    """What is overdue is counted along the index of what is available, and not sorted."""
+    assert await plan(database, overdue_sql(TIMERS)) == [
+        "CO-ROUTINE counted",
+        f"SEARCH timer_schedules USING INDEX {AVAILABLE} (available_at<?)",
+        "SCAN counted",
+    ]
+
+
+async def test_oldest_due(database: Database) -> None:
+    """A tenant's next due time is one step into the index of what is still to fire."""
+    assert await plan(database, timers._SQL["oldest_due"]) == [
+        f"SEARCH timer_schedules USING INDEX {SCHEDULED} (tenant_id=?)"
+    ]
+
+
+async def test_delete(database: Database) -> None:
+    """Timers to delete are found in the index of retention, oldest first, and reached by their key."""
+    assert await plan(database, timers._SQL["delete_settled"]) == [
+        BY_KEY,
+        "LIST SUBQUERY 2",
+        "MATERIALIZE picked",
+        "SEARCH timer_schedules USING INDEX timer_schedules_settled (<expr><?)",
+        "SCAN picked",
+    ]

@@ -1,0 +1,373 @@
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from timer_service.adapters.sqlite import SqliteDatabase
+from timer_service.core.database import Database, Reader
+from timer_service.core.errors import DatabaseUnavailableError, StartError
+
+INSERT = "INSERT INTO numbers (number) VALUES (:number)"
+SLOW_INSERT = """
+INSERT INTO numbers (number)
+WITH RECURSIVE series (number) AS (SELECT 1 UNION ALL SELECT number + 1 FROM series WHERE number < 300000)
+SELECT number FROM series
+"""
+
+SLOW_QUERY = """
+WITH RECURSIVE series (number) AS (SELECT 1 UNION ALL SELECT number + 1 FROM series WHERE number < 2000000)
+SELECT COUNT(*) AS count FROM series
+"""
+
+
+class OurError(Exception):
+    """What a test's own code raises."""
+
+
+@pytest.fixture
+async def database(store: Database) -> Database:
+    """A store with a table of numbers."""
+    async with store.transaction() as tx:
+        await tx.execute("CREATE TABLE numbers (number BIGINT PRIMARY KEY)")
+    return store
+
+
+async def numbers(database: Database) -> list[int]:
+    return [row["number"] for row in await database.reader.fetch("SELECT number FROM numbers ORDER BY number")]
+
+
+async def write_and_fail(database: Database) -> None:
+    async with database.transaction() as tx:
+        await tx.execute(INSERT, {"number": 1})
+        raise OurError
+
+
+async def test_commit(database: Database) -> None:
+    """What a transaction wrote can be read once its block has ended."""
+    async with database.transaction() as tx:
+        await tx.execute(INSERT, {"number": 1})
+    assert await numbers(database) == [1]
+
+
+async def test_sees_its_own_writes(database: Database) -> None:
+    """Inside its block a transaction reads what it wrote."""
+    async with database.transaction() as tx:
+        await tx.execute(INSERT, {"number": 1})
+        (row,) = await tx.fetch("SELECT number FROM numbers WHERE number = :number", {"number": 1})
+    assert row["number"] == 1
+
+
+def reader_of(database: Database, name: str) -> Reader:
+    return {"reader": database.reader, "queries": database.queries}[name]
+
+
+@pytest.mark.parametrize("name", ["reader", "queries"])
+async def test_reader_sees_only_what_is_committed(database: Database, name: str) -> None:
+    """A reader neither sees nor waits for a transaction that is open; what was committed it sees at once."""
+    reader = reader_of(database, name)
+    async with database.transaction() as tx:
+        await tx.execute(INSERT, {"number": 1})
+        during = await reader.fetch("SELECT number FROM numbers")
+    (row,) = await reader.fetch("SELECT number FROM numbers")
+    assert (during, row["number"]) == ([], 1)
+
+
+@pytest.mark.parametrize("name", ["reader", "queries"])
+async def test_reader_can_not_write(database: Database, name: str) -> None:
+    """There is no way to write past a transaction."""
+    with pytest.raises(Exception, match=r"(?i)read-?only"):
+        await reader_of(database, name).fetch("INSERT INTO numbers (number) VALUES (1) RETURNING number")
+    assert await numbers(database) == []
+
+
+async def test_slow_queries_hold_nothing_up(database: Database) -> None:
+    """While a query takes its time, the reader answers and a transaction commits."""
+    asking = asyncio.create_task(database.queries.fetch(SLOW_QUERY))
+    async with database.transaction() as tx:
+        await tx.execute(INSERT, {"number": 1})
+    found = await numbers(database)
+    held_up = asking.done()
+    (row,) = await asking
+    assert (found, held_up, row["count"]) == ([1], False, 2_000_000)
+
+
+async def test_exception_rolls_back(database: Database) -> None:
+    """An exception in the block undoes the whole transaction, and the next one works."""
+    with pytest.raises(OurError):
+        await write_and_fail(database)
+    async with database.transaction() as tx:
+        await tx.execute(INSERT, {"number": 2})
+    assert await numbers(database) == [2]
+
+
+async def test_failing_statement_rolls_back(database: Database) -> None:
+    """A statement the database refuses undoes the whole transaction, and the next one works."""
+    with pytest.raises(Exception, match=r"(?i)unique"):
+        async with database.transaction() as tx:
+            await tx.executemany(INSERT, [{"number": 1}, {"number": 2}, {"number": 1}])
+    async with database.transaction() as tx:
+        await tx.execute(INSERT, {"number": 3})
+    assert await numbers(database) == [3]
+
+
+async def test_wrong_statement_is_not_an_outage(database: Database) -> None:
+    """A statement that can never work is not reported as a database to wait for."""
+    with pytest.raises(Exception, match="nowhere") as caught:
+        await database.reader.fetch("SELECT * FROM nowhere")
+    assert not isinstance(caught.value, DatabaseUnavailableError)
+
+
+async def test_cancellation_in_a_statement_rolls_back(database: Database) -> None:
+    """Cancelled while the database works on a statement, nothing of the transaction remains, and the next one works."""
+    under_way = asyncio.Event()
+
+    async def write() -> None:
+        async with database.transaction() as tx:
+            await tx.execute(INSERT, {"number": -1})
+            under_way.set()
+            await tx.execute(SLOW_INSERT)
+
+    writing = asyncio.create_task(write())
+    await under_way.wait()
+    writing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await writing
+    async with database.transaction() as tx:
+        await tx.execute(INSERT, {"number": 7})
+    assert await numbers(database) == [7]
+
+
+async def turns(count: int) -> None:
+    """Let everything else that can run do so, `count` times."""
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+async def test_cancellation_anywhere_leaves_no_transaction_open(database: Database) -> None:
+    """Cancelled at whatever point of its course, a transaction is there whole or not at all, and the next one works."""
+
+    async def write() -> None:
+        async with database.transaction() as tx:
+            await tx.execute(INSERT, {"number": 1})
+            await tx.execute(INSERT, {"number": 2})
+
+    for turn in range(1, 100):
+        writing = asyncio.create_task(write())
+        await turns(turn)
+        writing.cancel()
+        await asyncio.wait([writing])
+        async with database.transaction() as tx:
+            await tx.execute(INSERT, {"number": 7})
+        assert await numbers(database) in ([7], [1, 2, 7]), f"cancelled at turn {turn}"
+        async with database.transaction() as tx:
+            await tx.execute("DELETE FROM numbers")
+
+
+async def test_cancelled_before_its_turn(database: Database) -> None:
+    """A transaction cancelled while it waits for another to end disturbs neither that one nor the next."""
+
+    async def write(number: int) -> None:
+        async with database.transaction() as tx:
+            await tx.execute(INSERT, {"number": number})
+
+    async with database.transaction() as tx:
+        waiting = asyncio.create_task(write(1))
+        await turns(3)
+        waiting.cancel()
+        await asyncio.wait([waiting])
+        await tx.execute(INSERT, {"number": 2})
+    await write(3)
+    assert await numbers(database) == [2, 3]
+
+
+async def test_rollback_takes_nothing_of_others(database: Database) -> None:
+    """Of transactions that run side by side, one that fails takes only its own writes with it."""
+
+    async def write(start: int, *, fails: bool) -> None:
+        async with database.transaction() as tx:
+            for number in range(start, start + 5):
+                await tx.execute(INSERT, {"number": number})
+            if fails:
+                raise OurError
+
+    results = await asyncio.gather(
+        *(write(start, fails=start % 20 == 0) for start in range(0, 100, 10)), return_exceptions=True
+    )
+    assert [type(result) for result in results] == [OurError, type(None)] * 5
+    assert await numbers(database) == [start + n for start in range(10, 100, 20) for n in range(5)]
+
+
+async def test_no_update_is_lost(database: Database) -> None:
+    """Transactions that count the same row up at the same time all count."""
+    async with database.transaction() as tx:
+        await tx.execute(INSERT, {"number": 0})
+
+    async def count_up() -> None:
+        async with database.transaction() as tx:
+            await tx.execute("UPDATE numbers SET number = number + 1")
+
+    await asyncio.gather(*(count_up() for _ in range(50)))
+    assert await numbers(database) == [50]
+
+
+async def test_counts(database: Database) -> None:
+    """A write says how many rows it changed, over all its parameters; those that match nothing count nothing."""
+    async with database.transaction() as tx:
+        inserted = await tx.executemany(INSERT, [{"number": number} for number in range(10)])
+        one = await tx.execute("UPDATE numbers SET number = 100 WHERE number = :number", {"number": 9})
+        none = await tx.execute("UPDATE numbers SET number = 100 WHERE number = :number", {"number": 77})
+        deleted = await tx.executemany("DELETE FROM numbers WHERE number < :below", [{"below": 3}, {"below": 5}])
+        nothing = await tx.executemany(INSERT, [])
+    assert (inserted, one, none, deleted, nothing) == (10, 1, 0, 5, 0)
+
+
+async def test_skipped_upserts_do_not_count(database: Database) -> None:
+    """An upsert whose condition fails is not counted: that is how a lost race is seen."""
+    upsert = """
+        INSERT INTO numbers (number) VALUES (:number)
+        ON CONFLICT (number) DO UPDATE SET number = excluded.number WHERE numbers.number > 5
+    """
+    async with database.transaction() as tx:
+        await tx.executemany(INSERT, [{"number": 1}, {"number": 9}])
+        written = await tx.executemany(upsert, [{"number": number} for number in (1, 9, 2)])
+    assert written == 2
+
+
+async def test_fetch_each(database: Database) -> None:
+    """Reading once per parameters gives all their rows, in the order asked for, from a transaction and the reader."""
+    wanted = [{"number": number} for number in (3, 77, 1)]
+    select = "SELECT number FROM numbers WHERE number = :number"
+    async with database.transaction() as tx:
+        await tx.executemany(INSERT, [{"number": number} for number in range(5)])
+        inside = await tx.fetch_each(select, wanted)
+        nothing = await tx.fetch_each(select, [])
+    outside = await database.reader.fetch_each(select, wanted)
+    assert [[row["number"] for row in rows] for rows in (inside, nothing, outside)] == [[3, 1], [], [3, 1]]
+
+
+async def test_large_integers_and_text(database: Database) -> None:
+    """64-bit integers, nulls and any text come back as they were given."""
+    text = "é \U0001f600 '\"\\ %s :name"
+    async with database.transaction() as tx:
+        await tx.execute("CREATE TABLE texts (number BIGINT, words TEXT, absent TEXT)")
+        await tx.execute(
+            "INSERT INTO texts VALUES (:number, :words, :absent)",
+            {"number": 2**63 - 1, "words": text, "absent": None},
+        )
+    (row,) = await database.reader.fetch("SELECT * FROM texts")
+    assert (row["number"], row["words"], row["absent"]) == (2**63 - 1, text, None)
+
+
+async def test_no_trouble(database: Database) -> None:
+    """A store that works has no trouble to tell of, also after a transaction that a test ended by itself."""
+    with pytest.raises(OurError):
+        await write_and_fail(database)
+    assert database.health.reason is None
+
+
+async def test_sqlite_serialises(sqlite: SqliteDatabase) -> None:
+    """On SQLite a transaction begins only when the one before has ended."""
+    order: list[str] = []
+
+    async def write(name: str) -> None:
+        async with sqlite.transaction() as tx:
+            order.append(f"{name} begins")
+            await tx.fetch("SELECT 1")
+            order.append(f"{name} ends")
+
+    await asyncio.gather(write("a"), write("b"))
+    assert order == ["a begins", "a ends", "b begins", "b ends"]
+
+
+async def test_sqlite_is_durable(sqlite: SqliteDatabase) -> None:
+    """A commit is on the disk: WAL with a sync at each commit."""
+    async with sqlite.transaction() as tx:
+        (mode,) = await tx.fetch("PRAGMA journal_mode")
+        (level,) = await tx.fetch("PRAGMA synchronous")
+    assert (mode["journal_mode"], level["synchronous"]) == ("wal", 2)
+
+
+async def test_sqlite_keeps_what_is_committed(tmp_path: Path) -> None:
+    """A file closed and opened again holds what was committed."""
+    path = tmp_path / "a new folder" / "timers.db"
+    first = await SqliteDatabase.open(path)
+    async with first.transaction() as tx:
+        await tx.execute("CREATE TABLE numbers (number BIGINT)")
+        await tx.execute(INSERT, {"number": 1})
+    await first.close()
+    second = await SqliteDatabase.open(path)
+    found = await numbers(second)
+    await second.close()
+    assert found == [1]
+
+
+async def test_second_instance_on_sqlite_is_refused(tmp_path: Path) -> None:
+    """A second instance on the same file is told what to use instead, while the first goes on until it ends."""
+    path = tmp_path / "timers.db"
+    first = await SqliteDatabase.open(path)
+    with pytest.raises(StartError, match=r"another instance uses .*timers\.db.*TIMER_DATABASE_URL"):
+        await SqliteDatabase.open(path)
+    async with first.transaction() as tx:
+        await tx.execute("CREATE TABLE numbers (number BIGINT)")
+    await first.close()
+    second = await SqliteDatabase.open(path)
+    await second.close()
+
+
+async def test_sqlite_path_in_no_folder(tmp_path: Path) -> None:
+    """A path that can't be written to is refused by the name of its setting."""
+    (tmp_path / "file").touch()
+    with pytest.raises(StartError, match=r"can't create .*file/timers\.db\.lock \(TIMER_DB_PATH\)"):
+        await SqliteDatabase.open(tmp_path / "file" / "timers.db")
+
+
+async def test_sqlite_path_is_a_folder(tmp_path: Path) -> None:
+    """A path that is a folder is refused by the name of its setting, and the lock is let go of."""
+    path = tmp_path / "timers.db"
+    path.mkdir()
+    with pytest.raises(StartError, match=r"can't open the database .*timers\.db \(TIMER_DB_PATH\)"):
+        await SqliteDatabase.open(path)
+    path.rmdir()
+    database = await SqliteDatabase.open(path)
+    await database.close()
+
+
+async def test_file_that_is_no_database(tmp_path: Path) -> None:
+    """A file of something else is refused and left as it is."""
+    path = tmp_path / "timers.db"
+    path.write_text("dear diary, " * 100)
+    with pytest.raises(StartError, match="file is not a database"):
+        await SqliteDatabase.open(path)
+    assert path.read_text().startswith("dear diary")
+
+
+async def test_sqlite_failed_commit_does_not_last(sqlite: SqliteDatabase) -> None:
+    """A commit that the database refuses is reported, leaves nothing behind, and the next transaction works."""
+    await sqlite._writer.control("PRAGMA foreign_keys = ON")
+    async with sqlite.transaction() as tx:
+        await tx.execute("CREATE TABLE numbers (number BIGINT PRIMARY KEY)")
+        await tx.execute("CREATE TABLE more (n BIGINT REFERENCES numbers (number) DEFERRABLE INITIALLY DEFERRED)")
+    with pytest.raises(Exception, match="FOREIGN KEY"):
+        async with sqlite.transaction() as tx:
+            await tx.execute("INSERT INTO more VALUES (1)")
+    async with sqlite.transaction() as tx:
+        await tx.execute(INSERT, {"number": 7})
+        left = await tx.fetch("SELECT * FROM more")
+    assert (left, await numbers(sqlite)) == ([], [7])
+
+
+async def test_sqlite_locked_by_another_program(sqlite: SqliteDatabase, tmp_path: Path) -> None:
+    """While another program holds the file the database is unavailable, and says so until it can write again."""
+    intruder = await SqliteDatabase.open(tmp_path / "link" / "other.db")
+    await sqlite._writer.control("PRAGMA busy_timeout = 0")
+    await intruder._writer.control(f"ATTACH DATABASE '{tmp_path / 'timers.db'}' AS ours")
+    async with intruder.transaction() as tx:
+        await tx.execute("CREATE TABLE ours.numbers (number BIGINT)")
+        with pytest.raises(DatabaseUnavailableError, match="locked"):
+            async with sqlite.transaction():
+                pass
+        during = sqlite.health.reason
+    async with sqlite.transaction() as tx:
+        await tx.execute(INSERT, {"number": 1})
+    await intruder.close()
+    assert (during, sqlite.health.reason) == ("database is locked", None)

@@ -1,0 +1,247 @@
+"""What only PostgreSQL does behind the database port: many writers, outages of its own, a login."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from datetime import timedelta
+from typing import cast
+
+import asyncpg
+import pytest
+
+from tests.harness.builders import in_state, scheduled
+from tests.harness.clock import NOW
+from tests.harness.databases import Databases
+from tests.harness.provision import RestartablePostgres
+from tests.harness.stores import bring_to_head
+from tests.harness.timers import put_timers
+from timer_service.adapters.postgres import PostgresDatabase
+from timer_service.core.database import Database, Transaction
+from timer_service.core.errors import ConflictError, DatabaseUnavailableError
+from timer_service.core.lease import Lease
+from timer_service.core.message import Position
+from timer_service.core.transactions import in_transaction
+from timer_service.timers import store as timers
+from timer_service.timers.rules import Key, State
+from timer_service.timers.store import TIMERS
+
+ADD = "UPDATE numbers SET value = value + 1 WHERE number = :number"
+
+
+@pytest.fixture
+async def url(databases: Databases) -> AsyncIterator[str]:
+    async with databases.database(bring_to_head) as url:
+        yield url
+
+
+@pytest.fixture
+async def numbers(postgres: PostgresDatabase) -> PostgresDatabase:
+    """A store with two numbers, both 0."""
+    async with postgres.transaction() as tx:
+        await tx.execute("CREATE TABLE numbers (number BIGINT PRIMARY KEY, value BIGINT)")
+        await tx.execute("INSERT INTO numbers VALUES (1, 0), (2, 0)")
+    return postgres
+
+
+async def values(database: Database) -> list[int]:
+    return [row["value"] for row in await database.reader.fetch("SELECT value FROM numbers ORDER BY number")]
+
+
+async def test_swallowed_failure_is_not_committed(numbers: PostgresDatabase) -> None:
+    """A block that goes on after a statement has failed is told that nothing of it was committed."""
+
+    async def go_on() -> None:
+        async with numbers.transaction() as tx:
+            await tx.execute(ADD, {"number": 1})
+            with pytest.raises(asyncpg.UniqueViolationError):
+                await tx.execute("INSERT INTO numbers VALUES (1, 0)")
+
+    with pytest.raises(asyncpg.InFailedSQLTransactionError):
+        await go_on()
+    assert (await values(numbers), numbers.health.reason) == ([0, 0], None)
+
+
+async def deadlock(database: Database, *, again: bool) -> list[BaseException | None]:
+    """Have two transactions write two rows in opposite orders, each its first before either its second."""
+    both_hold = asyncio.Barrier(2)
+    met = False
+
+    async def write(tx: Transaction, first: int, second: int) -> None:
+        nonlocal met
+        await tx.execute("SET LOCAL deadlock_timeout = '10ms'")
+        await tx.execute(ADD, {"number": first})
+        if not met:
+            await both_hold.wait()
+            met = True
+        await tx.execute(ADD, {"number": second})
+
+    async def once(first: int, second: int) -> None:
+        async with database.transaction() as tx:
+            await write(tx, first, second)
+
+    async def until_done(first: int, second: int) -> None:
+        await in_transaction(database, lambda tx: write(tx, first, second))
+
+    run = until_done if again else once
+    async with asyncio.timeout(30):
+        return list(await asyncio.gather(run(1, 2), run(2, 1), return_exceptions=True))
+
+
+async def test_deadlock(numbers: PostgresDatabase) -> None:
+    """Of two transactions that wait for each other one gives way with a conflict, and the other commits."""
+    ends = await deadlock(numbers, again=False)
+    assert sorted(type(end).__name__ for end in ends) == ["ConflictError", "NoneType"]
+    assert (await values(numbers), numbers.health.reason) == ([1, 1], None)
+
+
+async def test_deadlock_is_tried_again(numbers: PostgresDatabase) -> None:
+    """Work that gives way is done anew, and both are there in the end."""
+    assert await deadlock(numbers, again=True) == [None, None]
+    assert await values(numbers) == [2, 2]
+
+
+async def test_statement_of_an_older_schema(numbers: PostgresDatabase) -> None:
+    """A statement prepared before another instance migrated is a conflict once, and goes on the next time."""
+    everything = "SELECT * FROM numbers WHERE number = 1 /* for update */"
+
+    async def read(tx: Transaction) -> list[str]:
+        (row,) = await tx.fetch(everything)
+        return list(cast("asyncpg.Record", row).keys())
+
+    assert await in_transaction(numbers, read) == ["number", "value"]
+    async with numbers.transaction() as tx:
+        await tx.execute("ALTER TABLE numbers ADD COLUMN more TEXT")
+    with pytest.raises(ConflictError):
+        async with numbers.transaction() as tx:
+            await read(tx)
+    assert await in_transaction(numbers, read) == ["number", "value", "more"]
+
+
+async def test_settings_end_with_the_transaction(postgres: PostgresDatabase) -> None:
+    """What is set for a transaction is not left to whoever has the connection next, as behind a pooler."""
+    shown = "SELECT current_setting('enable_seqscan') AS seqscan"
+    async with postgres.transaction() as tx:
+        (inside,) = await tx.fetch(shown)
+    outside = await postgres._own.fetchval(shown)
+    assert (inside["seqscan"], outside) == ("off", "on")
+
+
+async def test_claims_race(url: str) -> None:
+    """Of instances that claim at the same time from the same rows none gets a row that another has."""
+    lease = Lease(TIMERS, timedelta(seconds=30))
+    instances = [await PostgresDatabase.open(url) for _ in range(4)]
+    rows = [scheduled(f"call-{number}", NOW, Position(1, number), tenant=f"t{number % 7}") for number in range(2000)]
+    async with instances[0].transaction() as tx:
+        await put_timers(tx, rows)
+
+    async def claim(database: PostgresDatabase) -> list[str]:
+        claimed: list[str] = []
+        for _ in range(60):
+            found = await in_transaction(database, lambda tx: Lease(TIMERS, timedelta(seconds=30)).claim(tx, NOW, 20))
+            assert len(found) <= 20
+            claimed += [row["service_call_id"] for row in found]
+        return claimed
+
+    shares = await asyncio.gather(*(claim(each) for each in instances))
+    left = await lease.count_available(instances[0].reader, NOW, 1)
+    for each in instances:
+        await each.close()
+    together = [call for share in shares for call in share]
+    assert (len(together), len(set(together)), left) == (2000, 2000, 0)
+    assert all(shares), "an instance got nothing"
+
+
+async def test_commands_wait_for_each_other(postgres: PostgresDatabase) -> None:
+    """A timer that one instance decides on is not read by another one before it has decided; claims pass it over."""
+    key = Key("acme", "call-1")
+    lease = Lease(TIMERS, timedelta(seconds=30))
+    async with postgres.transaction() as tx:
+        await put_timers(tx, [scheduled("call-1", NOW, Position(1, 1))])
+    read: list[Position] = []
+
+    async def read_locked() -> None:
+        async with postgres.transaction() as other:
+            read.append((await timers.load(other, [key]))[key].position)
+
+    async with postgres.transaction() as tx:
+        found = await timers.load(tx, [key])
+        waiting = asyncio.create_task(read_locked())
+        passed_over = await in_transaction(postgres, lambda other: lease.claim(other, NOW, 10))
+        await timers.save(tx, found, {key: found[key]._replace(position=Position(1, 5))})
+        before = list(read)
+    await waiting
+    assert (passed_over, before, read) == ([], [], [Position(1, 5)])
+
+
+async def test_restart(postgres_server: RestartablePostgres) -> None:
+    """A database that was away is unavailable until it is back, and says so; then the same object works as before."""
+    database = await PostgresDatabase.open(postgres_server.url)
+    async with database.transaction() as tx:
+        await tx.execute("CREATE TABLE numbers (number BIGINT PRIMARY KEY, value BIGINT)")
+        await tx.execute("INSERT INTO numbers VALUES (1, 0)")
+
+    async def write() -> None:
+        async with database.transaction() as tx:
+            await tx.execute(ADD, {"number": 1})
+            await postgres_server.stop("immediate")
+            await tx.execute(ADD, {"number": 1})
+
+    with pytest.raises(DatabaseUnavailableError):
+        await write()
+    for reader in (database.reader, database.queries):
+        with pytest.raises(DatabaseUnavailableError):
+            await reader.fetch("SELECT 1 AS one")
+    away = database.health.reason
+    await postgres_server.start()
+    async with asyncio.timeout(10):
+        while database.health.reason is not None:
+            try:
+                await database.queries.fetch("SELECT 1 AS one")
+            except DatabaseUnavailableError:
+                await asyncio.sleep(0.01)
+    assert away is not None
+    assert await values(database) == [0]
+    await database.close()
+
+
+async def test_killed_between_statements(postgres_server: RestartablePostgres) -> None:
+    """A connection that the server ended while it was idle is replaced, at the cost of one failure at most."""
+    database = await PostgresDatabase.open(postgres_server.url)
+    await database.reader.fetch("SELECT 1 AS one")
+    await postgres_server.restart("immediate")
+    outcomes: list[str] = []
+    for _ in range(3):
+        try:
+            await database.reader.fetch("SELECT 1 AS one")
+            outcomes.append("works")
+        except DatabaseUnavailableError:
+            outcomes.append("away")
+    await database.close()
+    assert outcomes[1:] == ["works", "works"]
+
+
+async def test_without_prepared_statements(url: str) -> None:
+    """With a cache of nothing, as behind a pooler in transaction mode, it does the same."""
+    database = await PostgresDatabase.open(url, statement_cache_size=0)
+    lease = Lease(TIMERS, timedelta(seconds=30))
+    async with database.transaction() as tx:
+        await put_timers(tx, [scheduled(f"call-{number}", NOW, Position(1, number)) for number in range(50)])
+    for _ in range(2):
+        rows = await in_transaction(database, lambda tx: lease.claim(tx, NOW, 20))
+        settled = await in_transaction(database, lambda tx, rows=rows: lease.complete(tx, rows, NOW))  # type: ignore[misc]
+        assert settled == 20
+    prepared = await database._own.fetchval("SELECT count(*) FROM pg_prepared_statements")
+    await database.close()
+    assert prepared == 0
+
+
+async def test_a_timer_scheduled_again_is_not_deleted(postgres: PostgresDatabase) -> None:
+    """Retention passes over an old cancelled timer that a command is just scheduling again."""
+    timer = scheduled("call-1", NOW, Position(1, 1))
+    async with postgres.transaction() as tx:
+        await put_timers(tx, [in_state(State.CANCELLED, timer)])
+    async with postgres.transaction() as tx, asyncio.timeout(10):
+        await timers.load(tx, [timer.key])
+        await put_timers(tx, [timer._replace(position=Position(1, 2))])
+        deleted = await in_transaction(postgres, lambda other: timers.delete_settled(other, NOW + 1, 10))
+    left = await timers.find(postgres.reader, [timer.key])
+    assert (deleted, left[timer.key].state) == (0, State.SCHEDULED)

@@ -1,0 +1,59 @@
+"""What every scenario is played through: the slice driven by hand and the real service, each on every store."""
+
+from collections.abc import AsyncIterator, Iterator
+from typing import TypeAlias
+
+import pytest
+
+from tests.harness.clock import ManualClock
+from tests.harness.databases import Databases
+from tests.harness.live_service import Server, shared_server
+from tests.harness.runs import LiveRuns, RunConversation, Runs
+from tests.harness.signals import LiveSignals, SignalConversation, Signals
+from tests.harness.stores import STORES
+from timer_service.adapters.memory import MemoryBroker
+
+Stage: TypeAlias = Server | str
+"""Where the service runs, or on which store it is driven by hand."""
+
+
+@pytest.fixture(scope="session")
+def service_on_sqlite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with shared_server(tmp_path_factory.mktemp("service")) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def service_on_postgres(tmp_path_factory: pytest.TempPathFactory, databases: Databases) -> Iterator[Server]:
+    with shared_server(tmp_path_factory.mktemp("service"), databases) as server:
+        yield server
+
+
+@pytest.fixture(params=[f"{broker}-{store}" for broker in ("memory", "nats") for store in STORES])
+def stage(request: pytest.FixtureRequest) -> Stage:
+    """Every way in turn."""
+    broker, _, store = request.param.partition("-")
+    if broker == "memory":
+        return str(store)
+    server: Server = request.getfixturevalue(f"service_on_{store}")
+    return server
+
+
+@pytest.fixture
+async def runs(stage: Stage, request: pytest.FixtureRequest) -> AsyncIterator[RunConversation]:
+    if isinstance(stage, Server):
+        async with LiveRuns.at(stage) as live:
+            yield live
+    else:
+        async with STORES[stage](request) as database:
+            yield Runs(database, MemoryBroker(), ManualClock())
+
+
+@pytest.fixture
+async def signals(stage: Stage, request: pytest.FixtureRequest) -> AsyncIterator[SignalConversation]:
+    if isinstance(stage, Server):
+        async with LiveSignals.at(stage) as live:
+            yield live
+    else:
+        async with STORES[stage](request) as database:
+            yield Signals(database, MemoryBroker(), ManualClock())

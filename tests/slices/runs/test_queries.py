@@ -1,0 +1,50 @@
+from typing import Any
+
+from tests.harness.runs import RunConversation, run_of
+
+
+async def test_run_with_its_jobs_and_edges(runs: RunConversation) -> None:
+    """A run is answered with each job's status, what it needs, and what came of it, a page at a time."""
+    await runs.start({"a": [], "b": ["a", {"group": "g"}], "c": [run_of("a")]}, "g", "empty")
+    await runs.resolve("empty", {})
+    await runs.report("failed", "a", outputs={"log": "x"})
+    first = await runs.ask("get-run", runId="run-1", limit=2)
+    rest = await runs.ask("get-run", runId="run-1", limit=2, cursor=first["cursor"])
+    jobs = {job["name"]: job for job in (*first["jobs"], *rest["jobs"])}
+    assert "cursor" not in rest
+    assert (first["counts"], first["groups"]) == (
+        {"failed": 1, "pending": 1, "skipped": 1},
+        {"empty": True, "g": False},
+    )
+    assert (jobs["a"]["status"], jobs["a"]["outputs"], jobs["a"]["needs"]) == ("failed", {"log": "x"}, [])
+    assert jobs["b"]["needs"] == [{"job": "a", "ifFailed": "skip"}, {"group": "g", "ifFailed": "skip"}]
+    assert (jobs["b"]["reason"], jobs["c"]["needs"]) == ("upstream_failed: a", [{"job": "a", "ifFailed": "run"}])
+    assert ("readyAt" in jobs["b"], "readyAt" in jobs["c"]) == (False, True)
+
+
+async def test_lists_newest_first(runs: RunConversation) -> None:
+    """Runs come newest first, each once, in pages of the size asked for, of a status if one is named."""
+    for name in ("one", "two", "three"):
+        await runs.start({"a": []}, runId=name)
+    await runs.report("success", "a", runId="two")
+    await runs.report("success", "a", runId="only named")
+    first = await runs.ask("list-runs", limit=2)
+    rest = await runs.ask("list-runs", limit=2, cursor=first["cursor"])
+    done = await runs.ask("list-runs", status="success")
+    found = [[run["runId"] for run in page["runs"]] for page in (first, rest, done)]
+    assert found == [["three", "two"], ["one"], ["two"]]
+
+
+WRONG: list[tuple[str, str, dict[str, Any]]] = [
+    ("runId", "get-run", {}),
+    ("cursor", "get-run", {"runId": "run-1", "cursor": "Wzdd"}),
+    ("status", "list-runs", {"status": "done"}),
+    ("cursor", "list-runs", {"cursor": "Wzdd"}),
+]
+
+
+async def test_wrong_field(runs: RunConversation) -> None:
+    """A field that is wrong, missing or not known is answered with its name."""
+    await runs.start({"a": []})
+    found = [(await runs.ask(name, **question))["error"]["errors"] for _, name, question in WRONG]
+    assert [each["path"] for (each,) in found] == [path for path, _, _ in WRONG]

@@ -1,0 +1,335 @@
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from tests.harness.builders import cancel_timer, command, retry_timer, schedule_timer
+from tests.harness.clock import NOW, ManualClock, after, iso
+from tests.harness.timers import MAX_ATTEMPTS, VISIBILITY_TIMEOUT, Timers, always, bodies
+from timer_service.adapters.memory import MemoryBroker, never
+from timer_service.core.database import Database
+from timer_service.core.health import HEALTHY, Health
+from timer_service.core.message import Message, Position
+
+DUE = after(minutes=1)
+LATER = after(minutes=2)
+
+
+async def nothing(_: Sequence[Message]) -> None:
+    pass
+
+
+async def drain(timers: Timers, until: int = LATER) -> list[str]:
+    """Let everything fire that will fire, leases run out and all; return what fired."""
+    timers.clock.set(until)
+    await timers.tick()
+    timers.clock.advance(seconds=VISIBILITY_TIMEOUT.total_seconds())
+    await timers.tick()
+    return timers.fired()
+
+
+def replies(timers: Timers) -> list[Any]:
+    return [json.loads(reply.body) for reply in timers.broker.replies]
+
+
+# Cancelling
+
+
+async def test_cancelled_before_it_is_due(timers: Timers) -> None:
+    """A timer cancelled before it is due stays silent, is woken for by nobody, and says when it was cancelled."""
+    await timers.schedule(due_at=DUE)
+    timers.clock.advance(seconds=1)
+    await timers.cancel()
+    row = await timers.row()
+    assert (row["state"], row["cancelled_at"], row["available_at"]) == ("Cancelled", NOW + 1000, None)
+    assert (await timers.next_at(), timers.wakes) == (None, [DUE])
+    assert await drain(timers) == []
+    assert timers.outcomes() == {"scheduled": 1, "cancelled": 1}
+
+
+async def test_cancelled_twice(timers: Timers) -> None:
+    """A second CancelTimer changes nothing, and counts as newest."""
+    await timers.schedule(due_at=DUE)
+    await timers.cancel()
+    first = await timers.row()
+    timers.clock.advance(seconds=1)
+    newest = await timers.cancel()
+    row = await timers.row()
+    assert (row["cancelled_at"], row["position_sequence"]) == (first["cancelled_at"], newest.sequence)
+    assert row["confirmed_at"] == NOW + 1000
+    assert timers.outcomes() == {"scheduled": 1, "cancelled": 1, "unchanged": 1}
+
+
+async def test_cancelled_while_it_is_being_published(timers: Timers) -> None:
+    """Cancelled while its event is on its way, a timer fires that once, and the late settling leaves it cancelled."""
+    await timers.schedule()
+
+    async def cancel(_: Sequence[Message]) -> None:
+        timers.broker.before_publishing = nothing
+        await timers.cancel()
+
+    timers.broker.before_publishing = cancel
+    await timers.tick()
+    row = await timers.row()
+    assert (row["state"], row["reached_at"], row["lease_token"]) == ("Cancelled", None, None)
+    assert (timers.metrics.lost, timers.metrics.settlements) == (1, {})
+    assert await drain(timers) == ["call-1"]
+
+
+async def test_cancelled_while_the_broker_is_away(timers: Timers) -> None:
+    """Cancelled while its event can't be published, a timer stays silent when the broker is back."""
+    await timers.schedule()
+
+    async def go_away_and_cancel(_: Sequence[Message]) -> None:
+        timers.broker.before_publishing = nothing
+        timers.broker.health = Health.down("gone")
+        await timers.cancel()
+
+    timers.broker.before_publishing = go_away_and_cancel
+    await timers.tick()
+    timers.broker.health = HEALTHY
+    assert await drain(timers) == []
+    assert (await timers.row())["state"] == "Cancelled"
+
+
+async def test_cancelled_while_it_waits_to_be_retried(timers: Timers) -> None:
+    """A timer whose event was refused can be cancelled before it is tried again."""
+    await timers.schedule()
+    timers.broker.refuses = always
+    await timers.tick()
+    timers.broker.refuses = never
+    await timers.cancel()
+    assert await drain(timers) == []
+
+
+async def test_cancelled_after_it_fired(timers: Timers) -> None:
+    """A timer that has fired can't be cancelled any more, and is left as it is."""
+    await timers.schedule()
+    await timers.tick()
+    before = await timers.row()
+    newest = await timers.cancel()
+    assert timers.outcomes() == {"scheduled": 1, "already_reached": 1}
+    row = await timers.row()
+    assert (row["state"], row["reached_at"], row["cancelled_at"]) == ("Reached", before["reached_at"], None)
+    assert (row["position_sequence"], row["confirmed_at"]) == (newest.sequence, NOW)
+
+
+async def test_older_schedule_after_the_cancel(timers: Timers) -> None:
+    """A ScheduleTimer delivered again after its CancelTimer doesn't revive the timer."""
+    scheduled = await timers.schedule(due_at=DUE)
+    await timers.cancel()
+    timers.broker.deliver(scheduled)
+    await timers.consume()
+    assert await drain(timers) == []
+    assert timers.outcomes() == {"scheduled": 1, "cancelled": 1, "ignored_stale": 1}
+
+
+@pytest.mark.parametrize("batch_size", [1, 2])
+async def test_cancel_overtakes_its_schedule(
+    store: Database, memory_broker: MemoryBroker, clock: ManualClock, batch_size: int
+) -> None:
+    """A CancelTimer that comes before the older ScheduleTimer it is about silences it, in one batch or the next."""
+    timers = Timers(store, memory_broker, clock, batch_size=batch_size)
+    scheduled = timers.send(schedule_timer(due_at=DUE))
+    cancelled = timers.send(cancel_timer(), message="cancel-timer")
+    timers.broker.deliver(cancelled, scheduled)
+    await timers.consume()
+    assert await drain(timers) == []
+    assert timers.outcomes() == {"not_found": 1, "ignored_stale": 1}
+
+
+async def test_scheduled_again_after_the_cancel(timers: Timers) -> None:
+    """A ScheduleTimer newer than the CancelTimer makes a timer of its own: another id, registered anew."""
+    await timers.schedule(due_at=DUE, data=1)
+    first = await timers.row()
+    await timers.cancel()
+    timers.clock.advance(seconds=1)
+    await timers.schedule(due_at=DUE)
+    row = await timers.row()
+    assert row["event_id"] != first["event_id"]
+    assert (row["state"], row["registered_at"], row["cancelled_at"], row["data"]) == (
+        "Scheduled",
+        NOW + 1000,
+        None,
+        None,
+    )
+    assert timers.wakes == [DUE, DUE]
+    assert await drain(timers) == ["call-1"]
+
+
+async def test_scheduled_after_a_tombstone(timers: Timers) -> None:
+    """A CancelTimer that found nothing is no hindrance to a newer ScheduleTimer."""
+    await timers.cancel()
+    await timers.schedule(due_at=DUE)
+    assert timers.outcomes() == {"not_found": 1, "scheduled": 1}
+    assert await drain(timers) == ["call-1"]
+
+
+async def test_cancel_of_another_tenant(timers: Timers) -> None:
+    """A tenant can't cancel or retry another's timer of the same name."""
+    await timers.schedule(due_at=DUE)
+    await timers.cancel(tenant="other")
+    await timers.retry(tenant="other")
+    assert timers.metrics.commands == {
+        ("ScheduleTimer", "scheduled"): 1,
+        ("CancelTimer", "not_found"): 1,
+        ("RetryTimer", "not_found"): 1,
+    }
+    assert await drain(timers) == ["call-1"]
+
+
+@pytest.mark.parametrize("name", ["CancelTimer", "RetryTimer"])
+async def test_command_with_a_field_too_many(timers: Timers, name: str) -> None:
+    """A CancelTimer or RetryTimer with a field it doesn't have is rejected by the field's name, not obeyed in part."""
+    await timers.schedule(due_at=DUE)
+    payload = {"tenantId": "acme", "serviceCallId": "call-1", "dueAt": iso(DUE)}
+    timers.send(command(name, payload), message=name.replace("T", "-t").lower())
+    await timers.consume()
+    (told,) = bodies(timers.broker.events)
+    assert (told["payload"]["code"], [each["path"] for each in told["payload"]["errors"]]) == (
+        "INVALID_PAYLOAD",
+        ["payload.dueAt"],
+    )
+    assert (await timers.row())["state"] == "Scheduled"
+
+
+# Retrying
+
+
+async def test_retried(timers: Timers) -> None:
+    """A retried timer fires at once under the id it always had, with all its attempts before it."""
+    await timers.fail("call-1")
+    failed = await timers.row()
+    await timers.retry()
+    row = await timers.row()
+    assert (failed["state"], row["state"], row["attempt"], row["last_error"]) == ("Failed", "Scheduled", 0, None)
+    assert row["available_at"] == timers.wakes[-1] == timers.clock.now()
+    await timers.tick()
+    (event,) = timers.broker.events
+    assert (event.id, bodies([event])[0]["payload"]["dueAt"]) == (failed["event_id"], iso(NOW))
+    assert (await timers.row())["state"] == "Reached"
+
+
+async def test_retried_and_refused_again(timers: Timers) -> None:
+    """A retried timer that is refused as often as before is given up again, and can be retried again."""
+    await timers.fail("call-1")
+    for _ in range(2):
+        await timers.retry()
+        timers.broker.refuses = always
+        for _ in range(MAX_ATTEMPTS):
+            assert (await timers.row())["state"] == "Scheduled"
+            await timers.tick()
+            timers.clock.advance(minutes=10)
+        timers.broker.refuses = never
+        row = await timers.row()
+        assert (row["state"], row["attempt"], row["last_error"]) == ("Failed", MAX_ATTEMPTS, "refused")
+
+
+async def test_retry_delivered_again(timers: Timers) -> None:
+    """A RetryTimer that is delivered again after the timer failed again doesn't put it back a second time."""
+    await timers.fail("call-1")
+    retried = await timers.retry()
+    timers.broker.refuses = always
+    for _ in range(MAX_ATTEMPTS):
+        await timers.tick()
+        timers.clock.advance(minutes=10)
+    timers.broker.deliver(retried)
+    await timers.consume()
+    assert (await timers.row())["state"] == "Failed"
+    assert timers.outcomes() == {"scheduled": 1, "retried": 1, "unchanged": 1}
+
+
+async def test_retry_where_there_is_nothing_to_retry(timers: Timers) -> None:
+    """A RetryTimer for a timer that waits, has fired, is cancelled or isn't there changes nothing of it."""
+    await timers.schedule("waits", LATER)
+    await timers.schedule("fired")
+    await timers.tick()
+    await timers.schedule("cancelled", LATER)
+    await timers.cancel("cancelled")
+    calls = ("waits", "fired", "cancelled")
+    before = [(await timers.row(call))["state"] for call in calls]
+    for call in (*calls, "unknown"):
+        timers.metrics.commands.clear()
+        await timers.retry(call)
+        assert timers.outcomes() == {
+            {"fired": "already_reached", "unknown": "not_found"}.get(call, "unchanged"): 1,
+        }
+    assert [(await timers.row(call))["state"] for call in calls] == before
+    assert (await timers.row("waits"))["available_at"] == LATER
+
+
+async def test_retry_does_not_end_a_claim(timers: Timers) -> None:
+    """A RetryTimer for a timer that is just being published leaves the claim alone: it fires once and is settled."""
+    await timers.schedule()
+
+    async def retry(_: Sequence[Message]) -> None:
+        timers.broker.before_publishing = nothing
+        await timers.retry()
+
+    timers.broker.before_publishing = retry
+    await timers.tick()
+    assert (timers.fired(), (await timers.row())["state"], timers.metrics.lost) == (["call-1"], "Reached", 0)
+
+
+# Together
+
+
+async def test_every_command_on_one_timer_in_a_batch(timers: Timers) -> None:
+    """Commands of all kinds on one timer in one batch each see what those before them did; the last one wins."""
+    await timers.fail("call-1")
+    wakes = len(timers.wakes)
+    inbox = {"Timer-Reply-To": "_INBOX.me"}
+    for name, body in [
+        ("retry-timer", retry_timer()),
+        ("schedule-timer", schedule_timer(due_at=NOW)),
+        ("schedule-timer", schedule_timer(due_at=DUE)),
+        ("retry-timer", retry_timer()),
+        ("cancel-timer", cancel_timer()),
+        ("cancel-timer", cancel_timer()),
+        ("retry-timer", retry_timer()),
+        ("schedule-timer", schedule_timer(due_at=after(hours=5), data=7)),
+        ("cancel-timer", cancel_timer("other")),
+        ("schedule-timer", schedule_timer(due_at=after(hours=5), data=8)),
+        ("schedule-timer", schedule_timer("other", after(hours=5))),
+    ]:
+        timers.send(body, inbox, message=name)
+    await timers.consume()
+    assert [each["outcome"] for each in replies(timers)] == [
+        "retried",
+        "unchanged",
+        "rescheduled",
+        "unchanged",
+        "cancelled",
+        "unchanged",
+        "unchanged",
+        "scheduled",
+        "not_found",
+        "updated",
+        "scheduled",
+    ]
+    row = await timers.row()
+    assert (row["state"], row["due_at"], row["data"]) == ("Scheduled", after(hours=5), "8")
+    assert Position(row["position_epoch"], row["position_sequence"]) == Position(1, 11)
+    assert timers.wakes[wakes:] == [DUE], "the earliest that any of them wrote"
+    assert sorted(await drain(timers, after(hours=5))) == ["call-1", "other"]
+
+
+async def test_cancelled_and_retried_in_a_batch_of_its_own(timers: Timers) -> None:
+    """A failed timer that is cancelled and then retried in one batch stays cancelled and silent."""
+    await timers.fail("call-1")
+    timers.send(cancel_timer(), message="cancel-timer")
+    timers.send(retry_timer(), message="retry-timer")
+    await timers.consume()
+    assert (await timers.row())["state"] == "Cancelled"
+    assert await drain(timers, timers.clock.now()) == []
+
+
+async def test_made_and_cancelled_in_one_batch(timers: Timers) -> None:
+    """A timer that is scheduled and cancelled in one batch is one row, cancelled, and never fires."""
+    timers.send(schedule_timer(due_at=NOW))
+    timers.send(cancel_timer(), message="cancel-timer")
+    await timers.consume()
+    row = await timers.row()
+    assert (row["state"], row["due_at"], row["cancelled_at"]) == ("Cancelled", NOW, NOW)
+    assert await drain(timers) == []

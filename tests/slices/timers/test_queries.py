@@ -1,0 +1,488 @@
+import asyncio
+import base64
+import json
+import tracemalloc
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import pytest
+
+from tests.harness.builders import schedule_timer
+from tests.harness.clock import NOW, ManualClock, after, iso
+from tests.harness.timers import MAX_ATTEMPTS, Timers
+from timer_service.adapters.memory import FEATURES, MemoryBroker
+from timer_service.adapters.sqlite import SqliteDatabase
+from timer_service.core.database import Parameters, Reader, Row
+from timer_service.core.errors import Code
+from timer_service.core.instant import LATEST
+from timer_service.timers.queries import QUERIES, ListTimers
+
+DUE = after(minutes=1)
+LATER = after(minutes=2)
+
+
+def calls(page: Any) -> list[str]:
+    return [each["serviceCallId"] for each in page["timers"]]
+
+
+async def one_of_each(timers: Timers) -> None:
+    """Make a timer of every state, due in the order of their names, and a tombstone."""
+    await timers.fail("a failed")
+    await timers.schedule("b reached", after(minutes=10))
+    timers.clock.set(after(hours=1))
+    await timers.tick()
+    await timers.schedule("c cancelled", after(hours=2))
+    await timers.cancel("c cancelled")
+    await timers.schedule("d scheduled", after(hours=3))
+    await timers.cancel("e tombstone")
+
+
+STATES = {"a failed": "Failed", "b reached": "Reached", "c cancelled": "Cancelled", "d scheduled": "Scheduled"}
+
+
+async def all_pages(timers: Timers, limit: int, **filters: Any) -> list[list[str]]:
+    """List to the end, page by page."""
+    pages: list[list[str]] = []
+    question = {**filters, "limit": limit}
+    while True:
+        page = await timers.ask("list-timers", question)
+        pages.append(calls(page))
+        if "cursor" not in page:
+            return pages
+        question["cursor"] = page["cursor"]
+
+
+# get-timer
+
+
+async def test_get(timers: Timers) -> None:
+    """A timer is shown with all there is to it, and what there isn't is left out."""
+    await timers.schedule(due_at=DUE, data=[1, None], envelope={"correlationId": "corr-1"})
+    assert await timers.ask("get-timer", {"serviceCallId": "call-1"}) == {
+        "tenantId": "acme",
+        "serviceCallId": "call-1",
+        "dueAt": iso(DUE),
+        "state": "Scheduled",
+        "registeredAt": iso(NOW),
+        "attempt": 0,
+        "correlationId": "corr-1",
+        "data": [1, None],
+    }
+
+
+async def test_get_in_every_state(timers: Timers) -> None:
+    """A reached timer says when it fired, a failed one why, and every one how often it was tried."""
+    await one_of_each(timers)
+    views = {call: await timers.ask("get-timer", {"serviceCallId": call}) for call in STATES}
+    assert {call: view["state"] for call, view in views.items()} == STATES
+    assert [(call, view["reachedAt"]) for call, view in views.items() if "reachedAt" in view] == [
+        ("b reached", iso(after(hours=1)))
+    ]
+    assert [(call, view["lastError"]) for call, view in views.items() if "lastError" in view] == [
+        ("a failed", "refused")
+    ]
+    assert [view["attempt"] for view in views.values()] == [MAX_ATTEMPTS, 1, 0, 0]
+
+
+@pytest.mark.parametrize(("data", "shown"), [({"data": None}, True), ({}, False)])
+async def test_get_null_data(timers: Timers, data: dict[str, Any], shown: bool) -> None:  # noqa: FBT001
+    """Data that is null is told from no data."""
+    await timers.schedule(**data)
+    assert ("data" in await timers.ask("get-timer", {"serviceCallId": "call-1"})) is shown
+
+
+@pytest.mark.parametrize(
+    ("tenant", "call"), [("acme", "unknown"), ("acme", "tombstone"), ("other", "call-1")], ids=lambda value: value
+)
+async def test_get_not_found(timers: Timers, tenant: str, call: str) -> None:
+    """An unknown timer, a tombstone and another tenant's timer are alike: not found."""
+    await timers.schedule()
+    await timers.cancel("tombstone")
+    answer = await timers.ask("get-timer", {"serviceCallId": call}, tenant=tenant)
+    assert answer == {"error": {"code": "NOT_FOUND", "message": f"no timer {call!r}"}}
+
+
+# list-timers
+
+
+async def test_list_every_state(timers: Timers) -> None:
+    """Timers of all states come in order of due time, each as get-timer shows it; tombstones don't."""
+    await one_of_each(timers)
+    page = await timers.ask("list-timers")
+    assert calls(page) == sorted(STATES)
+    assert page["timers"] == [await timers.ask("get-timer", {"serviceCallId": call}) for call in sorted(STATES)]
+    assert "cursor" not in page
+
+
+@pytest.mark.parametrize("call", STATES)
+async def test_list_one_state(timers: Timers, call: str) -> None:
+    """Asked for one state, only timers of that state come; tombstones don't even as Cancelled."""
+    await one_of_each(timers)
+    assert calls(await timers.ask("list-timers", {"state": STATES[call]})) == [call]
+
+
+@pytest.mark.parametrize("state", [None, "Scheduled"])
+@pytest.mark.parametrize(
+    ("filters", "wanted"),
+    [
+        ({}, "abcd"),
+        ({"dueBefore": iso(DUE)}, "a"),
+        ({"dueBefore": iso(DUE + 1)}, "abc"),
+        ({"dueAfter": iso(DUE)}, "bcd"),
+        ({"dueAfter": iso(DUE + 1)}, "d"),
+        ({"dueAfter": iso(DUE), "dueBefore": iso(DUE)}, ""),
+        ({"dueAfter": iso(DUE), "dueBefore": iso(LATER)}, "bc"),
+        ({"dueAfter": "2026-11-21T10:01:00.000001+01:00"}, "d"),
+        ({"dueAfter": iso(LATER), "dueBefore": iso(NOW)}, ""),
+        ({"dueAfter": iso(0), "dueBefore": iso(LATEST)}, "abcd"),
+        ({"state": None, "dueBefore": None, "dueAfter": None, "cursor": None}, "abcd"),
+    ],
+)
+async def test_list_by_due_time(timers: Timers, state: str | None, filters: dict[str, Any], wanted: str) -> None:
+    """`dueAfter` is inclusive, `dueBefore` is not, and both go along with a state."""
+    for call, due_at in {"d": LATER, "b": DUE, "a": DUE - 1, "c": DUE}.items():
+        await timers.schedule(call, due_at)
+    asked = filters if state is None else {**filters, "state": state}
+    assert calls(await timers.ask("list-timers", asked)) == list(wanted)
+
+
+@pytest.mark.parametrize("due_at", [0, LATEST])
+async def test_list_at_the_ends_of_time(timers: Timers, due_at: int) -> None:
+    """The earliest and the latest due time there can be are listed, page after page too."""
+    for call in "abc":
+        await timers.schedule(call, due_at)
+    assert await all_pages(timers, 1) == [["a"], ["b"], ["c"]]
+    assert calls(await timers.ask("list-timers", {"dueAfter": iso(due_at)})) == ["a", "b", "c"]
+
+
+async def test_list_of_nobody(timers: Timers) -> None:
+    """A tenant sees only its own timers, and one that has none an empty page."""
+    await timers.schedule("mine")
+    await timers.schedule("theirs", tenant="other")
+    assert calls(await timers.ask("list-timers")) == ["mine"]
+    assert await timers.ask("list-timers", tenant="nobody") == {"timers": []}
+
+
+@pytest.mark.parametrize("limit", [1, 2, 3, 4, 6, 7, 12, 13])
+async def test_pages(timers: Timers, limit: int) -> None:
+    """Page after page every timer comes once, in order, and only the last page has no cursor: equal due times too."""
+    wanted = [f"call-{number:02}" for number in range(12)]
+    for number, call in enumerate(reversed(wanted)):
+        timers.send(schedule_timer(call, DUE + (11 - number) // 5))
+    await timers.consume()
+    pages = await all_pages(timers, limit)
+    assert pages == [wanted[at : at + limit] for at in range(0, 12, limit)]
+
+
+@pytest.mark.parametrize("character", ["x", "\u00e9", "\U0001f600", '"', "\\"])
+async def test_cursor_of_any_call(timers: Timers, character: str) -> None:
+    """A cursor can be given back whatever the call it names: the longest too, in any script."""
+    wanted = [f"{number}{character * 199}" for number in range(3)]
+    for call in wanted:
+        await timers.schedule(call, DUE)
+    assert await all_pages(timers, 1) == [[call] for call in wanted]
+
+
+@pytest.mark.parametrize("filters", [{"state": "Scheduled"}, {"dueAfter": iso(DUE)}, {"dueBefore": iso(LATER)}])
+async def test_pages_keep_their_filters(timers: Timers, filters: dict[str, Any]) -> None:
+    """A cursor given back with the filters it came with goes on in the filtered list."""
+    for call, due_at in {"a": DUE - 1, "b": DUE, "c": DUE, "d": DUE, "e": LATER}.items():
+        await timers.schedule(call, due_at)
+    await timers.cancel("c")
+    whole = calls(await timers.ask("list-timers", filters))
+    assert [call for page in await all_pages(timers, 1, **filters) for call in page] == whole
+    assert 3 <= len(whole) <= 4
+
+
+async def test_cursor_is_a_place_in_time(timers: Timers) -> None:
+    """A cursor before `dueAfter` doesn't get behind it."""
+    for call, due_at in {"a": NOW, "b": DUE, "c": LATER}.items():
+        await timers.schedule(call, due_at)
+    page = await timers.ask("list-timers", {"limit": 1})
+    again = await timers.ask("list-timers", {"cursor": page["cursor"], "dueAfter": iso(LATER)})
+    assert calls(again) == ["c"]
+
+
+@pytest.mark.parametrize("state", [None, "Scheduled"])
+async def test_pages_while_the_timers_change(timers: Timers, state: str | None) -> None:
+    """While timers come, fire, move and go between pages, those that stay as they are come once each, in order."""
+    stays = [f"stays-{number}" for number in range(9)]
+    for number, call in enumerate(stays):
+        await timers.schedule(call, DUE + number * 10)
+        await timers.schedule(f"goes-{number}", DUE + number * 10)
+    seen: list[str] = []
+    question: dict[str, Any] = {"limit": 3} if state is None else {"limit": 3, "state": state}
+    for number in range(100):
+        page = await timers.ask("list-timers", question)
+        seen += calls(page)
+        if "cursor" not in page:
+            break
+        question["cursor"] = page["cursor"]
+        await timers.schedule(f"early-{number}", NOW)
+        await timers.tick()
+        await timers.schedule(f"late-{number % 3}", DUE + 90)
+        await timers.schedule(f"same-{number % 3}", DUE + 40)
+        await timers.cancel(f"goes-{number % 9}")
+        await timers.schedule(f"goes-{(number + 4) % 9}", after(days=-1))
+        await timers.tick()
+    assert [call for call in seen if call.startswith("stays")] == stays
+    assert len(seen) == len(set(seen))
+
+
+class Interrupted:
+    """A reader after each of whose reads something happens in the world."""
+
+    def __init__(self, reader: Reader, happens: Callable[[], Awaitable[object]]) -> None:
+        self._reader = reader
+        self._happens = happens
+
+    async def fetch(self, sql: str, parameters: Parameters = MappingProxyType({})) -> Sequence[Row]:
+        rows = await self._reader.fetch(sql, parameters)
+        await self._happens()
+        return rows
+
+    async def fetch_each(self, sql: str, many: Sequence[Parameters]) -> Sequence[Row]:
+        rows = await self._reader.fetch_each(sql, many)
+        await self._happens()
+        return rows
+
+
+@pytest.mark.parametrize("change", ["fires", "is retried"])
+async def test_page_is_of_one_moment(timers: Timers, change: str) -> None:
+    """A timer that changes its state while a page is being read is in it once: neither twice nor not at all."""
+    await timers.schedule("stays", LATER)
+    if change == "fires":
+        await timers.schedule("changes", NOW)
+    else:
+        await timers.fail("changes")
+    reader = Interrupted(timers.database.queries, timers.tick if change == "fires" else lambda: timers.retry("changes"))
+    (answer,) = (route.answer for route in QUERIES if route.name == "list-timers")
+    page = await answer(reader, "acme", ListTimers(), timers.clock.now())
+    assert calls(page) == ["changes", "stays"]
+
+
+async def test_page_of_another_tenant_with_the_same_cursor(timers: Timers) -> None:
+    """A cursor taken from one tenant shows another nothing but its own."""
+    for call in "abc":
+        await timers.schedule(call, DUE)
+    await timers.schedule("x", DUE, tenant="other")
+    cursor = (await timers.ask("list-timers", {"limit": 1}))["cursor"]
+    assert calls(await timers.ask("list-timers", {"cursor": cursor}, tenant="other")) == ["x"]
+
+
+async def test_limit(timers: Timers) -> None:
+    """Unless asked for otherwise a page has 100 timers; it can have 1000."""
+    for number in range(1001):
+        timers.send(schedule_timer(f"call-{number:04}", DUE))
+    await timers.consume()
+    sizes = [len((await timers.ask("list-timers", question))["timers"]) for question in ({}, {"limit": 1000})]
+    assert sizes == [100, 1000]
+
+
+@pytest.mark.parametrize(("count", "size"), [(40, 60_000), (1000, 0)])
+async def test_page_fits_into_a_message(timers: Timers, count: int, size: int) -> None:
+    """However large its timers are a page fits into a message (1 MiB), and its cursor goes on behind it."""
+    wanted = [f"{number:03}{chr(0x1F600) * 190}" for number in range(count)]
+    for call in wanted:
+        timers.send(schedule_timer(call, DUE, data="x" * size, envelope={"correlationId": call}))
+    await timers.consume()
+    seen: list[str] = []
+    question: dict[str, Any] = {"limit": 1000}
+    while True:
+        answered = await timers.queries.answer("list-timers", "acme", json.dumps(question).encode())
+        assert len(answered.body) <= FEATURES.max_message_bytes
+        page = json.loads(answered.body)
+        seen += calls(page)
+        if "cursor" not in page:
+            break
+        question["cursor"] = page["cursor"]
+    assert seen == wanted
+
+
+async def test_large_timers_are_not_all_read(timers: Timers) -> None:
+    """A page of 1,000 large timers costs little more than what it shows, not what there is of them."""
+    for number in range(600):
+        timers.send(schedule_timer(f"call-{number:03}", DUE, data=["x" * 70] * 800))
+    await timers.consume()
+    tracemalloc.start()
+    try:
+        await timers.queries.answer("list-timers", "acme", b'{"limit": 1000}')
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 16 * 1024 * 1024, f"{peak / 1024 / 1024:.1f} MiB"
+
+
+# count-timers
+
+
+async def test_count(timers: Timers) -> None:
+    """Timers are counted by state, tombstones not, those overdue too, and the next due time is told."""
+    await one_of_each(timers)
+    await timers.schedule("overdue", after(minutes=59))
+    await timers.schedule("due this moment", timers.clock.now())
+    await timers.schedule("others'", 0, tenant="other")
+    assert await timers.ask("count-timers") == {
+        "counts": {"Scheduled": 3, "Reached": 1, "Cancelled": 1, "Failed": 1},
+        "overdue": 1,
+        "oldestDue": iso(after(minutes=59)),
+        "exact": True,
+    }
+
+
+async def test_count_nothing(timers: Timers) -> None:
+    """Of a tenant without timers every count is there, and there is no due time to tell."""
+    await timers.schedule(tenant="other")
+    await timers.cancel("tombstone")
+    assert await timers.ask("count-timers") == {
+        "counts": {"Scheduled": 0, "Reached": 0, "Cancelled": 0, "Failed": 0},
+        "overdue": 0,
+        "exact": True,
+    }
+
+
+# What can't be answered
+
+
+@pytest.mark.parametrize("body", [b"", b"{}", b" {} \n"])
+@pytest.mark.parametrize("name", ["list-timers", "count-timers"])
+async def test_empty_body(timers: Timers, name: str, body: bytes) -> None:
+    """An empty body asks what an empty object asks."""
+    answered = await timers.queries.answer(name, "acme", body)
+    assert (answered.code, answered.message) == (None, "")
+    assert json.loads(answered.body) == await timers.ask(name, {})
+
+
+@pytest.mark.parametrize("name", ["get-timer", "list-timers", "count-timers"])
+@pytest.mark.parametrize("body", [b"{", b"\xff", b"{} {}", b'{"limit": NaN}', b"[" * 10_000, b" "])
+async def test_not_json(timers: Timers, name: str, body: bytes) -> None:
+    """A body that is not JSON is answered so."""
+    answered = await timers.queries.answer(name, "acme", body)
+    error = json.loads(answered.body)["error"]
+    assert answered.code is Code.INVALID_JSON
+    assert (error["code"], error["message"]) == ("INVALID_JSON", answered.message)
+    assert error["message"].startswith("the body is not JSON")
+
+
+@pytest.mark.parametrize(
+    ("name", "question", "path"),
+    [
+        ("get-timer", {}, "serviceCallId"),
+        ("get-timer", {"service_call_id": "call-1"}, "serviceCallId"),
+        ("get-timer", {"serviceCallId": ""}, "serviceCallId"),
+        ("get-timer", {"serviceCallId": "a\n"}, "serviceCallId"),
+        ("get-timer", {"serviceCallId": 7}, "serviceCallId"),
+        ("get-timer", {"serviceCallId": "call-1", "tenantId": "other"}, "tenantId"),
+        ("list-timers", {"sate": "Failed"}, "sate"),
+        ("list-timers", {"state": "failed"}, "state"),
+        ("list-timers", {"limit": 0}, "limit"),
+        ("list-timers", {"limit": 1001}, "limit"),
+        ("list-timers", {"limit": -1}, "limit"),
+        ("list-timers", {"limit": "many"}, "limit"),
+        ("list-timers", {"limit": 1.5}, "limit"),
+        ("list-timers", {"dueBefore": "tomorrow"}, "dueBefore"),
+        ("list-timers", {"dueAfter": "2026-11-21T09:00:00"}, "dueAfter"),
+        ("list-timers", {"dueAfter": NOW}, "dueAfter"),
+        ("list-timers", {"due_after": iso(NOW)}, "due_after"),
+        ("list-timers", {"cursor": "x" * 10_000}, "cursor"),
+        ("list-timers", {"cursor": 7}, "cursor"),
+        ("count-timers", {"state": "Failed"}, "state"),
+        ("count-timers", [], "(body)"),
+        ("list-timers", None, "(body)"),
+    ],
+)
+async def test_wrong_field(timers: Timers, name: str, question: Any, path: str) -> None:
+    """A field that is wrong, missing or not known is answered with its name and the reason."""
+    answered = await timers.queries.answer(name, "acme", json.dumps(question).encode())
+    error = json.loads(answered.body)["error"]
+    assert answered.code is Code.INVALID_PAYLOAD
+    assert (error["code"], error["message"]) == ("INVALID_PAYLOAD", answered.message)
+    assert path in [each["path"] for each in error["errors"]]
+    assert all(each["reason"] for each in error["errors"])
+
+
+def cursor_of(value: Any) -> str:
+    return base64.urlsafe_b64encode(json.dumps(value).encode()).decode()
+
+
+@pytest.mark.parametrize(
+    "cursor",
+    [
+        "",
+        "x",
+        "é",
+        "\0",
+        "eyJh",
+        cursor_of([]),
+        cursor_of(7),
+        cursor_of(None),
+        cursor_of([1]),
+        cursor_of(["1", "a"]),
+        cursor_of([1, 2]),
+        cursor_of([1.5, "a"]),
+        cursor_of([1, "a", 2]),
+        cursor_of({"1": 1, "2": 2}),
+        cursor_of([2**63, "a"]),
+        cursor_of([-(2**63) - 1, "a"]),
+        cursor_of([1, "\ud800"]),
+        base64.urlsafe_b64encode(b"[" * 700).decode(),
+        base64.urlsafe_b64encode(b"\xff").decode(),
+    ],
+)
+async def test_bad_cursor(timers: Timers, cursor: str) -> None:
+    """A cursor that is none of ours is answered with the field's name, whatever is in it."""
+    await timers.schedule()
+    answer = await timers.ask("list-timers", {"cursor": cursor})
+    assert answer["error"]["code"] == "INVALID_PAYLOAD"
+    assert [each["path"] for each in answer["error"]["errors"]] == ["cursor"]
+
+
+async def test_nothing_is_written(timers: Timers) -> None:
+    """Queries change nothing, whatever they ask."""
+    await one_of_each(timers)
+    before = await timers.database.reader.fetch("SELECT * FROM timer_schedules ORDER BY service_call_id")
+    for name in timers.queries.names:
+        await timers.ask(name, {"serviceCallId": "a failed"} if name == "get-timer" else {})
+    assert await timers.database.reader.fetch("SELECT * FROM timer_schedules ORDER BY service_call_id") == before
+
+
+async def test_corrupt_row(timers: Timers, caplog: pytest.LogCaptureFixture) -> None:
+    """A row that can't be shown is an internal error that tells nothing of it; the log does."""
+    await timers.schedule(data=1)
+    await timers.sql("UPDATE timer_schedules SET data = '{oops'")
+    assert await timers.ask("get-timer", {"serviceCallId": "call-1"}) == {
+        "error": {"code": "INTERNAL", "message": "the query failed; the service's log says why"}
+    }
+    assert "query failed" in caplog.text
+    assert (await timers.ask("count-timers"))["counts"]["Scheduled"] == 1
+
+
+async def test_database_unavailable(
+    sqlite: SqliteDatabase, tmp_path: Path, memory_broker: MemoryBroker, clock: ManualClock
+) -> None:
+    """While the database can't be read every query is answered so, as an error of the service's own."""
+    timers = Timers(sqlite, memory_broker, clock)
+    await timers.schedule()
+    for file in (tmp_path / "timers.db", tmp_path / "timers.db-wal"):
+        file.write_bytes(b"\xff" * file.stat().st_size)
+    for name, question in {"get-timer": {"serviceCallId": "call-1"}, "list-timers": {}, "count-timers": {}}.items():
+        error = (await timers.ask(name, question))["error"]
+        assert error["code"] == "INTERNAL"
+        assert error["message"] == "the database is not available at the moment"
+
+
+async def test_counted_at_one_moment(timers: Timers) -> None:
+    """While timers fire each is counted in one state: never in two, and never in none."""
+    for call in range(300):
+        timers.send(schedule_timer(f"call-{call}"))
+    await timers.consume()
+    timers.relay._batch_size = 10
+    firing = asyncio.create_task(timers.tick())
+    totals = set()
+    while not firing.done():
+        counts = (await timers.ask("count-timers"))["counts"]
+        totals.add(sum(counts.values()))
+    await firing
+    assert totals == {300}

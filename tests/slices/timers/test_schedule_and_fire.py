@@ -1,0 +1,1158 @@
+import asyncio
+import json
+import sqlite3
+import tracemalloc
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.harness.builders import cancel_timer, command, retry_timer, schedule_timer
+from tests.harness.clock import NOW, ManualClock, after, iso
+from tests.harness.timers import MAX_ATTEMPTS, VISIBILITY_TIMEOUT, Timers, always, bodies, fires
+from timer_service.adapters.memory import MemoryBroker, never
+from timer_service.adapters.sqlite import SqliteDatabase
+from timer_service.core.broker import BrokerFeatures
+from timer_service.core.database import Database
+from timer_service.core.errors import DatabaseUnavailableError
+from timer_service.core.health import HEALTHY, Health
+from timer_service.core.lease import Lease
+from timer_service.core.message import Address, Kind, Message, Position
+from timer_service.core.recovery import take_over_claims
+from timer_service.timers.store import TIMERS
+
+DUE = after(minutes=1)
+LATER = after(minutes=2)
+TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+INBOX = "_INBOX.me.1"
+
+
+def replies(timers: Timers) -> list[tuple[str, Any]]:
+    return [(reply.to, json.loads(reply.body)) for reply in timers.broker.replies]
+
+
+# Firing
+
+
+async def test_fires_at_its_due_time(timers: Timers) -> None:
+    """A timer fires at its due time, not a millisecond before, and only once."""
+    await timers.schedule(due_at=DUE)
+    timers.clock.set(DUE - 1)
+    early = await timers.tick(), timers.fired()
+    timers.clock.set(DUE)
+    due = await timers.tick(), timers.fired()
+    timers.clock.advance(days=1)
+    later = await timers.tick(), timers.fired()
+    assert (early, due, later) == ((0, []), (1, ["call-1"]), (0, ["call-1"]))
+
+
+async def test_due_time_finer_than_a_millisecond(timers: Timers) -> None:
+    """A due time within a millisecond fires at its end, never at its beginning."""
+    await timers.schedule()
+    timers.send(schedule_timer("fine", "2026-11-21T09:00:00.000001Z"))
+    await timers.consume()
+    await timers.tick()
+    at_first = timers.fired()
+    timers.clock.advance(milliseconds=1)
+    await timers.tick()
+    assert (at_first, timers.fired()) == (["call-1"], ["call-1", "fine"])
+
+
+@pytest.mark.parametrize("due_at", [NOW, NOW - 1, after(days=-400), 0])
+async def test_past_due_time_fires_at_once(timers: Timers, due_at: int) -> None:
+    """A due time that has passed already fires with the next tick, and the loop is woken for it."""
+    await timers.schedule(due_at=due_at)
+    assert timers.wakes == [due_at]
+    await timers.tick()
+    (event,) = bodies(timers.broker.events)
+    assert (event["payload"]["dueAt"], event["payload"]["reachedAt"]) == (iso(due_at), iso(NOW))
+
+
+async def test_event(timers: Timers) -> None:
+    """The event is what the contract says, to the last field and header."""
+    timers.send(
+        schedule_timer(
+            "call-1",
+            "2026-11-21T10:01:00+01:00",
+            data={"a": [1, None, "é"]},
+            envelope={"id": "cmd-1", "correlationId": "corr-1", "causationId": "not this one"},
+        ),
+        {"traceparent": TRACEPARENT, "tracestate": "a=b", "Nats-Msg-Id": "cmd-1", "X-Mine": "1"},
+    )
+    await timers.consume()
+    timers.clock.set(DUE + 5)
+    await timers.tick()
+    (event,) = timers.broker.events
+    assert event.address == Address(Kind.EVENT, "acme", "due-time-reached")
+    assert event.headers == {"traceparent": TRACEPARENT, "tracestate": "a=b"}
+    assert json.loads(event.body) == {
+        "id": event.id,
+        "type": "DueTimeReached",
+        "tenantId": "acme",
+        "correlationId": "corr-1",
+        "causationId": "cmd-1",
+        "timestampMs": DUE + 5,
+        "payload": {
+            "tenantId": "acme",
+            "serviceCallId": "call-1",
+            "dueAt": "2026-11-21T09:01:00.000Z",
+            "reachedAt": "2026-11-21T09:01:00.005Z",
+            "data": {"a": [1, None, "é"]},
+        },
+    }
+
+
+async def test_smallest_event(timers: Timers) -> None:
+    """What a command leaves out is left out of its event; its cause is then the broker's id of the command."""
+    timers.send(schedule_timer(), message_id="broker's id")
+    await timers.consume()
+    await timers.tick()
+    (event,) = bodies(timers.broker.events)
+    assert timers.broker.events[0].headers == {}
+    assert set(event) == {"id", "type", "tenantId", "causationId", "timestampMs", "payload"}
+    assert event["causationId"] == "broker's id"
+    assert set(event["payload"]) == {"tenantId", "serviceCallId", "dueAt", "reachedAt"}
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        None,
+        False,
+        0,
+        "",
+        [],
+        {},
+        -0.0,
+        1e22,
+        0.1,
+        2**63,
+        -(2**200),
+        10**4000,
+        "\0\u2028\U0001f600",
+        [[[[]]]],
+        {"": None},
+    ],
+    ids=range(15),
+)
+async def test_data_comes_back(timers: Timers, data: Any) -> None:
+    """Any data comes back as it was given, null included."""
+    await timers.schedule(data=data)
+    await timers.tick()
+    (event,) = bodies(timers.broker.events)
+    assert json.dumps(event["payload"]["data"]) == json.dumps(data)
+
+
+async def test_row_after_firing(timers: Timers) -> None:
+    """A fired timer stays as a row that says when it fired, and the metrics say how late."""
+    await timers.schedule(due_at=DUE)
+    timers.clock.set(DUE + 250)
+    await timers.tick()
+    row = await timers.row()
+    assert (row["state"], row["due_at"], row["reached_at"], row["attempt"]) == ("Reached", DUE, DUE + 250, 1)
+    assert timers.metrics.lateness == [0.25]
+    assert timers.metrics.settlements == {"fired": 1}
+
+
+async def test_a_tick_drains_in_batches(store: Database, memory_broker: MemoryBroker, clock: ManualClock) -> None:
+    """One tick fires several batches, oldest first, but not without end: the loop gets its turn."""
+    timers = Timers(store, memory_broker, clock, batch_size=10)
+    for number in range(100):
+        timers.send(schedule_timer(f"call-{number}", NOW - number))
+    await timers.consume()
+    first, second, third = await timers.tick(), await timers.tick(), await timers.tick()
+    assert (first, second, third) == (80, 20, 0)
+    assert timers.fired() == [f"call-{number}" for number in range(99, -1, -1)]
+    assert max(timers.metrics.claims) == 10
+
+
+async def test_next_at(timers: Timers) -> None:
+    """The loop sleeps until the earliest due time; when nothing waits there is none."""
+    seen = [await timers.next_at()]
+    await timers.schedule("b", LATER)
+    await timers.schedule("a", DUE)
+    seen.append(await timers.next_at())
+    timers.clock.set(LATER)
+    await timers.tick()
+    seen.append(await timers.next_at())
+    assert seen == [None, DUE, None]
+    assert timers.wakes == [LATER, DUE]
+
+
+# Commands on a timer that is there
+
+
+async def test_reschedule(timers: Timers) -> None:
+    """A newer command moves a scheduled timer, earlier or later; it fires once, with what the newest one said."""
+    await timers.schedule(due_at=LATER, data=1)
+    await timers.schedule(due_at=DUE, data=2)
+    timers.clock.set(DUE)
+    await timers.tick()
+    await timers.schedule("call-2", DUE)
+    await timers.schedule("call-2", LATER, data=4)
+    await timers.tick()
+    timers.clock.set(LATER)
+    await timers.tick()
+    fired = [(each["payload"]["dueAt"], each["payload"].get("data")) for each in bodies(timers.broker.events)]
+    assert fired == [(iso(DUE), 2), (iso(LATER), 4)]
+    assert timers.outcomes() == {"scheduled": 2, "rescheduled": 2}
+    assert timers.wakes == [LATER, DUE, DUE, LATER]
+
+
+async def test_rescheduled_there_and_back(timers: Timers) -> None:
+    """A timer moved away and back to its first due time fires once, as a schedule of its own."""
+    await timers.schedule(due_at=DUE)
+    first = (await timers.row())["event_id"]
+    await timers.schedule(due_at=LATER)
+    await timers.schedule(due_at=DUE)
+    timers.clock.set(LATER)
+    await timers.tick()
+    (event,) = timers.broker.events
+    assert event.id != first
+
+
+async def test_unchanged(timers: Timers) -> None:
+    """A newer command that asks for the same changes nothing: same id, nobody woken, and it still counts as newest."""
+    same: dict[str, Any] = {"data": {"a": 1}, "envelope": {"correlationId": "order-1"}}
+    await timers.schedule(due_at=DUE, **same)
+    before = await timers.row()
+    await timers.schedule(due_at=DUE, **same)
+    row = await timers.row()
+    assert (row["event_id"], row["causation_id"]) == (before["event_id"], before["causation_id"])
+    assert (before["position_sequence"], row["position_sequence"]) == (1, 2)
+    assert timers.outcomes() == {"scheduled": 1, "unchanged": 1}
+    assert timers.wakes == [DUE]
+
+
+async def test_unchanged_while_it_is_being_published(timers: Timers) -> None:
+    """A newer command that asks for the same leaves a claim alone: the timer fires once and is settled."""
+    await timers.schedule(data=1)
+    timers.broker.before_publishing = once(timers, lambda: timers.schedule(data=1))
+    await timers.tick()
+    assert (timers.fired(), (await timers.row())["state"], timers.metrics.lost) == (["call-1"], "Reached", 0)
+
+
+CHANGES: dict[str, dict[str, Any]] = {
+    "other data": {"data": 2, "envelope": {"id": "second", "correlationId": "order-1"}},
+    "data of another type": {"data": True, "envelope": {"id": "second", "correlationId": "order-1"}},
+    "no data": {"envelope": {"id": "second", "correlationId": "order-1"}},
+    "another correlation id": {"data": 1, "envelope": {"id": "second", "correlationId": "order-2"}},
+    "no correlation id": {"data": 1, "envelope": {"id": "second"}},
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+async def test_updated(timers: Timers, change: dict[str, Any]) -> None:
+    """A newer command with the same due time and other content is what fires: all of it, nothing of the older one."""
+    timers.send(
+        schedule_timer(due_at=DUE, data=1, envelope={"id": "first", "correlationId": "order-1"}),
+        {"traceparent": TRACEPARENT},
+    )
+    await timers.consume()
+    timers.clock.advance(seconds=1)
+    await timers.schedule(due_at=DUE, **change)
+    row = await timers.row()
+    timers.clock.set(DUE)
+    await timers.tick()
+    (event,) = bodies(timers.broker.events)
+    wanted = change["envelope"]
+    assert (event["causationId"], event.get("correlationId")) == ("second", wanted.get("correlationId"))
+    assert json.dumps(event["payload"].get("data", "none")) == json.dumps(change.get("data", "none"))
+    assert (event["payload"]["dueAt"], timers.broker.events[0].headers) == (iso(DUE), {})
+    assert timers.outcomes() == {"scheduled": 1, "updated": 1}
+    assert (row["registered_at"], timers.wakes) == (NOW, [DUE]), "it is the same timer, due when it was"
+
+
+async def test_updated_twice_in_a_batch(timers: Timers) -> None:
+    """Of several updates in one batch the last one fires; one that repeats it changes nothing."""
+    for data in (1, 2, 1, 1):
+        timers.send(schedule_timer(due_at=DUE, data=data), {"Timer-Reply-To": INBOX})
+    await timers.consume()
+    timers.clock.set(DUE)
+    await timers.tick()
+    told = [(body["outcome"], body["timer"]["data"]) for _, body in replies(timers)]
+    assert told == [("scheduled", 1), ("updated", 2), ("updated", 1), ("unchanged", 1)]
+    assert [each["payload"]["data"] for each in bodies(timers.broker.events)] == [1]
+
+
+async def test_updated_while_it_is_being_published(timers: Timers) -> None:
+    """Updated while its event is on the way, a timer fires the new data too, at once and under an id of its own."""
+    await timers.schedule(data=1)
+    timers.broker.before_publishing = once(timers, lambda: timers.schedule(data=2))
+    await timers.tick()
+    row = await timers.row()
+    assert (row["state"], row["available_at"], row["attempt"]) == ("Scheduled", NOW, 0)
+    assert (timers.metrics.lost, timers.wakes) == (1, [NOW, NOW])
+    await timers.tick()
+    events = timers.broker.events
+    assert [each["payload"]["data"] for each in bodies(events)] == [1, 2]
+    assert events[0].id != events[1].id
+    assert ((await timers.row())["state"], await timers.next_at()) == ("Reached", None)
+
+
+async def test_updated_while_the_broker_is_away(timers: Timers) -> None:
+    """Updated while its event can't be published, a timer fires once, with the new data."""
+    await timers.schedule(data=1)
+
+    async def go_away_and_update(_: Sequence[Message]) -> None:
+        timers.broker.before_publishing = nothing
+        timers.broker.health = Health.down("gone")
+        await timers.schedule(data=2)
+
+    timers.broker.before_publishing = go_away_and_update
+    await timers.tick()
+    timers.broker.health = HEALTHY
+    timers.clock.advance(seconds=1)
+    await timers.tick()
+    assert [each["payload"]["data"] for each in bodies(timers.broker.events)] == [2]
+
+
+async def test_updated_after_its_acknowledgement_was_lost(timers: Timers) -> None:
+    """An event that was stored, but not acknowledged, keeps its id for its own data; the update fires under another."""
+    await timers.schedule(data=1)
+    timers.broker.loses_acknowledgement_of = always
+    await timers.tick()
+    timers.broker.loses_acknowledgement_of = never
+    await timers.schedule(data=2)
+    timers.clock.advance(minutes=1)
+    await timers.tick()
+    data_of = {each["id"]: each["payload"]["data"] for each in bodies(timers.broker.events)}
+    assert sorted(data_of.values()) == [1, 2]
+
+
+async def test_update_delivered_again_after_it_fired(timers: Timers) -> None:
+    """An update delivered again finds that the timer has fired, and the command before it that it is stale."""
+    first = await timers.schedule(data=1)
+    second = await timers.schedule(data=2)
+    await timers.tick()
+    timers.broker.deliver(second, first)
+    await timers.consume()
+    await timers.tick()
+    assert timers.outcomes() == {"scheduled": 1, "updated": 1, "ignored_reached": 1, "ignored_stale": 1}
+    assert [each["payload"]["data"] for each in bodies(timers.broker.events)] == [2]
+
+
+async def test_updates_race_with_claims(store: Database, memory_broker: MemoryBroker, clock: ManualClock) -> None:
+    """Updates that are handled while two instances fire: the new data fires exactly where the update was accepted."""
+    ours, theirs = (Timers(store, memory_broker, clock, batch_size=5) for _ in range(2))
+    calls = [f"call-{number}" for number in range(60)]
+    for call in calls:
+        ours.send(schedule_timer(call, data="old"))
+    await ours.consume()
+    for call in calls:
+        ours.send(schedule_timer(call, data="new"), {"Timer-Reply-To": f"_INBOX.{call}"})
+    async with asyncio.timeout(60):
+        await asyncio.gather(ours.consume(), ours.tick(), theirs.tick())
+        while await theirs.next_at() is not None:
+            clock.advance(milliseconds=5)
+    updated = {f"call-{to.removeprefix('_INBOX.call-')}" for to, body in replies(ours) if body["outcome"] == "updated"}
+    events = bodies(memory_broker.events)
+    assert {each["payload"]["serviceCallId"] for each in events if each["payload"]["data"] == "new"} == updated
+    assert len({each["id"] for each in events}) == len(events) <= len(calls) + len(updated)
+    for call in calls:
+        assert (await ours.row(call))["state"] == "Reached"
+
+
+async def test_ignored_reached(timers: Timers) -> None:
+    """A timer that has fired is not scheduled again."""
+    await timers.schedule()
+    await timers.tick()
+    await timers.schedule(due_at=LATER)
+    timers.clock.set(LATER)
+    await timers.tick()
+    assert timers.outcomes() == {"scheduled": 1, "ignored_reached": 1}
+    assert timers.fired() == ["call-1"]
+
+
+async def test_older_command_delivered_again(timers: Timers) -> None:
+    """An older command that comes again after a newer one is stale and moves nothing."""
+    old = await timers.schedule(due_at=DUE)
+    await timers.schedule(due_at=LATER)
+    timers.broker.deliver(old)
+    await timers.consume()
+    assert timers.outcomes() == {"scheduled": 1, "rescheduled": 1, "ignored_stale": 1}
+    assert (await timers.row())["available_at"] == LATER
+    assert timers.broker.settlements.acknowledged == [old, Position(1, 2), old]
+
+
+async def test_commands_out_of_order(timers: Timers) -> None:
+    """Commands handed over newest first leave the timer as the newest one wants it."""
+    first = timers.send(schedule_timer(due_at=LATER))
+    second = timers.send(schedule_timer(due_at=DUE))
+    timers.broker.deliver(second, first)
+    await timers.consume()
+    assert (await timers.row())["due_at"] == DUE
+    assert timers.outcomes() == {"scheduled": 1, "ignored_stale": 1}
+
+
+async def test_same_command_delivered_again(timers: Timers) -> None:
+    """A command delivered again while its timer waits, in the same batch or later, changes nothing."""
+    position = timers.send(schedule_timer(due_at=DUE))
+    timers.broker.deliver(position, position)
+    await timers.consume()
+    timers.broker.deliver(position)
+    await timers.consume()
+    timers.clock.set(DUE)
+    await timers.tick()
+    assert timers.outcomes() == {"scheduled": 1, "unchanged": 2}
+    assert timers.fired() == ["call-1"]
+
+
+async def test_recreated_stream(timers: Timers) -> None:
+    """After the stream of commands was made anew its commands are newer, though their sequences begin at 1 again."""
+    await timers.schedule("other")
+    await timers.schedule(due_at=DUE)
+    timers.broker.recreate(epoch=2)
+    await timers.schedule(due_at=LATER)
+    assert timers.outcomes()["rescheduled"] == 1
+    assert (await timers.row())["due_at"] == LATER
+
+
+async def test_several_commands_on_one_timer_in_a_batch(timers: Timers) -> None:
+    """Commands of one batch see what those before them did; the last accepted one is what fires."""
+    due = {"1": LATER, "2": DUE, "3": DUE, "4": after(minutes=3), "5": after(minutes=3)}
+    for cause, due_at in due.items():
+        timers.send(schedule_timer(due_at=due_at, envelope={"id": cause}), {"Timer-Reply-To": INBOX})
+    await timers.consume()
+    outcomes = [body["outcome"] for _, body in replies(timers)]
+    timers.clock.advance(minutes=3)
+    await timers.tick()
+    assert outcomes == ["scheduled", "rescheduled", "unchanged", "rescheduled", "unchanged"]
+    assert [(each["causationId"], each["payload"]["dueAt"]) for each in bodies(timers.broker.events)] == [
+        ("4", iso(after(minutes=3)))
+    ]
+
+
+async def test_batch_over_old_and_new_timers(timers: Timers) -> None:
+    """A batch may confirm, move and make timers, of several tenants, also the same one in turn."""
+    await timers.schedule("known", DUE)
+    await timers.schedule("moved", DUE)
+    for call, tenant, due_at in [
+        ("known", "acme", DUE),
+        ("moved", "acme", DUE),
+        ("moved", "acme", LATER),
+        ("known", "other", LATER),
+    ]:
+        timers.send(schedule_timer(call, due_at, tenant=tenant), tenant=tenant)
+    await timers.consume()
+    assert timers.outcomes() == {"scheduled": 3, "unchanged": 2, "rescheduled": 1}
+    rows = [await timers.row("known"), await timers.row("moved"), await timers.row("known", "other")]
+    assert [(row["due_at"], row["position_sequence"]) for row in rows] == [(DUE, 3), (LATER, 5), (LATER, 6)]
+
+
+async def test_reschedule_while_it_is_being_published(timers: Timers) -> None:
+    """Rescheduled while its old due time is being published, a timer fires for both, under two ids."""
+    await timers.schedule()
+
+    async def reschedule(_: Sequence[Message]) -> None:
+        timers.broker.before_publishing = nothing
+        await timers.schedule(due_at=LATER)
+
+    timers.broker.before_publishing = reschedule
+    await timers.tick()
+    row = await timers.row()
+    assert (row["state"], row["available_at"], row["attempt"]) == ("Scheduled", LATER, 0)
+    assert timers.metrics.lost == 1
+    timers.clock.set(LATER)
+    await timers.tick()
+    events = timers.broker.events
+    assert [each["payload"]["dueAt"] for each in bodies(events)] == [iso(NOW), iso(LATER)]
+    assert events[0].id != events[1].id
+
+
+async def nothing(_: Sequence[Message]) -> None:
+    pass
+
+
+def once(timers: Timers, step: Callable[[], Awaitable[object]]) -> Callable[[Sequence[Message]], Awaitable[None]]:
+    """Return what takes a step before a batch is published, and nothing before those after it."""
+
+    async def take(_: Sequence[Message]) -> None:
+        timers.broker.before_publishing = nothing
+        await step()
+
+    return take
+
+
+async def test_lease_that_runs_out_while_publishing(timers: Timers) -> None:
+    """Claimed anew because publishing took too long, a timer is sent again under the same id and settled once."""
+    await timers.schedule()
+
+    async def stall(_: Sequence[Message]) -> None:
+        timers.broker.before_publishing = nothing
+        timers.clock.advance(seconds=VISIBILITY_TIMEOUT.total_seconds())
+        await timers.tick()
+
+    timers.broker.before_publishing = stall
+    await timers.tick()
+    assert timers.fired() == ["call-1"]
+    assert (timers.metrics.settlements, timers.metrics.lost) == ({"fired": 1}, 1)
+
+
+# Commands that can't be handled
+
+
+async def test_poison_costs_only_itself(timers: Timers) -> None:
+    """Among a thousand good commands a bad one ends in the dead letters, the others as if it weren't there."""
+    for number in range(1000):
+        timers.send(b"{" if number == 500 else schedule_timer(f"call-{number}", DUE))
+    await timers.consume()
+    timers.clock.set(DUE)
+    await timers.tick()
+    assert timers.outcomes() == {"scheduled": 999, "rejected": 1}
+    assert sorted(timers.fired()) == sorted(f"call-{number}" for number in range(1000) if number != 500)
+    assert [letter.body for letter in timers.broker.dead_letters] == [b"{"]
+    assert timers.broker.settlements.terminated == [Position(1, 501)]
+    assert len(timers.broker.settlements.acknowledged) == 999
+
+
+async def test_dead_letter(timers: Timers) -> None:
+    """A dead letter is the original, bytes and headers, and says what was wrong and where it came from."""
+    body = b'{"type": "ScheduleTimer",\xff'
+    headers = {"X-Mine": "1", "Nats-Msg-Id": "a", "nats-rollup": "all", "Nats-Expected-Stream": "OTHER"}
+    position = timers.send(body, headers)
+    await timers.consume()
+    (letter,) = timers.broker.dead_letters
+    assert letter.address == Address(Kind.DEAD_LETTER, "acme", "schedule-timer")
+    assert letter.body == body
+    message = letter.headers["Timer-Error-Message"]
+    assert message.startswith("the body is not JSON")
+    assert letter.headers == {
+        "X-Mine": "1",
+        "Timer-Original-Nats-Msg-Id": "a",
+        "Timer-Original-nats-rollup": "all",
+        "Timer-Original-Nats-Expected-Stream": "OTHER",
+        "Timer-Error-Code": "INVALID_JSON",
+        "Timer-Error-Message": message,
+        "Timer-Source-Subject": "cmd.acme.schedule-timer",
+        "Timer-Source-Sequence": str(position.sequence),
+    }
+    assert timers.metrics.dead_letters == {"INVALID_JSON": 1}
+
+
+async def test_command_rejected(timers: Timers) -> None:
+    """The tenant is told of a rejected command: which, why, and every field that is wrong."""
+    body = schedule_timer("", "tomorrow", envelope={"id": "cmd-1", "correlationId": "corr-1"})
+    timers.send(body, {"traceparent": TRACEPARENT})
+    await timers.consume()
+    (event,) = timers.broker.events
+    told = json.loads(event.body)
+    payload = told.pop("payload")
+    assert event.address == Address(Kind.EVENT, "acme", "command-rejected")
+    assert event.headers == {"traceparent": TRACEPARENT}
+    assert told == {
+        "id": event.id,
+        "type": "CommandRejected",
+        "tenantId": "acme",
+        "correlationId": "corr-1",
+        "causationId": "cmd-1",
+        "timestampMs": NOW,
+    }
+    assert (payload["commandId"], payload["commandType"], payload["code"]) == (
+        "cmd-1",
+        "ScheduleTimer",
+        "INVALID_PAYLOAD",
+    )
+    assert [each["path"] for each in payload["errors"]] == ["payload.serviceCallId", "payload.dueAt"]
+    assert all(each["reason"] in payload["message"] for each in payload["errors"])
+
+
+async def test_command_rejected_unread(timers: Timers) -> None:
+    """Of a command that can't be read at all, the tenant of its address is told what is known."""
+    timers.send(b"", message_id="m-1")
+    await timers.consume()
+    (told,) = bodies(timers.broker.events)
+    assert (told["tenantId"], told["causationId"]) == ("acme", "m-1")
+    assert set(told["payload"]) == {"commandId", "code", "message"}
+    assert (told["payload"]["commandId"], told["payload"]["code"]) == ("m-1", "INVALID_JSON")
+
+
+async def test_rejection_tells_the_addressed_tenant(timers: Timers) -> None:
+    """A command that names a tenant other than its address is told of where it was addressed, not to the other."""
+    timers.send(schedule_timer(tenant="victim"), tenant="acme")
+    await timers.consume()
+    (event,) = timers.broker.events
+    assert (event.address.tenant, json.loads(event.body)["payload"]["code"]) == ("acme", "TENANT_MISMATCH")
+
+
+async def test_address_of_no_tenant(timers: Timers) -> None:
+    """Addressed to what can be no tenant, a command is kept, and there is nobody to tell."""
+    timers.send(schedule_timer(), tenant="Ä!")
+    await timers.consume()
+    assert [letter.address.tenant for letter in timers.broker.dead_letters] == ["Ä!"]
+    assert timers.broker.events == []
+    assert timers.broker.settlements.terminated == [Position(1, 1)]
+
+
+async def test_unknown_type(timers: Timers) -> None:
+    """A command of a type nobody handles is rejected, and doesn't make the metrics grow with its name."""
+    timers.send(command("ScheduleTime", {}), message="schedule-time")
+    await timers.consume()
+    (told,) = bodies(timers.broker.events)
+    assert told["payload"]["code"] == "UNKNOWN_TYPE"
+    assert timers.metrics.commands == {("unknown", "rejected"): 1}
+
+
+@pytest.mark.parametrize("kind", [Kind.DEAD_LETTER, Kind.EVENT])
+async def test_dead_letter_waits_for_the_broker(timers: Timers, kind: Kind) -> None:
+    """While the broker can't store a dead letter or its event, the command is given back; then it ends, told once."""
+    position = timers.send(b"{", {"Timer-Reply-To": INBOX})
+    timers.broker.loses_acknowledgement_of = lambda message: message.address.kind is kind
+    await timers.consume()
+    assert timers.broker.settlements.terminated == []
+    assert timers.broker.settlements.retried == [(position, timedelta(seconds=1))]
+    assert (timers.broker.replies, timers.metrics.dead_letters) == ([], {})
+    timers.broker.loses_acknowledgement_of = never
+    timers.broker.redeliver()
+    await timers.consume()
+    assert timers.broker.settlements.terminated == [position]
+    assert (len(timers.broker.dead_letters), len(timers.broker.events), len(timers.broker.replies)) == (1, 1, 1)
+
+
+async def test_refused_dead_letter(timers: Timers) -> None:
+    """A command whose dead letter is refused is not terminated: nothing is thrown away."""
+    position = timers.send(b"{")
+    timers.broker.refuses = lambda message: message.address.kind is Kind.DEAD_LETTER
+    await timers.consume()
+    assert timers.broker.settlements.terminated == []
+    assert [each for each, _ in timers.broker.settlements.retried] == [position]
+
+
+async def test_refused_event_of_a_rejection(timers: Timers) -> None:
+    """A rejection whose event the broker refuses for good ends all the same: the dead letter has everything."""
+    position = timers.send(b"{")
+    timers.broker.refuses = lambda message: message.address.kind is Kind.EVENT
+    await timers.consume()
+    assert timers.broker.settlements.terminated == [position]
+
+
+async def test_one_dead_letter_refused_among_others(timers: Timers) -> None:
+    """Of several rejected commands in a batch only the one whose dead letter is refused waits."""
+    positions = [timers.send(b"{" * number) for number in (1, 2, 3)]
+    timers.broker.refuses = lambda message: message.body == b"{{"
+    await timers.consume()
+    assert timers.broker.settlements.terminated == [positions[0], positions[2]]
+    assert [each for each, _ in timers.broker.settlements.retried] == [positions[1]]
+
+
+# Replies
+
+
+async def test_reply(timers: Timers) -> None:
+    """Whoever asks for the outcome of a command is told it, and of the timer it was about."""
+    timers.send(
+        schedule_timer(due_at=DUE, data={"a": None}, envelope={"id": "cmd-1", "correlationId": "corr-1"}),
+        {"Timer-Reply-To": INBOX},
+    )
+    timers.send(schedule_timer("call-2", DUE, envelope={"id": "cmd-2"}), {"Timer-Reply-To": INBOX})
+    await timers.consume()
+    view = {
+        "tenantId": "acme",
+        "serviceCallId": "call-1",
+        "dueAt": iso(DUE),
+        "state": "Scheduled",
+        "registeredAt": iso(NOW),
+        "attempt": 0,
+    }
+    assert replies(timers) == [
+        (
+            INBOX,
+            {
+                "commandId": "cmd-1",
+                "outcome": "scheduled",
+                "timer": {**view, "correlationId": "corr-1", "data": {"a": None}},
+            },
+        ),
+        (INBOX, {"commandId": "cmd-2", "outcome": "scheduled", "timer": {**view, "serviceCallId": "call-2"}}),
+    ]
+
+
+async def test_reply_shows_the_timer_as_the_command_left_it(timers: Timers) -> None:
+    """Each reply shows its timer as it was after that command, also where later ones of its batch changed it."""
+    await timers.fail("bad")
+    await timers.schedule("fired")
+    timers.clock.advance(seconds=5)
+    await timers.tick()
+    wanted = {"Timer-Reply-To": INBOX}
+    timers.send(schedule_timer("a", LATER), wanted)
+    timers.send(schedule_timer("a", after(hours=3)), wanted)
+    timers.send(cancel_timer("a"), wanted, message="cancel-timer")
+    timers.send(schedule_timer("fired", LATER), wanted)
+    timers.send(cancel_timer("bad"), wanted, message="cancel-timer")
+    await timers.consume()
+    views = [body["timer"] for _, body in replies(timers)]
+    assert [(view["serviceCallId"], view["state"], view["dueAt"]) for view in views] == [
+        ("a", "Scheduled", iso(LATER)),
+        ("a", "Scheduled", iso(after(hours=3))),
+        ("a", "Cancelled", iso(after(hours=3))),
+        ("fired", "Reached", views[3]["dueAt"]),
+        ("bad", "Cancelled", iso(NOW)),
+    ]
+    assert views[3]["reachedAt"] == iso(timers.clock.now())
+    assert (views[4]["attempt"], views[4]["lastError"]) == (MAX_ATTEMPTS, "refused")
+    assert ["reachedAt" in view for view in views] == [False, False, False, True, False]
+
+
+async def test_reply_about_no_timer(timers: Timers) -> None:
+    """Where there is no timer to show, or only the tombstone of one, a reply has none."""
+    for name in ("retry", "cancel", "cancel", "retry"):
+        body = (retry_timer if name == "retry" else cancel_timer)("unknown", envelope={"id": name})
+        timers.send(body, {"Timer-Reply-To": INBOX}, message=f"{name}-timer")
+    await timers.consume()
+    assert [body for _, body in replies(timers)] == [
+        {"commandId": "retry", "outcome": "not_found"},
+        {"commandId": "cancel", "outcome": "not_found"},
+        {"commandId": "cancel", "outcome": "unchanged"},
+        {"commandId": "retry", "outcome": "not_found"},
+    ]
+
+
+async def test_reply_to_a_rejected_command(timers: Timers) -> None:
+    """Whoever asks for the outcome of a command that is rejected is told the error."""
+    timers.send(schedule_timer("", envelope={"id": "cmd-1"}), {"Timer-Reply-To": INBOX})
+    await timers.consume()
+    ((to, answer),) = replies(timers)
+    assert (to, set(answer), answer["commandId"]) == (INBOX, {"commandId", "error"}, "cmd-1")
+    assert (answer["error"]["code"], [each["path"] for each in answer["error"]["errors"]]) == (
+        "INVALID_PAYLOAD",
+        ["payload.serviceCallId"],
+    )
+
+
+@pytest.mark.parametrize("body", [schedule_timer(), b"{"], ids=["accepted", "rejected"])
+@pytest.mark.parametrize(
+    "to",
+    [
+        "",
+        "timer.evt.v1.other.due-time-reached",
+        "_INBOX",
+        "_inbox.me",
+        "_INBOX.*",
+        "_INBOX.a b",
+        "_INBOX.>",
+        " _INBOX.a",
+    ],
+)
+async def test_reply_elsewhere(timers: Timers, to: str, body: bytes) -> None:
+    """The service can't be made to publish anywhere but to one inbox."""
+    timers.send(body, {"Timer-Reply-To": to})
+    await timers.consume()
+    assert timers.broker.replies == []
+
+
+async def test_reply_comes_after_commit(timers: Timers, monkeypatch: pytest.MonkeyPatch) -> None:
+    """When an answer is sent, what it tells of can already be read, and the command isn't settled before."""
+    timers.send(schedule_timer(), {"Timer-Reply-To": INBOX})
+    seen: list[Any] = []
+    send = timers.broker.reply
+
+    async def look_first(answers: Any) -> None:
+        row = await timers.row()
+        seen.append((row["state"], timers.broker.settlements.acknowledged))
+        await send(answers)
+
+    monkeypatch.setattr(timers.broker, "reply", look_first)
+    await timers.consume()
+    assert seen == [("Scheduled", [Position(1, 1)])]
+    assert len(timers.broker.replies) == 1
+
+
+# The broker at fault
+
+
+async def test_refused_event_is_retried_then_buried(timers: Timers) -> None:
+    """A refused event is tried again after a backoff, then given up and kept visible; its neighbours fire at once."""
+    for call in ("a", "bad", "c"):
+        timers.send(schedule_timer(call))
+    await timers.consume()
+    timers.broker.refuses = fires("bad")
+    waits: list[int] = []
+    for _ in range(MAX_ATTEMPTS):
+        assert await timers.tick() > 0
+        if (at := await timers.next_at()) is not None:
+            waits.append(at - timers.clock.now())
+            timers.clock.set(at)
+    row = await timers.row("bad")
+    assert timers.fired() == ["a", "c"]
+    assert (row["state"], row["attempt"], row["last_error"], row["due_at"]) == ("Failed", 3, "refused", NOW)
+    assert len(waits) == MAX_ATTEMPTS - 1
+    assert all(0 <= wait <= ceiling for wait, ceiling in zip(waits, (1000, 2000), strict=True))
+    assert timers.metrics.settlements == {"fired": 2, "retried": 2, "buried": 1}
+    assert (timers.metrics.given_up, timers.metrics.failures) == ({"timer_schedules": 1}, {"refused": 3})
+
+
+async def test_refused_event_fires_when_it_is_taken(timers: Timers) -> None:
+    """An event refused for a while fires under the id it always had, and its error is forgotten."""
+    await timers.schedule()
+    wanted = (await timers.row())["event_id"]
+    timers.broker.refuses = always
+    await timers.tick()
+    waiting = await timers.row()
+    timers.broker.refuses = never
+    timers.clock.set(waiting["available_at"])
+    await timers.tick()
+    row = await timers.row()
+    assert (waiting["state"], waiting["last_error"]) == ("Scheduled", "refused")
+    assert (row["state"], row["last_error"], [event.id for event in timers.broker.events]) == (
+        "Reached",
+        None,
+        [wanted],
+    )
+
+
+async def test_buried_timer_can_be_scheduled_again(timers: Timers) -> None:
+    """A timer that was given up comes back with a newer command, all its attempts ahead of it."""
+    await timers.schedule()
+    timers.broker.refuses = always
+    for _ in range(MAX_ATTEMPTS):
+        await timers.tick()
+        timers.clock.advance(minutes=10)
+    timers.broker.refuses = never
+    failed = await timers.row()
+    await timers.schedule()
+    again = await timers.row()
+    await timers.tick()
+    assert (failed["state"], again["state"], again["attempt"], again["last_error"]) == ("Failed", "Scheduled", 0, None)
+    assert (timers.fired(), timers.outcomes()) == (["call-1"], {"scheduled": 2})
+
+
+async def test_event_too_large_for_the_broker(store: Database, clock: ManualClock) -> None:
+    """An event the broker can't take for its size is one failure; its neighbours fire."""
+    timers = Timers(store, MemoryBroker(features=BrokerFeatures(deduplicates=True, max_message_bytes=500)), clock)
+    timers.send(schedule_timer("large", data="x" * 500))
+    timers.send(schedule_timer("small"))
+    await timers.consume()
+    await timers.tick()
+    assert timers.fired() == ["small"]
+    assert (await timers.row("large"))["attempt"] == 1
+
+
+async def test_outage_costs_nothing(timers: Timers) -> None:
+    """While the broker is away no attempt is counted, however long that is; back again, all fire under their ids."""
+    for number in range(3):
+        timers.send(schedule_timer(f"call-{number}"))
+    await timers.consume()
+    timers.broker.health = Health.down("gone")
+    for _ in range(20):
+        await timers.tick()
+        timers.clock.advance(minutes=1)
+    attempts = [(await timers.row(f"call-{number}"))["attempt"] for number in range(3)]
+    timers.broker.health = HEALTHY
+    assert (await timers.tick(), attempts) == (3, [0, 0, 0])
+    assert sorted(timers.fired()) == ["call-0", "call-1", "call-2"]
+    assert timers.metrics.settlements == {"fired": 3}
+
+
+async def test_outage_found_out_by_publishing(timers: Timers) -> None:
+    """Rows claimed when the broker turns out to be away are given back uncounted, and it is left alone for a moment."""
+    await timers.schedule()
+    timers.broker.before_publishing = lambda _: go_away(timers.broker)
+    first = await timers.tick()
+    row = await timers.row()
+    again = await timers.tick()
+    timers.broker.before_publishing = nothing
+    timers.broker.health = HEALTHY
+    wanted_at = await timers.next_at()
+    timers.clock.set(wanted_at or 0)
+    assert (first, row["state"], row["attempt"], row["last_error"], again) == (1, "Scheduled", 0, None, 0)
+    assert wanted_at == NOW + 250
+    assert (await timers.tick(), timers.fired()) == (1, ["call-1"])
+    assert timers.metrics.failures == {"unavailable": 1}
+
+
+async def test_oldest_first_after_an_outage(store: Database, memory_broker: MemoryBroker, clock: ManualClock) -> None:
+    """What was given back because the broker was away still goes before what came due after it."""
+    timers = Timers(store, memory_broker, clock, batch_size=2)
+    for number in range(6):
+        timers.send(schedule_timer(f"call-{number}", NOW - 60_000 + number))
+    await timers.consume()
+    timers.broker.before_publishing = lambda _: go_away(timers.broker)
+    await timers.tick()
+    timers.broker.before_publishing = nothing
+    timers.broker.health = HEALTHY
+    timers.clock.advance(seconds=1)
+    await timers.tick()
+    assert timers.fired() == [f"call-{number}" for number in range(6)]
+
+
+async def go_away(broker: MemoryBroker) -> None:
+    broker.health = Health.down("gone")
+
+
+async def test_commands_are_taken_while_nothing_can_be_published(timers: Timers) -> None:
+    """Commands are accepted while events can't be sent; they need the database only."""
+    timers.broker.health = Health.down("full")
+    position = await timers.schedule()
+    assert timers.broker.settlements.acknowledged == [position]
+    assert (await timers.row())["state"] == "Scheduled"
+
+
+@pytest.mark.parametrize("deduplicates", [True, False])
+async def test_lost_acknowledgement(store: Database, clock: ManualClock, deduplicates: bool) -> None:  # noqa: FBT001
+    """When the acknowledgement of an event is lost it is sent again under the same id, for the broker to drop."""
+    broker = MemoryBroker(features=BrokerFeatures(deduplicates=deduplicates, max_message_bytes=1000))
+    timers = Timers(store, broker, clock)
+    await timers.schedule()
+    broker.loses_acknowledgement_of = always
+    await timers.tick()
+    broker.loses_acknowledgement_of = never
+    clock.advance(seconds=1)
+    await timers.tick()
+    wanted = (await timers.row())["event_id"]
+    assert [event.id for event in broker.events] == [wanted] * (1 if deduplicates else 2)
+    assert (await timers.row())["state"] == "Reached"
+
+
+async def test_part_of_a_batch_is_unknown(timers: Timers) -> None:
+    """Of a batch in which some acknowledgements are lost, only those rows are sent again."""
+    for call in ("a", "b", "c"):
+        timers.send(schedule_timer(call))
+    await timers.consume()
+    timers.broker.loses_acknowledgement_of = fires("b")
+    await timers.tick()
+    states = [(await timers.row(call))["state"] for call in "abc"]
+    assert states == ["Reached", "Scheduled", "Reached"]
+
+
+# Crashes and rows gone wrong
+
+
+def crash(_: Message) -> bool:
+    """End everything, after a message was stored and before that is known."""
+    raise asyncio.CancelledError
+
+
+async def test_crash_between_publish_and_settle(timers: Timers) -> None:
+    """After a crash between publishing and settling, the timer fires again under the same id once the lease is over."""
+    await timers.schedule()
+    timers.broker.loses_acknowledgement_of = crash
+    with pytest.raises(asyncio.CancelledError):
+        await timers.tick()
+    timers.broker.loses_acknowledgement_of = never
+    stored = list(timers.broker.events)
+    timers.clock.set(NOW + VISIBILITY_TIMEOUT // timedelta(milliseconds=1) - 1)
+    early = await timers.tick()
+    timers.clock.advance(milliseconds=1)
+    again = await timers.tick()
+    row = await timers.row()
+    assert (early, again) == (0, 1)
+    assert [event.id for event in stored] == [event.id for event in timers.broker.events] == [row["event_id"]]
+    assert (row["state"], row["attempt"]) == ("Reached", 2)
+
+
+async def test_restart_takes_over_at_once(sqlite: SqliteDatabase, memory_broker: MemoryBroker) -> None:
+    """Where there can be no other process, a restart doesn't wait for the leases of the one that died."""
+    timers = Timers(sqlite, memory_broker, ManualClock())
+    await timers.schedule()
+    await timers.schedule("later", DUE)
+    timers.broker.loses_acknowledgement_of = crash
+    with pytest.raises(asyncio.CancelledError):
+        await timers.tick()
+    timers.broker.loses_acknowledgement_of = never
+    restarted = Timers(sqlite, memory_broker, ManualClock(NOW + 1))
+    await take_over_claims(restarted.database, Lease(TIMERS, VISIBILITY_TIMEOUT), restarted.clock.now())
+    assert await restarted.tick() == 1
+    row = await restarted.row()
+    assert (row["state"], row["attempt"]) == ("Reached", 2)
+    assert [event.id for event in memory_broker.events] == [row["event_id"]]
+
+
+async def test_row_that_is_claimed_and_never_settled(timers: Timers) -> None:
+    """A row that kills the process each time runs out of attempts: it is buried unpublished, its neighbour fires."""
+    await timers.schedule("killer")
+
+    async def die(_: Sequence[Message]) -> None:
+        raise asyncio.CancelledError
+
+    timers.broker.before_publishing = die
+    for _ in range(MAX_ATTEMPTS):
+        with pytest.raises(asyncio.CancelledError):
+            await timers.tick()
+        timers.clock.advance(seconds=VISIBILITY_TIMEOUT.total_seconds())
+    timers.broker.before_publishing = nothing
+    await timers.schedule("fine")
+    assert await timers.tick() == 2
+    row = await timers.row("killer")
+    assert timers.fired() == ["fine"]
+    assert (row["state"], row["last_error"]) == ("Failed", "gave up: claimed and never settled")
+    assert timers.metrics.given_up == {"timer_schedules": 1}
+
+
+async def test_corrupt_row(timers: Timers) -> None:
+    """A row that can't be made into an event fails alone, is given up after its attempts and says why."""
+    for number in range(20):
+        timers.send(schedule_timer(f"call-{number}", data=number))
+    await timers.consume()
+    await timers.sql("UPDATE timer_schedules SET data = '{oops' WHERE service_call_id = 'call-7'")
+    for _ in range(MAX_ATTEMPTS):
+        await timers.tick()
+        timers.clock.advance(minutes=10)
+    row = await timers.row("call-7")
+    assert sorted(timers.fired()) == sorted(f"call-{number}" for number in range(20) if number != 7)
+    assert (row["state"], row["attempt"]) == ("Failed", MAX_ATTEMPTS)
+    assert row["last_error"].startswith("can't be encoded: ")
+
+
+async def test_only_corrupt_rows(timers: Timers) -> None:
+    """A batch of which nothing can be sent asks nothing of the broker and is settled."""
+    await timers.schedule(data=1)
+    await timers.sql("UPDATE timer_schedules SET data = '{oops'")
+    assert await timers.tick() == 1
+    assert (timers.metrics.publishes, timers.metrics.settlements) == (0, {"retried": 1})
+
+
+async def test_database_refuses_one_command(timers: Timers) -> None:
+    """A command the database refuses costs only itself: it is given back, the others of its batch are handled."""
+    await timers.sql("CREATE UNIQUE INDEX forced ON timer_schedules (correlation_id)")
+    positions = [
+        timers.send(schedule_timer(f"call-{number}", envelope={"correlationId": name}))
+        for number, name in enumerate(["a", "b", "a", "c"])
+    ]
+    await timers.consume()
+    assert timers.outcomes() == {"scheduled": 3}
+    assert timers.broker.settlements.acknowledged == [positions[0], positions[1], positions[3]]
+    assert timers.broker.settlements.retried == [(positions[2], timedelta(seconds=1))]
+
+
+async def test_command_that_fails_for_ever(timers: Timers) -> None:
+    """A command that fails each time it comes is given back ever longer, and after ten times is a dead letter."""
+    await timers.sql("CREATE UNIQUE INDEX forced ON timer_schedules (correlation_id)")
+    await timers.schedule("first", envelope={"correlationId": "a"})
+    position = await timers.schedule("second", envelope={"correlationId": "a"})
+    for _ in range(9):
+        timers.broker.redeliver()
+        await timers.consume()
+    assert timers.broker.settlements.retried == [(position, timedelta(seconds=n)) for n in range(1, 10)]
+    assert timers.broker.settlements.terminated == [position]
+    (letter,) = timers.broker.dead_letters
+    assert letter.headers["Timer-Error-Code"] == "INTERNAL"
+    assert "failed 10 times" in letter.headers["Timer-Error-Message"]
+
+
+@pytest.fixture
+async def intruder(sqlite: SqliteDatabase, tmp_path: Path) -> AsyncIterator[sqlite3.Connection]:
+    """Another program that can lock the database, on which the service then waits for nothing."""
+    async with sqlite.transaction() as tx:
+        await tx.fetch("PRAGMA busy_timeout = 0")
+    connection = sqlite3.connect(tmp_path / "timers.db", isolation_level=None)
+    yield connection
+    connection.close()
+
+
+async def test_commands_wait_for_the_database(
+    sqlite: SqliteDatabase, intruder: sqlite3.Connection, memory_broker: MemoryBroker, clock: ManualClock
+) -> None:
+    """Commands that meet a database that is away are given back, unharmed, however often they come."""
+    timers = Timers(sqlite, memory_broker, clock)
+    positions = [timers.send(schedule_timer(f"call-{number}")) for number in range(3)]
+    intruder.execute("BEGIN IMMEDIATE")
+    for _ in range(20):
+        await timers.consume()
+        timers.broker.redeliver()
+    before = timers.outcomes()
+    intruder.execute("ROLLBACK")
+    await timers.consume()
+    assert timers.broker.settlements.retried == [(position, timedelta(seconds=1)) for position in positions] * 20
+    assert (before, timers.outcomes()) == ({}, {"scheduled": 3})
+    assert timers.broker.dead_letters == []
+
+
+async def test_database_lost_between_publish_and_settle(
+    sqlite: SqliteDatabase, intruder: sqlite3.Connection, memory_broker: MemoryBroker, clock: ManualClock
+) -> None:
+    """When settling meets a database that is away the tick fails, and the next one settles: nothing fires again."""
+    timers = Timers(sqlite, memory_broker, clock)
+    await timers.schedule()
+
+    async def lock(_: Sequence[Message]) -> None:
+        timers.broker.before_publishing = nothing
+        intruder.execute("BEGIN IMMEDIATE")
+
+    timers.broker.before_publishing = lock
+    with pytest.raises(DatabaseUnavailableError):
+        await timers.tick()
+    intruder.execute("ROLLBACK")
+    assert await timers.tick() == 0
+    row = await timers.row()
+    assert (timers.metrics.publishes, row["state"]) == (1, "Reached")
+    assert [event.id for event in timers.broker.events] == [row["event_id"]]
+
+
+async def test_settled_too_late_after_an_outage(
+    sqlite: SqliteDatabase, intruder: sqlite3.Connection, memory_broker: MemoryBroker, clock: ManualClock
+) -> None:
+    """When the database comes back after the lease ran out and another instance has fired, settling changes nothing."""
+    timers, other = Timers(sqlite, memory_broker, clock), Timers(sqlite, memory_broker, clock)
+    await timers.schedule()
+
+    async def lock(_: Sequence[Message]) -> None:
+        timers.broker.before_publishing = nothing
+        intruder.execute("BEGIN IMMEDIATE")
+
+    timers.broker.before_publishing = lock
+    with pytest.raises(DatabaseUnavailableError):
+        await timers.tick()
+    intruder.execute("ROLLBACK")
+    clock.advance(seconds=VISIBILITY_TIMEOUT.total_seconds())
+    assert await other.tick() == 1
+    reached_at = (await timers.row())["reached_at"]
+    clock.advance(seconds=1)
+    assert await timers.tick() == 0
+    row = await timers.row()
+    assert (timers.metrics.lost, row["state"], row["reached_at"]) == (1, "Reached", reached_at)
+    assert len(timers.broker.events) == 1
+
+
+async def test_runs_until_the_subscription_is_closed(timers: Timers) -> None:
+    """The consumer handles batch after batch and ends with its subscription."""
+    subscription = await timers.broker.subscribe()
+    running = asyncio.create_task(timers.consumer.run(subscription))
+    first = timers.send(schedule_timer("a"))
+    second = timers.send(b"{")
+    async with asyncio.timeout(30):
+        while not timers.broker.settlements.terminated:
+            await asyncio.sleep(0)
+        await subscription.close()
+        await running
+    assert timers.broker.settlements.acknowledged == [first]
+    assert timers.broker.settlements.terminated == [second]
+
+
+async def test_fault_while_rejecting(timers: Timers) -> None:
+    """A fault that nobody foresaw, after a part of the batch was settled, doesn't end the consumer."""
+    subscription = await timers.broker.subscribe()
+    good, bad = timers.send(schedule_timer("a")), timers.send(b"{")
+
+    async def fail_once(_: Sequence[Message]) -> None:
+        timers.broker.before_publishing = nothing
+        raise RuntimeError("unforeseen")
+
+    timers.broker.before_publishing = fail_once
+    running = asyncio.create_task(timers.consumer.run(subscription))
+    async with asyncio.timeout(30):
+        while timers.broker.before_publishing is fail_once and not running.done():
+            await asyncio.sleep(0)
+        timers.broker.redeliver()
+        while not timers.broker.settlements.terminated and not running.done():
+            await asyncio.sleep(0)
+        await subscription.close()
+        await running
+    assert timers.broker.settlements.acknowledged == [good]
+    assert timers.broker.settlements.terminated == [bad]
+
+
+@pytest.mark.parametrize("message_type", ["Unknown", "ScheduleTimer"])
+async def test_rejected_commands_are_held_once(timers: Timers, message_type: str) -> None:
+    """Rejecting a batch of large commands keeps nothing of what they were decoded to beside their bytes."""
+    for _ in range(100):
+        timers.send(json.dumps({"type": message_type, "tenantId": "acme", "payload": {"no": "x" * 60_000}}).encode())
+    tracemalloc.start()
+    try:
+        await timers.consume()
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert len(timers.broker.dead_letters) == 100
+    assert peak < 3 * 1024 * 1024, f"{peak / 1024 / 1024:.1f} MiB for 5.7 MiB of commands"

@@ -1,0 +1,215 @@
+from datetime import timedelta
+
+import pytest
+
+from tests.harness.builders import cancel_timer, in_state, schedule_timer, scheduled
+from tests.harness.clock import NOW, ManualClock, after
+from tests.harness.metrics import RecordingMetrics
+from tests.harness.timers import Timers, put_timers
+from timer_service.core.database import Database
+from timer_service.core.loop import Pass
+from timer_service.core.message import Position
+from timer_service.core.retention import Retention
+from timer_service.core.row_counts import RowCounts
+from timer_service.timers import store as timer_store
+from timer_service.timers.rules import Key, State, Timer
+
+RETENTION = timedelta(days=7)
+EXPIRED = after(days=7, milliseconds=1)
+"""When what was settled at NOW has just become older than the retention."""
+BATCH = 500
+
+
+@pytest.fixture
+def retention(store: Database) -> Retention:
+    return Retention(store, RETENTION, timer_store.delete_settled)
+
+
+async def put(database: Database, *timers: Timer) -> None:
+    """Put timers as they are, whatever their state."""
+    reached = [timer for timer in timers if timer.state is State.REACHED]
+    async with database.transaction() as tx:
+        await put_timers(tx, [timer for timer in timers if timer.state is not State.REACHED])
+        await put_timers(
+            tx,
+            [each._replace(state=State.SCHEDULED, available_at=each.settled_at, settled_at=None) for each in reached],
+        )
+        await tx.executemany(
+            "UPDATE timer_schedules SET state = 'Reached', available_at = NULL, reached_at = :at "
+            "WHERE tenant_id = :tenant_id AND service_call_id = :service_call_id",
+            [{**timer.key._asdict(), "at": timer.settled_at} for timer in reached],
+        )
+
+
+async def left(database: Database) -> list[str]:
+    rows = await database.reader.fetch("SELECT service_call_id FROM timer_schedules ORDER BY service_call_id")
+    return [row["service_call_id"] for row in rows]
+
+
+def tombstone(call: str, at: int = NOW) -> Timer:
+    return Timer(Key("acme", call), State.CANCELLED, Position(1, 1), registered_at=at, schedule=None, settled_at=at)
+
+
+# Retention
+
+
+async def test_retention_through_the_service(timers: Timers) -> None:
+    """What fired, was cancelled or was cancelled while unknown is deleted after the retention, to the millisecond."""
+    await timers.schedule("fired")
+    await timers.tick()
+    await timers.schedule("cancelled", after(days=400))
+    await timers.cancel("cancelled")
+    await timers.cancel("tombstone")
+    await timers.schedule("waits", after(days=400))
+    retention = Retention(timers.database, RETENTION, timer_store.delete_settled)
+    kept = (await retention.tick(EXPIRED - 1)).done, await left(timers.database)
+    deleted = (await retention.tick(EXPIRED)).done, await left(timers.database)
+    assert kept == (0, ["cancelled", "fired", "tombstone", "waits"])
+    assert deleted == (3, ["waits"])
+
+
+@pytest.mark.parametrize("state", [State.SCHEDULED, State.FAILED])
+async def test_retention_spares(store: Database, retention: Retention, state: State) -> None:
+    """A timer that waits, however long overdue, or has failed is never deleted."""
+    await put(store, in_state(state, scheduled()), in_state(state, scheduled("early", due_at=0)))
+    assert (await retention.tick(after(days=10_000))).done == 0
+    assert await left(store) == ["call-1", "early"]
+
+
+async def test_retention_spares_what_is_held(timers: Timers) -> None:
+    """A timer that is claimed is not deleted, though its due time is long past."""
+    await timers.schedule(due_at=0)
+    async with timers.database.transaction() as tx:
+        assert len(await timers.lease.claim(tx, NOW, 10)) == 1
+    retention = Retention(timers.database, RETENTION, timer_store.delete_settled)
+    assert (await retention.tick(EXPIRED)).done == 0
+    assert await left(timers.database) == ["call-1"]
+
+
+async def test_retention_goes_by_when_it_was_settled(store: Database, retention: Retention) -> None:
+    """A timer that was due long ago and fired late is kept for the whole retention after it fired."""
+    await put(store, in_state(State.REACHED, scheduled("late", due_at=0), at=NOW))
+    await put(store, in_state(State.CANCELLED, scheduled("also late", due_at=0), at=NOW))
+    assert ((await retention.tick(EXPIRED - 1)).done, (await retention.tick(EXPIRED)).done) == (0, 2)
+
+
+@pytest.mark.parametrize("before", ["cancelled", "tombstone", "reached"])
+async def test_retention_goes_by_the_newest_command(timers: Timers, before: str) -> None:
+    """A settled timer is kept for the whole retention after its newest command: an older one may still be delivered."""
+    if before != "tombstone":
+        await timers.schedule()
+    if before == "reached":
+        await timers.tick()
+    else:
+        await timers.cancel()
+    timers.clock.set(EXPIRED - 2)
+    late = timers.send(schedule_timer(data="late"))
+    newest = timers.send(cancel_timer(), message="cancel-timer")
+    timers.broker.deliver(newest, late)
+    await timers.consume()
+    retention = Retention(timers.database, RETENTION, timer_store.delete_settled)
+    timers.clock.advance(milliseconds=2)
+    assert (await retention.tick(timers.clock.now())).done == 0
+    timers.broker.deliver(late)
+    await timers.consume()
+    await timers.tick()
+    assert timers.outcomes()["ignored_stale"] == 2
+    assert timers.fired() == (["call-1"] if before == "reached" else [])
+    assert (await retention.tick(EXPIRED - 1 + RETENTION // timedelta(milliseconds=1))).done == 1
+
+
+async def test_a_schedule_that_came_too_late_stays_so(timers: Timers) -> None:
+    """A ScheduleTimer that was ignored because its timer had fired is not obeyed when it is delivered again later."""
+    await timers.schedule()
+    await timers.tick()
+    timers.clock.set(EXPIRED - 1)
+    ignored = await timers.schedule(due_at=EXPIRED)
+    timers.clock.set(EXPIRED)
+    await Retention(timers.database, RETENTION, timer_store.delete_settled).tick(EXPIRED)
+    timers.broker.deliver(ignored)
+    await timers.consume()
+    await timers.tick()
+    assert (timers.outcomes(), timers.fired()) == ({"scheduled": 1, "ignored_reached": 2}, ["call-1"])
+
+
+def settled(kind: str, call: str, at: int) -> Timer:
+    match kind:
+        case "tombstones":
+            return tombstone(call, at)
+        case "cancelled":
+            return in_state(State.CANCELLED, scheduled(call), at=at)
+        case _:
+            return in_state(State.REACHED, scheduled(call), at=at)
+
+
+@pytest.mark.parametrize("kind", ["reached", "cancelled", "tombstones"])
+async def test_retention_in_batches(store: Database, retention: Retention, kind: str) -> None:
+    """A pass deletes a small batch, oldest first, and says when to go on until nothing old is left."""
+    calls = [f"call-{number:04}" for number in range(2 * BATCH + 1)]
+    newest_first = [settled(kind, call, NOW + number) for number, call in enumerate(calls)][::-1]
+    await put(store, *newest_first, scheduled("z"))
+    now = after(days=8)
+    passes = []
+    for _ in range(4):
+        deleted, next_at = await retention.tick(now)
+        passes.append((deleted, len(await left(store)), next_at))
+        assert await left(store) == [*calls[sum(count for count, *_ in passes) :], "z"]
+    assert passes == [
+        (BATCH, BATCH + 2, now + 50),
+        (BATCH, 2, now + 50),
+        (1, 1, None),
+        (0, 1, None),
+    ]
+
+
+# RowCounts
+
+
+def row_counts_of(store: Database, metrics: RecordingMetrics) -> RowCounts:
+    return RowCounts(store, metrics, counted=timer_store.COUNTED, leased=[timer_store.TIMERS])
+
+
+async def test_row_counts(store: Database, metrics: RecordingMetrics, clock: ManualClock) -> None:
+    """The gauges are told how many timers of all tenants are in each state, how many are overdue and since when."""
+    await put(
+        store,
+        scheduled("a", NOW - 2500),
+        scheduled("b", NOW, tenant="other"),
+        scheduled("c", NOW + 1),
+        in_state(State.REACHED, scheduled("d")),
+        in_state(State.REACHED, scheduled("e")),
+        in_state(State.CANCELLED, scheduled("f")),
+        tombstone("g"),
+        in_state(State.FAILED, scheduled("h", NOW - 90_000)),
+    )
+    row_counts = row_counts_of(store, metrics)
+    assert await row_counts.tick(clock.now()) == Pass(8)
+    assert metrics.counts == {
+        ("timer_schedules", "Scheduled"): 3,
+        ("timer_schedules", "Reached"): 2,
+        ("timer_schedules", "Cancelled"): 2,
+        ("timer_schedules", "Failed"): 1,
+    }
+    assert metrics.overdues["timer_schedules"] == [(2, 2.5)]
+
+
+async def test_row_counts_of_nothing(store: Database, metrics: RecordingMetrics) -> None:
+    """Of an empty table each state is told as none, and nothing is overdue."""
+    assert await row_counts_of(store, metrics).tick(NOW) == Pass(0)
+    assert metrics.counts == {("timer_schedules", state): 0 for state in State}
+    assert metrics.overdues["timer_schedules"] == [(0, 0.0)]
+
+
+async def test_row_counts_after_all_fired(timers: Timers) -> None:
+    """What was overdue is so no longer once it fired; what is held or waits to be retried isn't overdue."""
+    row_counts = row_counts_of(timers.database, timers.metrics)
+    for call in ("a", "b"):
+        await timers.schedule(call, NOW - 1000)
+    await row_counts.tick(NOW)
+    async with timers.database.transaction() as tx:
+        await timers.lease.claim(tx, NOW, 1)
+    await row_counts.tick(NOW)
+    await timers.tick()
+    await row_counts.tick(NOW)
+    assert timers.metrics.overdues["timer_schedules"] == [(2, 1.0), (1, 1.0), (0, 0.0)]
+    assert timers.metrics.counts["timer_schedules", "Scheduled"] == 1

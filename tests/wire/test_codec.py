@@ -1,0 +1,395 @@
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.harness.builders import command, command_address, delivery, schedule_timer
+from tests.harness.clock import NOW, iso
+from timer_service.core.broker import Delivery
+from timer_service.core.codec import MAX_COMMAND_BYTES, REPLY_TO, decode_command, decode_envelope, encode
+from timer_service.core.data import MAX_DATA_BYTES
+from timer_service.core.errors import Code, Fault, Rejection
+from timer_service.core.message import MAX_MESSAGE_BYTES, Address, Command, Event, Kind, Position, Trace, kebab
+from timer_service.core.rejection import Rejected
+from timer_service.timers import SLICE
+from timer_service.timers.messages import CancelTimer, ScheduleTimer
+
+COMMANDS = {payload.type: payload for payload in SLICE.commands}
+TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+
+
+def decode(given_delivery: Delivery) -> Command:
+    return decode_command(given_delivery, decode_envelope(given_delivery.body), COMMANDS)
+
+
+def rejection(given_delivery: Delivery) -> Rejection:
+    with pytest.raises(Rejection) as caught:
+        decode(given_delivery)
+    return caught.value
+
+
+def with_data(text: str) -> bytes:
+    """Write a command with `text` where its data is, whatever that is."""
+    return schedule_timer(data="DATA").replace(b'"DATA"', text.encode())
+
+
+def test_whole_command() -> None:
+    """All that a command says in body and headers is there once it is decoded."""
+    body = schedule_timer(
+        "call-7",
+        "2026-11-21T10:00:00+01:00",
+        data={"a": [1, None]},
+        envelope={"id": "cmd-1", "correlationId": "corr", "causationId": "cause", "timestampMs": NOW},
+    )
+    headers = {"traceparent": TRACEPARENT, "tracestate": "a=b", REPLY_TO: "_INBOX.x"}
+    assert decode(delivery(body, headers=headers, position=Position(3, 4))) == Command(
+        id="cmd-1",
+        payload=ScheduleTimer(tenant_id="acme", service_call_id="call-7", due_at=iso(NOW), data={"a": [1, None]}),
+        position=Position(3, 4),
+        correlation_id="corr",
+        trace=Trace(TRACEPARENT, "a=b"),
+        reply_to="_INBOX.x",
+    )
+
+
+def test_smallest_command() -> None:
+    """What is optional may be left out; the id is then the broker's."""
+    decoded = decode(delivery(schedule_timer(), position=Position(1, 9)))
+    assert (decoded.id, decoded.correlation_id, decoded.reply_to, decoded.trace) == ("message-9", None, None, Trace())
+
+
+@pytest.mark.parametrize(("text", "is_set"), [("null", True), (None, False)])
+def test_null_data_is_not_absent_data(text: str | None, is_set: bool) -> None:  # noqa: FBT001
+    """`data: null` stays apart from no data, so that the event can repeat exactly what was given."""
+    body = schedule_timer() if text is None else with_data(text)
+    payload = decode(delivery(body)).payload
+    assert isinstance(payload, ScheduleTimer)
+    assert payload.data is None
+    assert ("data" in payload.model_fields_set) is is_set
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{",
+        b"hello",
+        b'{"a": 1} {}',
+        b'\xef\xbb\xbf{"a": 1}',
+        b"\xff\xfe",
+        schedule_timer(call="X").replace(b"X", b"\xff"),
+        schedule_timer(call="X").replace(b"X", rb"\ud800"),
+        with_data(r'"\ud800"'),
+        with_data(r'{"\udfff": 1}'),
+        with_data("NaN"),
+        with_data("Infinity"),
+        with_data("-Infinity"),
+        with_data("[" * 10_000),
+        with_data("9" * 5000),
+    ],
+    ids=range(15),
+)
+def test_invalid_json(body: bytes) -> None:
+    """What is no strict JSON in UTF-8 is rejected as such, lone surrogates and numbers it doesn't have among it."""
+    assert rejection(delivery(body)).code is Code.INVALID_JSON
+
+
+@pytest.mark.parametrize(
+    ("body", "path"),
+    [
+        (b"null", "(body)"),
+        (b"[]", "(body)"),
+        (b'"ScheduleTimer"', "(body)"),
+        (b"{}", "type"),
+        (schedule_timer(envelope={"type": None}), "type"),
+        (schedule_timer(envelope={"type": "a\0b"}), "type"),
+        (schedule_timer(envelope={"payload": None}), "payload"),
+        (schedule_timer(envelope={"payload": []}), "payload"),
+        (schedule_timer(tenant=""), "tenantId"),
+        (schedule_timer(tenant="a.b"), "tenantId"),
+        (schedule_timer(tenant="é"), "tenantId"),
+        (schedule_timer(tenant="acme\n"), "tenantId"),
+        (schedule_timer(tenant="x" * 65), "tenantId"),
+        (schedule_timer(envelope={"id": ""}), "id"),
+        (schedule_timer(envelope={"id": 7}), "id"),
+        (schedule_timer(envelope={"id": "x" * 201}), "id"),
+        (schedule_timer(envelope={"id": "a\0"}), "id"),
+        (schedule_timer(envelope={"correlationId": "\x7f"}), "correlationId"),
+        (schedule_timer(envelope={"causationId": "a\nb"}), "causationId"),
+        (schedule_timer(envelope={"timestampMs": "soon"}), "timestampMs"),
+        (schedule_timer(envelope={"timestampMs": "5"}), "timestampMs"),
+        (schedule_timer(envelope={"timestampMs": 5.0}), "timestampMs"),
+    ],
+    ids=range(22),
+)
+def test_invalid_envelope(body: bytes, path: str) -> None:
+    """An envelope with a field missing or wrong is rejected, and the field is named."""
+    verdict = rejection(delivery(body))
+    assert verdict.code is Code.INVALID_ENVELOPE
+    assert path in [fault.path for fault in verdict.faults]
+
+
+def test_snake_case_envelope() -> None:
+    """The envelope's fields have one spelling: Python's own names are not among them."""
+    body = json.dumps({"type": "ScheduleTimer", "tenant_id": "acme", "payload": {}}).encode()
+    assert rejection(delivery(body)).faults == (Fault("tenantId", "Field required"),)
+
+
+def test_unknown_envelope_field() -> None:
+    """An unknown envelope field is ignored, so that v1 can grow."""
+    assert decode(delivery(schedule_timer(envelope={"priority": 1}))) == decode(delivery(schedule_timer()))
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("ScheduleTimr", "did you mean 'ScheduleTimer'?"),
+        ("scheduleTimer", "did you mean 'ScheduleTimer'?"),
+        ("Zzz", "known types: "),
+    ],
+)
+def test_unknown_type(name: str, hint: str) -> None:
+    """An unknown type is answered with the nearest known one, or with all there are."""
+    verdict = rejection(delivery(command(name, {}), address=command_address(message=kebab(name))))
+    assert verdict.code is Code.UNKNOWN_TYPE
+    assert hint in verdict.message
+    assert "ScheduleTimer" in verdict.message
+
+
+@pytest.mark.parametrize(
+    ("payload", "path"),
+    [
+        ({"serviceCallId": ""}, "payload.serviceCallId"),
+        ({"serviceCallId": "x" * 201}, "payload.serviceCallId"),
+        ({"serviceCallId": "a\0b"}, "payload.serviceCallId"),
+        ({"serviceCallId": "a\x9fb"}, "payload.serviceCallId"),
+        ({"serviceCallId": 7}, "payload.serviceCallId"),
+        ({"serviceCallId": None}, "payload.serviceCallId"),
+        ({"tenantId": "a b"}, "payload.tenantId"),
+        ({"tenantId": None}, "payload.tenantId"),
+        ({"dueAt": NOW}, "payload.dueAt"),
+        ({"dueAt": "tomorrow"}, "payload.dueAt"),
+        ({"dueAt": "2026-11-21T09:00:00"}, "payload.dueAt"),
+        ({"dueAt": None}, "payload.dueAt"),
+        ({"due": iso(NOW)}, "payload.due"),
+        ({"service_call_id": "a"}, "payload.service_call_id"),
+    ],
+    ids=range(14),
+)
+def test_invalid_payload(payload: dict[str, Any], path: str) -> None:
+    """A payload with a field that is wrong or unknown is rejected, and the field is named."""
+    verdict = rejection(delivery(schedule_timer(**payload)))
+    assert verdict.code is Code.INVALID_PAYLOAD
+    assert [fault.path for fault in verdict.faults] == [path]
+    assert path in verdict.message
+
+
+def test_snake_case_payload() -> None:
+    """The payload's fields have one spelling: Python's own names are both unknown and no substitute."""
+    body = command("ScheduleTimer", {"tenant_id": "acme", "service_call_id": "a", "due_at": iso(NOW)})
+    verdict = rejection(delivery(body))
+    names = "serviceCallId", "dueAt", "tenant_id", "service_call_id", "due_at"
+    assert (verdict.code, [fault.path for fault in verdict.faults]) == (
+        Code.INVALID_PAYLOAD,
+        [f"payload.{name}" for name in names],
+    )
+
+
+@pytest.mark.parametrize("number", ["1e999", "-1e999", "[1e400]"])
+def test_number_beyond_json(number: str) -> None:
+    """A number that would become infinite can't be handed back, so it is not taken."""
+    verdict = rejection(delivery(with_data(number)))
+    assert verdict.code is Code.INVALID_PAYLOAD
+    assert [fault.path for fault in verdict.faults] == ["payload.data"]
+
+
+@pytest.mark.parametrize("due_at", ["1969-12-31T23:59:59Z", "0001-01-01T00:00:00Z", "9999-12-31T23:59:59-01:00"])
+def test_due_at_out_of_range(due_at: str) -> None:
+    """A due time outside the range has its own code, also beside other faults."""
+    verdict = rejection(delivery(schedule_timer(due_at=due_at, call="")))
+    assert verdict.code is Code.DUE_AT_OUT_OF_RANGE
+    assert {fault.path for fault in verdict.faults} == {"payload.dueAt", "payload.serviceCallId"}
+
+
+@pytest.mark.parametrize(("spare", "code"), [(0, Code.INVALID_ENVELOPE), (1, Code.TOO_LARGE)])
+def test_largest_body(spare: int, code: Code) -> None:
+    """A body of exactly the limit is read; one byte more is not looked at."""
+    body = b"{" + b" " * (MAX_COMMAND_BYTES + spare - 2) + b"}"
+    assert rejection(delivery(body)).code is code
+
+
+def test_largest_data() -> None:
+    """The limit of data counts bytes of compact JSON: exactly so many are taken, a byte more is too large."""
+    fits = "é" * ((MAX_DATA_BYTES - 2) // 2)
+    decoded = decode(delivery(schedule_timer(data=fits)))
+    verdict = rejection(delivery(schedule_timer(data=fits + "x")))
+    assert isinstance(decoded.payload, ScheduleTimer)
+    assert decoded.payload.data == fits
+    assert (verdict.code, [fault.path for fault in verdict.faults]) == (Code.TOO_LARGE, ["payload.data"])
+
+
+def test_subject_of_another_tenant() -> None:
+    """A command must be addressed to the tenant it names: the address is what the broker's permissions fence."""
+    verdict = rejection(delivery(schedule_timer(), address=command_address("other")))
+    assert (verdict.code, verdict.faults) == (Code.TENANT_MISMATCH, (Fault("tenantId", "must be 'other'"),))
+
+
+def test_payload_without_a_tenant() -> None:
+    """A payload that leaves its tenant out belongs to the envelope's tenant."""
+    body = command("CancelTimer", {"serviceCallId": "call-7"}, tenant="other")
+    decoded = decode(delivery(body, address=command_address("other", "cancel-timer")))
+    assert decoded.payload == CancelTimer(tenant_id="other", service_call_id="call-7")
+    assert decoded.tenant == "other"
+
+
+def test_payload_of_another_tenant() -> None:
+    """The tenant of the payload, if it is given, must be the envelope's."""
+    verdict = rejection(delivery(schedule_timer(tenantId="other")))
+    assert (verdict.code, verdict.faults) == (Code.TENANT_MISMATCH, (Fault("payload.tenantId", "must be 'acme'"),))
+
+
+def test_subject_of_another_type() -> None:
+    """A command must be addressed as what it is."""
+    verdict = rejection(delivery(schedule_timer(), address=command_address(message="cancel-timer")))
+    assert (verdict.code, verdict.faults) == (Code.TYPE_MISMATCH, (Fault("type", "belongs at 'schedule-timer'"),))
+
+
+def test_many_faults() -> None:
+    """However much is wrong, a verdict stays small enough for a header and an event."""
+    unknown: dict[str, Any] = {f"field{n}" + "x" * 1000: n for n in range(100)}
+    verdict = rejection(delivery(schedule_timer(**unknown)))
+    assert len(verdict.faults) == 20
+    assert all(len(fault.path) <= 300 for fault in verdict.faults)
+    assert len(verdict.message) < 1500
+
+
+def test_field_name_with_a_line_break() -> None:
+    """A field's name can't add headers to the dead letter, such as one the broker would obey."""
+    unknown: dict[str, Any] = {"x\r\nNats-Rollup: all": 1}
+    given_delivery = delivery(schedule_timer(**unknown))
+    letter, _ = Rejected(given_delivery, rejection(given_delivery), None).messages(NOW, MAX_MESSAGE_BYTES)
+    assert all(value.isprintable() for value in letter.headers.values())
+
+
+@pytest.mark.parametrize("header", [10, 58_000, 65_000])
+@pytest.mark.parametrize("body", [0, 1000, MAX_MESSAGE_BYTES - 65_000, MAX_MESSAGE_BYTES - 100, MAX_MESSAGE_BYTES])
+def test_dead_letter_fits(body: int, header: int) -> None:
+    """A dead letter fits into a message however little room the command left, and says what is missing in it."""
+    command = delivery(b"x" * body, headers={"note": "y" * header})
+    letter, _ = Rejected(command, rejection(command), None).messages(NOW, MAX_MESSAGE_BYTES)
+    headers = sum(len(name) + len(value) + 4 for name, value in letter.headers.items())
+    whole = body + header < MAX_MESSAGE_BYTES - 5_000
+    assert (headers < 61_000, len(letter.body) + headers < MAX_MESSAGE_BYTES - 500) == (True, True)
+    assert letter.headers["Timer-Source-Sequence"] == str(command.position.sequence)
+    assert ("note" in letter.headers) == ("Timer-Headers-Omitted" not in letter.headers) == (header < 60_000)
+    assert letter.body == (b"" if "Timer-Body-Omitted" in letter.headers else command.body)
+    assert not whole or "Timer-Body-Omitted" not in letter.headers
+
+
+@pytest.mark.parametrize(
+    ("headers", "trace"),
+    [
+        ({}, Trace()),
+        ({"traceparent": TRACEPARENT}, Trace(TRACEPARENT)),
+        ({"traceparent": TRACEPARENT, "tracestate": "a=b,c=d"}, Trace(TRACEPARENT, "a=b,c=d")),
+        ({"traceparent": TRACEPARENT, "tracestate": ""}, Trace(TRACEPARENT)),
+        ({"traceparent": TRACEPARENT, "tracestate": "x" * 513}, Trace(TRACEPARENT)),
+        ({"traceparent": "01" + TRACEPARENT[2:] + "-more"}, Trace("01" + TRACEPARENT[2:] + "-more")),
+        ({"traceparent": TRACEPARENT.upper()}, Trace()),
+        ({"traceparent": TRACEPARENT + "\n"}, Trace()),
+        ({"traceparent": "junk", "tracestate": "a=b"}, Trace()),
+        ({"tracestate": "a=b"}, Trace()),
+    ],
+    ids=range(10),
+)
+def test_trace(headers: dict[str, str], trace: Trace) -> None:
+    """A well-formed trace context is taken; a malformed one is left out and costs the command nothing."""
+    assert decode(delivery(schedule_timer(), headers=headers)).trace == trace
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"traceparent": TRACEPARENT + "-\0"},
+        {"traceparent": TRACEPARENT + "-\r"},
+        {"traceparent": TRACEPARENT, "tracestate": "a=\0"},
+        {"traceparent": TRACEPARENT, "tracestate": "a=b\r\nNats-Rollup: all"},
+    ],
+    ids=range(4),
+)
+def test_trace_with_control_characters(headers: dict[str, str]) -> None:
+    """No trace can carry what a database can't store or what would end a header."""
+    trace = decode(delivery(schedule_timer(), headers=headers)).trace
+    assert all(part is None or part.isprintable() for part in trace)
+
+
+@given(st.binary())
+def test_arbitrary_bytes(body: bytes) -> None:
+    """Whatever the bytes, they end as a command or as a rejection."""
+    with pytest.raises(Rejection):
+        decode(delivery(body))
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
+    max_leaves=10,
+)
+FIELDS = "tenantId", "serviceCallId", "dueAt", "data", "id", "type", "payload", "correlationId", "timestampMs"
+field_values = json_values | st.sampled_from(["acme", "call-1", iso(NOW), "ScheduleTimer", "0000-01-01T00:00:00Z"])
+
+
+@given(
+    st.dictionaries(st.sampled_from(FIELDS) | st.text(), field_values, max_size=5),
+    st.dictionaries(st.sampled_from(FIELDS) | st.text(), field_values, max_size=3),
+)
+def test_arbitrary_fields(payload: dict[str, Any], envelope: dict[str, Any]) -> None:
+    """Whatever a command's fields hold, it is decoded or rejected with at least one fault or a message."""
+    body = {"type": "ScheduleTimer", "tenantId": "acme", "payload": {"tenantId": "acme", **payload}, **envelope}
+    try:
+        decoded = decode(delivery(json.dumps(body).encode("utf-8", "surrogatepass")))
+    except Rejection as verdict:
+        assert verdict.message  # noqa: PT017 - a rejection is one of the two right ways out
+    else:
+        assert decoded.tenant == "acme"
+
+
+def test_event() -> None:
+    """An event carries every field of the envelope, and its trace as headers."""
+    told = Event("e-1", "work.signal.fired", "acme", {"a": None}, NOW, "corr", "cause", Trace(TRACEPARENT, "a=b"))
+    message = encode(told)
+    assert message.address == Address(Kind.EVENT, "acme", "work-signal-fired")
+    assert message.id == "e-1"
+    assert message.headers == {"traceparent": TRACEPARENT, "tracestate": "a=b"}
+    assert json.loads(message.body) == {
+        "id": "e-1",
+        "type": "work.signal.fired",
+        "tenantId": "acme",
+        "correlationId": "corr",
+        "causationId": "cause",
+        "timestampMs": NOW,
+        "payload": {"a": None},
+    }
+
+
+def test_event_without_extras() -> None:
+    """What an event doesn't have is left out, not sent as null."""
+    message = encode(Event("e-1", "DueTimeReached", "acme", {}, NOW))
+    assert message.headers == {}
+    assert set(json.loads(message.body)) == {"id", "type", "tenantId", "timestampMs", "payload"}
+
+
+@pytest.mark.parametrize(
+    ("name", "part"),
+    [
+        ("ScheduleTimer", "schedule-timer"),
+        ("DueTimeReached", "due-time-reached"),
+        ("work.signal.fired", "work-signal-fired"),
+        ("A", "a"),
+    ],
+)
+def test_kebab(name: str, part: str) -> None:
+    """A type becomes one address part: words joined by dashes, dots as dashes."""
+    assert kebab(name) == part

@@ -1,0 +1,405 @@
+"""The contracts as committed, the models and what the code really sends say the same."""
+
+import json
+import runpy
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+from pkgutil import walk_packages
+from typing import Any
+
+import pytest
+from jsonschema import Draft202012Validator  # type: ignore[import-untyped]
+from pydantic import TypeAdapter, ValidationError
+from pydantic_core import to_json
+
+import timer_service
+from tests.harness.builders import command, schedule_timer
+from tests.harness.clock import NOW as START
+from tests.harness.clock import ManualClock, after
+from tests.harness.runs import Runs
+from tests.harness.signals import Signals
+from tests.harness.timers import MAX_ATTEMPTS, Timers, fires
+from timer_service.adapters.memory import MemoryBroker
+from timer_service.adapters.sqlite import SqliteDatabase
+from timer_service.core.broker import Delivery
+from timer_service.core.codec import decode_command, decode_envelope, encode
+from timer_service.core.errors import Code, Rejection
+from timer_service.core.lease import Failure
+from timer_service.core.message import (
+    MAX_MESSAGE_BYTES,
+    Address,
+    Kind,
+    Message,
+    Payload,
+    Position,
+    TenantPayload,
+    kebab,
+)
+from timer_service.core.query import Queries, QueryRoute
+from timer_service.core.rejection import Rejected
+from timer_service.signals.events import failed_event, fired_event
+from timer_service.timers.events import due_time_reached
+
+CONTRACTS = Path(__file__).parents[2] / "contracts"
+SCHEMAS = CONTRACTS / "schemas"
+EXAMPLES = CONTRACTS / "examples"
+NOW = 1_795_248_000_000
+
+
+def message_types() -> dict[str, type[Payload]]:
+    """Find every message of the code by its kebab name; they live in the core and in each slice's `messages`."""
+    for module in walk_packages(timer_service.__path__, "timer_service."):
+        if module.name.startswith("timer_service.core.") or module.name.endswith(".messages"):
+            import_module(module.name)
+    return {kebab(each.type): each for each in descendants(Payload) if "type" in vars(each)}
+
+
+def descendants(model: type[Payload]) -> Iterator[type[Payload]]:
+    for child in model.__subclasses__():
+        if child.__module__.startswith("timer_service."):
+            yield child
+        yield from descendants(child)
+
+
+MESSAGES = message_types()
+GENERATED = runpy.run_path(str(CONTRACTS / "generate.py"))
+COMMANDS: dict[str, type[TenantPayload]] = {payload.type: payload for payload in GENERATED["COMMANDS"]}
+QUERIES: tuple[QueryRoute, ...] = GENERATED["QUERIES"]
+REFUSED = GENERATED["QueryRefused"]
+BODIES: dict[str, TypeAdapter[Any]] = {
+    **{route.name: TypeAdapter(route.request) for route in QUERIES},
+    **{f"{route.name}-answer": TypeAdapter(route.reply | REFUSED) for route in QUERIES},
+    "command-outcome": TypeAdapter(GENERATED["CommandHandled"] | GENERATED["CommandRefused"]),
+}
+"""What travels without an envelope, by schema name."""
+
+
+def examples(kind: str) -> list[Any]:
+    """Return the examples of a kind as (message, file) parameters."""
+    files = sorted((EXAMPLES / kind).rglob("*.json"))
+    return [pytest.param(file.parent.name, file, id=f"{file.parent.name}-{file.stem}") for file in files]
+
+
+def fits_schema(message: str, body: bytes) -> bool:
+    schema = json.loads((SCHEMAS / f"{message}.v1.json").read_text("utf-8"))
+    validator = Draft202012Validator(schema, format_checker=Draft202012Validator.FORMAT_CHECKER)
+    return bool(validator.is_valid(json.loads(body)))
+
+
+def fits_model(message: str, body: bytes) -> bool:
+    try:
+        read_any(message, body)
+    except (Rejection, ValidationError):
+        return False
+    return True
+
+
+def read_any(message: str, body: bytes) -> None:
+    if message in BODIES:
+        BODIES[message].validate_json(body, by_alias=True, by_name=False)
+    else:
+        read(MESSAGES[message], body)
+
+
+def read(model: type[Payload], body: bytes) -> None:
+    """Read a body as the service reads a command, or as a careful user reads an event."""
+    envelope = decode_envelope(body)
+    if model.type in COMMANDS:
+        decode_command(delivered(envelope.tenant_id, kebab(model.type), body), envelope, COMMANDS)
+        return
+    if envelope.type != model.type or envelope.id is None or envelope.timestamp_ms is None:
+        raise Rejection(Code.INVALID_ENVELOPE, "not the envelope of such an event")
+    model.model_validate(envelope.payload, by_alias=True, by_name=False)
+
+
+def delivered(tenant: str, message: str, body: bytes) -> Delivery:
+    return Delivery(
+        address=Address(Kind.COMMAND, tenant, message),
+        source=f"timer.cmd.v1.{tenant}.{message}",
+        message_id="1795240000000-42",
+        body=body,
+        headers={},
+        position=Position(1_795_240_000_000, 42),
+        attempt=1,
+        handle=None,
+    )
+
+
+def test_regenerating_gives_what_is_committed() -> None:
+    """The schemas are those of today's models; if not, run `make contracts`."""
+    assert {file.name: file.read_text("utf-8") for file in SCHEMAS.iterdir()} == GENERATED["schemas"]()
+    assert (CONTRACTS / "asyncapi.yaml").read_text("utf-8") == GENERATED["asyncapi_text"]()
+
+
+def test_every_message_of_the_code_has_a_schema_and_the_other_way_round() -> None:
+    """No message goes undocumented and no schema outlives its message."""
+    assert {file.name for file in SCHEMAS.iterdir()} == {f"{message}.v1.json" for message in (*MESSAGES, *BODIES)}
+
+
+@pytest.mark.parametrize("message", MESSAGES)
+def test_the_tenant_of_a_payload(message: str) -> None:
+    """A command's payload may leave out its tenant; an event's always names it."""
+    model = MESSAGES[message]
+    fields = json.loads((SCHEMAS / f"{message}.v1.json").read_text("utf-8"))["$defs"][model.__name__]
+    assert issubclass(model, TenantPayload) == ("tenantId" in fields["properties"])
+    assert ("tenantId" in fields["required"]) == (issubclass(model, TenantPayload) and model.type not in COMMANDS)
+
+
+@pytest.mark.parametrize("kind", ["valid", "invalid"])
+def test_every_message_of_the_code_has_examples_and_the_other_way_round(kind: str) -> None:
+    """Each message shows what passes and what does not."""
+    folders = {folder.name: len(list(folder.glob("*.json"))) for folder in (EXAMPLES / kind).iterdir()}
+    assert folders.keys() == {*MESSAGES, *BODIES}
+    fewest = 1 if kind == "valid" else 2  # CountTimers has no fields
+    assert min(folders.values()) >= fewest
+
+
+@pytest.mark.parametrize("message", [*MESSAGES, *BODIES])
+def test_schema_is_one(message: str) -> None:
+    """Each file is a 2020-12 schema that names itself by a URN."""
+    schema = json.loads((SCHEMAS / f"{message}.v1.json").read_text("utf-8"))
+    Draft202012Validator.check_schema(schema)
+    assert schema["$id"] == f"urn:timer-service:{message}:v1"
+
+
+@pytest.mark.parametrize(("message", "file"), examples("valid"))
+def test_valid_example_passes_schema_and_model(message: str, file: Path) -> None:
+    """What is shown as valid is taken."""
+    body = file.read_bytes()
+    assert fits_schema(message, body)
+    read_any(message, body)
+
+
+@pytest.mark.parametrize(("message", "file"), examples("invalid"))
+def test_invalid_example_fails_schema_and_model(message: str, file: Path) -> None:
+    """What is shown as invalid is refused, by schema and model alike."""
+    body = file.read_bytes()
+    assert (fits_schema(message, body), fits_model(message, body)) == (False, False)
+
+
+@pytest.mark.parametrize(("message", "file"), examples("invalid-beyond-schema"))
+def test_example_beyond_the_schema_fails_only_in_the_model(message: str, file: Path) -> None:
+    """What no schema can express is refused all the same."""
+    body = file.read_bytes()
+    assert (fits_schema(message, body), fits_model(message, body)) == (True, False)
+
+
+def sent_events() -> dict[str, Message]:
+    """Return events as the code writes them, with everything they can carry and with as little as they can."""
+    row = {
+        "tenant_id": "acme",
+        "service_call_id": "order-4711/payment",
+        "due_at": NOW,
+        "data": None,
+        "correlation_id": None,
+        "causation_id": None,
+        "traceparent": None,
+        "tracestate": None,
+        "event_id": "3b1a55a7c7b94f3f9c0d1b1f0e7a2c44",
+    }
+    firing = {
+        "tenant_id": "acme",
+        "signal_id": "remind-me",
+        "firing_id": "3b1a55a7c7b94f3f9c0d1b1f0e7a2c44",
+        "dedupe_key": "event-9",
+        "work_item_id": None,
+        "attempt": 3,
+        "lease_token": "08c1d2e3f4a5b6c7",
+        **dict.fromkeys(("correlation_id", "causation_id", "traceparent", "tracestate")),
+    }
+    cause = {"work_item_id": "ticket-7", "correlation_id": "order-4711", "causation_id": "command-1"}
+    known = {"data": '{"step":1}', "correlation_id": "order-4711", "causation_id": "command-1"}
+    return {
+        "due time reached, bare": due_time_reached(row, NOW),
+        "due time reached, full": due_time_reached(row | known, NOW + 4),
+        "work signal fired, bare": encode(fired_event(firing, NOW)),
+        "work signal fired, full": encode(fired_event(firing | cause, NOW)),
+        "work signal failed, bare": encode(failed_event(Failure(firing, "refused", NOW), NOW)),
+        "work signal failed, full": encode(failed_event(Failure(firing | cause, "refused", NOW), NOW)),
+        "command rejected, bare": rejected_event(b"not JSON"),
+        "command rejected, full": rejected_event(
+            b'{"id":"command-1","type":"ScheduleTimer","tenantId":"acme","correlationId":"order-4711","payload":{}}'
+        ),
+    }
+
+
+def rejected_event(body: bytes) -> Message:
+    delivery = delivered("acme", "schedule-timer", body)
+    envelope = None
+    try:
+        envelope = decode_envelope(body)
+        decode_command(delivery, envelope, COMMANDS)
+    except Rejection as rejection:
+        _, event = Rejected(delivery, rejection, envelope).messages(NOW, MAX_MESSAGE_BYTES)
+        return event
+    raise AssertionError(body)
+
+
+@pytest.mark.parametrize("message", sent_events().values(), ids=sent_events())
+def test_what_the_code_sends_fits_its_schema(message: Message) -> None:
+    """Events are written by hand for speed, so they are held against their schema here."""
+    assert fits_schema(message.address.message, message.body)
+    read(MESSAGES[message.address.message], message.body)
+
+
+async def test_what_is_really_answered_fits_its_schema(
+    sqlite: SqliteDatabase, memory_broker: MemoryBroker, clock: ManualClock
+) -> None:
+    """Answers are written by hand, so those about timers of every state are held against their schema."""
+    timers = await timers_of_every_state(sqlite, memory_broker, clock)
+    queries = Queries(sqlite, clock, QUERIES)
+    calls = ["scheduled", "reached", "cancelled", "failed", "nobody"]
+    asked: list[tuple[str, Any]] = [
+        *(("get-timer", {"serviceCallId": call}) for call in calls),
+        ("get-timer", {}),
+        ("list-timers", {"limit": 2}),
+        ("list-timers", {}),
+        ("list-timers", {"limit": 0}),
+        ("count-timers", {}),
+        ("count-timers", {"unknown": 1}),
+    ]
+    answers = [(name, (await queries.answer(name, "acme", to_json(question))).body) for name, question in asked]
+    for name, body in answers:
+        assert fits_schema(f"{name}-answer", body), body
+        read_any(f"{name}-answer", body)
+    states = [json.loads(body).get("state") for _, body in answers[:5]]
+    assert states == ["Scheduled", "Reached", "Cancelled", "Failed", None]
+    assert len(timers.broker.replies) == len(calls) + 2
+    for reply in timers.broker.replies:
+        assert fits_schema("command-outcome", reply.body), reply.body
+        read_any("command-outcome", reply.body)
+
+
+async def timers_of_every_state(sqlite: SqliteDatabase, broker: MemoryBroker, clock: ManualClock) -> Timers:
+    """Bring a timer to each state with commands that ask for their outcome, and have one command rejected."""
+    timers = Timers(sqlite, broker, clock)
+    told = {"Timer-Reply-To": "_INBOX.me"}
+    envelope = {"correlationId": "order-4711"}
+    broker.refuses = fires("failed")
+    for call, due_at in {"scheduled": after(hours=1), "reached": START, "failed": START, "cancelled": START}.items():
+        timers.send(schedule_timer(call, due_at, data={"step": 1}, envelope=envelope), told)
+    for call in ("cancelled", "nobody-knew"):
+        cancel = command("CancelTimer", {"tenantId": "acme", "serviceCallId": call})
+        timers.send(cancel, told, message="cancel-timer")
+    timers.send(b"not JSON", told)
+    await timers.consume()
+    for _ in range(MAX_ATTEMPTS):
+        await timers.tick()
+        clock.advance(minutes=10)
+    return timers
+
+
+async def test_what_is_answered_about_signals_fits_its_schema(
+    sqlite: SqliteDatabase, memory_broker: MemoryBroker, clock: ManualClock
+) -> None:
+    """Answers and outcomes about signals of every status, their firings and tasks are held against their schema."""
+    signals = Signals(sqlite, memory_broker, clock)
+    for signal in ("fired", "paused", "cancelled", "resolved"):
+        await signals.create(signal, f"item of {signal}", note="a\nnote")
+    await signals.create("invalid", triggerSpec={})
+    for item in ("fired", "paused"):
+        await signals.transition(item=f"item of {item}")
+    for verb, signal in (("Pause", "paused"), ("Cancel", "cancelled"), ("Resolve", "resolved"), ("Resolve", "nobody")):
+        await signals.about(verb, signal)
+    await signals.run()
+    asked: list[tuple[str, dict[str, Any]]] = [
+        *(("get-signal", {"signalId": each}) for each in ("fired", "paused", "invalid", "nobody")),
+        ("list-signals", {}),
+        ("list-signals", {"limit": 2, "status": "active"}),
+        ("list-signals", {"limit": 0}),
+        *(("list-firings", {"signalId": each}) for each in ("fired", "paused", "nobody")),
+        ("list-tasks", {"workItemId": "item of fired"}),
+        ("list-tasks", {}),
+    ]
+    for name, question in asked:
+        body = (await signals.queries.answer(name, "acme", to_json(question))).body
+        assert fits_schema(f"{name}-answer", body), body
+        read_any(f"{name}-answer", body)
+    for reply in signals.broker.replies:
+        assert fits_schema("command-outcome", reply.body), reply.body
+        read_any("command-outcome", reply.body)
+
+
+def refs(node: Any) -> Iterator[str]:
+    """Yield every $ref of a document."""
+    if isinstance(node, dict):
+        yield from (value for name, value in node.items() if name == "$ref")
+        node = list(node.values())
+    if isinstance(node, list):
+        for each in node:
+            yield from refs(each)
+
+
+def resolves(ref: str, document: Any) -> bool:
+    file, _, path = ref.partition("#")
+    node = json.loads((CONTRACTS / file).read_text("utf-8")) if file else document
+    for part in path.split("/")[1:]:
+        node = node.get(part, {})
+    return bool(node)
+
+
+def test_every_reference_resolves() -> None:
+    """No $ref of the AsyncAPI document or of a schema leads nowhere, and every schema is referred to."""
+    document = GENERATED["asyncapi"]()
+    assert all(resolves(ref, document) for ref in refs(document))
+    for file in SCHEMAS.iterdir():
+        schema = json.loads(file.read_text("utf-8"))
+        assert all(resolves(ref, schema) for ref in refs(schema))
+    assert {ref for ref in refs(document) if ref.startswith(".")} == {f"./schemas/{f.name}" for f in SCHEMAS.iterdir()}
+
+
+def test_every_address_is_served_and_the_other_way_round() -> None:
+    """The AsyncAPI document has the addresses of the code's messages and queries, and no others."""
+    commands = {kebab(each) for each in COMMANDS}
+    served = {
+        *(f"timer.cmd.v1.{{tenant}}.{each}" for each in commands),
+        *(f"timer.evt.v1.{{tenant}}.{each}" for each in MESSAGES if each not in commands),
+        *(f"timer.qry.v1.{{tenant}}.{route.name}" for route in QUERIES),
+        "timer.dlq.v1.{tenant}.{message}",
+        None,  # inboxes
+    }
+    assert {each["address"] for each in GENERATED["asyncapi"]()["channels"].values()} == served
+
+
+async def test_what_is_told_of_runs_fits_its_schema(
+    sqlite: SqliteDatabase, memory_broker: MemoryBroker, clock: ManualClock
+) -> None:
+    """Events, outcomes and answers about runs of every kind are held against their schema."""
+    runs = Runs(sqlite, memory_broker, clock)
+    await runs.start({"a": [], "b": ["a", {"group": "g"}], "c": ["a"]}, "g")
+    await runs.resolve("g", {"d": []})
+    await runs.report("success", "a", outputs={"n": 1})
+    await runs.report("failed", "c", "d")
+    await runs.start({"a": ["a"]}, runId="cyclic")
+    await runs.start({"a": [], "b": ["a"]}, runId="stuck")
+    await runs.sql("UPDATE run_jobs SET status = 'success', settled_at = 0 WHERE run_id = 'stuck' AND job_name = 'a'")
+    clock.advance(hours=1)
+    await runs.sweep.tick(clock.now())
+    await runs.request("CancelRun", runId="nobody")
+    await runs.publish()
+    assert {message.address.message for message in runs.broker.events} == {
+        "job-ready",
+        "job-skipped",
+        "run-rejected",
+        "run-completed",
+        "run-stuck",
+    }
+    for message in runs.broker.events:
+        assert fits_schema(message.address.message, message.body), message.body
+        read(MESSAGES[message.address.message], message.body)
+    asked: list[tuple[str, dict[str, Any]]] = [
+        *(("get-run", {"runId": each}) for each in ("run-1", "cyclic", "stuck", "nobody")),
+        ("get-run", {"runId": "run-1", "limit": 2}),
+        ("list-runs", {}),
+        ("list-runs", {"status": "rejected", "limit": 1}),
+        ("list-runs", {"limit": 0}),
+    ]
+    for name, question in asked:
+        body = (await runs.queries.answer(name, "acme", to_json(question))).body
+        assert fits_schema(f"{name}-answer", body), body
+        read_any(f"{name}-answer", body)
+    assert len(runs.broker.replies) == 8
+    for reply in runs.broker.replies:
+        assert fits_schema("command-outcome", reply.body), reply.body
+        read_any("command-outcome", reply.body)

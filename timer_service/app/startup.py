@@ -1,0 +1,84 @@
+"""Opens what the service stands on."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import timedelta
+from pathlib import Path
+
+from prometheus_client import CollectorRegistry
+
+from timer_service.adapters.embedded import embedded_nats, free_port
+from timer_service.adapters.nats import NatsBroker
+from timer_service.app.login import nats_login
+from timer_service.app.schema import bring_to_head
+from timer_service.app.service import App
+from timer_service.app.storage import open_storage
+from timer_service.config import Config, load_config
+from timer_service.core.errors import StartError
+from timer_service.core.message import MAX_MESSAGE_BYTES
+from timer_service.metrics import Metrics
+
+_NATS_PORT = 4222
+
+
+@asynccontextmanager
+async def open_app(config: Config) -> AsyncIterator[App]:
+    """Open the database and the broker, bring the schema to head. Raises `StartError` with what to mend."""
+    registry = CollectorRegistry()
+    metrics = Metrics(registry)
+    async with open_storage(config, metrics) as storage:
+        await bring_to_head(storage.database, auto=config.auto_migrate)
+        broker = await NatsBroker.connect(
+            config.broker_url,
+            config.subject_prefix,
+            login=nats_login(config),
+            reply_prefix=config.reply_prefix,
+            manage_streams=config.manage_streams,
+        )
+        try:
+            _check_message_size(broker)
+            _check_retention(config, broker)
+            metrics.watch_broker(lambda: broker.health.usable)
+            yield App(config, storage, broker, metrics, registry)
+        finally:
+            await broker.close()
+
+
+@asynccontextmanager
+async def open_dev_app(data_dir: Path) -> AsyncIterator[tuple[App, Config, list[str]]]:
+    """Open the service with an embedded broker and all its files under `data_dir`.
+
+    Yields the app, the settings it came to, and what a person should know of them (ports that were taken).
+    """
+    # Whatever database the environment names is not one to try things out on.
+    wanted = load_config(db_path=data_dir / "timers.db", database_url=None, database_url_file=None)
+    http_port = free_port(wanted.http_port, wanted.http_host)
+    nats_port = free_port(_NATS_PORT)
+    notes = [
+        f"Port {port} is taken; {what} uses {free} instead."
+        for what, port, free in (("NATS", _NATS_PORT, nats_port), ("HTTP", wanted.http_port, http_port))
+        if port != free
+    ]
+    async with embedded_nats(data_dir / "nats", nats_port) as url:
+        config = wanted.model_copy(update={"broker_url": url, "http_port": http_port})
+        async with open_app(config) as app:
+            yield app, config, notes
+
+
+def _check_message_size(broker: NatsBroker) -> None:
+    taken = broker.features.max_message_bytes
+    if taken < MAX_MESSAGE_BYTES:
+        raise StartError(
+            f"the broker (TIMER_BROKER_URL) takes messages of {taken} bytes at most, and events may have "
+            f"{MAX_MESSAGE_BYTES}: set max_payload of the NATS server, and of the account's limits, to 1MB or more."
+        )
+
+
+def _check_retention(config: Config, broker: NatsBroker) -> None:
+    kept = broker.commands_kept
+    if kept is None or kept > timedelta(days=config.retention_days):
+        raise StartError(
+            f"the broker keeps commands for {kept or 'ever'}, longer than TIMER_RETENTION_DAYS="
+            f"{config.retention_days:g}: one that is delivered again could fire a timer that was deleted. "
+            "Limit the age of the command stream's messages, or keep timers longer."
+        )
