@@ -111,7 +111,7 @@ class NatsBroker:
             await self._subscription.open(alone=alone)
         except (nats.errors.Error, JetStreamError) as error:
             raise StartError(
-                f"cannot join the consumer of commands: {error!r}; `timer-service doctor` names every missing permission"
+                f"cannot join the command consumer: {error!r}; `timer-service doctor` names every missing permission"
             ) from error
         return self._subscription
 
