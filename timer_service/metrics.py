@@ -93,56 +93,56 @@ class Metrics:
         self._broker_connected.set_function(lambda: float(connected()))
 
     def command_handled(self, message_type: str, outcome: str) -> None:
-        """One command ended in its one outcome."""
+        """Count a command by its type and outcome."""
         self._commands(message_type, outcome).inc()
 
     def dead_letter_stored(self, code: str) -> None:
-        """One command was rejected and kept."""
+        """Count a rejected command whose dead letter was stored."""
         self._dead_letters(code).inc()
 
     def claimed(self, count: int) -> None:
-        """One claim took `count` rows."""
+        """Record that a claim took `count` rows."""
         self._claimed.observe(count)
 
     def published(self, seconds: float) -> None:
-        """One batch was published (or not) within `seconds`."""
+        """Record that publishing a batch took `seconds`, whether it succeeded or not."""
         self._publishing.observe(seconds)
 
     def publish_failed(self, status: str, count: int) -> None:
-        """`count` messages of a batch were refused, or the broker was unavailable to them."""
+        """Count messages that were not published, by their status."""
         self._failures(status).inc(count)
 
     def settled(self, table: str, outcome: str, count: int) -> None:
-        """`count` claimed rows of a table were settled alike."""
+        """Count claimed rows of a table by how they were settled."""
         self._settled(table, outcome).inc(count)
 
     def fired_late(self, table: str, seconds: float) -> None:
-        """What one row stands for was done `seconds` after it was due."""
+        """Record that a row was fired `seconds` after it was due."""
         self._lag(table).observe(seconds)
 
     def leases_lost(self, count: int) -> None:
-        """`count` rows had been claimed anew or changed before they were settled."""
+        """Count rows that were claimed again or changed before they could be settled."""
         self._leases_lost.inc(count)
 
     def buried(self, table: str, count: int) -> None:
-        """`count` rows were given up."""
+        """Count buried rows of a table."""
         self._buried(table).inc(count)
 
     def counted(self, table: str, state: str, count: int) -> None:
-        """Set the rows of a table in a state."""
+        """Set the number of rows of a table in a state."""
         self._rows.labels(table, state).set(count)
 
     def overdue(self, table: str, count: int, oldest_seconds: float) -> None:
-        """Set the rows of a table that could be claimed."""
+        """Set the number of claimable rows of a table, and for how long the oldest has been claimable."""
         self._overdue.labels(table).set(count)
         self._oldest.labels(table).set(oldest_seconds)
 
     def clock_measured(self, offset_seconds: float) -> None:
-        """Set how far the clock that decides is ahead of this machine's."""
+        """Set how far the clock that decides what is due is ahead of this machine's clock."""
         self._clock_offset.set(offset_seconds)
 
     def ticked(self, loop: str, seconds: float) -> None:
-        """A loop made a pass."""
+        """Record that a loop did a pass, which took `seconds`."""
         self._polling.observe(seconds)
         self._last_tick.labels(loop).set_to_current_time()
 

@@ -32,7 +32,7 @@ class Shelf:
         return {"number": number, "\u00e9" * self._size: None}
 
     async def page(self, after: Sequence[int], limit: int) -> Mapping[str, Any]:
-        return await read_page("things", self.read, after=after, limit=limit, view=self.view, place=place)
+        return await read_page("things", self.read, after=after, limit=limit, view=self.view, cursor_of=place)
 
 
 def place(number: int) -> Sequence[int]:

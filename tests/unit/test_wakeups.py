@@ -27,7 +27,7 @@ class Instance:
 
 async def run(*instances: Instance, until: int = 7000) -> None:
     for each in instances:
-        await each.wakes.hear()
+        await each.wakes.subscribe()
         asyncio.get_running_loop().call_at(until / 1000, each.loop.stop)
     await asyncio.gather(*(each.loop.run() for each in instances))
 

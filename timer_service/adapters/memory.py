@@ -160,12 +160,12 @@ class MemoryBroker:
         """Ask a query, as its sender would. Raises KeyError when nobody answers queries of that name."""
         return await self._answers[name](name, tenant, body)
 
-    async def caught_up(self, *, afresh: bool = False) -> bool:
+    async def caught_up(self, *, restart: bool = False) -> bool:
         """Return whether all is settled that was unsettled when this was first asked since it last was so."""
         if not self.health.usable:
             return False
         unsettled = self.unsettled
-        backlog = unsettled if afresh or self._backlog is None else self._backlog & unsettled
+        backlog = unsettled if restart or self._backlog is None else self._backlog & unsettled
         self._backlog = backlog or None
         return not backlog
 

@@ -62,7 +62,7 @@ class App:
         """Serve until stopped or until a part fails for good, then drain within the shutdown timeout."""
         if self._workers is not None:
             await self._workers.recover()
-        await self._wakes.hear()
+        await self._wakes.subscribe()
         subscription = await self._serve_commands() if self._config.role != "worker" else None
         pages = http_app(self._registry, health=self._health, stalled=self._stalled)
         async with serve_http(pages, self._config.http_host, self._config.http_port) as port:

@@ -1,5 +1,5 @@
 -- name: claim
-WITH picked AS MATERIALIZED (  -- picked once: a plan that asked anew for each row would lock more than the limit
+WITH picked AS MATERIALIZED (  -- MATERIALIZED: evaluated once. Otherwise it could lock more rows than the limit
     SELECT {key} FROM {table}
     WHERE available_at <= :now
     ORDER BY available_at{then}
@@ -14,18 +14,18 @@ RETURNING {claimed}, attempt, lease_token, available_at
 -- name: count_available
 SELECT COUNT(*) AS count FROM (SELECT 1 AS one FROM {table} WHERE available_at <= :now LIMIT :limit) AS counted
 
--- name: pending_tenants
-WITH RECURSIVE pending (tenant_id, number) AS (
+-- name: unsettled_tenants
+WITH RECURSIVE unsettled (tenant_id, number) AS (
     SELECT MIN(tenant_id), 1 FROM {table} WHERE available_at IS NOT NULL AND tenant_id > :after
     UNION ALL
-    SELECT (SELECT MIN(tenant_id) FROM {table} WHERE available_at IS NOT NULL AND tenant_id > pending.tenant_id),
+    SELECT (SELECT MIN(tenant_id) FROM {table} WHERE available_at IS NOT NULL AND tenant_id > unsettled.tenant_id),
         number + 1
-    FROM pending WHERE tenant_id IS NOT NULL AND number < :limit
+    FROM unsettled WHERE tenant_id IS NOT NULL AND number < :limit
 )
 SELECT tenant_id,
     (SELECT MIN({oldest_first}) FROM {table}
-     WHERE available_at IS NOT NULL AND tenant_id = pending.tenant_id) AS oldest
-FROM pending WHERE tenant_id IS NOT NULL
+     WHERE available_at IS NOT NULL AND tenant_id = unsettled.tenant_id) AS oldest
+FROM unsettled WHERE tenant_id IS NOT NULL
 
 -- name: claim_of_tenant
 WITH picked AS MATERIALIZED (

@@ -8,13 +8,13 @@ ON CONFLICT (tenant_id, event_id) DO NOTHING
 -- name: find
 SELECT tenant_id, event_id, state FROM outbox WHERE tenant_id = :tenant_id AND event_id = :event_id
 
--- name: put_back
+-- name: requeue
 UPDATE outbox
 SET state = 'Waiting', attempt = 0, last_error = NULL,
     available_at = CASE WHEN added_at > :now THEN added_at ELSE :now END
 WHERE tenant_id = :tenant_id AND event_id = :event_id
 
--- name: page_of_buried
+-- name: buried_page
 SELECT tenant_id, event_id, body, added_at, attempt, last_error
 FROM outbox
 WHERE tenant_id = :tenant_id AND state = 'Buried' AND (added_at, event_id) > (:added_at, :event_id)

@@ -46,8 +46,8 @@ class BuriedEventPage(Payload):
 
 async def _list(reader: Reader, tenant: str, question: ListBuriedEvents, _now: int) -> Mapping[str, Any]:
     after = _BEGINNING if question.cursor is None else read_cursor(question.cursor, int, str)
-    read = partial(outbox.page_of_buried, reader, tenant)
-    return await read_page("events", read, after=after, limit=question.limit, view=_view, place=_place)
+    read = partial(outbox.read_buried_page, reader, tenant)
+    return await read_page("events", read, after=after, limit=question.limit, view=_view, cursor_of=_place)
 
 
 QUERIES = (QueryRoute("list-buried-events", ListBuriedEvents, BuriedEventPage, _list),)

@@ -113,7 +113,7 @@ async def _list(reader: Reader, tenant: str, question: ListTimers, _now: int) ->
     async def read(after: Cursor, limit: int) -> list[Timer]:
         return await store.page(reader, tenant, states, due_before, after=after, limit=limit)
 
-    return await read_page("timers", read, after=after, limit=question.limit, view=timer_view, place=_place_of)
+    return await read_page("timers", read, after=after, limit=question.limit, view=timer_view, cursor_of=_place_of)
 
 
 async def _count(reader: Reader, tenant: str, _question: CountTimers, now: int) -> Mapping[str, Any]:

@@ -7,7 +7,7 @@ from timer_service.core.database import Reader, Row, Transaction
 from timer_service.core.errors import ConflictError
 from timer_service.core.lease import LeasedTable
 from timer_service.core.message import Position, Trace
-from timer_service.core.row_counts import Counted
+from timer_service.core.row_counts import CountedRows
 from timer_service.core.sql import load_sql
 from timer_service.timers.rules import Key, Schedule, State, Timer
 
@@ -46,7 +46,7 @@ _WHERE = {
 }
 """How a list says which state it wants, word for word as the partial index for it does."""
 
-COUNTED = tuple(Counted(TIMERS.name, state, such) for state, such in _WHERE.items())
+COUNTED = tuple(CountedRows(TIMERS.name, state, such) for state, such in _WHERE.items())
 """What the gauges tell of timers."""
 
 
