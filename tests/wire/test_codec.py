@@ -253,7 +253,10 @@ def test_payload_of_another_tenant() -> None:
 def test_subject_of_another_type() -> None:
     """A command must be addressed as what it is."""
     verdict = rejection(delivery(schedule_timer(), address=command_address(message="cancel-timer")))
-    assert (verdict.code, verdict.faults) == (Code.TYPE_MISMATCH, (Fault("type", "must be published as 'schedule-timer'"),))
+    assert (verdict.code, verdict.faults) == (
+        Code.TYPE_MISMATCH,
+        (Fault("type", "must be published as 'schedule-timer'"),),
+    )
 
 
 def test_many_faults() -> None:
