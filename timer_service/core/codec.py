@@ -129,8 +129,8 @@ def _fault(detail: ErrorDetails, prefix: Sequence[str]) -> Fault:
 
 def _unknown_type(name: str, known: Mapping[str, Any]) -> str:
     near = difflib.get_close_matches(name, known, n=1)
-    hint = f"did you mean {near[0]!r}?" if near else f"known types: {', '.join(sorted(known))}"
-    return f"unknown type {name!r}; {hint}"
+    suggestion = f"did you mean {near[0]!r}?" if near else f"known types: {', '.join(sorted(known))}"
+    return f"unknown type {name!r}; {suggestion}"
 
 
 def read_trace(headers: Mapping[str, str]) -> Trace:

@@ -119,7 +119,7 @@ class Lease:
     async def _claim_shares(self, tx: Transaction, claim: Mapping[str, Any], limit: int) -> list[Row]:
         tenants = await self._next_tenants(tx, limit)
         due = [row["tenant_id"] for row in tenants if row["oldest"] <= claim["now"]]
-        if len(due) == 1 and len(tenants) < limit:  # only one tenant has rows
+        if len(due) == 1 and len(tenants) < limit:  # only one tenant has due rows
             return []
         shares = [{**claim, "tenant_id": tenant, "limit": limit // len(due)} for tenant in due]
         return list(await tx.fetch_each(self._claim_of_tenant, shares))

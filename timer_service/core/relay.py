@@ -29,7 +29,8 @@ _OVERLAPPING_BATCHES = 2
 _PAUSE_MS = 250
 """How long to wait while the broker is unavailable. Timers may be late by this much when the broker is back."""
 _LOCKED_ROWS_PAUSE_MS = 5
-"""How long to wait for rows that another instance is claiming. A claim takes about this long."""
+"""How long to wait for rows that another instance is claiming. A claim takes about this long,
+and polling more often slows it down."""
 
 
 @dataclass(slots=True)

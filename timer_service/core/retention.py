@@ -23,6 +23,6 @@ class Retention:
         self._delete = delete
 
     async def tick(self, now: int) -> Pass:
-        """Delete one batch of rows that were settled before the retention period."""
+        """Delete one batch of rows that were settled longer ago than the retention period."""
         deleted = await in_transaction(self._database, lambda tx: self._delete(tx, now - self._keep_ms, _BATCH))
         return Pass(deleted, now + _PAUSE_MS if deleted >= _BATCH else None)

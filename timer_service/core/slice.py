@@ -77,6 +77,6 @@ class Slice:
     views: Mapping[str, type[Payload]] = field(default_factory=dict)
     """The fields that a command's reply may have in addition to the outcome."""
     delete_settled: Delete | None = None
-    """Deletes rows that were settled before the retention period; None if the slice keeps no settled rows."""
+    """Deletes rows that were settled before an instant; None if the slice keeps no settled rows."""
     handle_when_off: Handle | None = None
     """Stores commands without evaluating them while the slice is disabled; None if it cannot be disabled."""
