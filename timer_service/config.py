@@ -1,6 +1,7 @@
 """The settings: TIMER_* variables and `.env`, read once into a frozen `Config`. `.env.example` explains them."""
 
 import difflib
+import os
 import re
 from collections.abc import Mapping
 from datetime import timedelta
@@ -251,7 +252,8 @@ def load_config(**overrides: Any) -> Config:
     try:
         return Config(**overrides)
     except ValidationError as error:
-        raise StartError("\n".join(_describe_errors(error))) from error
+        # A misspelt name may be the reason why another setting is wrong.
+        raise StartError("\n".join([*_describe_errors(error), *unknown_settings(os.environ)])) from error
     except (OSError, UnicodeDecodeError) as error:
         raise StartError(f"cannot read {_FILE}: {error}") from error
 

@@ -254,6 +254,16 @@ def test_misspelt_setting_in_the_file(line: str, folder: Path) -> None:
     assert warnings == unknown_settings({"TIMER_DBPATH": "s3cret"})
 
 
+def test_misspelt_setting_beside_a_wrong_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An error for a wrong setting also names misspelt settings, which may be its cause."""
+    monkeypatch.setenv("TIMER_NATS_USER", "me")
+    monkeypatch.setenv("TIMER_NATS_PASWORD", "s3cret")
+    assert start_error().splitlines() == [
+        "TIMER_NATS_USER and TIMER_NATS_PASSWORD go together: set both or neither",
+        "unknown setting TIMER_NATS_PASWORD; did you mean TIMER_NATS_PASSWORD?",
+    ]
+
+
 def test_unknown_settings_do_not_stop_the_start(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An unknown setting is not an error, in the environment or in .env."""
     (folder / ".env").write_text("TIMER_BATCHSIZE=1\n")

@@ -1,5 +1,6 @@
 """Opens the service: database, schema, broker, and the checks between them."""
 
+import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import timedelta
@@ -14,7 +15,7 @@ from timer_service.app.schema import bring_to_head
 from timer_service.app.service import App
 from timer_service.app.slices import SLICES
 from timer_service.app.storage import open_storage
-from timer_service.config import Config, load_config
+from timer_service.config import Config, load_config, unknown_settings
 from timer_service.core.errors import StartError
 from timer_service.core.message import MAX_MESSAGE_BYTES
 from timer_service.metrics import Metrics
@@ -53,7 +54,7 @@ async def open_app(config: Config) -> AsyncIterator[App]:
 async def open_dev_app(data_dir: Path) -> AsyncIterator[tuple[App, Config, list[str]]]:
     """Open the service with an embedded broker and all its files under `data_dir`.
 
-    Yields the app, its settings, and a note for each port that was in use.
+    Yields the app, its settings, and notes: ports that were in use, and unknown settings.
     """
     # Ignores the database in the environment: it may hold real timers.
     wanted = load_config(db_path=data_dir / "timers.db", database_url=None, database_url_file=None)
@@ -64,6 +65,7 @@ async def open_dev_app(data_dir: Path) -> AsyncIterator[tuple[App, Config, list[
         for what, port, free in (("NATS", _NATS_PORT, nats_port), ("HTTP", wanted.http_port, http_port))
         if port != free
     ]
+    notes += unknown_settings(os.environ)
     async with embedded_nats(data_dir / "nats", nats_port) as url:
         config = wanted.model_copy(update={"broker_url": url, "http_port": http_port})
         async with open_app(config) as app:
