@@ -113,7 +113,7 @@ def document(
                 "CommandOutcome": _message(None, "CommandOutcome", "command-outcome"),
                 "DeadLetter": {
                     "name": "DeadLetter",
-                    "summary": "A rejected command with its original body and headers, and the reason in Timer-Error headers.",
+                    "summary": "A rejected command: its original body and headers, and the reason in headers.",
                     "contentType": "application/octet-stream",
                     "headers": _headers(Kind.DEAD_LETTER),
                 },
