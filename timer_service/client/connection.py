@@ -8,7 +8,7 @@ from typing import Any
 
 import nats.errors
 from nats.aio.client import Client
-from nats.aio.subscription import Subscription
+from nats.aio.msg import Msg
 
 from timer_service.client.checks import check_tenant, write_json
 from timer_service.client.commands import Command, Sender
@@ -18,6 +18,7 @@ from timer_service.core.message import kebab
 
 _NOT_FOUND = "NOT_FOUND"
 _HEADER_BYTES = 1024
+_EVENTS_READ_AHEAD = 10_000
 _ERROR = "Nats-Service-Error"
 _ERROR_CODE = "Nats-Service-Error-Code"
 
@@ -25,12 +26,18 @@ _ERROR_CODE = "Nats-Service-Error-Code"
 class Connection:
     """A connection that speaks the contracts."""
 
-    def __init__(self, client: Client, prefix: str, lost: asyncio.Event) -> None:
-        """`lost` is set while the client is disconnected."""
+    def __init__(self, client: Client, prefix: str) -> None:
         self._client = client
         self._prefix = prefix
-        self._lost = lost
+        self._watching: set[asyncio.Queue[bytes | None]] = set()
         self.sender = Sender(client)
+
+    async def end_events(self) -> None:
+        """End every iteration over events, because events may be missing from here on."""
+        for bodies in self._watching:
+            if bodies.full():
+                bodies.get_nowait()
+            bodies.put_nowait(None)
 
     def command(self, message_type: str, tenant: str, fields: Mapping[str, Any]) -> Command:
         """Return a command with a new id. Raises ValueError if the broker would refuse its size."""
@@ -99,27 +106,22 @@ class Connection:
             check_tenant(tenant)
         if not self._client.is_connected:
             raise NoAnswerError("not connected to the broker")
-        subscription = await self._client.subscribe(f"{self._prefix}.evt.v1.{tenant}.{message}")
-        lost = asyncio.create_task(self._lost.wait())
+        bodies: asyncio.Queue[bytes | None] = asyncio.Queue(_EVENTS_READ_AHEAD)
+
+        async def receive(message: Msg) -> None:
+            await bodies.put(message.data)
+
+        self._watching.add(bodies)
+        subscription = await self._client.subscribe(f"{self._prefix}.evt.v1.{tenant}.{message}", cb=receive)
         try:
             # The driver sends a flush before data that it holds back: only the second one follows the subscription.
             await self._client.flush()
             await self._client.flush()
-            while (body := await _next_body(subscription, lost)) is not None:
+            while (body := await bodies.get()) is not None:
                 event: dict[str, Any] = json.loads(body)
                 yield event
         finally:
-            lost.cancel()
+            self._watching.remove(bodies)
             if not self._client.is_closed:
                 await subscription.unsubscribe()
         raise NoAnswerError("the connection to the broker has ended; events may be missing from here on")
-
-
-async def _next_body(subscription: Subscription, lost: asyncio.Task[Any]) -> bytes | None:
-    """Return the next message, or None once the connection is lost."""
-    message = asyncio.ensure_future(subscription.next_msg(timeout=None))
-    try:
-        await asyncio.wait([message, lost], return_when=asyncio.FIRST_COMPLETED)
-        return message.result().data if message.done() and not message.exception() else None
-    finally:
-        message.cancel()

@@ -1,6 +1,5 @@
 """The client: connecting, and the methods for timers."""
 
-import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from datetime import datetime
@@ -53,14 +52,8 @@ class TimerClient:
         `url` may be several URLs with commas between them. `options` go to `nats.connect`: `user` and `password`,
         `token`, `nkeys_seed_str`, `user_credentials`, `tls`. Raises `NoAnswerError` if no server answers.
         """
-        client, lost = Client(), asyncio.Event()
-
-        async def disconnected() -> None:
-            lost.set()
-
-        async def reconnected() -> None:
-            lost.clear()
-
+        client = Client()
+        connection = Connection(client, subject_prefix)
         try:
             await client.connect(
                 url.split(","),
@@ -69,8 +62,7 @@ class TimerClient:
                 max_reconnect_attempts=1,  # of the first connect; with more it would take minutes to fail
                 reconnect_time_wait=1,
                 error_cb=_ignore,
-                disconnected_cb=disconnected,
-                reconnected_cb=reconnected,
+                disconnected_cb=connection.end_events,
                 inbox_prefix=inbox_prefix,
                 **options,
             )
@@ -79,7 +71,7 @@ class TimerClient:
             raise NoAnswerError(f"cannot connect to the broker at {url}: {reason}") from error
         client.options["max_reconnect_attempts"] = -1
         try:
-            yield cls(Connection(client, subject_prefix, lost))
+            yield cls(connection)
         finally:
             await client.close()
 
