@@ -20,7 +20,7 @@ class TimerPayload(TenantPayload):
 
 
 class ScheduleTimer(TimerPayload):
-    """Publish a `DueTimeReached` with `data` at `dueAt`. A newer ScheduleTimer for the service call replaces this one."""
+    """Publish a `DueTimeReached` with `data` at `dueAt`. A newer ScheduleTimer for this service call replaces it."""
 
     type: ClassVar[str] = "ScheduleTimer"
 

@@ -28,7 +28,7 @@ from timer_service.core.row_counts import RowCounts
 from timer_service.signals import store
 from timer_service.signals.firing_store import COUNTED, FIRINGS
 from timer_service.signals.messages import TriggerKind
-from timer_service.signals.signals import Definition, Key, SignalCommand, Step, Verb, apply_command
+from timer_service.signals.signal import Definition, Key, SignalCommand, Step, Verb, apply_command
 from timer_service.signals.store import delete_settled
 
 HOLD_MS = VISIBILITY_TIMEOUT // timedelta(milliseconds=1)
@@ -180,7 +180,7 @@ async def test_firing_that_kills_the_process(store: Database, memory_broker: Mem
         await signals.create(name)
     await signals.transition()
     seen = [await claim_and_die(signals) for _ in range(MAX_ATTEMPTS)]
-    gate.arm(crash(Point.BEFORE_BEGIN, 4))  # claim, recount all, recount the first, and then fire it
+    gate.arm(crash(Point.BEFORE_BEGIN, 4))  # claim, set_attempt all, set_attempt the first, and then fire it
     with pytest.raises(Crash):
         await mortal.firings.tick(clock.now())
     clock.advance(milliseconds=HOLD_MS)

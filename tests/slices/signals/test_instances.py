@@ -20,7 +20,7 @@ from timer_service.core.transactions import in_transaction
 from timer_service.signals import SLICE, firing_store, store
 from timer_service.signals.firings import Firing
 from timer_service.signals.items import UNKNOWN, ItemKey
-from timer_service.signals.signals import Key, Signal
+from timer_service.signals.signal import Key, Signal
 from timer_service.signals.store import delete_settled
 from timer_service.timers import SLICE as TIMERS
 
@@ -177,7 +177,7 @@ async def test_a_firing_taken_up_again_is_not_deleted(signals: Signals, postgres
     await signals.create()
     async with postgres.transaction() as tx:
         await firing_store.add(tx, [firing], NOW)
-        await firing_store.end(tx, {(KEY, firing.defined): "over"}, NOW)
+        await firing_store.fail_unsettled(tx, {(KEY, firing.defined): "over"}, NOW)
     async with postgres.transaction() as tx, asyncio.timeout(10):
         await firing_store.add(tx, [firing], NOW)
         deleted = await in_transaction(postgres, lambda other: delete_settled(other, NOW + 1, 10))
@@ -190,7 +190,7 @@ async def test_a_transition_evaluated_again_is_not_deleted(signals: Signals, pos
     await signals.transition()
     late = await active(signals)
     async with postgres.transaction() as tx, asyncio.timeout(10):
-        await store.evaluate_again(tx, [late._replace(standing=late.standing._replace(since=UNKNOWN))], NOW)
+        await store.requeue_newer_transitions(tx, [late._replace(state=late.state._replace(since=UNKNOWN))], NOW)
         deleted = await in_transaction(postgres, lambda other: delete_settled(other, NOW + 1, 10))
     (row,) = await signals.rows("work_item_events")
     assert (deleted, row["evaluate_at"]) == (0, NOW)

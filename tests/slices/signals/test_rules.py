@@ -10,15 +10,15 @@ from tests.harness.clock import NOW, iso
 from timer_service.core.cause import Cause
 from timer_service.core.data import dump_data
 from timer_service.core.message import Position
-from timer_service.signals.firings import Firing, evaluate, firing_at, firing_on, refusal
+from timer_service.signals.firings import Firing, evaluate, refusal, time_firing, transition_firing
 from timer_service.signals.items import ItemKey, NewItem, Transition, WorkItem, create_item, move_item
 from timer_service.signals.messages import Outcome, TriggerKind
-from timer_service.signals.signals import (
+from timer_service.signals.signal import (
     Definition,
     Key,
     Signal,
     SignalCommand,
-    Standing,
+    SignalState,
     Status,
     Step,
     Verb,
@@ -56,8 +56,8 @@ def created(sequence: int = 1, definition: Definition = BLOCKED) -> Signal:
     return step(None, Verb.CREATE, sequence, definition)[0]
 
 
-def standing(signal: Signal, **changes: object) -> Signal:
-    return signal._replace(standing=signal.standing._replace(**changes))  # type: ignore[arg-type]
+def with_state(signal: Signal, **changes: object) -> Signal:
+    return signal._replace(state=signal.state._replace(**changes))  # type: ignore[arg-type]
 
 
 def moved(sequence: int, to: str = "blocked", item: ItemKey = ITEM) -> Transition:
@@ -73,7 +73,7 @@ HISTORIES = st.lists(st.sampled_from(COMMANDS), min_size=1, max_size=12).map(
 def test_order_of_delivery_does_not_matter(histories: tuple[list[Told], list[Told]]) -> None:
     """A signal ends the same in whatever order its commands are delivered."""
     in_order, delivered = (after(*history) for history in histories)
-    assert (delivered.standing, delivered.history) == (in_order.standing, in_order.history)
+    assert (delivered.state, delivered.history) == (in_order.state, in_order.history)
 
 
 @given(HISTORIES, st.data())
@@ -90,7 +90,7 @@ def test_history_is_short() -> None:
     flips = [(verb, number) for number, verb in enumerate(itertools.islice(itertools.cycle(COMMANDS[1:3]), 100), 2)]
     signal = after((Verb.CREATE, 1), *flips)
     assert len(signal.history.steps) == 16
-    assert signal.standing == Standing(Status.ACTIVE, BLOCKED, Position(1, 1), Position(1, 101))
+    assert signal.state == SignalState(Status.ACTIVE, BLOCKED, Position(1, 1), Position(1, 101))
     assert step(signal, Verb.RESOLVE, 85) == (signal, Outcome.IGNORED_STALE)
     assert step(signal, Verb.RESOLVE, 102)[1] is Outcome.RESOLVED
 
@@ -102,7 +102,7 @@ def test_history_is_small() -> None:
         signal, outcome = step(signal, Verb.CREATE, sequence, BLOCKED._replace(note=str(sequence % 10) * 50_000))
         assert outcome is Outcome.EXISTS
     assert len(signal.history.steps) == 2
-    assert signal.standing.definition == BLOCKED
+    assert signal.state.definition == BLOCKED
 
 
 @pytest.mark.parametrize(
@@ -124,15 +124,15 @@ def test_late_commands(commands: list[Told], outcome: Outcome, status: Status, d
     """A command that is delivered late takes its place, and its outcome says whether anything of it shows."""
     *early, late = commands
     signal, found = step(after(*early), *late)
-    assert (found, signal.standing.status, signal.standing.defined.sequence) == (outcome, status, defined)
+    assert (found, signal.state.status, signal.state.defined.sequence) == (outcome, status, defined)
 
 
 def test_firing_stays_in_its_place() -> None:
     """A command from before a firing, delivered after it, does not undo that the signal has fired."""
     fired = fire(after((Verb.CREATE, 1), (Verb.ACTIVATE, 5)), Position(1, 3), NOW)
     paused, outcome = step(fired, Verb.PAUSE, 4)
-    assert (paused.standing.status, outcome) == (Status.FIRED, Outcome.IGNORED_STALE)
-    assert after((Verb.ACTIVATE, 6), signal=paused).standing.status is Status.ACTIVE
+    assert (paused.state.status, outcome) == (Status.FIRED, Outcome.IGNORED_STALE)
+    assert after((Verb.ACTIVATE, 6), signal=paused).state.status is Status.ACTIVE
 
 
 @pytest.mark.parametrize("end", [Verb.CANCEL, Verb.RESOLVE, None])
@@ -141,7 +141,7 @@ def test_given_up_firing_pauses_only_an_active_signal(end: Verb | None) -> None:
     signal = fire(created(), Position(1, 2), NOW) if end is None else after((Verb.CREATE, 1), (end, 3))
     assert give_up(signal, Position(1, 2), "broken", NOW) == signal
     paused = give_up(created(), Position(1, 2), "broken", NOW)
-    assert (paused.standing.status, paused.last_error) == (Status.PAUSED, "broken")
+    assert (paused.state.status, paused.last_error) == (Status.PAUSED, "broken")
     assert after((Verb.ACTIVATE, 3), signal=paused).last_error is None
 
 
@@ -166,8 +166,8 @@ def test_unused_signals_are_kept_from_their_last_command_on(verb: Verb) -> None:
         (created(2), moved(1), False),
         (created(), moved(2, item=ItemKey("acme", "item-2")), False),
         (created(), moved(2, item=ItemKey("other", "item-1")), False),
-        (standing(created(), status=Status.PAUSED), moved(2), False),
-        (standing(created(), definition=None), moved(2), False),
+        (with_state(created(), status=Status.PAUSED), moved(2), False),
+        (with_state(created(), definition=None), moved(2), False),
         (created(definition=AT_NOON), moved(2), False),
         (created(definition=BLOCKED._replace(trigger_spec="{}")), moved(2), False),
     ],
@@ -179,7 +179,7 @@ def test_matches(signal: Signal, event: Transition, matched: bool) -> None:  # n
 
 def test_firing_has_one_id_per_signal_definition_and_cause() -> None:
     """The id of a firing follows from tenant, signal, definition and cause, and from nothing else."""
-    firing = firing_on(created(), moved(2))
+    firing = transition_firing(created(), moved(2))
     again = firing._replace(due_at=NOW + 5, cause=Cause("another"))
     others = [
         firing._replace(dedupe_key="x"),
@@ -195,24 +195,27 @@ def test_reminder_has_one_firing_per_creation() -> None:
     """An instant is one cause, however often its signal is paused and activated; created again it is another."""
     signal = created(definition=AT_NOON)
     active = after((Verb.PAUSE, 2), (Verb.ACTIVATE, 3), signal=signal)
-    first, second = firing_at(signal, Cause()), firing_at(active, Cause("another"))
-    again = firing_at(created(9, AT_NOON), Cause())
+    first, second = time_firing(signal, Cause()), time_firing(active, Cause("another"))
+    again = time_firing(created(9, AT_NOON), Cause())
     assert first is not None and second is not None and again is not None  # noqa: PT018
     assert first.firing_id == second.firing_id != again.firing_id
     assert first.due_at == NOW
     assert refusal(active, second.defined, second.position) is None
-    assert firing_at(created(), Cause()) is None
+    assert time_firing(created(), Cause()) is None
 
 
 @pytest.mark.parametrize(
     ("signal", "reason"),
     [
         (created(), None),
-        (None, "the signal does not exist any more"),
-        (step(None, Verb.PAUSE, 1)[0], "the signal does not exist any more"),
+        (None, "the signal does not exist"),
+        (step(None, Verb.PAUSE, 1)[0], "the signal does not exist"),
         (after((Verb.CREATE, 1), (Verb.CANCEL, 2)), "the signal is cancelled"),
-        (after((Verb.CREATE, 1), (Verb.PAUSE, 3), (Verb.ACTIVATE, 4)), "the signal was activated after that"),
-        (after((Verb.CREATE, 1), (Verb.RESOLVE, 3), (Verb.CREATE, 5)), "the signal has another definition now"),
+        (
+            after((Verb.CREATE, 1), (Verb.PAUSE, 3), (Verb.ACTIVATE, 4)),
+            "the signal was activated after the cause of this firing",
+        ),
+        (after((Verb.CREATE, 1), (Verb.RESOLVE, 3), (Verb.CREATE, 5)), "the signal now has another definition"),
     ],
 )
 def test_refusal(signal: Signal | None, reason: str | None) -> None:
@@ -222,7 +225,7 @@ def test_refusal(signal: Signal | None, reason: str | None) -> None:
 
 def test_signal_that_cannot_be_matched_costs_only_itself() -> None:
     """A trigger that raises is passed over, and the evaluation says that it is not complete."""
-    broken = standing(created(), definition=BLOCKED._replace(trigger_spec="no JSON"))
+    broken = with_state(created(), definition=BLOCKED._replace(trigger_spec="no JSON"))
     found, complete = evaluate(moved(2), [broken, created()])
     assert ([firing.dedupe_key for firing in found], complete) == (["event-2"], False)
     assert evaluate(moved(2), [created()])[1]

@@ -159,7 +159,7 @@ async def test_transition_trigger_needs_a_work_item(signals: SignalConversation)
     """A signal that waits for a transition of no work item says so and never fires."""
     await signals.create(item=None)
     view = await signals.ask("get-signal", signalId="signal-1")
-    assert view["triggerError"] == "workItemId: is needed by this kind of trigger"
+    assert view["triggerError"] == "workItemId: required by this kind of trigger"
 
 
 # Commands, again and out of order
