@@ -100,5 +100,5 @@ def refusal(signal: Signal | None, defined: Position, cause: Position) -> str | 
     if state.defined != defined:
         return "the signal now has another definition"
     if cause <= state.since and not state.is_timed:
-        return "the signal was activated after the cause of this firing"
+        return "the signal was activated after the cause"
     return None

@@ -109,8 +109,8 @@ def _items_of(signals: Iterable[Signal]) -> set[ItemKey]:
 async def lock_items(tx: Transaction, keys: Collection[ItemKey], now: int) -> dict[ItemKey, WorkItem]:
     """Return work items and lock them until the transaction ends.
 
-    The lock also protects their transitions and waiting signals. An unknown work item is inserted first, to have a row to
-    lock. Rows are locked in the order of their keys, so that instances cannot deadlock.
+    The lock also protects their transitions and waiting signals. An unknown work item is inserted first, to be locked.
+    Rows are locked in the order of their keys, so that instances cannot deadlock.
     """
     parameters = [key._asdict() for key in sorted(keys)]
     await tx.executemany(_SQL["insert_item"], [{**key, "now": now} for key in parameters])

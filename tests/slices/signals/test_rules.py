@@ -213,7 +213,7 @@ def test_reminder_has_one_firing_per_creation() -> None:
         (after((Verb.CREATE, 1), (Verb.CANCEL, 2)), "the signal is cancelled"),
         (
             after((Verb.CREATE, 1), (Verb.PAUSE, 3), (Verb.ACTIVATE, 4)),
-            "the signal was activated after the cause of this firing",
+            "the signal was activated after the cause",
         ),
         (after((Verb.CREATE, 1), (Verb.RESOLVE, 3), (Verb.CREATE, 5)), "the signal now has another definition"),
     ],
