@@ -189,7 +189,7 @@ def _put_signal(batch: Batch, before: Signal | None, after: Signal, cause: Cause
 
 
 def _reevaluate_newer_transitions(batch: Batch, signal: Signal, now: int) -> Batch:
-    """Leave transitions of this batch to the worker if they can fire a signal that waits since before them."""
+    """Queue transitions of this batch for the worker if they are newer than `since` of a signal."""
     if (item := signal.item) is None:
         return batch
     for transition in batch.transitions.get(item, {}).values():

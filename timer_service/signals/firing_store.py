@@ -52,7 +52,7 @@ COUNTED = (
 
 
 class Cursor(NamedTuple):
-    """A position in a list of rows. The list is ordered by creation time, then by id."""
+    """The last row of a page in a list that is ordered by creation time, then by id."""
 
     after_at: int
     after_id: str

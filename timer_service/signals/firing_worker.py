@@ -145,13 +145,13 @@ class FiringWorker:
             await self._give_up(failure)
             return
         retried = await in_transaction(self._database, lambda tx: self._lease.retry(tx, [failure]))
-        self._settled("retried", retried, lost=1 - retried)
+        self._count_settled("retried", retried, lost=1 - retried)
 
     async def _give_up(self, failure: Failure) -> None:
         """Bury a firing, pause its signal and publish a WorkSignalFailed."""
         at = self._clock.now()
         buried = await in_transaction(self._database, lambda tx: self._bury(tx, failure, at))
-        self._settled("buried", buried, lost=1 - buried)
+        self._count_settled("buried", buried, lost=1 - buried)
         if buried:
             self._metrics.buried(FIRINGS.name, buried)
             self._wake(at)
@@ -168,14 +168,14 @@ class FiringWorker:
         return buried
 
     def _record(self, done: _Processed, claimed: int, at: int) -> None:
-        self._settled("refused", len(done.refused), lost=claimed - len(done.fired) - len(done.refused))
-        self._settled("fired", len(done.fired), lost=0)
+        self._count_settled("refused", len(done.refused), lost=claimed - len(done.fired) - len(done.refused))
+        self._count_settled("fired", len(done.fired), lost=0)
         for row in done.fired:
             self._metrics.fired_late(FIRINGS.name, (at - row["due_at"]) / 1000)
         if done.fired:
             self._wake(at)
 
-    def _settled(self, outcome: str, count: int, *, lost: int) -> None:
+    def _count_settled(self, outcome: str, count: int, *, lost: int) -> None:
         if count:
             self._metrics.settled(FIRINGS.name, outcome, count)
         if lost:

@@ -26,11 +26,11 @@ class FiringStatus(StrEnum):
 
 
 class Firing(NamedTuple):
-    """One cause that made one signal's trigger come true."""
+    """One cause that made the trigger of one signal true."""
 
     signal: Key
     defined: Position
-    """The position of the CreateWorkSignal whose trigger came true."""
+    """The position of the CreateWorkSignal with the trigger."""
     dedupe_key: str
     work_item_id: str | None
     due_at: int

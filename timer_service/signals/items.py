@@ -48,7 +48,7 @@ class Transition(NamedTuple):
     position: Position
     cause: Cause
     evaluate_at: int | None = None
-    """The position in the queue of unevaluated transitions. None if the transition is evaluated."""
+    """The instant that orders the queue of unevaluated transitions. None if the transition is evaluated."""
     evaluated_to: str = ""
     """The id of the last signal that the evaluation worker matched with the transition."""
 

@@ -316,7 +316,7 @@ def explain_end(before: Signal, after: Signal) -> str | None:
 
 
 def starts_waiting(before: Signal | None, after: Signal) -> bool:
-    """Return whether a changed signal can match transitions or an instant that it could not match before."""
+    """Return whether a signal is active and its state has changed."""
     return after.state.is_active and (before is None or before.state != after.state)
 
 

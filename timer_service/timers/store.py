@@ -51,7 +51,7 @@ COUNTED = tuple(Counted(TIMERS.name, state, where) for state, where in _WHERE.it
 
 
 class Cursor(NamedTuple):
-    """A position in a list of timers. The list is ordered by due time, then by service call."""
+    """The last timer of a page in a list that is ordered by due time, then by service call."""
 
     due_at: int
     service_call_id: str

@@ -333,7 +333,7 @@ async def test_wrong_field(signals: SignalConversation) -> None:
     for message_type, fields, _ in WRONG:
         await signals.request(message_type, **fields)
     await signals.run()
-    told = [[each["path"] for each in event["payload"]["errors"]] for event in signals.events_of("CommandRejected")]
-    for paths, (_, _, path) in zip(told, WRONG, strict=True):
+    found = [[each["path"] for each in event["payload"]["errors"]] for event in signals.events_of("CommandRejected")]
+    for paths, (_, _, path) in zip(found, WRONG, strict=True):
         assert path in paths
     assert len(await signals.dead_letters()) == len(WRONG)

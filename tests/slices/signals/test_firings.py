@@ -423,7 +423,7 @@ async def test_disabled_and_enabled_again(signals: Signals) -> None:
     off = Signals(signals.database, signals.broker, signals.clock, evaluating=False)
     await off.create()
     await off.remind(iso(after(minutes=1)), "reminder")
-    await off.transition(eventId="meanwhile")
+    await off.transition(eventId="while-disabled")
     signals.clock.advance(minutes=2)
     assert off.outcomes() == ["created", "created", "transitioned"]
     assert (await signals.evaluation.tick(signals.clock.now())).done == 1
