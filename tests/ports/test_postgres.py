@@ -21,7 +21,8 @@ from timer_service.core.lease import Lease
 from timer_service.core.message import Position
 from timer_service.core.transactions import in_transaction
 from timer_service.timers import store as timers
-from timer_service.timers.rules import Key, State
+from timer_service.timers.messages import State
+from timer_service.timers.rules import Key
 from timer_service.timers.store import TIMERS
 
 ADD = "UPDATE numbers SET value = value + 1 WHERE number = :number"

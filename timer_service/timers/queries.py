@@ -1,19 +1,20 @@
 """Queries about timers. A tenant sees only its own timers."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from operator import attrgetter
 from typing import Any
 
-from pydantic import Field
+from pydantic.alias_generators import to_camel
 from pydantic_core import from_json
 
 from timer_service.core.database import Reader
 from timer_service.core.errors import Code, Rejection
-from timer_service.core.instant import LATEST, Instant, format_instant
-from timer_service.core.message import Identifier, Payload, Tenant
-from timer_service.core.paging import PageCursor, PageLimit, read_cursor, read_page
+from timer_service.core.instant import LATEST, format_instant
+from timer_service.core.paging import read_cursor, read_page
 from timer_service.core.query import QueryRoute
 from timer_service.timers import store
-from timer_service.timers.rules import Key, State, Timer
+from timer_service.timers.messages import CountTimers, GetTimer, ListTimers, State, TimerCounts, TimerPage, TimerView
+from timer_service.timers.rules import Key, Schedule, Timer
 from timer_service.timers.store import Cursor
 
 _MAX_COUNT = 1_000_000
@@ -21,80 +22,28 @@ _BEGINNING = Cursor(-1, "")
 _NO_BOUND = LATEST + 1
 
 
-class GetTimer(Payload):
-    """Ask for one timer by its service call."""
-
-    service_call_id: Identifier
-
-
-class ListTimers(Payload):
-    """Ask for one page of the timers that are due in [dueAfter, dueBefore), in order of due time."""
-
-    state: State | None = None
-    due_before: Instant | None = None
-    due_after: Instant | None = None
-    limit: PageLimit = 100
-    cursor: PageCursor | None = None
-
-
-class CountTimers(Payload):
-    """Ask for the number of timers in each state."""
-
-
-class TimerView(Payload):
-    """A timer as replies to commands and queries show it."""
-
-    tenant_id: Tenant
-    service_call_id: Identifier
-    due_at: Instant
-    state: State
-    registered_at: Instant
-    attempt: int = Field(ge=0, description="The number of attempts to publish the event.")
-    reached_at: Instant | None = None
-    last_error: str | None = None
-    correlation_id: Identifier | None = None
-    data: Any = None
-
-
-class TimerPage(Payload):
-    """A page of timers in order of due time. If `cursor` is set, send it with the same filters for the next page."""
-
-    timers: list[TimerView]
-    cursor: str | None = None
-
-
-class TimerCounts(Payload):
-    """The number of timers in each state. If `exact` is false, the service stopped counting at a limit."""
-
-    counts: Mapping[State, int]
-    overdue: int = Field(ge=0, description="The number of Scheduled timers whose due time has passed.")
-    exact: bool
-    oldest_due: Instant | None = Field(default=None, description="The earliest due time of a Scheduled timer.")
-
-
 def timer_view(timer: Timer) -> Mapping[str, Any]:
-    """Return a timer as replies to commands and queries show it.
+    """Return a timer as replies to commands and queries show it: the fields of `TimerView` that are not None.
 
-    The dict is written by hand because it is faster: 1.2 ms for a page of 1,000 timers, `TimerView` takes 10 ms.
+    Not a dumped `TimerView`: for a page of 1,000 timers that takes twice as long or more.
     """
     assert timer.schedule is not None  # noqa: S101 - tombstones are not shown
-    view: dict[str, Any] = {
-        "tenantId": timer.key.tenant_id,
-        "serviceCallId": timer.key.service_call_id,
-        "dueAt": format_instant(timer.schedule.due_at),
-        "state": timer.state,
-        "registeredAt": format_instant(timer.registered_at),
-        "attempt": timer.attempt,
-    }
-    if timer.state is State.REACHED and timer.settled_at is not None:
-        view["reachedAt"] = format_instant(timer.settled_at)
-    if timer.last_error is not None:
-        view["lastError"] = timer.last_error
-    if timer.schedule.correlation_id is not None:
-        view["correlationId"] = timer.schedule.correlation_id
-    if timer.schedule.data is not None:
-        view["data"] = from_json(timer.schedule.data)
-    return view
+    values = ((name, read(timer), write) for name, read, write in _VIEW_FIELDS)
+    return {name: write(value) for name, value, write in values if value is not None}
+
+
+def _view_field(name: str) -> tuple[str, Callable[[Timer], Any], Callable[[Any], Any]]:
+    """Return the wire name of a field of `TimerView`, where its value is, and how the value is written."""
+    owner = "key." if name in Key._fields else "schedule." if name in Schedule._fields else ""
+    write = format_instant if name.endswith("_at") else from_json if name == "data" else _as_it_is
+    return to_camel(name), attrgetter(owner + name), write
+
+
+def _as_it_is(value: Any) -> Any:
+    return value
+
+
+_VIEW_FIELDS = [_view_field(name) for name in TimerView.model_fields]
 
 
 async def _get(reader: Reader, tenant: str, request: GetTimer, _now: int) -> Mapping[str, Any]:

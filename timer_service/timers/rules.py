@@ -6,16 +6,7 @@ from typing import NamedTuple
 
 from timer_service.core.data import dump_data
 from timer_service.core.message import Command, Position, Trace
-from timer_service.timers.messages import CancelTimer, ScheduleTimer, TimerPayload
-
-
-class State(StrEnum):
-    """The state of a timer."""
-
-    SCHEDULED = "Scheduled"
-    REACHED = "Reached"
-    CANCELLED = "Cancelled"
-    FAILED = "Failed"
+from timer_service.timers.messages import CancelTimer, ScheduleTimer, State, TimerPayload
 
 
 class Outcome(StrEnum):
@@ -65,6 +56,11 @@ class Timer(NamedTuple):
     """When the service handled the newest command that found the timer settled. Retention counts from this instant."""
     attempt: int = 0
     last_error: str | None = None
+
+    @property
+    def reached_at(self) -> int | None:
+        """When the timer fired, or None if it has not fired."""
+        return self.settled_at if self.state is State.REACHED else None
 
 
 class Applied(NamedTuple):

@@ -9,25 +9,28 @@ from timer_service.core.lease import LeasedTable
 from timer_service.core.message import Position, Trace
 from timer_service.core.row_counts import Counted
 from timer_service.core.sql import load_sql
-from timer_service.timers.rules import Key, Schedule, State, Timer
+from timer_service.timers.messages import State
+from timer_service.timers.rules import Key, Schedule, Timer
 
 _SQL = load_sql("timer_service.timers", "store.sql")
 _FIND_LOCKED = f"{_SQL['find']}\n/* for update */"
+_PLAIN_COLUMNS = tuple(name for name in Schedule._fields if name != "trace")
+_SCHEDULE_COLUMNS = (*_PLAIN_COLUMNS, *Trace._fields)
+_VALUES = (
+    *("state", *_SCHEDULE_COLUMNS, "registered_at", "cancelled_at", "confirmed_at"),
+    *("position_epoch", "position_sequence", "available_at", "attempt", "last_error"),
+)
+_COLUMNS = ("tenant_id", "service_call_id", *_VALUES)
+_PUT = _SQL["put"].format(
+    columns=", ".join(_COLUMNS),
+    values=", ".join(f":{name}" for name in _COLUMNS),
+    updates=", ".join(f"{name} = excluded.{name}" for name in _VALUES),
+)
 
 TIMERS = LeasedTable(
     name="timer_schedules",
     key=("tenant_id", "service_call_id"),
-    claimed=(
-        "tenant_id",
-        "service_call_id",
-        "due_at",
-        "data",
-        "correlation_id",
-        "causation_id",
-        "traceparent",
-        "tracestate",
-        "event_id",
-    ),
+    claimed=("tenant_id", "service_call_id", *_SCHEDULE_COLUMNS),
     oldest_first="due_at",
     state="state",
     waiting=State.SCHEDULED,
@@ -82,7 +85,7 @@ async def save(tx: Transaction, before: Mapping[Key, Timer], after: Mapping[Key,
     confirmed = [timer for timer in changed if _is_confirmed(before.get(timer.key), timer)]
     full = [timer for timer in changed if not _is_confirmed(before.get(timer.key), timer)]
     written = await tx.executemany(_SQL["confirm"], [_confirmation(timer) for timer in confirmed])
-    written += await tx.executemany(_SQL["put"], [_parameters(timer) for timer in full])
+    written += await tx.executemany(_PUT, [_parameters(timer) for timer in full])
     if written != len(changed):
         raise ConflictError(f"{len(changed) - written} of {len(changed)} timers were changed by another instance")
 
@@ -151,19 +154,11 @@ def _timer(row: Row) -> Timer:
 
 
 def _schedule(row: Row) -> Schedule:
-    return Schedule(
-        due_at=row["due_at"],
-        event_id=row["event_id"],
-        data=row["data"],
-        correlation_id=row["correlation_id"],
-        causation_id=row["causation_id"],
-        trace=Trace(row["traceparent"], row["tracestate"]),
-    )
+    values = {name: row[name] for name in _PLAIN_COLUMNS}
+    return Schedule(**values, trace=Trace(row["traceparent"], row["tracestate"]))
 
 
-_TOMBSTONE: Mapping[str, Any] = dict.fromkeys(
-    ("due_at", "event_id", "data", "correlation_id", "causation_id", "traceparent", "tracestate")
-)
+_TOMBSTONE: Mapping[str, Any] = dict.fromkeys(_SCHEDULE_COLUMNS)
 
 
 def _parameters(timer: Timer) -> Mapping[str, Any]:
@@ -175,19 +170,7 @@ def _parameters(timer: Timer) -> Mapping[str, Any]:
         "available_at": timer.available_at,
         "attempt": timer.attempt,
         "last_error": timer.last_error,
-        **(_schedule_parameters(timer.schedule) if timer.schedule else _TOMBSTONE),
-    }
-
-
-def _schedule_parameters(schedule: Schedule) -> Mapping[str, Any]:
-    return {
-        "due_at": schedule.due_at,
-        "event_id": schedule.event_id,
-        "data": schedule.data,
-        "correlation_id": schedule.correlation_id,
-        "causation_id": schedule.causation_id,
-        "traceparent": schedule.trace.traceparent,
-        "tracestate": schedule.trace.tracestate,
+        **({**timer.schedule._asdict(), **timer.schedule.trace._asdict()} if timer.schedule else _TOMBSTONE),
     }
 
 

@@ -1,29 +1,13 @@
 -- name: find
 -- Returns the timer with a key.
-SELECT tenant_id, service_call_id, state, due_at, data, correlation_id, causation_id, traceparent, tracestate,
-    event_id, registered_at, reached_at, cancelled_at, confirmed_at, position_epoch, position_sequence, available_at,
-    attempt, last_error
+SELECT *
 FROM /* each of many */ timer_schedules
 WHERE tenant_id = :tenant_id AND service_call_id = :service_call_id
 
 -- name: put
 -- Inserts or replaces a timer and ends its claim. Skips a Reached timer and a timer with the same or a newer position.
-INSERT INTO timer_schedules (
-    tenant_id, service_call_id, state, due_at, data, correlation_id, causation_id, traceparent, tracestate,
-    event_id, registered_at, cancelled_at, confirmed_at, position_epoch, position_sequence, available_at, attempt, last_error
-) VALUES (
-    :tenant_id, :service_call_id, :state, :due_at, :data, :correlation_id, :causation_id, :traceparent, :tracestate,
-    :event_id, :registered_at, :cancelled_at, :confirmed_at, :position_epoch, :position_sequence, :available_at, :attempt,
-    :last_error
-)
-ON CONFLICT (tenant_id, service_call_id) DO UPDATE SET
-    state = excluded.state, due_at = excluded.due_at, data = excluded.data,
-    correlation_id = excluded.correlation_id, causation_id = excluded.causation_id,
-    traceparent = excluded.traceparent, tracestate = excluded.tracestate,
-    event_id = excluded.event_id, registered_at = excluded.registered_at, cancelled_at = excluded.cancelled_at,
-    confirmed_at = excluded.confirmed_at,
-    position_epoch = excluded.position_epoch, position_sequence = excluded.position_sequence,
-    available_at = excluded.available_at, lease_token = NULL, attempt = excluded.attempt, last_error = excluded.last_error
+INSERT INTO timer_schedules ({columns}) VALUES ({values})
+ON CONFLICT (tenant_id, service_call_id) DO UPDATE SET {updates}, lease_token = NULL
 WHERE timer_schedules.state <> 'Reached'
     AND (timer_schedules.position_epoch, timer_schedules.position_sequence)
         < (excluded.position_epoch, excluded.position_sequence)
@@ -37,9 +21,7 @@ WHERE tenant_id = :tenant_id AND service_call_id = :service_call_id
 
 -- name: page
 -- Returns the next timers of a tenant in one state after a cursor, in order of due time, without tombstones.
-SELECT tenant_id, service_call_id, state, due_at, data, correlation_id, causation_id, traceparent, tracestate,
-    event_id, registered_at, reached_at, cancelled_at, confirmed_at, position_epoch, position_sequence, available_at,
-    attempt, last_error
+SELECT *
 FROM timer_schedules
 WHERE tenant_id = :tenant_id AND {where} AND due_at < :due_before
     AND (due_at, service_call_id) > (:after_due_at, :after_call)

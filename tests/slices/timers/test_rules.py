@@ -11,8 +11,8 @@ from tests.harness.builders import KEY, in_state
 from tests.harness.clock import NOW, after, iso
 from timer_service.core.message import Command, Position, TenantPayload, Trace
 from timer_service.timers import rules
-from timer_service.timers.messages import CancelTimer, RetryTimer, ScheduleTimer
-from timer_service.timers.rules import Applied, Key, Outcome, Schedule, State, Timer
+from timer_service.timers.messages import CancelTimer, RetryTimer, ScheduleTimer, State
+from timer_service.timers.rules import Applied, Key, Outcome, Schedule, Timer
 
 NO_TRACE = Trace()
 OLD, MIDDLE, NEW = Position(1, 5), Position(1, 6), Position(1, 7)

@@ -12,7 +12,8 @@ from timer_service.core.message import Position
 from timer_service.core.retention import Retention
 from timer_service.core.row_counts import RowCounts
 from timer_service.timers import store as timer_store
-from timer_service.timers.rules import Key, State, Timer
+from timer_service.timers.messages import State
+from timer_service.timers.rules import Key, Timer
 
 RETENTION = timedelta(days=7)
 EXPIRED = after(days=7, milliseconds=1)
