@@ -13,7 +13,7 @@ from tests.harness.clock import ManualClock
 from tests.harness.runs import Runs, jobs
 from timer_service.adapters.memory import MemoryBroker
 from timer_service.core.database import Database
-from timer_service.runs.draft import MOST_PENDING_BYTES
+from timer_service.runs.draft import MAX_PENDING_BYTES
 from timer_service.runs.retention import delete_settled
 
 MIB = 1024 * 1024
@@ -251,7 +251,7 @@ async def test_pending_commands_are_bounded(runs: Runs) -> None:
     outcomes = [runs.reply(number)["outcome"] for number in range(100)]
     assert set(outcomes) == {"kept", "not_kept"}
     assert outcomes.count("kept") == len(await runs.rows("run_pending_commands"))
-    assert MOST_PENDING_BYTES - 61_000 < run["pending_bytes"] <= MOST_PENDING_BYTES
+    assert MAX_PENDING_BYTES - 61_000 < run["pending_bytes"] <= MAX_PENDING_BYTES
 
 
 async def test_pending_commands_are_applied(runs: Runs) -> None:

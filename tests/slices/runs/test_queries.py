@@ -35,6 +35,21 @@ async def test_lists_newest_first(runs: RunConversation) -> None:
     assert found == [["three", "two"], ["one"], ["two"]]
 
 
+async def test_tombstone_is_not_shown(runs: RunConversation) -> None:
+    """A run that was cancelled before it was started is not found and not listed, not even as cancelled."""
+    await runs.request("CancelRun", runId="tombstone")
+    await runs.start({"a": []}, runId="cancelled")
+    await runs.request("CancelRun", runId="cancelled")
+    reply = await runs.request("CancelRun", runId="tombstone")
+    answer = await runs.ask("get-run", runId="tombstone")
+    listed = [await runs.ask("list-runs", **question) for question in ({}, {"status": "cancelled"})]
+    assert (reply["outcome"], "run" in reply) == ("unchanged", False)
+    assert answer["error"]["code"] == "NOT_FOUND"
+    assert [[run["runId"] for run in page["runs"]] for page in listed] == [["cancelled"], ["cancelled"]]
+    await runs.start({"a": []}, runId="tombstone")
+    assert await runs.statuses("tombstone") == {"a": "pending"}
+
+
 WRONG: list[tuple[str, str, dict[str, Any]]] = [
     ("runId", "get-run", {}),
     ("cursor", "get-run", {"runId": "run-1", "cursor": "Wzdd"}),

@@ -11,10 +11,10 @@ from tests.harness.reference_gate import Edges, plain
 from timer_service.core.message import Command, Position, Trace
 from timer_service.runs import rules
 from timer_service.runs.draft import Draft, RunState
-from timer_service.runs.graph import Addition, Edge, check_names, check_size, edges_of, find_cycle
+from timer_service.runs.graph import AddedEdges, Edge, build_edges, check_names, check_size, find_cycle
 from timer_service.runs.messages import (
-    MOST_JOBS,
-    MOST_NEEDS,
+    MAX_JOBS,
+    MAX_NEEDS,
     FlawCode,
     GroupNeed,
     IfFailed,
@@ -66,8 +66,8 @@ def test_agrees_with_a_plain_evaluator(edges: Edges, data: st.DataObject) -> Non
         assert ready_and_skipped(draft) == plain(draft.jobs.keys(), edges, ended)
         name = data.draw(st.sampled_from(running))
         ended[name] = data.draw(st.sampled_from(ENDS))
-        draft.put(rules.end(draft.jobs[name], ended[name], NOW))
-        draft.follow([name])
+        draft.set_job(rules.end(draft.jobs[name], ended[name], NOW))
+        draft.evaluate([name])
     assert ready_and_skipped(draft) == plain(draft.jobs.keys(), edges, ended)
     assert all(job.ended for job in draft.jobs.values())
     assert draft.run.open_jobs == 0
@@ -83,8 +83,8 @@ def test_repair_of_a_sound_run_changes_nothing(edges: Edges, data: st.DataObject
         if not (running := sorted(ready_and_skipped(draft)[0])):
             break
         name = data.draw(st.sampled_from(running))
-        draft.put(rules.end(draft.jobs[name], data.draw(st.sampled_from(ENDS)), NOW))
-        draft.follow([name])
+        draft.set_job(rules.end(draft.jobs[name], data.draw(st.sampled_from(ENDS)), NOW))
+        draft.evaluate([name])
     before = draft.finish()
     jobs, run = dict(before.jobs), draft.run
     draft.now = NOW + 1
@@ -113,7 +113,7 @@ REPORTED = Job("job", JobStatus.RUNNING, ready_at=NOW, position=Position(1, 5))
 )
 def test_report(job: Job, status: str, sequence: int, verdict: Outcome, then: str) -> None:
     """An end is final, in whatever order reports come; nothing is done before the gate has opened."""
-    found, after = rules.report(job, JobStatus(status), Position(1, sequence), NOW)
+    found, after = rules.apply_report(job, JobStatus(status), Position(1, sequence), NOW)
     assert (found, after.status) == (verdict, then)
 
 
@@ -133,7 +133,7 @@ def test_how_a_run_ends(statuses: list[str], run: str) -> None:
     jobs = {str(number): Job(str(number), JobStatus.RUNNING, ready_at=NOW) for number in range(len(statuses))}
     draft = Draft(RunState(RUN._replace(open_jobs=len(jobs)), jobs, {}, {}, {}, {}), NOW, evaluating=True)
     for number, status in enumerate(statuses):
-        draft.put(rules.end(jobs[str(number)], JobStatus(status), NOW))
+        draft.set_job(rules.end(jobs[str(number)], JobStatus(status), NOW))
     assert draft.finish().run.status == run
 
 
@@ -144,7 +144,7 @@ def edges(*pairs: Sequence[str]) -> list[Edge]:
 
 def test_cycle() -> None:
     """The first command that closes a cycle is found, with the cycle in order, its end its beginning."""
-    additions = [Addition(Position(1, place), edges(pair)) for place, pair in enumerate(("bc", "ca", "cb"), 2)]
+    additions = [AddedEdges(Position(1, place), edges(pair)) for place, pair in enumerate(("bc", "ca", "cb"), 2)]
     found = find_cycle(edges("ab"), additions)
     assert found is not None
     position, flaw = found
@@ -156,9 +156,9 @@ def test_cycle() -> None:
 def test_unresolved_group_closes_no_cycle() -> None:
     """Jobs that need a group of their own name, or groups that nothing is known of yet, are no cycle."""
     needs = [NewJob(name="tests", needs=[GroupNeed(group="tests")]), NewJob(name="b", needs=["tests"])]
-    to_jobs, to_groups = edges_of(needs, {})
+    to_jobs, to_groups = build_edges(needs, {})
     assert (to_jobs, to_groups) == (edges(("tests", "b")), edges(("tests", "tests")))
-    assert find_cycle([], [Addition(Position(1, 1), to_jobs)]) is None
+    assert find_cycle([], [AddedEdges(Position(1, 1), to_jobs)]) is None
 
 
 def test_skip_wins_where_a_job_is_needed_twice() -> None:
@@ -167,7 +167,7 @@ def test_skip_wins_where_a_job_is_needed_twice() -> None:
         JobNeed(job="a", if_failed=IfFailed.SKIP),
         GroupNeed(group="g", if_failed="run"),
     ]
-    found, _ = edges_of([NewJob(name="b", needs=needs)], {"g": ["a", "c"]})
+    found, _ = build_edges([NewJob(name="b", needs=needs)], {"g": ["a", "c"]})
     assert found == [Edge("a", "b", IfFailed.SKIP), Edge("c", "b", IfFailed.RUN)]
 
 
@@ -184,18 +184,18 @@ def test_size_is_counted_before_it_is_built() -> None:
     assert check_size(new[:2], members, (), jobs=1, needs=20_000) is None
     assert check_size(new[:2], members, (), jobs=1, needs=20_001) == (FlawCode.TOO_LARGE, ["new-1"])
     assert check_size(new, members, (), jobs=1, needs=0) == (FlawCode.TOO_LARGE, ["new-2"])
-    assert check_size(new, {}, (), jobs=MOST_JOBS - 3, needs=0) is None
-    assert check_size(new, {}, (), jobs=MOST_JOBS - 2, needs=0) == (FlawCode.TOO_LARGE, ["new-2"])
+    assert check_size(new, {}, (), jobs=MAX_JOBS - 3, needs=0) is None
+    assert check_size(new, {}, (), jobs=MAX_JOBS - 2, needs=0) == (FlawCode.TOO_LARGE, ["new-2"])
     waiting = [Edge("g", f"waiting-{number}", IfFailed.SKIP) for number in range(2)]
-    assert check_size(new, {}, waiting, jobs=1, needs=MOST_NEEDS - 9) is None
-    assert check_size(new, {}, waiting, jobs=1, needs=MOST_NEEDS - 5) == (FlawCode.TOO_LARGE, ["waiting-1"])
-    assert check_size(new, {}, waiting, jobs=1, needs=MOST_NEEDS - 8) == (FlawCode.TOO_LARGE, ["new-2"])
+    assert check_size(new, {}, waiting, jobs=1, needs=MAX_NEEDS - 9) is None
+    assert check_size(new, {}, waiting, jobs=1, needs=MAX_NEEDS - 5) == (FlawCode.TOO_LARGE, ["waiting-1"])
+    assert check_size(new, {}, waiting, jobs=1, needs=MAX_NEEDS - 8) == (FlawCode.TOO_LARGE, ["new-2"])
 
 
 def test_group_that_makes_a_run_too_large() -> None:
     """Where 9,800 jobs wait for a group, the run is rejected once that has 200: that would be 1,960,000 needs."""
-    before = RunState(Run(RunKey("acme", "run-1"), None, rules.NOWHERE, NOW), {}, {}, {}, {}, {})
-    jobs = [NewJob(name=f"job-{number}", needs=[GroupNeed(group="g")]) for number in range(MOST_JOBS - 200)]
+    before = RunState(Run(RunKey("acme", "run-1"), None, rules.NO_POSITION, NOW), {}, {}, {}, {}, {})
+    jobs = [NewJob(name=f"job-{number}", needs=[GroupNeed(group="g")]) for number in range(MAX_JOBS - 200)]
     start = StartRun(tenant_id="acme", run_id="run-1", jobs=jobs, groups=["g"])
     resolve = ResolveGroup(
         tenant_id="acme", run_id="run-1", group_name="g", jobs=[NewJob(name=f"of-g-{number}") for number in range(200)]
@@ -205,7 +205,7 @@ def test_group_that_makes_a_run_too_large() -> None:
         for place, payload in enumerate((start, resolve), 1)
     ]
     after, outcomes = apply(before, commands, NOW, evaluating=True)
-    first_too_many = (MOST_NEEDS - len(jobs)) // 200
+    first_too_many = (MAX_NEEDS - len(jobs)) // 200
     assert outcomes == [Outcome.STARTED, Outcome.RUN_REJECTED]
     assert (after.run.flaw_code, after.run.flaw_path) == (FlawCode.TOO_LARGE, f'["job-{first_too_many}"]')
     assert all(job.status is JobStatus.CANCELLED for job in after.jobs.values())
@@ -214,7 +214,7 @@ def test_group_that_makes_a_run_too_large() -> None:
 def test_needs_of_unresolved_groups_count() -> None:
     """A need of a group counts towards the limit also while the group is not resolved."""
     groups = [f"{number}" for number in range(50)]
-    count = MOST_NEEDS // len(groups) // 2
+    count = MAX_NEEDS // len(groups) // 2
     first, second = (
         [NewJob(name=f"{half}{number}", needs=[GroupNeed(group=each) for each in groups]) for number in range(count)]
         for half in "ab"
@@ -228,6 +228,6 @@ def test_needs_of_unresolved_groups_count() -> None:
             Command(f"cmd-{place}", payload, Position(1, place), None, Trace(), None)
             for place, payload in enumerate((start, resolve), 1)
         ]
-        before = RunState(Run(RunKey("acme", "run-1"), None, rules.NOWHERE, NOW), {}, {}, {}, {}, {})
+        before = RunState(Run(RunKey("acme", "run-1"), None, rules.NO_POSITION, NOW), {}, {}, {}, {}, {})
         outcomes.append(apply(before, commands, NOW, evaluating=True)[1])
     assert outcomes == [[Outcome.STARTED, Outcome.RESOLVED], [Outcome.STARTED, Outcome.RUN_REJECTED]]

@@ -167,7 +167,7 @@ async def test_different_runs_do_not_wait_for_each_other(
     for name in ("slow", "quick"):
         await runs.start({"a": [], "b": ["a"]}, runId=name)
     async with asyncio.timeout(10), postgres.transaction() as tx:
-        await loader.lock(tx, RunKey("acme", "slow"))
+        await loader.lock_run(tx, RunKey("acme", "slow"))
         await runs.report("success", "a", runId="quick")
     assert (await runs.ready()).count("b") == 1
 
