@@ -53,9 +53,7 @@ async def get_jobs(user: User) -> list[Any]:
 async def until(user: User, job: str, *statuses: str, seconds: float = 60) -> None:
     """Wait until a job has one of the statuses."""
     async with asyncio.timeout(seconds):
-        while not any(
-            each["name"] == job and each["status"] in statuses for each in (await get_run(user)).get("jobs", ())
-        ):
+        while not any(each["name"] == job and each["status"] in statuses for each in await get_jobs(user)):
             await asyncio.sleep(0.02)
 
 

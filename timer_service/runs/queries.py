@@ -35,7 +35,7 @@ class GetRun(Payload):
 
 
 class ListRuns(Payload):
-    """List a page of runs, newest first."""
+    """List a page of started runs, newest first."""
 
     status: RunStatus | None = None
     limit: PageLimit = 100
