@@ -173,7 +173,7 @@ class Loader:
         await self.read_whole_runs({key for key, _ in level})
 
     async def _read_downstream(self, jobs: Iterable[JobKey]) -> list[tuple[RunKey, Edge]]:
-        """Read the edges to the jobs that need `jobs`, and those jobs. Return the edges.
+        """Read the jobs that need `jobs`, and the edges to them. Return the edges.
 
         The two reads are not joined: without statistics, PostgreSQL would start the join with all jobs of a run.
         """

@@ -97,9 +97,9 @@ class _CommandApplier:
         return Outcome.STARTED
 
     def _start_again(self, position: Position) -> Outcome:
-        """Apply an equal StartRun. The run takes the older of the two positions.
+        """Apply a StartRun with the graph that the run already has. The older position becomes the position of the run.
 
-        A CancelRun that is between the two positions in the stream cancels the run.
+        If a CancelRun is between the two positions in the stream, the run is cancelled.
         """
         run = self.draft.run
         self.draft.run = run._replace(position=min(position, run.position))

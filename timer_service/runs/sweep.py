@@ -33,7 +33,7 @@ _RECHECK_MS = 1000
 
 
 class Sweep:
-    """A worker that sweeps each due run in its own transaction. The runs that are due longest come first."""
+    """A worker that sweeps each due run in its own transaction, ordered by `sweep_at`."""
 
     def __init__(self, parts: WorkerParts) -> None:
         self._database = parts.database

@@ -1,9 +1,9 @@
 -- name: due_runs
--- Returns the runs whose sweep is due, those that are due longest first.
+-- Returns the runs whose sweep is due, ordered by `sweep_at`.
 SELECT tenant_id, run_id FROM runs WHERE sweep_at <= :now ORDER BY sweep_at LIMIT :limit
 
 -- name: stale_jobs
--- Returns the jobs whose `stale_at` has passed, those with the oldest `stale_at` first.
+-- Returns the jobs whose `stale_at` has passed, ordered by `stale_at`.
 SELECT tenant_id, run_id, job_name FROM run_jobs WHERE stale_at <= :now ORDER BY stale_at LIMIT :limit
 
 -- name: next_sweep

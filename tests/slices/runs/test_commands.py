@@ -341,7 +341,7 @@ async def test_reports_in_reverse(runs: RunConversation, status: str) -> None:
 
 
 async def test_sent_at_once(runs: RunConversation) -> None:
-    """Of commands that are sent at the same time, each sees the changes of those before it, in several runs."""
+    """Commands on several runs are sent at the same time. Each command sees the changes of the earlier ones."""
     for run in ("run-2", "run-1"):
         runs.send("ReportJobStatus", runId=run, jobName="a", status="success")
         runs.send("StartRun", runId=run, jobs=jobs({"a": [], "b": ["a"], "c": ["b"]}))

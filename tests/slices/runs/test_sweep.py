@@ -155,7 +155,7 @@ async def test_report_in_the_stream_prevents_staleness(runs: Runs) -> None:
 
 
 async def test_each_stale_job_waits_for_its_own_reports(runs: Runs) -> None:
-    """A second stale job waits for the reports in the stream at its own time, not for those of the first."""
+    """A job that becomes stale later waits for the reports that are in the stream at that time."""
     graph = [{"name": "a", "staleAfterSeconds": 60}]
     await runs.request("StartRun", jobs=graph)
     runs.send("ReportJobStatus", jobName="a", status="success")
