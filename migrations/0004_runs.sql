@@ -44,8 +44,8 @@ CREATE TABLE runs (
 CREATE INDEX runs_to_sweep ON runs (sweep_at) WHERE sweep_at IS NOT NULL;
 
 -- Lists, newest first: of a status, and of all.
-CREATE INDEX runs_by_status ON runs (tenant_id, status, created_at, run_id);
-CREATE INDEX runs_by_age ON runs (tenant_id, created_at, run_id) WHERE status IS NOT NULL;
+CREATE INDEX runs_by_status ON runs (tenant_id, status, created_at, run_id) WHERE digest IS NOT NULL;
+CREATE INDEX runs_by_age ON runs (tenant_id, created_at, run_id) WHERE digest IS NOT NULL;
 
 -- Retention.
 CREATE INDEX runs_settled ON runs (settled_at) WHERE settled_at IS NOT NULL;

@@ -1,4 +1,4 @@
-"""A gate that knows no counters, no parts of graphs and no order: what the real one has to agree with."""
+"""A simple evaluator of graphs, without counters. The evaluator of the service must agree with it."""
 
 from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
@@ -9,12 +9,14 @@ from timer_service.runs.messages import IfFailed, JobStatus
 Edges = list[Edge]
 
 
-def plain(names: AbstractSet[str], edges: Edges, ended: Mapping[str, JobStatus]) -> tuple[set[str], set[str]]:
-    """Return who is ready and who is skipped, asking everybody over and over until nothing changes."""
+def evaluate_from_scratch(
+    names: AbstractSet[str], edges: Edges, ended: Mapping[str, JobStatus]
+) -> tuple[set[str], set[str]]:
+    """Return the ready jobs and the skipped jobs. Every job is evaluated again until nothing changes."""
     ends = dict(ended)
     while True:
         needs = {name: [edge for edge in edges if edge.job == name] for name in names - ends.keys()}
-        refused = {
+        to_skip = {
             name
             for name, of in needs.items()
             if any(
@@ -22,8 +24,8 @@ def plain(names: AbstractSet[str], edges: Edges, ended: Mapping[str, JobStatus])
                 for each in of
             )
         }
-        if not refused:
+        if not to_skip:
             break
-        ends |= dict.fromkeys(refused, JobStatus.SKIPPED)
+        ends |= dict.fromkeys(to_skip, JobStatus.SKIPPED)
     ready = {name for name in names - ends.keys() if all(edge.upstream in ends for edge in edges if edge.job == name)}
     return ready, {name for name, status in ends.items() if status is JobStatus.SKIPPED and name not in ended}
