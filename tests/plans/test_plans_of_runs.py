@@ -77,12 +77,11 @@ def test_plans_on_postgres(filled: Filled) -> None:
 
 
 async def test_plans_on_sqlite(sqlite: SqliteDatabase) -> None:
-    """No such statement scans or sorts on SQLite either, whether it runs once or for many parameters at a time."""
+    """No such statement scans or sorts on SQLite, whether it runs for one parameter set or for many."""
     for name, (sql, _) in PLANS.items():
         parameters = dict.fromkeys(re.findall(r":(\w+)", sql), 1)
         async with sqlite.transaction() as tx:
             once = [row["detail"] for row in await tx.fetch(f"EXPLAIN QUERY PLAN {sql}", parameters)]
             many = [row["detail"] for row in await tx.fetch_each(f"EXPLAIN QUERY PLAN {sql}", [parameters])]
         assert all(step.startswith(("SEARCH", "CORRELATED")) for step in once), (name, once)
-        on_tables = [step for step in many if not re.search(r"SCAN many VIRTUAL|USE TEMP B-TREE FOR \w+ BY", step)]
-        assert on_tables == once, (name, many)
+        assert [step for step in many if not step.startswith("SCAN many VIRTUAL TABLE")] == once, (name, many)

@@ -23,7 +23,7 @@ from timer_service.runs.store import JobKey
 _SQL = load_sql("timer_service.runs", "events.sql")
 _OUTPUTS_BYTES = 512 * 1024
 """The limit for all outputs in one JobReady, including the names of their jobs. The whole event fits into 1 MiB."""
-_PART_BYTES = 32 * 1024 * 1024
+_PART_BYTES = 4 * 1024 * 1024
 """The limit for the JobReady events that are in memory at the same time."""
 _JOB_READY_OVERHEAD = 2000
 """The assumed size of a JobReady without payload and outputs."""

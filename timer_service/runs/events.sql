@@ -1,7 +1,7 @@
 -- name: counts
 -- Returns the number of jobs by status of a run.
 SELECT tenant_id, run_id, status, COUNT(*) AS count
-FROM /* each of many */ run_jobs
+FROM run_jobs
 WHERE tenant_id = :tenant_id AND run_id = :run_id
 GROUP BY tenant_id, run_id, status
 
@@ -17,7 +17,7 @@ SELECT needs.tenant_id, needs.run_id, needs.job_name, needs.upstream_name, (
         SELECT jobs.outputs_bytes FROM run_jobs AS jobs
         WHERE jobs.tenant_id = needs.tenant_id AND jobs.run_id = needs.run_id AND jobs.job_name = needs.upstream_name
     ) AS bytes
-FROM /* each of many */ run_needs AS needs
+FROM run_needs AS needs
 WHERE needs.tenant_id = :tenant_id AND needs.run_id = :run_id AND needs.job_name = :job_name
 ORDER BY needs.upstream_name
 

@@ -16,27 +16,27 @@ WHERE tenant_id = :tenant_id AND run_id = :run_id
 -- Returns all jobs of a run.
 SELECT tenant_id, run_id, job_name, status, group_name, reason, open_needs, open_groups, ready_at, settled_at,
     stale_after_ms, stale_at, payload_bytes, position_epoch, position_sequence
-FROM /* each of many */ run_jobs
+FROM run_jobs
 WHERE tenant_id = :tenant_id AND run_id = :run_id
 ORDER BY job_name
 
 -- name: needs_of_run
 -- Returns all edges between the jobs of a run.
 SELECT tenant_id, run_id, job_name, upstream_name, if_failed
-FROM /* each of many */ run_needs
+FROM run_needs
 WHERE tenant_id = :tenant_id AND run_id = :run_id
 ORDER BY job_name, upstream_name
 
 -- name: groups_of_run
 -- Returns all groups of a run.
 SELECT tenant_id, run_id, group_name, digest, resolved_at
-FROM /* each of many */ run_groups
+FROM run_groups
 WHERE tenant_id = :tenant_id AND run_id = :run_id
 
 -- name: group_needs_of_run
 -- Returns all edges from the groups of a run to the jobs that need them.
 SELECT tenant_id, run_id, job_name, group_name, if_failed
-FROM /* each of many */ run_group_needs
+FROM run_group_needs
 WHERE tenant_id = :tenant_id AND run_id = :run_id
 
 -- name: find_job
@@ -49,7 +49,7 @@ WHERE tenant_id = :tenant_id AND run_id = :run_id AND job_name = :job_name
 -- name: downstream
 -- Returns the edges to the jobs that need a job.
 SELECT tenant_id, run_id, job_name, upstream_name, if_failed
-FROM /* each of many */ run_needs
+FROM run_needs
 WHERE upstream_name = :job_name AND tenant_id = :tenant_id AND run_id = :run_id
 ORDER BY if_failed, job_name
 
@@ -57,7 +57,7 @@ ORDER BY if_failed, job_name
 -- Returns all pending commands of a run.
 SELECT tenant_id, run_id, position_epoch, position_sequence, command_id, command_type, payload, correlation_id,
     traceparent, tracestate
-FROM /* each of many */ run_pending_commands
+FROM run_pending_commands
 WHERE tenant_id = :tenant_id AND run_id = :run_id
 
 -- name: pending_at

@@ -135,7 +135,15 @@ class StartRun(RunPayload):
         default_factory=list,
         max_length=_MAX_GROUPS,
         description="The dynamic groups. A ResolveGroup names the jobs of each group later. At most 64 KiB of JSON.",
+        json_schema_extra={"uniqueItems": True},
     )
+
+    @model_validator(mode="after")
+    def _check_groups_differ(self) -> Self:
+        if len(set(self.groups)) < len(self.groups):
+            name, _ = Counter(self.groups).most_common(1)[0]
+            raise PydanticCustomError("group_twice", "groups has {name} twice", {"name": repr(name)})
+        return self
 
 
 class ResolveGroup(RunPayload):

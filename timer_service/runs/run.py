@@ -3,9 +3,6 @@
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 
-from pydantic import TypeAdapter
-from pydantic_core import to_json
-
 from timer_service.core.cause import cause_of
 from timer_service.core.data import dump_data
 from timer_service.core.message import Command, Position
@@ -20,8 +17,6 @@ SWEEP_MS = 10 * 60 * 1000
 
 _RESWEEP_MS = 60 * 1000
 """The delay from a repeated report to the sweep of its run. One sweep serves all repeats of that time."""
-
-_JOBS = TypeAdapter(list[NewJob])
 
 
 def apply(
@@ -236,5 +231,15 @@ class _CommandApplier:
 
 
 def _digest(jobs: list[NewJob], groups: Sequence[str]) -> str:
-    """Return a digest. Equal jobs and groups have equal digests."""
-    return hashlib.sha256(_JOBS.dump_json(jobs, exclude_defaults=True) + to_json(sorted(groups))).hexdigest()
+    """Return a digest. It does not depend on the order of jobs, needs and groups, or on how a need is written."""
+    described = sorted(
+        (
+            job.name,
+            sorted(job.needed_jobs),
+            sorted(job.needed_groups),
+            job.stale_after_seconds or 0,
+            dump_data(job.payload) if "payload" in job.model_fields_set else "",
+        )
+        for job in jobs
+    )
+    return hashlib.sha256(dump_data([described, sorted(groups)]).encode()).hexdigest()

@@ -17,7 +17,8 @@ from timer_service.adapters.sqlite import SqliteDatabase
 from timer_service.core.database import Parameters, Reader, Row
 from timer_service.core.errors import Code
 from timer_service.core.instant import LATEST
-from timer_service.timers.queries import QUERIES, ListTimers
+from timer_service.timers.messages import ListTimers
+from timer_service.timers.queries import QUERIES
 
 DUE = after(minutes=1)
 LATER = after(minutes=2)
