@@ -8,19 +8,22 @@ SOURCES := timer_service tests benchmarks contracts docs/examples
 # The tests start the service hundreds of times: let Python keep what it has compiled.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: run test soak soak-short check format contracts bench clean
+.PHONY: help run test soak soak-short check format contracts bench clean
 .DEFAULT_GOAL := run
+
+help:  ## List these targets.
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 run: $(VENV)/.run  ## Start NATS, SQLite and the service; show a timer firing; keep serving.
 	@$(BIN)/timer-service dev --demo
 
-test: $(VENV)/.dev  ## The whole test suite.
+test: $(VENV)/.dev  ## The test suite.
 	@$(BIN)/pytest -n 3 --dist worksteal $(ARGS)
 
-soak: $(VENV)/.dev  ## The tests that take minutes, one after the other.
+soak: $(VENV)/.dev  ## The tests that take minutes, one at a time.
 	@$(BIN)/pytest -m full -s $(ARGS)
 
-soak-short: $(VENV)/.dev  ## Of the soak the simulation and its mutants, in about three minutes.
+soak-short: $(VENV)/.dev  ## The simulation and its mutants from the soak, in about three minutes.
 	@TIMER_TEST_SIMULATION_SECONDS=20 $(BIN)/pytest -m full -s tests/simulation $(ARGS)
 
 check: $(VENV)/.dev  ## Lint, format, types, import rules.
@@ -29,17 +32,17 @@ check: $(VENV)/.dev  ## Lint, format, types, import rules.
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-format: $(VENV)/.dev
+format: $(VENV)/.dev  ## Fix what ruff can fix, and format.
 	$(BIN)/ruff check --fix $(SOURCES)
 	$(BIN)/ruff format $(SOURCES)
 
-contracts: $(VENV)/.dev  ## Write contracts/schemas anew from the models.
+contracts: $(VENV)/.dev  ## Generate contracts/schemas and asyncapi.yaml from the models.
 	$(BIN)/python contracts/generate.py
 
-bench: $(VENV)/.dev  ## Measure; ARGS="--full" for the real sizes, ARGS="drain lag" for some.
+bench: $(VENV)/.dev  ## The benchmarks. ARGS="--full": full sizes; ARGS="drain lag": only these two.
 	@$(BIN)/python -m benchmarks $(ARGS)
 
-clean:
+clean:  ## Delete the virtual environment, caches and build results.
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache dist build
 
 $(BIN)/pip:

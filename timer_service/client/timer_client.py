@@ -137,6 +137,10 @@ class TimerClient:
         """Count a tenant's timers. Raises `QueryError` when the service can't tell."""
         return Counts.read(await self._link.ask(tenant, "count-timers", {}, timeout_seconds))
 
+    async def query(self, tenant: str, name: str, request: Mapping[str, Any], *, timeout_seconds: float = 10) -> Any:
+        """Return the reply to a query, both as on the wire (contracts/README.md). Raises `QueryError`."""
+        return await self._link.ask(tenant, name, request, timeout_seconds)
+
     def watch(self, tenant: str = "*") -> AsyncIterator[dict[str, Any]]:
         """Iterate over the `DueTimeReached` events of a tenant (default: all) as they are published from now on.
 
