@@ -22,7 +22,7 @@ def main() -> None:
     """Run the command line."""
     names = [name for name in sys.argv[1:2] if name in {*_COMMANDS, *_GROUPS}]
     try:
-        _app(names or [*_COMMANDS, *_GROUPS])()
+        create_app(names or [*_COMMANDS, *_GROUPS])()
     except (CommandError, QueryError) as error:
         sys.exit(f"timer-service: {rejection_text(error)}")
     except (StartError, TimerServiceError) as error:
@@ -42,7 +42,7 @@ class _PlainGroup(TyperGroup):
             raise
 
 
-def _app(names: Iterable[str]) -> typer.Typer:
+def create_app(names: Iterable[str]) -> typer.Typer:
     """Return the app with these commands only: a short command spends most of its time importing."""
     app = typer.Typer(
         name="timer-service",

@@ -30,16 +30,19 @@ _REMEDY = "Check that it runs, or name another one with --server or TIMER_BROKER
 
 
 def broker_command(
-    app: typer.Typer, name: str | None = None
+    app: typer.Typer, name: str | None = None, *, check: Callable[..., None] | None = None
 ) -> Callable[[Callable[..., Awaitable[None]]], Callable[..., Awaitable[None]]]:
     """Return a decorator that registers a coroutine function as a command of `app`.
 
     The function gets a connected `TimerClient` as its first argument. Its other parameters become the arguments and
-    options of the command, which also has the option --server. A ValueError is reported as wrong usage.
+    options of the command, which also has the option --server. A ValueError is reported as wrong usage. `check` gets
+    the same options before the connection is made, and raises `BadParameter` for a wrong combination.
     """
 
     def register(function: Callable[..., Awaitable[None]]) -> Callable[..., Awaitable[None]]:
         def command(*, server: str | None, **values: Any) -> None:
+            if check is not None:
+                check(**values)
             run_async(_call(function, client_config(server), values))
 
         _, *parameters = inspect.signature(function, eval_str=True).parameters.values()

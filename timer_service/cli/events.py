@@ -38,13 +38,16 @@ async def list_events(
     print_list(listing, "buried events", _event_lines, as_json=as_json)
 
 
-@broker_command(app)
+def _check_ids(*, event_ids: list[str] | None, every: bool, **_: object) -> None:
+    if bool(event_ids) == every:
+        raise typer.BadParameter("Give the ids of events, or --all.")
+
+
+@broker_command(app, check=_check_ids)
 async def retry(
     client: TimerClient, tenant: Tenant, event_ids: Events = None, every: Every = False, as_json: AsJson = False
 ) -> None:
     """Publish buried events again, under the same ids."""
-    if bool(event_ids) == every:
-        raise typer.BadParameter("Give the ids of events, or --all.")
     wanted = event_ids or [event.event_id async for event in client.events.buried(tenant)]
     outcomes = [(event_id, await client.events.retry(tenant, event_id)) for event_id in wanted]
     if as_json:

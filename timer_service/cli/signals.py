@@ -59,7 +59,14 @@ _EXPLANATIONS = {
 }
 
 
-@broker_command(app)
+def _check_trigger(*, item: str | None, on: list[str] | None, at: datetime | None, **_: object) -> None:
+    if on and item is None:
+        raise typer.BadParameter("--on needs --item: the work item whose status changes.")
+    if bool(on) == (at is not None):
+        raise typer.BadParameter("Give either --on (with --item) or --at.")
+
+
+@broker_command(app, check=_check_trigger)
 async def create(
     client: TimerClient,
     tenant: Tenant,
@@ -71,10 +78,6 @@ async def create(
     as_json: AsJson = False,
 ) -> None:
     """Create a signal that fires when a work item changes its status, or at an instant."""
-    if on and item is None:
-        raise typer.BadParameter("--on needs --item: the work item whose status changes.")
-    if bool(on) == (at is not None):
-        raise typer.BadParameter("Give either --on (with --item) or --at.")
     outcome = await client.signals.create(tenant, signal, item=item, on=on or [], at=at, note=note)
     _print_outcome(outcome, tenant, signal, as_json)
 

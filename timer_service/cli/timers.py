@@ -66,7 +66,12 @@ _EXPLANATIONS = {
 }
 
 
-@broker_command(app)
+def _check_due_time(*, at: datetime | None, in_: datetime | None, **_: object) -> None:
+    if (at is None) == (in_ is None):
+        raise typer.BadParameter("Give either --at or --in.")
+
+
+@broker_command(app, check=_check_due_time)
 async def schedule(
     client: TimerClient,
     tenant: Tenant,
@@ -77,9 +82,7 @@ async def schedule(
     as_json: AsJson = False,
 ) -> None:
     """Schedule a timer, or change its due time and data."""
-    due_at = at or in_
-    if due_at is None or (at and in_):
-        raise typer.BadParameter("Give either --at or --in.")
+    due_at: Any = at or in_
     more = {} if data is None else {"data": json.loads(data)}
     _print_outcome(await client.schedule(tenant, call, due_at, **more), tenant, call, as_json)
 

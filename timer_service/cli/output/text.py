@@ -29,7 +29,7 @@ def format_time(at: datetime, *, milliseconds: bool = False) -> str:
 
 
 def format_distance(at: datetime, now: datetime) -> str:
-    """Return how far an instant is from now in its two largest units, such as `in 2 h 59 min`. Nothing is rounded up."""
+    """Return how far an instant is from now in its two largest units, rounded down, such as `in 2 h 59 min`."""
     milliseconds = abs(at - now) // timedelta(milliseconds=1)
     numbers = []
     for unit, length in _UNITS:
