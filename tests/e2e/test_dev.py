@@ -25,7 +25,7 @@ async def test_demo(tmp_path: Path) -> None:
 async def test_other_commands_find_it(tmp_path: Path) -> None:
     """In the folder of a running `dev`, the other commands use its broker and its database."""
     async with Dev(tmp_path) as dev:
-        (tmp_path / "dev").rename(tmp_path / ".timer-service")
+        (tmp_path / ".timer-service").symlink_to(tmp_path / "dev")
         done = await run(tmp_path, "timers", "list", "demo", "--json")
         assert json.loads(done.stdout)[0]["state"] == "Reached"
         done = await run(tmp_path, "doctor")
@@ -37,7 +37,6 @@ async def test_other_commands_find_it(tmp_path: Path) -> None:
         assert (done.returncode, "pending" in done.stdout) == (0, False)
         dev.signal(signal.SIGINT)
         await dev.wait()
-    assert "no service" not in done.stdout
 
 
 async def test_second_dev(tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ async def tables(url: str) -> int:
 
 
 async def test_doctor_beside_a_running_service(cli: Cli, databases: Databases) -> None:
-    """Beside a running service all checks are ok, except for settings of the test server that trade safety for speed."""
+    """Beside a running service all checks are ok, except for unsafe settings of the test server."""
     async with databases.database() as url:
         cli.settings["TIMER_DATABASE_URL"] = url
         async with Service(cli.folder / "service", cli.settings["TIMER_BROKER_URL"], TIMER_DATABASE_URL=url):
@@ -103,7 +103,7 @@ async def test_without_the_extra(cli: Cli) -> None:
 
 
 async def test_migrate(cli: Cli, databases: Databases) -> None:
-    """check and status list pending migrations, and up applies them, including those for PostgreSQL only."""
+    """`check` and `status` list pending migrations. `up` applies them, including those for PostgreSQL only."""
     shipped = sorted(path.name.split(".")[0] for path in MIGRATIONS.glob("*.sql"))
     async with databases.database() as url:
         cli.settings["TIMER_DATABASE_URL"] = url

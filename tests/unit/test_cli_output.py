@@ -149,7 +149,7 @@ def test_no_color(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("as_json", [False, True])
-def test_more_rows(as_json: bool, capsys: pytest.CaptureFixture[str]) -> None:
+def test_more_rows(*, as_json: bool, capsys: pytest.CaptureFixture[str]) -> None:
     """A page that is not the last one has a warning with the cursor on stderr."""
     rows = [{"name": "one"}]
     print_list(Listing(rows, "CURSOR"), "timers", lambda _: ["one"], as_json=as_json)
@@ -159,7 +159,7 @@ def test_more_rows(as_json: bool, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize(("as_json", "expected"), [(False, ("", "no timers\n")), (True, ("[]\n", ""))])
-def test_empty_list(as_json: bool, expected: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_empty_list(*, as_json: bool, expected: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:
     """An empty list says so on stderr; as JSON it is an empty array."""
     print_list(Listing([], None), "timers", lambda _: ["head"], as_json=as_json)
     assert tuple(capsys.readouterr()) == expected

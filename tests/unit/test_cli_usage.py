@@ -87,7 +87,7 @@ def test_unreachable_broker() -> None:
 
 @pytest.mark.parametrize(("command", "code"), [("status", 0), ("check", 1)])
 def test_migrate_reads_only(command: str, code: int, empty_folder: Path) -> None:
-    """status and check list the pending migrations of a missing database and create no file."""
+    """`status` and `check` list the pending migrations of a missing database and create no file."""
     result = run("migrate", command)
     assert result.exit_code == code
     assert result.stdout.startswith("pending  0001_")
@@ -95,5 +95,5 @@ def test_migrate_reads_only(command: str, code: int, empty_folder: Path) -> None
 
 
 def test_migrations_of_the_other_engine_are_explained() -> None:
-    """status says why a number is missing on SQLite."""
+    """`status` says which migration is only for another engine."""
     assert "skipped  0005_engine (only for PostgreSQL)\n" in run("migrate", "status").stdout

@@ -165,7 +165,11 @@ CONSUMER = {"num_pending": 3, "num_ack_pending": 1}
 @pytest.mark.parametrize(
     ("info", "status", "message"),
     [
-        ({**CONSUMER, "num_waiting": 1}, Status.OK, "a service consumes the commands; 3 commands wait, 1 are being handled"),
+        (
+            {**CONSUMER, "num_waiting": 1},
+            Status.OK,
+            "a service consumes the commands; 3 commands wait, 1 are being handled",
+        ),
         ({**CONSUMER, "num_waiting": 0}, Status.WARN, "no service consumes the commands; 3 commands wait"),
         ({"error": {"code": 404}}, Status.WARN, "does not exist: no service has run here yet"),
     ],

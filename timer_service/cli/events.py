@@ -48,7 +48,7 @@ async def retry(
     client: TimerClient, tenant: Tenant, event_ids: Events = None, every: Every = False, as_json: AsJson = False
 ) -> None:
     """Publish buried events again, under the same ids."""
-    wanted = event_ids or [event.event_id async for event in client.events.buried(tenant)]
+    wanted = [event.event_id async for event in client.events.buried(tenant)] if every else event_ids or []
     outcomes = [(event_id, await client.events.retry(tenant, event_id)) for event_id in wanted]
     if as_json:
         typer.echo(json.dumps([{"eventId": event_id, "outcome": outcome.name} for event_id, outcome in outcomes]))
