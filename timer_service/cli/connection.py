@@ -57,7 +57,7 @@ def broker_command(
 
 
 def client_config(server: str | None) -> Config:
-    """Return the settings of a client, with the broker that `server`, the settings or a running `dev` name."""
+    """Return the settings of a client. The broker is `server`, else TIMER_BROKER_URL, else the `dev` of this folder."""
     if server is not None:
         return _config_for(server)
     config = load_config()

@@ -1,4 +1,4 @@
-"""The file by which a running `timer-service dev` is found: its process, broker and database."""
+"""The file that leads other commands to a running `timer-service dev`: its process, broker and database."""
 
 import json
 import os

@@ -58,7 +58,7 @@ _EXPLANATIONS = {
     "unknown_group": "the run has no such group",
     "ignored_not_ready": "the job is not ready",
     "already_ended": "the run or the job has already ended",
-    "ignored_stale": "a newer command was handled before",
+    "ignored_stale": "a newer command was handled earlier",
 }
 
 

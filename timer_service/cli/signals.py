@@ -23,7 +23,9 @@ from timer_service.cli.parameters import (
 )
 from timer_service.client import Outcome, Signal, SignalStatus, TimerClient
 
-app = typer.Typer(help="Reminders of what happens to work items: create, look up, pause, cancel.", no_args_is_help=True)
+app = typer.Typer(
+    help="Reminders that fire when a work item changes its status, or at an instant.", no_args_is_help=True
+)
 
 Name = Annotated[str, typer.Argument(parser=read_identifier, metavar="SIGNAL", help="The signalId.")]
 Item = Annotated[str, typer.Argument(parser=read_identifier, metavar="ITEM", help="The workItemId.")]
@@ -55,7 +57,7 @@ _EXPLANATIONS = {
     "not_found": "there is no such signal",
     "already_fired": "it has fired",
     "already_ended": "it was cancelled or resolved",
-    "ignored_stale": "a newer command was handled before",
+    "ignored_stale": "a newer command was handled earlier",
 }
 
 
@@ -110,7 +112,7 @@ async def cancel(client: TimerClient, tenant: Tenant, signal: Name, as_json: AsJ
 
 @broker_command(app)
 async def resolve(client: TimerClient, tenant: Tenant, signal: Name, as_json: AsJson = False) -> None:
-    """Resolve a signal: what it was for is done."""
+    """Resolve a signal: mark its purpose as done."""
     _print_outcome(await client.signals.resolve(tenant, signal), tenant, signal, as_json)
 
 

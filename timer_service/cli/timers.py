@@ -62,7 +62,7 @@ _EXPLANATIONS = {
     "not_found": "there is no such timer",
     "already_reached": "it has fired",
     "ignored_reached": "it has fired and cannot be moved",
-    "ignored_stale": "a newer command was handled before",
+    "ignored_stale": "a newer command was handled earlier",
 }
 
 

@@ -33,7 +33,7 @@ _ATOMIC_SERVER = (2, 12)
 _SYNC = Finding(
     "durability",
     Status.NOTE,
-    "it is not visible from here whether the broker syncs to disk before it acknowledges",
+    "doctor cannot see whether the broker syncs to disk before it acknowledges",
     "Run nats-server with jetstream { sync_interval: always }. Otherwise a power cut can lose acknowledged commands.",
 )
 

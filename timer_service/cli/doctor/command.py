@@ -26,11 +26,12 @@ _COLOURS = {Status.OK: "green", Status.WARN: "yellow", Status.FAIL: "red"}
 def doctor(as_json: AsJson = False, server: Server = None) -> None:
     """Check the broker, its streams, the database and the clocks, with the settings of the service.
 
-    If a `dev` runs in this folder and no broker is named, its broker and database are checked.
+    If a `dev` runs in this folder and no other broker is named, doctor checks its broker and its database.
     """
-    config = client_config(server)
-    dev = find_dev_server()
-    if dev is not None and dev.broker_url != config.broker_url:
+    config, dev = client_config(server), find_dev_server()
+    if dev is not None and dev.broker_url == config.broker_url:
+        config = dev.configure(config)
+    else:
         dev = None
     findings = run_async(_check_all(config, dev))
     failed = any(finding.status is Status.FAIL for finding in findings)

@@ -55,7 +55,7 @@ def print_list(
     *,
     as_json: bool,
 ) -> None:
-    """Print rows, as JSON or as lines. Warn on stderr if there are more rows, or none."""
+    """Print rows, as JSON or as lines. Say on stderr if there are more rows, or no rows."""
     if as_json:
         typer.echo(json.dumps(listing.rows))
     elif listing.rows:

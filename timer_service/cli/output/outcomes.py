@@ -36,7 +36,7 @@ def print_outcome(
 
 
 def exit_not_found(subject: str) -> NoReturn:
-    """Say that a timer, signal or run does not exist, and exit with 1."""
+    """Print that a timer, signal or run does not exist, and exit with 1."""
     typer.echo(f"not found: {subject}", err=True)
     raise typer.Exit(1)
 
