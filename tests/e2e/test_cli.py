@@ -296,7 +296,7 @@ async def test_rejected_and_unanswered(cli: Cli, broker: NatsServer, service: Se
     assert done.stderr.startswith("timer-service: TOO_LARGE: ")
     await service.terminate()
     done = await cli.run("timers", "get", "acme", "call-1")
-    assert (done.returncode, "is the service running there?" in done.stderr) == (1, True)
+    assert (done.returncode, "is timer-service running?" in done.stderr) == (1, True)
     await broker.terminate()
     done = await cli.run("timers", "get", "acme", "call-1")
     assert (done.returncode, f"cannot connect to the broker at {broker.url}: " in done.stderr) == (1, True)

@@ -27,7 +27,7 @@ from tests.simulation.ways import (
 from timer_service.core.message import Position
 from timer_service.runs import events, rules, run
 from timer_service.runs.draft import Draft
-from timer_service.signals import firing_worker, firings, signals, state
+from timer_service.signals import batch, firing_worker, firings, signal
 from timer_service.signals.messages import Outcome
 
 Mutate = Callable[[pytest.MonkeyPatch], None]
@@ -57,13 +57,13 @@ def r1_count_of_a_group_not_written(patch: pytest.MonkeyPatch) -> None:
 def r2_too_many_judged_after_filtering(patch: pytest.MonkeyPatch) -> None:
     """Of many signals those that this batch has changed are left out before they are counted."""
 
-    def waiting_for(self: state.State, item: Any) -> list[Any] | None:
+    def waiting_for(self: batch.Batch, item: Any) -> list[Any] | None:
         mine = [self.signals[key] for key in self.signals_of.get(item, ())]
         waiting = [each for each in self.loaded.waiting.get(item, ()) if each.key not in self.signals]
-        waiting += [each for each in mine if each.standing.waits and each.item == item]
-        return waiting if len(waiting) <= state.AT_ONCE else None
+        waiting += [each for each in mine if each.state.is_active and each.item == item]
+        return waiting if len(waiting) <= batch.MAX_INLINE_SIGNALS else None
 
-    patch.setattr(state.State, "waiting_for", waiting_for)
+    patch.setattr(batch.Batch, "waiting_for", waiting_for)
 
 
 def r3_stale_before_the_backlog(patch: pytest.MonkeyPatch) -> None:
@@ -77,14 +77,14 @@ def r3_stale_before_the_backlog(patch: pytest.MonkeyPatch) -> None:
 
 def r4_late_commands_ignored(patch: pytest.MonkeyPatch) -> None:
     """A refused command is newer than one that was not handled yet, and undoes it."""
-    apply = signals.apply_command
+    apply = signal.apply_command
 
     def apply_newest(signal: Any, command: Any, now: int) -> Any:
         if signal is not None and signal.history.steps and command.step.position < signal.history.steps[-1].position:
             return signal, Outcome.IGNORED_STALE
         return apply(signal, command, now)
 
-    patch.setattr(state, "apply_command", apply_newest)
+    patch.setattr(batch, "apply_command", apply_newest)
 
 
 def r8_unknown_dropped_jobs_forgotten(patch: pytest.MonkeyPatch) -> None:
@@ -154,7 +154,7 @@ def cancelled_is_as_good_as_success(patch: pytest.MonkeyPatch) -> None:
 
 def signals_never_looked_back(patch: pytest.MonkeyPatch) -> None:
     """Transitions of the same batch that are newer than a signal, and yet came before it, do not fire it."""
-    patch.setattr(state, "_look_back", lambda current, _signal, _now: current)
+    patch.setattr(batch, "_reevaluate_newer_transitions", lambda current, _signal, _now: current)
 
 
 # Not here: R5 (bytes of names in JobReady), R6 (many ResolveGroup in one batch), R7 (bytes of pending commands)

@@ -10,7 +10,7 @@ import typer
 from timer_service.cli.connection import broker_command
 from timer_service.cli.output.lists import ListQuery, print_list, read_list
 from timer_service.cli.output.outcomes import exit_not_found, print_outcome
-from timer_service.cli.output.runs import graph_document, graph_lines, run_document, run_table
+from timer_service.cli.output.runs import graph_lines, run_table
 from timer_service.cli.output.table import terminal_width
 from timer_service.cli.parameters import (
     All,
@@ -105,7 +105,7 @@ async def get(client: TimerClient, tenant: Tenant, run: Name, as_json: AsJson = 
     graph = await client.runs.get(tenant, run)
     if graph is None:
         exit_not_found(f"{tenant}/{run}")
-    typer.echo(json.dumps(graph_document(graph)) if as_json else "\n".join(graph_lines(graph, terminal_width())))
+    typer.echo(json.dumps(graph.document()) if as_json else "\n".join(graph_lines(graph, terminal_width())))
 
 
 @broker_command(app, "list")
@@ -123,7 +123,7 @@ async def list_runs(
     listing = await read_list(client, tenant, _LIST, filters, limit=None if everything else limit, cursor=cursor)
 
     def to_lines(views: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-        return run_table([Run.read(view) for view in views], datetime.now(UTC), terminal_width())
+        return run_table([Run.model_validate(view) for view in views], datetime.now(UTC), terminal_width())
 
     print_list(listing, "runs", to_lines, as_json=as_json)
 
@@ -135,7 +135,6 @@ def _print_outcome(outcome: Outcome, tenant: str, name: str, as_json: bool) -> N
         f"{tenant}/{name}",
         state="" if run is None else f"{run.status}, {run.open_jobs} open",
         explanations=_EXPLANATIONS,
-        document={} if run is None else {"run": run_document(run)},
         has_effect=outcome.name in _WITH_EFFECT,
         as_json=as_json,
     )

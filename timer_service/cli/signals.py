@@ -10,7 +10,7 @@ import typer
 from timer_service.cli.connection import broker_command
 from timer_service.cli.output.lists import ListQuery, print_list, read_list
 from timer_service.cli.output.outcomes import exit_not_found, print_outcome
-from timer_service.cli.output.signals import signal_details, signal_document, signal_table, trigger_text
+from timer_service.cli.output.signals import signal_details, signal_table, trigger_text
 from timer_service.cli.output.table import terminal_width
 from timer_service.cli.parameters import (
     All,
@@ -122,7 +122,7 @@ async def get(client: TimerClient, tenant: Tenant, signal: Name, as_json: AsJson
     found = await client.signals.get(tenant, signal)
     if found is None:
         exit_not_found(f"{tenant}/{signal}")
-    typer.echo(json.dumps(signal_document(found)) if as_json else "\n".join(signal_details(found)))
+    typer.echo(json.dumps(found.document()) if as_json else "\n".join(signal_details(found)))
 
 
 @broker_command(app, "list")
@@ -141,7 +141,7 @@ async def list_signals(
     listing = await read_list(client, tenant, _LIST, filters, limit=None if everything else limit, cursor=cursor)
 
     def to_lines(views: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-        return signal_table([Signal.read(view) for view in views], terminal_width())
+        return signal_table([Signal.model_validate(view) for view in views], terminal_width())
 
     print_list(listing, "signals", to_lines, as_json=as_json)
 
@@ -153,7 +153,6 @@ def _print_outcome(outcome: Outcome, tenant: str, name: str, as_json: bool) -> N
         f"{tenant}/{name}",
         state="" if signal is None else f"{signal.status}, waits for {trigger_text(signal)}",
         explanations=_EXPLANATIONS,
-        document={} if signal is None else {"signal": signal_document(signal)},
         has_effect=outcome.name not in _WITHOUT_EFFECT,
         as_json=as_json,
     )

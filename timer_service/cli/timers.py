@@ -14,7 +14,7 @@ from timer_service.cli.output.lists import ListQuery, print_list, read_list
 from timer_service.cli.output.outcomes import exit_not_found, print_outcome
 from timer_service.cli.output.table import terminal_width
 from timer_service.cli.output.text import format_time
-from timer_service.cli.output.timers import due_time_reached_line, timer_details, timer_document, timer_table
+from timer_service.cli.output.timers import due_time_reached_line, timer_details, timer_table
 from timer_service.cli.parameters import (
     All,
     AsJson,
@@ -105,7 +105,7 @@ async def get(client: TimerClient, tenant: Tenant, call: Call, as_json: AsJson =
     timer = await client.get(tenant, call)
     if timer is None:
         exit_not_found(f"{tenant}/{call}")
-    typer.echo(json.dumps(timer_document(timer)) if as_json else "\n".join(timer_details(timer, datetime.now(UTC))))
+    typer.echo(json.dumps(timer.document()) if as_json else "\n".join(timer_details(timer, datetime.now(UTC))))
 
 
 @broker_command(app, "list")
@@ -129,7 +129,7 @@ async def list_timers(
     listing = await read_list(client, tenant, _LIST, filters, limit=None if everything else limit, cursor=cursor)
 
     def to_lines(views: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-        return timer_table([Timer.read(view) for view in views], datetime.now(UTC), terminal_width())
+        return timer_table([Timer.model_validate(view) for view in views], datetime.now(UTC), terminal_width())
 
     print_list(listing, "timers", to_lines, as_json=as_json)
 
@@ -139,9 +139,7 @@ async def count(client: TimerClient, tenant: Tenant, as_json: AsJson = False) ->
     """Count timers by state."""
     counts = await client.count(tenant)
     if as_json:
-        oldest = {} if counts.oldest_due is None else {"oldestDue": format_time(counts.oldest_due, milliseconds=True)}
-        document = {"counts": dict(counts.by_state), "overdue": counts.overdue, "exact": counts.exact, **oldest}
-        typer.echo(json.dumps(document))
+        typer.echo(json.dumps(counts.document()))
         return
     at_least = "" if counts.exact else " or more"
     for name, number in {**counts.by_state, "overdue": counts.overdue}.items():
@@ -165,7 +163,6 @@ def _print_outcome(outcome: Outcome, tenant: str, call: str, as_json: bool) -> N
         f"{tenant}/{call}",
         state="" if timer is None else f"{timer.state}, due {format_time(timer.due_at)}",
         explanations=_EXPLANATIONS,
-        document={} if timer is None else {"timer": timer_document(timer)},
         has_effect=outcome.name not in _WITHOUT_EFFECT,
         as_json=as_json,
     )

@@ -1,4 +1,4 @@
-"""Timers: `ScheduleTimer` in, `DueTimeReached` out."""
+"""The timers slice: a `ScheduleTimer` command leads to a `DueTimeReached` event at its due time."""
 
 from timer_service.core.slice import Slice
 from timer_service.timers.events import due_time_reached

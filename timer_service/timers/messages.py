@@ -1,4 +1,4 @@
-"""The wire shape of the timers' commands and events."""
+"""Wire models of the commands and events of timers."""
 
 from typing import Annotated, Any, ClassVar
 
@@ -9,18 +9,18 @@ from timer_service.core.instant import Instant
 from timer_service.core.message import Identifier, TenantPayload
 
 Data = Annotated[
-    Any, AfterValidator(check_fits), Field(description="Any JSON, at most 64 KiB; handed back in the event.")
+    Any, AfterValidator(check_fits), Field(description="Any JSON of at most 64 KiB. The event carries it unchanged.")
 ]
 
 
 class TimerPayload(TenantPayload):
-    """A command on one timer."""
+    """The payload of a command on one timer."""
 
     service_call_id: Identifier
 
 
 class ScheduleTimer(TimerPayload):
-    """Publish a `DueTimeReached` at `dueAt`, with `data`. Replaces what was scheduled for the service call before."""
+    """Publish a `DueTimeReached` with `data` at `dueAt`. A newer ScheduleTimer for this service call replaces it."""
 
     type: ClassVar[str] = "ScheduleTimer"
 
@@ -29,19 +29,19 @@ class ScheduleTimer(TimerPayload):
 
 
 class CancelTimer(TimerPayload):
-    """Do not fire the timer, if it has not fired yet. An older ScheduleTimer that is delivered later is ignored too."""
+    """Cancel the timer if it has not fired yet. An older ScheduleTimer that is delivered later is ignored."""
 
     type: ClassVar[str] = "CancelTimer"
 
 
 class RetryTimer(TimerPayload):
-    """Publish the event of a Failed timer at once. All attempts are available again."""
+    """Publish the event of a Failed timer now. The count of attempts starts again at 0."""
 
     type: ClassVar[str] = "RetryTimer"
 
 
 class DueTimeReached(TenantPayload):
-    """The due time of a timer has come. However often it is sent, the envelope id is the same."""
+    """The due time of a timer was reached. If the event is sent more than once, the envelope id is the same."""
 
     type: ClassVar[str] = "DueTimeReached"
 

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import typer
 
@@ -16,17 +16,16 @@ def print_outcome(
     *,
     state: str,
     explanations: Mapping[str, str],
-    document: Mapping[str, Any],
     has_effect: bool,
     as_json: bool,
 ) -> None:
     """Print an outcome. Exits with 1 if the command had no effect.
 
-    `subject` names the timer, signal or run, `state` describes it, and `document` is its JSON. `explanations` has a
-    sentence for the outcomes that need one.
+    `subject` names the timer, signal or run, and `state` describes it. `explanations` has a sentence for the outcomes
+    that need one.
     """
     if as_json:
-        typer.echo(json.dumps({"commandId": outcome.command_id, "outcome": outcome.name, **document}))
+        typer.echo(json.dumps(outcome.document()))
     else:
         reason = f": {explanations[outcome.name]}" if outcome.name in explanations else ""
         described = f" ({state})" if state else ""

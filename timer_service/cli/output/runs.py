@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
-from typing import Any
 
 from timer_service.cli.output.table import Table
 from timer_service.cli.output.text import format_distance, format_time, one_line, style
@@ -22,28 +21,6 @@ _COLOURS = {
     "timed_out_stale": "red",
     "drift_dropped": "red",
 }
-
-
-def run_document(run: Run) -> dict[str, Any]:
-    """Return a run as JSON data with the names of the wire."""
-    fields = {
-        "tenantId": run.tenant,
-        "runId": run.name,
-        "status": run.status,
-        "createdAt": format_time(run.created_at, milliseconds=True),
-        "openJobs": run.open_jobs,
-        "unresolvedGroups": run.unresolved_groups,
-        "settledAt": run.settled_at and format_time(run.settled_at, milliseconds=True),
-        "code": run.code,
-        "path": list(run.path) or None,
-    }
-    return {name: value for name, value in fields.items() if value is not None}
-
-
-def graph_document(graph: RunGraph) -> dict[str, Any]:
-    """Return a run with its jobs as JSON data with the names of the wire."""
-    jobs = [_job_document(job) for job in graph.jobs]
-    return {**run_document(graph.run), "counts": graph.counts, "groups": graph.groups, "jobs": jobs}
 
 
 def run_table(runs: Sequence[Run], now: datetime, width: int | None) -> Iterator[str]:
@@ -121,17 +98,3 @@ def _needs(job: RunJob) -> str:
 
 def _rejection(run: Run) -> str:
     return one_line(f"{run.code}: {' > '.join(run.path)}") if run.code else ""
-
-
-def _job_document(job: RunJob) -> dict[str, Any]:
-    fields = {
-        "name": job.name,
-        "status": job.status,
-        "needs": list(job.needs),
-        "groupName": job.group,
-        "readyAt": job.ready_at and format_time(job.ready_at, milliseconds=True),
-        "settledAt": job.settled_at and format_time(job.settled_at, milliseconds=True),
-        "reason": job.reason,
-        "outputs": job.outputs,
-    }
-    return {name: value for name, value in fields.items() if value is not None}

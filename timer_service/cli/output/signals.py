@@ -3,7 +3,6 @@
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
-from typing import Any
 
 from timer_service.cli.output.table import Table
 from timer_service.cli.output.text import field_lines, format_time, one_line
@@ -11,24 +10,6 @@ from timer_service.client import Signal, SignalStatus
 
 _HEAD = ("SIGNAL", "STATUS", "LAST FIRED", "WAITS FOR (NOTE)")
 _COLOURS: Mapping[str, str] = {SignalStatus.ACTIVE: "green", SignalStatus.FIRED: "yellow", SignalStatus.PAUSED: "red"}
-
-
-def signal_document(signal: Signal) -> dict[str, Any]:
-    """Return a signal as JSON data with the names of the wire."""
-    fields = {
-        "tenantId": signal.tenant,
-        "signalId": signal.name,
-        "status": signal.status,
-        "triggerKind": signal.trigger_kind,
-        "triggerSpec": signal.trigger_spec,
-        "createdAt": format_time(signal.created_at, milliseconds=True),
-        "triggerError": signal.trigger_error,
-        "workItemId": signal.item,
-        "note": signal.note,
-        "lastFiredAt": signal.last_fired_at and format_time(signal.last_fired_at, milliseconds=True),
-        "lastError": signal.last_error,
-    }
-    return {name: value for name, value in fields.items() if value is not None}
 
 
 def signal_details(signal: Signal) -> Iterator[str]:

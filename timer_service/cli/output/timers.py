@@ -14,23 +14,6 @@ _HEAD = ("CALL", "STATE", "DUE", "", "ATTEMPT", "LAST ERROR")
 _COLOURS: Mapping[str, str] = {State.REACHED: "green", State.CANCELLED: "yellow", State.FAILED: "red"}
 
 
-def timer_document(timer: Timer) -> dict[str, Any]:
-    """Return a timer as JSON data with the names of the wire."""
-    fields = {
-        "tenantId": timer.tenant,
-        "serviceCallId": timer.call,
-        "dueAt": format_time(timer.due_at, milliseconds=True),
-        "state": timer.state,
-        "registeredAt": format_time(timer.registered_at, milliseconds=True),
-        "attempt": timer.attempt,
-        "reachedAt": timer.reached_at and format_time(timer.reached_at, milliseconds=True),
-        "lastError": timer.last_error,
-        "correlationId": timer.correlation_id,
-        "data": timer.data,
-    }
-    return {name: value for name, value in fields.items() if value is not None}
-
-
 def timer_details(timer: Timer, now: datetime) -> Iterator[str]:
     """Return a line for each field of a timer."""
     yield f"{timer.tenant}/{timer.call}"

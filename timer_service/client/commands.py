@@ -1,9 +1,9 @@
-"""Sends commands through JetStream and gathers their outcomes through one inbox."""
+"""Publishes commands to JetStream and collects their outcomes in one inbox."""
 
 import asyncio
 import json
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import nats.errors
@@ -11,11 +11,11 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 
 from timer_service.client.errors import CommandError, NoAnswerError
-from timer_service.client.views import Outcome
+from timer_service.client.models import Outcome
 
 _WINDOW = 500
 _BATCH_MESSAGES = 1000  # the server's limit
-_BATCH_BYTES = 8 * 1024 * 1024  # the server holds a batch in memory until it is whole
+_BATCH_BYTES = 8 * 1024 * 1024  # the server holds a batch in memory until it is complete
 _OUTCOME = "outcome"
 _NO_RESPONDERS = "503"
 _ATOMIC_DISABLED = 10174
@@ -24,7 +24,7 @@ Ended = Outcome | CommandError | NoAnswerError
 
 
 class Command(NamedTuple):
-    """One command, ready to be sent."""
+    """A command, ready to publish."""
 
     id: str
     subject: str
@@ -32,15 +32,22 @@ class Command(NamedTuple):
 
 
 class Sender:
-    """Sends commands over one connection."""
+    """Publishes commands over one connection."""
 
     def __init__(self, connection: Client) -> None:
         self._connection = connection
         self._atomic = True
 
-    async def send(self, commands: Sequence[Command], timeout_seconds: float) -> list[Ended]:
-        """Send commands in order; return how each ended."""
-        exchange = _Exchange(self._connection, commands)
+    async def send(
+        self, commands: Sequence[Command], timeout_seconds: float, progress: Callable[[int], object] | None = None
+    ) -> list[Ended]:
+        """Publish commands in order and return how each ended, in the same order.
+
+        `progress` is called with the number of commands that have ended, each time some more have.
+        """
+        if not self._connection.is_connected:
+            return [NoAnswerError("not connected to the broker") for _ in commands]
+        exchange = _Exchange(self._connection, commands, progress)
         reason = f"no outcome within {timeout_seconds} s; the command may be handled later"
         try:
             async with asyncio.timeout(timeout_seconds):
@@ -57,46 +64,50 @@ class Sender:
         return exchange.endings(reason)
 
     async def _publish(self, exchange: "_Exchange", commands: Sequence[Command]) -> None:
-        """Publish as an atomic batch; where the stream refuses that, in windows of single messages.
+        """Publish an atomic batch or, if the stream refuses batches, single messages in windows.
 
-        Whether the stream allows it is found out by trying: whoever may publish may not be permitted to look at it.
+        The client tries because it may lack the permission to read the configuration of the stream.
         """
         if self._atomic and len(commands) > 1:
             acknowledged = await exchange.publish_batch(commands)
             if "batch" in acknowledged:
                 return
-            # Not allowed here, or a server too old to notice; any other error is about these commands only.
+            # Stop trying if batches are disabled or the server is too old. Other errors are about these commands only.
             self._atomic = acknowledged.get("error", {}).get("err_code", _ATOMIC_DISABLED) != _ATOMIC_DISABLED
         for start in range(0, len(commands), _WINDOW):
             await exchange.publish_each(commands[start : start + _WINDOW])
 
 
 class _Exchange:
-    """Some commands on their way, with what came back for them."""
+    """Published commands that wait for their acknowledgements and outcomes."""
 
-    def __init__(self, connection: Client, commands: Sequence[Command]) -> None:
+    def __init__(
+        self, connection: Client, commands: Sequence[Command], progress: Callable[[int], object] | None
+    ) -> None:
         self._connection = connection
         self._commands = commands
+        self._progress = progress
+        self._ended = 0
         self._inbox = connection.new_inbox()
-        self._interest: Any = None
+        self._subscription: Any = None
         loop = asyncio.get_running_loop()
         self._ends: dict[str, asyncio.Future[Ended]] = {each.id: loop.create_future() for each in commands}
         self._acknowledged: dict[str, asyncio.Future[Mapping[str, Any]]] = {}
 
     async def open(self) -> None:
-        """Begin to listen."""
-        # No limits of the client's own: it would drop what exceeds them.
-        self._interest = await self._connection.subscribe(
+        """Subscribe to the inbox."""
+        # Without limits on pending messages, because the driver drops messages above them.
+        self._subscription = await self._connection.subscribe(
             f"{self._inbox}.*", cb=self._receive, pending_msgs_limit=0, pending_bytes_limit=0
         )
 
     async def close(self) -> None:
-        """Stop listening."""
-        if self._interest is not None and not self._connection.is_closed:
-            await self._interest.unsubscribe()
+        """Unsubscribe from the inbox."""
+        if self._subscription is not None and not self._connection.is_closed:
+            await self._subscription.unsubscribe()
 
     async def publish_batch(self, commands: Sequence[Command]) -> Mapping[str, Any]:
-        """Publish an atomic batch; return its acknowledgement."""
+        """Publish an atomic batch and return its acknowledgement."""
         *body, last = commands
         batch_id = secrets.token_hex(8)
         for sequence, command in enumerate(body, 1):
@@ -109,7 +120,7 @@ class _Exchange:
         return await (await self._publish_acknowledged(last, closing))
 
     async def publish_each(self, commands: Sequence[Command]) -> None:
-        """Publish a window of single messages; those the stream refuses have ended."""
+        """Publish single messages. A command that the stream refuses ends with `NoAnswerError`."""
         window = [(command, await self._publish_acknowledged(command, {})) for command in commands]
         for command, acknowledged in window:
             if "error" in (answer := await acknowledged):
@@ -120,7 +131,7 @@ class _Exchange:
         await asyncio.gather(*self._ends.values())
 
     def endings(self, otherwise: str) -> list[Ended]:
-        """Return how each command ended; `otherwise` says why the rest has not."""
+        """Return how each command ended. Commands without an outcome end with `NoAnswerError(otherwise)`."""
         return [
             self._ends[each.id].result() if _is_done(self._ends[each.id]) else NoAnswerError(otherwise)
             for each in self._commands
@@ -143,14 +154,15 @@ class _Exchange:
             self._acknowledge(token, message)
             return
         reply = json.loads(message.data)
-        self._end(reply["commandId"], CommandError.read(reply["error"]) if "error" in reply else Outcome.read(reply))
+        ended = CommandError.read(reply["error"]) if "error" in reply else Outcome.model_validate(reply)
+        self._end(reply["commandId"], ended)
 
     def _acknowledge(self, command_id: str, message: Msg) -> None:
         waiting = self._acknowledged.pop(command_id, None)
         if waiting is None or waiting.done():
             return
         if message.headers and message.headers.get("Status") == _NO_RESPONDERS:
-            waiting.set_result({"error": {"description": "no stream takes commands: is the service running there?"}})
+            waiting.set_result({"error": {"description": "no stream accepts commands here; is timer-service running?"}})
         else:
             waiting.set_result(json.loads(message.data))
 
@@ -158,6 +170,9 @@ class _Exchange:
         waiting = self._ends.get(command_id)
         if waiting is not None and not waiting.done():
             waiting.set_result(ended)
+            self._ended += 1
+            if self._progress is not None:
+                self._progress(self._ended)
 
 
 def _is_done(future: asyncio.Future[Ended]) -> bool:

@@ -1,4 +1,7 @@
-"""What work signals promise, as anybody who sends commands and reads events sees it."""
+"""The commands and events of work signals, as a user sees them.
+
+Each test runs on the slice in this process and on the real service, on every store.
+"""
 
 import json
 from typing import Any
@@ -14,11 +17,11 @@ WAITING: dict[str, Any] = {"workItemId": "item-1", "triggerKind": "event", "trig
 LONG_AGO = "2020-01-01T00:00:00Z"
 
 
-# The source's own plan
+# From a transition to its event
 
 
 async def test_fires_when_its_item_is_blocked(signals: SignalConversation) -> None:
-    """Create a work item and a signal, come to blocked: one event, one task, and the signal has fired."""
+    """When a work item is blocked, its signal fires: one event, one task, and the status `fired`."""
     await signals.request("CreateWorkItem", workItemId="item-1", status="doing")
     await signals.create()
     message_id = f"{signals.tenant}-command-3"
@@ -34,7 +37,7 @@ async def test_fires_when_its_item_is_blocked(signals: SignalConversation) -> No
 
 
 async def test_event(signals: SignalConversation) -> None:
-    """The event is what the contract says, to the last field, and says what caused it."""
+    """The event has every field of the contract and nothing else, and names its cause."""
     await signals.create()
     await signals.transition(
         eventId="event-1",
@@ -66,20 +69,20 @@ async def test_event(signals: SignalConversation) -> None:
     }
 
 
-# What fires
+# Triggers
 
 
 @pytest.mark.parametrize("status", ["blocked", "  Blocked ", "BLOCKED"])
-async def test_statuses_match_however_they_are_written(signals: SignalConversation, status: str) -> None:
-    """Spaces around a status and its case do not matter, neither the transition's nor the trigger's."""
+async def test_statuses_match_in_any_case(signals: SignalConversation, status: str) -> None:
+    """Case and spaces around a status do not matter, in the transition and in the trigger."""
     await signals.create("mine", triggerSpec={"kind": "work_item.status.transition", "to": ["done", " bLocked"]})
     await signals.transition(status)
     await signals.run()
     assert signals.fired() == ["mine"]
 
 
-async def test_what_does_not_match_fires_nothing(signals: SignalConversation) -> None:
-    """Another status, another work item and another tenant's work item leave a signal as it is."""
+async def test_other_transitions_fire_nothing(signals: SignalConversation) -> None:
+    """A transition to another status, of another work item or of another tenant does not fire the signal."""
     await signals.create()
     await signals.transition("done")
     await signals.transition(item="item-2")
@@ -89,8 +92,8 @@ async def test_what_does_not_match_fires_nothing(signals: SignalConversation) ->
     assert await signals.firings_of() == []
 
 
-async def test_only_what_happens_from_its_creation_on(signals: SignalConversation) -> None:
-    """A transition before the signal does not fire it; the next one does, and only once."""
+async def test_only_transitions_after_the_creation_count(signals: SignalConversation) -> None:
+    """A transition before the signal does not fire it. Of the later transitions only the first fires it."""
     await signals.transition(eventId="before")
     await signals.create()
     await signals.transition(eventId="after")
@@ -101,14 +104,14 @@ async def test_only_what_happens_from_its_creation_on(signals: SignalConversatio
 
 
 async def test_past_instant_fires_at_once(signals: SignalConversation) -> None:
-    """An instant that has passed already fires with the next tick."""
+    """A signal with a past instant fires in the next tick."""
     await signals.remind(iso(signals.now() - 1))
     await signals.run()
     assert signals.fired() == ["signal-1"]
 
 
 async def test_instant(signals: SignalConversation) -> None:
-    """A signal that waits for an instant fires at it and never before, without a work item or a task."""
+    """A signal that waits for an instant fires at that instant and not before, without a work item or a task."""
     due = signals.now() + 200
     await signals.remind(iso(due))
     await signals.until(due)
@@ -119,7 +122,7 @@ async def test_instant(signals: SignalConversation) -> None:
 
 
 async def test_many_signals_on_one_work_item(signals: SignalConversation) -> None:
-    """However many signals wait for a work item, one transition fires each of them once, with a task of its own."""
+    """One transition fires all signals that wait for the work item, each once and with its own task."""
     names = [f"signal-{number:03}" for number in range(200)]
     for name in names:
         signals.send("CreateWorkSignal", signalId=name, **WAITING)
@@ -143,7 +146,7 @@ INVALID: list[tuple[str, dict[str, Any], str]] = [
 
 
 async def test_invalid_trigger_is_kept_and_never_fires(signals: SignalConversation) -> None:
-    """A trigger that can't be read is kept as it is; its view says why, and its outcome tells."""
+    """An invalid trigger is stored. The view shows the reason, and the outcome is `created_invalid`."""
     for number, (kind, spec, _) in enumerate(INVALID):
         reply = await signals.create(f"signal-{number}", triggerKind=kind, triggerSpec=spec)
         assert reply["outcome"] == "created_invalid"
@@ -156,17 +159,17 @@ async def test_invalid_trigger_is_kept_and_never_fires(signals: SignalConversati
 
 
 async def test_transition_trigger_needs_a_work_item(signals: SignalConversation) -> None:
-    """A signal that waits for a transition of no work item says so and never fires."""
+    """A signal that waits for a transition without a work item has a trigger error."""
     await signals.create(item=None)
     view = await signals.ask("get-signal", signalId="signal-1")
-    assert view["triggerError"] == "workItemId: is needed by this kind of trigger"
+    assert view["triggerError"] == "workItemId: required by this kind of trigger"
 
 
-# Commands, again and out of order
+# Repeated and late commands
 
 
-async def test_transition_told_again_makes_one_firing(signals: SignalConversation) -> None:
-    """A transition of an event id that is known counts once, before its signal has fired and after."""
+async def test_repeated_transition_makes_one_firing(signals: SignalConversation) -> None:
+    """A transition with a known event id counts once, before its signal has fired and after."""
     await signals.create()
     for status in ("blocked", "blocked", "done"):
         await signals.transition(status, eventId="event-1")
@@ -178,7 +181,7 @@ async def test_transition_told_again_makes_one_firing(signals: SignalConversatio
 
 
 async def test_transition_before_its_signal(signals: SignalConversation) -> None:
-    """A transition that is delivered before the older command that creates its signal fires it all the same."""
+    """A transition fires a signal even if the older CreateWorkSignal is delivered after it."""
     signals.send("CreateWorkSignal", signalId="signal-1", **WAITING)
     signals.send("TransitionWorkItem", workItemId="item-1", to="blocked")
     await signals.deliver_reversed()
@@ -195,7 +198,7 @@ async def test_transition_before_its_signal(signals: SignalConversation) -> None
     ],
 )
 async def test_command_before_its_signal(signals: SignalConversation, verb: str, outcome: str, status: str) -> None:
-    """A newer command that comes before the one that creates its signal is not undone by that."""
+    """A newer command that is delivered before its CreateWorkSignal keeps its effect."""
     signals.send("CreateWorkSignal", signalId="signal-1", **WAITING)
     signals.send(f"{verb}WorkSignal", signalId="signal-1")
     await signals.deliver_reversed()
@@ -206,8 +209,8 @@ async def test_command_before_its_signal(signals: SignalConversation, verb: str,
     assert signals.outcomes() == sorted([outcome, "not_found", "transitioned"])
 
 
-async def test_older_transition_counts_but_does_not_set_the_status(signals: SignalConversation) -> None:
-    """A transition that is delivered late fires what waits for it, and its outcome says that a newer status stays."""
+async def test_late_transition_counts_but_does_not_set_the_status(signals: SignalConversation) -> None:
+    """A late transition fires signals, but the newer status stays. Its outcome is `recorded`."""
     await signals.create()
     signals.send("TransitionWorkItem", workItemId="item-1", to="blocked")
     signals.send("TransitionWorkItem", workItemId="item-1", to="done")
@@ -216,11 +219,11 @@ async def test_older_transition_counts_but_does_not_set_the_status(signals: Sign
     assert (signals.fired(), signals.outcomes()) == (["signal-1"], ["created", "recorded", "transitioned"])
 
 
-# The life of a signal
+# States and outcomes
 
 
-async def test_paused_signal_waits_for_what_comes_after(signals: SignalConversation) -> None:
-    """What happens while a signal is paused does not fire it; once it is active again the next transition does."""
+async def test_paused_signal_ignores_transitions(signals: SignalConversation) -> None:
+    """A transition during a pause does not fire the signal. The next transition after the activation does."""
     await signals.create()
     await signals.about("Pause")
     await signals.transition(eventId="while paused")
@@ -233,7 +236,7 @@ async def test_paused_signal_waits_for_what_comes_after(signals: SignalConversat
 
 
 async def test_fired_signal_can_fire_again(signals: SignalConversation) -> None:
-    """A fired signal that is activated fires once more, on the next transition, under another id."""
+    """A fired signal that is activated fires again on the next transition, with another event id."""
     await signals.create()
     await signals.transition()
     await signals.run()
@@ -246,7 +249,7 @@ async def test_fired_signal_can_fire_again(signals: SignalConversation) -> None:
 
 
 OUTCOMES = {
-    # status today -> outcome of Create (the same), Create (another), Pause, Activate, Cancel, Resolve
+    # status before -> outcome of Create (the same), Create (another), Pause, Activate, Cancel, Resolve
     "none": ["created", "created", "not_found", "not_found", "not_found", "not_found"],
     "active": ["unchanged", "exists", "paused", "unchanged", "cancelled", "resolved"],
     "paused": ["unchanged", "exists", "unchanged", "activated", "cancelled", "resolved"],
@@ -275,7 +278,7 @@ async def bring_to(signals: SignalConversation, status: str, signal: str) -> Non
 
 
 async def test_every_outcome(signals: SignalConversation) -> None:
-    """Each command on a signal in each status ends as the table of docs/signals.md says, and is told on request."""
+    """Each command on a signal in each status has the outcome in the table of docs/signals.md."""
     found: dict[str, list[str]] = {status: [] for status in OUTCOMES}
     for status in OUTCOMES:
         for name in COMMANDS:
@@ -293,7 +296,7 @@ async def test_every_outcome(signals: SignalConversation) -> None:
 
 
 async def test_reply_shows_the_signal(signals: SignalConversation) -> None:
-    """A reply carries the signal as it stands now; one about a work item or an unknown signal carries none."""
+    """A reply has the signal after the command. A reply about a work item or an unknown signal has none."""
     created = await signals.create(note="mind the gap")
     moved = await signals.transition()
     unknown = await signals.about("Pause", "nobody")
@@ -326,11 +329,11 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
 
 
 async def test_wrong_field(signals: SignalConversation) -> None:
-    """A command with a wrong field is rejected with the field's name, and kept."""
+    """A command with an invalid field is rejected with the name of the field, and becomes a dead letter."""
     for message_type, fields, _ in WRONG:
         await signals.request(message_type, **fields)
     await signals.run()
-    told = [[each["path"] for each in event["payload"]["errors"]] for event in signals.events_of("CommandRejected")]
-    for paths, (_, _, path) in zip(told, WRONG, strict=True):
+    found = [[each["path"] for each in event["payload"]["errors"]] for event in signals.events_of("CommandRejected")]
+    for paths, (_, _, path) in zip(found, WRONG, strict=True):
         assert path in paths
     assert len(await signals.dead_letters()) == len(WRONG)
