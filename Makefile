@@ -8,8 +8,11 @@ SOURCES := timer_service tests benchmarks contracts docs/examples
 # The tests start the service hundreds of times, so Python must be allowed to cache its compiled files.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: run test soak soak-short check format contracts bench clean
+.PHONY: help run test soak soak-short check format contracts bench clean
 .DEFAULT_GOAL := run
+
+help:  ## List these targets.
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 run: $(VENV)/.run  ## Start NATS, SQLite and the service; show a timer firing; keep serving.
 	@$(BIN)/timer-service dev --demo

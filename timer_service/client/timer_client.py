@@ -149,6 +149,10 @@ class TimerClient:
         """Count the timers of a tenant by state. Raises `QueryError` if the service cannot answer."""
         return Counts.model_validate(await self._connection.ask(tenant, "count-timers", {}, timeout_seconds))
 
+    async def query(self, tenant: str, name: str, request: Mapping[str, Any], *, timeout_seconds: float = 10) -> Any:
+        """Return the reply to any query, in the form of contracts/README.md. Raises `QueryError`."""
+        return await self._connection.ask(tenant, name, request, timeout_seconds)
+
     def watch(self, tenant: str = "*") -> AsyncIterator[dict[str, Any]]:
         """Iterate over the `DueTimeReached` events of a tenant, or of all tenants.
 
