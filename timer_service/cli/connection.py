@@ -4,7 +4,6 @@ import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Annotated, Any
-from urllib.parse import urlsplit
 
 import typer
 
@@ -12,6 +11,7 @@ from timer_service.app.login import nats_login
 from timer_service.cli.dev_server import find_dev_server
 from timer_service.cli.process import run_async
 from timer_service.client import NoAnswerError, TimerClient
+from timer_service.client.connection import url_without_login
 from timer_service.config import Config, load_config
 from timer_service.core.errors import StartError
 
@@ -83,16 +83,8 @@ async def open_client(config: Config) -> AsyncIterator[TimerClient]:
                 )
             )
         except NoAnswerError as error:
-            reason = str(error.__cause__ or error) or type(error.__cause__).__name__
-            url = url_without_login(config.broker_url)
-            raise NoAnswerError(f"cannot connect to the broker at {url}: {reason}. {_REMEDY}") from error
+            raise NoAnswerError(f"{error}. {_REMEDY}") from error
         yield client
-
-
-def url_without_login(urls: str) -> str:
-    """Return broker URLs without the user and password that they may contain."""
-    parts = (urlsplit(url) for url in urls.split(","))
-    return ",".join(each._replace(netloc=each.netloc.rpartition("@")[2]).geturl() for each in parts)
 
 
 def _config_for(server: str) -> Config:

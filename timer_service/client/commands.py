@@ -154,7 +154,7 @@ class _Exchange:
             self._acknowledge(token, message)
             return
         reply = json.loads(message.data)
-        ended = CommandError.read(reply["error"]) if "error" in reply else Outcome.model_validate(reply)
+        ended = CommandError.read(reply["error"]) if "error" in reply else Outcome.read(reply)
         self._end(reply["commandId"], ended)
 
     def _acknowledge(self, command_id: str, message: Msg) -> None:

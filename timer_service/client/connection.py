@@ -5,6 +5,7 @@ import json
 import secrets
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
+from urllib.parse import urlsplit
 
 import nats.errors
 from nats.aio.client import Client
@@ -125,3 +126,9 @@ class Connection:
             if not self._client.is_closed:
                 await subscription.unsubscribe()
         raise NoAnswerError("the connection to the broker has ended; events may be missing from here on")
+
+
+def url_without_login(urls: str) -> str:
+    """Return broker URLs, with commas between them, without the user and the password that they may contain."""
+    parts = (urlsplit(url) for url in urls.split(","))
+    return ",".join(each._replace(netloc=each.netloc.rpartition("@")[2]).geturl() for each in parts)

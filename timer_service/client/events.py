@@ -17,7 +17,7 @@ class Events:
         """Iterate over the buried events of a tenant, oldest first."""
         check_tenant(tenant)
         views = self._connection.pages(tenant, "list-buried-events", {}, "events", timeout_seconds)
-        return (BuriedEvent.model_validate(view) async for view in views)
+        return (BuriedEvent.read(view) async for view in views)
 
     async def retry(self, tenant: str, event_id: str, *, timeout_seconds: float = 10) -> Outcome:
         """Publish a buried event again, under the same id."""

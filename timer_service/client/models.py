@@ -3,10 +3,12 @@
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from enum import StrEnum
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, NamedTuple, Self
 
-from pydantic import BaseModel, ConfigDict, Field, PlainSerializer
+from pydantic import BaseModel, ConfigDict, Field, PlainSerializer, ValidationError
 from pydantic.alias_generators import to_camel
+
+from timer_service.client.errors import TimerServiceError
 
 
 def _iso(at: datetime) -> str:
@@ -21,6 +23,14 @@ class View(BaseModel):
     """A value that the service returned. Fields that a newer service adds are ignored."""
 
     model_config = ConfigDict(alias_generator=to_camel, validate_by_name=True, frozen=True, extra="ignore")
+
+    @classmethod
+    def read(cls, answer: Mapping[str, Any]) -> Self:
+        """Return the value in an answer of the service. Raises `TimerServiceError` if the answer has another form."""
+        try:
+            return cls.model_validate(answer)
+        except ValidationError as error:
+            raise TimerServiceError(f"the service sent an answer that this client cannot read: {error}") from error
 
     def document(self) -> dict[str, Any]:
         """Return the value as JSON data with the names of the wire, without fields that have their default."""

@@ -58,12 +58,12 @@ class Runs:
         question: dict[str, Any] = {"runId": check_identifier("run", run)}
         jobs: dict[str, RunJob] = {}
         while (page := await self._connection.find(tenant, "get-run", question, timeout_seconds)) is not None:
-            for job in map(RunJob.model_validate, page["jobs"]):
+            for job in map(RunJob.read, page["jobs"]):
                 known = jobs.get(job.name)  # the needs of one job can continue on the next page
                 needs = job.needs if known is None else [*known.needs, *job.needs]
                 jobs[job.name] = job.model_copy(update={"needs": needs})
             if "cursor" not in page:
-                return RunGraph(Run.model_validate(page), page["counts"], page["groups"], [*jobs.values()])
+                return RunGraph(Run.read(page), page["counts"], page["groups"], [*jobs.values()])
             question["cursor"] = page["cursor"]
         return None
 
@@ -72,7 +72,7 @@ class Runs:
         check_tenant(tenant)
         question = {} if status is None else {"status": check_choice("status", status, RunStatus)}
         views = self._connection.pages(tenant, "list-runs", question, "runs", timeout_seconds)
-        return (Run.model_validate(view) async for view in views)
+        return (Run.read(view) async for view in views)
 
     def watch(self, tenant: str = "*") -> AsyncIterator[dict[str, Any]]:
         """Iterate over `JobReady` events from now on, of a tenant or of all. See `TimerClient.watch`.

@@ -67,7 +67,7 @@ class Signals:
         """Return a signal, or None if it does not exist."""
         question = {"signalId": check_identifier("signal", signal)}
         view = await self._connection.find(tenant, "get-signal", question, timeout_seconds)
-        return None if view is None else Signal.model_validate(view)
+        return None if view is None else Signal.read(view)
 
     def list(
         self, tenant: str, *, status: str | None = None, item: str | None = None, timeout_seconds: float = 10
@@ -80,7 +80,7 @@ class Signals:
         if item is not None:
             question["workItemId"] = check_identifier("item", item)
         views = self._connection.pages(tenant, "list-signals", question, "signals", timeout_seconds)
-        return (Signal.model_validate(view) async for view in views)
+        return (Signal.read(view) async for view in views)
 
     def watch(self, tenant: str = "*") -> AsyncIterator[dict[str, Any]]:
         """Iterate over `work.signal.fired` events from now on, of a tenant or of all. See `TimerClient.watch`."""

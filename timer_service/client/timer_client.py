@@ -10,7 +10,7 @@ from nats.aio.client import Client
 
 from timer_service.client.checks import check_choice, check_identifier, check_tenant, wire_instant
 from timer_service.client.commands import Ended
-from timer_service.client.connection import Connection
+from timer_service.client.connection import Connection, url_without_login
 from timer_service.client.errors import NoAnswerError
 from timer_service.client.events import Events
 from timer_service.client.models import UNSET, Counts, NewTimer, Outcome, State, Timer
@@ -68,7 +68,7 @@ class TimerClient:
             )
         except (nats.errors.Error, OSError) as error:
             reason = str(error) or type(error).__name__
-            raise NoAnswerError(f"cannot connect to the broker at {url}: {reason}") from error
+            raise NoAnswerError(f"cannot connect to the broker at {url_without_login(url)}: {reason}") from error
         client.options["max_reconnect_attempts"] = -1
         try:
             yield cls(connection)
@@ -118,7 +118,7 @@ class TimerClient:
     async def get(self, tenant: str, call: str, *, timeout_seconds: float = 10) -> Timer | None:
         """Return a timer, or None if it does not exist. Raises `QueryError` if the service cannot answer."""
         view = await self._connection.find(tenant, "get-timer", _call_field(call), timeout_seconds)
-        return None if view is None else Timer.model_validate(view)
+        return None if view is None else Timer.read(view)
 
     def list(
         self,
@@ -143,11 +143,11 @@ class TimerClient:
         if due_after is not None:
             question["dueAfter"] = wire_instant("due_after", due_after)
         views = self._connection.pages(tenant, "list-timers", question, "timers", timeout_seconds)
-        return (Timer.model_validate(view) async for view in views)
+        return (Timer.read(view) async for view in views)
 
     async def count(self, tenant: str, *, timeout_seconds: float = 10) -> Counts:
         """Count the timers of a tenant by state. Raises `QueryError` if the service cannot answer."""
-        return Counts.model_validate(await self._connection.ask(tenant, "count-timers", {}, timeout_seconds))
+        return Counts.read(await self._connection.ask(tenant, "count-timers", {}, timeout_seconds))
 
     async def query(self, tenant: str, name: str, request: Mapping[str, Any], *, timeout_seconds: float = 10) -> Any:
         """Return the reply to any query, in the form of contracts/README.md. Raises `QueryError`."""

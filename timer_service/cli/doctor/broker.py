@@ -13,12 +13,12 @@ from nats.aio.client import Client
 from timer_service.adapters.nats.durable import DURABLE
 from timer_service.adapters.nats.subjects import Subjects
 from timer_service.app.login import nats_login
-from timer_service.cli.connection import url_without_login
 from timer_service.cli.doctor.clocks import check_broker_clock
 from timer_service.cli.doctor.consumer import check_consumer
 from timer_service.cli.doctor.finding import Finding, Status
 from timer_service.cli.doctor.permissions import check_permissions, needed_publishes
 from timer_service.cli.doctor.streams import check_missing_stream, check_stream
+from timer_service.client.connection import url_without_login
 from timer_service.config import Config
 from timer_service.core.errors import StartError
 from timer_service.core.message import Kind
