@@ -54,3 +54,5 @@ work item     something that belongs to a user and has a status
 
 Instants are `int` Unix milliseconds named `*_at`; durations are `timedelta`. On the wire both are ISO 8601.
 """
+
+__version__ = "0.1.0"

@@ -63,7 +63,7 @@ def promised_run_orders(draw: st.DrawFn, history: Sequence[Sent]) -> list[int]:
 
 def ends_of_runs(model: RunsModel) -> dict[RunName, Any]:
     """Return what does not depend on the order of delivery: what runs and jobs ended as, and what was said of that."""
-    told = {each for each in model.announced if each.type != "JobReady"}
+    told = {each for each in model.expected_events if each.type != "JobReady"}
     return {
         name: (
             run.status,

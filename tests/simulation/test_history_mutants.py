@@ -27,7 +27,7 @@ from tests.simulation.ways import (
 from timer_service.core.message import Position
 from timer_service.runs import events, rules, run
 from timer_service.runs.draft import Draft
-from timer_service.signals import firing_worker, firings, signals, state
+from timer_service.signals import batch, firing_worker, firings, signal
 from timer_service.signals.messages import Outcome
 
 Mutate = Callable[[pytest.MonkeyPatch], None]
@@ -46,24 +46,24 @@ _FIND = settings(
 
 def r1_count_of_a_group_not_written(patch: pytest.MonkeyPatch) -> None:
     """A job that waited for a group goes on to wait for it once it is resolved."""
-    count = Draft._count
+    count = Draft._change_counts
 
     def count_no_less(self: Draft, needs: Counter[str], groups: Counter[str], command: Any) -> None:
         count(self, needs, +groups, command)
 
-    patch.setattr(Draft, "_count", count_no_less)
+    patch.setattr(Draft, "_change_counts", count_no_less)
 
 
 def r2_too_many_judged_after_filtering(patch: pytest.MonkeyPatch) -> None:
     """Of many signals those that this batch has changed are left out before they are counted."""
 
-    def waiting_for(self: state.State, item: Any) -> list[Any] | None:
+    def waiting_for(self: batch.Batch, item: Any) -> list[Any] | None:
         mine = [self.signals[key] for key in self.signals_of.get(item, ())]
         waiting = [each for each in self.loaded.waiting.get(item, ()) if each.key not in self.signals]
-        waiting += [each for each in mine if each.standing.waits and each.item == item]
-        return waiting if len(waiting) <= state.AT_ONCE else None
+        waiting += [each for each in mine if each.state.is_active and each.item == item]
+        return waiting if len(waiting) <= batch.MAX_INLINE_SIGNALS else None
 
-    patch.setattr(state.State, "waiting_for", waiting_for)
+    patch.setattr(batch.Batch, "waiting_for", waiting_for)
 
 
 def r3_stale_before_the_backlog(patch: pytest.MonkeyPatch) -> None:
@@ -77,29 +77,29 @@ def r3_stale_before_the_backlog(patch: pytest.MonkeyPatch) -> None:
 
 def r4_late_commands_ignored(patch: pytest.MonkeyPatch) -> None:
     """A refused command is newer than one that was not handled yet, and undoes it."""
-    apply = signals.apply_command
+    apply = signal.apply_command
 
     def apply_newest(signal: Any, command: Any, now: int) -> Any:
         if signal is not None and signal.history.steps and command.step.position < signal.history.steps[-1].position:
             return signal, Outcome.IGNORED_STALE
         return apply(signal, command, now)
 
-    patch.setattr(state, "apply_command", apply_newest)
+    patch.setattr(batch, "apply_command", apply_newest)
 
 
 def r8_unknown_dropped_jobs_forgotten(patch: pytest.MonkeyPatch) -> None:
     """Names of dropped jobs count only where the jobs are known."""
-    still_early = run._Changes._still_early
+    still_early = run._CommandApplier._part_to_keep
 
     def still_early_itself(self: Any, report: Any, command: Any) -> Any:
         return None if report.job_name in self.draft.jobs else still_early(self, report, command)
 
-    patch.setattr(run._Changes, "_still_early", still_early_itself)
+    patch.setattr(run._CommandApplier, "_part_to_keep", still_early_itself)
 
 
 def r9_tombstone_keeps_nothing(patch: pytest.MonkeyPatch) -> None:
     """Commands on a run that was cancelled before it was started are refused."""
-    patch.setattr(run._Changes, "_is_early", lambda self, _: self.draft.run.status is None)
+    patch.setattr(run._CommandApplier, "_is_early", lambda self, _: self.draft.run.status is None)
 
 
 def r10_firing_named_without_its_signal_s_creation(patch: pytest.MonkeyPatch) -> None:
@@ -129,32 +129,32 @@ def pending_commands_unsorted(patch: pytest.MonkeyPatch) -> None:
 
     def apply_pending(self: Any, positions: Any) -> None:
         pending = {at: each.command for at, each in self.draft.pending.items() if at in positions}
-        self.draft.forget(list(pending))
+        self.draft.remove_pending(list(pending))
         for command in pending.values():
             self.apply(command)
 
-    patch.setattr(run._Changes, "_apply_pending", apply_pending)
+    patch.setattr(run._CommandApplier, "_apply_pending", apply_pending)
 
 
 def tombstone_goes_back(patch: pytest.MonkeyPatch) -> None:
     """A tombstone stands where the last CancelRun delivered stands, and not the newest."""
-    cancel = run._Changes._cancel_unknown
+    cancel = run._CommandApplier._cancel_unstarted
 
     def cancel_unknown(self: Any, position: Position) -> Any:
         self.draft.run = self.draft.run._replace(since=min(position, self.draft.run.since))
         return cancel(self, position)
 
-    patch.setattr(run._Changes, "_cancel_unknown", cancel_unknown)
+    patch.setattr(run._CommandApplier, "_cancel_unstarted", cancel_unknown)
 
 
 def cancelled_is_as_good_as_success(patch: pytest.MonkeyPatch) -> None:
     """Only `failed` skips what needs it."""
-    patch.setattr(rules, "skips", lambda if_failed, upstream: upstream.status == "failed" and if_failed == "skip")
+    patch.setattr(rules, "causes_skip", lambda if_failed, upstream: upstream.status == "failed" and if_failed == "skip")
 
 
 def signals_never_looked_back(patch: pytest.MonkeyPatch) -> None:
     """Transitions of the same batch that are newer than a signal, and yet came before it, do not fire it."""
-    patch.setattr(state, "_look_back", lambda current, _signal, _now: current)
+    patch.setattr(batch, "_reevaluate_newer_transitions", lambda current, _signal, _now: current)
 
 
 # Not here: R5 (bytes of names in JobReady), R6 (many ResolveGroup in one batch), R7 (bytes of pending commands)
