@@ -251,7 +251,7 @@ async def test_hints_that_are_denied_cost_punctuality_only(tmp_path: Path, datab
 
 async def test_denied_anew_after_a_reconnect(tmp_path: Path) -> None:
     """What the service may not do is told by its readiness, and again after a reconnect."""
-    fenced = CONFIG.replace('      "timer.qry.v1.*.*"\n      # Wake hints', "      # Wake hints")
+    fenced = CONFIG.replace('      "timer.qry.v1.*.*"\n', "")
     login = {"TIMER_NATS_USER": "timer-service", "TIMER_NATS_PASSWORD": PASSWORDS["TIMER_SERVICE_PASSWORD"]}
     denied = "; `timer-service doctor` names every missing permission"
     async with NatsServer(tmp_path / "nats", config=fenced, **PASSWORDS) as broker:

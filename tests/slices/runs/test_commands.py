@@ -435,3 +435,14 @@ async def test_ten_thousand_jobs(runs: RunConversation) -> None:
     assert len(await runs.ready()) == layer + 1
     await runs.report("failed", "j0050")
     assert (await runs.ask("get-run", runId="run-1", limit=1))["counts"]["skipped"] > 8000
+
+
+async def test_equal_graphs(runs: RunConversation) -> None:
+    """The order of jobs, needs and groups, and the form of a need do not matter. A null payload is not no payload."""
+    lint, test = {"name": "lint"}, {"name": "test", "needs": ["lint", {"group": "more"}]}
+    await runs.request("StartRun", jobs=[lint, test], groups=["more", "others"])
+    same = {"name": "test", "needs": [{"group": "more", "ifFailed": "skip"}, {"job": "lint"}]}
+    again = await runs.request("StartRun", jobs=[same, lint], groups=["others", "more"])
+    assert again["outcome"] == "unchanged"
+    other = await runs.request("StartRun", jobs=[{**lint, "payload": None}, test], groups=["more", "others"])
+    assert other["outcome"] == "exists"

@@ -3,7 +3,7 @@
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -12,7 +12,9 @@ import pytest
 from tests.harness.clock import ManualClock
 from tests.harness.runs import Runs, jobs
 from timer_service.adapters.memory import MemoryBroker
-from timer_service.core.database import Database
+from timer_service.core import outbox
+from timer_service.core.database import Database, Transaction
+from timer_service.core.message import Event
 
 MIB = 1024 * 1024
 
@@ -111,3 +113,23 @@ async def test_deep_cascade(runs: Runs) -> None:
     await runs.start({name: [chain[at - 1]] if at else [] for at, name in enumerate(chain)})
     await runs.report("failed", chain[0])
     assert (len(await runs.skipped()), await runs.completed()) == (199, ["failed"])
+
+
+async def test_large_payloads_of_ready_jobs(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+    """When one report makes 300 jobs with large payloads ready, their events are added in parts of a few MiB."""
+    sizes: list[int] = []
+    add = outbox.add
+
+    async def measure(tx: Transaction, events: Collection[Event], now: int) -> None:
+        sizes.append(sum(len(json.dumps(event.payload)) for event in events))
+        await add(tx, events, now)
+
+    await runs.start({"seed": []}, *(f"group-{number}" for number in range(30)))
+    for number in range(30):
+        graph = {f"job-{number}-{index}": ["seed"] for index in range(10)}
+        members = jobs(graph, payload="x" * 60_000)
+        await runs.request("ResolveGroup", groupName=f"group-{number}", jobs=members)
+    monkeypatch.setattr(outbox, "add", measure)
+    await runs.report("success", "seed")
+    assert sum(sizes) > 300 * 60_000
+    assert max(sizes) < 5 * MIB

@@ -62,7 +62,7 @@ class Publisher:
             return await self._publish_singly(messages)
         result = await self._run_until_lost(self._commit(messages, secrets.token_hex(8)))
         if result.status is PublishStatus.REFUSED:
-            # One bad message or one duplicate makes the server refuse the whole batch. Singly, the others are stored.
+            # The server refuses a whole batch for one bad message or duplicate. Single publishes store the others.
             return await self._publish_singly(messages)
         if result.status is PublishStatus.FULL:
             return await self._publish_halves(messages)
