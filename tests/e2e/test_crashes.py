@@ -98,7 +98,7 @@ async def test_broker_that_takes_small_messages_only(tmp_path: Path) -> None:
         service.launch()
         assert await service.wait() == 1
     told = service.log.read_text()
-    assert "takes messages of 1048575 bytes at most" in told
+    assert "accepts messages of at most 1048575 bytes" in told
     assert "set max_payload of the NATS server" in told
 
 

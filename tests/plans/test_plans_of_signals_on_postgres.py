@@ -124,9 +124,9 @@ STATEMENTS = {
     "failed firings": (COUNTED[1].sql, ["Index Only Scan work_signal_firings_failed"]),
     "unevaluated events": (COUNTED[2].sql, ["Index Only Scan work_item_events_to_evaluate"]),
     "buried events": (outbox.COUNTED[1].sql, ["Index Only Scan outbox_buried"]),
-    "a page of buried events": (outbox._SQL["page_of_buried"], ["Index Scan outbox_buried"]),
+    "a page of buried events": (outbox._SQL["buried_page"], ["Index Scan outbox_buried"]),
     "a buried event, locked": (outbox._FIND_LOCKED, ["LockRows", by_key("outbox")]),
-    "a buried event returned to Waiting": (outbox._SQL["put_back"], [by_key("outbox")]),
+    "a buried event returned to Waiting": (outbox._SQL["requeue"], [by_key("outbox")]),
 }
 
 
@@ -162,5 +162,5 @@ def test_tenants_with_unevaluated_transitions(filled: Filled, mode: str) -> None
 @pytest.mark.parametrize("table", [FIRINGS, OUTBOX])
 def test_pending_tenants(filled: Filled, table: LeasedTable, mode: str) -> None:
     """Each tenant with rows to fire is found by one index step."""
-    found = filled.plan(table.sql("pending_tenants"), mode)
+    found = filled.plan(table.sql("unsettled_tenants"), mode)
     assert set(found) == {f"Index Only Scan {PENDING[table.name]}", "WorkTable Scan", "CTE Scan"}

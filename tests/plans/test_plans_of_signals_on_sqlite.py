@@ -167,10 +167,10 @@ PLANS = {
     "a published claim": (OUTBOX.sql("complete_claim_and_delete"), ["outbox_available (available_at=?)"]),
     "buried events": (outbox.COUNTED[1].sql, ["outbox_buried"]),
     "a page of buried events": (
-        outbox._SQL["page_of_buried"],
+        outbox._SQL["buried_page"],
         ["outbox_buried (tenant_id=? AND (added_at,event_id)>(?,?))"],
     ),
-    **{f"a buried event, {name}": (outbox._SQL[name], [KEY_OF_OUTBOX]) for name in ("find", "put_back")},
+    **{f"a buried event, {name}": (outbox._SQL[name], [KEY_OF_OUTBOX]) for name in ("find", "requeue")},
 }
 
 
@@ -184,6 +184,6 @@ async def test_plans(database: Database) -> None:
 async def test_pending_tenants(database: Database, table: LeasedTable, index: str) -> None:
     """Each tenant with rows to fire is found by one index step."""
     steps = [
-        step for step in await plan(database, table.sql("pending_tenants")) if "outbox" in step or "firings" in step
+        step for step in await plan(database, table.sql("unsettled_tenants")) if "outbox" in step or "firings" in step
     ]
     assert steps == [f"{index} ({step})" for step in ("tenant_id>?", "tenant_id>?", "tenant_id=?")]

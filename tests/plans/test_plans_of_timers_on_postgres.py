@@ -67,5 +67,5 @@ def test_plan(filled: Filled, name: str, mode: str) -> None:
 @pytest.mark.parametrize("mode", MODES)
 def test_pending_tenants(filled: Filled, mode: str) -> None:
     """Each tenant with rows to fire is found by one index step."""
-    found = filled.plan(TIMERS.sql("pending_tenants"), mode)
+    found = filled.plan(TIMERS.sql("unsettled_tenants"), mode)
     assert set(found) == {f"Index Only Scan {SCHEDULED}", "WorkTable Scan", "CTE Scan"}

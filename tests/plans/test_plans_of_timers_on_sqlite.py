@@ -12,7 +12,7 @@ from tests.harness.stores import open_sqlite
 from tests.harness.timers import put_timers
 from timer_service.core.database import Database
 from timer_service.core.message import Position
-from timer_service.core.row_counts import Counted, overdue_sql
+from timer_service.core.row_counts import CountedRows, overdue_sql
 from timer_service.timers import store as timers
 from timer_service.timers.messages import State
 from timer_service.timers.store import TIMERS
@@ -83,7 +83,7 @@ async def test_claim_of_tenant(database: Database) -> None:
 
 async def test_pending_tenants(database: Database) -> None:
     """Each tenant with rows to fire is found by one index step."""
-    searches = [step for step in await plan(database, TIMERS.sql("pending_tenants")) if "timer_schedules" in step]
+    searches = [step for step in await plan(database, TIMERS.sql("unsettled_tenants")) if "timer_schedules" in step]
     assert searches == [
         f"SEARCH timer_schedules USING INDEX {SCHEDULED} ({step})"
         for step in ("tenant_id>?", "tenant_id>?", "tenant_id=?")
@@ -169,7 +169,7 @@ async def test_count(database: Database, state: State) -> None:
 )
 async def test_count_all(database: Database, where: str, walk: str) -> None:
     """Each gauge counts in the index of its state."""
-    assert await plan(database, Counted(TIMERS.name, "any", where).sql) == [
+    assert await plan(database, CountedRows(TIMERS.name, "any", where).sql) == [
         "CO-ROUTINE counted",
         walk,
         "SCAN counted",

@@ -69,7 +69,7 @@ def r2_too_many_judged_after_filtering(patch: pytest.MonkeyPatch) -> None:
 def r3_stale_before_the_backlog(patch: pytest.MonkeyPatch) -> None:
     """Jobs are timed out while reports of them wait."""
 
-    async def caught_up(_self: FaultyBroker, *, afresh: bool = False) -> bool:
+    async def caught_up(_self: FaultyBroker, *, restart: bool = False) -> bool:
         return True
 
     patch.setattr(FaultyBroker, "caught_up", caught_up)

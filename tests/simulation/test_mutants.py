@@ -139,12 +139,12 @@ def early(patch: pytest.MonkeyPatch) -> None:
 
 def unavailable_counts_as_published(patch: pytest.MonkeyPatch) -> None:
     """A broker that is away is taken for one that has stored the event."""
-    judge = Relay._judge
+    judge = Relay._sort_results
 
     def optimistic(self: Relay, rows: Sequence[Row], results: Sequence[PublishResult], verdicts: Any) -> None:
         judge(self, rows, [PublishResult(PublishStatus.PUBLISHED) for _ in results], verdicts)
 
-    patch.setattr(Relay, "_judge", optimistic)
+    patch.setattr(Relay, "_sort_results", optimistic)
 
 
 def acknowledged_before_commit(patch: pytest.MonkeyPatch) -> None:

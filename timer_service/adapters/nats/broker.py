@@ -113,10 +113,10 @@ class NatsBroker:
             ) from error
         return self._subscription
 
-    async def caught_up(self, *, afresh: bool = False) -> bool:
+    async def caught_up(self, *, restart: bool = False) -> bool:
         """Return whether the backlog is settled, according to JetStream."""
         backlog = self._backlog
-        if not self.health.usable or not await backlog.is_settled(afresh=afresh):
+        if not self.health.usable or not await backlog.is_settled(afresh=restart):
             return False
         return backlog is self._backlog and self.health.usable
 
