@@ -109,5 +109,5 @@ async def test_second_instance_is_refused(tmp_path: Path, broker: NatsServer) ->
         second.log = tmp_path / "second.log"
         second.launch()
         assert await second.wait() == 1
-        assert "SQLite is for one instance" in second.log.read_text()
+        assert "use PostgreSQL (TIMER_DATABASE_URL) for several instances" in second.log.read_text()
         assert (await service.page("/readyz"))[0] == 200
