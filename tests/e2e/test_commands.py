@@ -145,7 +145,7 @@ async def test_outcome_is_told_to_inboxes_only(user: User, service: Service) -> 
     await user.js.publish(SUBJECT, b"{}", headers={"Timer-Reply-To": inbox})
     error = json.loads((await answers.next_msg(5)).data)["error"]
     assert error["code"] == "INVALID_ENVELOPE"
-    assert {"path": "tenantId", "reason": "Field required"} in error["errors"]
+    assert {"path": "tenantId", "reason": "is missing"} in error["errors"]
     assert heard.pending_msgs == 0
 
 
