@@ -57,7 +57,7 @@ def broker_command(
 
 
 def client_config(server: str | None) -> Config:
-    """Return the settings of a client. The broker is `server`, TIMER_BROKER_URL, or a `dev` that runs in this folder."""
+    """Return the settings of a client. The broker is `server`, TIMER_BROKER_URL or the `dev` of this folder."""
     if server is not None:
         return _config_for(server)
     config = load_config()

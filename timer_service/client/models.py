@@ -33,7 +33,7 @@ class View(BaseModel):
             raise TimerServiceError(f"the service sent an answer that this client cannot read: {error}") from error
 
     def document(self) -> dict[str, Any]:
-        """Return the value as JSON data with the field names of the messages, without fields that have their default."""
+        """Return the value as JSON data with the field names of the messages, without fields at their default."""
         return self.model_dump(mode="json", by_alias=True, exclude_defaults=True)
 
 
