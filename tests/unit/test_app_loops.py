@@ -5,20 +5,18 @@ import re
 import pytest
 from prometheus_client import CollectorRegistry
 
+from tests.harness.wiring import make_parts
 from timer_service.adapters.memory import MemoryBroker
 from timer_service.adapters.sqlite import SqliteDatabase
 from timer_service.app.slices import SLICES, Workers
-from timer_service.app.storage import Storage
 from timer_service.config import Config
 from timer_service.core.clock import SystemClock
-from timer_service.core.health import OutageLog
 from timer_service.metrics import Metrics
 
 
 @pytest.fixture
 def loop_names(sqlite: SqliteDatabase, memory_broker: MemoryBroker) -> list[str]:
-    storage = Storage(sqlite, SystemClock())
-    workers = Workers(Config(), storage, memory_broker, Metrics(CollectorRegistry()), OutageLog())
+    workers = Workers(Config(), make_parts(sqlite, memory_broker, SystemClock(), Metrics(CollectorRegistry())))
     return [loop.name for loop in workers.loops]
 
 

@@ -12,12 +12,12 @@ from timer_service.app.slices import QUERIES, Workers, routes
 from timer_service.app.storage import Storage
 from timer_service.config import Config
 from timer_service.core.broker import Subscription
-from timer_service.core.consumer import Consumer
 from timer_service.core.errors import StartError
-from timer_service.core.health import HEALTHY, Health, OutageLog
+from timer_service.core.health import HEALTHY, Health
 from timer_service.core.loop import Loop
 from timer_service.core.metrics_port import MetricsPort
 from timer_service.core.query import Queries
+from timer_service.core.slice import Parts
 from timer_service.core.wakeups import Wakeups
 from timer_service.http import http_app, serve_http
 
@@ -43,10 +43,18 @@ class App:
         self._broker = broker
         self._metrics = metrics
         self._registry = registry
-        self._outages = OutageLog()
-        self._workers = None
-        if config.role != "handler":
-            self._workers = Workers(config, storage, broker, metrics, self._outages)
+        self._parts = Parts(
+            database=storage.database,
+            broker=broker,
+            clock=storage.clock,
+            metrics=metrics,
+            batch_size=config.batch_size,
+            max_attempts=config.max_attempts,
+            visibility_timeout=config.visibility_timeout,
+            wake=self._wake,
+            reply_prefix=config.reply_prefix,
+        )
+        self._workers = None if config.role == "handler" else Workers(config, self._parts)
         self._loops = [
             Loop(
                 name,
@@ -54,7 +62,7 @@ class App:
                 clock=self._clock,
                 polling_interval=_UPKEEP_INTERVAL,
                 metrics=metrics,
-                outages=self._outages,
+                outages=self._parts.outages,
             )
             for name, worker in storage.upkeep.items()
         ]
@@ -63,7 +71,7 @@ class App:
         self._wakeups = Wakeups(
             broker, self._clock, config.polling_interval, self._loops, alone=self._database.exclusive
         )
-        self._queries = Queries(self._database, self._clock, QUERIES, self._outages)
+        self._queries = Queries(self._database, self._clock, QUERIES, self._parts.outages)
         self._stopping = asyncio.Event()
 
     def stop(self) -> None:
@@ -83,7 +91,8 @@ class App:
         async with serve_http(pages, self._config.http_host, self._config.http_port) as port:
             tasks = [asyncio.create_task(loop.run(), name=loop.name) for loop in self._loops]
             if subscription is not None:
-                tasks.append(asyncio.create_task(self._consumer().run(subscription), name="consumer"))
+                consumer = self._parts.consumer(routes(self._config.enabled, self._wakeups))
+                tasks.append(asyncio.create_task(consumer.run(subscription), name="consumer"))
             stopping = asyncio.create_task(self._stopping.wait(), name="stop")
             lost = asyncio.create_task(self._broker.wait_lost(), name="broker-lost")
             log.info("serving", extra={"http": f"http://{self._config.http_host}:{port}"})
@@ -114,17 +123,10 @@ class App:
             if isinstance(result, Exception):
                 raise result
 
-    def _consumer(self) -> Consumer:
-        return Consumer(
-            database=self._database,
-            broker=self._broker,
-            routes=routes(self._config, self._wakeups),
-            clock=self._clock,
-            metrics=self._metrics,
-            batch_size=self._config.batch_size,
-            reply_prefix=self._config.reply_prefix,
-            outages=self._outages,
-        )
+    def _wake(self, name: str, at: int) -> None:
+        for loop in self._loops:
+            if loop.name == name:
+                loop.wake(at)
 
     def _health(self) -> Mapping[str, Health]:
         return {

@@ -4,15 +4,16 @@
 """
 
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from enum import StrEnum
 
 from timer_service.core.broker import Broker
 from timer_service.core.clock import Clock
-from timer_service.core.consumer import Handle
+from timer_service.core.consumer import Consumer, Handle, Route
 from timer_service.core.database import Database
+from timer_service.core.health import OutageLog
 from timer_service.core.lease import Lease, LeasedTable
 from timer_service.core.loop import Worker
 from timer_service.core.message import Payload, TenantPayload
@@ -24,8 +25,8 @@ from timer_service.core.row_counts import CountedRows
 
 
 @dataclass(frozen=True, slots=True)
-class WorkerParts:
-    """The parts from which an instance builds its workers."""
+class Parts:
+    """The parts of an instance, from which it builds its consumer and its workers."""
 
     database: Database
     broker: Broker
@@ -36,8 +37,24 @@ class WorkerParts:
     visibility_timeout: timedelta
     wake: Callable[[str, int], None]
     """Wakes a loop of this instance at an instant. The first argument is the loop's name."""
+    reply_prefix: str = "_INBOX."
+    """The service replies only to subjects with this prefix."""
+    outages: OutageLog = field(default_factory=OutageLog)
     rng: random.Random = field(default_factory=random.Random)
     """The source of the jitter of retries."""
+
+    def consumer(self, routes: Sequence[Route]) -> Consumer:
+        """Return a consumer that handles commands by `routes`."""
+        return Consumer(
+            database=self.database,
+            broker=self.broker,
+            routes=routes,
+            clock=self.clock,
+            metrics=self.metrics,
+            batch_size=self.batch_size,
+            reply_prefix=self.reply_prefix,
+            outages=self.outages,
+        )
 
     def relay(self, table: LeasedTable, encode: Encode) -> Relay:
         """Return a worker that publishes the available rows of `table`."""
@@ -54,7 +71,7 @@ class WorkerParts:
         )
 
 
-BuildWorker = Callable[[WorkerParts], Worker]
+BuildWorker = Callable[[Parts], Worker]
 
 
 @dataclass(frozen=True, slots=True)

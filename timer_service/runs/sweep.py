@@ -12,7 +12,7 @@ from functools import partial
 from timer_service.core.database import Reader, Transaction
 from timer_service.core.errors import DatabaseUnavailableError
 from timer_service.core.loop import Pass
-from timer_service.core.slice import WorkerParts
+from timer_service.core.slice import Parts
 from timer_service.core.sql import load_sql
 from timer_service.core.transactions import in_transaction
 from timer_service.runs import events, loader, rules, store
@@ -35,7 +35,7 @@ _RECHECK_MS = 1000
 class Sweep:
     """A worker that sweeps each due run in its own transaction, ordered by `sweep_at`."""
 
-    def __init__(self, parts: WorkerParts) -> None:
+    def __init__(self, parts: Parts) -> None:
         self._database = parts.database
         self._broker = parts.broker
         self._wake = partial(parts.wake, "outbox")

@@ -13,7 +13,7 @@ from functools import partial
 
 from timer_service.core.database import Transaction
 from timer_service.core.loop import Pass
-from timer_service.core.slice import WorkerParts
+from timer_service.core.slice import Parts
 from timer_service.core.transactions import in_transaction
 from timer_service.signals import firing_store, store
 from timer_service.signals.firings import Firing, evaluate
@@ -28,7 +28,7 @@ _MAX_FIRINGS = 1000
 class Evaluation:
     """A worker that evaluates some transitions in each tick. After a restart it continues where the last tick ended."""
 
-    def __init__(self, parts: WorkerParts) -> None:
+    def __init__(self, parts: Parts) -> None:
         self._database = parts.database
         self._wake = partial(parts.wake, "firings")
         self._seen_tenant = ""

@@ -15,7 +15,7 @@ from timer_service.core.database import Row, Transaction
 from timer_service.core.errors import ConflictError, DatabaseUnavailableError
 from timer_service.core.lease import Failure, Lease
 from timer_service.core.loop import Pass
-from timer_service.core.slice import WorkerParts
+from timer_service.core.slice import Parts
 from timer_service.core.transactions import in_transaction
 from timer_service.signals import firing_store, store
 from timer_service.signals.events import failed_event, fired_event
@@ -40,7 +40,7 @@ class _Processed:
 class FiringWorker:
     """A worker that processes one batch of firings in each tick."""
 
-    def __init__(self, parts: WorkerParts) -> None:
+    def __init__(self, parts: Parts) -> None:
         self._database = parts.database
         self._lease = Lease(FIRINGS, parts.visibility_timeout)
         self._clock = parts.clock
