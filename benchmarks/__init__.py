@@ -1,1 +1,1 @@
-"""Measures the real service over a real broker (see README.md)."""
+"""Benchmarks of the real service over a real broker (see README.md)."""

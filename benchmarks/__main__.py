@@ -10,62 +10,63 @@ from tempfile import TemporaryDirectory
 
 from benchmarks.harness import SYNC_INTERVALS, Rig
 from benchmarks.processes import BenchmarkError
-from benchmarks.report import RESULTS, Result, setting, show, show_setting, write
+from benchmarks.report import RESULTS, Result, environment, show, show_environment, write
 from benchmarks.scenarios import SCENARIOS
 from benchmarks.stores import STORES
 
 
 def main() -> int:
-    """Run what was asked for; return 1 if anything came out missing, doubled or early."""
-    asked = _arguments()
+    """Run the scenarios. Return 1 if a scenario has problems, such as missing, duplicate or early events."""
+    arguments = _arguments()
     RESULTS.mkdir(exist_ok=True)
     try:
-        facts = setting(asked.sync, asyncio.run(_store_facts(asked.store)), asked.instances)
+        facts = environment(arguments.sync, asyncio.run(_store_facts(arguments.store)), arguments.instances)
     except BenchmarkError as error:
         sys.exit(str(error))
-    show_setting(facts)
+    show_environment(facts)
     results = []
-    for name in asked.scenarios:
-        results.append(asyncio.run(_run(name, asked)))
+    for name in arguments.scenarios:
+        results.append(asyncio.run(_run(name, arguments)))
         show(results[-1])
     print(f"written to {write(facts, results)}")
     return int(any(result.problems for result in results))
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks", description="Measure the service.")
-    parser.add_argument("scenarios", nargs="*", metavar="SCENARIO", help=f"some of: {', '.join(SCENARIOS)}")
-    parser.add_argument("--full", action="store_true", help="the real sizes; takes minutes")
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description="Benchmark the service.")
+    parser.add_argument("scenarios", nargs="*", metavar="SCENARIO", help=f"one or more of: {', '.join(SCENARIOS)}")
+    parser.add_argument("--full", action="store_true", help="use the full sizes, which takes minutes")
     parser.add_argument(
         "--sync",
         choices=SYNC_INTERVALS,
         default="always",
-        help="when the broker syncs to disk: before each acknowledgement, as the embedded server does (default), "
-        "or every two minutes, as nats-server does when nothing is said",
+        help="always: the broker syncs to disk before each acknowledgement, like the embedded server. "
+        "default: it syncs every two minutes, the default of nats-server. Without this option: always",
     )
-    parser.add_argument("--store", choices=STORES, default="sqlite", help="where the timers are kept")
-    parser.add_argument("--instances", type=int, default=1, metavar="N", help="of the service, on one database")
-    asked = parser.parse_args()
-    if unknown := set(asked.scenarios) - SCENARIOS.keys():
-        parser.error(f"no such scenario: {', '.join(sorted(unknown))}")
-    if asked.instances < 1:
-        parser.error("there has to be an instance")
-    if asked.instances > 1 and asked.store == "sqlite":
-        parser.error("SQLite is for one instance; several need --store postgres")
-    for name in asked.scenarios:
-        if asked.store not in (stores := SCENARIOS[name].stores):
-            parser.error(f"{name} has nothing to measure on {asked.store}; add --store {' or '.join(stores)}")
-    asked.scenarios = asked.scenarios or [name for name, each in SCENARIOS.items() if asked.store in each.stores]
-    return asked
+    parser.add_argument("--store", choices=STORES, default="sqlite", help="the database")
+    parser.add_argument("--instances", type=int, default=1, metavar="N", help="how many instances share the database")
+    arguments = parser.parse_args()
+    if unknown := set(arguments.scenarios) - SCENARIOS.keys():
+        parser.error(f"unknown scenario: {', '.join(sorted(unknown))}")
+    if arguments.instances < 1:
+        parser.error("--instances must be at least 1")
+    if arguments.instances > 1 and arguments.store == "sqlite":
+        parser.error("SQLite supports one instance; for more, add --store postgres")
+    for name in arguments.scenarios:
+        if arguments.store not in (stores := SCENARIOS[name].stores):
+            parser.error(f"{name} does not run on {arguments.store}; add --store {' or '.join(stores)}")
+    if not arguments.scenarios:
+        arguments.scenarios = [name for name, each in SCENARIOS.items() if arguments.store in each.stores]
+    return arguments
 
 
-async def _run(name: str, asked: argparse.Namespace) -> Result:
+async def _run(name: str, arguments: argparse.Namespace) -> Result:
     scenario = SCENARIOS[name]
     try:
         with _new_folder(name) as folder:
-            async with STORES[asked.store](folder) as store:
-                rig = Rig(folder, asked.sync, store, asked.instances)
-                return await scenario.run(rig, scenario.full if asked.full else scenario.size)
+            async with STORES[arguments.store](folder) as store:
+                rig = Rig(folder, arguments.sync, store, arguments.instances)
+                return await scenario.run(rig, scenario.full if arguments.full else scenario.size)
     except (BenchmarkError, TimeoutError) as error:
         return Result(name, problems=[f"{type(error).__name__}: {error}"])
 
@@ -78,9 +79,9 @@ async def _store_facts(store: str) -> Mapping[str, str]:
 
 @contextmanager
 def _new_folder(name: str) -> Iterator[Path]:
-    # Beside the results, not in the system's temporary folder: that may be memory, where syncing costs nothing.
+    # In the folder of the results: the temporary folder of the system may be in memory, where syncing is free.
     with TemporaryDirectory(prefix=f"{name}-", dir=RESULTS) as folder:
-        Path(folder).chmod(0o711)  # PostgreSQL refuses to be root, and another has to get to its files
+        Path(folder).chmod(0o711)  # PostgreSQL does not run as root, and its user must reach its files
         yield Path(folder)
 
 

@@ -1,4 +1,4 @@
-"""What dead rows do to the table and its indexes on PostgreSQL, and whether autovacuum keeps up."""
+"""The growth of the timer table and its indexes on PostgreSQL because of dead rows, and the work of autovacuum."""
 
 import asyncio
 import time
@@ -17,7 +17,7 @@ from benchmarks.timers import Timer, faults, now, sleep_until
 
 _WAVES = 10
 _SAMPLE_SECONDS = 0.5
-_AFTERMATH_SECONDS = 75  # autovacuum looks once a minute
+_WAIT_SECONDS = 75  # autovacuum checks a table once a minute
 _TABLE = "timer_schedules"
 _COUNTS = f"""
 SELECT n_dead_tup AS dead, n_live_tup AS live, n_tup_upd AS updates, n_tup_hot_upd AS hot_updates,
@@ -30,16 +30,16 @@ SELECT indexrelname AS name, pg_relation_size(indexrelid) AS size FROM pg_stat_u
 _MIB = 2**20
 
 Sample = Mapping[str, float]
-"""Counts, and sizes in bytes by the names of the table and its indexes."""
+"""The row counts, and the sizes in bytes by the names of the table and its indexes."""
 
 
 async def bloat(rig: Rig, size: int) -> Result:
-    """Let waves of timers come and fall due, each once the last has fired; see what they leave behind."""
+    """Schedule waves of timers, each after the last has fired. Measure the rates, the dead rows and the sizes."""
     assert isinstance(rig.store, PostgresStore)
     connection = rig.store.connection
     waves: list[list[Timer]] = []
     rates: list[float] = []
-    lead_ms = 5000 + size // _WAVES  # a thousand a second can be stored in time by any machine
+    lead_ms = 5000 + size // _WAVES  # any machine can store a thousand timers a second
     async with rig.broker() as client:
         async with rig.service() as service, _sampling(connection) as samples:
             for number in range(_WAVES):
@@ -48,7 +48,7 @@ async def bloat(rig: Rig, size: int) -> Result:
                 spare_ms = due_at - await _store(client, service, waves[-1])
                 rates.append(await _fire(client, service, waves))
                 lead_ms = 2000 + 2 * (lead_ms - spare_ms)
-            await asyncio.sleep(_AFTERMATH_SECONDS)
+            await asyncio.sleep(_WAIT_SECONDS)
         events = await read_events(client)
     timers = [timer for wave in waves for timer in wave]
     figures = {
@@ -62,7 +62,7 @@ async def bloat(rig: Rig, size: int) -> Result:
 
 
 async def _store(client: Client, service: Fleet, wave: list[Timer]) -> int:
-    """Schedule a wave; return when the service had all of it."""
+    """Schedule a wave. Return the time when the service had handled all commands."""
     publisher = Publisher(client)
     await publisher.open()
     for timer in wave:
@@ -70,12 +70,12 @@ async def _store(client: Client, service: Fleet, wave: list[Timer]) -> int:
     await publisher.flush()
     await until_none(service, partial(unhandled, client))
     if now() >= wave[0].due_at:
-        raise BenchmarkError(f"this machine could not store {len(wave)} timers before they were due")
+        raise BenchmarkError(f"this machine did not store {len(wave)} timers before they were due")
     return now()
 
 
 async def _fire(client: Client, service: Fleet, waves: list[list[Timer]]) -> float:
-    """See the last wave fire; return how many timers a second did."""
+    """Wait until the last wave has fired. Return the timers per second."""
     due_at = waves[-1][0].due_at
     total = sum(map(len, waves))
 
@@ -88,12 +88,12 @@ async def _fire(client: Client, service: Fleet, waves: list[list[Timer]]) -> flo
 
 @asynccontextmanager
 async def _sampling(connection: asyncpg.Connection) -> AsyncIterator[list[Sample]]:
-    """Take samples until the block ends."""
+    """Collect samples until the block ends."""
     samples: list[Sample] = []
-    enough = asyncio.Event()
+    stop = asyncio.Event()
 
     async def sample() -> None:
-        while not enough.is_set():
+        while not stop.is_set():
             samples.append(await _sample(connection))
             await asyncio.sleep(_SAMPLE_SECONDS)
 
@@ -101,31 +101,31 @@ async def _sampling(connection: asyncpg.Connection) -> AsyncIterator[list[Sample
     try:
         yield samples
     finally:
-        enough.set()
+        stop.set()
         await sampling
 
 
 async def _sample(connection: asyncpg.Connection) -> Sample:
     counts = await connection.fetchrow(_COUNTS)
     if counts is None:
-        raise BenchmarkError(f"there is no table {_TABLE}")
+        raise BenchmarkError(f"the table {_TABLE} does not exist")
     indexes = await connection.fetch(_INDEXES)
     return {"at": time.time(), **dict(counts), **{index["name"]: index["size"] for index in indexes}}
 
 
 async def _rewritten(connection: asyncpg.Connection) -> Sample:
-    """Return what is left when the table and its indexes are written anew."""
+    """Rewrite the table and its indexes with VACUUM FULL. Return a sample."""
     await connection.execute(f"VACUUM FULL {_TABLE}")
     return await _sample(connection)
 
 
 def _counts(samples: list[Sample]) -> dict[str, float]:
     return {
-        "dead rows, at most": max(sample["dead"] for sample in samples),
-        f"dead rows, {_AFTERMATH_SECONDS} s after the last wave": samples[-1]["dead"],
-        "live rows in the end": samples[-1]["live"],
+        "dead rows, maximum": max(sample["dead"] for sample in samples),
+        f"dead rows, {_WAIT_SECONDS} s after the last wave": samples[-1]["dead"],
+        "live rows at the end": samples[-1]["live"],
         "updates": samples[-1]["updates"],
-        "of them HOT, which leave the indexes alone": samples[-1]["hot_updates"],
+        "HOT updates, which do not change indexes": samples[-1]["hot_updates"],
         "runs of autovacuum": samples[-1]["autovacuums"],
     }
 
@@ -135,6 +135,6 @@ def _sizes(samples: list[Sample], rewritten: Sample) -> dict[str, float]:
     grown = sorted(name for name, size in largest.items() if size > samples[0][name])
     sizes = {}
     for name in grown:
-        sizes[f"{name}, at most, MiB"] = largest[name] / _MIB
-        sizes[f"{name}, written anew, MiB"] = rewritten[name] / _MIB
+        sizes[f"{name}, maximum, MiB"] = largest[name] / _MIB
+        sizes[f"{name}, after VACUUM FULL, MiB"] = rewritten[name] / _MIB
     return sizes

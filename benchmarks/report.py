@@ -1,4 +1,4 @@
-"""What a run says: figures, what was wrong with them, and what they were taken on."""
+"""The report of a benchmark: figures, problems, and the environment."""
 
 import json
 import os
@@ -18,18 +18,18 @@ RESULTS = Path(__file__).parent / "results"
 
 @dataclass(frozen=True)
 class Result:
-    """What one scenario found. `figures` by name, each with its unit at the end."""
+    """The result of one scenario. The name of each figure ends with its unit."""
 
     scenario: str
     figures: Mapping[str, float] = field(default_factory=dict)
     problems: Sequence[str] = ()
-    """Any of these makes the run fail."""
+    """The benchmark fails if there is a problem."""
     samples: Sequence[Mapping[str, float]] = ()
-    """What was seen on the way, for the file alone."""
+    """Measurements over time, written to the file only."""
 
 
-def setting(sync: str, store: Mapping[str, str], instances: int) -> dict[str, str]:
-    """Return the machine, the versions and what durability was bought; `store` is what the database says of itself."""
+def environment(sync: str, store: Mapping[str, str], instances: int) -> dict[str, str]:
+    """Return the machine, the versions and the durability settings. `store` holds the facts of the database."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     return {
         "cpu": f"{_cpu()}, {os.cpu_count()} cores",
@@ -45,22 +45,22 @@ def setting(sync: str, store: Mapping[str, str], instances: int) -> dict[str, st
 
 
 def _cpu() -> str:
-    """Return the processor's name; only Linux tells it in a file."""
+    """Return the name of the processor. On Linux it is read from a file."""
     cpuinfo = Path("/proc/cpuinfo")
     lines = cpuinfo.read_text("utf-8").splitlines() if cpuinfo.exists() else []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return names[0] if names else platform.processor() or platform.machine()
 
 
-def show_setting(facts: Mapping[str, str]) -> None:
-    """Print what the figures are taken on."""
+def show_environment(facts: Mapping[str, str]) -> None:
+    """Print the environment."""
     for name, fact in facts.items():
         print(f"{name:<12} {fact}")
     print(flush=True)
 
 
 def show(result: Result) -> None:
-    """Print one scenario's part of the table."""
+    """Print the figures and problems of one scenario."""
     for name, value in result.figures.items():
         shown = f"{value:,.0f}" if abs(value) >= 1000 or value == int(value) else f"{value:,.2f}"
         print(f"{result.scenario:<8} {name:<52} {shown:>12}")
@@ -70,7 +70,7 @@ def show(result: Result) -> None:
 
 
 def write(facts: Mapping[str, str], results: Sequence[Result]) -> Path:
-    """Keep a run as JSON."""
+    """Write all results to a JSON file and return its path."""
     at = datetime.now(UTC)
     file = RESULTS / f"{at:%Y%m%dT%H%M%SZ}.json"
     run = {"at": at.isoformat(timespec="seconds"), "setting": facts, "results": [asdict(each) for each in results]}

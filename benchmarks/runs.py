@@ -1,4 +1,4 @@
-"""How many runs of jobs get done at once, each job ended as soon as it is let go."""
+"""The throughput of parallel runs, in which each job is reported as soon as it is ready."""
 
 import asyncio
 import json
@@ -13,8 +13,8 @@ from benchmarks.harness import Message, Publisher, Rig, until_none
 from benchmarks.report import Result
 
 _JOBS = 20
-_ABREAST = 4
-"""Five steps of four jobs, each of which needs all of the step before."""
+_JOBS_PER_STEP = 4
+"""A run has five steps of four jobs. Each job needs all jobs of the step before."""
 
 
 def _command(message_type: str, message: str, command_id: str, payload: Mapping[str, Any]) -> Message:
@@ -29,8 +29,8 @@ def _start(run: str) -> Message:
 
 
 def _step_before(number: int) -> range:
-    first = number // _ABREAST * _ABREAST
-    return range(max(first - _ABREAST, 0), first)
+    first = number // _JOBS_PER_STEP * _JOBS_PER_STEP
+    return range(max(first - _JOBS_PER_STEP, 0), first)
 
 
 def _success(ready: Mapping[str, Any]) -> Message:
@@ -40,7 +40,7 @@ def _success(ready: Mapping[str, Any]) -> Message:
 
 
 async def runs(rig: Rig, size: int) -> Result:
-    """Start runs and report each job's success when its JobReady arrives, until all runs are complete."""
+    """Start runs. Report the success of each job when its JobReady arrives, until all runs are complete."""
     queue: asyncio.Queue[Message] = asyncio.Queue()
     ready_ids: list[str] = []
     completed: list[str] = []

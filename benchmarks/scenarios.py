@@ -1,4 +1,4 @@
-"""What is measured. Each scenario counts only what came out on the broker, and says what is wrong with it."""
+"""The scenarios. Each counts only the events on the broker, and reports problems with them."""
 
 import asyncio
 import json
@@ -18,8 +18,8 @@ from benchmarks.bloat import bloat
 from benchmarks.harness import (
     Publisher,
     Rig,
-    hold_back,
     load,
+    pause_commands,
     read_events,
     stored_events,
     unhandled,
@@ -32,8 +32,8 @@ from benchmarks.scheduler import scheduler
 from benchmarks.signals import signals
 from benchmarks.timers import Fired, Timer, due_together, faults, fired, lateness, now, sleep_until, soon
 
-_AFTERMATH_SECONDS = 1
-"""How long to look on for events that come twice."""
+_DUPLICATES_SECONDS = 1
+"""How long to wait for duplicate events."""
 _HOUR_MS = 3_600_000
 _IDLE_SECONDS = 30
 _LAG_RATE = 200
@@ -41,29 +41,29 @@ _LAG_AHEAD_MS = (2000, 5000)
 
 
 async def ingest(rig: Rig, size: int) -> Result:
-    """Have commands waiting in the stream, held back until the service is ready; see how fast they are committed."""
+    """Store commands while their delivery is paused. Resume it when the service is ready, and measure the commits."""
     await load(rig, due_together("bench", size, now() + 24 * _HOUR_MS))
     async with rig.broker() as client:
-        await hold_back(client, until=datetime.now(UTC) + timedelta(hours=1))
+        await pause_commands(client, until=datetime.now(UTC) + timedelta(hours=1))
         async with rig.service() as service:
             waiting = await unhandled(client)
             started = time.time()
-            await hold_back(client, until=None)
+            await pause_commands(client, until=None)
             seconds = await until_none(service, partial(unhandled, client)) - started
     rows = await rig.store.rows()
     figures = {
         "commands": size,
-        "seconds from their release to the last one handled": seconds,
+        "seconds from the resumed delivery to the last commit": seconds,
         "commands/s": size / seconds,
     }
-    problems = [] if rows == size else [f"{size} commands gave {rows} rows"]
+    problems = [] if rows == size else [f"{size} commands wrote {rows} rows"]
     if waiting != size:
-        problems.append(f"{size - waiting} of {size} commands were handled before their release")
+        problems.append(f"{size - waiting} of {size} commands were handled before the delivery was resumed")
     return Result("ingest", figures, problems)
 
 
 async def drain(rig: Rig, size: int) -> Result:
-    """Let timers fall due at one instant; see how fast their events come out."""
+    """Schedule timers for one instant. Measure how fast their events are published."""
     timers = due_together("bench", size, soon(size))
     events, seconds = await _fire_together(rig, timers)
     figures = {
@@ -76,14 +76,14 @@ async def drain(rig: Rig, size: int) -> Result:
 
 
 async def fair(rig: Rig, size: int) -> Result:
-    """Let one tenant's flood and another's single timer fall due at one instant; see how late the single one is."""
+    """Schedule many timers of one tenant and one timer of another for one instant. Measure how late the one is."""
     due_at = soon(size)
     single = due_together("single", 1, due_at)
     timers = due_together("flood", size, due_at) + single
     events, seconds = await _fire_together(rig, timers)
     late = [event.at - due_at for event in events if event.tenant == "single"]
     figures = {
-        "timers of the flood": size,
+        "timers of the first tenant": size,
         "seconds from the instant to the last event": seconds,
         "lateness of the other tenant's timer, ms": late[0] if late else math.nan,
     }
@@ -91,7 +91,7 @@ async def fair(rig: Rig, size: int) -> Result:
 
 
 async def lag(rig: Rig, seconds: int) -> Result:
-    """Keep a steady rate of timers due at random instants; see how late each event arrives at a subscriber."""
+    """Schedule timers for random instants at a steady rate. Measure how late each event arrives at a subscriber."""
     arrived: list[tuple[bytes, float]] = []
 
     async def arrive(message: Msg) -> None:
@@ -105,7 +105,7 @@ async def lag(rig: Rig, seconds: int) -> Result:
         timers = await _schedule_steadily(client, _LAG_RATE * seconds)
         await sleep_until(max(timer.due_at for timer in timers))
         await until_none(service, missing)
-        await asyncio.sleep(_AFTERMATH_SECONDS)
+        await asyncio.sleep(_DUPLICATES_SECONDS)
     events = [fired(body, at) for body, at in arrived]
     figures = {
         "timers": len(timers),
@@ -116,7 +116,7 @@ async def lag(rig: Rig, seconds: int) -> Result:
 
 
 async def pending(rig: Rig, size: int) -> Result:
-    """Have timers of one tenant pending for tomorrow; see what they cost while they wait, and what questions cost."""
+    """Schedule timers of one tenant for tomorrow. Measure their cost while they wait, and the cost of queries."""
     tomorrow = now() + 24 * _HOUR_MS
     await load(rig, [Timer("bench", f"call-{index}", tomorrow + index) for index in range(size)])
     async with rig.broker() as client, rig.service() as service:
@@ -132,19 +132,19 @@ async def pending(rig: Rig, size: int) -> Result:
             "resident memory, all instances, MiB": sum(resident),
             "CPU seconds per idle minute, all instances": 60 * idle,
             "a poll's queries, p50, ms": await _median(rig.store.poll, 200),
-            "get-timer, p50, ms": await _asking(client, "get-timer", {"serviceCallId": f"call-{size // 2}"}, 200),
-            "list-timers of 100, p50, ms": await _asking(client, "list-timers", {"limit": 100}, 100),
-            "count-timers, p50, ms": await _asking(client, "count-timers", {}, 10),
+            "get-timer, p50, ms": await _query_time(client, "get-timer", {"serviceCallId": f"call-{size // 2}"}, 200),
+            "list-timers of 100, p50, ms": await _query_time(client, "list-timers", {"limit": 100}, 100),
+            "count-timers, p50, ms": await _query_time(client, "count-timers", {}, 10),
         }
     problems = [] if counted["counts"]["Scheduled"] == size else [f"{size} timers were counted as {counted}"]
     return Result("pending", figures, problems)
 
 
-async def _asking(client: Client, query: str, question: dict[str, Any], times: int) -> float:
-    """Return the median of how long a query takes, in ms."""
+async def _query_time(client: Client, query: str, request: dict[str, Any], times: int) -> float:
+    """Return the median time of a query, in ms."""
 
     async def ask() -> None:
-        answer = await client.request(f"timer.qry.v1.bench.{query}", json.dumps(question).encode(), timeout=10)
+        answer = await client.request(f"timer.qry.v1.bench.{query}", json.dumps(request).encode(), timeout=10)
         if b'"error"' in answer.data[:10]:
             raise BenchmarkError(f"{query}: {answer.data.decode()}")
 
@@ -152,17 +152,17 @@ async def _asking(client: Client, query: str, question: dict[str, Any], times: i
 
 
 async def _median(act: Callable[[], Awaitable[None]], times: int) -> float:
-    """Return the median time something takes, in ms."""
-    took: list[float] = []
+    """Return the median time of `act`, in ms."""
+    times_ms: list[float] = []
     for _ in range(times):
         started = time.perf_counter()
         await act()
-        took.append(1000 * (time.perf_counter() - started))
-    return statistics.median(took)
+        times_ms.append(1000 * (time.perf_counter() - started))
+    return statistics.median(times_ms)
 
 
 class Scenario(NamedTuple):
-    """What to run, and how much of it."""
+    """A scenario with its default size and its full size."""
 
     run: Callable[[Rig, int], Coroutine[Any, Any, Result]]
     size: int
@@ -184,7 +184,7 @@ SCENARIOS = {
 
 
 async def _fire_together(rig: Rig, timers: Sequence[Timer]) -> tuple[list[Fired], float]:
-    """Store timers due at one instant; return their events and the seconds from the instant to the last."""
+    """Schedule timers for one instant. Return their events, and the seconds from the instant to the last event."""
     await load(rig, timers)
     due_at = timers[0].due_at
     async with rig.broker() as client, rig.service() as service:
@@ -194,15 +194,15 @@ async def _fire_together(rig: Rig, timers: Sequence[Timer]) -> tuple[list[Fired]
 
         await until_none(service, partial(unhandled, client))
         if now() >= due_at:
-            raise BenchmarkError(f"this machine could not store {len(timers)} timers before they were due")
+            raise BenchmarkError(f"this machine did not store {len(timers)} timers before they were due")
         await sleep_until(due_at)
         seconds = await until_none(service, missing) - due_at / 1000
-        await asyncio.sleep(_AFTERMATH_SECONDS)
+        await asyncio.sleep(_DUPLICATES_SECONDS)
         return await read_events(client), seconds
 
 
 async def _schedule_steadily(client: Client, count: int) -> list[Timer]:
-    """Send commands at `_LAG_RATE`, each due at a random instant a little ahead; return them."""
+    """Publish timers at `_LAG_RATE`, each due at a random instant in the near future. Return the timers."""
     rng = random.Random(1)
     publisher = Publisher(client)
     await publisher.open()

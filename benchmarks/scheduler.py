@@ -1,4 +1,4 @@
-"""What a user would take instead: the message scheduler of nats-server itself, with the timers of `drain`."""
+"""The alternative to the service: the message scheduler of nats-server, with the timers of `drain`."""
 
 from nats.aio.client import Client
 from nats.js.api import StreamConfig
@@ -13,7 +13,7 @@ _FIRED = "schedules.fired"
 
 
 async def scheduler(rig: Rig, size: int) -> Result:
-    """Let messages that the broker holds fall due at one instant; see how fast it publishes them. No service runs."""
+    """Schedule messages for one instant in the broker. Measure how fast it publishes them. No service runs."""
     due_at = soon(size)
     async with rig.broker("default") as client:
         await client.jetstream().add_stream(
@@ -31,7 +31,7 @@ async def scheduler(rig: Rig, size: int) -> Result:
             return 2 * size - await _last_sequence(client)
 
         if now() >= due_at:
-            raise BenchmarkError(f"this machine could not store {size} timers before they were due")
+            raise BenchmarkError(f"this machine did not store {size} timers before they were due")
         await sleep_until(due_at)
         seconds = await until_none(Fleet([]), missing) - due_at / 1000
         left = await missing()
@@ -40,5 +40,5 @@ async def scheduler(rig: Rig, size: int) -> Result:
 
 
 async def _last_sequence(client: Client) -> int:
-    """Return how many messages the stream has ever had: a schedule is one, and what comes of it another."""
+    """Return how many messages the stream has ever had. Each schedule and each published message counts as one."""
     return int((await ask(client, f"STREAM.INFO.{_STREAM}"))["state"]["last_seq"])

@@ -1,4 +1,4 @@
-"""How soon a transition makes a signal fire."""
+"""The time from a transition to the event of the signal that it fires."""
 
 import asyncio
 import json
@@ -15,11 +15,11 @@ from benchmarks.report import Result
 from benchmarks.timers import now, percentiles, sleep_until
 
 _RATE = 100
-_AFTERMATH_SECONDS = 1
+_DUPLICATES_SECONDS = 1
 
 
 class Signal(NamedTuple):
-    """A signal that waits for a work item of its own to be blocked."""
+    """A signal that fires when its work item is blocked. Each signal has its own work item."""
 
     name: str
 
@@ -42,7 +42,7 @@ class Signal(NamedTuple):
 
 
 class Transition(NamedTuple):
-    """What makes a signal fire."""
+    """The transition that fires a signal."""
 
     signal: Signal
 
@@ -64,7 +64,7 @@ def _body(command_id: str, message_type: str, payload: Mapping[str, Any]) -> byt
 
 
 async def signals(rig: Rig, seconds: int) -> Result:
-    """Keep a steady rate of transitions that each fire a signal; see how late the event arrives at a subscriber."""
+    """Publish transitions at a steady rate. Each fires a signal. Measure how late the event arrives at a subscriber."""
     arrived: list[tuple[str, int]] = []
     waiting = [Signal(f"signal-{index}") for index in range(_RATE * seconds)]
 
@@ -80,7 +80,7 @@ async def signals(rig: Rig, seconds: int) -> Result:
         await client.subscribe("timer.evt.v1.*.work-signal-fired", cb=arrive)
         sent = await _block_steadily(client, waiting)
         await until_none(service, missing)
-        await asyncio.sleep(_AFTERMATH_SECONDS)  # some may come twice
+        await asyncio.sleep(_DUPLICATES_SECONDS)  # wait for duplicates
     late = [at - sent[name] for name, at in arrived]
     figures = {
         "transitions": len(waiting),
@@ -88,8 +88,8 @@ async def signals(rig: Rig, seconds: int) -> Result:
         **percentiles("from transition to event", late, (0.5, 0.99, 1)),
     }
     times = Counter(name for name, _ in arrived)
-    faults = {"missing": len(waiting) - len(times), "doubled": times.total() - len(times)}
-    return Result("signals", figures, [f"{count} events {fault}" for fault, count in faults.items() if count])
+    faults = {"missing": len(waiting) - len(times), "duplicate": times.total() - len(times)}
+    return Result("signals", figures, [f"{count} {fault} events" for fault, count in faults.items() if count])
 
 
 async def _create(client: Client, waiting: Sequence[Signal]) -> None:
@@ -101,7 +101,7 @@ async def _create(client: Client, waiting: Sequence[Signal]) -> None:
 
 
 async def _block_steadily(client: Client, waiting: Sequence[Signal]) -> dict[str, int]:
-    """Send a transition for each signal at `_RATE`; return when each was sent."""
+    """Publish a transition for each signal at `_RATE`. Return the time of each transition by signal."""
     publisher = Publisher(client)
     await publisher.open()
     start = now()

@@ -1,4 +1,4 @@
-"""Timers that are scheduled, events that come out, and what is to say of them."""
+"""Timers to schedule, their events, and the figures and faults of these events."""
 
 import asyncio
 import json
@@ -37,7 +37,7 @@ class Timer(NamedTuple):
 
 
 class Fired(NamedTuple):
-    """An event that came out, and when: epoch milliseconds."""
+    """A published event, and its time in epoch milliseconds."""
 
     type: str
     tenant: str
@@ -46,7 +46,7 @@ class Fired(NamedTuple):
 
 
 def instant(at: int) -> str:
-    """Write an instant as the contracts, and the broker, want it."""
+    """Return an instant in the format of the contracts and of the broker."""
     return datetime.fromtimestamp(at / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
@@ -55,7 +55,7 @@ def now() -> int:
 
 
 def soon(size: int) -> int:
-    """Return an instant that leaves time to store `size` timers first, even on a slow machine."""
+    """Return an instant late enough to store `size` timers before it, even on a slow machine."""
     return now() + 15_000 + size // 4
 
 
@@ -68,34 +68,34 @@ def due_together(tenant: str, count: int, due_at: int) -> list[Timer]:
 
 
 def fired(body: bytes, at: float) -> Fired:
-    """Read an event that came at `at`."""
+    """Return the event of a message body. `at` is its time."""
     event = json.loads(body)
     return Fired(event["type"], event["tenantId"], event["payload"].get("serviceCallId", ""), at)
 
 
 def lateness(timers: Sequence[Timer], events: Iterable[Fired], shares: Sequence[float]) -> dict[str, float]:
-    """Return percentiles by name; a share of 1 is the latest of all."""
+    """Return percentiles of the lateness by name. A share of 1 is the maximum."""
     due = {(timer.tenant, timer.call): timer.due_at for timer in timers}
     late = [event.at - due[event.tenant, event.call] for event in events if event[1:3] in due]
     return percentiles("lateness", late, shares)
 
 
 def percentiles(what: str, values: Iterable[float], shares: Sequence[float]) -> dict[str, float]:
-    """Return percentiles of values in ms by name; a share of 1 is the largest of all."""
+    """Return percentiles of values in ms by name. A share of 1 is the maximum."""
     found = sorted(values)
     names = {share: f"p{share * 100:g}" if share < 1 else "max" for share in shares}
     return {f"{what} {name}, ms": found[math.ceil(share * len(found)) - 1] for share, name in names.items() if found}
 
 
 def faults(timers: Sequence[Timer], events: Sequence[Fired]) -> list[str]:
-    """Say what is missing, doubled, early or was never asked for."""
+    """Return a line for each kind of fault: missing, duplicate, early and unexpected events."""
     due = {(timer.tenant, timer.call): timer.due_at for timer in timers}
     fires = [event for event in events if event.type == "DueTimeReached" and (event.tenant, event.call) in due]
     times = Counter((event.tenant, event.call) for event in fires)
     counts = {
         "missing": len(due.keys() - times.keys()),
-        "doubled": sum(count - 1 for count in times.values()),
+        "duplicate": sum(count - 1 for count in times.values()),
         "early": sum(event.at < due[event.tenant, event.call] for event in fires),
-        "unasked for": len(events) - len(fires),
+        "unexpected": len(events) - len(fires),
     }
-    return [f"{count} events {fault}" for fault, count in counts.items() if count]
+    return [f"{count} {fault} events" for fault, count in counts.items() if count]

@@ -1,9 +1,12 @@
-"""The AsyncAPI document: addresses, who sends and receives there, and the streams that keep it."""
+"""The AsyncAPI document: addresses, operations, streams, and every schema.
+
+The document is complete. No reference in it leads to another file.
+"""
 
 import inspect
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib.metadata import metadata
 from typing import Any
 
@@ -11,7 +14,7 @@ from timer_service.core.message import Kind, Payload, kebab
 from timer_service.core.query import QueryRoute
 
 _PLAIN = re.compile(r"[A-Za-z_$][A-Za-z0-9_$ ./()-]*")
-_WORDS_OF_YAML = {"true", "false", "null", "yes", "no", "on", "off", "y", "n"}
+_YAML_KEYWORDS = {"true", "false", "null", "yes", "no", "on", "off", "y", "n"}
 
 _STREAMS = {
     Kind.COMMAND: {"stream": "TIMER_CMD", "max_age": "7d", "allow_atomic": True},
@@ -30,35 +33,38 @@ _CONSUMER = {
 _TEXT = {"type": "string"}
 _HEADERS = {
     Kind.COMMAND: {
-        "Nats-Msg-Id": "The body's id; JetStream drops a second one inside the duplicate window.",
-        "Timer-Reply-To": "An inbox to send the outcome to.",
-        "traceparent": "Given back on the event.",
-        "tracestate": "Given back on the event.",
+        "Nats-Msg-Id": "The body's id. JetStream drops a second message with the same id in the duplicate window.",
+        "Timer-Reply-To": "The inbox that receives the outcome.",
+        "traceparent": "W3C trace context. The event carries the same value.",
+        "tracestate": "W3C trace context. The event carries the same value.",
     },
     Kind.EVENT: {
         "Nats-Msg-Id": "The body's id.",
-        "traceparent": "The command's.",
-        "tracestate": "The command's.",
+        "traceparent": "The trace context of the command.",
+        "tracestate": "The trace context of the command.",
     },
     Kind.DEAD_LETTER: {
-        "Timer-Error-Code": "One of the codes.",
-        "Timer-Error-Message": "What is wrong.",
-        "Timer-Source-Subject": "Where the command was published.",
-        "Timer-Source-Sequence": "Its sequence in the stream of commands.",
-        "Timer-Body-Omitted": "There when the command's body left no room for these headers.",
-        "Timer-Headers-Omitted": "There when the command's headers left no room for these.",
+        "Timer-Error-Code": "The error code.",
+        "Timer-Error-Message": "Why the command was rejected.",
+        "Timer-Source-Subject": "The subject the command was published to.",
+        "Timer-Source-Sequence": "The sequence of the command in the command stream.",
+        "Timer-Body-Omitted": "Set if the command's body was left out to make room for these headers.",
+        "Timer-Headers-Omitted": "Set if the command's own headers were left out to make room for these headers.",
     },
     Kind.QUERY: {
-        "Nats-Service-Error": "On an answer that is an error: its message.",
-        "Nats-Service-Error-Code": "On an answer that is an error: its code.",
+        "Nats-Service-Error": "The error message. Only set on an error reply.",
+        "Nats-Service-Error-Code": "The error code. Only set on an error reply.",
     },
 }
 
 
 def document(
-    commands: Sequence[type[Payload]], events: Sequence[type[Payload]], queries: Sequence[QueryRoute]
+    commands: Sequence[type[Payload]],
+    events: Sequence[type[Payload]],
+    queries: Sequence[QueryRoute],
+    schemas: Mapping[str, Mapping[str, Any]],
 ) -> dict[str, Any]:
-    """Return the document of these messages."""
+    """Return the AsyncAPI document of these messages. `schemas` holds the JSON Schema of each body by its name."""
     return {
         "asyncapi": "3.0.0",
         "info": {
@@ -91,33 +97,34 @@ def document(
         },
         "operations": {
             **{f"handle-{kebab(each.type)}": _handle(each.type) for each in commands},
-            **{f"tell-{kebab(each.type)}": _send(f"event-{kebab(each.type)}") for each in events},
+            **{f"publish-{kebab(each.type)}": _send(f"event-{kebab(each.type)}") for each in events},
             **{f"answer-{each.name}": _answer(each.name) for each in queries},
-            "keep-dead-letter": _send("dead-letter"),
+            "publish-dead-letter": _send("dead-letter"),
         },
         "components": {
             "parameters": {
-                "tenant": {"description": "1 to 64 letters, digits, dashes or underscores; the body's tenantId."},
-                "message": {"description": "The last part of the rejected command's own subject."},
+                "tenant": {"description": "The tenantId of the body: 1 to 64 letters, digits, dashes or underscores."},
+                "message": {"description": "The last token of the rejected command's subject."},
             },
             "messages": {
                 **{each.type: _message(Kind.COMMAND, each.type, kebab(each.type), each) for each in commands},
                 **{each.type: _message(Kind.EVENT, each.type, kebab(each.type), each) for each in events},
-                **dict(pair for each in queries for pair in _question_and_answer(each)),
+                **dict(pair for each in queries for pair in _request_and_reply(each)),
                 "CommandOutcome": _message(None, "CommandOutcome", "command-outcome"),
                 "DeadLetter": {
                     "name": "DeadLetter",
-                    "summary": "A rejected command: its body byte for byte, its headers, and why.",
+                    "summary": "A rejected command: its original body and headers, and the reason in headers.",
                     "contentType": "application/octet-stream",
                     "headers": _headers(Kind.DEAD_LETTER),
                 },
             },
+            "schemas": _bundled(schemas),
         },
     }
 
 
 def yaml_lines(node: Any, indent: str = "") -> Iterator[str]:
-    """Write a document as block YAML."""
+    """Yield the lines of a document in YAML block style."""
     entries = node.items() if isinstance(node, dict) else ((None, each) for each in node)
     for name, each in entries:
         head = f"{indent}-" if name is None else f"{indent}{_scalar(name)}:"
@@ -129,7 +136,7 @@ def yaml_lines(node: Any, indent: str = "") -> Iterator[str]:
 
 
 def _scalar(value: Any) -> str:
-    if isinstance(value, str) and _PLAIN.fullmatch(value) and value.strip().lower() not in _WORDS_OF_YAML:
+    if isinstance(value, str) and _PLAIN.fullmatch(value) and value.strip().lower() not in _YAML_KEYWORDS:
         return value.strip()
     return json.dumps(value, ensure_ascii=False)
 
@@ -152,13 +159,13 @@ def _channel(kind: Kind, message: str, last: str = "") -> dict[str, Any]:
 def _inbox(message: str) -> dict[str, Any]:
     return {
         "address": None,
-        "description": "An inbox of the asker's own, under TIMER_REPLY_PREFIX (_INBOX.).",
+        "description": "An inbox of the client. Its subject begins with TIMER_REPLY_PREFIX (_INBOX.).",
         "messages": {message: _ref("components", "messages", message)},
     }
 
 
 def _handle(message: str) -> dict[str, Any]:
-    """Return how a command is taken. Its outcome goes where a header says, not to the subject NATS replies to."""
+    """Return the operation that handles a command. A header names the inbox for its outcome, not the NATS reply."""
     return {
         "action": "receive",
         "channel": _ref("channels", f"command-{kebab(message)}"),
@@ -181,7 +188,7 @@ def _answer(name: str) -> dict[str, Any]:
     }
 
 
-def _question_and_answer(query: QueryRoute) -> Iterator[tuple[str, dict[str, Any]]]:
+def _request_and_reply(query: QueryRoute) -> Iterator[tuple[str, dict[str, Any]]]:
     name = query.request.__name__
     yield name, _message(None, name, query.name, query.request)
     yield f"{name}Answer", _message(Kind.QUERY, f"{name}Answer", f"{query.name}-answer")
@@ -194,7 +201,7 @@ def _message(kind: Kind | None, name: str, schema: str, model: type[Payload] | N
         **({"headers": _headers(kind)} if kind else {}),
         "payload": {
             "schemaFormat": "application/schema+json;version=draft-2020-12",
-            "schema": {"$ref": f"./schemas/{schema}.v1.json"},
+            "schema": _ref("components", "schemas", schema),
         },
     }
 
@@ -203,4 +210,28 @@ def _headers(kind: Kind) -> dict[str, Any]:
     return {
         "type": "object",
         "properties": {name: {**_TEXT, "description": text} for name, text in _HEADERS[kind].items()},
+    }
+
+
+def _bundled(documents: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Return all schemas and their definitions side by side, by name. Raises `ValueError` if two share a name."""
+    schemas: dict[str, Any] = {}
+    for name, document in documents.items():
+        body = {key: value for key, value in document.items() if key not in {"$id", "$schema", "$defs"}}
+        for key, schema in {**document.get("$defs", {}), name: body}.items():
+            local = _with_local_refs(schema)
+            if schemas.setdefault(key, local) != local:
+                raise ValueError(f"two different schemas are called {key}")
+    return schemas
+
+
+def _with_local_refs(node: Any) -> Any:
+    """Return a schema whose references to `$defs` lead to the components of the AsyncAPI document."""
+    if isinstance(node, list):
+        return [_with_local_refs(each) for each in node]
+    if not isinstance(node, dict):
+        return node
+    return {
+        name: each.replace("#/$defs/", "#/components/schemas/") if name == "$ref" else _with_local_refs(each)
+        for name, each in node.items()
     }

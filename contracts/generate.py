@@ -1,4 +1,4 @@
-"""Writes `contracts/schemas/` and `contracts/asyncapi.yaml` anew from the code; `make contracts` runs it."""
+"""Writes `contracts/schemas/` and `contracts/asyncapi.yaml` from the models. `make contracts` runs this file."""
 
 import inspect
 import json
@@ -20,11 +20,11 @@ _ASYNCAPI = runpy.run_path(str(CONTRACTS / "asyncapi.py"))
 
 
 Outcome = StrEnum("Outcome", {name.name: name.value for each in SLICES for name in each.outcomes})
-Outcome.__doc__ = "How a command ends."
+Outcome.__doc__ = "The outcome of a command."
 
 
 class Refusal(Payload):
-    """Why a command was rejected or a query can't be answered."""
+    """Why a command was rejected, or why a query failed."""
 
     code: Code
     message: str
@@ -32,13 +32,13 @@ class Refusal(Payload):
 
 
 class QueryRefused(Payload):
-    """The query can't be answered."""
+    """The reply to a query that failed."""
 
     error: Refusal
 
 
 class CommandRefused(Payload):
-    """The command was rejected and is kept in the dead letters."""
+    """The reply to a rejected command. The command is stored as a dead letter."""
 
     command_id: Identifier
     error: Refusal
@@ -47,7 +47,7 @@ class CommandRefused(Payload):
 CommandHandled = create_model(
     "CommandHandled",
     __base__=Payload,
-    __doc__="The command is committed; the timer, signal or run it was about, if there is one, is as it stands now.",
+    __doc__="The reply to a committed command, with the current state of its timer, signal or run, if there is one.",
     command_id=(Identifier, ...),
     outcome=(Outcome, ...),
     **{name: (view | None, None) for each in SLICES for name, view in each.views.items()},
@@ -59,19 +59,12 @@ EVENTS: tuple[type[Payload], ...] = (*(event for each in SLICES for event in eac
 
 def schemas() -> dict[str, str]:
     """Return the text of every schema by file name."""
-    documents = {
-        **{kebab(each.type): _tenant_optional(_message(each, _command(each)), each) for each in COMMANDS},
-        **{kebab(each.type): _without_null(_message(each, _event(each))) for each in EVENTS},
-        **{each.name: _document(each.name, each.request.__name__, each.request) for each in QUERIES},
-        **{f"{each.name}-answer": _answer(f"{each.name}-answer", each.reply, QueryRefused) for each in QUERIES},
-        "command-outcome": _answer("command-outcome", CommandHandled, CommandRefused),
-    }
-    return {f"{name}.v1.json": _text(document) for name, document in documents.items()}
+    return {f"{name}.v1.json": _text(document) for name, document in _documents().items()}
 
 
 def asyncapi() -> dict[str, Any]:
     """Return the AsyncAPI document."""
-    document: dict[str, Any] = _ASYNCAPI["document"](COMMANDS, EVENTS, QUERIES)
+    document: dict[str, Any] = _ASYNCAPI["document"](COMMANDS, EVENTS, QUERIES, _documents())
     return document
 
 
@@ -80,12 +73,23 @@ def asyncapi_text() -> str:
     return "# Written by generate.py.\n" + "\n".join(_ASYNCAPI["yaml_lines"](asyncapi())) + "\n"
 
 
+def _documents() -> dict[str, dict[str, Any]]:
+    """Return every schema by the name of its message."""
+    return {
+        **{kebab(each.type): _tenant_optional(_message(each, _command(each)), each) for each in COMMANDS},
+        **{kebab(each.type): _without_null(_message(each, _event(each))) for each in EVENTS},
+        **{each.name: _document(each.name, each.request.__name__, each.request) for each in QUERIES},
+        **{f"{each.name}-answer": _answer(f"{each.name}-answer", each.reply, QueryRefused) for each in QUERIES},
+        "command-outcome": _answer("command-outcome", CommandHandled, CommandRefused),
+    }
+
+
 def _command(payload: type[Payload]) -> dict[str, Any]:
     return {"type": (Literal[payload.type], ...), "payload": (payload, ...)}
 
 
 def _tenant_optional(document: dict[str, Any], payload: type[Payload]) -> dict[str, Any]:
-    """Show that a command's payload may leave its tenant out: decoding fills it in from the envelope."""
+    """Make the tenant of a command's payload optional. Decoding takes it from the envelope."""
     fields = document["$defs"][payload.__name__]
     required = [name for name in fields["required"] if name != "tenantId"]
     return {**document, "$defs": {**document["$defs"], payload.__name__: {**fields, "required": required}}}
@@ -96,7 +100,7 @@ def _event(payload: type[Payload]) -> dict[str, Any]:
 
 
 def _message(payload: type[Payload], fields: dict[str, Any]) -> dict[str, Any]:
-    """Return the schema of a whole body: the envelope around one kind of payload."""
+    """Return the schema of a whole body: the envelope and one type of payload."""
     body = create_model(payload.type, __base__=Envelope, **fields)
     return {**_document(kebab(payload.type), payload.type, body), "description": inspect.getdoc(payload)}
 
@@ -115,7 +119,7 @@ def _document(name: str, title: str, model: Any) -> dict[str, Any]:
 
 
 def _without_noise(node: Any) -> Any:
-    """Drop what pydantic adds and nobody reads: titles made of field names, `default: null`."""
+    """Remove the titles that pydantic makes of field names, and `default: null`."""
     if isinstance(node, list):
         return [_without_noise(each) for each in node]
     if not isinstance(node, dict):
@@ -129,7 +133,7 @@ def _without_noise(node: Any) -> Any:
 
 
 def _without_null(node: Any) -> Any:
-    """Take null from what the service may send: it leaves out what it doesn't know."""
+    """Remove null from every type. The service never sends null: it leaves unknown fields out."""
     if isinstance(node, list):
         return [_without_null(each) for each in node]
     if not isinstance(node, dict):
@@ -146,7 +150,7 @@ def _text(document: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    """Write every schema and the AsyncAPI document, and remove the schemas of messages that are gone."""
+    """Write every schema and the AsyncAPI document. Delete the schemas of messages that no longer exist."""
     SCHEMAS.mkdir(exist_ok=True)
     current = schemas()
     for old in SCHEMAS.glob("*.json"):

@@ -1,5 +1,5 @@
--- The outbox: events to publish, written in the same transaction as the state they announce (see timer_service/core/outbox.py).
--- A published row is deleted; one that can't be published stays, Buried.
+-- The outbox. A row is one event to publish. It is written in the same transaction as the state that it announces. The relay
+-- deletes a row after it publishes it. A row that cannot be published stays, in state Buried. See timer_service/core/outbox.py.
 CREATE TABLE outbox (
     tenant_id TEXT NOT NULL,
     event_id TEXT NOT NULL,
@@ -8,7 +8,7 @@ CREATE TABLE outbox (
     traceparent TEXT,
     tracestate TEXT,
     added_at BIGINT NOT NULL,
-    ordinal BIGINT NOT NULL CHECK (ordinal >= 0),  -- orders what was added at one instant by one instance
+    ordinal BIGINT NOT NULL CHECK (ordinal >= 0),  -- the order of rows that one instance added at one instant
     state TEXT NOT NULL CHECK (state IN ('Waiting', 'Buried')),
     available_at BIGINT,
     lease_token TEXT,
@@ -20,11 +20,11 @@ CREATE TABLE outbox (
     CHECK (lease_token IS NULL OR state = 'Waiting')
 );
 
--- The claim and the loop's next wake.
+-- Used by the statements of lease.sql that go by available_at, such as `claim` and `next_available`, and by the gauges.
 CREATE INDEX outbox_available ON outbox (available_at, ordinal) WHERE available_at IS NOT NULL;
 
--- The fair claim.
+-- Used by `pending_tenants` and `claim_of_tenant`, which share a claim between tenants.
 CREATE INDEX outbox_pending ON outbox (tenant_id, added_at, ordinal) WHERE available_at IS NOT NULL;
 
--- The gauge and the list of what could not be published.
+-- Used by `page_of_buried` and by the gauge that counts buried events.
 CREATE INDEX outbox_buried ON outbox (tenant_id, added_at, event_id) WHERE state = 'Buried';

@@ -1,4 +1,5 @@
--- Timers: one row per (tenant_id, service_call_id), leased through available_at (see timer_service/core).
+-- Timers. A row is one timer or the tombstone of a timer that was cancelled before it was scheduled. Rows are leased through
+-- available_at, as timer_service/core describes.
 CREATE TABLE timer_schedules (
     tenant_id TEXT NOT NULL,
     service_call_id TEXT NOT NULL,
@@ -21,10 +22,10 @@ CREATE TABLE timer_schedules (
     attempt INTEGER NOT NULL DEFAULT 0 CHECK (attempt >= 0),
     last_error TEXT,
     PRIMARY KEY (tenant_id, service_call_id),
-    -- Only the tombstone of a timer that was cancelled before it was known has nothing to fire.
+    -- Only the tombstone of a timer that was cancelled before it was scheduled has nothing to fire.
     CHECK (state = 'Cancelled' OR (due_at IS NOT NULL AND event_id IS NOT NULL)),
-    -- What each state has. Exactly the timers still to fire can be claimed. (As one CASE: SQLite builds the list of an IN
-    -- anew for each row it writes, which took half of the time of a write.)
+    -- The columns that each state sets. A timer can be claimed if and only if it is still to fire. One CASE instead of an
+    -- IN: for each row that SQLite writes, it builds the list of an IN again. This took half of the time of a write.
     CHECK (CASE state
         WHEN 'Scheduled' THEN available_at IS NOT NULL AND COALESCE(reached_at, cancelled_at, confirmed_at) IS NULL
         WHEN 'Reached' THEN reached_at IS NOT NULL AND COALESCE(available_at, cancelled_at) IS NULL
@@ -33,25 +34,26 @@ CREATE TABLE timer_schedules (
         ELSE FALSE
     END),
     CHECK (lease_token IS NULL OR available_at IS NOT NULL),
-    -- Never early.
+    -- A timer never fires early.
     CHECK (available_at >= due_at),
     CHECK (reached_at >= due_at)
 );
 
--- The claim and the loop's next wake.
+-- Used by the statements of lease.sql that go by available_at, such as `claim` and `next_available`, and by the gauges.
 CREATE INDEX timer_schedules_available ON timer_schedules (available_at) WHERE available_at IS NOT NULL;
 
--- The fair claim, which names tenants by skipping from one to the next, and lists of Scheduled timers. On due_at, not on
--- available_at: so claiming a row does not move it here.
+-- Used by `pending_tenants`, which steps from tenant to tenant, by `claim_of_tenant`, and by `page`, `count` and `oldest_due` for
+-- Scheduled timers. It is on due_at and not on available_at, so a claim does not change it.
 CREATE INDEX timer_schedules_scheduled ON timer_schedules (tenant_id, due_at, service_call_id)
     WHERE available_at IS NOT NULL;
 
--- Lists and counts of the other states. Each state has an index of its own: beside one over all states, which has the same
--- columns, SQLite's planner would not choose the partial one.
+-- Used by `page` and `count` for the other states, one index per state. One index over all states would have the same columns
+-- as the index of Scheduled timers, and SQLite's planner would then not choose that partial index.
 CREATE INDEX timer_schedules_reached ON timer_schedules (tenant_id, due_at, service_call_id) WHERE state = 'Reached';
 CREATE INDEX timer_schedules_cancelled ON timer_schedules (tenant_id, due_at, service_call_id) WHERE state = 'Cancelled';
 CREATE INDEX timer_schedules_failed ON timer_schedules (tenant_id, due_at, service_call_id) WHERE state = 'Failed';
 
--- Retention counts from when a timer was settled, or from the newest command since that found it settled.
+-- Used by `delete_settled`. Retention counts from the time when a timer was settled, or from the newest later command that found
+-- it settled.
 CREATE INDEX timer_schedules_settled ON timer_schedules (COALESCE(confirmed_at, reached_at, cancelled_at))
     WHERE reached_at IS NOT NULL OR cancelled_at IS NOT NULL;

@@ -1,7 +1,8 @@
--- Work signals: reminders of what happens to work items (see docs/signals.md).
+-- Work signals: reminders of what happens to work items. See docs/signals.md.
 
--- Work items. `moved` is the position of the newest transition, which sets the status; `created` that of the oldest
--- CreateWorkItem, whose status holds while there is no transition. 0 0: there is none.
+-- Work items. A row is one work item that a command has named. `moved` is the position of its newest transition, which sets the
+-- status. `created` is the position of its oldest CreateWorkItem, whose status holds until the first transition. The position
+-- 0 0 means that no such command was delivered.
 CREATE TABLE work_items (
     tenant_id TEXT NOT NULL,
     work_item_id TEXT NOT NULL,
@@ -16,8 +17,8 @@ CREATE TABLE work_items (
     CHECK (status IS NULL OR (created_epoch, created_sequence) <> (0, 0) OR (moved_epoch, moved_sequence) <> (0, 0))
 );
 
--- What happened to work items. `evaluate_at` is the place in the queue of events not yet evaluated, null once one is;
--- `evaluated_to` the last signal it was held against.
+-- Transitions. A row is one transition of a work item to another status. `evaluate_at` is its place in the queue of unevaluated
+-- transitions, and null after its evaluation. `evaluated_to` is the last signal that the worker has matched it with.
 CREATE TABLE work_item_events (
     tenant_id TEXT NOT NULL,
     work_item_id TEXT NOT NULL,
@@ -38,20 +39,22 @@ CREATE TABLE work_item_events (
     PRIMARY KEY (tenant_id, work_item_id, event_id)
 );
 
--- The queue of each tenant's events to evaluate: what was evaluated before costs nothing.
+-- Used by `waiting_tenants` and `next_events`, which read the queue of each tenant, and by the gauge that counts unevaluated
+-- transitions. Evaluated transitions are not in it.
 CREATE INDEX work_item_events_to_evaluate ON work_item_events (tenant_id, evaluate_at) WHERE evaluate_at IS NOT NULL;
 
--- Events newer than a signal that was delivered after them. What looks for one by its key says nothing of its kind, so that
--- a planner with old statistics can't come to look for it here.
+-- Used by `evaluate_again`, which queues the transitions that are newer than a signal delivered after them. Statements that find
+-- a transition by its key have no condition on `kind`, so a planner with old statistics cannot use this index for them.
 CREATE INDEX work_item_events_in_order ON work_item_events (tenant_id, work_item_id, position_epoch, position_sequence)
     WHERE kind = 'status.transition';
 
--- Retention.
+-- Used by `delete_events`, the retention of evaluated transitions.
 CREATE INDEX work_item_events_evaluated ON work_item_events (recorded_at) WHERE evaluate_at IS NULL;
 
--- Signals. One without a status is a tombstone: it keeps commands that came before the one that creates the signal.
--- `defined` is the position of the command that gave the definition; the signal fires on what is newer than `since`.
--- `history`: its newest commands and firings, as JSON (see signals/store.py). Retention goes by `unused_since`.
+-- Signals. A row is one signal, or a tombstone if it has no status. A tombstone keeps the commands that were delivered before the
+-- command that creates the signal. `defined` is the position of the command that gave the definition. The signal fires on
+-- transitions that are newer than `since`. `history` is JSON: its newest commands and firings, as timer_service/signals/store.py
+-- writes them. Retention counts from `unused_since`.
 CREATE TABLE work_signals (
     tenant_id TEXT NOT NULL,
     signal_id TEXT NOT NULL,
@@ -84,18 +87,18 @@ CREATE TABLE work_signals (
     END)
 );
 
--- The active signals that wait for a work item, and lists of a work item's.
+-- Used by `waiting`, which finds the active signals that wait for a work item, and by `page` for the signals of a work item.
 CREATE INDEX work_signals_of_item ON work_signals (tenant_id, work_item_id, status, signal_id);
 
--- Lists by status, which leave tombstones out. What asks for a work item's signals says nothing of that, so that a planner
--- with old statistics can't come to look for them among all those of a tenant.
+-- Used by `page` for the signals of a status, without tombstones. The statements for the signals of a work item have no condition
+-- on `trigger_kind`, so a planner with old statistics cannot use this index for them and read all signals of a tenant.
 CREATE INDEX work_signals_by_status ON work_signals (tenant_id, status, signal_id) WHERE trigger_kind IS NOT NULL;
 
--- Retention.
+-- Used by `unused`, the retention of signals.
 CREATE INDEX work_signals_unused ON work_signals (unused_since) WHERE unused_since IS NOT NULL;
 
--- Firings: one per signal, definition and cause, leased through available_at (see timer_service/core). `defined` is the
--- position of the signal's definition, `position` that of the cause.
+-- Firings. A row is one firing: one cause that makes one definition of a signal fire. Rows are leased through available_at, as
+-- timer_service/core describes. `defined` is the position of the signal's definition, `position` is the position of the cause.
 CREATE TABLE work_signal_firings (
     tenant_id TEXT NOT NULL,
     firing_id TEXT NOT NULL,
@@ -119,9 +122,9 @@ CREATE TABLE work_signal_firings (
     attempt INTEGER NOT NULL DEFAULT 0 CHECK (attempt >= 0),
     last_error TEXT,
     PRIMARY KEY (tenant_id, firing_id),
-    -- A cause counts once.
+    -- A cause fires a definition once. Used by `fail_unsettled` too, which finds the firings of a definition.
     CONSTRAINT work_signal_firings_cause UNIQUE (tenant_id, signal_id, defined_epoch, defined_sequence, dedupe_key),
-    -- What happened before a definition does not count for it.
+    -- A cause that is older than a definition does not fire it.
     CHECK ((position_epoch, position_sequence) >= (defined_epoch, defined_sequence)),
     CHECK (CASE status
         WHEN 'queued' THEN available_at IS NOT NULL AND lease_token IS NULL AND settled_at IS NULL
@@ -130,26 +133,26 @@ CREATE TABLE work_signal_firings (
         WHEN 'failed' THEN settled_at IS NOT NULL AND available_at IS NULL AND lease_token IS NULL
         ELSE FALSE
     END),
-    -- Never early.
+    -- A firing is never processed early.
     CHECK (available_at >= due_at)
 );
 
--- The claim and the loop's next wake.
+-- Used by the statements of lease.sql that go by available_at, such as `claim` and `next_available`, and by the gauges.
 CREATE INDEX work_signal_firings_available ON work_signal_firings (available_at) WHERE available_at IS NOT NULL;
 
--- The fair claim.
+-- Used by `pending_tenants` and `claim_of_tenant`, which share a claim between tenants.
 CREATE INDEX work_signal_firings_pending ON work_signal_firings (tenant_id, due_at) WHERE available_at IS NOT NULL;
 
--- Lists of a signal's.
+-- Used by `page_of_signal`, which lists the firings of a signal.
 CREATE INDEX work_signal_firings_of_signal ON work_signal_firings (tenant_id, signal_id, created_at, firing_id);
 
--- The gauge of what was given up, and one of those by its key.
+-- Used by the gauge that counts failed firings.
 CREATE INDEX work_signal_firings_failed ON work_signal_firings (tenant_id, firing_id) WHERE status = 'failed';
 
--- Retention.
+-- Used by `delete_settled`, the retention of firings.
 CREATE INDEX work_signal_firings_settled ON work_signal_firings (settled_at) WHERE settled_at IS NOT NULL;
 
--- The follow-up work of fired signals.
+-- Tasks. A row is one task, the follow-up work of a fired signal.
 CREATE TABLE work_item_tasks (
     tenant_id TEXT NOT NULL,
     task_id TEXT NOT NULL,
@@ -160,8 +163,8 @@ CREATE TABLE work_item_tasks (
     PRIMARY KEY (tenant_id, task_id)
 );
 
--- Lists of a work item's.
+-- Used by `tasks_of_item`, which lists the tasks of a work item.
 CREATE INDEX work_item_tasks_of_item ON work_item_tasks (tenant_id, work_item_id, created_at, task_id);
 
--- Deleted with their signal.
+-- Used by `delete_tasks`, which deletes the tasks together with their signal.
 CREATE INDEX work_item_tasks_of_signal ON work_item_tasks (tenant_id, signal_id);

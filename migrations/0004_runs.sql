@@ -1,7 +1,7 @@
--- Runs: job graphs, their jobs, and which job needs which (see docs/runs.md).
+-- Runs: graphs of jobs, which the users' workers execute. See docs/runs.md.
 
--- Runs. One without a status is known by name only, because a command on it came before the one that starts it; one that
--- is cancelled and has no digest is the tombstone of such a cancel.
+-- Runs. A row is one run. A run without a status is only named: a command on it was delivered before its StartRun. A cancelled run
+-- without a digest is a tombstone: its CancelRun was delivered before its StartRun.
 CREATE TABLE runs (
     tenant_id TEXT NOT NULL,
     run_id TEXT NOT NULL,
@@ -35,23 +35,24 @@ CREATE TABLE runs (
         WHEN 'rejected' THEN digest IS NOT NULL AND settled_at IS NOT NULL AND flaw_code IS NOT NULL
         ELSE status IS NULL AND digest IS NULL AND settled_at IS NOT NULL AND flaw_code IS NULL
     END),
-    -- Exactly the runs that go on are swept, the others are deleted one day.
+    -- The sweep looks at a run until it is settled. Retention deletes settled runs.
     CHECK ((settled_at IS NULL) = (sweep_at IS NOT NULL)),
     CHECK (settled_at IS NULL OR (open_jobs = 0 AND open_groups = 0))
 );
 
--- The sweep, those first that have waited longest.
+-- Used by `due_runs` and `next_sweep`, which find the runs that are due for the sweep, and by the gauge that counts running runs.
 CREATE INDEX runs_to_sweep ON runs (sweep_at) WHERE sweep_at IS NOT NULL;
 
--- Lists, newest first: of a status, and of all.
-CREATE INDEX runs_by_status ON runs (tenant_id, status, created_at, run_id);
-CREATE INDEX runs_by_age ON runs (tenant_id, created_at, run_id) WHERE status IS NOT NULL;
+-- Used by `page`, newest first: one index for the runs of a status, one for all runs.
+CREATE INDEX runs_by_status ON runs (tenant_id, status, created_at, run_id) WHERE digest IS NOT NULL;
+CREATE INDEX runs_by_age ON runs (tenant_id, created_at, run_id) WHERE digest IS NOT NULL;
 
--- Retention.
+-- Used by `settled_runs`, which finds the runs that retention deletes.
 CREATE INDEX runs_settled ON runs (settled_at) WHERE settled_at IS NOT NULL;
 
--- Jobs. `ready_at` is when the needs of one were satisfied and its JobReady went into the outbox; what is reported of it
--- comes after that. `open_needs` counts the jobs it needs that have not ended, `open_groups` the groups not yet resolved.
+-- Jobs. A row is one job of a run. `ready_at` is the time when its needs were satisfied and its JobReady was added to the outbox.
+-- Reports of its status come after that. `open_needs` counts the upstream jobs that have not ended. `open_groups` counts the groups
+-- that it needs and that are not resolved.
 CREATE TABLE run_jobs (
     tenant_id TEXT NOT NULL,
     run_id TEXT NOT NULL,
@@ -74,7 +75,7 @@ CREATE TABLE run_jobs (
     PRIMARY KEY (tenant_id, run_id, job_name),
     CHECK ((payload IS NULL) = (payload_bytes = 0)),
     CHECK ((outputs IS NULL) = (outputs_bytes IS NULL)),
-    -- The gate: nothing is done before everything it needs is.
+    -- A job cannot run before it is ready, and it is ready only when nothing that it needs is open.
     CHECK (CASE status
         WHEN 'pending' THEN settled_at IS NULL
         WHEN 'dispatched' THEN settled_at IS NULL AND ready_at IS NOT NULL
@@ -91,15 +92,14 @@ CREATE TABLE run_jobs (
     CHECK (stale_at IS NULL OR (ready_at IS NOT NULL AND settled_at IS NULL))
 );
 
--- The gauge of jobs that wait.
+-- Used by the gauge that counts jobs that are not ready.
 CREATE INDEX run_jobs_waiting ON run_jobs (tenant_id, run_id, job_name)
     WHERE ready_at IS NULL AND settled_at IS NULL;
 
--- The sweep: jobs that nothing has been heard of.
+-- Used by `stale_jobs` and `next_stale`, which find the ready jobs that nobody has reported on in time.
 CREATE INDEX run_jobs_stale ON run_jobs (stale_at) WHERE stale_at IS NOT NULL;
 
--- Who needs whom. The key answers what a job needs, the index who needs it: it begins and goes on with other columns, so that
--- a planner without statistics can't take the one for the other.
+-- Needs. A row is one edge: `job_name` needs `upstream_name`. The primary key finds the jobs that a job needs.
 CREATE TABLE run_needs (
     tenant_id TEXT NOT NULL,
     run_id TEXT NOT NULL,
@@ -109,9 +109,12 @@ CREATE TABLE run_needs (
     PRIMARY KEY (tenant_id, run_id, job_name, upstream_name),
     CHECK (job_name <> upstream_name)
 );
+
+-- Used by `downstream`, which finds the jobs that need a job. Its columns have another order than the primary key, so a planner
+-- without statistics cannot confuse the two.
 CREATE INDEX run_needs_downstream ON run_needs (upstream_name, tenant_id, run_id, if_failed, job_name);
 
--- Dynamic groups, whose jobs are named later.
+-- Groups. A row is one group of a run, whose jobs are named later by a ResolveGroup.
 CREATE TABLE run_groups (
     tenant_id TEXT NOT NULL,
     run_id TEXT NOT NULL,
@@ -122,7 +125,8 @@ CREATE TABLE run_groups (
     CHECK ((digest IS NULL) = (resolved_at IS NULL))
 );
 
--- Who needs a group. Once it is resolved, its jobs stand in run_needs.
+-- Needs of groups. A row is one edge: a job needs a group. When the group is resolved, the job gets a row in run_needs for each
+-- job of the group.
 CREATE TABLE run_group_needs (
     tenant_id TEXT NOT NULL,
     run_id TEXT NOT NULL,
@@ -132,7 +136,7 @@ CREATE TABLE run_group_needs (
     PRIMARY KEY (tenant_id, run_id, job_name, group_name)
 );
 
--- Commands that were delivered before the one that makes their run or their job known.
+-- Pending commands. A row is one command that was delivered before its run or its job is known.
 CREATE TABLE run_pending_commands (
     tenant_id TEXT NOT NULL,
     run_id TEXT NOT NULL,

@@ -1,13 +1,13 @@
--- What only PostgreSQL needs: the order of keys, and how it cleans up dead rows.
+-- Settings for PostgreSQL only: the collation of keys, and autovacuum.
 
--- Keys compare by their bytes, as in SQLite and in Python: lists come in the same order everywhere, and a new version of the
--- system's collations can't break an index.
+-- Keys compare by their bytes, as in SQLite and in Python. So lists have the same order everywhere, and a new version of the
+-- system's collations cannot break an index.
 ALTER TABLE timer_schedules
     ALTER COLUMN tenant_id TYPE TEXT COLLATE "C",
     ALTER COLUMN service_call_id TYPE TEXT COLLATE "C";
 
--- A timer is written three times in its life, so dead rows keep coming: clean up early and in small steps, and leave room for
--- a row's next version on its own page.
+-- A timer is written three times, and each write leaves a dead row. So vacuum runs early and in small steps. The fillfactor leaves
+-- room for the next version of a row on the same page.
 ALTER TABLE timer_schedules SET (
     fillfactor = 70,
     autovacuum_vacuum_scale_factor = 0.01,

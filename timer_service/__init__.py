@@ -35,3 +35,5 @@ dead letter   an input that can never be handled, kept whole with the reason
 
 Instants are `int` epoch milliseconds named `*_at`; durations are `timedelta`; on the wire both are ISO 8601.
 """
+
+__version__ = "0.1.0"

@@ -1,4 +1,4 @@
-"""What keeps the timers while a scenario runs."""
+"""The databases of the scenarios."""
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager

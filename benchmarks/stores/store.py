@@ -1,25 +1,25 @@
-"""What a scenario knows of the database."""
+"""The interface of the databases."""
 
 from collections.abc import Mapping
 from typing import Protocol
 
 
 class Store(Protocol):
-    """A database of a scenario's own, asked past the service."""
+    """The database of one scenario, queried without the service."""
 
     @property
     def settings(self) -> Mapping[str, str]:
-        """How the service finds it."""
+        """The settings with which the service finds the database."""
         ...
 
     async def facts(self) -> Mapping[str, str]:
-        """Return its version and what durability it gives."""
+        """Return the version and the durability settings."""
         ...
 
     async def rows(self) -> int:
-        """Count the timers."""
+        """Return the number of timers."""
         ...
 
     async def poll(self) -> None:
-        """Ask what a poll asks that finds nothing due."""
+        """Run the queries of a poll that finds no due timer."""
         ...

@@ -1,9 +1,9 @@
-"""A small executor: runs the command in each JobReady's payload and reports how it ended (docs/runs.md).
+"""A small executor. It runs the command in the payload of each JobReady and reports the result (docs/runs.md).
 
     python docs/examples/executor.py acme
 
-It may be killed at any moment: an event that was not acknowledged comes again, its command is run again, and what is
-reported twice counts once.
+It may be killed at any time. The broker delivers an event that was not acknowledged again, and the executor runs the
+command again. A report that is sent twice counts once.
 """
 
 import argparse
@@ -18,62 +18,64 @@ from nats.aio.msg import Msg
 from nats.js import JetStreamContext
 from nats.js.api import ConsumerConfig
 
-AT_ONCE = 2
-OUTPUT = 2000
+MAX_JOBS = 2
+"""How many jobs run at the same time."""
+MAX_OUTPUT = 2000
+"""How many characters of the output of a command are reported."""
 
 
-async def main(url: str, tenant: str, patience: float) -> None:
-    """Take jobs until killed."""
+async def main(url: str, tenant: str, ack_wait: float) -> None:
+    """Run jobs until killed."""
     async with await nats.connect(url) as connection:
         stream = connection.jetstream()
         ready = await stream.pull_subscribe(
             f"timer.evt.v1.{tenant}.job-ready",
             durable="executor",
             stream="TIMER_EVT",
-            config=ConsumerConfig(ack_wait=patience, max_ack_pending=AT_ONCE),
+            config=ConsumerConfig(ack_wait=ack_wait, max_ack_pending=MAX_JOBS),
         )
-        async with asyncio.TaskGroup() as working:
+        async with asyncio.TaskGroup() as tasks:
             while True:
                 try:
                     for message in await ready.fetch(1, timeout=5):
-                        working.create_task(execute(stream, tenant, message, patience))
+                        tasks.create_task(execute(stream, tenant, message, ack_wait))
                 except TimeoutError:
                     continue
 
 
-async def execute(stream: JetStreamContext, tenant: str, message: Msg, patience: float) -> None:
-    """Do one job; its event is acknowledged once its end is reported, and claimed as long as that takes."""
+async def execute(stream: JetStreamContext, tenant: str, message: Msg, ack_wait: float) -> None:
+    """Run one job, report its end, and then acknowledge its JobReady."""
     event = json.loads(message.data)
     job = event["payload"]
-    about = {"tenantId": tenant, "runId": job["runId"], "jobName": job["jobName"]}
-    claiming = asyncio.create_task(claim(message, patience / 3))
+    names = {"tenantId": tenant, "runId": job["runId"], "jobName": job["jobName"]}
+    extending = asyncio.create_task(extend_ack_wait(message, ack_wait / 3))
     try:
-        await tell(stream, "ReportJobStatus", {**about, "status": "running"}, f"{event['id']}-running")
+        await send(stream, "ReportJobStatus", {**names, "status": "running"}, f"{event['id']}-running")
         started = time.monotonic()
-        given = job.get("payload") or {}
-        code, output = await command(given)
-        if "resolves" in given:
+        payload = job.get("payload") or {}
+        code, output = await run_command(payload)
+        if "resolves" in payload:
             code, jobs = read_jobs(code, output)
-            group = {"tenantId": tenant, "runId": job["runId"], "groupName": given["resolves"], "jobs": jobs}
-            await tell(stream, "ResolveGroup", group, f"{event['id']}-resolved")
-        outputs = {"exitCode": code, "seconds": round(time.monotonic() - started, 1), "output": output[-OUTPUT:]}
-        ended = {**about, "status": "failed" if code else "success", "outputs": outputs}
-        await tell(stream, "ReportJobStatus", ended, f"{event['id']}-ended")
+            group = {"tenantId": tenant, "runId": job["runId"], "groupName": payload["resolves"], "jobs": jobs}
+            await send(stream, "ResolveGroup", group, f"{event['id']}-resolved")
+        outputs = {"exitCode": code, "seconds": round(time.monotonic() - started, 1), "output": output[-MAX_OUTPUT:]}
+        end = {**names, "status": "failed" if code else "success", "outputs": outputs}
+        await send(stream, "ReportJobStatus", end, f"{event['id']}-ended")
         await message.ack()
-        print(f"{job['jobName']}: {ended['status']} after {outputs['seconds']} s", flush=True)
+        print(f"{job['jobName']}: {end['status']} after {outputs['seconds']} s", flush=True)
     finally:
-        claiming.cancel()
+        extending.cancel()
 
 
-async def claim(message: Msg, interval: float) -> None:
-    """Say again and again that the job is being done."""
+async def extend_ack_wait(message: Msg, interval: float) -> None:
+    """Tell the broker at intervals that the job is still running, so that it does not deliver the event again."""
     while True:
         await asyncio.sleep(interval)
         await message.in_progress()
 
 
-async def command(payload: dict[str, Any]) -> tuple[int, str]:
-    """Run a payload's command, if it has one; return its exit code and what it printed."""
+async def run_command(payload: dict[str, Any]) -> tuple[int, str]:
+    """Run the command of a payload, if it has one. Return the exit code and the output."""
     if "run" not in payload:
         return 0, ""
     piped = asyncio.subprocess.PIPE
@@ -86,15 +88,18 @@ async def command(payload: dict[str, Any]) -> tuple[int, str]:
 
 
 def read_jobs(code: int, output: str) -> tuple[int, list[Any]]:
-    """Read the jobs of a group: none if its command failed, for a group that nobody resolves keeps its run open."""
+    """Return the exit code and the jobs of a group.
+
+    If the command failed, the group is resolved without jobs, because an unresolved group keeps its run open.
+    """
     try:
         return (code, json.loads(output)) if code == 0 else (code, [])
     except ValueError:
         return 1, []
 
 
-async def tell(stream: JetStreamContext, message_type: str, payload: dict[str, Any], message_id: str) -> None:
-    """Send a command; the broker drops a second one of the same id."""
+async def send(stream: JetStreamContext, message_type: str, payload: dict[str, Any], message_id: str) -> None:
+    """Publish a command. The broker drops a second command with the same id."""
     tenant = payload["tenantId"]
     body = {"id": message_id, "type": message_type, "tenantId": tenant, "payload": payload}
     subject = {"ReportJobStatus": "report-job-status", "ResolveGroup": "resolve-group"}[message_type]
@@ -103,8 +108,13 @@ async def tell(stream: JetStreamContext, message_type: str, payload: dict[str, A
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("tenant")
-    parser.add_argument("--patience", type=float, default=30, help="seconds until a dead executor's jobs are done anew")
-    given = parser.parse_args()
-    asyncio.run(main(os.environ.get("TIMER_BROKER_URL", "nats://localhost:4222"), given.tenant, given.patience))
+    parser.add_argument(
+        "--ack-wait",
+        type=float,
+        default=30,
+        help="seconds until the jobs of a killed executor are run again",
+    )
+    arguments = parser.parse_args()
+    asyncio.run(main(os.environ.get("TIMER_BROKER_URL", "nats://localhost:4222"), arguments.tenant, arguments.ack_wait))

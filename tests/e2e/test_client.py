@@ -1,11 +1,11 @@
-"""The Python client, and with it every outcome, over the real broker and the real service."""
+"""The Python client and every command outcome, with the real broker and the real service."""
 
 import asyncio
 import json
 import re
 import runpy
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,7 @@ PAST = datetime(2020, 1, 1, tzinfo=UTC)
 
 @pytest.fixture
 async def service(tmp_path: Path, broker: NatsServer, stored: Mapping[str, str]) -> AsyncIterator[Service]:
-    """A service that gives a refused row up at once."""
+    """A service that makes one attempt to publish an event."""
     async with Service(tmp_path / "service", broker.url, TIMER_MAX_ATTEMPTS="1", **stored) as running:
         yield running
 
@@ -44,7 +44,7 @@ async def client(broker: NatsServer, service: Service) -> AsyncIterator[TimerCli
 
 
 async def until_state(client: TimerClient, state: State, call: str = "call-1") -> Timer:
-    """Wait until a timer has come to a state."""
+    """Wait until a timer has a state."""
     async with asyncio.timeout(10):
         while True:
             timer = await client.get("acme", call)
@@ -54,7 +54,7 @@ async def until_state(client: TimerClient, state: State, call: str = "call-1") -
 
 
 async def until_failed(user: User, client: TimerClient) -> Timer:
-    """Let the service give a timer up: its event is larger than the stream takes."""
+    """Make a timer fail: its event is larger than the stream accepts."""
     config = (await user.js.stream_info("TIMER_EVT")).config
     await user.js.update_stream(config.evolve(max_msg_size=2_000))
     await client.schedule("acme", "call-1", PAST, data="x" * 3_000)
@@ -67,8 +67,8 @@ async def counted(service: Service, message_type: str, outcome: str) -> float:
     return await service.metric(f'timer_commands_received_total{{outcome="{outcome}",type="{message_type}"}}')
 
 
-def test_the_guide_is_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The example of docs/client.md does what it says."""
+def test_the_example_of_the_guide_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The example in docs/client.md prints what its comments say."""
     (example,) = re.findall(r"^```python\n(.*?)^```$", GUIDE.read_text("utf-8"), re.MULTILINE | re.DOTALL)
     (tmp_path / "example.py").write_text(example, "utf-8")
     main = runpy.run_path(str(tmp_path / "example.py"))["main"]
@@ -84,13 +84,13 @@ def test_the_guide_is_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert lines[5] == "due next: order-1/payment"
     assert "'Scheduled': 998" in lines[6]
     assert lines[7:9] == ["transitioned", "reminder: ask-for-help Call Kim."]
-    assert lines[9:12] == ["started", "recorded", "let go: ['lint', 'publish']"]
+    assert lines[9:12] == ["started", "recorded", "ready: ['lint', 'publish']"]
     assert lines[12].startswith("TOO_LARGE [{'path': 'payload.data'")
     assert lines[13:] == ["fired: order-1/payment None"]
 
 
-async def test_schedule_tells_the_timer(client: TimerClient) -> None:
-    """The outcome of a command carries the timer as it stands, instants with their zone."""
+async def test_schedule_returns_the_timer(client: TimerClient) -> None:
+    """The outcome of a command holds the timer after the command, with timezone-aware datetimes."""
     due_at = LATER.astimezone(timezone(timedelta(hours=5, minutes=30)))
     outcome = await client.schedule("acme", "call-1", due_at, data={"kept": [1, None, "ü"]})
     assert outcome.name == "scheduled"
@@ -106,13 +106,15 @@ async def test_schedule_tells_the_timer(client: TimerClient) -> None:
 @pytest.mark.parametrize("atomic", [True, False], ids=["atomic", "singly"])
 @ON_SQLITE
 async def test_schedule_many(user: User, client: TimerClient, service: Service, *, atomic: bool) -> None:
-    """Outcomes come back per timer and in order, whether or not the stream takes atomic batches."""
+    """`schedule_many` returns one result per timer, in order, with or without atomic batches in the stream."""
     config = (await user.js.stream_info("TIMER_CMD")).config
     assert config.allow_atomic
     await user.js.update_stream(config.evolve(allow_atomic=atomic))
     timers = [NewTimer("acme", f"call-{index}", LATER, data=index) for index in range(2_500)]
     timers[1_234] = NewTimer("acme", "call-1234", LATER, data="x" * 70_000)
-    endings = await client.schedule_many([*timers, timers[0]])
+    ended: list[int] = []
+    endings = await client.schedule_many([*timers, timers[0]], progress=ended.append)
+    assert ended == list(range(1, 2_502))
     rejected = endings[1_234]
     assert isinstance(rejected, CommandError)
     assert (rejected.code, rejected.errors[0]["path"]) == ("TOO_LARGE", "payload.data")
@@ -125,7 +127,7 @@ async def test_schedule_many(user: User, client: TimerClient, service: Service, 
 
 @ON_SQLITE
 async def test_schedule_many_when_the_stream_refuses_one(user: User, client: TimerClient) -> None:
-    """A command that the stream does not store costs only itself."""
+    """If the stream refuses one command of a batch, the other commands still end as usual."""
     config = (await user.js.stream_info("TIMER_CMD")).config
     await user.js.update_stream(config.evolve(max_msg_size=10_000))
     large = NewTimer("acme", "large", LATER, data="x" * 20_000)
@@ -137,7 +139,7 @@ async def test_schedule_many_when_the_stream_refuses_one(user: User, client: Tim
 
 
 async def test_list_and_count(client: TimerClient) -> None:
-    """The list comes page after page, in order of due time, filtered; the counts agree with it."""
+    """`list` reads every page in order of due time, filters work, and `count` agrees with `list`."""
     due = [LATER + timedelta(minutes=index) for index in range(250)]
     await client.schedule_many([NewTimer("acme", f"call-{index}", at) for index, at in enumerate(due)])
     await client.schedule("other", "call-1", LATER)
@@ -156,10 +158,10 @@ async def test_list_and_count(client: TimerClient) -> None:
 
 @ON_SQLITE
 async def test_watch(client: TimerClient) -> None:
-    """Events come as they are published, of one tenant or of all."""
+    """`watch` yields the events of one tenant or of all tenants."""
     mine, all_of_them = client.watch("acme"), client.watch()
     first, any_first = asyncio.ensure_future(anext(mine)), asyncio.ensure_future(anext(all_of_them))
-    await client.count("acme")  # the subscriptions went ahead of it on this connection
+    await client.count("acme")  # the subscriptions were sent before it on this connection
     await client.schedule("other", "call-1", PAST)
     await client.schedule("acme", "call-1", PAST, data=7)
     async with asyncio.timeout(5):
@@ -174,13 +176,13 @@ async def test_watch(client: TimerClient) -> None:
 
 @ON_SQLITE
 async def test_watch_runs(client: TimerClient) -> None:
-    """Jobs are seen as they are let go."""
+    """`runs.watch` yields a JobReady event for each job that becomes ready."""
     first = asyncio.ensure_future(anext(client.runs.watch("acme")))
-    await client.count("acme")  # the subscription went ahead of it on this connection
-    await client.runs.start("acme", "push-1", [{"name": "lint"}, {"name": "publish", "needs": ["lint"]}])
+    await client.count("acme")  # the subscription was sent before it on this connection
+    await client.runs.start("acme", "build-1", [{"name": "lint"}, {"name": "publish", "needs": ["lint"]}])
     async with asyncio.timeout(5):
         event = await first
-    assert (event["type"], event["payload"]["runId"], event["payload"]["jobName"]) == ("JobReady", "push-1", "lint")
+    assert (event["type"], event["payload"]["runId"], event["payload"]["jobName"]) == ("JobReady", "build-1", "lint")
 
 
 NAIVE = datetime(2100, 1, 1)  # noqa: DTZ001 - the mistake
@@ -189,7 +191,7 @@ MISTAKES: dict[str, Any] = {
     "call ": lambda client: client.schedule("acme", "a\nb", LATER),
     "call must be 1 to 200": lambda client: client.cancel("acme", "x" * 201),
     "tenant must": lambda client: client.retry("", "call"),
-    "due_at must carry": lambda client: client.schedule("acme", "call", NAIVE),
+    "due_at must have": lambda client: client.schedule("acme", "call", NAIVE),
     "due_at must lie": lambda client: client.schedule("acme", "call", datetime(1969, 12, 31, tzinfo=UTC)),
     "data must be JSON": lambda client: client.schedule("acme", "call", LATER, data=object()),
     "data must be JSON: Out of range": lambda client: client.schedule("acme", "call", LATER, data=float("nan")),
@@ -207,8 +209,8 @@ MISTAKES: dict[str, Any] = {
 
 
 @ON_SQLITE
-async def test_mistakes_are_named_before_anything_is_sent(user: User, client: TimerClient) -> None:
-    """Each wrong argument is a ValueError that names it, and no command has been stored."""
+async def test_a_wrong_argument_is_named_and_nothing_is_sent(user: User, client: TimerClient) -> None:
+    """A wrong argument raises ValueError with its name, and the client publishes no command."""
     for message, call in MISTAKES.items():
         with pytest.raises(ValueError, match=f"^{message}"):
             await call(client)
@@ -217,59 +219,87 @@ async def test_mistakes_are_named_before_anything_is_sent(user: User, client: Ti
 
 @ON_SQLITE
 async def test_rejections(client: TimerClient, user: User) -> None:
-    """What only the service can see is a CommandError with code and fields; a query it can't answer, a QueryError."""
+    """A rejected command raises CommandError with code and fields. A rejected query raises QueryError."""
     with pytest.raises(CommandError) as rejected:
         await client.schedule("acme", "call-1", LATER, data="x" * 70_000)
     assert (rejected.value.code, rejected.value.errors[0]["path"]) == ("TOO_LARGE", "payload.data")
     assert await user.stored("TIMER_DLQ") == 1
     with pytest.raises(QueryError) as refused:
-        _ = [each async for each in client._link.pages("acme", "list-timers", {"cursor": "mine"}, "timers", 5)]
+        _ = [each async for each in client._connection.pages("acme", "list-timers", {"cursor": "mine"}, "timers", 5)]
     assert (refused.value.code, refused.value.errors[0]["path"]) == ("INVALID_PAYLOAD", "cursor")
 
 
-async def test_nobody_there(broker: NatsServer, tmp_path: Path) -> None:
-    """Without a stream, a service or a server there is a NoAnswerError that says so."""
+async def test_missing_stream_service_or_broker(broker: NatsServer, tmp_path: Path) -> None:
+    """Without a stream, a service or a broker, calls raise a NoAnswerError that says what is missing."""
     async with TimerClient.connect(broker.url) as client:
-        with pytest.raises(NoAnswerError, match="no stream takes commands"):
+        with pytest.raises(NoAnswerError, match="no stream accepts commands"):
             await client.schedule("acme", "call-1", LATER)
         many = await client.schedule_many([NewTimer("acme", f"call-{index}", LATER) for index in range(10)])
         assert {type(each) for each in many} == {NoAnswerError}
-        with pytest.raises(NoAnswerError, match="nobody answers queries"):
+        with pytest.raises(NoAnswerError, match="no service answers queries"):
             await client.get("acme", "call-1")
         async with Service(tmp_path / "service", broker.url) as service:
             await service.terminate()
         with pytest.raises(NoAnswerError, match=r"no outcome within 0\.2 s; the command may be handled later"):
             await client.schedule("acme", "call-1", LATER, timeout_seconds=0.2)
         watching = asyncio.ensure_future(anext(client.watch()))
-        await client._connection.flush()
+        with pytest.raises(NoAnswerError):  # a round trip after the subscription of `watch`
+            await client.get("acme", "call-1")
         await broker.terminate()
         with pytest.raises(NoAnswerError, match="has ended"):
             await watching
         with pytest.raises(NoAnswerError):
             await client.schedule("acme", "call-1", LATER, timeout_seconds=1)
-    with pytest.raises(NoAnswerError, match="can't connect"):
+    with pytest.raises(NoAnswerError, match="cannot connect to the broker at nats://"):
         async with TimerClient.connect(broker.url):
             pass
 
 
+@ON_SQLITE
+async def test_reconnect(broker: NatsServer, client: TimerClient) -> None:
+    """After a restart of the broker the client works again. A `watch` from before the restart raises NoAnswerError."""
+    watching = asyncio.ensure_future(anext(client.watch()))
+    await client.count("acme")
+    await broker.terminate()
+    with pytest.raises(NoAnswerError, match="events may be missing"):
+        await watching
+    with pytest.raises(NoAnswerError, match="not connected"):
+        await client.get("acme", "call-1")
+    with pytest.raises(NoAnswerError, match="not connected"):
+        await client.schedule("acme", "call-1", LATER)
+    await broker.start()
+    outcome = await until_answered(lambda: client.schedule("acme", "call-1", LATER, timeout_seconds=2))
+    assert outcome.timer == await until_answered(lambda: client.get("acme", "call-1"))
+
+
+async def until_answered(call: Callable[[], Awaitable[Any]]) -> Any:
+    """Repeat a call until it does not raise NoAnswerError."""
+    async with asyncio.timeout(20):
+        while True:
+            try:
+                return await call()
+            except NoAnswerError:
+                await asyncio.sleep(0.05)
+
+
 async def test_outcomes_of_schedule_timer(user: User, client: TimerClient, service: Service) -> None:
-    """Each row of the outcome table for ScheduleTimer, by reply and by metric."""
+    """The reply and the metric show each outcome of ScheduleTimer."""
     moved = LATER + timedelta(hours=1)
-    told = [
+    outcomes = [
         await client.schedule("acme", "call-1", LATER),
         await client.schedule("acme", "call-1", moved),
         await client.schedule("acme", "call-1", moved),
         await client.schedule("acme", "call-1", moved, data=[1]),
     ]
     await client.cancel("acme", "call-1")
-    told += [await client.schedule("acme", "call-1", PAST)]
+    outcomes += [await client.schedule("acme", "call-1", PAST)]
     await until_state(client, State.REACHED)
-    told += [await client.schedule("acme", "call-1", LATER)]
+    outcomes += [await client.schedule("acme", "call-1", LATER)]
     names = ["scheduled", "rescheduled", "unchanged", "updated", "scheduled", "ignored_reached"]
-    assert [each.name for each in told] == names
+    assert [each.name for each in outcomes] == names
     for name in names:
         assert await counted(service, "ScheduleTimer", name) == names.count(name)
-    reached = told[-1].timer
+    reached = outcomes[-1].timer
     assert reached is not None
     assert reached.reached_at is not None
     assert (reached.state, reached.due_at) == (State.REACHED, PAST)
@@ -277,19 +307,19 @@ async def test_outcomes_of_schedule_timer(user: User, client: TimerClient, servi
 
 @ON_SQLITE
 async def test_updated_data_is_what_fires(user: User, client: TimerClient) -> None:
-    """A timer whose data changed before it was due fires once, with the newest data, under the newest command's id."""
+    """A timer whose data changed before it was due fires once, with the newest data and the newest causation id."""
     soon = datetime.now(UTC) + timedelta(seconds=2)
-    told = [await client.schedule("acme", "call-1", soon, data=data) for data in (1, {"a": 2}, {"a": 2}, "last")]
-    assert [each.name for each in told] == ["scheduled", "updated", "unchanged", "updated"]
-    assert [each.timer and each.timer.data for each in told] == [1, {"a": 2}, {"a": 2}, "last"]
+    outcomes = [await client.schedule("acme", "call-1", soon, data=data) for data in (1, {"a": 2}, {"a": 2}, "last")]
+    assert [each.name for each in outcomes] == ["scheduled", "updated", "unchanged", "updated"]
+    assert [each.timer and each.timer.data for each in outcomes] == [1, {"a": 2}, {"a": 2}, "last"]
     await until_state(client, State.REACHED)
     (event,) = await user.read("TIMER_EVT")
     fired = json.loads(event.data)
-    assert (fired["payload"]["data"], fired["causationId"]) == ("last", told[-1].command_id)
+    assert (fired["payload"]["data"], fired["causationId"]) == ("last", outcomes[-1].command_id)
 
 
-async def test_failed_timer_is_scheduled_anew(user: User, client: TimerClient, service: Service) -> None:
-    """ScheduleTimer on a Failed timer: scheduled, and it fires."""
+async def test_schedule_of_a_failed_timer(user: User, client: TimerClient, service: Service) -> None:
+    """ScheduleTimer on a Failed timer ends as scheduled, and the timer fires."""
     failed = await until_failed(user, client)
     assert failed.last_error is not None
     assert "message size exceeds maximum allowed" in failed.last_error
@@ -302,14 +332,14 @@ async def test_failed_timer_is_scheduled_anew(user: User, client: TimerClient, s
 
 
 async def test_outcomes_of_cancel_timer(user: User, client: TimerClient, service: Service) -> None:
-    """Each row of the outcome table for CancelTimer, by reply and by metric."""
+    """The reply and the metric show each outcome of CancelTimer."""
     await client.schedule("acme", "call-1", LATER)
     await client.schedule("acme", "call-2", PAST)
     await until_state(client, State.REACHED, "call-2")
-    told = [await client.cancel("acme", call) for call in ("call-1", "call-1", "call-2", "call-3")]
+    outcomes = [await client.cancel("acme", call) for call in ("call-1", "call-1", "call-2", "call-3")]
     names = ["cancelled", "unchanged", "already_reached", "not_found"]
-    assert [each.name for each in told] == names
-    assert [each.timer.state if each.timer else None for each in told] == [
+    assert [each.name for each in outcomes] == names
+    assert [each.timer.state if each.timer else None for each in outcomes] == [
         State.CANCELLED,
         State.CANCELLED,
         State.REACHED,
@@ -321,8 +351,8 @@ async def test_outcomes_of_cancel_timer(user: User, client: TimerClient, service
 
 
 @ON_SQLITE
-async def test_failed_timer_is_cancelled(user: User, client: TimerClient, service: Service) -> None:
-    """CancelTimer on a Failed timer: cancelled, and RetryTimer does not bring it back."""
+async def test_cancel_of_a_failed_timer(user: User, client: TimerClient, service: Service) -> None:
+    """CancelTimer on a Failed timer ends as cancelled, and RetryTimer does not change that."""
     await until_failed(user, client)
     assert (await client.cancel("acme", "call-1")).name == "cancelled"
     assert (await client.retry("acme", "call-1")).name == "unchanged"
@@ -330,14 +360,14 @@ async def test_failed_timer_is_cancelled(user: User, client: TimerClient, servic
 
 
 async def test_outcomes_of_retry_timer(user: User, client: TimerClient, service: Service) -> None:
-    """RetryTimer: a Failed timer is put back and fires; any other stays as it is; by reply and by metric."""
+    """RetryTimer fires a Failed timer and changes no other timer. The reply and the metric show each outcome."""
     await until_failed(user, client)
     await client.schedule("acme", "call-2", LATER)
-    told = [await client.retry("acme", "call-1")]
+    outcomes = [await client.retry("acme", "call-1")]
     await until_state(client, State.REACHED)
-    told += [await client.retry("acme", call) for call in ("call-2", "call-1", "call-3")]
+    outcomes += [await client.retry("acme", call) for call in ("call-2", "call-1", "call-3")]
     names = ["retried", "unchanged", "already_reached", "not_found"]
-    assert [each.name for each in told] == names
+    assert [each.name for each in outcomes] == names
     for name in names:
         assert await counted(service, "RetryTimer", name) == 1
 
@@ -350,15 +380,14 @@ async def test_outcomes_of_retry_timer(user: User, client: TimerClient, service:
 async def test_stale_command(
     message_type: str, message: str, user: User, client: TimerClient, service: Service
 ) -> None:
-    """A command delivered after a newer one: ignored_stale, by reply and by metric, and the newer one stands."""
+    """A command that is delivered after a newer command ends as ignored_stale and changes nothing."""
     due = {"dueAt": iso(int(time.time() * 1000))} if message_type == "ScheduleTimer" else {}
     old = body(message_type, "acme", {"tenantId": "acme", "serviceCallId": "call-1", **due})
     await service.kill()
     await user.until_nobody_pulls()
     inbox = await user.connection.subscribe(user.connection.new_inbox())
     await user.js.publish(f"timer.cmd.v1.acme.{message}", old, headers={"Timer-Reply-To": inbox.subject})
-    # Taken away without settling it, the older command comes back after a negative acknowledgement, once the newer
-    # one is handled.
+    # The test pulls the older command and returns it only after the service has handled the newer one.
     holding = await user.js.pull_subscribe("timer.cmd.v1.*.*", durable="timer-service", stream="TIMER_CMD")
     (older,) = await holding.fetch(1)
     await service.start()
@@ -372,7 +401,7 @@ async def test_stale_command(
 
 @ON_SQLITE
 async def test_stale_command_after_a_cancel(user: User, client: TimerClient, service: Service) -> None:
-    """A ScheduleTimer delivered after a newer CancelTimer of a timer nobody knew does not revive it."""
+    """A CancelTimer of an unknown timer wins over an older ScheduleTimer that is delivered later."""
     await service.kill()
     await user.until_nobody_pulls()
     command = body("ScheduleTimer", "acme", {"tenantId": "acme", "serviceCallId": "call-1", "dueAt": iso(0)})

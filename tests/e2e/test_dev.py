@@ -1,13 +1,18 @@
-"""`timer-service dev`: what a new user starts with."""
+"""`timer-service dev`: the first command of a new user."""
 
+import asyncio
+import json
 import signal
+import subprocess
+import time
 from pathlib import Path
 
 from tests.harness.processes import Dev
+from tests.harness.spawning import TIMER_SERVICE, spawn
 
 
 async def test_demo(tmp_path: Path) -> None:
-    """It shows a timer firing, says how to go on, and keeps off the database that the environment names."""
+    """It shows a timer firing and does not use the database that the environment names."""
     async with Dev(tmp_path, TIMER_DATABASE_URL="postgresql://user:password@127.0.0.1:1/production") as dev:
         dev.signal(signal.SIGINT)
         assert await dev.wait() == 0
@@ -15,3 +20,43 @@ async def test_demo(tmp_path: Path) -> None:
     assert "scheduled: a timer of tenant demo" in text
     assert "fired:     " in text
     assert (tmp_path / "dev" / "timers.db").exists()
+
+
+async def test_other_commands_find_it(tmp_path: Path) -> None:
+    """In the folder of a running `dev`, the other commands use its broker and its database."""
+    async with Dev(tmp_path) as dev:
+        (tmp_path / ".timer-service").symlink_to(tmp_path / "dev")
+        done = await run(tmp_path, "timers", "list", "demo", "--json")
+        assert json.loads(done.stdout)[0]["state"] == "Reached"
+        done = await run(tmp_path, "doctor")
+        assert done.returncode == 0
+        assert "ok    target: the `dev` that runs in this folder" in done.stdout
+        assert "ok    consumer timer-service: a service consumes the commands" in done.stdout
+        assert "ok    schema: at head" in done.stdout
+        done = await run(tmp_path, "migrate", "status")
+        assert (done.returncode, "pending" in done.stdout) == (0, False)
+        dev.signal(signal.SIGINT)
+        await dev.wait()
+
+
+async def test_second_dev(tmp_path: Path) -> None:
+    """A second `dev` with the same files fails at once and names the first one."""
+    async with Dev(tmp_path) as dev:
+        started_at = time.monotonic()
+        done = await run(tmp_path, "dev", "--data-dir", str(tmp_path / "dev"))
+        assert time.monotonic() - started_at < 4
+        assert done.returncode == 1
+        assert f"(process {dev.running.pid}, broker nats://127.0.0.1:" in done.stderr
+        assert "--data-dir" in done.stderr
+        dev.signal(signal.SIGINT)
+        await dev.wait()
+    assert not (tmp_path / "dev" / "dev.json").exists()
+
+
+async def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    output, errors = folder / "stdout", folder / "stderr"
+    output.unlink(missing_ok=True)
+    errors.unlink(missing_ok=True)
+    process = spawn([TIMER_SERVICE, *arguments], output, errors, environment={}, cwd=folder)
+    code = await asyncio.to_thread(process.wait, 30)
+    return subprocess.CompletedProcess(arguments, code, output.read_text(), errors.read_text())

@@ -13,8 +13,8 @@ from tests.harness.processes import NatsServer, Service
 from tests.harness.stores import MIGRATIONS, bring_to_head
 
 UNREACHABLE = {
-    "postgresql://svc:s3cret@127.0.0.1:1/timers": "can't be used: [Errno 111] Connect call failed ('127.0.0.1', 1)",
-    "postgresql://svc:s3cret@127.0.0.1:1/timers?sslmode=often": "can't be used: `sslmode` parameter must be one of",
+    "postgresql://svc:s3cret@127.0.0.1:1/timers": "cannot be used: [Errno 111] Connect call failed ('127.0.0.1', 1)",
+    "postgresql://svc:s3cret@127.0.0.1:1/timers?sslmode=often": "cannot be used: `sslmode` parameter must be one of",
 }
 
 
@@ -31,7 +31,7 @@ async def tables(url: str) -> int:
 
 
 async def test_doctor_beside_a_running_service(cli: Cli, databases: Databases) -> None:
-    """With the service running all is well, but for what the tests' own server gives up for speed."""
+    """Beside a running service all checks are ok, except for unsafe settings of the test server."""
     async with databases.database() as url:
         cli.settings["TIMER_DATABASE_URL"] = url
         async with Service(cli.folder / "service", cli.settings["TIMER_BROKER_URL"], TIMER_DATABASE_URL=url):
@@ -42,8 +42,8 @@ async def test_doctor_beside_a_running_service(cli: Cli, databases: Databases) -
         assert "sqlite" not in found
 
 
-async def test_doctor_makes_nothing(cli: Cli, databases: Databases) -> None:
-    """Before the first start doctor tells what the service will make, and leaves that to it."""
+async def test_doctor_creates_nothing(cli: Cli, databases: Databases) -> None:
+    """Before the first start, doctor reports missing tables and does not create them."""
     async with databases.database() as url:
         cli.settings["TIMER_DATABASE_URL"] = url
         assert (await statuses(cli, 0))["schema"] == "warn"
@@ -53,28 +53,28 @@ async def test_doctor_makes_nothing(cli: Cli, databases: Databases) -> None:
         assert (await statuses(cli, 1))["schema"] == "fail"
 
 
-async def test_doctor_sees_what_holds_for_this_database(cli: Cli, databases: Databases) -> None:
-    """A setting is judged as the service's own session has it, and its remedy takes effect there."""
+async def test_doctor_sees_the_settings_of_this_database(cli: Cli, databases: Databases) -> None:
+    """Doctor checks the settings of the service's own session, and the remedies take effect there."""
     async with databases.database(bring_to_head) as url:
         connection = await asyncpg.connect(url)
         name = await connection.fetchval("SELECT current_database()")
         await connection.execute(f"ALTER DATABASE {name} SET synchronous_commit = off")
         await connection.execute("ALTER TABLE timer_schedules SET (autovacuum_enabled = off)")
-        told = (await cli.run("doctor", TIMER_DATABASE_URL=url)).stdout
-        assert "warn  database durability: synchronous_commit = off (set by: database): a crash loses" in told
-        assert "warn  autovacuum: is off for timer_schedules" in told
-        for line in told.splitlines():
+        output = (await cli.run("doctor", TIMER_DATABASE_URL=url)).stdout
+        assert "warn  database durability: synchronous_commit = off (set by: database): a crash loses" in output
+        assert "warn  autovacuum: is off for timer_schedules" in output
+        for line in output.splitlines():
             if line.strip().startswith("ALTER "):
                 await connection.execute(line.strip())
         await connection.close()
-        told = (await cli.run("doctor", TIMER_DATABASE_URL=url)).stdout
-        assert "synchronous_commit" not in told
-        assert "is off for" not in told
+        output = (await cli.run("doctor", TIMER_DATABASE_URL=url)).stdout
+        assert "synchronous_commit" not in output
+        assert "is off for" not in output
 
 
 @pytest.mark.parametrize("url", UNREACHABLE)
 async def test_doctor_without_the_database(cli: Cli, url: str) -> None:
-    """A database that can't be used is a failure with its reason; the password is told nowhere."""
+    """A database that cannot be used is a failure with the reason. The password is not printed."""
     done = await cli.run("doctor", TIMER_DATABASE_URL=url)
     assert done.returncode == 1
     assert f"fail  database: {UNREACHABLE[url]}" in done.stdout
@@ -83,7 +83,7 @@ async def test_doctor_without_the_database(cli: Cli, url: str) -> None:
 
 
 async def test_doctor_with_a_refused_login(cli: Cli, databases: Databases) -> None:
-    """A login that is refused is told as such."""
+    """The finding says that the login was refused."""
     async with databases.database() as url:
         done = await cli.run("doctor", TIMER_DATABASE_URL=url.replace("postgres@", "nobody:s3cret@", 1))
     assert 'fail  database: refuses the login: role "nobody" does not exist' in done.stdout
@@ -91,7 +91,7 @@ async def test_doctor_with_a_refused_login(cli: Cli, databases: Databases) -> No
 
 
 async def test_without_the_extra(cli: Cli) -> None:
-    """Without asyncpg doctor and migrate say what to install."""
+    """Without asyncpg, doctor and migrate say what to install."""
     (cli.folder / "asyncpg.py").write_text("raise ImportError")
     cli.program = [sys.executable, "-m", "timer_service"]
     path = os.pathsep.join([str(cli.folder), os.environ.get("PYTHONPATH", "")])
@@ -103,7 +103,7 @@ async def test_without_the_extra(cli: Cli) -> None:
 
 
 async def test_migrate(cli: Cli, databases: Databases) -> None:
-    """check, status and up tell what is pending and apply it, PostgreSQL's own migrations included."""
+    """`check` and `status` list pending migrations. `up` applies them, including those for PostgreSQL only."""
     shipped = sorted(path.name.split(".")[0] for path in MIGRATIONS.glob("*.sql"))
     async with databases.database() as url:
         cli.settings["TIMER_DATABASE_URL"] = url

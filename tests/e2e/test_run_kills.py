@@ -1,4 +1,4 @@
-"""Runs whose service is killed on the way, or one of several instances."""
+"""Runs whose service, or one of its instances, is killed."""
 
 import json
 from collections import Counter
@@ -30,7 +30,7 @@ async def test_killed_between_each_pair_of_steps(
     service: Service,
     handled: bool,  # noqa: FBT001
 ) -> None:
-    """Killed between each two steps of a diamond and after the last, the service lets each job go once."""
+    """A service that is killed after each step of a diamond makes each job ready once."""
     runs.send("StartRun", jobs=jobs(DIAMOND))
     for now_ready in ({"top"}, {"left", "right"}, {"right"}, {"bottom"}):
         await runs.publish()
@@ -50,8 +50,8 @@ async def test_killed_between_each_pair_of_steps(
     assert set(await runs.completed()) == {"success"}
 
 
-async def test_two_instances_end_siblings_at_one_moment(broker: NatsServer, fleet: Fleet) -> None:
-    """However two instances share the ends of many joins' siblings, each join is let go exactly once."""
+async def test_two_instances_end_siblings_at_the_same_time(broker: NatsServer, fleet: Fleet) -> None:
+    """When two instances handle the ends of the jobs that a join needs, the join becomes ready exactly once."""
     names = [f"run-{number}" for number in range(100)]
     async with fleet.running(2) as instances, LiveRuns.at(Server(broker.url, instances[0])) as runs:
         for name in names:
@@ -65,11 +65,11 @@ async def test_two_instances_end_siblings_at_one_moment(broker: NatsServer, flee
         shares = [await each.metric(RECORDED) for each in instances]
     assert Counter(each["payload"]["runId"] for each in joins) == Counter(names)
     assert sum(shares) == 2 * len(names)
-    assert all(shares), f"only one of them handled reports: {shares}"
+    assert all(shares), f"one instance handled no reports: {shares}"
 
 
 async def execute(user: User) -> None:
-    """Report the success of each job as soon as it is let go, as an executor does."""
+    """Report the success of each job when its JobReady arrives, as an executor does."""
 
     async def report(message: Msg) -> None:
         event = json.loads(message.data)
@@ -84,7 +84,7 @@ async def execute(user: User) -> None:
     "count", [pytest.param(200, id="short"), pytest.param(3_000, id="full", marks=pytest.mark.full)]
 )
 async def test_one_of_three_is_killed(count: int, user: User, broker: NatsServer, fleet: Fleet) -> None:
-    """With many runs going on three instances, one is killed: each completes, each job is let go under one id."""
+    """One of three instances is killed during many runs. Each run completes, and each job has one JobReady id."""
     async with fleet.running(3) as (victim, *others), LiveRuns.at(Server(broker.url, victim)) as runs:
         await execute(user)
         for number in range(count):
@@ -105,5 +105,5 @@ async def test_one_of_three_is_killed(count: int, user: User, broker: NatsServer
     }
     ids = {(each["payload"]["runId"], each["payload"]["jobName"], each["id"]) for each in ready}
     assert sorted((run, job) for run, job, _ in ids) == sorted((run, job) for run in names for job in DIAMOND)
-    assert all(done), f"an instance starved: {done}"
-    print(f"{count} runs, 3 instances, 1 killed: all complete, {len(ready) - len(ids)} duplicates, by others: {done}")
+    assert all(done), f"an instance handled no reports: {done}"
+    print(f"{count} runs, 3 instances, 1 killed: all complete, {len(ready) - len(ids)} duplicates, others: {done}")

@@ -1,4 +1,4 @@
-"""Runs over the real broker: a pipeline done by the executor of the docs, killed on the way, and the service too."""
+"""Runs over a real broker. The executor of docs/examples runs a pipeline, while executor and service are killed."""
 
 import asyncio
 import json
@@ -20,19 +20,19 @@ TESTS = ["tests-postgres", "tests-sqlite"]
 
 @pytest.fixture
 async def executor(tmp_path: Path, broker: NatsServer) -> AsyncIterator[Executor]:
-    async with Executor(tmp_path, EXAMPLES / "executor.py", broker.url) as made:
-        yield made
+    async with Executor(tmp_path, EXAMPLES / "executor.py", broker.url) as executor:
+        yield executor
 
 
 def pipeline(**commands: list[str]) -> dict[str, Any]:
-    """Return the checks of this project as a run whose commands are quick, or as given."""
+    """Return docs/examples/checks.json with quick commands. `commands` replaces the commands of single jobs."""
     jobs = [
         job if job["name"] == "plan" else {**job, "payload": {"run": commands.get(job["name"], QUICK)}}
         for job in PIPELINE["jobs"]
     ]
     plan = [{"name": name, "needs": ["types"], "payload": {"run": commands.get(name, QUICK)}} for name in TESTS]
-    planning = {"resolves": "tests", "run": ["python", "-c", f"print({json.dumps(plan)!r})"]}
-    return {**PIPELINE, "jobs": [{**job, "payload": planning} if job["name"] == "plan" else job for job in jobs]}
+    plan_payload = {"resolves": "tests", "run": ["python", "-c", f"print({json.dumps(plan)!r})"]}
+    return {**PIPELINE, "jobs": [{**job, "payload": plan_payload} if job["name"] == "plan" else job for job in jobs]}
 
 
 async def request(user: User, message_type: str, **payload: Any) -> None:
@@ -40,16 +40,20 @@ async def request(user: User, message_type: str, **payload: Any) -> None:
     await user.js.publish(f"timer.cmd.v1.acme.{kebab(message_type)}", body(message_type, "acme", fields))
 
 
-async def ask(user: User, run: str = "push-1") -> Any:
-    question = json.dumps({"runId": run}).encode()
-    answer = await user.connection.request("timer.qry.v1.acme.get-run", question, timeout=10)
-    return json.loads(answer.data)
+async def get_run(user: User, run: str = "push-1") -> Any:
+    request = json.dumps({"runId": run}).encode()
+    reply = await user.connection.request("timer.qry.v1.acme.get-run", request, timeout=10)
+    return json.loads(reply.data)
+
+
+async def get_jobs(user: User) -> list[Any]:
+    return list((await get_run(user)).get("jobs", ()))
 
 
 async def until(user: User, job: str, *statuses: str, seconds: float = 60) -> None:
-    """Wait until a job is in one of some statuses."""
+    """Wait until a job has one of the statuses."""
     async with asyncio.timeout(seconds):
-        while not any(each["name"] == job and each["status"] in statuses for each in (await ask(user)).get("jobs", ())):
+        while not any(each["name"] == job and each["status"] in statuses for each in await get_jobs(user)):
             await asyncio.sleep(0.02)
 
 
@@ -57,15 +61,15 @@ async def events(user: User, name: str) -> list[Mapping[str, Any]]:
     return [json.loads(message.data) for message in await user.read("TIMER_EVT", f"timer.evt.v1.acme.{name}")]
 
 
-async def until_told(user: User, name: str) -> None:
-    """Wait until an event of a kind is in the stream."""
+async def until_published(user: User, name: str) -> None:
+    """Wait until an event of this type is in the stream."""
     async with asyncio.timeout(60):
         while not await events(user, name):
             await asyncio.sleep(0.02)
 
 
-async def test_pipeline_with_everything_killed(user: User, service: Service, executor: Executor) -> None:
-    """A pipeline with a dynamic group is done to its end though executor and service are killed on the way."""
+async def test_pipeline_with_kills(user: User, service: Service, executor: Executor) -> None:
+    """A pipeline with a dynamic group completes although executor and service are killed while it runs."""
     await request(user, "StartRun", **pipeline(package=["python", "-c", "import time; time.sleep(1)"]))
     executor.launch()
     await until(user, "types", "success", "running")
@@ -77,25 +81,25 @@ async def test_pipeline_with_everything_killed(user: User, service: Service, exe
     executor.launch()
     await until(user, "notify", "success")
     await user.until_handled()
-    await until_told(user, "run-completed")
+    await until_published(user, "run-completed")
     ready = await events(user, "job-ready")
-    run = await ask(user)
+    run = await get_run(user)
     assert (run["status"], run["counts"]) == ("success", {"success": 8})
     assert sorted({each["payload"]["jobName"] for each in ready}) == sorted(job["name"] for job in run["jobs"])
     assert len({each["id"] for each in ready}) == len(run["jobs"])
-    given = {each["payload"]["jobName"]: each["payload"]["upstreamJobOutputs"] for each in ready}
-    assert given["package"].keys() == {"lint", "types", "plan", *TESTS}
+    outputs = {each["payload"]["jobName"]: each["payload"]["upstreamJobOutputs"] for each in ready}
+    assert outputs["package"].keys() == {"lint", "types", "plan", *TESTS}
     assert len({each["id"] for each in await events(user, "run-completed")}) == 1
 
 
 async def test_pipeline_that_fails(user: User, service: Service, executor: Executor) -> None:
-    """With one engine's tests failing nothing is packaged or published, and everybody is notified."""
+    """If the tests on one engine fail, the jobs package and publish are skipped, and the job notify runs."""
     await request(user, "StartRun", **pipeline(**{"tests-sqlite": ["python", "-c", "raise SystemExit(3)"]}))
     executor.launch()
     await until(user, "notify", "success")
     await until(user, "tests-postgres", "success")
-    await until_told(user, "run-completed")
-    run = await ask(user)
+    await until_published(user, "run-completed")
+    run = await get_run(user)
     statuses = {job["name"]: job["status"] for job in run["jobs"]}
     assert run["status"] == "failed"
     assert [statuses[name] for name in ("tests-sqlite", "package", "publish")] == ["failed", "skipped", "skipped"]
@@ -106,29 +110,29 @@ async def test_pipeline_that_fails(user: User, service: Service, executor: Execu
 
 
 @ON_SQLITE
-async def test_example_for_anywhere(user: User, service: Service, executor: Executor) -> None:
-    """The example of the README is done to its end, its group resolved by one of its jobs."""
+async def test_example_of_the_readme(user: User, service: Service, executor: Executor) -> None:
+    """The run of build.json completes. One of its jobs resolves its group."""
     await request(user, "StartRun", **json.loads((EXAMPLES / "build.json").read_text("utf-8")))
     executor.launch()
-    await until_told(user, "run-completed")
-    assert (await ask(user))["counts"] == {"success": 7}
+    await until_published(user, "run-completed")
+    assert (await get_run(user))["counts"] == {"success": 7}
 
 
 @ON_SQLITE
-async def test_command_that_is_not_there(user: User, service: Service, executor: Executor) -> None:
-    """The example executor reports what it can't run as failed, and leaves no group open."""
+async def test_missing_command(user: User, service: Service, executor: Executor) -> None:
+    """The example executor reports a job as failed if its command does not exist, and still resolves the group."""
     await request(
         user, "StartRun", groups=["tests"], jobs=[{"name": "plan", "payload": {"resolves": "tests", "run": ["nil"]}}]
     )
     executor.launch()
-    await until_told(user, "run-completed")
-    run = await ask(user)
+    await until_published(user, "run-completed")
+    run = await get_run(user)
     assert (run["status"], run["groups"]) == ("failed", {"tests": True})
     assert run["jobs"][0]["outputs"]["exitCode"] == 127
 
 
-async def test_switched_off_and_on(tmp_path: Path, user: User, broker: NatsServer) -> None:
-    """With TIMER_RUNS_ENABLED=false commands are taken and nobody goes; started with true, it catches up."""
+async def test_disabled_and_enabled(tmp_path: Path, user: User, broker: NatsServer) -> None:
+    """With TIMER_RUNS_ENABLED=false commands are stored and no job is ready. With true, the jobs become ready."""
     async with Service(tmp_path / "service", broker.url, TIMER_RUNS_ENABLED="false"):
         await request(user, "StartRun", jobs=[{"name": "a"}])
         await user.until_handled()
@@ -140,16 +144,16 @@ async def test_switched_off_and_on(tmp_path: Path, user: User, broker: NatsServe
 
 @pytest.mark.full
 async def test_own_checks(user: User, service: Service, executor: Executor) -> None:
-    """The checks of this project, as docs/examples has them, are done as a run, the executor killed amid the tests."""
+    """The run of docs/examples/checks.json succeeds, although the executor is killed during its tests."""
     await request(user, "StartRun", **PIPELINE)
     executor.launch()
     await until(user, "tests-postgres", "running", seconds=300)
     await executor.kill()
     executor.launch()
     async with asyncio.timeout(600):
-        while (await ask(user)).get("status") in {None, "running"}:
+        while (await get_run(user)).get("status") in {None, "running"}:
             await asyncio.sleep(0.5)
-    run = await ask(user)
+    run = await get_run(user)
     print({job["name"]: (job["status"], job.get("outputs", {}).get("seconds")) for job in run["jobs"]})
     assert run["status"] == "success"
     assert len({event["id"] for event in await events(user, "job-ready")}) == len(run["jobs"]) == 8

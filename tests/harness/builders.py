@@ -8,7 +8,8 @@ from tests.harness.clock import NOW, iso
 from timer_service.core.broker import Delivery
 from timer_service.core.message import Address, Kind, Message, Position
 from timer_service.timers import rules
-from timer_service.timers.rules import Key, Schedule, State, Timer
+from timer_service.timers.messages import State
+from timer_service.timers.rules import Key, Schedule, Timer
 
 FIRST = Position(1, 1)
 KEY = Key("acme", "call-1")

@@ -206,7 +206,7 @@ class Executor(_Process):
     """The executor of docs/examples, not started yet."""
 
     def __init__(self, folder: Path, script: Path, broker_url: str) -> None:
-        command = [sys.executable, str(script), "acme", "--patience", "1"]
+        command = [sys.executable, str(script), "acme", "--ack-wait", "1"]
         path = os.pathsep.join([str(BIN), os.environ["PATH"]])
         super().__init__(command, folder / "executor.log", {"TIMER_BROKER_URL": broker_url, "PATH": path})
 

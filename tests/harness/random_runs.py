@@ -1,9 +1,9 @@
-"""Random runs, and what a plain gate says of them."""
+"""Random runs, and the jobs that the reference evaluator finds ready and skipped in them."""
 
 import random
 from typing import Any
 
-from tests.harness.reference_gate import Edges, plain
+from tests.harness.reference_evaluator import Edges, evaluate_from_scratch
 from tests.harness.runs import RunConversation
 from timer_service.runs.graph import Edge
 from timer_service.runs.messages import IfFailed, JobStatus
@@ -12,12 +12,12 @@ STATIC, MEMBERS = [f"job-{number}" for number in range(5)], [f"member-{number}" 
 NAMES = {*STATIC, *MEMBERS, "last"}
 ENDS = [JobStatus.SUCCESS, JobStatus.SUCCESS, JobStatus.FAILED, JobStatus.CANCELLED, JobStatus.TIMED_OUT_STALE]
 
-Found = tuple[set[str], set[str]]
-"""Who is ready and who is skipped."""
+Evaluation = tuple[set[str], set[str]]
+"""The names of the ready jobs and of the skipped jobs."""
 
 
-class _Drawn:
-    """A random run: static jobs, a group whose jobs need those and each other, and one that needs the group."""
+class _RandomRun:
+    """A random run: static jobs, a group of jobs that need other jobs, and a last job that needs the group."""
 
     def __init__(self, rng: random.Random, name: str) -> None:
         self.name = name
@@ -35,9 +35,9 @@ class _Drawn:
         runs.send("StartRun", runId=self.name, jobs=[*map(self._job, STATIC), last], groups=["g"])
         runs.send("ResolveGroup", runId=self.name, groupName="g", jobs=[*map(self._job, MEMBERS)])
 
-    def verdicts(self) -> Found:
-        """Return who has to be ready and who skipped."""
-        return plain(NAMES, [*self.edges, *(Edge(name, "last", self.last) for name in MEMBERS)], self.ends)
+    def expected(self) -> Evaluation:
+        edges = [*self.edges, *(Edge(name, "last", self.last) for name in MEMBERS)]
+        return evaluate_from_scratch(NAMES, edges, self.ends)
 
     def _job(self, name: str) -> dict[str, Any]:
         needs = [{"job": edge.upstream, "ifFailed": edge.if_failed} for edge in self.edges if edge.job == name]
@@ -45,49 +45,49 @@ class _Drawn:
 
 
 class RandomRuns:
-    """Some of them, and how their jobs have ended so far."""
+    """Several random runs, with the jobs that were reported as ended."""
 
     def __init__(self, seed: int, count: int) -> None:
         self.rng = random.Random(seed)
-        self._drawn = [_Drawn(self.rng, f"run-{number}") for number in range(count)]
+        self._runs = [_RandomRun(self.rng, f"run-{number}") for number in range(count)]
 
     @property
     def ended(self) -> int:
-        """How many of their jobs have been reported to have ended."""
-        return sum(len(each.ends) for each in self._drawn)
+        """The number of jobs that were reported as ended."""
+        return sum(len(each.ends) for each in self._runs)
 
     def start(self, runs: RunConversation) -> None:
-        """Send what makes them known."""
-        for each in self._drawn:
+        """Send the commands that start the runs and resolve their groups."""
+        for each in self._runs:
             each.send(runs)
 
     def report(self, runs: RunConversation) -> bool:
-        """Send the ends of some of the jobs that are ready, in any order; tell whether there were any."""
-        ready = [(each, job) for each in self._drawn for job in sorted(each.verdicts()[0])]
+        """Send ends of some ready jobs, in random order. Return False if no job is ready."""
+        ready = [(each, job) for each in self._runs for job in sorted(each.expected()[0])]
         some = self.rng.sample(ready, self.rng.randint(min(1, len(ready)), len(ready)))
         for each, job in some:
             each.ends[job] = self.rng.choice(ENDS)
             runs.send("ReportJobStatus", runId=each.name, jobName=job, status=each.ends[job])
         return bool(some)
 
-    def verdicts(self) -> dict[str, Found]:
-        """Return what has to be."""
-        return {each.name: each.verdicts() for each in self._drawn}
+    def expected(self) -> dict[str, Evaluation]:
+        """Return the ready and skipped jobs of each run by the reference evaluator."""
+        return {each.name: each.expected() for each in self._runs}
 
-    async def seen(self, runs: RunConversation) -> dict[str, Found]:
-        """Return what is."""
-        return {each.name: await _seen(runs, each.name) for each in self._drawn}
+    async def found(self, runs: RunConversation) -> dict[str, Evaluation]:
+        """Return the ready and skipped jobs of each run by the service."""
+        return {each.name: await _found(runs, each.name) for each in self._runs}
 
 
-async def _seen(runs: RunConversation, run: str) -> Found:
+async def _found(runs: RunConversation, run: str) -> Evaluation:
     jobs = (await runs.ask("get-run", runId=run))["jobs"]
     ready = {job["name"] for job in jobs if "readyAt" in job and "settledAt" not in job}
     return ready, {job["name"] for job in jobs if job["status"] == "skipped"}
 
 
-async def check_events(runs: RunConversation, drawn: RandomRuns) -> None:
-    """Assert that all of them are over, each job that ended was let go once, and none waited in vain."""
+async def check_events(runs: RunConversation, random_runs: RandomRuns) -> None:
+    """Assert that every run is completed, that each ended job had one JobReady, and that no job was stuck."""
     completed = [each["payload"]["runId"] for each in await runs.events_of("RunCompleted")]
-    assert sorted(completed) == sorted(drawn.verdicts())
-    assert len(await runs.ready()) == drawn.ended
+    assert sorted(completed) == sorted(random_runs.expected())
+    assert len(await runs.ready()) == random_runs.ended
     assert await runs.events_of("RunStuck") == []

@@ -1,4 +1,4 @@
-"""Conversations about runs: with the needs slice driven by hand, and with the real service."""
+"""Conversations about runs: with the runs slice in this process, and with the real service."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -14,21 +14,21 @@ from timer_service.runs import SLICE
 from timer_service.runs.sweep import Sweep
 
 Graph = Mapping[str, Sequence[Any]]
-"""Job -> what it needs."""
+"""The needs of each job, by job name."""
 
 
-def run_of(needs: str) -> dict[str, str]:
-    """Return a need that any end of the job admits."""
-    return {"job": needs, "ifFailed": "run"}
+def run_after(job: str) -> dict[str, str]:
+    """Return a need that is met when the job ends, whatever its status."""
+    return {"job": job, "ifFailed": "run"}
 
 
 def jobs(graph: Graph, **fields: Any) -> list[dict[str, Any]]:
-    """Write jobs as on the wire; `fields` are of each."""
+    """Return jobs as on the wire. Every job gets the `fields`."""
     return [{"name": name, "needs": needs, **fields} for name, needs in graph.items()]
 
 
 class RunConversation(Conversation):
-    """About `run-1`, unless a test says otherwise."""
+    """A conversation about `run-1`, unless a test names another run."""
 
     fields: ClassVar = {"runId": "run-1"}
 
@@ -41,37 +41,37 @@ class RunConversation(Conversation):
         return await self.request("ResolveGroup", groupName=group, jobs=jobs(graph), **fields)
 
     async def report(self, status: str, *names: str, **fields: Any) -> Any:
-        """Report the status of jobs, all at once; return what is replied to the last."""
+        """Report the status of jobs in one batch. Return the reply to the last report."""
         for name in names:
             self.send("ReportJobStatus", jobName=name, status=status, **fields)
         await self.consume()
         return self.reply(self.sent - 1)
 
     async def events_of(self, message_type: str, tenant: str | None = None) -> list[Any]:
-        """Return the events of a type that a tenant was told, in order of their instants, then of their jobs."""
-        events = [json.loads(each.body) for each in await self.stored(tenant)]
-        told = [each for each in events if each["type"] == message_type]
-        return sorted(told, key=lambda event: (event["timestampMs"], event["payload"].get("jobName", "")))
+        """Return the published events of a type, ordered by time and job name."""
+        bodies = [json.loads(each.body) for each in await self.stored(tenant)]
+        events = [each for each in bodies if each["type"] == message_type]
+        return sorted(events, key=lambda event: (event["timestampMs"], event["payload"].get("jobName", "")))
 
     async def ready(self, tenant: str | None = None) -> list[str]:
-        """Return the jobs that were let go, in order."""
+        """Return the jobs that have a JobReady, ordered by time and name."""
         return [each["payload"]["jobName"] for each in await self.events_of("JobReady", tenant)]
 
     async def skipped(self) -> dict[str, str]:
-        """Return the jobs that were skipped, and why."""
+        """Return the reasons of the skipped jobs, by job name."""
         return {each["payload"]["jobName"]: each["payload"]["reason"] for each in await self.events_of("JobSkipped")}
 
     async def completed(self) -> list[str]:
-        """Return how runs have ended, in order."""
+        """Return the final statuses of the completed runs, ordered by time."""
         return [each["payload"]["status"] for each in await self.events_of("RunCompleted")]
 
     async def statuses(self, run: str = "run-1") -> dict[str, str]:
-        """Return where each job of a run stands."""
+        """Return the status of each job of a run, by job name."""
         return {job["name"]: job["status"] for job in (await self.ask("get-run", runId=run))["jobs"]}
 
 
 class Runs(RunConversation, InProcess):
-    """Consumer, sweep and outbox; each batch comes a millisecond later."""
+    """The runs slice in this process. The clock advances by a millisecond for each batch."""
 
     def __init__(
         self, database: Database, broker: MemoryBroker, clock: ManualClock, *, evaluating: bool = True
@@ -84,4 +84,4 @@ class Runs(RunConversation, InProcess):
 
 
 class LiveRuns(RunConversation, Live):
-    """With the real service."""
+    """The real service."""

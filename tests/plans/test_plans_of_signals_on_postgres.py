@@ -86,7 +86,7 @@ STATEMENTS = {
     **of_lease(FIRINGS, "complete", "complete_claim"),
     **of_lease(OUTBOX, "complete_and_delete", "complete_claim_and_delete"),
     "a firing, fail": (firing_store._SQL["fail"], [by_key("work_signal_firings")]),
-    "a firing, recount": (firing_store._SQL["recount"], [by_key("work_signal_firings")]),
+    "a firing, recount": (firing_store._SQL["set_attempt"], [by_key("work_signal_firings")]),
     "a firing, still held": (firing_store._SQL["still_held"], ["LockRows", by_key("work_signal_firings")]),
     "a page of firings": (firing_store._SQL["page_of_signal"], ["Index Scan work_signal_firings_of_signal"]),
     "a page of tasks": (firing_store._SQL["tasks_of_item"], ["Index Scan work_item_tasks_of_item"]),
@@ -147,7 +147,7 @@ def test_plans(filled: Filled, mode: str) -> None:
 @pytest.mark.parametrize("mode", MODES)
 def test_plan_of_ending_firings(filled: Filled, mode: str) -> None:
     """Firings that end with their signal are found by one of the two indexes that begin with it."""
-    (found,) = filled.plan(firing_store._SQL["end"], mode)
+    (found,) = filled.plan(firing_store._SQL["fail_unsettled"], mode)
     assert found.removeprefix("Index Scan work_signal_firings_") in {"of_signal", "cause"}
 
 

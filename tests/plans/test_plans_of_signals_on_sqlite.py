@@ -22,7 +22,7 @@ from timer_service.signals.firing_store import COUNTED, FIRINGS
 from timer_service.signals.firings import Firing
 from timer_service.signals.items import ItemKey, Transition
 from timer_service.signals.messages import TriggerKind
-from timer_service.signals.signals import Definition, Key, SignalCommand, Step, Verb, apply_command
+from timer_service.signals.signal import Definition, Key, SignalCommand, Step, Verb, apply_command
 
 ROWS = 3000
 PLACE = Position(1, 1)
@@ -59,7 +59,7 @@ async def fill(tx: Transaction) -> None:
         command = SignalCommand(key, Step(Position(1, 1), Verb.CREATE, definition), Cause())
         made[key], _ = apply_command(None, command, NOW)
     await store.save_signals(tx, {}, made)
-    await store.add_events(
+    await store.add_transitions(
         tx,
         [
             Transition(item, f"event-{n}", None, "blocked", NOW, NOW, Position(1, n), Cause(), NOW if n % 9 else None)
@@ -106,9 +106,12 @@ PLANS = {
     "overdue firings": (overdue_sql(FIRINGS), ["work_signal_firings_available (available_at<?)"]),
     "a completed firing": (FIRINGS.sql("complete"), [KEY_OF_FIRING]),
     "a retried firing": (FIRINGS.sql("retry"), [KEY_OF_FIRING]),
-    **{f"a firing, {name}": (firing_store._SQL[name], [KEY_OF_FIRING]) for name in ("still_held", "recount", "fail")},
+    **{
+        f"a firing, {name}": (firing_store._SQL[name], [KEY_OF_FIRING])
+        for name in ("still_held", "set_attempt", "fail")
+    },
     "firings that end with their signal": (
-        firing_store._SQL["end"],
+        firing_store._SQL["fail_unsettled"],
         [f"{CAUSE_OF_FIRING} (tenant_id=? AND signal_id=? AND defined_epoch=? AND defined_sequence=?)"],
     ),
     "a page of firings": (

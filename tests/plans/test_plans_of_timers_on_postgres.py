@@ -6,7 +6,7 @@ from tests.harness.databases import Databases
 from tests.harness.plans import MODES, SIZES, Filled, filled_database
 from timer_service.core.row_counts import overdue_sql
 from timer_service.timers import store as timers
-from timer_service.timers.rules import State
+from timer_service.timers.messages import State
 from timer_service.timers.store import TIMERS
 
 ROWS = """

@@ -14,7 +14,7 @@ from timer_service.core.database import Database
 from timer_service.core.message import Position
 from timer_service.core.row_counts import Counted, overdue_sql
 from timer_service.timers import store as timers
-from timer_service.timers.rules import State
+from timer_service.timers.messages import State
 from timer_service.timers.store import TIMERS
 
 PENDING = 10_000
@@ -128,7 +128,7 @@ async def test_commands(database: Database, name: str) -> None:
 
 async def test_put(database: Database) -> None:
     """Writing a timer searches nothing: its key tells whether it is there."""
-    assert await plan(database, timers._SQL["put"]) == []
+    assert await plan(database, timers._PUT) == []
 
 
 LISTED_BY = {

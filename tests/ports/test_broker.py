@@ -696,7 +696,7 @@ async def test_nats_caught_up_with_a_recreated_stream(nats_harness: NatsHarness)
 
 async def test_nats_stuck_command(nats_harness: NatsHarness, monkeypatch: pytest.MonkeyPatch) -> None:
     """A command that can never be settled is not waited for without end; one that waits in the stream is."""
-    monkeypatch.setattr(backlog, "_STUCK", timedelta(0))
+    monkeypatch.setattr(backlog, "_STUCK_AFTER", timedelta(0))
     await send(nats_harness, "a", "b")
     subscription = await nats_harness.broker.subscribe()
     found = [await nats_harness.broker.caught_up()]

@@ -1,4 +1,5 @@
 import asyncio
+import os
 from pathlib import Path
 
 import pytest
@@ -301,6 +302,35 @@ async def test_sqlite_keeps_what_is_committed(tmp_path: Path) -> None:
     assert found == [1]
 
 
+def modes(folder: Path) -> dict[str, int]:
+    return {path.name: path.stat().st_mode & 0o777 for path in folder.iterdir()}
+
+
+@pytest.mark.parametrize("umask", [0o000, 0o022, 0o777])
+async def test_sqlite_files_are_private(tmp_path: Path, umask: int) -> None:
+    """The database file and the files next to it are created with mode 0600, whatever the umask."""
+    before = os.umask(umask)
+    try:
+        database = await SqliteDatabase.open(tmp_path / "timers.db")
+        async with database.transaction() as tx:
+            await tx.execute("CREATE TABLE numbers (number BIGINT)")
+        found = modes(tmp_path)
+        await database.close()
+    finally:
+        os.umask(before)
+    assert found == dict.fromkeys(["timers.db", "timers.db-wal", "timers.db-shm", "timers.db.lock"], 0o600)
+
+
+async def test_sqlite_keeps_the_mode_of_an_existing_file(tmp_path: Path) -> None:
+    """A database file that exists keeps the mode that the operator gave it."""
+    path = tmp_path / "timers.db"
+    path.touch()
+    path.chmod(0o640)
+    database = await SqliteDatabase.open(path)
+    await database.close()
+    assert modes(tmp_path)["timers.db"] == 0o640
+
+
 async def test_second_instance_on_sqlite_is_refused(tmp_path: Path) -> None:
     """A second instance on the same file is told what to use instead, while the first goes on until it ends."""
     path = tmp_path / "timers.db"
@@ -317,7 +347,7 @@ async def test_second_instance_on_sqlite_is_refused(tmp_path: Path) -> None:
 async def test_sqlite_path_in_no_folder(tmp_path: Path) -> None:
     """A path that can't be written to is refused by the name of its setting."""
     (tmp_path / "file").touch()
-    with pytest.raises(StartError, match=r"can't create .*file/timers\.db\.lock \(TIMER_DB_PATH\)"):
+    with pytest.raises(StartError, match=r"cannot create .*file/timers\.db\.lock \(TIMER_DB_PATH\)"):
         await SqliteDatabase.open(tmp_path / "file" / "timers.db")
 
 
@@ -325,7 +355,7 @@ async def test_sqlite_path_is_a_folder(tmp_path: Path) -> None:
     """A path that is a folder is refused by the name of its setting, and the lock is let go of."""
     path = tmp_path / "timers.db"
     path.mkdir()
-    with pytest.raises(StartError, match=r"can't open the database .*timers\.db \(TIMER_DB_PATH\)"):
+    with pytest.raises(StartError, match=r"cannot open the database .*timers\.db \(TIMER_DB_PATH\)"):
         await SqliteDatabase.open(path)
     path.rmdir()
     database = await SqliteDatabase.open(path)

@@ -103,6 +103,22 @@ async def test_serves_jetstream_and_keeps_it(tmp_path: Path) -> None:
     assert {each.name for each in data_dir.iterdir()} == {"jetstream", "nats-server.conf", "nats-server.log"}
 
 
+@pytest.mark.parametrize("umask", [0o000, 0o077])
+async def test_new_folders_are_private(tmp_path: Path, umask: int) -> None:
+    """Folders that the server needs are created with mode 0700, whatever the umask. Existing ones keep their mode."""
+    existing, data_dir = tmp_path / "existing", tmp_path / "existing" / "dev" / "nats"
+    existing.mkdir()
+    existing.chmod(0o755)
+    before = os.umask(umask)
+    try:
+        async with embedded_nats(data_dir, free_port(0)):
+            pass
+    finally:
+        os.umask(before)
+    found = [folder.stat().st_mode & 0o777 for folder in (existing, data_dir.parent, data_dir)]
+    assert found == [0o755, 0o700, 0o700]
+
+
 async def test_acknowledged_is_on_the_disk(tmp_path: Path) -> None:
     """The server is told to sync before it acknowledges, and takes its settings without a warning."""
     async with embedded_nats(tmp_path, free_port(0)):
@@ -177,7 +193,7 @@ async def test_a_folder_in_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 async def test_a_folder_that_cannot_be(tmp_path: Path) -> None:
     """A data folder that can't be created is a start error that names it."""
     (tmp_path / "file").touch()
-    with pytest.raises(StartError, match=r"can't write .*file/nats"):
+    with pytest.raises(StartError, match=r"cannot write .*file/nats"):
         async with embedded_nats(tmp_path / "file" / "nats", free_port(0)):
             pass
 

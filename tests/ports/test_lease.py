@@ -16,7 +16,8 @@ from timer_service.core.errors import ConflictError
 from timer_service.core.lease import Failure, Lease
 from timer_service.core.message import Position, Trace
 from timer_service.timers import store as timers
-from timer_service.timers.rules import Key, State, Timer
+from timer_service.timers.messages import State
+from timer_service.timers.rules import Key, Timer
 from timer_service.timers.store import TIMERS
 
 HOLD_MS = 30_000

@@ -21,7 +21,8 @@ from timer_service.core.lease import Lease
 from timer_service.core.message import Position
 from timer_service.core.transactions import in_transaction
 from timer_service.timers import store as timers
-from timer_service.timers.rules import Key, State
+from timer_service.timers.messages import State
+from timer_service.timers.rules import Key
 from timer_service.timers.store import TIMERS
 
 ADD = "UPDATE numbers SET value = value + 1 WHERE number = :number"
@@ -121,7 +122,7 @@ async def test_settings_end_with_the_transaction(postgres: PostgresDatabase) -> 
     shown = "SELECT current_setting('enable_seqscan') AS seqscan"
     async with postgres.transaction() as tx:
         (inside,) = await tx.fetch(shown)
-    outside = await postgres._own.fetchval(shown)
+    outside = await postgres._work_pool.fetchval(shown)
     assert (inside["seqscan"], outside) == ("off", "on")
 
 
@@ -229,7 +230,7 @@ async def test_without_prepared_statements(url: str) -> None:
         rows = await in_transaction(database, lambda tx: lease.claim(tx, NOW, 20))
         settled = await in_transaction(database, lambda tx, rows=rows: lease.complete(tx, rows, NOW))  # type: ignore[misc]
         assert settled == 20
-    prepared = await database._own.fetchval("SELECT count(*) FROM pg_prepared_statements")
+    prepared = await database._work_pool.fetchval("SELECT count(*) FROM pg_prepared_statements")
     await database.close()
     assert prepared == 0
 

@@ -63,7 +63,7 @@ def guaranteed_run_orders(draw: st.DrawFn, history: Sequence[SentCommand]) -> li
 
 def final_state_of_runs(model: RunsModel) -> dict[RunName, Any]:
     """Return what does not depend on the order of delivery: the statuses, the outputs, and all events but JobReady."""
-    events = {each for each in model.announced if each.type != "JobReady"}
+    events = {each for each in model.expected_events if each.type != "JobReady"}
     return {
         name: (
             run.status,

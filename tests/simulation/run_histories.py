@@ -1,4 +1,4 @@
-"""Draws commands on few runs with few names, so that they meet."""
+"""Draws commands on few runs with few names, so that many commands are about the same job or group."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -13,7 +13,7 @@ STATUSES = ["success", "success", "success", "success", "failed", "running", "di
 
 @st.composite
 def _jobs(draw: st.DrawFn, names: Sequence[str], known: Sequence[str], groups: Sequence[str]) -> list[dict[str, Any]]:
-    """Draw jobs that need those before them, mostly."""
+    """Draw jobs. Most of them need only earlier or known jobs."""
     jobs: list[dict[str, Any]] = []
     for name in names:
         job: dict[str, Any] = {"name": name}
@@ -94,7 +94,7 @@ _FIELDS = {"StartRun": starts, "ResolveGroup": resolves, "ReportJobStatus": repo
 
 @st.composite
 def run_commands(draw: st.DrawFn, most: int = 10) -> list[SentCommand]:
-    """Draw commands on one or two runs, in stream order."""
+    """Draw commands on one or two runs, in stream order. `most` limits their number."""
     history: list[SentCommand] = []
     if draw(st.integers(0, 5)) < 5:
         history.append(SentCommand("StartRun", "acme", {"runId": "r1", **draw(starts())}))

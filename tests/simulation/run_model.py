@@ -1,23 +1,22 @@
-"""What runs promise, written plainly: no counters, and every job is asked over and over until nothing changes.
+"""A simple model of runs. It has no counters: it evaluates every job again until nothing changes.
 
-A model takes commands in the order in which they are *delivered*; a command's position is its place in the stream.
-Where the two orders agree, this is docs/runs.md. Where they do not:
+The model takes commands in the order of their delivery. The position of a command is its place in the stream. If both
+orders are the same, docs/runs.md describes the result. If not, these rules apply:
 
-- A ResolveGroup or a report that is delivered before its StartRun, or before the ResolveGroup that names its job, is
-  kept and applied in the order of positions once that is delivered. So only the order among the other commands matters.
-- A run that is only a tombstone (a CancelRun came first) keeps commands that are newer than the tombstone: a newer
-  StartRun may follow. It forgets older ones, for they could only belong to the run that was cancelled.
+- A ResolveGroup or a report can be delivered before its StartRun or before the ResolveGroup that names its job. It is
+  kept, and applied in the order of positions when that command is delivered.
+- A tombstone (a CancelRun was delivered first) keeps newer commands, because a newer StartRun may follow. It removes
+  older commands, because they belong to the run that was cancelled.
 - A StartRun that is older than the tombstone is cancelled at once.
-- A report of `dispatched`, `running` or `success` for a job that is not ready *when it is delivered* is
-  `ignored_not_ready`. An executor reports only what it was told to do, so delivery in another order can't show that.
-- Of two ends of one job the first one delivered wins. Of an end and a skip, too.
-- Names in `droppedJobs` count whatever becomes of the report's own job; those that are not known are remembered while
-  groups are open.
+- A report of `dispatched`, `running` or `success` is `ignored_not_ready` if its job is not ready at delivery. An
+  executor reports only jobs that are ready, so it never causes this outcome.
+- If a job has two ends, or an end and a skip, the first one delivered wins.
+- `droppedJobs` are applied whatever the outcome of the report's own job. Unknown names are kept while groups are open.
 """
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -26,27 +25,27 @@ from timer_service.core.message import Position
 _NOWHERE = Position(0, 0)
 UNFINISHED = {"pending", "dispatched", "running"}
 NOT_READY = {"dispatched", "running", "success"}
-"""Statuses that only a job that is ready can come to."""
+"""The statuses that are ignored for a job that is not ready."""
 
 
 class RunName(NamedTuple):
-    """Which run."""
+    """The key of a run."""
 
     tenant: str
     run: str
 
 
 class Need(NamedTuple):
-    """What a job needs: a job or, if `group`, all jobs of a group."""
+    """A need of a job or, if `group` is true, of a group."""
 
     name: str
     group: bool
     skip: bool
-    """Whether the job is skipped when the need ends other than in success."""
+    """Whether the job is skipped if the needed job does not succeed."""
 
 
-class Announced(NamedTuple):
-    """An event that has to be published; `detail` is the job, or what the run ended as."""
+class ExpectedEvent(NamedTuple):
+    """An event that must be published. `detail` is the job, the final status of the run, or the flaw code."""
 
     type: str
     run: RunName
@@ -71,33 +70,33 @@ class JobModel:
         return self.status not in UNFINISHED
 
     @property
-    def waits(self) -> bool:
+    def is_waiting(self) -> bool:
         return self.status == "pending" and not self.ready
 
 
 @dataclass(slots=True)
 class RunModel:
-    """One run. Without a graph it is named only or, if its status is `cancelled`, a tombstone."""
+    """One run. Without a graph, it only holds pending commands or, if its status is `cancelled`, is a tombstone."""
 
     name: RunName
     status: str | None = None
     position: Position = _NOWHERE
     since: Position = _NOWHERE
-    """Of the newest CancelRun from before its StartRun."""
+    """The position of the newest CancelRun that is older than its StartRun."""
     graph: Any = None
     jobs: dict[str, JobModel] = field(default_factory=dict)
     groups: dict[str, list[str] | None] = field(default_factory=dict)
     """The jobs of each group; None until it is resolved."""
     resolved_by: dict[str, Any] = field(default_factory=dict)
-    kept: dict[Position, Mapping[str, Any]] = field(default_factory=dict)
+    pending: dict[Position, Mapping[str, Any]] = field(default_factory=dict)
     evaluated: bool = True
-    """False while the feature was off, until it has caught up."""
+    """False while an evaluation is deferred to the sweep, because the feature was disabled."""
     flaw: str | None = None
-    told: set[str] = field(default_factory=set)
-    """Jobs whose JobReady or JobSkipped was announced."""
+    noted: set[str] = field(default_factory=set)
+    """The jobs that are ready or ended in `expected_events`. The empty string stands for the end of the run."""
 
     @property
-    def going(self) -> bool:
+    def is_open(self) -> bool:
         return self.status == "running" and (self.open_jobs > 0 or self.open_groups > 0)
 
     @property
@@ -111,7 +110,7 @@ class RunModel:
     # The graph
 
     def edges(self) -> dict[tuple[str, str], bool]:
-        """Return which job needs which, as (job, upstream), and whether it is skipped when that does not succeed."""
+        """Return the edges as (job, upstream), and for each edge whether a failure of the upstream skips the job."""
         found: dict[tuple[str, str], bool] = {}
         for name, job in self.jobs.items():
             for need in job.needs:
@@ -121,11 +120,11 @@ class RunModel:
         return found
 
     def unresolved(self, job: JobModel) -> set[str]:
-        """Return the groups a job needs that are not resolved."""
+        """Return the unresolved groups that a job needs."""
         return {need.name for need in job.needs if need.group and self.groups.get(need.name) is None}
 
     def flaw_of(self, jobs: Sequence[Mapping[str, Any]]) -> str | None:
-        """Return what is wrong with the names of new jobs."""
+        """Return the flaw code of the names of new jobs, or None."""
         names = Counter(job["name"] for job in jobs)
         if any(count > 1 or name in self.jobs for name, count in names.items()):
             return "DUPLICATE_JOB"
@@ -136,11 +135,11 @@ class RunModel:
         return None
 
     def has_cycle(self) -> bool:
-        """Return whether some job needs itself, by whatever way."""
+        """Return whether a job needs itself, directly or not."""
         edges = self.edges()
         left = set(self.jobs)
-        while free := {name for name in left if not any(job == name and up in left for job, up in edges)}:
-            left -= free
+        while sorted_jobs := {name for name in left if not any(job == name and up in left for job, up in edges)}:
+            left -= sorted_jobs
         return bool(left)
 
     def add(self, jobs: Sequence[Mapping[str, Any]], group: str | None) -> None:
@@ -149,17 +148,17 @@ class RunModel:
             needs = [_need(each) for each in job.get("needs", ())]
             self.jobs[job["name"]] = JobModel(needs, group, None if stale is None else stale * 1000)
 
-    # What follows
+    # Evaluation
 
     def evaluate(self, now: int) -> None:
-        """Skip and make ready whatever has come to that, until nothing changes."""
+        """Skip jobs and make jobs ready until nothing changes."""
         edges = self.edges()
         while self._evaluate_once(edges, now):
             pass
 
     def _evaluate_once(self, edges: Mapping[tuple[str, str], bool], now: int) -> bool:
         for name, job in self.jobs.items():
-            if not job.waits:
+            if not job.is_waiting:
                 continue
             upstreams = {up: skip for (each, up), skip in edges.items() if each == name}
             if any(
@@ -182,7 +181,7 @@ class RunModel:
         return "success" if statuses <= {"success", "skipped"} else "failed"
 
     def outputs_for(self, name: str) -> dict[str, Any]:
-        """Return what the upstreams of a job put out."""
+        """Return the outputs of the upstream jobs of a job."""
         ups = [up for job, up in self.edges() if job == name]
         return {up: self.jobs[up].outputs for up in ups if self.jobs[up].outputs is not None}
 
@@ -194,22 +193,22 @@ def _need(need: Any) -> Need:
 
 
 class RunsModel:
-    """All runs; its methods return outcomes and note the events to be published."""
+    """All runs. Its methods return outcomes and collect the expected events."""
 
     def __init__(self) -> None:
         self.runs: dict[RunName, RunModel] = {}
-        self.announced: Counter[Announced] = Counter()
-        self.outputs: dict[Announced, Any] = {}
-        """What each JobReady has to give of its upstreams."""
+        self.expected_events: Counter[ExpectedEvent] = Counter()
+        self.outputs: dict[ExpectedEvent, Any] = {}
+        """The upstream outputs that each JobReady must have."""
         self.counts: dict[RunName, Mapping[str, int]] = {}
         self.on = True
         self.not_ready = 0
-        """How many reports were lost because their job was not ready, those of kept commands included."""
+        """How many reports, pending ones included, were ignored because their job was not ready."""
 
     # Commands
 
     def command(self, kind: str, payload: Mapping[str, Any], position: Position, now: int) -> str:
-        """Apply one command; return its outcome. `announce` comes after the last one of a batch."""
+        """Apply one command and return its outcome. Call `commit` after the last command of a batch."""
         name = RunName(payload["tenantId"], payload["runId"])
         run = self.runs.setdefault(name, RunModel(name))
         return self._apply(run, kind, payload, position, now)
@@ -227,7 +226,7 @@ class RunsModel:
         graph = _canonical([payload["jobs"], sorted(payload.get("groups", ()))])
         if run.graph == graph:
             run.position = min(position, run.position)
-            if not (run.going and position < run.since):
+            if not (run.is_open and position < run.since):
                 return "unchanged"
             run.end_all()
             run.status = "cancelled"
@@ -244,12 +243,12 @@ class RunsModel:
             return self._reject(run, "CYCLE")
         run.groups = dict(groups)
         run.add(payload["jobs"], None)
-        self._follow(run, now)
+        self._evaluate(run, now)
         if position < run.since:
             run.end_all()
             run.status = "cancelled"
             return "cancelled"
-        self._apply_kept(run, now)
+        self._apply_pending(run, now)
         return "started"
 
     def _resolve(self, run: RunModel, payload: Mapping[str, Any], position: Position, now: int) -> str:
@@ -259,10 +258,10 @@ class RunsModel:
             return "ignored_stale"
         group, jobs = payload["groupName"], payload["jobs"]
         if group not in run.groups:
-            return "unknown_group" if run.going else "already_ended"
+            return "unknown_group" if run.is_open else "already_ended"
         if group in run.resolved_by:
             return "unchanged" if run.resolved_by[group] == _canonical(jobs) else "exists"
-        if not run.going:
+        if not run.is_open:
             return "already_ended"
         run.resolved_by[group] = _canonical(jobs)
         if flaw := run.flaw_of(jobs):
@@ -273,8 +272,8 @@ class RunsModel:
         if run.has_cycle():
             run.jobs, run.groups[group] = before, []
             return self._reject(run, "CYCLE")
-        self._follow(run, now)
-        self._apply_kept(run, now)
+        self._evaluate(run, now)
+        self._apply_pending(run, now)
         return "resolved"
 
     def _report(self, run: RunModel, payload: Mapping[str, Any], position: Position, now: int) -> str:
@@ -282,35 +281,35 @@ class RunsModel:
             return self._keep(run, "ReportJobStatus", payload, position)
         if position < run.since:
             return "ignored_stale"
-        may_come = run.going and run.open_groups > 0
+        may_become_known = run.is_open and run.open_groups > 0
         job, status = run.jobs.get(payload["jobName"]), payload["status"]
         dropped = payload.get("droppedJobs") or []
         if job is None:
-            outcome = self._keep(run, "ReportJobStatus", payload, position) if may_come else "unknown_job"
+            outcome = self._keep(run, "ReportJobStatus", payload, position) if may_become_known else "unknown_job"
         else:
             outcome = _report_outcome(job, status, position)
             self.not_ready += outcome == "ignored_not_ready"
             if outcome == "recorded":
                 _record(job, payload, position, now)
-            if may_come and (unknown := [name for name in dropped if name not in run.jobs]):
+            if may_become_known and (unknown := [name for name in dropped if name not in run.jobs]):
                 only = {"jobName": unknown[0], "status": "drift_dropped", "droppedJobs": unknown[1:]}
                 self._keep(run, "ReportJobStatus", {"tenantId": "", "runId": "", **only}, position)
         for name in dropped:
             if name in run.jobs and not run.jobs[name].ended:
                 run.jobs[name].status, run.jobs[name].stale_at = "drift_dropped", None
-        self._follow(run, now)
+        self._evaluate(run, now)
         return outcome
 
     def _cancel(self, run: RunModel, _payload: Mapping[str, Any], position: Position, _now: int) -> str:
         if run.graph is None:
             known = run.status is not None
             run.status, run.since = "cancelled", max(position, run.since)
-            run.kept = {at: kept for at, kept in run.kept.items() if at > run.since}
+            run.pending = {at: command for at, command in run.pending.items() if at > run.since}
             return "unchanged" if known else "not_found"
         if position < run.position:
             run.since = max(position, run.since)
             return "ignored_stale"
-        if not run.going:
+        if not run.is_open:
             return "unchanged" if run.status == "cancelled" else "already_ended"
         run.end_all()
         run.status = "cancelled"
@@ -320,58 +319,58 @@ class RunsModel:
         return run.graph is None and position > run.since
 
     def _keep(self, run: RunModel, kind: str, payload: Mapping[str, Any], position: Position) -> str:
-        run.kept.setdefault(position, {"kind": kind, "payload": payload})
+        run.pending.setdefault(position, {"kind": kind, "payload": payload})
         return "kept"
 
-    def _apply_kept(self, run: RunModel, now: int) -> None:
-        kept, run.kept = run.kept, {}
-        for position in sorted(kept):
-            self._apply(run, kept[position]["kind"], kept[position]["payload"], position, now)
+    def _apply_pending(self, run: RunModel, now: int) -> None:
+        pending, run.pending = run.pending, {}
+        for position in sorted(pending):
+            self._apply(run, pending[position]["kind"], pending[position]["payload"], position, now)
 
     def _reject(self, run: RunModel, flaw: str) -> str:
         run.end_all()
         run.status, run.flaw = "rejected", flaw
         return "run_rejected"
 
-    def _follow(self, run: RunModel, now: int) -> None:
+    def _evaluate(self, run: RunModel, now: int) -> None:
         if self.on and run.evaluated:
             run.evaluate(now)
         else:
             run.evaluated = False
 
-    # What is announced, and the sweep
+    # Events and the sweep
 
     def commit(self) -> None:
-        """End runs of which nothing is open, and note the events of what is so at the end of a transaction."""
+        """End a transaction: complete runs without open jobs and groups, and collect the events."""
         for run in self.runs.values():
-            self._announce(run)
+            self._collect_events(run)
 
-    def _announce(self, run: RunModel) -> None:
+    def _collect_events(self, run: RunModel) -> None:
         for name, job in run.jobs.items():
-            if name in run.told:
+            if name in run.noted:
                 continue
             if job.ready and not job.ended:
                 self._note(run, "JobReady", name)
-                self.outputs[Announced("JobReady", run.name, name)] = run.outputs_for(name)
+                self.outputs[ExpectedEvent("JobReady", run.name, name)] = run.outputs_for(name)
             elif job.status == "skipped" and not job.ready and job.reported_at == _NOWHERE:
                 self._note(run, "JobSkipped", name)
             if job.ready or job.ended:
-                run.told.add(name)
-        if run.status == "running" and run.evaluated and not run.going:
+                run.noted.add(name)
+        if run.status == "running" and run.evaluated and not run.is_open:
             run.status = run.completed_as()
-        if run.status == "rejected" and "" not in run.told:
+        if run.status == "rejected" and "" not in run.noted:
             self._note(run, "RunRejected", run.flaw or "")
-            run.told.add("")
-        if run.graph is not None and run.status in {"success", "failed", "cancelled"} and "" not in run.told:
+            run.noted.add("")
+        if run.graph is not None and run.status in {"success", "failed", "cancelled"} and "" not in run.noted:
             self._note(run, "RunCompleted", run.status)
-            run.told.add("")
+            run.noted.add("")
             self.counts[run.name] = Counter(job.status for job in run.jobs.values())
 
     def _note(self, run: RunModel, kind: str, detail: str) -> None:
-        self.announced[Announced(kind, run.name, detail)] += 1
+        self.expected_events[ExpectedEvent(kind, run.name, detail)] += 1
 
     def overdue(self, now: int) -> list[tuple[RunModel, str]]:
-        """Return the jobs that nothing was heard of for too long."""
+        """Return the jobs whose `stale_at` has passed."""
         return [
             (run, name)
             for run in self.runs.values()
@@ -379,13 +378,13 @@ class RunsModel:
             if job.stale_at is not None and job.stale_at <= now
         ]
 
-    def swept(self, caught_up: Iterable[RunName], stale: Iterable[tuple[RunName, str]], now: int) -> None:
-        """Follow a sweep that caught up with runs and ended stale jobs."""
-        for name in caught_up:
+    def apply_sweep(self, evaluated: Iterable[RunName], stale: Iterable[tuple[RunName, str]], now: int) -> None:
+        """Apply a sweep that did the deferred evaluation of some runs and ended some stale jobs."""
+        for name in evaluated:
             self.runs[name].evaluated = True
         overdue = {(run.name, name) for run, name in self.overdue(now)}
         for name, job in stale:
-            assert (name, job) in overdue, f"{job} of {name} was timed out too early"
+            assert (name, job) in overdue, f"{job} of {name} ended as stale too early"
             self.runs[name].jobs[job].status, self.runs[name].jobs[job].stale_at = "timed_out_stale", None
         for run in self.runs.values():
             if run.evaluated and run.status == "running":
@@ -398,7 +397,7 @@ def _report_outcome(job: JobModel, status: str, position: Position) -> str:
         return "unchanged" if job.status == status else "already_ended"
     if status in UNFINISHED and position <= job.reported_at:
         return "unchanged" if position == job.reported_at else "ignored_stale"
-    if job.waits and status in NOT_READY:
+    if job.is_waiting and status in NOT_READY:
         return "ignored_not_ready"
     return "recorded"
 
@@ -415,8 +414,3 @@ def _record(job: JobModel, payload: Mapping[str, Any], position: Position, now: 
 
 def _canonical(jobs: Any) -> str:
     return json.dumps(jobs, sort_keys=True)
-
-
-def waiting_jobs(run: RunModel) -> Iterator[tuple[str, JobModel]]:
-    """Give the jobs that wait for others."""
-    return ((name, job) for name, job in run.jobs.items() if job.waits)

@@ -27,7 +27,7 @@ from tests.simulation.service import running_service
 from timer_service.core.message import Position
 from timer_service.runs import events, rules, run
 from timer_service.runs.draft import Draft
-from timer_service.signals import firing_worker, firings, signals, state
+from timer_service.signals import batch, firing_worker, firings, signal
 from timer_service.signals.messages import Outcome
 
 Mutate = Callable[[pytest.MonkeyPatch], None]
@@ -46,24 +46,24 @@ _FIND = settings(
 
 def r1_count_of_a_group_not_written(patch: pytest.MonkeyPatch) -> None:
     """A job keeps waiting for a group after the group is resolved."""
-    count = Draft._count
+    count = Draft._change_counts
 
     def count_no_less(self: Draft, needs: Counter[str], groups: Counter[str], command: Any) -> None:
         count(self, needs, +groups, command)
 
-    patch.setattr(Draft, "_count", count_no_less)
+    patch.setattr(Draft, "_change_counts", count_no_less)
 
 
 def r2_limit_checked_after_filtering(patch: pytest.MonkeyPatch) -> None:
     """The limit of inline evaluation does not count signals that this batch deactivated."""
 
-    def waiting_for(self: state.State, item: Any) -> list[Any] | None:
+    def waiting_for(self: batch.Batch, item: Any) -> list[Any] | None:
         mine = [self.signals[key] for key in self.signals_of.get(item, ())]
         waiting = [each for each in self.loaded.waiting.get(item, ()) if each.key not in self.signals]
-        waiting += [each for each in mine if each.standing.waits and each.item == item]
-        return waiting if len(waiting) <= state.AT_ONCE else None
+        waiting += [each for each in mine if each.state.is_active and each.item == item]
+        return waiting if len(waiting) <= batch.MAX_INLINE_SIGNALS else None
 
-    patch.setattr(state.State, "waiting_for", waiting_for)
+    patch.setattr(batch.Batch, "waiting_for", waiting_for)
 
 
 def r3_stale_before_the_backlog(patch: pytest.MonkeyPatch) -> None:
@@ -77,29 +77,29 @@ def r3_stale_before_the_backlog(patch: pytest.MonkeyPatch) -> None:
 
 def r4_late_commands_ignored(patch: pytest.MonkeyPatch) -> None:
     """An older command is ignored if a newer command was already handled."""
-    apply = signals.apply_command
+    apply = signal.apply_command
 
     def apply_newest(signal: Any, command: Any, now: int) -> Any:
         if signal is not None and signal.history.steps and command.step.position < signal.history.steps[-1].position:
             return signal, Outcome.IGNORED_STALE
         return apply(signal, command, now)
 
-    patch.setattr(state, "apply_command", apply_newest)
+    patch.setattr(batch, "apply_command", apply_newest)
 
 
 def r8_unknown_dropped_jobs_not_kept(patch: pytest.MonkeyPatch) -> None:
     """Unknown jobs in `droppedJobs` are not kept if the report's own job is known."""
-    still_early = run._Changes._still_early
+    still_early = run._CommandApplier._part_to_keep
 
     def still_early_itself(self: Any, report: Any, command: Any) -> Any:
         return None if report.job_name in self.draft.jobs else still_early(self, report, command)
 
-    patch.setattr(run._Changes, "_still_early", still_early_itself)
+    patch.setattr(run._CommandApplier, "_part_to_keep", still_early_itself)
 
 
 def r9_tombstone_keeps_no_commands(patch: pytest.MonkeyPatch) -> None:
     """Commands for a run that was cancelled before its start are not kept."""
-    patch.setattr(run._Changes, "_is_early", lambda self, _: self.draft.run.status is None)
+    patch.setattr(run._CommandApplier, "_is_early", lambda self, _: self.draft.run.status is None)
 
 
 def r10_firing_id_without_creation_of_signal(patch: pytest.MonkeyPatch) -> None:
@@ -129,32 +129,32 @@ def pending_commands_unsorted(patch: pytest.MonkeyPatch) -> None:
 
     def apply_pending(self: Any, positions: Any) -> None:
         pending = {at: each.command for at, each in self.draft.pending.items() if at in positions}
-        self.draft.forget(list(pending))
+        self.draft.remove_pending(list(pending))
         for command in pending.values():
             self.apply(command)
 
-    patch.setattr(run._Changes, "_apply_pending", apply_pending)
+    patch.setattr(run._CommandApplier, "_apply_pending", apply_pending)
 
 
 def tombstone_moves_to_older_position(patch: pytest.MonkeyPatch) -> None:
     """A tombstone takes the position of the CancelRun delivered last, even if it is older."""
-    cancel = run._Changes._cancel_unknown
+    cancel = run._CommandApplier._cancel_unstarted
 
     def cancel_unknown(self: Any, position: Position) -> Any:
         self.draft.run = self.draft.run._replace(since=min(position, self.draft.run.since))
         return cancel(self, position)
 
-    patch.setattr(run._Changes, "_cancel_unknown", cancel_unknown)
+    patch.setattr(run._CommandApplier, "_cancel_unstarted", cancel_unknown)
 
 
 def cancelled_upstream_does_not_skip(patch: pytest.MonkeyPatch) -> None:
     """Only `failed` skips dependent jobs; other failures do not."""
-    patch.setattr(rules, "skips", lambda if_failed, upstream: upstream.status == "failed" and if_failed == "skip")
+    patch.setattr(rules, "causes_skip", lambda if_failed, upstream: upstream.status == "failed" and if_failed == "skip")
 
 
 def new_signal_ignores_newer_transitions(patch: pytest.MonkeyPatch) -> None:
     """A newer transition that was delivered before its signal, in the same batch, does not fire the signal."""
-    patch.setattr(state, "_look_back", lambda current, _signal, _now: current)
+    patch.setattr(batch, "_reevaluate_newer_transitions", lambda current, _signal, _now: current)
 
 
 # The defects R5 (bytes of names in JobReady), R6 (many ResolveGroup in one batch), R7 (bytes of pending commands) and

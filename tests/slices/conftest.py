@@ -1,4 +1,4 @@
-"""What every scenario is played through: the slice driven by hand and the real service, each on every store."""
+"""Fixtures that run a test on a slice in this process and on the real service, each on every store."""
 
 from collections.abc import AsyncIterator, Iterator
 from typing import TypeAlias
@@ -14,7 +14,7 @@ from tests.harness.stores import STORES
 from timer_service.adapters.memory import MemoryBroker
 
 Stage: TypeAlias = Server | str
-"""Where the service runs, or on which store it is driven by hand."""
+"""The server of a real service, or the name of the store for a slice in this process."""
 
 
 @pytest.fixture(scope="session")
@@ -31,7 +31,7 @@ def service_on_postgres(tmp_path_factory: pytest.TempPathFactory, databases: Dat
 
 @pytest.fixture(params=[f"{broker}-{store}" for broker in ("memory", "nats") for store in STORES])
 def stage(request: pytest.FixtureRequest) -> Stage:
-    """Every way in turn."""
+    """Return each stage in turn."""
     broker, _, store = request.param.partition("-")
     if broker == "memory":
         return str(store)

@@ -1,4 +1,4 @@
-"""What doctor makes of what it sees."""
+"""The checks of doctor."""
 
 from collections.abc import Mapping
 from datetime import timedelta
@@ -7,12 +7,15 @@ from typing import Any
 import pytest
 
 from timer_service.adapters.migrations import Migration
-from timer_service.cli.doctor.checks.clocks import check_broker_clock, check_database_clock
-from timer_service.cli.doctor.checks.permissions import check_permissions, covers
-from timer_service.cli.doctor.checks.schema import check_schema
-from timer_service.cli.doctor.checks.streams import check_missing_stream, check_stream
-from timer_service.cli.doctor.checks.versions import check_server, check_sqlite
+from timer_service.cli.doctor.broker import check_server
+from timer_service.cli.doctor.clocks import check_broker_clock, check_database_clock
+from timer_service.cli.doctor.command import summary
+from timer_service.cli.doctor.consumer import check_consumer
 from timer_service.cli.doctor.finding import Finding, Status
+from timer_service.cli.doctor.permissions import check_permissions, covers
+from timer_service.cli.doctor.schema import check_schema
+from timer_service.cli.doctor.sqlite import check_version
+from timer_service.cli.doctor.streams import check_missing_stream, check_stream
 from timer_service.core.message import Kind
 
 SETTING = "TIMER_DB_PATH"
@@ -32,8 +35,8 @@ HEALTHY: Mapping[str, Any] = {
 UNHEALTHY: Mapping[str, Mapping[str, Any]] = {
     "does not take timer.cmd": {"subjects": ["timer.cmd.v1.acme.*"]},
     "drops its oldest messages": {"discard": "old"},
-    "takes no atomic batches": {"allow_atomic": False},
-    "forgets messages after 1:00:00": {"max_age": DAY // 24},
+    "does not take atomic batches": {"allow_atomic": False},
+    "deletes messages after 1:00:00": {"max_age": DAY // 24},
     "max_bytes = 1000": {"max_bytes": 1000},
     "max_msgs = 7": {"max_msgs": 7},
     "for 0:00:30 only": {"duplicate_window": 30 * 10**9},
@@ -48,7 +51,7 @@ def stream(config: Mapping[str, Any], cluster: str | None = None, kind: Kind = K
 
 
 def test_healthy_stream() -> None:
-    """A stream as the service makes it is fine."""
+    """A stream with the settings of the service is ok."""
     (finding,) = stream({})
     assert (finding.status, finding.message) == (Status.OK, "3 messages, 900 bytes, max_age 7 d")
     assert stream({"max_age": 0})[0].message.endswith("no max_age")
@@ -56,28 +59,28 @@ def test_healthy_stream() -> None:
 
 @pytest.mark.parametrize("message", UNHEALTHY)
 def test_unhealthy_stream(message: str) -> None:
-    """Each limit that costs something is named, with its remedy."""
+    """Each setting that can cause a problem is named, with a remedy."""
     (finding,) = stream(UNHEALTHY[message])
-    assert finding.status is (Status.FAIL if message.startswith("does not take") else Status.WARN)
+    assert finding.status is (Status.FAIL if message.startswith("does not take timer.cmd") else Status.WARN)
     assert message in finding.message
     assert finding.remedy
 
 
 def test_replicas_matter_in_a_cluster_only() -> None:
-    """One replica is all there can be on a lone server."""
+    """One replica is a problem in a cluster only."""
     (finding,) = stream({}, cluster="c1")
     assert "1 replica" in finding.message
     assert stream({"num_replicas": 3}, cluster="c1")[0].status is Status.OK
 
 
-def test_dead_letters_need_less() -> None:
-    """Neither batches nor the duplicate window matter to dead letters."""
+def test_stream_of_dead_letters() -> None:
+    """The stream of dead letters needs neither atomic batches nor a duplicate window."""
     (finding,) = stream({"allow_atomic": False, "duplicate_window": 1}, kind=Kind.DEAD_LETTER)
     assert finding.status is Status.OK
 
 
 def test_missing_stream() -> None:
-    """A missing stream fails only where the service would not make it."""
+    """A missing stream is a failure only if the service would not create it."""
     assert check_missing_stream("TIMER_CMD", managed=True).status is Status.WARN
     assert check_missing_stream("TIMER_CMD", managed=False).status is Status.FAIL
 
@@ -87,7 +90,7 @@ def test_missing_stream() -> None:
     [(0.2, Status.OK), (-0.9, Status.OK), (1.05, Status.OK), (1.2, Status.WARN), (-5, Status.WARN)],
 )
 def test_clock_skew(seconds: float, status: Status) -> None:
-    """More than a second beyond what the round trip explains is too much, in either direction."""
+    """A skew is a warning if it is more than a second longer than the uncertainty, in either direction."""
     finding = check_broker_clock(timedelta(seconds=seconds), timedelta(seconds=0.1), decides=True)
     assert finding.status is status
     assert ("ahead of" if seconds > 0 else "behind") in finding.message
@@ -95,7 +98,7 @@ def test_clock_skew(seconds: float, status: Status) -> None:
 
 @pytest.mark.parametrize(("seconds", "status"), [(0.9, Status.OK), (5, Status.NOTE), (-5, Status.NOTE)])
 def test_clock_that_does_not_decide(seconds: float, status: Status) -> None:
-    """Where the database's clock decides, another one that is wrong is worth telling and no more."""
+    """If the clock of the database decides when timers fire, another wrong clock is only a note."""
     skew = timedelta(seconds=seconds)
     for finding in (
         check_broker_clock(skew, timedelta(), decides=False),
@@ -106,15 +109,15 @@ def test_clock_that_does_not_decide(seconds: float, status: Status) -> None:
 
 
 def test_versions() -> None:
-    """Old servers and SQLite libraries are warned about."""
+    """An old server and an old SQLite library are warnings."""
     assert check_server((2, 11, 9), "host:4222").status is Status.WARN
     assert check_server((2, 12, 0), "host:4222").status is Status.OK
-    assert check_sqlite((3, 51, 2)).status is Status.WARN
-    assert check_sqlite((3, 51, 3)).status is Status.OK
+    assert check_version((3, 51, 2)).status is Status.WARN
+    assert check_version((3, 51, 3)).status is Status.OK
 
 
 def test_schema() -> None:
-    """Pending migrations fail only where the service would not apply them; a foreign database always does."""
+    """A pending migration is a failure only if the service would not apply it. A foreign database always is."""
     first = {1: APPLIED[1]}
     assert check_schema(APPLIED, MIGRATIONS, automatic=False, setting=SETTING).status is Status.OK
     assert check_schema(first, MIGRATIONS, automatic=True, setting=SETTING).status is Status.WARN
@@ -142,15 +145,44 @@ def test_schema() -> None:
     ],
 )
 def test_covers(pattern: str, subject: str, *, expected: bool) -> None:
-    """A permission covers a subject when it covers all that the subject can stand for."""
+    """A pattern covers a subject if it matches everything that the subject matches."""
     assert covers(pattern, subject) is expected
 
 
 def test_permissions() -> None:
-    """What is not permitted is named; no rules permit everything, and a denial wins."""
+    """Subjects that are not permitted are named. Without rules everything is permitted, and a denial wins."""
     wanted = (["timer.evt.v1.*.*", "$JS.ACK.TIMER_CMD.timer-service.>"], ["timer.qry.v1.*.*"])
     assert [each.status for each in check_permissions({}, *wanted)] == [Status.OK]
     rules = {"publish": {"allow": ["timer.evt.>"]}, "subscribe": {"allow": [">"], "deny": ["timer.qry.v1.*.*"]}}
     publish, subscribe = check_permissions(rules, *wanted)
     assert (publish.status, publish.message) == (Status.FAIL, "may not publish $JS.ACK.TIMER_CMD.timer-service.>")
     assert (subscribe.status, subscribe.message) == (Status.FAIL, "may not subscribe timer.qry.v1.*.*")
+
+
+CONSUMER = {"num_pending": 3, "num_ack_pending": 1}
+
+
+@pytest.mark.parametrize(
+    ("info", "status", "message"),
+    [
+        (
+            {**CONSUMER, "num_waiting": 1},
+            Status.OK,
+            "a service consumes the commands; 3 commands wait, 1 are being handled",
+        ),
+        ({**CONSUMER, "num_waiting": 0}, Status.WARN, "no service consumes the commands; 3 commands wait"),
+        ({"error": {"code": 404}}, Status.WARN, "does not exist: no service has run here yet"),
+    ],
+)
+def test_consumer(info: Mapping[str, Any], status: Status, message: str) -> None:
+    """The finding says whether a service consumes the commands."""
+    finding = check_consumer("timer-service", info)
+    assert finding.status is status
+    assert finding.message.startswith(message)
+
+
+def test_summary() -> None:
+    """The last line has the number of findings of each status. Notes are mentioned only if there are some."""
+    ok, warn, note = (Finding("check", status, "message") for status in (Status.OK, Status.WARN, Status.NOTE))
+    assert summary([ok, ok]) == "2 ok, 0 warnings, 0 failures"
+    assert summary([ok, warn, note]) == "1 ok, 1 warning, 0 failures, 1 note"

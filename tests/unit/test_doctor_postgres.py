@@ -1,10 +1,11 @@
-"""What doctor makes of what a PostgreSQL server tells."""
+"""The checks of doctor on PostgreSQL."""
 
 from dataclasses import replace
 
 import pytest
 
-from timer_service.cli.doctor.checks.postgres import (
+from timer_service.cli.doctor.finding import Status
+from timer_service.cli.doctor.postgres_checks import (
     Connections,
     Rights,
     Server,
@@ -15,7 +16,6 @@ from timer_service.cli.doctor.checks.postgres import (
     check_durability,
     check_rights,
 )
-from timer_service.cli.doctor.finding import Status
 
 SERVER = Server("15.4", 150004, "timers", "svc", standby=False)
 ON = {
@@ -27,7 +27,7 @@ ENOUGH = Rights("public", may_create=False, lacking={})
 
 
 def test_database() -> None:
-    """An old server and a standby fail; what answers is named."""
+    """An old server and a standby are failures. The finding names the server."""
     fine = check_database(SERVER, 13)
     assert (fine.status, fine.message) == (Status.OK, "PostgreSQL 15.4, database timers, as svc")
     assert check_database(replace(SERVER, number=130000), 13).status is Status.OK
@@ -36,7 +36,7 @@ def test_database() -> None:
 
 
 def test_rights() -> None:
-    """Making tables matters while a migration is pending; the remedy for what lacks is the statement."""
+    """The role must be able to create tables while a migration is pending. The remedy is the statement to run."""
     assert check_rights(ENOUGH, "svc", pending=False).status is Status.OK
     assert check_rights(ENOUGH, "svc", pending=True).remedy == (
         "GRANT CREATE ON SCHEMA public TO svc; or run `timer-service migrate up` as another role."
@@ -50,7 +50,7 @@ def test_rights() -> None:
 
 @pytest.mark.parametrize("name", ["fsync", "full_page_writes", "synchronous_commit"])
 def test_durability(name: str) -> None:
-    """Each setting that can lose what was committed is a warning, with where it was set and what to do."""
+    """Each setting that can lose commits is a warning, with the place where it was set and a remedy."""
     (fine,) = check_durability(ON, SERVER)
     assert (fine.status, fine.message) == (
         Status.OK,
@@ -62,8 +62,8 @@ def test_durability(name: str) -> None:
     assert f"{name} = on" in (finding.remedy or "")
 
 
-def test_durability_given_up_in_the_url() -> None:
-    """What the URL sets no ALTER ROLE can mend; commits that wait for standbys are fine."""
+def test_durability_disabled_in_the_url() -> None:
+    """ALTER ROLE cannot change what the URL sets. Commits that wait for standbys are ok."""
     (finding,) = check_durability({**ON, "synchronous_commit": Setting("off", "client")}, SERVER)
     assert "TIMER_DATABASE_URL" in (finding.remedy or "")
     (fine,) = check_durability({**ON, "synchronous_commit": Setting("remote_apply", "database")}, SERVER)
@@ -71,7 +71,7 @@ def test_durability_given_up_in_the_url() -> None:
 
 
 @pytest.mark.parametrize(
-    ("connections", "status", "told"),
+    ("connections", "status", "message"),
     [
         (PLENTY, Status.OK, "97 for this role, 6 instances with 14 each; 10 are taken"),
         (replace(PLENTY, taken=83), Status.OK, "83 are taken"),
@@ -82,16 +82,16 @@ def test_durability_given_up_in_the_url() -> None:
         (replace(PLENTY, role_limit=0), Status.WARN, "0 for this role"),
     ],
 )
-def test_connections(connections: Connections, status: Status, told: str) -> None:
-    """One more instance must find all the connections it may open, whatever it is that limits them."""
+def test_connections(connections: Connections, status: Status, message: str) -> None:
+    """One more instance must be able to open all its connections, whichever limit applies."""
     finding = check_connections(connections, 14)
     assert finding.status is status
-    assert told in finding.message
+    assert message in finding.message
     assert (finding.remedy is None) is (status is Status.OK)
 
 
 def test_autovacuum() -> None:
-    """Dead rows must be cleaned up, on the server and for each table."""
+    """Autovacuum must be on, on the server and for each table."""
     assert [each.status for each in check_autovacuum(ON, {"timers": ["fillfactor=70"]})] == [Status.OK]
     for name in ("autovacuum", "track_counts"):
         (finding,) = check_autovacuum({**ON, name: Setting("off", "configuration file")}, {})

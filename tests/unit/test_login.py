@@ -56,5 +56,5 @@ def test_tls_files_that_are_none(tmp_path: Path) -> None:
     """A file that is no certificate or no key is refused by the name of its setting."""
     file = tmp_path / "file.pem"
     file.write_text("nonsense")
-    assert complaint(Login(tls_ca=file)).startswith("TIMER_NATS_TLS_CA: not usable: ")
+    assert complaint(Login(tls_ca=file)).startswith("TIMER_NATS_TLS_CA: cannot load the certificates: ")
     assert complaint(Login(tls_cert=file, tls_key=file)).startswith("TIMER_NATS_TLS_CERT, TIMER_NATS_TLS_KEY: ")

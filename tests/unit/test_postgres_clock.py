@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from timer_service.adapters.postgres.clock import PostgresClock, Sample, narrowed
+from timer_service.adapters.postgres.clock import PostgresClock, Sample, compute_offset
 
 SECOND = 1_000_000
 LATENCIES = st.integers(0, 30_000)
@@ -107,4 +107,4 @@ async def test_the_database_is_set_back() -> None:
 
 def test_best_sample() -> None:
     """Of several samples the one heard soonest after it was read counts."""
-    assert narrowed(None, 0, [Sample(0, 1000, 400), Sample(400, 1420, 450), Sample(450, 1500, 900)]) == 970
+    assert compute_offset(None, 0, [Sample(0, 1000, 400), Sample(400, 1420, 450), Sample(450, 1500, 900)]) == 970

@@ -1,6 +1,6 @@
 import pytest
 
-from timer_service.adapters.postgres.text import from_arrays, inserts_rows_of_parameters, translate
+from timer_service.adapters.postgres.text import insert_from_arrays, is_single_row_insert, translate
 
 
 def test_parameters_are_numbered() -> None:
@@ -28,8 +28,8 @@ def test_markers() -> None:
 def test_insert_from_arrays() -> None:
     """An insert of one row of parameters becomes one of as many rows as its arrays have, the rest as it was."""
     text = translate("INSERT INTO t (a, b, c) VALUES (:x, :y,\n :x) ON CONFLICT (a) DO UPDATE SET b = excluded.b").text
-    assert inserts_rows_of_parameters(text)
-    assert from_arrays(text, ["text", "int8"]) == (
+    assert is_single_row_insert(text)
+    assert insert_from_arrays(text, ["text", "int8"]) == (
         "INSERT INTO t (a, b, c) SELECT p1, p2,\n p1 FROM unnest($1::text[], $2::int8[]) AS given (p1, p2)"
         " ON CONFLICT (a) DO UPDATE SET b = excluded.b"
     )
@@ -38,8 +38,8 @@ def test_insert_from_arrays() -> None:
 def test_insert_from_arrays_with_literals() -> None:
     """What is the same in every row stays as it is."""
     text = translate("INSERT INTO t (a, b, c, d) VALUES (:a, 'status.transition', 0, '')").text
-    assert inserts_rows_of_parameters(text)
-    assert from_arrays(text, ["text"]) == (
+    assert is_single_row_insert(text)
+    assert insert_from_arrays(text, ["text"]) == (
         "INSERT INTO t (a, b, c, d) SELECT p1, 'status.transition', 0, '' FROM unnest($1::text[]) AS given (p1)"
     )
 
@@ -56,4 +56,4 @@ def test_insert_from_arrays_with_literals() -> None:
 )
 def test_other_statements(sql: str) -> None:
     """What is no insert of one row of parameters, or has some elsewhere, is none."""
-    assert not inserts_rows_of_parameters(translate(sql).text)
+    assert not is_single_row_insert(translate(sql).text)

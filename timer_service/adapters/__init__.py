@@ -1,1 +1,1 @@
-"""Drivers behind the core's ports. Each imports its driver and the core; never a slice, never another adapter."""
+"""Implementations of the core's ports. An adapter imports its driver and the core, no slice and no other adapter."""

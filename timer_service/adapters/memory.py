@@ -1,4 +1,7 @@
-"""A broker in this process, for tests and simulation: nothing happens by itself, and all that happens can be read."""
+"""A broker inside this process, for tests and for the simulation.
+
+It does nothing unless a test asks for it. A test can read everything that it stored and settled.
+"""
 
 import asyncio
 import random
@@ -27,17 +30,17 @@ Predicate = Callable[[Message], bool]
 
 
 def never(_message: Message) -> bool:
-    """Hold for no message."""
+    """Return False: no message matches."""
     return False
 
 
-async def _nothing(_messages: Sequence[Message]) -> None:
+async def _do_nothing(_messages: Sequence[Message]) -> None:
     pass
 
 
 @dataclass(slots=True)
 class _Command:
-    """One entry of the command log."""
+    """One command in the log."""
 
     position: Position
     address: Address
@@ -49,7 +52,7 @@ class _Command:
 
 
 class _Queue:
-    """The commands to be handed over next, shared by all subscriptions."""
+    """The commands to deliver next. All subscriptions share one queue."""
 
     def __init__(self) -> None:
         self.commands: list[_Command] = []
@@ -76,7 +79,7 @@ class _Queue:
 
 @dataclass(slots=True)
 class Settlements:
-    """How deliveries were settled, in order."""
+    """All settlements so far, in order."""
 
     acknowledged: list[Position] = field(default_factory=list)
     retried: list[tuple[Position, timedelta]] = field(default_factory=list)
@@ -84,21 +87,20 @@ class Settlements:
 
 
 class MemoryBroker:
-    """`core.broker.Broker` without a network, its faults at the tester's command.
+    """A `core.broker.Broker` without a network. Tests set its faults.
 
-    Trouble hits what is published and replied; commands already in the log are still handed over.
+    While `health` is down, messages and replies cannot be published. Commands in the log are still delivered.
     """
 
     def __init__(self, *, features: BrokerFeatures = FEATURES, epoch: int = 1) -> None:
         self.features = features
         self.health = HEALTHY
-        self._backlog: frozenset[Position] | None = None
         self.refuses: Predicate = never
-        """Which messages are REFUSED."""
+        """Whether to refuse a message: its result is REFUSED."""
         self.loses_acknowledgement_of: Predicate = never
-        """Which messages are stored, but reported as UNAVAILABLE."""
-        self.before_publishing: Callable[[Sequence[Message]], Awaitable[None]] = _nothing
-        """What happens in the world between a claim and its publishing."""
+        """Whether to store a message but report it as UNAVAILABLE."""
+        self.before_publishing: Callable[[Sequence[Message]], Awaitable[None]] = _do_nothing
+        """A hook that runs before each publish, for example to change rows after they are claimed."""
         self.events: list[Message] = []
         self.dead_letters: list[Message] = []
         self.replies: list[Reply] = []
@@ -107,24 +109,24 @@ class MemoryBroker:
         self._log: dict[Position, _Command] = {}
         self._queue = _Queue()
         self._ids: set[tuple[Kind, str]] = set()
-        self._answers: dict[str, QueryHandler] = {}
-        self._hears: list[Callable[[str, int], None]] = []
-        self._backlog = None
+        self._query_handlers: dict[str, QueryHandler] = {}
+        self._hint_listeners: list[Callable[[str, int], None]] = []
+        self._backlog: frozenset[Position] | None = None
 
     @property
     def unsettled(self) -> frozenset[Position]:
-        """The commands that were neither acknowledged nor terminated."""
+        """The positions of all commands that are neither acknowledged nor terminated."""
         return frozenset(position for position, command in self._log.items() if not command.settled)
 
     @property
     def waiting(self) -> list[Position]:
-        """The commands to be handed over next, in this order."""
+        """The positions of the commands to deliver next, in order."""
         return [command.position for command in self._queue.commands]
 
     def send(
         self, address: Address, body: bytes, headers: Mapping[str, str] | None = None, message_id: str | None = None
     ) -> Position:
-        """Append a command to the log, as its sender would."""
+        """Append a command to the log, as a client does. Return its position."""
         position = Position(self._epoch, len(self._log) + 1)
         command = _Command(position, address, message_id or f"message-{position.sequence}", body, dict(headers or {}))
         self._log[position] = command
@@ -132,36 +134,36 @@ class MemoryBroker:
         return position
 
     def recreate(self, epoch: int) -> None:
-        """Lose the command log and begin another one, its sequence at 1 again."""
+        """Replace the command log with an empty log of another epoch. Its sequence starts at 1."""
         self._epoch = epoch
         self._log.clear()
         self._queue.commands.clear()
 
     def redeliver(self) -> None:
-        """Hand over again all that was handed over or given back and not settled, as after a crash or a long wait."""
+        """Queue every unsettled command that is not in the queue, as after a crash or after `ack_wait`."""
         waiting = set(self.waiting)
-        lapsed = [each for each in self._log.values() if not each.settled and each.position not in waiting]
-        self._queue.put_first(lapsed)
+        missing = [each for each in self._log.values() if not each.settled and each.position not in waiting]
+        self._queue.put_first(missing)
 
     def deliver(self, *positions: Position) -> None:
-        """Hand these commands over next, in this order, even if they were settled."""
+        """Deliver these commands next, in this order, even if they are settled."""
         self._queue.remove(positions)
         self._queue.put_first([self._log[position] for position in positions])
 
     def withhold(self, *positions: Position) -> None:
-        """Hand these commands over only once `deliver` names them."""
+        """Remove these commands from the queue. Only `deliver` and `redeliver` add them again."""
         self._queue.remove(positions)
 
     def shuffle(self, rng: random.Random) -> None:
-        """Hand the waiting commands over in another order."""
+        """Put the commands in the queue into a random order."""
         rng.shuffle(self._queue.commands)
 
     async def ask(self, name: str, tenant: str, body: bytes = b"") -> QueryReply:
-        """Ask a query, as its sender would. Raises KeyError when nobody answers queries of that name."""
-        return await self._answers[name](name, tenant, body)
+        """Send a query, as a client does. Raises KeyError if no handler serves that name."""
+        return await self._query_handlers[name](name, tenant, body)
 
     async def caught_up(self, *, afresh: bool = False) -> bool:
-        """Return whether all is settled that was unsettled when this was first asked since it last was so."""
+        """Return whether the backlog is settled, as in `core.broker.Broker`."""
         if not self.health.usable:
             return False
         unsettled = self.unsettled
@@ -170,34 +172,34 @@ class MemoryBroker:
         return not backlog
 
     async def subscribe(self, *, alone: bool = False) -> "MemorySubscription":
-        """Join the commands. `alone`: what was handed over and not settled is handed over again."""
+        """Return a new subscription. `alone`: queue again the commands that were delivered and not settled."""
         if alone:
             self.redeliver()
         return MemorySubscription(self._queue, self.settlements)
 
     async def publish(self, messages: Sequence[Message]) -> Sequence[PublishResult]:
-        """Store messages, or do what the tester asked for."""
+        """Store messages, except where the test set a fault."""
         await self.before_publishing(messages)
         return [self._store(message) for message in messages]
 
     async def serve_queries(self, names: Sequence[str], answer: QueryHandler) -> None:
-        """Answer what is asked by `ask`."""
-        self._answers.update(dict.fromkeys(names, answer))
+        """Answer queries that are sent with `ask`."""
+        self._query_handlers.update(dict.fromkeys(names, answer))
 
     async def reply(self, replies: Sequence[Reply]) -> None:
-        """Keep answers; while the broker is down they are lost."""
+        """Append to `replies`. While the broker is down, replies are lost."""
         if self.health.usable:
             self.replies += replies
 
     async def hint(self, loop: str, at: int) -> None:
-        """Tell whoever hears; while the broker is down it is lost."""
+        """Call every hint listener. While the broker is down, hints are lost."""
         if self.health.usable:
-            for heard in self._hears:
+            for heard in self._hint_listeners:
                 heard(loop, at)
 
     async def subscribe_hints(self, heard: Callable[[str, int], None]) -> None:
-        """Tell `heard` of every hint."""
-        self._hears.append(heard)
+        """Call `heard` for every hint."""
+        self._hint_listeners.append(heard)
 
     def _store(self, message: Message) -> PublishResult:
         if not self.health.usable:
@@ -221,7 +223,7 @@ class MemoryBroker:
 
 
 class MemorySubscription:
-    """A share of a `MemoryBroker`'s commands."""
+    """One subscriber of a `MemoryBroker`."""
 
     def __init__(self, queue: _Queue, settlements: Settlements) -> None:
         self._queue = queue
@@ -230,7 +232,7 @@ class MemorySubscription:
         self._closed = False
 
     async def next_batch(self, limit: int) -> Sequence[Delivery]:
-        """Wait for commands and take up to `limit`."""
+        """Wait for commands. Return up to `limit` of them, or none if the subscription is closed."""
         while not self._queue.commands and not self._closed:
             self._queue.changed.clear()
             await self._queue.changed.wait()
@@ -239,20 +241,20 @@ class MemorySubscription:
         return [self._deliver(command) for command in self._queue.take(limit)]
 
     async def acknowledge(self, deliveries: Sequence[Delivery]) -> None:
-        """Settle for good."""
+        """Settle deliveries as handled."""
         self._settlements.acknowledged += self._settle(deliveries)
 
     async def retry(self, deliveries: Sequence[Delivery], delay: timedelta) -> None:
-        """Give back; `MemoryBroker.redeliver` says when the delay is over."""
+        """Return deliveries to the log. They come again when a test calls `MemoryBroker.redeliver`."""
         released = [self._held.pop(delivery) for delivery in deliveries]
         self._settlements.retried += [(command.position, delay) for command in released]
 
     async def terminate(self, deliveries: Sequence[Delivery]) -> None:
-        """Settle for good, as one that can't be handled."""
+        """Settle deliveries as never to be handled."""
         self._settlements.terminated += self._settle(deliveries)
 
     async def close(self) -> None:
-        """Hand out no more."""
+        """Stop delivering commands."""
         self._closed = True
         self._queue.changed.set()
 
@@ -272,7 +274,7 @@ class MemorySubscription:
         return delivery
 
     def _settle(self, deliveries: Sequence[Delivery]) -> list[Position]:
-        """Raise KeyError for a delivery that isn't held (any more)."""
+        """Return the positions. Raises KeyError if a delivery is not held."""
         commands = [self._held.pop(delivery) for delivery in deliveries]
         for command in commands:
             command.settled = True

@@ -1,6 +1,7 @@
-"""Brings the schema to head: ordered, checksummed, all pending ones in one locked transaction.
+"""Migrations: read them from files, find the pending ones, apply them in order in one locked transaction.
 
-A file `NNNN_name.sql` is for every engine, `NNNN_name.<engine>.sql` for one: for what has no portable text.
+A file `NNNN_name.sql` is for every engine. A file `NNNN_name.<engine>.sql` is for one engine and holds SQL that is not
+portable. The database keeps a checksum of each applied migration.
 """
 
 import hashlib
@@ -15,8 +16,8 @@ from timer_service.core.errors import StartError
 from timer_service.core.transactions import retry_on_conflict
 
 _COMMENTS = re.compile(r"--.*|/\*.*?\*/")
-# Not IF NOT EXISTS: that wants the right to make tables even where there is nothing to make.
-_IS_THERE = {
+# Not CREATE TABLE IF NOT EXISTS: that needs the right to create tables even if the table exists.
+_TABLE_EXISTS = {
     "sqlite": "SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = 'schema_migrations'",
     "postgres": "SELECT 1 WHERE to_regclass('schema_migrations') IS NOT NULL",
 }
@@ -39,16 +40,16 @@ class Migration:
     name: str
     text: str
     engine: str | None = None
-    """The only engine it is for; None for every one."""
+    """The only engine that needs this migration. None: every engine."""
 
     @property
     def checksum(self) -> str:
-        """Tells whether an applied migration was edited afterwards."""
+        """The SHA-256 of the text. It shows whether an applied migration was edited later."""
         return hashlib.sha256(self.text.encode()).hexdigest()
 
 
 def read_migrations(folder: Path) -> list[Migration]:
-    """Read the migrations for every engine, in order. Raises `StartError` if there are none or a number is missing."""
+    """Return the migrations of all engines, in order. Raises `StartError` if there are none or a number is missing."""
     paths = sorted(folder.glob("*.sql"))
     numbers = [f"{number:04}" for number in range(1, len(paths) + 1)]
     if not paths or [path.stem[:4] for path in paths] != numbers:
@@ -62,13 +63,13 @@ def _read(path: Path) -> Migration:
 
 
 async def migrate(database: Database, migrations: Sequence[Migration]) -> list[Migration]:
-    """Apply what is pending; return what was applied. Raises `StartError` when the database is not one of ours."""
+    """Apply the pending migrations and return them. Raises `StartError` if the database and `migrations` disagree."""
     return await retry_on_conflict(lambda: _migrate(database, migrations))
 
 
 async def _migrate(database: Database, migrations: Sequence[Migration]) -> list[Migration]:
     async with database.migrating() as tx:
-        if not await _is_there(tx, database.engine):
+        if not await _has_migrations_table(tx, database.engine):
             await tx.execute(_CREATE)
         pending = _pending(await _applied(tx), migrations, database.engine)
         for migration in pending:
@@ -82,14 +83,14 @@ async def _migrate(database: Database, migrations: Sequence[Migration]) -> list[
 
 
 async def pending_migrations(database: Database, migrations: Sequence[Migration]) -> list[Migration]:
-    """Return what `migrate` would apply. Raises `StartError` when the database is not one of ours."""
+    """Return the pending migrations, in order. Raises `StartError` if the database and `migrations` disagree."""
     async with database.migrating() as tx:
-        applied = await _applied(tx) if await _is_there(tx, database.engine) else {}
+        applied = await _applied(tx) if await _has_migrations_table(tx, database.engine) else {}
     return _pending(applied, migrations, database.engine)
 
 
-async def _is_there(reader: Reader, engine: str) -> bool:
-    return bool(await reader.fetch(_IS_THERE[engine]))
+async def _has_migrations_table(reader: Reader, engine: str) -> bool:
+    return bool(await reader.fetch(_TABLE_EXISTS[engine]))
 
 
 async def _applied(reader: Reader) -> dict[int, tuple[str, str]]:
@@ -99,17 +100,23 @@ async def _applied(reader: Reader) -> dict[int, tuple[str, str]]:
 def _pending(applied: dict[int, tuple[str, str]], migrations: Sequence[Migration], engine: str) -> list[Migration]:
     known = {migration.number for migration in migrations}
     if newer := sorted(set(applied) - known):
-        raise StartError(f"the database is newer than this version: it has migration {applied[newer[0]][0]}")
+        raise StartError(
+            f"the database is newer than this version of the service: it has migration {applied[newer[0]][0]}. "
+            "Start the version that applied it, or restore a backup"
+        )
     for migration in migrations:
         _, checksum = applied.get(migration.number, ("", migration.checksum))
         if checksum != migration.checksum:
-            raise StartError(f"migration {migration.name} was applied to this database with another text")
-    mine = (migration for migration in migrations if migration.engine in {None, engine})
-    return [migration for migration in mine if migration.number not in applied]
+            raise StartError(
+                f"migration {migration.name} was applied to this database with another text. "
+                "Start the version that applied it, or restore a backup"
+            )
+    for_engine = (migration for migration in migrations if migration.engine in {None, engine})
+    return [migration for migration in for_engine if migration.number not in applied]
 
 
 def _statements(text: str) -> Iterator[str]:
-    """Split at the semicolons that end statements (SQL of either engine; the splitter is SQLite's own)."""
+    """Split a text into statements, for either engine. SQLite's parser finds the semicolons that end a statement."""
     statement = ""
     for part in re.split("(?<=;)", text):
         statement += part

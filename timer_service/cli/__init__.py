@@ -1,14 +1,17 @@
-"""The command `timer-service`: exit code 0 fine, 1 failed, 2 wrong usage."""
+"""The command `timer-service`. Exit codes: 0 success, 1 failure or no effect, 2 wrong usage."""
 
 import sys
 from collections.abc import Iterable
 from importlib import import_module
-from importlib.metadata import version
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
-from timer_service.client.errors import TimerServiceError
+from timer_service import __version__
+from timer_service.cli.output.outcomes import rejection_text
+from timer_service.cli.output.text import plain_words
+from timer_service.client import CommandError, QueryError, TimerServiceError
 from timer_service.core.errors import DatabaseUnavailableError, StartError
 
 _COMMANDS = ("serve", "dev", "doctor")
@@ -17,44 +20,58 @@ _GROUPS = ("migrate", "timers", "signals", "runs", "events")
 
 def main() -> None:
     """Run the command line."""
-    asked = [name for name in sys.argv[1:2] if name in {*_COMMANDS, *_GROUPS}]
+    names = [name for name in sys.argv[1:2] if name in {*_COMMANDS, *_GROUPS}]
     try:
-        _app(asked or [*_COMMANDS, *_GROUPS])()
+        create_app(names or [*_COMMANDS, *_GROUPS])()
+    except (CommandError, QueryError) as error:
+        sys.exit(f"timer-service: {rejection_text(error)}")
     except (StartError, TimerServiceError) as error:
         sys.exit(f"timer-service: {error}")
     except DatabaseUnavailableError as error:
-        sys.exit(f"timer-service: the database can't be used: {error}")
+        sys.exit(f"timer-service: the database cannot be used: {error}")
 
 
-def _app(names: Iterable[str]) -> typer.Typer:
-    """Import no more than is asked for: most of what a short command takes is importing."""
+class _PlainGroup(TyperGroup):
+    """A group of commands that reports wrong usage in words of the command line, not of the validation library."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except typer.BadParameter as error:
+            error.message = plain_words(error.message)
+            raise
+
+
+def create_app(names: Iterable[str]) -> typer.Typer:
+    """Return the app with these commands only: a short command spends most of its time importing."""
     app = typer.Typer(
         name="timer-service",
+        cls=_PlainGroup,
         help="Durable timers: publish ScheduleTimer, receive DueTimeReached.",
+        context_settings={"help_option_names": ["-h", "--help"]},
         no_args_is_help=True,
-        add_completion=False,
         pretty_exceptions_enable=False,
     )
-    app.callback()(_with_version)
+    app.callback()(_root)
     for name in names:
-        part = import_module(f"timer_service.cli.{name}")
+        module = import_module(f"timer_service.cli.{name}")
         if name in _GROUPS:
-            app.add_typer(part.app, name=name)
+            app.add_typer(module.app, name=name)
         else:
-            app.command(name)(getattr(part, name))
+            app.command(name)(getattr(module, name))
     return app
 
 
-def _tell_version(asked: bool) -> None:  # noqa: FBT001 - typer's way
-    if asked:
-        typer.echo(f"timer-service {version('timer_service')}")
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"timer-service {__version__}")
         raise typer.Exit
 
 
 _Version = Annotated[
-    bool, typer.Option("--version", is_eager=True, callback=_tell_version, help="Show the version and exit.")
+    bool, typer.Option("--version", is_eager=True, callback=_print_version, help="Show the version and exit.")
 ]
 
 
-def _with_version(_: _Version = False) -> None:  # noqa: FBT002 - typer's way
+def _root(_: _Version = False) -> None:
     """Durable timers: publish ScheduleTimer, receive DueTimeReached."""

@@ -1,4 +1,4 @@
-"""`timer-service dev`: everything in one place, to try it out."""
+"""`timer-service dev`: the service with its own broker and database, to try it out."""
 
 import asyncio
 import sys
@@ -9,24 +9,28 @@ from typing import Annotated
 import typer
 
 from timer_service.app.startup import open_dev_app
-from timer_service.cli.connecting import open_client
-from timer_service.cli.running import run
-from timer_service.cli.serve import run_until_signalled
-from timer_service.cli.timers import event_line
+from timer_service.cli.connection import open_client
+from timer_service.cli.dev_server import DEFAULT_FOLDER, announce_dev_server, find_dev_server
+from timer_service.cli.output.timers import due_time_reached_line
+from timer_service.cli.process import run_async, serve_until_signalled
 from timer_service.config import Config
+from timer_service.core.errors import StartError
 from timer_service.logs import configure_logs
+
+DataDir = Annotated[Path, typer.Option(metavar="DIR", help="Where the broker and the database keep their files.")]
+Demo = Annotated[bool, typer.Option("--demo", help="Schedule a timer and show its event.")]
 
 _DEMO_DELAY = timedelta(seconds=3)
 
 
-def dev(
-    data_dir: Annotated[Path, typer.Option(help="Where the broker and the database keep their files.")] = Path(
-        ".timer-service"
-    ),
-    demo: Annotated[bool, typer.Option("--demo", help="Schedule a timer and show it firing.")] = False,  # noqa: FBT002
-) -> None:
-    """Run the service with a NATS server and a SQLite database of its own."""
-    run(_dev(data_dir, demo=demo))
+def dev(data_dir: DataDir = DEFAULT_FOLDER, demo: Demo = False) -> None:
+    """Run the service with its own NATS server and SQLite database."""
+    if (running := find_dev_server(data_dir)) is not None:
+        raise StartError(
+            f"a `dev` already runs with its files in {data_dir} (process {running.pid}, broker {running.broker_url}). "
+            "Use that one, stop it, or give another folder with --data-dir."
+        )
+    run_async(_dev(data_dir, demo=demo))
 
 
 async def _dev(data_dir: Path, *, demo: bool) -> None:
@@ -34,40 +38,46 @@ async def _dev(data_dir: Path, *, demo: bool) -> None:
         configure_logs(config)
         for note in notes:
             typer.echo(note)
-        showing = asyncio.create_task(_show(config, demo=demo))
-        try:
-            await run_until_signalled(app)
-        finally:
-            showing.cancel()
-    await asyncio.gather(showing, return_exceptions=True)
-    typer.echo("Stopped; nothing is lost, start again any time.")
+        with announce_dev_server(data_dir, config):
+            guide = asyncio.create_task(_print_guide(config, data_dir, demo=demo))
+            try:
+                await serve_until_signalled(app)
+            finally:
+                guide.cancel()
+    await asyncio.gather(guide, return_exceptions=True)
+    typer.echo("Stopped. All timers are stored; the next start continues with them.")
 
 
-async def _show(config: Config, *, demo: bool) -> None:
+async def _print_guide(config: Config, data_dir: Path, *, demo: bool) -> None:
     if demo:
         await _show_a_timer(config)
-    http = f"http://{config.http_host}:{config.http_port}"
-    typer.echo(_GUIDE.format(command=sys.argv[0], url=config.broker_url, http=http))
+    typer.echo(
+        _GUIDE.format(
+            command=sys.argv[0],
+            server="" if data_dir == DEFAULT_FOLDER else f" --server {config.broker_url}",
+            url=config.broker_url,
+            http=f"http://{config.http_host}:{config.http_port}",
+        )
+    )
 
 
 async def _show_a_timer(config: Config) -> None:
     async with open_client(config) as client:
         events = client.watch("demo")
-        arriving = asyncio.ensure_future(anext(events))
+        event = asyncio.ensure_future(anext(events))
         due_at = datetime.now(UTC) + _DEMO_DELAY
         outcome = await client.schedule("demo", f"hello-{due_at:%H%M%S}", due_at, data={"hello": "world"})
         typer.echo(f"\n{outcome.name}: a timer of tenant demo, due in {_DEMO_DELAY.seconds} seconds ...")
-        typer.echo(f"fired:     {event_line(await arriving)}")
+        typer.echo(f"fired:     {due_time_reached_line(await event)}")
 
 
 _GUIDE = """
-Serving. From another terminal:
+Serving. From another terminal in this folder (elsewhere, add --server {url}):
 
-  export TIMER_BROKER_URL={url}
-  {command} timers watch
-  {command} timers schedule acme call-1 --in 10s --data '{{"any": "json"}}'
+  {command} timers watch{server}
+  {command} timers schedule acme call-1 --in 10s --data '{{"any": "json"}}'{server}
 
-or with any NATS client:
+or with any NATS client at {url}:
 
   subscribe  timer.evt.v1.acme.due-time-reached
   publish    timer.cmd.v1.acme.schedule-timer

@@ -1,73 +1,73 @@
-"""`timer-service events`: over the broker, never the database."""
+"""`timer-service events`. These commands use the broker only, never the database."""
 
 import json
-from typing import Annotated
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime
+from typing import Annotated, Any
 
 import typer
 
-from timer_service.cli.connecting import with_client
-from timer_service.cli.listing import first
-from timer_service.cli.running import run
-from timer_service.cli.showing import local, one_line, wire
-from timer_service.client import BuriedEvent, Outcome, TimerClient
+from timer_service.cli.connection import broker_command
+from timer_service.cli.output.lists import ListQuery, print_list, read_list
+from timer_service.cli.output.text import format_time, one_line
+from timer_service.cli.parameters import All, AsJson, Cursor, Limit, Tenant, read_identifier
+from timer_service.client import Outcome, TimerClient
 
-app = typer.Typer(help="Events that could not be published: list them, retry them.", no_args_is_help=True)
+app = typer.Typer(help="Buried events, which could not be published: list them, retry them.", no_args_is_help=True)
 
-Tenant = Annotated[str, typer.Argument(help="Whose events.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Events = Annotated[
+    list[str] | None,
+    typer.Argument(parser=read_identifier, metavar="EVENT", help="The ids of the events.", show_default=False),
+]
+Every = Annotated[bool, typer.Option("--all", help="Retry all buried events of the tenant.")]
+
+_LIST = ListQuery("list-buried-events", "events")
 
 
-@app.command("list")
-def list_(
+@broker_command(app, "list")
+async def list_events(
+    client: TimerClient,
     tenant: Tenant,
-    limit: Annotated[int, typer.Option(min=1, help="The most to show.")] = 50,
-    as_json: AsJson = False,  # noqa: FBT002 - typer's way
+    limit: Limit = 50,
+    everything: All = False,
+    cursor: Cursor = None,
+    as_json: AsJson = False,
 ) -> None:
-    """List the events that were given up, oldest first."""
-    found = run(with_client(lambda client: first(client.events.buried(tenant), limit + 1)))
-    if as_json:
-        typer.echo(json.dumps([_document(event) for event in found[:limit]]))
-        return
-    for event in found[:limit]:
-        about = " ".join(f"{name}={text}" for name, text in event.about.items())
-        typer.echo(f"{event.event_id}  {event.type}  {local(event.added_at)}  {one_line(about)}")
-        typer.echo(f"  {one_line(event.last_error)}")
-    if len(found) > limit:
-        typer.echo(f"There are more than {limit}; see them with --limit.", err=True)
+    """List buried events, oldest first."""
+    listing = await read_list(client, tenant, _LIST, {}, limit=None if everything else limit, cursor=cursor)
+    print_list(listing, "buried events", _event_lines, as_json=as_json)
 
 
-@app.command()
-def retry(
-    tenant: Tenant,
-    event_ids: Annotated[list[str] | None, typer.Argument(metavar="[EVENT]...", help="Their ids.")] = None,
-    every: Annotated[bool, typer.Option("--all", help="All that were given up.")] = False,  # noqa: FBT002 - typer's way
-    as_json: AsJson = False,  # noqa: FBT002 - typer's way
-) -> None:
-    """Publish events again at once, under the same ids."""
+def _check_ids(*, event_ids: list[str] | None, every: bool, **_: object) -> None:
     if bool(event_ids) == every:
-        raise typer.BadParameter("give the ids of events, or --all")
+        raise typer.BadParameter("Give the ids of events, or --all.")
 
-    async def retry_each(client: TimerClient) -> list[tuple[str, Outcome]]:
-        wanted = event_ids or [event.event_id async for event in client.events.buried(tenant)]
-        return [(event_id, await client.events.retry(tenant, event_id)) for event_id in wanted]
 
-    ended = run(with_client(retry_each))
+@broker_command(app, check=_check_ids)
+async def retry(
+    client: TimerClient, tenant: Tenant, event_ids: Events = None, every: Every = False, as_json: AsJson = False
+) -> None:
+    """Publish buried events again, under the same ids."""
+    wanted = [event.event_id async for event in client.events.buried(tenant)] if every else event_ids or []
+    outcomes = [(event_id, await client.events.retry(tenant, event_id)) for event_id in wanted]
     if as_json:
-        typer.echo(json.dumps([{"eventId": event_id, "outcome": outcome.name} for event_id, outcome in ended]))
-    for event_id, outcome in [] if as_json else ended:
-        typer.echo(f"{outcome.name}: {tenant}/{event_id}", err=outcome.name == "not_found")
-    if any(outcome.name == "not_found" for _, outcome in ended):
+        typer.echo(json.dumps([{"eventId": event_id, "outcome": outcome.name} for event_id, outcome in outcomes]))
+    else:
+        for event_id, outcome in outcomes:
+            typer.echo(f"{outcome.name}: {tenant}/{event_id}", err=_is_missing(outcome))
+        if not outcomes:
+            typer.echo("no buried events", err=True)
+    if any(_is_missing(outcome) for _, outcome in outcomes):
         raise typer.Exit(1)
 
 
-def _document(event: BuriedEvent) -> dict[str, object]:
-    """Return an event's entry as on the wire."""
-    return {
-        "tenantId": event.tenant,
-        "eventId": event.event_id,
-        "eventType": event.type,
-        "about": event.about,
-        "addedAt": wire(event.added_at),
-        "attempt": event.attempt,
-        "lastError": event.last_error,
-    }
+def _is_missing(outcome: Outcome) -> bool:
+    return outcome.name == "not_found"
+
+
+def _event_lines(views: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    for view in views:
+        fields = one_line(" ".join(f"{name}={text}" for name, text in view["about"].items()))
+        added_at = format_time(datetime.fromisoformat(view["addedAt"]))
+        yield f"{view['eventId']}  {view['eventType']}  {added_at}  {fields}"
+        yield f"  {one_line(view['lastError'])}"

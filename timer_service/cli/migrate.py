@@ -1,21 +1,30 @@
 """`timer-service migrate`: the schema of the database."""
 
-from collections.abc import Sequence
+import sqlite3
+from collections.abc import Iterable
 
 import typer
 
 from timer_service.adapters.migrations import Migration
 from timer_service.app.schema import apply_migrations, migrations, unapplied_migrations
-from timer_service.cli.running import run
-from timer_service.config import load_config
+from timer_service.cli.dev_server import find_dev_server
+from timer_service.cli.doctor.finding import Status
+from timer_service.cli.doctor.schema import check_schema
+from timer_service.cli.doctor.sqlite import read_applied
+from timer_service.cli.process import run_async
+from timer_service.config import Config, load_config
+from timer_service.core.errors import StartError
 
-app = typer.Typer(help="Bring the database's schema to this version.", no_args_is_help=True)
+app = typer.Typer(help="The schema of the database: show it, bring it to this version.", no_args_is_help=True)
+
+_DATABASE_SETTINGS = {"db_path", "database_url", "database_url_file"}
+_ENGINES = {"sqlite": "SQLite", "postgres": "PostgreSQL"}
 
 
 @app.command()
 def up() -> None:
-    """Apply what is pending."""
-    applied = run(apply_migrations(load_config()))
+    """Apply the pending migrations."""
+    applied = run_async(apply_migrations(load_config()))
     _print("applied", applied)
     if not applied:
         typer.echo("nothing to apply")
@@ -23,21 +32,54 @@ def up() -> None:
 
 @app.command()
 def status() -> None:
-    """List every migration and whether it is applied."""
-    pending = run(unapplied_migrations(load_config()))
-    shipped = migrations(load_config().engine)
-    _print("applied", [each for each in shipped if each not in pending])
-    _print("pending", pending)
+    """List every migration and whether it is applied. Changes nothing; the service may be running."""
+    config = _config()
+    pending = _read_pending(config)
+    known = {migration.number: migration for engine in _ENGINES for migration in migrations(engine)}
+    for number, migration in sorted(known.items()):
+        if migration.engine not in {None, config.engine}:
+            typer.echo(f"skipped  {migration.name} (only for {_ENGINES[str(migration.engine)]})")
+        else:
+            state = "pending" if number in {each.number for each in pending} else "applied"
+            typer.echo(f"{state}  {migration.name}")
 
 
 @app.command()
 def check() -> None:
-    """Exit with 1 when something is pending."""
-    pending = run(unapplied_migrations(load_config()))
+    """Exit with 1 if a migration is pending. Changes nothing; the service may be running."""
+    pending = _read_pending(_config())
     _print("pending", pending)
     raise typer.Exit(1 if pending else 0)
 
 
-def _print(state: str, listed: Sequence[Migration]) -> None:
-    for each in listed:
-        typer.echo(f"{state}  {each.name}")
+def _config() -> Config:
+    """Return the settings, with the database of the `dev` of this folder if it runs and no database is named."""
+    config = load_config()
+    if not config.model_fields_set & _DATABASE_SETTINGS and (dev := find_dev_server()) is not None:
+        return dev.configure(config)
+    return config
+
+
+def _read_pending(config: Config) -> list[Migration]:
+    """Return the pending migrations. Raises `StartError` if this version cannot work with the database.
+
+    A SQLite file is read without its lock, and is not created.
+    """
+    if config.postgres_url is not None:
+        return run_async(unapplied_migrations(config))
+    shipped = migrations("sqlite")
+    if not config.db_path.exists():
+        return shipped
+    try:
+        applied = read_applied(config.db_path)
+    except sqlite3.Error as error:
+        raise StartError(f"cannot read {config.db_path}: {error}. Check TIMER_DB_PATH.") from error
+    finding = check_schema(applied, shipped, automatic=True, setting="TIMER_DB_PATH")
+    if finding.status is Status.FAIL:
+        raise StartError(f"the schema of {config.db_path} {finding.message}. {finding.remedy}")
+    return [migration for migration in shipped if migration.number not in applied]
+
+
+def _print(state: str, listed: Iterable[Migration]) -> None:
+    for migration in listed:
+        typer.echo(f"{state}  {migration.name}")

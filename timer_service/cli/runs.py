@@ -1,123 +1,140 @@
-"""`timer-service runs`: over the broker, never the database."""
+"""`timer-service runs`. These commands use the broker only, never the database."""
 
 import json
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Annotated, Any
 
 import typer
 
-from timer_service.cli.connecting import with_client
-from timer_service.cli.listing import first, terminal_width
-from timer_service.cli.running import run as run_main
-from timer_service.cli.showing_runs import graph_document, graph_lines, run_document, run_outcome_line, run_table
-from timer_service.client import Outcome, RunStatus
+from timer_service.cli.connection import broker_command
+from timer_service.cli.output.lists import ListQuery, print_list, read_list
+from timer_service.cli.output.outcomes import exit_not_found, print_outcome
+from timer_service.cli.output.runs import graph_lines, run_table
+from timer_service.cli.output.table import terminal_width
+from timer_service.cli.parameters import (
+    All,
+    AsJson,
+    Cursor,
+    Limit,
+    Tenant,
+    read_identifier,
+    read_json_file,
+    read_json_object,
+)
+from timer_service.client import Outcome, Run, RunStatus, TimerClient
 
-app = typer.Typer(help="Job graphs: start, report, look at, cancel.", no_args_is_help=True)
+app = typer.Typer(help="Job graphs: start, report, look up, cancel.", no_args_is_help=True)
 
-Tenant = Annotated[str, typer.Argument(help="Who owns the run.")]
-Name = Annotated[str, typer.Argument(metavar="RUN", help="Its runId.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Name = Annotated[str, typer.Argument(parser=read_identifier, metavar="RUN", help="The runId.")]
+Group = Annotated[str, typer.Argument(parser=read_identifier, metavar="GROUP", help="The name of the group.")]
+Job = Annotated[str, typer.Argument(parser=read_identifier, metavar="JOB", help="The name of the job.")]
+JobStatus = Annotated[
+    str, typer.Argument(metavar="STATUS", help="dispatched, running, success, failed, cancelled, skipped, …")
+]
+GraphFile = Annotated[
+    dict[str, Any],
+    typer.Argument(parser=read_json_file, metavar="FILE", help='JSON: {"jobs": […], "groups": […]}; - for stdin.'),
+]
+JobsFile = Annotated[
+    dict[str, Any], typer.Argument(parser=read_json_file, metavar="FILE", help='JSON: {"jobs": […]}; - for stdin.')
+]
+Outputs = Annotated[
+    dict[str, Any] | None,
+    typer.Option(parser=read_json_object, metavar="JSON", help="A JSON object for the jobs that need this job."),
+]
+StatusFilter = Annotated[RunStatus | None, typer.Option(case_sensitive=False, help="Only runs in this status.")]
 
-_WENT_WELL = {"started", "recorded", "resolved", "cancelled", "unchanged", "kept"}
+_LIST = ListQuery("list-runs", "runs")
+_WITH_EFFECT = {"started", "recorded", "resolved", "cancelled", "unchanged", "kept"}
+_EXPLANATIONS = {
+    "run_rejected": "its graph cannot be run",
+    "exists": "it has another graph or other jobs; it is not changed",
+    "unchanged": "already in that state",
+    "kept": "stored until its run or job is known",
+    "not_kept": "4 MiB of commands are already stored for this run; send it again later",
+    "not_found": "there is no such run; an older StartRun that is delivered later will be cancelled",
+    "unknown_job": "the run has no such job",
+    "unknown_group": "the run has no such group",
+    "ignored_not_ready": "the job is not ready",
+    "already_ended": "the run or the job has already ended",
+    "ignored_stale": "a newer command was handled earlier",
+}
 
 
-@app.command()
-def start(
+@broker_command(app)
+async def start(client: TimerClient, tenant: Tenant, run: Name, file: GraphFile, as_json: AsJson = False) -> None:
+    """Start a run of the jobs in a file."""
+    outcome = await client.runs.start(tenant, run, file.get("jobs", []), groups=file.get("groups", []))
+    _print_outcome(outcome, tenant, run, as_json)
+
+
+@broker_command(app)
+async def resolve(
+    client: TimerClient, tenant: Tenant, run: Name, group: Group, file: JobsFile, as_json: AsJson = False
+) -> None:
+    """Name the jobs of a group."""
+    outcome = await client.runs.resolve_group(tenant, run, group, file.get("jobs", []))
+    _print_outcome(outcome, tenant, run, as_json)
+
+
+@broker_command(app)
+async def report(
+    client: TimerClient,
     tenant: Tenant,
     run: Name,
-    file: Annotated[
-        typer.FileText, typer.Argument(help='{"jobs": […], "groups": […]} as in docs/runs.md; - for stdin.')
-    ],
-    as_json: AsJson = False,  # noqa: FBT002 - typer's way
+    job: Job,
+    status: JobStatus,
+    outputs: Outputs = None,
+    as_json: AsJson = False,
 ) -> None:
-    """Start a run and wait for the outcome."""
-    graph = _read(file.read(), "FILE")
-    jobs, groups = graph.get("jobs", []), graph.get("groups", [])
-    _tell(
-        run_main(with_client(lambda client: client.runs.start(tenant, run, jobs, groups=groups))), tenant, run, as_json
-    )
+    """Report the status of a job."""
+    outcome = await client.runs.report(tenant, run, job, status, outputs=outputs)
+    _print_outcome(outcome, tenant, run, as_json)
 
 
-@app.command()
-def resolve(
+@broker_command(app)
+async def cancel(client: TimerClient, tenant: Tenant, run: Name, as_json: AsJson = False) -> None:
+    """Cancel every job of a run that has not ended."""
+    _print_outcome(await client.runs.cancel(tenant, run), tenant, run, as_json)
+
+
+@broker_command(app)
+async def get(client: TimerClient, tenant: Tenant, run: Name, as_json: AsJson = False) -> None:
+    """Show the graph of a run, with the status of each job."""
+    graph = await client.runs.get(tenant, run)
+    if graph is None:
+        exit_not_found(f"{tenant}/{run}")
+    typer.echo(json.dumps(graph.document()) if as_json else "\n".join(graph_lines(graph, terminal_width())))
+
+
+@broker_command(app, "list")
+async def list_runs(
+    client: TimerClient,
     tenant: Tenant,
-    run: Name,
-    group: Annotated[str, typer.Argument(help="The group's name.")],
-    file: Annotated[typer.FileText, typer.Argument(help='{"jobs": […]}; - for stdin.')],
-    as_json: AsJson = False,  # noqa: FBT002 - typer's way
-) -> None:
-    """Name the jobs of a dynamic group, and wait for the outcome."""
-    jobs = _read(file.read(), "FILE").get("jobs", [])
-    _tell(
-        run_main(with_client(lambda client: client.runs.resolve_group(tenant, run, group, jobs))), tenant, run, as_json
-    )
-
-
-@app.command()
-def report(  # noqa: PLR0917 - typer's way
-    tenant: Tenant,
-    run: Name,
-    job: Annotated[str, typer.Argument(help="The job's name.")],
-    status: Annotated[str, typer.Argument(help="dispatched, running, success, failed, cancelled, …")],
-    outputs: Annotated[str | None, typer.Option(help="A JSON object for the jobs that need this one.")] = None,
-    as_json: AsJson = False,  # noqa: FBT002 - typer's way
-) -> None:
-    """Tell how far a job has come, and wait for the outcome."""
-    given = None if outputs is None else _read(outputs, "--outputs")
-    told = with_client(lambda client: client.runs.report(tenant, run, job, status, outputs=given))
-    _tell(run_main(told), tenant, run, as_json)
-
-
-@app.command()
-def cancel(tenant: Tenant, run: Name, as_json: AsJson = False) -> None:  # noqa: FBT002 - typer's way
-    """End every job of a run that has not ended."""
-    _tell(run_main(with_client(lambda client: client.runs.cancel(tenant, run))), tenant, run, as_json)
-
-
-@app.command()
-def get(tenant: Tenant, run: Name, as_json: AsJson = False) -> None:  # noqa: FBT002 - typer's way
-    """Draw a run's graph, with each job's status."""
-    found = run_main(with_client(lambda client: client.runs.get(tenant, run)))
-    if found is None:
-        typer.echo(f"not found: {tenant}/{run}", err=True)
-        raise typer.Exit(1)
-    typer.echo(json.dumps(graph_document(found)) if as_json else "\n".join(graph_lines(found, terminal_width())))
-
-
-@app.command("list")
-def list_(
-    tenant: Tenant,
-    status: Annotated[RunStatus | None, typer.Option(case_sensitive=False, help="Only those of it.")] = None,
-    limit: Annotated[int, typer.Option(min=1, help="The most to show.")] = 50,
-    as_json: AsJson = False,  # noqa: FBT002 - typer's way
+    status: StatusFilter = None,
+    limit: Limit = 50,
+    everything: All = False,
+    cursor: Cursor = None,
+    as_json: AsJson = False,
 ) -> None:
     """List runs, newest first."""
-    found = run_main(with_client(lambda client: first(client.runs.list(tenant, status=status), limit + 1)))
-    if as_json:
-        typer.echo(json.dumps([run_document(each) for each in found[:limit]]))
-        return
-    for line in run_table(found[:limit], datetime.now(UTC), terminal_width()):
-        typer.echo(line)
-    if len(found) > limit:
-        typer.echo(f"There are more than {limit}; see them with --limit or --status.", err=True)
+    filters = {"status": status}
+    listing = await read_list(client, tenant, _LIST, filters, limit=None if everything else limit, cursor=cursor)
+
+    def to_lines(views: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+        return run_table([Run.model_validate(view) for view in views], datetime.now(UTC), terminal_width())
+
+    print_list(listing, "runs", to_lines, as_json=as_json)
 
 
-def _read(text: str, option: str) -> dict[str, Any]:
-    try:
-        found = json.loads(text)
-    except ValueError as error:
-        raise typer.BadParameter(f"{option} must be JSON: {error}") from error
-    if not isinstance(found, dict):
-        raise typer.BadParameter(f"{option} must be a JSON object")
-    return found
-
-
-def _tell(outcome: Outcome, tenant: str, name: str, as_json: bool) -> None:  # noqa: FBT001
-    """Print an outcome; exit with 1 when the command came to nothing."""
-    if as_json:
-        run = {} if outcome.run is None else {"run": run_document(outcome.run)}
-        typer.echo(json.dumps({"commandId": outcome.command_id, "outcome": outcome.name, **run}))
-    else:
-        typer.echo(run_outcome_line(outcome, tenant, name), err=outcome.name not in _WENT_WELL)
-    if outcome.name not in _WENT_WELL:
-        raise typer.Exit(1)
+def _print_outcome(outcome: Outcome, tenant: str, name: str, as_json: bool) -> None:
+    run = outcome.run
+    print_outcome(
+        outcome,
+        f"{tenant}/{name}",
+        state="" if run is None else f"{run.status}, {run.open_jobs} open",
+        explanations=_EXPLANATIONS,
+        has_effect=outcome.name in _WITH_EFFECT,
+        as_json=as_json,
+    )

@@ -1,112 +1,158 @@
-"""`timer-service signals`: over the broker, never the database."""
+"""`timer-service signals`. These commands use the broker only, never the database."""
 
 import json
-from typing import Annotated
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime
+from typing import Annotated, Any
 
 import typer
 
-from timer_service.cli.arguments import instant
-from timer_service.cli.connecting import with_client
-from timer_service.cli.listing import first, terminal_width
-from timer_service.cli.running import run
-from timer_service.cli.showing_signals import signal_details, signal_document, signal_outcome_line, signal_table
-from timer_service.client import Outcome, SignalStatus
+from timer_service.cli.connection import broker_command
+from timer_service.cli.output.lists import ListQuery, print_list, read_list
+from timer_service.cli.output.outcomes import exit_not_found, print_outcome
+from timer_service.cli.output.signals import signal_details, signal_table, trigger_text
+from timer_service.cli.output.table import terminal_width
+from timer_service.cli.parameters import (
+    All,
+    AsJson,
+    Cursor,
+    Limit,
+    Tenant,
+    read_identifier,
+    read_instant,
+)
+from timer_service.client import Outcome, Signal, SignalStatus, TimerClient
 
-app = typer.Typer(help="Reminders of what happens to work items: create, look up, pause, cancel.", no_args_is_help=True)
+app = typer.Typer(
+    help="Reminders that fire when a work item changes its status, or at an instant.", no_args_is_help=True
+)
 
-Tenant = Annotated[str, typer.Argument(help="Who owns the signal.")]
-Name = Annotated[str, typer.Argument(help="Its signalId.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Name = Annotated[str, typer.Argument(parser=read_identifier, metavar="SIGNAL", help="The signalId.")]
+Item = Annotated[str, typer.Argument(parser=read_identifier, metavar="ITEM", help="The workItemId.")]
+NewStatus = Annotated[str, typer.Argument(metavar="STATUS", help="The new status of the work item.")]
+ItemToWatch = Annotated[
+    str | None, typer.Option(parser=read_identifier, metavar="ITEM", help="The work item that the signal waits for.")
+]
+Statuses = Annotated[
+    list[str] | None,
+    typer.Option(metavar="STATUS", help="Fire when the work item changes to this status. May be repeated."),
+]
+FireTime = Annotated[
+    datetime | None,
+    typer.Option(parser=read_instant, metavar="TIME", help="Fire at this instant instead: ISO 8601 with an offset."),
+]
+Note = Annotated[str | None, typer.Option(metavar="TEXT", help="What the signal is for.")]
+StatusFilter = Annotated[SignalStatus | None, typer.Option(case_sensitive=False, help="Only signals in this status.")]
+ItemFilter = Annotated[
+    str | None, typer.Option(parser=read_identifier, metavar="ITEM", help="Only signals of this work item.")
+]
 
-_CAME_TO_NOTHING = {"exists", "created_invalid", "not_found", "already_fired", "already_ended", "ignored_stale"}
+_LIST = ListQuery("list-signals", "signals")
+_WITHOUT_EFFECT = {"exists", "created_invalid", "not_found", "already_fired", "already_ended", "ignored_stale"}
+_EXPLANATIONS = {
+    "unchanged": "already in that state",
+    "exists": "another signal has this name; it is not changed",
+    "created_invalid": "the service cannot read its trigger, so it never fires",
+    "recorded": "a newer command has already changed the status of the item",
+    "not_found": "there is no such signal",
+    "already_fired": "it has fired",
+    "already_ended": "it was cancelled or resolved",
+    "ignored_stale": "a newer command was handled earlier",
+}
 
 
-@app.command()
-def create(  # noqa: PLR0917 - typer's way
+def _check_trigger(*, item: str | None, on: list[str] | None, at: datetime | None, **_: object) -> None:
+    if on and item is None:
+        raise typer.BadParameter("--on needs --item: the work item whose status changes.")
+    if bool(on) == (at is not None):
+        raise typer.BadParameter("Give either --on (with --item) or --at.")
+
+
+@broker_command(app, check=_check_trigger)
+async def create(
+    client: TimerClient,
     tenant: Tenant,
     signal: Name,
-    item: Annotated[str | None, typer.Option(help="The work item to wait for.")] = None,
-    on: Annotated[list[str] | None, typer.Option(help="Fire when it comes to this status; may be repeated.")] = None,
-    at: Annotated[str | None, typer.Option(help="Fire at this instant instead: ISO 8601 with an offset.")] = None,
-    note: Annotated[str | None, typer.Option(help="What it is for.")] = None,
-    as_json: AsJson = False,  # noqa: FBT002 - typer's way
+    item: ItemToWatch = None,
+    on: Statuses = None,
+    at: FireTime = None,
+    note: Note = None,
+    as_json: AsJson = False,
 ) -> None:
-    """Create a signal and wait for the outcome."""
-    due = None if at is None else instant("--at", at)
-    made = with_client(lambda client: client.signals.create(tenant, signal, item=item, on=on or [], at=due, note=note))
-    _tell(run(made), tenant, signal, as_json)
+    """Create a signal that fires when a work item changes its status, or at an instant."""
+    outcome = await client.signals.create(tenant, signal, item=item, on=on or [], at=at, note=note)
+    _print_outcome(outcome, tenant, signal, as_json)
 
 
-@app.command()
-def transition(
-    tenant: Tenant,
-    item: Annotated[str, typer.Argument(help="The workItemId.")],
-    to: Annotated[str, typer.Argument(help="The status it has come to.")],
-    as_json: AsJson = False,  # noqa: FBT002 - typer's way
+@broker_command(app)
+async def transition(
+    client: TimerClient, tenant: Tenant, item: Item, status: NewStatus, as_json: AsJson = False
 ) -> None:
-    """Tell that a work item has come to a status, and wait for the outcome."""
-    _tell(run(with_client(lambda client: client.signals.transition(tenant, item, to))), tenant, item, as_json)
+    """Report that a work item has a new status."""
+    _print_outcome(await client.signals.transition(tenant, item, status), tenant, item, as_json)
 
 
-@app.command()
-def pause(tenant: Tenant, signal: Name, as_json: AsJson = False) -> None:  # noqa: FBT002 - typer's way
-    """Have a signal not fire until it is activated."""
-    _tell(run(with_client(lambda client: client.signals.pause(tenant, signal))), tenant, signal, as_json)
+@broker_command(app)
+async def pause(client: TimerClient, tenant: Tenant, signal: Name, as_json: AsJson = False) -> None:
+    """Pause a signal: it does not fire until it is activated."""
+    _print_outcome(await client.signals.pause(tenant, signal), tenant, signal, as_json)
 
 
-@app.command()
-def activate(tenant: Tenant, signal: Name, as_json: AsJson = False) -> None:  # noqa: FBT002 - typer's way
-    """Have a paused or fired signal fire on what happens from now on."""
-    _tell(run(with_client(lambda client: client.signals.activate(tenant, signal))), tenant, signal, as_json)
+@broker_command(app)
+async def activate(client: TimerClient, tenant: Tenant, signal: Name, as_json: AsJson = False) -> None:
+    """Activate a paused or fired signal: it fires on what happens from now on."""
+    _print_outcome(await client.signals.activate(tenant, signal), tenant, signal, as_json)
 
 
-@app.command()
-def cancel(tenant: Tenant, signal: Name, as_json: AsJson = False) -> None:  # noqa: FBT002 - typer's way
-    """Have a signal fire no more."""
-    _tell(run(with_client(lambda client: client.signals.cancel(tenant, signal))), tenant, signal, as_json)
+@broker_command(app)
+async def cancel(client: TimerClient, tenant: Tenant, signal: Name, as_json: AsJson = False) -> None:
+    """Cancel a signal: it never fires again."""
+    _print_outcome(await client.signals.cancel(tenant, signal), tenant, signal, as_json)
 
 
-@app.command()
-def resolve(tenant: Tenant, signal: Name, as_json: AsJson = False) -> None:  # noqa: FBT002 - typer's way
-    """Tell that what a signal was for is dealt with."""
-    _tell(run(with_client(lambda client: client.signals.resolve(tenant, signal))), tenant, signal, as_json)
+@broker_command(app)
+async def resolve(client: TimerClient, tenant: Tenant, signal: Name, as_json: AsJson = False) -> None:
+    """Resolve a signal: mark its purpose as done."""
+    _print_outcome(await client.signals.resolve(tenant, signal), tenant, signal, as_json)
 
 
-@app.command()
-def get(tenant: Tenant, signal: Name, as_json: AsJson = False) -> None:  # noqa: FBT002 - typer's way
+@broker_command(app)
+async def get(client: TimerClient, tenant: Tenant, signal: Name, as_json: AsJson = False) -> None:
     """Show one signal."""
-    found = run(with_client(lambda client: client.signals.get(tenant, signal)))
+    found = await client.signals.get(tenant, signal)
     if found is None:
-        typer.echo(f"not found: {tenant}/{signal}", err=True)
-        raise typer.Exit(1)
-    typer.echo(json.dumps(signal_document(found)) if as_json else "\n".join(signal_details(found)))
+        exit_not_found(f"{tenant}/{signal}")
+    typer.echo(json.dumps(found.document()) if as_json else "\n".join(signal_details(found)))
 
 
-@app.command("list")
-def list_(
+@broker_command(app, "list")
+async def list_signals(
+    client: TimerClient,
     tenant: Tenant,
-    status: Annotated[SignalStatus | None, typer.Option(case_sensitive=False, help="Only those of it.")] = None,
-    item: Annotated[str | None, typer.Option(help="Only those of this work item.")] = None,
-    limit: Annotated[int, typer.Option(min=1, help="The most to show.")] = 50,
-    as_json: AsJson = False,  # noqa: FBT002 - typer's way
+    status: StatusFilter = None,
+    item: ItemFilter = None,
+    limit: Limit = 50,
+    everything: All = False,
+    cursor: Cursor = None,
+    as_json: AsJson = False,
 ) -> None:
     """List signals in order of their names."""
-    found = run(with_client(lambda client: first(client.signals.list(tenant, status=status, item=item), limit + 1)))
-    if as_json:
-        typer.echo(json.dumps([signal_document(signal) for signal in found[:limit]]))
-        return
-    for line in signal_table(found[:limit], terminal_width()):
-        typer.echo(line)
-    if len(found) > limit:
-        typer.echo(f"There are more than {limit}; see them with --limit, --status or --item.", err=True)
+    filters = {"status": status, "workItemId": item}
+    listing = await read_list(client, tenant, _LIST, filters, limit=None if everything else limit, cursor=cursor)
+
+    def to_lines(views: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+        return signal_table([Signal.model_validate(view) for view in views], terminal_width())
+
+    print_list(listing, "signals", to_lines, as_json=as_json)
 
 
-def _tell(outcome: Outcome, tenant: str, name: str, as_json: bool) -> None:  # noqa: FBT001
-    """Print an outcome; exit with 1 when the command came to nothing."""
-    if as_json:
-        signal = {} if outcome.signal is None else {"signal": signal_document(outcome.signal)}
-        typer.echo(json.dumps({"commandId": outcome.command_id, "outcome": outcome.name, **signal}))
-    else:
-        typer.echo(signal_outcome_line(outcome, tenant, name), err=outcome.name in _CAME_TO_NOTHING)
-    if outcome.name in _CAME_TO_NOTHING:
-        raise typer.Exit(1)
+def _print_outcome(outcome: Outcome, tenant: str, name: str, as_json: bool) -> None:
+    signal = outcome.signal
+    print_outcome(
+        outcome,
+        f"{tenant}/{name}",
+        state="" if signal is None else f"{signal.status}, waits for {trigger_text(signal)}",
+        explanations=_EXPLANATIONS,
+        has_effect=outcome.name not in _WITHOUT_EFFECT,
+        as_json=as_json,
+    )

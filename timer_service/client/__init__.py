@@ -1,10 +1,21 @@
-"""What users call from Python: schedule, cancel, ask and watch, over the broker only (docs/client.md)."""
+"""The Python client: schedule, cancel, query and watch timers, signals and runs over NATS (see docs/client.md)."""
 
 from timer_service.client.errors import CommandError, NoAnswerError, QueryError, TimerServiceError
-from timer_service.client.events import BuriedEvent
-from timer_service.client.run_views import Run, RunGraph, RunJob, RunStatus
+from timer_service.client.models import (
+    BuriedEvent,
+    Counts,
+    NewTimer,
+    Outcome,
+    Run,
+    RunGraph,
+    RunJob,
+    RunStatus,
+    Signal,
+    SignalStatus,
+    State,
+    Timer,
+)
 from timer_service.client.timer_client import TimerClient
-from timer_service.client.views import Counts, NewTimer, Outcome, Signal, SignalStatus, State, Timer
 
 __all__ = [
     "BuriedEvent",

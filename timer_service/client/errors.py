@@ -1,18 +1,18 @@
-"""What the client raises, besides ValueError for what the caller gave it."""
+"""The exceptions of the client. A wrong argument raises ValueError instead."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
 
 class TimerServiceError(Exception):
-    """Anything the client raises besides ValueError."""
+    """The base class of the exceptions of the client."""
 
 
 class NoAnswerError(TimerServiceError):
-    """The broker or the service did not answer (in time); a command may be handled later all the same."""
+    """The broker or the service did not answer in time. The service may still handle the command later."""
 
 
-class _VerdictError(TimerServiceError):
+class _CodedError(TimerServiceError):
     def __init__(self, code: str, message: str, errors: Sequence[Mapping[str, str]] = ()) -> None:
         super().__init__(f"{code}: {message}")
         self.code = code
@@ -20,13 +20,16 @@ class _VerdictError(TimerServiceError):
 
     @classmethod
     def read(cls, error: Mapping[str, Any]) -> Self:
-        """Make one of the `error` of a reply or an answer."""
+        """Return the exception for the `error` field of a reply."""
         return cls(error["code"], error["message"], error.get("errors", ()))
 
 
-class CommandError(_VerdictError):
-    """The service rejected a command; `code` and `errors` (path and reason each) are those of contracts/README.md."""
+class CommandError(_CodedError):
+    """The service rejected a command.
+
+    `code` is one of the codes in contracts/README.md. `errors` has a `path` and a `reason` for each wrong field.
+    """
 
 
-class QueryError(_VerdictError):
-    """The service could not answer a query; `code` and `errors` as of `CommandError`."""
+class QueryError(_CodedError):
+    """The service could not answer a query. `code` and `errors` are as in `CommandError`."""

@@ -1,23 +1,19 @@
-"""Work signals: the part of the client that is about them."""
+"""The methods of the client for work signals."""
 
 from collections.abc import AsyncIterator, Sequence
 from datetime import datetime
 from typing import Any
 
-from timer_service.client.arguments import check_identifier, check_signal_status, check_tenant, wire_instant
-from timer_service.client.link import Link
-from timer_service.client.views import Outcome, Signal
+from timer_service.client.checks import check_choice, check_identifier, check_tenant, wire_instant
+from timer_service.client.connection import Connection
+from timer_service.client.models import Outcome, Signal, SignalStatus
 
 
 class Signals:
-    """Speaks the contracts of work signals; `TimerClient.signals` is one.
+    """Methods for work signals, as `TimerClient.signals`. They raise the same exceptions as `TimerClient`."""
 
-    As there, ValueError names the argument that can't be used, `CommandError` says why the service rejected a command,
-    `QueryError` why it can't tell, and `NoAnswerError` that there was no answer within `timeout_seconds`.
-    """
-
-    def __init__(self, link: Link) -> None:
-        self._link = link
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
 
     async def create(
         self,
@@ -30,9 +26,9 @@ class Signals:
         note: str | None = None,
         timeout_seconds: float = 10,
     ) -> Outcome:
-        """Create a signal that fires when `item` comes to one of the statuses `on`, or else at the instant `at`."""
+        """Create a signal that fires when `item` changes to a status in `on`, or else at the instant `at`."""
         if bool(on) == (at is not None):
-            raise ValueError("on or at must be given, and not both")
+            raise ValueError("either on or at must be given")
         fields: dict[str, Any] = {"signalId": check_identifier("signal", signal)}
         if at is None:
             spec = {"kind": "work_item.status.transition", "to": list(on)}
@@ -44,54 +40,52 @@ class Signals:
             fields["workItemId"] = check_identifier("item", item)
         if note is not None:
             fields["note"] = note
-        return await self._link.send(self._link.command("CreateWorkSignal", tenant, fields), timeout_seconds)
+        return await self._connection.send("CreateWorkSignal", tenant, fields, timeout_seconds)
 
     async def transition(self, tenant: str, item: str, to: str, *, timeout_seconds: float = 10) -> Outcome:
-        """Tell that a work item has come to a status."""
+        """Report that the status of a work item has changed to `to`."""
         fields = {"workItemId": check_identifier("item", item), "to": to}
-        return await self._link.send(self._link.command("TransitionWorkItem", tenant, fields), timeout_seconds)
+        return await self._connection.send("TransitionWorkItem", tenant, fields, timeout_seconds)
 
     async def pause(self, tenant: str, signal: str, *, timeout_seconds: float = 10) -> Outcome:
-        """Have a signal not fire until it is activated."""
-        return await self._tell("PauseWorkSignal", tenant, signal, timeout_seconds)
+        """Pause a signal: it does not fire until it is activated again."""
+        return await self._send("PauseWorkSignal", tenant, signal, timeout_seconds)
 
     async def activate(self, tenant: str, signal: str, *, timeout_seconds: float = 10) -> Outcome:
-        """Have a paused or fired signal fire on what happens from now on."""
-        return await self._tell("ActivateWorkSignal", tenant, signal, timeout_seconds)
+        """Activate a paused or fired signal. It fires on transitions from now on."""
+        return await self._send("ActivateWorkSignal", tenant, signal, timeout_seconds)
 
     async def cancel(self, tenant: str, signal: str, *, timeout_seconds: float = 10) -> Outcome:
-        """Have a signal fire no more."""
-        return await self._tell("CancelWorkSignal", tenant, signal, timeout_seconds)
+        """Cancel a signal: it does not fire any more."""
+        return await self._send("CancelWorkSignal", tenant, signal, timeout_seconds)
 
     async def resolve(self, tenant: str, signal: str, *, timeout_seconds: float = 10) -> Outcome:
-        """Tell that what a signal was for is dealt with."""
-        return await self._tell("ResolveWorkSignal", tenant, signal, timeout_seconds)
+        """Resolve a signal: its work is done and it does not fire any more."""
+        return await self._send("ResolveWorkSignal", tenant, signal, timeout_seconds)
 
     async def get(self, tenant: str, signal: str, *, timeout_seconds: float = 10) -> Signal | None:
-        """Return a signal, or None when there is none."""
+        """Return a signal, or None if it does not exist."""
         question = {"signalId": check_identifier("signal", signal)}
-        view = await self._link.find(tenant, "get-signal", question, timeout_seconds)
+        view = await self._connection.find(tenant, "get-signal", question, timeout_seconds)
         return None if view is None else Signal.read(view)
 
     def list(
         self, tenant: str, *, status: str | None = None, item: str | None = None, timeout_seconds: float = 10
     ) -> AsyncIterator[Signal]:
-        """Iterate over a tenant's signals in order of their ids; those of one status only, of one work item only."""
+        """Iterate over the signals of a tenant in order of their ids. `status` and `item` filter them."""
         check_tenant(tenant)
         question: dict[str, Any] = {}
         if status is not None:
-            question["status"] = check_signal_status(status)
+            question["status"] = check_choice("status", status, SignalStatus)
         if item is not None:
             question["workItemId"] = check_identifier("item", item)
-        views = self._link.pages(tenant, "list-signals", question, "signals", timeout_seconds)
+        views = self._connection.pages(tenant, "list-signals", question, "signals", timeout_seconds)
         return (Signal.read(view) async for view in views)
 
     def watch(self, tenant: str = "*") -> AsyncIterator[dict[str, Any]]:
-        """Iterate over the `work.signal.fired` events of a tenant (default: all) as `TimerClient.watch` does."""
-        if tenant != "*":
-            check_tenant(tenant)
-        return self._link.events(tenant, "work-signal-fired")
+        """Iterate over `work.signal.fired` events from now on, of a tenant or of all. See `TimerClient.watch`."""
+        return self._connection.events(tenant, "work-signal-fired")
 
-    async def _tell(self, message_type: str, tenant: str, signal: str, timeout_seconds: float) -> Outcome:
+    async def _send(self, message_type: str, tenant: str, signal: str, timeout_seconds: float) -> Outcome:
         fields = {"signalId": check_identifier("signal", signal)}
-        return await self._link.send(self._link.command(message_type, tenant, fields), timeout_seconds)
+        return await self._connection.send(message_type, tenant, fields, timeout_seconds)

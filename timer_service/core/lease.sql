@@ -1,5 +1,6 @@
 -- name: claim
-WITH picked AS MATERIALIZED (  -- picked once: a plan that asked anew for each row would lock more than the limit
+-- Claims the rows that have been available longest, up to a limit, under one token.
+WITH picked AS MATERIALIZED (  -- evaluated once: if a plan ran it for each row, it would lock more rows than the limit
     SELECT {key} FROM {table}
     WHERE available_at <= :now
     ORDER BY available_at{then}
@@ -12,9 +13,11 @@ WHERE ({key}) IN (SELECT {key} FROM picked)
 RETURNING {claimed}, attempt, lease_token, available_at
 
 -- name: count_available
+-- How many rows are available, up to a limit.
 SELECT COUNT(*) AS count FROM (SELECT 1 AS one FROM {table} WHERE available_at <= :now LIMIT :limit) AS counted
 
 -- name: pending_tenants
+-- The next tenants that have rows to fire, and when the oldest row of each is due. One index step per tenant.
 WITH RECURSIVE pending (tenant_id, number) AS (
     SELECT MIN(tenant_id), 1 FROM {table} WHERE available_at IS NOT NULL AND tenant_id > :after
     UNION ALL
@@ -28,6 +31,7 @@ SELECT tenant_id,
 FROM pending WHERE tenant_id IS NOT NULL
 
 -- name: claim_of_tenant
+-- Claims the oldest available rows of one tenant, up to a limit.
 WITH picked AS MATERIALIZED (
     SELECT {key} FROM {table}
     WHERE tenant_id = :tenant_id AND {oldest_first} <= :now AND available_at <= :now
@@ -41,45 +45,55 @@ WHERE ({key}) IN (SELECT {key} FROM picked)
 RETURNING {claimed}, attempt, lease_token, available_at
 
 -- name: complete
+-- Settles a held row as done.
 UPDATE {table}
 SET {state} = '{done}', {done_at} = :at, available_at = NULL, lease_token = NULL, last_error = NULL
 WHERE {key_is} AND lease_token = :token
 
 -- name: complete_claim
+-- Settles all rows of one claim as done.
 UPDATE {table}
 SET {state} = '{done}', {done_at} = :at, available_at = NULL, lease_token = NULL, last_error = NULL
 WHERE available_at = :until AND lease_token = :token
 
 -- name: complete_and_delete
+-- Deletes a held row.
 DELETE FROM {table} WHERE {key_is} AND lease_token = :token
 
 -- name: complete_claim_and_delete
+-- Deletes all rows of one claim.
 DELETE FROM {table} WHERE available_at = :until AND lease_token = :token
 
 -- name: retry
+-- Returns a held row to the waiting state until its next attempt.
 UPDATE {table}
 SET {state} = '{waiting}', available_at = :at, lease_token = NULL, last_error = :error
 WHERE {key_is} AND lease_token = :token
 
 -- name: bury
+-- Gives up a held row: it stays, and is not claimed again.
 UPDATE {table}
 SET {state} = '{buried}', available_at = NULL, lease_token = NULL, last_error = :error
 WHERE {key_is} AND lease_token = :token
 
 -- name: release
+-- Returns a held row to its old place. The attempt does not count.
 UPDATE {table}
 SET {state} = '{waiting}', available_at = {oldest_first}, lease_token = NULL, attempt = attempt - 1
 WHERE {key_is} AND lease_token = :token
 
 -- name: extend
+-- Extends the lease of a held row.
 UPDATE {table}
 SET available_at = :until
 WHERE {key_is} AND lease_token = :token
 
 -- name: void
+-- Ends all leases. Attempts stay counted.
 UPDATE {table}
 SET {state} = '{waiting}', available_at = {oldest_first}, lease_token = NULL
 WHERE available_at > :now AND available_at <= :until AND lease_token IS NOT NULL AND {oldest_first} <= :now
 
 -- name: next_available
+-- When the next row is available.
 SELECT MIN(available_at) AS at FROM {table} WHERE available_at IS NOT NULL

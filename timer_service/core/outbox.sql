@@ -1,4 +1,5 @@
 -- name: add
+-- Adds an event, unless an event with its id is there.
 INSERT INTO outbox (
     tenant_id, event_id, message, body, traceparent, tracestate, added_at, ordinal, state, available_at
 )
@@ -6,15 +7,18 @@ VALUES (:tenant_id, :event_id, :message, :body, :traceparent, :tracestate, :at, 
 ON CONFLICT (tenant_id, event_id) DO NOTHING
 
 -- name: find
+-- The state of one event.
 SELECT tenant_id, event_id, state FROM outbox WHERE tenant_id = :tenant_id AND event_id = :event_id
 
 -- name: put_back
+-- Returns a buried event to Waiting, with all attempts before it.
 UPDATE outbox
 SET state = 'Waiting', attempt = 0, last_error = NULL,
     available_at = CASE WHEN added_at > :now THEN added_at ELSE :now END
 WHERE tenant_id = :tenant_id AND event_id = :event_id
 
 -- name: page_of_buried
+-- The next buried events of a tenant, oldest first.
 SELECT tenant_id, event_id, body, added_at, attempt, last_error
 FROM outbox
 WHERE tenant_id = :tenant_id AND state = 'Buried' AND (added_at, event_id) > (:added_at, :event_id)

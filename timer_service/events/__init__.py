@@ -1,4 +1,4 @@
-"""Events that could not be published: users list them and have them published again. A slice over the core's outbox."""
+"""The events slice: users list the buried events of the outbox and retry them. The outbox itself is in the core."""
 
 from timer_service.core.outbox import COUNTED, OUTBOX, stored_message
 from timer_service.core.slice import Slice

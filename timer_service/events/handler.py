@@ -1,4 +1,4 @@
-"""Commands on events: load, apply, save, in the consumer's transaction."""
+"""The handler of event commands: it loads, applies and saves in the consumer's transaction."""
 
 from collections.abc import Sequence
 from enum import StrEnum
@@ -12,7 +12,7 @@ from timer_service.events.messages import RetryEvent
 
 
 class Outcome(StrEnum):
-    """How a command on an event ends."""
+    """The outcome of a command on an event."""
 
     RETRIED = "retried"
     UNCHANGED = "unchanged"
@@ -20,7 +20,7 @@ class Outcome(StrEnum):
 
 
 async def handle(tx: Transaction, commands: Sequence[Command], now: int) -> Sequence[CommandResult]:
-    """Apply commands in order; one read and one write in all."""
+    """Apply commands in order, with one read and one write for the whole batch."""
     keys = [_key(command) for command in commands]
     before = await outbox.find_locked(tx, set(keys))
     after = dict(before)
@@ -42,5 +42,5 @@ def _apply(state: str | None) -> Outcome:
 
 def _key(command: Command) -> EventKey:
     payload = command.payload
-    assert isinstance(payload, RetryEvent)  # noqa: S101 - the route says so
+    assert isinstance(payload, RetryEvent)  # noqa: S101 - the route admits no other payload
     return EventKey(payload.tenant_id, payload.event_id)

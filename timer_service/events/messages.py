@@ -1,4 +1,4 @@
-"""The wire shape of commands on events."""
+"""Wire models of the commands on events."""
 
 from typing import ClassVar
 
@@ -6,7 +6,7 @@ from timer_service.core.message import Identifier, TenantPayload
 
 
 class RetryEvent(TenantPayload):
-    """Publish a buried event at once, under the same id. All attempts are available again."""
+    """Publish a buried event now, under the same id. The count of attempts starts again at 0."""
 
     type: ClassVar[str] = "RetryEvent"
 

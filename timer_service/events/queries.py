@@ -1,4 +1,4 @@
-"""Questions about events. A tenant only ever sees its own."""
+"""Queries about buried events. A tenant sees only its own events."""
 
 from collections.abc import Mapping
 from functools import partial
@@ -15,45 +15,47 @@ from timer_service.core.paging import PageCursor, PageLimit, read_cursor, read_p
 from timer_service.core.query import QueryRoute
 
 _BEGINNING = (-1, "")
-_LONGEST_NAME = 200
+_MAX_TEXT = 200
 
 
 class ListBuriedEvents(Payload):
-    """Ask for events that could not be published, oldest first, a page at a time."""
+    """Ask for one page of the events that could not be published, oldest first."""
 
     limit: PageLimit = 100
     cursor: PageCursor | None = None
 
 
 class BuriedEvent(Payload):
-    """An event that was given up after all its attempts."""
+    """An event that the service gave up after all attempts to publish it."""
 
     tenant_id: Tenant
     event_id: Identifier
     event_type: str
-    about: Mapping[str, str] = Field(description="What in its payload is a text of at most 200 characters.")
+    about: Mapping[str, str] = Field(
+        description="The string fields of the payload that have at most 200 characters, without tenantId."
+    )
     added_at: Instant
     attempt: int = Field(ge=0)
     last_error: str
 
 
 class BuriedEventPage(Payload):
-    """Events, oldest first. With `cursor`, there are more: ask again with it."""
+    """A page of buried events, oldest first. If `cursor` is set, send it for the next page."""
 
     events: list[BuriedEvent]
     cursor: str | None = None
 
 
-async def _list(reader: Reader, tenant: str, question: ListBuriedEvents, _now: int) -> Mapping[str, Any]:
-    after = _BEGINNING if question.cursor is None else read_cursor(question.cursor, int, str)
+async def _list(reader: Reader, tenant: str, request: ListBuriedEvents, _now: int) -> Mapping[str, Any]:
+    after = _BEGINNING if request.cursor is None else read_cursor(request.cursor, int, str)
     read = partial(outbox.page_of_buried, reader, tenant)
-    return await read_page("events", read, after=after, limit=question.limit, view=_view, place=_place)
+    return await read_page("events", read, after=after, limit=request.limit, view=_view, place=_cursor_of)
 
 
 QUERIES = (QueryRoute("list-buried-events", ListBuriedEvents, BuriedEventPage, _list),)
 
 
-def _place(row: Row) -> tuple[int, str]:
+def _cursor_of(row: Row) -> tuple[int, str]:
     return (row["added_at"], row["event_id"])
 
 
@@ -64,7 +66,7 @@ def _view(row: Row) -> Mapping[str, Any]:
         "tenantId": row["tenant_id"],
         "eventId": row["event_id"],
         "eventType": event["type"],
-        "about": {name: text for name, text in texts.items() if name != "tenantId" and len(text) <= _LONGEST_NAME},
+        "about": {name: text for name, text in texts.items() if name != "tenantId" and len(text) <= _MAX_TEXT},
         "addedAt": format_instant(row["added_at"]),
         "attempt": row["attempt"],
         "lastError": row["last_error"],

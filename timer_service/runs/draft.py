@@ -1,8 +1,10 @@
-"""One run while commands change it. Pure.
+"""One run, before and while commands change it. Pure.
 
-A `RunState` is immutable. A `Draft` starts as a copy of one and ends as another; what to write is the difference of the
-two. It draws the consequences of each change at once: jobs become ready or are skipped as the jobs they need end. That
-costs the edges of the jobs that ended, whatever the size of the run.
+A `RunState` is immutable. A `Draft` starts as a copy of a `RunState`, is changed by commands, and returns a new
+`RunState`. The store writes the difference of the two states.
+
+A draft evaluates each change at once: when a job ends, the jobs that need it become ready, are skipped, or wait for one
+job less. The cost is the number of edges of the ended jobs. It does not depend on the size of the run.
 """
 
 from collections import Counter, defaultdict, deque
@@ -13,129 +15,135 @@ from typing import NamedTuple
 from timer_service.core.data import dump_data
 from timer_service.core.message import Command, Position
 from timer_service.runs import rules
-from timer_service.runs.graph import Addition, Edge, Edges, Flaw
+from timer_service.runs.graph import AddedEdges, Edge, Flaw, NewEdges
 from timer_service.runs.messages import JobStatus, NewJob, ReportJobStatus, RunStatus
 from timer_service.runs.rules import Group, Job, Run
 
-MOST_PENDING_BYTES = 4 * 1024 * 1024
-"""Of the pending commands of one run."""
+MAX_PENDING_BYTES = 4 * 1024 * 1024
+"""The limit for the pending commands of one run."""
 _PENDING_ROW_BYTES = 200
 
 
 class Pending(NamedTuple):
-    """A command that is kept until its run or its job is known."""
+    """A command that was delivered before its run or its job is known."""
 
     command: Command
     payload: str
-    """Its payload as JSON."""
+    """The payload of the command as JSON."""
 
     @property
     def size(self) -> int:
-        """How much of the limit it takes, in bytes."""
+        """The bytes that count towards the limit."""
         return len(self.payload.encode()) + _PENDING_ROW_BYTES
 
 
 class RunState(NamedTuple):
-    """As much of one run as was read, or as commands may change."""
+    """The part of one run that was loaded: everything the commands can change."""
 
     run: Run
     jobs: Mapping[str, Job]
     downstream: Mapping[str, Sequence[Edge]]
     """The edges from each job to the jobs that need it."""
     groups: Mapping[str, Group]
-    waiting: Mapping[str, Sequence[Edge]]
-    """The edges from each group to the jobs that need it, also once it is resolved."""
+    downstream_of_groups: Mapping[str, Sequence[Edge]]
+    """The edges from each group to the jobs that need it. They stay after the group is resolved."""
     pending: Mapping[Position, Pending]
 
 
 class Draft:
-    """A run while commands are applied to it."""
+    """A mutable copy of a run, to which commands are applied."""
 
     def __init__(self, before: RunState, now: int, *, evaluating: bool) -> None:
-        """Without `evaluating`, consequences are left to the sweep."""
+        """If `evaluating` is false, the evaluation is deferred to the sweep."""
         self.now = now
         self.run = before.run
         self.jobs = dict(before.jobs)
-        self.additions: list[Addition] = []
-        """The edges that commands added, for the check of the whole graph at the end of the batch."""
+        self.added_edges: list[AddedEdges] = []
+        """The edges that commands added. They are checked for cycles at the end of the batch."""
         self.groups = dict(before.groups)
         self.pending = dict(before.pending)
-        self.waiting = dict(before.waiting)
-        self.needs = sum(map(len, before.downstream.values())) + sum(map(len, before.waiting.values()))
-        """How many edges there are."""
+        self.downstream_of_groups = dict(before.downstream_of_groups)
+        self.need_count = sum(map(len, before.downstream.values()))
+        self.need_count += sum(map(len, before.downstream_of_groups.values()))
         self._downstream = dict(before.downstream)
         self._evaluating = evaluating
 
     def finish(self) -> RunState:
-        """Return the run after the commands, completed if nothing of it is open."""
+        """Return the run after the commands. It is completed if no job and no group is open."""
         run = self.run
-        if run.status is RunStatus.RUNNING and run.evaluated and not run.going:
+        if run.status is RunStatus.RUNNING and run.evaluated and not run.is_open:
             run = run._replace(status=RunStatus.FAILED if run.failed_jobs else RunStatus.SUCCESS)
         if run.status is not RunStatus.RUNNING:
             run = run._replace(settled_at=self.now if run.settled_at is None else run.settled_at, sweep_at=None)
         if run.ended:
-            self.forget(list(self.pending))
+            self.remove_pending(list(self.pending))
             run = run._replace(pending_bytes=self.run.pending_bytes)
-        return RunState(run, self.jobs, self._downstream, self.groups, self.waiting, self.pending)
+        return RunState(run, self.jobs, self._downstream, self.groups, self.downstream_of_groups, self.pending)
 
-    # Pending commands: delivered before their run or their job is known
+    # Pending commands
 
-    def keep(self, command: Command, *, again: bool) -> bool:
-        """Keep a command, if there is room for it or if it is kept `again`; return whether it is kept."""
+    def keep_pending(self, command: Command, *, again: bool) -> bool:
+        """Keep a command as pending. Return False if the limit is reached.
+
+        A command that was pending before is kept `again` whatever the limit.
+        """
         if command.position in self.pending:
             return True
         pending = Pending(command, command.payload.model_dump_json(exclude_unset=True))
         size = self.run.pending_bytes + pending.size
-        if size > MOST_PENDING_BYTES and not again:
+        if size > MAX_PENDING_BYTES and not again:
             return False
         self.pending[command.position] = pending
         for name in _named_jobs(command):
-            self._kept_for[name].add(command.position)
+            self._pending_for[name].add(command.position)
         self.run = self.run._replace(pending_bytes=size)
         if not self.run.started:
             self.run = self.run._replace(settled_at=self.now)
         return True
 
-    def forget(self, positions: Iterable[Position]) -> None:
-        """Keep pending commands no longer."""
+    def remove_pending(self, positions: Iterable[Position]) -> None:
+        """Remove pending commands."""
         for position in positions:
             size = self.pending.pop(position).size
             self.run = self.run._replace(pending_bytes=self.run.pending_bytes - size)
 
-    def kept_for(self, jobs: Iterable[str]) -> set[Position]:
-        """Return the positions of the pending commands that name some of these jobs."""
-        return {position for name in jobs for position in self._kept_for.get(name, ()) if position in self.pending}
+    def pending_for(self, jobs: Iterable[str]) -> set[Position]:
+        """Return the positions of the pending commands that name at least one of the jobs."""
+        return {position for name in jobs for position in self._pending_for.get(name, ()) if position in self.pending}
 
     @cached_property
-    def _kept_for(self) -> defaultdict[str, set[Position]]:
-        kept_for = defaultdict[str, set[Position]](set)
+    def _pending_for(self) -> defaultdict[str, set[Position]]:
+        pending_for = defaultdict[str, set[Position]](set)
         for position, pending in self.pending.items():
             for name in _named_jobs(pending.command):
-                kept_for[name].add(position)
-        return kept_for
+                pending_for[name].add(position)
+        return pending_for
 
-    # Jobs, and what follows from their ends
+    # Jobs and evaluation
 
-    def put(self, job: Job) -> None:
-        """Set a job, counting the open and the failed jobs of the run."""
+    def set_job(self, job: Job) -> None:
+        """Replace a job and update the counts of open and failed jobs."""
         before = self.jobs[job.name]
         self.jobs[job.name] = job
         if job.ended and not before.ended:
             open_jobs, failed_jobs = self.run.open_jobs - 1, self.run.failed_jobs + job.failed
             self.run = self.run._replace(open_jobs=open_jobs, failed_jobs=failed_jobs)
 
-    def follow(self, ended: Iterable[str], waited: Iterable[str] = ()) -> None:
-        """Draw the consequences of jobs that have ended, and of changes to jobs that `waited`."""
-        self._draw((edge for name in ended for edge in self._downstream.get(name, ())), waited)
+    def evaluate(self, ended: Iterable[str], changed: Iterable[str] = ()) -> None:
+        """Evaluate the jobs that need the `ended` jobs. Make ready each of the `changed` jobs that has no open need."""
+        self._evaluate_edges((edge for name in ended for edge in self._downstream.get(name, ())), changed)
 
     def repair(self) -> list[str]:
-        """Count again what every job waits for, and draw all consequences; return the jobs that waited wrongly."""
+        """Recount the open needs of every job and evaluate the whole run.
+
+        Return the names of the jobs that were waiting although they should have been ready or skipped.
+        """
         needs = Counter(edge.job for edges in self._downstream.values() for edge in edges)
         unresolved = [name for name, group in self.groups.items() if group.resolved_at is None]
-        groups = Counter(edge.job for name in unresolved for edge in self.waiting.get(name, ()))
-        waited = [job for job in self.jobs.values() if job.waits]
+        groups = Counter(edge.job for name in unresolved for edge in self.downstream_of_groups.get(name, ()))
+        waiting = [job for job in self.jobs.values() if job.is_waiting]
         self.jobs |= {
-            job.name: job._replace(open_needs=needs[job.name], open_groups=groups[job.name]) for job in waited
+            job.name: job._replace(open_needs=needs[job.name], open_groups=groups[job.name]) for job in waiting
         }
         self.run = self.run._replace(
             evaluated=True,
@@ -143,8 +151,8 @@ class Draft:
             failed_jobs=sum(job.failed for job in self.jobs.values()),
             open_groups=len(unresolved),
         )
-        self.follow([job.name for job in self.jobs.values() if job.ended], [job.name for job in waited])
-        return sorted(job.name for job in waited if not self.jobs[job.name].waits)
+        self.evaluate([job.name for job in self.jobs.values() if job.ended], [job.name for job in waiting])
+        return sorted(job.name for job in waiting if not self.jobs[job.name].is_waiting)
 
     @cached_property
     def members(self) -> dict[str, list[str]]:
@@ -155,37 +163,46 @@ class Draft:
                 members[job.group].append(job.name)
         return members
 
-    def add(
-        self, jobs: Sequence[NewJob], group: str | None, edges: Edges, command: Command, resolved: Sequence[Edge] = ()
+    def add_jobs(
+        self,
+        jobs: Sequence[NewJob],
+        group: str | None,
+        edges: NewEdges,
+        command: Command,
+        resolved: Sequence[Edge] = (),
     ) -> None:
-        """Add jobs of a group, if any, and edges. `resolved`: the edges of the jobs that waited for the group."""
-        self.additions.append(Addition(command.position, edges.to_jobs))
-        self.needs += len(edges.to_jobs) + len(edges.to_groups)
+        """Add jobs and edges, and evaluate the edges. `group` is the group of the jobs, or None for the first jobs.
+
+        `resolved` are the edges from the group to the jobs that need it. They no longer count as open.
+        """
+        self.added_edges.append(AddedEdges(command.position, edges.to_jobs))
+        self.need_count += len(edges.to_jobs) + len(edges.to_groups)
         self.jobs |= {job.name: _new_job(job, group, command.id) for job in jobs}
         self.run = self.run._replace(open_jobs=self.run.open_jobs + len(jobs))
         _append(self._downstream, edges.to_jobs)
-        _append(self.waiting, edges.to_groups)
-        self._count(Counter(edge.job for edge in edges.to_jobs), Counter(edge.job for edge in edges.to_groups), command)
-        self._count(Counter(), Counter({edge.job: -1 for edge in resolved}), command)
+        _append(self.downstream_of_groups, edges.to_groups)
+        needs, groups = (Counter(edge.job for edge in each) for each in edges)
+        self._change_counts(needs, groups, command)
+        self._change_counts(Counter(), Counter({edge.job: -1 for edge in resolved}), command)
         ended = (edge for edge in edges.to_jobs if self.jobs[edge.upstream].ended)
-        self._draw(ended, [*(job.name for job in jobs), *(edge.job for edge in resolved)], command.id)
+        self._evaluate_edges(ended, [*(job.name for job in jobs), *(edge.job for edge in resolved)], command.id)
 
-    def _count(self, needs: Counter[str], groups: Counter[str], command: Command) -> None:
-        """Add to what jobs wait for."""
+    def _change_counts(self, needs: Counter[str], groups: Counter[str], command: Command) -> None:
+        """Add to the open needs and the open groups of jobs."""
         for name in needs.keys() | groups.keys():
             job = self.jobs[name]
-            if job.waits:
+            if job.is_waiting:
                 self.jobs[name] = job._replace(
                     open_needs=job.open_needs + needs[name],
                     open_groups=job.open_groups + groups[name],
                     changed_by=command.id,
                 )
 
-    def _draw(self, edges: Iterable[Edge], waited: Iterable[str], command_id: str | None = None) -> None:
-        """Draw the consequences of edges whose upstream has ended, or leave them to the sweep.
+    def _evaluate_edges(self, edges: Iterable[Edge], changed: Iterable[str], command_id: str | None = None) -> None:
+        """Evaluate edges whose upstream has ended, or defer that to the sweep.
 
-        Breadth first: the job of an edge is skipped, or waits for one less and may become ready. `command_id`: the
-        command that added the edges; None if they were there.
+        For each edge, breadth first: its job is skipped, or its `open_needs` falls by one and it may become ready.
+        `command_id` is the id of the command that added the edges, or None if the edges are older.
         """
         if not (self._evaluating and self.run.evaluated):
             self.run = self.run._replace(evaluated=False, sweep_at=self.now)
@@ -194,45 +211,45 @@ class Draft:
         while queue:
             edge = queue.popleft()
             job, upstream = self.jobs[edge.job], self.jobs[edge.upstream]
-            if not job.waits:
+            if not job.is_waiting:
                 continue
             changed_by = command_id or upstream.changed_by or job.changed_by
-            if rules.skips(edge.if_failed, upstream):
+            if rules.causes_skip(edge.if_failed, upstream):
                 skipped = rules.end(job, JobStatus.SKIPPED, self.now, f"upstream_failed: {upstream.name}")
-                self.put(skipped._replace(changed_by=changed_by))
+                self.set_job(skipped._replace(changed_by=changed_by))
                 queue.extend(self._downstream.get(job.name, ()))
             else:
-                self.jobs[job.name] = self._waits_for_one_less(job, changed_by)
-        for job in map(self.jobs.__getitem__, waited):
-            if job.waits and job.open_needs == 0 and job.open_groups == 0:
+                self.jobs[job.name] = self._count_ended_need(job, changed_by)
+        for job in map(self.jobs.__getitem__, changed):
+            if job.is_waiting and job.open_needs == 0 and job.open_groups == 0:
                 self.jobs[job.name] = rules.mark_ready(job, self.now, job.changed_by)
 
-    def _waits_for_one_less(self, job: Job, changed_by: str | None) -> Job:
+    def _count_ended_need(self, job: Job, changed_by: str | None) -> Job:
         if job.open_needs == 1 and job.open_groups == 0:
             return rules.mark_ready(job, self.now, changed_by)
         return job._replace(open_needs=job.open_needs - 1, changed_by=changed_by)
 
     def cancel(self) -> None:
-        """End the run because a user says so."""
-        self._end_all()
+        """Cancel the run and its open jobs."""
+        self._cancel_open_jobs()
         self.run = self.run._replace(status=RunStatus.CANCELLED)
 
-    def _end_all(self) -> None:
-        """End every job that has not ended, and wait for no group any more."""
+    def _cancel_open_jobs(self) -> None:
+        """Cancel every job that has not ended. No group is open afterwards."""
         for job in [job for job in self.jobs.values() if not job.ended]:
-            self.put(rules.end(job, JobStatus.CANCELLED, self.now))
+            self.set_job(rules.end(job, JobStatus.CANCELLED, self.now))
         self.run = self.run._replace(open_groups=0)
 
     def reject(self, flaw: Flaw) -> None:
-        """End the run because its graph can't be run."""
-        self._end_all()
+        """Reject the run because its graph is invalid. Cancel its open jobs."""
+        self._cancel_open_jobs()
         self.run = self.run._replace(
             status=RunStatus.REJECTED, flaw_code=flaw.code, flaw_path=dump_data(list(flaw.path))
         )
 
 
 def _named_jobs(command: Command) -> list[str]:
-    """Return the jobs that a report names."""
+    """Return the jobs that a report names. Other commands name none."""
     payload = command.payload
     return [payload.job_name, *(payload.dropped_jobs or ())] if isinstance(payload, ReportJobStatus) else []
 

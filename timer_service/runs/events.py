@@ -1,4 +1,4 @@
-"""The events of runs: what is different after some commands, or after a sweep."""
+"""Adds the events of runs to the outbox. The events are the difference of two states of a run."""
 
 import hashlib
 import json
@@ -22,12 +22,12 @@ from timer_service.runs.store import JobKey
 
 _SQL = load_sql("timer_service.runs", "events.sql")
 _OUTPUTS_BYTES = 512 * 1024
-"""Of all outputs in one JobReady, with the names of their jobs. With the rest of the event it fits into 1 MiB."""
-_PART_BYTES = 32 * 1024 * 1024
-"""Of the JobReady that are held in memory at once."""
-_ALL_BUT_DATA_BYTES = 2000
-"""Of a JobReady."""
-_MOST_STUCK = 100
+"""The limit for all outputs in one JobReady, including the names of their jobs. The whole event fits into 1 MiB."""
+_PART_BYTES = 4 * 1024 * 1024
+"""The limit for the JobReady events that are in memory at the same time."""
+_JOB_READY_OVERHEAD = 2000
+"""The assumed size of a JobReady without payload and outputs."""
+_MAX_STUCK_JOBS = 100
 
 States = Mapping[RunKey, RunState]
 
@@ -35,7 +35,7 @@ States = Mapping[RunKey, RunState]
 async def add(
     tx: Transaction, before: States, after: States, now: int, stuck: Mapping[RunKey, Sequence[str]] | None = None
 ) -> int:
-    """Add the events of what is different to the outbox; return how many. `stuck`: the jobs that waited wrongly."""
+    """Add the events of the changes to the outbox and return their number. `stuck` names the stuck jobs of each run."""
     completed = [key for key, state in after.items() if _has_completed(before[key].run, state.run)]
     counts = await _counts(tx, completed)
     ready = [(state.run, job) for key, state in after.items() for job in _ready_jobs(before[key], state)]
@@ -55,7 +55,7 @@ def _has_completed(before: Run, after: Run) -> bool:
 
 
 def _ready_jobs(before: RunState, after: RunState) -> Iterator[Job]:
-    """Give the jobs that became ready and have not ended since."""
+    """Yield the jobs that became ready and have not ended since."""
     for name, job in after.jobs.items():
         old = before.jobs.get(name)
         if job is not old and job.ready_at is not None and not job.ended and (old is None or old.ready_at is None):
@@ -70,7 +70,7 @@ def _other_events(
         if job.status is JobStatus.SKIPPED and job.reason is not None and job is not before.jobs.get(name):
             yield _job_skipped(run, job, now)
     if stuck:
-        yield _event(RunStuck.type, run, str(now), {"jobs": stuck[:_MOST_STUCK]}, at=now)
+        yield _event(RunStuck.type, run, str(now), {"jobs": stuck[:_MAX_STUCK_JOBS]}, at=now)
     if run.status is RunStatus.REJECTED and not before.run.ended:
         flaw = {"code": run.flaw_code, "path": from_json(run.flaw_path or "[]")}
         yield _event(RunRejected.type, run, "", flaw, at=now)
@@ -79,7 +79,7 @@ def _other_events(
 
 
 async def _counts(tx: Transaction, keys: Iterable[RunKey]) -> dict[RunKey, dict[JobStatus, int]]:
-    """Return how many jobs of each status there are in runs."""
+    """Return the number of jobs by status of each run."""
     counts: dict[RunKey, dict[JobStatus, int]] = {key: {} for key in keys}
     for row in await tx.fetch_each(_SQL["counts"], [key._asdict() for key in counts]):
         counts[store.run_key(row)][JobStatus(row["status"])] = row["count"]
@@ -87,12 +87,12 @@ async def _counts(tx: Transaction, keys: Iterable[RunKey]) -> dict[RunKey, dict[
 
 
 def _parts(jobs: Iterable[tuple[Run, Job]]) -> Iterator[list[tuple[Run, Job]]]:
-    """Divide ready jobs so that the events of each part fit into memory."""
+    """Split ready jobs so that the events of each part fit into `_PART_BYTES`."""
     part: list[tuple[Run, Job]] = []
     size = 0
     for run, job in jobs:
         part.append((run, job))
-        size += job.payload_bytes + _ALL_BUT_DATA_BYTES + (_OUTPUTS_BYTES if run.has_outputs else 0)
+        size += job.payload_bytes + _JOB_READY_OVERHEAD + (_OUTPUTS_BYTES if run.has_outputs else 0)
         if size >= _PART_BYTES:
             yield part
             part, size = [], 0
@@ -125,21 +125,21 @@ async def _ready_events(tx: Transaction, jobs: Sequence[tuple[Run, Job]], now: i
 
 
 async def _read_texts(tx: Transaction, column: str, jobs: Sequence[Mapping[str, str]]) -> Mapping[JobKey, str]:
-    """Read the payloads or the outputs of jobs, as JSON."""
+    """Return the payloads or the outputs of jobs as JSON. `column` is `payload` or `outputs`."""
     rows = await tx.fetch_each(_SQL[column], jobs)
     return {(store.run_key(row), row["job_name"]): row[column] for row in rows}
 
 
 class _Upstreams(NamedTuple):
-    """The jobs that one job needs and that have outputs."""
+    """The upstream jobs of one job that have outputs."""
 
     shown: list[str]
-    """Those whose outputs fit into its JobReady."""
+    """The upstream jobs whose outputs fit into the JobReady."""
     omitted: int
 
 
 async def _read_upstreams(tx: Transaction, jobs: Sequence[Mapping[str, str]]) -> Mapping[JobKey, _Upstreams]:
-    """Read how large the outputs of the jobs that some jobs need are; return which of them fit."""
+    """Return for each job which outputs of its upstream jobs fit into its JobReady."""
     sizes = defaultdict[JobKey, dict[str, int]](dict)
     for row in await tx.fetch_each(_SQL["upstream_sizes"], jobs):
         if row["bytes"] is not None:
@@ -159,7 +159,7 @@ def _job_skipped(run: Run, job: Job, at: int) -> Event:
 
 
 def _event(kind: str, run: Run, subject: str, fields: Mapping[str, Any], *, cause: str | None = None, at: int) -> Event:
-    """Return an event. Its id follows from the run's StartRun, so a run that is started again has other ids."""
+    """Return an event. Its id depends on the position of the StartRun, so a later run of the name has other ids."""
     named = json.dumps([kind, *run.key, *run.position, subject])
     return Event(
         id=hashlib.sha256(named.encode()).hexdigest()[:32],

@@ -1,4 +1,4 @@
-"""The edges of a run's graph, and what can be wrong with them. Pure."""
+"""The edges of a run's graph, and the checks of a graph. Pure."""
 
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -7,13 +7,13 @@ from itertools import chain
 from typing import NamedTuple
 
 from timer_service.core.message import Position
-from timer_service.runs.messages import MOST_JOBS, MOST_NEEDS, FlawCode, IfFailed, NewJob
+from timer_service.runs.messages import MAX_JOBS, MAX_NEEDS, FlawCode, IfFailed, NewJob
 
-_LONGEST_PATH = 100
+_MAX_PATH = 100
 
 
 class Edge(NamedTuple):
-    """A job needs another job or, in the edges to groups, an unresolved group."""
+    """A need: `job` waits for `upstream`, which is a job or, in the edges to groups, an unresolved group."""
 
     upstream: str
     job: str
@@ -21,30 +21,31 @@ class Edge(NamedTuple):
 
 
 class Flaw(NamedTuple):
-    """Why a graph can't be run, and the jobs at fault."""
+    """The reason why a graph is invalid. `path` names the jobs at fault."""
 
     code: FlawCode
     path: Sequence[str]
 
 
-class Edges(NamedTuple):
-    """The edges that new jobs bring with them."""
+class NewEdges(NamedTuple):
+    """The edges that a command adds to a graph."""
 
     to_jobs: Sequence[Edge]
     to_groups: Sequence[Edge]
 
 
-class Addition(NamedTuple):
-    """The edges to jobs that one command added to the graph."""
+class AddedEdges(NamedTuple):
+    """The edges to jobs that one command added, with the position of the command."""
 
     position: Position
     edges: Sequence[Edge]
 
 
-def edges_of(jobs: Iterable[NewJob], members: Mapping[str, Sequence[str]]) -> Edges:
-    """Return the edges of new jobs. `members` are the jobs of each resolved group: they stand for the group.
+def build_edges(jobs: Iterable[NewJob], members: Mapping[str, Sequence[str]]) -> NewEdges:
+    """Return the edges of new jobs. `members` holds the jobs of each resolved group.
 
-    A job needs another job once. If it needs it by name and as a member of a group, skip is the stricter.
+    A need of a resolved group becomes one edge to each of its jobs. There is at most one edge between two jobs. If a
+    job needs another one both by name and as a member of a group, `skip` wins over `run`.
     """
     to_jobs: dict[tuple[str, str], Edge] = {}
     to_groups: list[Edge] = []
@@ -58,11 +59,14 @@ def edges_of(jobs: Iterable[NewJob], members: Mapping[str, Sequence[str]]) -> Ed
             for name in members[group]:
                 if (name, job.name) not in to_jobs or if_failed is IfFailed.SKIP:
                     to_jobs[name, job.name] = Edge(name, job.name, if_failed)
-    return Edges(list(to_jobs.values()), to_groups)
+    return NewEdges(list(to_jobs.values()), to_groups)
 
 
 def check_names(new: Sequence[NewJob], known: Collection[str], groups: Collection[str]) -> Flaw | None:
-    """Return what is wrong with the names of new jobs, or of what they need, in a run with these jobs and groups."""
+    """Return the first duplicate job name or unknown need among new jobs, or None.
+
+    `known` are the jobs of the run so far, and `groups` are its groups.
+    """
     counts = Counter(job.name for job in new)
     for name, count in counts.items():
         if count > 1 or name in known:
@@ -78,68 +82,74 @@ def check_names(new: Sequence[NewJob], known: Collection[str], groups: Collectio
 
 
 def check_size(
-    new: Sequence[NewJob], members: Mapping[str, Collection[str]], waiting: Sequence[Edge], *, jobs: int, needs: int
+    new: Sequence[NewJob],
+    members: Mapping[str, Collection[str]],
+    downstream: Sequence[Edge],
+    *,
+    jobs: int,
+    needs: int,
 ) -> Flaw | None:
-    """Return the job at which a run of so many jobs and needs becomes too large, when `new` jobs are added to it.
+    """Return the job that makes a run too large when `new` jobs are added to it, or None.
 
-    `waiting` are the edges of jobs that will need each of them. A need of an unresolved group counts as one. Counted
-    before the edges are built: ten thousand jobs that need a group of ten thousand would be a hundred million edges.
+    `jobs` and `needs` are the counts so far. `downstream` are the edges of the jobs that will need every new job.
+    A need of an unresolved group counts as one. The check runs before the edges are built, because ten thousand jobs
+    that need a group of ten thousand jobs would make a hundred million edges.
     """
-    if jobs + len(new) > MOST_JOBS:
-        return Flaw(FlawCode.TOO_LARGE, [new[MOST_JOBS - jobs].name])
-    for name, count in chain(((edge.job, len(new)) for edge in waiting), _needs_of(new, members)):
+    if jobs + len(new) > MAX_JOBS:
+        return Flaw(FlawCode.TOO_LARGE, [new[MAX_JOBS - jobs].name])
+    for name, count in chain(((edge.job, len(new)) for edge in downstream), _count_needs(new, members)):
         needs += count
-        if needs > MOST_NEEDS:
+        if needs > MAX_NEEDS:
             return Flaw(FlawCode.TOO_LARGE, [name])
     return None
 
 
-def _needs_of(new: Iterable[NewJob], members: Mapping[str, Collection[str]]) -> Iterator[tuple[str, int]]:
+def _count_needs(new: Iterable[NewJob], members: Mapping[str, Collection[str]]) -> Iterator[tuple[str, int]]:
     for job in new:
         of_groups = [len(members[group]) if group in members else 1 for group, _ in job.needed_groups]
         yield job.name, len(job.needs) - len(of_groups) + sum(of_groups)
 
 
-def find_cycle(known: Iterable[Edge], additions: Sequence[Addition]) -> tuple[Position, Flaw] | None:
-    """Return the position of the first addition that closes a cycle, and the cycle; None if there is none.
+def find_cycle(known: Iterable[Edge], added: Sequence[AddedEdges]) -> tuple[Position, Flaw] | None:
+    """Return the position of the first command whose edges close a cycle, and the cycle. Return None without a cycle.
 
-    `known` edges have no cycle. Looks at the whole graph once, and again only to find the addition.
+    The `known` edges have no cycle. The whole graph is searched once, and again only to find the command at fault.
     """
     known = list(known)
-    if not _has_cycle(known, additions):
+    if not _has_cycle(known, added):
         return None
-    first, last = 0, len(additions) - 1  # the first addition that closes a cycle is between them
+    first, last = 0, len(added) - 1  # binary search for the first edges that close a cycle
     while first < last:
         middle = (first + last) // 2
-        if _has_cycle(known, additions[: middle + 1]):
+        if _has_cycle(known, added[: middle + 1]):
             last = middle
         else:
             first = middle + 1
-    return additions[first].position, _cycle(known, additions[: first + 1])
+    return added[first].position, _cycle(known, added[: first + 1])
 
 
-def _has_cycle(known: Sequence[Edge], additions: Sequence[Addition]) -> bool:
-    """Return whether some job can't come to its turn when jobs are taken in the order of their needs."""
+def _has_cycle(known: Sequence[Edge], added: Sequence[AddedEdges]) -> bool:
+    """Return whether a topological sort leaves jobs over."""
     needs = Counter[str]()
     downstream = defaultdict[str, list[str]](list)
-    for upstream, job, _ in chain(known, *(each.edges for each in additions)):
+    for upstream, job, _ in chain(known, *(each.edges for each in added)):
         needs[job] += 1
         downstream[upstream].append(job)
-    free = [name for name in downstream if name not in needs]
-    for name in free:  # grows as it is walked
+    sorted_jobs = [name for name in downstream if name not in needs]
+    for name in sorted_jobs:  # the loop appends to this list
         for job in downstream.get(name, ()):
             needs[job] -= 1
             if not needs[job]:
-                free.append(job)
+                sorted_jobs.append(job)
     return any(needs.values())
 
 
-def _cycle(known: Sequence[Edge], additions: Sequence[Addition]) -> Flaw:
+def _cycle(known: Sequence[Edge], added: Sequence[AddedEdges]) -> Flaw:
     upstreams = defaultdict[str, list[str]](list)
-    for edge in sorted(chain(known, *(each.edges for each in additions))):  # so that always the same cycle is named
+    for edge in sorted(chain(known, *(each.edges for each in added))):  # sorted, so that the result is deterministic
         upstreams[edge.job].append(edge.upstream)
     try:
         TopologicalSorter(upstreams).prepare()
     except CycleError as error:
-        return Flaw(FlawCode.CYCLE, error.args[1][:_LONGEST_PATH])
+        return Flaw(FlawCode.CYCLE, error.args[1][:_MAX_PATH])
     raise AssertionError("the graph has no cycle")

@@ -1,4 +1,4 @@
-"""Commands on runs, in the consumer's transaction: load, apply, save, and the events that follow."""
+"""Handles commands on runs in the consumer's transaction: load, apply, save, add events."""
 
 import asyncio
 from collections import defaultdict
@@ -13,26 +13,28 @@ from timer_service.runs.messages import RunPayload
 from timer_service.runs.queries import run_view
 from timer_service.runs.rules import Outcome, Run, RunKey
 
-_AT_ONCE = 200
+_COMMANDS_PER_TURN = 200
+"""The number of commands after which other tasks of the event loop get a turn."""
 
 
 async def handle(
     tx: Transaction, commands: Sequence[Command], now: int, *, evaluating: bool
 ) -> Sequence[CommandResult]:
-    """Apply commands, those on one run in their order; read and write each table once for all of them.
+    """Apply a batch of commands. Commands on one run are applied in order.
 
-    With `evaluating`, jobs become ready and are skipped as the jobs they need end. Without, the sweep does that later.
+    Each table is read and written once per batch. If `evaluating` is false, the sweep makes jobs ready and skips jobs
+    later.
     """
-    of_run = defaultdict[RunKey, list[int]](list)
+    indexes_of_run = defaultdict[RunKey, list[int]](list)
     for index, command in enumerate(commands):
-        of_run[_key(command)].append(index)
-    grouped = {key: [commands[index] for index in indexes] for key, indexes in of_run.items()}
+        indexes_of_run[_key(command)].append(index)
+    grouped = {key: [commands[index] for index in indexes] for key, indexes in indexes_of_run.items()}
     before = await loader.load(tx, grouped, now, evaluating=evaluating)
     after, outcomes = await _apply(before, grouped, now, evaluating=evaluating)
     await store.save(tx, before, after)
     added = await events.add(tx, before, after, now)
     results: dict[int, CommandResult] = {}
-    for key, indexes in of_run.items():
+    for key, indexes in indexes_of_run.items():
         state = after[key].run
         wake_at = now if added else state.sweep_at
         for index, outcome in zip(indexes, outcomes[key], strict=True):
@@ -43,17 +45,17 @@ async def handle(
 async def _apply(
     before: Mapping[RunKey, RunState], commands: Mapping[RunKey, Sequence[Command]], now: int, *, evaluating: bool
 ) -> tuple[dict[RunKey, RunState], dict[RunKey, list[Outcome]]]:
-    """Apply the commands on each run; other tasks get their turn after every `_AT_ONCE` commands."""
+    """Apply the commands on each run. Return the states and outcomes by run."""
     after = dict(before)
     outcomes = defaultdict[RunKey, list[Outcome]](list)
     applied = 0
-    for key, several in commands.items():
-        for start in range(0, len(several), _AT_ONCE):
-            part = several[start : start + _AT_ONCE]
-            after[key], ended = run.apply(after[key], part, now, evaluating=evaluating)
-            outcomes[key] += ended
+    for key, on_run in commands.items():
+        for start in range(0, len(on_run), _COMMANDS_PER_TURN):
+            part = on_run[start : start + _COMMANDS_PER_TURN]
+            after[key], found = run.apply(after[key], part, now, evaluating=evaluating)
+            outcomes[key] += found
             applied += len(part)
-            if applied >= _AT_ONCE:
+            if applied >= _COMMANDS_PER_TURN:
                 applied = 0
                 await asyncio.sleep(0)
     return after, outcomes
@@ -61,7 +63,7 @@ async def _apply(
 
 def _key(command: Command) -> RunKey:
     payload = command.payload
-    assert isinstance(payload, RunPayload)  # noqa: S101 - all commands of this slice are
+    assert isinstance(payload, RunPayload)  # noqa: S101 - true of all commands of this slice
     return RunKey(payload.tenant_id, payload.run_id)
 
 

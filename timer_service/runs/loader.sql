@@ -1,67 +1,67 @@
--- name: name_run
--- Makes a run that no command has named yet.
+-- name: insert_run
+-- Inserts the row of an unknown run, without a status.
 INSERT INTO runs (tenant_id, run_id, created_at, settled_at, position_epoch, position_sequence)
-VALUES (:tenant_id, :run_id, :now, :now, :nowhere, :nowhere)
+VALUES (:tenant_id, :run_id, :now, :now, :no_position, :no_position)
 ON CONFLICT (tenant_id, run_id) DO NOTHING
 
 -- name: find_run
--- One run.
-SELECT tenant_id, run_id, status, digest, open_jobs, failed_jobs, open_groups, pending_bytes, has_outputs, evaluated, flaw_code, flaw_path,
-    created_at, settled_at, sweep_at, position_epoch, position_sequence, since_epoch, since_sequence, correlation_id, causation_id, traceparent,
-    tracestate
+-- Returns a run.
+SELECT tenant_id, run_id, status, digest, open_jobs, failed_jobs, open_groups, pending_bytes, has_outputs, evaluated,
+    flaw_code, flaw_path, created_at, settled_at, sweep_at, position_epoch, position_sequence, since_epoch,
+    since_sequence, correlation_id, causation_id, traceparent, tracestate
 FROM /* each of many */ runs
 WHERE tenant_id = :tenant_id AND run_id = :run_id
 
 -- name: jobs_of_run
--- All jobs of a run.
+-- Returns all jobs of a run.
 SELECT tenant_id, run_id, job_name, status, group_name, reason, open_needs, open_groups, ready_at, settled_at,
     stale_after_ms, stale_at, payload_bytes, position_epoch, position_sequence
-FROM /* each of many */ run_jobs
+FROM run_jobs
 WHERE tenant_id = :tenant_id AND run_id = :run_id
 ORDER BY job_name
 
 -- name: needs_of_run
--- All edges between the jobs of a run.
+-- Returns all edges between the jobs of a run.
 SELECT tenant_id, run_id, job_name, upstream_name, if_failed
-FROM /* each of many */ run_needs
+FROM run_needs
 WHERE tenant_id = :tenant_id AND run_id = :run_id
 ORDER BY job_name, upstream_name
 
 -- name: groups_of_run
--- All groups of a run.
+-- Returns all groups of a run.
 SELECT tenant_id, run_id, group_name, digest, resolved_at
-FROM /* each of many */ run_groups
+FROM run_groups
 WHERE tenant_id = :tenant_id AND run_id = :run_id
 
 -- name: group_needs_of_run
--- All edges to the groups of a run.
+-- Returns all edges from the groups of a run to the jobs that need them.
 SELECT tenant_id, run_id, job_name, group_name, if_failed
-FROM /* each of many */ run_group_needs
+FROM run_group_needs
 WHERE tenant_id = :tenant_id AND run_id = :run_id
 
 -- name: find_job
--- One job.
+-- Returns a job.
 SELECT tenant_id, run_id, job_name, status, group_name, reason, open_needs, open_groups, ready_at, settled_at,
     stale_after_ms, stale_at, payload_bytes, position_epoch, position_sequence
 FROM /* each of many */ run_jobs
 WHERE tenant_id = :tenant_id AND run_id = :run_id AND job_name = :job_name
 
 -- name: downstream
--- The edges to the jobs that need one job.
+-- Returns the edges to the jobs that need a job.
 SELECT tenant_id, run_id, job_name, upstream_name, if_failed
-FROM /* each of many */ run_needs
+FROM run_needs
 WHERE upstream_name = :job_name AND tenant_id = :tenant_id AND run_id = :run_id
 ORDER BY if_failed, job_name
 
 -- name: pending
--- The pending commands of a run.
+-- Returns all pending commands of a run.
 SELECT tenant_id, run_id, position_epoch, position_sequence, command_id, command_type, payload, correlation_id,
     traceparent, tracestate
-FROM /* each of many */ run_pending_commands
+FROM run_pending_commands
 WHERE tenant_id = :tenant_id AND run_id = :run_id
 
 -- name: pending_at
--- The pending command that has a position.
+-- Returns the pending command at a position.
 SELECT tenant_id, run_id, position_epoch, position_sequence, command_id, command_type, payload, correlation_id,
     traceparent, tracestate
 FROM /* each of many */ run_pending_commands

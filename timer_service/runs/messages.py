@@ -1,4 +1,4 @@
-"""The messages of runs: commands, events, and what they share."""
+"""The commands and events of runs, and the types they share."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -13,17 +13,17 @@ from timer_service.core.data import check_fits
 from timer_service.core.instant import Instant
 from timer_service.core.message import Identifier, Payload, TenantPayload
 
-MOST_JOBS = 10_000
-MOST_NEEDS = 100_000
-"""Of one run, those of groups counted once for each of their jobs: what can be evaluated in seconds."""
-_MOST_GROUPS = 1000
-_LONGEST_STALE_SECONDS = 31 * 24 * 3600
+MAX_JOBS = 10_000
+MAX_NEEDS = 100_000
+"""A need of a resolved group counts once for each of its jobs. A run of this size is evaluated within seconds."""
+_MAX_GROUPS = 1000
+_MAX_STALE_SECONDS = 31 * 24 * 3600
 
 Json = Annotated[Any, AfterValidator(check_fits)]
 
 
 class IfFailed(StrEnum):
-    """What happens to a job when a job it needs ends other than in success."""
+    """The effect on a job when a job it needs ends with a status other than `success`."""
 
     SKIP = "skip"
     RUN = "run"
@@ -54,7 +54,7 @@ class RunStatus(StrEnum):
 
 
 class FlawCode(StrEnum):
-    """What can be wrong with a graph."""
+    """The reason why a graph is invalid."""
 
     CYCLE = "CYCLE"
     UNKNOWN_UPSTREAM = "UNKNOWN_UPSTREAM"
@@ -63,14 +63,14 @@ class FlawCode(StrEnum):
 
 
 class JobNeed(Payload):
-    """Wait for one job."""
+    """A need of one job."""
 
     job: Identifier
     if_failed: IfFailed = IfFailed.SKIP
 
 
 class GroupNeed(Payload):
-    """Wait until a dynamic group is resolved, and for all its jobs."""
+    """A need of a dynamic group: the job waits until the group is resolved, and then for each of its jobs."""
 
     group: Identifier
     if_failed: IfFailed = IfFailed.SKIP
@@ -78,22 +78,22 @@ class GroupNeed(Payload):
 
 Need = Annotated[
     Identifier | JobNeed | GroupNeed,
-    Field(union_mode="left_to_right", description="A name is short for {job}."),
+    Field(union_mode="left_to_right", description='A string is short for {"job": string}.'),
 ]
 
 
 class NewJob(Payload):
-    """A job and what it waits for."""
+    """A job and the jobs and groups it needs."""
 
     name: Identifier
-    needs: list[Need] = Field(default_factory=list, max_length=MOST_JOBS)
-    payload: Json = Field(default=None, description="Any JSON, at most 64 KiB; handed back in JobReady.")
+    needs: list[Need] = Field(default_factory=list, max_length=MAX_JOBS)
+    payload: Json = Field(default=None, description="Any JSON, at most 64 KiB. JobReady returns it.")
     stale_after_seconds: int | None = Field(
         default=None,
         ge=1,
-        le=_LONGEST_STALE_SECONDS,
+        le=_MAX_STALE_SECONDS,
         strict=True,
-        description="End it as timed_out_stale when it is ready and was not reported for this long.",
+        description="If the job is ready and has no report for this long, it ends as timed_out_stale.",
     )
 
     @model_validator(mode="after")
@@ -106,7 +106,7 @@ class NewJob(Payload):
 
     @cached_property
     def needed_jobs(self) -> Sequence[tuple[str, IfFailed]]:
-        """The jobs it needs by name."""
+        """The jobs that this job needs by name."""
         return [
             (need, IfFailed.SKIP) if isinstance(need, str) else (need.job, need.if_failed)
             for need in self.needs
@@ -115,87 +115,95 @@ class NewJob(Payload):
 
     @cached_property
     def needed_groups(self) -> Sequence[tuple[str, IfFailed]]:
-        """The groups it needs."""
+        """The groups that this job needs."""
         return [(need.group, need.if_failed) for need in self.needs if isinstance(need, GroupNeed)]
 
 
 class RunPayload(TenantPayload):
-    """A payload about one run."""
+    """The payload of a message about one run."""
 
     run_id: Identifier
 
 
 class StartRun(RunPayload):
-    """Start a job graph: each job becomes ready once the jobs it needs have ended."""
+    """Start a graph of jobs. Each job becomes ready when all jobs it needs have ended."""
 
     type: ClassVar[str] = "StartRun"
 
-    jobs: list[NewJob] = Field(max_length=MOST_JOBS)
+    jobs: list[NewJob] = Field(max_length=MAX_JOBS)
     groups: Annotated[list[Identifier], AfterValidator(check_fits)] = Field(
         default_factory=list,
-        max_length=_MOST_GROUPS,
-        description="Dynamic groups, whose jobs a ResolveGroup will name; at most 64 KiB of JSON.",
+        max_length=_MAX_GROUPS,
+        description="The dynamic groups. A ResolveGroup names the jobs of each group later. At most 64 KiB of JSON.",
+        json_schema_extra={"uniqueItems": True},
     )
+
+    @model_validator(mode="after")
+    def _check_groups_differ(self) -> Self:
+        if len(set(self.groups)) < len(self.groups):
+            name, _ = Counter(self.groups).most_common(1)[0]
+            raise PydanticCustomError("group_twice", "groups has {name} twice", {"name": repr(name)})
+        return self
 
 
 class ResolveGroup(RunPayload):
-    """Name the jobs of a dynamic group, none if it is empty."""
+    """Name the jobs of a dynamic group. The list may be empty."""
 
     type: ClassVar[str] = "ResolveGroup"
 
     group_name: Identifier
-    jobs: list[NewJob] = Field(max_length=MOST_JOBS)
+    jobs: list[NewJob] = Field(max_length=MAX_JOBS)
 
 
 class ReportJobStatus(RunPayload):
-    """Report the status of a job. An end is final."""
+    """Report the status of a job. A status that ends the job is final."""
 
     type: ClassVar[str] = "ReportJobStatus"
 
     job_name: Identifier
     status: JobStatus
     outputs: Annotated[dict[str, Any], AfterValidator(check_fits)] | None = Field(
-        default=None, description="At most 64 KiB of JSON, handed to the jobs that need this one."
+        default=None, description="At most 64 KiB of JSON. The jobs that need this job receive it in their JobReady."
     )
     dropped_jobs: list[Identifier] | None = Field(
-        default=None, max_length=MOST_JOBS, description="Jobs that turned out not to exist: they end as drift_dropped."
+        default=None, max_length=MAX_JOBS, description="Jobs that turned out not to exist. They end as drift_dropped."
     )
 
     @model_validator(mode="after")
     def _can_be_reported(self) -> Self:
         if self.status is JobStatus.PENDING:
-            raise PydanticCustomError("status", "pending is where a job begins; it can't be reported")
+            raise PydanticCustomError("status", "pending cannot be reported: a job is pending before its first report")
         return self
 
 
 class CancelRun(RunPayload):
-    """End every job of a run that has not ended."""
+    """Cancel a run: every job that has not ended ends as `cancelled`."""
 
     type: ClassVar[str] = "CancelRun"
 
 
 class JobPayload(RunPayload):
-    """A payload about one job of a run."""
+    """The payload of a message about one job of a run."""
 
     job_name: Identifier
 
 
 class JobReady(JobPayload):
-    """A job is ready: everything it needs has ended. A job has at most one such event, always under the same id."""
+    """A job is ready: all jobs it needs have ended. A job has at most one JobReady, always with the same id."""
 
     type: ClassVar[str] = "JobReady"
 
     group_name: Identifier | None = None
     payload: Any = None
-    upstream_job_outputs: Mapping[str, Any] = Field(description="The outputs of the jobs it needs, by their names.")
+    upstream_job_outputs: Mapping[str, Any] = Field(description="The outputs of the upstream jobs, by job name.")
     outputs_omitted: int | None = Field(
-        default=None, ge=1, description="So many outputs did not fit into this event; get-run has them."
+        default=None, ge=1, description="How many outputs did not fit into this event. get-run shows them."
     )
     ready_at: Instant
 
 
 class JobSkipped(JobPayload):
-    """A job is skipped, because a job it needs did not succeed."""
+    """A job is skipped because a job it needs did not succeed."""
 
     type: ClassVar[str] = "JobSkipped"
 
@@ -203,26 +211,28 @@ class JobSkipped(JobPayload):
 
 
 class RunRejected(RunPayload):
-    """The graph of a run is invalid; the run does not go on."""
+    """A run is rejected because its graph is invalid."""
 
     type: ClassVar[str] = "RunRejected"
 
     code: FlawCode
-    path: list[str] = Field(description="The jobs at fault; of a cycle from a job to itself, each needed by the next.")
+    path: list[str] = Field(
+        description="The jobs at fault. A cycle is listed from a job to itself; each job is needed by the next one."
+    )
 
 
 class RunCompleted(RunPayload):
-    """Every job of a run has ended."""
+    """A run has ended: all its jobs have ended."""
 
     type: ClassVar[str] = "RunCompleted"
 
     status: RunStatus
-    counts: Mapping[JobStatus, int] = Field(description="How many jobs ended in each status.")
+    counts: Mapping[JobStatus, int] = Field(description="The number of jobs by status.")
 
 
 class RunStuck(RunPayload):
-    """Jobs waited although all they need had ended. The sweep released them. This indicates a bug in the service."""
+    """Jobs were waiting although all jobs they need had ended. The sweep released them. It is a bug in the service."""
 
     type: ClassVar[str] = "RunStuck"
 
-    jobs: list[str] = Field(description="A hundred of them at most.")
+    jobs: list[str] = Field(description="The names of the jobs, at most 100.")

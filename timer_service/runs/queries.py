@@ -1,4 +1,4 @@
-"""Questions about runs. A tenant only ever sees its own."""
+"""The queries about runs. A tenant sees only its own runs."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -18,16 +18,16 @@ from timer_service.runs.messages import FlawCode, GroupNeed, JobNeed, JobStatus,
 from timer_service.runs.rules import Run, RunKey
 
 _SQL = load_sql("timer_service.runs", "queries.sql")
-_JOBS_AT_ONCE = 20
-_NEEDS_AT_ONCE = 2000
-"""Of one job: bounds what is read at once."""
+_JOBS_PER_READ = 20
+_NEEDS_PER_READ = 2000
+"""The limit for the needs of one job that are read at a time."""
 _NEEDS_OVERHEAD = 50
-"""The bytes of the names of the fields about needs."""
+"""The bytes of the field names `needs` and `moreNeeds`."""
 _NEWER_THAN_ALL = (LATEST + 1, "")
 
 
 class GetRun(Payload):
-    """Ask for one run with its jobs, in order of their names, a page at a time."""
+    """Get one run and a page of its jobs, ordered by name."""
 
     run_id: Identifier
     limit: PageLimit = 1000
@@ -35,7 +35,7 @@ class GetRun(Payload):
 
 
 class ListRuns(Payload):
-    """Ask for runs, newest first, a page at a time."""
+    """List a page of started runs, newest first."""
 
     status: RunStatus | None = None
     limit: PageLimit = 100
@@ -43,37 +43,39 @@ class ListRuns(Payload):
 
 
 class RunView(Payload):
-    """A run as replies and answers show it."""
+    """A run as replies and queries show it."""
 
     tenant_id: Tenant
     run_id: Identifier
     status: RunStatus
     created_at: Instant
-    open_jobs: int = Field(ge=0, description="Jobs that have not ended.")
+    open_jobs: int = Field(ge=0, description="The number of jobs that have not ended.")
     unresolved_groups: int = Field(ge=0)
     settled_at: Instant | None = None
-    code: FlawCode | None = Field(default=None, description="Why it was rejected.")
+    code: FlawCode | None = Field(default=None, description="Why the run was rejected.")
     path: list[str] | None = Field(default=None, description="The jobs at fault.")
 
 
 class JobView(Payload):
-    """A job of a run. With `readyAt`, everything it needs has ended as it should, and its JobReady has gone out."""
+    """A job of a run. `readyAt` is set if the job became ready."""
 
     name: Identifier
     status: JobStatus
-    needs: list[JobNeed | GroupNeed] = Field(description="Of groups those not resolved; of others, their jobs.")
+    needs: list[JobNeed | GroupNeed] = Field(
+        description="The jobs and the unresolved groups that this job needs. Resolved groups are shown as their jobs."
+    )
     group_name: Identifier | None = None
     ready_at: Instant | None = None
     settled_at: Instant | None = None
     reason: str | None = None
     outputs: dict[str, Any] | None = None
     more_needs: bool | None = Field(
-        default=None, description="The next page shows this job again, with its next needs."
+        default=None, description="The next page shows this job again, with more of its needs."
     )
 
 
 class RunDetails(RunView):
-    """A run with its jobs in order of their names. With `cursor`, there are more jobs: ask again with it."""
+    """A run and a page of its jobs, ordered by name. `cursor` is set if there are more jobs."""
 
     counts: Mapping[JobStatus, int]
     groups: Mapping[str, bool] = Field(description="Whether each dynamic group is resolved.")
@@ -82,7 +84,7 @@ class RunDetails(RunView):
 
 
 class RunPage(Payload):
-    """Runs, newest first. With `cursor`, there are more: ask again with it and the same filters."""
+    """A page of runs, newest first. `cursor` is set if there are more runs; use it with the same filters."""
 
     runs: list[RunView]
     cursor: str | None = None
@@ -106,8 +108,8 @@ def run_view(run: Run) -> Mapping[str, Any]:
 async def _get(reader: Reader, tenant: str, request: GetRun, _now: int) -> Mapping[str, Any]:
     key = RunKey(tenant, request.run_id)
     start = _Start(*read_cursor(request.cursor, str, str)) if request.cursor is not None else _Start("", "")
-    run = await loader.find(reader, key)
-    if run is None or run.status is None:
+    run = await loader.find_run(reader, key)
+    if run is None or not run.started:
         raise Rejection(Code.NOT_FOUND, f"no run {request.run_id!r}")
     counts = await reader.fetch(_SQL["counts"], key._asdict())
     rows = await reader.fetch(_SQL["groups_of_run"], key._asdict())
@@ -117,8 +119,8 @@ async def _get(reader: Reader, tenant: str, request: GetRun, _now: int) -> Mappi
 
 
 async def _list(reader: Reader, tenant: str, request: ListRuns, _now: int) -> Mapping[str, Any]:
-    where = "status IS NOT NULL" if request.status is None else f"status = '{request.status}'"
-    sql = _SQL["page"].format(where=where)
+    and_status = "" if request.status is None else f"AND status = '{request.status}'"
+    sql = _SQL["page"].format(and_status=and_status)
 
     async def read(before: tuple[int, str], limit: int) -> Sequence[Run]:
         before_at, before_id = before
@@ -143,7 +145,7 @@ QUERIES = (
 
 
 class _Start(NamedTuple):
-    """Where a page of jobs starts: at a job, behind one of the jobs it needs."""
+    """The start of a page of jobs: a job, and the last need of that job that was shown before."""
 
     job_name: str
     after: str
@@ -152,19 +154,17 @@ class _Start(NamedTuple):
 async def _jobs(
     reader: Reader, key: RunKey, groups: Mapping[str, bool], start: _Start, limit: int
 ) -> Mapping[str, Any]:
-    """Return up to `limit` jobs from a start on, as many as fit into one reply; with a cursor if there are more.
+    """Return a page of at most `limit` jobs that fits into one reply, and a cursor if there are more.
 
-    A job with so many needs that they do not fit is shown again on the next page, with the next ones.
+    If the needs of a job do not fit, the next page shows the job again with its next needs.
     """
     shown: list[Mapping[str, Any]] = []
     room = PAGE_BYTES
     while True:
-        at_once = min(_JOBS_AT_ONCE, limit - len(shown))
-        rows = await reader.fetch(
-            _SQL["page_of_jobs"], {**key._asdict(), "first": start.job_name, "limit": at_once + 1}
-        )
-        needs = await _read_needs(reader, key, [row["job_name"] for row in rows[:at_once]], groups, start)
-        for row in rows[:at_once]:
+        count = min(_JOBS_PER_READ, limit - len(shown))
+        rows = await reader.fetch(_SQL["page_of_jobs"], {**key._asdict(), "first": start.job_name, "limit": count + 1})
+        needs = await _read_needs(reader, key, [row["job_name"] for row in rows[:count]], groups, start)
+        for row in rows[:count]:
             view, last, size = _job_view(row, needs[row["job_name"]], room)
             if shown and size > room:
                 return {"jobs": shown, "cursor": write_cursor([row["job_name"], ""])}
@@ -172,40 +172,40 @@ async def _jobs(
             room -= size
             if "moreNeeds" in view:
                 return {"jobs": shown, "cursor": write_cursor([row["job_name"], last])}
-        if len(rows) <= at_once:
+        if len(rows) <= count:
             return {"jobs": shown}
-        start = _Start(rows[at_once]["job_name"], "")
+        start = _Start(rows[count]["job_name"], "")
         if len(shown) == limit:
             return {"jobs": shown, "cursor": write_cursor(start)}
 
 
 class _Needs(NamedTuple):
-    """What one job needs."""
+    """The needs of one job."""
 
     groups: list[Mapping[str, str]]
-    """Those that are not resolved."""
+    """The groups that are not resolved."""
     jobs: list[Mapping[str, str]]
-    """The next ones, in order."""
+    """The next jobs, ordered by name."""
 
 
 async def _read_needs(
     reader: Reader, key: RunKey, jobs: Sequence[str], groups: Mapping[str, bool], start: _Start
 ) -> Mapping[str, _Needs]:
-    """Read what jobs need. Of the job that a page starts with, what comes behind the start."""
+    """Read the needs of jobs. For the first job of the page, read only the needs after the start."""
     needs = {name: _Needs([], []) for name in jobs}
     after = {name: start.after if name == start.job_name else "" for name in jobs}
-    named = [{**key._asdict(), "job_name": name, "after": after[name], "limit": _NEEDS_AT_ONCE} for name in jobs]
+    named = [{**key._asdict(), "job_name": name, "after": after[name], "limit": _NEEDS_PER_READ} for name in jobs]
     for row in await reader.fetch_each(_SQL["needs_of_job"], named):
         needs[row["job_name"]].jobs.append({"job": row["upstream_name"], "ifFailed": row["if_failed"]})
     named = [{**key._asdict(), "job_name": name} for name in jobs if not after[name]]
     for row in await reader.fetch_each(_SQL["group_needs_of_job"], named):
-        if groups.get(row["group_name"]) is False:  # else resolved, or deleted for its age meanwhile
+        if groups.get(row["group_name"]) is False:  # otherwise it is resolved, or retention has deleted it
             needs[row["job_name"]].groups.append({"group": row["group_name"], "ifFailed": row["if_failed"]})
     return needs
 
 
 def _job_view(row: Row, needs: _Needs, room: int) -> tuple[Mapping[str, Any], str, int]:
-    """Return a job as replies show it, with as many needs as there is room for; the last of them; its size in bytes."""
+    """Return a job with the needs that fit into `room` bytes, the last need shown, and the size in bytes."""
     view = known(
         name=row["job_name"],
         status=row["status"],
@@ -222,7 +222,7 @@ def _job_view(row: Row, needs: _Needs, room: int) -> tuple[Mapping[str, Any], st
         if fitting and size > room:
             break
         fitting += 1
-    complete = fitting == len(needs.jobs) < _NEEDS_AT_ONCE
+    complete = fitting == len(needs.jobs) < _NEEDS_PER_READ
     shown = needs.jobs[:fitting]
     more = {} if complete else {"moreNeeds": True}
     return {**view, "needs": [*shown, *needs.groups], **more}, shown[-1]["job"] if shown else "", size

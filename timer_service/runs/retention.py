@@ -1,18 +1,19 @@
-"""Deletes runs that ended long ago, a share of each at a time: one run may have 100,000 rows."""
+"""Deletes old runs. A run may have more than 100,000 rows, so each call deletes a part of it."""
 
 from timer_service.core.database import Transaction
 from timer_service.core.sql import load_sql
 
 _SQL = load_sql("timer_service.runs", "retention.sql")
-_PARTS = ("delete_needs", "delete_jobs", "delete_group_needs", "delete_pending", "delete_groups")
+_STATEMENTS = ("delete_needs", "delete_jobs", "delete_group_needs", "delete_pending", "delete_groups")
 
 
 async def delete_settled(tx: Transaction, before: int, limit: int) -> int:
-    """Delete up to `limit` rows of each kind of runs that ended before an instant; return how many.
+    """Delete rows of runs that were settled before the instant `before`, and return the number of deleted rows.
 
-    The run itself goes last, so it is found again until nothing of it is left.
+    At most `limit` rows of each table are deleted. The row of a run is deleted last, so that later calls find the run
+    until no other row is left.
     """
-    runs = await tx.fetch(_SQL["settled"], {"before": before, "limit": limit})
+    runs = await tx.fetch(_SQL["settled_runs"], {"before": before, "limit": limit})
     share = [{"tenant_id": run["tenant_id"], "run_id": run["run_id"], "limit": limit // len(runs)} for run in runs]
-    deleted = [await tx.executemany(_SQL[part], share) for part in _PARTS]
+    deleted = [await tx.executemany(_SQL[name], share) for name in _STATEMENTS]
     return sum(deleted) + await tx.executemany(_SQL["delete_run"], share)

@@ -1,4 +1,4 @@
-"""The values a run is made of, and what happens to one job. Pure: no I/O, no clock."""
+"""The values that make up a run, and the rules for one job. Pure: no I/O, no clock."""
 
 from enum import StrEnum
 from typing import NamedTuple
@@ -7,14 +7,14 @@ from timer_service.core.cause import Cause
 from timer_service.core.message import Position
 from timer_service.runs.messages import IfFailed, JobStatus, RunStatus
 
-NOWHERE = Position(0, 0)
-"""The position of a run that was not started, and of a job that was not reported."""
+NO_POSITION = Position(0, 0)
+"""The position of a run without a StartRun and of a job without a report. It is older than every command."""
 UNFINISHED = frozenset({JobStatus.PENDING, JobStatus.DISPATCHED, JobStatus.RUNNING})
 _NOT_FAILURES = frozenset({JobStatus.SUCCESS, JobStatus.SKIPPED})
 
 
 class Outcome(StrEnum):
-    """How a command on a run ends."""
+    """The outcome of a command on a run."""
 
     STARTED = "started"
     RUN_REJECTED = "run_rejected"
@@ -34,7 +34,7 @@ class Outcome(StrEnum):
 
 
 class RunKey(NamedTuple):
-    """Which run."""
+    """The key of a run."""
 
     tenant_id: str
     run_id: str
@@ -43,34 +43,37 @@ class RunKey(NamedTuple):
 class Run(NamedTuple):
     """One run, without its jobs.
 
-    It has a digest once it was started. A run without one is named only: by commands that came before its StartRun, or,
-    if its status is `cancelled`, by a CancelRun. That one is a tombstone: an older StartRun is cancelled at once.
+    A run has a `digest` once it was started. A run without a digest is never shown. It is one of two things:
+
+    - With status None, it holds the pending commands that were delivered before its StartRun.
+    - With status `cancelled`, it is a tombstone: a CancelRun was delivered before its StartRun. If that StartRun is
+      older than the CancelRun, it is cancelled at once. A tombstone can hold pending commands, too.
     """
 
     key: RunKey
     status: RunStatus | None
     position: Position
-    """Of its StartRun."""
+    """The position of its StartRun."""
     created_at: int
     digest: str | None = None
     open_jobs: int = 0
     """How many of its jobs have not ended."""
     failed_jobs: int = 0
-    """How many of its jobs ended other than as `success` or `skipped`."""
+    """How many of its jobs ended with a status other than `success` and `skipped`."""
     open_groups: int = 0
     """How many of its groups are not resolved."""
-    since: Position = NOWHERE
-    """Of the newest CancelRun from before its StartRun. Older commands are stale."""
+    since: Position = NO_POSITION
+    """The position of the newest CancelRun that is older than its StartRun. Commands older than that are stale."""
     pending_bytes: int = 0
     """The size of its pending commands."""
     has_outputs: bool = False
-    """Whether some job of it has outputs. Most runs have none, and then no JobReady looks for any."""
+    """Whether a job of the run has outputs. If not, its JobReady events are built without reading any."""
     cause: Cause = Cause()
     settled_at: int | None = None
     flaw_code: str | None = None
     flaw_path: str | None = None
     evaluated: bool = True
-    """False while the consequences of some commands are left to the sweep."""
+    """False while the evaluation of some commands is deferred to the sweep."""
     sweep_at: int | None = None
 
     @property
@@ -79,18 +82,18 @@ class Run(NamedTuple):
         return self.digest is not None
 
     @property
-    def going(self) -> bool:
-        """Whether jobs or groups of it are open."""
+    def is_open(self) -> bool:
+        """Whether the run is running and has open jobs or open groups."""
         return self.status is RunStatus.RUNNING and (self.open_jobs > 0 or self.open_groups > 0)
 
     @property
     def ended(self) -> bool:
-        """Whether it was started and will not change any more."""
+        """Whether the run was started and its status is final."""
         return self.started and self.status is not RunStatus.RUNNING
 
 
 class Group(NamedTuple):
-    """A dynamic group. `digest` is that of the ResolveGroup that named its jobs."""
+    """A dynamic group. `digest` is the digest of the ResolveGroup that named its jobs."""
 
     name: str
     digest: str | None = None
@@ -112,36 +115,36 @@ class Job(NamedTuple):
     reason: str | None = None
     stale_after_ms: int | None = None
     stale_at: int | None = None
-    position: Position = NOWHERE
-    """Of the newest report that counted."""
+    position: Position = NO_POSITION
+    """The position of the newest report that was recorded."""
     payload: str | None = None
-    """As JSON. Written with a new job; not read back."""
+    """JSON. Written when the job is inserted, and not read back."""
     payload_bytes: int = 0
     outputs: str | None = None
-    """As JSON. Written with a report; not read back."""
+    """JSON. Written when a report is recorded, and not read back."""
     changed_by: str | None = None
-    """The id of the command that led to its last change. Goes into events; not stored."""
+    """The id of the command that caused the last change. Used in events, not stored."""
     ready_by: str | None = None
-    """The id of the command that made it ready. Goes into its JobReady; not stored."""
+    """The id of the command that made the job ready. Used in its JobReady, not stored."""
 
     @property
     def ended(self) -> bool:
-        """Whether its status is final."""
+        """Whether the status is final."""
         return self.status not in UNFINISHED
 
     @property
     def failed(self) -> bool:
-        """Whether it ended other than as `success` or `skipped`."""
+        """Whether the job ended with a status other than `success` and `skipped`."""
         return self.ended and self.status not in _NOT_FAILURES
 
     @property
-    def waits(self) -> bool:
-        """Whether it is neither ready nor ended."""
+    def is_waiting(self) -> bool:
+        """Whether the job is neither ready nor ended."""
         return self.ready_at is None and self.status is JobStatus.PENDING
 
 
 def mark_ready(job: Job, now: int, changed_by: str | None) -> Job:
-    """Return a job whose needs are satisfied."""
+    """Return the job as ready. `changed_by` is the id of the command that made it ready."""
     return job._replace(
         ready_at=now,
         open_needs=0,
@@ -153,25 +156,26 @@ def mark_ready(job: Job, now: int, changed_by: str | None) -> Job:
 
 
 def end(job: Job, status: JobStatus, now: int, reason: str | None = None) -> Job:
-    """Return a job that has ended."""
+    """Return the job with a final status."""
     return job._replace(status=status, settled_at=now, stale_at=None, reason=reason)
 
 
-def skips(if_failed: IfFailed, upstream: Job) -> bool:
-    """Return whether an upstream that has ended means that the job that needs it is skipped."""
+def causes_skip(if_failed: IfFailed, upstream: Job) -> bool:
+    """Return whether an edge skips its job, given that `upstream` has ended."""
     return upstream.status is not JobStatus.SUCCESS and if_failed is IfFailed.SKIP
 
 
-def report(job: Job, status: JobStatus, position: Position, now: int) -> tuple[Outcome, Job]:
-    """Return how a report ends and what becomes of its job, in whatever order reports are delivered.
+def apply_report(job: Job, status: JobStatus, position: Position, now: int) -> tuple[Outcome, Job]:
+    """Return the outcome of a report, and the job after the report. Reports may be delivered in any order.
 
-    An end counts even if a newer report was delivered before it: in order, it would have been final.
+    A report of an end is recorded even if a newer report was delivered first: in stream order, the end would have been
+    final before the newer report.
     """
     if job.ended:
         return (Outcome.UNCHANGED if job.status is status else Outcome.ALREADY_ENDED), job
     if status in UNFINISHED and position <= job.position:
         return (Outcome.UNCHANGED if position == job.position else Outcome.IGNORED_STALE), job
-    if job.waits and (status in UNFINISHED or status is JobStatus.SUCCESS):
+    if job.is_waiting and (status in UNFINISHED or status is JobStatus.SUCCESS):
         return Outcome.IGNORED_NOT_READY, job
     newest = max(position, job.position)
     if status in UNFINISHED:

@@ -1,57 +1,53 @@
-"""Commands on one run: how each ends, and what it does. Pure: the handler reads and writes."""
+"""Applies commands to one run. Pure: the handler reads and writes."""
 
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
-
-from pydantic import TypeAdapter
-from pydantic_core import to_json
 
 from timer_service.core.cause import cause_of
 from timer_service.core.data import dump_data
 from timer_service.core.message import Command, Position
 from timer_service.runs import rules
 from timer_service.runs.draft import Draft, RunState
-from timer_service.runs.graph import Edges, Flaw, check_names, check_size, edges_of, find_cycle
+from timer_service.runs.graph import Flaw, NewEdges, build_edges, check_names, check_size, find_cycle
 from timer_service.runs.messages import JobStatus, NewJob, ReportJobStatus, ResolveGroup, RunStatus, StartRun
 from timer_service.runs.rules import Group, Job, Outcome, Run
 
 SWEEP_MS = 10 * 60 * 1000
-"""How soon the sweep looks at a run for the first time."""
+"""The delay from the start of a run to its first sweep."""
 
-_LOOK_AGAIN_MS = 60 * 1000
-"""How soon the sweep looks at a run whose end was reported again. Repeats are common: it must not cost a look each."""
-
-_JOBS = TypeAdapter(list[NewJob])
+_RESWEEP_MS = 60 * 1000
+"""The delay from a repeated report to the sweep of its run. One sweep serves all repeats of that time."""
 
 
 def apply(
     before: RunState, commands: Sequence[Command], now: int, *, evaluating: bool
 ) -> tuple[RunState, list[Outcome]]:
-    """Apply commands in order; return the run after them, and how each one ends.
+    """Apply commands in order. Return the run after the commands, and the outcome of each command.
 
-    Without `evaluating`, consequences are left to the sweep. The graph is searched for a cycle once for all commands.
+    If `evaluating` is false, the evaluation is deferred to the sweep. The graph is searched for a cycle once for all
+    commands. If a cycle is found, the commands are applied again, and the command that closes it rejects the run.
     """
-    changes = _Changes(Draft(before, now, evaluating=evaluating), {})
-    outcomes = [changes.apply(command) for command in commands]
+    applier = _CommandApplier(Draft(before, now, evaluating=evaluating), {})
+    outcomes = [applier.apply(command) for command in commands]
     known = (edge for edges in before.downstream.values() for edge in edges)
-    if changes.draft.additions and (cycle := find_cycle(known, changes.draft.additions)) is not None:
+    if applier.draft.added_edges and (cycle := find_cycle(known, applier.draft.added_edges)) is not None:
         position, flaw = cycle
-        changes = _Changes(Draft(before, now, evaluating=evaluating), {position: flaw})
-        outcomes = [changes.apply(command) for command in commands]
-    return changes.draft.finish(), outcomes
+        applier = _CommandApplier(Draft(before, now, evaluating=evaluating), {position: flaw})
+        outcomes = [applier.apply(command) for command in commands]
+    return applier.draft.finish(), outcomes
 
 
-class _Changes:
-    """What commands do to a draft of their run."""
+class _CommandApplier:
+    """Applies commands to the draft of their run."""
 
     def __init__(self, draft: Draft, cycles: Mapping[Position, Flaw]) -> None:
-        """`cycles`: the commands that close a cycle; they reject the run."""
+        """`cycles` maps the position of a command that closes a cycle to the cycle. That command rejects the run."""
         self.draft = draft
         self._cycles = cycles
         self._applies_pending = False
 
     def apply(self, command: Command) -> Outcome:
-        """Apply one command; return how it ends."""
+        """Apply one command and return its outcome."""
         match command.payload:
             case StartRun() as payload:
                 return self._start(payload, command)
@@ -65,7 +61,7 @@ class _Changes:
     def _start(self, payload: StartRun, command: Command) -> Outcome:
         run, digest = self.draft.run, _digest(payload.jobs, payload.groups)
         if run.digest == digest:
-            return self._started_before(command.position)
+            return self._start_again(command.position)
         if run.started:
             return Outcome.IGNORED_STALE if command.position < run.position else Outcome.EXISTS
         self.draft.run = Run(
@@ -87,7 +83,7 @@ class _Changes:
             self.draft.reject(flaw)
             return Outcome.RUN_REJECTED
         self.draft.run = self.draft.run._replace(open_groups=len(payload.groups))
-        self.draft.add(payload.jobs, None, edges_of(payload.jobs, {}), command)
+        self.draft.add_jobs(payload.jobs, None, build_edges(payload.jobs, {}), command)
         self.draft.groups = {name: Group(name) for name in payload.groups}
         if command.position < run.since:
             self.draft.cancel()
@@ -95,11 +91,14 @@ class _Changes:
         self._apply_pending(self.draft.pending)
         return Outcome.STARTED
 
-    def _started_before(self, position: Position) -> Outcome:
-        """Move a run back to the first of its equal StartRun. A CancelRun between it and a later one counts then."""
+    def _start_again(self, position: Position) -> Outcome:
+        """Apply a StartRun with the graph that the run already has. The older position becomes the position of the run.
+
+        If a CancelRun is between the two positions in the stream, the run is cancelled.
+        """
         run = self.draft.run
         self.draft.run = run._replace(position=min(position, run.position))
-        if not (run.going and position < run.since):
+        if not (run.is_open and position < run.since):
             return Outcome.UNCHANGED
         self.draft.cancel()
         return Outcome.CANCELLED
@@ -111,27 +110,28 @@ class _Changes:
             return Outcome.IGNORED_STALE
         digest = _digest(payload.jobs, ())
         if (group := self.draft.groups.get(payload.group_name)) is None:
-            return Outcome.UNKNOWN_GROUP if self.draft.run.going else Outcome.ALREADY_ENDED
+            return Outcome.UNKNOWN_GROUP if self.draft.run.is_open else Outcome.ALREADY_ENDED
         if group.resolved_at is not None:
             return Outcome.UNCHANGED if group.digest == digest else Outcome.EXISTS
-        if not self.draft.run.going:
+        if not self.draft.run.is_open:
             return Outcome.ALREADY_ENDED
         self.draft.groups[group.name] = group._replace(digest=digest, resolved_at=self.draft.now)
         self.draft.run = self.draft.run._replace(open_groups=self.draft.run.open_groups - 1)
-        waiting = self.draft.waiting.get(group.name, ())
+        downstream = self.draft.downstream_of_groups.get(group.name, ())
         members = self.draft.members
         names = members[group.name] = [job.name for job in payload.jobs]
         if flaw := (
             check_names(payload.jobs, self.draft.jobs, self.draft.groups)
-            or check_size(payload.jobs, members, waiting, jobs=len(self.draft.jobs), needs=self.draft.needs)
+            or check_size(payload.jobs, members, downstream, jobs=len(self.draft.jobs), needs=self.draft.need_count)
             or self._cycles.get(command.position)
         ):
             self.draft.reject(flaw)
             return Outcome.RUN_REJECTED
-        to_jobs, to_groups = edges_of(payload.jobs, members)
-        joins = [edge._replace(upstream=name) for edge in waiting for name in names]
-        self.draft.add(payload.jobs, group.name, Edges([*to_jobs, *joins], to_groups), command, resolved=waiting)
-        self._apply_pending(self.draft.kept_for(names) if self.draft.run.open_groups else self.draft.pending)
+        to_jobs, to_groups = build_edges(payload.jobs, members)
+        to_members = [edge._replace(upstream=name) for edge in downstream for name in names]
+        edges = NewEdges([*to_jobs, *to_members], to_groups)
+        self.draft.add_jobs(payload.jobs, group.name, edges, command, resolved=downstream)
+        self._apply_pending(self.draft.pending_for(names) if self.draft.run.open_groups else self.draft.pending)
         return Outcome.RESOLVED
 
     def _report(self, payload: ReportJobStatus, command: Command) -> Outcome:
@@ -139,24 +139,27 @@ class _Changes:
             return self._keep(command)
         if command.position < self.draft.run.since:
             return Outcome.IGNORED_STALE
-        rest = self._still_early(payload, command)
-        if rest is not None and not self.draft.keep(rest, again=self._applies_pending):
+        part = self._part_to_keep(payload, command)
+        if part is not None and not self.draft.keep_pending(part, again=self._applies_pending):
             return Outcome.NOT_KEPT
         before = self.draft.jobs.get(payload.job_name)
         if before is not None:
-            outcome, job = rules.report(before, payload.status, command.position, self.draft.now)
+            outcome, job = rules.apply_report(before, payload.status, command.position, self.draft.now)
             self._record(outcome, job, payload, command)
             ended = [job.name] if job.ended and not before.ended else []
         else:
-            outcome, ended = Outcome.UNKNOWN_JOB if rest is None else Outcome.KEPT, []
-        ended += self._drop(payload.dropped_jobs or (), command)
+            outcome, ended = Outcome.UNKNOWN_JOB if part is None else Outcome.KEPT, []
+        ended += self._drop_jobs(payload.dropped_jobs or (), command)
         if ended:
-            self.draft.follow(ended)
+            self.draft.evaluate(ended)
         return outcome
 
-    def _still_early(self, report: ReportJobStatus, command: Command) -> Command | None:
-        """Return as much of a report as is about jobs that are not known yet, None if all are or none will come."""
-        if not (self.draft.run.going and self.draft.run.open_groups):
+    def _part_to_keep(self, report: ReportJobStatus, command: Command) -> Command | None:
+        """Return the part of a report that is about unknown jobs, or None.
+
+        Unknown jobs can become known only while a group is open.
+        """
+        if not (self.draft.run.is_open and self.draft.run.open_groups):
             return None
         if report.job_name not in self.draft.jobs:
             return command
@@ -170,63 +173,73 @@ class _Changes:
     def _record(self, outcome: Outcome, job: Job, report: ReportJobStatus, command: Command) -> None:
         if outcome is Outcome.RECORDED:
             if report.outputs is None:
-                self.draft.put(job._replace(changed_by=command.id))
+                self.draft.set_job(job._replace(changed_by=command.id))
             else:
-                self.draft.put(job._replace(outputs=dump_data(report.outputs), changed_by=command.id))
+                self.draft.set_job(job._replace(outputs=dump_data(report.outputs), changed_by=command.id))
                 self.draft.run = self.draft.run._replace(has_outputs=True)
         elif outcome is Outcome.UNCHANGED and job.ended and self.draft.run.sweep_at is not None:
-            look_at = min(self.draft.run.sweep_at, self.draft.now + _LOOK_AGAIN_MS)
-            self.draft.run = self.draft.run._replace(sweep_at=look_at)
+            sweep_at = min(self.draft.run.sweep_at, self.draft.now + _RESWEEP_MS)
+            self.draft.run = self.draft.run._replace(sweep_at=sweep_at)
 
-    def _drop(self, names: Sequence[str], command: Command) -> list[str]:
-        """End jobs that turned out not to exist; return those that had not ended."""
+    def _drop_jobs(self, names: Sequence[str], command: Command) -> list[str]:
+        """End dropped jobs as `drift_dropped`. Return the names of the jobs that had not ended before."""
         dropped = [
             self.draft.jobs[name]
             for name in dict.fromkeys(names)
             if name in self.draft.jobs and not self.draft.jobs[name].ended
         ]
         for job in dropped:
-            self.draft.put(rules.end(job, JobStatus.DRIFT_DROPPED, self.draft.now)._replace(changed_by=command.id))
+            self.draft.set_job(rules.end(job, JobStatus.DRIFT_DROPPED, self.draft.now)._replace(changed_by=command.id))
         return [job.name for job in dropped]
 
     def _cancel(self, command: Command) -> Outcome:
         run, position = self.draft.run, command.position
         if not run.started:
-            return self._cancel_unknown(position)
+            return self._cancel_unstarted(position)
         if position < run.position:
             self.draft.run = run._replace(since=max(position, run.since))
             return Outcome.IGNORED_STALE
-        if not run.going:
+        if not run.is_open:
             return Outcome.UNCHANGED if run.status is RunStatus.CANCELLED else Outcome.ALREADY_ENDED
         self.draft.cancel()
         return Outcome.CANCELLED
 
-    def _cancel_unknown(self, position: Position) -> Outcome:
-        """Leave a tombstone, so that an older StartRun does not start the run."""
+    def _cancel_unstarted(self, position: Position) -> Outcome:
+        """Leave a tombstone, so that an older StartRun does not start the run. Remove the older pending commands."""
         run = self.draft.run
         since = max(position, run.since)
         self.draft.run = run._replace(status=RunStatus.CANCELLED, since=since, settled_at=self.draft.now)
-        self.draft.forget([at for at in self.draft.pending if at < since])
+        self.draft.remove_pending([at for at in self.draft.pending if at < since])
         return Outcome.NOT_FOUND if run.status is None else Outcome.UNCHANGED
 
     def _is_early(self, command: Command) -> bool:
-        """Return whether a command waits for the StartRun of its run."""
+        """Return whether a command must be kept until the StartRun of its run is delivered."""
         return not self.draft.run.started and command.position > self.draft.run.since
 
     def _keep(self, command: Command) -> Outcome:
-        return Outcome.KEPT if self.draft.keep(command, again=self._applies_pending) else Outcome.NOT_KEPT
+        return Outcome.KEPT if self.draft.keep_pending(command, again=self._applies_pending) else Outcome.NOT_KEPT
 
     def _apply_pending(self, positions: Iterable[Position]) -> None:
-        """Apply pending commands in the order of their positions. What is still early is kept again."""
+        """Apply pending commands in the order of their positions. A command that is still early is kept again."""
         in_order = sorted(positions)
         commands = [self.draft.pending[position].command for position in in_order]
-        self.draft.forget(in_order)
-        outer, self._applies_pending = self._applies_pending, True  # a pending ResolveGroup applies others in turn
+        self.draft.remove_pending(in_order)
+        outer, self._applies_pending = self._applies_pending, True  # calls nest: a pending ResolveGroup applies others
         for command in commands:
             self.apply(command)
         self._applies_pending = outer
 
 
 def _digest(jobs: list[NewJob], groups: Sequence[str]) -> str:
-    """Return what tells one graph from another."""
-    return hashlib.sha256(_JOBS.dump_json(jobs, exclude_defaults=True) + to_json(sorted(groups))).hexdigest()
+    """Return a digest. It does not depend on the order of jobs, needs and groups, or on how a need is written."""
+    described = sorted(
+        (
+            job.name,
+            sorted(job.needed_jobs),
+            sorted(job.needed_groups),
+            job.stale_after_seconds or 0,
+            dump_data(job.payload) if "payload" in job.model_fields_set else "",
+        )
+        for job in jobs
+    )
+    return hashlib.sha256(dump_data([described, sorted(groups)]).encode()).hexdigest()

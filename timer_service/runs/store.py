@@ -1,4 +1,4 @@
-"""Writes what commands changed of runs; rows <-> values."""
+"""Writes the changes of runs, and converts between rows and values."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -18,10 +18,10 @@ from timer_service.runs.rules import Group, Job, Run, RunKey
 _SQL = load_sql("timer_service.runs", "store.sql")
 _PAYLOADS = {payload.type: payload for payload in (ResolveGroup, ReportJobStatus)}
 
-_JOB_STATUSES = {str(status): status for status in JobStatus}  # a look-up costs a third of a call of the enum
+_JOB_STATUSES = {str(status): status for status in JobStatus}  # three times as fast as JobStatus(value)
 
 JobKey = tuple[RunKey, str]
-"""Which job of which run."""
+"""The key of a job: its run and its name."""
 
 COUNTED = (
     Counted("runs", "running", "sweep_at IS NOT NULL"),
@@ -30,31 +30,35 @@ COUNTED = (
 
 
 async def save(tx: Transaction, before: Mapping[RunKey, RunState], after: Mapping[RunKey, RunState]) -> None:
-    """Write the difference of two states of locked runs."""
+    """Write the difference between two states of locked runs."""
     pairs = [(before[key], state) for key, state in after.items()]
-    await tx.executemany(_SQL["add_job"], [_new_job(*each) for old, new in pairs for each in _added_jobs(old, new)])
+    await tx.executemany(_SQL["insert_job"], [_new_job(*each) for old, new in pairs for each in _added_jobs(old, new)])
     changed = [each for old, new in pairs for each in _changed_jobs(old, new)]
-    await tx.executemany(_SQL["put_job"], [_job(key, job) for key, job, _ in changed])
+    await tx.executemany(_SQL["update_job"], [_job(key, job) for key, job, _ in changed])
     outputs = [_outputs((key, job.name), job) for key, job, was in changed if job.outputs != was.outputs]
-    await tx.executemany(_SQL["put_outputs"], outputs)
-    needs = [_need(new.run.key, edge) for old, new in pairs for edge in _added(old.downstream, new.downstream)]
-    await tx.executemany(_SQL["add_need"], needs)
-    group_needs = [_group_need(new.run.key, edge) for old, new in pairs for edge in _added(old.waiting, new.waiting)]
-    await tx.executemany(_SQL["add_group_need"], group_needs)
+    await tx.executemany(_SQL["update_outputs"], outputs)
+    needs = [_need(new.run.key, edge) for old, new in pairs for edge in _added_edges(old.downstream, new.downstream)]
+    await tx.executemany(_SQL["insert_need"], needs)
+    group_needs = [
+        _group_need(new.run.key, edge)
+        for old, new in pairs
+        for edge in _added_edges(old.downstream_of_groups, new.downstream_of_groups)
+    ]
+    await tx.executemany(_SQL["insert_group_need"], group_needs)
     groups = [
         _group(new.run.key, each) for old, new in pairs for each in set(new.groups.values()) - set(old.groups.values())
     ]
-    await tx.executemany(_SQL["put_group"], groups)
-    forgotten = [(new.run.key, at) for old, new in pairs for at in _different(old.pending, new.pending)]
-    await tx.executemany(_SQL["forget_pending"], [position_parameters(*each) for each in forgotten])
-    kept = [(new.run.key, new.pending[at]) for old, new in pairs for at in _different(new.pending, old.pending)]
-    await tx.executemany(_SQL["keep_pending"], [_pending(*each) for each in kept])
-    await tx.executemany(_SQL["put_run"], [_run(new.run) for old, new in pairs if new.run != old.run])
+    await tx.executemany(_SQL["upsert_group"], groups)
+    removed = [(new.run.key, at) for old, new in pairs for at in _different(old.pending, new.pending)]
+    await tx.executemany(_SQL["delete_pending"], [position_parameters(*each) for each in removed])
+    added = [(new.run.key, new.pending[at]) for old, new in pairs for at in _different(new.pending, old.pending)]
+    await tx.executemany(_SQL["insert_pending"], [_pending(*each) for each in added])
+    await tx.executemany(_SQL["update_run"], [_run(new.run) for old, new in pairs if new.run != old.run])
 
 
-def _different(these: Mapping[Position, Pending], those: Mapping[Position, Pending]) -> list[Position]:
-    """Return the positions of the commands that are among `these`, and not in the same way among `those`."""
-    return [at for at, pending in these.items() if those.get(at) != pending]
+def _different(left: Mapping[Position, Pending], right: Mapping[Position, Pending]) -> list[Position]:
+    """Return the positions of the commands in `left` that are missing or different in `right`."""
+    return [at for at, pending in left.items() if right.get(at) != pending]
 
 
 def _added_jobs(old: RunState, new: RunState) -> Iterator[tuple[RunKey, Job]]:
@@ -65,8 +69,8 @@ def _changed_jobs(old: RunState, new: RunState) -> Iterator[tuple[RunKey, Job, J
     return ((new.run.key, new.jobs[name], job) for name, job in old.jobs.items() if new.jobs[name] is not job)
 
 
-def _added(old: Mapping[str, Sequence[Edge]], new: Mapping[str, Sequence[Edge]]) -> Iterator[Edge]:
-    """Give the edges that were added; those of one upstream are added behind the others."""
+def _added_edges(old: Mapping[str, Sequence[Edge]], new: Mapping[str, Sequence[Edge]]) -> Iterator[Edge]:
+    """Yield the added edges. They are always appended to the edges of their upstream."""
     for upstream, edges in new.items():
         known = old.get(upstream, ())
         if edges is not known:
@@ -77,12 +81,12 @@ def _added(old: Mapping[str, Sequence[Edge]], new: Mapping[str, Sequence[Edge]])
 
 
 def position_parameters(key: RunKey, position: Position) -> dict[str, Any]:
-    """Return the parameters that name a pending command."""
+    """Return the key columns of a pending command."""
     return {**key._asdict(), "position_epoch": position.epoch, "position_sequence": position.sequence}
 
 
 def job_parameters(key: JobKey) -> dict[str, str]:
-    """Return the parameters that name a job."""
+    """Return the key columns of a job."""
     (tenant_id, run_id), job_name = key
     return {"tenant_id": tenant_id, "run_id": run_id, "job_name": job_name}
 
@@ -149,7 +153,7 @@ def _outputs(key: JobKey, job: Job) -> dict[str, Any]:
 
 
 def _entry_bytes(name: str, outputs: str) -> int:
-    """Return how many bytes outputs take in a JobReady, with the name of their job."""
+    """Return how many bytes outputs take in a JobReady, including the name of their job."""
     return len(to_json(name)) + len(outputs.encode()) + len(":,")
 
 
@@ -189,12 +193,12 @@ def _pending(key: RunKey, pending: Pending) -> dict[str, Any]:
 
 
 def run_key(row: Row) -> RunKey:
-    """Return the run that a row is about."""
+    """Return the key of the run of a row."""
     return RunKey(row["tenant_id"], row["run_id"])
 
 
 def read_run(row: Row) -> Run:
-    """Read a row of `runs`."""
+    """Return the run of a row of `runs`."""
     return Run(
         key=run_key(row),
         status=None if row["status"] is None else RunStatus(row["status"]),
@@ -217,7 +221,7 @@ def read_run(row: Row) -> Run:
 
 
 def read_job(row: Row) -> Job:
-    """Read a row of `run_jobs`, without payload and outputs."""
+    """Return the job of a row of `run_jobs`, without payload and outputs."""
     return Job(
         name=row["job_name"],
         status=_JOB_STATUSES[row["status"]],
@@ -235,12 +239,12 @@ def read_job(row: Row) -> Job:
 
 
 def read_group(row: Row) -> Group:
-    """Read a row of `run_groups`."""
+    """Return the group of a row of `run_groups`."""
     return Group(row["group_name"], row["digest"], row["resolved_at"])
 
 
 def read_pending(row: Row) -> Pending:
-    """Read a row of `run_pending_commands`."""
+    """Return the command of a row of `run_pending_commands`."""
     command = Command(
         id=row["command_id"],
         payload=_PAYLOADS[row["command_type"]].model_validate_json(row["payload"]),

@@ -1,15 +1,16 @@
--- name: put_run
--- Writes a run that is locked.
+-- name: update_run
+-- Updates a locked run.
 UPDATE runs
 SET status = :status, digest = :digest, open_jobs = :open_jobs, failed_jobs = :failed_jobs,
     open_groups = :open_groups, pending_bytes = :pending_bytes, has_outputs = :has_outputs, evaluated = :evaluated,
     flaw_code = :flaw_code, flaw_path = :flaw_path, created_at = :created_at, settled_at = :settled_at,
     sweep_at = :sweep_at, position_epoch = :position_epoch, position_sequence = :position_sequence,
-    since_epoch = :since_epoch, since_sequence = :since_sequence, correlation_id = :correlation_id, causation_id = :causation_id, traceparent = :traceparent, tracestate = :tracestate
+    since_epoch = :since_epoch, since_sequence = :since_sequence, correlation_id = :correlation_id,
+    causation_id = :causation_id, traceparent = :traceparent, tracestate = :tracestate
 WHERE tenant_id = :tenant_id AND run_id = :run_id
 
--- name: add_job
--- Adds a job.
+-- name: insert_job
+-- Inserts a job.
 INSERT INTO run_jobs (
     tenant_id, run_id, job_name, status, group_name, payload, payload_bytes, outputs, outputs_bytes,
     reason, open_needs, open_groups, ready_at,
@@ -20,38 +21,38 @@ INSERT INTO run_jobs (
     :ready_at, :settled_at, :stale_after_ms, :stale_at, :position_epoch, :position_sequence
 )
 
--- name: put_job
--- Writes a job of a locked run.
+-- name: update_job
+-- Updates a job of a locked run.
 UPDATE run_jobs
 SET status = :status, reason = :reason, open_needs = :open_needs, open_groups = :open_groups, ready_at = :ready_at,
     settled_at = :settled_at, stale_at = :stale_at, position_epoch = :position_epoch,
     position_sequence = :position_sequence
 WHERE tenant_id = :tenant_id AND run_id = :run_id AND job_name = :job_name
 
--- name: put_outputs
--- Writes the outputs of a job.
+-- name: update_outputs
+-- Updates the outputs of a job.
 UPDATE run_jobs
 SET outputs = :outputs, outputs_bytes = :outputs_bytes
 WHERE tenant_id = :tenant_id AND run_id = :run_id AND job_name = :job_name
 
--- name: add_need
--- Adds an edge between jobs.
+-- name: insert_need
+-- Inserts an edge between two jobs.
 INSERT INTO run_needs (tenant_id, run_id, job_name, upstream_name, if_failed)
 VALUES (:tenant_id, :run_id, :job_name, :upstream_name, :if_failed)
 
--- name: add_group_need
--- Adds an edge to a group.
+-- name: insert_group_need
+-- Inserts an edge from a group to a job that needs it.
 INSERT INTO run_group_needs (tenant_id, run_id, job_name, group_name, if_failed)
 VALUES (:tenant_id, :run_id, :job_name, :group_name, :if_failed)
 
--- name: put_group
--- Adds a group, or writes that it is resolved.
+-- name: upsert_group
+-- Inserts a group, or updates it when it is resolved.
 INSERT INTO run_groups (tenant_id, run_id, group_name, digest, resolved_at)
 VALUES (:tenant_id, :run_id, :group_name, :digest, :resolved_at)
 ON CONFLICT (tenant_id, run_id, group_name) DO UPDATE SET digest = excluded.digest, resolved_at = excluded.resolved_at
 
--- name: keep_pending
--- Keeps a command.
+-- name: insert_pending
+-- Inserts a pending command.
 INSERT INTO run_pending_commands (
     tenant_id, run_id, position_epoch, position_sequence, command_id, command_type, payload, correlation_id, traceparent,
     tracestate
@@ -61,8 +62,8 @@ INSERT INTO run_pending_commands (
 )
 ON CONFLICT DO NOTHING
 
--- name: forget_pending
--- Deletes a kept command.
+-- name: delete_pending
+-- Deletes a pending command.
 DELETE FROM run_pending_commands
 WHERE tenant_id = :tenant_id AND run_id = :run_id AND position_epoch = :position_epoch
     AND position_sequence = :position_sequence

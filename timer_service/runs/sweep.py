@@ -1,7 +1,7 @@
-"""The sweep: looks after runs that no command moves.
+"""The sweep: a worker for runs that no command changes.
 
-It ends jobs that were not reported for too long, draws the consequences that were left to it, and looks for jobs that
-wait wrongly in each run that is open for long.
+It ends stale jobs, evaluates runs whose evaluation was deferred, and looks for stuck jobs in runs that stay open.
+A stuck job is still waiting although all jobs it needs have ended, or although it should be skipped.
 """
 
 import logging
@@ -26,37 +26,38 @@ from timer_service.runs.store import JobKey
 log = logging.getLogger(__name__)
 
 _SQL = load_sql("timer_service.runs", "sweep.sql")
-_RUNS = 50
-_STALE_JOBS = 500
-_ASK_AGAIN_MS = 1000
-"""How soon to ask again whether waiting commands have been handled."""
+_MAX_RUNS = 50
+_MAX_STALE_JOBS = 500
+_RECHECK_MS = 1000
+"""The delay until the broker is asked again whether the commands in the stream have been handled."""
 
 
 class Sweep:
-    """A worker whose ticks look after some runs, each in a transaction of its own, those first that are due longest."""
+    """A worker that sweeps each due run in its own transaction, ordered by `sweep_at`."""
 
     def __init__(self, parts: WorkerParts) -> None:
         self._database = parts.database
         self._broker = parts.broker
         self._wake = partial(parts.wake, "outbox")
         self._overdue: set[JobKey] = set()
-        """The stale jobs whose reports may be among the commands that the broker was asked about."""
+        """Jobs whose `stale_at` has passed. Their reports may be among the commands that are not handled yet."""
 
     async def tick(self, now: int) -> Pass:
-        """Look after the runs that are due.
+        """Sweep the due runs and the runs of stale jobs.
 
-        A job is stale only once the commands that waited when it was found are handled: its report may be among them.
+        A job counts as stale only after the commands that were in the stream when it was found have been handled,
+        because a report of the job may be among them.
         """
-        due: defaultdict[RunKey, list[str]] = defaultdict(list, {key: [] for key in await self._due(now)})
+        due: defaultdict[RunKey, list[str]] = defaultdict(list, {key: [] for key in await self._due_runs(now)})
         for key, name in await self._stale_jobs(now):
             due[key].append(name)
         for key, names in due.items():
-            await self._look_after(key, names, now)
-        return Pass(len(due), now + _ASK_AGAIN_MS if self._overdue else await self._next_at())
+            await self._sweep(key, names, now)
+        return Pass(len(due), now + _RECHECK_MS if self._overdue else await self._next_at())
 
     async def _stale_jobs(self, now: int) -> set[JobKey]:
-        """Return jobs that were not reported for too long, and of which no report waits."""
-        rows = await self._database.reader.fetch(_SQL["stale"], {"now": now, "limit": _STALE_JOBS})
+        """Return the jobs whose `stale_at` has passed and of which no unhandled report can be in the stream."""
+        rows = await self._database.reader.fetch(_SQL["stale_jobs"], {"now": now, "limit": _MAX_STALE_JOBS})
         found = {(store.run_key(row), str(row["job_name"])) for row in rows}
         afresh = self._overdue.isdisjoint(found)
         self._overdue = found if afresh else self._overdue & found
@@ -65,72 +66,71 @@ class Sweep:
         stale, self._overdue = self._overdue, found - self._overdue
         return stale
 
-    async def _due(self, now: int) -> list[RunKey]:
-        """Return the runs that are due to be looked at."""
-        rows = await self._database.reader.fetch(_SQL["to_sweep"], {"now": now, "limit": _RUNS})
+    async def _due_runs(self, now: int) -> list[RunKey]:
+        rows = await self._database.reader.fetch(_SQL["due_runs"], {"now": now, "limit": _MAX_RUNS})
         return [store.run_key(row) for row in rows]
 
     async def _next_at(self) -> int | None:
         found = [(await self._database.reader.fetch(_SQL[name]))[0]["at"] for name in ("next_sweep", "next_stale")]
         return min((at for at in found if at is not None), default=None)
 
-    async def _look_after(self, key: RunKey, stale: Collection[str], now: int) -> None:
+    async def _sweep(self, key: RunKey, stale: Collection[str], now: int) -> None:
         try:
-            doubtful = await _is_doubtful(self._database.reader, key, now)
-            attend = partial(_attend, key=key, stale=stale, doubtful=doubtful, now=now)
-            added = await in_transaction(self._database, attend)
+            repair = await _needs_repair(self._database.reader, key, now)
+            sweep = partial(_sweep_locked, key=key, stale=stale, repair=repair, now=now)
+            added = await in_transaction(self._database, sweep)
         except DatabaseUnavailableError:
             raise
         except Exception:
-            log.exception("run can't be swept", extra={"run_id": key.run_id})
+            log.exception("sweep of a run failed", extra={"run_id": key.run_id})
             await in_transaction(self._database, partial(_postpone, key=key, at=now + SWEEP_MS))
         else:
             if added:
                 self._wake(now)
 
 
-async def _is_doubtful(reader: Reader, key: RunKey, now: int) -> bool:
-    """Return whether a run that is due would change if it were evaluated as a whole. Found out beside the writers."""
-    run = await loader.find(reader, key)
+async def _needs_repair(reader: Reader, key: RunKey, now: int) -> bool:
+    """Return whether a due run would change if it were evaluated as a whole. Reads without a lock."""
+    run = await loader.find_run(reader, key)
     if run is None or run.sweep_at is None or run.sweep_at > now:
         return False
-    reading = Loader(reader, {key: run})
-    await reading.read_whole([key])
-    before = reading.states()[key]
+    loaded = Loader(reader, {key: run})
+    await loaded.read_whole_runs([key])
+    before = loaded.states()[key]
     draft = Draft(before, now, evaluating=True)
     draft.repair()
     return draft.finish() != before
 
 
-async def _attend(tx: Transaction, *, key: RunKey, stale: Collection[str], doubtful: bool, now: int) -> int:
-    """Look after one run; return how many events there are to publish."""
-    run = await loader.lock(tx, key)
+async def _sweep_locked(tx: Transaction, *, key: RunKey, stale: Collection[str], repair: bool, now: int) -> int:
+    """Lock and sweep one run. Return the number of events that were added to the outbox."""
+    run = await loader.lock_run(tx, key)
     if run is None or run.status is not RunStatus.RUNNING:
         return 0
-    reading = Loader(tx, {key: run})
-    doubtful = doubtful or not run.evaluated  # it may have become so since the look
-    if doubtful:
-        await reading.read_whole([key])
+    loaded = Loader(tx, {key: run})
+    repair = repair or not run.evaluated  # an evaluation may have been deferred since the check without a lock
+    if repair:
+        await loaded.read_whole_runs([key])
     else:
         overdue = [(key, name) for name in stale]
-        await reading.read_jobs(overdue)
-        await reading.read_consequences((), overdue)
-    before = reading.states()
+        await loaded.read_jobs(overdue)
+        await loaded.read_affected_jobs((), overdue)
+    before = loaded.states()
     draft = Draft(before[key], now, evaluating=True)
-    moved = draft.repair() if doubtful else []
+    repaired = draft.repair() if repair else []
     if run.sweep_at is not None and run.sweep_at <= now:
         draft.run = draft.run._replace(sweep_at=now + _interval(now - run.created_at))
     _end_stale(draft, stale)
-    stuck = moved if run.evaluated else []  # else consequences had been left to the sweep
+    stuck = repaired if run.evaluated else []  # after a deferred evaluation, waiting jobs are expected
     if stuck:
-        log.error("jobs waited wrongly", extra={"run_id": key.run_id, "count": len(stuck)})
+        log.error("stuck jobs released", extra={"run_id": key.run_id, "count": len(stuck)})
     after = {key: draft.finish()}
     await store.save(tx, before, after)
     return await events.add(tx, before, after, now, {key: stuck})
 
 
 def _interval(age_ms: int) -> int:
-    """Return how long to leave a run alone: longer with its age, so that old open runs cost next to nothing."""
+    """Return the time until the next regular sweep. It grows with the age of the run, so that old runs cost little."""
     return max(SWEEP_MS, age_ms // 4)
 
 
@@ -138,9 +138,9 @@ def _end_stale(draft: Draft, stale: Collection[str]) -> None:
     overdue = [draft.jobs[name] for name in sorted(stale) if name in draft.jobs]
     ended = [job for job in overdue if job.stale_at is not None and job.stale_at <= draft.now]
     for job in ended:
-        draft.put(rules.end(job, JobStatus.TIMED_OUT_STALE, draft.now))
+        draft.set_job(rules.end(job, JobStatus.TIMED_OUT_STALE, draft.now))
     if ended:
-        draft.follow([job.name for job in ended])
+        draft.evaluate([job.name for job in ended])
 
 
 async def _postpone(tx: Transaction, *, key: RunKey, at: int) -> None:

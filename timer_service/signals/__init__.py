@@ -1,15 +1,15 @@
-"""Work signals: "when this happens to that work item, remind me, once, for certain"."""
+"""The signals slice: a work signal is a reminder that fires at an instant or when a work item reaches a status."""
 
 from functools import partial
 
 from timer_service.core.slice import Slice
+from timer_service.signals.batch import COMMANDS
 from timer_service.signals.evaluation import Evaluation
 from timer_service.signals.firing_store import COUNTED, FIRINGS
 from timer_service.signals.firing_worker import FiringWorker
 from timer_service.signals.handler import handle
 from timer_service.signals.messages import Outcome, WorkSignalFailed, WorkSignalFired
 from timer_service.signals.queries import QUERIES, SignalView
-from timer_service.signals.state import COMMANDS
 from timer_service.signals.store import delete_settled
 
 SLICE = Slice(

@@ -1,4 +1,4 @@
-"""The events of claimed firings."""
+"""The events that claimed firings publish."""
 
 from typing import Any
 
@@ -12,18 +12,21 @@ from timer_service.signals.messages import WorkSignalFailed, WorkSignalFired
 
 
 def fired_event(row: Row, at: int) -> Event:
-    """Return the event of a firing whose signal has fired; it always has the same id."""
+    """Return the event of a firing whose signal has fired. Its id depends only on the firing."""
     task = {} if row["work_item_id"] is None else {"taskId": task_id(row)}
     payload = {**_about(row), **task, "firedAt": format_instant(at)}
     return _event(f"fired-{row['firing_id']}", WorkSignalFired.type, row, payload, at)
 
 
 def failed_event(failure: Failure, at: int) -> Event:
-    """Return the event of a firing that was given up. Its id names the claim: a time trigger may be given up twice."""
+    """Return the event of a buried firing.
+
+    Its id contains the lease token, because the firing of a time trigger can be queued again and buried again.
+    """
     row = failure.row
-    told = {"attempt": row["attempt"], "error": failure.error, "failedAt": format_instant(at)}
+    failed = {"attempt": row["attempt"], "error": failure.error, "failedAt": format_instant(at)}
     event_id = f"failed-{row['firing_id']}-{row['lease_token']}"
-    return _event(event_id, WorkSignalFailed.type, row, {**_about(row), **told}, at)
+    return _event(event_id, WorkSignalFailed.type, row, {**_about(row), **failed}, at)
 
 
 def _about(row: Row) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Firings and follow-up tasks in the database: rows <-> values."""
+"""Reads and writes of firings and follow-up tasks."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -11,7 +11,7 @@ from timer_service.core.row_counts import Counted
 from timer_service.core.sql import load_sql
 from timer_service.signals.firings import Firing, FiringStatus
 from timer_service.signals.items import ItemKey
-from timer_service.signals.signals import Key
+from timer_service.signals.signal import Key
 
 _SQL = load_sql("timer_service.signals", "firing_store.sql")
 
@@ -48,24 +48,24 @@ COUNTED = (
     Counted(FIRINGS.name, FiringStatus.FAILED, "status = 'failed'"),
     Counted("work_item_events", "unevaluated", "evaluate_at IS NOT NULL"),
 )
-"""The gauges of signals."""
+"""The rows that the gauges count."""
 
 
 class Cursor(NamedTuple):
-    """A place in a list that is ordered by when its rows were made, and then by their ids."""
+    """The last row of a page in a list that is ordered by creation time, then by id."""
 
     after_at: int
     after_id: str
 
 
 async def add(tx: Transaction, firings: Iterable[Firing], now: int) -> None:
-    """Queue firings, also those that had failed; any other that is there already stays as it is."""
+    """Insert firings. A stored firing that failed takes the new values; any other stored firing does not change."""
     by_id = {(firing.signal.tenant_id, firing.firing_id): firing for firing in firings}
     await tx.executemany(_SQL["add"], [_parameters(key, firing, now) for key, firing in sorted(by_id.items())])
 
 
-async def end(tx: Transaction, reasons: Mapping[tuple[Key, Position], str], now: int) -> None:
-    """Fail the unsettled firings by definitions that have ended, with the reasons; ends any claim on them."""
+async def fail_unsettled(tx: Transaction, reasons: Mapping[tuple[Key, Position], str], now: int) -> None:
+    """Set the unsettled firings of ended definitions to failed, with the reasons, and end their claims."""
     parameters = [
         {
             **signal._asdict(),
@@ -76,30 +76,30 @@ async def end(tx: Transaction, reasons: Mapping[tuple[Key, Position], str], now:
         }
         for (signal, defined), reason in sorted(reasons.items())
     ]
-    await tx.executemany(_SQL["end"], parameters)
+    await tx.executemany(_SQL["fail_unsettled"], parameters)
 
 
-async def still_held(tx: Transaction, rows: Collection[Row]) -> list[Row]:
-    """Return those claimed rows whose lease has not been lost; until the transaction ends it will not be."""
+async def lock_held(tx: Transaction, rows: Collection[Row]) -> list[Row]:
+    """Return the claimed rows whose lease is still held, and lock them until the transaction ends."""
     keys = [_held(row) for row in sorted(rows, key=lambda row: (row["tenant_id"], row["firing_id"]))]
     found = await tx.fetch_each(_SQL["still_held"], keys)
     held = {(row["tenant_id"], row["firing_id"]) for row in found}
     return [row for row in rows if (row["tenant_id"], row["firing_id"]) in held]
 
 
-async def recount(tx: Transaction, rows: Iterable[Row], attempt: int) -> None:
-    """Set how many attempts claimed rows have had, where they are still held."""
-    await tx.executemany(_SQL["recount"], [{**_held(row), "attempt": attempt} for row in rows])
+async def set_attempt(tx: Transaction, rows: Iterable[Row], attempt: int) -> None:
+    """Set the number of attempts of claimed rows. Rows with a lost lease do not change."""
+    await tx.executemany(_SQL["set_attempt"], [{**_held(row), "attempt": attempt} for row in rows])
 
 
 async def fail(tx: Transaction, failures: Sequence[Failure], at: int) -> int:
-    """Give claimed rows up at an instant; return how many were still held."""
-    parameters = [{**_held(each.row), "error": each.error, "at": at} for each in failures]
+    """Set claimed rows to failed at the instant `at`. Return how many leases were still held."""
+    parameters = [{**_held(failure.row), "error": failure.error, "at": at} for failure in failures]
     return await tx.executemany(_SQL["fail"], parameters)
 
 
 async def add_tasks(tx: Transaction, rows: Iterable[Row], at: int) -> None:
-    """Write the follow-up work of claimed rows that have a work item."""
+    """Write the follow-up tasks of claimed rows that have a work item."""
     tasks = [
         {
             "tenant_id": row["tenant_id"],
@@ -116,13 +116,13 @@ async def add_tasks(tx: Transaction, rows: Iterable[Row], at: int) -> None:
 
 
 async def page_of_signal(reader: Reader, signal: Key, after: Cursor, limit: int) -> Sequence[Row]:
-    """Read a signal's next firings behind a place, oldest first."""
+    """Return the next firings of a signal after a cursor, oldest first."""
     parameters = {**signal._asdict(), **after._asdict(), "limit": limit}
     return await reader.fetch(_SQL["page_of_signal"], parameters)
 
 
 async def tasks_of_item(reader: Reader, item: ItemKey, after: Cursor, limit: int) -> Sequence[Row]:
-    """Read a work item's next tasks behind a place, oldest first."""
+    """Return the next tasks of a work item after a cursor, oldest first."""
     parameters = {**item._asdict(), **after._asdict(), "limit": limit}
     return await reader.fetch(_SQL["tasks_of_item"], parameters)
 
@@ -133,32 +133,32 @@ async def delete_tasks(tx: Transaction, signals: Iterable[Key]) -> None:
 
 
 async def delete_settled(tx: Transaction, before: int, limit: int) -> int:
-    """Delete up to `limit` firings that were settled before an instant; return how many."""
+    """Delete up to `limit` firings that were settled before the instant `before`; return how many."""
     return await tx.execute(_SQL["delete_settled"], {"before": before, "limit": limit})
 
 
 def signal_of(row: Row) -> Key:
-    """Return whose firing a row is."""
+    """Return the key of the signal of a firing."""
     return Key(row["tenant_id"], row["signal_id"])
 
 
 def task_id(row: Row) -> str | None:
-    """Return the id of the task a firing leads to: one per firing, None without a work item."""
+    """Return the id of the follow-up task of a firing, or None if the firing has no work item."""
     return None if row["work_item_id"] is None else f"task-{row['firing_id']}"
 
 
 def defined_of(row: Row) -> Position:
-    """Return the position of the definition that a firing is by."""
+    """Return the position of the definition of a firing."""
     return Position(row["defined_epoch"], row["defined_sequence"])
 
 
 def position_of(row: Row) -> Position:
-    """Return the position that a row has."""
+    """Return the position in a row."""
     return Position(row["position_epoch"], row["position_sequence"])
 
 
 def position_parameters(position: Position) -> Mapping[str, int]:
-    """Return the columns that `position_of` reads."""
+    """Return the columns that `position_of` reads, with their values."""
     return {"position_epoch": position.epoch, "position_sequence": position.sequence}
 
 
@@ -168,7 +168,7 @@ def _held(row: Row) -> Mapping[str, Any]:
 
 def _parameters(key: tuple[str, str], firing: Firing, now: int) -> Mapping[str, Any]:
     tenant_id, firing_id = key
-    over = firing.failed is not None
+    has_failed = firing.failed is not None
     return {
         "tenant_id": tenant_id,
         "firing_id": firing_id,
@@ -177,11 +177,11 @@ def _parameters(key: tuple[str, str], firing: Firing, now: int) -> Mapping[str, 
         "defined_sequence": firing.defined.sequence,
         "dedupe_key": firing.dedupe_key,
         "work_item_id": firing.work_item_id,
-        "status": FiringStatus.FAILED if over else FiringStatus.QUEUED,
+        "status": FiringStatus.FAILED if has_failed else FiringStatus.QUEUED,
         "due_at": firing.due_at,
         "now": now,
-        "settled_at": now if over else None,
-        "available_at": None if over else firing.due_at,
+        "settled_at": now if has_failed else None,
+        "available_at": None if has_failed else firing.due_at,
         "last_error": firing.failed,
         **position_parameters(firing.position),
         **cause_columns(firing.cause),

@@ -1,4 +1,5 @@
 -- name: add
+-- Inserts a firing. A stored firing that failed is queued again, or failed again with the new reason.
 INSERT INTO work_signal_firings (
     tenant_id, firing_id, signal_id, defined_epoch, defined_sequence, dedupe_key, work_item_id, status, due_at,
     created_at, settled_at, position_epoch, position_sequence, correlation_id, causation_id, traceparent, tracestate,
@@ -13,31 +14,37 @@ SET status = excluded.status, available_at = excluded.available_at, settled_at =
     attempt = 0, last_error = excluded.last_error
 WHERE work_signal_firings.status = 'failed'
 
--- name: end
+-- name: fail_unsettled
+-- Sets the unsettled firings of one definition of a signal to failed and ends their claims.
 UPDATE work_signal_firings
 SET status = 'failed', settled_at = :now, available_at = NULL, lease_token = NULL, last_error = :error
 WHERE tenant_id = :tenant_id AND signal_id = :signal_id AND status IN ('queued', 'processing')
     AND defined_epoch = :defined_epoch AND defined_sequence = :defined_sequence
 
 -- name: still_held
+-- Returns the key of a firing and locks the row if its lease is still held.
 SELECT tenant_id, firing_id FROM work_signal_firings
 WHERE tenant_id = :tenant_id AND firing_id = :firing_id AND lease_token = :token
 /* for update */
 
--- name: recount
+-- name: set_attempt
+-- Writes the number of attempts of a claimed firing.
 UPDATE work_signal_firings SET attempt = :attempt
 WHERE tenant_id = :tenant_id AND firing_id = :firing_id AND lease_token = :token
 
 -- name: fail
+-- Sets a claimed firing to failed.
 UPDATE work_signal_firings
 SET status = 'failed', settled_at = :at, available_at = NULL, lease_token = NULL, last_error = :error
 WHERE tenant_id = :tenant_id AND firing_id = :firing_id AND lease_token = :token
 
 -- name: add_task
+-- Inserts a follow-up task.
 INSERT INTO work_item_tasks (tenant_id, task_id, work_item_id, signal_id, firing_id, created_at)
 VALUES (:tenant_id, :task_id, :work_item_id, :signal_id, :firing_id, :at)
 
 -- name: page_of_signal
+-- Returns the next firings of a signal after a cursor, oldest first.
 SELECT tenant_id, firing_id, signal_id, dedupe_key, work_item_id, status, due_at, created_at, settled_at, attempt,
     last_error
 FROM work_signal_firings
@@ -46,6 +53,7 @@ ORDER BY created_at, firing_id
 LIMIT :limit
 
 -- name: tasks_of_item
+-- Returns the next tasks of a work item after a cursor, oldest first.
 SELECT tenant_id, task_id, work_item_id, signal_id, firing_id, created_at
 FROM work_item_tasks
 WHERE tenant_id = :tenant_id AND work_item_id = :work_item_id AND (created_at, task_id) > (:after_at, :after_id)
@@ -53,12 +61,14 @@ ORDER BY created_at, task_id
 LIMIT :limit
 
 -- name: delete_tasks
+-- Deletes the tasks of a signal.
 DELETE FROM work_item_tasks WHERE tenant_id = :tenant_id AND signal_id = :signal_id
 
 -- name: delete_settled
+-- Deletes firings that were settled before an instant, oldest first.
 DELETE FROM work_signal_firings
 WHERE (tenant_id, firing_id) IN (
-    WITH picked AS MATERIALIZED (  -- locked, so that a row that a command has just queued again stays
+    WITH picked AS MATERIALIZED (  -- locked, so that a firing that a command has just queued again stays
         SELECT tenant_id, firing_id FROM work_signal_firings
         WHERE settled_at < :before ORDER BY settled_at LIMIT :limit
         /* skip locked */

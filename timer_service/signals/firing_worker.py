@@ -1,4 +1,7 @@
-"""The worker that processes due firings: signal fired, follow-up task and event, in one transaction."""
+"""The worker that processes due firings.
+
+One transaction marks the signal as fired and writes the follow-up task and the event.
+"""
 
 import logging
 from collections.abc import Sequence
@@ -18,24 +21,24 @@ from timer_service.signals import firing_store, store
 from timer_service.signals.events import failed_event, fired_event
 from timer_service.signals.firing_store import FIRINGS, defined_of, position_of, signal_of
 from timer_service.signals.firings import refusal
-from timer_service.signals.signals import fire, give_up
+from timer_service.signals.signal import fire, give_up
 
 log = logging.getLogger(__name__)
 
-_OTHERS_CLAIM_MS = 5
-"""How long to leave firings alone that another instance is claiming."""
+_RETRY_LOCKED_MS = 5
+"""How long to wait before the next claim if another instance has locked all available firings."""
 
 
 @dataclass(slots=True)
-class _Fired:
-    """What became of claimed firings."""
+class _Processed:
+    """The result of processing claimed firings."""
 
     fired: list[Row] = field(default_factory=list)
     refused: list[Failure] = field(default_factory=list)
 
 
 class FiringWorker:
-    """A worker whose ticks process one batch of firings each."""
+    """A worker that processes one batch of firings in each tick."""
 
     def __init__(self, parts: WorkerParts) -> None:
         self._database = parts.database
@@ -47,13 +50,13 @@ class FiringWorker:
         self._wake = partial(parts.wake, "outbox")
         self._backoff = Backoff()
         self._rng = parts.rng
-        self._left: list[Row] = []
-        """Claimed, and not processed because the database went away: their leases may last until it is back."""
+        self._unprocessed: list[Row] = []
+        """Rows that were claimed before the database became unavailable. The next tick processes them first."""
         self._claimed_nothing_at: int | None = None
 
     async def tick(self, now: int) -> Pass:
-        """Process up to one batch of firings available at `now`; count those that were claimed."""
-        rows, self._left = self._left or await self._claim(now), []
+        """Process at most one batch of the firings available at `now`. The pass counts the claimed firings."""
+        rows, self._unprocessed = self._unprocessed or await self._claim(now), []
         self._claimed_nothing_at = None if rows else now
         last = self._max_attempts + 1
         try:
@@ -63,14 +66,14 @@ class FiringWorker:
                     await self._give_up(Failure(row, "gave up: claimed and never settled", now))
             await self._process_alone([row for row in rows if row["attempt"] == last])
         except DatabaseUnavailableError:
-            self._left = rows
+            self._unprocessed = rows
             raise
         return Pass(len(rows), await self._next_at())
 
     async def _next_at(self) -> int | None:
         at = await self._lease.next_available(self._database.reader)
         if at is not None and self._claimed_nothing_at is not None and at <= self._claimed_nothing_at:
-            return self._claimed_nothing_at + _OTHERS_CLAIM_MS
+            return self._claimed_nothing_at + _RETRY_LOCKED_MS
         return at
 
     async def _claim(self, now: int) -> list[Row]:
@@ -79,20 +82,20 @@ class FiringWorker:
         return rows
 
     async def _process_alone(self, rows: Sequence[Row]) -> None:
-        """Process rows one by one that were claimed and never settled in all their attempts.
+        """Process rows one by one that were claimed `max_attempts` times and never settled.
 
-        One of them may have killed the process each time. The attempt is counted for the row that is tried, not for
-        the others, so that only a row that kills the process alone is given up.
+        One of these rows may have killed the process each time. Only the row in progress gets the next attempt, so
+        only a row that kills the process alone is given up.
         """
         if rows:
-            await in_transaction(self._database, lambda tx: firing_store.recount(tx, rows, self._max_attempts))
+            await in_transaction(self._database, lambda tx: firing_store.set_attempt(tx, rows, self._max_attempts))
         for row in rows:
-            tried = partial(firing_store.recount, rows=[row], attempt=self._max_attempts + 1)
-            await in_transaction(self._database, tried)
+            count_attempt = partial(firing_store.set_attempt, rows=[row], attempt=self._max_attempts + 1)
+            await in_transaction(self._database, count_attempt)
             await self._process([row])
 
     async def _process(self, rows: Sequence[Row]) -> None:
-        """Process rows together; halve a batch that fails until the row is alone that is to blame."""
+        """Process rows together. If the batch fails, process its halves, until the failing row is alone."""
         if not rows:
             return
         at = self._clock.now()
@@ -102,21 +105,23 @@ class FiringWorker:
             raise
         except Exception as error:
             if (half := len(rows) // 2) > 0:
-                log.warning("firings failed, processing them in halves", exc_info=error, extra={"count": len(rows)})
+                log.warning(
+                    "batch of firings failed, processing it in halves", exc_info=error, extra={"count": len(rows)}
+                )
                 await self._process(rows[:half])
                 await self._process(rows[half:])
                 return
             log.exception("firing failed", extra={"firing_id": rows[0]["firing_id"]})
             await self._fail(rows[0], repr(error))
         else:
-            self._tell(done, len(rows), at)
+            self._record(done, len(rows), at)
 
-    async def _fire(self, tx: Transaction, rows: Sequence[Row], at: int) -> _Fired:
-        """Fire what is still held and whose signal is still active; a lost lease leaves everything as it is."""
+    async def _fire(self, tx: Transaction, rows: Sequence[Row], at: int) -> _Processed:
+        """Fire the rows whose signal is active and fail the others. A row with a lost lease does not change."""
         before = await store.find_locked(tx, {signal_of(row) for row in rows})
         signals = dict(before)
-        done = _Fired()
-        for row in sorted(await firing_store.still_held(tx, rows), key=position_of):  # the oldest cause fires
+        done = _Processed()
+        for row in sorted(await firing_store.lock_held(tx, rows), key=position_of):  # the oldest cause fires first
             signal = signals.get(signal_of(row))
             reason = refusal(signal, defined_of(row), position_of(row))
             if signal is None or reason is not None:
@@ -129,7 +134,7 @@ class FiringWorker:
         await outbox.add(tx, [fired_event(row, at) for row in done.fired], at)
         settled = await self._lease.complete(tx, done.fired, at) + await firing_store.fail(tx, done.refused, at)
         if settled != len(done.fired) + len(done.refused):
-            raise ConflictError("leases were lost while they were being settled")
+            raise ConflictError("another instance changed firings while this transaction settled them")
         return done
 
     async def _fail(self, row: Row, error: str) -> None:
@@ -140,13 +145,13 @@ class FiringWorker:
             await self._give_up(failure)
             return
         retried = await in_transaction(self._database, lambda tx: self._lease.retry(tx, [failure]))
-        self._settled("retried", retried, lost=1 - retried)
+        self._count_settled("retried", retried, lost=1 - retried)
 
     async def _give_up(self, failure: Failure) -> None:
-        """Bury a firing: its signal is paused, and its tenant is told."""
+        """Bury a firing, pause its signal and publish a WorkSignalFailed."""
         at = self._clock.now()
         buried = await in_transaction(self._database, lambda tx: self._bury(tx, failure, at))
-        self._settled("buried", buried, lost=1 - buried)
+        self._count_settled("buried", buried, lost=1 - buried)
         if buried:
             self._metrics.buried(FIRINGS.name, buried)
             self._wake(at)
@@ -162,15 +167,15 @@ class FiringWorker:
             await outbox.add(tx, [failed_event(failure, at)], at)
         return buried
 
-    def _tell(self, done: _Fired, claimed: int, at: int) -> None:
-        self._settled("refused", len(done.refused), lost=claimed - len(done.fired) - len(done.refused))
-        self._settled("fired", len(done.fired), lost=0)
+    def _record(self, done: _Processed, claimed: int, at: int) -> None:
+        self._count_settled("refused", len(done.refused), lost=claimed - len(done.fired) - len(done.refused))
+        self._count_settled("fired", len(done.fired), lost=0)
         for row in done.fired:
             self._metrics.fired_late(FIRINGS.name, (at - row["due_at"]) / 1000)
         if done.fired:
             self._wake(at)
 
-    def _settled(self, outcome: str, count: int, *, lost: int) -> None:
+    def _count_settled(self, outcome: str, count: int, *, lost: int) -> None:
         if count:
             self._metrics.settled(FIRINGS.name, outcome, count)
         if lost:

@@ -1,4 +1,4 @@
-"""Firings: values and decisions. Pure, but for a line in the log."""
+"""Firings and the rules that create or refuse them. Pure functions, except for one log message."""
 
 import hashlib
 import logging
@@ -10,7 +10,7 @@ from timer_service.core.cause import Cause
 from timer_service.core.instant import format_instant
 from timer_service.core.message import Position
 from timer_service.signals.items import Transition
-from timer_service.signals.signals import Key, Signal, matches
+from timer_service.signals.signal import Key, Signal, matches
 from timer_service.signals.triggers import TimeAt
 
 log = logging.getLogger(__name__)
@@ -26,69 +26,79 @@ class FiringStatus(StrEnum):
 
 
 class Firing(NamedTuple):
-    """One cause that made one signal's trigger come true."""
+    """One cause that made the trigger of one signal true."""
 
     signal: Key
     defined: Position
-    """The position of the CreateWorkSignal whose trigger came true."""
+    """The position of the CreateWorkSignal with the trigger."""
     dedupe_key: str
     work_item_id: str | None
     due_at: int
     position: Position
-    """The position of its cause: of the transition, or of the CreateWorkSignal that names the instant."""
+    """The position of the cause: the transition, or the CreateWorkSignal with the instant."""
     cause: Cause
     failed: str | None = None
-    """Why it must not fire, if that is known already."""
+    """The reason why the firing must not fire, if the reason is known when the firing is written."""
 
     @property
     def firing_id(self) -> str:
-        """The same for the same signal, definition and cause, however often it is found."""
+        """The id. It depends only on the signal, the definition and the cause."""
         epoch, sequence = self.defined
         cause = "\0".join((*self.signal, f"{epoch}-{sequence}", self.dedupe_key))
         return hashlib.blake2b(cause.encode(), digest_size=16).hexdigest()
 
 
-def evaluate(event: Transition, signals: Iterable[Signal]) -> tuple[list[Firing], bool]:
-    """Match a transition with signals; return the firings, and whether every signal could be matched.
+def evaluate(transition: Transition, signals: Iterable[Signal]) -> tuple[list[Firing], bool]:
+    """Match a transition with signals. Return the firings and whether all signals were evaluated.
 
-    A signal that can't be matched is logged and passed over, so that it costs only itself.
+    A signal whose trigger raises an error is logged and skipped. The other signals are still evaluated.
     """
     found, complete = [], True
     for signal in signals:
         try:
-            if matches(signal, event):
-                found.append(firing_on(signal, event))
+            if matches(signal, transition):
+                found.append(transition_firing(signal, transition))
         except Exception:
-            log.exception("signal can't be matched with a transition", extra={"signal_id": signal.key.signal_id})
+            log.exception("signal skipped: its trigger cannot be evaluated", extra={"signal_id": signal.key.signal_id})
             complete = False
     return found, complete
 
 
-def firing_on(signal: Signal, event: Transition) -> Firing:
-    """Return the firing of a signal on a transition it matches."""
-    item, due_at = event.key.work_item_id, event.recorded_at
-    return Firing(signal.key, signal.standing.defined, event.event_id, item, due_at, event.position, event.cause)
+def transition_firing(signal: Signal, transition: Transition) -> Firing:
+    """Return the firing of a signal that matches a transition."""
+    return Firing(
+        signal=signal.key,
+        defined=signal.state.defined,
+        dedupe_key=transition.event_id,
+        work_item_id=transition.key.work_item_id,
+        due_at=transition.recorded_at,
+        position=transition.position,
+        cause=transition.cause,
+    )
 
 
-def firing_at(signal: Signal, cause: Cause) -> Firing | None:
-    """Return the firing of a signal that waits for an instant, None for others."""
-    definition, defined = signal.standing.definition, signal.standing.defined
+def time_firing(signal: Signal, cause: Cause) -> Firing | None:
+    """Return the firing of a signal that waits for an instant, or None if the signal has another trigger."""
+    definition, defined = signal.state.definition, signal.state.defined
     if definition is None or not isinstance(definition.trigger, TimeAt):
         return None
-    # The dedupe key names the definition: a signal that has ended and is created again has another cause.
+    # The key contains the position of the definition: a signal that is created again for the same instant fires again.
     dedupe_key = f"{format_instant(definition.trigger.at)}/{defined.epoch}-{defined.sequence}"
     return Firing(signal.key, defined, dedupe_key, definition.work_item_id, definition.trigger.at, defined, cause)
 
 
 def refusal(signal: Signal | None, defined: Position, cause: Position) -> str | None:
-    """Say why a signal must not fire now, by a definition and a cause of some positions; None if it may."""
+    """Return why a firing must not fire now, or None if it may.
+
+    `defined` is the position of the firing's definition, `cause` is the position of its cause.
+    """
     if signal is None:
-        return "the signal does not exist any more"
-    standing = signal.standing
-    if not standing.waits or standing.definition is None:
-        return "the signal does not exist any more" if standing.status is None else f"the signal is {standing.status}"
-    if standing.defined != defined:
-        return "the signal has another definition now"
-    if cause <= standing.since and not standing.is_timed:
-        return "the signal was activated after that"
+        return "the signal does not exist"
+    state = signal.state
+    if not state.is_active or state.definition is None:
+        return "the signal does not exist" if state.status is None else f"the signal is {state.status}"
+    if state.defined != defined:
+        return "the signal now has another definition"
+    if cause <= state.since and not state.is_timed:
+        return "the signal was activated after the cause"
     return None

@@ -1,4 +1,4 @@
-"""Work items and their transitions: values and decisions. Pure."""
+"""Work items, their transitions, and the rules of both. Pure functions."""
 
 from typing import NamedTuple
 
@@ -11,25 +11,25 @@ UNKNOWN = Position(0, 0)
 
 
 class ItemKey(NamedTuple):
-    """Which work item."""
+    """The key of a work item."""
 
     tenant_id: str
     work_item_id: str
 
 
 class WorkItem(NamedTuple):
-    """A work item: the status of its newest transition, or of its oldest CreateWorkItem if it has no transition."""
+    """A work item. Its newest transition sets the status. Without a transition its oldest CreateWorkItem sets it."""
 
     key: ItemKey
     status: str | None = None
     created: Position = UNKNOWN
-    """The position of its oldest CreateWorkItem."""
+    """The position of the oldest CreateWorkItem."""
     moved: Position = UNKNOWN
-    """The position of its newest transition."""
+    """The position of the newest transition."""
 
 
 class NewItem(NamedTuple):
-    """A CreateWorkItem."""
+    """The values of a CreateWorkItem command."""
 
     key: ItemKey
     status: str | None
@@ -37,7 +37,7 @@ class NewItem(NamedTuple):
 
 
 class Transition(NamedTuple):
-    """A TransitionWorkItem: a work item came to another status."""
+    """The values of a TransitionWorkItem command: a work item reached another status."""
 
     key: ItemKey
     event_id: str
@@ -48,13 +48,13 @@ class Transition(NamedTuple):
     position: Position
     cause: Cause
     evaluate_at: int | None = None
-    """Its place in the queue of unevaluated transitions; None once it is evaluated."""
+    """The instant that orders the queue of unevaluated transitions. None if the transition is evaluated."""
     evaluated_to: str = ""
-    """The last signal that the worker has matched it with."""
+    """The id of the last signal that the evaluation worker matched with the transition."""
 
 
 def create_item(item: WorkItem, new: NewItem) -> tuple[WorkItem, Outcome]:
-    """Decide a CreateWorkItem. A status from a transition stays, and so does one from an older CreateWorkItem."""
+    """Apply a CreateWorkItem. A status from a transition or from an older CreateWorkItem stays."""
     if item.created != UNKNOWN and item.created <= new.position:
         return item, _late(item, new)
     created = item._replace(created=new.position)
@@ -64,7 +64,7 @@ def create_item(item: WorkItem, new: NewItem) -> tuple[WorkItem, Outcome]:
 
 
 def move_item(item: WorkItem, transition: Transition) -> tuple[WorkItem, Outcome]:
-    """Decide a transition that is new: it counts for signals in any case, but the newest one sets the status."""
+    """Apply a new transition. The newest transition sets the status; an older one still counts for signals."""
     if item.moved > transition.position:
         return item, Outcome.RECORDED
     return item._replace(status=transition.to_status, moved=transition.position), Outcome.TRANSITIONED

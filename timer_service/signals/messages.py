@@ -1,4 +1,4 @@
-"""The wire shape of the signals' commands and events."""
+"""Wire models of the commands and events of work signals."""
 
 from enum import StrEnum
 from typing import Annotated, Any, ClassVar
@@ -10,26 +10,26 @@ from timer_service.core.instant import Instant
 from timer_service.core.message import Identifier, TenantPayload
 
 ItemStatus = Annotated[str, StringConstraints(pattern=r"^[^\x00-\x1f\x7f-\x9f]{1,100}$")]
-"""A status of a work item: the user's own word."""
+"""A status of a work item. Users choose their own statuses."""
 
 Note = Annotated[str, StringConstraints(pattern=r"^[^\x00]*$", max_length=2000)]
 
 TriggerSpec = Annotated[
     dict[str, Any],
     AfterValidator(check_fits),
-    Field(description="What to wait for, told by its `kind`. One that can't be read is kept and never matches."),
+    Field(description="The condition that the signal waits for, by `kind`. An invalid spec is stored and never fires."),
 ]
 
 
 class TriggerKind(StrEnum):
-    """What a signal waits for: something that happens, or an instant."""
+    """What a signal waits for: an event of a work item, or an instant."""
 
     EVENT = "event"
     TIME = "time"
 
 
 class Outcome(StrEnum):
-    """How a command on a signal or a work item ends."""
+    """The outcome of a command on a signal or a work item."""
 
     CREATED = "created"
     CREATED_INVALID = "created_invalid"
@@ -48,7 +48,7 @@ class Outcome(StrEnum):
 
 
 class CreateWorkItem(TenantPayload):
-    """Create a work item, in a status if it has one yet."""
+    """Create a work item, with a status if it already has one."""
 
     type: ClassVar[str] = "CreateWorkItem"
 
@@ -57,27 +57,27 @@ class CreateWorkItem(TenantPayload):
 
 
 class TransitionWorkItem(TenantPayload):
-    """A work item came to another status. Signals that wait for that fire."""
+    """A work item reached another status. Active signals that wait for this status fire."""
 
     type: ClassVar[str] = "TransitionWorkItem"
 
     work_item_id: Identifier
     event_id: Identifier | None = Field(
-        default=None, description="Names the transition, so that it counts once; the command's id if absent."
+        default=None, description="Identifies the transition, so that it counts once. Default: the id of the command."
     )
-    from_: ItemStatus | None = Field(default=None, alias="from", description="Kept with the event, not checked.")
+    from_: ItemStatus | None = Field(default=None, alias="from", description="The previous status. It is not checked.")
     to: ItemStatus
     occurred_at: Instant | None = None
 
 
 class SignalPayload(TenantPayload):
-    """A payload about one signal."""
+    """The payload of a message about one signal."""
 
     signal_id: Identifier
 
 
 class CreateWorkSignal(SignalPayload):
-    """Fire once when the trigger comes true."""
+    """Create a signal. It fires once when its trigger becomes true."""
 
     type: ClassVar[str] = "CreateWorkSignal"
 
@@ -88,31 +88,31 @@ class CreateWorkSignal(SignalPayload):
 
 
 class PauseWorkSignal(SignalPayload):
-    """Do not fire until it is activated again."""
+    """Pause a signal. It does not fire until it is activated again."""
 
     type: ClassVar[str] = "PauseWorkSignal"
 
 
 class ActivateWorkSignal(SignalPayload):
-    """Let a paused or fired signal fire on what happens from now on."""
+    """Activate a paused or fired signal. Only transitions after this command in the stream fire it."""
 
     type: ClassVar[str] = "ActivateWorkSignal"
 
 
 class CancelWorkSignal(SignalPayload):
-    """Do not fire any more."""
+    """Cancel a signal. It no longer fires."""
 
     type: ClassVar[str] = "CancelWorkSignal"
 
 
 class ResolveWorkSignal(SignalPayload):
-    """What the signal was for is dealt with."""
+    """End a signal whose work is done. It no longer fires."""
 
     type: ClassVar[str] = "ResolveWorkSignal"
 
 
 class WorkSignalFired(SignalPayload):
-    """A signal has fired. The same firing always has the same envelope id."""
+    """A signal has fired. If the event is sent more than once, the envelope id is the same."""
 
     type: ClassVar[str] = "work.signal.fired"
 
@@ -124,7 +124,7 @@ class WorkSignalFired(SignalPayload):
 
 
 class WorkSignalFailed(SignalPayload):
-    """A firing was given up after all its attempts, and its signal is paused."""
+    """A firing was given up after all its attempts. Its signal is paused."""
 
     type: ClassVar[str] = "work.signal.failed"
 

@@ -1,4 +1,4 @@
-"""Questions about signals. A tenant only ever sees its own."""
+"""Queries about signals, firings and tasks. A tenant sees only its own."""
 
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -18,20 +18,20 @@ from timer_service.signals.firing_store import Cursor
 from timer_service.signals.firings import FiringStatus
 from timer_service.signals.items import ItemKey
 from timer_service.signals.messages import TriggerKind
-from timer_service.signals.signals import Key, Signal, Status
+from timer_service.signals.signal import Key, Signal, Status
 from timer_service.signals.triggers import Invalid
 
 _BEGINNING = Cursor(-1, "")
 
 
 class GetSignal(Payload):
-    """Ask for one signal."""
+    """Ask for one signal by its id."""
 
     signal_id: Identifier
 
 
 class ListSignals(Payload):
-    """Ask for signals in order of their ids, a page at a time."""
+    """Ask for one page of signals in order of their ids."""
 
     status: Status | None = None
     work_item_id: Identifier | None = None
@@ -40,7 +40,7 @@ class ListSignals(Payload):
 
 
 class ListFirings(Payload):
-    """Ask for the firings of a signal, oldest first, a page at a time."""
+    """Ask for one page of the firings of a signal, oldest first."""
 
     signal_id: Identifier
     limit: PageLimit = 100
@@ -48,7 +48,7 @@ class ListFirings(Payload):
 
 
 class ListTasks(Payload):
-    """Ask for the follow-up tasks of a work item, oldest first, a page at a time."""
+    """Ask for one page of the follow-up tasks of a work item, oldest first."""
 
     work_item_id: Identifier
     limit: PageLimit = 100
@@ -56,7 +56,7 @@ class ListTasks(Payload):
 
 
 class SignalView(Payload):
-    """A signal as replies and answers show it."""
+    """A signal as replies to commands and queries show it."""
 
     tenant_id: Tenant
     signal_id: Identifier
@@ -64,22 +64,22 @@ class SignalView(Payload):
     trigger_kind: TriggerKind
     trigger_spec: dict[str, Any]
     created_at: Instant
-    trigger_error: str | None = Field(default=None, description="Why the trigger can't be read and never fires.")
+    trigger_error: str | None = Field(default=None, description="Why the trigger is invalid and never fires.")
     work_item_id: Identifier | None = None
     note: str | None = None
     last_fired_at: Instant | None = None
-    last_error: str | None = Field(default=None, description="Why its last firing was given up.")
+    last_error: str | None = Field(default=None, description="Why the last firing was given up.")
 
 
 class SignalPage(Payload):
-    """Signals in order of their ids. With `cursor`, there are more: ask again with it and the same filters."""
+    """A page of signals in order of their ids. If `cursor` is set, send it with the same filters for the next page."""
 
     signals: list[SignalView]
     cursor: str | None = None
 
 
 class FiringView(Payload):
-    """A firing: one cause that made a signal's trigger come true."""
+    """A firing: one cause that made the trigger of a signal true."""
 
     tenant_id: Tenant
     firing_id: Identifier
@@ -96,14 +96,14 @@ class FiringView(Payload):
 
 
 class FiringPage(Payload):
-    """Firings, oldest first. With `cursor`, there are more."""
+    """A page of firings, oldest first. If `cursor` is set, send it for the next page."""
 
     firings: list[FiringView]
     cursor: str | None = None
 
 
 class TaskView(Payload):
-    """Follow-up work that a fired signal has left."""
+    """A follow-up task that a fired signal created for its work item."""
 
     tenant_id: Tenant
     task_id: Identifier
@@ -114,28 +114,28 @@ class TaskView(Payload):
 
 
 class TaskPage(Payload):
-    """Tasks, oldest first. With `cursor`, there are more."""
+    """A page of tasks, oldest first. If `cursor` is set, send it for the next page."""
 
     tasks: list[TaskView]
     cursor: str | None = None
 
 
 def signal_view(signal: Signal) -> Mapping[str, Any]:
-    """Return a signal as replies and queries show it."""
-    definition = signal.standing.definition
-    assert definition is not None  # noqa: S101 - a tombstone is never shown
+    """Return a signal as replies to commands and queries show it."""
+    definition = signal.state.definition
+    assert definition is not None  # noqa: S101 - tombstones are not shown
     trigger = definition.trigger
     return known(
         tenantId=signal.key.tenant_id,
         signalId=signal.key.signal_id,
-        status=signal.standing.status,
+        status=signal.state.status,
         triggerKind=definition.trigger_kind,
         triggerSpec=from_json(definition.trigger_spec),
         createdAt=format_instant(signal.created_at),
         triggerError=trigger.reason if isinstance(trigger, Invalid) else None,
         workItemId=definition.work_item_id,
         note=definition.note,
-        lastFiredAt=format_known(signal.standing.fired_at),
+        lastFiredAt=format_known(signal.state.fired_at),
         lastError=signal.last_error,
     )
 
@@ -143,7 +143,7 @@ def signal_view(signal: Signal) -> Mapping[str, Any]:
 async def _get(reader: Reader, tenant: str, request: GetSignal, _now: int) -> Mapping[str, Any]:
     key = Key(tenant, request.signal_id)
     signal = (await store.find(reader, [key])).get(key)
-    if signal is None or signal.standing.definition is None:
+    if signal is None or signal.state.definition is None:
         raise Rejection(Code.NOT_FOUND, f"no signal {request.signal_id!r}")
     return signal_view(signal)
 
@@ -172,7 +172,7 @@ async def _list_firings(reader: Reader, tenant: str, request: ListFirings, _now:
     return await read_page(
         "firings",
         partial(firing_store.page_of_signal, reader, Key(tenant, request.signal_id)),
-        after=_cursor(request.cursor),
+        after=_read_cursor(request.cursor),
         limit=request.limit,
         view=_firing_view,
         place=lambda row: Cursor(row["created_at"], row["firing_id"]),
@@ -183,7 +183,7 @@ async def _list_tasks(reader: Reader, tenant: str, request: ListTasks, _now: int
     return await read_page(
         "tasks",
         partial(firing_store.tasks_of_item, reader, ItemKey(tenant, request.work_item_id)),
-        after=_cursor(request.cursor),
+        after=_read_cursor(request.cursor),
         limit=request.limit,
         view=_task_view,
         place=lambda row: Cursor(row["created_at"], row["task_id"]),
@@ -227,5 +227,5 @@ def _task_view(row: Row) -> Mapping[str, Any]:
     }
 
 
-def _cursor(cursor: str | None) -> Cursor:
+def _read_cursor(cursor: str | None) -> Cursor:
     return _BEGINNING if cursor is None else Cursor(*read_cursor(cursor, int, str))

@@ -1,4 +1,4 @@
-"""What a signal can wait for. Pure. A trigger is a class here and its entry in the registry."""
+"""The triggers of signals. Pure functions. To add a trigger, add a class and its entry in `_TRIGGERS`."""
 
 import json
 from functools import cached_property, lru_cache
@@ -12,13 +12,16 @@ from timer_service.signals.messages import ItemStatus, TriggerKind
 
 
 class StatusTransition(Payload):
-    """Comes true when the signal's work item comes to one of some statuses; case and outer spaces do not matter."""
+    """A trigger that becomes true when the work item reaches one of the statuses in `to`.
+
+    Upper and lower case, and spaces around a status, do not matter.
+    """
 
     kind: Literal["work_item.status.transition"]
     to: list[ItemStatus] = Field(min_length=1)
 
     def matches(self, status: str) -> bool:
-        """Return whether `to` names a status."""
+        """Return whether `to` contains the status."""
         return _fold(status) in self._folded
 
     @cached_property
@@ -27,44 +30,44 @@ class StatusTransition(Payload):
 
 
 class TimeAt(Payload):
-    """Comes true at an instant."""
+    """A trigger that becomes true at the instant `at`."""
 
     kind: Literal["time.at"]
     at: Instant
 
 
 class Invalid(NamedTuple):
-    """A trigger that can't be read: it never comes true."""
+    """An invalid trigger. It never becomes true."""
 
     reason: str
 
 
 Trigger = StatusTransition | TimeAt | Invalid
 
-_MOST_CACHED = 1000
-"""Characters of a trigger that is kept in memory once it is read."""
+_MAX_CACHED_SPEC = 1000
+"""The longest trigger spec that is cached, in characters."""
 
-_KINDS: dict[TriggerKind, dict[str, type[StatusTransition | TimeAt]]] = {
+_TRIGGERS: dict[TriggerKind, dict[str, type[StatusTransition | TimeAt]]] = {
     TriggerKind.EVENT: {"work_item.status.transition": StatusTransition},
     TriggerKind.TIME: {"time.at": TimeAt},
 }
 
 
 def read_trigger(kind: TriggerKind, spec: str, *, has_work_item: bool) -> Trigger:
-    """Read a trigger as it is stored."""
-    # Most of the thousands of signals on one work item have the same short trigger. Long ones would fill the memory.
-    read = _read_cached if len(spec) <= _MOST_CACHED else _read
+    """Return the trigger of a stored `trigger_spec`."""
+    # Thousands of signals on one work item often have the same short spec. Long specs would use too much memory.
+    read = _read_cached if len(spec) <= _MAX_CACHED_SPEC else _read
     return read(kind, spec, has_work_item)
 
 
 def _read(kind: TriggerKind, spec: str, has_work_item: bool) -> Trigger:  # noqa: FBT001
     fields = json.loads(spec)
-    known = _KINDS[kind]
+    known = _TRIGGERS[kind]
     model = known.get(fields.get("kind")) if isinstance(fields.get("kind"), str) else None
     if model is None:
         return Invalid(f"kind: must be one of {', '.join(known)} where triggerKind is {kind}")
     if model is StatusTransition and not has_work_item:
-        return Invalid("workItemId: is needed by this kind of trigger")
+        return Invalid("workItemId: required by this kind of trigger")
     try:
         return model.model_validate(fields, by_alias=True, by_name=False)
     except ValidationError as error:

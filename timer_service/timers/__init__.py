@@ -1,10 +1,10 @@
-"""Timers: `ScheduleTimer` in, `DueTimeReached` out."""
+"""The timers slice: a `ScheduleTimer` command leads to a `DueTimeReached` event at its due time."""
 
 from timer_service.core.slice import Slice
 from timer_service.timers.events import due_time_reached
 from timer_service.timers.handler import handle
-from timer_service.timers.messages import CancelTimer, DueTimeReached, RetryTimer, ScheduleTimer
-from timer_service.timers.queries import QUERIES, TimerView
+from timer_service.timers.messages import CancelTimer, DueTimeReached, RetryTimer, ScheduleTimer, TimerView
+from timer_service.timers.queries import QUERIES
 from timer_service.timers.rules import Outcome
 from timer_service.timers.store import COUNTED, TIMERS, delete_settled
 

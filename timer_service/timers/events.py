@@ -1,4 +1,4 @@
-"""What a due timer's row becomes: its `DueTimeReached`."""
+"""The `DueTimeReached` event of a claimed timer."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ from timer_service.timers.messages import DueTimeReached
 
 
 def due_time_reached(row: Row, at: int) -> Message:
-    """Return the event of a claimed timer fired at `at`. The same row always gives the same id."""
+    """Return the event of a claimed timer that fires at `at`. The event id comes from the row, so it never changes."""
     payload: dict[str, Any] = {
         "tenantId": row["tenant_id"],
         "serviceCallId": row["service_call_id"],

@@ -1,4 +1,4 @@
-"""Commands on timers: load, apply, save, in the consumer's transaction."""
+"""The handler of timer commands: it loads, applies and saves in the consumer's transaction."""
 
 from collections.abc import Sequence
 
@@ -11,7 +11,10 @@ from timer_service.timers.rules import Applied, Timer
 
 
 async def handle(tx: Transaction, commands: Sequence[Command], now: int) -> Sequence[CommandResult]:
-    """Apply commands in order, each to what those before it left; one read and at most two writes in all."""
+    """Apply commands in order. Each command sees the effects of the earlier ones.
+
+    The whole batch takes one read and at most two writes.
+    """
     keys = [rules.key_of(command) for command in commands]
     before = await store.load(tx, set(keys))
     after = dict(before)

@@ -1,128 +1,77 @@
-"""Questions about timers. A tenant only ever sees its own."""
+"""Queries about timers. A tenant sees only its own timers."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from operator import attrgetter
 from typing import Any
 
-from pydantic import Field
+from pydantic.alias_generators import to_camel
 from pydantic_core import from_json
 
 from timer_service.core.database import Reader
 from timer_service.core.errors import Code, Rejection
-from timer_service.core.instant import LATEST, Instant, format_instant
-from timer_service.core.message import Identifier, Payload, Tenant
-from timer_service.core.paging import PageCursor, PageLimit, read_cursor, read_page
+from timer_service.core.instant import LATEST, format_instant
+from timer_service.core.paging import read_cursor, read_page
 from timer_service.core.query import QueryRoute
 from timer_service.timers import store
-from timer_service.timers.rules import Key, State, Timer
+from timer_service.timers.messages import CountTimers, GetTimer, ListTimers, State, TimerCounts, TimerPage, TimerView
+from timer_service.timers.rules import Key, Schedule, Timer
 from timer_service.timers.store import Cursor
 
-_COUNTED_AT_MOST = 1_000_000
+_MAX_COUNT = 1_000_000
 _BEGINNING = Cursor(-1, "")
-_AFTER_ALL = LATEST + 1
-
-
-class GetTimer(Payload):
-    """Ask for one timer."""
-
-    service_call_id: Identifier
-
-
-class ListTimers(Payload):
-    """Ask for timers in order of due time, those due in [dueAfter, dueBefore), a page at a time."""
-
-    state: State | None = None
-    due_before: Instant | None = None
-    due_after: Instant | None = None
-    limit: PageLimit = 100
-    cursor: PageCursor | None = None
-
-
-class CountTimers(Payload):
-    """Ask how many timers there are in each state."""
-
-
-class TimerView(Payload):
-    """A timer as replies and answers show it."""
-
-    tenant_id: Tenant
-    service_call_id: Identifier
-    due_at: Instant
-    state: State
-    registered_at: Instant
-    attempt: int = Field(ge=0, description="How often its event was attempted to be published.")
-    reached_at: Instant | None = None
-    last_error: str | None = None
-    correlation_id: Identifier | None = None
-    data: Any = None
-
-
-class TimerPage(Payload):
-    """Timers in order of due time. With `cursor`, there are more: ask again with it and the same filters."""
-
-    timers: list[TimerView]
-    cursor: str | None = None
-
-
-class TimerCounts(Payload):
-    """How many timers there are. Unless `exact`, the service stopped counting at a bound."""
-
-    counts: Mapping[State, int]
-    overdue: int = Field(ge=0, description="Those Scheduled whose due time has passed.")
-    exact: bool
-    oldest_due: Instant | None = Field(default=None, description="The earliest due time of those Scheduled.")
+_NO_BOUND = LATEST + 1
 
 
 def timer_view(timer: Timer) -> Mapping[str, Any]:
-    """Return a timer as replies and queries show it.
+    """Return a timer as replies to commands and queries show it: the fields of `TimerView` that are not None.
 
-    A dict and not a dumped `TimerView`: for a page of 1,000 it takes 1.2 ms, the model 10 ms.
+    Not a dumped `TimerView`: for a page of 1,000 timers that takes twice as long or more.
     """
-    assert timer.schedule is not None  # noqa: S101 - a tombstone is never shown
-    view: dict[str, Any] = {
-        "tenantId": timer.key.tenant_id,
-        "serviceCallId": timer.key.service_call_id,
-        "dueAt": format_instant(timer.schedule.due_at),
-        "state": timer.state,
-        "registeredAt": format_instant(timer.registered_at),
-        "attempt": timer.attempt,
-    }
-    if timer.state is State.REACHED and timer.settled_at is not None:
-        view["reachedAt"] = format_instant(timer.settled_at)
-    if timer.last_error is not None:
-        view["lastError"] = timer.last_error
-    if timer.schedule.correlation_id is not None:
-        view["correlationId"] = timer.schedule.correlation_id
-    if timer.schedule.data is not None:
-        view["data"] = from_json(timer.schedule.data)
-    return view
+    assert timer.schedule is not None  # noqa: S101 - tombstones are not shown
+    values = ((name, read(timer), write) for name, read, write in _VIEW_FIELDS)
+    return {name: write(value) for name, value, write in values if value is not None}
 
 
-async def _get(reader: Reader, tenant: str, question: GetTimer, _now: int) -> Mapping[str, Any]:
-    key = Key(tenant, question.service_call_id)
+def _view_field(name: str) -> tuple[str, Callable[[Timer], Any], Callable[[Any], Any]]:
+    """Return the wire name of a field of `TimerView`, where its value is, and how the value is written."""
+    owner = "key." if name in Key._fields else "schedule." if name in Schedule._fields else ""
+    write = format_instant if name.endswith("_at") else from_json if name == "data" else _as_it_is
+    return to_camel(name), attrgetter(owner + name), write
+
+
+def _as_it_is(value: Any) -> Any:
+    return value
+
+
+_VIEW_FIELDS = [_view_field(name) for name in TimerView.model_fields]
+
+
+async def _get(reader: Reader, tenant: str, request: GetTimer, _now: int) -> Mapping[str, Any]:
+    key = Key(tenant, request.service_call_id)
     timer = (await store.find(reader, [key])).get(key)
     if timer is None or timer.schedule is None:
-        raise Rejection(Code.NOT_FOUND, f"no timer {question.service_call_id!r}")
+        raise Rejection(Code.NOT_FOUND, f"no timer {request.service_call_id!r}")
     return timer_view(timer)
 
 
-async def _list(reader: Reader, tenant: str, question: ListTimers, _now: int) -> Mapping[str, Any]:
-    due_before = _AFTER_ALL if question.due_before is None else question.due_before
-    states = list(State) if question.state is None else [question.state]
-    after = _place(question)
+async def _list(reader: Reader, tenant: str, request: ListTimers, _now: int) -> Mapping[str, Any]:
+    due_before = _NO_BOUND if request.due_before is None else request.due_before
+    states = list(State) if request.state is None else [request.state]
+    after = _start(request)
 
     async def read(after: Cursor, limit: int) -> list[Timer]:
         return await store.page(reader, tenant, states, due_before, after=after, limit=limit)
 
-    return await read_page("timers", read, after=after, limit=question.limit, view=timer_view, place=_place_of)
+    return await read_page("timers", read, after=after, limit=request.limit, view=timer_view, place=_cursor_of)
 
 
-async def _count(reader: Reader, tenant: str, _question: CountTimers, now: int) -> Mapping[str, Any]:
-    counts = await store.count(reader, tenant, list(State), _AFTER_ALL, _COUNTED_AT_MOST)
-    exact = max(counts.values()) < _COUNTED_AT_MOST
-    overdue = await store.count(reader, tenant, [State.SCHEDULED], now, _COUNTED_AT_MOST)
-    answer = {"counts": counts, "exact": exact, "overdue": overdue[State.SCHEDULED]}
+async def _count(reader: Reader, tenant: str, _request: CountTimers, now: int) -> Mapping[str, Any]:
+    counts = await store.count(reader, tenant, list(State), _NO_BOUND, _MAX_COUNT)
+    exact = max(counts.values()) < _MAX_COUNT
+    overdue = await store.count(reader, tenant, [State.SCHEDULED], now, _MAX_COUNT)
+    reply = {"counts": counts, "exact": exact, "overdue": overdue[State.SCHEDULED]}
     oldest = await store.oldest_due(reader, tenant)
-    return answer if oldest is None else {**answer, "oldestDue": format_instant(oldest)}
+    return reply if oldest is None else {**reply, "oldestDue": format_instant(oldest)}
 
 
 QUERIES = (
@@ -132,11 +81,11 @@ QUERIES = (
 )
 
 
-def _place_of(timer: Timer) -> Cursor:
-    assert timer.schedule is not None  # noqa: S101 - a tombstone is never listed
+def _cursor_of(timer: Timer) -> Cursor:
+    assert timer.schedule is not None  # noqa: S101 - tombstones are not listed
     return Cursor(timer.schedule.due_at, timer.key.service_call_id)
 
 
-def _place(question: ListTimers) -> Cursor:
-    after = _BEGINNING if question.due_after is None else Cursor(question.due_after, "")
-    return after if question.cursor is None else max(after, Cursor(*read_cursor(question.cursor, int, str)))
+def _start(request: ListTimers) -> Cursor:
+    after = _BEGINNING if request.due_after is None else Cursor(request.due_after, "")
+    return after if request.cursor is None else max(after, Cursor(*read_cursor(request.cursor, int, str)))

@@ -1,4 +1,4 @@
-"""What a command does to a timer. Pure: no I/O, no clock."""
+"""The rules of timers: what each command does to a timer. Pure functions without I/O and without a clock."""
 
 import hashlib
 from enum import StrEnum
@@ -6,20 +6,11 @@ from typing import NamedTuple
 
 from timer_service.core.data import dump_data
 from timer_service.core.message import Command, Position, Trace
-from timer_service.timers.messages import CancelTimer, ScheduleTimer, TimerPayload
-
-
-class State(StrEnum):
-    """Where a timer stands."""
-
-    SCHEDULED = "Scheduled"
-    REACHED = "Reached"
-    CANCELLED = "Cancelled"
-    FAILED = "Failed"
+from timer_service.timers.messages import CancelTimer, ScheduleTimer, State, TimerPayload
 
 
 class Outcome(StrEnum):
-    """How a command on a timer ends."""
+    """The outcome of a command on a timer."""
 
     SCHEDULED = "scheduled"
     RESCHEDULED = "rescheduled"
@@ -34,14 +25,14 @@ class Outcome(StrEnum):
 
 
 class Key(NamedTuple):
-    """Which timer."""
+    """The key of a timer."""
 
     tenant_id: str
     service_call_id: str
 
 
 class Schedule(NamedTuple):
-    """What a ScheduleTimer asks for. All of it comes from one command."""
+    """The values of one ScheduleTimer command. Values of two commands are never mixed."""
 
     due_at: int
     event_id: str
@@ -52,7 +43,7 @@ class Schedule(NamedTuple):
 
 
 class Timer(NamedTuple):
-    """A timer. One without a schedule is a tombstone: it was cancelled before its ScheduleTimer was handled."""
+    """A timer, or a tombstone if `schedule` is None. A CancelTimer for an unknown timer leaves a tombstone."""
 
     key: Key
     state: State
@@ -62,38 +53,43 @@ class Timer(NamedTuple):
     available_at: int | None = None
     settled_at: int | None = None
     confirmed_at: int | None = None
-    """When the newest command was handled that found the timer settled already. Retention counts from then."""
+    """When the service handled the newest command that found the timer settled. Retention counts from this instant."""
     attempt: int = 0
     last_error: str | None = None
 
+    @property
+    def reached_at(self) -> int | None:
+        """When the timer fired, or None if it has not fired."""
+        return self.settled_at if self.state is State.REACHED else None
+
 
 class Applied(NamedTuple):
-    """The timer that a command leaves, or None if there is none, and how the command ended."""
+    """The result of a command: the timer after it, or None if there is no timer, and the outcome."""
 
     timer: Timer | None
     outcome: Outcome
 
 
 def key_of(command: Command) -> Key:
-    """Return the key of the timer that a command is about."""
+    """Return the key of the timer that a command names."""
     payload = command.payload
-    assert isinstance(payload, TimerPayload)  # noqa: S101 - the route says so
+    assert isinstance(payload, TimerPayload)  # noqa: S101 - the route admits no other payload
     return Key(payload.tenant_id, payload.service_call_id)
 
 
 def apply(timer: Timer | None, key: Key, command: Command, now: int) -> Applied:
-    """Apply a command to the timer under its key (the outcome table of docs/guarantees.md)."""
-    schedules = isinstance(command.payload, ScheduleTimer)
+    """Apply a command to the timer with `key`. docs/guarantees.md has the table of outcomes."""
+    is_schedule = isinstance(command.payload, ScheduleTimer)
     if timer is not None and timer.position > command.position:
         return Applied(timer, Outcome.IGNORED_STALE)
     if timer is not None and timer.state is State.REACHED:
-        outcome = Outcome.IGNORED_REACHED if schedules else Outcome.ALREADY_REACHED
+        outcome = Outcome.IGNORED_REACHED if is_schedule else Outcome.ALREADY_REACHED
         return Applied(_confirm(timer, command.position, now), outcome)
-    if timer is not None and timer.position == command.position:  # this command was delivered again
+    if timer is not None and timer.position == command.position:  # this command was delivered before
         return Applied(timer, Outcome.UNCHANGED)
     match command.payload:
         case ScheduleTimer() as payload:
-            return _schedule(timer, key, _wanted(key, command, payload), command.position, now)
+            return _schedule(timer, key, _requested_schedule(key, command, payload), command.position, now)
         case CancelTimer():
             return _cancel(timer, key, command.position, now)
         case _:
@@ -101,12 +97,12 @@ def apply(timer: Timer | None, key: Key, command: Command, now: int) -> Applied:
 
 
 def event_id(key: Key, due_at: int, position: Position) -> str:
-    """Return the id of the event a schedule fires: one accepted command, one id, however often it is sent."""
+    """Return the event id of a schedule. It depends on the accepted command, so a repeated event has the same id."""
     cause = "\0".join((*key, str(due_at), *map(str, position)))
     return hashlib.blake2b(cause.encode(), digest_size=16).hexdigest()
 
 
-def _wanted(key: Key, command: Command, payload: ScheduleTimer) -> Schedule:
+def _requested_schedule(key: Key, command: Command, payload: ScheduleTimer) -> Schedule:
     return Schedule(
         due_at=payload.due_at,
         event_id=event_id(key, payload.due_at, command.position),
@@ -117,18 +113,18 @@ def _wanted(key: Key, command: Command, payload: ScheduleTimer) -> Schedule:
     )
 
 
-def _schedule(timer: Timer | None, key: Key, wanted: Schedule, position: Position, now: int) -> Applied:
+def _schedule(timer: Timer | None, key: Key, requested: Schedule, position: Position, now: int) -> Applied:
     if timer is None or timer.schedule is None or timer.state is not State.SCHEDULED:
-        return Applied(_scheduled(key, wanted, position, now), Outcome.SCHEDULED)
-    if timer.schedule.due_at != wanted.due_at:
-        return Applied(_scheduled(key, wanted, position, timer.registered_at), Outcome.RESCHEDULED)
-    if (timer.schedule.data, timer.schedule.correlation_id) != (wanted.data, wanted.correlation_id):
-        return Applied(_scheduled(key, wanted, position, timer.registered_at), Outcome.UPDATED)
+        return Applied(_scheduled(key, requested, position, now), Outcome.SCHEDULED)
+    if timer.schedule.due_at != requested.due_at:
+        return Applied(_scheduled(key, requested, position, timer.registered_at), Outcome.RESCHEDULED)
+    if (timer.schedule.data, timer.schedule.correlation_id) != (requested.data, requested.correlation_id):
+        return Applied(_scheduled(key, requested, position, timer.registered_at), Outcome.UPDATED)
     return Applied(_confirm(timer, position, now), Outcome.UNCHANGED)
 
 
 def _cancel(timer: Timer | None, key: Key, position: Position, now: int) -> Applied:
-    """Cancel a timer. An unknown one leaves a tombstone, or an older ScheduleTimer delivered later would win."""
+    """Cancel a timer. For an unknown timer write a tombstone, so that an older ScheduleTimer delivered later loses."""
     if timer is None:
         return Applied(Timer(key, State.CANCELLED, position, now, None, settled_at=now), Outcome.NOT_FOUND)
     if timer.state is State.CANCELLED:
@@ -138,7 +134,7 @@ def _cancel(timer: Timer | None, key: Key, position: Position, now: int) -> Appl
 
 
 def _retry(timer: Timer | None, position: Position, now: int) -> Applied:
-    """Retry a Failed timer: it fires at once, never early, under the event id it always had."""
+    """Retry a Failed timer. It fires now, but never before its due time, and keeps its event id."""
     if timer is None or timer.schedule is None:
         return Applied(timer, Outcome.NOT_FOUND)
     if timer.state is not State.FAILED:
@@ -153,14 +149,15 @@ def _retry(timer: Timer | None, position: Position, now: int) -> Applied:
     return Applied(retried, Outcome.RETRIED)
 
 
-def _scheduled(key: Key, wanted: Schedule, position: Position, registered_at: int) -> Timer:
-    return Timer(key, State.SCHEDULED, position, registered_at, wanted, available_at=wanted.due_at)
+def _scheduled(key: Key, requested: Schedule, position: Position, registered_at: int) -> Timer:
+    return Timer(key, State.SCHEDULED, position, registered_at, requested, available_at=requested.due_at)
 
 
 def _confirm(timer: Timer, position: Position, now: int) -> Timer:
-    """Return the timer with a command's position, so that older commands delivered later are stale.
+    """Return the timer with the position of a command that changes nothing else.
 
-    Retention of a settled timer starts again: it has to outlast every older command that the broker still holds.
+    Older commands that are delivered later are then stale. For a settled timer the retention time starts again, because
+    the row must outlast every older command that the broker still holds.
     """
     if timer.position == position:
         return timer

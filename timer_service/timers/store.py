@@ -1,4 +1,4 @@
-"""Timers in the database: rows <-> rules."""
+"""Reads and writes of timers: rows of `timer_schedules` to `Timer` values and back."""
 
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -9,25 +9,28 @@ from timer_service.core.lease import LeasedTable
 from timer_service.core.message import Position, Trace
 from timer_service.core.row_counts import Counted
 from timer_service.core.sql import load_sql
-from timer_service.timers.rules import Key, Schedule, State, Timer
+from timer_service.timers.messages import State
+from timer_service.timers.rules import Key, Schedule, Timer
 
 _SQL = load_sql("timer_service.timers", "store.sql")
 _FIND_LOCKED = f"{_SQL['find']}\n/* for update */"
+_PLAIN_COLUMNS = tuple(name for name in Schedule._fields if name != "trace")
+_SCHEDULE_COLUMNS = (*_PLAIN_COLUMNS, *Trace._fields)
+_VALUES = (
+    *("state", *_SCHEDULE_COLUMNS, "registered_at", "cancelled_at", "confirmed_at"),
+    *("position_epoch", "position_sequence", "available_at", "attempt", "last_error"),
+)
+_COLUMNS = ("tenant_id", "service_call_id", *_VALUES)
+_PUT = _SQL["put"].format(
+    columns=", ".join(_COLUMNS),
+    values=", ".join(f":{name}" for name in _COLUMNS),
+    updates=", ".join(f"{name} = excluded.{name}" for name in _VALUES),
+)
 
 TIMERS = LeasedTable(
     name="timer_schedules",
     key=("tenant_id", "service_call_id"),
-    claimed=(
-        "tenant_id",
-        "service_call_id",
-        "due_at",
-        "data",
-        "correlation_id",
-        "causation_id",
-        "traceparent",
-        "tracestate",
-        "event_id",
-    ),
+    claimed=("tenant_id", "service_call_id", *_SCHEDULE_COLUMNS),
     oldest_first="due_at",
     state="state",
     waiting=State.SCHEDULED,
@@ -44,61 +47,61 @@ _WHERE = {
     State.CANCELLED: "state = 'Cancelled'",
     State.FAILED: "state = 'Failed'",
 }
-"""How a list says which state it wants, word for word as the partial index for it does."""
+"""The WHERE clause for each state. It must equal the predicate of a partial index."""
 
-COUNTED = tuple(Counted(TIMERS.name, state, such) for state, such in _WHERE.items())
-"""What the gauges tell of timers."""
+COUNTED = tuple(Counted(TIMERS.name, state, where) for state, where in _WHERE.items())
+"""The timers that the gauges count."""
 
 
 class Cursor(NamedTuple):
-    """A place in a list, which is ordered by due time and then by call."""
+    """The last timer of a page in a list that is ordered by due time, then by service call."""
 
     due_at: int
     service_call_id: str
 
 
 async def find(reader: Reader, keys: Collection[Key]) -> dict[Key, Timer]:
-    """Read the timers that exist among `keys`."""
+    """Return the timers that exist among `keys`."""
     rows = await reader.fetch_each(_SQL["find"], [key._asdict() for key in keys])
     return {timer.key: timer for timer in map(_timer, rows)}
 
 
 async def load(tx: Transaction, keys: Collection[Key]) -> dict[Key, Timer]:
-    """Read the timers that exist among `keys`, and lock them until the transaction ends.
+    """Like `find`, but lock the rows until the transaction ends.
 
-    They are locked in the order of their keys, so that instances that handle the same timers can't deadlock.
+    Rows are locked in the order of their keys, so that two instances that handle the same timers cannot deadlock.
     """
     rows = await tx.fetch_each(_FIND_LOCKED, [key._asdict() for key in sorted(keys)])
     return {timer.key: timer for timer in map(_timer, rows)}
 
 
 async def save(tx: Transaction, before: Mapping[Key, Timer], after: Mapping[Key, Timer]) -> None:
-    """Write the timers of `after` that differ from those of `before`, which `load` has locked.
+    """Write the timers of `after` that differ from `before`. `load` locked the rows of `before`.
 
-    A timer that a command has only confirmed keeps its claim; every other write ends it. Raises `ConflictError` if
-    another instance has written one of them meanwhile.
+    If a command changed nothing but the position of a timer, the claim of the timer stays. Every other write ends the
+    claim. Raises `ConflictError` if another instance has changed one of the timers since `load`.
     """
     changed = [after[key] for key in sorted(after) if after[key] != before.get(key)]
     confirmed = [timer for timer in changed if _is_confirmed(before.get(timer.key), timer)]
-    whole = [timer for timer in changed if not _is_confirmed(before.get(timer.key), timer)]
+    full = [timer for timer in changed if not _is_confirmed(before.get(timer.key), timer)]
     written = await tx.executemany(_SQL["confirm"], [_confirmation(timer) for timer in confirmed])
-    written += await tx.executemany(_SQL["put"], [_parameters(timer) for timer in whole])
+    written += await tx.executemany(_PUT, [_parameters(timer) for timer in full])
     if written != len(changed):
         raise ConflictError(f"{len(changed) - written} of {len(changed)} timers were changed by another instance")
 
 
 def _is_confirmed(before: Timer | None, after: Timer) -> bool:
-    """Return whether the two differ only in what a command that changes nothing moves."""
+    """Return whether the timers differ only in the columns that `_confirmation` writes."""
     return before is not None and after == before._replace(position=after.position, confirmed_at=after.confirmed_at)
 
 
 async def page(
     reader: Reader, tenant_id: str, states: Sequence[State], due_before: int, *, after: Cursor, limit: int
 ) -> list[Timer]:
-    """Read the next timers behind `after` in one of several states, in order; all as they are at one moment."""
-    # In one statement: between two, a timer could leave the state read second for the first, or the other way round.
-    each = (_SQL["page"].format(where=_WHERE[state]) for state in states)
-    sql = "\nUNION ALL\n".join(f"SELECT * FROM ({page}) AS page" for page in each)  # noqa: S608 - all of it is ours
+    """Return the next timers after the cursor `after`, in order of due time, from one snapshot of the table."""
+    # One statement, because between two statements a timer could change its state and be read twice or not at all.
+    pages = (_SQL["page"].format(where=_WHERE[state]) for state in states)
+    sql = "\nUNION ALL\n".join(f"SELECT * FROM ({page}) AS page" for page in pages)  # noqa: S608 - no user input
     parameters = {
         "tenant_id": tenant_id,
         "due_before": due_before,
@@ -113,25 +116,25 @@ async def page(
 async def count(
     reader: Reader, tenant_id: str, states: Sequence[State], due_before: int, limit: int
 ) -> dict[State, int]:
-    """Count timers by state, each no further than `limit`; all as they are at one moment, from the indexes alone."""
-    each = (
-        f"SELECT '{state}' AS state, count FROM ({_SQL['count'].format(where=_WHERE[state])}) AS counted"  # noqa: S608 - all of it is ours
+    """Return the number of timers in each state, each at most `limit`, from one snapshot of the indexes."""
+    counts = (
+        f"SELECT '{state}' AS state, count FROM ({_SQL['count'].format(where=_WHERE[state])}) AS counted"  # noqa: S608 - no user input
         for state in states
     )
     parameters = {"tenant_id": tenant_id, "due_before": due_before, "limit": limit}
-    rows = await reader.fetch("\nUNION ALL\n".join(each), parameters)
+    rows = await reader.fetch("\nUNION ALL\n".join(counts), parameters)
     return {State(row["state"]): row["count"] for row in rows}
 
 
 async def oldest_due(reader: Reader, tenant_id: str) -> int | None:
-    """Return when a tenant's next timer is due."""
+    """Return the earliest due time of a tenant's Scheduled timers, or None if there is no such timer."""
     (row,) = await reader.fetch(_SQL["oldest_due"], {"tenant_id": tenant_id})
     due_at: int | None = row["due_at"]
     return due_at
 
 
 async def delete_settled(tx: Transaction, before: int, limit: int) -> int:
-    """Delete up to `limit` settled timers that no command has named since an instant; return how many."""
+    """Delete up to `limit` timers that were settled and last confirmed before the instant `before`; return how many."""
     return await tx.execute(_SQL["delete_settled"], {"before": before, "limit": limit})
 
 
@@ -151,19 +154,11 @@ def _timer(row: Row) -> Timer:
 
 
 def _schedule(row: Row) -> Schedule:
-    return Schedule(
-        due_at=row["due_at"],
-        event_id=row["event_id"],
-        data=row["data"],
-        correlation_id=row["correlation_id"],
-        causation_id=row["causation_id"],
-        trace=Trace(row["traceparent"], row["tracestate"]),
-    )
+    values = {name: row[name] for name in _PLAIN_COLUMNS}
+    return Schedule(**values, trace=Trace(row["traceparent"], row["tracestate"]))
 
 
-_TOMBSTONE: Mapping[str, Any] = dict.fromkeys(
-    ("due_at", "event_id", "data", "correlation_id", "causation_id", "traceparent", "tracestate")
-)
+_TOMBSTONE: Mapping[str, Any] = dict.fromkeys(_SCHEDULE_COLUMNS)
 
 
 def _parameters(timer: Timer) -> Mapping[str, Any]:
@@ -175,24 +170,12 @@ def _parameters(timer: Timer) -> Mapping[str, Any]:
         "available_at": timer.available_at,
         "attempt": timer.attempt,
         "last_error": timer.last_error,
-        **(_schedule_parameters(timer.schedule) if timer.schedule else _TOMBSTONE),
-    }
-
-
-def _schedule_parameters(schedule: Schedule) -> Mapping[str, Any]:
-    return {
-        "due_at": schedule.due_at,
-        "event_id": schedule.event_id,
-        "data": schedule.data,
-        "correlation_id": schedule.correlation_id,
-        "causation_id": schedule.causation_id,
-        "traceparent": schedule.trace.traceparent,
-        "tracestate": schedule.trace.tracestate,
+        **({**timer.schedule._asdict(), **timer.schedule.trace._asdict()} if timer.schedule else _TOMBSTONE),
     }
 
 
 def _confirmation(timer: Timer) -> Mapping[str, Any]:
-    """Return the key and what a command that changes nothing moves."""
+    """Return the parameters of `confirm`: the key and the columns that a command without other effects changes."""
     return {
         "tenant_id": timer.key.tenant_id,
         "service_call_id": timer.key.service_call_id,

@@ -1,41 +1,27 @@
 -- name: find
-SELECT tenant_id, service_call_id, state, due_at, data, correlation_id, causation_id, traceparent, tracestate,
-    event_id, registered_at, reached_at, cancelled_at, confirmed_at, position_epoch, position_sequence, available_at,
-    attempt, last_error
+-- Returns the timer with a key.
+SELECT *
 FROM /* each of many */ timer_schedules
 WHERE tenant_id = :tenant_id AND service_call_id = :service_call_id
 
 -- name: put
-INSERT INTO timer_schedules (
-    tenant_id, service_call_id, state, due_at, data, correlation_id, causation_id, traceparent, tracestate,
-    event_id, registered_at, cancelled_at, confirmed_at, position_epoch, position_sequence, available_at, attempt, last_error
-) VALUES (
-    :tenant_id, :service_call_id, :state, :due_at, :data, :correlation_id, :causation_id, :traceparent, :tracestate,
-    :event_id, :registered_at, :cancelled_at, :confirmed_at, :position_epoch, :position_sequence, :available_at, :attempt,
-    :last_error
-)
-ON CONFLICT (tenant_id, service_call_id) DO UPDATE SET
-    state = excluded.state, due_at = excluded.due_at, data = excluded.data,
-    correlation_id = excluded.correlation_id, causation_id = excluded.causation_id,
-    traceparent = excluded.traceparent, tracestate = excluded.tracestate,
-    event_id = excluded.event_id, registered_at = excluded.registered_at, cancelled_at = excluded.cancelled_at,
-    confirmed_at = excluded.confirmed_at,
-    position_epoch = excluded.position_epoch, position_sequence = excluded.position_sequence,
-    available_at = excluded.available_at, lease_token = NULL, attempt = excluded.attempt, last_error = excluded.last_error
+-- Inserts or replaces a timer and ends its claim. Skips a Reached timer and a timer with the same or a newer position.
+INSERT INTO timer_schedules ({columns}) VALUES ({values})
+ON CONFLICT (tenant_id, service_call_id) DO UPDATE SET {updates}, lease_token = NULL
 WHERE timer_schedules.state <> 'Reached'
     AND (timer_schedules.position_epoch, timer_schedules.position_sequence)
         < (excluded.position_epoch, excluded.position_sequence)
 
 -- name: confirm
+-- Writes the position of a command that changes nothing else. The claim of the timer stays.
 UPDATE timer_schedules
 SET position_epoch = :position_epoch, position_sequence = :position_sequence, confirmed_at = :confirmed_at
 WHERE tenant_id = :tenant_id AND service_call_id = :service_call_id
     AND (position_epoch, position_sequence) < (:position_epoch, :position_sequence)
 
 -- name: page
-SELECT tenant_id, service_call_id, state, due_at, data, correlation_id, causation_id, traceparent, tracestate,
-    event_id, registered_at, reached_at, cancelled_at, confirmed_at, position_epoch, position_sequence, available_at,
-    attempt, last_error
+-- Returns the next timers of a tenant in one state after a cursor, in order of due time, without tombstones.
+SELECT *
 FROM timer_schedules
 WHERE tenant_id = :tenant_id AND {where} AND due_at < :due_before
     AND (due_at, service_call_id) > (:after_due_at, :after_call)
@@ -43,6 +29,7 @@ ORDER BY due_at, service_call_id
 LIMIT :limit
 
 -- name: count
+-- Returns the number of timers of a tenant in one state, at most the limit, without tombstones.
 SELECT COUNT(*) AS count FROM (
     SELECT 1 AS one FROM timer_schedules
     WHERE tenant_id = :tenant_id AND {where} AND due_at < :due_before
@@ -50,12 +37,14 @@ SELECT COUNT(*) AS count FROM (
 ) AS counted
 
 -- name: oldest_due
+-- Returns the earliest due time of a tenant's Scheduled timers.
 SELECT MIN(due_at) AS due_at FROM timer_schedules WHERE tenant_id = :tenant_id AND available_at IS NOT NULL
 
 -- name: delete_settled
+-- Deletes settled timers whose settlement and newest command are older than an instant, oldest first.
 DELETE FROM timer_schedules
 WHERE (tenant_id, service_call_id) IN (
-    WITH picked AS MATERIALIZED (  -- locked, so that a row that a command has just scheduled again is not deleted
+    WITH picked AS MATERIALIZED (  -- locked, so that a timer that a command has just scheduled again is not deleted
         SELECT tenant_id, service_call_id FROM timer_schedules
         WHERE (reached_at IS NOT NULL OR cancelled_at IS NOT NULL)
             AND COALESCE(confirmed_at, reached_at, cancelled_at) < :before

@@ -1,4 +1,4 @@
-"""Events that could not be published, on every store: seen by their tenant, and put back."""
+"""Buried events on every store: a tenant lists and retries them."""
 
 from typing import Any
 
@@ -14,48 +14,48 @@ from timer_service.events import SLICE
 
 
 class Events(InProcess):
-    """Consumer, outbox and queries; what the broker refuses is buried at once."""
+    """Consumer, outbox and queries. An event that the broker refuses is buried after one attempt."""
 
     def __init__(self, database: Database, broker: MemoryBroker, clock: ManualClock) -> None:
         super().__init__(database, broker, clock, SLICE, max_attempts=1)
 
     async def add(self, *names: str, tenant: str = "acme", **payload: Any) -> None:
         """Add events to the outbox."""
-        told = [Event(name, "JobReady", tenant, {"tenantId": tenant, **payload}, NOW) for name in names]
+        new_events = [Event(name, "JobReady", tenant, {"tenantId": tenant, **payload}, NOW) for name in names]
         async with self.database.transaction() as tx:
-            await outbox.add(tx, told, self.clock.now())
+            await outbox.add(tx, new_events, self.clock.now())
 
     async def bury(self, *names: str, **fields: Any) -> None:
-        """Add events that the broker refuses."""
+        """Add events and let the broker refuse them."""
         await self.add(*names, **fields)
         self.broker.refuses = lambda _: True
         await self.publish()
         self.broker.refuses = never
 
     async def retry(self, *names: str) -> list[str]:
-        """Ask for events to be put back, all in one batch; return the outcomes in the order of their names."""
+        """Send a RetryEvent for each name in one batch. Return the outcomes in alphabetical order."""
         self.metrics.commands.clear()
         for name in names:
             self.send("RetryEvent", eventId=name)
         await self.consume()
         return self.outcomes()
 
-    async def buried(self, tenant: str = "acme", **question: Any) -> Any:
-        """List what could not be published."""
-        return await self.ask("list-buried-events", tenant=tenant, **question)
+    async def buried(self, tenant: str = "acme", **query: Any) -> Any:
+        """List the buried events."""
+        return await self.ask("list-buried-events", tenant=tenant, **query)
 
 
 @pytest.fixture
 def events(store: Database, memory_broker: MemoryBroker, clock: ManualClock) -> Events:
-    """Return the events slice over every store in turn."""
+    """The events slice on each store in turn."""
     return Events(store, memory_broker, clock)
 
 
-async def test_event_is_put_back(events: Events) -> None:
-    """A buried event is listed with what it is about and why, and goes out as it was once it is put back."""
+async def test_retried_event_is_published(events: Events) -> None:
+    """A buried event is listed with its text fields and its error. A retry publishes it unchanged."""
     await events.bury("event-1", runId="push-1", log="x" * 201, number=1)
-    (shown,) = (await events.buried())["events"]
-    assert shown == {
+    (view,) = (await events.buried())["events"]
+    assert view == {
         "tenantId": "acme",
         "eventId": "event-1",
         "eventType": "JobReady",
@@ -73,7 +73,7 @@ async def test_event_is_put_back(events: Events) -> None:
 
 
 async def test_outcomes(events: Events) -> None:
-    """Only what is buried is put back, once; what waits, what is not there and what is another tenant's stay."""
+    """A RetryEvent changes only a buried event of its own tenant, once."""
     await events.bury("event-1", "event-2")
     await events.bury("event-3", tenant="other")
     await events.add("event-4")
@@ -83,35 +83,35 @@ async def test_outcomes(events: Events) -> None:
     assert [each["eventId"] for each in (await events.buried("other"))["events"]] == ["event-3"]
 
 
-async def test_put_back_with_all_attempts_before_it(events: Events) -> None:
-    """What is refused again after it was put back is buried again, and can be put back again."""
+async def test_retried_event_is_buried_again(events: Events) -> None:
+    """An event that is refused again after a retry is buried again, and can be retried again."""
     await events.bury("event-1")
     for _ in range(2):
         assert await events.retry("event-1") == ["retried"]
         await events.bury()
-        (shown,) = (await events.buried())["events"]
-        assert shown["attempt"] == 1
+        (view,) = (await events.buried())["events"]
+        assert view["attempt"] == 1
 
 
-async def test_page_after_page(events: Events) -> None:
-    """However many were added at one instant, pages give each once, oldest first."""
+async def test_pages(events: Events) -> None:
+    """The pages together have each event once, oldest first, also if events were added at the same instant."""
     await events.bury(*(f"event-{number}" for number in range(5)))
     events.clock.advance(milliseconds=1)
     await events.bury("an-event")
     seen: list[str] = []
-    question: dict[str, Any] = {"limit": 2}
+    query: dict[str, Any] = {"limit": 2}
     while True:
-        page = await events.buried(**question)
+        page = await events.buried(**query)
         seen += [each["eventId"] for each in page["events"]]
         if "cursor" not in page:
             break
-        question["cursor"] = page["cursor"]
+        query["cursor"] = page["cursor"]
     assert seen == [*(f"event-{number}" for number in range(5)), "an-event"]
     assert (await events.buried(cursor="mine"))["error"]["errors"][0]["path"] == "cursor"
 
 
-async def test_event_added_ahead_of_this_clock(events: Events) -> None:
-    """An event that an instance with another clock added is put back no earlier than it was added."""
+async def test_event_added_by_a_clock_ahead(events: Events) -> None:
+    """A retried event is not published before it was added, even if another instance's clock added it."""
     await events.bury("event-1")
     events.clock.advance(seconds=-10)
     assert await events.retry("event-1") == ["retried"]

@@ -3,47 +3,47 @@ from typing import Any, NamedTuple
 from tests.harness.runs import RunConversation, jobs
 from timer_service.runs.rules import Outcome
 
-Told = tuple[str, dict[str, Any]]
-"""A command's type and what is in it."""
+Sent = tuple[str, dict[str, Any]]
+"""The type and the fields of a command."""
 
 
 class Row(NamedTuple):
     """A row of the table in docs/runs.md."""
 
-    before: list[Told]
-    """What was told and handled already."""
-    command: Told
+    before: list[Sent]
+    """The commands that were handled before."""
+    command: Sent
     outcome: Outcome
-    newer: Told | None = None
-    """What was told after the command and is delivered before it."""
+    newer: Sent | None = None
+    """A command that was sent after `command` and is delivered before it."""
 
 
-def report(status: str, job: str = "a") -> Told:
+def report(status: str, job: str = "a") -> Sent:
     return "ReportJobStatus", {"jobName": job, "status": status}
 
 
-START: Told = ("StartRun", {"jobs": jobs({"a": [], "b": ["a"]})})
-CYCLE: Told = ("StartRun", {"jobs": jobs({"a": ["a"]}), "groups": ["g"]})
-WITH_GROUP: Told = ("StartRun", {"jobs": jobs({"a": [], "b": ["a", {"group": "g"}]}), "groups": ["g"]})
-RESOLVE: Told = ("ResolveGroup", {"groupName": "g", "jobs": jobs({"c": []})})
-OTHERWISE: Told = ("ResolveGroup", {"groupName": "g", "jobs": jobs({"d": []})})
-CLOSING: Told = ("ResolveGroup", {"groupName": "g", "jobs": jobs({"c": ["b"]})})
-CANCEL: Told = ("CancelRun", {})
+START: Sent = ("StartRun", {"jobs": jobs({"a": [], "b": ["a"]})})
+CYCLE: Sent = ("StartRun", {"jobs": jobs({"a": ["a"]}), "groups": ["g"]})
+WITH_GROUP: Sent = ("StartRun", {"jobs": jobs({"a": [], "b": ["a", {"group": "g"}]}), "groups": ["g"]})
+RESOLVE: Sent = ("ResolveGroup", {"groupName": "g", "jobs": jobs({"c": []})})
+OTHER_JOBS: Sent = ("ResolveGroup", {"groupName": "g", "jobs": jobs({"d": []})})
+RESOLVE_WITH_CYCLE: Sent = ("ResolveGroup", {"groupName": "g", "jobs": jobs({"c": ["b"]})})
+CANCEL: Sent = ("CancelRun", {})
 DONE = [START, report("success"), report("success", "b")]
 
 ROWS = {
     "start: none": Row([], START, Outcome.STARTED),
     "start: cancelled before it was started": Row([CANCEL], START, Outcome.STARTED),
     "start: none, cyclic": Row([], CYCLE, Outcome.RUN_REJECTED),
-    "start: known by a newer CancelRun": Row([], START, Outcome.CANCELLED, newer=CANCEL),
+    "start: cancelled by a newer CancelRun": Row([], START, Outcome.CANCELLED, newer=CANCEL),
     "start: started by the same graph": Row([START], START, Outcome.UNCHANGED),
     "start: rejected, the same graph": Row([CYCLE], CYCLE, Outcome.UNCHANGED),
     "start: started, another graph": Row([START], WITH_GROUP, Outcome.EXISTS),
     "start: rejected, another graph": Row([CYCLE], START, Outcome.EXISTS),
     "resolve: not resolved": Row([WITH_GROUP], RESOLVE, Outcome.RESOLVED),
-    "resolve: not resolved, cyclic": Row([WITH_GROUP], CLOSING, Outcome.RUN_REJECTED),
+    "resolve: not resolved, cyclic": Row([WITH_GROUP], RESOLVE_WITH_CYCLE, Outcome.RUN_REJECTED),
     "resolve: resolved, the same": Row([WITH_GROUP, RESOLVE], RESOLVE, Outcome.UNCHANGED),
-    "resolve: resolved, others": Row([WITH_GROUP, RESOLVE], OTHERWISE, Outcome.EXISTS),
+    "resolve: resolved, others": Row([WITH_GROUP, RESOLVE], OTHER_JOBS, Outcome.EXISTS),
     "resolve: no such group": Row([START], RESOLVE, Outcome.UNKNOWN_GROUP),
     "resolve: none": Row([], RESOLVE, Outcome.KEPT),
     "resolve: cancelled": Row([WITH_GROUP, CANCEL], RESOLVE, Outcome.ALREADY_ENDED),
@@ -53,17 +53,17 @@ ROWS = {
     "resolve: rejected": Row([CYCLE], RESOLVE, Outcome.ALREADY_ENDED),
     "resolve: started by a newer StartRun": Row([], RESOLVE, Outcome.RESOLVED, newer=WITH_GROUP),
     "start: started by a newer one, another graph": Row([], START, Outcome.IGNORED_STALE, newer=WITH_GROUP),
-    "report: under way": Row([START], report("running"), Outcome.RECORDED),
-    "report: let go, success": Row([START], report("success"), Outcome.RECORDED),
-    "report: not let go, failed": Row([START], report("failed", "b"), Outcome.RECORDED),
+    "report: running": Row([START], report("running"), Outcome.RECORDED),
+    "report: ready, success": Row([START], report("success"), Outcome.RECORDED),
+    "report: not ready, failed": Row([START], report("failed", "b"), Outcome.RECORDED),
     "report: ended, the same": Row([START, report("failed")], report("failed"), Outcome.UNCHANGED),
     "report: ended, another": Row([START, report("failed")], report("success"), Outcome.ALREADY_ENDED),
-    "report: a newer one came": Row([START], report("dispatched"), Outcome.IGNORED_STALE, newer=report("running")),
-    "report: not let go, running": Row([START], report("running", "b"), Outcome.IGNORED_NOT_READY),
-    "report: not let go, success": Row([START], report("success", "b"), Outcome.IGNORED_NOT_READY),
+    "report: after a newer report": Row([START], report("dispatched"), Outcome.IGNORED_STALE, newer=report("running")),
+    "report: not ready, running": Row([START], report("running", "b"), Outcome.IGNORED_NOT_READY),
+    "report: not ready, success": Row([START], report("success", "b"), Outcome.IGNORED_NOT_READY),
     "report: no such job": Row([START], report("success", "c"), Outcome.UNKNOWN_JOB),
     "report: none": Row([], report("success"), Outcome.KEPT),
-    "report: maybe of a group": Row([WITH_GROUP], report("success", "c"), Outcome.KEPT),
+    "report: may be a job of an open group": Row([WITH_GROUP], report("success", "c"), Outcome.KEPT),
     "report: started by a newer StartRun": Row([], report("success"), Outcome.RECORDED, newer=START),
     "cancel: running": Row([START], CANCEL, Outcome.CANCELLED),
     "cancel: none": Row([], CANCEL, Outcome.NOT_FOUND),
@@ -75,8 +75,8 @@ ROWS = {
 }
 
 
-async def outcome(runs: RunConversation, run: str, row: Row) -> Any:
-    """Return how the command of a row ends."""
+async def outcome_of(runs: RunConversation, run: str, row: Row) -> Any:
+    """Return the outcome of the command of a row."""
     for message, fields in row.before:
         await runs.request(message, runId=run, **fields)
     message, fields = row.command
@@ -91,11 +91,11 @@ async def outcome(runs: RunConversation, run: str, row: Row) -> Any:
 
 
 async def test_every_outcome(runs: RunConversation) -> None:
-    """Each command on a run in each state ends as the table of docs/runs.md says, and is told on request."""
-    found = {name: await outcome(runs, name, row) for name, row in ROWS.items()}
+    """Each command on a run in each state has the outcome in the table of docs/runs.md, and the reply names it."""
+    found = {name: await outcome_of(runs, name, row) for name, row in ROWS.items()}
     assert found == {name: row.outcome for name, row in ROWS.items()}
 
 
-def test_no_outcome_is_left_out() -> None:
-    """The rows have every outcome, except `not_kept`: see `test_pending_commands_are_bounded`."""
+def test_rows_cover_all_outcomes() -> None:
+    """The rows have every outcome except `not_kept`, which `test_pending_commands_are_bounded` covers."""
     assert {row.outcome for row in ROWS.values()} == set(Outcome) - {Outcome.NOT_KEPT}

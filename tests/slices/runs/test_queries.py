@@ -1,11 +1,11 @@
 from typing import Any
 
-from tests.harness.runs import RunConversation, run_of
+from tests.harness.runs import RunConversation, run_after
 
 
-async def test_run_with_its_jobs_and_edges(runs: RunConversation) -> None:
-    """A run is answered with each job's status, what it needs, and what came of it, a page at a time."""
-    await runs.start({"a": [], "b": ["a", {"group": "g"}], "c": [run_of("a")]}, "g", "empty")
+async def test_run_with_its_jobs_and_needs(runs: RunConversation) -> None:
+    """get-run shows the status, needs and outputs of each job, page by page."""
+    await runs.start({"a": [], "b": ["a", {"group": "g"}], "c": [run_after("a")]}, "g", "empty")
     await runs.resolve("empty", {})
     await runs.report("failed", "a", outputs={"log": "x"})
     first = await runs.ask("get-run", runId="run-1", limit=2)
@@ -22,8 +22,8 @@ async def test_run_with_its_jobs_and_edges(runs: RunConversation) -> None:
     assert ("readyAt" in jobs["b"], "readyAt" in jobs["c"]) == (False, True)
 
 
-async def test_lists_newest_first(runs: RunConversation) -> None:
-    """Runs come newest first, each once, in pages of the size asked for, of a status if one is named."""
+async def test_list_is_newest_first(runs: RunConversation) -> None:
+    """list-runs shows each run once, newest first, in pages of the given limit, and filters by status."""
     for name in ("one", "two", "three"):
         await runs.start({"a": []}, runId=name)
     await runs.report("success", "a", runId="two")
@@ -35,6 +35,21 @@ async def test_lists_newest_first(runs: RunConversation) -> None:
     assert found == [["three", "two"], ["one"], ["two"]]
 
 
+async def test_tombstone_is_not_shown(runs: RunConversation) -> None:
+    """A run that was cancelled before it was started is not found and not listed, not even as cancelled."""
+    await runs.request("CancelRun", runId="tombstone")
+    await runs.start({"a": []}, runId="cancelled")
+    await runs.request("CancelRun", runId="cancelled")
+    reply = await runs.request("CancelRun", runId="tombstone")
+    answer = await runs.ask("get-run", runId="tombstone")
+    listed = [await runs.ask("list-runs", **question) for question in ({}, {"status": "cancelled"})]
+    assert (reply["outcome"], "run" in reply) == ("unchanged", False)
+    assert answer["error"]["code"] == "NOT_FOUND"
+    assert [[run["runId"] for run in page["runs"]] for page in listed] == [["cancelled"], ["cancelled"]]
+    await runs.start({"a": []}, runId="tombstone")
+    assert await runs.statuses("tombstone") == {"a": "pending"}
+
+
 WRONG: list[tuple[str, str, dict[str, Any]]] = [
     ("runId", "get-run", {}),
     ("cursor", "get-run", {"runId": "run-1", "cursor": "Wzdd"}),
@@ -43,8 +58,8 @@ WRONG: list[tuple[str, str, dict[str, Any]]] = [
 ]
 
 
-async def test_wrong_field(runs: RunConversation) -> None:
-    """A field that is wrong, missing or not known is answered with its name."""
+async def test_invalid_field(runs: RunConversation) -> None:
+    """An invalid, missing or unknown field is rejected with its name."""
     await runs.start({"a": []})
     found = [(await runs.ask(name, **question))["error"]["errors"] for _, name, question in WRONG]
     assert [each["path"] for (each,) in found] == [path for path, _, _ in WRONG]

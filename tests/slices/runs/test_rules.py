@@ -1,4 +1,4 @@
-"""The gate's rules, and that they agree with an evaluator that knows no counters, no parts and no order."""
+"""The rules of runs, and their agreement with the reference evaluator."""
 
 from collections.abc import Sequence
 
@@ -7,14 +7,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.harness.clock import NOW
-from tests.harness.reference_gate import Edges, plain
+from tests.harness.reference_evaluator import Edges, evaluate_from_scratch
 from timer_service.core.message import Command, Position, Trace
 from timer_service.runs import rules
 from timer_service.runs.draft import Draft, RunState
-from timer_service.runs.graph import Addition, Edge, check_names, check_size, edges_of, find_cycle
+from timer_service.runs.graph import AddedEdges, Edge, build_edges, check_names, check_size, find_cycle
 from timer_service.runs.messages import (
-    MOST_JOBS,
-    MOST_NEEDS,
+    MAX_JOBS,
+    MAX_NEEDS,
     FlawCode,
     GroupNeed,
     IfFailed,
@@ -34,15 +34,15 @@ ENDS = [JobStatus.SUCCESS, JobStatus.FAILED, JobStatus.CANCELLED, JobStatus.DRIF
 
 @st.composite
 def graphs(draw: st.DrawFn) -> Edges:
-    """Draw edges among jobs that are numbered in an order without cycles."""
+    """Draw edges between numbered jobs. Each edge leads from a lower to a higher number, so there is no cycle."""
     size = draw(st.integers(2, 9))
     pairs = [(upstream, job) for job in range(size) for upstream in range(job)]
     chosen = draw(st.lists(st.sampled_from(pairs), unique=True, max_size=20))
     return [Edge(f"{upstream}", f"{job}", draw(st.sampled_from(IfFailed))) for upstream, job in chosen]
 
 
-def whole(edges: Edges) -> Draft:
-    """Return a run of jobs with these edges, all consequences drawn."""
+def evaluated_draft(edges: Edges) -> Draft:
+    """Return the draft of a run with these edges, evaluated."""
     names = sorted({name for edge in edges for name in edge[:2]})
     downstream = {name: [edge for edge in edges if edge.upstream == name] for name in names}
     draft = Draft(RunState(RUN, {name: Job(name) for name in names}, downstream, {}, {}, {}), NOW, evaluating=True)
@@ -58,17 +58,17 @@ def ready_and_skipped(draft: Draft) -> tuple[set[str], set[str]]:
 
 @settings(max_examples=150, deadline=None)
 @given(graphs(), st.data())
-def test_agrees_with_a_plain_evaluator(edges: Edges, data: st.DataObject) -> None:
-    """However jobs end, one after the other, the same jobs are ready and skipped as when all are asked again."""
-    draft = whole(edges)
+def test_agrees_with_the_reference_evaluator(edges: Edges, data: st.DataObject) -> None:
+    """Whatever the order of the ends, the same jobs are ready and skipped as in an evaluation from scratch."""
+    draft = evaluated_draft(edges)
     ended: dict[str, JobStatus] = {}
     while running := sorted(ready_and_skipped(draft)[0]):
-        assert ready_and_skipped(draft) == plain(draft.jobs.keys(), edges, ended)
+        assert ready_and_skipped(draft) == evaluate_from_scratch(draft.jobs.keys(), edges, ended)
         name = data.draw(st.sampled_from(running))
         ended[name] = data.draw(st.sampled_from(ENDS))
-        draft.put(rules.end(draft.jobs[name], ended[name], NOW))
-        draft.follow([name])
-    assert ready_and_skipped(draft) == plain(draft.jobs.keys(), edges, ended)
+        draft.set_job(rules.end(draft.jobs[name], ended[name], NOW))
+        draft.evaluate([name])
+    assert ready_and_skipped(draft) == evaluate_from_scratch(draft.jobs.keys(), edges, ended)
     assert all(job.ended for job in draft.jobs.values())
     assert draft.run.open_jobs == 0
     assert draft.run.failed_jobs == sum(status is not JobStatus.SUCCESS for status in ended.values())
@@ -77,14 +77,14 @@ def test_agrees_with_a_plain_evaluator(edges: Edges, data: st.DataObject) -> Non
 @settings(max_examples=100, deadline=None)
 @given(graphs(), st.data())
 def test_repair_of_a_sound_run_changes_nothing(edges: Edges, data: st.DataObject) -> None:
-    """The counters are those that a count over the whole run finds, at every moment of a run."""
-    draft = whole(edges)
+    """At every moment of a run, a recount of all needs finds the stored counts."""
+    draft = evaluated_draft(edges)
     for _ in range(data.draw(st.integers(0, len(draft.jobs)))):
         if not (running := sorted(ready_and_skipped(draft)[0])):
             break
         name = data.draw(st.sampled_from(running))
-        draft.put(rules.end(draft.jobs[name], data.draw(st.sampled_from(ENDS)), NOW))
-        draft.follow([name])
+        draft.set_job(rules.end(draft.jobs[name], data.draw(st.sampled_from(ENDS)), NOW))
+        draft.evaluate([name])
     before = draft.finish()
     jobs, run = dict(before.jobs), draft.run
     draft.now = NOW + 1
@@ -96,7 +96,7 @@ REPORTED = Job("job", JobStatus.RUNNING, ready_at=NOW, position=Position(1, 5))
 
 
 @pytest.mark.parametrize(
-    ("job", "status", "sequence", "verdict", "then"),
+    ("job", "status", "sequence", "outcome", "then"),
     [
         (REPORTED, "running", 5, Outcome.UNCHANGED, "running"),
         (REPORTED, "dispatched", 4, Outcome.IGNORED_STALE, "running"),
@@ -111,10 +111,10 @@ REPORTED = Job("job", JobStatus.RUNNING, ready_at=NOW, position=Position(1, 5))
         (Job("job"), "drift_dropped", 7, Outcome.RECORDED, "drift_dropped"),
     ],
 )
-def test_report(job: Job, status: str, sequence: int, verdict: Outcome, then: str) -> None:
-    """An end is final, in whatever order reports come; nothing is done before the gate has opened."""
-    found, after = rules.report(job, JobStatus(status), Position(1, sequence), NOW)
-    assert (found, after.status) == (verdict, then)
+def test_report(job: Job, status: str, sequence: int, outcome: Outcome, then: str) -> None:
+    """A report of an end is final in any order of delivery. A waiting job accepts neither running nor success."""
+    found, after = rules.apply_report(job, JobStatus(status), Position(1, sequence), NOW)
+    assert (found, after.status) == (outcome, then)
 
 
 @pytest.mark.parametrize(
@@ -129,22 +129,22 @@ def test_report(job: Job, status: str, sequence: int, verdict: Outcome, then: st
     ],
 )
 def test_how_a_run_ends(statuses: list[str], run: str) -> None:
-    """A run fails with any of its jobs; a job that was skipped is no failure."""
+    """A run fails if one of its jobs fails. A skipped job is not a failure."""
     jobs = {str(number): Job(str(number), JobStatus.RUNNING, ready_at=NOW) for number in range(len(statuses))}
     draft = Draft(RunState(RUN._replace(open_jobs=len(jobs)), jobs, {}, {}, {}, {}), NOW, evaluating=True)
     for number, status in enumerate(statuses):
-        draft.put(rules.end(jobs[str(number)], JobStatus(status), NOW))
+        draft.set_job(rules.end(jobs[str(number)], JobStatus(status), NOW))
     assert draft.finish().run.status == run
 
 
 def edges(*pairs: Sequence[str]) -> list[Edge]:
-    """Return the edges that pairs of letters stand for."""
+    """Return one edge for each pair of upstream and job."""
     return [Edge(pair[0], pair[1], IfFailed.SKIP) for pair in pairs]
 
 
 def test_cycle() -> None:
-    """The first command that closes a cycle is found, with the cycle in order, its end its beginning."""
-    additions = [Addition(Position(1, place), edges(pair)) for place, pair in enumerate(("bc", "ca", "cb"), 2)]
+    """The first command that closes a cycle is found. The path of the cycle starts and ends with the same job."""
+    additions = [AddedEdges(Position(1, place), edges(pair)) for place, pair in enumerate(("bc", "ca", "cb"), 2)]
     found = find_cycle(edges("ab"), additions)
     assert found is not None
     position, flaw = found
@@ -154,48 +154,48 @@ def test_cycle() -> None:
 
 
 def test_unresolved_group_closes_no_cycle() -> None:
-    """Jobs that need a group of their own name, or groups that nothing is known of yet, are no cycle."""
+    """A need of an unresolved group closes no cycle, even if the group has the name of a job."""
     needs = [NewJob(name="tests", needs=[GroupNeed(group="tests")]), NewJob(name="b", needs=["tests"])]
-    to_jobs, to_groups = edges_of(needs, {})
+    to_jobs, to_groups = build_edges(needs, {})
     assert (to_jobs, to_groups) == (edges(("tests", "b")), edges(("tests", "tests")))
-    assert find_cycle([], [Addition(Position(1, 1), to_jobs)]) is None
+    assert find_cycle([], [AddedEdges(Position(1, 1), to_jobs)]) is None
 
 
-def test_skip_wins_where_a_job_is_needed_twice() -> None:
-    """A job needed by name and as a member of a group is needed once, over the stricter of both edges."""
+def test_skip_wins_if_a_job_is_needed_twice() -> None:
+    """A job that is needed by name and as a member of a group has one edge, and `skip` wins over `run`."""
     needs: list[JobNeed | GroupNeed] = [
         JobNeed(job="a", if_failed=IfFailed.SKIP),
         GroupNeed(group="g", if_failed="run"),
     ]
-    found, _ = edges_of([NewJob(name="b", needs=needs)], {"g": ["a", "c"]})
+    found, _ = build_edges([NewJob(name="b", needs=needs)], {"g": ["a", "c"]})
     assert found == [Edge("a", "b", IfFailed.SKIP), Edge("c", "b", IfFailed.RUN)]
 
 
-def test_unknown_is_no_cycle() -> None:
-    """What is not there has a code of its own, and is named with who needs it."""
+def test_unknown_and_duplicate_names() -> None:
+    """An unknown need is reported with the job that needs it, and a duplicate job with its name."""
     assert check_names([NewJob(name="b", needs=["a"])], (), ()) == (FlawCode.UNKNOWN_UPSTREAM, ["b", "a"])
     assert check_names([NewJob(name="b")], ("b",), ()) == (FlawCode.DUPLICATE_JOB, ["b"])
 
 
-def test_size_is_counted_before_it_is_built() -> None:
-    """A run is refused at the job that makes it too large, in jobs or in needs, a group's one for each member."""
+def test_size_limits() -> None:
+    """A run is too large from the job that exceeds a limit. A need of a group counts once for each member."""
     new = [NewJob(name=f"new-{number}", needs=[GroupNeed(group="g")]) for number in range(3)]
     members = {"g": ["member"] * 40_000}
     assert check_size(new[:2], members, (), jobs=1, needs=20_000) is None
     assert check_size(new[:2], members, (), jobs=1, needs=20_001) == (FlawCode.TOO_LARGE, ["new-1"])
     assert check_size(new, members, (), jobs=1, needs=0) == (FlawCode.TOO_LARGE, ["new-2"])
-    assert check_size(new, {}, (), jobs=MOST_JOBS - 3, needs=0) is None
-    assert check_size(new, {}, (), jobs=MOST_JOBS - 2, needs=0) == (FlawCode.TOO_LARGE, ["new-2"])
+    assert check_size(new, {}, (), jobs=MAX_JOBS - 3, needs=0) is None
+    assert check_size(new, {}, (), jobs=MAX_JOBS - 2, needs=0) == (FlawCode.TOO_LARGE, ["new-2"])
     waiting = [Edge("g", f"waiting-{number}", IfFailed.SKIP) for number in range(2)]
-    assert check_size(new, {}, waiting, jobs=1, needs=MOST_NEEDS - 9) is None
-    assert check_size(new, {}, waiting, jobs=1, needs=MOST_NEEDS - 5) == (FlawCode.TOO_LARGE, ["waiting-1"])
-    assert check_size(new, {}, waiting, jobs=1, needs=MOST_NEEDS - 8) == (FlawCode.TOO_LARGE, ["new-2"])
+    assert check_size(new, {}, waiting, jobs=1, needs=MAX_NEEDS - 9) is None
+    assert check_size(new, {}, waiting, jobs=1, needs=MAX_NEEDS - 5) == (FlawCode.TOO_LARGE, ["waiting-1"])
+    assert check_size(new, {}, waiting, jobs=1, needs=MAX_NEEDS - 8) == (FlawCode.TOO_LARGE, ["new-2"])
 
 
 def test_group_that_makes_a_run_too_large() -> None:
-    """Where 9,800 jobs wait for a group, the run is rejected once that has 200: that would be 1,960,000 needs."""
-    before = RunState(Run(RunKey("acme", "run-1"), None, rules.NOWHERE, NOW), {}, {}, {}, {}, {})
-    jobs = [NewJob(name=f"job-{number}", needs=[GroupNeed(group="g")]) for number in range(MOST_JOBS - 200)]
+    """A group of 200 jobs that 9,800 jobs need is too large, because there would be 1,960,000 needs."""
+    before = RunState(Run(RunKey("acme", "run-1"), None, rules.NO_POSITION, NOW), {}, {}, {}, {}, {})
+    jobs = [NewJob(name=f"job-{number}", needs=[GroupNeed(group="g")]) for number in range(MAX_JOBS - 200)]
     start = StartRun(tenant_id="acme", run_id="run-1", jobs=jobs, groups=["g"])
     resolve = ResolveGroup(
         tenant_id="acme", run_id="run-1", group_name="g", jobs=[NewJob(name=f"of-g-{number}") for number in range(200)]
@@ -205,16 +205,16 @@ def test_group_that_makes_a_run_too_large() -> None:
         for place, payload in enumerate((start, resolve), 1)
     ]
     after, outcomes = apply(before, commands, NOW, evaluating=True)
-    first_too_many = (MOST_NEEDS - len(jobs)) // 200
+    first_too_many = (MAX_NEEDS - len(jobs)) // 200
     assert outcomes == [Outcome.STARTED, Outcome.RUN_REJECTED]
     assert (after.run.flaw_code, after.run.flaw_path) == (FlawCode.TOO_LARGE, f'["job-{first_too_many}"]')
     assert all(job.status is JobStatus.CANCELLED for job in after.jobs.values())
 
 
 def test_needs_of_unresolved_groups_count() -> None:
-    """A need of a group counts towards the limit also while the group is not resolved."""
+    """A need of an unresolved group counts towards the limit."""
     groups = [f"{number}" for number in range(50)]
-    count = MOST_NEEDS // len(groups) // 2
+    count = MAX_NEEDS // len(groups) // 2
     first, second = (
         [NewJob(name=f"{half}{number}", needs=[GroupNeed(group=each) for each in groups]) for number in range(count)]
         for half in "ab"
@@ -228,6 +228,6 @@ def test_needs_of_unresolved_groups_count() -> None:
             Command(f"cmd-{place}", payload, Position(1, place), None, Trace(), None)
             for place, payload in enumerate((start, resolve), 1)
         ]
-        before = RunState(Run(RunKey("acme", "run-1"), None, rules.NOWHERE, NOW), {}, {}, {}, {}, {})
+        before = RunState(Run(RunKey("acme", "run-1"), None, rules.NO_POSITION, NOW), {}, {}, {}, {}, {})
         outcomes.append(apply(before, commands, NOW, evaluating=True)[1])
     assert outcomes == [[Outcome.STARTED, Outcome.RESOLVED], [Outcome.STARTED, Outcome.RUN_REJECTED]]

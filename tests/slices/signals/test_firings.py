@@ -30,16 +30,12 @@ from timer_service.core.database import Database
 from timer_service.core.errors import DatabaseUnavailableError
 from timer_service.core.lease import Lease
 from timer_service.core.message import Position
-from timer_service.core.metrics_port import MetricsPort
 from timer_service.core.outbox import OUTBOX
 from timer_service.core.recovery import take_over_claims
-from timer_service.core.retention import Retention
-from timer_service.core.row_counts import RowCounts
 from timer_service.signals import store
-from timer_service.signals.firing_store import COUNTED, FIRINGS
+from timer_service.signals.firing_store import FIRINGS
 from timer_service.signals.messages import TriggerKind
-from timer_service.signals.signals import Definition, Key, SignalCommand, Step, Verb, apply_command
-from timer_service.signals.store import delete_settled
+from timer_service.signals.signal import Definition, Key, SignalCommand, Step, Verb, apply_command
 
 HOLD_MS = VISIBILITY_TIMEOUT // timedelta(milliseconds=1)
 EVENT: Any = {"triggerKind": "event", "triggerSpec": BLOCKED}
@@ -48,28 +44,137 @@ FORGETFUL = BrokerFeatures(deduplicates=False, max_message_bytes=1024 * 1024)
 
 @pytest.fixture
 def signals(store: Database, memory_broker: MemoryBroker, clock: ManualClock) -> Signals:
-    """Return the signals slice over every store in turn."""
+    """The signals slice on each store in turn."""
     return Signals(store, memory_broker, clock)
 
 
-async def poison(signals: Signals, signal: str = "signal-1") -> None:
-    """Have no firing of a signal succeed: its task is there already."""
+async def make_fail(signals: Signals, signal: str = "signal-1") -> None:
+    """Make each firing of a signal fail: its task exists already."""
     (firing,) = [row for row in await signals.rows("work_signal_firings") if row["signal_id"] == signal]
     await signals.sql(
         "INSERT INTO work_item_tasks (tenant_id, task_id, work_item_id, signal_id, firing_id, created_at) "
-        f"VALUES ('acme', 'task-{firing['firing_id']}', 'poison', 'poison', 'poison', 0)"
+        f"VALUES ('acme', 'task-{firing['firing_id']}', 'other', 'other', 'other', 0)"
     )
 
 
 async def tasks(signals: Signals) -> list[str]:
-    return [row["signal_id"] for row in await signals.rows("work_item_tasks") if row["signal_id"] != "poison"]
+    return [row["signal_id"] for row in await signals.rows("work_item_tasks") if row["signal_id"] != "other"]
+
+
+# Time, wake-ups and refusals
+
+
+async def test_wakeups_and_lateness(signals: Signals) -> None:
+    """A transition wakes the firings loop, and a firing wakes the outbox. The event has the instant of firing."""
+    await signals.create()
+    await signals.transition()
+    signals.clock.advance(milliseconds=5)
+    await signals.run()
+    (event,) = signals.events_of()
+    assert (signals.command_wakes, signals.worker_wakes) == ([NOW], [("outbox", NOW + 5)])
+    assert (event["timestampMs"], event["payload"]["firedAt"]) == (NOW + 5, iso(NOW + 5))
+    assert signals.metrics.lateness[0] == 0.005
+
+
+async def test_instant(signals: Signals) -> None:
+    """A signal that waits for an instant fires exactly at that instant, without a work item or a task."""
+    due = after(minutes=1)
+    await signals.remind(iso(due))
+    assert signals.command_wakes == [due]
+    assert await next_at(signals.firings, signals.clock.now()) == due
+    signals.clock.set(due - 1)
+    await signals.run()
+    early = signals.fired()
+    signals.clock.set(due)
+    await signals.run()
+    (event,) = signals.events_of()
+    assert (early, event["payload"]["firedAt"]) == ([], iso(due))
+    assert event["payload"].keys().isdisjoint({"workItemId", "taskId"})
+    assert await signals.rows("work_item_tasks") == []
+
+
+async def test_reminder_paused_over_its_instant(signals: Signals) -> None:
+    """If an instant passes during a pause, the signal fires once after it is activated."""
+    due = after(minutes=1)
+    await signals.remind(iso(due))
+    await signals.about("Pause")
+    signals.clock.set(due)
+    await signals.run()
+    paused = signals.fired()
+    await signals.about("Activate")
+    await signals.run()
+    await signals.about("Activate")
+    await signals.run()
+    assert (paused, signals.fired(), await signals.status()) == ([], ["signal-1"], "fired")
+    assert signals.metrics.commands["ActivateWorkSignal", "already_fired"] == 1
+
+
+async def test_cancelled_and_created_again(signals: Signals) -> None:
+    """A signal that is created again with the id of a cancelled signal does not fire at the old instant."""
+    due = after(minutes=1)
+    await signals.remind(iso(due))
+    await signals.about("Cancel")
+    await signals.remind(iso(after(minutes=2)))
+    signals.clock.set(due)
+    await signals.run()
+    early = signals.fired()
+    signals.clock.advance(minutes=1)
+    await signals.run()
+    assert (early, signals.fired()) == ([], ["signal-1"])
+
+
+async def test_only_transitions_after_the_creation_count(signals: Signals) -> None:
+    """A transition before the signal does not fire it. Of the later transitions only the first fires it."""
+    await signals.transition(eventId="before")
+    await signals.create()
+    await signals.transition(eventId="after")
+    signals.clock.advance(milliseconds=1)
+    await signals.transition(eventId="later")
+    await signals.run()
+    assert [event["payload"]["dedupeKey"] for event in signals.events_of()] == ["after"]
+    failed = [row["last_error"] for row in await signals.rows("work_signal_firings") if row["status"] == "failed"]
+    assert failed == ["the signal is fired"]
+
+
+@pytest.mark.parametrize(
+    ("verb", "outcome", "reason"),
+    [
+        ("Pause", "paused", "the signal is paused"),
+        ("Cancel", "cancelled", "the signal is cancelled"),
+        ("Resolve", "resolved", "the signal is resolved"),
+    ],
+)
+async def test_signal_that_is_no_longer_active(signals: Signals, verb: str, outcome: str, reason: str) -> None:
+    """A firing whose signal is no longer active fails with the reason. It creates no task and no event."""
+    await signals.create()
+    await signals.transition()
+    await signals.about(verb)
+    await signals.run()
+    (firing,) = (await signals.ask("list-firings", signalId="signal-1"))["firings"]
+    assert (firing["status"], firing["lastError"]) == ("failed", reason)
+    assert (signals.broker.events, await signals.status()) == ([], outcome)
+    assert await signals.rows("work_item_tasks") == []
+
+
+async def test_second_instance_fires_nothing_twice(signals: Signals) -> None:
+    """A signal that has fired does not fire again after a restart or on another instance."""
+    await signals.create()
+    await signals.transition()
+    await signals.run()
+    other = Signals(signals.database, signals.broker, signals.clock)
+    await take_over_claims(other.database, Lease(FIRINGS, VISIBILITY_TIMEOUT), other.clock.now())
+    signals.clock.advance(minutes=10)
+    await other.run()
+    await signals.run()
+    assert signals.fired() == ["signal-1"]
+    assert len(await signals.rows("work_item_tasks")) == 1
 
 
 # Crashes
 
 
-async def live(signals: Signals, tenant: str) -> None:
-    """Handle what is waiting and let everything go as far as it can."""
+async def run_everything(signals: Signals, tenant: str) -> None:
+    """Take over claims, handle commands, and run all workers until nothing is left."""
     await take_over_claims(signals.database, Lease(FIRINGS, VISIBILITY_TIMEOUT), signals.clock.now())
     await take_over_claims(signals.database, Lease(OUTBOX, VISIBILITY_TIMEOUT), signals.clock.now())
     await signals.consume()
@@ -78,9 +183,9 @@ async def live(signals: Signals, tenant: str) -> None:
 
 @pytest.mark.parametrize("point", [point for point in Point if "reply" not in point])
 async def test_crash_everywhere(store: Database, clock: ManualClock, point: Point) -> None:
-    """Wherever the process dies between a command and its event's settling: one task, one firing, one event id.
+    """At any crash between a command and its settled event there is one task, one firing and one event id.
 
-    At every await of a kind in turn, until a whole life passes none more.
+    The process crashes at the first call of a kind, then at the second call, until a run has no further call.
     """
     broker = MemoryBroker(features=FORGETFUL)
     for nth in itertools.count(1):
@@ -91,14 +196,14 @@ async def test_crash_everywhere(store: Database, clock: ManualClock, point: Poin
         user.send("TransitionWorkItem", tenant=tenant, workItemId="item-1", to="blocked")
         gate = Gate(life := Process(lambda: None), Counter())
         gate.arm(crash(point, nth))
-        database = FaultyDatabase(store, gate, exclusive=store.exclusive, committed=_ignore, failed=_ignore)
+        database = FaultyDatabase(store, gate, exclusive=store.exclusive, committed=_do_nothing, failed=_do_nothing)
         mortal = Signals(database, broker, clock, through=FaultyBroker(broker, gate, BrokerObserver()))
         try:
-            await live(mortal, tenant)
+            await run_everything(mortal, tenant)
         except Crash:
             broker.redeliver()
             clock.advance(milliseconds=HOLD_MS)
-            await live(user, tenant)
+            await run_everything(user, tenant)
         events = [event for event in user.events_of() if event["tenantId"] == tenant]
         (firing,) = [row for row in await user.rows("work_signal_firings") if row["tenant_id"] == tenant]
         task = [row["firing_id"] for row in await user.rows("work_item_tasks") if row["tenant_id"] == tenant]
@@ -109,18 +214,18 @@ async def test_crash_everywhere(store: Database, clock: ManualClock, point: Poin
     assert nth > 1
 
 
-def _ignore(_: object) -> None:
-    """What is committed is looked at in the end."""
+def _do_nothing(_: object) -> None:
+    """Do nothing. The test checks the committed rows at the end."""
 
 
 # Failures
 
 
-async def test_retry_and_burial(signals: Signals) -> None:
-    """A firing that fails waits exactly its backoff, is given up in the end, pauses its signal and tells its tenant."""
+async def test_retried_and_buried(signals: Signals) -> None:
+    """A failing firing is retried after its backoff and buried in the end. Then its signal is paused."""
     await signals.create()
     await signals.transition(envelope={"id": "cmd-1", "correlationId": "corr-1"})
-    await poison(signals)
+    await make_fail(signals)
     rng = random.Random(0)
     for attempt in range(1, MAX_ATTEMPTS):
         await signals.run()
@@ -143,11 +248,20 @@ async def test_retry_and_burial(signals: Signals) -> None:
     assert signals.metrics.settled_in["work_signal_firings", "retried"] == MAX_ATTEMPTS - 1
 
 
-async def test_failed_firing_hides_nothing_that_comes_later(signals: Signals) -> None:
-    """After a firing was given up and its signal activated, the next transition fires it."""
+async def test_given_up_firing_wakes_the_outbox(signals: Signals) -> None:
+    """A buried firing wakes the outbox, so that its event is published at once."""
     await signals.create()
     await signals.transition()
-    await poison(signals)
+    await signals.sql(f"UPDATE work_signal_firings SET attempt = {MAX_ATTEMPTS + 1}")
+    await signals.firings.tick(NOW)
+    assert signals.worker_wakes == [("outbox", NOW)]
+
+
+async def test_transition_after_a_failed_firing(signals: Signals) -> None:
+    """After a firing was given up and its signal is activated, the next transition fires the signal."""
+    await signals.create()
+    await signals.transition()
+    await make_fail(signals)
     for _ in range(MAX_ATTEMPTS):
         await signals.run()
         signals.clock.advance(minutes=10)
@@ -160,13 +274,13 @@ async def test_failed_firing_hides_nothing_that_comes_later(signals: Signals) ->
     assert "lastError" not in await signals.ask("get-signal", signalId="signal-1")
 
 
-async def test_one_poisoned_firing_costs_only_itself(signals: Signals) -> None:
-    """Beside a firing that fails, the others of its batch fire, each with its task, in the same tick."""
+async def test_failing_firing_affects_only_itself(signals: Signals) -> None:
+    """One failing firing does not stop the other firings of its batch."""
     names = [f"signal-{number}" for number in range(7)]
     for name in names:
         await signals.create(name)
     await signals.transition()
-    await poison(signals, "signal-3")
+    await make_fail(signals, "signal-3")
     await signals.run()
     rest = [name for name in names if name != "signal-3"]
     assert (sorted(signals.fired()), sorted(await tasks(signals))) == (rest, rest)
@@ -174,7 +288,7 @@ async def test_one_poisoned_firing_costs_only_itself(signals: Signals) -> None:
 
 
 async def claim_and_die(signals: Signals) -> list[int]:
-    """Claim firings and never settle them; return their attempts."""
+    """Claim firings and do not settle them. Return their attempts."""
     rows = await signals.firings._claim(signals.clock.now())
     assert await next_at(signals.firings, signals.clock.now()) == signals.clock.now() + HOLD_MS
     signals.clock.advance(milliseconds=HOLD_MS)
@@ -182,15 +296,15 @@ async def claim_and_die(signals: Signals) -> list[int]:
 
 
 async def test_firing_that_kills_the_process(store: Database, memory_broker: MemoryBroker, clock: ManualClock) -> None:
-    """A firing that kills the process is tried alone in the end and given up; the others of its claims fire."""
+    """A firing that kills the process is tried alone in the end and buried. The others fire."""
     gate = Gate(Process(lambda: None), Counter())
-    database = FaultyDatabase(store, gate, exclusive=store.exclusive, committed=_ignore, failed=_ignore)
+    database = FaultyDatabase(store, gate, exclusive=store.exclusive, committed=_do_nothing, failed=_do_nothing)
     mortal, signals = Signals(database, memory_broker, clock), Signals(store, memory_broker, clock)
     for name in ("first", "second", "third"):
         await signals.create(name)
     await signals.transition()
     seen = [await claim_and_die(signals) for _ in range(MAX_ATTEMPTS)]
-    gate.arm(crash(Point.BEFORE_BEGIN, 4))  # claim, recount all, recount the first, and then fire it
+    gate.arm(crash(Point.BEFORE_BEGIN, 4))  # claim, set_attempt all, set_attempt the first, and then fire it
     with pytest.raises(Crash):
         await mortal.firings.tick(clock.now())
     clock.advance(milliseconds=HOLD_MS)
@@ -202,8 +316,8 @@ async def test_firing_that_kills_the_process(store: Database, memory_broker: Mem
     assert await signals.status(failed["payload"]["signalId"]) == "paused"
 
 
-async def test_lost_lease_leaves_everything_as_it_is(signals: Signals) -> None:
-    """Whoever has lost its lease changes nothing: the signal is active, without a task, until the new holder fires."""
+async def test_lost_lease_changes_nothing(signals: Signals) -> None:
+    """An instance that has lost its lease changes nothing. The new holder fires the signal."""
     await signals.create("kept")
     await signals.transition()
     late = await signals.firings._claim(NOW)
@@ -218,8 +332,8 @@ async def test_lost_lease_leaves_everything_as_it_is(signals: Signals) -> None:
     assert (signals.fired(), await tasks(signals)) == (["kept"], ["kept"])
 
 
-async def test_instances_that_race(signals: Signals) -> None:
-    """Two instances that process the same firings at once fire each signal once between them."""
+async def test_two_instances_at_the_same_time(signals: Signals) -> None:
+    """Two instances that process the same firings fire each signal once."""
     for number in range(30):
         await signals.create(f"signal-{number}")
     await signals.transition()
@@ -231,10 +345,10 @@ async def test_instances_that_race(signals: Signals) -> None:
     assert sorted(signals.fired()) == sorted(await tasks(signals)) == sorted(f"signal-{n}" for n in range(30))
 
 
-async def test_database_that_goes_away(store: Database, memory_broker: MemoryBroker, clock: ManualClock) -> None:
-    """Firings that were claimed when the database went away are processed once it is back, their leases lasting."""
+async def test_outage_of_the_database(store: Database, memory_broker: MemoryBroker, clock: ManualClock) -> None:
+    """Claimed firings are processed after an outage of the database, within the same lease."""
     gate = Gate(Process(lambda: None), Counter())
-    database = FaultyDatabase(store, gate, exclusive=store.exclusive, committed=_ignore, failed=_ignore)
+    database = FaultyDatabase(store, gate, exclusive=store.exclusive, committed=_do_nothing, failed=_do_nothing)
     signals = Signals(database, memory_broker, clock)
     await signals.create()
     await signals.transition()
@@ -249,8 +363,8 @@ async def test_database_that_goes_away(store: Database, memory_broker: MemoryBro
 # Evaluation
 
 
-async def make(signals: Signals, count: int, *, item: str = "item-1") -> None:
-    """Make many signals that wait for one work item to be blocked."""
+async def store_signals(signals: Signals, count: int, *, item: str = "item-1") -> None:
+    """Store many signals that wait for one work item to be blocked."""
     wanted = Definition(item, TriggerKind.EVENT, dump_data(BLOCKED), None)
     keys = [Key("acme", f"signal-{number:05}") for number in range(count)]
     creation = Step(Position(0, 1), Verb.CREATE, wanted)
@@ -260,8 +374,8 @@ async def make(signals: Signals, count: int, *, item: str = "item-1") -> None:
 
 
 async def test_ten_thousand_signals_on_one_work_item(signals: Signals) -> None:
-    """They are held against a transition a thousand at a time; a restart goes on behind those, and each fires once."""
-    await make(signals, 10_000)
+    """The evaluation matches 1,000 signals in each pass, also after a restart, and each signal fires once."""
+    await store_signals(signals, 10_000)
     await signals.transition()
     assert (signals.command_wakes, await signals.rows("work_signal_firings")) == ([NOW], [])
     passes = 0
@@ -277,9 +391,9 @@ async def test_ten_thousand_signals_on_one_work_item(signals: Signals) -> None:
     assert row["count"] == 10_000
 
 
-async def test_many_events_to_catch_up_with(signals: Signals) -> None:
-    """However many events wait for however many signals, one pass makes no more than a thousand firings."""
-    await make(signals, 40)
+async def test_many_unevaluated_transitions(signals: Signals) -> None:
+    """One pass creates at most 1,000 firings, for any number of transitions and signals."""
+    await store_signals(signals, 40)
     off = Signals(signals.database, signals.broker, signals.clock, evaluating=False)
     for number in range(120):
         off.send("TransitionWorkItem", workItemId="item-1", to="blocked", eventId=f"event-{number:03}")
@@ -293,7 +407,7 @@ async def test_many_events_to_catch_up_with(signals: Signals) -> None:
 
 
 async def test_many_transitions_of_one_tenant_do_not_delay_another(signals: Signals) -> None:
-    """The first pass evaluates an equal share of each tenant, however much one of them has left."""
+    """The first pass evaluates the same number of transitions for each tenant, even if one tenant has many."""
     off = Signals(signals.database, signals.broker, signals.clock, evaluating=False)
     for number in range(300):
         off.send("TransitionWorkItem", workItemId=f"item-{number}", to="blocked")
@@ -306,7 +420,7 @@ async def test_many_transitions_of_one_tenant_do_not_delay_another(signals: Sign
 
 
 async def test_more_tenants_than_a_pass_has_transitions(signals: Signals) -> None:
-    """With very many tenants, passes take turns, and none is left out."""
+    """If there are more tenants than transitions in a pass, the passes take the tenants in turn."""
     off = Signals(signals.database, signals.broker, signals.clock, evaluating=False)
     for number in range(250):
         off.send("TransitionWorkItem", tenant=f"tenant-{number}", workItemId="item-1", to="blocked")
@@ -314,88 +428,15 @@ async def test_more_tenants_than_a_pass_has_transitions(signals: Signals) -> Non
     assert [(await signals.evaluation.tick(NOW)).done for _ in range(4)] == [100, 100, 50, 0]
 
 
-async def test_switched_off_and_on(signals: Signals) -> None:
-    """While it is off commands are taken and nothing fires; once it is on, what has happened meanwhile fires."""
+async def test_disabled_and_enabled_again(signals: Signals) -> None:
+    """While the slice is disabled, commands are stored and nothing fires. Afterwards the signals fire."""
     off = Signals(signals.database, signals.broker, signals.clock, evaluating=False)
     await off.create()
     await off.remind(iso(after(minutes=1)), "reminder")
-    await off.transition(eventId="meanwhile")
+    await off.transition(eventId="while-disabled")
     signals.clock.advance(minutes=2)
     assert off.outcomes() == ["created", "created", "transitioned"]
     assert (await signals.evaluation.tick(signals.clock.now())).done == 1
     assert signals.worker_wakes == [("firings", signals.clock.now())]
     await signals.run()
     assert sorted(signals.fired()) == ["reminder", "signal-1"]
-
-
-# Upkeep
-
-
-async def test_retention(signals: Signals) -> None:
-    """What is settled goes after the retention, to the millisecond; what waits, and a fired signal's task, stays."""
-    for name in ("fired", "resolved", "waits"):
-        await signals.create(name, f"item of {name}")
-    for name in ("fired", "resolved"):
-        await signals.transition(item=f"item of {name}")
-    await signals.run()
-    await signals.about("Resolve", "resolved")
-    retention = Retention(signals.database, timedelta(days=7), delete_settled)
-    early = (await retention.tick(after(days=7))).done
-    deleted = (await retention.tick(after(days=7, milliseconds=1))).done
-    left = [row["signal_id"] for row in await signals.rows("work_signals")]
-    assert (early, deleted, left) == (0, 5, ["fired", "waits"])
-    assert await tasks(signals) == ["fired"]
-    assert await signals.rows("work_signal_firings") == await signals.rows("work_item_events") == []
-
-
-async def test_census(signals: Signals) -> None:
-    """The gauges tell of firings to come and given up, and of events not yet evaluated."""
-    off = Signals(signals.database, signals.broker, signals.clock, evaluating=False)
-    await off.transition()
-    await signals.remind(iso(NOW - 2000), "overdue")
-    await signals.remind(iso(after(days=1)), "waits")
-    await signals.remind(iso(NOW), "cancelled")
-    await signals.about("Cancel", "cancelled")
-    metrics: MetricsPort = signals.metrics
-    await RowCounts(signals.database, metrics, counted=COUNTED, leased=[FIRINGS]).tick(NOW)
-    assert signals.metrics.counts == {
-        ("work_signal_firings", "pending"): 2,
-        ("work_signal_firings", "failed"): 1,
-        ("work_item_events", "unevaluated"): 1,
-    }
-    assert signals.metrics.overdues == {"work_signal_firings": [(1, 2.0)]}
-
-
-FORBIDDEN = {
-    "work_signal_firings": [
-        "available_at = NULL",
-        "available_at = due_at - 1",
-        "status = 'failed'",
-        "status = 'enqueued', available_at = NULL, settled_at = due_at - 1",
-        "lease_token = 'token'",
-        "status = 'done'",
-        "attempt = -1",
-        "position_epoch = -1",
-    ],
-    "work_signals": [
-        "status = 'fired'",
-        "status = 'cancelled'",
-        "unused_since = 1",
-        "status = NULL",
-        "since_epoch = -1",
-        "defined_epoch = 0, defined_sequence = 0",
-        "trigger_spec = NULL",
-        "trigger_kind = 'cron'",
-        "status = 'done'",
-    ],
-}
-
-
-async def test_schema_refuses(signals: Signals) -> None:
-    """The schema itself refuses rows that would break a promise, whatever the code does."""
-    await signals.create()
-    await signals.transition()
-    for table, changes in FORBIDDEN.items():
-        for change in changes:
-            with pytest.raises(Exception, match=r"(?i)check constraint"):
-                await signals.sql(f"UPDATE {table} SET {change}")

@@ -3,19 +3,19 @@ from typing import Any
 from tests.harness.signals import SignalConversation
 
 
-async def pages(signals: SignalConversation, name: str, listed: str, field: str, **question: Any) -> list[list[str]]:
-    """Ask for page after page; return what each has in a field."""
+async def pages(signals: SignalConversation, name: str, list_field: str, field: str, **query: Any) -> list[list[str]]:
+    """Return the values of one field for all pages of a list."""
     found = []
     while True:
-        page = await signals.ask(name, **question)
-        found.append([view[field] for view in page[listed]])
+        page = await signals.ask(name, **query)
+        found.append([view[field] for view in page[list_field]])
         if "cursor" not in page:
             return found
-        question["cursor"] = page["cursor"]
+        query["cursor"] = page["cursor"]
 
 
-async def test_lists_page_by_page(signals: SignalConversation) -> None:
-    """Signals come in order of their ids, firings and tasks oldest first, each once, in pages of the size asked for."""
+async def test_pages(signals: SignalConversation) -> None:
+    """Signals are listed in order of their ids, firings and tasks oldest first, in pages of the given size."""
     for number in (3, 1, 5, 2, 4):
         await signals.create(f"signal-{number}")
     for event in ("a", "b", "c"):
@@ -44,19 +44,19 @@ FILTERED: list[tuple[dict[str, Any], list[str]]] = [
 
 
 async def test_filters(signals: SignalConversation) -> None:
-    """A list has the signals of the status and the work item asked for, whatever their status if none is."""
+    """A list has the signals of the given status and work item. By default it has signals of every status."""
     await signals.create("one")
     await signals.create("two", "item-2")
     await signals.create("three", "item-2")
     await signals.about("Pause", "two")
     await signals.about("Cancel", "three")
     await signals.about("Cancel", "tombstone")
-    pages = [(await signals.ask("list-signals", **question))["signals"] for question, _ in FILTERED]
+    pages = [(await signals.ask("list-signals", **query))["signals"] for query, _ in FILTERED]
     assert [[view["signalId"] for view in page] for page in pages] == [names for _, names in FILTERED]
 
 
-async def test_a_tenant_sees_only_its_own(signals: SignalConversation) -> None:
-    """No question shows another tenant's signals, firings or tasks, whatever it names."""
+async def test_tenants_are_separate(signals: SignalConversation) -> None:
+    """No query shows signals, firings or tasks of another tenant."""
     await signals.create()
     await signals.transition()
     await signals.run()
@@ -81,6 +81,6 @@ WRONG: list[tuple[str, str, dict[str, Any]]] = [
 
 
 async def test_wrong_field(signals: SignalConversation) -> None:
-    """A field that is wrong, missing or not known is answered with its name."""
-    found = [(await signals.ask(name, **question))["error"]["errors"] for _, name, question in WRONG]
+    """A wrong, missing or unknown field is rejected with its name."""
+    found = [(await signals.ask(name, **query))["error"]["errors"] for _, name, query in WRONG]
     assert [errors[0]["path"] for errors in found] == [path for path, _, _ in WRONG]

@@ -1,4 +1,4 @@
-"""What signals, work items and firings decide; the whole table of outcomes is in scenarios/test_signals.py."""
+"""The rules of signals, work items and firings. The whole table of outcomes is in test_commands.py."""
 
 import itertools
 
@@ -10,15 +10,15 @@ from tests.harness.clock import NOW, iso
 from timer_service.core.cause import Cause
 from timer_service.core.data import dump_data
 from timer_service.core.message import Position
-from timer_service.signals.firings import Firing, evaluate, firing_at, firing_on, refusal
+from timer_service.signals.firings import Firing, evaluate, refusal, time_firing, transition_firing
 from timer_service.signals.items import ItemKey, NewItem, Transition, WorkItem, create_item, move_item
 from timer_service.signals.messages import Outcome, TriggerKind
-from timer_service.signals.signals import (
+from timer_service.signals.signal import (
     Definition,
     Key,
     Signal,
     SignalCommand,
-    Standing,
+    SignalState,
     Status,
     Step,
     Verb,
@@ -35,7 +35,7 @@ BLOCKED = Definition("item-1", TriggerKind.EVENT, '{"kind":"work_item.status.tra
 ELSEWHERE = BLOCKED._replace(work_item_id="item-2")
 AT_NOON = Definition(None, TriggerKind.TIME, dump_data({"kind": "time.at", "at": iso(NOW)}), None)
 COMMANDS = (Verb.CREATE, Verb.PAUSE, Verb.ACTIVATE, Verb.CANCEL, Verb.RESOLVE)
-Told = tuple[Verb, int]
+Command = tuple[Verb, int]
 
 
 def step(
@@ -45,7 +45,7 @@ def step(
     return apply_command(signal, SignalCommand(KEY, step, Cause()), now)
 
 
-def after(*commands: Told, signal: Signal | None = None) -> Signal:
+def after(*commands: Command, signal: Signal | None = None) -> Signal:
     for verb, sequence in commands:
         signal, _ = step(signal, verb, sequence, BLOCKED if sequence % 2 else ELSEWHERE)
     assert signal is not None
@@ -56,8 +56,8 @@ def created(sequence: int = 1, definition: Definition = BLOCKED) -> Signal:
     return step(None, Verb.CREATE, sequence, definition)[0]
 
 
-def standing(signal: Signal, **changes: object) -> Signal:
-    return signal._replace(standing=signal.standing._replace(**changes))  # type: ignore[arg-type]
+def with_state(signal: Signal, **changes: object) -> Signal:
+    return signal._replace(state=signal.state._replace(**changes))  # type: ignore[arg-type]
 
 
 def moved(sequence: int, to: str = "blocked", item: ItemKey = ITEM) -> Transition:
@@ -70,39 +70,39 @@ HISTORIES = st.lists(st.sampled_from(COMMANDS), min_size=1, max_size=12).map(
 
 
 @given(HISTORIES.flatmap(lambda history: st.tuples(st.just(history), st.permutations(history))))
-def test_order_of_delivery_does_not_matter(histories: tuple[list[Told], list[Told]]) -> None:
-    """A signal ends the same in whatever order its commands are delivered."""
+def test_order_of_delivery_does_not_matter(histories: tuple[list[Command], list[Command]]) -> None:
+    """The order in which commands are delivered does not change the final signal."""
     in_order, delivered = (after(*history) for history in histories)
-    assert (delivered.standing, delivered.history) == (in_order.standing, in_order.history)
+    assert (delivered.state, delivered.history) == (in_order.state, in_order.history)
 
 
 @given(HISTORIES, st.data())
-def test_redelivery_changes_nothing(history: list[Told], data: st.DataObject) -> None:
-    """A command that is delivered again changes nothing, and says that it was handled or overruled."""
+def test_redelivery_changes_nothing(history: list[Command], data: st.DataObject) -> None:
+    """A command that is delivered again changes nothing. Its outcome is `unchanged` or `ignored_stale`."""
     signal = after(*history)
     again, outcome = step(signal, *data.draw(st.sampled_from(history)))
     assert again is signal
     assert outcome in {Outcome.IGNORED_STALE, Outcome.UNCHANGED}
 
 
-def test_history_is_short() -> None:
-    """A signal keeps its newest 16 steps; the older ones are where it starts from, and what is older is ignored."""
+def test_history_keeps_16_steps() -> None:
+    """A history has the newest 16 steps. Older steps are in its base, and older commands are ignored."""
     flips = [(verb, number) for number, verb in enumerate(itertools.islice(itertools.cycle(COMMANDS[1:3]), 100), 2)]
     signal = after((Verb.CREATE, 1), *flips)
     assert len(signal.history.steps) == 16
-    assert signal.standing == Standing(Status.ACTIVE, BLOCKED, Position(1, 1), Position(1, 101))
+    assert signal.state == SignalState(Status.ACTIVE, BLOCKED, Position(1, 1), Position(1, 101))
     assert step(signal, Verb.RESOLVE, 85) == (signal, Outcome.IGNORED_STALE)
     assert step(signal, Verb.RESOLVE, 102)[1] is Outcome.RESOLVED
 
 
-def test_history_is_small() -> None:
-    """However large the definitions that were refused are, a signal keeps only some of them."""
+def test_history_with_large_definitions() -> None:
+    """A history with large definitions has fewer steps."""
     signal = created()
     for sequence in range(2, 12):
         signal, outcome = step(signal, Verb.CREATE, sequence, BLOCKED._replace(note=str(sequence % 10) * 50_000))
         assert outcome is Outcome.EXISTS
     assert len(signal.history.steps) == 2
-    assert signal.standing.definition == BLOCKED
+    assert signal.state.definition == BLOCKED
 
 
 @pytest.mark.parametrize(
@@ -120,34 +120,34 @@ def test_history_is_small() -> None:
         ([(Verb.CREATE, 1), (Verb.RESOLVE, 3), (Verb.CANCEL, 2)], Outcome.CANCELLED, Status.CANCELLED, 1),
     ],
 )
-def test_late_commands(commands: list[Told], outcome: Outcome, status: Status, defined: int) -> None:
-    """A command that is delivered late takes its place, and its outcome says whether anything of it shows."""
+def test_late_commands(commands: list[Command], outcome: Outcome, status: Status, defined: int) -> None:
+    """A late command is applied at its position. Its outcome shows whether it has an effect."""
     *early, late = commands
     signal, found = step(after(*early), *late)
-    assert (found, signal.standing.status, signal.standing.defined.sequence) == (outcome, status, defined)
+    assert (found, signal.state.status, signal.state.defined.sequence) == (outcome, status, defined)
 
 
-def test_firing_stays_in_its_place() -> None:
-    """A command from before a firing, delivered after it, does not undo that the signal has fired."""
+def test_late_command_does_not_undo_a_firing() -> None:
+    """A command from before a firing that is delivered after it does not undo the firing."""
     fired = fire(after((Verb.CREATE, 1), (Verb.ACTIVATE, 5)), Position(1, 3), NOW)
     paused, outcome = step(fired, Verb.PAUSE, 4)
-    assert (paused.standing.status, outcome) == (Status.FIRED, Outcome.IGNORED_STALE)
-    assert after((Verb.ACTIVATE, 6), signal=paused).standing.status is Status.ACTIVE
+    assert (paused.state.status, outcome) == (Status.FIRED, Outcome.IGNORED_STALE)
+    assert after((Verb.ACTIVATE, 6), signal=paused).state.status is Status.ACTIVE
 
 
 @pytest.mark.parametrize("end", [Verb.CANCEL, Verb.RESOLVE, None])
-def test_given_up_firing_pauses_only_an_active_signal(end: Verb | None) -> None:
-    """A firing that is given up pauses its signal; one that has fired or ended stays as it is, without the error."""
+def test_given_up_firing_pauses_an_active_signal(end: Verb | None) -> None:
+    """A firing that is given up pauses an active signal. A fired or ended signal does not change."""
     signal = fire(created(), Position(1, 2), NOW) if end is None else after((Verb.CREATE, 1), (end, 3))
     assert give_up(signal, Position(1, 2), "broken", NOW) == signal
     paused = give_up(created(), Position(1, 2), "broken", NOW)
-    assert (paused.standing.status, paused.last_error) == (Status.PAUSED, "broken")
+    assert (paused.state.status, paused.last_error) == (Status.PAUSED, "broken")
     assert after((Verb.ACTIVATE, 3), signal=paused).last_error is None
 
 
 @pytest.mark.parametrize("verb", COMMANDS[1:])
-def test_unused_signals_are_kept_from_their_last_command_on(verb: Verb) -> None:
-    """Retention of tombstones and ended signals starts again with each new command, also one that changes no status."""
+def test_retention_counts_from_the_last_command(verb: Verb) -> None:
+    """The retention time of tombstones and ended signals starts again with each command."""
     tombstone, _ = step(None, verb, 2)
     later, _ = step(tombstone, verb, 3, now=NOW + 5)
     again, _ = step(later, verb, 3, now=NOW + 9)
@@ -166,20 +166,20 @@ def test_unused_signals_are_kept_from_their_last_command_on(verb: Verb) -> None:
         (created(2), moved(1), False),
         (created(), moved(2, item=ItemKey("acme", "item-2")), False),
         (created(), moved(2, item=ItemKey("other", "item-1")), False),
-        (standing(created(), status=Status.PAUSED), moved(2), False),
-        (standing(created(), definition=None), moved(2), False),
+        (with_state(created(), status=Status.PAUSED), moved(2), False),
+        (with_state(created(), definition=None), moved(2), False),
         (created(definition=AT_NOON), moved(2), False),
         (created(definition=BLOCKED._replace(trigger_spec="{}")), moved(2), False),
     ],
 )
 def test_matches(signal: Signal, event: Transition, matched: bool) -> None:  # noqa: FBT001
-    """A signal fires on what it waits for, behind its place in the stream, while it is active."""
+    """A signal matches only if it is active, its trigger is true, and the transition is newer than `since`."""
     assert matches(signal, event) is matched
 
 
-def test_firing_has_one_id_per_signal_definition_and_cause() -> None:
-    """The id of a firing follows from tenant, signal, definition and cause, and from nothing else."""
-    firing = firing_on(created(), moved(2))
+def test_firing_id() -> None:
+    """The id of a firing depends only on tenant, signal, definition and cause."""
+    firing = transition_firing(created(), moved(2))
     again = firing._replace(due_at=NOW + 5, cause=Cause("another"))
     others = [
         firing._replace(dedupe_key="x"),
@@ -191,38 +191,41 @@ def test_firing_has_one_id_per_signal_definition_and_cause() -> None:
     assert len({firing.firing_id, *(each.firing_id for each in others)}) == 5
 
 
-def test_reminder_has_one_firing_per_creation() -> None:
-    """An instant is one cause, however often its signal is paused and activated; created again it is another."""
+def test_instant_has_one_firing_per_create() -> None:
+    """An instant has one firing for each CreateWorkSignal, however often the signal is paused and activated."""
     signal = created(definition=AT_NOON)
     active = after((Verb.PAUSE, 2), (Verb.ACTIVATE, 3), signal=signal)
-    first, second = firing_at(signal, Cause()), firing_at(active, Cause("another"))
-    again = firing_at(created(9, AT_NOON), Cause())
+    first, second = time_firing(signal, Cause()), time_firing(active, Cause("another"))
+    again = time_firing(created(9, AT_NOON), Cause())
     assert first is not None and second is not None and again is not None  # noqa: PT018
     assert first.firing_id == second.firing_id != again.firing_id
     assert first.due_at == NOW
     assert refusal(active, second.defined, second.position) is None
-    assert firing_at(created(), Cause()) is None
+    assert time_firing(created(), Cause()) is None
 
 
 @pytest.mark.parametrize(
     ("signal", "reason"),
     [
         (created(), None),
-        (None, "the signal does not exist any more"),
-        (step(None, Verb.PAUSE, 1)[0], "the signal does not exist any more"),
+        (None, "the signal does not exist"),
+        (step(None, Verb.PAUSE, 1)[0], "the signal does not exist"),
         (after((Verb.CREATE, 1), (Verb.CANCEL, 2)), "the signal is cancelled"),
-        (after((Verb.CREATE, 1), (Verb.PAUSE, 3), (Verb.ACTIVATE, 4)), "the signal was activated after that"),
-        (after((Verb.CREATE, 1), (Verb.RESOLVE, 3), (Verb.CREATE, 5)), "the signal has another definition now"),
+        (
+            after((Verb.CREATE, 1), (Verb.PAUSE, 3), (Verb.ACTIVATE, 4)),
+            "the signal was activated after the cause",
+        ),
+        (after((Verb.CREATE, 1), (Verb.RESOLVE, 3), (Verb.CREATE, 5)), "the signal now has another definition"),
     ],
 )
 def test_refusal(signal: Signal | None, reason: str | None) -> None:
-    """A firing is refused unless its signal is active by the same definition, and has been since before the cause."""
+    """A firing is refused unless its signal has been active with the same definition since before the cause."""
     assert refusal(signal, Position(1, 1), Position(1, 2)) == reason
 
 
-def test_signal_that_cannot_be_matched_costs_only_itself() -> None:
-    """A trigger that raises is passed over, and the evaluation says that it is not complete."""
-    broken = standing(created(), definition=BLOCKED._replace(trigger_spec="no JSON"))
+def test_failing_trigger_affects_only_its_signal() -> None:
+    """A trigger that raises an error is skipped, and the evaluation reports that it is incomplete."""
+    broken = with_state(created(), definition=BLOCKED._replace(trigger_spec="no JSON"))
     found, complete = evaluate(moved(2), [broken, created()])
     assert ([firing.dedupe_key for firing in found], complete) == (["event-2"], False)
     assert evaluate(moved(2), [created()])[1]
@@ -250,13 +253,13 @@ def item_after(history: list[tuple[int, tuple[str, str | None]]]) -> WorkItem:
 def test_work_item_ends_the_same_in_any_order(
     histories: tuple[list[tuple[int, tuple[str, str | None]]], list[tuple[int, tuple[str, str | None]]]],
 ) -> None:
-    """A work item has the status of its newest transition, else of its oldest creation, in any order of delivery."""
+    """A work item has the same status for any order of delivery."""
     in_order, delivered = histories
     assert item_after(delivered) == item_after(in_order)
 
 
 def test_work_item_keeps_the_newest_status() -> None:
-    """Neither an older transition nor a late creation takes back the status that a newer command has set."""
+    """An older transition or a late CreateWorkItem does not replace the status of a newer command."""
     item, outcome = move_item(WorkItem(ITEM), moved(5, "done"))
     outcomes = [outcome]
     for sequence in (3, 7):
@@ -268,7 +271,7 @@ def test_work_item_keeps_the_newest_status() -> None:
 
 
 def test_triggers_are_read_by_kind() -> None:
-    """A spec is read by its kind, within what its signal's trigger kind allows."""
+    """A spec is read by its `kind`, if the trigger kind of the signal allows it."""
     read = [
         read_trigger(definition.trigger_kind, definition.trigger_spec, has_work_item=True)
         for definition in (BLOCKED, AT_NOON, BLOCKED._replace(trigger_kind=TriggerKind.TIME))
@@ -276,8 +279,8 @@ def test_triggers_are_read_by_kind() -> None:
     assert [type(each) for each in read] == [StatusTransition, TimeAt, Invalid]
 
 
-def test_statuses_of_a_trigger_are_folded_once() -> None:
-    """Matching looks a status up in a set that was prepared once, however many statuses a trigger names."""
+def test_statuses_of_a_trigger_are_prepared_once() -> None:
+    """The statuses of a trigger are prepared once, so that each match is one look-up."""
     trigger = StatusTransition(kind="work_item.status.transition", to=[f" STATUS-{n} " for n in range(13_000)])
     assert trigger.matches("status-12999")
     assert trigger._folded is trigger._folded

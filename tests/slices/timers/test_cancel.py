@@ -20,8 +20,8 @@ async def nothing(_: Sequence[Message]) -> None:
     pass
 
 
-async def drain(timers: Timers, until: int = LATER) -> list[str]:
-    """Let everything fire that will fire, leases run out and all; return what fired."""
+async def fire_all(timers: Timers, until: int = LATER) -> list[str]:
+    """Fire everything that can fire by `until`, also rows whose lease expires. Return the calls that fired."""
     timers.clock.set(until)
     await timers.tick()
     timers.clock.advance(seconds=VISIBILITY_TIMEOUT.total_seconds())
@@ -37,19 +37,19 @@ def replies(timers: Timers) -> list[Any]:
 
 
 async def test_cancelled_before_it_is_due(timers: Timers) -> None:
-    """A timer cancelled before it is due stays silent, is woken for by nobody, and says when it was cancelled."""
+    """A timer that is cancelled before its due time never fires, and no loop wakes for it."""
     await timers.schedule(due_at=DUE)
     timers.clock.advance(seconds=1)
     await timers.cancel()
     row = await timers.row()
     assert (row["state"], row["cancelled_at"], row["available_at"]) == ("Cancelled", NOW + 1000, None)
     assert (await timers.next_at(), timers.wakes) == (None, [DUE])
-    assert await drain(timers) == []
+    assert await fire_all(timers) == []
     assert timers.outcomes() == {"scheduled": 1, "cancelled": 1}
 
 
 async def test_cancelled_twice(timers: Timers) -> None:
-    """A second CancelTimer changes nothing, and counts as newest."""
+    """A second CancelTimer changes nothing but the position and the start of the retention time."""
     await timers.schedule(due_at=DUE)
     await timers.cancel()
     first = await timers.row()
@@ -61,8 +61,8 @@ async def test_cancelled_twice(timers: Timers) -> None:
     assert timers.outcomes() == {"scheduled": 1, "cancelled": 1, "unchanged": 1}
 
 
-async def test_cancelled_while_it_is_being_published(timers: Timers) -> None:
-    """Cancelled while its event is on its way, a timer fires that once, and the late settling leaves it cancelled."""
+async def test_cancelled_during_publishing(timers: Timers) -> None:
+    """If a timer is cancelled while its event is being published, it fires once and stays cancelled."""
     await timers.schedule()
 
     async def cancel(_: Sequence[Message]) -> None:
@@ -74,37 +74,37 @@ async def test_cancelled_while_it_is_being_published(timers: Timers) -> None:
     row = await timers.row()
     assert (row["state"], row["reached_at"], row["lease_token"]) == ("Cancelled", None, None)
     assert (timers.metrics.lost, timers.metrics.settlements) == (1, {})
-    assert await drain(timers) == ["call-1"]
+    assert await fire_all(timers) == ["call-1"]
 
 
-async def test_cancelled_while_the_broker_is_away(timers: Timers) -> None:
-    """Cancelled while its event can't be published, a timer stays silent when the broker is back."""
+async def test_cancelled_while_the_broker_is_down(timers: Timers) -> None:
+    """If a timer is cancelled while the broker is down, it does not fire when the broker is back."""
     await timers.schedule()
 
-    async def go_away_and_cancel(_: Sequence[Message]) -> None:
+    async def go_down_and_cancel(_: Sequence[Message]) -> None:
         timers.broker.before_publishing = nothing
         timers.broker.health = Health.down("gone")
         await timers.cancel()
 
-    timers.broker.before_publishing = go_away_and_cancel
+    timers.broker.before_publishing = go_down_and_cancel
     await timers.tick()
     timers.broker.health = HEALTHY
-    assert await drain(timers) == []
+    assert await fire_all(timers) == []
     assert (await timers.row())["state"] == "Cancelled"
 
 
-async def test_cancelled_while_it_waits_to_be_retried(timers: Timers) -> None:
-    """A timer whose event was refused can be cancelled before it is tried again."""
+async def test_cancelled_before_the_next_attempt(timers: Timers) -> None:
+    """A timer whose event was refused can be cancelled before the next attempt."""
     await timers.schedule()
     timers.broker.refuses = always
     await timers.tick()
     timers.broker.refuses = never
     await timers.cancel()
-    assert await drain(timers) == []
+    assert await fire_all(timers) == []
 
 
 async def test_cancelled_after_it_fired(timers: Timers) -> None:
-    """A timer that has fired can't be cancelled any more, and is left as it is."""
+    """A timer that has fired cannot be cancelled. It stays Reached."""
     await timers.schedule()
     await timers.tick()
     before = await timers.row()
@@ -116,31 +116,31 @@ async def test_cancelled_after_it_fired(timers: Timers) -> None:
 
 
 async def test_older_schedule_after_the_cancel(timers: Timers) -> None:
-    """A ScheduleTimer delivered again after its CancelTimer doesn't revive the timer."""
+    """A ScheduleTimer that is delivered again after its CancelTimer does not schedule the timer again."""
     scheduled = await timers.schedule(due_at=DUE)
     await timers.cancel()
     timers.broker.deliver(scheduled)
     await timers.consume()
-    assert await drain(timers) == []
+    assert await fire_all(timers) == []
     assert timers.outcomes() == {"scheduled": 1, "cancelled": 1, "ignored_stale": 1}
 
 
 @pytest.mark.parametrize("batch_size", [1, 2])
-async def test_cancel_overtakes_its_schedule(
+async def test_cancel_beats_an_older_schedule(
     store: Database, memory_broker: MemoryBroker, clock: ManualClock, batch_size: int
 ) -> None:
-    """A CancelTimer that comes before the older ScheduleTimer it is about silences it, in one batch or the next."""
+    """A CancelTimer wins over an older ScheduleTimer that is delivered later, in the same or in the next batch."""
     timers = Timers(store, memory_broker, clock, batch_size=batch_size)
     scheduled = timers.send(schedule_timer(due_at=DUE))
     cancelled = timers.send(cancel_timer(), message="cancel-timer")
     timers.broker.deliver(cancelled, scheduled)
     await timers.consume()
-    assert await drain(timers) == []
+    assert await fire_all(timers) == []
     assert timers.outcomes() == {"not_found": 1, "ignored_stale": 1}
 
 
 async def test_scheduled_again_after_the_cancel(timers: Timers) -> None:
-    """A ScheduleTimer newer than the CancelTimer makes a timer of its own: another id, registered anew."""
+    """A ScheduleTimer after a CancelTimer creates a new timer with another event id and a new registration time."""
     await timers.schedule(due_at=DUE, data=1)
     first = await timers.row()
     await timers.cancel()
@@ -155,19 +155,19 @@ async def test_scheduled_again_after_the_cancel(timers: Timers) -> None:
         None,
     )
     assert timers.wakes == [DUE, DUE]
-    assert await drain(timers) == ["call-1"]
+    assert await fire_all(timers) == ["call-1"]
 
 
 async def test_scheduled_after_a_tombstone(timers: Timers) -> None:
-    """A CancelTimer that found nothing is no hindrance to a newer ScheduleTimer."""
+    """A CancelTimer for an unknown timer does not affect a newer ScheduleTimer."""
     await timers.cancel()
     await timers.schedule(due_at=DUE)
     assert timers.outcomes() == {"not_found": 1, "scheduled": 1}
-    assert await drain(timers) == ["call-1"]
+    assert await fire_all(timers) == ["call-1"]
 
 
 async def test_cancel_of_another_tenant(timers: Timers) -> None:
-    """A tenant can't cancel or retry another's timer of the same name."""
+    """A tenant cannot cancel or retry the timer of another tenant with the same name."""
     await timers.schedule(due_at=DUE)
     await timers.cancel(tenant="other")
     await timers.retry(tenant="other")
@@ -176,18 +176,18 @@ async def test_cancel_of_another_tenant(timers: Timers) -> None:
         ("CancelTimer", "not_found"): 1,
         ("RetryTimer", "not_found"): 1,
     }
-    assert await drain(timers) == ["call-1"]
+    assert await fire_all(timers) == ["call-1"]
 
 
 @pytest.mark.parametrize("name", ["CancelTimer", "RetryTimer"])
-async def test_command_with_a_field_too_many(timers: Timers, name: str) -> None:
-    """A CancelTimer or RetryTimer with a field it doesn't have is rejected by the field's name, not obeyed in part."""
+async def test_unknown_field(timers: Timers, name: str) -> None:
+    """A CancelTimer or RetryTimer with an unknown field is rejected with the name of the field."""
     await timers.schedule(due_at=DUE)
     payload = {"tenantId": "acme", "serviceCallId": "call-1", "dueAt": iso(DUE)}
     timers.send(command(name, payload), message=name.replace("T", "-t").lower())
     await timers.consume()
-    (told,) = bodies(timers.broker.events)
-    assert (told["payload"]["code"], [each["path"] for each in told["payload"]["errors"]]) == (
+    (rejection,) = bodies(timers.broker.events)
+    assert (rejection["payload"]["code"], [each["path"] for each in rejection["payload"]["errors"]]) == (
         "INVALID_PAYLOAD",
         ["payload.dueAt"],
     )
@@ -198,7 +198,7 @@ async def test_command_with_a_field_too_many(timers: Timers, name: str) -> None:
 
 
 async def test_retried(timers: Timers) -> None:
-    """A retried timer fires at once under the id it always had, with all its attempts before it."""
+    """A retried timer fires at once with its old event id, and its attempts start again at 0."""
     await timers.fail("call-1")
     failed = await timers.row()
     await timers.retry()
@@ -212,7 +212,7 @@ async def test_retried(timers: Timers) -> None:
 
 
 async def test_retried_and_refused_again(timers: Timers) -> None:
-    """A retried timer that is refused as often as before is given up again, and can be retried again."""
+    """A retried timer whose event is refused in all attempts is buried again and can be retried again."""
     await timers.fail("call-1")
     for _ in range(2):
         await timers.retry()
@@ -227,7 +227,7 @@ async def test_retried_and_refused_again(timers: Timers) -> None:
 
 
 async def test_retry_delivered_again(timers: Timers) -> None:
-    """A RetryTimer that is delivered again after the timer failed again doesn't put it back a second time."""
+    """A RetryTimer that is delivered again after the timer failed again does not retry it a second time."""
     await timers.fail("call-1")
     retried = await timers.retry()
     timers.broker.refuses = always
@@ -240,8 +240,8 @@ async def test_retry_delivered_again(timers: Timers) -> None:
     assert timers.outcomes() == {"scheduled": 1, "retried": 1, "unchanged": 1}
 
 
-async def test_retry_where_there_is_nothing_to_retry(timers: Timers) -> None:
-    """A RetryTimer for a timer that waits, has fired, is cancelled or isn't there changes nothing of it."""
+async def test_retry_of_a_timer_that_has_not_failed(timers: Timers) -> None:
+    """A RetryTimer changes nothing if the timer is scheduled, reached, cancelled or unknown."""
     await timers.schedule("waits", LATER)
     await timers.schedule("fired")
     await timers.tick()
@@ -260,7 +260,7 @@ async def test_retry_where_there_is_nothing_to_retry(timers: Timers) -> None:
 
 
 async def test_retry_does_not_end_a_claim(timers: Timers) -> None:
-    """A RetryTimer for a timer that is just being published leaves the claim alone: it fires once and is settled."""
+    """A RetryTimer does not end the claim of a timer that is being published. The timer fires once and is settled."""
     await timers.schedule()
 
     async def retry(_: Sequence[Message]) -> None:
@@ -276,7 +276,7 @@ async def test_retry_does_not_end_a_claim(timers: Timers) -> None:
 
 
 async def test_every_command_on_one_timer_in_a_batch(timers: Timers) -> None:
-    """Commands of all kinds on one timer in one batch each see what those before them did; the last one wins."""
+    """Each command of a batch sees the effects of the earlier commands on the timer. The last command wins."""
     await timers.fail("call-1")
     wakes = len(timers.wakes)
     inbox = {"Timer-Reply-To": "_INBOX.me"}
@@ -311,25 +311,25 @@ async def test_every_command_on_one_timer_in_a_batch(timers: Timers) -> None:
     row = await timers.row()
     assert (row["state"], row["due_at"], row["data"]) == ("Scheduled", after(hours=5), "8")
     assert Position(row["position_epoch"], row["position_sequence"]) == Position(1, 11)
-    assert timers.wakes[wakes:] == [DUE], "the earliest that any of them wrote"
-    assert sorted(await drain(timers, after(hours=5))) == ["call-1", "other"]
+    assert timers.wakes[wakes:] == [DUE], "the earliest due time of the batch"
+    assert sorted(await fire_all(timers, after(hours=5))) == ["call-1", "other"]
 
 
-async def test_cancelled_and_retried_in_a_batch_of_its_own(timers: Timers) -> None:
-    """A failed timer that is cancelled and then retried in one batch stays cancelled and silent."""
+async def test_cancelled_and_retried_in_one_batch(timers: Timers) -> None:
+    """A failed timer that is cancelled and then retried in one batch stays cancelled and does not fire."""
     await timers.fail("call-1")
     timers.send(cancel_timer(), message="cancel-timer")
     timers.send(retry_timer(), message="retry-timer")
     await timers.consume()
     assert (await timers.row())["state"] == "Cancelled"
-    assert await drain(timers, timers.clock.now()) == []
+    assert await fire_all(timers, timers.clock.now()) == []
 
 
-async def test_made_and_cancelled_in_one_batch(timers: Timers) -> None:
-    """A timer that is scheduled and cancelled in one batch is one row, cancelled, and never fires."""
+async def test_scheduled_and_cancelled_in_one_batch(timers: Timers) -> None:
+    """A timer that is scheduled and cancelled in one batch is stored as Cancelled and never fires."""
     timers.send(schedule_timer(due_at=NOW))
     timers.send(cancel_timer(), message="cancel-timer")
     await timers.consume()
     row = await timers.row()
     assert (row["state"], row["due_at"], row["cancelled_at"]) == ("Cancelled", NOW, NOW)
-    assert await drain(timers) == []
+    assert await fire_all(timers) == []

@@ -1,4 +1,4 @@
-"""Several instances on one database, each with a clock of its own."""
+"""Several instances on one database, each with its own clock."""
 
 import asyncio
 from collections.abc import Sequence
@@ -14,10 +14,10 @@ from timer_service.core.message import Message
 
 
 @pytest.mark.parametrize("published_first", ["theirs", "ours"])
-async def test_a_lease_that_only_one_thinks_over(
+async def test_lease_expired_on_one_clock_only(
     store: Database, memory_broker: MemoryBroker, published_first: str
 ) -> None:
-    """An instance whose clock runs ahead takes a row that another still holds: one event, settled once, no harm."""
+    """An instance whose clock is ahead claims a row that another instance holds. The timer still fires once."""
     ours = Timers(store, memory_broker, ManualClock())
     ahead = ManualClock(NOW + VISIBILITY_TIMEOUT.seconds * 1000 + 1)
     theirs = Timers(store, memory_broker, ahead)
@@ -49,8 +49,8 @@ async def test_a_lease_that_only_one_thinks_over(
     assert [each["id"] for each in bodies(memory_broker.events)] == [row["event_id"]]
 
 
-async def test_an_instance_behind_reschedules(store: Database, memory_broker: MemoryBroker) -> None:
-    """A command handled by an instance whose clock is behind moves a timer that another one holds: it fires anew."""
+async def test_rescheduled_by_an_instance_whose_clock_is_behind(store: Database, memory_broker: MemoryBroker) -> None:
+    """An instance whose clock is behind reschedules a timer that another instance holds. The timer fires again."""
     ours = Timers(store, memory_broker, ManualClock())
     theirs = Timers(store, memory_broker, ManualClock(after(seconds=-5)))
     await ours.schedule(due_at=NOW)
@@ -72,10 +72,10 @@ async def test_an_instance_behind_reschedules(store: Database, memory_broker: Me
     assert len({each["id"] for each in bodies(memory_broker.events)}) == 2
 
 
-async def test_rows_that_others_are_claiming(
+async def test_locked_rows_are_skipped(
     postgres: PostgresDatabase, memory_broker: MemoryBroker, clock: ManualClock
 ) -> None:
-    """Rows that another instance has locked are passed over, and not asked for again at once."""
+    """A claim skips rows that another instance has locked, and does not try again at once."""
     timers = Timers(postgres, memory_broker, clock)
     await timers.schedule(due_at=NOW)
     async with postgres.transaction() as other:

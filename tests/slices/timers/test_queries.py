@@ -17,7 +17,8 @@ from timer_service.adapters.sqlite import SqliteDatabase
 from timer_service.core.database import Parameters, Reader, Row
 from timer_service.core.errors import Code
 from timer_service.core.instant import LATEST
-from timer_service.timers.queries import QUERIES, ListTimers
+from timer_service.timers.messages import ListTimers
+from timer_service.timers.queries import QUERIES
 
 DUE = after(minutes=1)
 LATER = after(minutes=2)
@@ -27,8 +28,8 @@ def calls(page: Any) -> list[str]:
     return [each["serviceCallId"] for each in page["timers"]]
 
 
-async def one_of_each(timers: Timers) -> None:
-    """Make a timer of every state, due in the order of their names, and a tombstone."""
+async def create_one_in_each_state(timers: Timers) -> None:
+    """Create a timer in each state, due in the order of their names, and a tombstone."""
     await timers.fail("a failed")
     await timers.schedule("b reached", after(minutes=10))
     timers.clock.set(after(hours=1))
@@ -43,22 +44,22 @@ STATES = {"a failed": "Failed", "b reached": "Reached", "c cancelled": "Cancelle
 
 
 async def all_pages(timers: Timers, limit: int, **filters: Any) -> list[list[str]]:
-    """List to the end, page by page."""
+    """Return the calls of all pages of a list."""
     pages: list[list[str]] = []
-    question = {**filters, "limit": limit}
+    query = {**filters, "limit": limit}
     while True:
-        page = await timers.ask("list-timers", question)
+        page = await timers.ask("list-timers", query)
         pages.append(calls(page))
         if "cursor" not in page:
             return pages
-        question["cursor"] = page["cursor"]
+        query["cursor"] = page["cursor"]
 
 
 # get-timer
 
 
 async def test_get(timers: Timers) -> None:
-    """A timer is shown with all there is to it, and what there isn't is left out."""
+    """The view of a timer has all its values. Unknown values are left out."""
     await timers.schedule(due_at=DUE, data=[1, None], envelope={"correlationId": "corr-1"})
     assert await timers.ask("get-timer", {"serviceCallId": "call-1"}) == {
         "tenantId": "acme",
@@ -73,8 +74,8 @@ async def test_get(timers: Timers) -> None:
 
 
 async def test_get_in_every_state(timers: Timers) -> None:
-    """A reached timer says when it fired, a failed one why, and every one how often it was tried."""
-    await one_of_each(timers)
+    """A reached timer shows when it fired, a failed timer shows its error, and all timers show their attempts."""
+    await create_one_in_each_state(timers)
     views = {call: await timers.ask("get-timer", {"serviceCallId": call}) for call in STATES}
     assert {call: view["state"] for call, view in views.items()} == STATES
     assert [(call, view["reachedAt"]) for call, view in views.items() if "reachedAt" in view] == [
@@ -88,7 +89,7 @@ async def test_get_in_every_state(timers: Timers) -> None:
 
 @pytest.mark.parametrize(("data", "shown"), [({"data": None}, True), ({}, False)])
 async def test_get_null_data(timers: Timers, data: dict[str, Any], shown: bool) -> None:  # noqa: FBT001
-    """Data that is null is told from no data."""
+    """The view distinguishes null data from no data."""
     await timers.schedule(**data)
     assert ("data" in await timers.ask("get-timer", {"serviceCallId": "call-1"})) is shown
 
@@ -97,7 +98,7 @@ async def test_get_null_data(timers: Timers, data: dict[str, Any], shown: bool) 
     ("tenant", "call"), [("acme", "unknown"), ("acme", "tombstone"), ("other", "call-1")], ids=lambda value: value
 )
 async def test_get_not_found(timers: Timers, tenant: str, call: str) -> None:
-    """An unknown timer, a tombstone and another tenant's timer are alike: not found."""
+    """An unknown timer, a tombstone and the timer of another tenant are all not found."""
     await timers.schedule()
     await timers.cancel("tombstone")
     answer = await timers.ask("get-timer", {"serviceCallId": call}, tenant=tenant)
@@ -108,8 +109,8 @@ async def test_get_not_found(timers: Timers, tenant: str, call: str) -> None:
 
 
 async def test_list_every_state(timers: Timers) -> None:
-    """Timers of all states come in order of due time, each as get-timer shows it; tombstones don't."""
-    await one_of_each(timers)
+    """The list shows timers of all states in order of due time, as get-timer shows them, without tombstones."""
+    await create_one_in_each_state(timers)
     page = await timers.ask("list-timers")
     assert calls(page) == sorted(STATES)
     assert page["timers"] == [await timers.ask("get-timer", {"serviceCallId": call}) for call in sorted(STATES)]
@@ -118,8 +119,8 @@ async def test_list_every_state(timers: Timers) -> None:
 
 @pytest.mark.parametrize("call", STATES)
 async def test_list_one_state(timers: Timers, call: str) -> None:
-    """Asked for one state, only timers of that state come; tombstones don't even as Cancelled."""
-    await one_of_each(timers)
+    """A list of one state has only timers of that state. Tombstones are not listed as Cancelled."""
+    await create_one_in_each_state(timers)
     assert calls(await timers.ask("list-timers", {"state": STATES[call]})) == [call]
 
 
@@ -141,7 +142,7 @@ async def test_list_one_state(timers: Timers, call: str) -> None:
     ],
 )
 async def test_list_by_due_time(timers: Timers, state: str | None, filters: dict[str, Any], wanted: str) -> None:
-    """`dueAfter` is inclusive, `dueBefore` is not, and both go along with a state."""
+    """`dueAfter` is inclusive and `dueBefore` is exclusive. Both can be combined with a state."""
     for call, due_at in {"d": LATER, "b": DUE, "a": DUE - 1, "c": DUE}.items():
         await timers.schedule(call, due_at)
     asked = filters if state is None else {**filters, "state": state}
@@ -149,16 +150,16 @@ async def test_list_by_due_time(timers: Timers, state: str | None, filters: dict
 
 
 @pytest.mark.parametrize("due_at", [0, LATEST])
-async def test_list_at_the_ends_of_time(timers: Timers, due_at: int) -> None:
-    """The earliest and the latest due time there can be are listed, page after page too."""
+async def test_earliest_and_latest_due_times(timers: Timers, due_at: int) -> None:
+    """Timers with the earliest and the latest possible due time are listed, also page by page."""
     for call in "abc":
         await timers.schedule(call, due_at)
     assert await all_pages(timers, 1) == [["a"], ["b"], ["c"]]
     assert calls(await timers.ask("list-timers", {"dueAfter": iso(due_at)})) == ["a", "b", "c"]
 
 
-async def test_list_of_nobody(timers: Timers) -> None:
-    """A tenant sees only its own timers, and one that has none an empty page."""
+async def test_list_of_each_tenant(timers: Timers) -> None:
+    """A tenant sees only its own timers. A tenant without timers gets an empty page."""
     await timers.schedule("mine")
     await timers.schedule("theirs", tenant="other")
     assert calls(await timers.ask("list-timers")) == ["mine"]
@@ -167,7 +168,7 @@ async def test_list_of_nobody(timers: Timers) -> None:
 
 @pytest.mark.parametrize("limit", [1, 2, 3, 4, 6, 7, 12, 13])
 async def test_pages(timers: Timers, limit: int) -> None:
-    """Page after page every timer comes once, in order, and only the last page has no cursor: equal due times too."""
+    """The pages together have each timer once, in order, also with equal due times. Only the last has no cursor."""
     wanted = [f"call-{number:02}" for number in range(12)]
     for number, call in enumerate(reversed(wanted)):
         timers.send(schedule_timer(call, DUE + (11 - number) // 5))
@@ -177,8 +178,8 @@ async def test_pages(timers: Timers, limit: int) -> None:
 
 
 @pytest.mark.parametrize("character", ["x", "\u00e9", "\U0001f600", '"', "\\"])
-async def test_cursor_of_any_call(timers: Timers, character: str) -> None:
-    """A cursor can be given back whatever the call it names: the longest too, in any script."""
+async def test_cursor_works_for_every_call_id(timers: Timers, character: str) -> None:
+    """A cursor works for every call id: the longest id and ids in any script."""
     wanted = [f"{number}{character * 199}" for number in range(3)]
     for call in wanted:
         await timers.schedule(call, DUE)
@@ -187,7 +188,7 @@ async def test_cursor_of_any_call(timers: Timers, character: str) -> None:
 
 @pytest.mark.parametrize("filters", [{"state": "Scheduled"}, {"dueAfter": iso(DUE)}, {"dueBefore": iso(LATER)}])
 async def test_pages_keep_their_filters(timers: Timers, filters: dict[str, Any]) -> None:
-    """A cursor given back with the filters it came with goes on in the filtered list."""
+    """A cursor that is sent with the same filters continues in the filtered list."""
     for call, due_at in {"a": DUE - 1, "b": DUE, "c": DUE, "d": DUE, "e": LATER}.items():
         await timers.schedule(call, due_at)
     await timers.cancel("c")
@@ -196,8 +197,8 @@ async def test_pages_keep_their_filters(timers: Timers, filters: dict[str, Any])
     assert 3 <= len(whole) <= 4
 
 
-async def test_cursor_is_a_place_in_time(timers: Timers) -> None:
-    """A cursor before `dueAfter` doesn't get behind it."""
+async def test_cursor_before_due_after(timers: Timers) -> None:
+    """A cursor that lies before `dueAfter` does not bypass the filter."""
     for call, due_at in {"a": NOW, "b": DUE, "c": LATER}.items():
         await timers.schedule(call, due_at)
     page = await timers.ask("list-timers", {"limit": 1})
@@ -207,19 +208,19 @@ async def test_cursor_is_a_place_in_time(timers: Timers) -> None:
 
 @pytest.mark.parametrize("state", [None, "Scheduled"])
 async def test_pages_while_the_timers_change(timers: Timers, state: str | None) -> None:
-    """While timers come, fire, move and go between pages, those that stay as they are come once each, in order."""
+    """If timers change between pages, the timers that do not change are listed once each and in order."""
     stays = [f"stays-{number}" for number in range(9)]
     for number, call in enumerate(stays):
         await timers.schedule(call, DUE + number * 10)
         await timers.schedule(f"goes-{number}", DUE + number * 10)
     seen: list[str] = []
-    question: dict[str, Any] = {"limit": 3} if state is None else {"limit": 3, "state": state}
+    query: dict[str, Any] = {"limit": 3} if state is None else {"limit": 3, "state": state}
     for number in range(100):
-        page = await timers.ask("list-timers", question)
+        page = await timers.ask("list-timers", query)
         seen += calls(page)
         if "cursor" not in page:
             break
-        question["cursor"] = page["cursor"]
+        query["cursor"] = page["cursor"]
         await timers.schedule(f"early-{number}", NOW)
         await timers.tick()
         await timers.schedule(f"late-{number % 3}", DUE + 90)
@@ -231,40 +232,41 @@ async def test_pages_while_the_timers_change(timers: Timers, state: str | None) 
     assert len(seen) == len(set(seen))
 
 
-class Interrupted:
-    """A reader after each of whose reads something happens in the world."""
+class InterruptedReader:
+    """A reader that calls `interrupt` after each read."""
 
-    def __init__(self, reader: Reader, happens: Callable[[], Awaitable[object]]) -> None:
+    def __init__(self, reader: Reader, interrupt: Callable[[], Awaitable[object]]) -> None:
         self._reader = reader
-        self._happens = happens
+        self._interrupt = interrupt
 
     async def fetch(self, sql: str, parameters: Parameters = MappingProxyType({})) -> Sequence[Row]:
         rows = await self._reader.fetch(sql, parameters)
-        await self._happens()
+        await self._interrupt()
         return rows
 
     async def fetch_each(self, sql: str, many: Sequence[Parameters]) -> Sequence[Row]:
         rows = await self._reader.fetch_each(sql, many)
-        await self._happens()
+        await self._interrupt()
         return rows
 
 
 @pytest.mark.parametrize("change", ["fires", "is retried"])
-async def test_page_is_of_one_moment(timers: Timers, change: str) -> None:
-    """A timer that changes its state while a page is being read is in it once: neither twice nor not at all."""
+async def test_page_is_one_snapshot(timers: Timers, change: str) -> None:
+    """A timer that changes its state during the read of a page is listed exactly once."""
     await timers.schedule("stays", LATER)
     if change == "fires":
         await timers.schedule("changes", NOW)
     else:
         await timers.fail("changes")
-    reader = Interrupted(timers.database.queries, timers.tick if change == "fires" else lambda: timers.retry("changes"))
+    interrupt = timers.tick if change == "fires" else lambda: timers.retry("changes")
+    reader = InterruptedReader(timers.database.queries, interrupt)
     (answer,) = (route.answer for route in QUERIES if route.name == "list-timers")
     page = await answer(reader, "acme", ListTimers(), timers.clock.now())
     assert calls(page) == ["changes", "stays"]
 
 
 async def test_page_of_another_tenant_with_the_same_cursor(timers: Timers) -> None:
-    """A cursor taken from one tenant shows another nothing but its own."""
+    """A cursor of one tenant shows another tenant only its own timers."""
     for call in "abc":
         await timers.schedule(call, DUE)
     await timers.schedule("x", DUE, tenant="other")
@@ -272,37 +274,37 @@ async def test_page_of_another_tenant_with_the_same_cursor(timers: Timers) -> No
     assert calls(await timers.ask("list-timers", {"cursor": cursor}, tenant="other")) == ["x"]
 
 
-async def test_limit(timers: Timers) -> None:
-    """Unless asked for otherwise a page has 100 timers; it can have 1000."""
+async def test_default_and_largest_page(timers: Timers) -> None:
+    """A page has 100 timers by default and 1000 timers at most."""
     for number in range(1001):
         timers.send(schedule_timer(f"call-{number:04}", DUE))
     await timers.consume()
-    sizes = [len((await timers.ask("list-timers", question))["timers"]) for question in ({}, {"limit": 1000})]
+    sizes = [len((await timers.ask("list-timers", query))["timers"]) for query in ({}, {"limit": 1000})]
     assert sizes == [100, 1000]
 
 
 @pytest.mark.parametrize(("count", "size"), [(40, 60_000), (1000, 0)])
 async def test_page_fits_into_a_message(timers: Timers, count: int, size: int) -> None:
-    """However large its timers are a page fits into a message (1 MiB), and its cursor goes on behind it."""
+    """A page of large timers fits into a message of 1 MiB, and its cursor leads to the other timers."""
     wanted = [f"{number:03}{chr(0x1F600) * 190}" for number in range(count)]
     for call in wanted:
         timers.send(schedule_timer(call, DUE, data="x" * size, envelope={"correlationId": call}))
     await timers.consume()
     seen: list[str] = []
-    question: dict[str, Any] = {"limit": 1000}
+    query: dict[str, Any] = {"limit": 1000}
     while True:
-        answered = await timers.queries.answer("list-timers", "acme", json.dumps(question).encode())
+        answered = await timers.queries.answer("list-timers", "acme", json.dumps(query).encode())
         assert len(answered.body) <= FEATURES.max_message_bytes
         page = json.loads(answered.body)
         seen += calls(page)
         if "cursor" not in page:
             break
-        question["cursor"] = page["cursor"]
+        query["cursor"] = page["cursor"]
     assert seen == wanted
 
 
-async def test_large_timers_are_not_all_read(timers: Timers) -> None:
-    """A page of 1,000 large timers costs little more than what it shows, not what there is of them."""
+async def test_list_of_large_timers_reads_little(timers: Timers) -> None:
+    """A list of 1,000 large timers reads only little more than it shows."""
     for number in range(600):
         timers.send(schedule_timer(f"call-{number:03}", DUE, data=["x" * 70] * 800))
     await timers.consume()
@@ -319,8 +321,8 @@ async def test_large_timers_are_not_all_read(timers: Timers) -> None:
 
 
 async def test_count(timers: Timers) -> None:
-    """Timers are counted by state, tombstones not, those overdue too, and the next due time is told."""
-    await one_of_each(timers)
+    """The counts show timers by state without tombstones, overdue timers, and the earliest due time."""
+    await create_one_in_each_state(timers)
     await timers.schedule("overdue", after(minutes=59))
     await timers.schedule("due this moment", timers.clock.now())
     await timers.schedule("others'", 0, tenant="other")
@@ -332,8 +334,8 @@ async def test_count(timers: Timers) -> None:
     }
 
 
-async def test_count_nothing(timers: Timers) -> None:
-    """Of a tenant without timers every count is there, and there is no due time to tell."""
+async def test_count_of_a_tenant_without_timers(timers: Timers) -> None:
+    """For a tenant without timers all counts are 0 and there is no due time."""
     await timers.schedule(tenant="other")
     await timers.cancel("tombstone")
     assert await timers.ask("count-timers") == {
@@ -343,13 +345,13 @@ async def test_count_nothing(timers: Timers) -> None:
     }
 
 
-# What can't be answered
+# Rejected queries
 
 
 @pytest.mark.parametrize("body", [b"", b"{}", b" {} \n"])
 @pytest.mark.parametrize("name", ["list-timers", "count-timers"])
 async def test_empty_body(timers: Timers, name: str, body: bytes) -> None:
-    """An empty body asks what an empty object asks."""
+    """An empty body means the same as an empty object."""
     answered = await timers.queries.answer(name, "acme", body)
     assert (answered.code, answered.message) == (None, "")
     assert json.loads(answered.body) == await timers.ask(name, {})
@@ -358,7 +360,7 @@ async def test_empty_body(timers: Timers, name: str, body: bytes) -> None:
 @pytest.mark.parametrize("name", ["get-timer", "list-timers", "count-timers"])
 @pytest.mark.parametrize("body", [b"{", b"\xff", b"{} {}", b'{"limit": NaN}', b"[" * 10_000, b" "])
 async def test_not_json(timers: Timers, name: str, body: bytes) -> None:
-    """A body that is not JSON is answered so."""
+    """A body that is not JSON is rejected as INVALID_JSON."""
     answered = await timers.queries.answer(name, "acme", body)
     error = json.loads(answered.body)["error"]
     assert answered.code is Code.INVALID_JSON
@@ -367,7 +369,7 @@ async def test_not_json(timers: Timers, name: str, body: bytes) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "question", "path"),
+    ("name", "query", "path"),
     [
         ("get-timer", {}, "serviceCallId"),
         ("get-timer", {"service_call_id": "call-1"}, "serviceCallId"),
@@ -393,9 +395,9 @@ async def test_not_json(timers: Timers, name: str, body: bytes) -> None:
         ("list-timers", None, "(body)"),
     ],
 )
-async def test_wrong_field(timers: Timers, name: str, question: Any, path: str) -> None:
-    """A field that is wrong, missing or not known is answered with its name and the reason."""
-    answered = await timers.queries.answer(name, "acme", json.dumps(question).encode())
+async def test_wrong_field(timers: Timers, name: str, query: Any, path: str) -> None:
+    """A wrong, missing or unknown field is rejected with its name and the reason."""
+    answered = await timers.queries.answer(name, "acme", json.dumps(query).encode())
     error = json.loads(answered.body)["error"]
     assert answered.code is Code.INVALID_PAYLOAD
     assert (error["code"], error["message"]) == ("INVALID_PAYLOAD", answered.message)
@@ -431,17 +433,17 @@ def cursor_of(value: Any) -> str:
         base64.urlsafe_b64encode(b"\xff").decode(),
     ],
 )
-async def test_bad_cursor(timers: Timers, cursor: str) -> None:
-    """A cursor that is none of ours is answered with the field's name, whatever is in it."""
+async def test_invalid_cursor(timers: Timers, cursor: str) -> None:
+    """An invalid cursor is rejected with the name of the field, whatever it contains."""
     await timers.schedule()
     answer = await timers.ask("list-timers", {"cursor": cursor})
     assert answer["error"]["code"] == "INVALID_PAYLOAD"
     assert [each["path"] for each in answer["error"]["errors"]] == ["cursor"]
 
 
-async def test_nothing_is_written(timers: Timers) -> None:
-    """Queries change nothing, whatever they ask."""
-    await one_of_each(timers)
+async def test_queries_write_nothing(timers: Timers) -> None:
+    """Queries change nothing in the database."""
+    await create_one_in_each_state(timers)
     before = await timers.database.reader.fetch("SELECT * FROM timer_schedules ORDER BY service_call_id")
     for name in timers.queries.names:
         await timers.ask(name, {"serviceCallId": "a failed"} if name == "get-timer" else {})
@@ -449,7 +451,7 @@ async def test_nothing_is_written(timers: Timers) -> None:
 
 
 async def test_corrupt_row(timers: Timers, caplog: pytest.LogCaptureFixture) -> None:
-    """A row that can't be shown is an internal error that tells nothing of it; the log does."""
+    """A corrupt row is an internal error. The reply does not show the row, but the log has the details."""
     await timers.schedule(data=1)
     await timers.sql("UPDATE timer_schedules SET data = '{oops'")
     assert await timers.ask("get-timer", {"serviceCallId": "call-1"}) == {
@@ -462,19 +464,19 @@ async def test_corrupt_row(timers: Timers, caplog: pytest.LogCaptureFixture) -> 
 async def test_database_unavailable(
     sqlite: SqliteDatabase, tmp_path: Path, memory_broker: MemoryBroker, clock: ManualClock
 ) -> None:
-    """While the database can't be read every query is answered so, as an error of the service's own."""
+    """While the database is unreadable, every query returns an internal error that says so."""
     timers = Timers(sqlite, memory_broker, clock)
     await timers.schedule()
     for file in (tmp_path / "timers.db", tmp_path / "timers.db-wal"):
         file.write_bytes(b"\xff" * file.stat().st_size)
-    for name, question in {"get-timer": {"serviceCallId": "call-1"}, "list-timers": {}, "count-timers": {}}.items():
-        error = (await timers.ask(name, question))["error"]
+    for name, query in {"get-timer": {"serviceCallId": "call-1"}, "list-timers": {}, "count-timers": {}}.items():
+        error = (await timers.ask(name, query))["error"]
         assert error["code"] == "INTERNAL"
         assert error["message"] == "the database is not available at the moment"
 
 
-async def test_counted_at_one_moment(timers: Timers) -> None:
-    """While timers fire each is counted in one state: never in two, and never in none."""
+async def test_count_is_one_snapshot(timers: Timers) -> None:
+    """While timers fire, each timer is counted in exactly one state."""
     for call in range(300):
         timers.send(schedule_timer(f"call-{call}"))
     await timers.consume()

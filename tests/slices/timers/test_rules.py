@@ -11,14 +11,14 @@ from tests.harness.builders import KEY, in_state
 from tests.harness.clock import NOW, after, iso
 from timer_service.core.message import Command, Position, TenantPayload, Trace
 from timer_service.timers import rules
-from timer_service.timers.messages import CancelTimer, RetryTimer, ScheduleTimer
-from timer_service.timers.rules import Applied, Key, Outcome, Schedule, State, Timer
+from timer_service.timers.messages import CancelTimer, RetryTimer, ScheduleTimer, State
+from timer_service.timers.rules import Applied, Key, Outcome, Schedule, Timer
 
 NO_TRACE = Trace()
 OLD, MIDDLE, NEW = Position(1, 5), Position(1, 6), Position(1, 7)
 LATER = after(hours=1)
 RECEIVED = after(minutes=30)
-"""When the commands that tests are about are handled."""
+"""The instant at which the tested commands are handled."""
 
 Rule = Callable[[Timer | None, Position], Applied]
 
@@ -30,7 +30,7 @@ def apply(
     correlation_id: str | None = None,
     trace: Trace = NO_TRACE,
 ) -> Applied:
-    """Apply the command at a position, whose id is named after it."""
+    """Apply the command at `position`. Its id is made from the position."""
     command = Command(command_id(position), payload, position, correlation_id, trace, reply_to=None)
     return rules.apply(timer, KEY, command, RECEIVED)
 
@@ -62,12 +62,12 @@ RULES = {
 
 
 def wanted(due_at: int = NOW, position: Position = MIDDLE, **fields: Any) -> Schedule:
-    """Return what the ScheduleTimer at a position asks for."""
+    """Return the schedule of the ScheduleTimer at `position`."""
     return builders.wanted(due_at, position, causation_id=command_id(position), **fields)
 
 
 def scheduled(due_at: int = NOW, position: Position = MIDDLE, registered_at: int = NOW, **fields: Any) -> Timer:
-    """Return the timer that the ScheduleTimer at a position makes where there was none."""
+    """Return the timer that the ScheduleTimer at `position` creates."""
     asked = wanted(due_at, position, **fields)
     return Timer(KEY, State.SCHEDULED, position, registered_at, asked, available_at=due_at)
 
@@ -81,7 +81,7 @@ def tombstone(position: Position = MIDDLE) -> Timer:
 
 
 def confirmed(row: Timer, outcome: Outcome = Outcome.UNCHANGED) -> Applied:
-    """Return what a command leaves that changes nothing but the position and, once settled, what retention goes by."""
+    """Return the result of a command that changes only the position and, if settled, the retention time."""
     confirmed_at = None if row.settled_at is None else RECEIVED
     return Applied(row._replace(position=NEW, confirmed_at=confirmed_at), outcome)
 
@@ -90,7 +90,7 @@ def confirmed(row: Timer, outcome: Outcome = Outcome.UNCHANGED) -> Applied:
 
 
 def test_schedule_new() -> None:
-    """A ScheduleTimer for an unknown timer makes it, registered now, to be fired when it is due."""
+    """A ScheduleTimer for an unknown timer creates it. It is registered now and available at its due time."""
     made = scheduled(LATER, NEW, registered_at=RECEIVED, data='{"a":1}', correlation_id="order-1")
     assert schedule_for(LATER, "order-1", data={"a": 1})(None, NEW) == Applied(made, Outcome.SCHEDULED)
 
@@ -103,14 +103,14 @@ def test_schedule_carries_its_trace() -> None:
 
 
 def test_reschedule() -> None:
-    """A newer ScheduleTimer with another due time replaces the schedule and keeps when the timer was registered."""
+    """A newer ScheduleTimer with another due time replaces the schedule and keeps the registration time."""
     moved = scheduled(LATER, NEW, data="2")
     assert schedule_for(LATER, data=2)(timer(), NEW) == Applied(moved, Outcome.RESCHEDULED)
 
 
 @pytest.mark.parametrize("name", ["schedule", "update"])
-def test_new_schedule_forgets_attempts(name: str) -> None:
-    """A timer that is rescheduled or updated has all its attempts before it, and no error from before."""
+def test_new_schedule_resets_attempts(name: str) -> None:
+    """A new schedule resets the attempts and the last error."""
     tried = timer()._replace(attempt=2, last_error="refused", available_at=LATER - 1)
     left = RULES[name](tried, NEW).timer
     assert left is not None
@@ -118,8 +118,8 @@ def test_new_schedule_forgets_attempts(name: str) -> None:
     assert (left.attempt, left.last_error, left.available_at) == (0, None, left.schedule.due_at)
 
 
-def test_schedule_the_same() -> None:
-    """A newer ScheduleTimer that asks for the same changes nothing but the position: the event id stays."""
+def test_schedule_with_the_same_values() -> None:
+    """A newer ScheduleTimer with the same values changes only the position. The event id stays."""
     assert RULES["same"](timer(), NEW) == confirmed(timer())
 
 
@@ -139,8 +139,8 @@ CONTENTS: dict[str, tuple[str | None, dict[str, Any]]] = {
 
 @pytest.mark.parametrize("had", CONTENTS)
 @pytest.mark.parametrize("wants", CONTENTS)
-def test_update(had: str, wants: str) -> None:
-    """A newer ScheduleTimer with the same due time and other data, or another correlation id, is what fires."""
+def test_other_content_updates(had: str, wants: str) -> None:
+    """A newer ScheduleTimer with other data or another correlation id replaces the schedule."""
     (had_correlation, had_data), (correlation, data) = CONTENTS[had], CONTENTS[wants]
     before = schedule_for(NOW, had_correlation, **had_data)(None, MIDDLE).timer
     assert before is not None
@@ -156,13 +156,13 @@ def test_update(had: str, wants: str) -> None:
 @pytest.mark.parametrize("state", [State.CANCELLED, State.FAILED])
 @pytest.mark.parametrize("due_at", [NOW, LATER])
 def test_schedule_cancelled_or_failed(state: State, due_at: int) -> None:
-    """A newer ScheduleTimer brings a cancelled or failed timer back, as if it were new."""
+    """A newer ScheduleTimer schedules a cancelled or failed timer as if it were new."""
     again = scheduled(due_at, NEW, registered_at=RECEIVED)
     assert schedule_for(due_at)(timer(state), NEW) == Applied(again, Outcome.SCHEDULED)
 
 
 def test_schedule_after_a_tombstone() -> None:
-    """A ScheduleTimer newer than the CancelTimer that found nothing makes the timer."""
+    """A ScheduleTimer that is newer than a tombstone creates the timer."""
     made = scheduled(LATER, NEW, registered_at=RECEIVED)
     assert RULES["schedule"](tombstone(), NEW) == Applied(made, Outcome.SCHEDULED)
 
@@ -171,25 +171,25 @@ def test_schedule_after_a_tombstone() -> None:
 
 
 def test_cancel_scheduled() -> None:
-    """A newer CancelTimer ends a scheduled timer for good, at the moment it is handled."""
+    """A newer CancelTimer cancels a scheduled timer at the instant it is handled."""
     cancelled = timer()._replace(state=State.CANCELLED, position=NEW, available_at=None, settled_at=RECEIVED)
     assert cancel(timer(), NEW) == Applied(cancelled, Outcome.CANCELLED)
 
 
 def test_cancel_failed() -> None:
-    """A CancelTimer ends a failed timer too; what it failed from stays to be read."""
+    """A CancelTimer cancels a failed timer. The last error stays readable."""
     cancelled = timer(State.FAILED)._replace(state=State.CANCELLED, position=NEW, settled_at=RECEIVED)
     assert cancel(timer(State.FAILED), NEW) == Applied(cancelled, Outcome.CANCELLED)
 
 
 @pytest.mark.parametrize("row", [timer(State.CANCELLED), tombstone()], ids=["cancelled", "tombstone"])
 def test_cancel_cancelled(row: Timer) -> None:
-    """A CancelTimer for what is cancelled changes nothing but the position, and it is kept as long as a new cancel."""
+    """A CancelTimer for a cancelled timer or a tombstone changes only the position and restarts the retention time."""
     assert cancel(row, NEW) == confirmed(row)
 
 
 def test_cancel_unknown() -> None:
-    """A CancelTimer for an unknown timer leaves a tombstone: nothing to fire, cancelled now."""
+    """A CancelTimer for an unknown timer leaves a tombstone that is cancelled now."""
     assert cancel(None, MIDDLE) == Applied(tombstone(), Outcome.NOT_FOUND)
 
 
@@ -198,7 +198,7 @@ def test_cancel_unknown() -> None:
 
 @pytest.mark.parametrize(("due_at", "available_at"), [(NOW, RECEIVED), (LATER, LATER)], ids=["due", "not due"])
 def test_retry_failed(due_at: int, available_at: int) -> None:
-    """A newer RetryTimer puts a failed timer back under its event id, its attempts before it: at once, never early."""
+    """A newer RetryTimer schedules a failed timer with its old event id: now, but never before its due time."""
     failed = timer(State.FAILED, due_at=due_at)
     back = timer(due_at=due_at)._replace(position=NEW, available_at=available_at)
     assert retry(failed, NEW) == Applied(back, Outcome.RETRIED)
@@ -207,13 +207,13 @@ def test_retry_failed(due_at: int, available_at: int) -> None:
 
 @pytest.mark.parametrize("state", [State.SCHEDULED, State.CANCELLED])
 def test_retry_not_failed(state: State) -> None:
-    """A RetryTimer for a timer that waits or is cancelled changes nothing but the position."""
+    """A RetryTimer for a scheduled or cancelled timer changes only the position."""
     assert retry(timer(state), NEW) == confirmed(timer(state))
 
 
 @pytest.mark.parametrize("row", [None, tombstone(MIDDLE)])
 def test_retry_unknown(row: Timer | None) -> None:
-    """A RetryTimer finds no timer where there is none, nor where only a tombstone is, and changes nothing."""
+    """A RetryTimer for an unknown timer or a tombstone changes nothing."""
     assert retry(row, NEW) == Applied(row, Outcome.NOT_FOUND)
 
 
@@ -230,34 +230,34 @@ REACHED = {
 
 
 @pytest.mark.parametrize("name", RULES)
-def test_reached(name: str) -> None:
-    """A timer that has fired stays as it is; it is kept on, so that this command has no effect if delivered again."""
+def test_command_on_a_reached_timer(name: str) -> None:
+    """A command on a reached timer changes only the position and restarts the retention time."""
     assert RULES[name](timer(State.REACHED), NEW) == confirmed(timer(State.REACHED), REACHED[name])
 
 
 @pytest.mark.parametrize("name", RULES)
-def test_reached_and_delivered_again(name: str) -> None:
-    """The same command delivered again after the timer has fired changes nothing."""
+def test_command_on_a_reached_timer_delivered_again(name: str) -> None:
+    """A command that is delivered again after the timer has fired changes nothing."""
     assert RULES[name](timer(State.REACHED), MIDDLE) == Applied(timer(State.REACHED), REACHED[name])
 
 
 @pytest.mark.parametrize("name", RULES)
 @pytest.mark.parametrize("state", State)
-def test_older(name: str, state: State) -> None:
-    """In every state an older command changes nothing."""
+def test_older_command(name: str, state: State) -> None:
+    """An older command changes nothing, in every state."""
     assert RULES[name](timer(state), OLD) == Applied(timer(state), Outcome.IGNORED_STALE)
 
 
 @pytest.mark.parametrize("name", RULES)
-def test_tombstone_beats_older(name: str) -> None:
-    """A tombstone beats whatever was sent before it and comes later."""
+def test_tombstone_beats_older_commands(name: str) -> None:
+    """A tombstone wins over every older command that is delivered later."""
     assert RULES[name](tombstone(), OLD) == Applied(tombstone(), Outcome.IGNORED_STALE)
 
 
 @pytest.mark.parametrize("name", RULES)
 @pytest.mark.parametrize("row", [*(timer(state) for state in State if state is not State.REACHED), tombstone()])
-def test_same_command_again(name: str, row: Timer) -> None:
-    """The command that made the timer what it is changes nothing when it is delivered again, nor revives it."""
+def test_same_command_delivered_again(name: str, row: Timer) -> None:
+    """The newest command on a timer changes nothing when it is delivered again."""
     assert RULES[name](row, MIDDLE) == Applied(row, Outcome.UNCHANGED)
 
 
@@ -270,12 +270,12 @@ def test_same_command_again(name: str, row: Timer) -> None:
     ],
 )
 def test_epoch_before_sequence(row: Position, command: Position, outcome: Outcome) -> None:
-    """A recreated stream's commands are newer than all of its predecessor's, whatever their sequence."""
+    """The commands of a recreated stream are newer than all commands of the old stream, at any sequence."""
     assert RULES["schedule"](timer(position=row), command).outcome is outcome
 
 
-def test_cancelled_and_scheduled_again() -> None:
-    """A timer that is scheduled again after it was cancelled fires as a timer of its own, and a retry leaves it so."""
+def test_scheduled_again_after_a_cancel() -> None:
+    """A timer that is scheduled again after a cancel has a new event id. A RetryTimer does not change it."""
     cancelled = cancel(timer(position=OLD), MIDDLE).timer
     again = RULES["same"](cancelled, NEW)
     assert again == Applied(scheduled(position=NEW, registered_at=RECEIVED), Outcome.SCHEDULED)
@@ -283,14 +283,14 @@ def test_cancelled_and_scheduled_again() -> None:
 
 
 class Sent(NamedTuple):
-    """A command somebody sent."""
+    """A command that was sent."""
 
     rule: str
     position: Position
 
 
 def play(commands: list[Sent], row: Timer | None = None) -> Timer | None:
-    """Handle commands in the order they arrive; return the timer they leave."""
+    """Apply commands in order of arrival. Return the final timer."""
     for command in commands:
         row = RULES[command.rule](row, command.position).timer
     return row
@@ -301,7 +301,7 @@ arrivals = st.tuples(
     st.dictionaries(positions, st.sampled_from(sorted(RULES)), min_size=1, max_size=5),
     st.randoms(use_true_random=False),
 ).map(lambda drawn: shuffled_twice(*drawn))
-"""Commands that arrive in any order, each of them twice."""
+"""Commands in any order, each delivered twice."""
 
 
 def shuffled_twice(rules_at: dict[Position, str], rng: Random) -> list[Sent]:
@@ -311,8 +311,8 @@ def shuffled_twice(rules_at: dict[Position, str], rng: Random) -> list[Sent]:
 
 
 @given(arrivals.map(lambda commands: [each for each in commands if each.rule != "retry"]))
-def test_order_of_arrival_does_not_matter(commands: list[Sent]) -> None:
-    """Redelivered and reordered, the same schedules and cancels leave the timer as the newest one wants it."""
+def test_order_of_delivery_does_not_matter(commands: list[Sent]) -> None:
+    """In any order and with redeliveries, the newest ScheduleTimer or CancelTimer decides the final timer."""
 
     def fires(row: Timer | None) -> tuple[State, Position, tuple[int, str | None] | None] | None:
         if row is None:
@@ -326,8 +326,8 @@ def test_order_of_arrival_does_not_matter(commands: list[Sent]) -> None:
 
 
 @given(arrivals)
-def test_what_changes_has_moved_on(commands: list[Sent]) -> None:
-    """A timer that a command changes has a newer position, and exactly a scheduled timer is available."""
+def test_each_change_has_a_newer_position(commands: list[Sent]) -> None:
+    """Every change gives a timer a newer position. Exactly the scheduled timers are available."""
     row: Timer | None = None
     for command in commands:
         found, row = row, RULES[command.rule](row, command.position).timer
@@ -338,8 +338,8 @@ def test_what_changes_has_moved_on(commands: list[Sent]) -> None:
 
 
 @given(arrivals)
-def test_one_id_stands_for_one_content(commands: list[Sent]) -> None:
-    """Whatever commands come, an event id never stands for two due times, data or correlation ids."""
+def test_one_event_id_has_one_content(commands: list[Sent]) -> None:
+    """An event id never stands for two due times, two data values or two correlation ids."""
     contents: dict[str, Schedule] = {}
     row: Timer | None = None
     for command in commands:
@@ -351,13 +351,13 @@ def test_one_id_stands_for_one_content(commands: list[Sent]) -> None:
 # Event ids
 
 
-def test_event_id_is_stable() -> None:
-    """The same schedule always fires under the same id: pinned, for an upgrade must not change it."""
+def test_event_id_is_pinned() -> None:
+    """The id of a given schedule is pinned, because an upgrade must not change it."""
     assert rules.event_id(KEY, 1_795_251_600_000, Position(1, 7)) == "03b31f125023970d1da203068506e0ce"
 
 
 def test_event_ids_differ() -> None:
-    """Another tenant, call, due time, epoch or sequence is another fire, also where texts would run together."""
+    """The id differs for another tenant, call, due time, epoch or sequence, even if joined parts look alike."""
     causes = [
         (Key("acme", "a"), 1, Position(1, 1)),
         (Key("other", "a"), 1, Position(1, 1)),

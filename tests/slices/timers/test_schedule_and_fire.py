@@ -37,7 +37,7 @@ def replies(timers: Timers) -> list[tuple[str, Any]]:
 
 
 async def test_fires_at_its_due_time(timers: Timers) -> None:
-    """A timer fires at its due time, not a millisecond before, and only once."""
+    """A timer fires once, at its due time and not a millisecond earlier."""
     await timers.schedule(due_at=DUE)
     timers.clock.set(DUE - 1)
     early = await timers.tick(), timers.fired()
@@ -49,7 +49,7 @@ async def test_fires_at_its_due_time(timers: Timers) -> None:
 
 
 async def test_due_time_finer_than_a_millisecond(timers: Timers) -> None:
-    """A due time within a millisecond fires at its end, never at its beginning."""
+    """A due time is rounded up to the next millisecond."""
     await timers.schedule()
     timers.send(schedule_timer("fine", "2026-11-21T09:00:00.000001Z"))
     await timers.consume()
@@ -62,7 +62,7 @@ async def test_due_time_finer_than_a_millisecond(timers: Timers) -> None:
 
 @pytest.mark.parametrize("due_at", [NOW, NOW - 1, after(days=-400), 0])
 async def test_past_due_time_fires_at_once(timers: Timers, due_at: int) -> None:
-    """A due time that has passed already fires with the next tick, and the loop is woken for it."""
+    """A timer with a past due time fires in the next tick, and the loop is woken for it."""
     await timers.schedule(due_at=due_at)
     assert timers.wakes == [due_at]
     await timers.tick()
@@ -71,7 +71,7 @@ async def test_past_due_time_fires_at_once(timers: Timers, due_at: int) -> None:
 
 
 async def test_event(timers: Timers) -> None:
-    """The event is what the contract says, to the last field and header."""
+    """The event has every field and header of the contract and nothing else."""
     timers.send(
         schedule_timer(
             "call-1",
@@ -104,8 +104,8 @@ async def test_event(timers: Timers) -> None:
     }
 
 
-async def test_smallest_event(timers: Timers) -> None:
-    """What a command leaves out is left out of its event; its cause is then the broker's id of the command."""
+async def test_event_without_optional_fields(timers: Timers) -> None:
+    """The event leaves out what its command leaves out. The causation id is then the broker's id of the command."""
     timers.send(schedule_timer(), message_id="broker's id")
     await timers.consume()
     await timers.tick()
@@ -137,8 +137,8 @@ async def test_smallest_event(timers: Timers) -> None:
     ],
     ids=range(15),
 )
-async def test_data_comes_back(timers: Timers, data: Any) -> None:
-    """Any data comes back as it was given, null included."""
+async def test_event_carries_the_data(timers: Timers, data: Any) -> None:
+    """The event carries any data unchanged, also null."""
     await timers.schedule(data=data)
     await timers.tick()
     (event,) = bodies(timers.broker.events)
@@ -146,7 +146,7 @@ async def test_data_comes_back(timers: Timers, data: Any) -> None:
 
 
 async def test_row_after_firing(timers: Timers) -> None:
-    """A fired timer stays as a row that says when it fired, and the metrics say how late."""
+    """The row of a fired timer has the time of firing, and the metrics have its lateness."""
     await timers.schedule(due_at=DUE)
     timers.clock.set(DUE + 250)
     await timers.tick()
@@ -156,8 +156,8 @@ async def test_row_after_firing(timers: Timers) -> None:
     assert timers.metrics.settlements == {"fired": 1}
 
 
-async def test_a_tick_drains_in_batches(store: Database, memory_broker: MemoryBroker, clock: ManualClock) -> None:
-    """One tick fires several batches, oldest first, but not without end: the loop gets its turn."""
+async def test_one_tick_fires_several_batches(store: Database, memory_broker: MemoryBroker, clock: ManualClock) -> None:
+    """One tick fires several batches, oldest first, but not all: other loops must run too."""
     timers = Timers(store, memory_broker, clock, batch_size=10)
     for number in range(100):
         timers.send(schedule_timer(f"call-{number}", NOW - number))
@@ -169,7 +169,7 @@ async def test_a_tick_drains_in_batches(store: Database, memory_broker: MemoryBr
 
 
 async def test_next_at(timers: Timers) -> None:
-    """The loop sleeps until the earliest due time; when nothing waits there is none."""
+    """The next tick is at the earliest due time. There is none if no timer is scheduled."""
     seen = [await timers.next_at()]
     await timers.schedule("b", LATER)
     await timers.schedule("a", DUE)
@@ -181,11 +181,11 @@ async def test_next_at(timers: Timers) -> None:
     assert timers.wakes == [LATER, DUE]
 
 
-# Commands on a timer that is there
+# Commands on a known timer
 
 
 async def test_reschedule(timers: Timers) -> None:
-    """A newer command moves a scheduled timer, earlier or later; it fires once, with what the newest one said."""
+    """A newer command moves a timer to an earlier or later due time. It fires once, with the newest data."""
     await timers.schedule(due_at=LATER, data=1)
     await timers.schedule(due_at=DUE, data=2)
     timers.clock.set(DUE)
@@ -201,8 +201,8 @@ async def test_reschedule(timers: Timers) -> None:
     assert timers.wakes == [LATER, DUE, DUE, LATER]
 
 
-async def test_rescheduled_there_and_back(timers: Timers) -> None:
-    """A timer moved away and back to its first due time fires once, as a schedule of its own."""
+async def test_rescheduled_and_moved_back(timers: Timers) -> None:
+    """A timer that is moved and moved back to its first due time fires once, with a new event id."""
     await timers.schedule(due_at=DUE)
     first = (await timers.row())["event_id"]
     await timers.schedule(due_at=LATER)
@@ -214,7 +214,7 @@ async def test_rescheduled_there_and_back(timers: Timers) -> None:
 
 
 async def test_unchanged(timers: Timers) -> None:
-    """A newer command that asks for the same changes nothing: same id, nobody woken, and it still counts as newest."""
+    """A newer command with the same values changes only the position: same event id, no wake-up."""
     same: dict[str, Any] = {"data": {"a": 1}, "envelope": {"correlationId": "order-1"}}
     await timers.schedule(due_at=DUE, **same)
     before = await timers.row()
@@ -226,8 +226,8 @@ async def test_unchanged(timers: Timers) -> None:
     assert timers.wakes == [DUE]
 
 
-async def test_unchanged_while_it_is_being_published(timers: Timers) -> None:
-    """A newer command that asks for the same leaves a claim alone: the timer fires once and is settled."""
+async def test_unchanged_during_publishing(timers: Timers) -> None:
+    """A newer command with the same values does not end a claim. The timer fires once and is settled."""
     await timers.schedule(data=1)
     timers.broker.before_publishing = once(timers, lambda: timers.schedule(data=1))
     await timers.tick()
@@ -245,7 +245,7 @@ CHANGES: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
 async def test_updated(timers: Timers, change: dict[str, Any]) -> None:
-    """A newer command with the same due time and other content is what fires: all of it, nothing of the older one."""
+    """A newer command with the same due time and other content replaces the content completely."""
     timers.send(
         schedule_timer(due_at=DUE, data=1, envelope={"id": "first", "correlationId": "order-1"}),
         {"traceparent": TRACEPARENT},
@@ -257,28 +257,28 @@ async def test_updated(timers: Timers, change: dict[str, Any]) -> None:
     timers.clock.set(DUE)
     await timers.tick()
     (event,) = bodies(timers.broker.events)
-    wanted = change["envelope"]
-    assert (event["causationId"], event.get("correlationId")) == ("second", wanted.get("correlationId"))
+    envelope = change["envelope"]
+    assert (event["causationId"], event.get("correlationId")) == ("second", envelope.get("correlationId"))
     assert json.dumps(event["payload"].get("data", "none")) == json.dumps(change.get("data", "none"))
     assert (event["payload"]["dueAt"], timers.broker.events[0].headers) == (iso(DUE), {})
     assert timers.outcomes() == {"scheduled": 1, "updated": 1}
-    assert (row["registered_at"], timers.wakes) == (NOW, [DUE]), "it is the same timer, due when it was"
+    assert (row["registered_at"], timers.wakes) == (NOW, [DUE]), "the same timer with the same due time"
 
 
-async def test_updated_twice_in_a_batch(timers: Timers) -> None:
-    """Of several updates in one batch the last one fires; one that repeats it changes nothing."""
+async def test_updated_twice_in_one_batch(timers: Timers) -> None:
+    """The last of several updates in one batch fires. A repeated update changes nothing."""
     for data in (1, 2, 1, 1):
         timers.send(schedule_timer(due_at=DUE, data=data), {"Timer-Reply-To": INBOX})
     await timers.consume()
     timers.clock.set(DUE)
     await timers.tick()
-    told = [(body["outcome"], body["timer"]["data"]) for _, body in replies(timers)]
-    assert told == [("scheduled", 1), ("updated", 2), ("updated", 1), ("unchanged", 1)]
+    answers = [(body["outcome"], body["timer"]["data"]) for _, body in replies(timers)]
+    assert answers == [("scheduled", 1), ("updated", 2), ("updated", 1), ("unchanged", 1)]
     assert [each["payload"]["data"] for each in bodies(timers.broker.events)] == [1]
 
 
-async def test_updated_while_it_is_being_published(timers: Timers) -> None:
-    """Updated while its event is on the way, a timer fires the new data too, at once and under an id of its own."""
+async def test_updated_during_publishing(timers: Timers) -> None:
+    """A timer that is updated while its event is being published fires again, with the new data and a new id."""
     await timers.schedule(data=1)
     timers.broker.before_publishing = once(timers, lambda: timers.schedule(data=2))
     await timers.tick()
@@ -292,16 +292,16 @@ async def test_updated_while_it_is_being_published(timers: Timers) -> None:
     assert ((await timers.row())["state"], await timers.next_at()) == ("Reached", None)
 
 
-async def test_updated_while_the_broker_is_away(timers: Timers) -> None:
-    """Updated while its event can't be published, a timer fires once, with the new data."""
+async def test_updated_while_the_broker_is_down(timers: Timers) -> None:
+    """A timer that is updated while the broker is down fires once, with the new data."""
     await timers.schedule(data=1)
 
-    async def go_away_and_update(_: Sequence[Message]) -> None:
+    async def go_down_and_update(_: Sequence[Message]) -> None:
         timers.broker.before_publishing = nothing
         timers.broker.health = Health.down("gone")
         await timers.schedule(data=2)
 
-    timers.broker.before_publishing = go_away_and_update
+    timers.broker.before_publishing = go_down_and_update
     await timers.tick()
     timers.broker.health = HEALTHY
     timers.clock.advance(seconds=1)
@@ -310,7 +310,7 @@ async def test_updated_while_the_broker_is_away(timers: Timers) -> None:
 
 
 async def test_updated_after_its_acknowledgement_was_lost(timers: Timers) -> None:
-    """An event that was stored, but not acknowledged, keeps its id for its own data; the update fires under another."""
+    """An event that was stored but not acknowledged keeps its id and data. The update fires with another id."""
     await timers.schedule(data=1)
     timers.broker.loses_acknowledgement_of = always
     await timers.tick()
@@ -322,8 +322,8 @@ async def test_updated_after_its_acknowledgement_was_lost(timers: Timers) -> Non
     assert sorted(data_of.values()) == [1, 2]
 
 
-async def test_update_delivered_again_after_it_fired(timers: Timers) -> None:
-    """An update delivered again finds that the timer has fired, and the command before it that it is stale."""
+async def test_update_delivered_again_after_firing(timers: Timers) -> None:
+    """An update that is delivered again after the timer fired is ignored as reached, the older command as stale."""
     first = await timers.schedule(data=1)
     second = await timers.schedule(data=2)
     await timers.tick()
@@ -335,7 +335,7 @@ async def test_update_delivered_again_after_it_fired(timers: Timers) -> None:
 
 
 async def test_updates_race_with_claims(store: Database, memory_broker: MemoryBroker, clock: ManualClock) -> None:
-    """Updates that are handled while two instances fire: the new data fires exactly where the update was accepted."""
+    """If updates race with two firing instances, the new data fires exactly where the outcome is `updated`."""
     ours, theirs = (Timers(store, memory_broker, clock, batch_size=5) for _ in range(2))
     calls = [f"call-{number}" for number in range(60)]
     for call in calls:
@@ -356,7 +356,7 @@ async def test_updates_race_with_claims(store: Database, memory_broker: MemoryBr
 
 
 async def test_ignored_reached(timers: Timers) -> None:
-    """A timer that has fired is not scheduled again."""
+    """A reached timer is not scheduled again."""
     await timers.schedule()
     await timers.tick()
     await timers.schedule(due_at=LATER)
@@ -367,7 +367,7 @@ async def test_ignored_reached(timers: Timers) -> None:
 
 
 async def test_older_command_delivered_again(timers: Timers) -> None:
-    """An older command that comes again after a newer one is stale and moves nothing."""
+    """An older command that is delivered again after a newer one is stale and changes nothing."""
     old = await timers.schedule(due_at=DUE)
     await timers.schedule(due_at=LATER)
     timers.broker.deliver(old)
@@ -378,7 +378,7 @@ async def test_older_command_delivered_again(timers: Timers) -> None:
 
 
 async def test_commands_out_of_order(timers: Timers) -> None:
-    """Commands handed over newest first leave the timer as the newest one wants it."""
+    """If commands are delivered newest first, the newest still wins."""
     first = timers.send(schedule_timer(due_at=LATER))
     second = timers.send(schedule_timer(due_at=DUE))
     timers.broker.deliver(second, first)
@@ -388,7 +388,7 @@ async def test_commands_out_of_order(timers: Timers) -> None:
 
 
 async def test_same_command_delivered_again(timers: Timers) -> None:
-    """A command delivered again while its timer waits, in the same batch or later, changes nothing."""
+    """A command that is delivered again before its timer fires changes nothing, in the same batch or later."""
     position = timers.send(schedule_timer(due_at=DUE))
     timers.broker.deliver(position, position)
     await timers.consume()
@@ -401,7 +401,7 @@ async def test_same_command_delivered_again(timers: Timers) -> None:
 
 
 async def test_recreated_stream(timers: Timers) -> None:
-    """After the stream of commands was made anew its commands are newer, though their sequences begin at 1 again."""
+    """Commands of a recreated stream are newer, although its sequences begin at 1 again."""
     await timers.schedule("other")
     await timers.schedule(due_at=DUE)
     timers.broker.recreate(epoch=2)
@@ -410,8 +410,8 @@ async def test_recreated_stream(timers: Timers) -> None:
     assert (await timers.row())["due_at"] == LATER
 
 
-async def test_several_commands_on_one_timer_in_a_batch(timers: Timers) -> None:
-    """Commands of one batch see what those before them did; the last accepted one is what fires."""
+async def test_several_schedules_in_one_batch(timers: Timers) -> None:
+    """Each command of a batch sees the effects of the earlier ones. The last accepted command fires."""
     due = {"1": LATER, "2": DUE, "3": DUE, "4": after(minutes=3), "5": after(minutes=3)}
     for cause, due_at in due.items():
         timers.send(schedule_timer(due_at=due_at, envelope={"id": cause}), {"Timer-Reply-To": INBOX})
@@ -425,8 +425,8 @@ async def test_several_commands_on_one_timer_in_a_batch(timers: Timers) -> None:
     ]
 
 
-async def test_batch_over_old_and_new_timers(timers: Timers) -> None:
-    """A batch may confirm, move and make timers, of several tenants, also the same one in turn."""
+async def test_batch_with_old_and_new_timers(timers: Timers) -> None:
+    """One batch can confirm, reschedule and create timers of several tenants, and name one timer twice."""
     await timers.schedule("known", DUE)
     await timers.schedule("moved", DUE)
     for call, tenant, due_at in [
@@ -442,8 +442,8 @@ async def test_batch_over_old_and_new_timers(timers: Timers) -> None:
     assert [(row["due_at"], row["position_sequence"]) for row in rows] == [(DUE, 3), (LATER, 5), (LATER, 6)]
 
 
-async def test_reschedule_while_it_is_being_published(timers: Timers) -> None:
-    """Rescheduled while its old due time is being published, a timer fires for both, under two ids."""
+async def test_rescheduled_during_publishing(timers: Timers) -> None:
+    """A timer that is rescheduled while its event is being published fires for both due times, with two ids."""
     await timers.schedule()
 
     async def reschedule(_: Sequence[Message]) -> None:
@@ -467,7 +467,7 @@ async def nothing(_: Sequence[Message]) -> None:
 
 
 def once(timers: Timers, step: Callable[[], Awaitable[object]]) -> Callable[[Sequence[Message]], Awaitable[None]]:
-    """Return what takes a step before a batch is published, and nothing before those after it."""
+    """Return a hook that runs `step` before the next batch is published, and does nothing afterwards."""
 
     async def take(_: Sequence[Message]) -> None:
         timers.broker.before_publishing = nothing
@@ -476,8 +476,8 @@ def once(timers: Timers, step: Callable[[], Awaitable[object]]) -> Callable[[Seq
     return take
 
 
-async def test_lease_that_runs_out_while_publishing(timers: Timers) -> None:
-    """Claimed anew because publishing took too long, a timer is sent again under the same id and settled once."""
+async def test_lease_that_expires_during_publishing(timers: Timers) -> None:
+    """If the lease expires during publishing, the timer is sent again with the same id and settled once."""
     await timers.schedule()
 
     async def stall(_: Sequence[Message]) -> None:
@@ -491,11 +491,11 @@ async def test_lease_that_runs_out_while_publishing(timers: Timers) -> None:
     assert (timers.metrics.settlements, timers.metrics.lost) == ({"fired": 1}, 1)
 
 
-# Commands that can't be handled
+# Rejected commands
 
 
-async def test_poison_costs_only_itself(timers: Timers) -> None:
-    """Among a thousand good commands a bad one ends in the dead letters, the others as if it weren't there."""
+async def test_invalid_command_affects_only_itself(timers: Timers) -> None:
+    """One invalid command among a thousand becomes a dead letter. The others are handled normally."""
     for number in range(1000):
         timers.send(b"{" if number == 500 else schedule_timer(f"call-{number}", DUE))
     await timers.consume()
@@ -509,7 +509,7 @@ async def test_poison_costs_only_itself(timers: Timers) -> None:
 
 
 async def test_dead_letter(timers: Timers) -> None:
-    """A dead letter is the original, bytes and headers, and says what was wrong and where it came from."""
+    """A dead letter has the body and headers of the command, the error, and the source of the command."""
     body = b'{"type": "ScheduleTimer",\xff'
     headers = {"X-Mine": "1", "Nats-Msg-Id": "a", "nats-rollup": "all", "Nats-Expected-Stream": "OTHER"}
     position = timers.send(body, headers)
@@ -533,16 +533,16 @@ async def test_dead_letter(timers: Timers) -> None:
 
 
 async def test_command_rejected(timers: Timers) -> None:
-    """The tenant is told of a rejected command: which, why, and every field that is wrong."""
+    """A CommandRejected event names the command, the reason, and each invalid field."""
     body = schedule_timer("", "tomorrow", envelope={"id": "cmd-1", "correlationId": "corr-1"})
     timers.send(body, {"traceparent": TRACEPARENT})
     await timers.consume()
     (event,) = timers.broker.events
-    told = json.loads(event.body)
-    payload = told.pop("payload")
+    rejection = json.loads(event.body)
+    payload = rejection.pop("payload")
     assert event.address == Address(Kind.EVENT, "acme", "command-rejected")
     assert event.headers == {"traceparent": TRACEPARENT}
-    assert told == {
+    assert rejection == {
         "id": event.id,
         "type": "CommandRejected",
         "tenantId": "acme",
@@ -559,26 +559,26 @@ async def test_command_rejected(timers: Timers) -> None:
     assert all(each["reason"] in payload["message"] for each in payload["errors"])
 
 
-async def test_command_rejected_unread(timers: Timers) -> None:
-    """Of a command that can't be read at all, the tenant of its address is told what is known."""
+async def test_unreadable_command_is_rejected(timers: Timers) -> None:
+    """If a command is unreadable, the tenant of its address gets an event with the known values."""
     timers.send(b"", message_id="m-1")
     await timers.consume()
-    (told,) = bodies(timers.broker.events)
-    assert (told["tenantId"], told["causationId"]) == ("acme", "m-1")
-    assert set(told["payload"]) == {"commandId", "code", "message"}
-    assert (told["payload"]["commandId"], told["payload"]["code"]) == ("m-1", "INVALID_JSON")
+    (rejection,) = bodies(timers.broker.events)
+    assert (rejection["tenantId"], rejection["causationId"]) == ("acme", "m-1")
+    assert set(rejection["payload"]) == {"commandId", "code", "message"}
+    assert (rejection["payload"]["commandId"], rejection["payload"]["code"]) == ("m-1", "INVALID_JSON")
 
 
-async def test_rejection_tells_the_addressed_tenant(timers: Timers) -> None:
-    """A command that names a tenant other than its address is told of where it was addressed, not to the other."""
+async def test_rejection_goes_to_the_addressed_tenant(timers: Timers) -> None:
+    """If a command names another tenant than its address, the event goes to the tenant of the address."""
     timers.send(schedule_timer(tenant="victim"), tenant="acme")
     await timers.consume()
     (event,) = timers.broker.events
     assert (event.address.tenant, json.loads(event.body)["payload"]["code"]) == ("acme", "TENANT_MISMATCH")
 
 
-async def test_address_of_no_tenant(timers: Timers) -> None:
-    """Addressed to what can be no tenant, a command is kept, and there is nobody to tell."""
+async def test_address_with_an_invalid_tenant(timers: Timers) -> None:
+    """A command with an invalid tenant in its address becomes a dead letter, without an event."""
     timers.send(schedule_timer(), tenant="Ä!")
     await timers.consume()
     assert [letter.address.tenant for letter in timers.broker.dead_letters] == ["Ä!"]
@@ -587,17 +587,17 @@ async def test_address_of_no_tenant(timers: Timers) -> None:
 
 
 async def test_unknown_type(timers: Timers) -> None:
-    """A command of a type nobody handles is rejected, and doesn't make the metrics grow with its name."""
+    """A command of an unknown type is rejected. Its name does not become a label of the metrics."""
     timers.send(command("ScheduleTime", {}), message="schedule-time")
     await timers.consume()
-    (told,) = bodies(timers.broker.events)
-    assert told["payload"]["code"] == "UNKNOWN_TYPE"
+    (rejection,) = bodies(timers.broker.events)
+    assert rejection["payload"]["code"] == "UNKNOWN_TYPE"
     assert timers.metrics.commands == {("unknown", "rejected"): 1}
 
 
 @pytest.mark.parametrize("kind", [Kind.DEAD_LETTER, Kind.EVENT])
 async def test_dead_letter_waits_for_the_broker(timers: Timers, kind: Kind) -> None:
-    """While the broker can't store a dead letter or its event, the command is given back; then it ends, told once."""
+    """A command is retried until the broker stores its dead letter and its event. Then it is terminated once."""
     position = timers.send(b"{", {"Timer-Reply-To": INBOX})
     timers.broker.loses_acknowledgement_of = lambda message: message.address.kind is kind
     await timers.consume()
@@ -612,7 +612,7 @@ async def test_dead_letter_waits_for_the_broker(timers: Timers, kind: Kind) -> N
 
 
 async def test_refused_dead_letter(timers: Timers) -> None:
-    """A command whose dead letter is refused is not terminated: nothing is thrown away."""
+    """A command is not terminated while the broker refuses its dead letter."""
     position = timers.send(b"{")
     timers.broker.refuses = lambda message: message.address.kind is Kind.DEAD_LETTER
     await timers.consume()
@@ -621,7 +621,7 @@ async def test_refused_dead_letter(timers: Timers) -> None:
 
 
 async def test_refused_event_of_a_rejection(timers: Timers) -> None:
-    """A rejection whose event the broker refuses for good ends all the same: the dead letter has everything."""
+    """A command is terminated although the broker refuses its event, because the dead letter has everything."""
     position = timers.send(b"{")
     timers.broker.refuses = lambda message: message.address.kind is Kind.EVENT
     await timers.consume()
@@ -629,7 +629,7 @@ async def test_refused_event_of_a_rejection(timers: Timers) -> None:
 
 
 async def test_one_dead_letter_refused_among_others(timers: Timers) -> None:
-    """Of several rejected commands in a batch only the one whose dead letter is refused waits."""
+    """Of several rejected commands, only the one whose dead letter is refused is retried."""
     positions = [timers.send(b"{" * number) for number in (1, 2, 3)]
     timers.broker.refuses = lambda message: message.body == b"{{"
     await timers.consume()
@@ -641,7 +641,7 @@ async def test_one_dead_letter_refused_among_others(timers: Timers) -> None:
 
 
 async def test_reply(timers: Timers) -> None:
-    """Whoever asks for the outcome of a command is told it, and of the timer it was about."""
+    """A reply has the outcome of the command and the view of its timer."""
     timers.send(
         schedule_timer(due_at=DUE, data={"a": None}, envelope={"id": "cmd-1", "correlationId": "corr-1"}),
         {"Timer-Reply-To": INBOX},
@@ -670,17 +670,17 @@ async def test_reply(timers: Timers) -> None:
 
 
 async def test_reply_shows_the_timer_as_the_command_left_it(timers: Timers) -> None:
-    """Each reply shows its timer as it was after that command, also where later ones of its batch changed it."""
+    """Each reply shows the timer after its command, even if later commands of the batch changed it again."""
     await timers.fail("bad")
     await timers.schedule("fired")
     timers.clock.advance(seconds=5)
     await timers.tick()
-    wanted = {"Timer-Reply-To": INBOX}
-    timers.send(schedule_timer("a", LATER), wanted)
-    timers.send(schedule_timer("a", after(hours=3)), wanted)
-    timers.send(cancel_timer("a"), wanted, message="cancel-timer")
-    timers.send(schedule_timer("fired", LATER), wanted)
-    timers.send(cancel_timer("bad"), wanted, message="cancel-timer")
+    reply_to = {"Timer-Reply-To": INBOX}
+    timers.send(schedule_timer("a", LATER), reply_to)
+    timers.send(schedule_timer("a", after(hours=3)), reply_to)
+    timers.send(cancel_timer("a"), reply_to, message="cancel-timer")
+    timers.send(schedule_timer("fired", LATER), reply_to)
+    timers.send(cancel_timer("bad"), reply_to, message="cancel-timer")
     await timers.consume()
     views = [body["timer"] for _, body in replies(timers)]
     assert [(view["serviceCallId"], view["state"], view["dueAt"]) for view in views] == [
@@ -695,8 +695,8 @@ async def test_reply_shows_the_timer_as_the_command_left_it(timers: Timers) -> N
     assert ["reachedAt" in view for view in views] == [False, False, False, True, False]
 
 
-async def test_reply_about_no_timer(timers: Timers) -> None:
-    """Where there is no timer to show, or only the tombstone of one, a reply has none."""
+async def test_reply_without_a_timer(timers: Timers) -> None:
+    """A reply has no timer if the timer is unknown or a tombstone."""
     for name in ("retry", "cancel", "cancel", "retry"):
         body = (retry_timer if name == "retry" else cancel_timer)("unknown", envelope={"id": name})
         timers.send(body, {"Timer-Reply-To": INBOX}, message=f"{name}-timer")
@@ -710,7 +710,7 @@ async def test_reply_about_no_timer(timers: Timers) -> None:
 
 
 async def test_reply_to_a_rejected_command(timers: Timers) -> None:
-    """Whoever asks for the outcome of a command that is rejected is told the error."""
+    """The reply to a rejected command has the error."""
     timers.send(schedule_timer("", envelope={"id": "cmd-1"}), {"Timer-Reply-To": INBOX})
     await timers.consume()
     ((to, answer),) = replies(timers)
@@ -735,15 +735,15 @@ async def test_reply_to_a_rejected_command(timers: Timers) -> None:
         " _INBOX.a",
     ],
 )
-async def test_reply_elsewhere(timers: Timers, to: str, body: bytes) -> None:
-    """The service can't be made to publish anywhere but to one inbox."""
+async def test_reply_to_another_subject(timers: Timers, to: str, body: bytes) -> None:
+    """The service sends replies only to the subject of one inbox."""
     timers.send(body, {"Timer-Reply-To": to})
     await timers.consume()
     assert timers.broker.replies == []
 
 
 async def test_reply_comes_after_commit(timers: Timers, monkeypatch: pytest.MonkeyPatch) -> None:
-    """When an answer is sent, what it tells of can already be read, and the command isn't settled before."""
+    """A reply is sent after the commit and before the command is acknowledged."""
     timers.send(schedule_timer(), {"Timer-Reply-To": INBOX})
     seen: list[Any] = []
     send = timers.broker.reply
@@ -759,11 +759,11 @@ async def test_reply_comes_after_commit(timers: Timers, monkeypatch: pytest.Monk
     assert len(timers.broker.replies) == 1
 
 
-# The broker at fault
+# Failures of the broker
 
 
 async def test_refused_event_is_retried_then_buried(timers: Timers) -> None:
-    """A refused event is tried again after a backoff, then given up and kept visible; its neighbours fire at once."""
+    """A refused event is retried after a backoff and buried in the end. Other events fire at once."""
     for call in ("a", "bad", "c"):
         timers.send(schedule_timer(call))
     await timers.consume()
@@ -783,10 +783,10 @@ async def test_refused_event_is_retried_then_buried(timers: Timers) -> None:
     assert (timers.metrics.given_up, timers.metrics.failures) == ({"timer_schedules": 1}, {"refused": 3})
 
 
-async def test_refused_event_fires_when_it_is_taken(timers: Timers) -> None:
-    """An event refused for a while fires under the id it always had, and its error is forgotten."""
+async def test_refused_event_fires_later(timers: Timers) -> None:
+    """An event that was refused at first fires with its old id, and its error is cleared."""
     await timers.schedule()
-    wanted = (await timers.row())["event_id"]
+    event_id = (await timers.row())["event_id"]
     timers.broker.refuses = always
     await timers.tick()
     waiting = await timers.row()
@@ -798,12 +798,12 @@ async def test_refused_event_fires_when_it_is_taken(timers: Timers) -> None:
     assert (row["state"], row["last_error"], [event.id for event in timers.broker.events]) == (
         "Reached",
         None,
-        [wanted],
+        [event_id],
     )
 
 
 async def test_buried_timer_can_be_scheduled_again(timers: Timers) -> None:
-    """A timer that was given up comes back with a newer command, all its attempts ahead of it."""
+    """A buried timer can be scheduled again by a newer command, with all attempts."""
     await timers.schedule()
     timers.broker.refuses = always
     for _ in range(MAX_ATTEMPTS):
@@ -819,7 +819,7 @@ async def test_buried_timer_can_be_scheduled_again(timers: Timers) -> None:
 
 
 async def test_event_too_large_for_the_broker(store: Database, clock: ManualClock) -> None:
-    """An event the broker can't take for its size is one failure; its neighbours fire."""
+    """An event that is too large for the broker is one failure. Other events fire."""
     timers = Timers(store, MemoryBroker(features=BrokerFeatures(deduplicates=True, max_message_bytes=500)), clock)
     timers.send(schedule_timer("large", data="x" * 500))
     timers.send(schedule_timer("small"))
@@ -829,8 +829,8 @@ async def test_event_too_large_for_the_broker(store: Database, clock: ManualCloc
     assert (await timers.row("large"))["attempt"] == 1
 
 
-async def test_outage_costs_nothing(timers: Timers) -> None:
-    """While the broker is away no attempt is counted, however long that is; back again, all fire under their ids."""
+async def test_outage_counts_no_attempts(timers: Timers) -> None:
+    """While the broker is down no attempts are counted. Afterwards all timers fire with their ids."""
     for number in range(3):
         timers.send(schedule_timer(f"call-{number}"))
     await timers.consume()
@@ -845,30 +845,30 @@ async def test_outage_costs_nothing(timers: Timers) -> None:
     assert timers.metrics.settlements == {"fired": 3}
 
 
-async def test_outage_found_out_by_publishing(timers: Timers) -> None:
-    """Rows claimed when the broker turns out to be away are given back uncounted, and it is left alone for a moment."""
+async def test_outage_during_publishing(timers: Timers) -> None:
+    """If publishing finds the broker down, the rows are released without an attempt, after a short pause."""
     await timers.schedule()
-    timers.broker.before_publishing = lambda _: go_away(timers.broker)
+    timers.broker.before_publishing = lambda _: go_down(timers.broker)
     first = await timers.tick()
     row = await timers.row()
     again = await timers.tick()
     timers.broker.before_publishing = nothing
     timers.broker.health = HEALTHY
-    wanted_at = await timers.next_at()
-    timers.clock.set(wanted_at or 0)
+    next_at = await timers.next_at()
+    timers.clock.set(next_at or 0)
     assert (first, row["state"], row["attempt"], row["last_error"], again) == (1, "Scheduled", 0, None, 0)
-    assert wanted_at == NOW + 250
+    assert next_at == NOW + 250
     assert (await timers.tick(), timers.fired()) == (1, ["call-1"])
     assert timers.metrics.failures == {"unavailable": 1}
 
 
 async def test_oldest_first_after_an_outage(store: Database, memory_broker: MemoryBroker, clock: ManualClock) -> None:
-    """What was given back because the broker was away still goes before what came due after it."""
+    """Rows that were released during an outage still fire before rows that became due later."""
     timers = Timers(store, memory_broker, clock, batch_size=2)
     for number in range(6):
         timers.send(schedule_timer(f"call-{number}", NOW - 60_000 + number))
     await timers.consume()
-    timers.broker.before_publishing = lambda _: go_away(timers.broker)
+    timers.broker.before_publishing = lambda _: go_down(timers.broker)
     await timers.tick()
     timers.broker.before_publishing = nothing
     timers.broker.health = HEALTHY
@@ -877,12 +877,12 @@ async def test_oldest_first_after_an_outage(store: Database, memory_broker: Memo
     assert timers.fired() == [f"call-{number}" for number in range(6)]
 
 
-async def go_away(broker: MemoryBroker) -> None:
+async def go_down(broker: MemoryBroker) -> None:
     broker.health = Health.down("gone")
 
 
-async def test_commands_are_taken_while_nothing_can_be_published(timers: Timers) -> None:
-    """Commands are accepted while events can't be sent; they need the database only."""
+async def test_commands_are_accepted_while_the_broker_is_down(timers: Timers) -> None:
+    """Commands are accepted while events cannot be published, because they need only the database."""
     timers.broker.health = Health.down("full")
     position = await timers.schedule()
     assert timers.broker.settlements.acknowledged == [position]
@@ -891,7 +891,7 @@ async def test_commands_are_taken_while_nothing_can_be_published(timers: Timers)
 
 @pytest.mark.parametrize("deduplicates", [True, False])
 async def test_lost_acknowledgement(store: Database, clock: ManualClock, deduplicates: bool) -> None:  # noqa: FBT001
-    """When the acknowledgement of an event is lost it is sent again under the same id, for the broker to drop."""
+    """If the acknowledgement of an event is lost, it is sent again with the same id, so the broker can drop it."""
     broker = MemoryBroker(features=BrokerFeatures(deduplicates=deduplicates, max_message_bytes=1000))
     timers = Timers(store, broker, clock)
     await timers.schedule()
@@ -900,13 +900,13 @@ async def test_lost_acknowledgement(store: Database, clock: ManualClock, dedupli
     broker.loses_acknowledgement_of = never
     clock.advance(seconds=1)
     await timers.tick()
-    wanted = (await timers.row())["event_id"]
-    assert [event.id for event in broker.events] == [wanted] * (1 if deduplicates else 2)
+    event_id = (await timers.row())["event_id"]
+    assert [event.id for event in broker.events] == [event_id] * (1 if deduplicates else 2)
     assert (await timers.row())["state"] == "Reached"
 
 
-async def test_part_of_a_batch_is_unknown(timers: Timers) -> None:
-    """Of a batch in which some acknowledgements are lost, only those rows are sent again."""
+async def test_some_lost_acknowledgements(timers: Timers) -> None:
+    """If some acknowledgements of a batch are lost, only these rows are sent again."""
     for call in ("a", "b", "c"):
         timers.send(schedule_timer(call))
     await timers.consume()
@@ -916,16 +916,16 @@ async def test_part_of_a_batch_is_unknown(timers: Timers) -> None:
     assert states == ["Reached", "Scheduled", "Reached"]
 
 
-# Crashes and rows gone wrong
+# Crashes and corrupt rows
 
 
 def crash(_: Message) -> bool:
-    """End everything, after a message was stored and before that is known."""
+    """Cancel the task after the broker stored a message and before the acknowledgement arrives."""
     raise asyncio.CancelledError
 
 
 async def test_crash_between_publish_and_settle(timers: Timers) -> None:
-    """After a crash between publishing and settling, the timer fires again under the same id once the lease is over."""
+    """After a crash between publish and settle, the timer fires again with the same id when the lease expires."""
     await timers.schedule()
     timers.broker.loses_acknowledgement_of = crash
     with pytest.raises(asyncio.CancelledError):
@@ -943,7 +943,7 @@ async def test_crash_between_publish_and_settle(timers: Timers) -> None:
 
 
 async def test_restart_takes_over_at_once(sqlite: SqliteDatabase, memory_broker: MemoryBroker) -> None:
-    """Where there can be no other process, a restart doesn't wait for the leases of the one that died."""
+    """If no other process can exist, a restart does not wait for the leases of the dead process."""
     timers = Timers(sqlite, memory_broker, ManualClock())
     await timers.schedule()
     await timers.schedule("later", DUE)
@@ -959,8 +959,8 @@ async def test_restart_takes_over_at_once(sqlite: SqliteDatabase, memory_broker:
     assert [event.id for event in memory_broker.events] == [row["event_id"]]
 
 
-async def test_row_that_is_claimed_and_never_settled(timers: Timers) -> None:
-    """A row that kills the process each time runs out of attempts: it is buried unpublished, its neighbour fires."""
+async def test_row_that_kills_the_process(timers: Timers) -> None:
+    """A row that kills the process in each attempt is buried without publishing. Other rows fire."""
     await timers.schedule("killer")
 
     async def die(_: Sequence[Message]) -> None:
@@ -981,7 +981,7 @@ async def test_row_that_is_claimed_and_never_settled(timers: Timers) -> None:
 
 
 async def test_corrupt_row(timers: Timers) -> None:
-    """A row that can't be made into an event fails alone, is given up after its attempts and says why."""
+    """A row that cannot be encoded fails alone, and is buried after all attempts with the reason."""
     for number in range(20):
         timers.send(schedule_timer(f"call-{number}", data=number))
     await timers.consume()
@@ -996,7 +996,7 @@ async def test_corrupt_row(timers: Timers) -> None:
 
 
 async def test_only_corrupt_rows(timers: Timers) -> None:
-    """A batch of which nothing can be sent asks nothing of the broker and is settled."""
+    """A batch without any valid row sends nothing to the broker and is settled."""
     await timers.schedule(data=1)
     await timers.sql("UPDATE timer_schedules SET data = '{oops'")
     assert await timers.tick() == 1
@@ -1004,7 +1004,7 @@ async def test_only_corrupt_rows(timers: Timers) -> None:
 
 
 async def test_database_refuses_one_command(timers: Timers) -> None:
-    """A command the database refuses costs only itself: it is given back, the others of its batch are handled."""
+    """If the database refuses one command, only this command is retried. The others are handled."""
     await timers.sql("CREATE UNIQUE INDEX forced ON timer_schedules (correlation_id)")
     positions = [
         timers.send(schedule_timer(f"call-{number}", envelope={"correlationId": name}))
@@ -1016,8 +1016,8 @@ async def test_database_refuses_one_command(timers: Timers) -> None:
     assert timers.broker.settlements.retried == [(positions[2], timedelta(seconds=1))]
 
 
-async def test_command_that_fails_for_ever(timers: Timers) -> None:
-    """A command that fails each time it comes is given back ever longer, and after ten times is a dead letter."""
+async def test_command_that_always_fails(timers: Timers) -> None:
+    """A command that fails each time is retried with growing delays and is a dead letter after ten attempts."""
     await timers.sql("CREATE UNIQUE INDEX forced ON timer_schedules (correlation_id)")
     await timers.schedule("first", envelope={"correlationId": "a"})
     position = await timers.schedule("second", envelope={"correlationId": "a"})
@@ -1032,8 +1032,8 @@ async def test_command_that_fails_for_ever(timers: Timers) -> None:
 
 
 @pytest.fixture
-async def intruder(sqlite: SqliteDatabase, tmp_path: Path) -> AsyncIterator[sqlite3.Connection]:
-    """Another program that can lock the database, on which the service then waits for nothing."""
+async def locker(sqlite: SqliteDatabase, tmp_path: Path) -> AsyncIterator[sqlite3.Connection]:
+    """A second connection that can lock the database. The service does not wait for the lock."""
     async with sqlite.transaction() as tx:
         await tx.fetch("PRAGMA busy_timeout = 0")
     connection = sqlite3.connect(tmp_path / "timers.db", isolation_level=None)
@@ -1042,17 +1042,17 @@ async def intruder(sqlite: SqliteDatabase, tmp_path: Path) -> AsyncIterator[sqli
 
 
 async def test_commands_wait_for_the_database(
-    sqlite: SqliteDatabase, intruder: sqlite3.Connection, memory_broker: MemoryBroker, clock: ManualClock
+    sqlite: SqliteDatabase, locker: sqlite3.Connection, memory_broker: MemoryBroker, clock: ManualClock
 ) -> None:
-    """Commands that meet a database that is away are given back, unharmed, however often they come."""
+    """While the database is locked, commands are retried without limit and without a dead letter."""
     timers = Timers(sqlite, memory_broker, clock)
     positions = [timers.send(schedule_timer(f"call-{number}")) for number in range(3)]
-    intruder.execute("BEGIN IMMEDIATE")
+    locker.execute("BEGIN IMMEDIATE")
     for _ in range(20):
         await timers.consume()
         timers.broker.redeliver()
     before = timers.outcomes()
-    intruder.execute("ROLLBACK")
+    locker.execute("ROLLBACK")
     await timers.consume()
     assert timers.broker.settlements.retried == [(position, timedelta(seconds=1)) for position in positions] * 20
     assert (before, timers.outcomes()) == ({}, {"scheduled": 3})
@@ -1060,20 +1060,20 @@ async def test_commands_wait_for_the_database(
 
 
 async def test_database_lost_between_publish_and_settle(
-    sqlite: SqliteDatabase, intruder: sqlite3.Connection, memory_broker: MemoryBroker, clock: ManualClock
+    sqlite: SqliteDatabase, locker: sqlite3.Connection, memory_broker: MemoryBroker, clock: ManualClock
 ) -> None:
-    """When settling meets a database that is away the tick fails, and the next one settles: nothing fires again."""
+    """If the database is locked during settling, the tick fails. The next tick settles and fires nothing again."""
     timers = Timers(sqlite, memory_broker, clock)
     await timers.schedule()
 
     async def lock(_: Sequence[Message]) -> None:
         timers.broker.before_publishing = nothing
-        intruder.execute("BEGIN IMMEDIATE")
+        locker.execute("BEGIN IMMEDIATE")
 
     timers.broker.before_publishing = lock
     with pytest.raises(DatabaseUnavailableError):
         await timers.tick()
-    intruder.execute("ROLLBACK")
+    locker.execute("ROLLBACK")
     assert await timers.tick() == 0
     row = await timers.row()
     assert (timers.metrics.publishes, row["state"]) == (1, "Reached")
@@ -1081,20 +1081,20 @@ async def test_database_lost_between_publish_and_settle(
 
 
 async def test_settled_too_late_after_an_outage(
-    sqlite: SqliteDatabase, intruder: sqlite3.Connection, memory_broker: MemoryBroker, clock: ManualClock
+    sqlite: SqliteDatabase, locker: sqlite3.Connection, memory_broker: MemoryBroker, clock: ManualClock
 ) -> None:
-    """When the database comes back after the lease ran out and another instance has fired, settling changes nothing."""
+    """If another instance has fired the timer after the lease expired, settling changes nothing."""
     timers, other = Timers(sqlite, memory_broker, clock), Timers(sqlite, memory_broker, clock)
     await timers.schedule()
 
     async def lock(_: Sequence[Message]) -> None:
         timers.broker.before_publishing = nothing
-        intruder.execute("BEGIN IMMEDIATE")
+        locker.execute("BEGIN IMMEDIATE")
 
     timers.broker.before_publishing = lock
     with pytest.raises(DatabaseUnavailableError):
         await timers.tick()
-    intruder.execute("ROLLBACK")
+    locker.execute("ROLLBACK")
     clock.advance(seconds=VISIBILITY_TIMEOUT.total_seconds())
     assert await other.tick() == 1
     reached_at = (await timers.row())["reached_at"]
@@ -1106,7 +1106,7 @@ async def test_settled_too_late_after_an_outage(
 
 
 async def test_runs_until_the_subscription_is_closed(timers: Timers) -> None:
-    """The consumer handles batch after batch and ends with its subscription."""
+    """The consumer handles batches until its subscription is closed."""
     subscription = await timers.broker.subscribe()
     running = asyncio.create_task(timers.consumer.run(subscription))
     first = timers.send(schedule_timer("a"))
@@ -1120,8 +1120,8 @@ async def test_runs_until_the_subscription_is_closed(timers: Timers) -> None:
     assert timers.broker.settlements.terminated == [second]
 
 
-async def test_fault_while_rejecting(timers: Timers) -> None:
-    """A fault that nobody foresaw, after a part of the batch was settled, doesn't end the consumer."""
+async def test_unexpected_error_while_rejecting(timers: Timers) -> None:
+    """An unexpected error after a part of the batch was settled does not end the consumer."""
     subscription = await timers.broker.subscribe()
     good, bad = timers.send(schedule_timer("a")), timers.send(b"{")
 
@@ -1144,8 +1144,8 @@ async def test_fault_while_rejecting(timers: Timers) -> None:
 
 
 @pytest.mark.parametrize("message_type", ["Unknown", "ScheduleTimer"])
-async def test_rejected_commands_are_held_once(timers: Timers, message_type: str) -> None:
-    """Rejecting a batch of large commands keeps nothing of what they were decoded to beside their bytes."""
+async def test_rejected_commands_use_little_memory(timers: Timers, message_type: str) -> None:
+    """Rejecting a batch of large commands keeps only their bytes in memory, not the decoded values."""
     for _ in range(100):
         timers.send(json.dumps({"type": message_type, "tenantId": "acme", "payload": {"no": "x" * 60_000}}).encode())
     tracemalloc.start()

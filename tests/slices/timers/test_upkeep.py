@@ -12,11 +12,12 @@ from timer_service.core.message import Position
 from timer_service.core.retention import Retention
 from timer_service.core.row_counts import RowCounts
 from timer_service.timers import store as timer_store
-from timer_service.timers.rules import Key, State, Timer
+from timer_service.timers.messages import State
+from timer_service.timers.rules import Key, Timer
 
 RETENTION = timedelta(days=7)
 EXPIRED = after(days=7, milliseconds=1)
-"""When what was settled at NOW has just become older than the retention."""
+"""The first instant at which a row that was settled at NOW is older than the retention time."""
 BATCH = 500
 
 
@@ -25,8 +26,8 @@ def retention(store: Database) -> Retention:
     return Retention(store, RETENTION, timer_store.delete_settled)
 
 
-async def put(database: Database, *timers: Timer) -> None:
-    """Put timers as they are, whatever their state."""
+async def write(database: Database, *timers: Timer) -> None:
+    """Write timers in any state."""
     reached = [timer for timer in timers if timer.state is State.REACHED]
     async with database.transaction() as tx:
         await put_timers(tx, [timer for timer in timers if timer.state is not State.REACHED])
@@ -41,7 +42,7 @@ async def put(database: Database, *timers: Timer) -> None:
         )
 
 
-async def left(database: Database) -> list[str]:
+async def remaining(database: Database) -> list[str]:
     rows = await database.reader.fetch("SELECT service_call_id FROM timer_schedules ORDER BY service_call_id")
     return [row["service_call_id"] for row in rows]
 
@@ -54,7 +55,7 @@ def tombstone(call: str, at: int = NOW) -> Timer:
 
 
 async def test_retention_through_the_service(timers: Timers) -> None:
-    """What fired, was cancelled or was cancelled while unknown is deleted after the retention, to the millisecond."""
+    """Reached timers, cancelled timers and tombstones are deleted exactly one millisecond after the retention time."""
     await timers.schedule("fired")
     await timers.tick()
     await timers.schedule("cancelled", after(days=400))
@@ -62,40 +63,40 @@ async def test_retention_through_the_service(timers: Timers) -> None:
     await timers.cancel("tombstone")
     await timers.schedule("waits", after(days=400))
     retention = Retention(timers.database, RETENTION, timer_store.delete_settled)
-    kept = (await retention.tick(EXPIRED - 1)).done, await left(timers.database)
-    deleted = (await retention.tick(EXPIRED)).done, await left(timers.database)
+    kept = (await retention.tick(EXPIRED - 1)).done, await remaining(timers.database)
+    deleted = (await retention.tick(EXPIRED)).done, await remaining(timers.database)
     assert kept == (0, ["cancelled", "fired", "tombstone", "waits"])
     assert deleted == (3, ["waits"])
 
 
 @pytest.mark.parametrize("state", [State.SCHEDULED, State.FAILED])
-async def test_retention_spares(store: Database, retention: Retention, state: State) -> None:
-    """A timer that waits, however long overdue, or has failed is never deleted."""
-    await put(store, in_state(state, scheduled()), in_state(state, scheduled("early", due_at=0)))
+async def test_scheduled_and_failed_timers_are_kept(store: Database, retention: Retention, state: State) -> None:
+    """A scheduled timer, even if it is overdue, and a failed timer are never deleted."""
+    await write(store, in_state(state, scheduled()), in_state(state, scheduled("early", due_at=0)))
     assert (await retention.tick(after(days=10_000))).done == 0
-    assert await left(store) == ["call-1", "early"]
+    assert await remaining(store) == ["call-1", "early"]
 
 
-async def test_retention_spares_what_is_held(timers: Timers) -> None:
-    """A timer that is claimed is not deleted, though its due time is long past."""
+async def test_claimed_timers_are_kept(timers: Timers) -> None:
+    """A claimed timer is not deleted, even if its due time is long past."""
     await timers.schedule(due_at=0)
     async with timers.database.transaction() as tx:
         assert len(await timers.lease.claim(tx, NOW, 10)) == 1
     retention = Retention(timers.database, RETENTION, timer_store.delete_settled)
     assert (await retention.tick(EXPIRED)).done == 0
-    assert await left(timers.database) == ["call-1"]
+    assert await remaining(timers.database) == ["call-1"]
 
 
-async def test_retention_goes_by_when_it_was_settled(store: Database, retention: Retention) -> None:
-    """A timer that was due long ago and fired late is kept for the whole retention after it fired."""
-    await put(store, in_state(State.REACHED, scheduled("late", due_at=0), at=NOW))
-    await put(store, in_state(State.CANCELLED, scheduled("also late", due_at=0), at=NOW))
+async def test_retention_counts_from_settlement(store: Database, retention: Retention) -> None:
+    """The retention time starts when a timer fires or is cancelled, not at its due time."""
+    await write(store, in_state(State.REACHED, scheduled("late", due_at=0), at=NOW))
+    await write(store, in_state(State.CANCELLED, scheduled("also late", due_at=0), at=NOW))
     assert ((await retention.tick(EXPIRED - 1)).done, (await retention.tick(EXPIRED)).done) == (0, 2)
 
 
 @pytest.mark.parametrize("before", ["cancelled", "tombstone", "reached"])
-async def test_retention_goes_by_the_newest_command(timers: Timers, before: str) -> None:
-    """A settled timer is kept for the whole retention after its newest command: an older one may still be delivered."""
+async def test_retention_counts_from_the_newest_command(timers: Timers, before: str) -> None:
+    """Each newer command on a settled timer starts the retention time again, because older commands may follow."""
     if before != "tombstone":
         await timers.schedule()
     if before == "reached":
@@ -118,8 +119,8 @@ async def test_retention_goes_by_the_newest_command(timers: Timers, before: str)
     assert (await retention.tick(EXPIRED - 1 + RETENTION // timedelta(milliseconds=1))).done == 1
 
 
-async def test_a_schedule_that_came_too_late_stays_so(timers: Timers) -> None:
-    """A ScheduleTimer that was ignored because its timer had fired is not obeyed when it is delivered again later."""
+async def test_late_schedule_is_ignored_again(timers: Timers) -> None:
+    """A ScheduleTimer that was ignored because its timer had fired is ignored again when it is delivered again."""
     await timers.schedule()
     await timers.tick()
     timers.clock.set(EXPIRED - 1)
@@ -144,16 +145,16 @@ def settled(kind: str, call: str, at: int) -> Timer:
 
 @pytest.mark.parametrize("kind", ["reached", "cancelled", "tombstones"])
 async def test_retention_in_batches(store: Database, retention: Retention, kind: str) -> None:
-    """A pass deletes a small batch, oldest first, and says when to go on until nothing old is left."""
+    """A pass deletes at most one batch, oldest first, and asks for another pass until no expired row remains."""
     calls = [f"call-{number:04}" for number in range(2 * BATCH + 1)]
     newest_first = [settled(kind, call, NOW + number) for number, call in enumerate(calls)][::-1]
-    await put(store, *newest_first, scheduled("z"))
+    await write(store, *newest_first, scheduled("z"))
     now = after(days=8)
     passes = []
     for _ in range(4):
         deleted, next_at = await retention.tick(now)
-        passes.append((deleted, len(await left(store)), next_at))
-        assert await left(store) == [*calls[sum(count for count, *_ in passes) :], "z"]
+        passes.append((deleted, len(await remaining(store)), next_at))
+        assert await remaining(store) == [*calls[sum(count for count, *_ in passes) :], "z"]
     assert passes == [
         (BATCH, BATCH + 2, now + 50),
         (BATCH, 2, now + 50),
@@ -162,7 +163,7 @@ async def test_retention_in_batches(store: Database, retention: Retention, kind:
     ]
 
 
-# RowCounts
+# Row counts
 
 
 def row_counts_of(store: Database, metrics: RecordingMetrics) -> RowCounts:
@@ -170,8 +171,8 @@ def row_counts_of(store: Database, metrics: RecordingMetrics) -> RowCounts:
 
 
 async def test_row_counts(store: Database, metrics: RecordingMetrics, clock: ManualClock) -> None:
-    """The gauges are told how many timers of all tenants are in each state, how many are overdue and since when."""
-    await put(
+    """The gauges show how many timers of all tenants are in each state, how many are overdue, and for how long."""
+    await write(
         store,
         scheduled("a", NOW - 2500),
         scheduled("b", NOW, tenant="other"),
@@ -193,15 +194,15 @@ async def test_row_counts(store: Database, metrics: RecordingMetrics, clock: Man
     assert metrics.overdues["timer_schedules"] == [(2, 2.5)]
 
 
-async def test_row_counts_of_nothing(store: Database, metrics: RecordingMetrics) -> None:
-    """Of an empty table each state is told as none, and nothing is overdue."""
+async def test_row_counts_of_an_empty_table(store: Database, metrics: RecordingMetrics) -> None:
+    """For an empty table the gauge of each state is 0, and nothing is overdue."""
     assert await row_counts_of(store, metrics).tick(NOW) == Pass(0)
     assert metrics.counts == {("timer_schedules", state): 0 for state in State}
     assert metrics.overdues["timer_schedules"] == [(0, 0.0)]
 
 
 async def test_row_counts_after_all_fired(timers: Timers) -> None:
-    """What was overdue is so no longer once it fired; what is held or waits to be retried isn't overdue."""
+    """A timer is overdue until it fires or is claimed."""
     row_counts = row_counts_of(timers.database, timers.metrics)
     for call in ("a", "b"):
         await timers.schedule(call, NOW - 1000)

@@ -1,4 +1,4 @@
-"""NATS JetStream behind the broker port."""
+"""The broker port on NATS JetStream."""
 
 from timer_service.adapters.nats.broker import NatsBroker
 from timer_service.adapters.nats.login import Login

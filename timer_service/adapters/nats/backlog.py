@@ -1,4 +1,4 @@
-"""The backlog: the commands that were in the stream at some moment, and are not settled yet."""
+"""The backlog: the commands that were in the stream at one moment and are not settled yet."""
 
 import logging
 import time
@@ -13,33 +13,35 @@ from timer_service.adapters.nats.durable import DurableConsumer
 
 log = logging.getLogger(__name__)
 
-_SETTLED_BELIEF_SECONDS = 2
-"""How long after a message was stored a consumer that counts nothing pending is not yet believed to know of it."""
-_STUCK = timedelta(minutes=10)
-"""How long commands may be tried over and over before the others no longer wait for them."""
+_COUNT_LAG_SECONDS = 2
+"""How long the consumer's count of undelivered messages may lag behind the stream."""
+_STUCK_AFTER = timedelta(minutes=10)
+"""How long to wait for commands that are retried without success."""
 
 
 class _Mark(NamedTuple):
-    """The end of the backlog."""
+    """Where the backlog ends."""
 
     sequence: int
     consumer: str | None
-    """When the consumer was created: another one counts from the start, and may belong to another stream."""
+    """When the consumer was created. A new consumer counts from the start, and may belong to another stream."""
     taken_at: float
 
 
 class _Standstill(NamedTuple):
-    """Where handling stands, though everything was handed over."""
+    """A time without progress although every command of the backlog was delivered."""
 
     floor: int
+    """The sequence up to which every command is settled."""
     since: float
 
 
 class Backlog:
-    """Whether the commands that were in the stream when this was first asked are handled; then it starts again.
+    """A check whether the commands that were in the stream at one moment are settled.
 
-    They are when the consumer has nothing unsettled up to the last sequence that the stream had. The consumer is asked,
-    not counted here, because other instances handle commands too, or alone.
+    The first call sets the end of the backlog: the stream's last sequence. The backlog is settled when the consumer has
+    nothing unsettled up to that sequence. The next call after that begins a new backlog. The consumer gives the answer
+    because other instances settle commands too.
     """
 
     def __init__(self, consumer: DurableConsumer) -> None:
@@ -48,56 +50,56 @@ class Backlog:
         self._standstill: _Standstill | None = None
         self._reason = ""
 
-    async def handled(self, *, afresh: bool) -> bool:
-        """Return whether every command is settled that was in the stream when this was first asked, or asked `afresh`.
+    async def is_settled(self, *, afresh: bool) -> bool:
+        """Return whether every command of the backlog is settled. `afresh`: begin a new backlog first.
 
-        While JetStream does not answer it is not. A command that is tried over and over, such as one whose dead letter
-        the broker never stores, is waited for ten minutes.
+        Returns False if JetStream does not answer. A command that is retried without success is ignored after ten
+        minutes. An example is a command whose dead letter the broker never stores.
         """
         if afresh:
             self._mark = self._standstill = None
         try:
-            handled = await self._ask()
+            settled = await self._check()
         except (nats.errors.Error, JetStreamError, OSError) as error:
-            self._note(repr(error))
+            self._log_outage(repr(error))
             return False
-        if handled:
+        if settled:
             self._mark = self._standstill = None
-        return handled
+        return settled
 
-    async def _ask(self) -> bool:
+    async def _check(self) -> bool:
         try:
             info = await self._consumer.info()
-        except NotFoundError:  # so nothing was handled yet
+        except NotFoundError:  # no instance has joined yet, so no command is settled
             return not (await self._consumer.stream())["state"]["messages"]
         if self._mark is None or self._mark.consumer != info["created"]:
             self._mark = _Mark(await self._last_sequence(), info["created"], time.monotonic())
             info = await self._consumer.info()
         delivered, floor = info["delivered"]["stream_seq"], info["ack_floor"]["stream_seq"]
         waiting, unsettled = info["num_pending"], info["num_ack_pending"]
-        # The consumer's count of what waits may lag behind the stream, and its last sequence fall short of the stream's
-        # (when the last messages are gone, or are no commands); so the count is believed after a moment only.
-        all_known = time.monotonic() - self._mark.taken_at > _SETTLED_BELIEF_SECONDS
-        handed_over = delivered >= self._mark.sequence or (waiting == 0 and all_known)
-        if floor >= self._mark.sequence or (handed_over and unsettled == 0):
+        # The consumer may never reach the stream's last sequence: the last messages may be deleted, or be no commands.
+        # Its count of waiting messages shows that, but the count may lag. So it is used only after a moment.
+        count_is_current = time.monotonic() - self._mark.taken_at > _COUNT_LAG_SECONDS
+        all_delivered = delivered >= self._mark.sequence or (waiting == 0 and count_is_current)
+        if floor >= self._mark.sequence or (all_delivered and unsettled == 0):
             return True
-        return handed_over and self._stands_still(floor)
+        return all_delivered and self._is_stuck(floor)
 
     async def _last_sequence(self) -> int:
         state = (await self._consumer.stream())["state"]
         last: int = state["last_seq"] if state["messages"] else 0
         return last
 
-    def _stands_still(self, floor: int) -> bool:
+    def _is_stuck(self, floor: int) -> bool:
         now = time.monotonic()
         if self._standstill is None or self._standstill.floor != floor:
             self._standstill = _Standstill(floor, now)
-        if now - self._standstill.since < _STUCK.total_seconds():
+        if now - self._standstill.since < _STUCK_AFTER.total_seconds():
             return False
-        log.warning("commands are tried over and over; no longer waiting for them", extra={"after_sequence": floor})
+        log.warning("commands are retried without success; no longer waiting for them", extra={"after_sequence": floor})
         return True
 
-    def _note(self, reason: str) -> None:
+    def _log_outage(self, reason: str) -> None:
         if reason != self._reason:
-            log.warning("JetStream does not say what is left of the backlog", extra={"reason": reason})
+            log.warning("JetStream does not report how much of the backlog is left", extra={"reason": reason})
         self._reason = reason

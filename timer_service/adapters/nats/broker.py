@@ -1,4 +1,4 @@
-"""The connection to NATS, and what the core sees of it."""
+"""The NATS connection behind the broker port."""
 
 import asyncio
 import logging
@@ -15,12 +15,12 @@ from nats.aio.msg import Msg
 from nats.js.errors import Error as JetStreamError
 from nats.micro.service import Service
 
-from timer_service.adapters.nats import streams
 from timer_service.adapters.nats.backlog import Backlog
 from timer_service.adapters.nats.durable import DurableConsumer
 from timer_service.adapters.nats.login import Login
 from timer_service.adapters.nats.publisher import Publisher
 from timer_service.adapters.nats.queries import serve_queries
+from timer_service.adapters.nats.streams import prepare_streams
 from timer_service.adapters.nats.subjects import Subjects
 from timer_service.adapters.nats.subscription import NatsSubscription
 from timer_service.core.broker import BrokerFeatures, PublishResult, PublishStatus, QueryHandler, Reply
@@ -31,21 +31,19 @@ from timer_service.core.message import Kind, Message
 log = logging.getLogger(__name__)
 
 _FIRST_CONNECT = timedelta(seconds=10)
-_RECONNECT_SECONDS: Any = (
-    0.2  # (typed as int there, used as a float)  it bounds how late timers are once the broker is back
-)
+_RECONNECT_SECONDS: Any = 0.2  # timers are late by at most this after an outage; the driver types it as int
 _PING_SECONDS = 20
-_PENDING_BYTES = 64 * 1024 * 1024  # a batch is written at once
+_PENDING_BYTES = 64 * 1024 * 1024  # the client writes a whole batch at once
 _CLOSE_SECONDS = 2
 _INBOX_PREFIX = "_INBOX_TIMER_SERVICE"
-"""Apart from the inboxes of clients, so that the service needs no permission to read theirs."""
+"""Not a prefix of client inboxes. So the service needs no permission to read those."""
 _HINT_DIGITS = 15
 _ANONYMOUS = Login()
-_REFUSED = re.compile("authorization|authentication", re.IGNORECASE)
+_LOGIN_REFUSED = re.compile("authorization|authentication", re.IGNORECASE)
 
 
 class NatsBroker:
-    """NATS JetStream behind `core.broker.Broker`."""
+    """`core.broker.Broker` on NATS JetStream."""
 
     def __init__(self, subjects: Subjects, reply_prefix: str) -> None:
         self._client = Client()
@@ -59,7 +57,7 @@ class NatsBroker:
         self._lost = asyncio.Event()
         self._closing = False
         self.commands_kept: timedelta | None = None
-        """How long the broker keeps commands, and so could deliver one again; None for ever."""
+        """How long the broker keeps commands, so how late it can deliver one again. None: without limit."""
         self._reply_prefix = reply_prefix
         self._queries: Service | None = None
 
@@ -67,15 +65,15 @@ class NatsBroker:
     async def connect(
         cls, urls: str, subject_prefix: str, *, login: Login = _ANONYMOUS, reply_prefix: str, manage_streams: bool
     ) -> "NatsBroker":
-        """Connect and make sure of the streams. `urls` is comma-separated.
+        """Connect, and prepare the streams. `urls` is comma-separated.
 
-        Raises `StartError` at once when the login is refused, and with the last reason when no server answers within
-        ten seconds or the streams aren't right.
+        Raises `StartError` at once if the login is refused or a stream is wrong. Raises it after ten seconds, with the
+        last reason, if no server answers.
         """
         broker = cls(Subjects(subject_prefix), reply_prefix)
         await broker._connect(urls, login.options())
         try:
-            found = await streams.prepare(broker._client.jetstream(), broker._subjects, manage=manage_streams)
+            found = await prepare_streams(broker._client.jetstream(), broker._subjects, manage=manage_streams)
         except nats.errors.Error as error:
             await broker._client.close()
             raise StartError(f"JetStream does not answer: {error}") from error
@@ -92,12 +90,12 @@ class NatsBroker:
 
     @property
     def features(self) -> BrokerFeatures:
-        """What this broker can do."""
+        """The features of this broker."""
         return BrokerFeatures(deduplicates=True, max_message_bytes=self._client.max_payload)
 
     @property
     def health(self) -> Health:
-        """Whether there is a connection, and the last permission that the server denied on it."""
+        """Down without a connection. Otherwise usable, with a reason if the server denied a permission."""
         if not self._client.is_connected:
             return Health.down(f"not connected to the broker: {self._last_error or 'connection lost'}")
         if self._denied is not None:
@@ -105,7 +103,7 @@ class NatsBroker:
         return HEALTHY
 
     async def subscribe(self, *, alone: bool = False) -> NatsSubscription:
-        """Join the commands of every tenant. Raises `StartError` when that can't be done."""
+        """Subscribe to the commands of every tenant. Raises `StartError` if the consumer cannot be joined."""
         self._subscription = NatsSubscription(self._client, self._subjects, self._consumer)
         try:
             await self._subscription.open(alone=alone)
@@ -116,24 +114,24 @@ class NatsBroker:
         return self._subscription
 
     async def caught_up(self, *, afresh: bool = False) -> bool:
-        """Ask JetStream."""
+        """Return whether the backlog is settled, according to JetStream."""
         backlog = self._backlog
-        if not self.health.usable or not await backlog.handled(afresh=afresh):
+        if not self.health.usable or not await backlog.is_settled(afresh=afresh):
             return False
         return backlog is self._backlog and self.health.usable
 
     async def publish(self, messages: Sequence[Message]) -> Sequence[PublishResult]:
-        """Store messages in their streams."""
+        """Store messages in their streams. Return one result each."""
         if self._publisher is None or not self.health.usable:
             return [PublishResult(PublishStatus.UNAVAILABLE, self.health.reason or "")] * len(messages)
         return await self._publisher.publish(messages)
 
     async def serve_queries(self, names: Sequence[str], answer: QueryHandler) -> None:
-        """Answer as the micro service `timer-service`, so that `$SRV.PING`, `INFO` and `STATS` find it."""
+        """Answer queries as the NATS micro service `timer-service`, which `$SRV.PING`, `INFO` and `STATS` find."""
         self._queries = await serve_queries(self._client, self._subjects, self._reply_prefix, names, answer)
 
     async def reply(self, replies: Sequence[Reply]) -> None:
-        """Send answers over core NATS."""
+        """Send replies over core NATS."""
         try:
             for reply in replies:
                 await self._client.publish(reply.to, reply.body)
@@ -141,12 +139,12 @@ class NatsBroker:
             log.warning("could not send replies", exc_info=True, extra={"count": len(replies)})
 
     async def hint(self, loop: str, at: int) -> None:
-        """Tell every instance over core NATS."""
-        if self._client.is_connected:  # else it would be kept, and sent when it is of no use any more
+        """Send a wake-up hint to every instance over core NATS."""
+        if self._client.is_connected:  # otherwise the client would send it after the outage, when it is useless
             await self._client.publish(self._subjects.hint(loop), b"%d" % at)
 
     async def subscribe_hints(self, heard: Callable[[str, int], None]) -> None:
-        """Pass on what every instance tells; what is no hint is passed over."""
+        """Call `heard` for every hint of every instance. Messages that are no hints are ignored."""
 
         async def receive(message: Msg) -> None:
             if message.data.isdigit() and len(message.data) <= _HINT_DIGITS:
@@ -155,12 +153,12 @@ class NatsBroker:
         await self._client.subscribe(self._subjects.hint(), cb=receive)
 
     async def wait_lost(self) -> str:
-        """Wait until the connection is closed for good; return why."""
+        """Wait until the connection is closed for good. Return the reason."""
         await self._lost.wait()
         return self._last_error
 
     async def close(self) -> None:
-        """Send what is buffered (acknowledgements) and disconnect."""
+        """Send what is buffered, such as acknowledgements, and disconnect."""
         self._closing = True
         if self._client.is_connected:
             try:
@@ -192,15 +190,15 @@ class NatsBroker:
                 )
             except (nats.errors.Error, OSError) as error:
                 reason = self._last_error or str(error) or type(error).__name__
-                if _REFUSED.search(reason):
+                if _LOGIN_REFUSED.search(reason):
                     raise StartError(f"the broker refuses the login (TIMER_NATS_...): {reason}") from error
                 if time.monotonic() > deadline:
-                    raise StartError(f"can't connect to the broker (TIMER_BROKER_URL): {reason}") from error
+                    raise StartError(f"cannot connect to the broker (TIMER_BROKER_URL): {reason}") from error
                 await asyncio.sleep(_RECONNECT_SECONDS)
                 self._client = Client()
             else:
                 break
-        # Only now: with -1 from the start, a first connect would be retried for ever and in silence.
+        # Not earlier: with -1 the driver would retry the first connect forever, without an error.
         options: dict[str, Any] = self._client.options
         options["max_reconnect_attempts"] = -1
         self._lost.clear()
@@ -208,16 +206,16 @@ class NatsBroker:
 
     async def _on_error(self, error: Exception) -> None:
         reason = str(error) or type(error).__name__
-        # Not for want of hints: they are missed for latency alone, and `doctor` names them.
+        # A denied hint does not count: without hints timers only fire later, and `doctor` reports the permission.
         if "permissions violation" in reason.lower() and self._subjects.hint("") not in reason:
             self._denied = reason
-        if reason == self._last_error:  # each attempt to reconnect ends alike
+        if reason == self._last_error:  # each attempt to reconnect reports the same error
             return
         self._last_error = reason
         log.warning("broker error", extra={"reason": reason})
 
     async def _on_disconnected(self) -> None:
-        self._denied = None  # not later: subscriptions are denied anew before the connection counts as restored
+        self._denied = None  # not later: the server denies subscriptions again before the driver reports the reconnect
         if self._publisher:
             self._publisher.connection_lost()
             self._backlog = Backlog(self._consumer)

@@ -1,4 +1,4 @@
-"""Commands that have arrived and wait to be handed out."""
+"""The buffer of commands that have arrived and are not handed out yet."""
 
 from collections import deque
 
@@ -8,7 +8,7 @@ from timer_service.core.broker import BATCH_BYTES
 
 
 class Buffer:
-    """Messages in the order they arrived, handed out in batches that are bounded by count and bytes."""
+    """Messages in order of arrival. A batch taken from the buffer is bounded in count and in bytes."""
 
     def __init__(self) -> None:
         self._messages: deque[Msg] = deque()
@@ -19,7 +19,7 @@ class Buffer:
         return bool(self._messages)
 
     def append(self, message: Msg) -> None:
-        """Keep a message that arrived."""
+        """Add a message to the end."""
         size = len(message.data)
         for name, value in (message.headers or {}).items():
             size += len(name) + len(value)
@@ -28,11 +28,11 @@ class Buffer:
         self._bytes += size
 
     def fills_batch(self, limit: int) -> bool:
-        """Return whether there is as much as a batch may have."""
+        """Return whether the buffer holds a full batch: `limit` messages or `BATCH_BYTES`."""
         return len(self._messages) >= limit or self._bytes >= BATCH_BYTES
 
     def take(self, limit: int) -> list[Msg]:
-        """Take a batch out: up to `limit`, as many as fit, at least one of what there is."""
+        """Remove and return up to `limit` messages that fit into a batch. The first one need not fit."""
         taken: list[Msg] = []
         room = BATCH_BYTES
         while self._messages and len(taken) < limit and (not taken or self._sizes[0] <= room):

@@ -1,8 +1,8 @@
-"""The durable consumer of commands, which all instances share: found or made, asked, and hurried after a crash.
+"""The durable consumer of commands, which all instances share.
 
-Its settings are its owner's to choose: they are set when it is made, and left alone after that. Hurrying changes one
-for a moment, and keeps what it was in the consumer's metadata, so that whatever ends this process, the next one to join
-sets it back.
+The service sets the consumer's settings only when it creates the consumer. After that the operator owns them. There is
+one exception: after a crash the service shortens `ack_wait` for some seconds. The operator's value is kept in the
+consumer's metadata. If this process dies before it restores the value, the next process to join restores it.
 """
 
 import json
@@ -19,22 +19,23 @@ from timer_service.core.message import Kind
 DURABLE = "timer-service"
 """The name of the consumer."""
 
-# Above what a commit stalls for, or commands would be handled twice for nothing; and those that were with an instance
-# that was killed have to wait for it.
+# Longer than the longest commit: otherwise commands are handled twice for no reason. Not much longer: the commands of a
+# killed instance wait this long.
 _ACK_WAIT = timedelta(seconds=30)
 _MAX_ACK_PENDING = 20_000
-# Above what a batch takes, so that few commands are handled twice meanwhile.
-_HURRIED_ACK_WAIT = timedelta(milliseconds=500)
-_KEPT_ACK_WAIT = "timer-service.ack-wait"
+# Longer than a batch takes, so that few commands are handled twice while it applies.
+_SHORT_ACK_WAIT = timedelta(milliseconds=500)
+_SAVED_ACK_WAIT = "timer-service.ack-wait"
+"""The metadata key that holds the operator's `ack_wait` while it is shortened."""
 _REQUEST_SECONDS = 2
 
 
 class InFlight(NamedTuple):
-    """Commands that were handed over and not settled."""
+    """The commands that were delivered and not settled."""
 
     number: int
     last: int
-    """The last sequence that was ever handed over: what comes up to here comes again."""
+    """The last sequence that was ever delivered. A command up to this sequence is delivered again."""
 
 
 class DurableConsumer:
@@ -46,44 +47,47 @@ class DurableConsumer:
         self._stream = subjects.stream(Kind.COMMAND)
 
     async def stream(self) -> Mapping[str, Any]:
-        """Return what JetStream says of the command stream."""
+        """Return the JetStream info of the command stream."""
         return await self._request(f"STREAM.INFO.{self._stream}")
 
     async def info(self) -> Mapping[str, Any]:
-        """Return what JetStream says of the consumer. Raises `NotFoundError` when there is none."""
+        """Return the JetStream info of the consumer. Raises `NotFoundError` if it does not exist."""
         return await self._request(f"CONSUMER.INFO.{self._stream}.{DURABLE}")
 
     async def join(self) -> int:
-        """Make sure that it is there, and not hurried; return the epoch of its stream (creation time in ms)."""
+        """Create the consumer if it is missing, and restore `ack_wait`. Return the epoch of the stream.
+
+        The epoch is the time when the stream was created, in epoch milliseconds.
+        """
         created = (await self.stream())["created"]
         try:
-            await self.calm()
+            await self.restore_ack_wait()
         except NotFoundError:
-            await self._write("create", self._wanted())
+            await self._write("create", self._new_config())
         return int(datetime.fromisoformat(created).timestamp() * 1000)
 
-    async def hurry(self) -> InFlight | None:
-        """Have what is handed over and not settled delivered again soon; return what that is, None for nothing.
+    async def shorten_ack_wait(self) -> InFlight | None:
+        """Shorten `ack_wait` so that unsettled commands come again soon. Return them, or None if there are none.
 
-        For an instance that knows that no other one can have it. `calm` ends it.
+        Only for an instance that shares the commands with no other instance. `restore_ack_wait` ends it.
         """
         info = await self.info()
         if not info["num_ack_pending"]:
             return None
         config = info["config"]
-        metadata = {**config.get("metadata", {}), _KEPT_ACK_WAIT: str(config["ack_wait"])}
-        await self._write("update", {**config, "ack_wait": _nanoseconds(_HURRIED_ACK_WAIT), "metadata": metadata})
+        metadata = {**config.get("metadata", {}), _SAVED_ACK_WAIT: str(config["ack_wait"])}
+        await self._write("update", {**config, "ack_wait": _nanoseconds(_SHORT_ACK_WAIT), "metadata": metadata})
         return InFlight(info["num_ack_pending"], info["delivered"]["stream_seq"])
 
-    async def calm(self) -> None:
-        """End the hurry, if there is one, of this process or of one that died in it."""
+    async def restore_ack_wait(self) -> None:
+        """Restore `ack_wait` if this process, or one that died, has shortened it."""
         config = (await self.info())["config"]
         metadata = dict(config.get("metadata", {}))
-        kept = metadata.pop(_KEPT_ACK_WAIT, None)
-        if kept is not None:
-            await self._write("update", {**config, "ack_wait": int(kept), "metadata": metadata})
+        saved = metadata.pop(_SAVED_ACK_WAIT, None)
+        if saved is not None:
+            await self._write("update", {**config, "ack_wait": int(saved), "metadata": metadata})
 
-    def _wanted(self) -> Mapping[str, Any]:
+    def _new_config(self) -> Mapping[str, Any]:
         return {
             "durable_name": DURABLE,
             "filter_subject": self._pattern,
@@ -94,7 +98,7 @@ class DurableConsumer:
         }
 
     async def _write(self, action: str, config: Mapping[str, Any]) -> None:
-        """As JSON, not as the driver's type, which would drop the settings that it does not know."""
+        """Create or update the consumer. The driver's own type would drop settings that the driver does not know."""
         body = {"stream_name": self._stream, "config": config, "action": action}
         await self._request(f"CONSUMER.DURABLE.CREATE.{self._stream}.{DURABLE}", json.dumps(body).encode())
 

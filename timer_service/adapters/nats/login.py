@@ -1,4 +1,4 @@
-"""How a connection shows who it is, and whom it trusts."""
+"""The login of a NATS connection, and its TLS files."""
 
 import ssl
 from dataclasses import dataclass, field
@@ -10,7 +10,7 @@ from timer_service.core.errors import StartError
 
 @dataclass(frozen=True, slots=True)
 class Login:
-    """One way to authenticate, or none, and the files for TLS."""
+    """At most one way to authenticate, and the files for TLS."""
 
     user: str | None = None
     password: str | None = field(default=None, repr=False)
@@ -22,7 +22,7 @@ class Login:
     tls_key: Path | None = None
 
     def options(self) -> dict[str, Any]:
-        """Return what `nats.connect` is to be given. Raises `StartError` naming the setting that can't be used."""
+        """Return the options for `nats.connect`. Raises `StartError` with the name of a setting that cannot be used."""
         if self.nkey_seed is not None:
             _check_seed(self.nkey_seed, "TIMER_NATS_NKEY_SEED")
         if self.credentials is not None:
@@ -43,18 +43,20 @@ class Login:
         try:
             context = ssl.create_default_context(cafile=self.tls_ca)
         except OSError as error:
-            raise StartError(f"TIMER_NATS_TLS_CA: not usable: {error}") from error
+            raise StartError(f"TIMER_NATS_TLS_CA: cannot load the certificates: {error}") from error
         if self.tls_cert is not None:
             try:
-                # The password only keeps OpenSSL from asking for one on the terminal when the key is encrypted.
+                # Without a password OpenSSL asks for one on the terminal if the key is encrypted.
                 context.load_cert_chain(self.tls_cert, self.tls_key, password="")
             except OSError as error:
-                raise StartError(f"TIMER_NATS_TLS_CERT, TIMER_NATS_TLS_KEY: not usable: {error}") from error
+                raise StartError(
+                    f"TIMER_NATS_TLS_CERT, TIMER_NATS_TLS_KEY: cannot load the certificate and its key: {error}"
+                ) from error
         return context
 
 
 def _check_credentials(path: Path) -> None:
-    """The driver reads for ever in a file that holds no credentials."""
+    """Raise `StartError` unless the file holds credentials. With such a file the driver would read forever."""
     name = "TIMER_NATS_CREDENTIALS"
     try:
         lines = path.read_text("utf-8").splitlines()
@@ -63,7 +65,7 @@ def _check_credentials(path: Path) -> None:
         (begin,) = (index for index, line in enumerate(lines) if "BEGIN USER NKEY SEED" in line)
         seed = lines[begin + 1]
     except OSError as error:
-        raise StartError(f"{name}: can't be read: {error.strerror}") from error
+        raise StartError(f"{name}: cannot read the file: {error.strerror}") from error
     except (ValueError, IndexError) as error:
         raise StartError(f"{name}: holds no nkey seed of a user") from error
     _check_seed(seed, name)

@@ -1,4 +1,4 @@
-"""Publishing: events as atomic batches with one acknowledgement, everything else in windows of single publishes."""
+"""The publisher: events in atomic batches with one acknowledgement, other messages in windows of single publishes."""
 
 import asyncio
 import json
@@ -15,19 +15,19 @@ from timer_service.core.message import Kind, Message
 
 _TIMEOUT_SECONDS = 5
 _WINDOW = 500
-_WINDOW_BYTES = 1024 * 1024  # the driver copies what it sends several times
+_WINDOW_BYTES = 1024 * 1024  # the driver makes several copies of a message
 _BATCH_MESSAGES = 1000  # the server's limit
-_BATCH_BYTES = 8 * 1024 * 1024  # the server holds a batch in memory until it is whole
+_BATCH_BYTES = 8 * 1024 * 1024  # the server keeps a batch in memory until it is complete
 _HEADER_ALLOWANCE = 16 * 1024
 
 _STORAGE_FULL = {10023, 10028, 10047, 10077}
-"""Insufficient resources, account or server storage exceeded, stream limit reached."""
+"""Insufficient resources, storage of the account or of the server exceeded, stream limit reached."""
 _PER_SUBJECT = "per subject"
 _UNAVAILABLE_HTTP = 503
 
 
 class Publisher:
-    """Stores messages in their streams and says of each how that ended."""
+    """Stores messages in their streams."""
 
     def __init__(self, client: Client, subjects: Subjects, *, atomic: bool) -> None:
         self._client = client
@@ -36,7 +36,7 @@ class Publisher:
         self._in_flight: set[asyncio.Task[PublishResult]] = set()
 
     async def publish(self, messages: Sequence[Message]) -> list[PublishResult]:
-        """Store messages; return one result each, in order."""
+        """Store messages. Return one result each, in order."""
         results: dict[int, PublishResult] = {}
         batched: list[int] = []
         single: list[int] = []
@@ -47,34 +47,34 @@ class Publisher:
                 batched.append(index)
             else:
                 single.append(index)
-        for chunk in _chunks(batched, messages, most=_BATCH_MESSAGES, most_bytes=_BATCH_BYTES):
-            results.update(zip(chunk, await self._batch([messages[index] for index in chunk]), strict=True))
-        results.update(zip(single, await self._singles([messages[index] for index in single]), strict=True))
+        for chunk in _chunks(batched, messages, max_count=_BATCH_MESSAGES, max_bytes=_BATCH_BYTES):
+            results.update(zip(chunk, await self._publish_batch([messages[index] for index in chunk]), strict=True))
+        results.update(zip(single, await self._publish_singly([messages[index] for index in single]), strict=True))
         return [results[index] for index in range(len(messages))]
 
     def connection_lost(self) -> None:
-        """End what waits for an acknowledgement: none will come over this connection."""
+        """Cancel the publishes in progress: no acknowledgement can arrive any more. Their results are UNAVAILABLE."""
         for task in self._in_flight:
             task.cancel()
 
-    async def _batch(self, messages: Sequence[Message]) -> list[PublishResult]:
+    async def _publish_batch(self, messages: Sequence[Message]) -> list[PublishResult]:
         if len(messages) == 1:
-            return await self._singles(messages)
-        result = await self._tracked(self._commit(messages, secrets.token_hex(8)))
+            return await self._publish_singly(messages)
+        result = await self._run_until_lost(self._commit(messages, secrets.token_hex(8)))
         if result.status is PublishStatus.REFUSED:
-            # One bad message or one duplicate refuses a whole batch: find out which.
-            return await self._singles(messages)
+            # One bad message or one duplicate makes the server refuse the whole batch. Singly, the others are stored.
+            return await self._publish_singly(messages)
         if result.status is PublishStatus.FULL:
-            return await self._halves(messages)
+            return await self._publish_halves(messages)
         return [result] * len(messages)
 
-    async def _halves(self, messages: Sequence[Message]) -> list[PublishResult]:
-        """Store as much of a batch as there is room for; all of it might never fit at once."""
+    async def _publish_halves(self, messages: Sequence[Message]) -> list[PublishResult]:
+        """Store the batch in halves: as much of it as the stream has room for."""
         half = len(messages) // 2
-        first = await self._batch(messages[:half])
+        first = await self._publish_batch(messages[:half])
         if all(result.status is PublishStatus.FULL for result in first):
             return [*first, *first[:1] * (len(messages) - half)]
-        return [*first, *await self._batch(messages[half:])]
+        return [*first, *await self._publish_batch(messages[half:])]
 
     async def _commit(self, messages: Sequence[Message], batch_id: str) -> PublishResult:
         *body, last = messages
@@ -91,14 +91,15 @@ class Publisher:
         }
         return await self._request(last, closing)
 
-    async def _singles(self, messages: Sequence[Message]) -> list[PublishResult]:
+    async def _publish_singly(self, messages: Sequence[Message]) -> list[PublishResult]:
         results: list[PublishResult] = []
-        for window in _chunks(range(len(messages)), messages, most=_WINDOW, most_bytes=_WINDOW_BYTES):
-            results += await asyncio.gather(*(self._tracked(self._request(messages[index], {})) for index in window))
+        for window in _chunks(range(len(messages)), messages, max_count=_WINDOW, max_bytes=_WINDOW_BYTES):
+            requests = [self._request(messages[index], {}) for index in window]
+            results += await asyncio.gather(*map(self._run_until_lost, requests))
         return results
 
-    async def _tracked(self, publishing: Any) -> PublishResult:
-        task: asyncio.Task[PublishResult] = asyncio.create_task(publishing)
+    async def _run_until_lost(self, request: Any) -> PublishResult:
+        task: asyncio.Task[PublishResult] = asyncio.create_task(request)
         self._in_flight.add(task)
         try:
             await asyncio.wait([task])
@@ -114,15 +115,15 @@ class Publisher:
                 subject, message.body, timeout=_TIMEOUT_SECONDS, headers=_headers(message, extra)
             )
         except nats.errors.NoRespondersError:
-            return _unavailable("no stream takes this subject")
+            return _unavailable("no stream has this subject")
         except nats.errors.TimeoutError:
             return _unavailable("no acknowledgement in time")
         except (nats.errors.Error, OSError) as error:
             return _unavailable(str(error) or type(error).__name__)
-        return _verdict(json.loads(reply.data))
+        return _to_result(json.loads(reply.data))
 
     def _too_large(self, message: Message) -> bool:
-        """The server closes the connection over a message that is too large, so it must not be sent."""
+        """Return whether a message must not be sent: the server closes the connection if a message is too large."""
         limit = self._client.max_payload
         if len(message.body) + _HEADER_ALLOWANCE <= limit and message.address.kind is Kind.EVENT:
             return False
@@ -134,7 +135,7 @@ def _headers(message: Message, extra: dict[str, str]) -> dict[str, str]:
     return {"Nats-Msg-Id": message.id, **message.headers, **extra}
 
 
-def _verdict(acknowledgement: dict[str, Any]) -> PublishResult:
+def _to_result(acknowledgement: dict[str, Any]) -> PublishResult:
     error = acknowledgement.get("error")
     if error is None:
         return PUBLISHED
@@ -150,12 +151,14 @@ def _unavailable(reason: str) -> PublishResult:
     return PublishResult(PublishStatus.UNAVAILABLE, reason)
 
 
-def _chunks(indices: Sequence[int], messages: Sequence[Message], *, most: int, most_bytes: int) -> Iterator[list[int]]:
+def _chunks(
+    indices: Sequence[int], messages: Sequence[Message], *, max_count: int, max_bytes: int
+) -> Iterator[list[int]]:
     chunk: list[int] = []
     size = 0
     for index in indices:
         size += len(messages[index].body)
-        if chunk and (len(chunk) == most or size > most_bytes):
+        if chunk and (len(chunk) == max_count or size > max_bytes):
             yield chunk
             chunk, size = [], len(messages[index].body)
         chunk.append(index)

@@ -1,4 +1,4 @@
-"""Queries as endpoints of a NATS micro service."""
+"""The NATS micro service that answers queries."""
 
 import logging
 from collections.abc import Sequence
@@ -15,37 +15,39 @@ from timer_service.core.message import Kind
 
 log = logging.getLogger(__name__)
 
-_FROM_ANOTHER_ACCOUNT = "_R_."
-"""Reply subjects the server makes for requests that were imported; it lets no client name one."""
+_IMPORTED_REPLY_PREFIX = "_R_."
+"""Prefix of the reply subjects that the server makes for requests from other accounts. No client can choose one."""
 
 
 async def serve_queries(
     client: Client, subjects: Subjects, reply_prefix: str, names: Sequence[str], answer: QueryHandler
 ) -> Service:
-    """Start answering; every instance shares the requests. Only requests from inboxes under `reply_prefix` count."""
+    """Start to answer queries. Instances share the requests. Requests that do not reply to an inbox are ignored."""
 
     async def handle(request: Request) -> None:
-        # The reply subject is the asker's to choose: without this check it would be published to on its behalf.
-        reply_to = request._msg.reply  # noqa: SLF001 - the driver has no other way to it
-        if not reply_to.startswith((reply_prefix, _FROM_ANOTHER_ACCOUNT)):
-            log.warning("query not answered: its reply subject is no inbox", extra={"subject": request.subject})
+        # The client chooses the reply subject. Without this check it could make the service publish anywhere.
+        reply_to = request._msg.reply  # noqa: SLF001 - the driver has no public access to it
+        if not reply_to.startswith((reply_prefix, _IMPORTED_REPLY_PREFIX)):
+            log.warning("query ignored: its reply subject is not an inbox", extra={"subject": request.subject})
             return
         address = subjects.address(Kind.QUERY, request.subject)
-        answered = await answer(address.message, address.tenant, request.data)
-        if answered.code is None:
-            await request.respond(answered.body)
+        reply = await answer(address.message, address.tenant, request.data)
+        if reply.code is None:
+            await request.respond(reply.body)
         else:
-            await request.respond_error(answered.code, answered.message, answered.body)
+            await request.respond_error(reply.code, reply.message, reply.body)
 
     config = ServiceConfig(
-        name="timer-service", version=version("timer-service"), description="Durable timers: questions about them."
+        name="timer-service",
+        version=version("timer-service"),
+        description="Queries about timers, signals, runs and buried events.",
     )
     service = await nats.micro.add_service(client, config)
     for name in names:
         await service.add_endpoint(
             EndpointConfig(name=name, subject=subjects.pattern(Kind.QUERY, name), handler=handle)
         )
-    # The driver sends a flush ahead of what it holds back: once the second one is answered the server knows of us.
+    # The driver sends a flush before its buffered messages. After the second flush the server has the subscriptions.
     await client.flush()
     await client.flush()
     return service

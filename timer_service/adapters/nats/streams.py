@@ -1,4 +1,4 @@
-"""The streams that the service needs: made, corrected or only checked at start."""
+"""The streams of the service: created, updated or only checked when it starts."""
 
 from datetime import timedelta
 from typing import Any
@@ -24,8 +24,8 @@ _MAX_AGE = {
 }
 
 
-async def prepare(js: JetStreamContext, subjects: Subjects, *, manage: bool) -> dict[Kind, StreamInfo]:
-    """Make sure of every stream; return what each is. Raises `StartError` that says what is missing."""
+async def prepare_streams(js: JetStreamContext, subjects: Subjects, *, manage: bool) -> dict[Kind, StreamInfo]:
+    """Create or update every stream, or only check it if not `manage`. Raises `StartError` if one is wrong."""
     return {kind: await _prepare_stream(js, subjects, kind, manage=manage) for kind in _MAX_AGE}
 
 
@@ -36,17 +36,17 @@ async def _prepare_stream(js: JetStreamContext, subjects: Subjects, kind: Kind, 
             info = await js.stream_info(name)
         except NotFoundError:
             if not manage:
-                raise StartError(f"stream {name} is missing, and TIMER_MANAGE_STREAMS is off") from None
+                raise StartError(f"stream {name} is missing: create it, or set TIMER_MANAGE_STREAMS=true") from None
             return await js.add_stream(_wanted(subjects, kind))
         missing = _missing(info.config, subjects, kind)
         if missing and manage:
             return await js.update_stream(info.config.evolve(**missing))
     except APIError as error:
-        raise StartError(f"stream {name} can't be set up: {error.description}") from error
-    missing.pop("allow_atomic", None)  # without it publishing is slower, and works
+        raise StartError(f"stream {name} cannot be set up: {error.description}") from error
+    missing.pop("allow_atomic", None)  # without it publishing works, but is slower
     if missing:
-        wants = ", ".join(f"{field} = {value}" for field, value in missing.items())
-        raise StartError(f"stream {name} needs {wants}, and TIMER_MANAGE_STREAMS is off")
+        needed = ", ".join(f"{field} = {value}" for field, value in missing.items())
+        raise StartError(f"stream {name} needs {needed}: change the stream, or set TIMER_MANAGE_STREAMS=true")
     return info
 
 
@@ -56,7 +56,7 @@ def _wanted(subjects: Subjects, kind: Kind) -> StreamConfig:
         subjects=[subjects.pattern(kind)],
         retention=RetentionPolicy.LIMITS,
         storage=StorageType.FILE,
-        discard=DiscardPolicy.NEW,  # at a limit refuse loudly; `old` would drop what was promised in silence
+        discard=DiscardPolicy.NEW,  # a full stream refuses messages; `old` would delete stored ones
         max_age=_MAX_AGE[kind].total_seconds(),
         duplicate_window=120,
     )
@@ -64,7 +64,7 @@ def _wanted(subjects: Subjects, kind: Kind) -> StreamConfig:
 
 
 def _missing(found: StreamConfig, subjects: Subjects, kind: Kind) -> dict[str, Any]:
-    """Return what an existing stream must change. Its limits, replicas and ages are its owner's to choose."""
+    """Return the fields that an existing stream must change. The operator owns its limits, replicas and ages."""
     wanted = _wanted(subjects, kind)
     missing: dict[str, Any] = {}
     if not set(wanted.subjects or ()) <= set(found.subjects or ()):

@@ -1,4 +1,4 @@
-"""PostgreSQL behind the database port, and its clock as the one that all instances go by."""
+"""The database port on PostgreSQL, and the clock that all instances use there."""
 
 from timer_service.adapters.postgres.clock import PostgresClock
 from timer_service.adapters.postgres.database import PostgresDatabase

@@ -1,4 +1,4 @@
-"""What asyncpg raises -> what the core knows: away for now, in conflict with another instance, or simply wrong."""
+"""Translation of asyncpg's errors to the core's errors: an outage, a conflict, or any other error."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -7,20 +7,20 @@ import asyncpg
 
 from timer_service.core.errors import ConflictError, DatabaseUnavailableError
 
-_AWAY = (
+_OUTAGES = (
     OSError,
     TimeoutError,
     asyncpg.PostgresConnectionError,
-    asyncpg.InternalClientError,  # a statement that met the server just as it went away
-    asyncpg.InsufficientResourcesError,  # also a full disk
+    asyncpg.InternalClientError,  # a statement that was running when the server stopped
+    asyncpg.InsufficientResourcesError,  # includes a full disk
     asyncpg.OperatorInterventionError,  # stopped, crashed, starting up
-    asyncpg.ReadOnlySQLTransactionError,  # turned into a standby
+    asyncpg.ReadOnlySQLTransactionError,  # the server became a standby
     asyncpg.IdleInTransactionSessionTimeoutError,
     asyncpg.InvalidAuthorizationSpecificationError,
     asyncpg.InvalidCatalogNameError,
     asyncpg.PostgresSystemError,
 )
-_LOST = ("is closed", "was closed", "is closing", "released back")
+_LOST_CONNECTION = ("is closed", "was closed", "is closing", "released back")
 _CONFLICTS = (
     asyncpg.TransactionRollbackError,  # deadlock, serialisation
     asyncpg.LockNotAvailableError,
@@ -29,16 +29,16 @@ _CONFLICTS = (
 
 
 def is_outage(error: BaseException) -> bool:
-    """Whether to wait and try again: the statement is not to blame."""
-    return isinstance(error, _AWAY) or (
-        # asyncpg has one type for a connection that was lost and for a call that is wrong.
-        isinstance(error, asyncpg.InterfaceError) and any(word in str(error) for word in _LOST)
+    """Return whether the error is an outage. The caller should wait and retry."""
+    return isinstance(error, _OUTAGES) or (
+        # asyncpg raises the same type for a lost connection and for a wrong call.
+        isinstance(error, asyncpg.InterfaceError) and any(word in str(error) for word in _LOST_CONNECTION)
     )
 
 
 @contextmanager
 def translate_errors() -> Iterator[None]:
-    """Raise `DatabaseUnavailableError` or `ConflictError` for what is one; leave the rest as it is."""
+    """Raise outages as `DatabaseUnavailableError` and conflicts as `ConflictError`. Other errors pass unchanged."""
     try:
         yield
     except _CONFLICTS as error:

@@ -1,4 +1,4 @@
-"""SQLite behind the database port."""
+"""The database port on SQLite."""
 
 from timer_service.adapters.sqlite.database import SqliteDatabase
 

@@ -1,12 +1,11 @@
-"""SQLite behind the database port: WAL, synchronous=FULL, one connection that writes, two that read.
+"""The SQLite database: WAL, synchronous=FULL, one connection that writes and two that read.
 
-One writing connection is a matter of safety, not only of speed: SQLite before 3.51.3 can corrupt a WAL database that
-two connections write to. So a lock file keeps a second instance out.
+A single writing connection is needed for safety, not only for speed. SQLite before 3.51.3 can corrupt a WAL database if
+two connections write to it. So a lock file keeps a second instance out.
 """
 
 import asyncio
 import fcntl
-import json
 import os
 import sqlite3
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -17,7 +16,7 @@ from typing import TypeVar
 
 import aiosqlite
 
-from timer_service.adapters.sqlite.text import prepare, prepare_for_many
+from timer_service.adapters.sqlite.text import join, prepare
 from timer_service.core.cancellation import run_to_completion
 from timer_service.core.database import Parameters, Row
 from timer_service.core.errors import DatabaseUnavailableError, StartError
@@ -25,30 +24,30 @@ from timer_service.core.health import HEALTHY, Health
 
 _T = TypeVar("_T")
 _NONE: Parameters = {}
-_AWAY = {sqlite3.OperationalError, sqlite3.DatabaseError}
-"""What locked, full, failing and damaged files end in."""
+_OUTAGES = {sqlite3.OperationalError, sqlite3.DatabaseError}
+"""The errors of a file that is locked, damaged, on a full disk or on a failing one."""
+_PRIVATE_FILE = 0o600
 
 
 class _Connection(aiosqlite.Connection):
-    """A connection with every statement, rows and all, in one crossing to its thread (about 110 us each)."""
+    """A connection that runs a statement and fetches its rows in one call to its thread (a call takes about 110 us)."""
 
     async def fetch(self, sql: str, parameters: Parameters = _NONE) -> list[Row]:
-        text, values, _ = prepare(sql)
+        text, values = prepare(sql)
         return await self._run(lambda connection: connection.execute(text, values(parameters)).fetchall())
 
     async def fetch_each(self, sql: str, many: Sequence[Parameters]) -> list[Row]:
-        text, values, joined = prepare_for_many(sql)
+        text, values = prepare(sql)
 
         def run(connection: sqlite3.Connection) -> list[Row]:
-            given = map(values, many)
-            if joined:
-                return connection.execute(text, (json.dumps(list(given)),)).fetchall()
-            return [row for each in given for row in connection.execute(text, each).fetchall()]
+            if joined := join(sql, many):
+                return connection.execute(*joined).fetchall()
+            return [row for each in many for row in connection.execute(text, values(each)).fetchall()]
 
         return await self._run(run) if many else []
 
     async def execute_counting(self, sql: str, many: Sequence[Parameters]) -> int:
-        text, values, _ = prepare(sql)
+        text, values = prepare(sql)
 
         def run(connection: sqlite3.Connection) -> int:
             return connection.executemany(text, map(values, many)).rowcount
@@ -56,24 +55,25 @@ class _Connection(aiosqlite.Connection):
         return await self._run(run) if many else 0
 
     async def control(self, sql: str) -> None:
+        """Run a statement that has no parameters and returns no rows."""
         await self._run(lambda connection: connection.execute(sql).close())
 
     async def roll_back(self) -> None:
-        """End the transaction, if some error such as a full disk has not ended it already."""
+        """Roll back. This does nothing if an error such as a full disk has ended the transaction already."""
         await self._run(lambda connection: connection.rollback())
 
     async def _run(self, function: Callable[[sqlite3.Connection], _T]) -> _T:
         try:
             result: _T = await self._execute(partial(function, self._conn))  # type: ignore[no-untyped-call]
         except sqlite3.DatabaseError as error:
-            if type(error) not in _AWAY or error.sqlite_errorcode == sqlite3.SQLITE_ERROR:
+            if type(error) not in _OUTAGES or error.sqlite_errorcode == sqlite3.SQLITE_ERROR:
                 raise  # the statement is wrong
             raise DatabaseUnavailableError(str(error)) from error
         return result
 
 
 class _Transaction:
-    """The write transaction that is open on the writing connection."""
+    """The open transaction of the writing connection."""
 
     def __init__(self, connection: _Connection) -> None:
         self._connection = connection
@@ -88,47 +88,47 @@ class _Transaction:
 
 
 class SqliteDatabase:
-    """A SQLite file behind `core.database.Database`."""
+    """`core.database.Database` on a SQLite file."""
 
     engine = "sqlite"
     exclusive = True
 
-    def __init__(self, writer: _Connection, reader: _Connection, queries: _Connection, lock: int) -> None:
+    def __init__(self, writer: _Connection, reader: _Connection, queries: _Connection, lock_file: int) -> None:
         self._writer = writer
-        self._one_at_a_time = asyncio.Lock()
-        self._lock = lock
+        self._write_lock = asyncio.Lock()
+        self._lock_file = lock_file
         self.reader = reader
         self.queries = queries
         self.health = HEALTHY
 
     @classmethod
     async def open(cls, path: Path) -> "SqliteDatabase":
-        """Open (or create) the file. Raises `StartError` when another instance has it or it can't be used."""
+        """Open the file, or create it with mode 0600. Raises `StartError` if it is in use or cannot be used."""
         async with AsyncExitStack() as opened:
-            lock = _lock_file(path)
-            opened.callback(os.close, lock)
+            lock_file = _open_lock_file(path)
+            opened.callback(os.close, lock_file)
             try:
-                _check(path)
+                _prepare_file(path)
                 writer = await _connect(path, "PRAGMA journal_mode = WAL", "PRAGMA synchronous = FULL")
                 opened.push_async_callback(writer.close)
                 reader = await _connect(path, "PRAGMA query_only = ON")
                 opened.push_async_callback(reader.close)
                 queries = await _connect(path, "PRAGMA query_only = ON")
-            except (DatabaseUnavailableError, sqlite3.Error) as error:
-                raise StartError(f"can't open the database {path} (TIMER_DB_PATH): {error}") from error
+            except (DatabaseUnavailableError, sqlite3.Error, OSError) as error:
+                raise StartError(f"cannot open the database {path} (TIMER_DB_PATH): {error}") from error
             opened.pop_all()
-        return cls(writer, reader, queries, lock)
+        return cls(writer, reader, queries, lock_file)
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[_Transaction]:
-        """Open the one write transaction there can be; others wait their turn."""
-        async with self._one_at_a_time:
+        """Open a write transaction. Only one is open at a time; the others wait."""
+        async with self._write_lock:
             try:
                 try:
                     await run_to_completion(self._writer.control("BEGIN IMMEDIATE"))
                     yield _Transaction(self._writer)
                 except BaseException:
-                    # Queued behind a statement that a cancelled await left running, so nothing of it survives.
+                    # A cancelled await may leave its statement running. The rollback runs after it and undoes it.
                     await run_to_completion(self._writer.roll_back())
                     raise
                 await run_to_completion(self._commit())
@@ -147,32 +147,53 @@ class SqliteDatabase:
             raise
 
     async def close(self) -> None:
-        """Close all connections and let another instance have the file."""
+        """Close all connections and release the lock on the file."""
         await self.queries.close()
         await self.reader.close()
         await self._writer.close()
-        os.close(self._lock)
+        os.close(self._lock_file)
 
 
-def _lock_file(path: Path) -> int:
+def _open_lock_file(path: Path) -> int:
     path = path.resolve()  # a second name of the file has the same lock
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        lock = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        _create_private_file(Path(f"{path}.lock"))
+        lock = os.open(f"{path}.lock", os.O_RDWR | os.O_CLOEXEC)
     except OSError as error:
-        raise StartError(f"can't create {path}.lock (TIMER_DB_PATH): {error}") from error
+        raise StartError(f"cannot create {path}.lock (TIMER_DB_PATH): {error}") from error
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
         os.close(lock)
         raise StartError(
-            f"another instance uses the database {path}: SQLite is for one instance, use TIMER_DATABASE_URL for more"
+            f"another instance uses the database {path} (TIMER_DB_PATH). "
+            "Stop it, or use PostgreSQL (TIMER_DATABASE_URL) for several instances"
         ) from error
     return lock
 
 
-def _check(path: Path) -> None:
-    """Meet an unusable file here: a connection that fails to open leaves its thread behind."""
+def _create_private_file(path: Path) -> None:
+    """Create a file that only its owner may read, whatever the umask. SQLite gives `-wal` and `-shm` the same mode.
+
+    A file that exists keeps its mode.
+    """
+    try:
+        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, _PRIVATE_FILE)
+    except FileExistsError:
+        return
+    try:
+        os.fchmod(file, _PRIVATE_FILE)
+    finally:
+        os.close(file)
+
+
+def _prepare_file(path: Path) -> None:
+    """Create the database file if it is missing, and raise the error of an unusable file.
+
+    Without this check the error would come from a connection, and a connection that fails to open leaves its thread.
+    """
+    _create_private_file(path.resolve())
     with closing(sqlite3.connect(path)) as connection:
         connection.execute("PRAGMA schema_version")
 

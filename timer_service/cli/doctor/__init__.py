@@ -1,4 +1,4 @@
-"""`timer-service doctor`: looks at what the service stands on, changes nothing, and says what to mend."""
+"""`timer-service doctor`: read-only checks of the broker, its streams, the database and the clocks."""
 
 from timer_service.cli.doctor.command import doctor
 

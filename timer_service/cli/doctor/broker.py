@@ -1,5 +1,6 @@
-"""The broker, as the service's own user sees it."""
+"""The broker, with the permissions of the service's user."""
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
@@ -12,48 +13,66 @@ from nats.aio.client import Client
 from timer_service.adapters.nats.durable import DURABLE
 from timer_service.adapters.nats.subjects import Subjects
 from timer_service.app.login import nats_login
-from timer_service.cli.doctor.checks.clocks import check_broker_clock
-from timer_service.cli.doctor.checks.permissions import check_permissions, needed_publishes
-from timer_service.cli.doctor.checks.streams import check_missing_stream, check_stream
-from timer_service.cli.doctor.checks.versions import check_server
+from timer_service.cli.doctor.clocks import check_broker_clock
+from timer_service.cli.doctor.consumer import check_consumer
 from timer_service.cli.doctor.finding import Finding, Status
+from timer_service.cli.doctor.permissions import check_permissions, needed_publishes
+from timer_service.cli.doctor.streams import check_missing_stream, check_stream
+from timer_service.client.connection import url_without_login
 from timer_service.config import Config
 from timer_service.core.errors import StartError
 from timer_service.core.message import Kind
 
 _TIMEOUT_SECONDS = 2
-_INBOX_PREFIX = "_INBOX_TIMER_SERVICE"  # the service's own: its user may be fenced to it
-_KEPT = (Kind.COMMAND, Kind.EVENT, Kind.DEAD_LETTER)
+_LOOKS = 5
+_PAUSE_SECONDS = 0.2
+_INBOX_PREFIX = "_INBOX_TIMER_SERVICE"  # the service's own prefix: its user may have no other
+_KINDS = (Kind.COMMAND, Kind.EVENT, Kind.DEAD_LETTER)
 _NOT_FOUND = 404
+_ATOMIC_SERVER = (2, 12)
 _SYNC = Finding(
     "durability",
     Status.NOTE,
-    "whether the broker syncs before it acknowledges can't be seen from here",
-    "Run nats-server with jetstream { sync_interval: always }, or a power cut can lose what it has acknowledged.",
+    "doctor cannot see whether the broker syncs to disk before it acknowledges",
+    "Run nats-server with jetstream { sync_interval: always }. Otherwise a power cut can lose acknowledged commands.",
 )
 
 
-async def look_at_broker(config: Config) -> AsyncIterator[Finding]:
-    """Connect, and look at the server, its permissions, streams and clock."""
+async def check_broker(config: Config, *, syncs: bool) -> AsyncIterator[Finding]:
+    """Connect, and check the server, the permissions, the streams, the consumer and the clock.
+
+    `syncs`: the server is known to sync to disk before it acknowledges.
+    """
     errors: list[str] = []
 
-    async def note(error: Exception) -> None:
+    async def remember(error: Exception) -> None:
         errors.append(str(error) or type(error).__name__)
 
     try:
-        client = await _connect(config, note)
+        client = await _connect(config, remember)
     except (nats.errors.Error, OSError, StartError) as error:
         reason = errors[-1] if errors else str(error)
-        remedy = "Check TIMER_BROKER_URL and TIMER_NATS_*, and that the server runs."
-        yield Finding("broker", Status.FAIL, f"can't connect: {reason}", remedy)
+        text = f"cannot connect to {url_without_login(config.broker_url)}: {reason}"
+        remedy = "Check that the server runs, and check --server or TIMER_BROKER_URL, and TIMER_NATS_*."
+        yield Finding("broker", Status.FAIL, text, remedy)
         return
     try:
         version = client.connected_server_version
         yield check_server((version.major, version.minor, version.patch), _address(client))
-        async for finding in _jetstream(client, config):
+        async for finding in _check_jetstream(client, config):
             yield finding
+        if not syncs:
+            yield _SYNC
     finally:
         await client.close()
+
+
+def check_server(version: tuple[int, int, int], url: str) -> Finding:
+    """Check the version of the server."""
+    text = f"nats-server {'.'.join(map(str, version))} at {url}"
+    if version[:2] < _ATOMIC_SERVER:
+        return Finding("broker", Status.WARN, f"{text} has no atomic batches", "Run nats-server 2.12 or newer.")
+    return Finding("broker", Status.OK, text)
 
 
 async def _connect(config: Config, on_error: Any) -> Client:
@@ -62,7 +81,7 @@ async def _connect(config: Config, on_error: Any) -> Client:
         name="timer-service-doctor",
         allow_reconnect=False,
         connect_timeout=_TIMEOUT_SECONDS,
-        max_reconnect_attempts=1,  # or a first connect is tried for two minutes
+        max_reconnect_attempts=1,  # with the default, the first connect takes two minutes to fail
         reconnect_time_wait=0,
         error_cb=on_error,
         inbox_prefix=_INBOX_PREFIX,
@@ -74,32 +93,32 @@ def _address(client: Client) -> str:
     return client.connected_url.netloc.rpartition("@")[2] if client.connected_url else "?"
 
 
-async def _jetstream(client: Client, config: Config) -> AsyncIterator[Finding]:
+async def _check_jetstream(client: Client, config: Config) -> AsyncIterator[Finding]:
     subjects = Subjects(config.subject_prefix)
-    async for finding in _permissions(client, config, subjects):
+    async for finding in _check_permissions(client, config, subjects):
         yield finding
     clock: Finding | None = None
-    for kind in _KEPT:
-        asked_at, info = datetime.now(UTC), await _ask(client, f"$JS.API.STREAM.INFO.{subjects.stream(kind)}")
+    for kind in _KINDS:
+        name = subjects.stream(kind)
+        asked_at, info = datetime.now(UTC), await _request(client, f"$JS.API.STREAM.INFO.{name}")
         if info is None:
-            remedy = "Enable JetStream, and permit this user to ask for it."
-            yield Finding(f"stream {subjects.stream(kind)}", Status.FAIL, "JetStream does not answer", remedy)
+            remedy = "Enable JetStream, and permit this user to publish to $JS.API.STREAM.INFO.*."
+            yield Finding(f"stream {name}", Status.FAIL, "JetStream does not answer", remedy)
         elif "error" not in info:
-            clock = clock or _clock(asked_at, info, config)
+            clock = clock or _check_clock(asked_at, info, config)
             for finding in check_stream(kind, subjects.pattern(kind), info):
                 yield finding
         else:
-            yield _stream_error(subjects.stream(kind), info["error"], config)
-    yield await _consumer(client, subjects)
+            yield _stream_error(name, info["error"], config)
+    yield await _check_consumer(client, subjects)
     if clock is not None:
         yield clock
-    yield _SYNC
 
 
-def _clock(asked_at: datetime, info: dict[str, Any], config: Config) -> Finding:
-    """Compare clocks: the broker wrote its time somewhere between the question and the answer."""
-    answered_at = datetime.now(UTC)
-    half = (answered_at - asked_at) / 2
+def _check_clock(asked_at: datetime, info: dict[str, Any], config: Config) -> Finding:
+    """Compare clocks: the broker read its clock between the request and the reply."""
+    replied_at = datetime.now(UTC)
+    half = (replied_at - asked_at) / 2
     skew = asked_at + half - datetime.fromisoformat(info["ts"])
     return check_broker_clock(skew, half, decides=config.engine == "sqlite")
 
@@ -110,40 +129,43 @@ def _stream_error(name: str, error: dict[str, Any], config: Config) -> Finding:
     return Finding(f"stream {name}", Status.FAIL, error.get("description", "unknown error"), "Enable JetStream.")
 
 
-async def _permissions(client: Client, config: Config, subjects: Subjects) -> AsyncIterator[Finding]:
+async def _check_permissions(client: Client, config: Config, subjects: Subjects) -> AsyncIterator[Finding]:
     hints = [] if config.engine == "sqlite" else [subjects.hint()]  # to and from other instances
     publishes = needed_publishes(
         [subjects.pattern(Kind.EVENT), subjects.pattern(Kind.DEAD_LETTER), f"{config.reply_prefix}>", *hints],
-        map(subjects.stream, _KEPT),
+        map(subjects.stream, _KINDS),
         subjects.stream(Kind.COMMAND),
         DURABLE,
     )
     subscribes = [subjects.pattern(Kind.QUERY), f"{_INBOX_PREFIX}.>", *hints]
-    who = await _ask(client, "$SYS.REQ.USER.INFO")
-    if who is None or "data" not in who:
-        text = "the broker does not tell this user's permissions"
-        yield Finding("permissions", Status.NOTE, text, "To see them here, allow publishing $SYS.REQ.USER.INFO.")
+    user = await _request(client, "$SYS.REQ.USER.INFO")
+    if user is None or "data" not in user:
+        text = "the broker does not show the permissions of this user"
+        yield Finding("permissions", Status.NOTE, text, "To see them here, allow publishing to $SYS.REQ.USER.INFO.")
         return
-    for finding in check_permissions(who["data"].get("permissions") or {}, publishes, subscribes):
+    for finding in check_permissions(user["data"].get("permissions") or {}, publishes, subscribes):
         yield finding
 
 
-async def _consumer(client: Client, subjects: Subjects) -> Finding:
-    info = await _ask(client, f"$JS.API.CONSUMER.INFO.{subjects.stream(Kind.COMMAND)}.{DURABLE}")
-    check = f"consumer {DURABLE}"
+async def _check_consumer(client: Client, subjects: Subjects) -> Finding:
+    """Look several times: between two pull requests, a running service is not visible."""
+    subject = f"$JS.API.CONSUMER.INFO.{subjects.stream(Kind.COMMAND)}.{DURABLE}"
+    info = await _request(client, subject)
     if info is None:
-        remedy = f"To see it here, allow publishing $JS.API.CONSUMER.INFO.{subjects.stream(Kind.COMMAND)}.{DURABLE}."
-        return Finding(check, Status.NOTE, "the broker does not tell", remedy)
-    if "error" in info:
-        return Finding(check, Status.WARN, "is missing", "The service makes it when it starts.")
-    waiting, held = info["num_pending"], info["num_ack_pending"]
-    return Finding(check, Status.OK, f"{waiting} commands wait, {held} are being handled")
+        text = "the broker does not show this consumer"
+        return Finding(f"consumer {DURABLE}", Status.NOTE, text, f"To see it here, allow publishing to {subject}.")
+    for _ in range(_LOOKS - 1):
+        if "error" in info or info["num_waiting"]:
+            break
+        await asyncio.sleep(_PAUSE_SECONDS)
+        info = await _request(client, subject) or info
+    return check_consumer(DURABLE, info)
 
 
-async def _ask(client: Client, subject: str) -> dict[str, Any] | None:
-    """Return an answer of the server; None when there is none, as when the question is not permitted."""
+async def _request(client: Client, subject: str) -> dict[str, Any] | None:
+    """Return the reply of the server, or None if there is none, for example because the request is not permitted."""
     try:
-        answer: dict[str, Any] = json.loads((await client.request(subject, timeout=_TIMEOUT_SECONDS)).data)
+        reply: dict[str, Any] = json.loads((await client.request(subject, timeout=_TIMEOUT_SECONDS)).data)
     except nats.errors.Error:
         return None
-    return answer
+    return reply

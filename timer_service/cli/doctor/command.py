@@ -1,51 +1,83 @@
-"""The command: looks at everything, prints what was found."""
+"""The command: runs all checks and prints their findings."""
 
 import json
 import shutil
 import sys
 import textwrap
-from typing import Annotated
+from collections import Counter
+from collections.abc import Iterable, Sequence
 
 import typer
 
-from timer_service.cli.doctor.broker import look_at_broker
+from timer_service.cli.connection import Server, client_config
+from timer_service.cli.dev_server import DevServer, find_dev_server
+from timer_service.cli.doctor.broker import check_broker
 from timer_service.cli.doctor.finding import Finding, Status
-from timer_service.cli.doctor.sqlite import look_at_sqlite
-from timer_service.cli.running import run
-from timer_service.config import Config, load_config
+from timer_service.cli.doctor.sqlite import check_sqlite
+from timer_service.cli.output.text import style
+from timer_service.cli.parameters import AsJson
+from timer_service.cli.process import run_async
+from timer_service.config import Config
 
 _INDENT = " " * 6
 _COLOURS = {Status.OK: "green", Status.WARN: "yellow", Status.FAIL: "red"}
 
 
-def doctor(
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,  # noqa: FBT002 - typer's way
-) -> None:
-    """Check the broker, its streams, the database and the clock, with the service's own settings."""
-    findings = run(_examine(load_config()))
-    failed = any(each.status is Status.FAIL for each in findings)
-    if as_json:
-        typer.echo(json.dumps({"ok": not failed, "checks": [_document(each) for each in findings]}))
+def doctor(as_json: AsJson = False, server: Server = None) -> None:
+    """Check the broker, its streams, the database and the clocks, with the settings of the service.
+
+    If a `dev` runs in this folder and no other broker is named, doctor checks its broker and its database.
+    """
+    config, dev = client_config(server), find_dev_server()
+    if dev is not None and dev.broker_url == config.broker_url:
+        config = dev.configure(config)
     else:
-        for each in findings:
-            _print(each)
+        dev = None
+    findings = run_async(_check_all(config, dev))
+    failed = any(finding.status is Status.FAIL for finding in findings)
+    if as_json:
+        typer.echo(json.dumps({"ok": not failed, "checks": [_document(finding) for finding in findings]}))
+    else:
+        for finding in findings:
+            _print(finding)
+        typer.echo(f"\n{summary(findings)}")
     raise typer.Exit(1 if failed else 0)
 
 
-async def _examine(config: Config) -> list[Finding]:
-    broker = [each async for each in look_at_broker(config)]
+def summary(findings: Iterable[Finding]) -> str:
+    """Return how many checks ended in which way."""
+    counts = Counter(finding.status for finding in findings)
+    parts = [
+        f"{counts[Status.OK]} ok",
+        _count(counts[Status.WARN], "warning"),
+        _count(counts[Status.FAIL], "failure"),
+        *([_count(counts[Status.NOTE], "note")] if counts[Status.NOTE] else []),
+    ]
+    return ", ".join(parts)
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+async def _check_all(config: Config, dev: DevServer | None) -> Sequence[Finding]:
+    findings: list[Finding] = []
+    if dev is not None:
+        text = f"the `dev` that runs in this folder (process {dev.pid}, database {dev.db_path})"
+        findings.append(Finding("target", Status.OK, text))
+    findings += [finding async for finding in check_broker(config, syncs=dev is not None)]
     if config.postgres_url is None:
-        return [*broker, *look_at_sqlite(config)]
-    return [*broker, *await _postgres(config, config.postgres_url)]
+        return [*findings, *check_sqlite(config)]
+    return [*findings, *await _check_postgres(config, config.postgres_url)]
 
 
-async def _postgres(config: Config, url: str) -> list[Finding]:
+async def _check_postgres(config: Config, url: str) -> list[Finding]:
     try:
-        from timer_service.cli.doctor.postgres import look_at_postgres  # noqa: PLC0415 - an extra
+        from timer_service.cli.doctor.postgres import check_postgres  # noqa: PLC0415 - an extra
     except ImportError:
         remedy = "pip install 'timer-service[postgres]'"
         return [Finding("database", Status.FAIL, "TIMER_DATABASE_URL needs asyncpg, which is not installed", remedy)]
-    return [each async for each in look_at_postgres(config, url)]
+    return [finding async for finding in check_postgres(config, url)]
 
 
 def _document(finding: Finding) -> dict[str, str]:
@@ -54,15 +86,15 @@ def _document(finding: Finding) -> dict[str, str]:
 
 
 def _print(finding: Finding) -> None:
-    status = f"{finding.status:<{len(_INDENT) - 2}}"
-    first, *more = _wrapped(f"{finding.check}: {finding.message}")
-    typer.echo(f"{typer.style(status, fg=_COLOURS.get(finding.status))}  {first}")
-    for line in (*more, *_wrapped(finding.remedy or "")):
+    padding = " " * (len(_INDENT) - len(finding.status))
+    first, *more = _wrap(f"{finding.check}: {finding.message}")
+    typer.echo(f"{style(finding.status, colour=_COLOURS.get(finding.status))}{padding}{first}")
+    for line in (*more, *_wrap(finding.remedy or "")):
         typer.echo(f"{_INDENT}{line}")
 
 
-def _wrapped(text: str) -> list[str]:
-    """Break lines between words for a terminal only: what is piped is searched by line."""
+def _wrap(text: str) -> list[str]:
+    """Break a text between words for a terminal. Piped output keeps one line, so that it can be searched."""
     if not sys.stdout.isatty():
         return [text] if text else []
     width = shutil.get_terminal_size().columns - len(_INDENT)

@@ -1,4 +1,4 @@
-"""What doctor finds."""
+"""The result of a check."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -15,7 +15,7 @@ class Status(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that was looked at, what was seen, and what to do about it."""
+    """The result of one check: what was checked, what was found, and how to fix it."""
 
     check: str
     status: Status

@@ -1,4 +1,4 @@
-"""The PostgreSQL database, as the service's own role sees it. Every look is in a transaction that can't write."""
+"""The PostgreSQL database, with the rights of the service's role. All queries run in a read-only transaction."""
 
 import re
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -10,8 +10,9 @@ import asyncpg
 
 from timer_service.adapters.postgres.database import MOST_CONNECTIONS, OLDEST_VERSION
 from timer_service.app.schema import migrations
-from timer_service.cli.doctor.checks.clocks import check_database_clock
-from timer_service.cli.doctor.checks.postgres import (
+from timer_service.cli.doctor.clocks import check_database_clock
+from timer_service.cli.doctor.finding import Finding, Status
+from timer_service.cli.doctor.postgres_checks import (
     Connections,
     Rights,
     Server,
@@ -22,8 +23,7 @@ from timer_service.cli.doctor.checks.postgres import (
     check_durability,
     check_rights,
 )
-from timer_service.cli.doctor.checks.schema import Applied, check_schema
-from timer_service.cli.doctor.finding import Finding, Status
+from timer_service.cli.doctor.schema import Applied, check_schema
 from timer_service.config import Config
 
 _TIMEOUT_SECONDS = 5
@@ -61,22 +61,22 @@ _Connection = Any
 """An asyncpg connection."""
 
 
-async def look_at_postgres(config: Config, url: str) -> AsyncIterator[Finding]:
-    """Log in, and look at the server, the schema, durability, connections, clock and autovacuum."""
+async def check_postgres(config: Config, url: str) -> AsyncIterator[Finding]:
+    """Log in, and check the server, the schema, durability, connections, the clock and autovacuum."""
     try:
-        async with _connected(url, config.database_statement_cache) as connection:
-            async for finding in _look(connection, config):
+        async with _connect(url, config.database_statement_cache) as connection:
+            async for finding in _check_all(connection, config):
                 yield finding
     except (asyncpg.InvalidAuthorizationSpecificationError, asyncpg.InvalidCatalogNameError) as error:
         remedy = "Check the user, the password and the database in TIMER_DATABASE_URL."
         yield Finding("database", Status.FAIL, f"refuses the login: {error}", remedy)
     except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError) as error:
-        remedy = "Check TIMER_DATABASE_URL, and that the server runs and has a connection left."
-        yield Finding("database", Status.FAIL, f"can't be used: {str(error) or type(error).__name__}", remedy)
+        remedy = "Check TIMER_DATABASE_URL, and that the server runs and has a free connection."
+        yield Finding("database", Status.FAIL, f"cannot be used: {str(error) or type(error).__name__}", remedy)
 
 
 @asynccontextmanager
-async def _connected(url: str, statement_cache_size: int) -> AsyncIterator[_Connection]:
+async def _connect(url: str, statement_cache_size: int) -> AsyncIterator[_Connection]:
     connection = await asyncpg.connect(
         url,
         timeout=_TIMEOUT_SECONDS,
@@ -90,30 +90,30 @@ async def _connected(url: str, statement_cache_size: int) -> AsyncIterator[_Conn
         await connection.close(timeout=_TIMEOUT_SECONDS)
 
 
-async def _look(connection: _Connection, config: Config) -> AsyncIterator[Finding]:
+async def _check_all(connection: _Connection, config: Config) -> AsyncIterator[Finding]:
     server = Server(**await connection.fetchrow(_SERVER))
     yield check_database(server, OLDEST_VERSION)
-    tables = {row["name"]: row for row in await connection.fetch(_TABLES, _tables(), _PRIVILEGES, _MIGRATIONS)}
-    async for finding in _schema(connection, config, tables, server.role):
+    tables = {row["name"]: row for row in await connection.fetch(_TABLES, _table_names(), _PRIVILEGES, _MIGRATIONS)}
+    async for finding in _check_schema(connection, config, tables, server.role):
         yield finding
     rows = await connection.fetch(_SETTINGS, _WATCHED)
     settings = {row["name"]: Setting(row["setting"], row["source"]) for row in rows}
     for finding in check_durability(settings, server):
         yield finding
     yield check_connections(Connections(**await connection.fetchrow(_CONNECTIONS)), MOST_CONNECTIONS)
-    yield await _clock(connection)
+    yield await _check_clock(connection)
     for finding in check_autovacuum(settings, {name: row["options"] for name, row in tables.items()}):
         yield finding
 
 
-def _tables() -> Sequence[str]:
-    return [_MIGRATIONS, *(name for each in migrations("postgres") for name in _NAMES.findall(each.text))]
+def _table_names() -> Sequence[str]:
+    return [_MIGRATIONS, *(name for migration in migrations("postgres") for name in _NAMES.findall(migration.text))]
 
 
-async def _schema(
+async def _check_schema(
     connection: _Connection, config: Config, tables: Mapping[str, Mapping[str, Any]], role: str
 ) -> AsyncIterator[Finding]:
-    """Judge what is applied, where that may be read, and the role's rights."""
+    """Check the migrations, if the role may read their table, and the rights of the role."""
     shipped = migrations("postgres")
     lacking = {name: row["lacking"] for name, row in tables.items() if row["lacking"]}
     applied: Applied = {}
@@ -127,8 +127,8 @@ async def _schema(
     yield check_rights(rights, role, pending=pending)
 
 
-async def _clock(connection: _Connection) -> Finding:
-    """Compare clocks: the database read its own somewhere between the question and the answer."""
+async def _check_clock(connection: _Connection) -> Finding:
+    """Compare clocks: the database read its clock between the request and the reply."""
     asked_at = datetime.now(UTC)
     read: datetime = await connection.fetchval("SELECT clock_timestamp()")
     half = (datetime.now(UTC) - asked_at) / 2

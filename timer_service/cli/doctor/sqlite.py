@@ -1,4 +1,4 @@
-"""The SQLite file, as the settings name it."""
+"""The SQLite library and the database file that the settings name."""
 
 import sqlite3
 from collections.abc import Iterator
@@ -6,37 +6,52 @@ from contextlib import closing
 from pathlib import Path
 
 from timer_service.app.schema import migrations
-from timer_service.cli.doctor.checks.schema import Applied, check_schema
-from timer_service.cli.doctor.checks.versions import check_sqlite
 from timer_service.cli.doctor.finding import Finding, Status
+from timer_service.cli.doctor.schema import Applied, check_schema
 from timer_service.config import Config
 
+_SAFE_VERSION = (3, 51, 3)
 _APPLIED = "SELECT number, name, checksum FROM schema_migrations"
 
 
-def look_at_sqlite(config: Config) -> Iterator[Finding]:
-    """Look at the library and the file, which needs not be there yet."""
-    yield check_sqlite(sqlite3.sqlite_version_info)
+def check_sqlite(config: Config) -> Iterator[Finding]:
+    """Check the library and the file."""
+    yield check_version(sqlite3.sqlite_version_info)
     if not config.db_path.exists():
         text = f"there is no {config.db_path} yet"
-        yield Finding("database", Status.WARN, text, "The service makes it when it starts; else check TIMER_DB_PATH.")
+        remedy = "The service creates it when it starts. If it should exist, check TIMER_DB_PATH."
+        yield Finding("database", Status.WARN, text, remedy)
         return
     try:
-        applied = _applied(config)
+        applied = read_applied(config.db_path)
     except sqlite3.Error as error:
-        yield Finding("database", Status.FAIL, f"can't read {config.db_path}: {error}", "Check TIMER_DB_PATH.")
+        yield Finding("database", Status.FAIL, f"cannot read {config.db_path}: {error}", "Check TIMER_DB_PATH.")
     else:
         yield check_schema(applied, migrations("sqlite"), automatic=config.auto_migrate, setting="TIMER_DB_PATH")
 
 
-def _applied(config: Config) -> Applied:
-    """Read which migrations are applied: without the lock, so that a running service is not disturbed.
+def check_version(version: tuple[int, ...]) -> Finding:
+    """Check the version of the library."""
+    text = f"SQLite {'.'.join(map(str, version))}"
+    if version < _SAFE_VERSION:
+        return Finding(
+            "sqlite",
+            Status.WARN,
+            f"{text} can corrupt a WAL database that several connections write to",
+            "The service writes through one connection, and its lock file excludes other instances. Let no other "
+            "program write to the file, or use a Python with SQLite 3.51.3 or newer.",
+        )
+    return Finding("sqlite", Status.OK, text)
 
-    Without a `-wal` beside it nobody has the file open, and it is read as it is: otherwise SQLite would make that file,
-    owned by whoever runs this.
+
+def read_applied(path: Path) -> Applied:
+    """Return the migrations of a database file. Takes no lock and creates nothing. Raises `sqlite3.Error`.
+
+    Without a `-wal` file, no process has the database open, and it is read as immutable. Otherwise SQLite would create
+    that file, with the owner of this process.
     """
-    how = "mode=ro" if Path(f"{config.db_path}-wal").exists() else "immutable=1"
-    with closing(sqlite3.connect(f"{config.db_path.absolute().as_uri()}?{how}", uri=True, timeout=1)) as connection:
+    mode = "mode=ro" if Path(f"{path}-wal").exists() else "immutable=1"
+    with closing(sqlite3.connect(f"{path.absolute().as_uri()}?{mode}", uri=True, timeout=1)) as connection:
         try:
             return {number: (name, checksum) for number, name, checksum in connection.execute(_APPLIED)}
         except sqlite3.OperationalError as error:

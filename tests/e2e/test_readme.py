@@ -1,0 +1,92 @@
+"""The examples of README.md, as a reader runs them."""
+
+import asyncio
+import os
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.conftest import ON_SQLITE, User
+from tests.harness.processes import NatsServer, Service
+from tests.harness.spawning import BIN
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text("utf-8")
+DEFAULT_URL = "nats://localhost:4222"
+NATS_CLI = f"""nats() {{ [ "$1" != pub ] || '{sys.executable}' -c '
+import asyncio, os, sys, nats
+async def publish():
+    async with await nats.connect(os.environ["TIMER_BROKER_URL"]) as connection:
+        await connection.jetstream().publish(sys.argv[1], sys.argv[2].encode())
+asyncio.run(publish())' "$2" "$3"; }}
+"""
+"""A stand-in for the `nats` command line: `nats pub` publishes, `nats sub` does nothing."""
+
+
+def block(language: str, part: str) -> str:
+    """Return the only code block of README.md in a language that contains `part`."""
+    blocks = re.findall(rf"^```{language}\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
+    (found,) = (each for each in blocks if part in each)
+    return str(found)
+
+
+async def run(broker: NatsServer, *command: str) -> list[str]:
+    """Run a command that must succeed, and return the lines of its output."""
+    path = os.pathsep.join([str(BIN), os.environ["PATH"]])
+    process = await asyncio.create_subprocess_exec(
+        *command,
+        cwd=ROOT,
+        env={**os.environ, "TIMER_BROKER_URL": broker.url, "PATH": path},
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    output, errors = await process.communicate()
+    assert (process.returncode, errors.decode()) == (0, "")
+    return output.decode().splitlines()
+
+
+async def run_shell(broker: NatsServer, script: str) -> list[str]:
+    return await run(broker, "bash", "-e", "-c", script)
+
+
+@ON_SQLITE
+async def test_python(tmp_path: Path, broker: NatsServer, service: Service) -> None:
+    """The script schedules a timer and prints its event. It can be run twice."""
+    script = tmp_path / "example.py"
+    example = block("python", "TimerClient")
+    assert DEFAULT_URL in example
+    script.write_text(example.replace(DEFAULT_URL, broker.url), "utf-8")
+    for _ in range(2):
+        outcome, event = await run(broker, sys.executable, str(script))
+        assert outcome == "scheduled"
+        assert "'data': {'any': 'json'}" in event
+
+
+@ON_SQLITE
+async def test_nats_cli(user: User, broker: NatsServer, service: Service) -> None:
+    """The command that the `nats` command line publishes fires at once."""
+    await run_shell(broker, NATS_CLI + block("sh", "nats pub"))
+    await user.until_stored("TIMER_EVT", 1)
+    (fired,) = await user.fired()
+    assert fired.event["payload"]["data"] == {"any": "json"}
+
+
+@ON_SQLITE
+@pytest.mark.parametrize(
+    ("part", "expected"),
+    [
+        ("timers schedule", ["scheduled: acme/call-"]),
+        ("signals create", ["created: acme/ask-ticket-", "transitioned: acme/ticket-"]),
+        ("runs start", ["started: acme/push-"]),
+    ],
+)
+async def test_timer_service(part: str, expected: list[str], broker: NatsServer, service: Service) -> None:
+    """The commands succeed twice. Commands that run until Ctrl-C, and `doctor`, are left out."""
+    endless = re.compile(r"^(timer-service timers watch|timer-service doctor|python docs/examples/executor)", re.ASCII)
+    script = "\n".join(line for line in block("sh", part).splitlines() if not endless.match(line))
+    for _ in range(2):
+        output = await run_shell(broker, script)
+        for text in expected:
+            assert any(line.startswith(text) for line in output), output

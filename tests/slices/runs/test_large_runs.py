@@ -1,0 +1,135 @@
+"""Runs near the limits."""
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator, Collection
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from tests.harness.clock import ManualClock
+from tests.harness.runs import Runs, jobs
+from timer_service.adapters.memory import MemoryBroker
+from timer_service.core import outbox
+from timer_service.core.database import Database, Transaction
+from timer_service.core.message import Event
+
+MIB = 1024 * 1024
+
+
+@pytest.fixture
+def runs(store: Database, memory_broker: MemoryBroker, clock: ManualClock) -> Runs:
+    """Return the runs slice on each store in turn."""
+    return Runs(store, memory_broker, clock)
+
+
+@asynccontextmanager
+async def measure_blocks() -> AsyncIterator[list[float]]:
+    """Yield a list of the times, in seconds, for which the event loop was blocked."""
+    blocks: list[float] = []
+
+    async def watch() -> None:
+        while True:
+            before = time.perf_counter()
+            await asyncio.sleep(0)
+            blocks.append(time.perf_counter() - before)
+
+    watching = asyncio.create_task(watch())
+    try:
+        yield blocks
+    finally:
+        watching.cancel()
+
+
+@pytest.mark.parametrize(("count", "length"), [(4_900, 190), pytest.param(9_900, 80, marks=pytest.mark.full)])
+async def test_job_with_many_needs(runs: Runs, count: int, length: int) -> None:
+    """The JobReady and each reply about a job with thousands of needs fit into 1 MiB. The pages show all needs."""
+    members = [f"{number:04}-".ljust(length, "n") for number in range(count)]
+    await runs.start({"last": [{"group": "g"}, {"group": "h"}]}, "g", "h")
+    await runs.resolve("g", {name: [] for name in members[::2]})
+    await runs.resolve("h", {name: [] for name in members[1::2]})
+    await runs.report("success", *members, outputs={"log": "x" * 60})
+    (event,) = [each for each in await runs.stored() if b'"jobName":"last"' in each.body]
+    payload = json.loads(event.body)["payload"]
+    assert len(event.body) < MIB
+    assert len(payload["upstreamJobOutputs"]) + payload["outputsOmitted"] == count
+    needs: dict[str, list[Any]] = {}
+    cursor: dict[str, str] = {}
+    while True:
+        reply = await runs.ask("get-run", runId="run-1", **cursor)
+        assert len(json.dumps(reply)) < MIB
+        for job in reply["jobs"]:
+            needs.setdefault(job["name"], []).extend(job["needs"])
+        if "cursor" not in reply:
+            break
+        assert reply["cursor"] != cursor.get("cursor")
+        cursor = {"cursor": reply["cursor"]}
+    assert [need["job"] for need in needs["last"]] == sorted(members)
+    assert needs.keys() == {"last", *members}
+
+
+async def test_many_pending_commands_and_many_groups(runs: Runs) -> None:
+    """A ResolveGroup applies only the pending commands that name its jobs, however many others there are."""
+    groups = [f"g{number}" for number in range(100)]
+    await runs.start({"a": []}, *groups)
+    for number in range(2_000):
+        runs.send("ReportJobStatus", jobName=f"unknown-{number}", status="failed")
+    await runs.consume()
+    for group in groups[1:]:
+        runs.send("ResolveGroup", groupName=group, jobs=[])
+    async with measure_blocks() as blocks:
+        await runs.consume()
+    assert (runs.outcomes().count("kept"), runs.outcomes().count("resolved")) == (2_000, 99)
+    assert max(blocks) < 0.5
+    await runs.request("ResolveGroup", groupName="g0", jobs=[])
+    assert (await runs.rows("run_pending_commands"), (await runs.rows("runs"))[0]["pending_bytes"]) == ([], 0)
+
+
+async def test_a_thousand_groups_in_one_batch(runs: Runs) -> None:
+    """A thousand ResolveGroup on a run of 9,000 jobs, in one batch, do not block the event loop for a second."""
+    graph: dict[str, list[Any]] = {
+        f"job-{number}": [f"job-{number - 1}"] if number % 10 else [] for number in range(7_900)
+    }
+    groups = [f"g{number}" for number in range(1_000)]
+    waiting: dict[str, list[Any]] = {f"waits-{number}": [{"group": group}] for number, group in enumerate(groups)}
+    await runs.start(graph | waiting, *groups)
+    for number, group in enumerate(groups):
+        runs.send("ResolveGroup", groupName=group, jobs=jobs({f"m{number}": ["job-0"]}))
+    started = time.perf_counter()
+    async with measure_blocks() as blocks:
+        await runs.consume()
+    seconds = time.perf_counter() - started
+    assert runs.outcomes().count("resolved") == 1_000
+    print(f"longest block {max(blocks) * 1000:.0f} ms of {seconds:.1f} s")
+    assert max(blocks) < 1
+    assert seconds < 10
+
+
+async def test_deep_cascade(runs: Runs) -> None:
+    """A failure skips a chain of 200 jobs at once."""
+    chain = [f"job-{number:03}" for number in range(200)]
+    await runs.start({name: [chain[at - 1]] if at else [] for at, name in enumerate(chain)})
+    await runs.report("failed", chain[0])
+    assert (len(await runs.skipped()), await runs.completed()) == (199, ["failed"])
+
+
+async def test_large_payloads_of_ready_jobs(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+    """When one report makes 300 jobs with large payloads ready, their events are added in parts of a few MiB."""
+    sizes: list[int] = []
+    add = outbox.add
+
+    async def measure(tx: Transaction, events: Collection[Event], now: int) -> None:
+        sizes.append(sum(len(json.dumps(event.payload)) for event in events))
+        await add(tx, events, now)
+
+    await runs.start({"seed": []}, *(f"group-{number}" for number in range(30)))
+    for number in range(30):
+        graph = {f"job-{number}-{index}": ["seed"] for index in range(10)}
+        members = jobs(graph, payload="x" * 60_000)
+        await runs.request("ResolveGroup", groupName=f"group-{number}", jobs=members)
+    monkeypatch.setattr(outbox, "add", measure)
+    await runs.report("success", "seed")
+    assert sum(sizes) > 300 * 60_000
+    assert max(sizes) < 5 * MIB

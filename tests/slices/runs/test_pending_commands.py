@@ -1,0 +1,164 @@
+"""Commands that are delivered before their run or their job is known."""
+
+from typing import Any
+
+import pytest
+
+from tests.harness.clock import ManualClock
+from tests.harness.runs import Runs, jobs
+from timer_service.adapters.memory import MemoryBroker
+from timer_service.core.database import Database
+from timer_service.runs.draft import MAX_PENDING_BYTES
+
+
+@pytest.fixture
+def runs(store: Database, memory_broker: MemoryBroker, clock: ManualClock) -> Runs:
+    """Return the runs slice on each store in turn."""
+    return Runs(store, memory_broker, clock)
+
+
+async def test_job_dropped_before_its_group_is_resolved(runs: Runs) -> None:
+    """A job that is dropped before its group is resolved never becomes ready."""
+    await runs.start({"a": [], "last": [{"group": "g", "ifFailed": "run"}]}, "g", "h")
+    await runs.report("success", "a", droppedJobs=["m2"])
+    await runs.resolve("h", {})
+    await runs.resolve("g", {"m1": [], "m2": []})
+    assert (await runs.ready(), (await runs.statuses())["m2"]) == (["a", "m1"], "drift_dropped")
+    assert await runs.rows("run_pending_commands") == []
+
+
+async def test_dropped_jobs_of_several_groups(runs: Runs) -> None:
+    """A report that drops jobs of two groups stays pending until both groups are resolved."""
+    await runs.start({"a": []}, "g1", "g2")
+    await runs.report("running", "a", droppedJobs=["x", "y"])
+    before = (await runs.rows("runs"))[0]["pending_bytes"]
+    await runs.resolve("g1", {"x": []})
+    between = (await runs.rows("runs"))[0]["pending_bytes"]
+    await runs.resolve("g2", {"y": []})
+    (run,) = await runs.rows("runs")
+    assert await runs.statuses() == {"a": "running", "x": "drift_dropped", "y": "drift_dropped"}
+    assert before > between > run["pending_bytes"] == 0
+    assert await runs.rows("run_pending_commands") == []
+
+
+async def test_drop_by_a_report_that_is_kept(runs: Runs) -> None:
+    """A report of an unknown job is kept, but the known jobs it drops are dropped at once."""
+    await runs.start({"j": [], "k": ["j"]}, "g")
+    reply = await runs.report("success", "m", droppedJobs=["j"])
+    assert (reply["outcome"], await runs.statuses()) == ("kept", {"j": "drift_dropped", "k": "skipped"})
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 0, 1), (1, 2, 0), (2, 1, 0)])
+async def test_start_sent_twice(runs: Runs, order: tuple[int, ...]) -> None:
+    """Commands between two equal StartRun are applied, whichever copy is delivered first."""
+    graph: dict[str, list[Any]] = {"a": [{"group": "g"}]}
+    runs.send("StartRun", jobs=jobs(graph), groups=["g"])
+    runs.send("ResolveGroup", groupName="g", jobs=[])
+    runs.send("StartRun", jobs=jobs(graph), groups=["g"])
+    runs.broker.withhold(*runs.positions)
+    await runs.deliver_in(*order)
+    assert (await runs.ready(), (await runs.rows("runs"))[0]["open_groups"]) == (["a"], 0)
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (1, 2, 0), (2, 0, 1), (2, 1, 0)])
+async def test_cancel_between_two_equal_starts(runs: Runs, order: tuple[int, ...]) -> None:
+    """A CancelRun between two equal StartRun cancels the run, whichever copy is delivered first."""
+    runs.send("StartRun", jobs=jobs({"a": []}))
+    runs.send("CancelRun")
+    runs.send("StartRun", jobs=jobs({"a": []}))
+    runs.broker.withhold(*runs.positions)
+    await runs.deliver_in(*order)
+    assert (await runs.statuses(), await runs.completed()) == ({"a": "cancelled"}, ["cancelled"])
+
+
+async def test_partly_applied_report_is_kept_beyond_the_limit(runs: Runs) -> None:
+    """The rest of a partly applied report is kept again even if the limit is reached."""
+    await runs.start({"a": []}, "g1", "g2")
+    await runs.report("failed", "x", droppedJobs=["y"])
+    send_large_reports(runs, 80)
+    await runs.consume()
+    assert "not_kept" in runs.outcomes()
+    await runs.resolve("g1", {"x": []})
+    await runs.resolve("g2", {"y": []})
+    assert await runs.statuses() == {"a": "pending", "x": "failed", "y": "drift_dropped"}
+
+
+async def test_commands_after_a_tombstone_are_kept(runs: Runs) -> None:
+    """A tombstone keeps a ResolveGroup that is newer than its CancelRun, because a newer StartRun may follow."""
+    runs.send("CancelRun")
+    runs.send("StartRun", jobs=jobs({"a": [{"group": "g"}]}), groups=["g"])
+    runs.send("ResolveGroup", groupName="g", jobs=[])
+    cancel, start, resolve = 0, 1, 2
+    await runs.deliver_in(cancel, resolve, start)
+    assert (await runs.ready(), runs.outcomes()) == (["a"], ["kept", "not_found", "started"])
+
+
+async def test_tombstone_removes_older_commands(runs: Runs) -> None:
+    """A CancelRun of an unknown run removes the pending commands that are older than it."""
+    runs.send("ResolveGroup", groupName="g", jobs=[])
+    runs.send("CancelRun")
+    runs.send("ReportJobStatus", jobName="a", status="success")
+    await runs.deliver_in(0, 2, 1)
+    (row,) = await runs.rows("run_pending_commands")
+    assert row["command_type"] == "ReportJobStatus"
+    (run,) = await runs.rows("runs")
+    assert 0 < run["pending_bytes"] < 1000
+
+
+def send_large_reports(runs: Runs, count: int) -> None:
+    for number in range(count):
+        runs.send("ReportJobStatus", jobName=f"job-{number}", status="success", outputs={"log": "x" * 60_000})
+
+
+async def test_pending_commands_are_bounded(runs: Runs) -> None:
+    """Pending commands are kept up to a limit in bytes. Further commands end as `not_kept` and change nothing."""
+    send_large_reports(runs, 100)
+    await runs.consume()
+    await runs.deliver_again(0)
+    (run,) = await runs.rows("runs")
+    outcomes = [runs.reply(number)["outcome"] for number in range(100)]
+    assert set(outcomes) == {"kept", "not_kept"}
+    assert outcomes.count("kept") == len(await runs.rows("run_pending_commands"))
+    assert MAX_PENDING_BYTES - 61_000 < run["pending_bytes"] <= MAX_PENDING_BYTES
+
+
+async def test_pending_commands_are_applied(runs: Runs) -> None:
+    """Pending commands are applied when the run is started, and then deleted."""
+    runs.send("StartRun", jobs=jobs({f"job-{number}": [] for number in range(100)}))
+    send_large_reports(runs, 100)
+    start, *reports = range(101)
+    await runs.deliver_in(*reports, start)
+    outcomes = [runs.reply(number)["outcome"] for number in reports]
+    (run,) = await runs.rows("runs")
+    statuses = [row["status"] for row in await runs.rows("run_jobs")]
+    assert statuses.count("success") == outcomes.count("kept") > 0
+    assert (run["pending_bytes"], await runs.rows("run_pending_commands")) == (0, [])
+
+
+async def test_applied_command_is_deleted(runs: Runs) -> None:
+    """A pending report is deleted when it is applied."""
+    runs.send("StartRun", jobs=jobs({"a": []}))
+    runs.send("ReportJobStatus", jobName="a", status="success")
+    await runs.deliver_reversed()
+    assert (await runs.completed(), await runs.rows("run_pending_commands")) == (["success"], [])
+
+
+async def test_drop_by_a_report_that_changes_nothing_else(runs: Runs) -> None:
+    """A report drops jobs even if its own job has already ended with the same status."""
+    await runs.start({"a": [], "b": [], "c": ["b"]})
+    await runs.report("success", "a")
+    outcome = await runs.report("success", "a", droppedJobs=["b"])
+    assert (outcome["outcome"], await runs.statuses()) == (
+        "unchanged",
+        {"a": "success", "b": "drift_dropped", "c": "skipped"},
+    )
+
+
+@pytest.mark.parametrize(
+    ("report", "outcome"), [(("success", "k"), "ignored_not_ready"), (("success", "x"), "unknown_job")]
+)
+async def test_drop_by_a_report_that_is_ignored(runs: Runs, report: tuple[str, str], outcome: str) -> None:
+    """A report drops jobs even if it is ignored for its own job."""
+    await runs.start({"j": [], "k": ["j"], "l": []})
+    reply = await runs.report(*report, droppedJobs=["l"])
+    assert (reply["outcome"], (await runs.statuses())["l"]) == (outcome, "drift_dropped")

@@ -1,0 +1,339 @@
+"""The commands and events of work signals, as a user sees them.
+
+Each test runs on the slice in this process and on the real service, on every store.
+"""
+
+import json
+from typing import Any
+
+import pytest
+
+from tests.harness.clock import iso
+from tests.harness.signals import BLOCKED, SignalConversation
+from timer_service.core.message import Address, Kind
+
+TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+WAITING: dict[str, Any] = {"workItemId": "item-1", "triggerKind": "event", "triggerSpec": BLOCKED}
+LONG_AGO = "2020-01-01T00:00:00Z"
+
+
+# From a transition to its event
+
+
+async def test_fires_when_its_item_is_blocked(signals: SignalConversation) -> None:
+    """When a work item is blocked, its signal fires: one event, one task, and the status `fired`."""
+    await signals.request("CreateWorkItem", workItemId="item-1", status="doing")
+    await signals.create()
+    message_id = f"{signals.tenant}-command-3"
+    await signals.transition("blocked", message_id=message_id)
+    await signals.run()
+    (event,) = signals.events_of()
+    (task,) = await signals.tasks_of()
+    (firing,) = await signals.firings_of()
+    assert (event["payload"]["dedupeKey"], event["payload"]["firingId"]) == (message_id, firing["firingId"])
+    assert (task["taskId"], task["firingId"]) == (event["payload"]["taskId"], firing["firingId"])
+    assert (firing["status"], await signals.status()) == ("enqueued", "fired")
+    assert signals.outcomes() == ["created", "created", "transitioned"]
+
+
+async def test_event(signals: SignalConversation) -> None:
+    """The event has every field of the contract and nothing else, and names its cause."""
+    await signals.create()
+    await signals.transition(
+        eventId="event-1",
+        envelope={"id": "cmd-1", "correlationId": "corr-1"},
+        headers={"traceparent": TRACEPARENT, "tracestate": "a=b"},
+    )
+    await signals.run()
+    (message,) = await signals.stored()
+    (firing,) = await signals.firings_of()
+    body = json.loads(message.body)
+    assert message.address == Address(Kind.EVENT, signals.tenant, "work-signal-fired")
+    assert (message.headers["traceparent"], message.headers["tracestate"]) == (TRACEPARENT, "a=b")
+    assert body == {
+        "id": f"fired-{firing['firingId']}",
+        "type": "work.signal.fired",
+        "tenantId": signals.tenant,
+        "correlationId": "corr-1",
+        "causationId": "cmd-1",
+        "timestampMs": body["timestampMs"],
+        "payload": {
+            "tenantId": signals.tenant,
+            "signalId": "signal-1",
+            "firingId": firing["firingId"],
+            "workItemId": "item-1",
+            "dedupeKey": "event-1",
+            "taskId": f"task-{firing['firingId']}",
+            "firedAt": iso(body["timestampMs"]),
+        },
+    }
+
+
+# Triggers
+
+
+@pytest.mark.parametrize("status", ["blocked", "  Blocked ", "BLOCKED"])
+async def test_statuses_match_in_any_case(signals: SignalConversation, status: str) -> None:
+    """Case and spaces around a status do not matter, in the transition and in the trigger."""
+    await signals.create("mine", triggerSpec={"kind": "work_item.status.transition", "to": ["done", " bLocked"]})
+    await signals.transition(status)
+    await signals.run()
+    assert signals.fired() == ["mine"]
+
+
+async def test_other_transitions_fire_nothing(signals: SignalConversation) -> None:
+    """A transition to another status, of another work item or of another tenant does not fire the signal."""
+    await signals.create()
+    await signals.transition("done")
+    await signals.transition(item="item-2")
+    await signals.transition(tenant=f"{signals.tenant}-other")
+    await signals.run()
+    assert (signals.fired(), await signals.status()) == ([], "active")
+    assert await signals.firings_of() == []
+
+
+async def test_only_transitions_after_the_creation_count(signals: SignalConversation) -> None:
+    """A transition before the signal does not fire it. Of the later transitions only the first fires it."""
+    await signals.transition(eventId="before")
+    await signals.create()
+    await signals.transition(eventId="after")
+    await signals.run()
+    await signals.transition(eventId="later")
+    await signals.run()
+    assert [event["payload"]["dedupeKey"] for event in signals.events_of()] == ["after"]
+
+
+async def test_past_instant_fires_at_once(signals: SignalConversation) -> None:
+    """A signal with a past instant fires in the next tick."""
+    await signals.remind(iso(signals.now() - 1))
+    await signals.run()
+    assert signals.fired() == ["signal-1"]
+
+
+async def test_instant(signals: SignalConversation) -> None:
+    """A signal that waits for an instant fires at that instant and not before, without a work item or a task."""
+    due = signals.now() + 200
+    await signals.remind(iso(due))
+    await signals.until(due)
+    await signals.run()
+    (event,) = signals.events_of()
+    assert iso(due) <= event["payload"]["firedAt"] <= iso(signals.now())
+    assert event["payload"].keys().isdisjoint({"workItemId", "taskId"})
+
+
+async def test_many_signals_on_one_work_item(signals: SignalConversation) -> None:
+    """One transition fires all signals that wait for the work item, each once and with its own task."""
+    names = [f"signal-{number:03}" for number in range(200)]
+    for name in names:
+        signals.send("CreateWorkSignal", signalId=name, **WAITING)
+    await signals.consume()
+    await signals.transition()
+    await signals.run()
+    tasks = await signals.ask("list-tasks", workItemId="item-1", limit=1000)
+    assert sorted(signals.fired()) == sorted(task["signalId"] for task in tasks["tasks"]) == names
+
+
+INVALID: list[tuple[str, dict[str, Any], str]] = [
+    ("event", {}, "kind: must be one of work_item.status.transition where triggerKind is event"),
+    ("event", {"kind": 7}, "kind: must be one of"),
+    ("event", {"kind": "time.at", "at": LONG_AGO}, "kind: must be one of"),
+    ("time", BLOCKED, "kind: must be one of time.at where triggerKind is time"),
+    ("event", {**BLOCKED, "to": []}, "to: "),
+    ("event", {**BLOCKED, "ot": ["blocked"]}, "ot: "),
+    ("time", {"kind": "time.at", "at": "tomorrow"}, "at: must be an ISO 8601 instant"),
+    ("time", {"kind": "time.at"}, "at: Field required"),
+]
+
+
+async def test_invalid_trigger_is_kept_and_never_fires(signals: SignalConversation) -> None:
+    """An invalid trigger is stored. The view shows the reason, and the outcome is `created_invalid`."""
+    for number, (kind, spec, _) in enumerate(INVALID):
+        reply = await signals.create(f"signal-{number}", triggerKind=kind, triggerSpec=spec)
+        assert reply["outcome"] == "created_invalid"
+    await signals.transition()
+    await signals.run()
+    views = [await signals.ask("get-signal", signalId=f"signal-{number}") for number in range(len(INVALID))]
+    assert (signals.fired(), [view["triggerSpec"] for view in views]) == ([], [spec for _, spec, _ in INVALID])
+    for view, (_, _, reason) in zip(views, INVALID, strict=True):
+        assert view["triggerError"].startswith(reason)
+
+
+async def test_transition_trigger_needs_a_work_item(signals: SignalConversation) -> None:
+    """A signal that waits for a transition without a work item has a trigger error."""
+    await signals.create(item=None)
+    view = await signals.ask("get-signal", signalId="signal-1")
+    assert view["triggerError"] == "workItemId: required by this kind of trigger"
+
+
+# Repeated and late commands
+
+
+async def test_repeated_transition_makes_one_firing(signals: SignalConversation) -> None:
+    """A transition with a known event id counts once, before its signal has fired and after."""
+    await signals.create()
+    for status in ("blocked", "blocked", "done"):
+        await signals.transition(status, eventId="event-1")
+    await signals.run()
+    await signals.transition(eventId="event-1")
+    await signals.run()
+    assert (signals.fired(), len(await signals.firings_of()), len(await signals.tasks_of())) == (["signal-1"], 1, 1)
+    assert signals.outcomes() == ["created", "transitioned", "unchanged", "unchanged", "unchanged"]
+
+
+async def test_transition_before_its_signal(signals: SignalConversation) -> None:
+    """A transition fires a signal even if the older CreateWorkSignal is delivered after it."""
+    signals.send("CreateWorkSignal", signalId="signal-1", **WAITING)
+    signals.send("TransitionWorkItem", workItemId="item-1", to="blocked")
+    await signals.deliver_reversed()
+    await signals.run()
+    assert signals.fired() == ["signal-1"]
+
+
+@pytest.mark.parametrize(
+    ("verb", "outcome", "status"),
+    [
+        ("Pause", "created", "paused"),
+        ("Cancel", "ignored_stale", "cancelled"),
+        ("Resolve", "ignored_stale", "resolved"),
+    ],
+)
+async def test_command_before_its_signal(signals: SignalConversation, verb: str, outcome: str, status: str) -> None:
+    """A newer command that is delivered before its CreateWorkSignal keeps its effect."""
+    signals.send("CreateWorkSignal", signalId="signal-1", **WAITING)
+    signals.send(f"{verb}WorkSignal", signalId="signal-1")
+    await signals.deliver_reversed()
+    await signals.transition()
+    await signals.run()
+    answer = await signals.ask("get-signal", signalId="signal-1")
+    assert (signals.fired(), answer.get("status")) == ([], status)
+    assert signals.outcomes() == sorted([outcome, "not_found", "transitioned"])
+
+
+async def test_late_transition_counts_but_does_not_set_the_status(signals: SignalConversation) -> None:
+    """A late transition fires signals, but the newer status stays. Its outcome is `recorded`."""
+    await signals.create()
+    signals.send("TransitionWorkItem", workItemId="item-1", to="blocked")
+    signals.send("TransitionWorkItem", workItemId="item-1", to="done")
+    await signals.deliver_reversed()
+    await signals.run()
+    assert (signals.fired(), signals.outcomes()) == (["signal-1"], ["created", "recorded", "transitioned"])
+
+
+# States and outcomes
+
+
+async def test_paused_signal_ignores_transitions(signals: SignalConversation) -> None:
+    """A transition during a pause does not fire the signal. The next transition after the activation does."""
+    await signals.create()
+    await signals.about("Pause")
+    await signals.transition(eventId="while paused")
+    await signals.about("Activate")
+    await signals.run()
+    assert signals.fired() == []
+    await signals.transition(eventId="then")
+    await signals.run()
+    assert [event["payload"]["dedupeKey"] for event in signals.events_of()] == ["then"]
+
+
+async def test_fired_signal_can_fire_again(signals: SignalConversation) -> None:
+    """A fired signal that is activated fires again on the next transition, with another event id."""
+    await signals.create()
+    await signals.transition()
+    await signals.run()
+    await signals.about("Activate")
+    await signals.run()
+    assert len(signals.fired()) == 1
+    await signals.transition()
+    await signals.run()
+    assert len({event["id"] for event in signals.events_of()}) == len(signals.fired()) == 2
+
+
+OUTCOMES = {
+    # status before -> outcome of Create (the same), Create (another), Pause, Activate, Cancel, Resolve
+    "none": ["created", "created", "not_found", "not_found", "not_found", "not_found"],
+    "active": ["unchanged", "exists", "paused", "unchanged", "cancelled", "resolved"],
+    "paused": ["unchanged", "exists", "unchanged", "activated", "cancelled", "resolved"],
+    "fired": ["unchanged", "exists", "already_fired", "activated", "already_fired", "resolved"],
+    "fired at its instant": ["exists", "exists", "already_fired", "already_fired", "already_fired", "resolved"],
+    "cancelled": ["created", "created", "already_ended", "already_ended", "unchanged", "already_ended"],
+    "resolved": ["created", "created", "already_ended", "already_ended", "already_ended", "unchanged"],
+}
+COMMANDS = ["Create", "Create another", "Pause", "Activate", "Cancel", "Resolve"]
+
+
+async def bring_to(signals: SignalConversation, status: str, signal: str) -> None:
+    match status:
+        case "none":
+            return
+        case "fired at its instant":
+            await signals.remind(iso(signals.now()), signal)
+        case _:
+            await signals.create(signal, f"item of {signal}")
+    match status:
+        case "fired":
+            await signals.transition(item=f"item of {signal}")
+        case "paused" | "cancelled" | "resolved":
+            await signals.about({"paused": "Pause", "cancelled": "Cancel", "resolved": "Resolve"}[status], signal)
+    await signals.run()
+
+
+async def test_every_outcome(signals: SignalConversation) -> None:
+    """Each command on a signal in each status has the outcome in the table of docs/signals.md."""
+    found: dict[str, list[str]] = {status: [] for status in OUTCOMES}
+    for status in OUTCOMES:
+        for name in COMMANDS:
+            signal = f"{status}/{name}"
+            await bring_to(signals, status, signal)
+            match name:
+                case "Create":
+                    reply = await signals.create(signal, f"item of {signal}")
+                case "Create another":
+                    reply = await signals.create(signal, "another")
+                case _:
+                    reply = await signals.about(name, signal)
+            found[status].append(reply["outcome"])
+    assert found == OUTCOMES
+
+
+async def test_reply_shows_the_signal(signals: SignalConversation) -> None:
+    """A reply has the signal after the command. A reply about a work item or an unknown signal has none."""
+    created = await signals.create(note="mind the gap")
+    moved = await signals.transition()
+    unknown = await signals.about("Pause", "nobody")
+    assert created["signal"] == {
+        "tenantId": signals.tenant,
+        "signalId": "signal-1",
+        "status": "active",
+        "triggerKind": "event",
+        "triggerSpec": BLOCKED,
+        "createdAt": created["signal"]["createdAt"],
+        "workItemId": "item-1",
+        "note": "mind the gap",
+    }
+    assert [set(each) for each in (moved, unknown)] == [{"commandId", "outcome"}] * 2
+
+
+WRONG: list[tuple[str, dict[str, Any], str]] = [
+    ("CreateWorkItem", {}, "payload.workItemId"),
+    ("CreateWorkItem", {"workItemId": "i", "status": "a\nb"}, "payload.status"),
+    ("TransitionWorkItem", {"workItemId": "i"}, "payload.to"),
+    ("TransitionWorkItem", {"workItemId": "i", "to": ""}, "payload.to"),
+    ("TransitionWorkItem", {"workItemId": "i", "to": "a", "occurredAt": "now"}, "payload.occurredAt"),
+    ("TransitionWorkItem", {"workItemId": "i", "to": "a", "frm": "b"}, "payload.frm"),
+    ("CreateWorkSignal", {"signalId": "s", "triggerKind": "cron", "triggerSpec": {}}, "payload.triggerKind"),
+    ("CreateWorkSignal", {"signalId": "s", "triggerKind": "event", "triggerSpec": []}, "payload.triggerSpec"),
+    ("CreateWorkSignal", {"signalId": "s", "triggerKind": "time", "triggerSpec": {}, "note": "\0"}, "payload.note"),
+    ("PauseWorkSignal", {"signalId": "\x01"}, "payload.signalId"),
+    ("ResolveWorkSignal", {}, "payload.signalId"),
+]
+
+
+async def test_wrong_field(signals: SignalConversation) -> None:
+    """A command with an invalid field is rejected with the name of the field, and becomes a dead letter."""
+    for message_type, fields, _ in WRONG:
+        await signals.request(message_type, **fields)
+    await signals.run()
+    found = [[each["path"] for each in event["payload"]["errors"]] for event in signals.events_of("CommandRejected")]
+    for paths, (_, _, path) in zip(found, WRONG, strict=True):
+        assert path in paths
+    assert len(await signals.dead_letters()) == len(WRONG)

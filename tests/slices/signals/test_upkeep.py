@@ -1,0 +1,135 @@
+"""Retention, row counts and the constraints of the schema."""
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from tests.harness.clock import NOW, ManualClock, after, iso
+from tests.harness.signals import BLOCKED, Signals
+from timer_service.adapters.memory import MemoryBroker
+from timer_service.core.database import Database
+from timer_service.core.metrics_port import MetricsPort
+from timer_service.core.retention import Retention
+from timer_service.core.row_counts import RowCounts
+from timer_service.signals.firing_store import COUNTED, FIRINGS
+from timer_service.signals.store import delete_settled
+
+WAITING: dict[str, Any] = {"workItemId": "item-1", "triggerKind": "event", "triggerSpec": BLOCKED}
+
+
+@pytest.fixture
+def signals(store: Database, memory_broker: MemoryBroker, clock: ManualClock) -> Signals:
+    """The signals slice on each store in turn."""
+    return Signals(store, memory_broker, clock)
+
+
+async def run_retention(signals: Signals) -> int:
+    """Run one pass of retention. Return the number of deleted rows."""
+    return (await Retention(signals.database, timedelta(days=7), delete_settled).tick(signals.clock.now())).done
+
+
+# Retention
+
+
+async def test_retention(signals: Signals) -> None:
+    """Settled rows are deleted after the retention time. Waiting signals and tasks of fired signals stay."""
+    for name in ("fired", "resolved", "waits"):
+        await signals.create(name, f"item of {name}")
+    for name in ("fired", "resolved"):
+        await signals.transition(item=f"item of {name}")
+    await signals.run()
+    await signals.about("Resolve", "resolved")
+    retention = Retention(signals.database, timedelta(days=7), delete_settled)
+    early = (await retention.tick(after(days=7))).done
+    deleted = (await retention.tick(after(days=7, milliseconds=1))).done
+    left = [row["signal_id"] for row in await signals.rows("work_signals")]
+    assert (early, deleted, left) == (0, 5, ["fired", "waits"])
+    assert [row["signal_id"] for row in await signals.rows("work_item_tasks")] == ["fired"]
+    assert await signals.rows("work_signal_firings") == await signals.rows("work_item_events") == []
+
+
+@pytest.mark.parametrize("verb", ["Pause", "Cancel"])
+async def test_tombstones_are_deleted(signals: Signals, verb: str) -> None:
+    """A tombstone is deleted after the retention time, which starts again with each command."""
+    await signals.about(verb)
+    signals.clock.advance(days=6)
+    await signals.about(verb)
+    signals.clock.advance(days=6)
+    early = await run_retention(signals)
+    signals.clock.advance(days=1, milliseconds=1)
+    assert (early, await run_retention(signals), await signals.rows("work_signals")) == (0, 1, [])
+
+
+async def test_retention_counts_from_the_last_command(signals: Signals) -> None:
+    """A command without effect keeps an ended signal, so that an older CreateWorkSignal still loses."""
+    signals.send("CreateWorkSignal", signalId="signal-1", **WAITING)
+    (first,) = signals.positions
+    await signals.consume()
+    await signals.about("Cancel")
+    signals.clock.advance(days=6)
+    await signals.about("Resolve")
+    signals.clock.advance(days=6)
+    await run_retention(signals)
+    signals.broker.deliver(first)
+    await signals.consume()
+    assert await signals.status() == "cancelled"
+
+
+# Row counts
+
+
+async def test_row_counts(signals: Signals) -> None:
+    """The gauges show pending firings, failed firings and unevaluated transitions."""
+    off = Signals(signals.database, signals.broker, signals.clock, evaluating=False)
+    await off.transition()
+    await signals.remind(iso(NOW - 2000), "overdue")
+    await signals.remind(iso(after(days=1)), "waits")
+    await signals.remind(iso(NOW), "cancelled")
+    await signals.about("Cancel", "cancelled")
+    metrics: MetricsPort = signals.metrics
+    await RowCounts(signals.database, metrics, counted=COUNTED, leased=[FIRINGS]).tick(NOW)
+    assert signals.metrics.counts == {
+        ("work_signal_firings", "pending"): 2,
+        ("work_signal_firings", "failed"): 1,
+        ("work_item_events", "unevaluated"): 1,
+    }
+    assert signals.metrics.overdues == {"work_signal_firings": [(1, 2.0)]}
+
+
+# Schema
+
+
+FORBIDDEN = {
+    "work_signal_firings": [
+        "available_at = NULL",
+        "available_at = due_at - 1",
+        "status = 'failed'",
+        "status = 'enqueued', available_at = NULL, settled_at = due_at - 1",
+        "lease_token = 'token'",
+        "status = 'done'",
+        "attempt = -1",
+        "position_epoch = -1",
+    ],
+    "work_signals": [
+        "status = 'fired'",
+        "status = 'cancelled'",
+        "unused_since = 1",
+        "status = NULL",
+        "since_epoch = -1",
+        "defined_epoch = 0, defined_sequence = 0",
+        "trigger_spec = NULL",
+        "trigger_kind = 'cron'",
+        "status = 'done'",
+    ],
+}
+
+
+async def test_schema_refuses(signals: Signals) -> None:
+    """The CHECK constraints reject rows that would break a guarantee."""
+    await signals.create()
+    await signals.transition()
+    for table, changes in FORBIDDEN.items():
+        for change in changes:
+            with pytest.raises(Exception, match=r"(?i)check constraint"):
+                await signals.sql(f"UPDATE {table} SET {change}")

@@ -1,0 +1,86 @@
+"""How commands find the running `timer-service dev` of their folder."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from timer_service.cli.connection import client_config
+from timer_service.cli.dev_server import announce_dev_server, find_dev_server
+from timer_service.config import load_config
+
+FOLDER = Path(".timer-service")
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("TIMER_BROKER_URL", raising=False)
+    FOLDER.mkdir()
+    return tmp_path
+
+
+@pytest.fixture
+def broker_url() -> Iterator[str]:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        yield f"nats://127.0.0.1:{listener.getsockname()[1]}"
+
+
+def write(pid: int, url: str) -> None:
+    content = {"pid": pid, "brokerUrl": url, "database": str(FOLDER / "timers.db")}
+    (FOLDER / "dev.json").write_text(json.dumps(content))
+
+
+def test_running_dev(broker_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A command uses the broker of the running `dev`, unless --server or TIMER_BROKER_URL names another one."""
+    write(os.getppid(), broker_url)
+    assert client_config(None).broker_url == broker_url
+    assert client_config("nats://other:4222").broker_url == "nats://other:4222"
+    monkeypatch.setenv("TIMER_BROKER_URL", "nats://named:4222")
+    assert client_config(None).broker_url == "nats://named:4222"
+
+
+def test_dev_that_is_gone(broker_url: str) -> None:
+    """The file of a killed `dev` is ignored."""
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    write(gone.pid, broker_url)
+    assert find_dev_server() is None
+    assert client_config(None).broker_url == "nats://localhost:4222"
+
+
+def test_process_without_a_broker() -> None:
+    """A process that got the pid of a killed `dev` is not taken for it: no broker listens there."""
+    write(os.getppid(), "nats://127.0.0.1:1")
+    assert find_dev_server() is None
+
+
+def test_own_process(broker_url: str) -> None:
+    """A `dev` in a container may have the pid of the killed one. It does not take itself for another `dev`."""
+    write(os.getpid(), broker_url)
+    assert find_dev_server() is None
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[]", "null", '{"pid": "x", "brokerUrl": 1, "database": 2}'])
+def test_unreadable_file(text: str) -> None:
+    """A file that is not one of `dev` is ignored."""
+    (FOLDER / "dev.json").write_text(text)
+    assert find_dev_server() is None
+
+
+def test_announcing(broker_url: str) -> None:
+    """The file names process, broker and database, and is removed at the end."""
+    config = load_config(broker_url=broker_url, db_path=FOLDER / "timers.db")
+    with announce_dev_server(FOLDER, config):
+        content = json.loads((FOLDER / "dev.json").read_text())
+        assert content == {
+            "pid": os.getpid(),
+            "brokerUrl": broker_url,
+            "database": str((FOLDER / "timers.db").absolute()),
+        }
+    assert list(FOLDER.iterdir()) == []

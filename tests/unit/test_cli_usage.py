@@ -1,0 +1,99 @@
+"""Wrong usage of the command line: exit code 2 and a message that names the option or argument. No broker is needed."""
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from timer_service import __version__
+from timer_service.cli import create_app
+
+NAMES = ["doctor", "migrate", "timers", "signals", "runs", "events"]
+
+USAGE = {
+    "events retry acme": "Give the ids of events, or --all",
+    "events retry acme event-1 --all": "Give the ids of events, or --all",
+    "runs list acme --status done": "Invalid value for '--status': 'done' is not one of 'running'",
+    "runs start acme push-1 missing.json": "Invalid value for 'FILE': cannot read 'missing.json': No such file",
+    "runs report acme push-1 lint success --outputs [1]": "Invalid value for '--outputs': must be a JSON object",
+    "signals create acme help": "Give either --on (with --item) or --at",
+    "signals create acme help --on blocked": "--on needs --item",
+    "signals create acme help --on blocked --item ticket-7 --at 2100-01-01T00:00:00Z": "Give either --on",
+    "signals create acme help --at tomorrow": "Invalid value for '--at': 'tomorrow' must be an ISO 8601 instant",
+    "signals list acme --status done": "Invalid value for '--status': 'done' is not one of",
+    "timers schedule acme call-1": "Give either --at or --in",
+    "timers schedule acme call-1 --in 5s --at 2100-01-01T00:00:00Z": "Give either --at or --in",
+    "timers schedule acme call-1 --in 10000000d": "Invalid value for '--in': '10000000d' is too long",
+    "timers schedule acme call-1 --in 99999999999d": "Invalid value for '--in': '99999999999d' is too long",
+    "timers schedule acme call-1 --in soon": "Invalid value for '--in': 'soon' must be a duration, such as",
+    "timers schedule acme call-1 --in 5s --data {": "Invalid value for '--data': must be JSON",
+    "timers list acme --state pending": "Invalid value for '--state': 'pending' is not one of",
+    "timers list acme --due-before tomorrow": "Invalid value for '--due-before': 'tomorrow' must be",
+    "timers list acme --due-after 2100-01-01T00:00:00": "Invalid value for '--due-after'",
+    "timers list acme --limit 0": "Invalid value for '--limit': must be greater than or equal to 1",
+    "timers list acme --limit many": "Invalid value for '--limit': must be a valid integer",
+    "timers get a.b call-1": "Invalid value for 'TENANT': 'a.b' must be 1 to 64 letters",
+    "timers watch a.b": "Invalid value for 'TENANT': 'a.b' must be 1 to 64 letters",
+    "timers cancel acme ": "Invalid value for 'CALL': '' must be 1 to 200 characters",
+    "timers get acme": "Missing argument 'CALL'",
+    "timers list acme --server http://host": "Invalid value for '--server': must be nats://host:port",
+    "doctor --broker-url http://host": "Invalid value for '--server': must be nats://host:port",
+}
+
+
+@pytest.fixture(autouse=True)
+def empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    for name in ("TIMER_BROKER_URL", "TIMER_DB_PATH", "TIMER_DATABASE_URL"):
+        monkeypatch.delenv(name, raising=False)
+    return tmp_path
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(create_app(NAMES), arguments, env={"COLUMNS": "200"}, terminal_width=200)
+
+
+@pytest.mark.parametrize("arguments", USAGE)
+def test_wrong_usage(arguments: str) -> None:
+    """Wrong usage ends with 2 and names the option or argument, before a connection is made."""
+    result = run(*arguments.split(" "))
+    assert result.exit_code == 2
+    assert USAGE[arguments] in " ".join(result.stderr.replace("│", " ").split())
+    assert "Usage:" in result.stderr
+
+
+def test_help_in_own_words() -> None:
+    """-h works like --help, and the names of Python types of files and lists do not appear."""
+    for arguments in (["runs", "start"], ["runs", "resolve"], ["events", "retry"]):
+        result = run(*arguments, "-h")
+        assert result.exit_code == 0
+        assert "FileText" not in result.stdout
+        assert "[[" not in result.stdout
+
+
+def test_version() -> None:
+    """--version prints the version of the package."""
+    assert run("--version").stdout == f"timer-service {__version__}\n"
+
+
+def test_unreachable_broker() -> None:
+    """The message has the URL, without the password, and the remedy."""
+    result = run("timers", "get", "acme", "call-1", "--server", "nats://user:secret@127.0.0.1:1")
+    assert result.exit_code == 1
+    message = str(result.exception)
+    assert message.startswith("cannot connect to the broker at nats://127.0.0.1:1: ")
+    assert "--server or TIMER_BROKER_URL" in message
+
+
+@pytest.mark.parametrize(("command", "code"), [("status", 0), ("check", 1)])
+def test_migrate_reads_only(command: str, code: int, empty_folder: Path) -> None:
+    """`status` and `check` list the pending migrations of a missing database and create no file."""
+    result = run("migrate", command)
+    assert result.exit_code == code
+    assert result.stdout.startswith("pending  0001_")
+    assert list(empty_folder.iterdir()) == []
+
+
+def test_migrations_of_the_other_engine_are_explained() -> None:
+    """`status` says which migration is only for another engine."""
+    assert "skipped  0005_engine (only for PostgreSQL)\n" in run("migrate", "status").stdout

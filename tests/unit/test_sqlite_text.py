@@ -1,0 +1,52 @@
+"""The translation of portable SQL for SQLite."""
+
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from timer_service.adapters.sqlite import SqliteDatabase
+from timer_service.adapters.sqlite.text import join, prepare
+
+FIND = "SELECT key, number FROM /* each of many */ kept WHERE key = :key AND number = :number"
+KEYS = ["x", "007", "1e5", 'it\'s "so"', "\\u0000", "\u2028\U0001f600"]
+NUMBERS = [0, -1, 2**53 + 1, 2**63 - 1, -(2**63)]
+
+
+def test_parameters_are_numbered() -> None:
+    """A name gets one number, and text in quotes and comments stays as it is."""
+    text, values = prepare("SELECT ':no' WHERE :b = :a AND :b > 0 -- :no")
+    assert text == "SELECT ':no' WHERE ?1 = ?2 AND ?1 > 0 -- :no"
+    assert values({"a": 1, "b": 2, "c": 3}) == (2, 1)
+
+
+def test_statement_without_the_mark_is_not_joined() -> None:
+    """Only a statement with the mark runs once for many parameter sets."""
+    assert join("SELECT :key", [{"key": "x"}]) is None
+    assert join(FIND, [{"key": "x", "number": 1}]) is not None
+
+
+@pytest.mark.parametrize("number", NUMBERS)
+async def test_joined_statement_returns_the_same_rows(tmp_path: Path, number: int) -> None:
+    """A joined statement finds the same rows as one statement for each parameter set, whatever the keys contain."""
+    database = await SqliteDatabase.open(tmp_path / "kept.db")
+    try:
+        async with database.transaction() as tx:
+            await tx.execute("CREATE TABLE kept (key TEXT, number INTEGER)")
+            rows = [{"key": key, "number": number} for key in KEYS]
+            await tx.executemany("INSERT INTO kept VALUES (:key, :number)", rows)
+        wanted = [{"key": key, "number": number} for key in KEYS]
+        joined = await database.reader.fetch_each(FIND, wanted)
+        singly = [row for each in wanted for row in await database.reader.fetch_each(FIND, [each])]
+        assert [tuple(row) for row in _rows(joined)] == [tuple(row.values()) for row in rows]
+        assert _rows(joined) == _rows(singly)
+        with_nul = {"key": "x\0y", "number": number}  # SQLite would end the JSON string there, and find x
+        assert await database.reader.fetch_each(FIND, [with_nul]) == []
+        assert await database.reader.fetch_each(FIND, []) == []
+    finally:
+        await database.close()
+
+
+def _rows(rows: object) -> list[sqlite3.Row]:
+    assert isinstance(rows, list)
+    return rows

@@ -1,0 +1,86 @@
+"""The file that leads other commands to a running `timer-service dev`: its process, broker and database."""
+
+import json
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from timer_service.config import Config
+
+DEFAULT_FOLDER = Path(".timer-service")
+"""Where `dev` keeps its files, and where the other commands look for a running `dev`."""
+
+_FILE = "dev.json"
+_CONNECT_SECONDS = 1
+
+
+@dataclass(frozen=True, slots=True)
+class DevServer:
+    """A running `timer-service dev`."""
+
+    pid: int
+    broker_url: str
+    db_path: Path
+
+    def configure(self, config: Config) -> Config:
+        """Return settings that name the broker and the database of this server."""
+        update = {
+            "broker_url": self.broker_url,
+            "db_path": self.db_path,
+            "database_url": None,
+            "database_url_file": None,
+        }
+        return config.model_copy(update=update)
+
+    @property
+    def is_running(self) -> bool:
+        """Return whether the process exists and its broker accepts connections."""
+        return _process_exists(self.pid) and _accepts_connections(self.broker_url)
+
+
+def find_dev_server(folder: Path = DEFAULT_FOLDER) -> DevServer | None:
+    """Return the `dev` that runs with its files in `folder`. A file that a killed `dev` left behind is ignored."""
+    try:
+        content = json.loads((folder / _FILE).read_text("utf-8"))
+        server = DevServer(int(content["pid"]), str(content["brokerUrl"]), Path(content["database"]))
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return server if server.is_running else None
+
+
+@contextmanager
+def announce_dev_server(folder: Path, config: Config) -> Iterator[None]:
+    """Write the file for other commands, and remove it at the end of the block."""
+    file, draft = folder / _FILE, folder / f"{_FILE}.tmp"
+    content = {"pid": os.getpid(), "brokerUrl": config.broker_url, "database": str(config.db_path.absolute())}
+    draft.write_text(json.dumps(content) + "\n", "utf-8")
+    draft.replace(file)
+    try:
+        yield
+    finally:
+        file.unlink(missing_ok=True)
+
+
+def _process_exists(pid: int) -> bool:
+    if pid <= 0 or pid == os.getpid():  # in a container, a restarted `dev` often has the same pid as the killed one
+        return False
+    try:
+        os.kill(pid, 0)
+    except PermissionError:
+        return True
+    except (OSError, OverflowError):
+        return False
+    return True
+
+
+def _accepts_connections(url: str) -> bool:
+    try:
+        address = urlsplit(url)
+        with socket.create_connection((address.hostname or "", address.port or 0), _CONNECT_SECONDS):
+            return True
+    except (OSError, ValueError):
+        return False

@@ -1,1 +1,0 @@
-"""What doctor makes of what it has seen. Pure."""

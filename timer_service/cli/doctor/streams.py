@@ -1,0 +1,66 @@
+"""The configuration of the streams."""
+
+from collections.abc import Iterator, Mapping
+from datetime import timedelta
+from typing import Any
+
+from timer_service.cli.doctor.finding import Finding, Status
+from timer_service.core.message import Kind
+
+_SHORT_AGE = timedelta(days=1)
+_SHORT_WINDOW = timedelta(minutes=2)
+_NANOSECONDS = 1000
+_UPDATE = "Start the service once with TIMER_MANAGE_STREAMS=true, or ask the owner of the stream to change it."
+
+
+def check_stream(kind: Kind, subject: str, info: Mapping[str, Any]) -> Iterator[Finding]:
+    """Check a stream that exists, by the reply of JetStream."""
+    config = info["config"]
+    problems = list(_problems(kind, subject, config, clustered=bool(info.get("cluster", {}).get("name"))))
+    name = f"stream {config['name']}"
+    for status, message, remedy in problems:
+        yield Finding(name, status, message, remedy)
+    if not problems:
+        state = info["state"]
+        yield Finding(name, Status.OK, f"{state['messages']} messages, {state['bytes']} bytes, {_limits(config)}")
+
+
+def check_missing_stream(name: str, *, managed: bool) -> Finding:
+    """Report a stream that does not exist."""
+    if managed:
+        return Finding(f"stream {name}", Status.WARN, "does not exist", "The service creates it when it starts.")
+    remedy = "Create it (contracts/README.md has its settings), or set TIMER_MANAGE_STREAMS=true."
+    return Finding(f"stream {name}", Status.FAIL, "does not exist, and TIMER_MANAGE_STREAMS is off", remedy)
+
+
+def _problems(
+    kind: Kind, subject: str, config: Mapping[str, Any], *, clustered: bool
+) -> Iterator[tuple[Status, str, str]]:
+    if subject not in config.get("subjects", ()):
+        yield Status.FAIL, f"does not take {subject}", _UPDATE
+    if config["discard"] != "new":
+        yield Status.WARN, "drops its oldest messages at a limit (discard: old) instead of refusing new ones", _UPDATE
+    if kind is not Kind.DEAD_LETTER and not config.get("allow_atomic"):
+        yield Status.WARN, "does not take atomic batches (allow_atomic): publishing is slower", _UPDATE
+    if timedelta() < (age := _duration(config["max_age"])) < _SHORT_AGE:
+        remedy = "Messages that were not read by then are lost: make max_age longer than any outage may last."
+        yield Status.WARN, f"deletes messages after {age} (max_age)", remedy
+    for limit in ("max_bytes", "max_msgs"):
+        if config[limit] > 0:
+            remedy = "Monitor how full the stream is, or remove the limit."
+            yield Status.WARN, f"refuses messages at {limit} = {config[limit]}", remedy
+    if kind is not Kind.DEAD_LETTER and (window := _duration(config["duplicate_window"])) < _SHORT_WINDOW:
+        text = f"recognizes repeats for {window} only (duplicate_window)"
+        yield Status.WARN, text, "Set duplicate_window to 2m or more."
+    if clustered and config["num_replicas"] == 1:
+        text = "has 1 replica in a cluster: it is unavailable while that server is down"
+        yield Status.WARN, text, "Set replicas to 3."
+
+
+def _limits(config: Mapping[str, Any]) -> str:
+    age = _duration(config["max_age"])
+    return f"max_age {age.days} d" if age else "no max_age"
+
+
+def _duration(nanoseconds: int) -> timedelta:
+    return timedelta(microseconds=nanoseconds / _NANOSECONDS)

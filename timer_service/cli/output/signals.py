@@ -1,0 +1,63 @@
+"""Work signals as text and as JSON. Pure."""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime
+
+from timer_service.cli.output.table import Table
+from timer_service.cli.output.text import field_lines, format_time, one_line
+from timer_service.client import Signal, SignalStatus
+
+_HEAD = ("SIGNAL", "STATUS", "LAST FIRED", "WAITS FOR (NOTE)")
+_COLOURS: Mapping[str, str] = {SignalStatus.ACTIVE: "green", SignalStatus.FIRED: "yellow", SignalStatus.PAUSED: "red"}
+
+
+def signal_details(signal: Signal) -> Iterator[str]:
+    """Return a line for each field of a signal."""
+    yield f"{signal.tenant}/{signal.name}"
+    yield from field_lines(
+        {
+            "status": signal.status,
+            "item": signal.item,
+            "waits for": trigger_text(signal),
+            "created": format_time(signal.created_at, milliseconds=True),
+            "last fired": None
+            if signal.last_fired_at is None
+            else format_time(signal.last_fired_at, milliseconds=True),
+            "note": signal.note and one_line(signal.note),
+            "last error": signal.last_error and one_line(signal.last_error),
+        }
+    )
+
+
+def signal_table(signals: Sequence[Signal], width: int | None) -> Iterator[str]:
+    """Return signals as the lines of a table."""
+    rows = [_row(signal) for signal in signals]
+    return Table(_HEAD, rows, width, id_column=0, status_column=1, colours=_COLOURS).lines()
+
+
+def trigger_text(signal: Signal) -> str:
+    """Return the statuses or the instant that a signal waits for."""
+    if signal.trigger_error is not None:
+        return f"nothing: {one_line(signal.trigger_error)}"
+    match signal.trigger_spec:
+        case {"kind": "work_item.status.transition", "to": [*statuses]}:
+            return one_line(" or ".join(map(str, statuses)))
+        case {"kind": "time.at", "at": str(at)}:
+            return one_line(_time_text(at))
+    return one_line(json.dumps(signal.trigger_spec))
+
+
+def _row(signal: Signal) -> tuple[str, ...]:
+    fired = "" if signal.last_fired_at is None else format_time(signal.last_fired_at)
+    item = "" if signal.item is None else f"{signal.item}: "
+    remark = f"error: {signal.last_error}" if signal.last_error else signal.note
+    note = f" ({one_line(remark)})" if remark else ""
+    return signal.name, signal.status, fired, f"{item}{trigger_text(signal)}{note}"
+
+
+def _time_text(at: str) -> str:
+    try:
+        return format_time(datetime.fromisoformat(at))
+    except (ValueError, OverflowError):
+        return at

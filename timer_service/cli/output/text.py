@@ -1,0 +1,61 @@
+"""Parts of the text that commands print for people."""
+
+import os
+import re
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime, timedelta
+
+import typer
+
+_UNITS = (("d", 86_400_000), ("h", 3_600_000), ("min", 60_000), ("s", 1000), ("ms", 1))
+_PHRASES = {
+    "Extra inputs are not permitted": "is not a known field",
+    "Field required": "is missing",
+}
+_SHOULD = re.compile(r"^(Input|Value|String|List|Tuple|Dictionary|Number) should ")
+
+
+def style(text: str, *, colour: str | None = None, bold: bool = False) -> str:
+    """Return text with terminal codes, unless NO_COLOR is set. `typer.echo` removes the codes from what is piped."""
+    if os.environ.get("NO_COLOR") or not (colour or bold):
+        return text
+    return typer.style(text, fg=colour, bold=bold or None)
+
+
+def format_time(at: datetime, *, milliseconds: bool = False) -> str:
+    """Return an instant as ISO 8601 in UTC."""
+    timespec = "milliseconds" if milliseconds else "seconds"
+    return at.astimezone(UTC).replace(tzinfo=None).isoformat(timespec=timespec) + "Z"
+
+
+def format_distance(at: datetime, now: datetime) -> str:
+    """Return how far an instant is from now in its two largest units, rounded down, such as `in 2 h 59 min`."""
+    milliseconds = abs(at - now) // timedelta(milliseconds=1)
+    numbers = []
+    for unit, length in _UNITS:
+        number, milliseconds = divmod(milliseconds, length)
+        numbers.append((number, unit))
+    largest = next((place for place, (number, _) in enumerate(numbers) if number), None)
+    if largest is None:
+        return "now"
+    shown = numbers[largest : largest + 2]
+    text = " ".join(f"{number} {unit}" for number, unit in shown if number and (unit != "ms" or len(shown) == 1))
+    return f"in {text}" if at > now else f"{text} ago"
+
+
+def one_line(text: str) -> str:
+    """Return text without characters that would act on the terminal, such as line breaks and escapes."""
+    return "".join(character if character.isprintable() else " " for character in text)
+
+
+def field_lines(fields: Mapping[str, str | None]) -> Iterator[str]:
+    """Return a line for each field that has a value, with the values aligned."""
+    for name, value in fields.items():
+        if value is not None:
+            yield f"  {name:<11}  {value}"
+
+
+def plain_words(message: str) -> str:
+    """Return a message of the validation library in words of the command line."""
+    message = _PHRASES.get(message, message).removeprefix("Value error, ").partition(", unable to")[0]
+    return _SHOULD.sub("must ", message)

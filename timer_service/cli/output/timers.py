@@ -1,0 +1,56 @@
+"""Timers as text and as JSON. Pure."""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+from timer_service.cli.output.table import Table
+from timer_service.cli.output.text import field_lines, format_distance, format_time, one_line
+from timer_service.client import State, Timer
+from timer_service.core.instant import parse_instant
+
+_HEAD = ("CALL", "STATE", "DUE", "", "ATTEMPT", "LAST ERROR")
+_COLOURS: Mapping[str, str] = {State.REACHED: "green", State.CANCELLED: "yellow", State.FAILED: "red"}
+
+
+def timer_details(timer: Timer, now: datetime) -> Iterator[str]:
+    """Return a line for each field of a timer."""
+    yield f"{timer.tenant}/{timer.call}"
+    yield from field_lines(
+        {
+            "state": timer.state,
+            "due": f"{format_time(timer.due_at, milliseconds=True)} ({format_distance(timer.due_at, now)})",
+            "registered": format_time(timer.registered_at, milliseconds=True),
+            "reached": None if timer.reached_at is None else format_time(timer.reached_at, milliseconds=True),
+            "attempt": str(timer.attempt),
+            "last error": timer.last_error and one_line(timer.last_error),
+            "correlation": timer.correlation_id,
+            "data": None if timer.data is None else json.dumps(timer.data),
+        }
+    )
+
+
+def timer_table(timers: Sequence[Timer], now: datetime, width: int | None) -> Iterator[str]:
+    """Return timers as the lines of a table."""
+    rows = [
+        (
+            timer.call,
+            timer.state,
+            format_time(timer.due_at),
+            format_distance(timer.due_at, now),
+            str(timer.attempt),
+            one_line(timer.last_error or ""),
+        )
+        for timer in timers
+    ]
+    return Table(_HEAD, rows, width, id_column=0, status_column=1, colours=_COLOURS).lines()
+
+
+def due_time_reached_line(event: Mapping[str, Any]) -> str:
+    """Return a DueTimeReached event as a line."""
+    payload = event["payload"]
+    late = parse_instant(payload["reachedAt"]) - parse_instant(payload["dueAt"])
+    data = f"  {json.dumps(payload['data'])}" if "data" in payload else ""
+    name = f"{payload['tenantId']}/{payload['serviceCallId']}"
+    return f"{payload['reachedAt']}  {name}  due {payload['dueAt']} (+{late} ms){data}"

@@ -1,0 +1,99 @@
+"""The arguments and options that commands share, and how their values are read."""
+
+import json
+import re
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from timer_service.core.instant import parse_instant
+from timer_service.core.message import IDENTIFIER_PATTERN, TENANT_PATTERN
+
+_UNITS = {"ms": "milliseconds", "s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
+_FORMS = "such as 500ms, 10s, 5m, 2h, 1d or 1h30m"
+
+
+def read_tenant(text: str) -> str:
+    """Return a tenant. Like all functions here, it raises `BadParameter` if the text is not allowed."""
+    if not re.fullmatch(TENANT_PATTERN, text):
+        raise typer.BadParameter(f"{text!r} must be 1 to 64 letters, digits, dashes or underscores.")
+    return text
+
+
+def read_tenant_or_all(text: str) -> str:
+    """Return a tenant, or `*` for all tenants."""
+    return text if text == "*" else read_tenant(text)
+
+
+def read_identifier(text: str) -> str:
+    """Return an identifier of a timer, signal, work item, run, job, group or event."""
+    if not re.fullmatch(IDENTIFIER_PATTERN, text):
+        raise typer.BadParameter(f"{text!r} must be 1 to 200 characters without control characters.")
+    return text
+
+
+def read_instant(text: str) -> datetime:
+    """Return an instant from ISO 8601 text with an offset."""
+    try:
+        return datetime.fromtimestamp(parse_instant(text) / 1000, UTC)
+    except ValueError as error:
+        raise typer.BadParameter(f"{text!r} {error}.") from error
+
+
+def read_due_after(text: str) -> datetime:
+    """Return the instant that is a duration from now."""
+    parts = _DURATION.findall(text)
+    if not parts or "".join(number + unit for number, unit in parts) != text:
+        raise typer.BadParameter(f"{text!r} must be a duration, {_FORMS}.")
+    try:
+        duration = sum((timedelta(**{_UNITS[unit]: float(number)}) for number, unit in parts), timedelta())
+        return datetime.now(UTC) + duration
+    except OverflowError as error:
+        raise typer.BadParameter(f"{text!r} is too long: the instant must be before the year 10000.") from error
+
+
+def check_json(text: str) -> str:
+    """Return a text that is JSON. It is not parsed here, because None stands for an option that was not given."""
+    _parse_json(text)
+    return text
+
+
+def read_json_object(text: str) -> dict[str, Any]:
+    """Return the object in a JSON text."""
+    value = _parse_json(text)
+    if not isinstance(value, dict):
+        raise typer.BadParameter('must be a JSON object, such as {"key": "value"}.')
+    return value
+
+
+def read_json_file(path: str) -> dict[str, Any]:
+    """Return the JSON object in a file; `-` is standard input."""
+    try:
+        text = typer.get_text_stream("stdin").read() if path == "-" else Path(path).read_text("utf-8")
+    except OSError as error:
+        raise typer.BadParameter(f"cannot read {path!r}: {error.strerror}.") from error
+    except UnicodeDecodeError as error:
+        raise typer.BadParameter(f"{path!r} is not text in UTF-8.") from error
+    return read_json_object(text)
+
+
+def _parse_json(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise typer.BadParameter(f"must be JSON: {error}.") from error
+
+
+Tenant = Annotated[str, typer.Argument(parser=read_tenant, metavar="TENANT", help="The tenant.")]
+TenantOrAll = Annotated[
+    str, typer.Argument(parser=read_tenant_or_all, metavar="TENANT", help="Only this tenant; * for all tenants.")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Limit = Annotated[int, typer.Option(min=1, metavar="N", help="Show at most N rows.")]
+All = Annotated[bool, typer.Option("--all", help="Show all rows, regardless of --limit.")]
+Cursor = Annotated[
+    str | None, typer.Option(metavar="CURSOR", help="Continue after the last row of a page that was shown before.")
+]

@@ -1,0 +1,195 @@
+"""Publishes commands to JetStream and collects their outcomes in one inbox."""
+
+import asyncio
+import json
+import secrets
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import nats.errors
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+
+from timer_service.client.errors import CommandError, NoAnswerError
+from timer_service.client.models import Outcome
+
+_WINDOW = 500
+_BATCH_MESSAGES = 1000  # the server's limit
+_BATCH_BYTES = 8 * 1024 * 1024  # the server holds a batch in memory until it is complete
+_OUTCOME = "outcome"
+_NO_RESPONDERS = "503"
+_ATOMIC_DISABLED = 10174
+
+Ended = Outcome | CommandError | NoAnswerError
+
+
+class Command(NamedTuple):
+    """A command, ready to publish."""
+
+    id: str
+    subject: str
+    body: bytes
+
+
+class Sender:
+    """Publishes commands over one connection."""
+
+    def __init__(self, connection: Client) -> None:
+        self._connection = connection
+        self._atomic = True
+
+    async def send(
+        self, commands: Sequence[Command], timeout_seconds: float, progress: Callable[[int], object] | None = None
+    ) -> list[Ended]:
+        """Publish commands in order and return how each ended, in the same order.
+
+        `progress` is called with the number of commands that have ended, each time some more have.
+        """
+        if not self._connection.is_connected:
+            return [NoAnswerError("not connected to the broker") for _ in commands]
+        exchange = _Exchange(self._connection, commands, progress)
+        reason = f"no outcome within {timeout_seconds} s; the command may be handled later"
+        try:
+            async with asyncio.timeout(timeout_seconds):
+                await exchange.open()
+                for chunk in _chunks(commands):
+                    await self._publish(exchange, chunk)
+                await exchange.wait()
+        except TimeoutError:
+            pass
+        except nats.errors.Error as error:
+            reason = str(error) or type(error).__name__
+        finally:
+            await exchange.close()
+        return exchange.endings(reason)
+
+    async def _publish(self, exchange: "_Exchange", commands: Sequence[Command]) -> None:
+        """Publish an atomic batch or, if the stream refuses batches, single messages in windows.
+
+        The client tries because it may lack the permission to read the configuration of the stream.
+        """
+        if self._atomic and len(commands) > 1:
+            acknowledged = await exchange.publish_batch(commands)
+            if "batch" in acknowledged:
+                return
+            # Stop trying if batches are disabled or the server is too old. Other errors are about these commands only.
+            self._atomic = acknowledged.get("error", {}).get("err_code", _ATOMIC_DISABLED) != _ATOMIC_DISABLED
+        for start in range(0, len(commands), _WINDOW):
+            await exchange.publish_each(commands[start : start + _WINDOW])
+
+
+class _Exchange:
+    """Published commands that wait for their acknowledgements and outcomes."""
+
+    def __init__(
+        self, connection: Client, commands: Sequence[Command], progress: Callable[[int], object] | None
+    ) -> None:
+        self._connection = connection
+        self._commands = commands
+        self._progress = progress
+        self._ended = 0
+        self._inbox = connection.new_inbox()
+        self._subscription: Any = None
+        loop = asyncio.get_running_loop()
+        self._ends: dict[str, asyncio.Future[Ended]] = {each.id: loop.create_future() for each in commands}
+        self._acknowledged: dict[str, asyncio.Future[Mapping[str, Any]]] = {}
+
+    async def open(self) -> None:
+        """Subscribe to the inbox."""
+        # Without limits on pending messages, because the driver drops messages above them.
+        self._subscription = await self._connection.subscribe(
+            f"{self._inbox}.*", cb=self._receive, pending_msgs_limit=0, pending_bytes_limit=0
+        )
+
+    async def close(self) -> None:
+        """Unsubscribe from the inbox."""
+        if self._subscription is not None and not self._connection.is_closed:
+            await self._subscription.unsubscribe()
+
+    async def publish_batch(self, commands: Sequence[Command]) -> Mapping[str, Any]:
+        """Publish an atomic batch and return its acknowledgement."""
+        *body, last = commands
+        batch_id = secrets.token_hex(8)
+        for sequence, command in enumerate(body, 1):
+            await self._publish(command, {"Nats-Batch-Id": batch_id, "Nats-Batch-Sequence": str(sequence)})
+        closing = {
+            "Nats-Batch-Id": batch_id,
+            "Nats-Batch-Sequence": str(len(commands)),
+            "Nats-Batch-Commit": "1",
+        }
+        return await (await self._publish_acknowledged(last, closing))
+
+    async def publish_each(self, commands: Sequence[Command]) -> None:
+        """Publish single messages. A command that the stream refuses ends with `NoAnswerError`."""
+        window = [(command, await self._publish_acknowledged(command, {})) for command in commands]
+        for command, acknowledged in window:
+            if "error" in (answer := await acknowledged):
+                self._end(command.id, NoAnswerError(_why(answer["error"])))
+
+    async def wait(self) -> None:
+        """Wait until every command has ended."""
+        await asyncio.gather(*self._ends.values())
+
+    def endings(self, otherwise: str) -> list[Ended]:
+        """Return how each command ended. Commands without an outcome end with `NoAnswerError(otherwise)`."""
+        return [
+            self._ends[each.id].result() if _is_done(self._ends[each.id]) else NoAnswerError(otherwise)
+            for each in self._commands
+        ]
+
+    async def _publish_acknowledged(
+        self, command: Command, headers: dict[str, str]
+    ) -> asyncio.Future[Mapping[str, Any]]:
+        acknowledged = self._acknowledged[command.id] = asyncio.get_running_loop().create_future()
+        await self._publish(command, headers, reply=f"{self._inbox}.{command.id}")
+        return acknowledged
+
+    async def _publish(self, command: Command, headers: dict[str, str], reply: str = "") -> None:
+        headers = {"Nats-Msg-Id": command.id, "Timer-Reply-To": f"{self._inbox}.{_OUTCOME}", **headers}
+        await self._connection.publish(command.subject, command.body, reply=reply, headers=headers)
+
+    async def _receive(self, message: Msg) -> None:
+        token = message.subject.rpartition(".")[2]
+        if token != _OUTCOME:
+            self._acknowledge(token, message)
+            return
+        reply = json.loads(message.data)
+        ended = CommandError.read(reply["error"]) if "error" in reply else Outcome.read(reply)
+        self._end(reply["commandId"], ended)
+
+    def _acknowledge(self, command_id: str, message: Msg) -> None:
+        waiting = self._acknowledged.pop(command_id, None)
+        if waiting is None or waiting.done():
+            return
+        if message.headers and message.headers.get("Status") == _NO_RESPONDERS:
+            waiting.set_result({"error": {"description": "no stream accepts commands here; is timer-service running?"}})
+        else:
+            waiting.set_result(json.loads(message.data))
+
+    def _end(self, command_id: str, ended: Ended) -> None:
+        waiting = self._ends.get(command_id)
+        if waiting is not None and not waiting.done():
+            waiting.set_result(ended)
+            self._ended += 1
+            if self._progress is not None:
+                self._progress(self._ended)
+
+
+def _is_done(future: asyncio.Future[Ended]) -> bool:
+    return future.done() and not future.cancelled()
+
+
+def _why(error: Mapping[str, Any]) -> str:
+    code = f" ({error['err_code']})" if "err_code" in error else ""
+    return f"{error['description']}{code}"
+
+
+def _chunks(commands: Sequence[Command]) -> Iterator[Sequence[Command]]:
+    start, size = 0, 0
+    for index, command in enumerate(commands):
+        size += len(command.body)
+        if index > start and (index - start == _BATCH_MESSAGES or size > _BATCH_BYTES):
+            yield commands[start:index]
+            start, size = index, len(command.body)
+    if commands:
+        yield commands[start:]

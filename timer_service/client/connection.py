@@ -1,0 +1,134 @@
+"""Commands, queries and events over one NATS connection, with the subjects of the contracts."""
+
+import asyncio
+import json
+import secrets
+from collections.abc import AsyncIterator, Mapping
+from typing import Any
+from urllib.parse import urlsplit
+
+import nats.errors
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+
+from timer_service.client.checks import check_tenant, write_json
+from timer_service.client.commands import Command, Sender
+from timer_service.client.errors import NoAnswerError, QueryError
+from timer_service.client.models import Outcome
+from timer_service.core.message import kebab
+
+_NOT_FOUND = "NOT_FOUND"
+_HEADER_BYTES = 1024
+_EVENTS_READ_AHEAD = 10_000
+_ERROR = "Nats-Service-Error"
+_ERROR_CODE = "Nats-Service-Error-Code"
+
+
+class Connection:
+    """A connection that speaks the contracts."""
+
+    def __init__(self, client: Client, prefix: str) -> None:
+        self._client = client
+        self._prefix = prefix
+        self._watching: set[asyncio.Queue[bytes | None]] = set()
+        self.sender = Sender(client)
+
+    async def end_events(self) -> None:
+        """End every iteration over events, because events may be missing from here on."""
+        for bodies in self._watching:
+            if bodies.full():
+                bodies.get_nowait()
+            bodies.put_nowait(None)
+
+    def command(self, message_type: str, tenant: str, fields: Mapping[str, Any]) -> Command:
+        """Return a command with a new id. Raises ValueError if the broker would refuse its size."""
+        command_id = secrets.token_hex(16)
+        body = write_json({"id": command_id, "type": message_type, "tenantId": check_tenant(tenant), "payload": fields})
+        if len(body) + _HEADER_BYTES > self._client.max_payload:
+            raise ValueError(f"data must be smaller: the command has {len(body)} bytes, more than the broker accepts")
+        return Command(command_id, f"{self._prefix}.cmd.v1.{tenant}.{kebab(message_type)}", body)
+
+    async def send(self, message_type: str, tenant: str, fields: Mapping[str, Any], timeout_seconds: float) -> Outcome:
+        """Send one command and return its outcome. Raises `CommandError` or `NoAnswerError`."""
+        command = self.command(message_type, tenant, fields)
+        (ended,) = await self.sender.send([command], timeout_seconds)
+        if isinstance(ended, Outcome):
+            return ended
+        raise ended
+
+    async def ask(self, tenant: str, query: str, question: Mapping[str, Any], timeout_seconds: float) -> Any:
+        """Return the answer to a query. Raises `QueryError` or `NoAnswerError`."""
+        subject = f"{self._prefix}.qry.v1.{check_tenant(tenant)}.{query}"
+        if not self._client.is_connected:
+            raise NoAnswerError("not connected to the broker")
+        try:
+            message = await self._client.request(subject, json.dumps(question).encode(), timeout=timeout_seconds)
+        except nats.errors.NoRespondersError as error:
+            raise NoAnswerError("no service answers queries here; is timer-service running?") from error
+        except nats.errors.TimeoutError as error:
+            raise NoAnswerError(f"no answer within {timeout_seconds} s") from error
+        except nats.errors.Error as error:
+            raise NoAnswerError(str(error) or type(error).__name__) from error
+        if not message.data:  # an error of the NATS micro service, such as an answer that is too large to send
+            headers = message.headers or {}
+            raise QueryError(headers.get(_ERROR_CODE, "INTERNAL"), headers.get(_ERROR, "the answer is empty"))
+        answer = json.loads(message.data)
+        if "error" in answer:
+            raise QueryError.read(answer["error"])
+        return answer
+
+    async def find(self, tenant: str, query: str, question: Mapping[str, Any], timeout_seconds: float) -> Any:
+        """Return the answer to a query, or None if the answer is NOT_FOUND."""
+        try:
+            return await self.ask(tenant, query, question, timeout_seconds)
+        except QueryError as error:
+            if error.code == _NOT_FOUND:
+                return None
+            raise
+
+    async def pages(
+        self, tenant: str, query: str, question: Mapping[str, Any], name: str, timeout_seconds: float
+    ) -> AsyncIterator[Mapping[str, Any]]:
+        """Iterate over the list `name` of every page of a query."""
+        while True:
+            page = await self.ask(tenant, query, question, timeout_seconds)
+            for view in page[name]:
+                yield view
+            if "cursor" not in page:
+                return
+            question = {**question, "cursor": page["cursor"]}
+
+    async def events(self, tenant: str, message: str) -> AsyncIterator[dict[str, Any]]:
+        """Iterate over the events that the service publishes from now on. `tenant` is a tenant or `*` for all.
+
+        Raises `NoAnswerError` when the connection is lost, because events may be missing after that.
+        """
+        if tenant != "*":
+            check_tenant(tenant)
+        if not self._client.is_connected:
+            raise NoAnswerError("not connected to the broker")
+        bodies: asyncio.Queue[bytes | None] = asyncio.Queue(_EVENTS_READ_AHEAD)
+
+        async def receive(message: Msg) -> None:
+            await bodies.put(message.data)
+
+        self._watching.add(bodies)
+        subscription = await self._client.subscribe(f"{self._prefix}.evt.v1.{tenant}.{message}", cb=receive)
+        try:
+            # The driver sends a flush before data that it holds back: only the second one follows the subscription.
+            await self._client.flush()
+            await self._client.flush()
+            while (body := await bodies.get()) is not None:
+                event: dict[str, Any] = json.loads(body)
+                yield event
+        finally:
+            self._watching.remove(bodies)
+            if not self._client.is_closed:
+                await subscription.unsubscribe()
+        raise NoAnswerError("the connection to the broker has ended; events may be missing from here on")
+
+
+def url_without_login(urls: str) -> str:
+    """Return broker URLs, with commas between them, without the user and the password that they may contain."""
+    parts = (urlsplit(url) for url in urls.split(","))
+    return ",".join(each._replace(netloc=each.netloc.rpartition("@")[2]).geturl() for each in parts)

@@ -1,0 +1,336 @@
+"""The value `Signal` and its rules. Pure functions.
+
+The state of a signal follows from its commands and firings, in the order of their positions. The newest commands and
+firings are the steps of its history. A late command is inserted into the history at its position, and the state is
+computed again.
+"""
+
+from collections.abc import Iterable
+from enum import StrEnum
+from typing import NamedTuple
+
+from timer_service.core.cause import Cause
+from timer_service.core.message import Position
+from timer_service.signals.items import UNKNOWN, ItemKey, Transition
+from timer_service.signals.messages import Outcome, TriggerKind
+from timer_service.signals.triggers import Invalid, StatusTransition, TimeAt, Trigger, read_trigger
+
+_MAX_STEPS = 16
+_MAX_HISTORY = 128 * 1024
+"""The most characters of definitions in one history."""
+
+
+class Key(NamedTuple):
+    """The key of a signal."""
+
+    tenant_id: str
+    signal_id: str
+
+
+class Status(StrEnum):
+    """The status of a signal."""
+
+    ACTIVE = "active"
+    PAUSED = "paused"
+    FIRED = "fired"
+    RESOLVED = "resolved"
+    CANCELLED = "cancelled"
+
+
+ENDED = frozenset({Status.RESOLVED, Status.CANCELLED})
+
+
+class Definition(NamedTuple):
+    """The values of a CreateWorkSignal command."""
+
+    work_item_id: str | None
+    trigger_kind: TriggerKind
+    trigger_spec: str
+    note: str | None
+
+    @property
+    def trigger(self) -> Trigger:
+        """The trigger that the signal waits for."""
+        return read_trigger(self.trigger_kind, self.trigger_spec, has_work_item=self.work_item_id is not None)
+
+
+class Verb(StrEnum):
+    """The kind of a step: a command on a signal, or the end of one of its firings."""
+
+    CREATE = "create"
+    PAUSE = "pause"
+    ACTIVATE = "activate"
+    CANCEL = "cancel"
+    RESOLVE = "resolve"
+    FIRE = "fire"
+    GIVE_UP = "give up"
+
+
+_FIRING_VERBS = frozenset({Verb.FIRE, Verb.GIVE_UP})
+
+
+class Step(NamedTuple):
+    """One command on a signal, or the end of one of its firings."""
+
+    position: Position
+    verb: Verb
+    definition: Definition | None = None
+    """The definition of a CREATE, or of the firing of a FIRE or GIVE_UP."""
+    fired_at: int | None = None
+    """The instant of a FIRE."""
+
+
+class SignalState(NamedTuple):
+    """The state of a signal after some steps. `definition` is None if no CREATE is known."""
+
+    status: Status | None = None
+    definition: Definition | None = None
+    defined: Position = UNKNOWN
+    """The position of the CREATE with the definition."""
+    since: Position = UNKNOWN
+    """Only transitions newer than this position fire the signal."""
+    fired_at: int | None = None
+    """The instant of the last firing."""
+
+    @property
+    def is_active(self) -> bool:
+        """Whether the signal can fire."""
+        return self.status is Status.ACTIVE
+
+    @property
+    def is_timed(self) -> bool:
+        """Whether the signal waits for an instant."""
+        return self.definition is not None and isinstance(self.definition.trigger, TimeAt)
+
+    @property
+    def is_live(self) -> bool:
+        """Whether the signal exists and has not ended."""
+        return self.status is not None and self.status not in ENDED
+
+
+class History(NamedTuple):
+    """The newest steps of a signal in order, and its state before them."""
+
+    steps: tuple[Step, ...] = ()
+    base: SignalState = SignalState()
+    forgotten: Position = UNKNOWN
+    """The position of the newest step in `base`. A command that is not newer is ignored."""
+
+    def result(self) -> SignalState:
+        """Return the state of the signal after all steps."""
+        state = self.base
+        for step in self.steps:
+            state, _ = apply_step(state, step)
+        return state
+
+
+class Signal(NamedTuple):
+    """A signal, or a tombstone if it has no definition.
+
+    A tombstone keeps the commands that were delivered before their CreateWorkSignal.
+    """
+
+    key: Key
+    state: SignalState
+    history: History
+    created_at: int
+    last_error: str | None = None
+    unused_since: int | None = None
+    """When the last command on a tombstone or an ended signal was handled. Retention counts from this instant."""
+
+    @property
+    def item(self) -> ItemKey | None:
+        """The work item of the signal, or None."""
+        definition = self.state.definition
+        item_id = definition and definition.work_item_id
+        return ItemKey(self.key.tenant_id, item_id) if item_id else None
+
+    @property
+    def items(self) -> set[ItemKey]:
+        """The work items of all its definitions. A late command can make any of these definitions the current one."""
+        steps = (step.definition for step in self.history.steps)
+        definitions = (self.state.definition, self.history.base.definition, *steps)
+        item_ids = {definition.work_item_id for definition in definitions if definition is not None}
+        return {ItemKey(self.key.tenant_id, item_id) for item_id in item_ids if item_id}
+
+
+class SignalCommand(NamedTuple):
+    """A command on a signal."""
+
+    key: Key
+    step: Step
+    cause: Cause
+
+
+def apply_step(state: SignalState, step: Step) -> tuple[SignalState, Outcome]:
+    """Apply one step to a state that includes all older steps. docs/signals.md has the table of outcomes."""
+    match step.verb:
+        case Verb.CREATE:
+            return _create(state, step)
+        case Verb.FIRE:
+            counts = state.is_live and state.definition == step.definition
+            fired = state._replace(status=Status.FIRED, fired_at=step.fired_at)
+            return (fired if counts else state), Outcome.UNCHANGED
+        case Verb.GIVE_UP:
+            pauses = state.is_active and state.definition == step.definition
+            return (state._replace(status=Status.PAUSED) if pauses else state), Outcome.UNCHANGED
+    if state.status is None:
+        return state, Outcome.NOT_FOUND
+    if state.status is _TARGET_STATUS[step.verb]:
+        return state, Outcome.UNCHANGED
+    return (state, Outcome.ALREADY_ENDED) if state.status in ENDED else _change(state, step)
+
+
+def _change(state: SignalState, step: Step) -> tuple[SignalState, Outcome]:
+    """Apply a command that changes the status of a signal. The signal has not ended."""
+    match step.verb:
+        case Verb.RESOLVE:
+            return state._replace(status=Status.RESOLVED), Outcome.RESOLVED
+        case Verb.ACTIVATE:
+            return _activate(state, step)
+        case _ if state.status is Status.FIRED:
+            return state, Outcome.ALREADY_FIRED
+        case Verb.PAUSE:
+            return state._replace(status=Status.PAUSED), Outcome.PAUSED
+        case _:
+            return state._replace(status=Status.CANCELLED), Outcome.CANCELLED
+
+
+_TARGET_STATUS = {
+    Verb.PAUSE: Status.PAUSED,
+    Verb.ACTIVATE: Status.ACTIVE,
+    Verb.CANCEL: Status.CANCELLED,
+    Verb.RESOLVE: Status.RESOLVED,
+}
+
+
+def _create(state: SignalState, step: Step) -> tuple[SignalState, Outcome]:
+    if state.is_live:
+        return state, Outcome.UNCHANGED if state.definition == step.definition else Outcome.EXISTS
+    invalid = step.definition is not None and isinstance(step.definition.trigger, Invalid)
+    created = SignalState(Status.ACTIVE, step.definition, step.position, step.position)
+    return created, Outcome.CREATED_INVALID if invalid else Outcome.CREATED
+
+
+def _activate(state: SignalState, step: Step) -> tuple[SignalState, Outcome]:
+    """Activate a signal. Transitions before this command no longer count. A past instant still counts."""
+    if state.is_timed and state.status is Status.FIRED:
+        return state, Outcome.ALREADY_FIRED
+    since = state.since if state.is_timed else step.position
+    return state._replace(status=Status.ACTIVE, since=since), Outcome.ACTIVATED
+
+
+def apply_command(signal: Signal | None, command: SignalCommand, now: int) -> tuple[Signal, Outcome]:
+    """Apply a command to a signal at the command's position in the history."""
+    known = signal or Signal(command.key, SignalState(), History(), now)
+    history, step = known.history, command.step
+    positions = {known_step.position for known_step in history.steps if known_step.verb not in _FIRING_VERBS}
+    newest = max(positions, default=history.forgotten)
+    if step.position == newest != UNKNOWN:
+        return known, Outcome.UNCHANGED
+    if step.position in positions or step.position <= history.forgotten:
+        return known, Outcome.IGNORED_STALE
+    older = tuple(known_step for known_step in history.steps if known_step.position < step.position)
+    newer = history.steps[len(older) :]
+    before = known.state if not newer else History(older, history.base).result()
+    state, outcome = apply_step(before, step)
+    for newer_step in newer:
+        state, _ = apply_step(state, newer_step)
+    changed = _with_steps(known, (*older, step, *newer), state, now)
+    if step.position < newest and _is_overruled(known.state, changed.state, step):
+        outcome = Outcome.IGNORED_STALE
+    return changed, outcome
+
+
+def _is_overruled(before: SignalState, after: SignalState, step: Step) -> bool:
+    """Return whether newer commands hide every effect of a late command."""
+    if step.verb is Verb.CREATE:
+        return after.defined != step.position or not after.is_live
+    return before._replace(since=UNKNOWN) == after._replace(since=UNKNOWN)
+
+
+def fire(signal: Signal, cause: Position, at: int) -> Signal:
+    """Return an active signal after it fired on a cause."""
+    return _after_firing(signal, Verb.FIRE, cause, at)._replace(last_error=None)
+
+
+def give_up(signal: Signal, cause: Position, error: str, at: int) -> Signal:
+    """Return a signal after one of its firings was given up. An active signal is paused; others do not change."""
+    if not signal.state.is_active:
+        return signal
+    return _after_firing(signal, Verb.GIVE_UP, cause, at)._replace(last_error=error)
+
+
+def _after_firing(signal: Signal, verb: Verb, cause: Position, at: int) -> Signal:
+    """Return a signal with the end of a firing as its newest step.
+
+    The position of this step is the position of the cause or of the newest known step, whichever is newer.
+    """
+    steps = signal.history.steps
+    newest = steps[-1].position if steps else signal.history.forgotten
+    fired_at = at if verb is Verb.FIRE else None
+    step = Step(max(newest, cause), verb, signal.state.definition, fired_at)
+    state, _ = apply_step(signal.state, step)
+    return _with_steps(signal, (*steps, step), state, at)
+
+
+def _with_steps(signal: Signal, steps: tuple[Step, ...], after: SignalState, now: int) -> Signal:
+    history = _shorten(History(steps, signal.history.base, signal.history.forgotten))
+    before = signal.state
+    created_again = after.defined != before.defined
+    activated = after.is_active and not before.is_active
+    return signal._replace(
+        state=after,
+        history=history,
+        created_at=now if created_again else signal.created_at,
+        last_error=None if created_again or activated else signal.last_error,
+        unused_since=None if after.is_live else now,
+    )
+
+
+def _shorten(history: History) -> History:
+    """Return a history within the limits. The oldest steps are merged into the base."""
+    steps, base, forgotten = history
+    while len(steps) > _MAX_STEPS or (len(steps) > 1 and _size(steps) > _MAX_HISTORY):
+        base, _ = apply_step(base, steps[0])
+        forgotten = max(forgotten, steps[0].position)
+        steps = steps[1:]
+    return History(steps, base, forgotten)
+
+
+def _size(steps: Iterable[Step]) -> int:
+    definitions = {step.definition for step in steps if step.definition is not None}
+    return sum(len(definition.trigger_spec) + len(definition.note or "") for definition in definitions)
+
+
+def explain_end(before: Signal, after: Signal) -> str | None:
+    """Return why the firings of `before` must not fire any longer, or None if they may."""
+    if not before.state.is_live or (after.state.is_live and after.state.defined == before.state.defined):
+        return None
+    state, history = after.history.base, after.history
+    for step in history.steps:
+        state, _ = apply_step(state, step)
+        if step.position > before.state.defined and state.status in ENDED:
+            return f"the signal is {state.status}"
+    return "the signal has another definition now"
+
+
+def starts_waiting(before: Signal | None, after: Signal) -> bool:
+    """Return whether a signal is active and its state has changed."""
+    return after.state.is_active and (before is None or before.state != after.state)
+
+
+def matches(signal: Signal, transition: Transition) -> bool:
+    """Return whether a signal fires on a transition.
+
+    The signal must be active, its trigger must match, and the transition must be newer than `since`.
+    """
+    state = signal.state
+    if not state.is_active or state.definition is None or signal.item != transition.key:
+        return False
+    trigger = state.definition.trigger
+    return (
+        isinstance(trigger, StatusTransition)
+        and state.since < transition.position
+        and trigger.matches(transition.to_status)
+    )
