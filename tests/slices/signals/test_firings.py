@@ -197,7 +197,7 @@ async def test_crash_everywhere(store: Database, clock: ManualClock, point: Poin
         gate = Gate(life := Process(lambda: None), Counter())
         gate.arm(crash(point, nth))
         database = FaultyDatabase(store, gate, exclusive=store.exclusive, committed=_do_nothing, failed=_do_nothing)
-        mortal = Signals(database, broker, clock, through=FaultyBroker(broker, gate, BrokerObserver()))
+        mortal = Signals(database, broker, clock, service_broker=FaultyBroker(broker, gate, BrokerObserver()))
         try:
             await run_everything(mortal, tenant)
         except Crash:
