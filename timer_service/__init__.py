@@ -1,39 +1,58 @@
 """Durable timers for message-driven systems.
 
-Publish a `ScheduleTimer` command, receive a `DueTimeReached` event at its due time: at least once, never early,
-under the same id however often it is sent.
+Publish a `ScheduleTimer` command, and receive a `DueTimeReached` event at its due time. The event is published at least
+once, never early, and always under the same id.
 
-The words used everywhere in this package, and nothing else:
+Each word below has this one meaning in the package:
 
-tenant        who owns a row; the first part of every key and a token of every subject
-timer         one row of `timer_schedules`, keyed (tenant_id, service_call_id)
-work item     something of a user that comes to one status after another
-transition    a work item came to another status
-signal        a reminder of what happens to a work item, or of an instant
+attempt       the number of times a row was claimed; a released claim does not count
+available_at  when a row may be claimed (new: due_at; claimed: end of the lease; retried: after a backoff), else null
+bury          give a row up after too many attempts; it stays in the table with the reason
+cause         the command that led to an event: its id, correlation id and trace
+claim         take a batch of available rows under a new lease
+command       a request to change something, applied in a transaction
+consumer      the part that handles commands, one batch in one transaction
+cursor        the end of a page of a list; the next page begins after it
+dead letter   a command that can never be handled, stored whole with the reason
+dedupe key    the key that makes one cause of a firing count once
+definition    what a signal waits for, as its command gave it
+delivery      one command as the broker hands it over; acknowledged, retried or terminated, once
+due_at        the earliest instant at which an event may be published; no retry changes it
+epoch         the creation time of a command stream; a recreated stream has a later one
+event         something that happened, published to its tenant
+fire          publish the event of a timer or firing
 firing        one cause that makes one signal's trigger come true; leased like a timer
-run           a graph of jobs, which the users' workers execute
-job           one node of a run: it becomes ready (its JobReady), then its status is reported
-need          an edge: a job waits for another job, or for a group
 group         jobs of a run that are named later, by a ResolveGroup
-pending       a command that was delivered before its run or its job is known, and is kept until then
-sweep         the worker that looks after runs that no command moves
-slice         one kind of thing the service handles, in a folder of its own: timers, signals, runs, events
-outcome       how one command ended
-due_at        the promise: the instant the event may first be published; no retry ever moves it
-available_at  the one column that says when a row may be claimed: due_at when new, now + visibility timeout when
-              claimed, now + backoff after a failed attempt, null once settled for good
-claim         take a batch of available rows under a fresh lease
-lease         `lease_token` (fresh per claim) + `attempt`; every later write to the row is fenced on the token
-fire          publish the event a claimed row stands for
-settle        end a claim: complete, retry (backoff), bury (give up, visible) or release (attempt not counted)
-outbox        rows that are events to publish, written in the same transaction as the state they announce
-relay         the loop claim -> publish -> settle
-pass          what one bounded tick of a worker did, and when it wants the next one
-position      where a command stands in its source (stream epoch, sequence); older never overwrites newer
-dedupe key    what makes a cause count once
-dead letter   an input that can never be handled, kept whole with the reason
+health        whether the broker or the database can be used, and the reason if not
+hint          a message to other instances that a loop has work at an instant; it may be lost
+job           one node of a run; it becomes ready, then its status is reported
+lease         `lease_token` (new for each claim) and `attempt`; every later write to the row checks the token
+loop          runs the passes of one worker and sleeps in between
+need          an edge of a run: a job needs another job, its upstream, or a group
+outbox        the table of events to publish, written in the transaction that caused them
+outcome       how one command ended, for example `scheduled`
+pass          one bounded tick of a worker; it returns how many rows it handled and when the next pass has work
+pending       delivered before its run or job is known, and kept until then (of a command)
+position      where a command is in its stream: (epoch, sequence); an older command never overwrites a newer one
+ready         all needs of a job are met, so the users' workers may execute it (event JobReady)
+relay         the worker that claims rows, publishes their events and settles the rows
+release       end a claim as if it had not been made
+requeue       return a buried row to state Waiting
+retry         end a claim after a failure; the row is available again after a backoff
+run           a graph of jobs, executed by the users' workers
+settle        end a claim: complete, retry, bury or release
+signal        a reminder that fires on a transition of a work item, or at an instant
+skipped       the status of a job that cannot run because of the status of an upstream job
+slice         one kind of thing the service handles, in its own folder: timers, signals, runs, events
+sweep         the worker that checks runs without waiting for a command
+tenant        the owner of a row; the first part of every key and a token of every subject
+timer         one row of `timer_schedules`, keyed (tenant_id, service_call_id)
+tombstone     a row that keeps a command that came before the command that creates the timer, signal or run
+transition    the change of a work item's status
+wake          tell a loop that it has work at an instant
+work item     something that belongs to a user and has a status
 
-Instants are `int` epoch milliseconds named `*_at`; durations are `timedelta`; on the wire both are ISO 8601.
+Instants are `int` Unix milliseconds named `*_at`; durations are `timedelta`. On the wire both are ISO 8601.
 """
 
 __version__ = "0.1.0"

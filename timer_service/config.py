@@ -1,6 +1,7 @@
-"""Settings: TIMER_* variables and `.env`, read once into a frozen `Config`. `.env.example` explains each of them."""
+"""The settings: TIMER_* variables and `.env`, read once into a frozen `Config`. `.env.example` explains them."""
 
 import difflib
+import os
 import re
 from collections.abc import Mapping
 from datetime import timedelta
@@ -18,19 +19,23 @@ from pydantic import (
     field_validator,
     model_validator,
 )
-from pydantic_core import PydanticCustomError
+from pydantic.fields import FieldInfo
+from pydantic_core import ErrorDetails, PydanticCustomError
 from pydantic_settings import BaseSettings, DotEnvSettingsSource, SettingsConfigDict
 
 from timer_service.core.errors import StartError
 
 _PREFIX = "TIMER_"
 _FILE = ".env"
-_OTHERS = (
+_NOT_SETTINGS = (
     "TIMER_SERVICE_",  # Kubernetes injects these for a Service named timer-service
-    "TIMER_TEST_",  # the tests'
+    "TIMER_TEST_",  # used by the tests
 )
 _LOGINS = ("nats_user", "nats_token", "nats_nkey_seed", "nats_credentials")
 _SUBJECT = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*", re.ASCII)
+_MILLISECOND = timedelta(milliseconds=1)
+_NUMBERS: dict[Any, str] = {int: "a whole number", float: "a number", timedelta: "a whole number of milliseconds"}
+"""The types of settings that are numbers, and how an error message describes them."""
 
 
 def _milliseconds(value: object) -> object:
@@ -39,19 +44,20 @@ def _milliseconds(value: object) -> object:
     try:
         return timedelta(milliseconds=int(str(value)))
     except (ValueError, OverflowError) as error:
-        raise PydanticCustomError("milliseconds", "must be a whole number of milliseconds, such as 5000") from error
+        raise PydanticCustomError("milliseconds", "must be a whole number of milliseconds") from error
 
 
 def _broker_url(value: str) -> str:
     urls = [url.strip() for url in value.split(",")]
-    if not all(map(_is_nats, urls)):
+    if not all(map(_is_nats_url, urls)):
         raise PydanticCustomError(
-            "broker_url", "must be nats://host:port or tls://host:port, several separated by commas"
+            "broker_url",
+            "must be nats://host:port or tls://host:port, such as nats://localhost:4222; separate several with commas",
         )
     return ",".join(urls)
 
 
-def _is_nats(url: str) -> bool:
+def _is_nats_url(url: str) -> bool:
     try:
         parts = urlsplit(url)
         return parts.scheme in {"nats", "tls"} and bool(parts.hostname) and parts.port != 0
@@ -63,7 +69,7 @@ def _database_url(value: SecretStr) -> SecretStr:
     try:
         parts = urlsplit(value.get_secret_value())
         known = parts.scheme in {"postgresql", "postgres"} and parts.port != 0
-        # What follows a /, ? or # of the password would be told as the name of a database or the like.
+        # A raw / ? or # in the password would make its rest a database name or a parameter, which error messages show.
         known = known and "@" not in parts.path and not parts.fragment
         parse_qsl(parts.query, strict_parsing=bool(parts.query))
     except ValueError:
@@ -71,14 +77,17 @@ def _database_url(value: SecretStr) -> SecretStr:
     if not known:
         raise PydanticCustomError(
             "database_url",
-            "must be postgresql://user:password@host:port/database, with / ? # @ : % of a password percent-encoded",
+            "must be postgresql://user:password@host:port/database, such as postgresql://timer:p%2Fw@localhost/timer; "
+            "the characters / ? # @ : % in the password must be percent-encoded",
         )
     return value
 
 
 def _subject(value: str) -> str:
     if not _SUBJECT.fullmatch(value):
-        raise PydanticCustomError("subject", "must be letters, digits, _ and - in parts joined by dots, such as timer")
+        raise PydanticCustomError(
+            "subject", "must be words of letters, digits, _ and -, joined by dots, such as timer or acme.timer"
+        )
     return value
 
 
@@ -92,43 +101,51 @@ def _content(path: object) -> object:
     try:
         content = Path(str(path)).read_text("utf-8").strip()
     except OSError as error:
-        raise PydanticCustomError("file", "can't be read: {reason}", {"reason": error.strerror}) from error
+        raise _unreadable(error) from error
     except UnicodeDecodeError as error:
-        raise PydanticCustomError("file", "is not text in UTF-8") from error
+        raise PydanticCustomError("file", "names a file that is not UTF-8 text; write the secret as text") from error
     if not content:
-        raise PydanticCustomError("file", "is an empty file")
+        raise PydanticCustomError("file", "names an empty file; write the secret into it")
     return content
+
+
+def _unreadable(error: OSError) -> PydanticCustomError:
+    return PydanticCustomError(
+        "file",
+        "cannot be read ({reason}); give the path of a readable file, such as /run/secrets/timer",
+        {"reason": error.strerror},
+    )
 
 
 def _readable(path: Path) -> Path:
     try:
         path.open("rb").close()
     except OSError as error:
-        raise PydanticCustomError("file", "can't be read: {reason}", {"reason": error.strerror}) from error
+        raise _unreadable(error) from error
     return path
 
 
 Milliseconds = Annotated[
     timedelta, BeforeValidator(_milliseconds), Field(ge=timedelta(milliseconds=1), le=timedelta(days=1))
 ]
-"""A duration written as a whole number of milliseconds, from 1 ms to a day."""
+"""A duration, written as a whole number of milliseconds from 1 ms to a day."""
 
 SecretFile = Annotated[SecretStr, BeforeValidator(_content)]
-"""A secret written as the path of the file that holds it."""
+"""A secret, written as the path of a file that contains it."""
 
 ReadableFile = Annotated[Path, AfterValidator(_readable)]
-"""The path of a file that can be read."""
+"""The path of a readable file."""
 
 
 class Config(BaseSettings):
-    """The settings of one instance. An empty variable counts as not set; the environment wins over `.env`."""
+    """The settings of one instance. An empty variable counts as not set. The environment wins over `.env`."""
 
     model_config = SettingsConfigDict(
         env_prefix=_PREFIX,
         env_file=_FILE,
         env_file_encoding="utf-8",
         env_ignore_empty=True,
-        extra="ignore",  # other programs' variables share the environment and .env; see unknown_settings
+        extra="ignore",  # .env may have variables of other programs; see unknown_settings
         frozen=True,
     )
 
@@ -149,10 +166,10 @@ class Config(BaseSettings):
     database_url_file: Annotated[SecretFile, AfterValidator(_database_url)] | None = None
     database_statement_cache: int = Field(default=100, ge=0, le=10_000)
     polling_interval: Milliseconds = timedelta(milliseconds=5000)
-    batch_size: int = Field(default=1000, ge=1, le=1000)  # no more fit into one atomic batch of JetStream
+    batch_size: int = Field(default=1000, ge=1, le=1000)  # JetStream's limit for an atomic batch
     visibility_timeout: Milliseconds = Field(
         default=timedelta(milliseconds=30000),
-        ge=timedelta(seconds=10),  # publishing alone may take 5 s; a lease must outlive it
+        ge=timedelta(seconds=10),  # a lease must last longer than publishing, which may take 5 s
     )
     max_attempts: int = Field(default=20, ge=1)
     retention_days: float = Field(default=7, gt=0, le=3650)
@@ -171,91 +188,129 @@ class Config(BaseSettings):
 
     @property
     def enabled(self) -> frozenset[str]:
-        """The names of the slices that are switched on, of those that can be switched off."""
+        """The names of the enabled slices, among the slices that can be disabled."""
         switches = {"signals": self.signals_enabled, "runs": self.runs_enabled}
-        return frozenset(name for name, on in switches.items() if on)
+        return frozenset(name for name, enabled in switches.items() if enabled)
 
     @field_validator("reply_prefix")
     @classmethod
     def _reply_prefix(cls, value: str, info: ValidationInfo) -> str:
-        """Refuse a prefix under which clients could make the service publish commands and events of its own."""
+        """Reject a prefix that includes the service's own subjects: a client could have a reply sent to one of them."""
         if not value.endswith(".") or not _SUBJECT.fullmatch(value[:-1]):
             raise PydanticCustomError("reply_prefix", "must be a subject that ends with a dot, such as _INBOX.")
-        ours = f"{info.data.get('subject_prefix', '')}."
-        if value.startswith(ours) or ours.startswith(value):
-            raise PydanticCustomError("reply_prefix", "must lie apart from TIMER_SUBJECT_PREFIX")
+        own = f"{info.data.get('subject_prefix', '')}."
+        if value.startswith(own) or own.startswith(value):
+            raise PydanticCustomError(
+                "reply_prefix", "must not overlap with TIMER_SUBJECT_PREFIX; a right value is _INBOX."
+            )
         return value
 
     @model_validator(mode="after")
     def _one_database_url(self) -> Self:
-        if len(twice := self._sources("database_url")) > 1:
-            raise PydanticCustomError("database_url", f"{' and '.join(twice)}: give only one of them")
+        if len(names := self._sources("database_url")) > 1:
+            raise PydanticCustomError("database_url", f"{' and '.join(names)} are both set: set only one of them")
         return self
 
     @property
     def engine(self) -> str:
-        """What runs the database: `sqlite` or `postgres`."""
+        """The database engine: `sqlite` or `postgres`."""
         return "sqlite" if self.postgres_url is None else "postgres"
 
     @property
     def postgres_url(self) -> str | None:
-        """Where the PostgreSQL database is; None means the SQLite file."""
+        """The URL of the PostgreSQL database; None if the database is the SQLite file."""
         url = self.database_url or self.database_url_file
         return None if url is None else url.get_secret_value()
 
     @model_validator(mode="after")
     def _login(self) -> Self:
-        """Refuse half a login and more than one: the driver would pick one, or none, in silence."""
+        """Reject an incomplete login, and more than one login: the driver would silently use one of them or none."""
         for one, other in (("nats_user", "nats_password"), ("nats_tls_cert", "nats_tls_key")):
             if bool(self._sources(one)) != bool(self._sources(other)):
-                raise PydanticCustomError("login", f"{_variable(one)} and {_variable(other)} go together")
+                raise PydanticCustomError(
+                    "login", f"{_variable(one)} and {_variable(other)} go together: set both or neither"
+                )
         for secret in ("nats_password", "nats_token", "nats_nkey_seed"):
-            if len(twice := self._sources(secret)) > 1:
-                raise PydanticCustomError("login", f"{' and '.join(twice)}: give only one of them")
+            if len(names := self._sources(secret)) > 1:
+                raise PydanticCustomError("login", f"{' and '.join(names)} are both set: set only one of them")
         ways = [way for field in _LOGINS for way in self._sources(field)]
         if any(urlsplit(url).username for url in self.broker_url.split(",")):
             ways.append("the user in TIMER_BROKER_URL")
         if len(ways) > 1:
-            raise PydanticCustomError("login", f"{' and '.join(ways)}: more than one way to authenticate")
+            raise PydanticCustomError("login", f"{' and '.join(ways)} are different logins: set only one of them")
         return self
 
     def _sources(self, field: str) -> list[str]:
-        """Return the variables that give a setting, itself or its file."""
+        """Return the variables that set a field: its own, the one of its file, or both."""
         return [_variable(name) for name in (field, f"{field}_file") if getattr(self, name, None) is not None]
 
 
 def load_config(**overrides: Any) -> Config:
-    """Read the settings; `overrides` (by field name) win over them. Raises `StartError`, a line per wrong setting."""
+    """Return the settings. `overrides`, by field name, win. Raises `StartError` with a line for each wrong setting."""
     if unknown := overrides.keys() - Config.model_fields.keys():
-        raise TypeError(f"no such settings: {', '.join(sorted(unknown))}")
+        raise TypeError(f"unknown settings: {', '.join(sorted(unknown))}")
     try:
         return Config(**overrides)
     except ValidationError as error:
-        raise StartError("\n".join(_complaints(error))) from error
+        # A misspelt name may be the reason why another setting is wrong.
+        raise StartError("\n".join([*_describe_errors(error), *unknown_settings(os.environ)])) from error
     except (OSError, UnicodeDecodeError) as error:
-        raise StartError(f"can't read {_FILE}: {error}") from error
+        raise StartError(f"cannot read {_FILE}: {error}") from error
 
 
 def unknown_settings(environ: Mapping[str, str]) -> list[str]:
-    """Return a warning for each TIMER_* name in `environ` or `.env` that is no setting, with the nearest that is."""
+    """Return a warning for each TIMER_* name in `environ` or `.env` that is not a setting, with the nearest setting.
+
+    A warning never contains a value, which may be a secret.
+    """
     known = [_variable(field) for field in Config.model_fields]
     names = {name.upper() for name in (*environ, *DotEnvSettingsSource(Config).env_vars)}
     return [
-        _unknown(name, known)
+        _describe_unknown(name, known)
         for name in sorted(names - set(known))
-        if name.startswith(_PREFIX) and not name.startswith(_OTHERS)
+        if name.startswith(_PREFIX) and not name.startswith(_NOT_SETTINGS)
     ]
 
 
-def _unknown(name: str, known: list[str]) -> str:
+def _describe_unknown(name: str, known: list[str]) -> str:
     near = difflib.get_close_matches(name, known, n=1)
-    return f"{name} is not a setting" + (f"; did you mean {near[0]}?" if near else "; .env.example lists them all")
+    return f"unknown setting {name}; " + (f"did you mean {near[0]}?" if near else ".env.example lists all settings")
 
 
-def _complaints(error: ValidationError) -> list[str]:
-    """Write faults without the values, for a URL may hold a password."""
-    details = error.errors(include_url=False, include_context=False, include_input=False)
-    return [": ".join([*(_variable(str(field)) for field in each["loc"][:1]), each["msg"]]) for each in details]
+def _describe_errors(error: ValidationError) -> list[str]:
+    """Return a line for each wrong setting, without its value: a URL may contain a password."""
+    return [_describe_error(each) for each in error.errors(include_url=False, include_input=False)]
+
+
+def _describe_error(detail: ErrorDetails) -> str:
+    if not detail["loc"]:  # several settings together
+        return detail["msg"]
+    name = str(detail["loc"][0])
+    field = Config.model_fields[name]
+    if detail["type"] == "literal_error":
+        reason = f"must be {detail['ctx']['expected']}".replace("'", "")
+    elif field.annotation is bool:
+        reason = "must be true or false"
+    elif field.annotation in _NUMBERS:
+        reason = _describe_number(field)
+    else:
+        reason = detail["msg"]
+    return f"{_variable(name)}: {reason}"
+
+
+def _describe_number(field: FieldInfo) -> str:
+    """Return what numbers a setting accepts. Messages of pydantic would show a `datetime.timedelta`."""
+    phrases = (("gt", "more than", max), ("ge", "at least", max), ("le", "at most", min))
+    bounds = [
+        f"{words} {_number(strictest(values))}"
+        for name, words, strictest in phrases
+        if (values := [getattr(each, name) for each in field.metadata if hasattr(each, name)])
+    ]
+    return f"must be {_NUMBERS[field.annotation]}, {' and '.join(bounds)}, such as {_number(field.default)}"
+
+
+def _number(value: Any) -> Any:
+    return value // _MILLISECOND if isinstance(value, timedelta) else value
 
 
 def _variable(field: str) -> str:

@@ -1,4 +1,4 @@
-"""The three pages: /livez, /readyz and /metrics. They answer from the service's own event loop, or not at all."""
+"""The HTTP pages /livez, /readyz and /metrics. The event loop of the service serves them."""
 
 import asyncio
 import socket
@@ -25,9 +25,9 @@ def http_app(
     health: Callable[[], Mapping[str, Health]],
     stalled: Callable[[], list[str]],
 ) -> Starlette:
-    """Build the pages.
+    """Return the application that serves the pages.
 
-    `health` returns the health of each part by its name; `stalled` returns the names of loops that have stopped.
+    `health` returns the health of each part, by name. `stalled` returns the names of the stalled loops.
     """
 
     async def livez(_: Request) -> Response:
@@ -48,9 +48,9 @@ def http_app(
 
 @asynccontextmanager
 async def serve_http(app: Starlette, host: str, port: int) -> AsyncIterator[int]:
-    """Serve `app` in this event loop while the block runs; yields the port, which 0 leaves to the system.
+    """Serve `app` in this event loop while the block runs, and yield the port. Port 0 means any free port.
 
-    Raises `StartError` when the address can't be had.
+    Raises `StartError` if the address cannot be used.
     """
     with _listen(host, port) as listener:
         server = _Server(
@@ -76,7 +76,7 @@ async def serve_http(app: Starlette, host: str, port: int) -> AsyncIterator[int]
 
 
 class _Server(uvicorn.Server):
-    """Leaves SIGINT and SIGTERM to the service."""
+    """A server that leaves SIGINT and SIGTERM to the service."""
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -84,9 +84,9 @@ class _Server(uvicorn.Server):
 
 
 def _listen(host: str, port: int) -> socket.socket:
-    """Listen before the server exists: uvicorn itself would exit the process when the port is taken."""
+    """Open the listening socket. uvicorn itself would exit the process if the port is taken."""
     try:
         family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
         return socket.create_server(address, family=family)
     except OSError as error:
-        raise StartError(f"can't serve HTTP at {host}:{port} (TIMER_HTTP_HOST, TIMER_HTTP_PORT): {error}") from error
+        raise StartError(f"cannot serve HTTP at {host}:{port} (TIMER_HTTP_HOST, TIMER_HTTP_PORT): {error}") from error

@@ -1,4 +1,4 @@
-"""Structured logs: JSON lines, or coloured ones on a terminal."""
+"""Structured logs: JSON lines, or coloured text on a terminal."""
 
 import logging
 import sys
@@ -9,7 +9,7 @@ from timer_service.config import Config
 
 
 def configure_logs(config: Config) -> None:
-    """Send everything the service and its libraries log to stderr, `extra` fields included."""
+    """Send the logs of the service and its libraries to stderr, with the `extra` fields."""
     console = config.log_format == "console" or (config.log_format is None and sys.stderr.isatty())
     renderer = structlog.dev.ConsoleRenderer() if console else structlog.processors.JSONRenderer()
     handler = logging.StreamHandler(sys.stderr)
@@ -29,4 +29,4 @@ def configure_logs(config: Config) -> None:
         )
     )
     logging.basicConfig(level=config.log_level.upper(), handlers=[handler], force=True)
-    logging.getLogger("aiosqlite").setLevel(logging.WARNING)  # it formats a line for every statement
+    logging.getLogger("aiosqlite").setLevel(logging.WARNING)  # it logs every statement

@@ -1,13 +1,14 @@
-"""Every collector: what the core tells about itself, as Prometheus metrics."""
+"""The Prometheus metrics of the service."""
 
 import platform
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import cache
 from importlib.metadata import version
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
 
 from timer_service.core.broker import PublishStatus
+from timer_service.core.errors import Code
 
 _LAG = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60, 120, 300, 600, 1800, 3600)
 _DURATION = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10)
@@ -15,33 +16,38 @@ _ROWS = (0, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
 
 
 class Metrics:
-    """The core's `MetricsPort` as collectors of `registry`."""
+    """The core's `MetricsPort`, implemented with collectors in `registry`."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._commands = _counter(
-            registry, "timer_commands_received", "Commands by type and their one outcome.", "type", "outcome"
+            registry, "timer_commands_received", "Handled commands, by type and outcome.", "type", "outcome"
         )
         self._settled = _counter(
-            registry, "timer_schedules_processed", "Claimed rows by how they were settled.", "table", "outcome"
+            registry, "timer_schedules_processed", "Claimed rows, by how they were settled.", "table", "outcome"
         )
         self._failures = _counter(
-            registry, "timer_publish_failures", "Messages that could not be published, by reason.", "reason"
+            registry, "timer_publish_failures", "Messages that were not published, by reason.", "reason"
         )
-        self._buried = _counter(registry, "timer_buried", "Rows given up after too many attempts.", "table")
-        self._dead_letters = _counter(registry, "timer_dead_letters", "Rejected commands kept, by code.", "code")
+        self._buried = _counter(registry, "timer_buried", "Rows that were given up after too many attempts.", "table")
+        self._dead_letters = _counter(
+            registry, "timer_dead_letters", "Rejected commands whose dead letters were stored, by code.", "code"
+        )
         self._leases_lost = Counter(
-            "timer_lease_lost", "Rows claimed anew or changed before they were settled.", registry=registry
+            "timer_lease_lost", "Rows that were claimed again or changed before they were settled.", registry=registry
         )
-        self._polling = Histogram(
-            "timer_polling_duration_seconds",
-            "How long one pass of a loop took.",
-            registry=registry,
-            buckets=_DURATION,
+        self._polling = cache(
+            Histogram(
+                "timer_polling_duration_seconds",
+                "Duration of one pass of a loop.",
+                ["loop"],
+                registry=registry,
+                buckets=_DURATION,
+            ).labels
         )
         self._lag = cache(
             Histogram(
                 "timer_fire_lag_seconds",
-                "From when a row was due to its event's acknowledged publish.",
+                "Time from when a row was due until its event was published.",
                 ["table"],
                 registry=registry,
                 buckets=_LAG,
@@ -49,104 +55,123 @@ class Metrics:
         )
         self._publishing = Histogram(
             "timer_publish_duration_seconds",
-            "How long publishing one batch took.",
+            "Duration of publishing one batch.",
             registry=registry,
             buckets=_DURATION,
         )
         self._claimed = Histogram(
-            "timer_claim_batch_size", "How many rows one claim took.", registry=registry, buckets=_ROWS
+            "timer_claim_batch_size", "Rows taken by one claim.", registry=registry, buckets=_ROWS
         )
         self._rows = Gauge(
-            "timer_rows", "Rows by state, sampled and counted up to a million.", ["table", "state"], registry=registry
+            "timer_rows", "Rows by state, sampled, counted up to a million.", ["table", "state"], registry=registry
         )
         self._overdue = Gauge(
-            "timer_overdue", "Rows that could be claimed and are not yet, sampled.", ["table"], registry=registry
+            "timer_overdue", "Claimable rows that are not claimed yet, sampled.", ["table"], registry=registry
         )
         self._oldest = Gauge(
             "timer_oldest_due_lag_seconds",
-            "Since when the oldest of them could be, sampled.",
+            "How long the oldest of these rows has been claimable, sampled.",
             ["table"],
             registry=registry,
         )
         self._last_tick = Gauge(
             "timer_loop_last_tick_timestamp_seconds",
-            "When a loop last ended a pass, in Unix time.",
+            "Unix time of the end of a loop's last pass.",
             ["loop"],
             registry=registry,
         )
         self._clock_offset = Gauge(
             "timer_clock_offset_seconds",
-            "How far the clock that decides what is due is ahead of this machine's; 0 where it is this machine's.",
+            "Seconds that the database's clock is ahead of this machine's clock; always 0 on SQLite.",
             registry=registry,
         )
         self._broker_connected = Gauge(
-            "timer_broker_connected", "1 while the broker can be used, else 0.", registry=registry
+            "timer_broker_connected", "1 if the broker can be used, else 0.", registry=registry
         )
-        Gauge("timer_build_info", "Always 1; what is running.", ["version", "python"], registry=registry).labels(
-            version("timer-service"), platform.python_version()
-        ).set(1)
-        for status in (PublishStatus.REFUSED, PublishStatus.UNAVAILABLE):
-            self._failures(status)  # a series that begins at 0, so that an alert sees the first failure too
+        Gauge(
+            "timer_build_info",
+            "Always 1; the labels are the running versions.",
+            ["version", "python"],
+            registry=registry,
+        ).labels(version("timer-service"), platform.python_version()).set(1)
+        ProcessCollector(registry=registry)
+
+    def create_failure_series(self, *, commands: Iterable[str], tables: Iterable[str]) -> None:
+        """Create the series of all failures at 0, for types of commands and leased tables.
+
+        An alert on an increase misses the first failure if its series does not exist before.
+        """
+        for status in PublishStatus:
+            if status is not PublishStatus.PUBLISHED:
+                self._failures(status)
+        for code in Code:
+            self._dead_letters(code)
+        for message_type in (*commands, "unknown"):
+            self._commands(message_type, "rejected")
+        for table in tables:
+            self._buried(table)
+            for outcome in ("retried", "buried"):
+                self._settled(table, outcome)
 
     def watch_broker(self, connected: Callable[[], bool]) -> None:
-        """Ask `connected` at every scrape whether the broker can be used."""
+        """Call `connected` at every scrape to find out whether the broker can be used."""
         self._broker_connected.set_function(lambda: float(connected()))
 
     def command_handled(self, message_type: str, outcome: str) -> None:
-        """One command ended in its one outcome."""
+        """Count a command by its type and outcome."""
         self._commands(message_type, outcome).inc()
 
     def dead_letter_stored(self, code: str) -> None:
-        """One command was rejected and kept."""
+        """Count a rejected command whose dead letter was stored."""
         self._dead_letters(code).inc()
 
     def claimed(self, count: int) -> None:
-        """One claim took `count` rows."""
+        """Record that a claim took `count` rows."""
         self._claimed.observe(count)
 
     def published(self, seconds: float) -> None:
-        """One batch was published (or not) within `seconds`."""
+        """Record that publishing a batch took `seconds`, whether it succeeded or not."""
         self._publishing.observe(seconds)
 
     def publish_failed(self, status: str, count: int) -> None:
-        """`count` messages of a batch were refused, or the broker was unavailable to them."""
+        """Count messages that were not published, by their status."""
         self._failures(status).inc(count)
 
     def settled(self, table: str, outcome: str, count: int) -> None:
-        """`count` claimed rows of a table were settled alike."""
+        """Count claimed rows of a table by how they were settled."""
         self._settled(table, outcome).inc(count)
 
     def fired_late(self, table: str, seconds: float) -> None:
-        """What one row stands for was done `seconds` after it was due."""
+        """Record that a row was fired `seconds` after it was due."""
         self._lag(table).observe(seconds)
 
     def leases_lost(self, count: int) -> None:
-        """`count` rows had been claimed anew or changed before they were settled."""
+        """Count rows that were claimed again or changed before they could be settled."""
         self._leases_lost.inc(count)
 
     def buried(self, table: str, count: int) -> None:
-        """`count` rows were given up."""
+        """Count buried rows of a table."""
         self._buried(table).inc(count)
 
     def counted(self, table: str, state: str, count: int) -> None:
-        """Set the rows of a table in a state."""
+        """Set the number of rows of a table in a state."""
         self._rows.labels(table, state).set(count)
 
     def overdue(self, table: str, count: int, oldest_seconds: float) -> None:
-        """Set the rows of a table that could be claimed."""
+        """Set the number of claimable rows of a table, and for how long the oldest has been claimable."""
         self._overdue.labels(table).set(count)
         self._oldest.labels(table).set(oldest_seconds)
 
     def clock_measured(self, offset_seconds: float) -> None:
-        """Set how far the clock that decides is ahead of this machine's."""
+        """Set how far the clock that decides what is due is ahead of this machine's clock."""
         self._clock_offset.set(offset_seconds)
 
     def ticked(self, loop: str, seconds: float) -> None:
-        """A loop made a pass."""
-        self._polling.observe(seconds)
+        """Record that a loop did a pass, which took `seconds`."""
+        self._polling(loop).observe(seconds)
         self._last_tick.labels(loop).set_to_current_time()
 
 
 def _counter(registry: CollectorRegistry, name: str, text: str, *labels: str) -> Callable[..., Counter]:
-    """Return what finds the series of label values, bound once: looking one up costs three times its increment."""
+    """Create a counter; return its cached `labels` method. A lookup costs three times as much as an increment."""
     return cache(Counter(name, text, labels, registry=registry).labels)

@@ -82,7 +82,7 @@ async def test_life_of_a_timer(cli: Cli, service: Service) -> None:
     ]
     name, state, due, *_ = await cli.lines("timers", "get", "acme", "call-1")
     assert (name, state.split()) == ("acme/call-1", ["state", "Scheduled"])
-    assert due.startswith("  due          2100-01-01T09:30:00.000Z (in ")
+    assert due.startswith("  due at         2100-01-01T09:30:00.000Z (in ")
     assert (await cli.lines("timers", "cancel", "acme", "call-1"))[0].startswith("cancelled: acme/call-1 (Cancelled, ")
     assert (await cli.lines("timers", "retry", "acme", "call-1"))[0].endswith(": already in that state")
     for command, complaint in {

@@ -99,7 +99,7 @@ async def test_too_small_max_payload_is_refused(tmp_path: Path) -> None:
         service.launch()
         assert await service.wait() == 1
     log = service.log.read_text()
-    assert "takes messages of 1048575 bytes at most" in log
+    assert "accepts messages of at most 1048575 bytes" in log
     assert "set max_payload of the NATS server" in log
 
 
@@ -110,5 +110,5 @@ async def test_second_instance_on_sqlite_is_refused(tmp_path: Path, broker: Nats
         second.log = tmp_path / "second.log"
         second.launch()
         assert await second.wait() == 1
-        assert "SQLite is for one instance" in second.log.read_text()
+        assert "use PostgreSQL (TIMER_DATABASE_URL) for several instances" in second.log.read_text()
         assert (await service.page("/readyz"))[0] == 200

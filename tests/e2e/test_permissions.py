@@ -253,7 +253,7 @@ async def test_timers_fire_without_permission_for_hints(tmp_path: Path, database
 
 async def test_readiness_names_missing_permissions_after_a_reconnect(tmp_path: Path) -> None:
     """Readiness reports a missing permission, and reports it again after a reconnect."""
-    restricted = CONFIG.replace('      "timer.qry.v1.*.*"\n      # Wake hints', "      # Wake hints")
+    restricted = CONFIG.replace('      "timer.qry.v1.*.*"\n', "")
     login = {"TIMER_NATS_USER": "timer-service", "TIMER_NATS_PASSWORD": PASSWORDS["TIMER_SERVICE_PASSWORD"]}
     denied = "; `timer-service doctor` names every missing permission"
     async with NatsServer(tmp_path / "nats", config=restricted, **PASSWORDS) as broker:

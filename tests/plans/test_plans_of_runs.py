@@ -1,4 +1,4 @@
-"""How what runs ask is answered: along an index on both engines, whatever the planner knows, sorting nothing."""
+"""Query plans of the runs slice: an index on both engines, with and without statistics, and no sort."""
 
 import re
 from collections.abc import Iterator
@@ -38,8 +38,8 @@ PLANS = {
     "a run, locked": (loader._FIND_LOCKED, ["LockRows", f"Index Scan {RUN}"]),
     "a job": (loader._SQL["find_job"], [f"Index Scan {JOB}"]),
     "a changed job": (store._SQL["update_job"], [f"Index Scan {JOB}"]),
-    "who needs a job": (loader._SQL["downstream"], ["Index Only Scan run_needs_downstream"]),
-    "what a job needs": (queries._SQL["needs_of_job"], [f"Index Scan {NEED}"]),
+    "jobs that need a job": (loader._SQL["downstream"], ["Index Only Scan run_needs_downstream"]),
+    "jobs that a job needs": (queries._SQL["needs_of_job"], [f"Index Scan {NEED}"]),
     "the outputs of a job": (events._SQL["outputs"], [f"Index Scan {JOB}"]),
     "the sizes of upstream outputs": (events._SQL["upstream_sizes"], [f"Index Only Scan {NEED}", f"Index Scan {JOB}"]),
     "the pending command of a position": (loader._SQL["pending_at"], ["Index Scan run_pending_commands_pkey"]),
@@ -64,20 +64,20 @@ PLANS = {
 
 @pytest.fixture(scope="module", params=[True, False], ids=["analyzed", "not analyzed"])
 def filled(request: pytest.FixtureRequest, databases: Databases) -> Iterator[FilledDatabase]:
-    """Return a database with one run of 20,000 jobs beside many runs."""
+    """Return a database with many runs and one run of 20,000 jobs."""
     with filled_database(databases, [RUNS, NAMED, JOBS, NEEDS], (20_000, request.param)) as database:
         yield database
 
 
 def test_plans_on_postgres(filled: FilledDatabase) -> None:
-    """Every statement that runs often is run along the index made for it, also over tables no statistics tell of."""
+    """Every frequent statement uses its index, also on tables without statistics."""
     for mode in MODES:
         found = {name: filled.plan(sql, mode) for name, (sql, _) in PLANS.items()}
         assert found == {name: nodes for name, (_, nodes) in PLANS.items()}
 
 
 async def test_plans_on_sqlite(sqlite: SqliteDatabase) -> None:
-    """No such statement scans or sorts on SQLite, whether it runs for one parameter set or for many."""
+    """On SQLite no frequent statement scans or sorts, for one or for many parameter sets."""
     for name, (sql, _) in PLANS.items():
         parameters = dict.fromkeys(re.findall(r":(\w+)", sql), 1)
         async with sqlite.transaction() as tx:

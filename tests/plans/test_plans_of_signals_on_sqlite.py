@@ -1,4 +1,4 @@
-"""How what signals and the outbox ask is run: along an index, reading no more rows than it returns, sorting nothing."""
+"""Query plans of signals and the outbox on SQLite: an index, no more rows than needed, no sort."""
 
 import asyncio
 import re
@@ -25,10 +25,10 @@ from timer_service.signals.messages import TriggerKind
 from timer_service.signals.signal import Definition, Key, SignalCommand, Step, Verb, apply_command
 
 ROWS = 3000
-PLACE = Position(1, 1)
+POSITION = Position(1, 1)
 BLOCKED = '{"kind":"work_item.status.transition","to":["blocked"]}'
 
-BORING = (
+IGNORED_STEPS = (
     *("LIST SUBQUERY", "SCALAR SUBQUERY", "CO-ROUTINE", "SCAN counted", "SETUP", "RECURSIVE", "SCAN pending"),
     *("MATERIALIZE picked", "SCAN picked"),
 )
@@ -36,7 +36,7 @@ BORING = (
 
 @pytest.fixture(scope="module", params=["analyzed", "not analyzed"])
 def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Make a SQLite file with thousands of rows in each table, its planner told of that or not."""
+    """Make a SQLite file with thousands of rows in each table, with or without statistics."""
     path = tmp_path_factory.mktemp("plans") / "timers.db"
     asyncio.run(make(path, analyzed=request.param == "analyzed"))
     return path
@@ -66,26 +66,26 @@ async def fill(tx: Transaction) -> None:
             for n, item in enumerate(items)
         ],
     )
-    firings = [Firing(key, PLACE, "event", None, NOW + n, PLACE, Cause()) for n, key in enumerate(keys)]
+    firings = [Firing(key, POSITION, "event", None, NOW + n, POSITION, Cause()) for n, key in enumerate(keys)]
     await firing_store.add(tx, firings, NOW)
-    await outbox.add(tx, [Event(f"event-{n}", "told", f"tenant-{n % 50}", {}, NOW) for n in numbers], NOW)
+    await outbox.add(tx, [Event(f"event-{n}", "hello", f"tenant-{n % 50}", {}, NOW) for n in numbers], NOW)
 
 
 @pytest.fixture
 async def database(made: Path, tmp_path: Path) -> AsyncIterator[Database]:
-    """A copy of that file, for each test its own."""
+    """Open a copy of the file."""
     shutil.copy(made, tmp_path / "timers.db")
     async with open_sqlite(tmp_path / "timers.db") as database:
         yield database
 
 
 async def plan(database: Database, sql: str) -> list[str]:
-    """Return how a statement reaches rows: the index and the range of each step; what it does besides, whole."""
+    """Return the index and the range of each step of a statement. Other steps, such as sorts, are complete."""
     parameters = dict.fromkeys(re.findall(r":(\w+)", sql), 1)
     async with database.transaction() as tx:
         rows = await tx.fetch(f"EXPLAIN QUERY PLAN {sql}", parameters)
     steps = [row["detail"].replace("COVERING ", "") for row in rows]
-    return [re.sub(r"^\w+ \w+ USING INDEX ", "", step) for step in steps if not step.startswith(BORING)]
+    return [re.sub(r"^\w+ \w+ USING INDEX ", "", step) for step in steps if not step.startswith(IGNORED_STEPS)]
 
 
 OF_ITEM = "tenant_id=? AND work_item_id=?"
@@ -110,7 +110,7 @@ PLANS = {
         f"a firing, {name}": (firing_store._SQL[name], [KEY_OF_FIRING])
         for name in ("still_held", "set_attempt", "fail")
     },
-    "firings that end with their signal": (
+    "firings of a definition": (
         firing_store._SQL["fail_unsettled"],
         [f"{CAUSE_OF_FIRING} (tenant_id=? AND signal_id=? AND defined_epoch=? AND defined_sequence=?)"],
     ),
@@ -122,7 +122,7 @@ PLANS = {
         firing_store._SQL["tasks_of_item"],
         ["work_item_tasks_of_item (tenant_id=? AND work_item_id=? AND (created_at,task_id)>(?,?))"],
     ),
-    "tasks that go with their signal": (
+    "tasks of a deleted signal": (
         firing_store._SQL["delete_tasks"],
         ["work_item_tasks_of_signal (tenant_id=? AND signal_id=?)"],
     ),
@@ -140,7 +140,7 @@ PLANS = {
     ),
     "old events": (store._SQL["delete_events"], [KEY_OF_EVENT, "work_item_events_evaluated (recorded_at<?)"]),
     "unevaluated events": (COUNTED[2].sql, ["work_item_events_to_evaluate"]),
-    **{f"a signal, {name} it": (store._SQL[name], [KEY_OF_SIGNAL]) for name in ("find", "put", "move", "delete")},
+    **{f"a signal, {name}": (store._SQL[name], [KEY_OF_SIGNAL]) for name in ("find", "put", "move", "delete")},
     "signals that wait for an item": (
         store._SQL["waiting"],
         ["work_signals_of_item (tenant_id=? AND work_item_id=? AND status=? AND signal_id>?)"],
@@ -167,23 +167,23 @@ PLANS = {
     "a published claim": (OUTBOX.sql("complete_claim_and_delete"), ["outbox_available (available_at=?)"]),
     "buried events": (outbox.COUNTED[1].sql, ["outbox_buried"]),
     "a page of buried events": (
-        outbox._SQL["page_of_buried"],
+        outbox._SQL["buried_page"],
         ["outbox_buried (tenant_id=? AND (added_at,event_id)>(?,?))"],
     ),
-    **{f"an event to put back, {name}": (outbox._SQL[name], [KEY_OF_OUTBOX]) for name in ("find", "put_back")},
+    **{f"a buried event, {name}": (outbox._SQL[name], [KEY_OF_OUTBOX]) for name in ("find", "requeue")},
 }
 
 
 async def test_plans(database: Database) -> None:
-    """Every statement that runs often is run along the index made for it."""
+    """Every frequent statement uses its index."""
     found = {name: await plan(database, sql) for name, (sql, _) in PLANS.items()}
     assert found == {name: wanted for name, (_, wanted) in PLANS.items()}
 
 
 @pytest.mark.parametrize(("table", "index"), [(FIRINGS, "work_signal_firings_pending"), (OUTBOX, "outbox_pending")])
 async def test_pending_tenants(database: Database, table: LeasedTable, index: str) -> None:
-    """Tenants with something pending are found by one step into their index each."""
+    """Each tenant with rows to fire is found by one index step."""
     steps = [
-        step for step in await plan(database, table.sql("pending_tenants")) if "outbox" in step or "firings" in step
+        step for step in await plan(database, table.sql("unsettled_tenants")) if "outbox" in step or "firings" in step
     ]
     assert steps == [f"{index} ({step})" for step in ("tenant_id>?", "tenant_id>?", "tenant_id=?")]

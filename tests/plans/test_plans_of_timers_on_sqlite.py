@@ -12,7 +12,7 @@ from tests.harness.stores import open_sqlite
 from tests.harness.timers import put_timers
 from timer_service.core.database import Database
 from timer_service.core.message import Position
-from timer_service.core.row_counts import Counted, overdue_sql
+from timer_service.core.row_counts import CountedRows, overdue_sql
 from timer_service.timers import store as timers
 from timer_service.timers.messages import State
 from timer_service.timers.store import TIMERS
@@ -26,7 +26,7 @@ BY_KEY = f"SEARCH timer_schedules USING INDEX {PRIMARY} (tenant_id=? AND service
 
 @pytest.fixture(scope="module", params=["analyzed", "not analyzed"])
 def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Make a SQLite file with ten thousand timers pending, a third of them due, its planner told of that or not."""
+    """Make a SQLite file with 10,000 timers to fire, with or without statistics."""
     path = tmp_path_factory.mktemp("plans") / "timers.db"
     asyncio.run(make(path, analyzed=request.param == "analyzed"))
     return path
@@ -45,14 +45,14 @@ async def make(path: Path, *, analyzed: bool) -> None:
 
 @pytest.fixture
 async def database(made: Path, tmp_path: Path) -> AsyncIterator[Database]:
-    """A copy of that file, for each test its own."""
+    """Open a copy of the file."""
     shutil.copy(made, tmp_path / "timers.db")
     async with open_sqlite(tmp_path / "timers.db") as database:
         yield database
 
 
 async def plan(database: Database, sql: str, *, index_only: bool = False) -> list[str]:
-    """Return how a statement is run; `index_only`: and whether that reads no rows."""
+    """Return the plan of a statement. `index_only`: also show whether it reads the index alone."""
     parameters = dict.fromkeys(re.findall(r":(\w+)", sql), 1)
     async with database.transaction() as tx:
         rows = await tx.fetch(f"EXPLAIN QUERY PLAN {sql}", parameters)
@@ -60,7 +60,7 @@ async def plan(database: Database, sql: str, *, index_only: bool = False) -> lis
 
 
 async def test_claim(database: Database) -> None:
-    """A claim walks the available rows in the order of their index, reaches each by its key, and sorts nothing."""
+    """A claim reads the available rows in index order, finds each by its key and sorts nothing."""
     assert await plan(database, TIMERS.sql("claim")) == [
         BY_KEY,
         "LIST SUBQUERY 2",
@@ -71,7 +71,7 @@ async def test_claim(database: Database) -> None:
 
 
 async def test_claim_of_tenant(database: Database) -> None:
-    """A tenant's share walks that tenant's rows still to fire, in the order they are fired in, and sorts nothing."""
+    """A claim of one tenant reads its rows to fire in the order of their due times, and sorts nothing."""
     assert await plan(database, TIMERS.sql("claim_of_tenant")) == [
         BY_KEY,
         "LIST SUBQUERY 2",
@@ -82,8 +82,8 @@ async def test_claim_of_tenant(database: Database) -> None:
 
 
 async def test_pending_tenants(database: Database) -> None:
-    """Tenants with rows still to fire are found by one step into their index each, whatever else there is of them."""
-    searches = [step for step in await plan(database, TIMERS.sql("pending_tenants")) if "timer_schedules" in step]
+    """Each tenant with rows to fire is found by one index step."""
+    searches = [step for step in await plan(database, TIMERS.sql("unsettled_tenants")) if "timer_schedules" in step]
     assert searches == [
         f"SEARCH timer_schedules USING INDEX {SCHEDULED} ({step})"
         for step in ("tenant_id>?", "tenant_id>?", "tenant_id=?")
@@ -91,7 +91,7 @@ async def test_pending_tenants(database: Database) -> None:
 
 
 async def test_count_available(database: Database) -> None:
-    """What may be claimed is counted in its index alone."""
+    """The available rows are counted in their index alone."""
     assert await plan(database, TIMERS.sql("count_available"), index_only=True) == [
         "CO-ROUTINE counted",
         f"SEARCH timer_schedules USING COVERING INDEX {AVAILABLE} (available_at<?)",
@@ -100,15 +100,15 @@ async def test_count_available(database: Database) -> None:
 
 
 async def test_next_available(database: Database) -> None:
-    """The next available row is one step into the index."""
+    """The next available row is found by one index step."""
     assert await plan(database, TIMERS.sql("next_available")) == [
         f"SEARCH timer_schedules USING INDEX {AVAILABLE} (available_at>?)"
     ]
 
 
 @pytest.mark.parametrize("name", ["complete", "retry", "bury", "release", "extend"])
-async def test_settle(database: Database, name: str) -> None:
-    """Whatever becomes of a claimed row, it is reached by its key."""
+async def test_steps_on_a_claimed_row(database: Database, name: str) -> None:
+    """Every step on a claimed row finds it by its key."""
     assert await plan(database, TIMERS.sql(name)) == [BY_KEY]
 
 
@@ -116,18 +116,18 @@ async def test_settle(database: Database, name: str) -> None:
     ("name", "range_of"), [("complete_claim", "available_at=?"), ("void", "available_at>? AND available_at<?")]
 )
 async def test_whole_claims(database: Database, name: str, range_of: str) -> None:
-    """What is done to all rows of a claim at once reaches them by when its lease ends."""
+    """A statement on all rows of a claim finds them by the end of their lease."""
     assert await plan(database, TIMERS.sql(name)) == [f"SEARCH timer_schedules USING INDEX {AVAILABLE} ({range_of})"]
 
 
 @pytest.mark.parametrize("name", ["find", "confirm"])
 async def test_commands(database: Database, name: str) -> None:
-    """A command reaches its timer by its key."""
+    """A command finds its timer by its key."""
     assert await plan(database, timers._SQL[name]) == [BY_KEY]
 
 
 async def test_put(database: Database) -> None:
-    """Writing a timer searches nothing: its key tells whether it is there."""
+    """Writing a timer needs no search: the upsert uses the key."""
     assert await plan(database, timers._PUT) == []
 
 
@@ -141,7 +141,7 @@ LISTED_BY = {
 
 @pytest.mark.parametrize("state", LISTED_BY)
 async def test_page(database: Database, state: State) -> None:
-    """A page begins at its place in the index for the state asked for, goes on in that order, and sorts nothing."""
+    """A page is one range of the index of its state, and sorts nothing."""
     range_of = "tenant_id=? AND (due_at,service_call_id)>(?,?) AND due_at<?"
     assert await plan(database, timers._SQL["page"].format(where=timers._WHERE[state])) == [
         f"SEARCH timer_schedules USING INDEX {LISTED_BY[state]} ({range_of})"
@@ -150,7 +150,7 @@ async def test_page(database: Database, state: State) -> None:
 
 @pytest.mark.parametrize("state", LISTED_BY)
 async def test_count(database: Database, state: State) -> None:
-    """Timers of a state are counted along the index for it: those of other states cost nothing."""
+    """Timers of a state are counted in the index of that state, which has no other timers."""
     assert await plan(database, timers._SQL["count"].format(where=timers._WHERE[state])) == [
         "CO-ROUTINE counted",
         f"SEARCH timer_schedules USING INDEX {LISTED_BY[state]} (tenant_id=? AND due_at<?)",
@@ -168,8 +168,8 @@ async def test_count(database: Database, state: State) -> None:
     ],
 )
 async def test_count_all(database: Database, where: str, walk: str) -> None:
-    """The gauges count along the index that holds one state and no other."""
-    assert await plan(database, Counted(TIMERS.name, "any", where).sql) == [
+    """Each gauge counts in the index of its state."""
+    assert await plan(database, CountedRows(TIMERS.name, "any", where).sql) == [
         "CO-ROUTINE counted",
         walk,
         "SCAN counted",
@@ -177,7 +177,7 @@ async def test_count_all(database: Database, where: str, walk: str) -> None:
 
 
 async def test_overdue(database: Database) -> None:
-    """What is overdue is counted along the index of what is available, and not sorted."""
+    """Overdue timers are counted in the index of available rows, without a sort."""
     assert await plan(database, overdue_sql(TIMERS)) == [
         "CO-ROUTINE counted",
         f"SEARCH timer_schedules USING INDEX {AVAILABLE} (available_at<?)",
@@ -186,14 +186,14 @@ async def test_overdue(database: Database) -> None:
 
 
 async def test_oldest_due(database: Database) -> None:
-    """A tenant's next due time is one step into the index of what is still to fire."""
+    """The next due time of a tenant is found by one index step."""
     assert await plan(database, timers._SQL["oldest_due"]) == [
         f"SEARCH timer_schedules USING INDEX {SCHEDULED} (tenant_id=?)"
     ]
 
 
 async def test_delete(database: Database) -> None:
-    """Timers to delete are found in the index of retention, oldest first, and reached by their key."""
+    """Retention finds old timers in its index, oldest first, and deletes them by their key."""
     assert await plan(database, timers._SQL["delete_settled"]) == [
         BY_KEY,
         "LIST SUBQUERY 2",

@@ -37,7 +37,7 @@ async def send(harness: BrokerHarness, *calls: str, tenant: str = "acme") -> Non
 
 
 async def take(subscription: Subscription, count: int) -> list[Delivery]:
-    """Take exactly `count` commands, in as many batches as the broker makes of them."""
+    """Take exactly `count` commands, in any number of batches."""
     taken: list[Delivery] = []
     async with asyncio.timeout(PATIENCE_SECONDS):
         while len(taken) < count:
@@ -45,8 +45,8 @@ async def take(subscription: Subscription, count: int) -> list[Delivery]:
     return taken
 
 
-async def until(reached: Callable[[], Awaitable[bool]]) -> None:
-    """Wait for what the broker does not announce."""
+async def wait_until(reached: Callable[[], Awaitable[bool]]) -> None:
+    """Poll a condition until it is true. The broker does not announce it."""
     async with asyncio.timeout(PATIENCE_SECONDS):
         while not await reached():
             await asyncio.sleep(0.01)
@@ -61,15 +61,15 @@ async def statuses(harness: BrokerHarness, messages: Sequence[Message]) -> list[
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 1000, 2500])
-async def test_publish(harness: BrokerHarness, count: int) -> None:
-    """However many messages are published at once, each gets its result and is stored once, in order."""
+async def test_publish_any_number(harness: BrokerHarness, count: int) -> None:
+    """Any number of messages can be published in one call. Each gets a result and is stored once, in order."""
     messages = [event(number) for number in range(count)]
     assert await harness.broker.publish(messages) == [PUBLISHED] * count
     assert ids(await harness.events("acme")) == [message.id for message in messages]
 
 
-async def test_publish_keeps_everything(harness: BrokerHarness) -> None:
-    """A stored message has its address, id, body (any bytes) and headers."""
+async def test_stored_message_is_complete(harness: BrokerHarness) -> None:
+    """A stored message has its address, id, headers and body, which may be any bytes."""
     message = Message(
         Address(Kind.EVENT, "acme", "due-time-reached"),
         "event-1",
@@ -83,7 +83,7 @@ async def test_publish_keeps_everything(harness: BrokerHarness) -> None:
 
 
 async def test_publish_to_several_addresses(harness: BrokerHarness) -> None:
-    """Events of several tenants and dead letters can be published in one call, each to its own place."""
+    """One call can publish events of several tenants and dead letters. Each goes to its own address."""
     letter = Message(Address(Kind.DEAD_LETTER, "acme", "schedule-timer"), "dlq-1", b"x", {})
     assert await statuses(harness, [event(1), letter, event(2, tenant="other")]) == [PublishStatus.PUBLISHED] * 3
     assert ids(await harness.events("acme")) == ["event-1"]
@@ -91,23 +91,23 @@ async def test_publish_to_several_addresses(harness: BrokerHarness) -> None:
     assert ids(await harness.dead_letters("acme")) == ["dlq-1"]
 
 
-async def test_dead_letter_of_what_is_no_tenant(harness: BrokerHarness) -> None:
-    """A dead letter is stored also when the tenant it was addressed to could be none."""
+async def test_dead_letter_with_an_invalid_tenant(harness: BrokerHarness) -> None:
+    """A dead letter is stored even if its address has an invalid tenant name."""
     letter = Message(Address(Kind.DEAD_LETTER, "Ä!", "schedule-timer"), "dlq-1", b"x", {})
     assert await statuses(harness, [letter]) == [PublishStatus.PUBLISHED]
     assert ids(await harness.dead_letters("Ä!")) == ["dlq-1"]
 
 
 async def test_same_id_in_another_call(harness: BrokerHarness) -> None:
-    """A message published again counts as published, and is stored once by a broker that deduplicates."""
+    """A message that is published again counts as published. A broker that deduplicates stores it once."""
     copies = 1 if harness.broker.features.deduplicates else 2
     both = [await statuses(harness, [event(1)]) for _ in range(2)]
     assert both == [[PublishStatus.PUBLISHED]] * 2
     assert ids(await harness.events("acme")) == ["event-1"] * copies
 
 
-async def test_same_id_among_new_ones(harness: BrokerHarness) -> None:
-    """A message that is there already doesn't keep its neighbours of the same call from being stored."""
+async def test_same_id_among_new_messages(harness: BrokerHarness) -> None:
+    """A message that is already stored does not prevent the other messages of the call from being stored."""
     await statuses(harness, [event(2)])
     copies = ["event-2"] if harness.broker.features.deduplicates else ["event-2"] * 2
     assert await statuses(harness, [event(1), event(2), event(3)]) == [PublishStatus.PUBLISHED] * 3
@@ -121,8 +121,8 @@ async def test_same_id_twice_in_one_call(harness: BrokerHarness) -> None:
     assert ids(await harness.events("acme")) == ["event-1"] * copies
 
 
-async def test_too_large(harness: BrokerHarness) -> None:
-    """A message larger than declared is refused with a reason; its neighbours of the same call are stored."""
+async def test_message_that_is_too_large(harness: BrokerHarness) -> None:
+    """A message above the size limit is refused with a reason. The other messages of the call are stored."""
     too_large = event(2, size=harness.broker.features.max_message_bytes + 1)
     results = await harness.broker.publish([event(1), too_large, event(3)])
     assert [result.status for result in results] == [
@@ -135,7 +135,7 @@ async def test_too_large(harness: BrokerHarness) -> None:
 
 
 async def test_concurrent_calls(harness: BrokerHarness) -> None:
-    """Calls at the same time don't mix up their results."""
+    """Concurrent calls each get their own results."""
     too_large = event(999, size=harness.broker.features.max_message_bytes + 1)
     calls = [[event(number * 10), event(number * 10 + 1)] for number in range(10)]
     found = await asyncio.gather(*(statuses(harness, call) for call in [*calls, [too_large]]))
@@ -143,8 +143,8 @@ async def test_concurrent_calls(harness: BrokerHarness) -> None:
     assert len(await harness.events("acme")) == 20
 
 
-async def test_delivery(harness: BrokerHarness) -> None:
-    """A delivery carries the command as it was sent, from where, and that it is the first attempt."""
+async def test_delivery_is_complete(harness: BrokerHarness) -> None:
+    """A delivery has the command as it was sent, its source and attempt 1."""
     subscription = await harness.broker.subscribe()
     await harness.send(command_address("tenant_1-A"), b"\x00 body", {"Timer-Reply-To": "_INBOX.a"}, "my-id")
     (delivery,) = await take(subscription, 1)
@@ -154,8 +154,8 @@ async def test_delivery(harness: BrokerHarness) -> None:
     assert "tenant_1-A" in delivery.source
 
 
-async def test_batches(harness: BrokerHarness) -> None:
-    """Commands come in the order they were sent, with rising positions, never more at once than asked for."""
+async def test_batches_keep_order_and_limit(harness: BrokerHarness) -> None:
+    """Commands arrive in the order they were sent, with rising positions. No batch exceeds its limit."""
     calls = [f"call-{number}" for number in range(25)]
     await send(harness, *calls)
     subscription = await harness.broker.subscribe()
@@ -171,7 +171,7 @@ async def test_batches(harness: BrokerHarness) -> None:
 
 
 async def test_waits_for_commands(harness: BrokerHarness) -> None:
-    """Asked for commands while there are none, a subscription waits for the first."""
+    """If there are no commands, a subscription waits for the first one."""
     subscription = await harness.broker.subscribe()
     waiting = asyncio.create_task(take(subscription, 1))
     await asyncio.sleep(0)
@@ -180,8 +180,8 @@ async def test_waits_for_commands(harness: BrokerHarness) -> None:
     assert (was_done, ids(await waiting)) == (False, ["id-late"])
 
 
-async def test_every_tenant(harness: BrokerHarness) -> None:
-    """One subscription takes the commands of every tenant."""
+async def test_subscription_takes_every_tenant(harness: BrokerHarness) -> None:
+    """One subscription gets the commands of every tenant."""
     subscription = await harness.broker.subscribe()
     await send(harness, "a", tenant="acme")
     await send(harness, "b", tenant="other")
@@ -189,8 +189,8 @@ async def test_every_tenant(harness: BrokerHarness) -> None:
     assert [delivery.address.tenant for delivery in taken] == ["acme", "other"]
 
 
-async def test_unsettled_comes_again(harness: BrokerHarness) -> None:
-    """A command nobody settled comes again as the next attempt, at the same position; acknowledged ones don't."""
+async def test_unsettled_command_comes_again(harness: BrokerHarness) -> None:
+    """An unsettled command comes again as the next attempt, at the same position. Acknowledged commands do not."""
     subscription = await harness.broker.subscribe()
     await send(harness, "a", "b", "c")
     first = await take(subscription, 3)
@@ -201,8 +201,8 @@ async def test_unsettled_comes_again(harness: BrokerHarness) -> None:
     assert (again.body, again.headers) == (first[1].body, first[1].headers)
 
 
-async def test_acknowledged_never_comes_again(harness: BrokerHarness) -> None:
-    """Once acknowledged a command doesn't come again, to this subscription or the next; what follows it does."""
+async def test_acknowledged_command_never_comes_again(harness: BrokerHarness) -> None:
+    """An acknowledged command does not come again, to this or another subscription. Later commands arrive."""
     subscription = await harness.broker.subscribe()
     await send(harness, "a", "b")
     await subscription.acknowledge(await take(subscription, 2))
@@ -212,8 +212,8 @@ async def test_acknowledged_never_comes_again(harness: BrokerHarness) -> None:
     assert ids(await take(await harness.broker.subscribe(), 1)) == ["id-c"]
 
 
-async def test_terminated_never_comes_again(harness: BrokerHarness) -> None:
-    """Once terminated a command doesn't come again; what follows it does."""
+async def test_terminated_command_never_comes_again(harness: BrokerHarness) -> None:
+    """A terminated command does not come again. Later commands arrive."""
     subscription = await harness.broker.subscribe()
     await send(harness, "a")
     await subscription.terminate(await take(subscription, 1))
@@ -222,8 +222,8 @@ async def test_terminated_never_comes_again(harness: BrokerHarness) -> None:
     assert ids(await take(subscription, 1)) == ["id-b"]
 
 
-async def test_retry(harness: BrokerHarness) -> None:
-    """A command given back comes again after its delay, and not before what waits already."""
+async def test_retried_command_comes_again_later(harness: BrokerHarness) -> None:
+    """A retried command comes again after its delay, behind the commands that already wait."""
     subscription = await harness.broker.subscribe()
     await send(harness, "a")
     await subscription.retry(await take(subscription, 1), DELAY)
@@ -235,8 +235,8 @@ async def test_retry(harness: BrokerHarness) -> None:
     assert (other.message_id, again.message_id, again.attempt) == ("id-b", "id-a", 2)
 
 
-async def test_retried_over_and_over(harness: BrokerHarness) -> None:
-    """A command can be given back many times, and each time counts."""
+async def test_command_retried_many_times(harness: BrokerHarness) -> None:
+    """A command can be retried many times. Each delivery has the next attempt number."""
     subscription = await harness.broker.subscribe()
     await send(harness, "a")
     attempts = []
@@ -249,7 +249,7 @@ async def test_retried_over_and_over(harness: BrokerHarness) -> None:
 
 
 async def test_settling_nothing(harness: BrokerHarness) -> None:
-    """Settling no deliveries is nothing to complain about."""
+    """Settling an empty list of deliveries does nothing."""
     subscription = await harness.broker.subscribe()
     await subscription.acknowledge([])
     await subscription.retry([], DELAY)
@@ -259,7 +259,7 @@ async def test_settling_nothing(harness: BrokerHarness) -> None:
 
 
 async def test_closing_ends_the_wait(harness: BrokerHarness) -> None:
-    """A subscription that is closed while it waits returns no commands, and goes on returning none."""
+    """A subscription that is closed while it waits returns no commands, then and later."""
     subscription = await harness.broker.subscribe()
     waiting = asyncio.create_task(subscription.next_batch(10))
     await asyncio.sleep(0)
@@ -272,7 +272,7 @@ async def test_closing_ends_the_wait(harness: BrokerHarness) -> None:
 
 
 async def test_closed_subscription_still_settles(harness: BrokerHarness) -> None:
-    """What a closed subscription has handed out can still be settled; what it hasn't goes to the next one."""
+    """Deliveries of a closed subscription can still be settled. Its other commands go to the next subscription."""
     first = await harness.broker.subscribe()
     await send(harness, "a", "b", "c")
     taken = await take(first, 1)
@@ -283,8 +283,8 @@ async def test_closed_subscription_still_settles(harness: BrokerHarness) -> None
     assert sorted(ids(await take(second, 2))) == ["id-b", "id-c"]
 
 
-async def test_subscriptions_share(harness: BrokerHarness) -> None:
-    """Two subscriptions share the commands: each command goes to one of them."""
+async def test_subscriptions_share_commands(harness: BrokerHarness) -> None:
+    """If there are two subscriptions, each command goes to one of them."""
     subscriptions = [await harness.broker.subscribe() for _ in range(2)]
     await send(harness, *(f"call-{number}" for number in range(40)))
 
@@ -305,8 +305,8 @@ async def test_subscriptions_share(harness: BrokerHarness) -> None:
     assert sorted(shares[0] + shares[1]) == sorted(f"id-call-{number}" for number in range(40))
 
 
-async def test_replies(harness: BrokerHarness) -> None:
-    """Answers reach the inboxes they are for, in order."""
+async def test_replies_reach_their_inboxes(harness: BrokerHarness) -> None:
+    """Replies reach their inboxes, in order."""
     first, second = await harness.inbox(), await harness.inbox()
     await harness.broker.reply([Reply(first.address, b"1"), Reply(second.address, b"2"), Reply(first.address, b"3")])
     async with asyncio.timeout(PATIENCE_SECONDS):
@@ -314,16 +314,16 @@ async def test_replies(harness: BrokerHarness) -> None:
     assert answers == [b"1", b"3", b"2"]
 
 
-async def test_reply_to_nobody(harness: BrokerHarness) -> None:
-    """An answer nobody waits for is lost without a complaint, and the next one arrives."""
+async def test_reply_without_a_receiver(harness: BrokerHarness) -> None:
+    """A reply that nobody waits for is lost without an error. The next reply arrives."""
     inbox = await harness.inbox()
     await harness.broker.reply([Reply("_INBOX.nobody", b"1"), Reply(inbox.address, b"2")])
     async with asyncio.timeout(PATIENCE_SECONDS):
         assert await inbox.next() == b"2"
 
 
-async def test_outage(harness: BrokerHarness) -> None:
-    """While the broker is away, publishing says so for every message and raises nothing; back again, it publishes."""
+async def test_publishing_during_an_outage(harness: BrokerHarness) -> None:
+    """During an outage every message gets the result UNAVAILABLE, without an exception. Afterwards it is published."""
     before = harness.broker.health.reason
     await harness.stop()
     results = await harness.broker.publish([event(1), event(2)])
@@ -339,7 +339,7 @@ async def test_outage(harness: BrokerHarness) -> None:
 
 
 async def test_outage_between_publishes(harness: BrokerHarness) -> None:
-    """What was published before an outage is there after it, and is not stored twice when it is published again."""
+    """A message from before an outage is still stored after it. Publishing it again does not store it twice."""
     copies = 1 if harness.broker.features.deduplicates else 2
     await statuses(harness, [event(1)])
     await harness.stop()
@@ -349,7 +349,7 @@ async def test_outage_between_publishes(harness: BrokerHarness) -> None:
 
 
 async def test_subscription_outlives_an_outage(harness: BrokerHarness) -> None:
-    """A subscription goes on after an outage, and what was unsettled or unsent then is delivered."""
+    """A subscription continues after an outage. It gets the unsettled commands and the new ones."""
     subscription = await harness.broker.subscribe()
     await send(harness, "a")
     await take(subscription, 1)
@@ -365,27 +365,27 @@ async def test_subscription_outlives_an_outage(harness: BrokerHarness) -> None:
 # The backlog
 
 
-async def reconnect(harness: BrokerHarness, *meanwhile: str) -> None:
-    """Lose the broker, and have commands sent before anybody asks again for the backlog."""
+async def reconnect(harness: BrokerHarness, *calls: str) -> None:
+    """Lose the broker and get it back. Then send commands before the next question for the backlog."""
     await harness.stop()
     assert not await harness.broker.caught_up()
     await harness.start()
-    await send(harness, *meanwhile)
+    await send(harness, *calls)
 
 
-async def test_caught_up_where_nothing_waited(harness: BrokerHarness) -> None:
-    """An instance that finds no commands is caught up, until commands come."""
+async def test_caught_up_without_commands(harness: BrokerHarness) -> None:
+    """An instance without commands is caught up until commands arrive."""
     subscription = await harness.broker.subscribe()
     found = [await harness.broker.caught_up()]
     await send(harness, "later")
     found.append(await harness.broker.caught_up())
     await subscription.acknowledge(await take(subscription, 1))
-    await until(harness.broker.caught_up)
+    await wait_until(harness.broker.caught_up)
     assert found == [True, False]
 
 
 async def test_caught_up_after_an_outage(harness: BrokerHarness) -> None:
-    """What waited when the broker came back must be settled, to the last command; what came later need not."""
+    """The commands that waited when the broker came back must all be settled. Later commands need not."""
     subscription = await harness.broker.subscribe()
     await reconnect(harness, "a", "b", "c")
     found = [await harness.broker.caught_up()]
@@ -395,12 +395,12 @@ async def test_caught_up_after_an_outage(harness: BrokerHarness) -> None:
     await subscription.acknowledge(taken[:2])
     found.append(await harness.broker.caught_up())
     await subscription.terminate(taken[2:])
-    await until(harness.broker.caught_up)
+    await wait_until(harness.broker.caught_up)
     assert found == [False] * 3
 
 
-async def test_caught_up_waits_for_what_is_given_back(harness: BrokerHarness) -> None:
-    """A command that was given back still belongs to the backlog; once another one has settled it that is over."""
+async def test_caught_up_waits_for_retried_commands(harness: BrokerHarness) -> None:
+    """A retried command still belongs to the backlog, until another subscription settles it."""
     await reconnect(harness, "a")
     await harness.broker.caught_up()
     first, second = [await harness.broker.subscribe() for _ in range(2)]
@@ -409,23 +409,23 @@ async def test_caught_up_waits_for_what_is_given_back(harness: BrokerHarness) ->
     await first.close()
     await harness.expire_deliveries()
     await second.acknowledge(await take(second, 1))
-    await until(harness.broker.caught_up)
+    await wait_until(harness.broker.caught_up)
 
 
-async def test_caught_up_again_and_again(harness: BrokerHarness) -> None:
-    """Each time the broker comes back there may be another backlog."""
+async def test_caught_up_after_each_outage(harness: BrokerHarness) -> None:
+    """Each time the broker comes back there can be a new backlog."""
     subscription = await harness.broker.subscribe()
     for call in ("a", "b"):
         await reconnect(harness, call)
         assert not await harness.broker.caught_up()
         await subscription.acknowledge(await take(subscription, 1))
-        await until(harness.broker.caught_up)
+        await wait_until(harness.broker.caught_up)
     await reconnect(harness)
-    await until(harness.broker.caught_up)
+    await wait_until(harness.broker.caught_up)
 
 
 async def test_batches_are_bounded_by_bytes(harness: BrokerHarness) -> None:
-    """A batch has no more bytes than it may, however many commands are asked for, and none is left behind."""
+    """A batch never exceeds its limit in bytes, even if the limit in commands is high. All commands arrive."""
     body = b"x" * 900_000
     for number in range(30):
         await harness.send(command_address("acme"), body, {}, f"id-{number}")
@@ -439,8 +439,8 @@ async def test_batches_are_bounded_by_bytes(harness: BrokerHarness) -> None:
     assert taken == [f"id-{number}" for number in range(30)]
 
 
-async def test_alone(harness: BrokerHarness) -> None:
-    """An instance that is alone gets at once what a dead one has left unsettled, and each command once."""
+async def test_single_instance_gets_unsettled_commands_at_once(harness: BrokerHarness) -> None:
+    """A single instance gets the unsettled commands of a dead instance at once, each of them once."""
     dead = await harness.broker.subscribe()
     await send(harness, "a", "b", "c")
     await dead.acknowledge((await take(dead, 3))[:1])
@@ -459,15 +459,15 @@ async def test_alone(harness: BrokerHarness) -> None:
 
 
 async def repeat(name: str, tenant: str, body: bytes) -> QueryReply:
-    """Answer a query with what the service is told of it; one that asks for an error gets one."""
+    """Answer a query with its name, tenant and body. The body `error` gets an error."""
     answer = f"{name} of {tenant}: ".encode() + body
     if body == b"error":
         return QueryReply(answer, Code.INVALID_PAYLOAD, "the query is invalid: é, and two\r\nlines: of it")
     return QueryReply(answer)
 
 
-async def test_queries(harness: BrokerHarness) -> None:
-    """A query reaches the service with its name, tenant and body (any bytes), and its answer whoever asked."""
+async def test_queries_are_answered(harness: BrokerHarness) -> None:
+    """The handler gets the name, the tenant and the body of a query. The client gets the reply."""
     await harness.broker.serve_queries(["get-timer", "list-timers"], repeat)
     asked = [
         ("get-timer", "acme", b"1"),
@@ -478,8 +478,8 @@ async def test_queries(harness: BrokerHarness) -> None:
     assert answers == [await repeat(*query) for query in asked]
 
 
-async def test_queries_at_once(harness: BrokerHarness) -> None:
-    """Queries asked at the same time each get their own answer."""
+async def test_concurrent_queries(harness: BrokerHarness) -> None:
+    """Concurrent queries each get their own reply."""
     await harness.broker.serve_queries(["get-timer"], repeat)
     asked = [("get-timer", f"tenant-{number % 7}", str(number).encode()) for number in range(50)]
     answers = await asyncio.gather(*(harness.ask(*query) for query in asked))
@@ -487,7 +487,7 @@ async def test_queries_at_once(harness: BrokerHarness) -> None:
 
 
 async def test_query_error(harness: BrokerHarness) -> None:
-    """An error reaches whoever asked with its body, its code and its message, and the next query is answered."""
+    """The client gets the body, the code and the message of an error. The next query is answered."""
     await harness.broker.serve_queries(["get-timer"], repeat)
     error = await harness.ask("get-timer", "acme", b"error")
     assert (error.body, error.code) == (b"get-timer of acme: error", Code.INVALID_PAYLOAD)
@@ -495,8 +495,8 @@ async def test_query_error(harness: BrokerHarness) -> None:
     assert await harness.ask("get-timer", "acme", b"2") == QueryReply(b"get-timer of acme: 2")
 
 
-async def test_large_answer(harness: BrokerHarness) -> None:
-    """An answer as large as the broker takes arrives whole."""
+async def test_large_reply(harness: BrokerHarness) -> None:
+    """A reply of the largest allowed size arrives whole."""
     body = b"x" * harness.broker.features.max_message_bytes
 
     async def answer(_name: str, _tenant: str, _body: bytes) -> QueryReply:
@@ -517,8 +517,8 @@ async def test_queries_after_an_outage(harness: BrokerHarness) -> None:
 # Hints
 
 
-async def test_hints(harness: BrokerHarness) -> None:
-    """Whoever hears is told of every hint, its own too, by loop and instant."""
+async def test_hints_reach_every_listener(harness: BrokerHarness) -> None:
+    """Every listener gets the loop and the instant of every hint, including its own hints."""
     heard: asyncio.Queue[tuple[str, int]] = asyncio.Queue()
     others: asyncio.Queue[tuple[str, int]] = asyncio.Queue()
     await harness.broker.subscribe_hints(lambda *hint: heard.put_nowait(hint))
@@ -526,12 +526,12 @@ async def test_hints(harness: BrokerHarness) -> None:
     await harness.broker.hint("timers", 1_795_000_000_000)
     await harness.broker.hint("outbox", 0)
     async with asyncio.timeout(10):
-        told = [[await each.get() for _ in range(2)] for each in (heard, others)]
-    assert told == [[("timers", 1_795_000_000_000), ("outbox", 0)]] * 2
+        received = [[await each.get() for _ in range(2)] for each in (heard, others)]
+    assert received == [[("timers", 1_795_000_000_000), ("outbox", 0)]] * 2
 
 
 async def test_hints_are_lost_in_an_outage(harness: BrokerHarness) -> None:
-    """A hint without a broker disturbs nobody, and is not kept until it is of no use any more; later ones are heard."""
+    """A hint that is sent during an outage is lost without an error. Later hints arrive."""
     heard: asyncio.Queue[tuple[str, int]] = asyncio.Queue()
     await harness.broker.subscribe_hints(lambda *hint: heard.put_nowait(hint))
     await harness.stop()
@@ -544,14 +544,14 @@ async def test_hints_are_lost_in_an_outage(harness: BrokerHarness) -> None:
 
 @pytest.fixture
 async def nats_harness(request: pytest.FixtureRequest) -> AsyncIterator[NatsHarness]:
-    """NATS, for what only it has."""
+    """Return a NATS broker, for tests of NATS alone."""
     async with HARNESSES["nats"](request) as started:
         assert isinstance(started, NatsHarness)
         yield started
 
 
 async def test_nats_micro_service(nats_harness: NatsHarness) -> None:
-    """On NATS the queries are a micro service: it answers pings by its name, and tells its endpoints' subjects."""
+    """On NATS the queries are a micro service. It answers PING by its name and lists the subjects of its endpoints."""
     await nats_harness.broker.serve_queries(["get-timer", "count-timers"], repeat)
     pings = [
         json.loads((await nats_harness.user.request(subject, timeout=10)).data)
@@ -566,21 +566,21 @@ async def test_nats_micro_service(nats_harness: NatsHarness) -> None:
 
 
 async def test_nats_error_headers(nats_harness: NatsHarness) -> None:
-    """On NATS an error has the headers of micro services, in one line each, and what is no error has none."""
+    """On NATS an error has the headers of micro services, each on one line. Other replies have no headers."""
     await nats_harness.broker.serve_queries(["get-timer"], repeat)
     error = await nats_harness.user.request("timer.qry.v1.acme.get-timer", b"error", timeout=10)
-    fine = await nats_harness.user.request("timer.qry.v1.acme.get-timer", b"1", timeout=10)
+    success = await nats_harness.user.request("timer.qry.v1.acme.get-timer", b"1", timeout=10)
     assert set(error.headers or {}) == {"Nats-Service-Error", "Nats-Service-Error-Code"}
     assert (error.headers or {})["Nats-Service-Error-Code"] == "INVALID_PAYLOAD"
-    assert not fine.headers
+    assert not success.headers
 
 
 @pytest.mark.parametrize(
     "reply",
     ["timer.evt.v1.other.due-time-reached", "timer.cmd.v1.other.schedule-timer", "victim", "_INBOX", "_inbox.me", ""],
 )
-async def test_nats_reply_elsewhere(nats_harness: NatsHarness, reply: str) -> None:
-    """The service can't be made to publish anywhere but to an inbox, and doesn't even look for the answer."""
+async def test_nats_reply_subject_outside_inboxes(nats_harness: NatsHarness, reply: str) -> None:
+    """A query whose reply subject is not an inbox is ignored. Its handler does not run."""
     asked: list[bytes] = []
 
     async def answer(name: str, tenant: str, body: bytes) -> QueryReply:
@@ -590,7 +590,9 @@ async def test_nats_reply_elsewhere(nats_harness: NatsHarness, reply: str) -> No
     await nats_harness.broker.serve_queries(["get-timer"], answer)
     seen = await nats_harness.user.subscribe(reply or ">")
     await nats_harness.user.publish("timer.qry.v1.acme.get-timer", b"elsewhere", reply=reply)
-    last = await nats_harness.ask("get-timer", "acme", b"1")  # on the same subscription: what came before is done with
+    last = await nats_harness.ask(
+        "get-timer", "acme", b"1"
+    )  # on the same subscription, so the query before it is handled by now
     await round_trip(nats_harness.user)
     subjects = {(await seen.next_msg(1)).subject for _ in range(seen.pending_msgs)}
     assert (asked, last.body) == ([b"1"], b"get-timer of acme: 1")
@@ -598,7 +600,7 @@ async def test_nats_reply_elsewhere(nats_harness: NatsHarness, reply: str) -> No
 
 
 async def test_nats_instances_share_queries(nats_harness: NatsHarness) -> None:
-    """Of two instances one answers a query, and when one is closed the other goes on."""
+    """One of two instances answers each query. If one is closed, the other continues."""
     answered: list[int] = []
 
     def by(number: int) -> QueryHandler:
@@ -623,8 +625,8 @@ async def test_nats_instances_share_queries(nats_harness: NatsHarness) -> None:
 
 
 @pytest.mark.parametrize("body", [b"", b"soon", b"-1", b"1" * 400])
-async def test_nats_what_is_no_hint(nats_harness: NatsHarness, body: bytes) -> None:
-    """On NATS anyone who may could publish where hints go; what is none is passed over."""
+async def test_nats_invalid_hint(nats_harness: NatsHarness, body: bytes) -> None:
+    """On NATS a message on a hint subject that is not a valid hint is ignored."""
     heard: asyncio.Queue[tuple[str, int]] = asyncio.Queue()
     await nats_harness.broker.subscribe_hints(lambda *hint: heard.put_nowait(hint))
     await nats_harness.broker._client.flush()
@@ -635,7 +637,7 @@ async def test_nats_what_is_no_hint(nats_harness: NatsHarness, body: bytes) -> N
         assert await heard.get() == ("timers", 7)
 
 
-# What only NATS has: a consumer, and pulls
+# The consumer and its pulls, on NATS only
 
 
 async def consumer(harness: NatsHarness) -> ConsumerInfo:
@@ -644,9 +646,9 @@ async def consumer(harness: NatsHarness) -> ConsumerInfo:
 
 
 async def test_nats_caught_up_by_others(nats_harness: NatsHarness) -> None:
-    """An instance that takes no commands itself sees that others have handled them, and that nobody has yet."""
+    """An instance without a subscription sees whether other instances have settled the commands."""
     js = nats_harness.user.jetstream()
-    await js.delete_stream("TIMER_EVT")  # has no part in it
+    await js.delete_stream("TIMER_EVT")  # it is not involved
     await send(nats_harness, "a", "b")
     url = nats_harness.user.connected_url
     assert url is not None
@@ -655,13 +657,13 @@ async def test_nats_caught_up_by_others(nats_harness: NatsHarness) -> None:
     subscription = await nats_harness.broker.subscribe()
     found.append(await worker.caught_up())
     await subscription.acknowledge(await take(subscription, 2))
-    await until(worker.caught_up)
+    await wait_until(worker.caught_up)
     assert found == [False, False]
     await worker.close()
 
 
-async def test_nats_caught_up_where_the_last_are_gone(nats_harness: NatsHarness) -> None:
-    """Messages that are no commands, or that the stream has deleted, are nobody's to handle."""
+async def test_nats_caught_up_without_the_last_messages(nats_harness: NatsHarness) -> None:
+    """Messages that are no commands or that were deleted from the stream do not belong to the backlog."""
     js = nats_harness.user.jetstream()
     config = (await js.stream_info("TIMER_CMD")).config
     await js.update_stream(config.evolve(subjects=[*(config.subjects or []), "notes"]))
@@ -672,12 +674,12 @@ async def test_nats_caught_up_where_the_last_are_gone(nats_harness: NatsHarness)
     taken = await take(subscription, 1)
     before = await nats_harness.broker.caught_up()
     await subscription.acknowledge(taken)
-    await until(nats_harness.broker.caught_up)
+    await wait_until(nats_harness.broker.caught_up)
     assert not before
 
 
 async def test_nats_caught_up_with_a_recreated_stream(nats_harness: NatsHarness) -> None:
-    """A stream that was made again has a backlog of its own, and a shorter one may do."""
+    """A recreated stream has a new backlog, even if it is shorter than the old one."""
     js = nats_harness.user.jetstream()
     config = (await js.stream_info("TIMER_CMD")).config
     await nats_harness.broker.subscribe()
@@ -690,23 +692,23 @@ async def test_nats_caught_up_with_a_recreated_stream(nats_harness: NatsHarness)
     subscription = await nats_harness.broker.subscribe()
     between = await nats_harness.broker.caught_up()
     await subscription.acknowledge(await take(subscription, 1))
-    await until(nats_harness.broker.caught_up)
+    await wait_until(nats_harness.broker.caught_up)
     assert (before, gone, between) == (False, False, False)
 
 
 async def test_nats_stuck_command(nats_harness: NatsHarness, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A command that can never be settled is not waited for without end; one that waits in the stream is."""
+    """The backlog ends without a command that is never settled. It does not end without an undelivered command."""
     monkeypatch.setattr(backlog, "_STUCK_AFTER", timedelta(0))
     await send(nats_harness, "a", "b")
     subscription = await nats_harness.broker.subscribe()
     found = [await nats_harness.broker.caught_up()]
     await take(subscription, 2)
-    await until(nats_harness.broker.caught_up)
+    await wait_until(nats_harness.broker.caught_up)
     assert found == [False]
 
 
-async def test_nats_larger_than_a_batch(nats_harness: NatsHarness, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A command larger than a batch may be is handed over alone, and those around it as always."""
+async def test_nats_command_larger_than_a_batch(nats_harness: NatsHarness, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A command larger than a batch is delivered alone. The other commands are delivered as usual."""
     for module in (subscription_module, buffer):
         monkeypatch.setattr(module, "BATCH_BYTES", 10_000)
     for number, size in enumerate((10, 20_000, 10, 10_001, 30_000, 10)):
@@ -719,8 +721,8 @@ async def test_nats_larger_than_a_batch(nats_harness: NatsHarness, monkeypatch: 
     assert taken == [["id-0"], ["id-1"], ["id-2"], ["id-3"], ["id-4"], ["id-5"]]
 
 
-async def test_nats_settings_of_the_consumer_are_kept(nats_harness: NatsHarness) -> None:
-    """What an operator has set of the consumer stays, also when an instance hurries it after a crash."""
+async def test_nats_consumer_settings_of_the_operator_stay(nats_harness: NatsHarness) -> None:
+    """The operator's consumer settings stay, even after an instance has shortened `ack_wait` for a moment."""
     await nats_harness.broker.subscribe()
     js = nats_harness.user.jetstream()
     chosen = {"ack_wait": 45.0, "max_ack_pending": 123, "description": "ours", "metadata": {"owner": "ops"}}
@@ -729,17 +731,17 @@ async def test_nats_settings_of_the_consumer_are_kept(nats_harness: NatsHarness)
     dead = await nats_harness.broker.subscribe()
     await take(dead, 1)
     subscription = await nats_harness.broker.subscribe(alone=True)
-    hurried = (await consumer(nats_harness)).config
+    shortened = (await consumer(nats_harness)).config
     await subscription.acknowledge(await take(subscription, 1))
-    calm = (await consumer(nats_harness)).config
-    assert hurried.ack_wait == 0.5
-    assert (calm.ack_wait, calm.max_ack_pending, calm.description) == (45.0, 123, "ours")
-    assert (calm.metadata or {}).get("owner") == "ops"
-    assert "timer-service.ack-wait" not in (calm.metadata or {})
+    restored = (await consumer(nats_harness)).config
+    assert shortened.ack_wait == 0.5
+    assert (restored.ack_wait, restored.max_ack_pending, restored.description) == (45.0, 123, "ours")
+    assert (restored.metadata or {}).get("owner") == "ops"
+    assert "timer-service.ack-wait" not in (restored.metadata or {})
 
 
-async def test_nats_death_in_a_hurry(nats_harness: NatsHarness) -> None:
-    """An instance that dies while the consumer is hurried leaves no trace: the next one to join sets it back."""
+async def test_nats_crash_while_ack_wait_is_shortened(nats_harness: NatsHarness) -> None:
+    """If an instance dies while `ack_wait` is shortened, the next instance to join restores it."""
     dead = await nats_harness.broker.subscribe()
     await send(nats_harness, "a")
     await take(dead, 1)
@@ -750,7 +752,7 @@ async def test_nats_death_in_a_hurry(nats_harness: NatsHarness) -> None:
 
 
 async def test_nats_command_that_looks_like_a_status(nats_harness: NatsHarness) -> None:
-    """A command with a header `Status` and no body is a command, which can be settled."""
+    """A command with a header `Status` and no body is delivered as a command."""
     subscription = await nats_harness.broker.subscribe()
     await nats_harness.send(command_address("acme"), b"", {"Status": "409"}, "id-a")
     assert ids(await take(subscription, 1)) == ["id-a"]
@@ -758,7 +760,7 @@ async def test_nats_command_that_looks_like_a_status(nats_harness: NatsHarness) 
 
 @pytest.mark.parametrize("header", [0, 65_000])
 async def test_nats_dead_letter_of_the_largest_command(nats_harness: NatsHarness, header: int) -> None:
-    """The dead letter of a command as large as the server takes is stored."""
+    """The dead letter of a command of the largest allowed size is stored."""
     limit = nats_harness.broker.features.max_message_bytes
     headers = {"note": "y" * header} if header else {}
     await nats_harness.send(command_address("acme"), b"x" * (limit - header - 100), headers, "id-a")

@@ -22,12 +22,12 @@ SELECT COUNT(*) AS count FROM series
 
 
 class OurError(Exception):
-    """What a test's own code raises."""
+    """The error that the tests raise."""
 
 
 @pytest.fixture
 async def database(store: Database) -> Database:
-    """A store with a table of numbers."""
+    """Return a store with a table of numbers."""
     async with store.transaction() as tx:
         await tx.execute("CREATE TABLE numbers (number BIGINT PRIMARY KEY)")
     return store
@@ -43,29 +43,29 @@ async def write_and_fail(database: Database) -> None:
         raise OurError
 
 
-async def test_commit(database: Database) -> None:
-    """What a transaction wrote can be read once its block has ended."""
+async def test_commit_makes_writes_visible(database: Database) -> None:
+    """The writes of a transaction can be read after its block."""
     async with database.transaction() as tx:
         await tx.execute(INSERT, {"number": 1})
     assert await numbers(database) == [1]
 
 
-async def test_sees_its_own_writes(database: Database) -> None:
-    """Inside its block a transaction reads what it wrote."""
+async def test_transaction_reads_its_own_writes(database: Database) -> None:
+    """A transaction can read its own writes."""
     async with database.transaction() as tx:
         await tx.execute(INSERT, {"number": 1})
         (row,) = await tx.fetch("SELECT number FROM numbers WHERE number = :number", {"number": 1})
     assert row["number"] == 1
 
 
-def reader_of(database: Database, name: str) -> Reader:
+def get_reader(database: Database, name: str) -> Reader:
     return {"reader": database.reader, "queries": database.queries}[name]
 
 
 @pytest.mark.parametrize("name", ["reader", "queries"])
-async def test_reader_sees_only_what_is_committed(database: Database, name: str) -> None:
-    """A reader neither sees nor waits for a transaction that is open; what was committed it sees at once."""
-    reader = reader_of(database, name)
+async def test_reader_sees_only_committed_rows(database: Database, name: str) -> None:
+    """A reader does not see an open transaction and does not wait for it. It sees a commit at once."""
+    reader = get_reader(database, name)
     async with database.transaction() as tx:
         await tx.execute(INSERT, {"number": 1})
         during = await reader.fetch("SELECT number FROM numbers")
@@ -74,26 +74,26 @@ async def test_reader_sees_only_what_is_committed(database: Database, name: str)
 
 
 @pytest.mark.parametrize("name", ["reader", "queries"])
-async def test_reader_can_not_write(database: Database, name: str) -> None:
-    """There is no way to write past a transaction."""
+async def test_reader_cannot_write(database: Database, name: str) -> None:
+    """A reader refuses a statement that writes."""
     with pytest.raises(Exception, match=r"(?i)read-?only"):
-        await reader_of(database, name).fetch("INSERT INTO numbers (number) VALUES (1) RETURNING number")
+        await get_reader(database, name).fetch("INSERT INTO numbers (number) VALUES (1) RETURNING number")
     assert await numbers(database) == []
 
 
-async def test_slow_queries_hold_nothing_up(database: Database) -> None:
-    """While a query takes its time, the reader answers and a transaction commits."""
-    asking = asyncio.create_task(database.queries.fetch(SLOW_QUERY))
+async def test_slow_queries_do_not_block(database: Database) -> None:
+    """While a slow query runs, the reader answers and a transaction commits."""
+    slow_query = asyncio.create_task(database.queries.fetch(SLOW_QUERY))
     async with database.transaction() as tx:
         await tx.execute(INSERT, {"number": 1})
     found = await numbers(database)
-    held_up = asking.done()
-    (row,) = await asking
-    assert (found, held_up, row["count"]) == ([1], False, 2_000_000)
+    done = slow_query.done()
+    (row,) = await slow_query
+    assert (found, done, row["count"]) == ([1], False, 2_000_000)
 
 
 async def test_exception_rolls_back(database: Database) -> None:
-    """An exception in the block undoes the whole transaction, and the next one works."""
+    """An exception in the block rolls the transaction back. The next transaction works."""
     with pytest.raises(OurError):
         await write_and_fail(database)
     async with database.transaction() as tx:
@@ -102,7 +102,7 @@ async def test_exception_rolls_back(database: Database) -> None:
 
 
 async def test_failing_statement_rolls_back(database: Database) -> None:
-    """A statement the database refuses undoes the whole transaction, and the next one works."""
+    """A refused statement rolls the whole transaction back. The next transaction works."""
     with pytest.raises(Exception, match=r"(?i)unique"):
         async with database.transaction() as tx:
             await tx.executemany(INSERT, [{"number": 1}, {"number": 2}, {"number": 1}])
@@ -112,24 +112,24 @@ async def test_failing_statement_rolls_back(database: Database) -> None:
 
 
 async def test_wrong_statement_is_not_an_outage(database: Database) -> None:
-    """A statement that can never work is not reported as a database to wait for."""
+    """An invalid statement is not reported as an outage."""
     with pytest.raises(Exception, match="nowhere") as caught:
         await database.reader.fetch("SELECT * FROM nowhere")
     assert not isinstance(caught.value, DatabaseUnavailableError)
 
 
 async def test_cancellation_in_a_statement_rolls_back(database: Database) -> None:
-    """Cancelled while the database works on a statement, nothing of the transaction remains, and the next one works."""
-    under_way = asyncio.Event()
+    """A transaction that is cancelled during a statement is rolled back. The next transaction works."""
+    started = asyncio.Event()
 
     async def write() -> None:
         async with database.transaction() as tx:
             await tx.execute(INSERT, {"number": -1})
-            under_way.set()
+            started.set()
             await tx.execute(SLOW_INSERT)
 
     writing = asyncio.create_task(write())
-    await under_way.wait()
+    await started.wait()
     writing.cancel()
     with pytest.raises(asyncio.CancelledError):
         await writing
@@ -138,14 +138,14 @@ async def test_cancellation_in_a_statement_rolls_back(database: Database) -> Non
     assert await numbers(database) == [7]
 
 
-async def turns(count: int) -> None:
-    """Let everything else that can run do so, `count` times."""
+async def yield_to_others(count: int) -> None:
+    """Let the other tasks run, `count` times."""
     for _ in range(count):
         await asyncio.sleep(0)
 
 
-async def test_cancellation_anywhere_leaves_no_transaction_open(database: Database) -> None:
-    """Cancelled at whatever point of its course, a transaction is there whole or not at all, and the next one works."""
+async def test_cancellation_at_any_point(database: Database) -> None:
+    """A transaction that is cancelled at any point is committed whole or not at all. The next transaction works."""
 
     async def write() -> None:
         async with database.transaction() as tx:
@@ -154,7 +154,7 @@ async def test_cancellation_anywhere_leaves_no_transaction_open(database: Databa
 
     for turn in range(1, 100):
         writing = asyncio.create_task(write())
-        await turns(turn)
+        await yield_to_others(turn)
         writing.cancel()
         await asyncio.wait([writing])
         async with database.transaction() as tx:
@@ -164,8 +164,8 @@ async def test_cancellation_anywhere_leaves_no_transaction_open(database: Databa
             await tx.execute("DELETE FROM numbers")
 
 
-async def test_cancelled_before_its_turn(database: Database) -> None:
-    """A transaction cancelled while it waits for another to end disturbs neither that one nor the next."""
+async def test_cancellation_of_a_waiting_transaction(database: Database) -> None:
+    """Cancelling a transaction that waits for another one affects neither that one nor the next."""
 
     async def write(number: int) -> None:
         async with database.transaction() as tx:
@@ -173,7 +173,7 @@ async def test_cancelled_before_its_turn(database: Database) -> None:
 
     async with database.transaction() as tx:
         waiting = asyncio.create_task(write(1))
-        await turns(3)
+        await yield_to_others(3)
         waiting.cancel()
         await asyncio.wait([waiting])
         await tx.execute(INSERT, {"number": 2})
@@ -181,8 +181,8 @@ async def test_cancelled_before_its_turn(database: Database) -> None:
     assert await numbers(database) == [2, 3]
 
 
-async def test_rollback_takes_nothing_of_others(database: Database) -> None:
-    """Of transactions that run side by side, one that fails takes only its own writes with it."""
+async def test_rollback_keeps_writes_of_others(database: Database) -> None:
+    """If one of several concurrent transactions fails, only its own writes are rolled back."""
 
     async def write(start: int, *, fails: bool) -> None:
         async with database.transaction() as tx:
@@ -199,20 +199,20 @@ async def test_rollback_takes_nothing_of_others(database: Database) -> None:
 
 
 async def test_no_update_is_lost(database: Database) -> None:
-    """Transactions that count the same row up at the same time all count."""
+    """Concurrent transactions that increment the same row are all counted."""
     async with database.transaction() as tx:
         await tx.execute(INSERT, {"number": 0})
 
-    async def count_up() -> None:
+    async def increment() -> None:
         async with database.transaction() as tx:
             await tx.execute("UPDATE numbers SET number = number + 1")
 
-    await asyncio.gather(*(count_up() for _ in range(50)))
+    await asyncio.gather(*(increment() for _ in range(50)))
     assert await numbers(database) == [50]
 
 
-async def test_counts(database: Database) -> None:
-    """A write says how many rows it changed, over all its parameters; those that match nothing count nothing."""
+async def test_writes_return_row_counts(database: Database) -> None:
+    """A write returns how many rows it changed, over all its parameters. Parameters without a match count 0."""
     async with database.transaction() as tx:
         inserted = await tx.executemany(INSERT, [{"number": number} for number in range(10)])
         one = await tx.execute("UPDATE numbers SET number = 100 WHERE number = :number", {"number": 9})
@@ -223,7 +223,7 @@ async def test_counts(database: Database) -> None:
 
 
 async def test_skipped_upserts_do_not_count(database: Database) -> None:
-    """An upsert whose condition fails is not counted: that is how a lost race is seen."""
+    """An upsert whose condition fails is not counted. The count shows a lost race."""
     upsert = """
         INSERT INTO numbers (number) VALUES (:number)
         ON CONFLICT (number) DO UPDATE SET number = excluded.number WHERE numbers.number > 5
@@ -235,7 +235,7 @@ async def test_skipped_upserts_do_not_count(database: Database) -> None:
 
 
 async def test_fetch_each(database: Database) -> None:
-    """Reading once per parameters gives all their rows, in the order asked for, from a transaction and the reader."""
+    """`fetch_each` returns the rows of all parameters in their order, in a transaction and in the reader."""
     wanted = [{"number": number} for number in (3, 77, 1)]
     select = "SELECT number FROM numbers WHERE number = :number"
     async with database.transaction() as tx:
@@ -247,7 +247,7 @@ async def test_fetch_each(database: Database) -> None:
 
 
 async def test_large_integers_and_text(database: Database) -> None:
-    """64-bit integers, nulls and any text come back as they were given."""
+    """64-bit integers, nulls and any text are read as they were written."""
     text = "é \U0001f600 '\"\\ %s :name"
     async with database.transaction() as tx:
         await tx.execute("CREATE TABLE texts (number BIGINT, words TEXT, absent TEXT)")
@@ -259,15 +259,15 @@ async def test_large_integers_and_text(database: Database) -> None:
     assert (row["number"], row["words"], row["absent"]) == (2**63 - 1, text, None)
 
 
-async def test_no_trouble(database: Database) -> None:
-    """A store that works has no trouble to tell of, also after a transaction that a test ended by itself."""
+async def test_health_of_a_working_store(database: Database) -> None:
+    """A working store is healthy, also after a block has raised its own error."""
     with pytest.raises(OurError):
         await write_and_fail(database)
     assert database.health.reason is None
 
 
-async def test_sqlite_serialises(sqlite: SqliteDatabase) -> None:
-    """On SQLite a transaction begins only when the one before has ended."""
+async def test_sqlite_runs_transactions_one_by_one(sqlite: SqliteDatabase) -> None:
+    """On SQLite a transaction begins only after the previous one has ended."""
     order: list[str] = []
 
     async def write(name: str) -> None:
@@ -281,15 +281,15 @@ async def test_sqlite_serialises(sqlite: SqliteDatabase) -> None:
 
 
 async def test_sqlite_is_durable(sqlite: SqliteDatabase) -> None:
-    """A commit is on the disk: WAL with a sync at each commit."""
+    """A commit is on the disk: SQLite uses a WAL and syncs at each commit."""
     async with sqlite.transaction() as tx:
         (mode,) = await tx.fetch("PRAGMA journal_mode")
         (level,) = await tx.fetch("PRAGMA synchronous")
     assert (mode["journal_mode"], level["synchronous"]) == ("wal", 2)
 
 
-async def test_sqlite_keeps_what_is_committed(tmp_path: Path) -> None:
-    """A file closed and opened again holds what was committed."""
+async def test_sqlite_file_is_opened_again(tmp_path: Path) -> None:
+    """A file that is closed and opened again holds the committed rows."""
     path = tmp_path / "a new folder" / "timers.db"
     first = await SqliteDatabase.open(path)
     async with first.transaction() as tx:
@@ -302,7 +302,7 @@ async def test_sqlite_keeps_what_is_committed(tmp_path: Path) -> None:
     assert found == [1]
 
 
-def modes(folder: Path) -> dict[str, int]:
+def file_modes(folder: Path) -> dict[str, int]:
     return {path.name: path.stat().st_mode & 0o777 for path in folder.iterdir()}
 
 
@@ -314,7 +314,7 @@ async def test_sqlite_files_are_private(tmp_path: Path, umask: int) -> None:
         database = await SqliteDatabase.open(tmp_path / "timers.db")
         async with database.transaction() as tx:
             await tx.execute("CREATE TABLE numbers (number BIGINT)")
-        found = modes(tmp_path)
+        found = file_modes(tmp_path)
         await database.close()
     finally:
         os.umask(before)
@@ -328,11 +328,11 @@ async def test_sqlite_keeps_the_mode_of_an_existing_file(tmp_path: Path) -> None
     path.chmod(0o640)
     database = await SqliteDatabase.open(path)
     await database.close()
-    assert modes(tmp_path)["timers.db"] == 0o640
+    assert file_modes(tmp_path)["timers.db"] == 0o640
 
 
 async def test_second_instance_on_sqlite_is_refused(tmp_path: Path) -> None:
-    """A second instance on the same file is told what to use instead, while the first goes on until it ends."""
+    """A second instance on the same file is refused, and the error names PostgreSQL. The first one continues."""
     path = tmp_path / "timers.db"
     first = await SqliteDatabase.open(path)
     with pytest.raises(StartError, match=r"another instance uses .*timers\.db.*TIMER_DATABASE_URL"):
@@ -344,15 +344,15 @@ async def test_second_instance_on_sqlite_is_refused(tmp_path: Path) -> None:
     await second.close()
 
 
-async def test_sqlite_path_in_no_folder(tmp_path: Path) -> None:
-    """A path that can't be written to is refused by the name of its setting."""
+async def test_sqlite_path_below_a_file(tmp_path: Path) -> None:
+    """If the path cannot be written to, the error names the setting."""
     (tmp_path / "file").touch()
     with pytest.raises(StartError, match=r"cannot create .*file/timers\.db\.lock \(TIMER_DB_PATH\)"):
         await SqliteDatabase.open(tmp_path / "file" / "timers.db")
 
 
 async def test_sqlite_path_is_a_folder(tmp_path: Path) -> None:
-    """A path that is a folder is refused by the name of its setting, and the lock is let go of."""
+    """If the path is a folder, the error names the setting, and the lock is released."""
     path = tmp_path / "timers.db"
     path.mkdir()
     with pytest.raises(StartError, match=r"cannot open the database .*timers\.db \(TIMER_DB_PATH\)"):
@@ -362,8 +362,8 @@ async def test_sqlite_path_is_a_folder(tmp_path: Path) -> None:
     await database.close()
 
 
-async def test_file_that_is_no_database(tmp_path: Path) -> None:
-    """A file of something else is refused and left as it is."""
+async def test_sqlite_file_that_is_not_a_database(tmp_path: Path) -> None:
+    """A file that is not a database is refused and not changed."""
     path = tmp_path / "timers.db"
     path.write_text("dear diary, " * 100)
     with pytest.raises(StartError, match="file is not a database"):
@@ -371,8 +371,8 @@ async def test_file_that_is_no_database(tmp_path: Path) -> None:
     assert path.read_text().startswith("dear diary")
 
 
-async def test_sqlite_failed_commit_does_not_last(sqlite: SqliteDatabase) -> None:
-    """A commit that the database refuses is reported, leaves nothing behind, and the next transaction works."""
+async def test_sqlite_transaction_after_a_failed_commit(sqlite: SqliteDatabase) -> None:
+    """A refused commit raises an error and writes nothing. The next transaction works."""
     await sqlite._writer.control("PRAGMA foreign_keys = ON")
     async with sqlite.transaction() as tx:
         await tx.execute("CREATE TABLE numbers (number BIGINT PRIMARY KEY)")
@@ -387,7 +387,7 @@ async def test_sqlite_failed_commit_does_not_last(sqlite: SqliteDatabase) -> Non
 
 
 async def test_sqlite_locked_by_another_program(sqlite: SqliteDatabase, tmp_path: Path) -> None:
-    """While another program holds the file the database is unavailable, and says so until it can write again."""
+    """While another program locks the file, the database is unavailable and unhealthy. The next write ends this."""
     intruder = await SqliteDatabase.open(tmp_path / "link" / "other.db")
     await sqlite._writer.control("PRAGMA busy_timeout = 0")
     await intruder._writer.control(f"ATTACH DATABASE '{tmp_path / 'timers.db'}' AS ours")

@@ -36,7 +36,7 @@ LOCK = "import fcntl, sys; fcntl.flock(open(sys.argv[1], 'ab'), fcntl.LOCK_EX)"
 
 
 async def stored(url: str) -> int:
-    """Store one message more in a stream; return how many it holds."""
+    """Store one more message in a stream. Return how many messages it holds."""
     client = await nats.connect(url, allow_reconnect=False)
     try:
         jetstream = client.jetstream()
@@ -57,12 +57,12 @@ async def is_refused(port: int) -> bool:
 
 @asynccontextmanager
 async def parent(data_dir: Path, port: int) -> AsyncIterator[Process]:
-    """Run another process that embeds a server; yields it once the server is up."""
+    """Run another process that embeds a server. Yield the process when the server is up."""
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-c", PARENT, str(data_dir), str(port), stdout=PIPE, start_new_session=True
     )
     try:
-        assert await line(process) == f"nats://127.0.0.1:{port}"
+        assert await read_line(process) == f"nats://127.0.0.1:{port}"
         yield process
     finally:
         if process.returncode is None:
@@ -70,17 +70,17 @@ async def parent(data_dir: Path, port: int) -> AsyncIterator[Process]:
         await process.communicate()
 
 
-async def line(process: Process) -> str:
+async def read_line(process: Process) -> str:
     assert process.stdout
     async with asyncio.timeout(20):
         return (await process.stdout.readline()).decode().strip()
 
 
 async def wait_until_unused(data_dir: Path) -> None:
-    """Wait until no server, nor its guard, holds the log any more."""
+    """Wait until neither a server nor its guard holds the lock of the log."""
     waiting = await asyncio.create_subprocess_exec(
         sys.executable, "-c", LOCK, str(data_dir / "nats-server.log")
-    )  # a process: a thread that waits for a lock can't be given up
+    )  # a process, because a thread that waits for a lock cannot be stopped
     try:
         async with asyncio.timeout(10):
             assert await waiting.wait() == 0
@@ -90,8 +90,8 @@ async def wait_until_unused(data_dir: Path) -> None:
             await waiting.wait()
 
 
-async def test_serves_jetstream_and_keeps_it(tmp_path: Path) -> None:
-    """JetStream answers, nothing listens after the block, and a second start finds what the first stored."""
+async def test_jetstream_keeps_its_messages(tmp_path: Path) -> None:
+    """JetStream answers inside the block, and nothing listens after it. A second start has the stored messages."""
     data_dir = tmp_path / 'a "folder" of ours' / "nats"
     port = free_port(0)
     async with embedded_nats(data_dir, port) as url:
@@ -119,8 +119,8 @@ async def test_new_folders_are_private(tmp_path: Path, umask: int) -> None:
     assert found == [0o755, 0o700, 0o700]
 
 
-async def test_acknowledged_is_on_the_disk(tmp_path: Path) -> None:
-    """The server is told to sync before it acknowledges, and takes its settings without a warning."""
+async def test_settings_sync_before_acknowledging(tmp_path: Path) -> None:
+    """The settings make the server sync before it acknowledges. The server accepts them without a warning."""
     async with embedded_nats(tmp_path, free_port(0)):
         pass
     assert "sync_interval: always" in (tmp_path / "nats-server.conf").read_text()
@@ -130,8 +130,8 @@ async def test_acknowledged_is_on_the_disk(tmp_path: Path) -> None:
     assert "[ERR]" not in log
 
 
-async def test_ends_with_a_failing_block(tmp_path: Path) -> None:
-    """An error in the block passes through, and the server ends all the same."""
+async def test_server_stops_after_an_error(tmp_path: Path) -> None:
+    """An error in the block is raised, and the server stops."""
     port = free_port(0)
     with pytest.raises(LookupError):
         async with embedded_nats(tmp_path, port):
@@ -139,8 +139,8 @@ async def test_ends_with_a_failing_block(tmp_path: Path) -> None:
     assert await is_refused(port)
 
 
-async def test_ends_with_a_killed_parent(tmp_path: Path) -> None:
-    """Kill -9 of the process that embeds it leaves neither the server nor its guard, and a new one starts at once."""
+async def test_server_stops_after_its_parent_is_killed(tmp_path: Path) -> None:
+    """After kill -9 of the parent, the server and its guard stop. A new server starts at once."""
     port = free_port(0)
     async with parent(tmp_path, port) as process:
         assert not await is_refused(port)
@@ -151,8 +151,8 @@ async def test_ends_with_a_killed_parent(tmp_path: Path) -> None:
         assert await stored(url) == 1
 
 
-async def test_starts_over_one_that_is_still_ending(tmp_path: Path) -> None:
-    """A start right after a kill -9 waits for the old server instead of sharing its store or its port."""
+async def test_start_waits_for_the_old_server(tmp_path: Path) -> None:
+    """A start right after kill -9 waits until the old server has ended. They never share the store or the port."""
     port = free_port(0)
     async with parent(tmp_path, port) as process:
         assert await stored(f"nats://127.0.0.1:{port}") == 1
@@ -161,17 +161,17 @@ async def test_starts_over_one_that_is_still_ending(tmp_path: Path) -> None:
             assert await stored(url) == 2
 
 
-async def test_ctrl_c_does_not_reach_it(tmp_path: Path) -> None:
-    """SIGINT to the whole process group, as a terminal sends it, reaches the parent but not the server."""
+async def test_ctrl_c_does_not_reach_the_server(tmp_path: Path) -> None:
+    """SIGINT to the process group, as a terminal sends it, reaches the parent but not the server."""
     port = free_port(0)
     async with parent(tmp_path, port) as process:
         os.killpg(process.pid, signal.SIGINT)
-        assert await line(process) == "interrupted"
+        assert await read_line(process) == "interrupted"
         assert await stored(f"nats://127.0.0.1:{port}") == 1
 
 
-async def test_a_taken_port(tmp_path: Path) -> None:
-    """A taken port is a start error with the server's own words, though somebody answers there."""
+async def test_taken_port(tmp_path: Path) -> None:
+    """A taken port raises a start error with the log of the server, even if another server answers there."""
     async with embedded_nats(tmp_path / "first", free_port(0)) as url:
         port = int(url.rsplit(":", 1)[1])
         with pytest.raises(StartError, match=rf"(?s)ended at once on port {port};.*address already in use"):
@@ -180,8 +180,8 @@ async def test_a_taken_port(tmp_path: Path) -> None:
         assert await stored(url) == 1
 
 
-async def test_a_folder_in_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two servers never share a folder, even on different ports."""
+async def test_folder_in_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two servers cannot share a folder, even on different ports."""
     monkeypatch.setattr(embedded, "_LOCK_SECONDS", 0.05)
     async with embedded_nats(tmp_path, free_port(0)) as url:
         with pytest.raises(StartError, match="another nats-server uses"):
@@ -190,23 +190,23 @@ async def test_a_folder_in_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         assert await stored(url) == 1
 
 
-async def test_a_folder_that_cannot_be(tmp_path: Path) -> None:
-    """A data folder that can't be created is a start error that names it."""
+async def test_folder_that_cannot_be_created(tmp_path: Path) -> None:
+    """If the data folder cannot be created, the start error names it."""
     (tmp_path / "file").touch()
     with pytest.raises(StartError, match=r"cannot write .*file/nats"):
         async with embedded_nats(tmp_path / "file" / "nats", free_port(0)):
             pass
 
 
-async def test_found_without_a_script_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The server of the wheel is found also where it doesn't lie beside the interpreter."""
+async def test_server_is_found_through_its_wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server of the wheel is found even if it is not next to the interpreter."""
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
     async with embedded_nats(tmp_path, free_port(0)) as url:
         assert await stored(url) == 1
 
 
-async def test_not_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without the server the start error says what to install."""
+async def test_server_is_not_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If the server is missing, the start error says what to install."""
 
     def absent(name: str) -> None:
         raise PackageNotFoundError(name)
@@ -218,8 +218,8 @@ async def test_not_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
             pass
 
 
-def test_free_port_prefers() -> None:
-    """The preferred port is given when it is free, another one when somebody listens on it."""
+def test_free_port_prefers_its_argument() -> None:
+    """The preferred port is returned if it is free, and another port if it is taken."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         preferred: int = taken.getsockname()[1]
         other = free_port(preferred)
@@ -228,7 +228,7 @@ def test_free_port_prefers() -> None:
     assert free_port(preferred) == preferred
 
 
-def test_free_port_of_nowhere() -> None:
-    """A host that is none of this machine's is a start error that names it."""
+def test_free_port_of_a_foreign_host() -> None:
+    """A host that is not an address of this machine raises a start error that names it."""
     with pytest.raises(StartError, match=r"192\.0\.2\.1"):
         free_port(4222, "192.0.2.1")

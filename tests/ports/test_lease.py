@@ -61,7 +61,7 @@ def calls(rows: Sequence[Row]) -> list[str]:
 
 
 async def settle(store: Database, lease: Lease, step: str, row: Row) -> int:
-    """Settle a row, or extend its lease, at a time later than all others."""
+    """Settle a row, or extend its lease, at the instant LATER."""
     async with store.transaction() as tx:
         match step:
             case "complete":
@@ -81,13 +81,13 @@ async def settle(store: Database, lease: Lease, step: str, row: Row) -> int:
 STEPS = ["complete", "complete_claim", "release", "extend", "retry", "bury"]
 
 
-async def test_claim_hands_out_the_whole_row(store: Database, lease: Lease) -> None:
-    """A claim hands out all that an event is made of, the attempt it is and the token that fences it."""
+async def test_claim_returns_the_columns_of_an_event(store: Database, lease: Lease) -> None:
+    """A claim returns the columns of the event, the attempt and the lease token."""
     made = scheduled(data="1", correlation_id="corr", causation_id="cause", trace=Trace("parent", "state"))
     await put(store, made)
     row = await claim_one(store, lease)
-    handed = {column: row[column] for column in TIMERS.claimed}
-    assert handed == {
+    claimed = {column: row[column] for column in TIMERS.claimed}
+    assert claimed == {
         "tenant_id": "acme",
         "service_call_id": "call-1",
         "due_at": NOW,
@@ -102,7 +102,7 @@ async def test_claim_hands_out_the_whole_row(store: Database, lease: Lease) -> N
 
 
 async def test_claim_hides_the_row_for_the_visibility_timeout(store: Database, lease: Lease) -> None:
-    """A claimed row can't be claimed until its lease runs out, to the millisecond; then it can, as the next attempt."""
+    """A claimed row cannot be claimed until its lease ends, to the millisecond. Then it is the next attempt."""
     await put(store, timer())
     first = await claim_one(store, lease)
     assert await claim(store, lease, NOW + HOLD_MS - 1) == []
@@ -111,23 +111,23 @@ async def test_claim_hides_the_row_for_the_visibility_timeout(store: Database, l
     assert first["lease_token"] != second["lease_token"]
 
 
-async def test_nothing_before_it_is_available(store: Database, lease: Lease) -> None:
-    """A row due a millisecond later is not claimed; at its due time it is."""
+async def test_row_is_not_claimed_early(store: Database, lease: Lease) -> None:
+    """A row that is due a millisecond later is not claimed. At its due time it is claimed."""
     await put(store, timer(due_at=NOW + 1))
     assert await claim(store, lease, NOW) == []
     assert calls(await claim(store, lease, NOW + 1)) == ["call-1"]
 
 
 async def test_claim_takes_the_oldest_first(store: Database, lease: Lease) -> None:
-    """A claim takes what is due longest, in that order, and no more than it was asked for."""
+    """A claim takes the rows that have been due longest, in that order, up to its limit."""
     due = {"c": 300, "a": 100, "e": 500, "b": 200, "d": 400}
     await put(store, *(timer(call, NOW + at) for call, at in due.items()))
     batches = [calls(await claim(store, lease, NOW + 450, limit=2)) for _ in range(3)]
     assert batches == [["a", "b"], ["c", "d"], []]
 
 
-async def test_limit_of_a_batch(store: Database, lease: Lease) -> None:
-    """A claim of a thousand takes a thousand, each row once, all under one token."""
+async def test_claim_of_a_thousand(store: Database, lease: Lease) -> None:
+    """A claim with limit 1000 takes 1000 rows, each once, all under one token."""
     await put(store, *(timer(f"call-{number}", NOW - number) for number in range(1100)))
     rows = await claim(store, lease, limit=1000)
     assert calls(rows) == [f"call-{number}" for number in range(1099, 99, -1)]
@@ -136,7 +136,7 @@ async def test_limit_of_a_batch(store: Database, lease: Lease) -> None:
 
 @pytest.mark.parametrize("step", ["complete", "complete_claim"])
 async def test_complete(store: Database, lease: Lease, step: str) -> None:
-    """A completed row is done at the instant given and is not claimed again."""
+    """A completed row has the given instant and is not claimed again."""
     await put(store, timer())
     row = await claim_one(store, lease)
     assert await settle(store, lease, step, row) == 1
@@ -153,7 +153,7 @@ async def test_complete(store: Database, lease: Lease, step: str) -> None:
 
 
 async def test_retry(store: Database, lease: Lease) -> None:
-    """A row to be retried keeps its attempts, its due time and the reason, and waits until its time has come."""
+    """A retried row keeps its attempts, its due time and the reason. It waits until the retry time."""
     await put(store, timer())
     row = await claim_one(store, lease)
     async with store.transaction() as tx:
@@ -173,7 +173,7 @@ async def test_retry(store: Database, lease: Lease) -> None:
 
 
 async def test_bury(store: Database, lease: Lease) -> None:
-    """A buried row stays, with its reason and attempts, and is not claimed again."""
+    """A buried row stays with its reason and attempts, and is not claimed again."""
     await put(store, timer())
     row = await claim_one(store, lease)
     assert await settle(store, lease, "bury", row) == 1
@@ -189,8 +189,8 @@ async def test_bury(store: Database, lease: Lease) -> None:
     assert await claim(store, lease, LATER) == []
 
 
-async def test_release_gives_the_attempt_back(store: Database, lease: Lease) -> None:
-    """A released row may be claimed at once, in its old place, and its next claim is the same attempt again."""
+async def test_release_does_not_count_the_attempt(store: Database, lease: Lease) -> None:
+    """A released row can be claimed at once, in its old place. Its next claim is the same attempt."""
     await put(store, timer())
     for _ in range(3):
         row = await claim_one(store, lease)
@@ -201,8 +201,8 @@ async def test_release_gives_the_attempt_back(store: Database, lease: Lease) -> 
     assert (released["attempt"], released["available_at"], released["lease_token"]) == (0, NOW, None)
 
 
-async def test_extend_holds_from_now_and_never_adds_up(store: Database, lease: Lease) -> None:
-    """Extended often and early, a lease still ends one visibility timeout after the last extension."""
+async def test_extensions_do_not_add_up(store: Database, lease: Lease) -> None:
+    """A lease ends one visibility timeout after its last extension, also after many extensions."""
     await put(store, timer())
     row = await claim_one(store, lease)
     for _ in range(100):
@@ -213,7 +213,7 @@ async def test_extend_holds_from_now_and_never_adds_up(store: Database, lease: L
 
 @pytest.mark.parametrize("step", STEPS)
 async def test_late_step_changes_nothing(store: Database, lease: Lease, step: str) -> None:
-    """Once a row has been claimed anew, nothing the former holder does reaches it."""
+    """After a row is claimed again, no step of the former holder changes it."""
     await put(store, timer())
     late = await claim_one(store, lease)
     await claim_one(store, lease, NOW + HOLD_MS)
@@ -224,7 +224,7 @@ async def test_late_step_changes_nothing(store: Database, lease: Lease, step: st
 
 @pytest.mark.parametrize("step", STEPS)
 async def test_step_on_a_rescheduled_row_changes_nothing(store: Database, lease: Lease, step: str) -> None:
-    """Once a row has been rescheduled, nothing its holder does reaches the new schedule."""
+    """After a timer is rescheduled, no step of its holder changes the row."""
     await put(store, timer())
     held = await claim_one(store, lease)
     await put(store, timer(due_at=LATER + 1, sequence=2))
@@ -237,7 +237,7 @@ async def test_step_on_a_rescheduled_row_changes_nothing(store: Database, lease:
 @pytest.mark.parametrize("second", STEPS)
 @pytest.mark.parametrize("first", ["complete", "complete_claim", "release", "retry", "bury"])
 async def test_a_claim_is_settled_once(store: Database, lease: Lease, first: str, second: str) -> None:
-    """After a row was settled nothing more can be done under that claim."""
+    """After a row is settled, no second step under the same claim changes it."""
     await put(store, timer())
     row = await claim_one(store, lease)
     assert await settle(store, lease, first, row) == 1
@@ -247,8 +247,8 @@ async def test_a_claim_is_settled_once(store: Database, lease: Lease, first: str
 
 
 @pytest.mark.parametrize("whole", [True, False])
-async def test_lost_leases_do_not_spoil_a_batch(store: Database, lease: Lease, whole: bool) -> None:  # noqa: FBT001
-    """Settling a batch changes the rows still held, and its count tells that others were lost."""
+async def test_batch_with_a_lost_lease(store: Database, lease: Lease, whole: bool) -> None:  # noqa: FBT001
+    """Settling a batch changes the rows that are still held. Its count shows that other leases were lost."""
     await put(store, timer("a"), timer("b"), timer("c"))
     rows = await claim(store, lease)
     await put(store, timer("b", LATER, sequence=2))
@@ -258,8 +258,8 @@ async def test_lost_leases_do_not_spoil_a_batch(store: Database, lease: Lease, w
     assert [(await row_of(store, call))["state"] for call in "abc"] == ["Reached", "Scheduled", "Reached"]
 
 
-async def test_claims_at_the_same_instant_are_completed_apart(store: Database, lease: Lease) -> None:
-    """Completing a whole claim leaves alone another one whose lease ends at the same instant."""
+async def test_complete_claim_leaves_other_claims(store: Database, lease: Lease) -> None:
+    """Completing a whole claim does not change another claim whose lease ends at the same instant."""
     await put(store, *(timer(call) for call in "abcd"))
     first, second = await claim(store, lease, limit=2), await claim(store, lease, limit=2)
     async with store.transaction() as tx:
@@ -269,7 +269,7 @@ async def test_claims_at_the_same_instant_are_completed_apart(store: Database, l
 
 
 async def test_void_ends_every_lease(store: Database, lease: Lease) -> None:
-    """After a voiding what was held waits in its old place, attempts counted; its former holder settles nothing."""
+    """Voided rows wait in their old place with their attempts. The former holder cannot settle them."""
     await put(store, timer("a"), timer("b", NOW + 1), timer("waiting", LATER))
     held = await claim(store, lease, NOW + 1)
     async with store.transaction() as tx:
@@ -280,8 +280,8 @@ async def test_void_ends_every_lease(store: Database, lease: Lease) -> None:
     assert sorted((row["service_call_id"], row["attempt"]) for row in again) == [("a", 2), ("b", 2)]
 
 
-async def test_void_leaves_what_is_not_held(store: Database, lease: Lease) -> None:
-    """A voiding shortens no backoff and wakes neither what waits for its due time nor what is settled."""
+async def test_void_changes_only_held_rows(store: Database, lease: Lease) -> None:
+    """Voiding changes no row that waits for its retry or its due time, and no settled row."""
     await put(store, timer("retried"), timer("buried"), timer("waiting", NOW + 5))
     retried, buried = await claim(store, lease)
     async with store.transaction() as tx:
@@ -292,7 +292,7 @@ async def test_void_leaves_what_is_not_held(store: Database, lease: Lease) -> No
 
 
 async def test_void_with_the_clock_set_back(store: Database, lease: Lease) -> None:
-    """Voided by a clock that is behind its due time, a row is left to its lease: never early."""
+    """Voiding by a clock that is behind the due time leaves the lease, so the row does not fire early."""
     await put(store, timer(due_at=NOW))
     await claim_one(store, lease)
     async with store.transaction() as tx:
@@ -301,7 +301,7 @@ async def test_void_with_the_clock_set_back(store: Database, lease: Lease) -> No
 
 
 async def test_same_call_of_another_tenant(store: Database, lease: Lease) -> None:
-    """Settling a row leaves another tenant's row of the same name alone."""
+    """Settling a row does not change the row of another tenant with the same name."""
     await put(store, timer(tenant="acme"), timer(tenant="other", due_at=NOW + 1))
     rows = await claim(store, lease, NOW + 1)
     async with store.transaction() as tx:
@@ -311,7 +311,7 @@ async def test_same_call_of_another_tenant(store: Database, lease: Lease) -> Non
 
 
 async def test_unchanged_command_leaves_the_claim(store: Database, lease: Lease) -> None:
-    """A command that only confirms a timer doesn't end the claim on it."""
+    """A command that only confirms a timer does not end its claim."""
     await put(store, timer())
     row = await claim_one(store, lease)
     async with store.transaction() as tx:
@@ -321,7 +321,7 @@ async def test_unchanged_command_leaves_the_claim(store: Database, lease: Lease)
 
 
 async def test_next_available(store: Database, lease: Lease) -> None:
-    """It is the earliest instant at which a row that isn't settled may be claimed."""
+    """`next_available` is the earliest instant at which an unsettled row can be claimed."""
     seen = [await lease.next_available(store.reader)]
     await put(store, timer("a", NOW + 5), timer("b", NOW + 7))
     seen.append(await lease.next_available(store.reader))
@@ -337,14 +337,14 @@ async def test_next_available(store: Database, lease: Lease) -> None:
 
 
 async def test_next_available_counts_held_rows(store: Database, lease: Lease) -> None:
-    """The end of a lease is something to wake up for."""
+    """`next_available` includes the end of a lease."""
     await put(store, timer())
     await claim_one(store, lease)
     assert await lease.next_available(store.reader) == NOW + HOLD_MS
 
 
-async def test_claimers_never_share_a_row(store: Database, lease: Lease) -> None:
-    """Two claimers that race through the same rows get each row once between them."""
+async def test_concurrent_claims_never_share_a_row(store: Database, lease: Lease) -> None:
+    """If two claimers claim the same rows at once, each row goes to one of them."""
     await put(store, *(timer(f"call-{number}", NOW - number % 7) for number in range(200)))
 
     async def claim_all() -> list[str]:
@@ -358,7 +358,7 @@ async def test_claimers_never_share_a_row(store: Database, lease: Lease) -> None
     assert sorted(itertools.chain(*claimed)) == sorted(f"call-{number}" for number in range(200))
 
 
-# Fairness
+# Fairness between tenants
 
 
 def flood(tenant: str, count: int, since: int = NOW - 10_000) -> list[Timer]:
@@ -370,8 +370,8 @@ def shares(rows: Sequence[Row]) -> Counter[str]:
     return Counter(row["tenant_id"] for row in rows)
 
 
-async def test_a_flood_delays_nobody(store: Database, lease: Lease) -> None:
-    """Behind one tenant's five thousand older rows, the single rows of others are in the next claim, which is full."""
+async def test_flood_of_one_tenant(store: Database, lease: Lease) -> None:
+    """If one tenant has 5,000 older rows, the next claim still holds the single rows of others, and is full."""
     await put(store, *flood("a", 5000), timer(tenant="b"), timer(tenant="c", due_at=NOW - 1))
     rows = await claim(store, lease, limit=1000)
     assert shares(rows) == {"a": 998, "b": 1, "c": 1}
@@ -380,7 +380,7 @@ async def test_a_flood_delays_nobody(store: Database, lease: Lease) -> None:
 
 
 async def test_whole_fair_claim_is_completed_at_once(store: Database, lease: Lease) -> None:
-    """However many tenants a claim was shared between, its rows are one claim: under one token, completed together."""
+    """A claim that several tenants share has one token, and is completed at once."""
     await put(store, *flood("a", 50), *flood("b", 3), *flood("c", 20, NOW - 5000))
     rows = await claim(store, lease, limit=30)
     async with store.transaction() as tx:
@@ -391,7 +391,7 @@ async def test_whole_fair_claim_is_completed_at_once(store: Database, lease: Lea
 
 
 async def test_shares_are_the_oldest_of_each_tenant(store: Database, lease: Lease) -> None:
-    """Of each tenant a claim takes what is due longest, and hands all of it out oldest first."""
+    """A claim takes the oldest rows of each tenant, and returns all rows oldest first."""
     await put(store, *reversed(flood("a", 9, NOW - 90)), *flood("b", 9, NOW - 900), timer("last", tenant="c"))
     batches = [await claim(store, lease, limit=6) for _ in range(4)]
     for tenant, wanted in (("a", 9), ("b", 9), ("c", 1)):
@@ -401,8 +401,8 @@ async def test_shares_are_the_oldest_of_each_tenant(store: Database, lease: Leas
         assert [row["due_at"] for row in rows] == sorted(row["due_at"] for row in rows)
 
 
-async def test_all_is_claimed_when_it_fits(store: Database, lease: Lease) -> None:
-    """What fits into one claim is claimed whole, however unequal the tenants are."""
+async def test_all_rows_are_claimed_if_they_fit(store: Database, lease: Lease) -> None:
+    """If all available rows fit into one claim, all are claimed, even if one tenant has most of them."""
     await put(store, *flood("a", 97), timer(tenant="b"), timer(tenant="c"), timer(tenant="d", due_at=NOW + 1))
     assert shares(await claim(store, lease, limit=99)) == {"a": 97, "b": 1, "c": 1}
 
@@ -410,7 +410,7 @@ async def test_all_is_claimed_when_it_fits(store: Database, lease: Lease) -> Non
 @pytest.mark.parametrize("start", range(4))
 @pytest.mark.parametrize("tenants", [9, 10, 11, 20, 25])
 async def test_more_tenants_than_fit_into_a_claim(store: Database, lease: Lease, tenants: int, start: int) -> None:
-    """However many tenants there are, each is served once in as many claims as it takes, from wherever it starts."""
+    """With more tenants than a claim has rows, successive claims serve each tenant, from any starting point."""
     limit = 10
     await put(store, *flood("a", 100, NOW - 20_000))
     await put(store, *(row for number in range(1, tenants) for row in flood(f"tenant-{number}", 20)))
@@ -422,8 +422,8 @@ async def test_more_tenants_than_fit_into_a_claim(store: Database, lease: Lease,
 
 
 @pytest.mark.parametrize("start", range(3))
-async def test_tenants_that_only_wait_hide_nobody(store: Database, lease: Lease, start: int) -> None:
-    """A flood delays a single row no longer, though tenants with nothing due yet fill the claims between the two."""
+async def test_tenants_without_due_rows_delay_nobody(store: Database, lease: Lease, start: int) -> None:
+    """A single row is in the second claim at the latest, even if ten tenants without due rows come before it."""
     await put(store, *flood("a", 100), *(timer(tenant=f"b-{number}", due_at=LATER) for number in range(10)))
     for _ in range(start):
         await claim(store, lease, limit=10)
@@ -434,7 +434,7 @@ async def test_tenants_that_only_wait_hide_nobody(store: Database, lease: Lease,
 
 
 async def test_held_rows_take_no_share(store: Database, lease: Lease) -> None:
-    """A tenant whose oldest rows are held or wait to be retried gets its share of its others, and others get theirs."""
+    """A tenant with held or retried rows still gets its share of its other rows, and other tenants get theirs."""
     await put(store, *flood("a", 30))
     await claim(store, lease, limit=8)
     async with store.transaction() as tx:
@@ -448,8 +448,8 @@ async def test_held_rows_take_no_share(store: Database, lease: Lease) -> None:
     ]
 
 
-async def test_tenant_with_nothing_but_held_rows(store: Database, lease: Lease) -> None:
-    """The share of a tenant all of whose rows are held goes to the others: the claim is full."""
+async def test_tenant_with_only_held_rows(store: Database, lease: Lease) -> None:
+    """If all rows of a tenant are held, the other tenants get its share, and the claim is full."""
     await put(store, *flood("a", 10))
     await claim(store, lease, limit=10)
     await put(store, *flood("b", 20), *flood("c", 20))
@@ -460,7 +460,7 @@ async def test_tenant_with_nothing_but_held_rows(store: Database, lease: Lease) 
 
 
 async def test_count_available(store: Database, lease: Lease) -> None:
-    """It counts what may be claimed, not what is held, retried later or not due, and no further than it is told."""
+    """`count_available` counts the rows that can be claimed, up to its limit: no held, retried or future rows."""
     await put(store, *flood("a", 5), timer(tenant="b"), timer("future", LATER))
     assert [await lease.count_available(store.reader, NOW, limit) for limit in (1, 6, 7, 100)] == [1, 6, 6, 6]
     held, refused = await claim(store, lease, limit=2)
@@ -472,36 +472,36 @@ async def test_count_available(store: Database, lease: Lease) -> None:
 
 FORBIDDEN = {
     "reached before due": "state = 'Reached', available_at = NULL, reached_at = due_at - 1",
-    "reached at no time": "state = 'Reached', available_at = NULL",
-    "reached and still to fire": "state = 'Reached', reached_at = due_at",
-    "reached at a time, but scheduled": "reached_at = due_at",
+    "reached without an instant": "state = 'Reached', available_at = NULL",
+    "reached and available": "state = 'Reached', reached_at = due_at",
+    "scheduled with an instant of reaching": "reached_at = due_at",
     "scheduled and never available": "available_at = NULL",
     "available before due": "available_at = due_at - 1",
-    "failed and still to fire": "state = 'Failed'",
-    "cancelled and still to fire": "state = 'Cancelled', cancelled_at = due_at",
+    "failed and available": "state = 'Failed'",
+    "cancelled and available": "state = 'Cancelled', cancelled_at = due_at",
     "failed without a due time": "state = 'Failed', available_at = NULL, due_at = NULL",
-    "cancelled at no time": "state = 'Cancelled', available_at = NULL",
-    "cancelled at a time, but scheduled": "cancelled_at = due_at",
+    "cancelled without an instant": "state = 'Cancelled', available_at = NULL",
+    "scheduled with an instant of cancelling": "cancelled_at = due_at",
     "cancelled under a lease": "state = 'Cancelled', available_at = NULL, cancelled_at = due_at, lease_token = 'token'",
-    "confirmed as settled, but scheduled": "confirmed_at = due_at",
-    "due at no time": "due_at = NULL",
-    "fires without an id": "event_id = NULL",
-    "fewer than no attempts": "attempt = -1",
-    "a state of its own": "state = 'Waiting'",
+    "scheduled and confirmed as settled": "confirmed_at = due_at",
+    "no due time": "due_at = NULL",
+    "no event id": "event_id = NULL",
+    "negative attempts": "attempt = -1",
+    "unknown state": "state = 'Waiting'",
 }
 
 
 @pytest.mark.parametrize("change", FORBIDDEN.values(), ids=FORBIDDEN)
 async def test_schema_refuses(store: Database, change: str) -> None:
-    """The schema itself refuses rows that would break a promise, whatever the code does."""
+    """The schema refuses rows that would break a promise."""
     await put(store, timer())
     with pytest.raises(Exception, match=r"(?i)check constraint"):
         async with store.transaction() as tx:
             await tx.execute(f"UPDATE timer_schedules SET {change}")
 
 
-async def test_schema_takes_a_tombstone(store: Database) -> None:
-    """A cancelled timer that never was may lack what only firing needs, and comes back as it was put."""
+async def test_schema_accepts_a_tombstone(store: Database) -> None:
+    """A tombstone needs no due time and no event id, and is read as it was written."""
     key = Key("acme", "unknown")
     tombstone = Timer(key, State.CANCELLED, Position(1, 1), registered_at=NOW, schedule=None, settled_at=LATER)
     await put(store, tombstone)
@@ -509,8 +509,8 @@ async def test_schema_takes_a_tombstone(store: Database) -> None:
 
 
 @pytest.mark.parametrize("state", [State.SCHEDULED, State.CANCELLED, State.FAILED])
-async def test_timers_come_back(store: Database, state: State) -> None:
-    """A timer is read as it was put, whatever its state; over an older one too, and nothing of that one is left."""
+async def test_timer_is_read_as_written(store: Database, state: State) -> None:
+    """A timer in any state is read as it was written. Nothing is left of an older timer that it replaced."""
     full = scheduled(
         position=Position(1, 1), data="1", correlation_id="corr", causation_id="cause", trace=Trace("p", "s")
     )
@@ -521,16 +521,16 @@ async def test_timers_come_back(store: Database, state: State) -> None:
 
 
 @pytest.mark.parametrize("sequence", [1, 2])
-async def test_save_refuses_what_was_changed_meanwhile(store: Database, sequence: int) -> None:
-    """A timer that has come to the same or a newer position since it was read is not written over: all is undone."""
+async def test_save_refuses_a_timer_changed_since_the_read(store: Database, sequence: int) -> None:
+    """If a timer got the same or a newer position since it was read, the whole transaction is rolled back."""
     await put(store, timer(sequence=2))
     with pytest.raises(ConflictError):
         await put(store, timer("other"), timer(due_at=LATER, sequence=sequence))
     assert list(await timers.find(store.reader, [Key("acme", "call-1"), Key("acme", "other")])) == [timer().key]
 
 
-async def test_save_refuses_what_has_fired_meanwhile(store: Database, lease: Lease) -> None:
-    """A timer that has fired since it was read is not written over, however new the command."""
+async def test_save_refuses_a_timer_fired_since_the_read(store: Database, lease: Lease) -> None:
+    """A timer that fired since it was read is not overwritten, even by a newer command."""
     await put(store, timer())
     await settle(store, lease, "complete", await claim_one(store, lease))
     with pytest.raises(ConflictError):
@@ -538,8 +538,8 @@ async def test_save_refuses_what_has_fired_meanwhile(store: Database, lease: Lea
     assert (await row_of(store))["state"] == "Reached"
 
 
-async def test_save_refuses_to_confirm_what_was_changed_meanwhile(store: Database) -> None:
-    """A timer that a newer command has confirmed since it was read does not get an older position."""
+async def test_save_refuses_to_confirm_a_timer_changed_since_the_read(store: Database) -> None:
+    """A timer that a newer command confirmed since it was read does not get an older position."""
     await put(store, timer(sequence=5))
     read = timer(sequence=3)
     with pytest.raises(ConflictError):
@@ -548,8 +548,8 @@ async def test_save_refuses_to_confirm_what_was_changed_meanwhile(store: Databas
     assert (await timers.find(store.reader, [timer().key]))[timer().key].position == Position(1, 5)
 
 
-async def test_save_writes_nothing_where_nothing_differs(store: Database, lease: Lease) -> None:
-    """A timer that no command has changed is not written, so the claim on it goes on."""
+async def test_save_writes_only_differences(store: Database, lease: Lease) -> None:
+    """A timer that no command changed is not written, so its claim continues."""
     await put(store, timer())
     row = await claim_one(store, lease)
     async with store.transaction() as tx:
@@ -559,8 +559,8 @@ async def test_save_writes_nothing_where_nothing_differs(store: Database, lease:
 
 
 @pytest.mark.parametrize("state", [State.CANCELLED, State.REACHED])
-async def test_confirmation_comes_back(store: Database, lease: Lease, state: State) -> None:
-    """When a settled timer was last confirmed is read as it was saved, and nothing else of it has changed."""
+async def test_confirmation_is_read_as_written(store: Database, lease: Lease, state: State) -> None:
+    """The confirmation of a settled timer is read as it was written. Nothing else changes."""
     if state is State.CANCELLED:
         await put(store, in_state(state, timer()))
     else:

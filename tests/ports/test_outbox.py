@@ -21,7 +21,7 @@ MAX_ATTEMPTS = 2
 
 
 class OurError(Exception):
-    """What a test's own code raises."""
+    """The error that the tests raise."""
 
 
 @pytest.fixture
@@ -46,7 +46,7 @@ def relay(
     )
 
 
-def events_of(number: int = 1, *, tenant: str = "acme", text: str = "told") -> Event:
+def make_event(number: int = 1, *, tenant: str = "acme", text: str = "hello") -> Event:
     return Event(f"event-{number}", "something.happened", tenant, {"text": text}, NOW)
 
 
@@ -62,7 +62,7 @@ async def rows(store: Database) -> list[Row]:
 async def test_event_is_published_and_its_row_deleted(
     store: Database, memory_broker: MemoryBroker, clock: ManualClock, relay: Relay, metrics: RecordingMetrics
 ) -> None:
-    """An event comes out as it was added, to the last field and header, and nothing is left of it."""
+    """An event is published with all its fields and headers. Its row is deleted."""
     event = Event("event-1", "something.happened", "acme", {"é": [1, None]}, NOW, "corr", "cause", Trace("p", "s"))
     await add(store, event)
     clock.advance(milliseconds=250)
@@ -85,30 +85,30 @@ async def test_event_is_published_and_its_row_deleted(
 
 async def add_and_fail(store: Database) -> None:
     async with store.transaction() as tx:
-        await outbox.add(tx, [events_of()], NOW)
+        await outbox.add(tx, [make_event()], NOW)
         raise OurError
 
 
-async def test_nothing_is_added_by_a_transaction_that_fails(store: Database) -> None:
-    """An event is there exactly when the state it announces is."""
+async def test_failed_transaction_adds_no_event(store: Database) -> None:
+    """A transaction that is rolled back adds no event."""
     with pytest.raises(OurError):
         await add_and_fail(store)
     assert await rows(store) == []
 
 
-async def test_same_event_is_there_once(store: Database) -> None:
-    """An event added again while it waits stays as it was first; another tenant's of the same id is another event."""
-    await add(store, events_of(text="first"), events_of(tenant="other"))
-    await add(store, events_of(text="second"), now=NOW + 5)
+async def test_event_is_added_once(store: Database) -> None:
+    """An event that is added again does not change. The same id of another tenant is another event."""
+    await add(store, make_event(text="first"), make_event(tenant="other"))
+    await add(store, make_event(text="second"), now=NOW + 5)
     kept = await rows(store)
     assert [(row["tenant_id"], row["added_at"]) for row in kept] == [("acme", NOW), ("other", NOW)]
-    assert [json.loads(row["body"])["payload"]["text"] for row in kept] == ["first", "told"]
+    assert [json.loads(row["body"])["payload"]["text"] for row in kept] == ["first", "hello"]
 
 
-async def test_oldest_goes_out_first(store: Database, memory_broker: MemoryBroker, relay: Relay) -> None:
-    """Events go out in the order in which they were added."""
+async def test_events_are_published_oldest_first(store: Database, memory_broker: MemoryBroker, relay: Relay) -> None:
+    """Events are published in the order in which they were added."""
     for number in (2, 3, 1):
-        await add(store, events_of(number), now=NOW - 10 + number)
+        await add(store, make_event(number), now=NOW - 10 + number)
     await relay.tick(NOW)
     assert [message.id for message in memory_broker.events] == ["event-1", "event-2", "event-3"]
 
@@ -116,11 +116,11 @@ async def test_oldest_goes_out_first(store: Database, memory_broker: MemoryBroke
 async def test_events_of_one_transaction_keep_their_order(
     store: Database, memory_broker: MemoryBroker, clock: ManualClock, relay: Relay
 ) -> None:
-    """Events of one instant go out in the order in which their transaction added them, whatever they are called."""
+    """Events of one instant are published in the order in which their transaction added them."""
     tenants = ("b", "a")
     async with store.transaction() as tx:
         for first in (90, 80, 70):
-            await outbox.add(tx, [events_of(first - number, tenant=tenants[number % 2]) for number in range(10)], NOW)
+            await outbox.add(tx, [make_event(first - number, tenant=tenants[number % 2]) for number in range(10)], NOW)
     for _ in range(10):
         await relay.tick(clock.now())
     published = [message.id for message in memory_broker.events]
@@ -128,9 +128,9 @@ async def test_events_of_one_transaction_keep_their_order(
 
 
 @pytest.mark.parametrize("whole", [True, False])
-async def test_completing_deletes_what_is_still_held(store: Database, lease: Lease, whole: bool) -> None:  # noqa: FBT001
-    """Completing a claim deletes the rows whose lease it has, leaves the others, and its count tells how many."""
-    await add(store, events_of(1), events_of(2))
+async def test_completing_deletes_held_rows(store: Database, lease: Lease, whole: bool) -> None:  # noqa: FBT001
+    """Completing a claim deletes only the rows that it still holds, and returns their number."""
+    await add(store, make_event(1), make_event(2))
     async with store.transaction() as tx:
         late = await lease.claim(tx, NOW, 10)
         await lease.retry(tx, [Failure(late[0], "late", NOW)])
@@ -141,11 +141,11 @@ async def test_completing_deletes_what_is_still_held(store: Database, lease: Lea
     assert (left["event_id"], left["attempt"], left["lease_token"]) == (again["event_id"], 2, again["lease_token"])
 
 
-async def test_broker_away_costs_no_attempt(
+async def test_broker_outage_costs_no_attempt(
     store: Database, memory_broker: MemoryBroker, clock: ManualClock, relay: Relay
 ) -> None:
-    """What an unavailable broker did not take waits in its old place, all attempts before it, and goes out later."""
-    await add(store, events_of())
+    """In an outage of the broker an event waits in its old place, and no attempt counts. Later it is published."""
+    await add(store, make_event())
     memory_broker.loses_acknowledgement_of = lambda _: True
     await relay.tick(NOW)
     (row,) = await rows(store)
@@ -156,11 +156,11 @@ async def test_broker_away_costs_no_attempt(
     assert ([message.id for message in memory_broker.events], await rows(store)) == (["event-1"], [])
 
 
-async def test_refused_event_is_buried_and_visible(
+async def test_refused_event_is_buried(
     store: Database, memory_broker: MemoryBroker, clock: ManualClock, relay: Relay, metrics: RecordingMetrics
 ) -> None:
-    """An event that the broker never takes stays with the reason, and holds up no other one."""
-    await add(store, events_of(1), events_of(2))
+    """An event that the broker always refuses is buried with the reason. It does not delay other events."""
+    await add(store, make_event(1), make_event(2))
     memory_broker.refuses = lambda message: message.id == "event-1"
     for _ in range(MAX_ATTEMPTS + 1):
         await relay.tick(clock.now())
@@ -174,11 +174,11 @@ async def test_refused_event_is_buried_and_visible(
     assert metrics.counts == {("outbox", "Waiting"): 0, ("outbox", "Buried"): 1}
 
 
-async def test_dead_predecessor_s_claims_are_taken_over(
+async def test_claims_of_a_dead_process_are_taken_over(
     store: Database, memory_broker: MemoryBroker, relay: Relay, lease: Lease
 ) -> None:
-    """What a dead process had claimed goes out at once where no other one can hold a lease; else its lease must end."""
-    await add(store, events_of())
+    """Rows that a dead process claimed are published at once on SQLite. On PostgreSQL their leases must end first."""
+    await add(store, make_event())
     async with store.transaction() as tx:
         await lease.claim(tx, NOW, 10)
     await take_over_claims(store, lease, NOW)
@@ -187,8 +187,8 @@ async def test_dead_predecessor_s_claims_are_taken_over(
 
 
 async def test_schema_refuses(store: Database) -> None:
-    """The schema itself refuses an event that could never be published, or a buried one that still would."""
-    await add(store, events_of())
+    """The schema refuses an event that could never be published, and a buried event that is available."""
+    await add(store, make_event())
     for change in (
         "available_at = NULL",
         "available_at = added_at - 1",

@@ -1,4 +1,4 @@
-"""What only PostgreSQL does behind the database port: many writers, outages of its own, a login."""
+"""The PostgreSQL database: concurrent writers, conflicts, restarts of the server, poolers."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -36,72 +36,72 @@ async def url(databases: Databases) -> AsyncIterator[str]:
 
 @pytest.fixture
 async def numbers(postgres: PostgresDatabase) -> PostgresDatabase:
-    """A store with two numbers, both 0."""
+    """Return a store with two numbers, both 0."""
     async with postgres.transaction() as tx:
         await tx.execute("CREATE TABLE numbers (number BIGINT PRIMARY KEY, value BIGINT)")
         await tx.execute("INSERT INTO numbers VALUES (1, 0), (2, 0)")
     return postgres
 
 
-async def values(database: Database) -> list[int]:
+async def read_values(database: Database) -> list[int]:
     return [row["value"] for row in await database.reader.fetch("SELECT value FROM numbers ORDER BY number")]
 
 
-async def test_swallowed_failure_is_not_committed(numbers: PostgresDatabase) -> None:
-    """A block that goes on after a statement has failed is told that nothing of it was committed."""
+async def test_swallowed_error_is_not_committed(numbers: PostgresDatabase) -> None:
+    """A block that continues after a failed statement raises an error at its end, because nothing is committed."""
 
-    async def go_on() -> None:
+    async def swallow_error() -> None:
         async with numbers.transaction() as tx:
             await tx.execute(ADD, {"number": 1})
             with pytest.raises(asyncpg.UniqueViolationError):
                 await tx.execute("INSERT INTO numbers VALUES (1, 0)")
 
     with pytest.raises(asyncpg.InFailedSQLTransactionError):
-        await go_on()
-    assert (await values(numbers), numbers.health.reason) == ([0, 0], None)
+        await swallow_error()
+    assert (await read_values(numbers), numbers.health.reason) == ([0, 0], None)
 
 
-async def deadlock(database: Database, *, again: bool) -> list[BaseException | None]:
-    """Have two transactions write two rows in opposite orders, each its first before either its second."""
-    both_hold = asyncio.Barrier(2)
-    met = False
+async def deadlock(database: Database, *, retry: bool) -> list[BaseException | None]:
+    """Run two transactions that write two rows in opposite orders. Return the error of each, or None."""
+    both_wrote = asyncio.Barrier(2)
+    waited = False
 
     async def write(tx: Transaction, first: int, second: int) -> None:
-        nonlocal met
+        nonlocal waited
         await tx.execute("SET LOCAL deadlock_timeout = '10ms'")
         await tx.execute(ADD, {"number": first})
-        if not met:
-            await both_hold.wait()
-            met = True
+        if not waited:
+            await both_wrote.wait()
+            waited = True
         await tx.execute(ADD, {"number": second})
 
     async def once(first: int, second: int) -> None:
         async with database.transaction() as tx:
             await write(tx, first, second)
 
-    async def until_done(first: int, second: int) -> None:
+    async def with_retries(first: int, second: int) -> None:
         await in_transaction(database, lambda tx: write(tx, first, second))
 
-    run = until_done if again else once
+    run = with_retries if retry else once
     async with asyncio.timeout(30):
         return list(await asyncio.gather(run(1, 2), run(2, 1), return_exceptions=True))
 
 
-async def test_deadlock(numbers: PostgresDatabase) -> None:
-    """Of two transactions that wait for each other one gives way with a conflict, and the other commits."""
-    ends = await deadlock(numbers, again=False)
+async def test_deadlock_is_a_conflict(numbers: PostgresDatabase) -> None:
+    """If two transactions wait for each other, one raises a conflict and the other commits."""
+    ends = await deadlock(numbers, retry=False)
     assert sorted(type(end).__name__ for end in ends) == ["ConflictError", "NoneType"]
-    assert (await values(numbers), numbers.health.reason) == ([1, 1], None)
+    assert (await read_values(numbers), numbers.health.reason) == ([1, 1], None)
 
 
-async def test_deadlock_is_tried_again(numbers: PostgresDatabase) -> None:
-    """Work that gives way is done anew, and both are there in the end."""
-    assert await deadlock(numbers, again=True) == [None, None]
-    assert await values(numbers) == [2, 2]
+async def test_deadlock_is_retried(numbers: PostgresDatabase) -> None:
+    """The transaction that met the conflict is run again, and both commit."""
+    assert await deadlock(numbers, retry=True) == [None, None]
+    assert await read_values(numbers) == [2, 2]
 
 
 async def test_statement_of_an_older_schema(numbers: PostgresDatabase) -> None:
-    """A statement prepared before another instance migrated is a conflict once, and goes on the next time."""
+    """A statement that was prepared before a migration raises a conflict once. The next run succeeds."""
     everything = "SELECT * FROM numbers WHERE number = 1 /* for update */"
 
     async def read(tx: Transaction) -> list[str]:
@@ -118,7 +118,7 @@ async def test_statement_of_an_older_schema(numbers: PostgresDatabase) -> None:
 
 
 async def test_settings_end_with_the_transaction(postgres: PostgresDatabase) -> None:
-    """What is set for a transaction is not left to whoever has the connection next, as behind a pooler."""
+    """Settings of a transaction do not apply to the next user of the connection, for example behind a pooler."""
     shown = "SELECT current_setting('enable_seqscan') AS seqscan"
     async with postgres.transaction() as tx:
         (inside,) = await tx.fetch(shown)
@@ -126,8 +126,8 @@ async def test_settings_end_with_the_transaction(postgres: PostgresDatabase) -> 
     assert (inside["seqscan"], outside) == ("off", "on")
 
 
-async def test_claims_race(url: str) -> None:
-    """Of instances that claim at the same time from the same rows none gets a row that another has."""
+async def test_concurrent_claims(url: str) -> None:
+    """Instances that claim from the same rows at once never get the same row."""
     lease = Lease(TIMERS, timedelta(seconds=30))
     instances = [await PostgresDatabase.open(url) for _ in range(4)]
     rows = [scheduled(f"call-{number}", NOW, Position(1, number), tenant=f"t{number % 7}") for number in range(2000)]
@@ -151,8 +151,8 @@ async def test_claims_race(url: str) -> None:
     assert all(shares), "an instance got nothing"
 
 
-async def test_commands_wait_for_each_other(postgres: PostgresDatabase) -> None:
-    """A timer that one instance decides on is not read by another one before it has decided; claims pass it over."""
+async def test_commands_on_the_same_timer_wait(postgres: PostgresDatabase) -> None:
+    """While one instance changes a timer, another instance waits to read it. Claims skip it."""
     key = Key("acme", "call-1")
     lease = Lease(TIMERS, timedelta(seconds=30))
     async with postgres.transaction() as tx:
@@ -166,15 +166,15 @@ async def test_commands_wait_for_each_other(postgres: PostgresDatabase) -> None:
     async with postgres.transaction() as tx:
         found = await timers.load(tx, [key])
         waiting = asyncio.create_task(read_locked())
-        passed_over = await in_transaction(postgres, lambda other: lease.claim(other, NOW, 10))
+        skipped = await in_transaction(postgres, lambda other: lease.claim(other, NOW, 10))
         await timers.save(tx, found, {key: found[key]._replace(position=Position(1, 5))})
         before = list(read)
     await waiting
-    assert (passed_over, before, read) == ([], [], [Position(1, 5)])
+    assert (skipped, before, read) == ([], [], [Position(1, 5)])
 
 
-async def test_restart(postgres_server: RestartablePostgres) -> None:
-    """A database that was away is unavailable until it is back, and says so; then the same object works as before."""
+async def test_restart_of_the_server(postgres_server: RestartablePostgres) -> None:
+    """While the server is down, the database is unavailable and unhealthy. Afterwards the same object works."""
     database = await PostgresDatabase.open(postgres_server.url)
     async with database.transaction() as tx:
         await tx.execute("CREATE TABLE numbers (number BIGINT PRIMARY KEY, value BIGINT)")
@@ -200,12 +200,12 @@ async def test_restart(postgres_server: RestartablePostgres) -> None:
             except DatabaseUnavailableError:
                 await asyncio.sleep(0.01)
     assert away is not None
-    assert await values(database) == [0]
+    assert await read_values(database) == [0]
     await database.close()
 
 
-async def test_killed_between_statements(postgres_server: RestartablePostgres) -> None:
-    """A connection that the server ended while it was idle is replaced, at the cost of one failure at most."""
+async def test_idle_connection_is_replaced(postgres_server: RestartablePostgres) -> None:
+    """A connection that the server closed while it was idle is replaced after one failure at most."""
     database = await PostgresDatabase.open(postgres_server.url)
     await database.reader.fetch("SELECT 1 AS one")
     await postgres_server.restart("immediate")
@@ -220,8 +220,8 @@ async def test_killed_between_statements(postgres_server: RestartablePostgres) -
     assert outcomes[1:] == ["works", "works"]
 
 
-async def test_without_prepared_statements(url: str) -> None:
-    """With a cache of nothing, as behind a pooler in transaction mode, it does the same."""
+async def test_without_a_statement_cache(url: str) -> None:
+    """Without a statement cache, as behind a pooler in transaction mode, no statement stays prepared."""
     database = await PostgresDatabase.open(url, statement_cache_size=0)
     lease = Lease(TIMERS, timedelta(seconds=30))
     async with database.transaction() as tx:
@@ -235,8 +235,8 @@ async def test_without_prepared_statements(url: str) -> None:
     assert prepared == 0
 
 
-async def test_a_timer_scheduled_again_is_not_deleted(postgres: PostgresDatabase) -> None:
-    """Retention passes over an old cancelled timer that a command is just scheduling again."""
+async def test_retention_skips_a_timer_that_is_scheduled_again(postgres: PostgresDatabase) -> None:
+    """Retention skips an old cancelled timer that a command is scheduling again."""
     timer = scheduled("call-1", NOW, Position(1, 1))
     async with postgres.transaction() as tx:
         await put_timers(tx, [in_state(State.CANCELLED, timer)])

@@ -1,4 +1,4 @@
-"""How the service meets a PostgreSQL server: one that is not there yet, that refuses it, that permits it little."""
+"""Connecting to PostgreSQL: a server that is down, a standby, a refused login, a role with few permissions."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -17,12 +17,12 @@ from timer_service.adapters.migrations import migrate, pending_migrations, read_
 from timer_service.adapters.postgres import PostgresDatabase
 from timer_service.core.errors import DatabaseUnavailableError, StartError
 
-SHIPPED = read_migrations(MIGRATIONS)
-MINE = [each for each in SHIPPED if each.engine in {None, "postgres"}]
+BUNDLED = read_migrations(MIGRATIONS)
+FOR_POSTGRES = [each for each in BUNDLED if each.engine in {None, "postgres"}]
 
 
-async def test_waits_for_the_server(postgres_server: RestartablePostgres) -> None:
-    """A server that comes up within ten seconds is not too late."""
+async def test_open_waits_for_the_server(postgres_server: RestartablePostgres) -> None:
+    """`open` succeeds if the server starts within ten seconds."""
     await postgres_server.stop()
     opening = asyncio.create_task(PostgresDatabase.open(postgres_server.url))
     with suppress(TimeoutError):
@@ -30,22 +30,22 @@ async def test_waits_for_the_server(postgres_server: RestartablePostgres) -> Non
     assert not opening.done()
     await postgres_server.start()
     database = await opening
-    assert await pending_migrations(database, SHIPPED) == MINE
+    assert await pending_migrations(database, BUNDLED) == FOR_POSTGRES
     await database.close()
 
 
-async def test_a_standby(postgres_server: RestartablePostgres) -> None:
-    """A standby is an outage, though it could be read, and one that is over when it is promoted."""
+async def test_standby_is_an_outage(postgres_server: RestartablePostgres) -> None:
+    """A standby is an outage although it could be read. The outage ends when the standby is promoted."""
     database = await PostgresDatabase.open(postgres_server.url)
     (row,) = await database.reader.fetch("SELECT current_setting('data_directory') AS folder")
     await postgres_server.stop()
     (Path(row["folder"]) / "standby.signal").touch()
     await postgres_server.start()
     with suppress(DatabaseUnavailableError):
-        await write(database)  # that was on a connection from before the restart
-    for asked in (write(database), database.reader.fetch("SELECT 1 AS one"), database.clock_at()):
+        await write(database)  # the connection is from before the restart
+    for request in (write(database), database.reader.fetch("SELECT 1 AS one"), database.clock_at()):
         with pytest.raises(DatabaseUnavailableError, match="standby"):
-            await asked
+            await request
         assert "standby" in (database.health.reason or "")
     promoting = await asyncpg.connect(postgres_server.url)
     await promoting.execute("SELECT pg_promote()")
@@ -63,7 +63,7 @@ async def write(database: PostgresDatabase) -> None:
 
 @pytest.mark.parametrize(("user", "path"), [("nobody-here", ""), ("postgres", "/nowhere")])
 async def test_refused_login(databases: Databases, user: str, path: str) -> None:
-    """A login that is refused ends at once with the reason, which holds no password."""
+    """A refused login raises an error at once. The error does not hold the password."""
     async with databases.database() as url:
         wrong = urlsplit(url)._replace(netloc=f"{user}:s3cret@{urlsplit(url).netloc.rpartition('@')[2]}")
         async with asyncio.timeout(5):
@@ -73,8 +73,8 @@ async def test_refused_login(databases: Databases, user: str, path: str) -> None
 
 
 @pytest.fixture
-async def empty(databases: Databases) -> AsyncIterator[tuple[str, str]]:
-    """An empty database: its URL, and the one of a role that may make nothing there."""
+async def empty_database(databases: Databases) -> AsyncIterator[tuple[str, str]]:
+    """Return the URL of an empty database for its owner, and for a role that may create nothing in it."""
     role = f"timer_test_{token_hex(4)}"
     async with databases.database() as url:
         owner = await asyncpg.connect(url)
@@ -86,13 +86,13 @@ async def empty(databases: Databases) -> AsyncIterator[tuple[str, str]]:
         await owner.close()
 
 
-async def test_a_role_that_only_reads_and_writes(empty: tuple[str, str]) -> None:
-    """Where another role brings the schema to head, the service's own needs no right to make anything."""
-    owner, role = empty
+async def test_role_that_only_reads_and_writes(empty_database: tuple[str, str]) -> None:
+    """If another role applies the migrations, the service's own role needs no right to create tables."""
+    owner, role = empty_database
     database = await PostgresDatabase.open(role)
-    assert await pending_migrations(database, SHIPPED) == MINE
+    assert await pending_migrations(database, BUNDLED) == FOR_POSTGRES
     with pytest.raises(StartError, match="permission denied for schema public"):
-        await migrate(database, SHIPPED)
+        await migrate(database, BUNDLED)
     await bring_to_head(owner)
-    assert await pending_migrations(database, SHIPPED) == await migrate(database, SHIPPED) == []
+    assert await pending_migrations(database, BUNDLED) == await migrate(database, BUNDLED) == []
     await database.close()

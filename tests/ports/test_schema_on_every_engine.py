@@ -1,4 +1,4 @@
-"""The schema is the same on every engine."""
+"""The schema of SQLite compared with the schema of PostgreSQL."""
 
 import re
 from typing import NamedTuple
@@ -11,7 +11,7 @@ SAME_TYPE = {"TEXT": "text", "BIGINT": "bigint", "INTEGER": "integer"}
 
 
 class Column(NamedTuple):
-    """A column as both engines tell of it."""
+    """A column, in a form that both engines share."""
 
     table: str
     name: str
@@ -21,12 +21,12 @@ class Column(NamedTuple):
 
 
 class Index(NamedTuple):
-    """An index as both engines tell of it."""
+    """An index, in a form that both engines share."""
 
     table: str
     unique: bool
     columns: tuple[str, ...]
-    """Or the one expression it is over."""
+    """The columns, or the one expression of the index."""
     only_where: str | None
 
 
@@ -72,9 +72,9 @@ async def sqlite_indexes(reader: Reader) -> set[Index]:
         columns = await reader.fetch("SELECT name FROM pragma_index_info(:name) ORDER BY seqno", {"name": row["name"]})
         names = tuple(column["name"] for column in columns)
         definition, _, where = " ".join((row["sql"] or "").split()).partition(" WHERE ")
-        if None in names:  # an expression, which must stand alone
+        if None in names:  # an expression, which must be the only column
             names = (definition.partition(f" ON {row['table']} (")[2][:-1],)
-        found.add(Index(row["table"], bool(row["is_unique"]), names, _bare(where)))
+        found.add(Index(row["table"], bool(row["is_unique"]), names, _normalize(where)))
     return found
 
 
@@ -86,33 +86,34 @@ async def postgres_indexes(reader: Reader) -> set[Index]:
         FROM pg_index WHERE indrelid >= 16384 AND indrelid::regclass::text NOT LIKE 'pg_%'
     """)
     return {
-        Index(row["table"], row["indisunique"], tuple(row["columns"]), _bare(row["predicate"] or "")) for row in rows
+        Index(row["table"], row["indisunique"], tuple(row["columns"]), _normalize(row["predicate"] or ""))
+        for row in rows
     }
 
 
-def _bare(predicate: str) -> str | None:
-    """Write a condition without what one engine adds to it."""
+def _normalize(predicate: str) -> str | None:
+    """Return a condition without the casts and parentheses that one engine adds."""
     return re.sub(r"::text|[()]", "", " ".join(predicate.split())) or None
 
 
-async def test_columns(sqlite: SqliteDatabase, postgres: PostgresDatabase) -> None:
-    """Both engines have the same tables with the same columns, of the same types, nullable alike."""
+async def test_columns_are_equal(sqlite: SqliteDatabase, postgres: PostgresDatabase) -> None:
+    """Both engines have the same tables and columns, with the same types, nullability and defaults."""
     columns = await sqlite_columns(sqlite.reader)
     assert len(columns) > 20
     assert columns == await postgres_columns(postgres.reader)
 
 
-async def test_indexes(sqlite: SqliteDatabase, postgres: PostgresDatabase) -> None:
-    """Both engines have the same indexes over the same columns and rows."""
+async def test_indexes_are_equal(sqlite: SqliteDatabase, postgres: PostgresDatabase) -> None:
+    """Both engines have the same indexes, over the same columns and rows."""
     indexes = await sqlite_indexes(sqlite.reader)
     assert len(indexes) > 5
-    # SQLite needs none for a key that is a whole number.
-    of_whole_numbers = {Index("schema_migrations", unique=True, columns=("number",), only_where=None)}
-    assert indexes | of_whole_numbers == await postgres_indexes(postgres.reader)
+    # SQLite has no index for an integer primary key.
+    integer_keys = {Index("schema_migrations", unique=True, columns=("number",), only_where=None)}
+    assert indexes | integer_keys == await postgres_indexes(postgres.reader)
 
 
-async def test_checks(sqlite: SqliteDatabase, postgres: PostgresDatabase) -> None:
-    """Both engines check as many conditions of each table."""
+async def test_check_constraints_are_equal_in_number(sqlite: SqliteDatabase, postgres: PostgresDatabase) -> None:
+    """Each table has the same number of CHECK constraints on both engines."""
     texts = await sqlite.reader.fetch("SELECT name, sql FROM sqlite_master WHERE type = 'table'")
     found = await postgres.reader.fetch("""
         SELECT conrelid::regclass::text AS name, count(*) AS checks FROM pg_constraint
@@ -122,8 +123,8 @@ async def test_checks(sqlite: SqliteDatabase, postgres: PostgresDatabase) -> Non
     assert {name: count for name, count in checks.items() if count} == {row["name"]: row["checks"] for row in found}
 
 
-async def test_keys_compare_by_their_bytes(postgres: PostgresDatabase) -> None:
-    """On PostgreSQL every text of a key is ordered as on SQLite and in Python, whatever the database's own order."""
+async def test_keys_compare_by_bytes(postgres: PostgresDatabase) -> None:
+    """On PostgreSQL all text columns of keys have the collation C, so their order is that of SQLite and Python."""
     rows = await postgres.reader.fetch("""
         SELECT DISTINCT attrelid::regclass::text || '.' || attname AS name, collname::text AS collation
         FROM pg_index JOIN pg_attribute ON attrelid = indrelid AND attnum = ANY (indkey)

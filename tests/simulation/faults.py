@@ -270,9 +270,9 @@ class FaultyBroker:
     def health(self) -> Health:
         return self._inner.health
 
-    async def caught_up(self, *, afresh: bool = False) -> bool:
+    async def caught_up(self, *, restart: bool = False) -> bool:
         self._gate.check()
-        return await self._inner.caught_up(afresh=afresh) and self._backlog.isdisjoint(self._inner.unsettled)
+        return await self._inner.caught_up(restart=restart) and self._backlog.isdisjoint(self._inner.unsettled)
 
     async def subscribe(self, *, alone: bool = False) -> Subscription:
         assert not alone, "the test decides when deliveries expire"

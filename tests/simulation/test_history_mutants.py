@@ -69,7 +69,7 @@ def r2_limit_checked_after_filtering(patch: pytest.MonkeyPatch) -> None:
 def r3_stale_before_the_backlog(patch: pytest.MonkeyPatch) -> None:
     """Jobs are timed out while their reports are not yet delivered."""
 
-    async def caught_up(_self: FaultyBroker, *, afresh: bool = False) -> bool:
+    async def caught_up(_self: FaultyBroker, *, restart: bool = False) -> bool:
         return True
 
     patch.setattr(FaultyBroker, "caught_up", caught_up)

@@ -139,12 +139,12 @@ def claimed_early(patch: pytest.MonkeyPatch) -> None:
 
 def unavailable_counts_as_published(patch: pytest.MonkeyPatch) -> None:
     """An event counts as published even if the broker is unavailable."""
-    judge = Relay._judge
+    judge = Relay._sort_results
 
     def optimistic(self: Relay, rows: Sequence[Row], results: Sequence[PublishResult], verdicts: Any) -> None:
         judge(self, rows, [PublishResult(PublishStatus.PUBLISHED) for _ in results], verdicts)
 
-    patch.setattr(Relay, "_judge", optimistic)
+    patch.setattr(Relay, "_sort_results", optimistic)
 
 
 def acknowledged_before_commit(patch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,7 @@ from timer_service.config import Config, load_config, unknown_settings
 from timer_service.core.errors import StartError
 
 EXAMPLE = Path(__file__).parents[2] / ".env.example"
+CANNOT_BE_READ = "cannot be read ({}); give the path of a readable file, such as /run/secrets/timer"
 
 
 @pytest.fixture(autouse=True)
@@ -21,14 +22,14 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def complaint(**overrides: object) -> str:
+def start_error(**overrides: object) -> str:
     with pytest.raises(StartError) as caught:
         load_config(**overrides)
     return str(caught.value)
 
 
 def test_defaults() -> None:
-    """Nothing needs to be set, and the defaults are the documented ones."""
+    """Every setting has a default, and the defaults are the documented ones."""
     config = load_config()
     assert config.broker_url == "nats://localhost:4222"
     assert config.db_path == Path("event_service.db")
@@ -41,7 +42,7 @@ def test_defaults() -> None:
 
 
 def test_frozen() -> None:
-    """A config never changes after it was read."""
+    """A config cannot be changed after it is read."""
     with pytest.raises(ValidationError, match="frozen"):
         load_config().batch_size = 1  # type: ignore[misc]
 
@@ -64,7 +65,7 @@ def test_durations_are_milliseconds(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_empty_is_not_set(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An empty variable, as Compose passes one on, leaves the default."""
+    """An empty variable, such as Compose sets, leaves the default."""
     monkeypatch.setenv("TIMER_BATCH_SIZE", "")
     monkeypatch.setenv("TIMER_LOG_FORMAT", "")
     assert load_config() == Config()
@@ -85,11 +86,11 @@ def test_empty_is_not_set(monkeypatch: pytest.MonkeyPatch) -> None:
         ("visibility_timeout", "10000"),
     ],
 )
-def test_accepted(field: str, value: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Values at the edge of what is allowed are taken."""
+def test_edge_values_are_accepted(field: str, value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Values at the edge of the allowed range are accepted."""
     monkeypatch.setenv(f"TIMER_{field.upper()}", value)
-    taken = getattr(load_config(), field)
-    assert taken != Config.model_fields[field].default
+    accepted = getattr(load_config(), field)
+    assert accepted != Config.model_fields[field].default
 
 
 @pytest.mark.parametrize(
@@ -103,58 +104,62 @@ def test_accepted(field: str, value: str, monkeypatch: pytest.MonkeyPatch) -> No
         ("TIMER_POLLING_INTERVAL", "5s", "whole number of milliseconds"),
         ("TIMER_POLLING_INTERVAL", "0.5", "whole number of milliseconds"),
         ("TIMER_POLLING_INTERVAL", "9" * 30, "whole number of milliseconds"),
-        ("TIMER_POLLING_INTERVAL", "0", "greater than or equal to"),
-        ("TIMER_SHUTDOWN_TIMEOUT", "-1", "greater than or equal to"),
-        ("TIMER_SHUTDOWN_TIMEOUT", "86400001", "less than or equal to"),
-        ("TIMER_VISIBILITY_TIMEOUT", "9999", "greater than or equal to 10 seconds"),
-        ("TIMER_BATCH_SIZE", "1001", "less than or equal to 1000"),
-        ("TIMER_BATCH_SIZE", "0", "greater than or equal to 1"),
-        ("TIMER_MAX_ATTEMPTS", "0", "greater than or equal to 1"),
-        ("TIMER_HTTP_PORT", "65536", "less than or equal to 65535"),
+        ("TIMER_POLLING_INTERVAL", "0", "at least 1 and at most 86400000, such as 5000"),
+        ("TIMER_SHUTDOWN_TIMEOUT", "-1", "at least 1 and at most 86400000, such as 20000"),
+        ("TIMER_SHUTDOWN_TIMEOUT", "86400001", "at least 1 and at most 86400000, such as 20000"),
+        ("TIMER_VISIBILITY_TIMEOUT", "9999", "at least 10000 and at most 86400000, such as 30000"),
+        ("TIMER_BATCH_SIZE", "1001", "must be a whole number, at least 1 and at most 1000, such as 1000"),
+        ("TIMER_BATCH_SIZE", "0", "at least 1 and at most 1000"),
+        ("TIMER_BATCH_SIZE", "many", "must be a whole number, at least 1 and at most 1000, such as 1000"),
+        ("TIMER_BATCH_SIZE", "9" * 5000, "must be a whole number, at least 1 and at most 1000, such as 1000"),
+        ("TIMER_MAX_ATTEMPTS", "0", "must be a whole number, at least 1, such as 20"),
+        ("TIMER_RETENTION_DAYS", "week", "must be a number, more than 0 and at most 3650, such as 7"),
+        ("TIMER_HTTP_PORT", "65536", "at least 0 and at most 65535, such as 9464"),
         ("TIMER_SUBJECT_PREFIX", "timer.", "joined by dots"),
         ("TIMER_SUBJECT_PREFIX", "timer.*", "joined by dots"),
         ("TIMER_SUBJECT_PREFIX", "täst", "joined by dots"),
         ("TIMER_REPLY_PREFIX", "_INBOX", "ends with a dot"),
         ("TIMER_REPLY_PREFIX", "$JS.API.", "ends with a dot"),
-        ("TIMER_REPLY_PREFIX", "timer.", "apart from TIMER_SUBJECT_PREFIX"),
-        ("TIMER_REPLY_PREFIX", "timer.cmd.v1.", "apart from TIMER_SUBJECT_PREFIX"),
-        ("TIMER_MANAGE_STREAMS", "maybe", "boolean"),
-        ("TIMER_LOG_LEVEL", "loud", "'debug'"),
-        ("TIMER_LOG_FORMAT", "xml", "'json' or 'console'"),
+        ("TIMER_REPLY_PREFIX", "timer.", "not overlap with TIMER_SUBJECT_PREFIX"),
+        ("TIMER_REPLY_PREFIX", "timer.cmd.v1.", "not overlap with TIMER_SUBJECT_PREFIX"),
+        ("TIMER_MANAGE_STREAMS", "maybe", "must be true or false"),
+        ("TIMER_LOG_LEVEL", "loud", "must be debug, info, warning or error"),
+        ("TIMER_LOG_FORMAT", "xml", "must be json or console"),
     ],
 )
-def test_refused(name: str, value: str, reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A wrong value is refused in one line that names its variable and what it must be."""
+def test_wrong_value_is_rejected(name: str, value: str, reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A wrong value is rejected with one line: the variable, what its value must be, and an example."""
     monkeypatch.setenv(name, value)
-    line = complaint()
-    assert line.startswith(f"{name}: ")
+    line = start_error()
+    assert line.startswith(f"{name}: must ")
     assert reason in line
     assert "\n" not in line
+    assert not re.search("Input|timedelta|pydantic", line), "in our own words"
 
 
 def test_reply_prefix_above_the_subjects(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A reply prefix that covers the service's own subjects is refused too."""
+    """A reply prefix that includes the service's own subjects is rejected."""
     monkeypatch.setenv("TIMER_SUBJECT_PREFIX", "acme.timer")
     monkeypatch.setenv("TIMER_REPLY_PREFIX", "acme.")
-    assert complaint() == "TIMER_REPLY_PREFIX: must lie apart from TIMER_SUBJECT_PREFIX"
+    assert start_error() == "TIMER_REPLY_PREFIX: must not overlap with TIMER_SUBJECT_PREFIX; a right value is _INBOX."
 
 
 def test_a_line_per_wrong_setting(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All that is wrong is told at once, a line each, wherever it was set."""
+    """Every wrong setting is reported, one per line, wherever it was set."""
     monkeypatch.setenv("TIMER_BATCH_SIZE", "many")
-    lines = complaint(http_port=-1).splitlines()
+    lines = start_error(http_port=-1).splitlines()
     assert [line.split(":")[0] for line in lines] == ["TIMER_BATCH_SIZE", "TIMER_HTTP_PORT"]
 
 
-def test_values_are_not_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A complaint never repeats the value, which may hold a password."""
+def test_errors_do_not_contain_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An error never contains the value, which may be a password."""
     monkeypatch.setenv("TIMER_BROKER_URL", "http://user:secret@host")
-    assert "secret" not in complaint()
+    assert "secret" not in start_error()
 
 
 @pytest.mark.parametrize("secret", ["nats_password", "nats_token", "nats_nkey_seed"])
-def test_secrets_may_lie_in_files(secret: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A secret may be given as a file, without the line break at its end; no way of printing a config shows it."""
+def test_secret_from_a_file(secret: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A secret is read from a file without its final line break, and printing a config does not show it."""
     (folder / "secret").write_text("s3cret\n")
     monkeypatch.setenv(f"TIMER_{secret.upper()}_FILE", str(folder / "secret"))
     config = load_config(**({"nats_user": "me"} if secret == "nats_password" else {}))
@@ -163,63 +168,66 @@ def test_secrets_may_lie_in_files(secret: str, folder: Path, monkeypatch: pytest
 
 
 @pytest.mark.parametrize(
-    ("settings", "told"),
+    ("settings", "message"),
     [
-        ({"PASSWORD": "p"}, "TIMER_NATS_USER and TIMER_NATS_PASSWORD go together"),
-        ({"PASSWORD_FILE": "full"}, "TIMER_NATS_USER and TIMER_NATS_PASSWORD go together"),
-        ({"USER": "u"}, "TIMER_NATS_USER and TIMER_NATS_PASSWORD go together"),
-        ({"TLS_CERT": "full"}, "TIMER_NATS_TLS_CERT and TIMER_NATS_TLS_KEY go together"),
-        ({"TLS_KEY": "full"}, "TIMER_NATS_TLS_CERT and TIMER_NATS_TLS_KEY go together"),
+        ({"PASSWORD": "p"}, "TIMER_NATS_USER and TIMER_NATS_PASSWORD go together: set both or neither"),
+        ({"PASSWORD_FILE": "full"}, "TIMER_NATS_USER and TIMER_NATS_PASSWORD go together: set both or neither"),
+        ({"USER": "u"}, "TIMER_NATS_USER and TIMER_NATS_PASSWORD go together: set both or neither"),
+        ({"TLS_CERT": "full"}, "TIMER_NATS_TLS_CERT and TIMER_NATS_TLS_KEY go together: set both or neither"),
+        ({"TLS_KEY": "full"}, "TIMER_NATS_TLS_CERT and TIMER_NATS_TLS_KEY go together: set both or neither"),
         (
             {"USER": "u", "PASSWORD": "p", "PASSWORD_FILE": "full"},
-            "TIMER_NATS_PASSWORD and TIMER_NATS_PASSWORD_FILE: give only one of them",
+            "TIMER_NATS_PASSWORD and TIMER_NATS_PASSWORD_FILE are both set: set only one of them",
         ),
         (
             {"USER": "u", "PASSWORD": "p", "TOKEN": "t"},
-            "TIMER_NATS_USER and TIMER_NATS_TOKEN: more than one way to authenticate",
+            "TIMER_NATS_USER and TIMER_NATS_TOKEN are different logins: set only one of them",
         ),
         (
             {"NKEY_SEED_FILE": "full", "CREDENTIALS": "full"},
-            "TIMER_NATS_NKEY_SEED_FILE and TIMER_NATS_CREDENTIALS: more than one way to authenticate",
+            "TIMER_NATS_NKEY_SEED_FILE and TIMER_NATS_CREDENTIALS are different logins: set only one of them",
         ),
-        ({"TOKEN_FILE": "none"}, "TIMER_NATS_TOKEN_FILE: can't be read: No such file or directory"),
-        ({"TOKEN_FILE": "empty"}, "TIMER_NATS_TOKEN_FILE: is an empty file"),
-        ({"TOKEN_FILE": "binary"}, "TIMER_NATS_TOKEN_FILE: is not text in UTF-8"),
-        ({"CREDENTIALS": "none"}, "TIMER_NATS_CREDENTIALS: can't be read: No such file or directory"),
-        ({"TLS_CA": "."}, "TIMER_NATS_TLS_CA: can't be read: Is a directory"),
+        ({"TOKEN_FILE": "none"}, f"TIMER_NATS_TOKEN_FILE: {CANNOT_BE_READ.format('No such file or directory')}"),
+        ({"TOKEN_FILE": "empty"}, "TIMER_NATS_TOKEN_FILE: names an empty file; write the secret into it"),
+        (
+            {"TOKEN_FILE": "binary"},
+            "TIMER_NATS_TOKEN_FILE: names a file that is not UTF-8 text; write the secret as text",
+        ),
+        ({"CREDENTIALS": "none"}, f"TIMER_NATS_CREDENTIALS: {CANNOT_BE_READ.format('No such file or directory')}"),
+        ({"TLS_CA": "."}, f"TIMER_NATS_TLS_CA: {CANNOT_BE_READ.format('Is a directory')}"),
     ],
 )
-def test_half_a_login(settings: dict[str, str], told: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Half a login, more than one, or a file that isn't there is refused, naming the variables."""
+def test_wrong_login(settings: dict[str, str], message: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An incomplete login, several logins or an unreadable file is rejected, and the error names the variables."""
     for name, content in {"full": b"x", "empty": b"\n", "binary": b"\xff"}.items():
         (folder / name).write_bytes(content)
     for name, value in settings.items():
         monkeypatch.setenv(f"TIMER_NATS_{name}", value)
-    assert complaint() == told
+    assert start_error() == message
 
 
-def test_user_in_the_url_is_a_login_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A user in the broker's URL beside another login is refused."""
+def test_user_in_the_url_is_a_login(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A user in the broker's URL and another login are rejected together."""
     monkeypatch.setenv("TIMER_BROKER_URL", "nats://me:secret@host")
     monkeypatch.setenv("TIMER_NATS_TOKEN", "secret")
-    told = complaint()
-    assert told == "TIMER_NATS_TOKEN and the user in TIMER_BROKER_URL: more than one way to authenticate"
+    message = "TIMER_NATS_TOKEN and the user in TIMER_BROKER_URL are different logins: set only one of them"
+    assert start_error() == message
 
 
 def test_unreadable_file(folder: Path) -> None:
-    """A .env that is not UTF-8 is named as what is wrong."""
+    """A .env that is not UTF-8 is rejected, and the error names the file."""
     (folder / ".env").write_bytes(b"TIMER_BATCH_SIZE=\xff\n")
-    assert complaint().startswith("can't read .env: ")
+    assert start_error().startswith("cannot read .env: ")
 
 
 def test_unknown_override() -> None:
-    """A misspelt override is a fault of the program, not silently ignored."""
+    """A misspelt override raises an error, because it is a bug of the program."""
     with pytest.raises(TypeError, match="batchsize"):
         load_config(batchsize=1)
 
 
 def test_unknown_settings(folder: Path) -> None:
-    """An unknown name, in the environment or in .env, is told with the nearest one; others' names are left alone."""
+    """An unknown name in the environment or in .env gives a warning with the nearest setting. Other names give none."""
     (folder / ".env").write_text("TIMER_POLING_INTERVAL=1\nDATABASE=x\n")
     environ = {
         "TIMER_BATCHSIZE": "1",
@@ -231,21 +239,40 @@ def test_unknown_settings(folder: Path) -> None:
         "PATH": "/bin",
     }
     assert unknown_settings(environ) == [
-        "TIMER_BATCHSIZE is not a setting; did you mean TIMER_BATCH_SIZE?",
-        "TIMER_POLING_INTERVAL is not a setting; did you mean TIMER_POLLING_INTERVAL?",
-        "TIMER_ZZZZZZZZZZZZ is not a setting; .env.example lists them all",
+        "unknown setting TIMER_BATCHSIZE; did you mean TIMER_BATCH_SIZE?",
+        "unknown setting TIMER_POLING_INTERVAL; did you mean TIMER_POLLING_INTERVAL?",
+        "unknown setting TIMER_ZZZZZZZZZZZZ; .env.example lists all settings",
     ]
 
 
-def test_unknown_names_do_not_stop_the_start(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An unknown name is no error, wherever it stands."""
+@pytest.mark.parametrize("line", ["TIMER_DBPATH=s3cret", "export TIMER_DBPATH = 's3cret'", "timer_dbpath=s3cret"])
+def test_misspelt_setting_in_the_file(line: str, folder: Path) -> None:
+    """A misspelt setting in .env gives the same warning as in the environment, without its value."""
+    (folder / ".env").write_text(f"{line}\n")
+    warnings = unknown_settings({})
+    assert warnings == ["unknown setting TIMER_DBPATH; did you mean TIMER_DB_PATH?"]
+    assert warnings == unknown_settings({"TIMER_DBPATH": "s3cret"})
+
+
+def test_misspelt_setting_beside_a_wrong_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An error for a wrong setting also names misspelt settings, which may be its cause."""
+    monkeypatch.setenv("TIMER_NATS_USER", "me")
+    monkeypatch.setenv("TIMER_NATS_PASWORD", "s3cret")
+    assert start_error().splitlines() == [
+        "TIMER_NATS_USER and TIMER_NATS_PASSWORD go together: set both or neither",
+        "unknown setting TIMER_NATS_PASWORD; did you mean TIMER_NATS_PASSWORD?",
+    ]
+
+
+def test_unknown_settings_do_not_stop_the_start(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An unknown setting is not an error, in the environment or in .env."""
     (folder / ".env").write_text("TIMER_BATCHSIZE=1\n")
     monkeypatch.setenv("TIMER_SERVICE_PORT", "tcp://10.0.0.1:80")
     assert load_config().batch_size == 1000
 
 
 def test_example_lists_every_setting(folder: Path) -> None:
-    """.env.example names every setting, in order, with its default and a line of explanation above."""
+    """.env.example has every setting, in order, with its default and an explanation above it."""
     entries = re.findall(r"^# (?!TIMER_)\S.*\n# TIMER_(\w+)=(.*)$", EXAMPLE.read_text("utf-8"), re.MULTILINE)
     assert [name.lower() for name, _ in entries] == list(Config.model_fields)
     assert [name.lower() for name, value in entries if not value] == [
@@ -255,8 +282,8 @@ def test_example_lists_every_setting(folder: Path) -> None:
     assert load_config().model_dump() == {name: field.default for name, field in Config.model_fields.items()}
 
 
-def test_example_works_as_it_is(folder: Path) -> None:
-    """Copied to .env unchanged, .env.example changes nothing and warns of nothing."""
+def test_unchanged_example(folder: Path) -> None:
+    """A copy of .env.example as .env changes no setting and gives no warning."""
     defaults = load_config()
     (folder / ".env").write_bytes(EXAMPLE.read_bytes())
     assert load_config() == defaults
@@ -265,10 +292,10 @@ def test_example_works_as_it_is(folder: Path) -> None:
 
 @pytest.mark.parametrize("password", ["s3/cret", "3/cret", "3?cret", "3?c=r&et", "3#cret", "s#cret"])
 def test_database_url_with_a_raw_password(password: str) -> None:
-    """A password that is not percent-encoded is refused, and no part of it is taken for anything else, or told."""
-    told = complaint(database_url=f"postgresql://user:{password}@host/database")
-    assert "percent-encoded" in told
-    assert "cret" not in told
+    """A password that is not percent-encoded is rejected, and the error contains no part of it."""
+    message = start_error(database_url=f"postgresql://user:{password}@host/database")
+    assert "percent-encoded" in message
+    assert "cret" not in message
 
 
 @pytest.mark.parametrize(
@@ -280,6 +307,6 @@ def test_database_url_with_a_raw_password(password: str) -> None:
     ],
 )
 def test_database_url(url: str) -> None:
-    """A URL of one server or of several names a PostgreSQL database."""
+    """A database URL may name one server or several."""
     config = load_config(database_url=url)
     assert (config.engine, config.postgres_url) == ("postgres", url)

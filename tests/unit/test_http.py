@@ -56,7 +56,7 @@ async def get(port: int, path: str, **said: str) -> Answer:
 
 
 async def test_ready() -> None:
-    """Readiness is 200 and lists every part as ok while none has trouble."""
+    """Readiness is 200 while every part is healthy, and the body lists the parts as ok."""
     async with serve_http(pages(health={"broker": HEALTHY, "database": HEALTHY}), HOST, 0) as port:
         answer = await get(port, "/readyz")
     assert answer.status == 200
@@ -64,15 +64,15 @@ async def test_ready() -> None:
 
 
 async def test_not_ready() -> None:
-    """Readiness is 503 while one part has trouble, and the body says which and why."""
+    """Readiness is 503 while a part is not healthy, and the body has the part and the reason."""
     async with serve_http(pages(health={"broker": Health.down("disconnected"), "database": HEALTHY}), HOST, 0) as port:
         answer = await get(port, "/readyz")
     assert answer.status == 503
     assert answer.json() == {"broker": "disconnected", "database": "ok"}
 
 
-async def test_readiness_is_asked_each_time() -> None:
-    """A part that recovers is ready at the next request."""
+async def test_readiness_is_checked_at_each_request() -> None:
+    """After a part recovers, the next request reports it as ready."""
     health = {"broker": Health.down("away")}
     async with serve_http(pages(health=health), HOST, 0) as port:
         before = await get(port, "/readyz")
@@ -82,21 +82,21 @@ async def test_readiness_is_asked_each_time() -> None:
 
 
 async def test_alive() -> None:
-    """Liveness is 200 while every loop turns, whatever trouble the parts have."""
+    """Liveness is 200 while no loop is stalled, even if a part is down."""
     async with serve_http(pages(health={"broker": Health.down("away")}), HOST, 0) as port:
         answer = await get(port, "/livez")
     assert (answer.status, answer.json()) == (200, {"stalled": []})
 
 
 async def test_stalled() -> None:
-    """Liveness is 503 and names the loops that turn no more."""
+    """Liveness is 503 while a loop is stalled, and the body names the loop."""
     async with serve_http(pages(stalled=["timers"]), HOST, 0) as port:
         answer = await get(port, "/livez")
     assert (answer.status, answer.json()) == (503, {"stalled": ["timers"]})
 
 
 async def test_metrics() -> None:
-    """The metrics are those of the given registry and nothing else, in the text every Prometheus reads."""
+    """The page has exactly the metrics of the given registry, in the Prometheus text format."""
     registry = CollectorRegistry()
     Counter("eggs", "Eggs.", registry=registry).inc(3)
     async with serve_http(pages(registry), HOST, 0) as port:
@@ -109,7 +109,7 @@ async def test_metrics() -> None:
 
 
 async def test_open_metrics() -> None:
-    """A scraper that asks for OpenMetrics gets it, said so in the content type."""
+    """A scraper that accepts OpenMetrics gets it, with the right content type."""
     registry = CollectorRegistry()
     Counter("eggs", "Eggs.", registry=registry).inc(3)
     async with serve_http(pages(registry), HOST, 0) as port:
@@ -119,8 +119,8 @@ async def test_open_metrics() -> None:
     assert answer.body.endswith(b"# EOF\n")
 
 
-async def test_a_taken_port() -> None:
-    """A port somebody listens on is a start error that names the setting."""
+async def test_port_in_use() -> None:
+    """A port that is in use is a start error that names the setting."""
     with socket.create_server((HOST, 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(StartError, match=rf"{HOST}:{port} .*TIMER_HTTP_PORT"):
@@ -128,8 +128,8 @@ async def test_a_taken_port() -> None:
                 pass
 
 
-async def test_an_impossible_host() -> None:
-    """A host that is none of this machine's is a start error that names the setting."""
+async def test_foreign_host() -> None:
+    """An address of another machine is a start error that names the setting."""
     with pytest.raises(StartError, match="TIMER_HTTP_HOST"):
         async with serve_http(pages(), "192.0.2.1", 0):
             pass
@@ -137,7 +137,7 @@ async def test_an_impossible_host() -> None:
 
 @pytest.mark.skipif(not socket.has_ipv6, reason="no IPv6 here")
 async def test_ipv6() -> None:
-    """An IPv6 host is served too."""
+    """The pages can be served at an IPv6 address."""
     try:
         socket.create_server(("::1", 0), family=socket.AF_INET6).close()
     except OSError:
@@ -159,8 +159,8 @@ async def test_the_port_is_free_again_at_once() -> None:
         assert (await get(port, "/livez")).status == 200
 
 
-async def test_stops_quickly_beside_open_connections() -> None:
-    """Neither an idle keep-alive connection nor half a request holds up the stop; both are closed."""
+async def test_stops_quickly_despite_open_connections() -> None:
+    """An idle connection or half a request does not delay the stop. Both are closed."""
     loop = asyncio.get_running_loop()
     async with serve_http(pages(), HOST, 0) as port:
         idle = await asyncio.open_connection(HOST, port)
@@ -175,16 +175,16 @@ async def test_stops_quickly_beside_open_connections() -> None:
         await writer.wait_closed()
 
 
-async def test_stopped_before_its_first_turn() -> None:
-    """A block that ends at once leaves nothing listening."""
+async def test_stop_directly_after_the_start() -> None:
+    """After a block that ends at once, nothing listens on the port."""
     async with serve_http(pages(), HOST, 0) as port:
         pass
     with pytest.raises(ConnectionRefusedError):
         await asyncio.open_connection(HOST, port)
 
 
-async def test_signals_are_left_alone() -> None:
-    """Serving installs no signal handlers: the service owns its signals."""
+async def test_installs_no_signal_handlers() -> None:
+    """Serving installs no signal handlers, because the service handles signals itself."""
     before = [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)]
     async with serve_http(pages(), HOST, 0) as port:
         await get(port, "/livez")
@@ -193,7 +193,7 @@ async def test_signals_are_left_alone() -> None:
 
 
 async def test_requests_are_not_logged(caplog: pytest.LogCaptureFixture) -> None:
-    """Probes and scrapes leave no line in the log."""
+    """Probes and scrapes are not logged."""
     caplog.set_level(logging.DEBUG, "uvicorn")
     caplog.set_level(logging.DEBUG, "uvicorn.access")
     async with serve_http(pages(), HOST, 0) as port:

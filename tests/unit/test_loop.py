@@ -13,7 +13,7 @@ POLL = 5000
 
 
 class Work:
-    """A worker whose ticks, and what they say about the next one, are scripted."""
+    """A worker with scripted ticks."""
 
     def __init__(self, next_at: list[int | None] | None = None) -> None:
         self.ticks: list[int] = []
@@ -50,8 +50,8 @@ class Work:
         return self.ticks
 
 
-def test_polls() -> None:
-    """With nothing to wait for, a tick comes every poll interval."""
+def test_polls_without_known_work() -> None:
+    """A loop that knows of no work ticks once per poll interval."""
 
     async def main() -> list[int]:
         return await Work().run_until(12_000)
@@ -60,7 +60,7 @@ def test_polls() -> None:
 
 
 def test_sleeps_until_the_next_row() -> None:
-    """The next tick comes to the millisecond when the next row is available."""
+    """The next tick begins at the millisecond when the next row becomes available."""
 
     async def main() -> list[int]:
         return await Work([1234, 1235]).run_until(2000)
@@ -69,7 +69,7 @@ def test_sleeps_until_the_next_row() -> None:
 
 
 def test_drains_without_sleeping() -> None:
-    """As long as rows are available no time passes between ticks."""
+    """The loop does not sleep while rows are available."""
 
     async def main() -> list[int]:
         return await Work([0] * 50).run_until(1)
@@ -78,7 +78,7 @@ def test_drains_without_sleeping() -> None:
 
 
 def test_poll_bounds_a_far_row() -> None:
-    """A row far away doesn't put the poll off: rows of other instances may come before it."""
+    """A row in the far future does not delay the poll, because other instances may add earlier rows."""
 
     async def main() -> list[int]:
         return await Work([60_000, 60_000]).run_until(9000)
@@ -86,8 +86,8 @@ def test_poll_bounds_a_far_row() -> None:
     assert in_virtual_time(main) == [0, 5000]
 
 
-def test_wakes_earlier() -> None:
-    """An earlier row moves the next tick to its own time, not to the moment it is told of."""
+def test_wake_moves_the_next_tick_earlier() -> None:
+    """A wake for an earlier row moves the next tick to the time of that row."""
 
     async def main() -> list[int]:
         work = Work([4000])
@@ -97,8 +97,8 @@ def test_wakes_earlier() -> None:
     assert in_virtual_time(main) == [0, 2500]
 
 
-def test_wakes_at_once_for_what_is_due() -> None:
-    """A row that is due when it is told of is ticked for at that moment."""
+def test_wake_for_a_due_row() -> None:
+    """A wake for a row that is already due starts a tick at once."""
 
     async def main() -> list[int]:
         work = Work([4000])
@@ -108,8 +108,8 @@ def test_wakes_at_once_for_what_is_due() -> None:
     assert in_virtual_time(main) == [0, 1000]
 
 
-def test_later_wake_does_not_move_it() -> None:
-    """A later row leaves the next tick where it is."""
+def test_wake_for_a_later_row() -> None:
+    """A wake for a later row does not move the next tick."""
 
     async def main() -> list[int]:
         work = Work([2000])
@@ -119,8 +119,8 @@ def test_later_wake_does_not_move_it() -> None:
     assert in_virtual_time(main) == [0, 2000]
 
 
-def test_wakes_move_it_only_earlier() -> None:
-    """Of several rows told of while asleep, the earliest decides."""
+def test_earliest_wake_wins() -> None:
+    """Of several wakes during one sleep, the earliest decides."""
 
     async def main() -> list[int]:
         work = Work([4500])
@@ -132,7 +132,7 @@ def test_wakes_move_it_only_earlier() -> None:
 
 
 def test_wake_during_a_tick_is_kept() -> None:
-    """A row told of while a tick is under way is not forgotten, though that tick no longer saw it."""
+    """A wake during a tick is kept, even if the tick did not see the row."""
 
     async def main() -> list[int]:
         work = Work()
@@ -144,7 +144,7 @@ def test_wake_during_a_tick_is_kept() -> None:
 
 @pytest.mark.parametrize("stop_at", [1, 700, 4999])
 def test_stops_while_asleep(stop_at: int) -> None:
-    """Stopping ends the sleep at once, and no tick follows."""
+    """A stop ends the sleep at once, and no tick follows."""
 
     async def main() -> list[int]:
         return await Work().run_until(stop_at)
@@ -152,8 +152,8 @@ def test_stops_while_asleep(stop_at: int) -> None:
     assert in_virtual_time(main) == [0]
 
 
-def test_stop_during_a_tick_lets_it_end() -> None:
-    """Stopping lets the tick under way end and starts no other, though rows are available."""
+def test_stop_during_a_tick() -> None:
+    """After a stop the current tick finishes and no other tick starts, even if rows are available."""
 
     async def main() -> Work:
         work = Work([0])
@@ -166,8 +166,8 @@ def test_stop_during_a_tick_lets_it_end() -> None:
     assert work.metrics.ticks["work"] == 1
 
 
-def test_stop_before_it_runs() -> None:
-    """A loop that is stopped before it runs makes no tick."""
+def test_stop_before_the_first_tick() -> None:
+    """A loop that is stopped before it runs does no tick."""
 
     async def main() -> list[int]:
         work = Work()
@@ -178,8 +178,8 @@ def test_stop_before_it_runs() -> None:
     assert in_virtual_time(main) == []
 
 
-def test_failing_tick_is_tried_again() -> None:
-    """A tick that fails, however often, is tried again a second later and never ends the loop."""
+def test_failing_tick_is_retried() -> None:
+    """A failing tick is retried after a second, any number of times, and does not end the loop."""
 
     async def main() -> Work:
         work = Work([3500])
@@ -193,7 +193,7 @@ def test_failing_tick_is_tried_again() -> None:
 
 
 def test_wake_after_a_failed_tick() -> None:
-    """Even the pause after a failure is cut short by a row that becomes available."""
+    """A wake also shortens the pause after a failure."""
 
     async def main() -> list[int]:
         work = Work()
@@ -204,8 +204,8 @@ def test_wake_after_a_failed_tick() -> None:
     assert in_virtual_time(main) == [0, 200]
 
 
-def test_cancellation_ends_it() -> None:
-    """Cancelling the loop's task is not taken for a failing tick."""
+def test_cancellation_ends_the_loop() -> None:
+    """A cancellation of the loop's task is not treated as a failing tick."""
 
     async def main() -> list[int]:
         work = Work()
@@ -219,17 +219,17 @@ def test_cancellation_ends_it() -> None:
 
 
 def test_stalled(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A loop in which no pass begins for a minute more than the poll interval is stalled."""
+    """A loop is stalled if no pass begins for a minute longer than the poll interval."""
 
     async def main() -> Work:
         work = Work()
         await work.run_until(1)
         return work
 
-    begun = time.monotonic()
+    began = time.monotonic()
     work = in_virtual_time(main)
     ended = time.monotonic()
-    monkeypatch.setattr(time, "monotonic", lambda: begun + POLL / 1000 + 60)
+    monkeypatch.setattr(time, "monotonic", lambda: began + POLL / 1000 + 60)
     in_time = work.loop.stalled
     monkeypatch.setattr(time, "monotonic", lambda: ended + POLL / 1000 + 60.001)
     assert (in_time, work.loop.stalled) == (False, True)

@@ -23,7 +23,7 @@ def metrics(registry: CollectorRegistry) -> Metrics:
 
 
 def test_implements_the_port_under_the_documented_names(metrics: Metrics, registry: CollectorRegistry) -> None:
-    """What the core tells arrives under the documented names and labels."""
+    """The core's measurements appear under the documented names and labels."""
     core: MetricsPort = metrics
     core.command_handled("ScheduleTimer", "scheduled")
     core.command_handled("ScheduleTimer", "scheduled")
@@ -56,7 +56,7 @@ def test_implements_the_port_under_the_documented_names(metrics: Metrics, regist
 
 
 def test_samples_replace_each_other(metrics: Metrics, registry: CollectorRegistry) -> None:
-    """A sample says how many there are now, whatever the one before found."""
+    """A gauge has the value of the newest sample."""
     for count in (6, 2):
         metrics.counted("timer_schedules", "Scheduled", count)
         metrics.overdue("timer_schedules", count, count / 2)
@@ -69,23 +69,38 @@ def test_samples_replace_each_other(metrics: Metrics, registry: CollectorRegistr
     assert [registry.get_sample_value(*name) for name in names] == [2, 2, 1]
 
 
-def test_publish_failures_begin_at_zero(registry: CollectorRegistry) -> None:
-    """Both reasons exist before the first failure, so that an increase from 0 to 1 is one."""
-    Metrics(registry)
-    for reason in ("refused", "unavailable"):
-        assert registry.get_sample_value("timer_publish_failures_total", {"reason": reason}) == 0
+def test_failure_series_begin_at_zero(metrics: Metrics, registry: CollectorRegistry) -> None:
+    """Every series of a failure exists before the first failure, so that an alert sees the increase from 0 to 1."""
+    metrics.create_failure_series(commands=["CancelTimer"], tables=["outbox"])
+    series: list[tuple[str, dict[str, str]]] = [
+        *(("timer_publish_failures_total", {"reason": reason}) for reason in ("refused", "full", "unavailable")),
+        *(("timer_dead_letters_total", {"code": str(code)}) for code in Code),
+        *(("timer_commands_received_total", {"type": t, "outcome": "rejected"}) for t in ("CancelTimer", "unknown")),
+        ("timer_buried_total", {"table": "outbox"}),
+        *(("timer_schedules_processed_total", {"table": "outbox", "outcome": o}) for o in ("retried", "buried")),
+        ("timer_lease_lost_total", {}),
+    ]
+    assert [(*each, registry.get_sample_value(*each)) for each in series] == [(*each, 0) for each in series]
+    assert registry.get_sample_value("timer_publish_failures_total", {"reason": "published"}) is None
 
 
-def test_empty_claims_are_told_apart(metrics: Metrics, registry: CollectorRegistry) -> None:
-    """The smallest bucket of the claim size counts the claims that found nothing."""
+@pytest.mark.skipif(platform.system() != "Linux", reason="prometheus_client reads /proc")
+def test_process_metrics(metrics: Metrics, registry: CollectorRegistry) -> None:
+    """The registry has the standard metrics of the process."""
+    for name in ("process_cpu_seconds_total", "process_resident_memory_bytes", "process_open_fds"):
+        assert registry.get_sample_value(name), name
+
+
+def test_empty_claims_have_a_bucket(metrics: Metrics, registry: CollectorRegistry) -> None:
+    """The smallest bucket of the claim size counts the claims that found no rows."""
     metrics.claimed(0)
     metrics.claimed(1)
     assert registry.get_sample_value("timer_claim_batch_size_bucket", {"le": "0.0"}) == 1
     assert registry.get_sample_value("timer_claim_batch_size_count") == 2
 
 
-def test_fire_lag_is_fine_from_a_millisecond_to_an_hour(metrics: Metrics, registry: CollectorRegistry) -> None:
-    """The lag's buckets reach from 1 ms to 1 h, and no step is wider than threefold."""
+def test_buckets_of_the_fire_lag(metrics: Metrics, registry: CollectorRegistry) -> None:
+    """The buckets of the lag range from 1 ms to 1 h, and each is at most three times the one before."""
     for seconds in (0.0005, 3599.0, 5000.0):
         metrics.fired_late("timer_schedules", seconds)
 
@@ -102,18 +117,23 @@ def test_fire_lag_is_fine_from_a_millisecond_to_an_hour(metrics: Metrics, regist
     assert max(later / earlier for earlier, later in itertools.pairwise(bounds)) <= 3
 
 
-def test_tick_leaves_its_instant(metrics: Metrics, registry: CollectorRegistry) -> None:
-    """A pass of a loop leaves its duration and the Unix time of its end under the loop's name."""
+def test_pass_of_a_loop(metrics: Metrics, registry: CollectorRegistry) -> None:
+    """A pass records its duration and the Unix time of its end, labelled with the loop."""
     before = time.time()
     metrics.ticked("timers", 0.5)
     at = registry.get_sample_value("timer_loop_last_tick_timestamp_seconds", {"loop": "timers"})
     assert at is not None
     assert before <= at <= time.time()
-    assert registry.get_sample_value("timer_polling_duration_seconds_sum") == 0.5
+    metrics.ticked("outbox", 0.25)
+    durations = {
+        loop: registry.get_sample_value("timer_polling_duration_seconds_sum", {"loop": loop})
+        for loop in ("timers", "outbox")
+    }
+    assert durations == {"timers": 0.5, "outbox": 0.25}
 
 
-def test_broker_is_asked_at_every_scrape(metrics: Metrics, registry: CollectorRegistry) -> None:
-    """The gauge is 0 until a broker is watched, then whatever it says at each scrape."""
+def test_broker_is_checked_at_every_scrape(metrics: Metrics, registry: CollectorRegistry) -> None:
+    """The gauge is 0 until a broker is watched. Then each scrape checks the broker."""
     answers = [True, False]
     seen = [registry.get_sample_value("timer_broker_connected")]
     metrics.watch_broker(lambda: answers.pop(0))
@@ -122,14 +142,14 @@ def test_broker_is_asked_at_every_scrape(metrics: Metrics, registry: CollectorRe
 
 
 def test_build_info(registry: CollectorRegistry) -> None:
-    """What runs can be read from the labels of a gauge that is always 1."""
+    """The labels of a gauge that is always 1 contain the running versions."""
     Metrics(registry)
     labels = {"version": version("timer-service"), "python": platform.python_version()}
     assert registry.get_sample_value("timer_build_info", labels) == 1
 
 
-def test_registries_are_apart(registry: CollectorRegistry) -> None:
-    """Two services in one process share no collector."""
+def test_registries_share_no_collector(registry: CollectorRegistry) -> None:
+    """Two services in one process have separate metrics."""
     Metrics(registry).leases_lost(1)
     other = CollectorRegistry()
     Metrics(other)
@@ -137,7 +157,7 @@ def test_registries_are_apart(registry: CollectorRegistry) -> None:
 
 
 def test_no_tenant_label(metrics: Metrics, registry: CollectorRegistry) -> None:
-    """No series is labelled with a tenant, for their number would be unbounded."""
+    """No series has a tenant as a label, because the number of series would have no limit."""
     metrics.command_handled("ScheduleTimer", "scheduled")
     assert b"timer_commands_received_total{" in generate_latest(registry)
     assert b"tenant" not in generate_latest(registry)

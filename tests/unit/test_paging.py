@@ -1,4 +1,4 @@
-"""Pages of lists that are too long for one answer."""
+"""Pages of lists that are too long for one reply."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -13,7 +13,7 @@ LARGE = 60_000
 
 
 class Shelf:
-    """Numbered things of a size, and what was read and viewed of them."""
+    """Numbered items of one size. It counts the items that were read and viewed."""
 
     def __init__(self, count: int, size: int) -> None:
         self.count = count
@@ -32,10 +32,10 @@ class Shelf:
         return {"number": number, "\u00e9" * self._size: None}
 
     async def page(self, after: Sequence[int], limit: int) -> Mapping[str, Any]:
-        return await read_page("things", self.read, after=after, limit=limit, view=self.view, place=place)
+        return await read_page("things", self.read, after=after, limit=limit, view=self.view, cursor_of=cursor_of)
 
 
-def place(number: int) -> Sequence[int]:
+def cursor_of(number: int) -> Sequence[int]:
     return [number]
 
 
@@ -46,7 +46,7 @@ def numbers(found: Mapping[str, Any]) -> list[int]:
 @pytest.mark.parametrize("count", [0, 1, 99, 100, 101, 199, 200, 201, 500, 1000, 1001])
 @pytest.mark.parametrize("limit", [1, 99, 100, 101, 200, 1000])
 async def test_read_pages(count: int, limit: int) -> None:
-    """Page after page everything comes once and in order, full pages first, and only the last one has no cursor."""
+    """The pages have every item once and in order. All pages but the last are full and have a cursor."""
     shelf = Shelf(count, 1)
     pages: list[list[int]] = []
     after: Sequence[int] = [-1]
@@ -60,8 +60,8 @@ async def test_read_pages(count: int, limit: int) -> None:
     assert pages == [wanted[at : at + limit] for at in range(0, max(1, count), limit)]
 
 
-async def test_reading_stops_where_the_page_is_full() -> None:
-    """Of 1,000 large things no more are read than one read at once brings, and viewed than are shown, and one."""
+async def test_reading_stops_when_the_page_is_full() -> None:
+    """Of 1,000 large items, one read returns 100, and one item more than fits on the page is viewed."""
     shelf = Shelf(1000, LARGE)
     found = await shelf.page([-1], 1000)
     assert (shelf.reads, shelf.viewed) == ([100], len(numbers(found)) + 1)
@@ -71,7 +71,7 @@ async def test_reading_stops_where_the_page_is_full() -> None:
 
 @pytest.mark.parametrize("size", [0, 1, 40, 5_000, 130_000, 262_000, 400_000])
 async def test_a_page_fits_into_a_message(size: int) -> None:
-    """A page fits with room to spare for what else an answer tells; something large is shown alone."""
+    """A page fits into a message with room for the other fields. A very large item has a page of its own."""
     shelf = Shelf(1500, size)
     found = await shelf.page([-1], 1000)
     assert len(to_json(found)) <= max(MAX_MESSAGE_BYTES // 2, size * 2) + 200

@@ -11,7 +11,7 @@ LATENCIES = st.integers(0, 30_000)
 
 
 class Machine:
-    """A machine's clocks and the database's, in microseconds; asking the database takes a while."""
+    """The clocks of a machine and of the database, in microseconds. A request to the database takes time."""
 
     def __init__(self, ahead: int, latencies: Iterator[tuple[int, int]]) -> None:
         self.elapsed = 0
@@ -48,8 +48,8 @@ def clock_of(machine: Machine, offsets: list[float]) -> PostgresClock:
 
 
 @pytest.mark.parametrize("ahead", [0, 5 * SECOND, -5 * SECOND])
-async def test_goes_by_the_database(ahead: int) -> None:
-    """However this machine's clock is set, it is the time that the database has, less what hearing of it takes."""
+async def test_follows_the_clock_of_the_database(ahead: int) -> None:
+    """The time is that of the database minus the time of its response, however this machine's clock is set."""
     offsets: list[float] = []
     machine = Machine(ahead, repeat(300, 200))
     clock = clock_of(machine, offsets)
@@ -58,7 +58,7 @@ async def test_goes_by_the_database(ahead: int) -> None:
     assert offsets == [pytest.approx((ahead - 200) / SECOND)]
     machine.system_at += 3600 * SECOND
     machine.advance(2 * SECOND)
-    assert clock.now() == (machine.database_at - 200 - 400) // 1000, "this machine's clock was set meanwhile"
+    assert clock.now() == (machine.database_at - 200 - 400) // 1000, "this machine's clock was changed in between"
 
 
 @given(
@@ -66,8 +66,8 @@ async def test_goes_by_the_database(ahead: int) -> None:
     st.lists(st.integers(0, 10 * SECOND), min_size=10, max_size=10),
     st.integers(-5 * SECOND, 5 * SECOND),
 )
-async def test_never_ahead(latencies: list[tuple[int, int]], pauses: list[int], ahead: int) -> None:
-    """Whatever each way of each question takes, it never runs ahead of the database's clock, nor far behind it."""
+async def test_never_ahead_of_the_database(latencies: list[tuple[int, int]], pauses: list[int], ahead: int) -> None:
+    """With any latency, the time is never ahead of the database's clock, nor far behind it."""
     machine = Machine(ahead, iter(latencies))
     clock = clock_of(machine, [])
     for number, pause in enumerate(pauses):
@@ -78,8 +78,8 @@ async def test_never_ahead(latencies: list[tuple[int, int]], pauses: list[int], 
             assert 0 <= machine.database_at - clock.now() * 1000 <= best + 1000 + step // 5000 + 1
 
 
-async def test_a_bad_measurement_is_no_step_back() -> None:
-    """A measurement taken while answers were slow does not replace a better one, but for what clocks drift."""
+async def test_slow_measurement_does_not_replace_a_better_one() -> None:
+    """A slow measurement does not replace a better one. Only the possible drift of the clocks is subtracted."""
     latencies = [*[(100, 100)] * 5, *[(40_000, 40_000)] * 5]
     machine = Machine(0, iter(latencies))
     clock = clock_of(machine, [])
@@ -89,22 +89,22 @@ async def test_a_bad_measurement_is_no_step_back() -> None:
     assert machine.database_at - clock.now() * 1000 <= 100 + 1200 + 1000
 
 
-async def test_the_database_is_set_back() -> None:
-    """When the database's clock is set back, time stands still until it is there again, and never goes back."""
+async def test_clock_of_the_database_is_set_back() -> None:
+    """When the database's clock is set back, time stands still until that clock catches up. It never goes back."""
     machine = Machine(0, repeat(100, 100))
     clock = clock_of(machine, [])
     await clock.measure()
     before = clock.now()
     machine.database_at -= 3 * SECOND
     await clock.measure()
-    stood = clock.now()
+    at_once = clock.now()
     machine.advance(2 * SECOND)
-    still = clock.now()
+    later = clock.now()
     machine.advance(2 * SECOND)
-    assert (stood, still) == (before, before)
+    assert (at_once, later) == (before, before)
     assert clock.now() == (machine.database_at - 100 - 800) // 1000
 
 
 def test_best_sample() -> None:
-    """Of several samples the one heard soonest after it was read counts."""
+    """Of several samples, the one with the shortest response time counts."""
     assert compute_offset(None, 0, [Sample(0, 1000, 400), Sample(400, 1420, 450), Sample(450, 1500, 900)]) == 970

@@ -4,7 +4,7 @@ from timer_service.adapters.postgres.text import insert_from_arrays, is_single_r
 
 
 def test_parameters_are_numbered() -> None:
-    """Each name gets a number, the same one wherever it stands, and the names come in the order of the numbers."""
+    """Each name gets one number, and the names are returned in the order of the numbers."""
     statement = translate("UPDATE t SET a = :until, b = :at WHERE a = :at AND c < :until")
     assert statement == ("UPDATE t SET a = $1, b = $2 WHERE a = $2 AND c < $1", ("until", "at"))
 
@@ -14,19 +14,19 @@ def test_parameters_are_numbered() -> None:
     ["SELECT ':name', 'it''s :name'", "SELECT 1 -- of :name\n", "SELECT /* not\n:name */ 1", "SELECT 1::text"],
     ids=["literals", "line comment", "comment", "cast"],
 )
-def test_what_only_looks_like_a_parameter(text: str) -> None:
-    """Literals, comments and casts are left as they are."""
+def test_text_that_looks_like_a_parameter(text: str) -> None:
+    """Literals, comments and casts are not changed."""
     assert translate(text) == (text, ())
 
 
 def test_markers() -> None:
-    """The markers of row locks become the clauses they stand for."""
+    """The markers of row locks are replaced by the clauses of PostgreSQL."""
     assert translate("SELECT 1 /* skip locked */").text == "SELECT 1 FOR UPDATE SKIP LOCKED"
     assert translate("SELECT 1 /* for update */").text == "SELECT 1 FOR UPDATE"
 
 
 def test_insert_from_arrays() -> None:
-    """An insert of one row of parameters becomes one of as many rows as its arrays have, the rest as it was."""
+    """An insert of one row of parameters becomes an insert from arrays. The rest of the statement is not changed."""
     text = translate("INSERT INTO t (a, b, c) VALUES (:x, :y,\n :x) ON CONFLICT (a) DO UPDATE SET b = excluded.b").text
     assert is_single_row_insert(text)
     assert insert_from_arrays(text, ["text", "int8"]) == (
@@ -36,7 +36,7 @@ def test_insert_from_arrays() -> None:
 
 
 def test_insert_from_arrays_with_literals() -> None:
-    """What is the same in every row stays as it is."""
+    """A literal, which is the same in every row, is not changed."""
     text = translate("INSERT INTO t (a, b, c, d) VALUES (:a, 'status.transition', 0, '')").text
     assert is_single_row_insert(text)
     assert insert_from_arrays(text, ["text"]) == (
@@ -55,5 +55,5 @@ def test_insert_from_arrays_with_literals() -> None:
     ],
 )
 def test_other_statements(sql: str) -> None:
-    """What is no insert of one row of parameters, or has some elsewhere, is none."""
+    """Other statements are not recognized as an insert of one row of parameters."""
     assert not is_single_row_insert(translate(sql).text)

@@ -21,7 +21,7 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def test_blocks(package: str) -> None:
-    """Each block is the text between its name and the next, comments within it included."""
+    """A block is the text from its name to the next name, including comments."""
     assert load_sql(package, "some.sql") == {
         "first": "SELECT 1\n-- why\nFROM a",
         "second_one": "DELETE FROM b",

@@ -7,7 +7,7 @@ from timer_service.core.transactions import in_transaction
 
 
 class Work:
-    """Writes a number; meets so many conflicts first."""
+    """Work that inserts a number. The first tries end in a conflict."""
 
     def __init__(self, conflicts: int) -> None:
         self.tries = 0
@@ -17,12 +17,12 @@ class Work:
         self.tries += 1
         await tx.execute("INSERT INTO tries VALUES (:number)", {"number": self.tries})
         if self.tries <= self._conflicts:
-            raise ConflictError("somebody was in the way")
+            raise ConflictError("another transaction wrote the row")
         return "done"
 
 
-async def test_conflicts_are_tried_again(sqlite: SqliteDatabase) -> None:
-    """Work that meets conflicts is done anew, and only its last try is there."""
+async def test_conflicts_are_retried(sqlite: SqliteDatabase) -> None:
+    """Work is retried after a conflict, and only its last try is committed."""
     async with sqlite.transaction() as tx:
         await tx.execute("CREATE TABLE tries (number BIGINT)")
     work = Work(conflicts=4)
@@ -30,8 +30,8 @@ async def test_conflicts_are_tried_again(sqlite: SqliteDatabase) -> None:
     assert [row["number"] for row in await sqlite.reader.fetch("SELECT number FROM tries")] == [5]
 
 
-async def test_not_for_ever(sqlite: SqliteDatabase) -> None:
-    """Work that meets a conflict each time ends with it."""
+async def test_gives_up_after_five_tries(sqlite: SqliteDatabase) -> None:
+    """Work that always ends in a conflict raises it after five tries."""
     async with sqlite.transaction() as tx:
         await tx.execute("CREATE TABLE tries (number BIGINT)")
     work = Work(conflicts=100)
@@ -40,8 +40,8 @@ async def test_not_for_ever(sqlite: SqliteDatabase) -> None:
     assert work.tries == 5
 
 
-async def test_other_errors_are_not(sqlite: SqliteDatabase) -> None:
-    """An error that trying again can't mend ends the work at once."""
+async def test_other_errors_are_not_retried(sqlite: SqliteDatabase) -> None:
+    """Any other error is raised at once."""
     tries = 0
 
     async def work(_: Transaction) -> None:
@@ -49,6 +49,6 @@ async def test_other_errors_are_not(sqlite: SqliteDatabase) -> None:
         tries += 1
         raise ValueError
 
-    with pytest.raises(ValueError):  # noqa: PT011 - this very one
+    with pytest.raises(ValueError):  # noqa: PT011 - raised above
         await in_transaction(sqlite, work)
     assert tries == 1

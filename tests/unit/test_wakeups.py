@@ -13,12 +13,12 @@ POLL = timedelta(seconds=5)
 
 
 class Instance:
-    """A process with one loop, which finds nothing by itself."""
+    """A process with one loop, whose ticks find no work."""
 
     def __init__(self, broker: MemoryBroker, name: str = "timers", *, alone: bool = False) -> None:
         self.ticks: list[int] = []
         self.loop = Loop(name, self, clock=LoopClock(), polling_interval=POLL, metrics=RecordingMetrics())
-        self.wakes = Wakeups(broker, LoopClock(), POLL, [self.loop], alone=alone)
+        self.wakeups = Wakeups(broker, LoopClock(), POLL, [self.loop], alone=alone)
 
     async def tick(self, now: int) -> Pass:
         self.ticks.append(now)
@@ -27,14 +27,14 @@ class Instance:
 
 async def run(*instances: Instance, until: int = 7000) -> None:
     for each in instances:
-        await each.wakes.hear()
+        await each.wakeups.subscribe()
         asyncio.get_running_loop().call_at(until / 1000, each.loop.stop)
     await asyncio.gather(*(each.loop.run() for each in instances))
 
 
 def wake_at(instant: int, waking: Instance, loop: str, at: int) -> None:
     def wake() -> None:
-        tasks.append(asyncio.ensure_future(waking.wakes.wake([loop], at)))
+        tasks.append(asyncio.ensure_future(waking.wakeups.wake([loop], at)))
 
     tasks: list[asyncio.Future[None]] = []
     asyncio.get_running_loop().call_at(instant / 1000, wake)
@@ -43,10 +43,10 @@ def wake_at(instant: int, waking: Instance, loop: str, at: int) -> None:
 @pytest.mark.parametrize(
     ("at", "ticks", "hints"),
     [(2000, [0, 2000], [("timers", 2000)]), (6000, [0, 5000], [])],
-    ids=["before its next look", "after its next look"],
+    ids=["before its next poll", "after its next poll"],
 )
 def test_other_instances(at: int, ticks: list[int], hints: list[tuple[str, int]]) -> None:
-    """A wake for a loop that runs elsewhere only reaches it there, unless it looks by itself before that."""
+    """A wake for a loop of another process is sent as a hint, unless that loop polls before the instant."""
     broker = MemoryBroker()
     heard: list[tuple[str, int]] = []
 
@@ -62,8 +62,8 @@ def test_other_instances(at: int, ticks: list[int], hints: list[tuple[str, int]]
 
 
 @pytest.mark.parametrize("alone", [True, False])
-def test_loop_at_home(alone: bool) -> None:  # noqa: FBT001
-    """A wake for a loop of this process reaches that and disturbs no other instance."""
+def test_loop_of_this_process(alone: bool) -> None:  # noqa: FBT001
+    """A wake for a loop of this process wakes it, and no hint is sent."""
     broker = MemoryBroker()
     heard: list[tuple[str, int]] = []
 
@@ -77,8 +77,8 @@ def test_loop_at_home(alone: bool) -> None:  # noqa: FBT001
     assert (in_virtual_time(main).ticks, heard) == ([0, 2000], [])
 
 
-def test_alone() -> None:
-    """Where no other process can have the database nobody is told, not even of a loop that is nowhere."""
+def test_exclusive_database() -> None:
+    """If no other process can use the database, no hint is sent, even for an unknown loop."""
     broker = MemoryBroker()
     heard: list[tuple[str, int]] = []
 

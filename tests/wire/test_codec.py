@@ -31,12 +31,12 @@ def rejection(given_delivery: Delivery) -> Rejection:
 
 
 def with_data(text: str) -> bytes:
-    """Write a command with `text` where its data is, whatever that is."""
+    """Return a command whose data is replaced by `text`, which may be invalid JSON."""
     return schedule_timer(data="DATA").replace(b'"DATA"', text.encode())
 
 
 def test_whole_command() -> None:
-    """All that a command says in body and headers is there once it is decoded."""
+    """A decoded command has every field of the body and the headers."""
     body = schedule_timer(
         "call-7",
         "2026-11-21T10:00:00+01:00",
@@ -55,14 +55,14 @@ def test_whole_command() -> None:
 
 
 def test_smallest_command() -> None:
-    """What is optional may be left out; the id is then the broker's."""
+    """Optional fields may be omitted. The id is then that of the broker."""
     decoded = decode(delivery(schedule_timer(), position=Position(1, 9)))
     assert (decoded.id, decoded.correlation_id, decoded.reply_to, decoded.trace) == ("message-9", None, None, Trace())
 
 
 @pytest.mark.parametrize(("text", "is_set"), [("null", True), (None, False)])
 def test_null_data_is_not_absent_data(text: str | None, is_set: bool) -> None:  # noqa: FBT001
-    """`data: null` stays apart from no data, so that the event can repeat exactly what was given."""
+    """`data: null` and no data are different, so that the event can repeat exactly what the command had."""
     body = schedule_timer() if text is None else with_data(text)
     payload = decode(delivery(body)).payload
     assert isinstance(payload, ScheduleTimer)
@@ -92,7 +92,7 @@ def test_null_data_is_not_absent_data(text: str | None, is_set: bool) -> None:  
     ids=range(15),
 )
 def test_invalid_json(body: bytes) -> None:
-    """What is no strict JSON in UTF-8 is rejected as such, lone surrogates and numbers it doesn't have among it."""
+    """A body that is not strict JSON in UTF-8 is rejected. Lone surrogates, NaN and Infinity are not JSON."""
     assert rejection(delivery(body)).code is Code.INVALID_JSON
 
 
@@ -125,20 +125,20 @@ def test_invalid_json(body: bytes) -> None:
     ids=range(22),
 )
 def test_invalid_envelope(body: bytes, path: str) -> None:
-    """An envelope with a field missing or wrong is rejected, and the field is named."""
-    verdict = rejection(delivery(body))
-    assert verdict.code is Code.INVALID_ENVELOPE
-    assert path in [fault.path for fault in verdict.faults]
+    """An envelope with a missing or wrong field is rejected, and the rejection names the field."""
+    rejected = rejection(delivery(body))
+    assert rejected.code is Code.INVALID_ENVELOPE
+    assert path in [fault.path for fault in rejected.faults]
 
 
 def test_snake_case_envelope() -> None:
-    """The envelope's fields have one spelling: Python's own names are not among them."""
+    """The names of the envelope's fields are camelCase only."""
     body = json.dumps({"type": "ScheduleTimer", "tenant_id": "acme", "payload": {}}).encode()
     assert rejection(delivery(body)).faults == (Fault("tenantId", "Field required"),)
 
 
 def test_unknown_envelope_field() -> None:
-    """An unknown envelope field is ignored, so that v1 can grow."""
+    """An unknown envelope field is ignored, so that v1 can get new fields."""
     assert decode(delivery(schedule_timer(envelope={"priority": 1}))) == decode(delivery(schedule_timer()))
 
 
@@ -151,11 +151,11 @@ def test_unknown_envelope_field() -> None:
     ],
 )
 def test_unknown_type(name: str, hint: str) -> None:
-    """An unknown type is answered with the nearest known one, or with all there are."""
-    verdict = rejection(delivery(command(name, {}), address=command_address(message=kebab(name))))
-    assert verdict.code is Code.UNKNOWN_TYPE
-    assert hint in verdict.message
-    assert "ScheduleTimer" in verdict.message
+    """The rejection of an unknown type names the nearest known type, or all of them."""
+    rejected = rejection(delivery(command(name, {}), address=command_address(message=kebab(name))))
+    assert rejected.code is Code.UNKNOWN_TYPE
+    assert hint in rejected.message
+    assert "ScheduleTimer" in rejected.message
 
 
 @pytest.mark.parametrize(
@@ -179,65 +179,65 @@ def test_unknown_type(name: str, hint: str) -> None:
     ids=range(14),
 )
 def test_invalid_payload(payload: dict[str, Any], path: str) -> None:
-    """A payload with a field that is wrong or unknown is rejected, and the field is named."""
-    verdict = rejection(delivery(schedule_timer(**payload)))
-    assert verdict.code is Code.INVALID_PAYLOAD
-    assert [fault.path for fault in verdict.faults] == [path]
-    assert path in verdict.message
+    """A payload with a wrong or unknown field is rejected, and the rejection names the field."""
+    rejected = rejection(delivery(schedule_timer(**payload)))
+    assert rejected.code is Code.INVALID_PAYLOAD
+    assert [fault.path for fault in rejected.faults] == [path]
+    assert path in rejected.message
 
 
 def test_snake_case_payload() -> None:
-    """The payload's fields have one spelling: Python's own names are both unknown and no substitute."""
+    """The names of the payload's fields are camelCase only. Other spellings are unknown fields."""
     body = command("ScheduleTimer", {"tenant_id": "acme", "service_call_id": "a", "due_at": iso(NOW)})
-    verdict = rejection(delivery(body))
+    rejected = rejection(delivery(body))
     names = "serviceCallId", "dueAt", "tenant_id", "service_call_id", "due_at"
-    assert (verdict.code, [fault.path for fault in verdict.faults]) == (
+    assert (rejected.code, [fault.path for fault in rejected.faults]) == (
         Code.INVALID_PAYLOAD,
         [f"payload.{name}" for name in names],
     )
 
 
 @pytest.mark.parametrize("number", ["1e999", "-1e999", "[1e400]"])
-def test_number_beyond_json(number: str) -> None:
-    """A number that would become infinite can't be handed back, so it is not taken."""
-    verdict = rejection(delivery(with_data(number)))
-    assert verdict.code is Code.INVALID_PAYLOAD
-    assert [fault.path for fault in verdict.faults] == ["payload.data"]
+def test_number_that_json_cannot_hold(number: str) -> None:
+    """A number that would become infinite is rejected, because no event could repeat it."""
+    rejected = rejection(delivery(with_data(number)))
+    assert rejected.code is Code.INVALID_PAYLOAD
+    assert [fault.path for fault in rejected.faults] == ["payload.data"]
 
 
 @pytest.mark.parametrize("due_at", ["1969-12-31T23:59:59Z", "0001-01-01T00:00:00Z", "9999-12-31T23:59:59-01:00"])
 def test_due_at_out_of_range(due_at: str) -> None:
-    """A due time outside the range has its own code, also beside other faults."""
-    verdict = rejection(delivery(schedule_timer(due_at=due_at, call="")))
-    assert verdict.code is Code.DUE_AT_OUT_OF_RANGE
-    assert {fault.path for fault in verdict.faults} == {"payload.dueAt", "payload.serviceCallId"}
+    """A due time outside the range has its own code, even if there are other faults."""
+    rejected = rejection(delivery(schedule_timer(due_at=due_at, call="")))
+    assert rejected.code is Code.DUE_AT_OUT_OF_RANGE
+    assert {fault.path for fault in rejected.faults} == {"payload.dueAt", "payload.serviceCallId"}
 
 
 @pytest.mark.parametrize(("spare", "code"), [(0, Code.INVALID_ENVELOPE), (1, Code.TOO_LARGE)])
 def test_largest_body(spare: int, code: Code) -> None:
-    """A body of exactly the limit is read; one byte more is not looked at."""
+    """A body of exactly the maximum size is decoded. A body with one byte more is not."""
     body = b"{" + b" " * (MAX_COMMAND_BYTES + spare - 2) + b"}"
     assert rejection(delivery(body)).code is code
 
 
 def test_largest_data() -> None:
-    """The limit of data counts bytes of compact JSON: exactly so many are taken, a byte more is too large."""
+    """Data may have exactly the maximum number of bytes as compact JSON. One byte more is too large."""
     fits = "é" * ((MAX_DATA_BYTES - 2) // 2)
     decoded = decode(delivery(schedule_timer(data=fits)))
-    verdict = rejection(delivery(schedule_timer(data=fits + "x")))
+    rejected = rejection(delivery(schedule_timer(data=fits + "x")))
     assert isinstance(decoded.payload, ScheduleTimer)
     assert decoded.payload.data == fits
-    assert (verdict.code, [fault.path for fault in verdict.faults]) == (Code.TOO_LARGE, ["payload.data"])
+    assert (rejected.code, [fault.path for fault in rejected.faults]) == (Code.TOO_LARGE, ["payload.data"])
 
 
 def test_subject_of_another_tenant() -> None:
-    """A command must be addressed to the tenant it names: the address is what the broker's permissions fence."""
-    verdict = rejection(delivery(schedule_timer(), address=command_address("other")))
-    assert (verdict.code, verdict.faults) == (Code.TENANT_MISMATCH, (Fault("tenantId", "must be 'other'"),))
+    """The address must name the command's tenant, because the broker checks permissions on addresses."""
+    rejected = rejection(delivery(schedule_timer(), address=command_address("other")))
+    assert (rejected.code, rejected.faults) == (Code.TENANT_MISMATCH, (Fault("tenantId", "must be 'other'"),))
 
 
 def test_payload_without_a_tenant() -> None:
-    """A payload that leaves its tenant out belongs to the envelope's tenant."""
+    """A payload without a tenant belongs to the tenant of the envelope."""
     body = command("CancelTimer", {"serviceCallId": "call-7"}, tenant="other")
     decoded = decode(delivery(body, address=command_address("other", "cancel-timer")))
     assert decoded.payload == CancelTimer(tenant_id="other", service_call_id="call-7")
@@ -245,28 +245,31 @@ def test_payload_without_a_tenant() -> None:
 
 
 def test_payload_of_another_tenant() -> None:
-    """The tenant of the payload, if it is given, must be the envelope's."""
-    verdict = rejection(delivery(schedule_timer(tenantId="other")))
-    assert (verdict.code, verdict.faults) == (Code.TENANT_MISMATCH, (Fault("payload.tenantId", "must be 'acme'"),))
+    """The tenant of the payload, if present, must equal that of the envelope."""
+    rejected = rejection(delivery(schedule_timer(tenantId="other")))
+    assert (rejected.code, rejected.faults) == (Code.TENANT_MISMATCH, (Fault("payload.tenantId", "must be 'acme'"),))
 
 
 def test_subject_of_another_type() -> None:
-    """A command must be addressed as what it is."""
-    verdict = rejection(delivery(schedule_timer(), address=command_address(message="cancel-timer")))
-    assert (verdict.code, verdict.faults) == (Code.TYPE_MISMATCH, (Fault("type", "belongs at 'schedule-timer'"),))
+    """The address must name the command's type."""
+    rejected = rejection(delivery(schedule_timer(), address=command_address(message="cancel-timer")))
+    assert (rejected.code, rejected.faults) == (
+        Code.TYPE_MISMATCH,
+        (Fault("type", "must be published as 'schedule-timer'"),),
+    )
 
 
 def test_many_faults() -> None:
-    """However much is wrong, a verdict stays small enough for a header and an event."""
+    """A rejection with many faults still fits into a header and an event."""
     unknown: dict[str, Any] = {f"field{n}" + "x" * 1000: n for n in range(100)}
-    verdict = rejection(delivery(schedule_timer(**unknown)))
-    assert len(verdict.faults) == 20
-    assert all(len(fault.path) <= 300 for fault in verdict.faults)
-    assert len(verdict.message) < 1500
+    rejected = rejection(delivery(schedule_timer(**unknown)))
+    assert len(rejected.faults) == 20
+    assert all(len(fault.path) <= 300 for fault in rejected.faults)
+    assert len(rejected.message) < 1500
 
 
 def test_field_name_with_a_line_break() -> None:
-    """A field's name can't add headers to the dead letter, such as one the broker would obey."""
+    """The name of a field cannot add a header to the dead letter, such as one that the broker would act on."""
     unknown: dict[str, Any] = {"x\r\nNats-Rollup: all": 1}
     given_delivery = delivery(schedule_timer(**unknown))
     letter, _ = Rejected(given_delivery, rejection(given_delivery), None).messages(NOW, MAX_MESSAGE_BYTES)
@@ -276,7 +279,7 @@ def test_field_name_with_a_line_break() -> None:
 @pytest.mark.parametrize("header", [10, 58_000, 65_000])
 @pytest.mark.parametrize("body", [0, 1000, MAX_MESSAGE_BYTES - 65_000, MAX_MESSAGE_BYTES - 100, MAX_MESSAGE_BYTES])
 def test_dead_letter_fits(body: int, header: int) -> None:
-    """A dead letter fits into a message however little room the command left, and says what is missing in it."""
+    """A dead letter of any command fits into a message, and its headers name the omitted parts."""
     command = delivery(b"x" * body, headers={"note": "y" * header})
     letter, _ = Rejected(command, rejection(command), None).messages(NOW, MAX_MESSAGE_BYTES)
     headers = sum(len(name) + len(value) + 4 for name, value in letter.headers.items())
@@ -305,7 +308,7 @@ def test_dead_letter_fits(body: int, header: int) -> None:
     ids=range(10),
 )
 def test_trace(headers: dict[str, str], trace: Trace) -> None:
-    """A well-formed trace context is taken; a malformed one is left out and costs the command nothing."""
+    """A well-formed trace context is kept. A malformed one is ignored, and the command is still accepted."""
     assert decode(delivery(schedule_timer(), headers=headers)).trace == trace
 
 
@@ -320,14 +323,14 @@ def test_trace(headers: dict[str, str], trace: Trace) -> None:
     ids=range(4),
 )
 def test_trace_with_control_characters(headers: dict[str, str]) -> None:
-    """No trace can carry what a database can't store or what would end a header."""
+    """A trace context cannot contain characters that a database cannot store or that end a header."""
     trace = decode(delivery(schedule_timer(), headers=headers)).trace
     assert all(part is None or part.isprintable() for part in trace)
 
 
 @given(st.binary())
 def test_arbitrary_bytes(body: bytes) -> None:
-    """Whatever the bytes, they end as a command or as a rejection."""
+    """Random bytes are rejected without any other error."""
     with pytest.raises(Rejection):
         decode(delivery(body))
 
@@ -346,20 +349,20 @@ field_values = json_values | st.sampled_from(["acme", "call-1", iso(NOW), "Sched
     st.dictionaries(st.sampled_from(FIELDS) | st.text(), field_values, max_size=3),
 )
 def test_arbitrary_fields(payload: dict[str, Any], envelope: dict[str, Any]) -> None:
-    """Whatever a command's fields hold, it is decoded or rejected with at least one fault or a message."""
+    """A command with random fields is either decoded or rejected with a message."""
     body = {"type": "ScheduleTimer", "tenantId": "acme", "payload": {"tenantId": "acme", **payload}, **envelope}
     try:
         decoded = decode(delivery(json.dumps(body).encode("utf-8", "surrogatepass")))
-    except Rejection as verdict:
-        assert verdict.message  # noqa: PT017 - a rejection is one of the two right ways out
+    except Rejection as rejected:
+        assert rejected.message  # noqa: PT017 - a rejection is one of the two correct results
     else:
         assert decoded.tenant == "acme"
 
 
 def test_event() -> None:
-    """An event carries every field of the envelope, and its trace as headers."""
-    told = Event("e-1", "work.signal.fired", "acme", {"a": None}, NOW, "corr", "cause", Trace(TRACEPARENT, "a=b"))
-    message = encode(told)
+    """An event has every field of the envelope, and its trace as headers."""
+    event = Event("e-1", "work.signal.fired", "acme", {"a": None}, NOW, "corr", "cause", Trace(TRACEPARENT, "a=b"))
+    message = encode(event)
     assert message.address == Address(Kind.EVENT, "acme", "work-signal-fired")
     assert message.id == "e-1"
     assert message.headers == {"traceparent": TRACEPARENT, "tracestate": "a=b"}
@@ -375,7 +378,7 @@ def test_event() -> None:
 
 
 def test_event_without_extras() -> None:
-    """What an event doesn't have is left out, not sent as null."""
+    """Fields that an event does not have are omitted, not sent as null."""
     message = encode(Event("e-1", "DueTimeReached", "acme", {}, NOW))
     assert message.headers == {}
     assert set(json.loads(message.body)) == {"id", "type", "tenantId", "timestampMs", "payload"}
@@ -391,5 +394,5 @@ def test_event_without_extras() -> None:
     ],
 )
 def test_kebab(name: str, part: str) -> None:
-    """A type becomes one address part: words joined by dashes, dots as dashes."""
+    """A type becomes one part of an address: words and dots are joined by dashes."""
     assert kebab(name) == part

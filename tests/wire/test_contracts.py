@@ -1,4 +1,4 @@
-"""The contracts as committed, the models and what the code really sends say the same."""
+"""The committed contracts agree with the models and with the messages that the code sends."""
 
 import json
 import runpy
@@ -48,7 +48,7 @@ NOW = 1_795_248_000_000
 
 
 def message_types() -> dict[str, type[Payload]]:
-    """Find every message of the code by its kebab name; they live in the core and in each slice's `messages`."""
+    """Return every message of the core and of each slice's `messages` module, by its kebab name."""
     for module in walk_packages(timer_service.__path__, "timer_service."):
         if module.name.startswith("timer_service.core.") or module.name.endswith(".messages"):
             import_module(module.name)
@@ -72,11 +72,11 @@ BODIES: dict[str, TypeAdapter[Any]] = {
     **{f"{route.name}-answer": TypeAdapter(route.reply | REFUSED) for route in QUERIES},
     "command-outcome": TypeAdapter(GENERATED["CommandHandled"] | GENERATED["CommandRefused"]),
 }
-"""What travels without an envelope, by schema name."""
+"""The bodies without an envelope, by the name of their schema."""
 
 
 def examples(kind: str) -> list[Any]:
-    """Return the examples of a kind as (message, file) parameters."""
+    """Return the examples of a kind as parameters (message, file)."""
     files = sorted((EXAMPLES / kind).rglob("*.json"))
     return [pytest.param(file.parent.name, file, id=f"{file.parent.name}-{file.stem}") for file in files]
 
@@ -103,13 +103,13 @@ def read_any(message: str, body: bytes) -> None:
 
 
 def read(model: type[Payload], body: bytes) -> None:
-    """Read a body as the service reads a command, or as a careful user reads an event."""
+    """Read a body: a command like the service, an event like a strict client."""
     envelope = decode_envelope(body)
     if model.type in COMMANDS:
         decode_command(delivered(envelope.tenant_id, kebab(model.type), body), envelope, COMMANDS)
         return
     if envelope.type != model.type or envelope.id is None or envelope.timestamp_ms is None:
-        raise Rejection(Code.INVALID_ENVELOPE, "not the envelope of such an event")
+        raise Rejection(Code.INVALID_ENVELOPE, "not the envelope of this event")
     model.model_validate(envelope.payload, by_alias=True, by_name=False)
 
 
@@ -126,20 +126,20 @@ def delivered(tenant: str, message: str, body: bytes) -> Delivery:
     )
 
 
-def test_regenerating_gives_what_is_committed() -> None:
-    """The schemas are those of today's models; if not, run `make contracts`."""
+def test_committed_schemas_are_current() -> None:
+    """The committed schemas equal those of the models. If this fails, run `make contracts`."""
     assert {file.name: file.read_text("utf-8") for file in SCHEMAS.iterdir()} == GENERATED["schemas"]()
     assert (CONTRACTS / "asyncapi.yaml").read_text("utf-8") == GENERATED["asyncapi_text"]()
 
 
-def test_every_message_of_the_code_has_a_schema_and_the_other_way_round() -> None:
-    """No message goes undocumented and no schema outlives its message."""
+def test_messages_and_schemas_correspond() -> None:
+    """Every message has a schema, and every schema has a message."""
     assert {file.name for file in SCHEMAS.iterdir()} == {f"{message}.v1.json" for message in (*MESSAGES, *BODIES)}
 
 
 @pytest.mark.parametrize("message", MESSAGES)
-def test_the_tenant_of_a_payload(message: str) -> None:
-    """A command's payload may leave out its tenant; an event's always names it."""
+def test_tenant_of_a_payload(message: str) -> None:
+    """The payload of a command may omit its tenant. The payload of an event always has it."""
     model = MESSAGES[message]
     fields = json.loads((SCHEMAS / f"{message}.v1.json").read_text("utf-8"))["$defs"][model.__name__]
     assert issubclass(model, TenantPayload) == ("tenantId" in fields["properties"])
@@ -147,8 +147,8 @@ def test_the_tenant_of_a_payload(message: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["valid", "invalid"])
-def test_every_message_of_the_code_has_examples_and_the_other_way_round(kind: str) -> None:
-    """Each message shows what passes and what does not."""
+def test_messages_and_examples_correspond(kind: str) -> None:
+    """Every message has valid and invalid examples, and every example has a message."""
     folders = {folder.name: len(list(folder.glob("*.json"))) for folder in (EXAMPLES / kind).iterdir()}
     assert folders.keys() == {*MESSAGES, *BODIES}
     fewest = 1 if kind == "valid" else 2  # CountTimers has no fields
@@ -156,8 +156,8 @@ def test_every_message_of_the_code_has_examples_and_the_other_way_round(kind: st
 
 
 @pytest.mark.parametrize("message", [*MESSAGES, *BODIES])
-def test_schema_is_one(message: str) -> None:
-    """Each file is a 2020-12 schema that names itself by a URN."""
+def test_schema_is_valid(message: str) -> None:
+    """Each file is a JSON Schema 2020-12 with a URN as its id."""
     schema = json.loads((SCHEMAS / f"{message}.v1.json").read_text("utf-8"))
     Draft202012Validator.check_schema(schema)
     assert schema["$id"] == f"urn:timer-service:{message}:v1"
@@ -165,7 +165,7 @@ def test_schema_is_one(message: str) -> None:
 
 @pytest.mark.parametrize(("message", "file"), examples("valid"))
 def test_valid_example_passes_schema_and_model(message: str, file: Path) -> None:
-    """What is shown as valid is taken."""
+    """A valid example is accepted by the schema and by the model."""
     body = file.read_bytes()
     assert fits_schema(message, body)
     read_any(message, body)
@@ -173,20 +173,20 @@ def test_valid_example_passes_schema_and_model(message: str, file: Path) -> None
 
 @pytest.mark.parametrize(("message", "file"), examples("invalid"))
 def test_invalid_example_fails_schema_and_model(message: str, file: Path) -> None:
-    """What is shown as invalid is refused, by schema and model alike."""
+    """An invalid example is rejected by the schema and by the model."""
     body = file.read_bytes()
     assert (fits_schema(message, body), fits_model(message, body)) == (False, False)
 
 
 @pytest.mark.parametrize(("message", "file"), examples("invalid-beyond-schema"))
 def test_example_beyond_the_schema_fails_only_in_the_model(message: str, file: Path) -> None:
-    """What no schema can express is refused all the same."""
+    """An example that is invalid for a reason beyond JSON Schema is rejected by the model only."""
     body = file.read_bytes()
     assert (fits_schema(message, body), fits_model(message, body)) == (True, False)
 
 
 def sent_events() -> dict[str, Message]:
-    """Return events as the code writes them, with everything they can carry and with as little as they can."""
+    """Return events as the code writes them, once with all optional fields and once with none."""
     row = {
         "tenant_id": "acme",
         "service_call_id": "order-4711/payment",
@@ -237,16 +237,16 @@ def rejected_event(body: bytes) -> Message:
 
 
 @pytest.mark.parametrize("message", sent_events().values(), ids=sent_events())
-def test_what_the_code_sends_fits_its_schema(message: Message) -> None:
-    """Events are written by hand for speed, so they are held against their schema here."""
+def test_events_fit_their_schemas(message: Message) -> None:
+    """Every event fits its schema. Events are written by hand for speed, so no model checks them."""
     assert fits_schema(message.address.message, message.body)
     read(MESSAGES[message.address.message], message.body)
 
 
-async def test_what_is_really_answered_fits_its_schema(
+async def test_replies_about_timers_fit_their_schemas(
     sqlite: SqliteDatabase, memory_broker: MemoryBroker, clock: ManualClock
 ) -> None:
-    """Answers are written by hand, so those about timers of every state are held against their schema."""
+    """Every reply and outcome about timers of every state fits its schema."""
     timers = await timers_of_every_state(sqlite, memory_broker, clock)
     queries = Queries(sqlite, clock, QUERIES)
     calls = ["scheduled", "reached", "cancelled", "failed", "nobody"]
@@ -272,17 +272,17 @@ async def test_what_is_really_answered_fits_its_schema(
 
 
 async def timers_of_every_state(sqlite: SqliteDatabase, broker: MemoryBroker, clock: ManualClock) -> Timers:
-    """Bring a timer to each state with commands that ask for their outcome, and have one command rejected."""
+    """Create a timer in each state with commands that request a reply, and send one invalid command."""
     timers = Timers(sqlite, broker, clock)
-    told = {"Timer-Reply-To": "_INBOX.me"}
+    headers = {"Timer-Reply-To": "_INBOX.me"}
     envelope = {"correlationId": "order-4711"}
     broker.refuses = fires("failed")
     for call, due_at in {"scheduled": after(hours=1), "reached": START, "failed": START, "cancelled": START}.items():
-        timers.send(schedule_timer(call, due_at, data={"step": 1}, envelope=envelope), told)
+        timers.send(schedule_timer(call, due_at, data={"step": 1}, envelope=envelope), headers)
     for call in ("cancelled", "nobody-knew"):
         cancel = command("CancelTimer", {"tenantId": "acme", "serviceCallId": call})
-        timers.send(cancel, told, message="cancel-timer")
-    timers.send(b"not JSON", told)
+        timers.send(cancel, headers, message="cancel-timer")
+    timers.send(b"not JSON", headers)
     await timers.consume()
     for _ in range(MAX_ATTEMPTS):
         await timers.tick()
@@ -290,10 +290,10 @@ async def timers_of_every_state(sqlite: SqliteDatabase, broker: MemoryBroker, cl
     return timers
 
 
-async def test_what_is_answered_about_signals_fits_its_schema(
+async def test_replies_about_signals_fit_their_schemas(
     sqlite: SqliteDatabase, memory_broker: MemoryBroker, clock: ManualClock
 ) -> None:
-    """Answers and outcomes about signals of every status, their firings and tasks are held against their schema."""
+    """Every reply and outcome about signals of every status, their firings and tasks fits its schema."""
     signals = Signals(sqlite, memory_broker, clock)
     for signal in ("fired", "paused", "cancelled", "resolved"):
         await signals.create(signal, f"item of {signal}", note="a\nnote")
@@ -362,8 +362,8 @@ def test_the_asyncapi_document_judges_examples_like_the_schemas(kind: str) -> No
             assert validator.is_valid(json.loads(file.read_bytes())) == (kind == "valid"), file
 
 
-def test_every_address_is_served_and_the_other_way_round() -> None:
-    """The AsyncAPI document has the addresses of the code's messages and queries, and no others."""
+def test_addresses_of_the_code_and_of_asyncapi_correspond() -> None:
+    """The AsyncAPI document has exactly the addresses of the messages and queries of the code."""
     commands = {kebab(each) for each in COMMANDS}
     served = {
         *(f"timer.cmd.v1.{{tenant}}.{each}" for each in commands),
@@ -375,10 +375,10 @@ def test_every_address_is_served_and_the_other_way_round() -> None:
     assert {each["address"] for each in GENERATED["asyncapi"]()["channels"].values()} == served
 
 
-async def test_what_is_told_of_runs_fits_its_schema(
+async def test_messages_about_runs_fit_their_schemas(
     sqlite: SqliteDatabase, memory_broker: MemoryBroker, clock: ManualClock
 ) -> None:
-    """Events, outcomes and answers about runs of every kind are held against their schema."""
+    """Every event, outcome and reply about runs fits its schema."""
     runs = Runs(sqlite, memory_broker, clock)
     await runs.start({"a": [], "b": ["a", {"group": "g"}], "c": ["a"]}, "g")
     await runs.resolve("g", {"d": []})

@@ -162,12 +162,12 @@ class MemoryBroker:
         """Send a query, as a client does. Raises KeyError if no handler serves that name."""
         return await self._query_handlers[name](name, tenant, body)
 
-    async def caught_up(self, *, afresh: bool = False) -> bool:
+    async def caught_up(self, *, restart: bool = False) -> bool:
         """Return whether the backlog is settled, as in `core.broker.Broker`."""
         if not self.health.usable:
             return False
         unsettled = self.unsettled
-        backlog = unsettled if afresh or self._backlog is None else self._backlog & unsettled
+        backlog = unsettled if restart or self._backlog is None else self._backlog & unsettled
         self._backlog = backlog or None
         return not backlog
 

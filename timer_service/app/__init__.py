@@ -1,1 +1,1 @@
-"""COMPOSITION ROOT: builds database, broker, slices and HTTP from Config, runs and stops them."""
+"""COMPOSITION ROOT: builds the database, the broker, the slices and HTTP from `Config`; starts and stops them."""

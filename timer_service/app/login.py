@@ -1,4 +1,4 @@
-"""How the settings say to authenticate."""
+"""The login at the broker, from the settings."""
 
 from pydantic import SecretStr
 
@@ -7,7 +7,7 @@ from timer_service.config import Config
 
 
 def nats_login(config: Config) -> Login:
-    """Return how to authenticate at NATS."""
+    """Return the NATS login from the settings."""
     return Login(
         user=config.nats_user,
         password=_text(config.nats_password or config.nats_password_file),

@@ -1,10 +1,10 @@
-"""The schema of the configured database."""
+"""The schema of the configured database, and its migrations."""
 
 import logging
 
 from timer_service.adapters.migrations import Migration, migrate, pending_migrations, read_migrations
 from timer_service.app.storage import open_database
-from timer_service.bundled_files import bundled
+from timer_service.bundled_files import bundled_folder
 from timer_service.config import Config
 from timer_service.core.database import Database
 from timer_service.core.errors import StartError
@@ -13,33 +13,33 @@ log = logging.getLogger(__name__)
 
 
 def migrations(engine: str) -> list[Migration]:
-    """Return the migrations this version ships for an engine."""
-    return [each for each in _shipped() if each.engine in {None, engine}]
+    """Return the migrations of this version for an engine."""
+    return [each for each in _bundled_migrations() if each.engine in {None, engine}]
 
 
 async def apply_migrations(config: Config) -> list[Migration]:
-    """Bring the configured database to head; return what was applied."""
+    """Migrate the configured database to head; return the applied migrations."""
     async with open_database(config) as database:
-        return await migrate(database, _shipped())
+        return await migrate(database, _bundled_migrations())
 
 
 async def unapplied_migrations(config: Config) -> list[Migration]:
-    """Return what the configured database lacks."""
+    """Return the migrations that the configured database lacks."""
     async with open_database(config) as database:
-        return await pending_migrations(database, _shipped())
+        return await pending_migrations(database, _bundled_migrations())
 
 
 async def bring_to_head(database: Database, *, auto: bool) -> None:
-    """Apply what is pending, or raise `StartError` when there is something and it is not `auto`."""
+    """Apply the missing migrations if `auto`. Otherwise raise `StartError` if a migration is missing."""
     if auto:
-        for applied in await migrate(database, _shipped()):
-            log.info("migrated", extra={"migration": applied.name})
-    elif pending := await pending_migrations(database, _shipped()):
+        for migration in await migrate(database, _bundled_migrations()):
+            log.info("migration applied", extra={"migration": migration.name})
+    elif missing := await pending_migrations(database, _bundled_migrations()):
         raise StartError(
-            f"the schema lacks {', '.join(each.name for each in pending)}, and TIMER_AUTO_MIGRATE is off: "
+            f"the schema lacks {', '.join(each.name for each in missing)}, and TIMER_AUTO_MIGRATE is off: "
             "run `timer-service migrate up`"
         )
 
 
-def _shipped() -> list[Migration]:
-    return read_migrations(bundled("migrations"))
+def _bundled_migrations() -> list[Migration]:
+    return read_migrations(bundled_folder("migrations"))

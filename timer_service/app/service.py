@@ -1,4 +1,4 @@
-"""The running service: which parts an instance has, and how they start and stop together."""
+"""The running service: the parts of an instance, and how they start and stop."""
 
 import asyncio
 import logging
@@ -14,7 +14,7 @@ from timer_service.config import Config
 from timer_service.core.broker import Subscription
 from timer_service.core.consumer import Consumer
 from timer_service.core.errors import StartError
-from timer_service.core.health import HEALTHY, Health
+from timer_service.core.health import HEALTHY, Health, OutageLog
 from timer_service.core.loop import Loop
 from timer_service.core.metrics_port import MetricsPort
 from timer_service.core.query import Queries
@@ -27,7 +27,7 @@ _UPKEEP_INTERVAL = timedelta(seconds=5)
 
 
 class App:
-    """One instance. By its role it handles commands and queries, fires what is due, or both."""
+    """One instance. Its role decides whether it handles commands and queries, runs the workers, or both."""
 
     def __init__(
         self,
@@ -43,59 +43,74 @@ class App:
         self._broker = broker
         self._metrics = metrics
         self._registry = registry
-        self._workers = None if config.role == "handler" else Workers(config, storage, broker, metrics)
+        self._outages = OutageLog()
+        self._workers = None
+        if config.role != "handler":
+            self._workers = Workers(config, storage, broker, metrics, self._outages)
         self._loops = [
-            Loop(name, worker, clock=self._clock, polling_interval=_UPKEEP_INTERVAL, metrics=metrics)
+            Loop(
+                name,
+                worker,
+                clock=self._clock,
+                polling_interval=_UPKEEP_INTERVAL,
+                metrics=metrics,
+                outages=self._outages,
+            )
             for name, worker in storage.upkeep.items()
         ]
         if self._workers is not None:
             self._loops += self._workers.loops
-        self._wakes = Wakeups(broker, self._clock, config.polling_interval, self._loops, alone=self._database.exclusive)
-        self._queries = Queries(self._database, self._clock, QUERIES)
+        self._wakeups = Wakeups(
+            broker, self._clock, config.polling_interval, self._loops, alone=self._database.exclusive
+        )
+        self._queries = Queries(self._database, self._clock, QUERIES, self._outages)
         self._stopping = asyncio.Event()
 
     def stop(self) -> None:
-        """Drain and end `run`."""
+        """Start to drain; `run` then returns."""
         self._stopping.set()
 
     async def run(self) -> None:
-        """Serve until stopped or until a part fails for good, then drain within the shutdown timeout."""
+        """Serve until `stop` is called or a part ends, then drain within the shutdown timeout.
+
+        Raises `StartError` if the broker closed the connection for good.
+        """
         if self._workers is not None:
             await self._workers.recover()
-        await self._wakes.hear()
+        await self._wakeups.subscribe()
         subscription = await self._serve_commands() if self._config.role != "worker" else None
         pages = http_app(self._registry, health=self._health, stalled=self._stalled)
         async with serve_http(pages, self._config.http_host, self._config.http_port) as port:
-            working = [asyncio.create_task(loop.run(), name=loop.name) for loop in self._loops]
+            tasks = [asyncio.create_task(loop.run(), name=loop.name) for loop in self._loops]
             if subscription is not None:
-                working.append(asyncio.create_task(self._consumer().run(subscription), name="consumer"))
-            asked = asyncio.create_task(self._stopping.wait(), name="asked to")
-            lost = asyncio.create_task(self._broker.wait_lost(), name="broker lost")
+                tasks.append(asyncio.create_task(self._consumer().run(subscription), name="consumer"))
+            stopping = asyncio.create_task(self._stopping.wait(), name="stop")
+            lost = asyncio.create_task(self._broker.wait_lost(), name="broker-lost")
             log.info("serving", extra={"http": f"http://{self._config.http_host}:{port}"})
-            ended, _ = await asyncio.wait([*working, asked, lost], return_when=asyncio.FIRST_COMPLETED)
+            ended, _ = await asyncio.wait([*tasks, stopping, lost], return_when=asyncio.FIRST_COMPLETED)
             self._stopping.set()
-            log.info("draining", extra={"because": sorted(task.get_name() for task in ended)})
-            await self._drain(subscription, working)
-            asked.cancel()
+            log.info("draining", extra={"ended": sorted(task.get_name() for task in ended)})
+            await self._drain(subscription, tasks)
+            stopping.cancel()
             lost.cancel()
         if lost in ended:
-            raise StartError(f"the connection to the broker was closed for good: {lost.result()}")
+            raise StartError(f"the connection to the broker is closed and cannot be restored: {lost.result()}")
 
     async def _serve_commands(self) -> Subscription:
         await self._broker.serve_queries(self._queries.names, self._queries.answer)
         return await self._broker.subscribe(alone=self._database.exclusive)
 
-    async def _drain(self, subscription: Subscription | None, working: list[asyncio.Task[None]]) -> None:
-        """Let what is under way end by itself; what the timeout cuts off is done again after a restart."""
+    async def _drain(self, subscription: Subscription | None, tasks: list[asyncio.Task[None]]) -> None:
+        """Wait for the tasks to finish. Work that the timeout cancels is done again after a restart."""
         for loop in self._loops:
             loop.stop()
         if subscription is not None:
-            working = [asyncio.create_task(subscription.close()), *working]
-        _, late = await asyncio.wait(working, timeout=self._config.shutdown_timeout.total_seconds())
+            tasks = [asyncio.create_task(subscription.close(), name="subscription-close"), *tasks]
+        _, late = await asyncio.wait(tasks, timeout=self._config.shutdown_timeout.total_seconds())
         for task in late:
-            log.warning("not drained in time", extra={"task": task.get_name()})
+            log.warning("task not finished in time; cancelling it", extra={"task": task.get_name()})
             task.cancel()
-        for result in await asyncio.gather(*working, return_exceptions=True):
+        for result in await asyncio.gather(*tasks, return_exceptions=True):
             if isinstance(result, Exception):
                 raise result
 
@@ -103,11 +118,12 @@ class App:
         return Consumer(
             database=self._database,
             broker=self._broker,
-            routes=routes(self._config, self._wakes),
+            routes=routes(self._config, self._wakeups),
             clock=self._clock,
             metrics=self._metrics,
             batch_size=self._config.batch_size,
             reply_prefix=self._config.reply_prefix,
+            outages=self._outages,
         )
 
     def _health(self) -> Mapping[str, Health]:

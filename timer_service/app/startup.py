@@ -1,5 +1,6 @@
-"""Opens what the service stands on."""
+"""Opens the service: database, schema, broker, and the checks between them."""
 
+import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import timedelta
@@ -12,8 +13,9 @@ from timer_service.adapters.nats import NatsBroker
 from timer_service.app.login import nats_login
 from timer_service.app.schema import bring_to_head
 from timer_service.app.service import App
+from timer_service.app.slices import SLICES
 from timer_service.app.storage import open_storage
-from timer_service.config import Config, load_config
+from timer_service.config import Config, load_config, unknown_settings
 from timer_service.core.errors import StartError
 from timer_service.core.message import MAX_MESSAGE_BYTES
 from timer_service.metrics import Metrics
@@ -23,9 +25,13 @@ _NATS_PORT = 4222
 
 @asynccontextmanager
 async def open_app(config: Config) -> AsyncIterator[App]:
-    """Open the database and the broker, bring the schema to head. Raises `StartError` with what to mend."""
+    """Open the database and the broker, and bring the schema to head. Raises `StartError` if that fails."""
     registry = CollectorRegistry()
     metrics = Metrics(registry)
+    metrics.create_failure_series(
+        commands=[payload.type for each in SLICES for payload in each.commands],
+        tables=[table.name for each in SLICES for table in each.leased],
+    )
     async with open_storage(config, metrics) as storage:
         await bring_to_head(storage.database, auto=config.auto_migrate)
         broker = await NatsBroker.connect(
@@ -48,17 +54,18 @@ async def open_app(config: Config) -> AsyncIterator[App]:
 async def open_dev_app(data_dir: Path) -> AsyncIterator[tuple[App, Config, list[str]]]:
     """Open the service with an embedded broker and all its files under `data_dir`.
 
-    Yields the app, the settings it came to, and what a person should know of them (ports that were taken).
+    Yields the app, its settings, and notes: ports that were in use, and unknown settings.
     """
-    # Whatever database the environment names is not one to try things out on.
+    # Ignores the database in the environment: it may hold real timers.
     wanted = load_config(db_path=data_dir / "timers.db", database_url=None, database_url_file=None)
     http_port = free_port(wanted.http_port, wanted.http_host)
     nats_port = free_port(_NATS_PORT)
     notes = [
-        f"Port {port} is taken; {what} uses {free} instead."
+        f"Port {port} is in use; {what} uses {free} instead."
         for what, port, free in (("NATS", _NATS_PORT, nats_port), ("HTTP", wanted.http_port, http_port))
         if port != free
     ]
+    notes += unknown_settings(os.environ)
     async with embedded_nats(data_dir / "nats", nats_port) as url:
         config = wanted.model_copy(update={"broker_url": url, "http_port": http_port})
         async with open_app(config) as app:
@@ -66,11 +73,11 @@ async def open_dev_app(data_dir: Path) -> AsyncIterator[tuple[App, Config, list[
 
 
 def _check_message_size(broker: NatsBroker) -> None:
-    taken = broker.features.max_message_bytes
-    if taken < MAX_MESSAGE_BYTES:
+    limit = broker.features.max_message_bytes
+    if limit < MAX_MESSAGE_BYTES:
         raise StartError(
-            f"the broker (TIMER_BROKER_URL) takes messages of {taken} bytes at most, and events may have "
-            f"{MAX_MESSAGE_BYTES}: set max_payload of the NATS server, and of the account's limits, to 1MB or more."
+            f"the broker (TIMER_BROKER_URL) accepts messages of at most {limit} bytes, but events may have "
+            f"{MAX_MESSAGE_BYTES}: set max_payload of the NATS server and of the account to 1MB or more"
         )
 
 
@@ -78,7 +85,7 @@ def _check_retention(config: Config, broker: NatsBroker) -> None:
     kept = broker.commands_kept
     if kept is None or kept > timedelta(days=config.retention_days):
         raise StartError(
-            f"the broker keeps commands for {kept or 'ever'}, longer than TIMER_RETENTION_DAYS="
-            f"{config.retention_days:g}: one that is delivered again could fire a timer that was deleted. "
-            "Limit the age of the command stream's messages, or keep timers longer."
+            f"the broker keeps commands {f'for {kept}' if kept else 'forever'}, longer than TIMER_RETENTION_DAYS="
+            f"{config.retention_days:g}: a command that is delivered again could fire a deleted timer. "
+            "Set a shorter max_age on the command stream, or a longer retention"
         )

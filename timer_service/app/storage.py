@@ -1,4 +1,4 @@
-"""The database that the settings name, and the clock that goes with it."""
+"""The database that the settings name, and its clock."""
 
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -19,17 +19,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Storage:
-    """An open database and what time it is there."""
+    """An open database and its clock."""
 
     database: Database
     clock: Clock
     upkeep: Mapping[str, Worker] = field(default_factory=dict)
-    """What has to be ticked regularly for them, by name."""
+    """The workers that database and clock need, by the names of their loops."""
 
 
 @asynccontextmanager
 async def open_storage(config: Config, metrics: MetricsPort) -> AsyncIterator[Storage]:
-    """Open the configured database and its clock. Raises `StartError` with what to mend."""
+    """Open the configured database and its clock. Raises `StartError` if that fails."""
     async with open_database(config) as database:
         if isinstance(database, SqliteDatabase):
             yield Storage(database, SystemClock())
@@ -40,7 +40,7 @@ async def open_storage(config: Config, metrics: MetricsPort) -> AsyncIterator[St
 
 @asynccontextmanager
 async def open_database(config: Config) -> AsyncIterator["SqliteDatabase | PostgresDatabase"]:
-    """Open the configured database. Raises `StartError` with what to mend."""
+    """Open the configured database. Raises `StartError` if that fails."""
     if config.postgres_url is not None:
         database = await _open_postgres(config.postgres_url, config.database_statement_cache)
     elif config.role == "all":
@@ -48,7 +48,7 @@ async def open_database(config: Config) -> AsyncIterator["SqliteDatabase | Postg
     else:
         raise StartError(
             f"TIMER_ROLE={config.role} needs a database that processes can share (TIMER_DATABASE_URL); "
-            "SQLite is for one: use all"
+            "with SQLite use TIMER_ROLE=all"
         )
     try:
         yield database
@@ -58,14 +58,14 @@ async def open_database(config: Config) -> AsyncIterator["SqliteDatabase | Postg
 
 async def _open_postgres(url: str, statement_cache_size: int) -> "SqliteDatabase | PostgresDatabase":
     try:
-        from timer_service.adapters.postgres import PostgresDatabase  # noqa: PLC0415 - an extra
+        from timer_service.adapters.postgres import PostgresDatabase  # noqa: PLC0415 - optional dependency
     except ImportError as error:
         raise StartError("TIMER_DATABASE_URL needs asyncpg: pip install 'timer-service[postgres]'") from error
     return await PostgresDatabase.open(url, statement_cache_size=statement_cache_size)
 
 
 async def _postgres_clock(database: "PostgresDatabase", metrics: MetricsPort) -> "PostgresClock":
-    from timer_service.adapters.postgres import PostgresClock  # noqa: PLC0415 - an extra
+    from timer_service.adapters.postgres import PostgresClock  # noqa: PLC0415 - optional dependency
 
     clock = PostgresClock(database, metrics.clock_measured)
     await clock.measure()

@@ -3,7 +3,7 @@
 import asyncio
 import json
 import secrets
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import nats.errors
@@ -12,10 +12,9 @@ from nats.aio.msg import Msg
 
 from timer_service.client.errors import CommandError, NoAnswerError
 from timer_service.client.models import Outcome
+from timer_service.nats_batches import batch_headers, split
 
 _WINDOW = 500
-_BATCH_MESSAGES = 1000  # the server's limit
-_BATCH_BYTES = 8 * 1024 * 1024  # the server holds a batch in memory until it is complete
 _OUTCOME = "outcome"
 _NO_RESPONDERS = "503"
 _ATOMIC_DISABLED = 10174
@@ -52,7 +51,7 @@ class Sender:
         try:
             async with asyncio.timeout(timeout_seconds):
                 await exchange.open()
-                for chunk in _chunks(commands):
+                for chunk in split(commands, lambda command: len(command.body)):
                     await self._publish(exchange, chunk)
                 await exchange.wait()
         except TimeoutError:
@@ -111,13 +110,8 @@ class _Exchange:
         *body, last = commands
         batch_id = secrets.token_hex(8)
         for sequence, command in enumerate(body, 1):
-            await self._publish(command, {"Nats-Batch-Id": batch_id, "Nats-Batch-Sequence": str(sequence)})
-        closing = {
-            "Nats-Batch-Id": batch_id,
-            "Nats-Batch-Sequence": str(len(commands)),
-            "Nats-Batch-Commit": "1",
-        }
-        return await (await self._publish_acknowledged(last, closing))
+            await self._publish(command, batch_headers(batch_id, sequence, last=False))
+        return await (await self._publish_acknowledged(last, batch_headers(batch_id, len(commands), last=True)))
 
     async def publish_each(self, commands: Sequence[Command]) -> None:
         """Publish single messages. A command that the stream refuses ends with `NoAnswerError`."""
@@ -182,14 +176,3 @@ def _is_done(future: asyncio.Future[Ended]) -> bool:
 def _why(error: Mapping[str, Any]) -> str:
     code = f" ({error['err_code']})" if "err_code" in error else ""
     return f"{error['description']}{code}"
-
-
-def _chunks(commands: Sequence[Command]) -> Iterator[Sequence[Command]]:
-    start, size = 0, 0
-    for index, command in enumerate(commands):
-        size += len(command.body)
-        if index > start and (index - start == _BATCH_MESSAGES or size > _BATCH_BYTES):
-            yield commands[start:index]
-            start, size = index, len(command.body)
-    if commands:
-        yield commands[start:]

@@ -70,9 +70,9 @@ class Timer(View):
 
     tenant: _Tenant
     call: Annotated[str, Field(alias="serviceCallId")]
-    due_at: _Instant
     state: str
     """A `State`, or a state that a newer service has added."""
+    due_at: _Instant
     registered_at: _Instant
     attempt: int
     reached_at: _Instant | None = None

@@ -1,16 +1,16 @@
-"""The lease/relay core every slice stands on. It knows no slice and no driver.
+"""The lease and relay core that every slice uses. It imports no slice and no driver.
 
-A leased row lives so, whatever its table calls the states::
+The states of a leased row, whatever its table calls them::
 
-                      claim: attempt + 1, fresh token,
+                      claim: attempt + 1, new token,
                       available_at = now + visibility timeout
         +---------+ ------------------------------------> +------+
     --> | waiting |                                       | held | --- complete --> done
         +---------+ <------------------------------------ +------+ --- bury ------> buried
                       retry: available_at = now + backoff     |
-                      release: attempt - 1, available now     |  lease runs out: available_at <= now,
-                                                              +-> so the row is simply claimed again
+                      release: attempt - 1, available now     |  the lease expires: available_at <= now,
+                                                              +-> so the row can be claimed again
 
-`available_at` alone decides: null means settled, `<= now` means claimable. Every arrow out of `held` is fenced on the
-token of its claim; a late one changes nothing.
+Only `available_at` decides: null means settled, `<= now` means claimable. Every arrow out of `held` checks the token of
+its claim. A late write with an old token changes nothing.
 """

@@ -1,4 +1,4 @@
-"""How long a failed row waits for its next attempt."""
+"""The delay before a failed row's next attempt."""
 
 import random
 from dataclasses import dataclass
@@ -7,13 +7,13 @@ from datetime import timedelta
 
 @dataclass(frozen=True, slots=True)
 class Backoff:
-    """Exponential with full jitter, capped: attempt n waits between nothing and min(cap, first * 2^(n-1))."""
+    """Exponential backoff with full jitter and a cap: attempt n waits from 0 to min(cap, first * 2^(n-1))."""
 
     first: timedelta = timedelta(seconds=1)
     cap: timedelta = timedelta(minutes=5)
 
     def delay(self, attempt: int, rng: random.Random) -> timedelta:
-        """Return the wait after `attempt` (1, 2, ...) failed."""
+        """Return the delay after `attempt` (1, 2, ...) failed."""
         doublings = min(attempt - 1, 30)
         longest: timedelta = min(self.cap, self.first * 2**doublings)
         return rng.random() * longest

@@ -1,4 +1,4 @@
-"""PORT: what the core needs of a broker. Differences between brokers are data (`BrokerFeatures`), not branches."""
+"""PORT: what the core needs from a broker. `BrokerFeatures` describes the differences between brokers."""
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -11,17 +11,17 @@ from timer_service.core.health import Health
 from timer_service.core.message import Address, Message, Position
 
 BATCH_BYTES = 8 * 1024 * 1024
-"""What the commands of one batch may have in all, unless it is one."""
+"""The most bytes that the commands of a batch may have in total; a single command may have more."""
 
 
 @dataclass(frozen=True, slots=True)
 class BrokerFeatures:
-    """What a broker can do; the contract suite asks for no more than is declared."""
+    """What a broker can do. The tests of the port check only the features that a broker declares."""
 
     deduplicates: bool
-    """Drops a second message with the id of a stored one, at least for some minutes."""
+    """Whether it drops a second message with the same id, for at least some minutes."""
     max_message_bytes: int
-    """The largest body it takes."""
+    """The largest body that it accepts."""
 
 
 class PublishStatus(StrEnum):
@@ -29,20 +29,20 @@ class PublishStatus(StrEnum):
 
     PUBLISHED = "published"
     REFUSED = "refused"
-    """The broker won't store this message; others may pass."""
+    """The broker rejects this message. It may store others."""
     FULL = "full"
-    """There is no room for it now: not this message's fault. Fewer at once may pass."""
+    """The broker has no room now. The message is not the cause. A smaller batch may be stored."""
     UNAVAILABLE = "unavailable"
-    """Nothing is known or nothing can be stored now: not this message's fault. It may be stored all the same."""
+    """The broker did not answer, or stores nothing now. The message is not the cause, and may have been stored."""
 
 
-ABSOLVED = frozenset({PublishStatus.FULL, PublishStatus.UNAVAILABLE})
-"""What a message can't be blamed for."""
+TRANSIENT = frozenset({PublishStatus.FULL, PublishStatus.UNAVAILABLE})
+"""The statuses that the message did not cause. Publishing it again later may succeed."""
 
 
 @dataclass(frozen=True, slots=True)
 class PublishResult:
-    """How publishing one message ended, and why if it wasn't stored."""
+    """How publishing one message ended, with the reason if it was not stored."""
 
     status: PublishStatus
     reason: str = ""
@@ -53,32 +53,32 @@ PUBLISHED = PublishResult(PublishStatus.PUBLISHED)
 
 @dataclass(slots=True, eq=False)
 class Delivery:
-    """One command as the broker hands it over, to be settled exactly once through its subscription."""
+    """One command as the broker hands it over. Its subscription must settle it exactly once."""
 
     address: Address
     source: str
-    """The broker's own name of where it came from, for the dead letter."""
+    """Where the command came from, as the broker names it; goes into the dead letter."""
     message_id: str
-    """Names the delivery where its envelope doesn't; an identifier as contracts/README.md has it."""
+    """The command's id if its envelope has none; an identifier as defined in contracts/README.md."""
     body: bytes
     headers: dict[str, str]
     position: Position
     attempt: int
-    """1 when handed over for the first time."""
+    """1 on the first delivery."""
     handle: Any
-    """The subscription's own; nobody else looks inside."""
+    """Private to the subscription."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """An answer to whoever asked; lost when nobody listens any more."""
+    """A reply to a client. It is lost if the client no longer listens."""
 
     to: str
     body: bytes
 
 
 class QueryReply(NamedTuple):
-    """The answer to a query; for an error also its code and message."""
+    """The reply to a query. An error also has a code and a message."""
 
     body: bytes
     code: Code | None = None
@@ -86,38 +86,41 @@ class QueryReply(NamedTuple):
 
 
 QueryHandler = Callable[[str, str, bytes], Awaitable[QueryReply]]
-"""Answers a query given its name, the tenant that asks, and its body."""
+"""Answers a query. The arguments are the query's name, the tenant, and the body."""
 
 
 class Subscription(Protocol):
-    """A share of the commands. What isn't settled is delivered again, to this instance or another."""
+    """A share of the commands. An unsettled command is delivered again, to this instance or another."""
 
     async def next_batch(self, limit: int) -> Sequence[Delivery]:
-        """Wait for commands; return 1 to `limit` of them, or none once the subscription is closed.
+        """Wait for commands and return 1 to `limit` of them. Return none after the subscription is closed.
 
-        Together they have no more than `BATCH_BYTES`, unless it is one.
+        Together they have at most `BATCH_BYTES`. A single command may have more.
         """
         ...
 
     async def acknowledge(self, deliveries: Sequence[Delivery]) -> None:
-        """Settle: handled, never again."""
+        """Settle handled deliveries. The broker does not deliver them again."""
         ...
 
     async def retry(self, deliveries: Sequence[Delivery], delay: timedelta) -> None:
-        """Settle: not handled, deliver again after `delay`."""
+        """Settle deliveries that were not handled. The broker delivers them again after `delay`."""
         ...
 
     async def terminate(self, deliveries: Sequence[Delivery]) -> None:
-        """Settle: can never be handled, its dead letter is stored."""
+        """Settle deliveries that can never be handled. Their dead letters are already stored."""
         ...
 
     async def close(self) -> None:
-        """Take no more commands. Those handed out may still be settled; those still buffered come again."""
+        """Stop taking commands.
+
+        Commands that were handed out may still be settled. The broker delivers buffered commands again.
+        """
         ...
 
 
 class Broker(Protocol):
-    """Commands in, events out."""
+    """The connection that delivers commands and publishes events."""
 
     @property
     def features(self) -> BrokerFeatures:
@@ -126,40 +129,41 @@ class Broker(Protocol):
 
     @property
     def health(self) -> Health:
-        """Whether messages can be published now."""
+        """Whether messages can be published now, and the reason if not."""
         ...
 
     async def subscribe(self, *, alone: bool = False) -> Subscription:
-        """Join the commands of every tenant.
+        """Subscribe to the commands of every tenant.
 
-        `alone`: no other instance can have commands, so what a dead one had not settled comes again at once.
+        `alone`: no other instance can hold commands. The broker then redelivers the unsettled commands of a dead
+        instance at once.
         """
         ...
 
-    async def caught_up(self, *, afresh: bool = False) -> bool:
-        """Return whether every command that waited is settled, by whichever instance.
+    async def caught_up(self, *, restart: bool = False) -> bool:
+        """Return whether all commands that were in the stream at the starting point are settled, by any instance.
 
-        The commands meant are those in the stream when this was last asked `afresh`, or first asked since it was last
-        true or since the last connect. While the broker can't be used it is not true.
+        The starting point is the first call after the last connect or the last True. `restart` sets a new one.
+        Returns False while the broker cannot be used.
         """
         ...
 
     async def publish(self, messages: Sequence[Message]) -> Sequence[PublishResult]:
-        """Store messages durably; return one result each, in order. Raises nothing for a broker at fault."""
+        """Store messages durably; return one result for each, in order. A broker failure is a result, not an error."""
         ...
 
     async def serve_queries(self, names: Sequence[str], answer: QueryHandler) -> None:
-        """Let `answer` answer the named queries of every tenant until this broker is closed."""
+        """Answer the named queries of every tenant with `answer` until this broker is closed."""
         ...
 
     async def reply(self, replies: Sequence[Reply]) -> None:
-        """Send answers, best effort."""
+        """Send replies. A reply may be lost."""
         ...
 
     async def hint(self, loop: str, at: int) -> None:
-        """Tell every instance that a loop has something to do at an instant; best effort, nothing relies on it."""
+        """Publish to every instance that a loop has work at an instant. A hint may be lost."""
         ...
 
-    async def subscribe_hints(self, heard: Callable[[str, int], None]) -> None:
-        """Pass on the hints of every instance until this broker is closed."""
+    async def subscribe_hints(self, on_hint: Callable[[str, int], None]) -> None:
+        """Call `on_hint` with each hint of every instance until this broker is closed."""
         ...

@@ -1,4 +1,4 @@
-"""Steps that a cancellation must not cut in half."""
+"""Steps that a cancellation must not interrupt."""
 
 import asyncio
 from collections.abc import Coroutine
@@ -6,7 +6,7 @@ from typing import Any
 
 
 async def run_to_completion(step: Coroutine[Any, Any, None]) -> None:
-    """Await a step that must not be left half-way, even by a cancellation; that one is passed on afterwards."""
+    """Finish `step` even if the current task is cancelled, then re-raise the cancellation."""
     task = asyncio.ensure_future(step)
     try:
         await asyncio.shield(task)

@@ -1,4 +1,4 @@
-"""The cause of an event: what it tells of the command that led to it, and the columns that keep this until then."""
+"""The cause of an event: the command that led to it, and the columns that store it."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -8,7 +8,7 @@ from timer_service.core.message import Command, Trace
 
 
 class Cause(NamedTuple):
-    """What an event tells of the command that led to it."""
+    """The ids and the trace of the command that led to an event."""
 
     command_id: str | None = None
     correlation_id: str | None = None
@@ -16,17 +16,17 @@ class Cause(NamedTuple):
 
 
 def cause_of(command: Command) -> Cause:
-    """Return the cause of what a command leads to."""
+    """Return the cause of the events that a command leads to."""
     return Cause(command.id, command.correlation_id, command.trace)
 
 
 def read_cause(row: Row) -> Cause:
-    """Return the cause that a row keeps."""
+    """Return the cause that is stored in a row."""
     return Cause(row["causation_id"], row["correlation_id"], Trace(row["traceparent"], row["tracestate"]))
 
 
 def cause_columns(cause: Cause) -> Mapping[str, Any]:
-    """Return the columns that `read_cause` reads, with their values."""
+    """Return the values of the columns that `read_cause` reads."""
     return {
         "causation_id": cause.command_id,
         "correlation_id": cause.correlation_id,

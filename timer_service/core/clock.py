@@ -1,24 +1,24 @@
-"""Time is an argument: one injected clock, no `now()` anywhere else."""
+"""PORT: the clock. The current time is always passed in; nothing else calls `now()`."""
 
 import time
 from typing import Protocol
 
 
 class Clock(Protocol):
-    """Says what time it is."""
+    """The source of the current time."""
 
     def now(self) -> int:
-        """Return epoch milliseconds; never less than an earlier answer."""
+        """Return Unix milliseconds, never less than an earlier call returned."""
         ...
 
 
 class SystemClock:
-    """The machine's clock, held still while it is set back: a row found due stays due."""
+    """The machine's clock. It stands still while the machine's clock is set back, so a due row stays due."""
 
     def __init__(self) -> None:
         self._latest = 0
 
     def now(self) -> int:
-        """Return epoch milliseconds."""
+        """Return Unix milliseconds."""
         self._latest = max(self._latest, time.time_ns() // 1_000_000)
         return self._latest

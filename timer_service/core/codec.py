@@ -1,4 +1,4 @@
-"""Bytes <-> commands and events. Pure; what can't be read is a `Rejection` that names the field."""
+"""Decodes commands and encodes events. Pure functions; input that cannot be read raises a `Rejection`."""
 
 import difflib
 import re
@@ -32,7 +32,7 @@ REPLY_TO = "Timer-Reply-To"
 
 
 def decode_command(delivery: Delivery, envelope: Envelope, payloads: Mapping[str, type[TenantPayload]]) -> Command:
-    """Read what an envelope holds as one of the commands in `payloads` (by type). Raises `Rejection`."""
+    """Return the command in an envelope. `payloads` maps each known type to its model. Raises `Rejection`."""
     model = payloads.get(envelope.type)
     if model is None:
         raise Rejection(Code.UNKNOWN_TYPE, _unknown_type(envelope.type, payloads))
@@ -48,9 +48,9 @@ def decode_command(delivery: Delivery, envelope: Envelope, payloads: Mapping[str
 
 
 def decode_envelope(body: bytes) -> Envelope:
-    """Read the envelope of a command. Raises `Rejection`."""
+    """Return the envelope of a command. Raises `Rejection`."""
     if len(body) > MAX_COMMAND_BYTES:
-        raise Rejection(Code.TOO_LARGE, f"the body has {len(body)} bytes; at most {MAX_COMMAND_BYTES} are taken")
+        raise Rejection(Code.TOO_LARGE, f"the body has {len(body)} bytes; the limit is {MAX_COMMAND_BYTES}")
     try:
         document = from_json(body, allow_inf_nan=False)
     except ValueError as error:
@@ -62,7 +62,7 @@ def decode_envelope(body: bytes) -> Envelope:
 
 
 def encode(event: Event) -> Message:
-    """Write an event."""
+    """Return the message that carries an event."""
     body: dict[str, Any] = {"id": event.id, "type": event.type, "tenantId": event.tenant}
     if event.correlation_id is not None:
         body["correlationId"] = event.correlation_id
@@ -82,19 +82,19 @@ def _check_address(address: Address, envelope: Envelope) -> None:
     if address.tenant != envelope.tenant_id:
         raise Rejection(
             Code.TENANT_MISMATCH,
-            f"addressed to tenant {address.tenant!r}, but tenantId says {envelope.tenant_id!r}",
+            f"the address names tenant {address.tenant!r}, but tenantId is {envelope.tenant_id!r}",
             [Fault("tenantId", f"must be {address.tenant!r}")],
         )
     if address.message != kebab(envelope.type):
         raise Rejection(
             Code.TYPE_MISMATCH,
-            f"addressed as {address.message!r}, but type says {envelope.type!r}",
-            [Fault("type", f"belongs at {kebab(envelope.type)!r}")],
+            f"the address names message {address.message!r}, but type is {envelope.type!r}",
+            [Fault("type", f"must be published as {kebab(envelope.type)!r}")],
         )
 
 
 def _payload(model: type[TenantPayload], envelope: Envelope) -> TenantPayload:
-    fields = {"tenantId": envelope.tenant_id, **envelope.payload}  # a command may leave it out
+    fields = {"tenantId": envelope.tenant_id, **envelope.payload}  # a command may omit it
     try:
         payload = model.model_validate(fields, by_alias=True, by_name=False)
     except ValidationError as error:
@@ -102,14 +102,14 @@ def _payload(model: type[TenantPayload], envelope: Envelope) -> TenantPayload:
     if payload.tenant_id != envelope.tenant_id:
         raise Rejection(
             Code.TENANT_MISMATCH,
-            f"the payload names tenant {payload.tenant_id!r}, the envelope {envelope.tenant_id!r}",
+            f"the payload names tenant {payload.tenant_id!r}, but the envelope names {envelope.tenant_id!r}",
             [Fault("payload.tenantId", f"must be {envelope.tenant_id!r}")],
         )
     return payload
 
 
 def rejection_of(code: Code, subject: str, error: ValidationError, *prefix: str) -> Rejection:
-    """Turn a model's complaint into a verdict that names the fields."""
+    """Return the rejection with the faults that a model found, at most 20; `prefix` is the start of each path."""
     details = error.errors(include_url=False, include_context=False, include_input=False)
     faults = [_fault(each, prefix) for each in details[:_MAX_FAULTS]]
     summary = "; ".join(f"{fault.path}: {fault.reason}" for fault in faults[:3])
@@ -117,7 +117,7 @@ def rejection_of(code: Code, subject: str, error: ValidationError, *prefix: str)
 
 
 def _special_code(details: Sequence[ErrorDetails]) -> Code | None:
-    """A fault whose type is itself one of the codes, such as `due_at_out_of_range`, is the better verdict."""
+    """Return the code that a fault has as its type, such as `due_at_out_of_range`; it is more precise."""
     named = (each["type"].upper() for each in details)
     return next((Code(name) for name in named if name in Code.__members__), None)
 
@@ -129,12 +129,12 @@ def _fault(detail: ErrorDetails, prefix: Sequence[str]) -> Fault:
 
 def _unknown_type(name: str, known: Mapping[str, Any]) -> str:
     near = difflib.get_close_matches(name, known, n=1)
-    hint = f"did you mean {near[0]!r}?" if near else f"known types: {', '.join(sorted(known))}"
-    return f"unknown type {name!r}; {hint}"
+    suggestion = f"did you mean {near[0]!r}?" if near else f"known types: {', '.join(sorted(known))}"
+    return f"unknown type {name!r}; {suggestion}"
 
 
 def read_trace(headers: Mapping[str, str]) -> Trace:
-    """Take the trace context if it is well-formed; a malformed one is no reason to refuse a command (W3C)."""
+    """Return the trace context. A malformed one is ignored, as W3C demands, and the command is still accepted."""
     traceparent = headers.get("traceparent")
     if traceparent is None or not _TRACEPARENT.fullmatch(traceparent):
         return Trace()

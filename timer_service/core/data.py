@@ -1,4 +1,4 @@
-"""JSON that users hand in: kept as text, and no larger than is promised."""
+"""User data: JSON that is stored as text, up to a size limit."""
 
 import json
 
@@ -8,7 +8,7 @@ MAX_DATA_BYTES = 64 * 1024
 
 
 def dump_data(data: object) -> str:
-    """Write `data` as compact JSON text, as it is stored. Raises ValueError for numbers JSON does not have."""
+    """Return `data` as the compact JSON text that is stored. Raises ValueError for numbers that JSON cannot hold."""
     return json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 
 
@@ -17,11 +17,11 @@ def check_fits(data: object) -> object:
     try:
         size = len(dump_data(data).encode())
     except ValueError as error:
-        raise PydanticCustomError("data", "has a number that JSON can't hold") from error
+        raise PydanticCustomError("data", "has a number that JSON cannot hold") from error
     if size > MAX_DATA_BYTES:
         raise PydanticCustomError(
             "too_large",
-            "has {size} bytes of JSON; at most {most} are taken",
+            "has {size} bytes of JSON; the limit is {most}",
             {"size": size, "most": MAX_DATA_BYTES},
         )
     return data

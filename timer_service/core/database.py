@@ -1,6 +1,6 @@
-"""PORT: what the core and the slices need of a database.
+"""PORT: what the core and the slices need from a database.
 
-SQL is portable text with `:name` parameters (see docs/architecture.md); an adapter translates what its engine needs.
+SQL is portable text with `:name` parameters (see docs/architecture.md). An adapter translates it for its engine.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,7 +13,7 @@ Parameters = Mapping[str, Any]
 
 
 class Row(Protocol):
-    """One row of an answer, read by column name."""
+    """One row of a result, read by column name."""
 
     def __getitem__(self, column: str, /) -> Any:
         """Return the value of a column."""
@@ -21,74 +21,75 @@ class Row(Protocol):
 
 
 class Reader(Protocol):
-    """Asks without changing anything."""
+    """Read access to the database."""
 
     async def fetch(self, sql: str, parameters: Parameters = ...) -> Sequence[Row]:
         """Run one statement and return all its rows."""
         ...
 
     async def fetch_each(self, sql: str, many: Sequence[Parameters]) -> Sequence[Row]:
-        """Run one statement once per parameters, in one crossing to the database; return all their rows.
+        """Run one statement for each of `many`, in one round trip; return all rows.
 
-        The rows of one are in the statement's order; those of different parameters may be mixed. No two are the same.
+        The rows for one set of parameters are in the statement's order. Rows for different sets may be mixed. No two
+        sets may be equal.
         """
         ...
 
 
 class Transaction(Reader, Protocol):
-    """An open write transaction. Committed when its block ends, rolled back when the block raises."""
+    """An open write transaction. It is committed when its block ends, and rolled back when the block raises."""
 
     async def execute(self, sql: str, parameters: Parameters = ...) -> int:
-        """Run one statement; return how many rows it changed."""
+        """Run one statement; return the number of rows it changed."""
         ...
 
     async def executemany(self, sql: str, many: Sequence[Parameters]) -> int:
-        """Run one statement once per parameters, in one crossing; return how many rows they changed in all.
+        """Run one statement for each of `many`, in one round trip; return the number of rows changed in total.
 
-        No two of them may write the same row: in which order they run, or whether as one, is the engine's affair.
+        No two sets of parameters may write the same row: the engine may run them in any order, or as one statement.
         """
         ...
 
 
 class Database(Protocol):
-    """A store that commits durably. Every method raises `DatabaseUnavailableError` when it can't be reached."""
+    """A durable database. Every method raises `DatabaseUnavailableError` when the database cannot be used."""
 
     @property
     def engine(self) -> str:
-        """What runs it, as the names of migrations have it: `sqlite`, `postgres`."""
+        """The engine, as in the file names of migrations: `sqlite` or `postgres`."""
         ...
 
     def transaction(self) -> AbstractAsyncContextManager[Transaction]:
         """Open a write transaction. Never await the broker inside.
 
-        Raises `ConflictError` where another one was in the way; see `in_transaction`.
+        Raises `ConflictError` if another transaction wrote the same rows; `in_transaction` retries it.
         """
         ...
 
     def migrating(self) -> AbstractAsyncContextManager[Transaction]:
-        """Open a write transaction that waits for other processes' migrations, and is waited for by them."""
+        """Open a write transaction for migrations. Only one process can have such a transaction open; others wait."""
         ...
 
     @property
     def reader(self) -> Reader:
-        """Reads what is committed, beside and never behind the writers."""
+        """Reads committed rows. It never waits for writers and never misses a finished commit."""
         ...
 
     @property
     def queries(self) -> Reader:
-        """Reads for users and gauges: they may take their time and never hold up those of `reader`."""
+        """Reads for users' queries and for gauges. A slow read here does not delay `reader`."""
         ...
 
     @property
     def exclusive(self) -> bool:
-        """Whether no other process can have this database open."""
+        """Whether only this process can have the database open."""
         ...
 
     @property
     def health(self) -> Health:
-        """Whether the last attempt to write succeeded."""
+        """Whether the last attempt to write succeeded, and the reason if not."""
         ...
 
     async def close(self) -> None:
-        """Let go of every connection."""
+        """Close every connection."""
         ...

@@ -1,4 +1,4 @@
-"""What can go wrong, as the core names it."""
+"""The errors and rejection codes of the core."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from enum import StrEnum
 
 
 class Code(StrEnum):
-    """The codes of `CommandRejected`, of replies and of query errors."""
+    """The codes in `CommandRejected` events, replies and query errors."""
 
     INVALID_JSON = "INVALID_JSON"
     INVALID_ENVELOPE = "INVALID_ENVELOPE"
@@ -23,13 +23,13 @@ class Code(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One thing wrong with an input: the path of the field and why."""
+    """One fault of an input: the path of the field and the reason."""
 
     path: str
     reason: str
 
 
-class Rejection(Exception):  # noqa: N818 - a verdict on an input, not an error of ours
+class Rejection(Exception):  # noqa: N818 - a decision about an input, not a fault of the service
     """An input that can never be handled."""
 
     def __init__(self, code: Code, message: str, faults: Sequence[Fault] = ()) -> None:
@@ -40,12 +40,12 @@ class Rejection(Exception):  # noqa: N818 - a verdict on an input, not an error 
 
 
 class DatabaseUnavailableError(Exception):
-    """The database can't be used right now; nothing was committed, try again."""
+    """The database cannot be used now. Nothing was committed; retry later."""
 
 
 class ConflictError(Exception):
-    """Another instance wrote the same rows meanwhile; nothing was committed, try again."""
+    """Another instance wrote the same rows. Nothing was committed; retry."""
 
 
 class StartError(Exception):
-    """The service can't start as it is set up; the message says what to mend."""
+    """The service cannot start or go on with its current settings or environment. The message says what to fix."""

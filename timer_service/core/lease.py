@@ -1,8 +1,8 @@
-"""The lease: exclusive, expiring, fenced work on the rows of any table that has the lease columns.
+"""The lease: exclusive access to a row for a limited time, for any table that has the lease columns.
 
-The columns: `available_at`, `lease_token`, `attempt`, `last_error`, and `tenant_id`. The indexes, both over the rows
-with an `available_at`: (available_at), and (tenant_id, oldest_first); each ends with the ordinal, where there is one.
-See the state diagram in `timer_service.core`.
+The columns are `available_at`, `lease_token`, `attempt`, `last_error` and `tenant_id`. The table needs two indexes over
+the rows with an `available_at`: (available_at) and (tenant_id, oldest_first). If the table has an ordinal, both indexes
+end with it. The states of a row are in `timer_service.core`.
 """
 
 import secrets
@@ -20,14 +20,14 @@ _SQL = load_sql("timer_service.core", "lease.sql")
 
 @dataclass(frozen=True, slots=True)
 class LeasedTable:
-    """A table whose rows are claimed: what it calls its key and its states, and what a claim hands out."""
+    """A table whose rows are claimed: its key, the names of its states, and the columns that a claim returns."""
 
     name: str
     key: tuple[str, ...]
     claimed: tuple[str, ...]
-    """Columns a claim hands out, besides those of the lease; the key is among them."""
+    """The columns that a claim returns, including the key. The lease columns are added."""
     oldest_first: str
-    """The claimed column that rows are fired in the order of: when each was first to be available."""
+    """The column in `claimed` that orders rows: the instant when the row became available first."""
     state: str
     waiting: str
     held: str
@@ -35,13 +35,13 @@ class LeasedTable:
     done: str | None = None
     """None: a completed row is deleted."""
     done_at: str | None = None
-    """The column that takes the instant of completion, where the row stays."""
+    """The column for the instant of completion, if a completed row is kept."""
     ordinal: str | None = None
-    """The claimed column that orders the rows of one instant, where their order matters."""
+    """The column in `claimed` that orders rows with the same instant, if their order matters."""
 
     @property
     def order(self) -> tuple[str, ...]:
-        """The columns that rows are fired in the order of."""
+        """The columns that define the order in which rows are fired."""
         return (self.oldest_first,) if self.ordinal is None else (self.oldest_first, self.ordinal)
 
     def sql(self, name: str) -> str:
@@ -64,7 +64,7 @@ class LeasedTable:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A claimed row that could not be fired: why, and when it may be claimed again."""
+    """A claimed row that could not be fired, the error, and when the row may be claimed again."""
 
     row: Row
     error: str
@@ -72,10 +72,10 @@ class Failure:
 
 
 class Lease:
-    """Claims and settles rows of one table.
+    """The claims on the rows of one table.
 
-    Each settling method returns how many rows it changed; fewer than it was given means that those leases were lost
-    (run out and claimed anew, or the row was changed by a command), and that nothing was done to them.
+    A method that settles returns how many rows it changed. If that is fewer than it was given, the other leases were
+    lost: the lease expired and the row was claimed again, or a command changed the row. Those rows stay as they are.
     """
 
     def __init__(self, table: LeasedTable, visibility_timeout: timedelta) -> None:
@@ -83,10 +83,10 @@ class Lease:
         self._hold_ms = visibility_timeout // timedelta(milliseconds=1)
         self._claim = table.sql("claim")
         self._count_available = table.sql("count_available")
-        self._pending_tenants = table.sql("pending_tenants")
+        self._unsettled_tenants = table.sql("unsettled_tenants")
         self._claim_of_tenant = table.sql("claim_of_tenant")
-        self._seen_tenant = ""
-        self._place = itemgetter(*table.order)
+        self._last_tenant = ""
+        self._order_of = itemgetter(*table.order)
         deletes = table.done is None
         self._complete = table.sql("complete_and_delete" if deletes else "complete")
         self._complete_claim = table.sql("complete_claim_and_delete" if deletes else "complete_claim")
@@ -98,51 +98,51 @@ class Lease:
         self._next_available = table.sql("next_available")
 
     async def claim(self, tx: Transaction, now: int, limit: int) -> list[Row]:
-        """Take up to `limit` rows that are available at `now`, each with `attempt` counted up.
+        """Claim up to `limit` rows that are available at `now`, and add 1 to the `attempt` of each.
 
-        When more are available than that, every tenant gets an equal share first, so that one tenant's flood does not
-        delay another's single row; what is left goes to the oldest.
+        If more rows are available, each tenant gets an equal share first, and the oldest rows get the rest. So many
+        rows of one tenant do not delay a single row of another tenant.
         """
         claim = {"now": now, "until": now + self._hold_ms, "token": secrets.token_hex(8)}
         available = await self.count_available(tx, now, limit + 1)
         rows = await self._claim_shares(tx, claim, limit) if available > limit else []
-        if left := min(available, limit) - len(rows):
-            rows += await tx.fetch(self._claim, {**claim, "limit": left})
-        return sorted(rows, key=self._place)
+        if rest := min(available, limit) - len(rows):
+            rows += await tx.fetch(self._claim, {**claim, "limit": rest})
+        return sorted(rows, key=self._order_of)
 
     async def count_available(self, reader: Reader, now: int, limit: int) -> int:
-        """Count the rows that may be claimed at `now`, no further than `limit`."""
+        """Return how many rows may be claimed at `now`, at most `limit`."""
         (row,) = await reader.fetch(self._count_available, {"now": now, "limit": limit})
         count: int = row["count"]
         return count
 
     async def _claim_shares(self, tx: Transaction, claim: Mapping[str, Any], limit: int) -> list[Row]:
-        pending = await self._next_tenants(tx, limit)
-        due = [row["tenant_id"] for row in pending if row["oldest"] <= claim["now"]]
-        if len(due) == 1 and len(pending) < limit:  # nobody to be fair to
+        tenants = await self._next_tenants(tx, limit)
+        due = [row["tenant_id"] for row in tenants if row["oldest"] <= claim["now"]]
+        if len(due) == 1 and len(tenants) < limit:  # only one tenant has due rows
             return []
         shares = [{**claim, "tenant_id": tenant, "limit": limit // len(due)} for tenant in due]
         return list(await tx.fetch_each(self._claim_of_tenant, shares))
 
     async def _next_tenants(self, tx: Transaction, limit: int) -> list[Row]:
-        """Name up to `limit` tenants that have pending rows, going on in a circle where the last claim ended."""
-        seen = self._seen_tenant
-        tenants = list(await tx.fetch(self._pending_tenants, {"after": seen, "limit": limit}))
-        if seen and len(tenants) < limit:
-            first = await tx.fetch(self._pending_tenants, {"after": "", "limit": limit - len(tenants)})
-            tenants += [row for row in first if row["tenant_id"] <= seen]
-        self._seen_tenant = tenants[-1]["tenant_id"] if len(tenants) == limit else ""
+        """Return up to `limit` tenants that have unsettled rows, round-robin from the end of the last claim."""
+        last = self._last_tenant
+        tenants = list(await tx.fetch(self._unsettled_tenants, {"after": last, "limit": limit}))
+        if last and len(tenants) < limit:
+            first = await tx.fetch(self._unsettled_tenants, {"after": "", "limit": limit - len(tenants)})
+            tenants += [row for row in first if row["tenant_id"] <= last]
+        self._last_tenant = tenants[-1]["tenant_id"] if len(tenants) == limit else ""
         return tenants
 
     async def complete(self, tx: Transaction, rows: Sequence[Row], at: int) -> int:
-        """Settle rows as done at `at`."""
+        """Complete rows at the instant `at`."""
         return await tx.executemany(self._complete, [self._held(row, at=at) for row in rows])
 
     async def complete_claim(self, tx: Transaction, rows: Sequence[Row], at: int) -> int:
-        """Settle all rows of one claim, none of them extended, as done at `at`, in one statement.
+        """Complete all rows of one claim at the instant `at`, in one statement. No row of it may have been extended.
 
-        Measured on SQLite: row by row, a thread that fires and one that settles hand each other the interpreter's lock
-        for every row, and a batch takes twice as long.
+        Measured on SQLite: completing row by row takes twice as long, because the threads exchange the interpreter's
+        lock for every row.
         """
         claim = rows[0]
         return await tx.execute(
@@ -150,29 +150,29 @@ class Lease:
         )
 
     async def retry(self, tx: Transaction, failures: Sequence[Failure]) -> int:
-        """Give rows back until their `retry_at`."""
+        """Return rows to the waiting state. Each is available again at its `retry_at`."""
         return await tx.executemany(
             self._retry, [self._held(each.row, at=each.retry_at, error=each.error) for each in failures]
         )
 
     async def bury(self, tx: Transaction, failures: Sequence[Failure]) -> int:
-        """Give rows up: they stay, visible, and are not claimed again."""
+        """Give rows up. They stay in the table and are not claimed again."""
         return await tx.executemany(self._bury, [self._held(each.row, error=each.error) for each in failures])
 
     async def release(self, tx: Transaction, rows: Sequence[Row]) -> int:
-        """Give rows back as if they had not been claimed: claimable at once, in their old place."""
+        """Return rows to the waiting state as if they had not been claimed: available at once, in their old order."""
         return await tx.executemany(self._release, [self._held(row) for row in rows])
 
     async def extend(self, tx: Transaction, rows: Sequence[Row], now: int) -> int:
-        """Hold rows for a whole visibility timeout from `now`, however long they were held already."""
+        """Extend leases to a full visibility timeout from `now`."""
         return await tx.executemany(self._extend, [self._held(row, until=now + self._hold_ms) for row in rows])
 
     async def void(self, tx: Transaction, now: int) -> int:
-        """End every lease there is: for whoever knows that no other process can hold one. Attempts stay counted."""
+        """End every lease. The caller knows that no other process can hold one. The attempts stay counted."""
         return await tx.execute(self._void, {"now": now, "until": now + self._hold_ms})
 
     async def next_available(self, reader: Reader) -> int | None:
-        """Return when the next row may be claimed, None when there is none to wait for."""
+        """Return when the next row may be claimed; None if no row is waiting."""
         (row,) = await reader.fetch(self._next_available)
         at: int | None = row["at"]
         return at

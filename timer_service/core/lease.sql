@@ -16,19 +16,19 @@ RETURNING {claimed}, attempt, lease_token, available_at
 -- How many rows are available, up to a limit.
 SELECT COUNT(*) AS count FROM (SELECT 1 AS one FROM {table} WHERE available_at <= :now LIMIT :limit) AS counted
 
--- name: pending_tenants
+-- name: unsettled_tenants
 -- The next tenants that have rows to fire, and when the oldest row of each is due. One index step per tenant.
-WITH RECURSIVE pending (tenant_id, number) AS (
+WITH RECURSIVE unsettled (tenant_id, number) AS (
     SELECT MIN(tenant_id), 1 FROM {table} WHERE available_at IS NOT NULL AND tenant_id > :after
     UNION ALL
-    SELECT (SELECT MIN(tenant_id) FROM {table} WHERE available_at IS NOT NULL AND tenant_id > pending.tenant_id),
+    SELECT (SELECT MIN(tenant_id) FROM {table} WHERE available_at IS NOT NULL AND tenant_id > unsettled.tenant_id),
         number + 1
-    FROM pending WHERE tenant_id IS NOT NULL AND number < :limit
+    FROM unsettled WHERE tenant_id IS NOT NULL AND number < :limit
 )
 SELECT tenant_id,
     (SELECT MIN({oldest_first}) FROM {table}
-     WHERE available_at IS NOT NULL AND tenant_id = pending.tenant_id) AS oldest
-FROM pending WHERE tenant_id IS NOT NULL
+     WHERE available_at IS NOT NULL AND tenant_id = unsettled.tenant_id) AS oldest
+FROM unsettled WHERE tenant_id IS NOT NULL
 
 -- name: claim_of_tenant
 -- Claims the oldest available rows of one tenant, up to a limit.

@@ -1,4 +1,4 @@
-"""The loop around a worker's tick: again at once while there is work, else asleep until something is due."""
+"""The loop that runs a worker's passes: at once while there is work, else when the next work is due."""
 
 import asyncio
 import logging
@@ -9,6 +9,7 @@ from typing import NamedTuple, Protocol
 
 from timer_service.core.clock import Clock
 from timer_service.core.errors import DatabaseUnavailableError
+from timer_service.core.health import OutageLog
 from timer_service.core.metrics_port import MetricsPort
 
 log = logging.getLogger(__name__)
@@ -18,26 +19,27 @@ _LONGEST_PASS_SECONDS = 60
 
 
 class Pass(NamedTuple):
-    """What one pass of a worker did."""
+    """The result of one pass of a worker."""
 
     done: int
-    """How many rows it handled."""
+    """How many rows the pass handled."""
     next_at: int | None = None
-    """When the next pass has work, in epoch milliseconds; None if no work is known."""
+    """When the next pass has work, in Unix milliseconds; None if no work is known."""
 
 
 class Worker(Protocol):
-    """Does bounded passes of work."""
+    """An object that does work in bounded passes."""
 
     async def tick(self, now: int) -> Pass:
-        """Make one pass at `now`."""
+        """Do one pass at `now`."""
         ...
 
 
 class Loop:
-    """Runs ticks until stopped. Sleeps until the last pass's `next_at`, a wake or the poll interval: the earliest.
+    """A task that runs ticks until it is stopped.
 
-    A failing tick is logged and tried again: the loop never ends by itself.
+    Between ticks it sleeps until the earliest of three: the last pass's `next_at`, a wake, or the end of the poll
+    interval. A tick that fails is logged and retried after a second.
     """
 
     def __init__(
@@ -48,64 +50,68 @@ class Loop:
         clock: Clock,
         polling_interval: timedelta,
         metrics: MetricsPort,
+        outages: OutageLog | None = None,
     ) -> None:
         self.name = name
         self._worker = worker
         self._clock = clock
         self._poll_ms = polling_interval // timedelta(milliseconds=1)
         self._metrics = metrics
-        self._gate = asyncio.Event()
-        self._armed_at: float = math.inf
+        self._outages = outages or OutageLog()
+        self._woken = asyncio.Event()
+        self._next_at: float = math.inf
         self._stopping = False
-        self._turned_at = time.monotonic()
+        self._pass_began = time.monotonic()
 
     @property
     def stalled(self) -> bool:
-        """Whether no pass has begun for longer than sleeping and ticking can take."""
-        return time.monotonic() - self._turned_at > self._poll_ms / 1000 + _LONGEST_PASS_SECONDS
+        """Whether no pass has begun for a minute longer than the poll interval."""
+        return time.monotonic() - self._pass_began > self._poll_ms / 1000 + _LONGEST_PASS_SECONDS
 
     def wake(self, at: int) -> None:
-        """Say that something becomes available at `at`."""
-        if at < self._armed_at:
-            self._armed_at = at
-            self._gate.set()
+        """Wake the loop at `at`, when a row becomes available."""
+        if at < self._next_at:
+            self._next_at = at
+            self._woken.set()
 
     def stop(self) -> None:
-        """Finish the tick under way, start no other."""
+        """Finish the current tick and start no other."""
         self._stopping = True
-        self._gate.set()
+        self._woken.set()
 
     async def run(self) -> None:
         """Tick until stopped."""
         while not self._stopping:
-            self._armed_at = math.inf  # wakes that arrive from here on are kept, whatever the tick finds
-            wanted_at = await self._pass()
-            self._armed_at = min(self._armed_at, wanted_at)
+            self._next_at = math.inf  # a wake during the tick sets it, and is kept
+            at = await self._pass()
+            self._next_at = min(self._next_at, at)
             await self._sleep()
 
     async def _pass(self) -> int:
         now = self._clock.now()
-        started = self._turned_at = time.monotonic()
+        started = self._pass_began = time.monotonic()
         try:
             done, at = await self._worker.tick(now)
         except DatabaseUnavailableError as error:
-            log.warning("the database is not available", extra={"loop": self.name, "reason": str(error)})
+            self._outages.record_failure(str(error))
+            log.debug("pass failed: the database is unavailable", extra={"loop": self.name, "reason": str(error)})
             return now + _AFTER_FAILURE_MS
         except Exception:
-            log.exception("tick failed", extra={"loop": self.name})
+            log.exception("pass failed", extra={"loop": self.name})
             return now + _AFTER_FAILURE_MS
+        self._outages.record_success()
         self._metrics.ticked(self.name, time.monotonic() - started)
         if done:
-            log.debug("pass", extra={"loop": self.name, "done": done, "next_at": at})
+            log.debug("pass done", extra={"loop": self.name, "done": done, "next_at": at})
         latest = self._clock.now() + self._poll_ms
         return latest if at is None else min(at, latest)
 
     async def _sleep(self) -> None:
-        self._gate.clear()
-        while not self._stopping and (wait_ms := self._armed_at - self._clock.now()) > 0:
+        self._woken.clear()
+        while not self._stopping and (wait_ms := self._next_at - self._clock.now()) > 0:
             try:
                 async with asyncio.timeout(wait_ms / 1000):
-                    await self._gate.wait()
+                    await self._woken.wait()
             except TimeoutError:
                 continue
-            self._gate.clear()
+            self._woken.clear()

@@ -1,4 +1,4 @@
-"""What travels: addresses, positions, the envelope, commands and events."""
+"""The values that make up messages: addresses, positions, the envelope, commands and events."""
 
 import re
 from collections.abc import Mapping
@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, StrictInt, StringConstraints
 from pydantic.alias_generators import to_camel
 
 MAX_MESSAGE_BYTES = 1024 * 1024
-"""What a message may have: events and answers are made to fit, and every broker must take it."""
+"""The largest body of a message. Events and replies never exceed it, and every broker must accept it."""
 
 TENANT_PATTERN = r"^[A-Za-z0-9_-]{1,64}$"
 Tenant = Annotated[str, StringConstraints(pattern=TENANT_PATTERN)]
@@ -19,7 +19,7 @@ Identifier = Annotated[str, StringConstraints(pattern=IDENTIFIER_PATTERN)]
 
 
 class Kind(StrEnum):
-    """What an address is for."""
+    """The kind of message that an address is for."""
 
     COMMAND = "cmd"
     EVENT = "evt"
@@ -28,7 +28,7 @@ class Kind(StrEnum):
 
 
 class Address(NamedTuple):
-    """Where a message goes, free of any broker's syntax; `message` is the type in kebab case."""
+    """The destination of a message, independent of the broker's syntax. `message` is the type in kebab case."""
 
     kind: Kind
     tenant: str
@@ -37,19 +37,19 @@ class Address(NamedTuple):
 
 @cache
 def kebab(message_type: str) -> str:
-    """Write a message type as an address part: `ScheduleTimer` -> `schedule-timer`, `a.b` -> `a-b`."""
+    """Return a message type as an address part: `ScheduleTimer` -> `schedule-timer`, `a.b` -> `a-b`."""
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "-", message_type).replace(".", "-").lower()
 
 
 class Position(NamedTuple):
-    """Where a command stands in its source. A recreated stream has a later epoch, so its commands count as newer."""
+    """The position of a command in its stream. A recreated stream has a later epoch, so its commands are newer."""
 
     epoch: int
     sequence: int
 
 
 class Payload(BaseModel):
-    """The payload of a message type: camelCase on the wire, unknown fields refused."""
+    """The payload of a message type. It is camelCase on the wire, and unknown fields are rejected."""
 
     model_config = ConfigDict(
         alias_generator=to_camel,
@@ -64,13 +64,13 @@ class Payload(BaseModel):
 
 
 class TenantPayload(Payload):
-    """A payload that names its tenant. A command may leave it out: decoding fills it in from the envelope."""
+    """A payload that names its tenant. A command may omit the tenant; decoding copies it from the envelope."""
 
     tenant_id: Tenant
 
 
 class Envelope(BaseModel):
-    """The body of every command and event. Unknown envelope fields are ignored, so that v1 can grow."""
+    """The body of every command and event. Unknown envelope fields are ignored, so that v1 can get new fields."""
 
     model_config = ConfigDict(alias_generator=to_camel, extra="ignore", frozen=True)
 
@@ -84,14 +84,14 @@ class Envelope(BaseModel):
 
 
 class Trace(NamedTuple):
-    """W3C trace context, taken in with a command and given back on its event."""
+    """The W3C trace context of a command, which its events carry too."""
 
     traceparent: str | None = None
     tracestate: str | None = None
 
 
 class Command(NamedTuple):
-    """A decoded command: its payload is valid and its tenant is the one of its address."""
+    """A decoded command. Its payload is valid, and its tenant equals the tenant of its address."""
 
     id: str
     payload: TenantPayload
@@ -102,18 +102,18 @@ class Command(NamedTuple):
 
     @property
     def tenant(self) -> str:
-        """The owner of everything this command touches."""
+        """The owner of every row that this command reads or writes."""
         return self.payload.tenant_id
 
 
 class Event(NamedTuple):
-    """Something that happened, to be told to `tenant`; `id` is the same each time this one is sent."""
+    """Something that happened, to be published to `tenant`. The id is the same each time the event is published."""
 
     id: str
     type: str
     tenant: str
     payload: Mapping[str, Any]
-    """As on the wire. Not a model: building and dumping one costs 15 us, a third of what firing may take in all."""
+    """As on the wire. Not a model, because building and dumping a model costs 15 us, a third of the time to fire."""
     timestamp_ms: int
     correlation_id: str | None = None
     causation_id: str | None = None
@@ -121,7 +121,7 @@ class Event(NamedTuple):
 
 
 class Message(NamedTuple):
-    """Bytes on their way to the broker. A broker that remembers `id` drops a second one."""
+    """An encoded message for the broker. A broker that deduplicates drops a second message with the same id."""
 
     address: Address
     id: str

@@ -1,59 +1,59 @@
-"""PORT: what the core tells about itself, free of any metrics library."""
+"""PORT: what the core measures about itself, independent of any metrics library."""
 
 from typing import Protocol
 
 
 class MetricsPort(Protocol):
-    """Counts and times. No tenant is ever told: it would make the number of series unbounded."""
+    """The counts and durations of the core. A tenant is never a label: the number of series would have no limit."""
 
     def command_handled(self, message_type: str, outcome: str) -> None:
-        """One command ended in its one outcome."""
+        """Count a command by its type and outcome."""
         ...
 
     def dead_letter_stored(self, code: str) -> None:
-        """One command was rejected and kept."""
+        """Count a rejected command whose dead letter was stored."""
         ...
 
     def claimed(self, count: int) -> None:
-        """One claim took `count` rows."""
+        """Record that a claim took `count` rows."""
         ...
 
     def published(self, seconds: float) -> None:
-        """One batch was published (or not) within `seconds`."""
+        """Record that publishing a batch took `seconds`, whether it succeeded or not."""
         ...
 
     def publish_failed(self, status: str, count: int) -> None:
-        """`count` messages of a batch were refused, or the broker was unavailable to them."""
+        """Count messages that were not published, by their status."""
         ...
 
     def settled(self, table: str, outcome: str, count: int) -> None:
-        """`count` claimed rows of a table were settled alike."""
+        """Count claimed rows of a table by how they were settled."""
         ...
 
     def fired_late(self, table: str, seconds: float) -> None:
-        """What one row stands for was done `seconds` after it was due."""
+        """Record that a row was fired `seconds` after it was due."""
         ...
 
     def leases_lost(self, count: int) -> None:
-        """`count` rows had been claimed anew or changed before they were settled."""
+        """Count rows that were claimed again or changed before they could be settled."""
         ...
 
     def buried(self, table: str, count: int) -> None:
-        """`count` rows were given up."""
+        """Count buried rows of a table."""
         ...
 
     def counted(self, table: str, state: str, count: int) -> None:
-        """A sample found `count` rows of a table in a state."""
+        """Set the number of rows of a table in a state."""
         ...
 
     def overdue(self, table: str, count: int, oldest_seconds: float) -> None:
-        """A sample found `count` rows of a table that could be claimed, the oldest since `oldest_seconds`."""
+        """Set the number of claimable rows of a table, and for how long the oldest has been claimable."""
         ...
 
     def clock_measured(self, offset_seconds: float) -> None:
-        """The clock that decides is `offset_seconds` ahead of this machine's."""
+        """Set how far the clock that decides what is due is ahead of this machine's clock."""
         ...
 
     def ticked(self, loop: str, seconds: float) -> None:
-        """A loop made a pass."""
+        """Record that a loop did a pass, which took `seconds`."""
         ...

@@ -10,14 +10,14 @@ ON CONFLICT (tenant_id, event_id) DO NOTHING
 -- The state of one event.
 SELECT tenant_id, event_id, state FROM outbox WHERE tenant_id = :tenant_id AND event_id = :event_id
 
--- name: put_back
--- Returns a buried event to Waiting, with all attempts before it.
+-- name: requeue
+-- Returns a buried event to Waiting, with no attempts counted.
 UPDATE outbox
 SET state = 'Waiting', attempt = 0, last_error = NULL,
     available_at = CASE WHEN added_at > :now THEN added_at ELSE :now END
 WHERE tenant_id = :tenant_id AND event_id = :event_id
 
--- name: page_of_buried
+-- name: buried_page
 -- The next buried events of a tenant, oldest first.
 SELECT tenant_id, event_id, body, added_at, attempt, last_error
 FROM outbox

@@ -1,4 +1,4 @@
-"""Lists too long for one answer: pages that fit, and cursors that go on behind them."""
+"""Pages of lists that are too long for one reply, and the cursors between the pages."""
 
 import base64
 import json
@@ -12,44 +12,44 @@ from pydantic_core import to_json
 from timer_service.core.errors import Code, Fault, Rejection
 
 _T = TypeVar("_T")
-_Place = TypeVar("_Place", bound=Sequence[str | int])
+_Cursor = TypeVar("_Cursor", bound=Sequence[str | int])
 
 PageLimit = Annotated[int, Field(ge=1, le=1000, strict=True)]
 PageCursor = Annotated[str, Field(max_length=2000)]
-PAGE_BYTES = 512 * 1024  # half of a message: the rest is for what an answer tells besides
-_READ_AT_ONCE = 100  # of the largest rows 6 MiB
-_LARGEST = 2**63  # no database has larger integers
+PAGE_BYTES = 512 * 1024  # half of a message; the rest is for the other fields of the reply
+_READ_AT_ONCE = 100  # at most 6 MiB
+_INTEGER_LIMIT = 2**63  # the integers of both databases are smaller
 _UNSTORABLE = re.compile("[\\0\ud800-\udfff]")
 
 
 async def read_page(
     name: str,
-    read: Callable[[_Place, int], Awaitable[Sequence[_T]]],
+    read: Callable[[_Cursor, int], Awaitable[Sequence[_T]]],
     *,
-    after: _Place,
+    after: _Cursor,
     limit: int,
     view: Callable[[_T], Mapping[str, Any]],
-    place: Callable[[_T], _Place],
+    cursor_of: Callable[[_T], _Cursor],
 ) -> Mapping[str, Any]:
-    """Return the views of what `read` finds behind a place, under `name`: up to `limit`, as many as fit into one reply.
+    """Return a page: the views of up to `limit` items after a cursor, as many as fit into one reply, at least one.
 
-    `read` gets a place and the most to return, in order. Little more is read than is shown, at least one. If there are
-    more, there is a `cursor` with the place of the last.
+    The views are in the field `name`. `read` returns items after a cursor, in order, up to a limit. `cursor_of` returns
+    the cursor of an item. The field `cursor` is set if there are more pages.
     """
-    shown = _Page(limit, view)
+    page = _Page(limit, view)
     while True:
-        wanted = min(_READ_AT_ONCE, limit + 1 - len(shown.views))
+        wanted = min(_READ_AT_ONCE, limit + 1 - len(page.views))
         found = await read(after, wanted)
-        if taken := shown.take(found):
-            after = place(found[taken - 1])
+        if taken := page.take(found):
+            after = cursor_of(found[taken - 1])
         if taken < len(found):
-            return {name: shown.views, "cursor": write_cursor(after)}
+            return {name: page.views, "cursor": write_cursor(after)}
         if len(found) < wanted:
-            return {name: shown.views}
+            return {name: page.views}
 
 
 class _Page(Generic[_T]):
-    """What a page shows so far, and its bytes."""
+    """The views on a page so far, and the room that is left."""
 
     def __init__(self, limit: int, view: Callable[[_T], Mapping[str, Any]]) -> None:
         self.views: list[Mapping[str, Any]] = []
@@ -58,12 +58,12 @@ class _Page(Generic[_T]):
         self._room = PAGE_BYTES
 
     def take(self, found: Sequence[_T]) -> int:
-        """Show as many as there is room for; return how many those are."""
+        """Add as many items as the page has room for; return how many."""
         for number, each in enumerate(found):
             if len(self.views) == self._limit:
                 return number
             view = self._view(each)
-            size = len(to_json(view)) + 1  # and a comma
+            size = len(to_json(view)) + 1  # plus a comma
             if self.views and size > self._room:
                 return number
             self._room -= size
@@ -72,22 +72,23 @@ class _Page(Generic[_T]):
 
 
 def read_cursor(cursor: str, *kinds: type[str | int]) -> list[Any]:
-    """Read a place of parts of these kinds. Raises `Rejection` for what is no such cursor."""
+    """Return the parts of a cursor. Raises `Rejection` if it is not a cursor with parts of these types."""
     try:
-        place = json.loads(base64.urlsafe_b64decode(cursor))
+        parts = json.loads(base64.urlsafe_b64decode(cursor))
     except (ValueError, RecursionError):
-        place = None
-    if isinstance(place, list) and [type(part) for part in place] == [*kinds] and all(map(_is_storable, place)):
-        return place
-    raise Rejection(Code.INVALID_PAYLOAD, "the cursor is not one of ours", [Fault("cursor", "give it back unchanged")])
+        parts = None
+    if isinstance(parts, list) and [type(part) for part in parts] == [*kinds] and all(map(_is_storable, parts)):
+        return parts
+    fault = Fault("cursor", "must be a cursor from a reply, unchanged")
+    raise Rejection(Code.INVALID_PAYLOAD, "the cursor is not valid", [fault])
 
 
-def write_cursor(place: Sequence[str | int]) -> str:
-    """Write a place as a cursor."""
-    return base64.urlsafe_b64encode(json.dumps(place, ensure_ascii=False).encode()).decode()
+def write_cursor(parts: Sequence[str | int]) -> str:
+    """Return a cursor as text."""
+    return base64.urlsafe_b64encode(json.dumps(parts, ensure_ascii=False).encode()).decode()
 
 
 def _is_storable(part: str | int) -> bool:
     if isinstance(part, int):
-        return -_LARGEST <= part < _LARGEST
+        return -_INTEGER_LIMIT <= part < _INTEGER_LIMIT
     return not _UNSTORABLE.search(part)

@@ -1,4 +1,4 @@
-"""What a dead process leaves behind."""
+"""Recovery after a crash."""
 
 import logging
 
@@ -10,9 +10,9 @@ log = logging.getLogger(__name__)
 
 
 async def take_over_claims(database: Database, lease: Lease, now: int) -> None:
-    """Take over the claims of a dead predecessor, where the database admits one process at a time."""
+    """End the leases of a dead process, if only one process at a time can use the database."""
     if not database.exclusive:
         return
     count = await in_transaction(database, lambda tx: lease.void(tx, now))
     if count:
-        log.info("took over claims of a dead process", extra={"table": lease.table.name, "count": count})
+        log.info("ended the leases of a dead process", extra={"table": lease.table.name, "count": count})

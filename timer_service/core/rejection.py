@@ -1,4 +1,4 @@
-"""What becomes of a command that can never be handled: a dead letter, and an event that tells its tenant."""
+"""The dead letter and the event for a command that can never be handled."""
 
 import re
 from collections.abc import Mapping
@@ -18,14 +18,14 @@ _ADDED_HEADERS = 1000
 
 
 class FieldFault(Payload):
-    """One thing wrong with a command: the path of the field and why."""
+    """One fault of a command: the path of the field and the reason."""
 
     path: str
     reason: str
 
 
 class CommandRejected(Payload):
-    """A command was rejected; it is kept whole in the dead letters."""
+    """A command was rejected. It is stored whole as a dead letter."""
 
     type: ClassVar[str] = "CommandRejected"
 
@@ -37,16 +37,16 @@ class CommandRejected(Payload):
 
 
 def error_body(rejection: Rejection) -> dict[str, Any]:
-    """Return a rejection as events, replies and answers carry it."""
-    verdict: dict[str, Any] = {"code": rejection.code, "message": rejection.message}
+    """Return a rejection as it appears in events and replies."""
+    body: dict[str, Any] = {"code": rejection.code, "message": rejection.message}
     if rejection.faults:
-        verdict["errors"] = [{"path": fault.path, "reason": fault.reason} for fault in rejection.faults]
-    return verdict
+        body["errors"] = [{"path": fault.path, "reason": fault.reason} for fault in rejection.faults]
+    return body
 
 
 @dataclass(frozen=True, slots=True)
 class Rejected:
-    """A rejected delivery, and as much of it as could be read."""
+    """A rejected delivery, with its envelope if that could be read."""
 
     delivery: Delivery
     rejection: Rejection
@@ -54,13 +54,13 @@ class Rejected:
 
     @property
     def command_id(self) -> str:
-        """The command's own id if it could be read, else the broker's."""
+        """The command's own id if it could be read, else the broker's id."""
         return (self.envelope and self.envelope.id) or self.delivery.message_id
 
     def messages(self, now: int, max_bytes: int) -> list[Message]:
-        """Return what must be stored before the delivery may be terminated, none of it larger than `max_bytes`.
+        """Return the messages that must be stored before the delivery is terminated, each at most `max_bytes` large.
 
-        The ids follow from the delivery's position, so that doing this again stores nothing twice.
+        Their ids are derived from the delivery's position, so a second attempt stores nothing twice.
         """
         letter = self._dead_letter(max_bytes)
         if not re.fullmatch(TENANT_PATTERN, self.delivery.address.tenant):
@@ -68,24 +68,24 @@ class Rejected:
         return [letter, encode(self._event(now))]
 
     def reply(self) -> bytes:
-        """Return the answer to whoever asked for the outcome."""
+        """Return the body of the reply to the client."""
         return to_json({"commandId": self.command_id, "error": error_body(self.rejection)})
 
     def _dead_letter(self, max_bytes: int) -> Message:
-        """Keep the command whole, or of one that only just fits into a message as much as fits beside the verdict.
+        """Return the whole command with the rejection in its headers. Omit headers or body if they do not fit.
 
-        What is left out is in the stream of commands for as long as that keeps it, at the sequence the letter names.
+        The omitted part stays in the command stream, at the sequence that the letter names, until the stream drops it.
         """
         delivery = self.delivery
-        verdict = {
+        reasons = {
             "Timer-Error-Code": str(self.rejection.code),
             "Timer-Error-Message": _one_line(self.rejection.message)[:_MAX_HEADER],
             "Timer-Source-Subject": delivery.source,
             "Timer-Source-Sequence": str(delivery.position.sequence),
         }
-        headers = {**_harmless(delivery.headers), **verdict}
+        headers = {**_rename_broker_headers(delivery.headers), **reasons}
         if _size(headers) > _MAX_HEADERS:
-            headers = {**verdict, "Timer-Headers-Omitted": "true"}
+            headers = {**reasons, "Timer-Headers-Omitted": "true"}
         body = delivery.body
         if len(body) + _size(headers) > max_bytes:
             headers, body = {**headers, "Timer-Body-Omitted": "true"}, b""
@@ -93,12 +93,12 @@ class Rejected:
         return Message(address, f"dlq-{delivery.position.epoch}-{delivery.position.sequence}", body, headers)
 
     def _event(self, now: int) -> Event:
-        kind = {"commandType": self.envelope.type} if self.envelope else {}
+        command_type = {"commandType": self.envelope.type} if self.envelope else {}
         return Event(
             id=f"rejected-{self.delivery.position.epoch}-{self.delivery.position.sequence}",
             type=CommandRejected.type,
             tenant=self.delivery.address.tenant,
-            payload={"commandId": self.command_id, **kind, **error_body(self.rejection)},
+            payload={"commandId": self.command_id, **command_type, **error_body(self.rejection)},
             timestamp_ms=now,
             correlation_id=self.envelope.correlation_id if self.envelope else None,
             causation_id=self.command_id,
@@ -107,17 +107,17 @@ class Rejected:
 
 
 def _size(headers: Mapping[str, str]) -> int:
-    """Return what headers take on the wire, with room for those that a broker adapter adds."""
+    """Return the bytes of headers on the wire, with room for headers that a broker adapter adds."""
     return _ADDED_HEADERS + sum(len(f"{name}: {value}\r\n".encode()) for name, value in headers.items())
 
 
 def _one_line(text: str) -> str:
-    """Keep what a sender wrote from ending the header it is quoted in."""
+    """Replace characters that would end a header. The text may quote the sender."""
     return "".join(character if character.isprintable() else " " for character in text)
 
 
-def _harmless(headers: dict[str, str]) -> dict[str, str]:
-    """Rename headers that a broker would obey (expectations, roll-ups, time to live) when the letter is stored."""
+def _rename_broker_headers(headers: dict[str, str]) -> dict[str, str]:
+    """Rename the headers that a broker would act on when it stores the letter: expectations, roll-ups, time to live."""
     return {
         f"Timer-Original-{name}" if name.lower().startswith("nats-") else name: value for name, value in headers.items()
     }

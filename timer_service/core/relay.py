@@ -1,4 +1,4 @@
-"""The relay: claim -> publish -> settle, with no transaction open while the broker is asked."""
+"""The relay: claims rows, publishes their events, settles the rows. No transaction is open while it publishes."""
 
 import asyncio
 import logging
@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 
 from timer_service.core.backoff import Backoff
-from timer_service.core.broker import ABSOLVED, Broker, PublishResult, PublishStatus
+from timer_service.core.broker import TRANSIENT, Broker, PublishResult, PublishStatus
 from timer_service.core.clock import Clock
 from timer_service.core.database import Database, Row, Transaction
 from timer_service.core.errors import DatabaseUnavailableError
@@ -22,19 +22,20 @@ from timer_service.core.transactions import in_transaction
 log = logging.getLogger(__name__)
 
 Encode = Callable[[Row, int], Message]
-"""Turns a claimed row into its message, fired at the given instant. May raise: then only that row fails."""
+"""Returns the message of a claimed row that is fired at an instant. If it raises, only that row fails."""
 
 _BATCHES_PER_TICK = 8
-_BATCHES_IN_FLIGHT = 2
+_OVERLAPPING_BATCHES = 2
 _PAUSE_MS = 250
-"""How long to leave an unavailable broker alone. Short: it bounds how late timers are once it is back."""
-_OTHERS_CLAIM_MS = 5
-"""How long to leave rows alone that another instance is claiming: it takes that long, and asking again hinders it."""
+"""How long to wait while the broker is unavailable. Timers may be late by this much when the broker is back."""
+_LOCKED_ROWS_PAUSE_MS = 5
+"""How long to wait for rows that another instance is claiming. A claim takes about this long,
+and polling more often slows it down."""
 
 
 @dataclass(slots=True)
 class _Settlement:
-    """What is to be done with the rows of one claim, fired at an instant."""
+    """How to settle the rows of one claim, which were fired at an instant."""
 
     at: int
     complete: list[Row] = field(default_factory=list)
@@ -47,7 +48,7 @@ class _Settlement:
 
 
 class Relay:
-    """Publishes the events that available rows of one table stand for."""
+    """A worker that publishes the events of the available rows of one table."""
 
     def __init__(
         self,
@@ -72,22 +73,24 @@ class Relay:
         self._batch_size = batch_size
         self._max_attempts = max_attempts
         self._backoff = backoff
-        self._rng = rng or random.Random()  # noqa: S311 - jitter, no secret
+        self._rng = rng or random.Random()  # noqa: S311 - jitter, not a secret
         self._resume_at = 0
         self._claimed_nothing_at: int | None = None
         self._unsettled: list[_Settlement] = []
 
     async def tick(self, now: int) -> Pass:
-        """Fire rows available at `now`, a bounded number of batches; count the rows that were claimed.
+        """Fire rows that are available at `now`, in a limited number of batches. Return how many rows were claimed.
 
-        Neighbouring batches overlap: while one is with the broker, another is claimed or settled. Claims stop while the
-        broker is away, so that an outage costs no attempts. What an outage of the database left unsettled goes first:
-        while its leases last, it need not be published again.
+        Two batches overlap: while one is being published, the next is claimed or settled. The relay claims nothing
+        while the broker is unavailable, so an outage costs no attempts.
+
+        Claims that an outage of the database left unsettled are settled first. While their leases last, their events
+        need not be published again.
         """
         while self._unsettled:
             await self._settle(self._unsettled.pop())
         claimed = 0
-        flights: set[asyncio.Task[None]] = set()
+        publishing: set[asyncio.Task[None]] = set()
         try:
             for _ in range(_BATCHES_PER_TICK):
                 if not self._may_claim(now):
@@ -95,16 +98,16 @@ class Relay:
                 rows = await self._claim(now)
                 claimed += len(rows)
                 if rows:
-                    flights.add(asyncio.create_task(self._fire(rows)))
+                    publishing.add(asyncio.create_task(self._fire(rows)))
                 if len(rows) < self._batch_size:
                     break
-                if len(flights) == _BATCHES_IN_FLIGHT:
-                    landed, flights = await asyncio.wait(flights, return_when=asyncio.FIRST_COMPLETED)
-                    _raise_first(landed)
+                if len(publishing) == _OVERLAPPING_BATCHES:
+                    finished, publishing = await asyncio.wait(publishing, return_when=asyncio.FIRST_COMPLETED)
+                    _raise_first(finished)
         finally:
-            if flights:
-                await asyncio.wait(flights)
-        _raise_first(flights)
+            if publishing:
+                await asyncio.wait(publishing)
+        _raise_first(publishing)
         self._claimed_nothing_at = None if claimed else now
         return Pass(claimed, await self._next_at())
 
@@ -113,7 +116,7 @@ class Relay:
         if at is None:
             return None
         if self._claimed_nothing_at is not None and at <= self._claimed_nothing_at:
-            at = self._claimed_nothing_at + _OTHERS_CLAIM_MS
+            at = self._claimed_nothing_at + _LOCKED_ROWS_PAUSE_MS
         return max(at, self._resume_at)
 
     def _may_claim(self, now: int) -> bool:
@@ -130,82 +133,82 @@ class Relay:
         return rows
 
     async def _fire(self, rows: Sequence[Row]) -> None:
-        verdicts = _Settlement(self._clock.now())
-        messages = self._encode_each(rows, verdicts)
+        settlement = _Settlement(self._clock.now())
+        messages = self._encode_each(rows, settlement)
         if messages:
             started = time.perf_counter()
             results = await self._broker.publish(list(messages.values()))
             self._metrics.published(time.perf_counter() - started)
-            self._judge([rows[index] for index in messages], results, verdicts)
-        await self._settle(verdicts)
+            self._sort_results([rows[index] for index in messages], results, settlement)
+        await self._settle(settlement)
 
-    def _encode_each(self, rows: Sequence[Row], verdicts: _Settlement) -> dict[int, Message]:
+    def _encode_each(self, rows: Sequence[Row], settlement: _Settlement) -> dict[int, Message]:
         messages = {}
         for index, row in enumerate(rows):
-            if row["attempt"] > self._max_attempts:  # it ran out of attempts by killing the process each time
-                verdicts.bury.append(Failure(row, "gave up: claimed and never settled", verdicts.at))
+            if row["attempt"] > self._max_attempts:  # the process died at each attempt
+                settlement.bury.append(Failure(row, "gave up: claimed and never settled", settlement.at))
                 continue
             try:
-                messages[index] = self._encode(row, verdicts.at)
+                messages[index] = self._encode(row, settlement.at)
             except Exception as error:
-                log.exception("row can't be encoded", extra={"table": self._lease.table.name})
-                self._fail(row, f"can't be encoded: {error!r}", verdicts)
+                log.exception("row cannot be encoded", extra={"table": self._lease.table.name})
+                self._fail(row, f"cannot be encoded: {error!r}", settlement)
         return messages
 
-    def _judge(self, rows: Sequence[Row], results: Sequence[PublishResult], verdicts: _Settlement) -> None:
-        """Sort rows by how their publishing ended: done, not their fault (release), their fault (retry or bury)."""
+    def _sort_results(self, rows: Sequence[Row], results: Sequence[PublishResult], settlement: _Settlement) -> None:
+        """Decide by the result of each row: published (complete), transient (release), refused (retry or bury)."""
         for row, result in zip(rows, results, strict=True):
             if result.status is PublishStatus.PUBLISHED:
-                verdicts.complete.append(row)
-            elif result.status in ABSOLVED:
-                verdicts.release.append(row)
+                settlement.complete.append(row)
+            elif result.status in TRANSIENT:
+                settlement.release.append(row)
             else:
-                self._fail(row, result.reason, verdicts)
+                self._fail(row, result.reason, settlement)
         failures = [result for result in results if result.status is not PublishStatus.PUBLISHED]
         for status in {result.status for result in failures}:
             reasons = [result.reason for result in failures if result.status is status]
             self._metrics.publish_failed(status, len(reasons))
-            log.warning("publish failed", extra={"status": status, "count": len(reasons), "reason": reasons[0]})
-        if verdicts.release:
+            log.warning("messages not published", extra={"status": status, "count": len(reasons), "reason": reasons[0]})
+        if settlement.release:
             self._pause()
 
-    def _fail(self, row: Row, error: str, verdicts: _Settlement) -> None:
+    def _fail(self, row: Row, error: str, settlement: _Settlement) -> None:
         attempt: int = row["attempt"]
         delay = self._backoff.delay(attempt, self._rng)
         failure = Failure(row, error, self._clock.now() + delay // timedelta(milliseconds=1))
-        (verdicts.retry if attempt < self._max_attempts else verdicts.bury).append(failure)
+        (settlement.retry if attempt < self._max_attempts else settlement.bury).append(failure)
 
-    async def _settle(self, verdicts: _Settlement) -> None:
+    async def _settle(self, settlement: _Settlement) -> None:
         now = self._clock.now()
         try:
-            changed = await in_transaction(self._database, lambda tx: self._write(tx, verdicts))
+            changed = await in_transaction(self._database, lambda tx: self._write(tx, settlement))
         except DatabaseUnavailableError:
-            self._unsettled.append(verdicts)
+            self._unsettled.append(settlement)
             raise
         for outcome, count in changed.items():
             if count:
                 self._metrics.settled(self._lease.table.name, outcome, count)
-        if lost := verdicts.count() - sum(changed.values()):
+        if lost := settlement.count() - sum(changed.values()):
             self._metrics.leases_lost(lost)
-            log.warning("leases lost before they were settled", extra={"count": lost})
+            log.warning("leases expired or rows changed before they were settled", extra={"count": lost})
         if changed["buried"]:
             self._metrics.buried(self._lease.table.name, changed["buried"])
-        for row in verdicts.complete:
+        for row in settlement.complete:
             self._metrics.fired_late(self._lease.table.name, (now - row[self._lease.table.oldest_first]) / 1000)
 
-    async def _write(self, tx: Transaction, verdicts: _Settlement) -> dict[str, int]:
-        """Settle, and return how many rows changed by outcome."""
-        whole_claim = len(verdicts.complete) == verdicts.count()
+    async def _write(self, tx: Transaction, settlement: _Settlement) -> dict[str, int]:
+        """Settle the rows of a claim; return the number of rows changed, by outcome."""
+        whole_claim = len(settlement.complete) == settlement.count()
         complete = self._lease.complete_claim if whole_claim else self._lease.complete
         return {
-            "fired": await complete(tx, verdicts.complete, verdicts.at),
-            "released": await self._lease.release(tx, verdicts.release),
-            "retried": await self._lease.retry(tx, verdicts.retry),
-            "buried": await self._lease.bury(tx, verdicts.bury),
+            "fired": await complete(tx, settlement.complete, settlement.at),
+            "released": await self._lease.release(tx, settlement.release),
+            "retried": await self._lease.retry(tx, settlement.retry),
+            "buried": await self._lease.bury(tx, settlement.bury),
         }
 
 
-def _raise_first(flights: set[asyncio.Task[None]]) -> None:
-    for error in [flight.exception() for flight in flights]:
+def _raise_first(publishing: set[asyncio.Task[None]]) -> None:
+    for error in [task.exception() for task in publishing]:
         if error is not None:
             raise error

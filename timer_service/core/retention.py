@@ -1,4 +1,4 @@
-"""Deletes what was settled long ago, a small batch at a time."""
+"""Retention: deletes rows that were settled long ago, in small batches."""
 
 from collections.abc import Awaitable, Callable
 from datetime import timedelta
@@ -8,14 +8,14 @@ from timer_service.core.loop import Pass
 from timer_service.core.transactions import in_transaction
 
 Delete = Callable[[Transaction, int, int], Awaitable[int]]
-"""Deletes rows settled before an instant, up to a limit of each kind; returns how many."""
+"""Deletes rows that were settled before an instant, up to a limit per kind; returns how many."""
 
-_BATCH = 500  # a few ms, so that commands and claims hardly wait for it
+_BATCH = 500  # takes a few ms, so commands and claims hardly wait
 _PAUSE_MS = 50
 
 
 class Retention:
-    """A worker whose ticks delete one batch each."""
+    """A worker that deletes one batch per pass."""
 
     def __init__(self, database: Database, retention: timedelta, delete: Delete) -> None:
         self._database = database
@@ -23,6 +23,6 @@ class Retention:
         self._delete = delete
 
     async def tick(self, now: int) -> Pass:
-        """Delete one batch of rows that were settled more than the retention ago."""
+        """Delete one batch of rows that were settled longer ago than the retention period."""
         deleted = await in_transaction(self._database, lambda tx: self._delete(tx, now - self._keep_ms, _BATCH))
         return Pass(deleted, now + _PAUSE_MS if deleted >= _BATCH else None)

@@ -1,6 +1,6 @@
-"""How a slice describes itself: its messages, its handler, its workers and its tables.
+"""The description of a slice: its messages, its handler, its workers and its tables.
 
-`timer_service.app` runs every slice in `SLICES`, and `contracts/generate.py` writes the schemas of their messages.
+`timer_service.app` runs every slice in `SLICES`. `contracts/generate.py` writes the schemas of their messages.
 """
 
 import random
@@ -20,12 +20,12 @@ from timer_service.core.metrics_port import MetricsPort
 from timer_service.core.query import QueryRoute
 from timer_service.core.relay import Encode, Relay
 from timer_service.core.retention import Delete
-from timer_service.core.row_counts import Counted
+from timer_service.core.row_counts import CountedRows
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerParts:
-    """What the workers of one instance are built from."""
+    """The parts from which an instance builds its workers."""
 
     database: Database
     broker: Broker
@@ -35,9 +35,9 @@ class WorkerParts:
     max_attempts: int
     visibility_timeout: timedelta
     wake: Callable[[str, int], None]
-    """Wakes a loop of this instance, by its name, at an instant."""
+    """Wakes a loop of this instance at an instant. The first argument is the loop's name."""
     rng: random.Random = field(default_factory=random.Random)
-    """For the jitter of retries."""
+    """The source of the jitter of retries."""
 
     def relay(self, table: LeasedTable, encode: Encode) -> Relay:
         """Return a worker that publishes the available rows of `table`."""
@@ -64,19 +64,19 @@ class Slice:
     name: str
     commands: tuple[type[TenantPayload], ...]
     outcomes: type[StrEnum]
-    """How its commands can end."""
+    """The outcomes of its commands."""
     handle: Handle
     queries: tuple[QueryRoute, ...]
     workers: Mapping[str, BuildWorker]
-    """Its workers by the names of their loops."""
+    """Its workers, by the names of their loops."""
     wakes: tuple[str, ...]
-    """The loops that may have work after a command."""
+    """The loops to wake after a command."""
     leased: tuple[LeasedTable, ...]
-    counted: tuple[Counted, ...]
+    counted: tuple[CountedRows, ...]
     events: tuple[type[Payload], ...] = ()
     views: Mapping[str, type[Payload]] = field(default_factory=dict)
-    """Fields that a command's reply may have, besides its outcome."""
+    """The fields that a command's reply may have in addition to the outcome."""
     delete_settled: Delete | None = None
-    """Deletes rows that were settled before the retention; None if it keeps none."""
+    """Deletes rows that were settled before an instant; None if the slice keeps no settled rows."""
     handle_when_off: Handle | None = None
-    """Handles commands while the slice is switched off, without their consequences; None: it is always on."""
+    """Stores commands without evaluating them while the slice is disabled; None if it cannot be disabled."""

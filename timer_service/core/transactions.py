@@ -1,4 +1,4 @@
-"""Transactions that give way to other instances and try again."""
+"""Transactions that are retried after a conflict with another instance."""
 
 import asyncio
 import logging
@@ -17,9 +17,9 @@ _LONGEST_PAUSE_SECONDS = 0.05
 
 
 async def in_transaction(database: Database, work: Callable[[Transaction], Awaitable[_T]]) -> _T:
-    """Run `work` in a write transaction and return what it returns; run it anew when that met a `ConflictError`.
+    """Run `work` in a write transaction and return its result, retrying on `ConflictError`.
 
-    Such as a deadlock, or rows that another instance wrote meanwhile. Raises the error of the fifth try.
+    A conflict is, for example, a deadlock. Raises the error of the fifth try.
     """
 
     async def once() -> _T:
@@ -30,11 +30,11 @@ async def in_transaction(database: Database, work: Callable[[Transaction], Await
 
 
 async def retry_on_conflict(work: Callable[[], Awaitable[_T]]) -> _T:
-    """Do `work`, and anew when it met a `ConflictError`, whose transaction has left nothing behind."""
+    """Run `work` up to five times, retrying on `ConflictError`. The failed transaction was rolled back."""
     for _ in range(1, _TRIES):
         try:
             return await work()
         except ConflictError as error:
-            log.info("another instance was in the way, trying again", extra={"reason": str(error)})
-            await asyncio.sleep(random.uniform(0, _LONGEST_PAUSE_SECONDS))  # noqa: S311 - jitter, no secret
+            log.info("conflict with another instance; retrying the transaction", extra={"reason": str(error)})
+            await asyncio.sleep(random.uniform(0, _LONGEST_PAUSE_SECONDS))  # noqa: S311 - jitter, not a secret
     return await work()

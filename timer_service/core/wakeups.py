@@ -1,4 +1,4 @@
-"""Who is woken when rows become available: this process's loops, and by a hint those of others."""
+"""Wakes the loops of this process, and sends hints to the loops of other processes."""
 
 from collections.abc import Collection, Iterable
 from datetime import timedelta
@@ -9,32 +9,33 @@ from timer_service.core.loop import Loop
 
 
 class Wakeups:
-    """Passes wakes on. One that is lost costs at most a poll interval, for every loop looks that often by itself."""
+    """The loops to wake when rows become available. A lost hint delays work by at most a poll interval."""
 
     def __init__(
         self, broker: Broker, clock: Clock, polling_interval: timedelta, loops: Iterable[Loop], *, alone: bool
     ) -> None:
-        """`loops` are those of this process; `alone`: no other one can have loops that look at this database."""
+        """`loops` are the loops of this process. `alone`: no other process can have loops that use this database."""
         self._alone = alone
         self._broker = broker
         self._clock = clock
         self._poll_ms = polling_interval // timedelta(milliseconds=1)
         self._loops = {loop.name: loop for loop in loops}
 
-    async def hear(self) -> None:
-        """Begin to hear the hints of others, where there can be any."""
+    async def subscribe(self) -> None:
+        """Subscribe to other instances' hints if they can use the same database."""
         if not self._alone:
             await self._broker.subscribe_hints(self._wake)
 
     async def wake(self, loops: Collection[str], at: int) -> None:
-        """Say that loops have something to do at an instant: those of this process, or else those of others.
+        """Wake each named loop at an instant. A loop that is not in this process gets a hint instead.
 
-        Not both: woken by everybody's every command, the loops of a fleet would mostly look in vain.
+        A loop of this process gets no hint in other processes. If every command woke every instance, most wake-ups
+        would find nothing.
         """
         for loop in loops:
             if loop in self._loops:
                 self._loops[loop].wake(at)
-            elif not self._alone and at < self._clock.now() + self._poll_ms:  # they look before any later one
+            elif not self._alone and at < self._clock.now() + self._poll_ms:  # their next poll finds later rows in time
                 await self._broker.hint(loop, at)
 
     def _wake(self, loop: str, at: int) -> None:

@@ -22,7 +22,7 @@ class Outcome(StrEnum):
 async def handle(tx: Transaction, commands: Sequence[Command], now: int) -> Sequence[CommandResult]:
     """Apply commands in order, with one read and one write for the whole batch."""
     keys = [_key(command) for command in commands]
-    before = await outbox.find_locked(tx, set(keys))
+    before = await outbox.lock_events(tx, set(keys))
     after = dict(before)
     results: list[CommandResult] = []
     for key in keys:
@@ -30,7 +30,7 @@ async def handle(tx: Transaction, commands: Sequence[Command], now: int) -> Sequ
         if outcome is Outcome.RETRIED:
             after[key] = OUTBOX.waiting
         results.append(CommandResult(outcome, now if outcome is Outcome.RETRIED else None))
-    await outbox.put_back(tx, [key for key, state in after.items() if state != before[key]], now)
+    await outbox.requeue(tx, [key for key, state in after.items() if state != before[key]], now)
     return results
 
 

@@ -48,8 +48,8 @@ class BuriedEventPage(Payload):
 
 async def _list(reader: Reader, tenant: str, request: ListBuriedEvents, _now: int) -> Mapping[str, Any]:
     after = _BEGINNING if request.cursor is None else read_cursor(request.cursor, int, str)
-    read = partial(outbox.page_of_buried, reader, tenant)
-    return await read_page("events", read, after=after, limit=request.limit, view=_view, place=_cursor_of)
+    read = partial(outbox.read_buried_page, reader, tenant)
+    return await read_page("events", read, after=after, limit=request.limit, view=_view, cursor_of=_cursor_of)
 
 
 QUERIES = (QueryRoute("list-buried-events", ListBuriedEvents, BuriedEventPage, _list),)

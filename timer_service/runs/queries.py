@@ -8,10 +8,10 @@ from pydantic_core import from_json, to_json
 
 from timer_service.core.database import Reader, Row
 from timer_service.core.errors import Code, Rejection
-from timer_service.core.instant import LATEST, Instant, format_instant, format_known
+from timer_service.core.instant import LATEST, Instant, format_instant, format_optional
 from timer_service.core.message import Identifier, Payload, Tenant
 from timer_service.core.paging import PAGE_BYTES, PageCursor, PageLimit, read_cursor, read_page, write_cursor
-from timer_service.core.query import QueryRoute, known
+from timer_service.core.query import QueryRoute, omit_none
 from timer_service.core.sql import load_sql
 from timer_service.runs import loader, store
 from timer_service.runs.messages import FlawCode, GroupNeed, JobNeed, JobStatus, RunStatus
@@ -92,14 +92,14 @@ class RunPage(Payload):
 
 def run_view(run: Run) -> Mapping[str, Any]:
     """Return a run as replies and queries show it."""
-    return known(
+    return omit_none(
         tenantId=run.key.tenant_id,
         runId=run.key.run_id,
         status=run.status,
         createdAt=format_instant(run.created_at),
         openJobs=run.open_jobs,
         unresolvedGroups=run.open_groups,
-        settledAt=format_known(run.settled_at),
+        settledAt=format_optional(run.settled_at),
         code=run.flaw_code,
         path=None if run.flaw_path is None else from_json(run.flaw_path),
     )
@@ -134,7 +134,7 @@ async def _list(reader: Reader, tenant: str, request: ListRuns, _now: int) -> Ma
         after=(before_at, before_id),
         limit=request.limit,
         view=run_view,
-        place=lambda run: (run.created_at, run.key.run_id),
+        cursor_of=lambda run: (run.created_at, run.key.run_id),
     )
 
 
@@ -206,12 +206,12 @@ async def _read_needs(
 
 def _job_view(row: Row, needs: _Needs, room: int) -> tuple[Mapping[str, Any], str, int]:
     """Return a job with the needs that fit into `room` bytes, the last need shown, and the size in bytes."""
-    view = known(
+    view = omit_none(
         name=row["job_name"],
         status=row["status"],
         groupName=row["group_name"],
-        readyAt=format_known(row["ready_at"]),
-        settledAt=format_known(row["settled_at"]),
+        readyAt=format_optional(row["ready_at"]),
+        settledAt=format_optional(row["settled_at"]),
         reason=row["reason"],
         outputs=None if row["outputs"] is None else from_json(row["outputs"]),
     )

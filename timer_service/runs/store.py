@@ -8,7 +8,7 @@ from pydantic_core import to_json
 from timer_service.core.cause import cause_columns, read_cause
 from timer_service.core.database import Row, Transaction
 from timer_service.core.message import Command, Position, Trace
-from timer_service.core.row_counts import Counted
+from timer_service.core.row_counts import CountedRows
 from timer_service.core.sql import load_sql
 from timer_service.runs.draft import Pending, RunState
 from timer_service.runs.graph import Edge
@@ -24,8 +24,8 @@ JobKey = tuple[RunKey, str]
 """The key of a job: its run and its name."""
 
 COUNTED = (
-    Counted("runs", "running", "sweep_at IS NOT NULL"),
-    Counted("run_jobs", "waiting", "ready_at IS NULL AND settled_at IS NULL"),
+    CountedRows("runs", "running", "sweep_at IS NOT NULL"),
+    CountedRows("run_jobs", "waiting", "ready_at IS NULL AND settled_at IS NULL"),
 )
 
 

@@ -61,7 +61,7 @@ class Sweep:
         found = {(store.run_key(row), str(row["job_name"])) for row in rows}
         afresh = self._overdue.isdisjoint(found)
         self._overdue = found if afresh else self._overdue & found
-        if not found or not await self._broker.caught_up(afresh=afresh):
+        if not found or not await self._broker.caught_up(restart=afresh):
             return set()
         stale, self._overdue = self._overdue, found - self._overdue
         return stale

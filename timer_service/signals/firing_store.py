@@ -7,7 +7,7 @@ from timer_service.core.cause import cause_columns
 from timer_service.core.database import Reader, Row, Transaction
 from timer_service.core.lease import Failure, LeasedTable
 from timer_service.core.message import Position
-from timer_service.core.row_counts import Counted
+from timer_service.core.row_counts import CountedRows
 from timer_service.core.sql import load_sql
 from timer_service.signals.firings import Firing, FiringStatus
 from timer_service.signals.items import ItemKey
@@ -44,9 +44,9 @@ FIRINGS = LeasedTable(
 )
 
 COUNTED = (
-    Counted(FIRINGS.name, "pending", "available_at IS NOT NULL"),
-    Counted(FIRINGS.name, FiringStatus.FAILED, "status = 'failed'"),
-    Counted("work_item_events", "unevaluated", "evaluate_at IS NOT NULL"),
+    CountedRows(FIRINGS.name, "pending", "available_at IS NOT NULL"),
+    CountedRows(FIRINGS.name, FiringStatus.FAILED, "status = 'failed'"),
+    CountedRows("work_item_events", "unevaluated", "evaluate_at IS NOT NULL"),
 )
 """The rows that the gauges count."""
 

@@ -9,10 +9,10 @@ from pydantic_core import from_json
 
 from timer_service.core.database import Reader, Row
 from timer_service.core.errors import Code, Rejection
-from timer_service.core.instant import Instant, format_instant, format_known
+from timer_service.core.instant import Instant, format_instant, format_optional
 from timer_service.core.message import Identifier, Payload, Tenant
 from timer_service.core.paging import PageCursor, PageLimit, read_cursor, read_page
-from timer_service.core.query import QueryRoute, known
+from timer_service.core.query import QueryRoute, omit_none
 from timer_service.signals import firing_store, store
 from timer_service.signals.firing_store import Cursor
 from timer_service.signals.firings import FiringStatus
@@ -125,7 +125,7 @@ def signal_view(signal: Signal) -> Mapping[str, Any]:
     definition = signal.state.definition
     assert definition is not None  # noqa: S101 - tombstones are not shown
     trigger = definition.trigger
-    return known(
+    return omit_none(
         tenantId=signal.key.tenant_id,
         signalId=signal.key.signal_id,
         status=signal.state.status,
@@ -135,7 +135,7 @@ def signal_view(signal: Signal) -> Mapping[str, Any]:
         triggerError=trigger.reason if isinstance(trigger, Invalid) else None,
         workItemId=definition.work_item_id,
         note=definition.note,
-        lastFiredAt=format_known(signal.state.fired_at),
+        lastFiredAt=format_optional(signal.state.fired_at),
         lastError=signal.last_error,
     )
 
@@ -164,7 +164,7 @@ async def _list(reader: Reader, tenant: str, request: ListSignals, _now: int) ->
         after=(after,),
         limit=request.limit,
         view=signal_view,
-        place=lambda signal: (signal.key.signal_id,),
+        cursor_of=lambda signal: (signal.key.signal_id,),
     )
 
 
@@ -175,7 +175,7 @@ async def _list_firings(reader: Reader, tenant: str, request: ListFirings, _now:
         after=_read_cursor(request.cursor),
         limit=request.limit,
         view=_firing_view,
-        place=lambda row: Cursor(row["created_at"], row["firing_id"]),
+        cursor_of=lambda row: Cursor(row["created_at"], row["firing_id"]),
     )
 
 
@@ -186,7 +186,7 @@ async def _list_tasks(reader: Reader, tenant: str, request: ListTasks, _now: int
         after=_read_cursor(request.cursor),
         limit=request.limit,
         view=_task_view,
-        place=lambda row: Cursor(row["created_at"], row["task_id"]),
+        cursor_of=lambda row: Cursor(row["created_at"], row["task_id"]),
     )
 
 
@@ -200,7 +200,7 @@ QUERIES = (
 
 def _firing_view(row: Row) -> Mapping[str, Any]:
     enqueued = row["status"] == FiringStatus.ENQUEUED
-    return known(
+    return omit_none(
         tenantId=row["tenant_id"],
         firingId=row["firing_id"],
         signalId=row["signal_id"],
@@ -211,7 +211,7 @@ def _firing_view(row: Row) -> Mapping[str, Any]:
         attempt=row["attempt"],
         workItemId=row["work_item_id"],
         taskId=firing_store.task_id(row) if enqueued else None,
-        settledAt=format_known(row["settled_at"]),
+        settledAt=format_optional(row["settled_at"]),
         lastError=row["last_error"],
     )
 

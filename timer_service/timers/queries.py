@@ -62,7 +62,7 @@ async def _list(reader: Reader, tenant: str, request: ListTimers, _now: int) -> 
     async def read(after: Cursor, limit: int) -> list[Timer]:
         return await store.page(reader, tenant, states, due_before, after=after, limit=limit)
 
-    return await read_page("timers", read, after=after, limit=request.limit, view=timer_view, place=_cursor_of)
+    return await read_page("timers", read, after=after, limit=request.limit, view=timer_view, cursor_of=_cursor_of)
 
 
 async def _count(reader: Reader, tenant: str, _request: CountTimers, now: int) -> Mapping[str, Any]:

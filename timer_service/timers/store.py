@@ -7,7 +7,7 @@ from timer_service.core.database import Reader, Row, Transaction
 from timer_service.core.errors import ConflictError
 from timer_service.core.lease import LeasedTable
 from timer_service.core.message import Position, Trace
-from timer_service.core.row_counts import Counted
+from timer_service.core.row_counts import CountedRows
 from timer_service.core.sql import load_sql
 from timer_service.timers.messages import State
 from timer_service.timers.rules import Key, Schedule, Timer
@@ -49,7 +49,7 @@ _WHERE = {
 }
 """The WHERE clause for each state. It must equal the predicate of a partial index."""
 
-COUNTED = tuple(Counted(TIMERS.name, state, where) for state, where in _WHERE.items())
+COUNTED = tuple(CountedRows(TIMERS.name, state, where) for state, where in _WHERE.items())
 """The timers that the gauges count."""
 
 

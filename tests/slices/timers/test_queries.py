@@ -455,7 +455,7 @@ async def test_corrupt_row(timers: Timers, caplog: pytest.LogCaptureFixture) -> 
     await timers.schedule(data=1)
     await timers.sql("UPDATE timer_schedules SET data = '{oops'")
     assert await timers.ask("get-timer", {"serviceCallId": "call-1"}) == {
-        "error": {"code": "INTERNAL", "message": "the query failed; the service's log says why"}
+        "error": {"code": "INTERNAL", "message": "the query failed; see the log of the service"}
     }
     assert "query failed" in caplog.text
     assert (await timers.ask("count-timers"))["counts"]["Scheduled"] == 1

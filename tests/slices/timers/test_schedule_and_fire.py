@@ -992,7 +992,7 @@ async def test_corrupt_row(timers: Timers) -> None:
     row = await timers.row("call-7")
     assert sorted(timers.fired()) == sorted(f"call-{number}" for number in range(20) if number != 7)
     assert (row["state"], row["attempt"]) == ("Failed", MAX_ATTEMPTS)
-    assert row["last_error"].startswith("can't be encoded: ")
+    assert row["last_error"].startswith("cannot be encoded: ")
 
 
 async def test_only_corrupt_rows(timers: Timers) -> None:

@@ -31,7 +31,7 @@ from timer_service.core.message import Kind, Message
 log = logging.getLogger(__name__)
 
 _FIRST_CONNECT = timedelta(seconds=10)
-_RECONNECT_SECONDS: Any = 0.2  # timers are late by at most this after an outage; the driver types it as int
+_RECONNECT_SECONDS: Any = 0.2  # bounds how late timers fire after an outage; the driver types it as int
 _PING_SECONDS = 20
 _PENDING_BYTES = 64 * 1024 * 1024  # the client writes a whole batch at once
 _CLOSE_SECONDS = 2
@@ -113,10 +113,10 @@ class NatsBroker:
             ) from error
         return self._subscription
 
-    async def caught_up(self, *, afresh: bool = False) -> bool:
+    async def caught_up(self, *, restart: bool = False) -> bool:
         """Return whether the backlog is settled, according to JetStream."""
         backlog = self._backlog
-        if not self.health.usable or not await backlog.is_settled(afresh=afresh):
+        if not self.health.usable or not await backlog.is_settled(afresh=restart):
             return False
         return backlog is self._backlog and self.health.usable
 
@@ -215,7 +215,7 @@ class NatsBroker:
         log.warning("broker error", extra={"reason": reason})
 
     async def _on_disconnected(self) -> None:
-        self._denied = None  # not later: the server denies subscriptions again before the driver reports the reconnect
+        self._denied = None  # not in `_on_reconnected`: before that, the server may deny permissions again
         if self._publisher:
             self._publisher.connection_lost()
             self._backlog = Backlog(self._consumer)

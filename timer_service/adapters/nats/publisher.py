@@ -3,7 +3,7 @@
 import asyncio
 import json
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import nats.errors
@@ -12,12 +12,11 @@ from nats.aio.client import Client
 from timer_service.adapters.nats.subjects import Subjects
 from timer_service.core.broker import PUBLISHED, PublishResult, PublishStatus
 from timer_service.core.message import Kind, Message
+from timer_service.nats_batches import batch_headers, split
 
 _TIMEOUT_SECONDS = 5
 _WINDOW = 500
 _WINDOW_BYTES = 1024 * 1024  # the driver makes several copies of a message
-_BATCH_MESSAGES = 1000  # the server's limit
-_BATCH_BYTES = 8 * 1024 * 1024  # the server keeps a batch in memory until it is complete
 _HEADER_ALLOWANCE = 16 * 1024
 
 _STORAGE_FULL = {10023, 10028, 10047, 10077}
@@ -47,7 +46,7 @@ class Publisher:
                 batched.append(index)
             else:
                 single.append(index)
-        for chunk in _chunks(batched, messages, max_count=_BATCH_MESSAGES, max_bytes=_BATCH_BYTES):
+        for chunk in split(batched, lambda index: len(messages[index].body)):
             results.update(zip(chunk, await self._publish_batch([messages[index] for index in chunk]), strict=True))
         results.update(zip(single, await self._publish_singly([messages[index] for index in single]), strict=True))
         return [results[index] for index in range(len(messages))]
@@ -62,7 +61,7 @@ class Publisher:
             return await self._publish_singly(messages)
         result = await self._run_until_lost(self._commit(messages, secrets.token_hex(8)))
         if result.status is PublishStatus.REFUSED:
-            # One bad message or one duplicate makes the server refuse the whole batch. Singly, the others are stored.
+            # The server refuses a whole batch for one bad message or duplicate. Single publishes store the others.
             return await self._publish_singly(messages)
         if result.status is PublishStatus.FULL:
             return await self._publish_halves(messages)
@@ -82,19 +81,14 @@ class Publisher:
             await self._client.publish(
                 self._subjects.subject(message.address),
                 message.body,
-                headers=_headers(message, {"Nats-Batch-Id": batch_id, "Nats-Batch-Sequence": str(sequence)}),
+                headers=_headers(message, batch_headers(batch_id, sequence, last=False)),
             )
-        closing = {
-            "Nats-Batch-Id": batch_id,
-            "Nats-Batch-Sequence": str(len(messages)),
-            "Nats-Batch-Commit": "1",
-        }
-        return await self._request(last, closing)
+        return await self._request(last, batch_headers(batch_id, len(messages), last=True))
 
     async def _publish_singly(self, messages: Sequence[Message]) -> list[PublishResult]:
         results: list[PublishResult] = []
-        for window in _chunks(range(len(messages)), messages, max_count=_WINDOW, max_bytes=_WINDOW_BYTES):
-            requests = [self._request(messages[index], {}) for index in window]
+        for window in split(messages, lambda message: len(message.body), max_count=_WINDOW, max_bytes=_WINDOW_BYTES):
+            requests = [self._request(message, {}) for message in window]
             results += await asyncio.gather(*map(self._run_until_lost, requests))
         return results
 
@@ -149,18 +143,3 @@ def _to_result(acknowledgement: dict[str, Any]) -> PublishResult:
 
 def _unavailable(reason: str) -> PublishResult:
     return PublishResult(PublishStatus.UNAVAILABLE, reason)
-
-
-def _chunks(
-    indices: Sequence[int], messages: Sequence[Message], *, max_count: int, max_bytes: int
-) -> Iterator[list[int]]:
-    chunk: list[int] = []
-    size = 0
-    for index in indices:
-        size += len(messages[index].body)
-        if chunk and (len(chunk) == max_count or size > max_bytes):
-            yield chunk
-            chunk, size = [], len(messages[index].body)
-        chunk.append(index)
-    if chunk:
-        yield chunk

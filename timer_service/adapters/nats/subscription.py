@@ -52,7 +52,7 @@ class _Redelivery:
         self._seen.update(sequence for sequence in sequences if sequence <= self._in_flight.last)
 
     def is_over(self) -> bool:
-        """Return whether all have come. Some may never come, because the stream deleted them: then time ends it."""
+        """Return whether all commands have come or the time is over. A deleted command never comes."""
         return len(self._seen) >= self._in_flight.number or time.monotonic() >= self._ends_at
 
 
@@ -137,7 +137,7 @@ class NatsSubscription:
             if self._buffer:
                 if not self._buffer.fills_batch(limit):
                     await asyncio.sleep(_LINGER_SECONDS)
-                # Build the deliveries before the next await: a rejoin may change the epoch, which is not theirs.
+                # Before the next await: a rejoin may change the epoch, and these messages have the old one.
                 batch = [self._delivery(message) for message in self._buffer.take(limit)]
                 if self._redelivery is not None:
                     self._redelivery.count(batch)
@@ -189,7 +189,7 @@ class NatsSubscription:
             for reply in replies:
                 await self._client.publish(reply, reply_body)
         except nats.errors.Error:
-            # The server delivers them again, and the handler finds that they are already handled.
+            # The server delivers them again. The handler recognizes commands that are already handled.
             log.warning("could not settle deliveries", exc_info=True, extra={"count": len(replies)})
 
     async def _keep_pulling(self, limit: int) -> None:

@@ -38,7 +38,7 @@ _PINNED = "; ".join(
     f"SET LOCAL {setting} = off"
     for setting in ("enable_seqscan", "enable_bitmapscan", "enable_sort", "enable_hashjoin", "enable_mergejoin", "jit")
 )
-# All claims skip rows that another session has locked. After a power failure such a session would otherwise stay open.
+# All claims skip rows that another session has locked. Without this, a machine that lost its power keeps its locks.
 _IDLE_TIMEOUT = "SET LOCAL idle_in_transaction_session_timeout = '10s'"
 _BEGIN = f"BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE; {_PINNED}; {_IDLE_TIMEOUT}"
 _BEGIN_READING = f"{_BEGIN}; SET TRANSACTION READ ONLY"
@@ -170,7 +170,7 @@ class PostgresDatabase:
 
     @asynccontextmanager
     async def migrating(self) -> AsyncIterator[_Session]:
-        """Open a write transaction for migrations. Only one runs at a time; a statement may take an hour.
+        """Open a write transaction for migrations. One instance migrates at a time. A statement may take an hour.
 
         Raises `StartError` if the database role lacks a permission.
         """

@@ -13,6 +13,7 @@ _PHRASES = {
     "Field required": "is missing",
 }
 _SHOULD = re.compile(r"^(Input|Value|String|List|Tuple|Dictionary|Number) should ")
+_LABEL_WIDTH = 11
 
 
 def style(text: str, *, colour: str | None = None, bold: bool = False) -> str:
@@ -50,9 +51,10 @@ def one_line(text: str) -> str:
 
 def field_lines(fields: Mapping[str, str | None]) -> Iterator[str]:
     """Return a line for each field that has a value, with the values aligned."""
-    for name, value in fields.items():
-        if value is not None:
-            yield f"  {name:<11}  {value}"
+    shown = {name: value for name, value in fields.items() if value is not None}
+    width = max(_LABEL_WIDTH, *map(len, shown))
+    for name, value in shown.items():
+        yield f"  {name:<{width}}  {value}"
 
 
 def plain_words(message: str) -> str:

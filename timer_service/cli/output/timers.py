@@ -17,18 +17,16 @@ _COLOURS: Mapping[str, str] = {State.REACHED: "green", State.CANCELLED: "yellow"
 def timer_details(timer: Timer, now: datetime) -> Iterator[str]:
     """Return a line for each field of a timer."""
     yield f"{timer.tenant}/{timer.call}"
-    yield from field_lines(
-        {
-            "state": timer.state,
-            "due": f"{format_time(timer.due_at, milliseconds=True)} ({format_distance(timer.due_at, now)})",
-            "registered": format_time(timer.registered_at, milliseconds=True),
-            "reached": None if timer.reached_at is None else format_time(timer.reached_at, milliseconds=True),
-            "attempt": str(timer.attempt),
-            "last error": timer.last_error and one_line(timer.last_error),
-            "correlation": timer.correlation_id,
-            "data": None if timer.data is None else json.dumps(timer.data),
-        }
-    )
+    values = {name: getattr(timer, name) for name in Timer.model_fields if name not in {"tenant", "call"}}
+    texts = {name.replace("_", " "): None if value is None else _text(name, value) for name, value in values.items()}
+    texts["due at"] = f"{texts['due at']} ({format_distance(timer.due_at, now)})"
+    yield from field_lines(texts)
+
+
+def _text(name: str, value: Any) -> str:
+    if isinstance(value, datetime):
+        return format_time(value, milliseconds=True)
+    return one_line(value) if isinstance(value, str) and name != "data" else json.dumps(value)
 
 
 def timer_table(timers: Sequence[Timer], now: datetime, width: int | None) -> Iterator[str]:

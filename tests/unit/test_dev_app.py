@@ -1,0 +1,25 @@
+"""The notes of `open_dev_app`. The broker and the app themselves are replaced."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from timer_service.app import startup
+
+
+@asynccontextmanager
+async def nothing(*_: object) -> AsyncIterator[str]:
+    yield "nats://localhost:4222"
+
+
+async def test_unknown_setting_is_a_note(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`timer-service dev` shows the same warning for a misspelt setting as `serve`, without its value."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TIMER_DBPATH", "s3cret")
+    monkeypatch.setattr(startup, "embedded_nats", nothing)
+    monkeypatch.setattr(startup, "open_app", nothing)
+    async with startup.open_dev_app(tmp_path) as (_, _, notes):
+        assert "unknown setting TIMER_DBPATH; did you mean TIMER_DB_PATH?" in notes
+        assert "s3cret" not in " ".join(notes)
