@@ -460,8 +460,8 @@ async def test_outcomes_are_sent_only_to_inboxes(a: Peer, b: Peer, operator: Ope
             Timer_Reply_To=subject,
         )
     assert (await a.schedule("tenant-a", "call-1", "2100-01-01T00:00:00Z"))["outcome"] == "unchanged"
-    world = await operator.count_messages()
-    assert world == {
+    counts = await operator.count_messages()
+    assert counts == {
         "TIMER_CMD": {"timer.cmd.v1.tenant-a.schedule-timer": len(FOREIGN_SUBJECTS) + 3},
         "TIMER_EVT": {},
         "TIMER_DLQ": {},

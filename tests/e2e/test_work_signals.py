@@ -76,7 +76,7 @@ async def test_websocket_subscriber_receives_one_event(user: User, service: Serv
         (task,) = (await ask(user, "list-tasks", workItemId="item-1"))["tasks"]
         assert event["payload"]["firingId"] == firing["firingId"] == task["firingId"]
         assert event["payload"]["taskId"] == task["taskId"]
-        assert (await fired(user), await operator.rest()) == ([event], [])
+        assert (await fired(user), await operator.drain()) == ([event], [])
 
 
 @WITH_KILLS

@@ -41,7 +41,7 @@ class WebSocketSubscriber:
     async def subscribe(self, subject: str) -> None:
         """Subscribe to a subject. Return when the server has received the subscription."""
         self._send(f"SUB {subject} 1")
-        assert await self.rest() == []
+        assert await self.drain() == []
 
     async def next(self) -> Any:
         """Wait for the next message and return its body."""
@@ -50,7 +50,7 @@ class WebSocketSubscriber:
             self._send("PONG")
         return await self._body(line)
 
-    async def rest(self) -> list[Any]:
+    async def drain(self) -> list[Any]:
         """Return the bodies of all messages that the server has sent to this subscriber so far."""
         self._send("PING")
         bodies = []

@@ -291,7 +291,7 @@ class FaultyBroker:
     async def hint(self, loop: str, at: int) -> None:
         raise NotImplementedError
 
-    async def subscribe_hints(self, heard: Callable[[str, int], None]) -> None:
+    async def subscribe_hints(self, on_hint: Callable[[str, int], None]) -> None:
         raise NotImplementedError
 
     async def serve_queries(self, names: Sequence[str], answer: QueryHandler) -> None:
