@@ -1,4 +1,4 @@
-"""Compares the models with the service after each of its commits."""
+"""The comparison of the service with the models, after each of its commits."""
 
 from collections.abc import Sequence
 

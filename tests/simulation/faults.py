@@ -101,7 +101,7 @@ class Process:
 
 
 class Gate:
-    """Causes the faults of one consumer or worker. Each of its awaits calls `reach`."""
+    """The faults of one consumer or worker. Each of its awaits calls `reach`."""
 
     def __init__(self, process: Process, counts: Counter[str]) -> None:
         self._process = process

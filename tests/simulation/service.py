@@ -83,7 +83,7 @@ class GatedTask:
 
 
 class Instance:
-    """A consumer and the workers of every slice, composed like in `timer_service.app`."""
+    """A consumer and the workers of every slice, composed as in `timer_service.app`."""
 
     def __init__(self, service: "Service", database: SqliteDatabase, process: Process) -> None:
         self._service = service

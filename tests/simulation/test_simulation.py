@@ -1,17 +1,18 @@
-"""The timer simulation, and how the whole simulation works.
+"""The timer simulation, and how the simulations work.
 
-A simulation runs the real service in one thread. Only its edges are replaced: the broker is in memory, the clock moves
-only when a test moves it, and the event loop stops when no task can continue (`stepped_loop`). So a run depends only on
-its steps, and Hypothesis can draw the steps, repeat them and shorten them. `faults` wraps database and broker: at any
-await, it can crash the process, pause it or make the database unavailable.
+A simulation runs the real consumer, handlers and workers of the service in one thread. Only their surroundings are
+replaced: the broker is in memory, only the test moves the clock, and the event loop stops when no task can continue
+(`stepped_loop`). So a run depends only on its steps, which Hypothesis draws, repeats and shortens. At any await on the
+database or the broker, a fault can crash the process, pause a task or make the database unavailable (`faults`).
 
-A model is a short, simple description of the same behaviour (`timer_model`, `signal_model`, `run_model`). After each
-commit of the service, the rows and outcomes are compared with the model, and at the end the events too.
+A model is a short and simple description of the same behaviour (`timer_model`, `signal_model`, `run_model`). After each
+commit of the service, the rows and outcomes must agree with the model, and at the end the events too.
 
-There are two simulations. This one draws single steps on timers and restarts the process on its files
-(`timer_state_machine`, `timer_system`). `test_histories` draws a history of commands of all slices and delivers it in
-different orders and batches (`scenarios`, `service`, `checker`). The tests of mutants break the service on purpose and
-assert that a simulation finds the defect. Set `TIMER_TEST_SIMULATION_SEED` to repeat a long run.
+The timer simulation in this file draws single steps, and restarts the process on its database files
+(`timer_state_machine`, `timer_system`). The history simulation (`test_histories`) draws a history of commands of all
+slices, and delivers it in different orders and batches (`scenarios`, `service`, `checker`). A mutant is a deliberate
+defect in the service; the tests of mutants assert that a simulation finds it. Set `TIMER_TEST_SIMULATION_SEED` to
+repeat a long run.
 """
 
 import os

@@ -26,7 +26,7 @@ from tests.simulation.timer_system import INSTANCES, BrokerMode, TimerSystem
 from timer_service.core.message import kebab
 
 TALLY: Counter[str] = Counter()
-"""How often each event, outcome and fault happened in all runs together."""
+"""The number of runs, steps, outcomes and faults in all runs together."""
 
 _GRID_MS = 10_000
 _INVALID_COMMANDS = {
@@ -59,7 +59,7 @@ consumer_faults = st.one_of(
 class TimerStateMachine(RuleBasedStateMachine):
     """The steps of one run. `TimerSystem` checks every commit, and the invariant is checked after every step.
 
-    Hypothesis leaves out some rules in each run. So a defect is found only if it needs few different rules.
+    Keep the rules few. Hypothesis leaves out some of them in each run, so it rarely finds a defect that needs many.
     """
 
     def __init__(self) -> None:
@@ -83,7 +83,7 @@ class TimerStateMachine(RuleBasedStateMachine):
     def schedule(self, name: TimerName, due: int, data: str | None, at_once: bool, replace: bool) -> None:  # noqa: FBT001
         """Schedule a timer at a multiple of ten seconds near now. Due times and data are few, so that many are equal.
 
-        A reached timer never changes again. If `replace` is set, a new timer then takes its name.
+        A reached timer never changes again. If `replace` is set, its name then stands for a new call.
         """
         if replace and self.system.reached(self._current(name)):
             self._generations[name] += 1

@@ -1,4 +1,4 @@
-"""The timers of the service on an in-memory broker, SQLite files and a manual clock, and the faults of all three.
+"""The timers slice on an in-memory broker, SQLite files and a manual clock, with faults.
 
 After a crash, a new process starts on a copy of the database files as they were at the instant of the crash.
 """
@@ -81,7 +81,7 @@ class GatedTask:
 
 
 class Instance:
-    """A consumer and a relay, composed like in `timer_service.app`."""
+    """A consumer and a relay, composed as in `timer_service.app`."""
 
     def __init__(self, system: "TimerSystem", database: SqliteDatabase, process: Process, *, exclusive: bool) -> None:
         self.consumer_task, self.relay_task = GatedTask(process, system.counts), GatedTask(process, system.counts)
