@@ -99,7 +99,7 @@ class Metrics:
     def create_failure_series(self, *, commands: Iterable[str], tables: Iterable[str]) -> None:
         """Create the series of all failures at 0, for types of commands and leased tables.
 
-        An alert on an increase misses the first failure if its series does not exist before.
+        A series must exist before the first failure: otherwise an alert on its increase misses this failure.
         """
         for status in PublishStatus:
             if status is not PublishStatus.PUBLISHED:

@@ -145,7 +145,7 @@ async def test_outcome_is_sent_only_to_an_inbox(user: User, service: Service) ->
     await user.js.publish(SUBJECT, b"{}", headers={"Timer-Reply-To": inbox})
     error = json.loads((await replies.next_msg(5)).data)["error"]
     assert error["code"] == "INVALID_ENVELOPE"
-    assert {"path": "tenantId", "reason": "Field required"} in error["errors"]
+    assert {"path": "tenantId", "reason": "is missing"} in error["errors"]
     assert other_replies.pending_msgs == 0
 
 

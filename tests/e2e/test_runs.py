@@ -144,7 +144,7 @@ async def test_disabled_and_enabled(tmp_path: Path, user: User, broker: NatsServ
 
 @pytest.mark.full
 async def test_own_checks(user: User, service: Service, executor: Executor) -> None:
-    """The run of docs/examples/checks.json succeeds, although the executor is killed during its tests."""
+    """The run of docs/examples/checks.json succeeds, although its executor is killed while it runs a job."""
     await request(user, "StartRun", **PIPELINE)
     executor.launch()
     await until(user, "tests-postgres", "running", seconds=300)

@@ -29,5 +29,5 @@ def test_loop_names(loop_names: list[str]) -> None:
 
 
 def test_wakes_name_loops(loop_names: list[str]) -> None:
-    """Every loop that a slice wakes exists."""
+    """A slice wakes only loops that exist."""
     assert {name for each in SLICES for name in each.wakes} <= set(loop_names)

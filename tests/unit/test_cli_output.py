@@ -13,9 +13,10 @@ from timer_service.cli.output.lists import Listing, print_list
 from timer_service.cli.output.outcomes import rejection_text
 from timer_service.cli.output.runs import graph_lines, run_table
 from timer_service.cli.output.signals import signal_table
-from timer_service.cli.output.text import format_distance, format_time, plain_words, style
+from timer_service.cli.output.text import format_distance, format_time, style
 from timer_service.cli.output.timers import timer_table
 from timer_service.client import CommandError, Run, RunGraph, RunJob, Signal, State, Timer
+from timer_service.core.codec import plain_words
 
 LATER = datetime(2100, 1, 1, 9, 30, tzinfo=UTC)
 PAST = datetime(2020, 1, 1, tzinfo=UTC)

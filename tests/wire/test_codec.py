@@ -134,7 +134,7 @@ def test_invalid_envelope(body: bytes, path: str) -> None:
 def test_snake_case_envelope() -> None:
     """The names of the envelope's fields are camelCase only."""
     body = json.dumps({"type": "ScheduleTimer", "tenant_id": "acme", "payload": {}}).encode()
-    assert rejection(delivery(body)).faults == (Fault("tenantId", "Field required"),)
+    assert rejection(delivery(body)).faults == (Fault("tenantId", "is missing"),)
 
 
 def test_unknown_envelope_field() -> None:

@@ -10,8 +10,8 @@ from typer.core import TyperGroup
 
 from timer_service import __version__
 from timer_service.cli.output.outcomes import rejection_text
-from timer_service.cli.output.text import plain_words
 from timer_service.client import CommandError, QueryError, TimerServiceError
+from timer_service.core.codec import plain_words
 from timer_service.core.errors import DatabaseUnavailableError, StartError
 
 _COMMANDS = ("serve", "dev", "doctor")

@@ -1,4 +1,4 @@
-"""The connection of a command to the broker: which broker, and commands that get a connected client."""
+"""Finds the broker for a command of the CLI, and calls the command with a connected client."""
 
 import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
@@ -57,7 +57,7 @@ def broker_command(
 
 
 def client_config(server: str | None) -> Config:
-    """Return the settings of a client. The broker is `server`, else TIMER_BROKER_URL, else the `dev` of this folder."""
+    """Return the settings of a client. The broker is `server`, TIMER_BROKER_URL or the `dev` of this folder."""
     if server is not None:
         return _config_for(server)
     config = load_config()

@@ -33,7 +33,7 @@ class View(BaseModel):
             raise TimerServiceError(f"the service sent an answer that this client cannot read: {error}") from error
 
     def document(self) -> dict[str, Any]:
-        """Return the value as JSON data with the names of the wire, without fields that have their default."""
+        """Return the value as JSON data with the field names of the messages, without fields at their default."""
         return self.model_dump(mode="json", by_alias=True, exclude_defaults=True)
 
 
@@ -171,7 +171,7 @@ class RunGraph(NamedTuple):
     jobs: Sequence[RunJob]
 
     def document(self) -> dict[str, Any]:
-        """Return the run and its jobs as JSON data with the names of the wire."""
+        """Return the run and its jobs as JSON data with the field names of the messages."""
         jobs = [job.document() for job in self.jobs]
         return {**self.run.document(), "counts": self.counts, "groups": self.groups, "jobs": jobs}
 

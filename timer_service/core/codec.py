@@ -27,6 +27,11 @@ MAX_COMMAND_BYTES = MAX_MESSAGE_BYTES
 _MAX_FAULTS = 20
 _TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}(-[!-~]{0,200})?")
 _TRACESTATE = re.compile(r"[ -~]{1,512}")
+_PHRASES = {
+    "Extra inputs are not permitted": "is not a known field",
+    "Field required": "is missing",
+}
+_SHOULD = re.compile(r"^(Input|Value|String|List|Tuple|Dictionary|Number) should ")
 
 REPLY_TO = "Timer-Reply-To"
 
@@ -124,7 +129,13 @@ def _special_code(details: Sequence[ErrorDetails]) -> Code | None:
 
 def _fault(detail: ErrorDetails, prefix: Sequence[str]) -> Fault:
     path = ".".join(map(str, (*prefix, *detail["loc"]))) or "(body)"
-    return Fault(path[:300], detail["msg"])
+    return Fault(path[:300], plain_words(detail["msg"]))
+
+
+def plain_words(message: str) -> str:
+    """Return a message of the validation library in plain words."""
+    message = _PHRASES.get(message, message).removeprefix("Value error, ").partition(", unable to")[0]
+    return _SHOULD.sub("must ", message)
 
 
 def _unknown_type(name: str, known: Mapping[str, Any]) -> str:

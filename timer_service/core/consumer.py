@@ -24,8 +24,8 @@ from timer_service.core.transactions import in_transaction
 
 log = logging.getLogger(__name__)
 
-_RETRY_DELAY = timedelta(seconds=1)
-_LONGEST_RETRY_DELAY = 60 * _RETRY_DELAY
+_REDELIVERY_DELAY = timedelta(seconds=1)
+_LONGEST_REDELIVERY_DELAY = 60 * _REDELIVERY_DELAY
 _MAX_INTERNAL_ERRORS = 10
 _SUBJECT = re.compile(r"[^\s*>]{1,256}")
 
@@ -96,7 +96,9 @@ class Consumer:
             except Exception:
                 log.exception("batch failed; its unsettled commands are delivered again", extra={"count": len(batch)})
             if not self._database.health.usable:
-                await asyncio.sleep(_RETRY_DELAY.total_seconds())  # else every command would be redelivered in a circle
+                await asyncio.sleep(
+                    _REDELIVERY_DELAY.total_seconds()
+                )  # else every command would be redelivered in a circle
 
     async def handle(self, subscription: Subscription, batch: Sequence[Delivery]) -> None:
         """Handle one batch and settle every delivery in it."""
@@ -128,7 +130,7 @@ class Consumer:
         except DatabaseUnavailableError as error:
             self._outages.record_failure(str(error))
             log.debug("commands wait for the database", extra={"count": len(accepted), "reason": str(error)})
-            await subscription.retry([each.delivery for each in accepted], _RETRY_DELAY)
+            await subscription.retry([each.delivery for each in accepted], _REDELIVERY_DELAY)
         except Exception as error:  # noqa: BLE001 - `_isolate` logs it
             return await self._isolate(subscription, accepted, error)
         else:
@@ -165,7 +167,7 @@ class Consumer:
         # Not counted by deliveries: a delivery during an outage is not an error of the command.
         self._internal_errors[only.delivery.position] += 1
         if self._internal_errors[only.delivery.position] < _MAX_INTERNAL_ERRORS:
-            await subscription.retry([only.delivery], _retry_delay(only.delivery))
+            await subscription.retry([only.delivery], _redelivery_delay(only.delivery))
             return []
         times = self._internal_errors.pop(only.delivery.position)
         rejection = Rejection(Code.INTERNAL, f"failed {times} times: {error!r}")
@@ -207,7 +209,7 @@ class Consumer:
         for each in rejected:
             if id(each) not in kept:
                 log.error("dead letter not stored; retrying the command", extra={"command_id": each.command_id})
-                await subscription.retry([each.delivery], _retry_delay(each.delivery))
+                await subscription.retry([each.delivery], _redelivery_delay(each.delivery))
 
     async def _reply_to_rejected(self, rejected: Sequence[Rejected]) -> None:
         replies: list[Reply] = []
@@ -251,5 +253,5 @@ def _without_payload(envelope: Envelope | None) -> Envelope | None:
     return envelope and envelope.model_copy(update={"payload": {}})
 
 
-def _retry_delay(delivery: Delivery) -> timedelta:
-    return min(_RETRY_DELAY * delivery.attempt, _LONGEST_RETRY_DELAY)
+def _redelivery_delay(delivery: Delivery) -> timedelta:
+    return min(_REDELIVERY_DELAY * delivery.attempt, _LONGEST_REDELIVERY_DELAY)

@@ -65,7 +65,7 @@ class Loop:
 
     @property
     def stalled(self) -> bool:
-        """Whether no pass has begun for a minute longer than the poll interval."""
+        """Whether the loop hangs: its last pass began more than the poll interval and a minute ago."""
         return time.monotonic() - self._pass_began > self._poll_ms / 1000 + _LONGEST_PASS_SECONDS
 
     def wake(self, at: int) -> None:

@@ -148,7 +148,7 @@ def task_id(row: Row) -> str | None:
 
 
 def defined_of(row: Row) -> Position:
-    """Return the position of the definition of a firing."""
+    """Return the position of the command that defined the signal of a firing."""
     return Position(row["defined_epoch"], row["defined_sequence"])
 
 

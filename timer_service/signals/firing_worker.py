@@ -85,7 +85,7 @@ class FiringWorker:
         """Process rows one by one that were claimed `max_attempts` times and never settled.
 
         One of these rows may have killed the process each time. Only the row in progress gets the next attempt, so
-        only a row that kills the process alone is given up.
+        a row is given up only if the process dies while it handles this row alone.
         """
         if rows:
             await in_transaction(self._database, lambda tx: firing_store.set_attempt(tx, rows, self._max_attempts))

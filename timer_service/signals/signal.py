@@ -213,7 +213,7 @@ def _create(state: SignalState, step: Step) -> tuple[SignalState, Outcome]:
 
 
 def _activate(state: SignalState, step: Step) -> tuple[SignalState, Outcome]:
-    """Activate a signal. Transitions before this command no longer count. A past instant still counts."""
+    """Activate a signal. Older transitions no longer count. A timed signal whose instant has passed fires at once."""
     if state.is_timed and state.status is Status.FIRED:
         return state, Outcome.ALREADY_FIRED
     since = state.since if state.is_timed else step.position

@@ -6,6 +6,7 @@ from typing import Literal, NamedTuple
 
 from pydantic import Field, ValidationError
 
+from timer_service.core.codec import plain_words
 from timer_service.core.instant import Instant
 from timer_service.core.message import Payload
 from timer_service.signals.messages import ItemStatus, TriggerKind
@@ -72,7 +73,9 @@ def _read(kind: TriggerKind, spec: str, has_work_item: bool) -> Trigger:  # noqa
         return model.model_validate(fields, by_alias=True, by_name=False)
     except ValidationError as error:
         details = error.errors(include_url=False, include_context=False, include_input=False)
-        return Invalid("; ".join(f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in details[:3]))
+        return Invalid(
+            "; ".join(f"{'.'.join(map(str, each['loc']))}: {plain_words(each['msg'])}" for each in details[:3])
+        )
 
 
 _read_cached = lru_cache(maxsize=1024)(_read)

@@ -25,7 +25,7 @@ async def test_report_and_resolve_in_one_batch(runs: Runs) -> None:
 
 
 async def test_two_groups_resolved_in_one_batch(runs: Runs) -> None:
-    """The counts are right after two groups are resolved in one batch: a later report finds its job and is recorded."""
+    """After two groups are resolved in one batch, a report of a job in each of them is recorded."""
     await runs.start({"a": [], "last": ["a", {"group": "g1"}, {"group": "g2"}]}, "g1", "g2")
     runs.send("ResolveGroup", groupName="g1", jobs=jobs({"m1": ["a"]}))
     runs.send("ResolveGroup", groupName="g2", jobs=jobs({"m2": ["a"]}))
@@ -67,7 +67,7 @@ async def test_only_the_group_that_closes_a_cycle_rejects(runs: Runs) -> None:
 
 
 async def test_cause_in_one_batch(runs: Runs) -> None:
-    """The causation id of a JobReady names the command that made the job ready, in one batch as in several."""
+    """The causation id of a JobReady is the id of the command that made the job ready."""
     await runs.start({"a": []}, "g")
     runs.send("ReportJobStatus", jobName="a", status="success", envelope={"id": "report"})
     runs.send("ResolveGroup", groupName="g", jobs=jobs({"x": ["a"]}), envelope={"id": "resolve"})

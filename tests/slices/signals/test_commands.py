@@ -141,7 +141,7 @@ INVALID: list[tuple[str, dict[str, Any], str]] = [
     ("event", {**BLOCKED, "to": []}, "to: "),
     ("event", {**BLOCKED, "ot": ["blocked"]}, "ot: "),
     ("time", {"kind": "time.at", "at": "tomorrow"}, "at: must be an ISO 8601 instant"),
-    ("time", {"kind": "time.at"}, "at: Field required"),
+    ("time", {"kind": "time.at"}, "at: is missing"),
 ]
 
 

@@ -191,7 +191,7 @@ def _create_private_file(path: Path) -> None:
 def _prepare_file(path: Path) -> None:
     """Create the database file if it is missing, and raise the error of an unusable file.
 
-    Without this check the error would come from a connection, and a connection that fails to open leaves its thread.
+    Without this check the error would come from opening a connection, which then would not stop its thread.
     """
     _create_private_file(path.resolve())
     with closing(sqlite3.connect(path)) as connection:

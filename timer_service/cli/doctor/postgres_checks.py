@@ -23,7 +23,7 @@ class Server:
 
 @dataclass(frozen=True, slots=True)
 class Connections:
-    """The limits on connections. Without a limit of the role or the database, it is -1."""
+    """The limits on connections. The limit of a role or a database is -1 if there is none."""
 
     most: int
     reserved: int

@@ -6,8 +6,8 @@ from typing import NoReturn
 
 import typer
 
-from timer_service.cli.output.text import plain_words
 from timer_service.client import CommandError, Outcome, QueryError
+from timer_service.core.codec import plain_words
 
 
 def print_outcome(

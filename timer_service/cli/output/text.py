@@ -1,18 +1,12 @@
 """Parts of the text that commands print for people."""
 
 import os
-import re
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 
 import typer
 
 _UNITS = (("d", 86_400_000), ("h", 3_600_000), ("min", 60_000), ("s", 1000), ("ms", 1))
-_PHRASES = {
-    "Extra inputs are not permitted": "is not a known field",
-    "Field required": "is missing",
-}
-_SHOULD = re.compile(r"^(Input|Value|String|List|Tuple|Dictionary|Number) should ")
 _LABEL_WIDTH = 11
 
 
@@ -55,9 +49,3 @@ def field_lines(fields: Mapping[str, str | None]) -> Iterator[str]:
     width = max(_LABEL_WIDTH, *map(len, shown))
     for name, value in shown.items():
         yield f"  {name:<{width}}  {value}"
-
-
-def plain_words(message: str) -> str:
-    """Return a message of the validation library in words of the command line."""
-    message = _PHRASES.get(message, message).removeprefix("Value error, ").partition(", unable to")[0]
-    return _SHOULD.sub("must ", message)
