@@ -1,4 +1,4 @@
-"""Fixtures of every layer. Backends come from the tables in `tests.harness`, so that a new one is one entry there."""
+"""Fixtures of all tests. `STORES` and `HARNESSES` in `tests.harness` list the stores and brokers."""
 
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -39,14 +39,14 @@ def provision(pytestconfig: pytest.Config) -> Provision:
 
 @pytest.fixture(scope="session")
 def databases(provision: Provision) -> Iterator[Databases]:
-    """Databases of one Postgres server for all tests of this process."""
+    """Yield the databases of one Postgres server, for all tests of this process."""
     with shared_postgres(provision) as url, Databases(url) as started:
         yield started
 
 
 @pytest.fixture
 def postgres_server(provision: Provision) -> Iterator[RestartablePostgres]:
-    """A Postgres server of the test's own, to be stopped and killed."""
+    """Yield a Postgres server for one test, which can stop and kill it."""
     with restartable_postgres(provision) as server:
         yield server
 
@@ -68,27 +68,27 @@ def memory_broker() -> MemoryBroker:
 
 @pytest.fixture(params=STORES)
 async def store(request: pytest.FixtureRequest) -> AsyncIterator[Database]:
-    """Every store in turn, empty and with the whole schema."""
+    """Yield each store in turn, empty and with the schema."""
     async with STORES[request.param](request) as database:
         yield database
 
 
 @pytest.fixture
 async def sqlite(tmp_path: Path) -> AsyncIterator[SqliteDatabase]:
-    """For what only SQLite does."""
+    """Yield a SQLite database, for tests of its own features."""
     async with open_sqlite(tmp_path / "timers.db") as database:
         yield database
 
 
 @pytest.fixture
 async def postgres(databases: Databases) -> AsyncIterator[PostgresDatabase]:
-    """For what only PostgreSQL does."""
+    """Yield a PostgreSQL database, for tests of its own features."""
     async with open_postgres(databases) as database:
         yield database
 
 
 @pytest.fixture(params=HARNESSES)
 async def harness(request: pytest.FixtureRequest) -> AsyncIterator[BrokerHarness]:
-    """Every broker in turn, empty."""
+    """Yield each broker in turn, empty."""
     async with HARNESSES[request.param](request) as started:
         yield started

@@ -1,4 +1,4 @@
-"""The real service over a real broker, driven over the broker only."""
+"""Fixtures of the end-to-end tests: the real service and a real broker. The tests use only the broker."""
 
 import asyncio
 import json
@@ -16,19 +16,19 @@ from nats.js import JetStreamContext
 
 from tests.harness.databases import Databases
 from tests.harness.fleet import Fleet
+from tests.harness.nats_client import read_stream
 from tests.harness.processes import NatsServer, Service, body
 from tests.harness.stores import STORES
-from tests.harness.streams import read
 
 
 def iso(at_ms: int) -> str:
-    """Write epoch milliseconds as the contracts want them."""
+    """Return epoch milliseconds in the format of the contracts."""
     return datetime.fromtimestamp(at_ms / 1000, UTC).isoformat(timespec="milliseconds")
 
 
 @dataclass(frozen=True)
 class Fired:
-    """A DueTimeReached as it lies in the stream."""
+    """A DueTimeReached in the stream."""
 
     call: str
     id: str
@@ -39,7 +39,7 @@ class Fired:
 
 @dataclass
 class User:
-    """Somebody who knows the contracts and nothing else."""
+    """A user of the service, who knows only the contracts."""
 
     connection: Client
 
@@ -48,7 +48,7 @@ class User:
         return self.connection.jetstream()
 
     async def schedule(self, timers: Mapping[str, int], tenant: str = "acme", **payload: Any) -> None:
-        """Publish a ScheduleTimer for each call -> due time in ms, each acknowledged by the stream."""
+        """Publish a ScheduleTimer for each call. `timers` has the due time of each call in epoch milliseconds."""
         commands = [
             (
                 f"timer.cmd.v1.{tenant}.schedule-timer",
@@ -61,79 +61,79 @@ class User:
         await self.send(commands)
 
     async def send(self, commands: Iterable[tuple[str, bytes]]) -> None:
-        """Publish commands, a window of 200 at a time, in order within each window."""
+        """Publish commands, at most 200 at the same time."""
         pending = list(commands)
         for start in range(0, len(pending), 200):
             await asyncio.gather(*(self.js.publish(*each, timeout=20) for each in pending[start : start + 200]))
 
     async def stored(self, stream: str) -> int:
-        """Count a stream's messages."""
+        """Return the number of messages in a stream."""
         return (await self.js.stream_info(stream)).state.messages
 
     async def until_stored(self, stream: str, count: int, *, seconds: float = 60) -> None:
-        """Wait until a stream holds that many messages."""
+        """Wait until a stream has at least `count` messages."""
         async with asyncio.timeout(seconds):
             while await self.stored(stream) < count:
                 await asyncio.sleep(0.02)
 
     async def unhandled(self) -> int:
-        """Count the commands that no instance has acknowledged."""
+        """Return the number of commands that no instance has acknowledged."""
         info = await self.js.consumer_info("TIMER_CMD", "timer-service")
         return (info.num_pending or 0) + (info.num_ack_pending or 0)
 
-    async def until_taken(self, count: int) -> None:
-        """Wait until that many commands are with an instance."""
+    async def until_in_flight(self, count: int) -> None:
+        """Wait until at least `count` commands are delivered but not acknowledged."""
         async with asyncio.timeout(30):
             while ((await self.js.consumer_info("TIMER_CMD", "timer-service")).num_ack_pending or 0) < count:
                 await asyncio.sleep(0.02)
 
-    async def until_patience(self, *, seconds: float) -> None:
-        """Wait until the broker leaves an instance that long for each command."""
+    async def until_ack_wait(self, *, seconds: float) -> None:
+        """Wait until the ack wait of the consumer is `seconds`."""
         async with asyncio.timeout(10):
             while (await self.js.consumer_info("TIMER_CMD", "timer-service")).config.ack_wait != seconds:
                 await asyncio.sleep(0.02)
 
-    async def let_deliveries_lapse(self) -> None:
-        """Have commands that were with a killed instance delivered to the others soon, not in half a minute."""
+    async def shorten_ack_wait(self) -> None:
+        """Set the ack wait to 1 s, so that the broker soon redelivers the commands of a killed instance."""
         config = (await self.js.consumer_info("TIMER_CMD", "timer-service")).config
         await self.js.add_consumer("TIMER_CMD", config.evolve(ack_wait=1))
 
-    async def until_nobody_pulls(self) -> None:
-        """Wait until the broker has noticed that an instance is dead, or what is published next is sent to it."""
+    async def until_no_pull_waits(self) -> None:
+        """Wait until the broker has noticed that an instance is dead. Until then, it can send new commands to it."""
         async with asyncio.timeout(30):
             while (await self.js.consumer_info("TIMER_CMD", "timer-service")).num_waiting:
                 await asyncio.sleep(0.002)
 
-    async def give_deliveries_back(self) -> None:
-        """Have commands that were with an instance, killed, delivered at once to those that start next."""
-        await self.until_nobody_pulls()
+    async def redeliver_unacknowledged(self) -> None:
+        """Make the broker redeliver the commands of a killed instance as soon as another instance starts."""
+        await self.until_no_pull_waits()
         info = await self.js.consumer_info("TIMER_CMD", "timer-service")
         await self.js.add_consumer("TIMER_CMD", info.config.evolve(ack_wait=0.1))
-        taking = await self.js.pull_subscribe_bind("timer-service", stream="TIMER_CMD")
-        taken: dict[int, Any] = {}
-        while sum(each.metadata.num_delivered > 1 for each in taken.values()) < (info.num_ack_pending or 0):
-            taken |= {each.metadata.sequence.stream: each for each in await taking.fetch(100, timeout=5)}
-        for each in taken.values():
+        subscription = await self.js.pull_subscribe_bind("timer-service", stream="TIMER_CMD")
+        pulled: dict[int, Any] = {}
+        while sum(each.metadata.num_delivered > 1 for each in pulled.values()) < (info.num_ack_pending or 0):
+            pulled |= {each.metadata.sequence.stream: each for each in await subscription.fetch(100, timeout=5)}
+        for each in pulled.values():
             await each.nak()
-        await taking.unsubscribe()
+        await subscription.unsubscribe()
         await self.js.add_consumer("TIMER_CMD", info.config)
 
     async def until_handled(self, *, seconds: float = 60) -> None:
-        """Wait until no command is left to the service."""
+        """Wait until the service has acknowledged every command."""
         async with asyncio.timeout(seconds):
             while await self.unhandled():
                 await asyncio.sleep(0.02)
 
     async def read(self, stream: str, subject: str = ">") -> Sequence[Any]:
-        """Read all messages of a stream."""
-        return await read(self.js, stream, subject)
+        """Return all messages of a stream."""
+        return await read_stream(self.js, stream, subject)
 
     async def fired(self) -> list[Fired]:
-        """Read every DueTimeReached there is."""
-        return [_fired(message) for message in await self.read("TIMER_EVT", "timer.evt.v1.*.due-time-reached")]
+        """Return every DueTimeReached in the stream."""
+        return [_read_fired(message) for message in await self.read("TIMER_EVT", "timer.evt.v1.*.due-time-reached")]
 
 
-def _fired(message: Any) -> Fired:
+def _read_fired(message: Any) -> Fired:
     event = json.loads(message.data)
     assert message.headers["Nats-Msg-Id"] == event["id"]
     return Fired(
@@ -146,7 +146,7 @@ def _fired(message: Any) -> Fired:
 
 
 def check_fired(fired: Iterable[Fired], due: Mapping[str, int]) -> int:
-    """Assert that each timer fired at its due time, none early, duplicates under one id; return the duplicates."""
+    """Assert that every timer fired, none early, and duplicates have the same id. Return the number of duplicates."""
     ids: dict[str, set[str]] = {}
     times: Counter[str] = Counter()
     for each in fired:
@@ -154,7 +154,7 @@ def check_fired(fired: Iterable[Fired], due: Mapping[str, int]) -> int:
         assert each.stored_at_ms >= each.due_at_ms, f"{each.call} fired {each.due_at_ms - each.stored_at_ms} ms early"
         ids.setdefault(each.call, set()).add(each.id)
         times[each.call] += 1
-    assert set(ids) == set(due), f"{len(set(due) - set(ids))} timers never fired"
+    assert set(ids) == set(due), f"{len(set(due) - set(ids))} timers did not fire"
     assert all(len(each) == 1 for each in ids.values())
     assert len(set().union(*ids.values())) == len(due)
     return times.total() - len(due)
@@ -168,29 +168,29 @@ async def broker(tmp_path: Path) -> AsyncIterator[NatsServer]:
 
 @pytest.fixture(params=STORES)
 async def stored(request: pytest.FixtureRequest) -> AsyncIterator[Mapping[str, str]]:
-    """The settings of every store in turn, which has no schema yet."""
+    """Yield the settings of each store in turn. The store has no schema yet."""
     if request.param == "sqlite":
         yield {}
     else:
         databases: Databases = request.getfixturevalue("databases")
         async with databases.database() as url:
-            # Nobody knows that a killed instance is dead before its leases run out: let that not take long.
+            # The other instances wait until the leases of a killed instance expire, so the leases are short.
             yield {"TIMER_DATABASE_URL": url, "TIMER_VISIBILITY_TIMEOUT": "10000"}
 
 
 ON_SQLITE = pytest.mark.parametrize("stored", ["sqlite"], indirect=True)
-"""For tests of what no store has a part in, beside others of their file that run on every one."""
+"""For tests that do not depend on the store, in a file whose other tests run on every store."""
 
 WITH_KILLS = pytest.mark.parametrize(
     ("stored", "handled"),
     [
-        pytest.param("sqlite", True, id="sqlite, after each is handled"),
-        pytest.param("sqlite", False, id="sqlite, after each is sent"),
-        pytest.param("postgres", True, id="postgres, after each is handled"),
+        pytest.param("sqlite", True, id="sqlite, after each step is handled"),
+        pytest.param("sqlite", False, id="sqlite, after each step is sent"),
+        pytest.param("postgres", True, id="postgres, after each step is handled"),
     ],
     indirect=["stored"],
 )
-"""For tests that kill the service after each step, `handled` or only sent."""
+"""For tests that kill the service after each step: when it is handled, or as soon as it is sent."""
 
 
 @pytest.fixture
@@ -200,19 +200,19 @@ async def service(tmp_path: Path, broker: NatsServer, stored: Mapping[str, str])
 
 
 async def kill_and_start(service: Service, user: User) -> None:
-    """Kill the service and start another, to which what the dead one held is delivered at once.
+    """Kill the service and start it again. Its unacknowledged commands are redelivered at once.
 
-    One that is alone on its store sees to that itself.
+    A service on SQLite redelivers them itself, because it knows that it is the only instance.
     """
     await service.kill()
-    if service.shares_store:
-        await user.give_deliveries_back()
+    if service.has_shared_database:
+        await user.redeliver_unacknowledged()
     await service.start()
 
 
 @pytest.fixture
 async def database_url(databases: Databases) -> AsyncIterator[str]:
-    """An empty database: the instances themselves bring its schema to head."""
+    """Yield the URL of an empty database. The instances create its schema."""
     async with databases.database() as url:
         yield url
 
@@ -230,4 +230,4 @@ async def user(broker: NatsServer) -> AsyncIterator[User]:
 
 
 async def _ignore(_: Exception) -> None:
-    """Outages are what these tests are about."""
+    """Ignore connection errors, because some tests stop the broker."""

@@ -1,4 +1,4 @@
-"""contracts/asyncapi.yaml against a running service and against AsyncAPI's own parser."""
+"""Tests of contracts/asyncapi.yaml with a running service and with the parser of AsyncAPI."""
 
 import json
 import runpy
@@ -29,10 +29,10 @@ def seconds(duration: str) -> float:
     return timedelta(**{UNITS[duration[-1]]: int(duration[:-1])}).total_seconds()
 
 
-async def test_jetstream_facts(user: User, service: Service) -> None:
-    """The streams and the consumer that the service makes are those of the document."""
+async def test_streams_and_consumer_match_the_document(user: User, service: Service) -> None:
+    """The service creates the streams and the consumer that the document describes."""
     await user.schedule({"call-1": 0})
-    await user.until_stored("TIMER_EVT", 1)  # so the consumer is there
+    await user.until_stored("TIMER_EVT", 1)  # the consumer exists now
     facts: Any = runpy.run_path(str(CONTRACTS / "generate.py"))["asyncapi"]()["x-jetstream"]
     for stream in facts["streams"]:
         config = (await user.js.stream_info(stream.pop("stream"))).config
@@ -48,12 +48,12 @@ async def test_jetstream_facts(user: User, service: Service) -> None:
 
 @pytest.mark.full  # downloads 55 MB
 @pytest.mark.skipif(shutil.which("npm") is None, reason="needs node and npm")
-def test_parser_finds_no_error(tmp_path: Path) -> None:
-    """AsyncAPI's own parser reads the document, schemas and all."""
+def test_asyncapi_parser_finds_no_error(tmp_path: Path) -> None:
+    """The parser of AsyncAPI reads the document and its schemas without errors."""
     options = ["--silent", "--no-audit", "--no-fund", "--prefix", str(tmp_path)]
     installed = subprocess.run(["npm", "install", *options, "@asyncapi/parser@3"], capture_output=True, check=False)
     if installed.returncode != 0:
-        pytest.skip("npm can't install @asyncapi/parser here")
+        pytest.skip("npm cannot install @asyncapi/parser here")
     (tmp_path / "validate.cjs").write_text(VALIDATE, "utf-8")
     command = ["node", str(tmp_path / "validate.cjs"), str(CONTRACTS / "asyncapi.yaml")]
     found = subprocess.run(command, capture_output=True, check=True)

@@ -14,7 +14,7 @@ import pytest
 
 from tests.e2e.conftest import ON_SQLITE, User
 from tests.harness.processes import PATIENCE_SECONDS, NatsServer, Service
-from tests.harness.spawning import TIMER_SERVICE, spawn
+from tests.harness.spawn import TIMER_SERVICE, spawn
 from timer_service.client import NewTimer, TimerClient
 
 LATER = datetime(2100, 1, 1, 9, 30, tzinfo=UTC)

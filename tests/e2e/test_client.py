@@ -384,7 +384,7 @@ async def test_stale_command(
     due = {"dueAt": iso(int(time.time() * 1000))} if message_type == "ScheduleTimer" else {}
     old = body(message_type, "acme", {"tenantId": "acme", "serviceCallId": "call-1", **due})
     await service.kill()
-    await user.until_nobody_pulls()
+    await user.until_no_pull_waits()
     inbox = await user.connection.subscribe(user.connection.new_inbox())
     await user.js.publish(f"timer.cmd.v1.acme.{message}", old, headers={"Timer-Reply-To": inbox.subject})
     # The test pulls the older command and returns it only after the service has handled the newer one.
@@ -403,7 +403,7 @@ async def test_stale_command(
 async def test_stale_command_after_a_cancel(user: User, client: TimerClient, service: Service) -> None:
     """A CancelTimer of an unknown timer wins over an older ScheduleTimer that is delivered later."""
     await service.kill()
-    await user.until_nobody_pulls()
+    await user.until_no_pull_waits()
     command = body("ScheduleTimer", "acme", {"tenantId": "acme", "serviceCallId": "call-1", "dueAt": iso(0)})
     await user.js.publish("timer.cmd.v1.acme.schedule-timer", command)
     holding = await user.js.pull_subscribe("timer.cmd.v1.*.*", durable="timer-service", stream="TIMER_CMD")

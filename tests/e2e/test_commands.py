@@ -1,4 +1,4 @@
-"""Commands good and bad, over the real broker."""
+"""Valid and invalid commands over the real broker."""
 
 import json
 import signal
@@ -21,7 +21,7 @@ def payload(call: str, due_at: str) -> dict[str, str]:
 
 
 async def test_past_due_time_fires_at_once(user: User, service: Service) -> None:
-    """A due time long past fires within a second."""
+    """A timer whose due time is long past fires within a second."""
     due = {"call-1": 1_000_000_000_000}
     published = time.time()
     await user.schedule(due, data={"kept": [1, None, "ü"]})
@@ -46,14 +46,14 @@ REJECTED = {
 
 @pytest.fixture
 async def broker(tmp_path: Path) -> AsyncIterator[NatsServer]:
-    """A server that takes bodies of 10 MB."""
+    """Yield a server that accepts bodies of 10 MB."""
     async with NatsServer(tmp_path / "nats", "max_payload: 16MB") as server:
         yield server
 
 
 @ON_SQLITE
-async def test_rejected_commands(user: User, service: Service) -> None:
-    """Each kind of bad command is rejected with its code, kept whole in the dead letters, and told to its tenant."""
+async def test_invalid_command_becomes_dead_letter_and_event(user: User, service: Service) -> None:
+    """Each kind of invalid command becomes a dead letter with its body, and a CommandRejected with its code."""
     for name, (subject, content, _) in REJECTED.items():
         await user.js.publish(subject, content, headers={"Nats-Msg-Id": name, "Nats-Expected-Stream": "TIMER_CMD"})
     await user.until_stored("TIMER_DLQ", len(REJECTED))
@@ -67,17 +67,17 @@ async def test_rejected_commands(user: User, service: Service) -> None:
         assert int(letter.headers["Timer-Source-Sequence"]) > 0
         assert letter.headers["Timer-Original-Nats-Expected-Stream"] == "TIMER_CMD"
     assert len(letters) == len(REJECTED)
-    told = [
+    rejections = [
         json.loads(each.data)["payload"] for each in await user.read("TIMER_EVT", "timer.evt.v1.acme.command-rejected")
     ]
-    assert sorted(each["code"] for each in told) == sorted(code for *_, code in REJECTED.values())
+    assert sorted(each["code"] for each in rejections) == sorted(code for *_, code in REJECTED.values())
     assert (await service.page("/readyz"))[0] == 200
     await user.schedule({"still-alive": int(time.time() * 1000)})
     await user.until_stored("TIMER_EVT", len(REJECTED) + 1)
 
 
-async def test_one_poison_among_a_thousand(user: User, service: Service) -> None:
-    """One poison command costs only itself: the other thousand fire."""
+async def test_invalid_command_does_not_affect_a_thousand_others(user: User, service: Service) -> None:
+    """One invalid command is rejected, and the timers of a thousand valid commands fire."""
     due = {f"call-{index}": int(time.time() * 1000) for index in range(1000)}
     good = [(SUBJECT, body("ScheduleTimer", "acme", payload(call, iso(due_at)))) for call, due_at in due.items()]
     await user.send([*good[:500], (SUBJECT, b"poison"), *good[500:]])
@@ -88,16 +88,16 @@ async def test_one_poison_among_a_thousand(user: User, service: Service) -> None
 
 
 @ON_SQLITE
-async def test_redelivered_older_command(user: User, service: Service) -> None:
-    """An older ScheduleTimer that is delivered again after a newer one does not move the newer due time."""
+async def test_redelivered_older_command_is_ignored(user: User, service: Service) -> None:
+    """An older ScheduleTimer that is redelivered after a newer one does not change the due time."""
     now = int(time.time() * 1000)
     service.signal(signal.SIGSTOP)
-    await user.until_nobody_pulls()
+    await user.until_no_pull_waits()
     await user.js.publish(SUBJECT, body("ScheduleTimer", "acme", payload("call-1", iso(now + 1))))
-    # Take the older command away without settling it: it comes back after a negative acknowledgement, once the
-    # newer one is handled.
-    holding = await user.js.pull_subscribe("timer.cmd.v1.*.*", durable="timer-service", stream="TIMER_CMD")
-    (older,) = await holding.fetch(1)
+    # Pull the older command without acknowledging it. A negative acknowledgement later makes the broker redeliver it,
+    # when the newer command is already handled.
+    subscription = await user.js.pull_subscribe("timer.cmd.v1.*.*", durable="timer-service", stream="TIMER_CMD")
+    (older,) = await subscription.fetch(1)
     service.signal(signal.SIGCONT)
     await user.js.publish(SUBJECT, body("ScheduleTimer", "acme", payload("call-1", iso(now + 4_000))))
     scheduled = 'timer_commands_received_total{outcome="scheduled",type="ScheduleTimer"}'
@@ -110,8 +110,8 @@ async def test_redelivered_older_command(user: User, service: Service) -> None:
 
 
 @ON_SQLITE
-async def test_refused_publishes_delay_nobody(user: User, service: Service) -> None:
-    """100 rows whose event the stream refuses do not delay 1,000 others, and fire once it takes them."""
+async def test_refused_events_do_not_delay_others(user: User, service: Service) -> None:
+    """100 refused events do not delay 1,000 others, and are published when the stream accepts them."""
     config = (await user.js.stream_info("TIMER_EVT")).config
     await user.js.update_stream(config.evolve(max_msg_size=2_000))
     due_at = int(time.time() * 1000) + 2_500
@@ -131,27 +131,27 @@ async def test_refused_publishes_delay_nobody(user: User, service: Service) -> N
 
 
 @ON_SQLITE
-async def test_outcome_is_told_to_inboxes_only(user: User, service: Service) -> None:
-    """The outcome goes to the inbox a command names, after commit; a reply subject elsewhere is not honoured."""
-    heard = await user.connection.subscribe("elsewhere")
+async def test_outcome_is_sent_only_to_an_inbox(user: User, service: Service) -> None:
+    """The service sends the outcome to the inbox that a command names. It ignores any other reply subject."""
+    other_replies = await user.connection.subscribe("elsewhere")
     inbox = user.connection.new_inbox()
-    answers = await user.connection.subscribe(inbox)
+    replies = await user.connection.subscribe(inbox)
     command = body("ScheduleTimer", "acme", payload("call-1", "2030-01-01T09:00:00Z"), id="mine")
     await user.js.publish(SUBJECT, command, headers={"Timer-Reply-To": "elsewhere"})
     await user.js.publish(SUBJECT, command, headers={"Timer-Reply-To": inbox})
-    answer = json.loads((await answers.next_msg(5)).data)
-    assert (answer["commandId"], answer["outcome"]) == ("mine", "unchanged")
-    assert (answer["timer"]["dueAt"], answer["timer"]["state"]) == ("2030-01-01T09:00:00.000Z", "Scheduled")
+    reply = json.loads((await replies.next_msg(5)).data)
+    assert (reply["commandId"], reply["outcome"]) == ("mine", "unchanged")
+    assert (reply["timer"]["dueAt"], reply["timer"]["state"]) == ("2030-01-01T09:00:00.000Z", "Scheduled")
     await user.js.publish(SUBJECT, b"{}", headers={"Timer-Reply-To": inbox})
-    error = json.loads((await answers.next_msg(5)).data)["error"]
+    error = json.loads((await replies.next_msg(5)).data)["error"]
     assert error["code"] == "INVALID_ENVELOPE"
     assert {"path": "tenantId", "reason": "is missing"} in error["errors"]
-    assert heard.pending_msgs == 0
+    assert other_replies.pending_msgs == 0
 
 
 @ON_SQLITE
-async def test_connects_with_nats_alone(broker: NatsServer, service: Service) -> None:
-    """The streams exist, are durable, refuse rather than drop, and take atomic batches of commands and events."""
+async def test_service_creates_durable_streams(broker: NatsServer, service: Service) -> None:
+    """The streams are durable, refuse messages when full, and accept atomic batches of commands and events."""
     connection = await nats.connect(broker.url)
     for stream in ("TIMER_CMD", "TIMER_EVT", "TIMER_DLQ"):
         config = (await connection.jetstream().stream_info(stream)).config

@@ -1,4 +1,4 @@
-"""What a killed service or a lost broker costs: nothing."""
+"""A killed service or a broker outage loses nothing."""
 
 import asyncio
 import random
@@ -14,8 +14,8 @@ from tests.harness.processes import NatsServer, Service
 @pytest.mark.parametrize(
     "timers", [pytest.param(2_000, id="short"), pytest.param(20_000, id="full", marks=pytest.mark.full)]
 )
-async def test_kill_minus_nine(timers: int, user: User, service: Service) -> None:
-    """Killed five times at random, the service fires every timer, none early, duplicates only under the same id."""
+async def test_killed_service_fires_every_timer(timers: int, user: User, service: Service) -> None:
+    """A service that is killed five times fires every timer, none early, and duplicates have the same id."""
     rng = random.Random(timers)
     span_ms = 60_000 if timers > 10_000 else 8_000
     start = int(time.time() * 1000) + 2_000
@@ -26,7 +26,7 @@ async def test_kill_minus_nine(timers: int, user: User, service: Service) -> Non
         await service.kill()
         await service.start()
     await scheduling
-    await user.let_deliveries_lapse()
+    await user.shorten_ack_wait()
     await user.until_stored("TIMER_EVT", timers, seconds=span_ms / 1000 + 60)
     await user.until_handled()
     duplicates = check_fired(await user.fired(), due)
@@ -38,8 +38,10 @@ async def test_kill_minus_nine(timers: int, user: User, service: Service) -> Non
     [pytest.param(2_000, 4, id="short"), pytest.param(10_000, 20, id="full", marks=pytest.mark.full)],
 )
 @ON_SQLITE
-async def test_broker_outage(timers: int, outage: int, user: User, broker: NatsServer, service: Service) -> None:
-    """Timers that come due while the broker is away all fire within 2 s of its return, and no attempt is burned."""
+async def test_timers_fire_after_a_broker_outage(
+    timers: int, outage: int, user: User, broker: NatsServer, service: Service
+) -> None:
+    """Timers that become due during a broker outage fire within 2 s after its end, and lose no attempt."""
     start = int(time.time() * 1000) + timers // 2 + 3_000
     due = {f"call-{index}": start + index * outage * 500 // timers for index in range(timers)}
     await user.schedule(due)
@@ -50,23 +52,22 @@ async def test_broker_outage(timers: int, outage: int, user: User, broker: NatsS
     assert (await service.page("/readyz"))[0] == 503
     assert (await service.page("/livez"))[0] == 200
     await broker.start()
-    returned = time.time()
+    restarted = time.time()
     await user.until_stored("TIMER_EVT", timers)
-    lateness = time.time() - returned
+    lateness = time.time() - restarted
     fired = await user.fired()
     assert check_fired(fired, due) == 0
-    print(f"{timers} timers while the broker was away for {outage} s: all out {lateness:.2f} s after its return")
-    assert lateness < 2, f"{timers} timers took {lateness:.2f} s after the broker's return"
+    print(f"{timers} timers due in a broker outage of {outage} s: all fired {lateness:.2f} s after its end")
+    assert lateness < 2, f"{timers} timers took {lateness:.2f} s after the outage"
     assert await service.metric('timer_schedules_processed_total{outcome="retried",table="timer_schedules"}') == 0
     assert (await service.page("/readyz"))[0] == 200
-    print(f"{timers} timers due during {outage} s without broker: all out {lateness:.2f} s after its return")
 
 
 @ON_SQLITE
-async def test_commands_survive_a_kill(user: User, service: Service) -> None:
-    """Commands published while the service is dead are handled once it is back."""
+async def test_commands_sent_to_a_dead_service_are_handled(user: User, service: Service) -> None:
+    """The service handles commands that were published while it was dead."""
     await service.kill()
-    await user.until_nobody_pulls()
+    await user.until_no_pull_waits()
     due = {f"call-{index}": int(time.time() * 1000) for index in range(100)}
     await user.schedule(due)
     await service.start()
@@ -75,35 +76,35 @@ async def test_commands_survive_a_kill(user: User, service: Service) -> None:
 
 
 @ON_SQLITE
-async def test_commands_in_flight_at_a_kill(user: User, service: Service) -> None:
-    """Commands that a killed service had taken and not committed are handled within 2 s of serving again."""
+async def test_commands_in_flight_at_a_kill_are_handled(user: User, service: Service) -> None:
+    """Commands in flight at a kill are handled within 2 s after the service is ready again."""
     due = {f"call-{index}": int(time.time() * 1000) for index in range(800)}
-    with service.nothing_commits():
+    with service.locked_database():
         await user.schedule(due)
-        await user.until_taken(800)
+        await user.until_in_flight(800)
         await service.kill()
     await service.start()
-    served = time.monotonic()
+    ready = time.monotonic()
     await user.until_handled(seconds=2)
-    print(f"800 commands in flight at a kill: all handled {time.monotonic() - served:.2f} s after serving again")
+    print(f"800 commands in flight at a kill: all handled {time.monotonic() - ready:.2f} s after the restart")
     await user.until_stored("TIMER_EVT", 800)
     check_fired(await user.fired(), due)
-    await user.until_patience(seconds=30)
+    await user.until_ack_wait(seconds=30)
 
 
-async def test_broker_that_takes_small_messages_only(tmp_path: Path) -> None:
-    """A service whose events might not fit into the broker's messages ends with 1 and says what to do."""
+async def test_too_small_max_payload_is_refused(tmp_path: Path) -> None:
+    """If the max_payload of the broker is too small for an event, the service exits with 1 and says what to do."""
     async with NatsServer(tmp_path / "nats", "max_payload: 1048575") as broker:
         service = Service(tmp_path / "service", broker.url)
         service.launch()
         assert await service.wait() == 1
-    told = service.log.read_text()
-    assert "accepts messages of at most 1048575 bytes" in told
-    assert "set max_payload of the NATS server" in told
+    log = service.log.read_text()
+    assert "accepts messages of at most 1048575 bytes" in log
+    assert "set max_payload of the NATS server" in log
 
 
-async def test_second_instance_is_refused(tmp_path: Path, broker: NatsServer) -> None:
-    """A second service on the same SQLite file ends with 1 and says what to do."""
+async def test_second_instance_on_sqlite_is_refused(tmp_path: Path, broker: NatsServer) -> None:
+    """A second service on the same SQLite file exits with 1 and says what to do."""
     async with Service(tmp_path / "service", broker.url) as service:
         second = Service(tmp_path / "service", broker.url)
         second.log = tmp_path / "second.log"

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 from tests.harness.processes import Dev
-from tests.harness.spawning import TIMER_SERVICE, spawn
+from tests.harness.spawn import TIMER_SERVICE, spawn
 
 
 async def test_demo(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""A client that shares nothing with this package but contracts/: nats.js, on Node."""
+"""A client on Node (nats.js). It shares only contracts/ with this package."""
 
 import asyncio
 import json
@@ -18,7 +18,7 @@ CONTRACTS = Path(__file__).parents[2] / "contracts"
 
 @pytest.fixture
 def client(tmp_path: Path) -> Path:
-    """Install the client into a folder of its own; without Node, skip on a laptop and fail on a CI machine."""
+    """Install the client in a temporary folder. Without Node, skip the test, or fail it in CI."""
     if shutil.which("npm") is None or shutil.which("node") is None:
         absent = "node and npm are not installed"
         pytest.fail(absent) if os.environ.get("CI") == "true" else pytest.skip(absent)
@@ -34,15 +34,15 @@ def run(*command: str, folder: Path) -> str:
     return done.stdout
 
 
-async def test_nats_js(client: Path, broker: NatsServer, service: Service) -> None:
-    """It schedules a timer, is told the outcome in its inbox, and receives the event; both fit the schemas."""
-    told = json.loads(await asyncio.to_thread(run, "node", "client.mjs", broker.url, str(CONTRACTS), folder=client))
-    command, event = told["command"], told["event"]
-    assert told["stream"] == "TIMER_CMD"
-    assert told["outcome"]["commandId"] == command["id"]
-    assert told["outcome"]["outcome"] == "scheduled"
+async def test_client_on_node_schedules_a_timer(client: Path, broker: NatsServer, service: Service) -> None:
+    """A client on Node schedules a timer and receives its outcome and event. Command and event match the schemas."""
+    printed = json.loads(await asyncio.to_thread(run, "node", "client.mjs", broker.url, str(CONTRACTS), folder=client))
+    command, event = printed["command"], printed["event"]
+    assert printed["stream"] == "TIMER_CMD"
+    assert printed["outcome"]["commandId"] == command["id"]
+    assert printed["outcome"]["outcome"] == "scheduled"
     assert event["type"] == "DueTimeReached"
-    assert event["id"] == told["messageId"]
+    assert event["id"] == printed["messageId"]
     assert (event["tenantId"], event["correlationId"]) == (command["tenantId"], "order-4711")
     assert event["causationId"] == command["id"]
     fired, wanted = event["payload"], command["payload"]

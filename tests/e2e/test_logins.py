@@ -1,4 +1,4 @@
-"""Ways to log in, at a server that asks for them."""
+"""Logins at a server that requires them."""
 
 import shutil
 import ssl
@@ -14,16 +14,16 @@ SEED = "SUAAAAICAMCAKBQHBAEQUCYMBUHA6EARCIJRIFIWC4MBSGQ3DQOR4H776Y"
 PUBLIC = "UAB2CB576PHBBPQ5ODORRZ2LYCMWPZGWGCN2KDK7DXOIMZASKUY3RLKK"
 
 
-async def test_nkey(tmp_path: Path) -> None:
-    """A server that knows the nkey lets its seed in."""
+async def test_nkey_connects(tmp_path: Path) -> None:
+    """A client with the seed connects to a server that knows the nkey."""
     pytest.importorskip("nkeys", reason="the extra nkeys is not installed")
     users = f"authorization {{ users: [{{ nkey: {PUBLIC} }}] }}"
     async with NatsServer(tmp_path / "nats", users) as server:
         await check_connects(server.url, Login(nkey_seed=SEED))
 
 
-async def test_tls(tmp_path: Path) -> None:
-    """A server that shows and asks for certificates of an authority of our own lets ours in."""
+async def test_tls_certificate_connects(tmp_path: Path) -> None:
+    """A client with a certificate connects to a server that requires certificates of the same private authority."""
     if shutil.which("openssl") is None:
         pytest.skip("openssl is not installed")
     make_certificate(tmp_path)

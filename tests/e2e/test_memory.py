@@ -1,4 +1,4 @@
-"""What a flood of large commands costs the service in memory."""
+"""The memory of the service under many large commands."""
 
 import asyncio
 import json
@@ -22,20 +22,20 @@ async def service(broker: NatsServer, tmp_path: Path) -> AsyncIterator[Service]:
 
 
 def peak_bytes(pid: int) -> int:
-    """Return the most memory that a process had resident so far."""
+    """Return the peak resident memory of a process."""
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     (peak,) = [line.split()[1] for line in lines if line.startswith("VmHWM:")]
     return int(peak) * 1024
 
 
-async def handled(service: Service) -> float:
+async def count_handled(service: Service) -> float:
     samples = [f'timer_commands_received_total{{outcome="{each}",type="ReportJobStatus"}}' for each in _HANDLED]
     return sum([await service.metric(sample) for sample in samples])
 
 
 @pytest.mark.parametrize("count", [500, pytest.param(10_000, marks=[pytest.mark.full, pytest.mark.timeout(600)])])
-async def test_early_reports_of_one_run(broker: NatsServer, service: Service, count: int) -> None:
-    """However many large reports come for a run that is not known, memory grows by less than 100 MiB."""
+async def test_reports_of_an_unknown_run_need_little_memory(broker: NatsServer, service: Service, count: int) -> None:
+    """Memory grows by less than 100 MiB however many large reports of an unknown run arrive."""
     async with await nats.connect(broker.url) as client:
         js = client.jetstream()
         before = peak_bytes(service.running.pid)
@@ -48,9 +48,9 @@ async def test_early_reports_of_one_run(broker: NatsServer, service: Service, co
             await asyncio.gather(
                 *(js.publish("timer.cmd.v1.acme.report-job-status", json.dumps(body).encode()) for body in bodies)
             )
-        while await handled(service) < count:
+        while await count_handled(service) < count:
             await asyncio.sleep(0.05)
-    grown = peak_bytes(service.running.pid) - before
-    print(f"{count} reports: {before / MIB:.0f} MiB before, {grown / MIB:.0f} MiB more at most")
-    assert grown < 100 * MIB
+    growth = peak_bytes(service.running.pid) - before
+    print(f"{count} reports: {before / MIB:.0f} MiB before, {growth / MIB:.0f} MiB more at most")
+    assert growth < 100 * MIB
     assert await service.metric('timer_commands_received_total{outcome="not_kept",type="ReportJobStatus"}') > 0

@@ -1,4 +1,4 @@
-"""What the broker refuses for a while is neither lost nor held against a timer."""
+"""Events that the broker refuses for a while are not lost, and cost no attempts. Wrong settings fail at the start."""
 
 import asyncio
 import time
@@ -9,8 +9,8 @@ from tests.harness.processes import NatsServer, Service
 
 
 @ON_SQLITE
-async def test_event_stream_full(user: User, service: Service) -> None:
-    """With the event stream full, timers wait and burn no attempts; as it is purged all fire, without a restart."""
+async def test_timers_wait_while_the_event_stream_is_full(user: User, service: Service) -> None:
+    """Timers wait and lose no attempts while the event stream is full. They fire when it is purged."""
     config = (await user.js.stream_info("TIMER_EVT")).config
     await user.js.update_stream(config.evolve(max_bytes=100_000))
     now = int(time.time() * 1000)
@@ -33,8 +33,8 @@ async def test_event_stream_full(user: User, service: Service) -> None:
     await user.until_stored("TIMER_EVT", 1)
 
 
-async def test_stream_made_anew(user: User, service: Service) -> None:
-    """When the command stream is deleted and made anew, the service joins it, and its commands count as newer."""
+async def test_service_uses_a_recreated_command_stream(user: User, service: Service) -> None:
+    """The service consumes a recreated command stream, and its commands are newer than all earlier commands."""
     far = int(time.time() * 1000) + 3_600_000
     await user.schedule({"call-1": far, "call-2": far})
     await user.until_handled()
@@ -48,8 +48,8 @@ async def test_stream_made_anew(user: User, service: Service) -> None:
 
 
 @ON_SQLITE
-async def test_commands_kept_longer_than_timers(tmp_path: Path, user: User, service: Service) -> None:
-    """A command stream that outlives the retention is refused at start, with what to do."""
+async def test_too_long_max_age_of_commands_is_refused(tmp_path: Path, user: User, service: Service) -> None:
+    """The service exits with 1 if the command stream keeps commands longer than the retention of timers."""
     await service.terminate()
     config = (await user.js.stream_info("TIMER_CMD")).config
     await user.js.update_stream(config.evolve(max_age=30 * 86_400))
@@ -58,8 +58,8 @@ async def test_commands_kept_longer_than_timers(tmp_path: Path, user: User, serv
     assert "longer than TIMER_RETENTION_DAYS=7" in service.log.read_text()
 
 
-async def test_role_on_sqlite(tmp_path: Path, broker: NatsServer) -> None:
-    """On SQLite only the role `all` starts; another one ends with 1 and says why."""
+async def test_roles_are_refused_on_sqlite(tmp_path: Path, broker: NatsServer) -> None:
+    """On SQLite, the service with another role than `all` exits with 1 and says why."""
     worker = Service(tmp_path / "worker", broker.url, TIMER_ROLE="worker")
     worker.launch()
     assert await worker.wait() == 1

@@ -10,7 +10,7 @@ import pytest
 
 from tests.e2e.conftest import ON_SQLITE, User
 from tests.harness.processes import NatsServer, Service
-from tests.harness.spawning import BIN
+from tests.harness.spawn import BIN
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text("utf-8")

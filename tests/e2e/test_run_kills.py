@@ -19,7 +19,7 @@ RECORDED = 'timer_commands_received_total{outcome="recorded",type="ReportJobStat
 
 @pytest.fixture
 async def runs(broker: NatsServer, service: Service) -> AsyncIterator[LiveRuns]:
-    async with LiveRuns.at(Server(broker.url, service)) as conversation:
+    async with LiveRuns.connect(Server(broker.url, service)) as conversation:
         yield conversation
 
 
@@ -53,7 +53,7 @@ async def test_killed_between_each_pair_of_steps(
 async def test_two_instances_end_siblings_at_the_same_time(broker: NatsServer, fleet: Fleet) -> None:
     """When two instances handle the ends of the jobs that a join needs, the join becomes ready exactly once."""
     names = [f"run-{number}" for number in range(100)]
-    async with fleet.running(2) as instances, LiveRuns.at(Server(broker.url, instances[0])) as runs:
+    async with fleet.running(2) as instances, LiveRuns.connect(Server(broker.url, instances[0])) as runs:
         for name in names:
             runs.send("StartRun", runId=name, jobs=jobs({"left": [], "right": [], "join": ["left", "right"]}))
         await runs.consume()
@@ -85,7 +85,7 @@ async def execute(user: User) -> None:
 )
 async def test_one_of_three_is_killed(count: int, user: User, broker: NatsServer, fleet: Fleet) -> None:
     """One of three instances is killed during many runs. Each run completes, and each job has one JobReady id."""
-    async with fleet.running(3) as (victim, *others), LiveRuns.at(Server(broker.url, victim)) as runs:
+    async with fleet.running(3) as (victim, *others), LiveRuns.connect(Server(broker.url, victim)) as runs:
         await execute(user)
         for number in range(count):
             runs.send("StartRun", runId=f"run-{number}", jobs=jobs(DIAMOND))
@@ -93,8 +93,8 @@ async def test_one_of_three_is_killed(count: int, user: User, broker: NatsServer
         await user.until_stored("TIMER_EVT", count * len(DIAMOND) // 2)
         await victim.kill()
         await victim.start()
-        await user.let_deliveries_lapse()
-        await fleet.let_leases_lapse()
+        await user.shorten_ack_wait()
+        await fleet.expire_outbox_leases()
         await user.until_stored("TIMER_EVT", count * (len(DIAMOND) + 1))
         await user.until_handled()
         completed, ready = await runs.events_of("RunCompleted"), await runs.events_of("JobReady")

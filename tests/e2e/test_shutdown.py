@@ -1,4 +1,4 @@
-"""SIGTERM drains: nothing lost, exit 0, in time."""
+"""After SIGTERM, the service finishes its work and exits with 0 in time."""
 
 import asyncio
 import time
@@ -8,15 +8,15 @@ from tests.harness.processes import Service
 
 
 @ON_SQLITE
-async def test_terminated_while_idle(service: Service) -> None:
-    """An idle service, its pull waiting, ends with 0 at once."""
+async def test_idle_service_exits_at_once(service: Service) -> None:
+    """An idle service with a waiting pull request exits with 0 within 3 s."""
     started = time.monotonic()
     assert await service.terminate() == 0
     assert time.monotonic() - started < 3
 
 
-async def test_terminated_under_load(user: User, service: Service) -> None:
-    """Terminated amid commands and due timers, it ends with 0 in time, loses nothing and fires nothing twice."""
+async def test_busy_service_loses_nothing(user: User, service: Service) -> None:
+    """A busy service exits with 0 within 10 s, loses no timer and fires none twice."""
     due = {f"call-{index}": int(time.time() * 1000) + 500 + index // 4 for index in range(4000)}
     scheduling = asyncio.create_task(user.schedule(due))
     await user.until_stored("TIMER_EVT", 200)

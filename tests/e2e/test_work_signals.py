@@ -1,4 +1,4 @@
-"""Work signals over the real broker: the source's own sequence, in one go, killed on the way, and over WebSocket."""
+"""Signals over the real broker, with kills, several instances and a WebSocket subscriber."""
 
 import asyncio
 import json
@@ -24,7 +24,7 @@ BLOCKED = {"kind": "work_item.status.transition", "to": ["blocked"]}
 
 
 def steps(number: int = 1) -> list[tuple[str, bytes]]:
-    """Return the source's sequence: create a work item, create a signal for it, come to blocked."""
+    """Return three commands: create a work item, create a signal for it, change the item to `blocked`."""
     item, signal = {"workItemId": f"item-{number}"}, {"signalId": f"signal-{number}"}
     commands: dict[str, dict[str, Any]] = {
         "CreateWorkItem": {**item, "status": "doing"},
@@ -42,7 +42,7 @@ def check_schema(event: Any) -> None:
 
 
 async def fired(user: User) -> list[Any]:
-    """Read every work.signal.fired there is."""
+    """Return every work.signal.fired in the stream."""
     return [json.loads(message.data) for message in await user.read("TIMER_EVT", FIRED)]
 
 
@@ -63,8 +63,8 @@ async def broker(tmp_path: Path, websocket_port: int) -> AsyncIterator[NatsServe
         yield server
 
 
-async def test_sequence_to_a_websocket_subscriber(user: User, service: Service, websocket_port: int) -> None:
-    """Work item, signal, blocked: an operator on the broker's WebSocket listener gets exactly one event, as told."""
+async def test_websocket_subscriber_receives_one_event(user: User, service: Service, websocket_port: int) -> None:
+    """A subscriber on the WebSocket listener of the broker receives exactly one event for the three commands."""
     async with asyncio.timeout(20), WebSocketSubscriber.connect(websocket_port) as operator:
         await operator.subscribe("timer.evt.v1.acme.work-signal-fired")
         for step in steps():
@@ -76,12 +76,12 @@ async def test_sequence_to_a_websocket_subscriber(user: User, service: Service, 
         (task,) = (await ask(user, "list-tasks", workItemId="item-1"))["tasks"]
         assert event["payload"]["firingId"] == firing["firingId"] == task["firingId"]
         assert event["payload"]["taskId"] == task["taskId"]
-        assert (await fired(user), await operator.rest()) == ([event], [])
+        assert (await fired(user), await operator.drain()) == ([event], [])
 
 
 @WITH_KILLS
-async def test_killed_between_each_pair_of_steps(user: User, service: Service, handled: bool) -> None:  # noqa: FBT001
-    """Killed between each two steps of the sequence and after the last, the service still fires the signal once."""
+async def test_signal_fires_once_when_killed_after_each_step(user: User, service: Service, handled: bool) -> None:  # noqa: FBT001
+    """The service fires the signal once even if it is killed after each of the three commands."""
     for step in steps():
         await user.js.publish(*step)
         if handled:
@@ -98,8 +98,8 @@ async def test_killed_between_each_pair_of_steps(user: User, service: Service, h
 
 
 @ON_SQLITE
-async def test_kill_minus_nine(user: User, service: Service) -> None:
-    """Killed at random while signals fire, the service fires each once, with one task, duplicates only under one id."""
+async def test_killed_service_fires_every_signal_once(user: User, service: Service) -> None:
+    """A service that is killed while signals fire creates one task per signal, and duplicates have the same id."""
     count, rng = 300, random.Random(5)
     sending = asyncio.create_task(user.send(step for number in range(count) for step in steps(number)))
     for _ in range(3):
@@ -116,7 +116,7 @@ async def test_kill_minus_nine(user: User, service: Service) -> None:
 
 
 async def block(user: User, count: int) -> None:
-    """Send the last step of each sequence, a hundred a second."""
+    """Send the last command of each sequence, a hundred per second."""
     start = time.time()
     for number in range(count):
         await asyncio.sleep(start + number / 100 - time.time())
@@ -126,8 +126,8 @@ async def block(user: User, count: int) -> None:
 @pytest.mark.parametrize(
     "count", [pytest.param(400, id="short"), pytest.param(6_000, id="full", marks=pytest.mark.full)]
 )
-async def test_one_of_three_is_killed(count: int, user: User, fleet: Fleet) -> None:
-    """With 100 transitions a second on three instances, one is killed: each signal fires once, with one task."""
+async def test_all_signals_fire_when_one_of_three_instances_is_killed(count: int, user: User, fleet: Fleet) -> None:
+    """If one of three instances is killed at 100 transitions per second, each signal fires once with one task."""
     async with fleet.running(3, TIMER_VISIBILITY_TIMEOUT="10000") as (victim, *others):
         await user.send(step for number in range(count) for step in steps(number)[:-1])
         await user.until_handled()
@@ -137,7 +137,7 @@ async def test_one_of_three_is_killed(count: int, user: User, fleet: Fleet) -> N
         await user.until_stored("TIMER_EVT", count // 2)
         await victim.start()
         await blocking
-        await user.let_deliveries_lapse()
+        await user.shorten_ack_wait()
         await user.until_stored("TIMER_EVT", count)
         await user.until_handled()
         events = await fired(user)
@@ -146,12 +146,12 @@ async def test_one_of_three_is_killed(count: int, user: User, fleet: Fleet) -> N
     assert {event["payload"]["signalId"] for event in events} == {f"signal-{number}" for number in range(count)}
     assert len({event["id"] for event in events}) == len({event["payload"]["taskId"] for event in events}) == count
     assert len(answer["signals"]) == min(count, 1000)
-    assert all(done), f"an instance starved: {done}"
+    assert all(done), f"an instance fired nothing: {done}"
     print(f"{count} signals, 3 instances, 1 killed: all fired, {len(events) - count} duplicates, by the others: {done}")
 
 
-async def test_switched_off_and_on(tmp_path: Path, user: User, broker: NatsServer) -> None:
-    """With TIMER_SIGNALS_ENABLED=false commands are taken and nothing fires; started with true, it catches up."""
+async def test_disabled_signals_fire_after_they_are_enabled(tmp_path: Path, user: User, broker: NatsServer) -> None:
+    """A service with TIMER_SIGNALS_ENABLED=false handles commands but fires nothing. When enabled, it fires them."""
     async with Service(tmp_path / "service", broker.url, TIMER_SIGNALS_ENABLED="false"):
         for step in steps():
             await user.js.publish(*step)

@@ -1,4 +1,4 @@
-"""What the service has still to do for a tenant, as its database says: read beside it, never written."""
+"""The work that the service has left for a tenant. It is read from the service's database."""
 
 import sqlite3
 import time
@@ -9,7 +9,7 @@ from pathlib import Path
 import asyncpg
 
 Backlog = Callable[[str], Awaitable[int]]
-"""Counts what is to be done by now for a tenant, in one look: nothing gets from one table to another unseen."""
+"""Counts the due work of a tenant. It reads all tables in one statement, so that no moving work is missed."""
 
 _COUNT = """
 SELECT (SELECT COUNT(*) FROM outbox WHERE tenant_id = $1 AND available_at IS NOT NULL)
@@ -21,6 +21,7 @@ SELECT (SELECT COUNT(*) FROM outbox WHERE tenant_id = $1 AND available_at IS NOT
 
 @asynccontextmanager
 async def sqlite_backlog(path: Path) -> AsyncIterator[Backlog]:
+    """Yield the backlog of a SQLite file."""
     with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as connection:
 
         async def count(tenant: str) -> int:
@@ -32,6 +33,7 @@ async def sqlite_backlog(path: Path) -> AsyncIterator[Backlog]:
 
 @asynccontextmanager
 async def postgres_backlog(url: str) -> AsyncIterator[Backlog]:
+    """Yield the backlog of a PostgreSQL database."""
     connection = await asyncpg.connect(url)
     try:
 

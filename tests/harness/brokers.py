@@ -1,4 +1,4 @@
-"""The brokers that the port's suite runs on, each behind what a test must be able to do to it from the outside."""
+"""The brokers on which the tests of the port run. A `BrokerHarness` gives a test what users and operators can do."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -11,9 +11,8 @@ import pytest
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 
-from tests.harness.barrier import barrier
+from tests.harness.nats_client import read_stream, round_trip
 from tests.harness.provision import Provision, RestartableNats, restartable_nats
-from tests.harness.streams import read
 from timer_service.adapters.memory import MemoryBroker
 from timer_service.adapters.nats import NatsBroker
 from timer_service.core.broker import Broker, QueryReply
@@ -23,41 +22,41 @@ from timer_service.core.message import Address, Kind, Message
 
 
 class Stored(NamedTuple):
-    """A message as a reader of the broker finds it."""
+    """A message as a reader of the broker gets it."""
 
     address: Address
     id: str
     body: bytes
     headers: Mapping[str, str]
-    """At least those it was published with."""
+    """The headers of the publisher. The broker may add more."""
 
 
-def stored(kind: Kind, tenant: str, message: Msg) -> Stored:
-    """Return what lies in a stream."""
+def to_stored(kind: Kind, tenant: str, message: Msg) -> Stored:
+    """Convert a message of a stream."""
     headers = message.headers or {}
     address = Address(kind, tenant, message.subject.rpartition(".")[2])
     return Stored(address, headers["Nats-Msg-Id"], message.data, headers)
 
 
 class Inbox(Protocol):
-    """Where someone waits for an answer."""
+    """An inbox that receives replies."""
 
     @property
     def address(self) -> str:
-        """What to put into `Timer-Reply-To`."""
+        """The subject of the inbox, for `Timer-Reply-To`."""
         ...
 
     async def next(self) -> bytes:
-        """Wait for the next answer."""
+        """Wait for the next reply."""
         ...
 
 
 class BrokerHarness(Protocol):
-    """A broker as its users and its operator have it, beside the `Broker` the service holds."""
+    """A broker, with the operations of its users and its operator."""
 
     @property
     def broker(self) -> Broker:
-        """The broker as the service uses it."""
+        """The port that the service uses."""
         ...
 
     async def send(self, address: Address, body: bytes, headers: Mapping[str, str], message_id: str) -> None:
@@ -65,31 +64,31 @@ class BrokerHarness(Protocol):
         ...
 
     async def events(self, tenant: str) -> Sequence[Stored]:
-        """Read a tenant's stored events, oldest first."""
+        """Return the stored events of a tenant, oldest first."""
         ...
 
     async def dead_letters(self, tenant: str) -> Sequence[Stored]:
-        """Read a tenant's dead letters, oldest first."""
+        """Return the dead letters of a tenant, oldest first."""
         ...
 
     async def inbox(self) -> Inbox:
-        """Begin to listen for answers."""
+        """Create an inbox and subscribe to it."""
         ...
 
     async def ask(self, name: str, tenant: str, body: bytes) -> QueryReply:
-        """Ask a query as a user; return what the user gets."""
+        """Send a query as a user and return the reply."""
         ...
 
-    async def let_deliveries_lapse(self) -> None:
-        """Return once all that is unsettled, given back or forgotten is to be delivered again."""
+    async def expire_deliveries(self) -> None:
+        """Make the broker redeliver all unsettled commands. Return when it is ready to do so."""
         ...
 
-    async def go_away(self) -> None:
-        """Take the broker away; return once the service's side has noticed."""
+    async def stop(self) -> None:
+        """Stop the broker. Return when the service's connection has noticed."""
         ...
 
-    async def come_back(self) -> None:
-        """Bring the broker back with all it had stored; return once the service's side can use it."""
+    async def start(self) -> None:
+        """Start the broker again with its stored messages. Return when the service can use it."""
         ...
 
 
@@ -106,7 +105,7 @@ class _MemoryInbox:
 
 
 class MemoryHarness:
-    """`BrokerHarness` of the broker in this process."""
+    """The `BrokerHarness` of the in-memory broker."""
 
     def __init__(self) -> None:
         self.broker = MemoryBroker()
@@ -128,13 +127,13 @@ class MemoryHarness:
     async def ask(self, name: str, tenant: str, body: bytes) -> QueryReply:
         return await self.broker.ask(name, tenant, body)
 
-    async def let_deliveries_lapse(self) -> None:
+    async def expire_deliveries(self) -> None:
         self.broker.redeliver()
 
-    async def go_away(self) -> None:
-        self.broker.health = Health.down("gone")
+    async def stop(self) -> None:
+        self.broker.health = Health.down("stopped")
 
-    async def come_back(self) -> None:
+    async def start(self) -> None:
         self.broker.health = HEALTHY
 
 
@@ -158,13 +157,13 @@ class _NatsInbox:
 
 
 class NatsHarness:
-    """`BrokerHarness` of a real nats-server."""
+    """The `BrokerHarness` of a real nats-server."""
 
     def __init__(self, server: RestartableNats, broker: NatsBroker, user: Client) -> None:
         self.broker = broker
         self._server = server
         self.user = user
-        """A user's own connection, for what only NATS has."""
+        """The connection of a user, for features that only NATS has."""
         self._js = user.jetstream()
 
     async def send(self, address: Address, body: bytes, headers: Mapping[str, str], message_id: str) -> None:
@@ -179,7 +178,7 @@ class NatsHarness:
 
     async def inbox(self) -> Inbox:
         inbox = _NatsInbox(await self.user.subscribe(self.user.new_inbox()))
-        await barrier(self.user)
+        await round_trip(self.user)
         return inbox
 
     async def ask(self, name: str, tenant: str, body: bytes) -> QueryReply:
@@ -188,28 +187,28 @@ class NatsHarness:
         code = headers.get("Nats-Service-Error-Code")
         return QueryReply(answer.data, Code(code) if code else None, headers.get("Nats-Service-Error", ""))
 
-    async def let_deliveries_lapse(self) -> None:
-        await self._wait_for_acknowledgements(seconds=0.1)
-        await asyncio.sleep(0.4)  # the server's own deadline, which nothing announces
-        await self._wait_for_acknowledgements(seconds=60)
+    async def expire_deliveries(self) -> None:
+        await self._set_ack_wait(seconds=0.1)
+        await asyncio.sleep(0.4)  # until the server's deadline has passed
+        await self._set_ack_wait(seconds=60)
 
-    async def go_away(self) -> None:
+    async def stop(self) -> None:
         await self._server.terminate()
         await self._until(lambda: self.broker.health.reason is not None)
 
-    async def come_back(self) -> None:
+    async def start(self) -> None:
         await self._server.start()
         await self._until(lambda: self.broker.health.reason is None)
         await self._until(lambda: self.user.is_connected)
-        await self.broker._client.flush()  # it counts as connected before its subscriptions are there again
+        await self.broker._client.flush()  # it reports as connected before its subscriptions are restored
 
-    async def _wait_for_acknowledgements(self, *, seconds: float) -> None:
+    async def _set_ack_wait(self, *, seconds: float) -> None:
         config = (await self._js.consumer_info("TIMER_CMD", "timer-service")).config
         await self._js.add_consumer("TIMER_CMD", config.evolve(ack_wait=seconds))
 
     async def _read(self, stream: str, kind: Kind, tenant: str) -> list[Stored]:
-        found = await read(self._js, stream, f"timer.{kind}.v1.{tenant}.*")
-        return [stored(kind, tenant, message) for message in found]
+        found = await read_stream(self._js, stream, f"timer.{kind}.v1.{tenant}.*")
+        return [to_stored(kind, tenant, message) for message in found]
 
     async def _until(self, reached: Callable[[], bool]) -> None:
         async with asyncio.timeout(10):
@@ -230,11 +229,11 @@ async def _nats(request: pytest.FixtureRequest) -> AsyncIterator[BrokerHarness]:
 
 
 async def _ignore(_: Exception) -> None:
-    """Outages are what some of these tests are about."""
+    """Ignore connection errors, because some tests stop the server."""
 
 
 HARNESSES: dict[str, Callable[[pytest.FixtureRequest], AbstractAsyncContextManager[BrokerHarness]]] = {
     "memory": _memory,
     "nats": _nats,
 }
-"""Name -> how to start an empty broker; one more entry puts one more broker through the whole suite."""
+"""The functions that start an empty broker, by name. Add an entry to run all tests of the port on another broker."""

@@ -1,4 +1,4 @@
-"""Builders: a valid thing by default, only what a test is about named by the test."""
+"""Builders of commands, deliveries, timers and events. The defaults are valid; a test sets only what it is about."""
 
 import json
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ KEY = Key("acme", "call-1")
 def command(
     message_type: str, payload: Mapping[str, Any], *, tenant: str = "acme", envelope: Mapping[str, Any] | None = None
 ) -> bytes:
-    """Write a command's body; `envelope` adds to its envelope or replaces what is in it."""
+    """Return the body of a command. `envelope` adds fields to the envelope or replaces them."""
     return json.dumps({"type": message_type, "tenantId": tenant, "payload": payload, **(envelope or {})}).encode()
 
 
@@ -30,14 +30,14 @@ def schedule_timer(
     envelope: Mapping[str, Any] | None = None,
     **payload: Any,
 ) -> bytes:
-    """Write a ScheduleTimer's body; `payload` adds to its payload or replaces what is in it."""
+    """Return the body of a ScheduleTimer. `payload` adds fields to the payload or replaces them."""
     due = due_at if isinstance(due_at, str) else iso(due_at)
     fields = {"tenantId": tenant, "serviceCallId": call, "dueAt": due, **payload}
     return command("ScheduleTimer", fields, tenant=tenant, envelope=envelope)
 
 
 def command_address(tenant: str = "acme", message: str = "schedule-timer") -> Address:
-    """Return where a command is sent."""
+    """Return the address of a command."""
     return Address(Kind.COMMAND, tenant, message)
 
 
@@ -49,7 +49,7 @@ def delivery(
     position: Position = FIRST,
     attempt: int = 1,
 ) -> Delivery:
-    """Return a command as a broker hands it over."""
+    """Return the delivery of a command."""
     return Delivery(
         address=address or command_address(),
         source="the source",
@@ -63,17 +63,17 @@ def delivery(
 
 
 def cancel_timer(call: str = "call-1", *, tenant: str = "acme", envelope: Mapping[str, Any] | None = None) -> bytes:
-    """Write a CancelTimer's body."""
+    """Return the body of a CancelTimer."""
     return command("CancelTimer", {"tenantId": tenant, "serviceCallId": call}, tenant=tenant, envelope=envelope)
 
 
 def retry_timer(call: str = "call-1", *, tenant: str = "acme", envelope: Mapping[str, Any] | None = None) -> bytes:
-    """Write a RetryTimer's body."""
+    """Return the body of a RetryTimer."""
     return command("RetryTimer", {"tenantId": tenant, "serviceCallId": call}, tenant=tenant, envelope=envelope)
 
 
 def wanted(due_at: int = NOW, position: Position = FIRST, *, key: Key = KEY, **fields: Any) -> Schedule:
-    """Return what a ScheduleTimer asks for, under the event id that its position gives it."""
+    """Return the schedule of a ScheduleTimer. Its event id depends on its position."""
     return Schedule(due_at=due_at, event_id=rules.event_id(key, due_at, position), **fields)
 
 
@@ -86,14 +86,14 @@ def scheduled(
     now: int = NOW,
     **fields: Any,
 ) -> Timer:
-    """Return the timer that a ScheduleTimer makes where there was none; `fields` are of its schedule."""
+    """Return a new timer of a ScheduleTimer. `fields` are fields of its schedule."""
     key = Key(tenant, call)
     asked = wanted(due_at, position, key=key, **fields)
     return Timer(key, State.SCHEDULED, position, now, asked, available_at=due_at)
 
 
 def in_state(state: State, timer: Timer, at: int = NOW) -> Timer:
-    """Return a scheduled timer as it looks after it came to another state at `at`."""
+    """Return the timer after it changed to another state at `at`."""
     match state:
         case State.REACHED:
             return timer._replace(state=state, available_at=None, settled_at=at, attempt=1)
@@ -106,6 +106,6 @@ def in_state(state: State, timer: Timer, at: int = NOW) -> Timer:
 
 
 def event(number: int = 1, *, tenant: str = "acme", size: int = 2) -> Message:
-    """Return an event's message, with a body of `size` bytes and an id of its own."""
+    """Return an event with a body of `size` bytes. `number` makes its id unique."""
     address = Address(Kind.EVENT, tenant, "due-time-reached")
     return Message(address, f"event-{number}", b"x" * size, {"number": str(number)})

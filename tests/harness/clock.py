@@ -9,23 +9,23 @@ from typing import Any, TypeVar
 from timer_service.core.instant import format_instant
 
 NOW = int(datetime(2026, 11, 21, 9, 0, tzinfo=UTC).timestamp() * 1000)
-"""Where tests begin."""
+"""The instant at which tests begin."""
 
 _T = TypeVar("_T")
 
 
 def after(**duration: float) -> int:
-    """Return the instant a duration (`minutes=5`) after the one where tests begin."""
+    """Return `NOW` plus a duration (`minutes=5`)."""
     return NOW + timedelta(**duration) // timedelta(milliseconds=1)
 
 
 def iso(at: int) -> str:
-    """Write an instant as on the wire."""
+    """Return an instant in the format of the wire."""
     return format_instant(at)
 
 
 class ManualClock:
-    """A clock that stands still until it is moved."""
+    """A clock that moves only when a test moves it."""
 
     def __init__(self, at: int = NOW) -> None:
         self._at = at
@@ -37,20 +37,20 @@ class ManualClock:
         self._at = at
 
     def advance(self, **duration: float) -> int:
-        """Move on by a duration (`seconds=1`); return what it is now."""
+        """Add a duration (`seconds=1`) and return the new instant."""
         self._at += timedelta(**duration) // timedelta(milliseconds=1)
         return self._at
 
 
 class LoopClock:
-    """The clock of the event loop that runs, to go with `in_virtual_time`."""
+    """The clock of the running event loop, for use with `in_virtual_time`."""
 
     def now(self) -> int:
         return round(asyncio.get_running_loop().time() * 1000)
 
 
 def in_virtual_time(main: Callable[[], Coroutine[Any, Any, _T]]) -> _T:
-    """Run `main` in an event loop whose time jumps to the next timer as soon as nothing else is left to do."""
+    """Run `main` in an event loop that never sleeps: when it is idle, its time jumps to the next timer."""
     with asyncio.Runner(loop_factory=_VirtualTimeLoop) as runner:
         return runner.run(main())
 
@@ -72,7 +72,7 @@ class _JumpingSelector(selectors.SelectSelector):
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         ready = super().select(0)
         if not ready and timeout is None:
-            raise AssertionError("everything waits for something that never comes")
+            raise AssertionError("all tasks wait forever")
         if not ready and timeout is not None:
             self._loop.elapsed += max(timeout, 0)
         return ready

@@ -1,4 +1,4 @@
-"""What a tenant says to the service, is told by it and asks it, whatever lies between the two."""
+"""The conversation of a tenant with the service, for tests that run on every broker and store."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -12,15 +12,19 @@ from timer_service.core.message import Address, kebab
 
 
 class Conversation(ABC):
-    """Commands and their outcomes, events and queries: a scenario that needs no more is written once for every way."""
+    """The commands that a tenant sends, the replies and events that it receives, and its queries.
+
+    The service is either a slice in this process (`InProcess`) or the real service (`Live`). A test that needs only
+    these methods runs on both.
+    """
 
     fields: ClassVar[Mapping[str, Any]] = {}
-    """What a payload has unless a test says otherwise."""
+    """The default fields of every payload."""
 
     def __init__(self, tenant: str) -> None:
         self.tenant = tenant
         self.sent = 0
-        """How many commands were sent."""
+        """The number of commands sent."""
         self._inbox = f"_INBOX.{token_hex(8)}"
 
     def send(
@@ -33,7 +37,7 @@ class Conversation(ABC):
         envelope: Mapping[str, Any] | None = None,
         **payload: Any,
     ) -> None:
-        """Send a command as a user, to be handled with the next `consume`; `from_` is the payload's `from`."""
+        """Send a command. The next `consume` handles it. The parameter `from_` sets the field `from`."""
         tenant = tenant or self.tenant
         fields = {"tenantId": tenant, **self.fields, **{name.rstrip("_"): value for name, value in payload.items()}}
         body = command(message_type, fields, tenant=tenant, envelope=envelope)
@@ -42,39 +46,39 @@ class Conversation(ABC):
         self.sent += 1
 
     async def request(self, message_type: str, **fields: Any) -> Any:
-        """Send one command and have it handled; return what is replied."""
+        """Send one command, wait until it is handled, and return the reply."""
         self.send(message_type, **fields)
         await self.consume()
         return self.reply(self.sent - 1)
 
     @abstractmethod
     async def consume(self) -> None:
-        """Have what was sent handled."""
+        """Wait until all sent commands are handled."""
 
     @abstractmethod
     async def deliver_reversed(self) -> None:
-        """Have what was sent delivered one by one, the newest first, and handled so."""
+        """Deliver the sent commands one by one, newest first, and wait until they are handled."""
 
     @abstractmethod
     def reply(self, number: int) -> Any:
-        """Return what was replied to one of the commands sent, from 0 on."""
+        """Return the reply to a command. The first command has number 0."""
 
     @abstractmethod
     def outcomes(self) -> list[str]:
-        """Return the outcomes that commands had, in order of their names, each as often as it was had."""
+        """Return the outcome of every command, sorted by name."""
 
     @abstractmethod
     async def stored(self, tenant: str | None = None) -> Sequence[Stored]:
-        """Return every event for a tenant, by now none being on its way."""
+        """Wait until no event is waiting to be published, then return all events of a tenant."""
 
     @abstractmethod
     async def dead_letters(self) -> Sequence[Stored]:
-        """Return the tenant's dead letters."""
+        """Return the dead letters of the tenant."""
 
     @abstractmethod
     async def ask(self, name: str, *, tenant: str | None = None, **question: Any) -> Any:
-        """Ask a query; return its answer, or its error."""
+        """Send a query and return the reply, or the error."""
 
     @abstractmethod
     def _post(self, address: Address, body: bytes, headers: Mapping[str, str], message_id: str | None) -> None:
-        """Put a command where it goes."""
+        """Send an encoded command."""

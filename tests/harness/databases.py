@@ -1,8 +1,8 @@
-"""Databases for tests: each empty, each for one test at a time.
+"""A pool of empty PostgreSQL databases. One test at a time uses a database.
 
-To create a database costs 20 to 300 ms, as the file system has it, and to give one its schema anew 5 ms a table and
-more. So a database is used again, for 2 to 6 ms: tables that a test wrote to are truncated, tables it made are dropped,
-and should anything differ then from what it was when new, this database is dropped and the next test gets a new one.
+Creating a database takes 20 to 300 ms, depending on the file system. Creating its schema takes 5 ms or more per table.
+So databases are reused, which takes 2 to 6 ms: tables that a test wrote to are truncated, and tables that it created
+are dropped. If the database then still differs from a new one, it is dropped and the next test gets a new one.
 """
 
 import asyncio
@@ -17,15 +17,18 @@ from urllib.parse import urlsplit
 import asyncpg
 
 LOST = (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError, OSError)
-"""What a statement raises whose session has ended; the third, where that was read but not yet the end of the stream."""
+"""The errors of a statement whose session ended.
+
+asyncpg raises `InternalClientError` if it has read the error of the server but not yet the end of the connection.
+"""
 
 Schema: TypeAlias = Callable[[str], Awaitable[None]]
-"""Gives its schema to the database of a URL."""
+"""A function that creates the schema in the database of a URL."""
 
 _Connection: TypeAlias = "asyncpg.Connection[asyncpg.Record]"
 _T = TypeVar("_T")
 
-# Numbers from 16384 on are of objects that somebody made, those below are the system's own.
+# Objects of users have an oid of 16384 or more. Smaller oids belong to the system.
 _TABLES = """
 SELECT oid::regclass::text AS name, pg_relation_size(oid) > 0 OR reltuples >= 0 AS used
 FROM pg_class WHERE relkind IN ('r', 'p') AND oid >= 16384 AND relpersistence <> 't' AND NOT relispartition
@@ -56,23 +59,23 @@ _FORGET_STATISTICS = "DELETE FROM pg_statistic WHERE starelid >= 16384"
 
 
 class _Database(NamedTuple):
-    """A database and how it looked when it was new."""
+    """A database, and its structure and rows when it was new."""
 
     url: str
     connection: _Connection
     structure: list[asyncpg.Record]
     rows: Mapping[str, list[asyncpg.Record]]
-    """Of each table, what the schema itself put into it."""
+    """The rows that the schema inserted, by table."""
 
 
 class Databases:
-    """The databases of one server, used within `with`."""
+    """The databases of one server. Use it as a context manager."""
 
     def __init__(self, server_url: str) -> None:
-        """`server_url` is of a database to create and drop others from."""
+        """Use `server_url` to create and drop databases."""
         self._server_url = server_url
         self._idle: dict[Schema | None, list[_Database]] = defaultdict(list)
-        # Connections outlive the event loop of a test: a new one, with cold caches, costs more than all it is for.
+        # Connections are kept across tests, because a new connection costs more than the statements that it is for.
         self._loop = asyncio.new_event_loop()
         self._thread = Thread(target=self._loop.run_forever, name="databases")
 
@@ -81,7 +84,7 @@ class Databases:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Drop all there are."""
+        """Drop all databases."""
         asyncio.run_coroutine_threadsafe(self._drop_idle(), self._loop).result()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
@@ -89,17 +92,17 @@ class Databases:
 
     @asynccontextmanager
     async def database(self, schema: Schema | None = None) -> AsyncIterator[str]:
-        """Give the URL of a database that has nothing in it, or nothing but a schema.
+        """Yield the URL of a database that is empty or, with `schema`, has only that schema.
 
-        Afterwards all sessions still in it are ended. Roles are the server's: a test that creates some drops them.
+        Its sessions are ended afterwards. Roles belong to the server, so a test must drop the roles that it creates.
         """
-        database = await self._aside(self._take(schema))
+        database = await self._in_thread(self._take(schema))
         try:
             yield database.url
         finally:
-            await self._aside(self._give_back(schema, database))
+            await self._in_thread(self._give_back(schema, database))
 
-    async def _aside(self, work: Coroutine[Any, Any, _T]) -> _T:
+    async def _in_thread(self, work: Coroutine[Any, Any, _T]) -> _T:
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop))
 
     async def _take(self, schema: Schema | None) -> _Database:
@@ -107,7 +110,7 @@ class Databases:
         return idle.pop() if idle else await self._create(schema)
 
     async def _give_back(self, schema: Schema | None, database: _Database) -> None:
-        if await _is_as_new(database):
+        if await _reset(database):
             self._idle[schema].append(database)
         else:
             await self._drop(database)
@@ -138,8 +141,8 @@ class Databases:
             await connection.close()
 
 
-async def _is_as_new(database: _Database) -> bool:
-    """Empty a database; tell whether it now is as it was when it was new."""
+async def _reset(database: _Database) -> bool:
+    """Empty a database and return whether it is now equal to a new one."""
     connection = database.connection
     seeded = {name: rows for name, rows in database.rows.items() if rows}
     try:

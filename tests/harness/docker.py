@@ -1,4 +1,4 @@
-"""Servers in containers, from the images that two settings name."""
+"""Servers in containers. TIMER_TEST_NATS_IMAGE and TIMER_TEST_POSTGRES_IMAGE name their images."""
 
 import asyncio
 import os
@@ -23,10 +23,10 @@ _PATIENCE_SECONDS = 30
 @contextmanager
 def nats_container() -> Iterator["DockerNats"]:
     """Run a nats-server with JetStream."""
-    # Not `NatsContainer`: its module warns, of what itself is made of, whoever imports it.
+    # `NatsContainer` is not used, because importing its module emits warnings about its own code.
     ready = LogMessageWaitStrategy("Server is ready").with_poll_interval(0.05)
     container = DockerContainer(_NATS_IMAGE).with_command("-js").waiting_for(ready)
-    with container.with_bind_ports(4222, unused_port()) as started:  # one that Docker chose would change with a restart
+    with container.with_bind_ports(4222, unused_port()) as started:  # Docker would choose a new port at each restart
         yield DockerNats(f"nats://{started.get_container_host_ip()}:{started.get_exposed_port(4222)}", started)
 
 
@@ -42,45 +42,45 @@ def postgres_container() -> Iterator["DockerPostgres"]:
 
 
 class DockerNats:
-    """A nats-server whose streams and port stay across restarts."""
+    """A nats-server that keeps its streams and port across restarts."""
 
     def __init__(self, url: str, container: DockerContainer) -> None:
         self.url = url
         self._container: Any = container.get_wrapped_container()
 
     async def start(self) -> None:
-        """Start it again; not to be waited for, clients come back by themselves."""
+        """Start the server again. Do not wait for it, because clients reconnect on their own."""
         await asyncio.to_thread(self._container.start)
 
     async def terminate(self) -> None:
-        """Shut it down."""
+        """Stop the server."""
         await asyncio.to_thread(self._container.stop)
 
 
 class DockerPostgres:
-    """A Postgres server whose data and port stay across restarts."""
+    """A Postgres server that keeps its data and port across restarts."""
 
     def __init__(self, container: PostgresContainer) -> None:
         self.url = container.get_connection_url()
         self._container: Any = container.get_wrapped_container()
 
     async def start(self) -> None:
-        """Start and wait until it takes connections."""
+        """Start the server and wait until it accepts connections."""
         await asyncio.to_thread(self._container.start)
         async with asyncio.timeout(_PATIENCE_SECONDS):
             while not await self._answers():
                 await asyncio.sleep(0.05)
 
     async def stop(self, mode: StopMode = "fast") -> None:
-        """Shut it down; `immediate` makes it recover at the next start, as after a crash."""
+        """Stop the server. After `immediate`, it recovers at the next start, as after a crash."""
         await self._end(SIGNALS[mode].name)
 
     async def kill(self) -> None:
-        """Kill -9, and see it and everything it started gone."""
+        """Kill the server with SIGKILL. Return when all its processes have ended."""
         await self._end("SIGKILL")
 
     async def restart(self, mode: StopMode = "fast") -> None:
-        """Stop and start again."""
+        """Stop the server and start it again."""
         await self.stop(mode)
         await self.start()
 

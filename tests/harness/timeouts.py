@@ -1,7 +1,7 @@
-"""How a test that hangs is ended: with the stacks of what it waits for, and with its servers stopped.
+"""How a test that hangs is ended: the stacks of its tasks are printed, and its servers are stopped.
 
-pytest-timeout does it with a signal, which raises in the test. To end the process instead would be surer, but it leaves
-the servers running that the tests started. This adds to it what tests with an event loop need.
+pytest-timeout sends a signal, which raises an error in the test. Ending the process would be more reliable, but the
+servers of the tests would keep running. This module adds what tests with an event loop need.
 """
 
 import asyncio
@@ -14,14 +14,14 @@ from typing import Any
 import pytest
 
 FULL_SECONDS = 1800
-"""How long a test may take that is marked `full` and says nothing itself."""
+"""The timeout of a test that is marked `full` and has no timeout of its own."""
 
 _AGAIN_SECONDS = 10
 _SETTINGS = pytest.StashKey[Any]()
 
 
 class Timeouts:
-    """The hooks."""
+    """The hooks of pytest and pytest-timeout."""
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_collection_modifyitems(self, items: Iterable[pytest.Item]) -> None:
@@ -31,7 +31,7 @@ class Timeouts:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_timeout_set_timer(self, item: pytest.Item, settings: Any) -> Generator[None, Any, Any]:
-        """Raise again and again: an event loop only logs what is raised in one of its callbacks."""
+        """Raise the error repeatedly, because an event loop only logs errors of its callbacks."""
         result = yield
         item.stash[_SETTINGS] = settings
         fail: Any = signal.getsignal(signal.SIGALRM)
@@ -47,14 +47,14 @@ class Timeouts:
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_teardown(self, item: pytest.Item) -> Generator[None, Any, Any]:
-        """Start to count anew: the failure of a test has ended the timer, and its fixtures can hang too."""
+        """Start the timer again. The end of the test stopped it, but its fixtures can hang too."""
         if settings := item.stash.get(_SETTINGS, None):
             item.ihook.pytest_timeout_set_timer(item=item, settings=settings)
         return (yield)
 
 
 def _print_tasks() -> None:
-    """Print where each task of the running event loop waits, which the traceback of the loop does not show."""
+    """Print the stack of each task of the running event loop. The traceback does not show them."""
     try:
         tasks = asyncio.all_tasks()
     except RuntimeError:  # no event loop is running

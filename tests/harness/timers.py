@@ -1,4 +1,4 @@
-"""The timers slice between a broker in memory and a store, driven by hand."""
+"""The timers slice in this process, on an in-memory broker and a store. A test takes every step."""
 
 import json
 import random
@@ -28,7 +28,7 @@ VISIBILITY_TIMEOUT = timedelta(seconds=30)
 
 
 class Timers:
-    """Consumer and relay over the timers; nothing moves unless a test says so."""
+    """The consumer and the relay of timers."""
 
     def __init__(
         self, database: Database, broker: MemoryBroker, clock: ManualClock, *, batch_size: int = BATCH
@@ -75,11 +75,11 @@ class Timers:
         tenant: str = "acme",
         message: str = "schedule-timer",
     ) -> Position:
-        """Send a command as a user."""
+        """Send a command and return its position."""
         return self.broker.send(command_address(tenant, message), body, headers, message_id)
 
     async def consume(self) -> None:
-        """Handle the waiting commands, batch after batch."""
+        """Handle all waiting commands, in batches of `batch_size`."""
         if self._subscription is None:
             self._subscription = await self.broker.subscribe()
         while self.broker.waiting:
@@ -87,7 +87,7 @@ class Timers:
             await self.consumer.handle(self._subscription, batch)
 
     async def schedule(self, call: str = "call-1", due_at: int | None = None, **fields: Any) -> Position:
-        """Send one ScheduleTimer, due now unless said otherwise, and handle it."""
+        """Send one ScheduleTimer and handle it. By default, it is due now."""
         due = self.clock.now() if due_at is None else due_at
         position = self.send(schedule_timer(call, due, **fields), tenant=fields.get("tenant", "acme"))
         await self.consume()
@@ -106,7 +106,7 @@ class Timers:
         return position
 
     async def fail(self, *calls: str) -> None:
-        """Schedule timers due now and let the broker refuse their events until they are given up."""
+        """Schedule timers and let the broker refuse their events until the timers are buried."""
         for call in calls:
             await self.schedule(call)
         self.broker.refuses = lambda message: any(fires(call)(message) for call in calls)
@@ -116,32 +116,32 @@ class Timers:
         self.broker.refuses = never
 
     async def ask(self, name: str, question: Any = None, *, tenant: str = "acme") -> Any:
-        """Ask a query; return its answer, or its error."""
+        """Send a query and return the reply, or the error."""
         body = b"" if question is None else json.dumps(question).encode()
         return json.loads((await self.queries.answer(name, tenant, body)).body)
 
     async def tick(self) -> int:
-        """Make one pass of the relay at the clock's time."""
+        """Run one pass of the relay and return the number of handled rows."""
         return (await self.relay.tick(self.clock.now())).done
 
     async def next_at(self) -> int | None:
-        """Make one pass of the relay at the clock's time; return when it wants to make the next one."""
+        """Run one pass of the relay and return when it wants the next pass."""
         return (await self.relay.tick(self.clock.now())).next_at
 
     def outcomes(self) -> dict[str, int]:
-        """Return how many commands had each outcome."""
+        """Return the number of commands by outcome."""
         counts: Counter[str] = Counter()
         for (_, outcome), count in self.metrics.commands.items():
             counts[outcome] += count
         return counts
 
     def fired(self) -> list[str]:
-        """Return the calls whose timers have fired, in order."""
+        """Return the calls whose timers fired, in order of publication."""
         events = bodies(self.broker.events)
         return [each["payload"]["serviceCallId"] for each in events if each["type"] == "DueTimeReached"]
 
     async def row(self, call: str = "call-1", tenant: str = "acme") -> Row:
-        """Read a timer's row."""
+        """Return the row of a timer."""
         (row,) = await self.database.reader.fetch(
             "SELECT * FROM timer_schedules WHERE tenant_id = :tenant AND service_call_id = :call",
             {"tenant": tenant, "call": call},
@@ -149,23 +149,23 @@ class Timers:
         return row
 
     async def sql(self, statement: str) -> None:
-        """Do to the database what no command can."""
+        """Execute a statement."""
         async with self.database.transaction() as tx:
             await tx.execute(statement)
 
 
 async def put_timers(tx: Transaction, timers: Collection[Timer]) -> None:
-    """Write whole timers, as a command does that changes each of them."""
+    """Write timers, like a command that changes them."""
     await store.save(tx, {}, {timer.key: timer for timer in timers})
 
 
 def bodies(messages: Sequence[Message]) -> list[Any]:
-    """Read the bodies of messages."""
+    """Return the decoded bodies of messages."""
     return [json.loads(message.body) for message in messages]
 
 
 def fires(call: str) -> Predicate:
-    """Return a predicate that holds for the event of a call's timer."""
+    """Return a predicate that is true for the event of the call's timer."""
 
     def holds(message: Message) -> bool:
         if message.address.kind is not Kind.EVENT:
@@ -177,5 +177,5 @@ def fires(call: str) -> Predicate:
 
 
 def always(_message: Message) -> bool:
-    """Hold for every message."""
+    """Return true for every message."""
     return True

@@ -1,4 +1,4 @@
-"""A NATS subscriber over a WebSocket listener (RFC 6455), as an operator's browser is one."""
+"""A NATS subscriber over WebSocket (RFC 6455), like the browser of an operator."""
 
 import asyncio
 import base64
@@ -12,7 +12,7 @@ _BINARY, _CLOSE = 0x82, 0x8
 
 
 class WebSocketSubscriber:
-    """Speaks just enough of both protocols: CONNECT, SUB, PING, and the messages that come."""
+    """A subscriber with the minimum of both protocols: CONNECT, SUB, PING and messages."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
@@ -39,19 +39,19 @@ class WebSocketSubscriber:
             await writer.wait_closed()
 
     async def subscribe(self, subject: str) -> None:
-        """Begin to listen; return once the server knows."""
+        """Subscribe to a subject. Return when the server has received the subscription."""
         self._send(f"SUB {subject} 1")
-        assert await self.rest() == []
+        assert await self.drain() == []
 
     async def next(self) -> Any:
-        """Wait for the next message; return its body."""
+        """Wait for the next message and return its body."""
         while not (line := await self._line()).startswith(b"MSG "):
             assert line == b"PING", line
             self._send("PONG")
         return await self._body(line)
 
-    async def rest(self) -> list[Any]:
-        """Return the bodies of all messages that the server has for this subscriber by now."""
+    async def drain(self) -> list[Any]:
+        """Return the bodies of all messages that the server has sent to this subscriber so far."""
         self._send("PING")
         bodies = []
         while (line := await self._line()) != b"PONG":
@@ -74,7 +74,7 @@ class WebSocketSubscriber:
 
     async def _frame(self) -> bytes:
         head, size = await self._reader.readexactly(2)
-        assert head & 0xF != _CLOSE, "the server has closed"
+        assert head & 0xF != _CLOSE, "the server closed the connection"
         if size >= 126:
             size = int.from_bytes(await self._reader.readexactly(2 if size == 126 else 8))
         return await self._reader.readexactly(size)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.harness.databases import Databases
-from tests.harness.plans import MODES, Filled, filled_database
+from tests.harness.plans import MODES, FilledDatabase, filled_database
 from timer_service.adapters.sqlite import SqliteDatabase
 from timer_service.runs import events, loader, queries, retention, store, sweep
 
@@ -63,13 +63,13 @@ PLANS = {
 
 
 @pytest.fixture(scope="module", params=[True, False], ids=["analyzed", "not analyzed"])
-def filled(request: pytest.FixtureRequest, databases: Databases) -> Iterator[Filled]:
+def filled(request: pytest.FixtureRequest, databases: Databases) -> Iterator[FilledDatabase]:
     """Return a database with many runs and one run of 20,000 jobs."""
     with filled_database(databases, [RUNS, NAMED, JOBS, NEEDS], (20_000, request.param)) as database:
         yield database
 
 
-def test_plans_on_postgres(filled: Filled) -> None:
+def test_plans_on_postgres(filled: FilledDatabase) -> None:
     """Every frequent statement uses its index, also on tables without statistics."""
     for mode in MODES:
         found = {name: filled.plan(sql, mode) for name, (sql, _) in PLANS.items()}

@@ -3,7 +3,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.harness.databases import Databases
-from tests.harness.plans import MODES, SIZES, Filled, filled_database
+from tests.harness.plans import MODES, SIZES, FilledDatabase, filled_database
 from timer_service.core import outbox
 from timer_service.core.lease import LeasedTable
 from timer_service.core.outbox import OUTBOX
@@ -131,28 +131,28 @@ STATEMENTS = {
 
 
 @pytest.fixture(scope="module", params=SIZES)
-def filled(request: pytest.FixtureRequest, databases: Databases) -> Iterator[Filled]:
+def filled(request: pytest.FixtureRequest, databases: Databases) -> Iterator[FilledDatabase]:
     inserts = [ITEMS, EVENTS, SIGNALS, ALL_FIRINGS, TASKS, OUTBOX_ROWS]
     with filled_database(databases, inserts, request.param) as database:
         yield database
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_plans(filled: Filled, mode: str) -> None:
+def test_plans(filled: FilledDatabase, mode: str) -> None:
     """Every frequent statement uses its index and sorts nothing, with any statistics and any plan mode."""
     found = {name: filled.plan(sql, mode) for name, (sql, _) in STATEMENTS.items()}
     assert found == {name: nodes for name, (_, nodes) in STATEMENTS.items()}
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_plan_of_ending_firings(filled: Filled, mode: str) -> None:
+def test_plan_of_ending_firings(filled: FilledDatabase, mode: str) -> None:
     """The firings of a definition are found through one of the two indexes that begin with the signal."""
     (found,) = filled.plan(firing_store._SQL["fail_unsettled"], mode)
     assert found.removeprefix("Index Scan work_signal_firings_") in {"of_signal", "cause"}
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_tenants_with_unevaluated_transitions(filled: Filled, mode: str) -> None:
+def test_tenants_with_unevaluated_transitions(filled: FilledDatabase, mode: str) -> None:
     """Each tenant with unevaluated transitions is found by one index step."""
     found = filled.plan(store._SQL["waiting_tenants"], mode)
     assert set(found) == {"Index Only Scan work_item_events_to_evaluate", "WorkTable Scan", "CTE Scan"}
@@ -160,7 +160,7 @@ def test_tenants_with_unevaluated_transitions(filled: Filled, mode: str) -> None
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("table", [FIRINGS, OUTBOX])
-def test_pending_tenants(filled: Filled, table: LeasedTable, mode: str) -> None:
+def test_pending_tenants(filled: FilledDatabase, table: LeasedTable, mode: str) -> None:
     """Each tenant with rows to fire is found by one index step."""
     found = filled.plan(table.sql("unsettled_tenants"), mode)
     assert set(found) == {f"Index Only Scan {PENDING[table.name]}", "WorkTable Scan", "CTE Scan"}

@@ -3,7 +3,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.harness.databases import Databases
-from tests.harness.plans import MODES, SIZES, Filled, filled_database
+from tests.harness.plans import MODES, SIZES, FilledDatabase, filled_database
 from timer_service.core.row_counts import overdue_sql
 from timer_service.timers import store as timers
 from timer_service.timers.messages import State
@@ -51,21 +51,21 @@ STATEMENTS = {
 
 
 @pytest.fixture(scope="module", params=SIZES)
-def filled(request: pytest.FixtureRequest, databases: Databases) -> Iterator[Filled]:
+def filled(request: pytest.FixtureRequest, databases: Databases) -> Iterator[FilledDatabase]:
     with filled_database(databases, [ROWS], request.param) as database:
         yield database
 
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("name", STATEMENTS)
-def test_plan(filled: Filled, name: str, mode: str) -> None:
+def test_plan(filled: FilledDatabase, name: str, mode: str) -> None:
     """Every frequent statement uses its index and sorts nothing, with any statistics and any plan mode."""
     sql, nodes = STATEMENTS[name]
     assert filled.plan(sql, mode) == nodes
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_pending_tenants(filled: Filled, mode: str) -> None:
+def test_pending_tenants(filled: FilledDatabase, mode: str) -> None:
     """Each tenant with rows to fire is found by one index step."""
     found = filled.plan(TIMERS.sql("unsettled_tenants"), mode)
     assert set(found) == {f"Index Only Scan {SCHEDULED}", "WorkTable Scan", "CTE Scan"}

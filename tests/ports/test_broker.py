@@ -7,10 +7,10 @@ from importlib.metadata import version
 import pytest
 from nats.js.api import ConsumerInfo
 
-from tests.harness.barrier import barrier
 from tests.harness.brokers import HARNESSES, BrokerHarness, NatsHarness, Stored
 from tests.harness.builders import command_address, event, schedule_timer
 from tests.harness.clock import NOW
+from tests.harness.nats_client import round_trip
 from timer_service.adapters.nats import NatsBroker, backlog, buffer
 from timer_service.adapters.nats import subscription as subscription_module
 from timer_service.core.broker import (
@@ -195,7 +195,7 @@ async def test_unsettled_command_comes_again(harness: BrokerHarness) -> None:
     await send(harness, "a", "b", "c")
     first = await take(subscription, 3)
     await subscription.acknowledge([first[0], first[2]])
-    await harness.let_deliveries_lapse()
+    await harness.expire_deliveries()
     (again,) = await take(subscription, 1)
     assert (again.message_id, again.attempt, again.position) == ("id-b", 2, first[1].position)
     assert (again.body, again.headers) == (first[1].body, first[1].headers)
@@ -206,7 +206,7 @@ async def test_acknowledged_command_never_comes_again(harness: BrokerHarness) ->
     subscription = await harness.broker.subscribe()
     await send(harness, "a", "b")
     await subscription.acknowledge(await take(subscription, 2))
-    await harness.let_deliveries_lapse()
+    await harness.expire_deliveries()
     await subscription.close()
     await send(harness, "c")
     assert ids(await take(await harness.broker.subscribe(), 1)) == ["id-c"]
@@ -217,7 +217,7 @@ async def test_terminated_command_never_comes_again(harness: BrokerHarness) -> N
     subscription = await harness.broker.subscribe()
     await send(harness, "a")
     await subscription.terminate(await take(subscription, 1))
-    await harness.let_deliveries_lapse()
+    await harness.expire_deliveries()
     await send(harness, "b")
     assert ids(await take(subscription, 1)) == ["id-b"]
 
@@ -230,7 +230,7 @@ async def test_retried_command_comes_again_later(harness: BrokerHarness) -> None
     await send(harness, "b")
     (other,) = await take(subscription, 1)
     await subscription.acknowledge([other])
-    await harness.let_deliveries_lapse()
+    await harness.expire_deliveries()
     (again,) = await take(subscription, 1)
     assert (other.message_id, again.message_id, again.attempt) == ("id-b", "id-a", 2)
 
@@ -244,7 +244,7 @@ async def test_command_retried_many_times(harness: BrokerHarness) -> None:
         taken = await take(subscription, 1)
         attempts.append(taken[0].attempt)
         await subscription.retry(taken, timedelta(0))
-        await harness.let_deliveries_lapse()
+        await harness.expire_deliveries()
     assert attempts == list(range(1, 13))
 
 
@@ -278,7 +278,7 @@ async def test_closed_subscription_still_settles(harness: BrokerHarness) -> None
     taken = await take(first, 1)
     await first.close()
     await first.acknowledge(taken)
-    await harness.let_deliveries_lapse()
+    await harness.expire_deliveries()
     second = await harness.broker.subscribe()
     assert sorted(ids(await take(second, 2))) == ["id-b", "id-c"]
 
@@ -325,11 +325,11 @@ async def test_reply_without_a_receiver(harness: BrokerHarness) -> None:
 async def test_publishing_during_an_outage(harness: BrokerHarness) -> None:
     """During an outage every message gets the result UNAVAILABLE, without an exception. Afterwards it is published."""
     before = harness.broker.health.reason
-    await harness.go_away()
+    await harness.stop()
     results = await harness.broker.publish([event(1), event(2)])
     away = harness.broker.health.reason
     await harness.broker.reply([Reply("_INBOX.nobody", b"1")])
-    await harness.come_back()
+    await harness.start()
     after = harness.broker.health.reason
     assert [result.status for result in results] == [PublishStatus.UNAVAILABLE] * 2
     assert all(result.reason for result in results)
@@ -342,8 +342,8 @@ async def test_outage_between_publishes(harness: BrokerHarness) -> None:
     """A message from before an outage is still stored after it. Publishing it again does not store it twice."""
     copies = 1 if harness.broker.features.deduplicates else 2
     await statuses(harness, [event(1)])
-    await harness.go_away()
-    await harness.come_back()
+    await harness.stop()
+    await harness.start()
     assert await statuses(harness, [event(1)]) == [PublishStatus.PUBLISHED]
     assert ids(await harness.events("acme")) == ["event-1"] * copies
 
@@ -353,10 +353,10 @@ async def test_subscription_outlives_an_outage(harness: BrokerHarness) -> None:
     subscription = await harness.broker.subscribe()
     await send(harness, "a")
     await take(subscription, 1)
-    await harness.go_away()
-    await harness.come_back()
+    await harness.stop()
+    await harness.start()
     await send(harness, "b")
-    await harness.let_deliveries_lapse()
+    await harness.expire_deliveries()
     taken = await take(subscription, 2)
     await subscription.acknowledge(taken)
     assert sorted(ids(taken)) == ["id-a", "id-b"]
@@ -367,9 +367,9 @@ async def test_subscription_outlives_an_outage(harness: BrokerHarness) -> None:
 
 async def reconnect(harness: BrokerHarness, *calls: str) -> None:
     """Lose the broker and get it back. Then send commands before the next question for the backlog."""
-    await harness.go_away()
+    await harness.stop()
     assert not await harness.broker.caught_up()
-    await harness.come_back()
+    await harness.start()
     await send(harness, *calls)
 
 
@@ -407,7 +407,7 @@ async def test_caught_up_waits_for_retried_commands(harness: BrokerHarness) -> N
     await first.retry(await take(first, 1), timedelta(0))
     assert not await harness.broker.caught_up()
     await first.close()
-    await harness.let_deliveries_lapse()
+    await harness.expire_deliveries()
     await second.acknowledge(await take(second, 1))
     await wait_until(harness.broker.caught_up)
 
@@ -509,8 +509,8 @@ async def test_large_reply(harness: BrokerHarness) -> None:
 async def test_queries_after_an_outage(harness: BrokerHarness) -> None:
     """Queries are answered again after an outage."""
     await harness.broker.serve_queries(["get-timer"], repeat)
-    await harness.go_away()
-    await harness.come_back()
+    await harness.stop()
+    await harness.start()
     assert await harness.ask("get-timer", "acme", b"1") == QueryReply(b"get-timer of acme: 1")
 
 
@@ -534,9 +534,9 @@ async def test_hints_are_lost_in_an_outage(harness: BrokerHarness) -> None:
     """A hint that is sent during an outage is lost without an error. Later hints arrive."""
     heard: asyncio.Queue[tuple[str, int]] = asyncio.Queue()
     await harness.broker.subscribe_hints(lambda *hint: heard.put_nowait(hint))
-    await harness.go_away()
+    await harness.stop()
     await harness.broker.hint("timers", 1)
-    await harness.come_back()
+    await harness.start()
     await harness.broker.hint("timers", 2)
     async with asyncio.timeout(10):
         assert await heard.get() == ("timers", 2)
@@ -593,7 +593,7 @@ async def test_nats_reply_subject_outside_inboxes(nats_harness: NatsHarness, rep
     last = await nats_harness.ask(
         "get-timer", "acme", b"1"
     )  # on the same subscription, so the query before it is handled by now
-    await barrier(nats_harness.user)
+    await round_trip(nats_harness.user)
     subjects = {(await seen.next_msg(1)).subject for _ in range(seen.pending_msgs)}
     assert (asked, last.body) == ([b"1"], b"get-timer of acme: 1")
     assert {subject for subject in subjects if not subject.startswith(("_INBOX.", "timer.qry."))} == set()
@@ -631,7 +631,7 @@ async def test_nats_invalid_hint(nats_harness: NatsHarness, body: bytes) -> None
     await nats_harness.broker.subscribe_hints(lambda *hint: heard.put_nowait(hint))
     await nats_harness.broker._client.flush()
     await nats_harness.user.publish("timer.wake.v1.timers", body)
-    await barrier(nats_harness.user)
+    await round_trip(nats_harness.user)
     await nats_harness.broker.hint("timers", 7)
     async with asyncio.timeout(10):
         assert await heard.get() == ("timers", 7)

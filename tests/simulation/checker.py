@@ -1,10 +1,10 @@
-"""Holds everything that the service commits against the models, as it happens."""
+"""The comparison of the service with the models, after each of its commits."""
 
 from collections.abc import Sequence
 
 from tests.simulation import run_check, signal_check
 from tests.simulation.run_model import RunsModel
-from tests.simulation.service import Handled, Observer, Sent, Service
+from tests.simulation.service import CommitObserver, Handled, SentCommand, Service
 from tests.simulation.signal_model import SignalsModel
 from tests.simulation.timer_check import TimersChecker
 from timer_service.app.slices import SLICES
@@ -13,27 +13,27 @@ from timer_service.core.message import Position
 _SLICE_OF = {payload.type: each.name for each in SLICES for payload in each.commands}
 
 
-class Checker(Observer):
-    """Plays a history; `in_order` says that every command is handled first in the order of the stream.
+class Checker(CommitObserver):
+    """An observer that compares one history with the models of all slices.
 
-    Then the model of signals says exactly what must be. Otherwise rows and events of signals are checked by themselves:
-    nothing fires without a cause, and nothing that has happened is missed.
+    If the commands are first handled in stream order (`in_order`), signals must equal their model. Otherwise, the
+    checker asserts that every firing has a matching cause and that no matching transition was missed.
     """
 
-    def __init__(self, service: Service, history: Sequence[Sent], *, in_order: bool = True) -> None:
+    def __init__(self, service: Service, history: Sequence[SentCommand], *, in_order: bool = True) -> None:
         self.service = service
         self.runs = RunsModel()
         self.signals = SignalsModel()
         self.timers = TimersChecker(service)
-        self.firings = signal_check.FiringsSeen()
+        self.firings = signal_check.FiredFirings()
         self.outcomes: dict[Position, str] = {}
-        """How each command ended when it was handled first."""
+        """The outcome of each command when it was first handled."""
         self._in_order = in_order
         service.begin(self)
         self.positions = service.send(history)
         self._sent = dict(zip(self.positions, history, strict=True))
 
-    # What the service commits
+    # Commits of the service
 
     def commands_committed(self, handled: Sequence[Handled], now: int) -> None:
         for each in handled:
@@ -61,12 +61,12 @@ class Checker(Observer):
             case "sweep":
                 run_check.follow_sweep(self.runs, self.service, now)
             case "timers":
-                self.timers.follow(now)
+                self.timers.mark_reached(now)
             case "firings":
-                fired = self.firings.newly_fired(self.service)
+                fired = self.firings.read_new(self.service)
                 signal_check.check_fired(self.service, fired)
                 if self._in_order:
-                    signal_check.follow_firings(self.signals, fired, now)
+                    signal_check.apply_firings(self.signals, fired, now)
         self._check()
 
     def _check(self) -> None:
@@ -75,31 +75,31 @@ class Checker(Observer):
         if self._in_order:
             signal_check.check_signals(self.signals, self.service)
 
-    # What the test does
+    # Steps of the test
 
-    def switch(self, slice_: str) -> None:
-        """Switch a slice off or on; what was left while it was off is caught up with before anything else happens."""
-        self.service.off ^= {slice_}
-        self.runs.on = "runs" not in self.service.off
+    def toggle(self, slice_: str) -> None:
+        """Disable or enable a slice, then let the workers do the deferred work."""
+        self.service.disabled ^= {slice_}
+        self.runs.on = "runs" not in self.service.disabled
         self._settle()
 
     def finish(self) -> None:
-        """Let everything happen that is left to do; then nothing may be missing."""
-        for each in list(self.service.off):
-            self.switch(each)
-        self.deliver_the_rest()
-        self._check_at_rest()
+        """Let the service do all remaining work, then assert that the result is complete."""
+        for each in list(self.service.disabled):
+            self.toggle(each)
+        self.deliver_unsettled()
+        self._check_idle()
         while (at := self.service.next_at()) is not None and at < self.service.clock.now() + _FAR_MS:
             self.service.clock.set(max(at, self.service.clock.now() + 1))
             self.service.settle()
-        self._check_at_rest()
+        self._check_idle()
         run_check.check_run_events(self.runs, self.service)
         signal_check.check_signal_events(self.service)
         self.timers.check_finished()
 
-    def deliver_the_rest(self) -> None:
-        """Deliver what was not settled, until it is."""
-        self.service.let_on()
+    def deliver_unsettled(self) -> None:
+        """Deliver all unsettled commands until they are settled."""
+        self.service.resume()
         while self.service.broker.unsettled:
             self.service.broker.redeliver()
             self.service.deliver(self.service.broker.waiting)
@@ -108,22 +108,22 @@ class Checker(Observer):
 
     def _settle(self) -> None:
         self.service.settle()
-        if self.runs.on:  # also with runs of which nothing was left to evaluate, so that no sweep wrote them
+        if self.runs.on:  # the sweep skips runs without deferred work, but the model must mark them evaluated
             run_check.follow_sweep(self.runs, self.service, self.service.clock.now())
 
-    def _check_at_rest(self) -> None:
+    def _check_idle(self) -> None:
         self._check()
         signal_check.check_nothing_missed(self.service)
-        going = [run for run in self.runs.runs.values() if run.status == "running"]
-        assert all(run.evaluated for run in going), "the sweep has not caught up"
+        running = [run for run in self.runs.runs.values() if run.status == "running"]
+        assert all(run.evaluated for run in running), "the sweep did not do the deferred evaluations"
         if self._in_order:
             assert not list(self.signals.missed(self.service.clock.now()))
 
     def check_retention(self) -> None:
-        """Let retention delete what is over, and nothing else."""
+        """Run retention and assert that it deletes exactly the settled rows."""
         self.service.delete_settled()
         run_check.check_deleted(self.runs, self.service)
         signal_check.check_signals_deleted(self.service)
 
 
-_FAR_MS = 9 * 60 * 1000  # farther than anything in a history, nearer than the next regular sweep
+_FAR_MS = 9 * 60 * 1000  # later than every instant in a history, earlier than the next regular sweep

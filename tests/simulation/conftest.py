@@ -5,8 +5,8 @@ import pytest
 
 
 @pytest.fixture(autouse=True)
-def no_logs() -> Iterator[None]:
-    """A service that fares ill says so, and here it fares ill all the time."""
+def without_logs() -> Iterator[None]:
+    """Disable the logs, because the faults of these tests log many warnings."""
     logging.disable()
     yield
     logging.disable(logging.NOTSET)

@@ -1,4 +1,8 @@
-"""What can befall a process at its awaits, and the thin proxies around database and broker that let it happen."""
+"""Faults at the awaits of a simulated process, and the proxies of database and broker that cause them.
+
+Every await on the database or the broker passes a `Gate`. A `Gate` pauses, crashes or fails the awaits of one consumer
+or worker.
+"""
 
 import asyncio
 from collections import Counter
@@ -19,11 +23,11 @@ _NONE: Parameters = {}
 
 
 class Crash(BaseException):
-    """The process is gone: no handler of the service may catch this."""
+    """The process crashed. It is a `BaseException`, so that no handler of the service catches it."""
 
 
 class Point(StrEnum):
-    """An await at which something can happen, before or after it took effect."""
+    """A point before or after an await takes effect, at which a fault can happen."""
 
     BEFORE_BEGIN = "before begin"
     BEFORE_STATEMENT = "before statement"
@@ -38,116 +42,119 @@ class Point(StrEnum):
     AFTER_SETTLING = "after settling deliveries"
 
 
-_AROUND = (Point.BEFORE_BEGIN, Point.AFTER_COMMIT, Point.BEFORE_PUBLISH, Point.AFTER_PUBLISH)
-_INSIDE = (Point.BEFORE_STATEMENT, Point.AFTER_STATEMENT, Point.BEFORE_COMMIT)
-RELAY = (*_AROUND, *_INSIDE)
-"""What a relay passes; a consumer passes them all."""
-RELAY_MAY_HOLD = _AROUND
-CONSUMER_MAY_HOLD = tuple(point for point in Point if point not in _INSIDE)
-"""Not inside of a transaction, for all others would wait with it."""
-OUTAGES = (Point.BEFORE_BEGIN, *_INSIDE)
+_OUTSIDE_TRANSACTION = (Point.BEFORE_BEGIN, Point.AFTER_COMMIT, Point.BEFORE_PUBLISH, Point.AFTER_PUBLISH)
+_INSIDE_TRANSACTION = (Point.BEFORE_STATEMENT, Point.AFTER_STATEMENT, Point.BEFORE_COMMIT)
+RELAY_POINTS = (*_OUTSIDE_TRANSACTION, *_INSIDE_TRANSACTION)
+"""The points that a relay reaches. A consumer reaches all points."""
+RELAY_PAUSE_POINTS = _OUTSIDE_TRANSACTION
+CONSUMER_PAUSE_POINTS = tuple(point for point in Point if point not in _INSIDE_TRANSACTION)
+"""No point is inside a transaction, because a paused transaction blocks all other transactions."""
+OUTAGE_POINTS = (Point.BEFORE_BEGIN, *_INSIDE_TRANSACTION)
 
 
-class Happening(StrEnum):
-    """What happens at a point."""
+class FaultKind(StrEnum):
+    """The kinds of faults."""
 
     CRASH = "crash"
-    HOLD = "hold"
-    """Stop there until let on, while the world goes on."""
+    PAUSE = "pause"
+    """The await pauses until `Gate.resume`. Other tasks continue."""
     OUTAGE = "outage"
-    """The database can't be used."""
+    """The database is unavailable."""
 
 
 class Fault(NamedTuple):
-    """What happens the nth time a point is reached."""
+    """A fault that happens when a point is reached for the nth time."""
 
-    happening: Happening
+    kind: FaultKind
     point: Point
     nth: int
 
 
 def crash(point: Point, nth: int) -> Fault:
-    return Fault(Happening.CRASH, point, nth)
+    return Fault(FaultKind.CRASH, point, nth)
 
 
-def hold(point: Point, nth: int) -> Fault:
-    return Fault(Happening.HOLD, point, nth)
+def pause(point: Point, nth: int) -> Fault:
+    return Fault(FaultKind.PAUSE, point, nth)
 
 
 def outage(point: Point, nth: int) -> Fault:
-    return Fault(Happening.OUTAGE, point, nth)
+    return Fault(FaultKind.OUTAGE, point, nth)
 
 
-class Life:
-    """Whether a process lives. When it ends, every await of it raises `Crash` before anything else takes effect."""
+class Process:
+    """A simulated process. After its end, each of its awaits raises `Crash` and has no effect."""
 
     def __init__(self, at_end: Callable[[], None]) -> None:
-        self.over = False
+        """Call `at_end` when the process ends."""
+        self.ended = False
         self._at_end = at_end
 
     def end(self) -> None:
-        if not self.over:
-            self.over = True
+        if not self.ended:
+            self.ended = True
             self._at_end()
 
     def check(self) -> None:
-        if self.over:
+        if self.ended:
             raise Crash
 
 
 class Gate:
-    """What every await of one actor (a consumer or a relay) passes."""
+    """The faults of one consumer or worker. Each of its awaits calls `reach`."""
 
-    def __init__(self, life: Life, counts: Counter[str]) -> None:
-        self._life = life
+    def __init__(self, process: Process, counts: Counter[str]) -> None:
+        self._process = process
         self._counts = counts
         self._fault: Fault | None = None
         self._reached = 0
-        self._held: list[asyncio.Future[None]] = []
+        self._paused: list[asyncio.Future[None]] = []
 
     @property
-    def holds(self) -> bool:
-        """Whether something waits here to be let on."""
-        return bool(self._held)
+    def is_paused(self) -> bool:
+        """Whether an await is paused."""
+        return bool(self._paused)
 
     def arm(self, fault: Fault | None) -> None:
-        """Let this happen from now on, or nothing."""
+        """Set the next fault, or remove it."""
         self._fault, self._reached = fault, 0
 
-    def let_on(self) -> None:
-        for future in self._held:
+    def resume(self) -> None:
+        """Continue the paused awaits."""
+        for future in self._paused:
             future.set_result(None)
-        self._held.clear()
+        self._paused.clear()
 
     def check(self) -> None:
-        """Raise `Crash` if the process is gone."""
-        self._life.check()
+        """Raise `Crash` if the process ended."""
+        self._process.check()
 
     async def reach(self, point: Point) -> None:
-        self._life.check()
+        """Cause the fault if it is set for this point."""
+        self._process.check()
         if self._fault is None or self._fault.point is not point:
             return
         self._reached += 1
         if self._reached == self._fault.nth:
-            happening, self._fault = self._fault.happening, None
-            self._counts[happening] += 1
-            await self._meet(happening)
+            kind, self._fault = self._fault.kind, None
+            self._counts[kind] += 1
+            await self._cause(kind)
 
-    async def _meet(self, happening: Happening) -> None:
-        match happening:
-            case Happening.CRASH:
-                self._life.end()
-            case Happening.HOLD:
+    async def _cause(self, kind: FaultKind) -> None:
+        match kind:
+            case FaultKind.CRASH:
+                self._process.end()
+            case FaultKind.PAUSE:
                 future = asyncio.get_running_loop().create_future()
-                self._held.append(future)
+                self._paused.append(future)
                 await future
-            case Happening.OUTAGE:
-                raise DatabaseUnavailableError("the database is away")
-        self._life.check()
+            case FaultKind.OUTAGE:
+                raise DatabaseUnavailableError("the database is unavailable")
+        self._process.check()
 
 
 class FaultyTransaction:
-    """A transaction behind a gate; notes which leases its statements name."""
+    """A transaction with faults. `tokens` are the lease tokens in its statements."""
 
     def __init__(self, tx: Transaction, gate: Gate) -> None:
         self._tx = tx
@@ -179,7 +186,10 @@ class FaultyTransaction:
 
 
 class FaultyDatabase:
-    """A database behind a gate; tells of each commit which leases it named, and of every fault of ours in between."""
+    """A database with faults.
+
+    It calls `committed` with the lease tokens of each commit, and `failed` with each error that is not an outage.
+    """
 
     engine = "sqlite"
     health = HEALTHY
@@ -229,28 +239,28 @@ class FaultyDatabase:
         raise NotImplementedError
 
 
-class Witness:
-    """Is told what the broker was told."""
+class BrokerObserver:
+    """An observer of the calls to the broker. Each method is called after the broker handled the call."""
 
     def published(self) -> None:
-        """A message was published, and stored or not."""
+        """Observe a publish, whether the broker stored the message or not."""
 
     def acknowledged(self, deliveries: Sequence[Delivery]) -> None:
-        """Commands will not be delivered again: they were handled."""
+        """Observe the acknowledgement of handled commands."""
 
     def terminated(self, deliveries: Sequence[Delivery]) -> None:
-        """Commands will not be delivered again: they were rejected."""
+        """Observe the termination of rejected commands."""
 
 
 class FaultyBroker:
-    """A broker behind a gate; a batch can be cut off between any two messages."""
+    """A broker with faults. A crash can happen between any two messages of a batch."""
 
-    def __init__(self, inner: MemoryBroker, gate: Gate, witness: Witness) -> None:
+    def __init__(self, inner: MemoryBroker, gate: Gate, observer: BrokerObserver) -> None:
         self._inner = inner
         self._gate = gate
-        self._witness = witness
+        self._observer = observer
         self._backlog = inner.unsettled
-        """A process that starts connects, while the broker in memory lives on."""
+        """The deliveries that were unsettled when the process connected."""
 
     @property
     def features(self) -> BrokerFeatures:
@@ -265,8 +275,8 @@ class FaultyBroker:
         return await self._inner.caught_up(restart=restart) and self._backlog.isdisjoint(self._inner.unsettled)
 
     async def subscribe(self, *, alone: bool = False) -> Subscription:
-        assert not alone, "the world itself says when deliveries lapse"
-        return FaultySubscription(await self._inner.subscribe(), self._gate, self._witness)
+        assert not alone, "the test decides when deliveries expire"
+        return FaultySubscription(await self._inner.subscribe(), self._gate, self._observer)
 
     async def publish(self, messages: Sequence[Message]) -> Sequence[PublishResult]:
         return [await self._publish(message) for message in messages]
@@ -274,14 +284,14 @@ class FaultyBroker:
     async def _publish(self, message: Message) -> PublishResult:
         await self._gate.reach(Point.BEFORE_PUBLISH)
         (result,) = await self._inner.publish([message])
-        self._witness.published()
+        self._observer.published()
         await self._gate.reach(Point.AFTER_PUBLISH)
         return result
 
     async def hint(self, loop: str, at: int) -> None:
         raise NotImplementedError
 
-    async def subscribe_hints(self, heard: Callable[[str, int], None]) -> None:
+    async def subscribe_hints(self, on_hint: Callable[[str, int], None]) -> None:
         raise NotImplementedError
 
     async def serve_queries(self, names: Sequence[str], answer: QueryHandler) -> None:
@@ -294,12 +304,12 @@ class FaultyBroker:
 
 
 class FaultySubscription:
-    """A subscription behind a gate."""
+    """A subscription with faults."""
 
-    def __init__(self, inner: Subscription, gate: Gate, witness: Witness) -> None:
+    def __init__(self, inner: Subscription, gate: Gate, observer: BrokerObserver) -> None:
         self._inner = inner
         self._gate = gate
-        self._witness = witness
+        self._observer = observer
 
     async def next_batch(self, limit: int) -> Sequence[Delivery]:
         return await self._inner.next_batch(limit)
@@ -307,7 +317,7 @@ class FaultySubscription:
     async def acknowledge(self, deliveries: Sequence[Delivery]) -> None:
         await self._gate.reach(Point.BEFORE_SETTLING)
         await self._inner.acknowledge(deliveries)
-        self._witness.acknowledged(deliveries)
+        self._observer.acknowledged(deliveries)
         await self._gate.reach(Point.AFTER_SETTLING)
 
     async def retry(self, deliveries: Sequence[Delivery], delay: timedelta) -> None:
@@ -318,7 +328,7 @@ class FaultySubscription:
     async def terminate(self, deliveries: Sequence[Delivery]) -> None:
         await self._gate.reach(Point.BEFORE_SETTLING)
         await self._inner.terminate(deliveries)
-        self._witness.terminated(deliveries)
+        self._observer.terminated(deliveries)
         await self._gate.reach(Point.AFTER_SETTLING)
 
     async def close(self) -> None:

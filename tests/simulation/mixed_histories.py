@@ -1,4 +1,4 @@
-"""Draws histories of every slice, and the ways in which they may be delivered."""
+"""Draws histories of all slices, and splits of a history into batches."""
 
 from collections.abc import Sequence
 
@@ -6,36 +6,36 @@ from hypothesis import strategies as st
 
 from tests.harness.clock import after, iso
 from tests.simulation.run_histories import run_commands
-from tests.simulation.service import Sent
+from tests.simulation.service import SentCommand
 from tests.simulation.signal_histories import signal_commands
 
 
 @st.composite
-def timer_commands(draw: st.DrawFn) -> list[Sent]:
+def timer_commands(draw: st.DrawFn) -> list[SentCommand]:
     """Draw commands on two timers."""
     history = []
     for _ in range(draw(st.integers(0, 4))):
         kind = draw(st.sampled_from(["ScheduleTimer", "ScheduleTimer", "CancelTimer", "RetryTimer"]))
         due = {"dueAt": iso(after(seconds=draw(st.sampled_from([-1, 20, 40]))))} if kind == "ScheduleTimer" else {}
-        history.append(Sent(kind, "acme", {"serviceCallId": draw(st.sampled_from(["t1", "t2"])), **due}))
+        history.append(SentCommand(kind, "acme", {"serviceCallId": draw(st.sampled_from(["t1", "t2"])), **due}))
     return history
 
 
 @st.composite
-def mixed_commands(draw: st.DrawFn) -> list[Sent]:
-    """Draw commands of all slices, each slice's in their order."""
+def mixed_commands(draw: st.DrawFn) -> list[SentCommand]:
+    """Draw commands of all slices. The commands of each slice keep their order."""
     parts = [draw(run_commands(6)), draw(signal_commands(6)), draw(timer_commands())]
     return _interleave(parts, draw(st.randoms(use_true_random=False)).random)
 
 
-def _interleave(parts: Sequence[list[Sent]], random: object) -> list[Sent]:
+def _interleave(parts: Sequence[list[SentCommand]], random: object) -> list[SentCommand]:
     assert callable(random)
     numbered = [((at + random()) / len(part), each) for part in parts for at, each in enumerate(part)]
     return [each for _, each in sorted(numbered, key=lambda pair: pair[0])]
 
 
 def splits(count: int) -> st.SearchStrategy[list[int]]:
-    """Draw the sizes of the batches of so many commands."""
+    """Draw the batch sizes for `count` commands."""
     return st.lists(st.booleans(), min_size=count, max_size=count).map(_sizes)
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from tests.simulation.service import Sent
+from tests.simulation.service import SentCommand
 
 STATIC, MEMBERS, GROUPS = ["a", "b", "c", "d"], ["m", "n", "o"], ["g", "h"]
 STATUSES = ["success", "success", "success", "success", "failed", "running", "dispatched", "cancelled", "skipped"]
@@ -93,14 +93,14 @@ _FIELDS = {"StartRun": starts, "ResolveGroup": resolves, "ReportJobStatus": repo
 
 
 @st.composite
-def run_commands(draw: st.DrawFn, most: int = 10) -> list[Sent]:
+def run_commands(draw: st.DrawFn, most: int = 10) -> list[SentCommand]:
     """Draw commands on one or two runs, in stream order. `most` limits their number."""
-    history: list[Sent] = []
+    history: list[SentCommand] = []
     if draw(st.integers(0, 5)) < 5:
-        history.append(Sent("StartRun", "acme", {"runId": "r1", **draw(starts())}))
+        history.append(SentCommand("StartRun", "acme", {"runId": "r1", **draw(starts())}))
     for _ in range(draw(st.integers(1, most))):
         kind = draw(st.sampled_from(_KINDS))
         fields = draw(_FIELDS[kind]()) if kind in _FIELDS else {}
         run = "r2" if draw(st.integers(0, 7)) == 7 else "r1"
-        history.append(Sent(kind, "acme", {"runId": run, **fields}))
+        history.append(SentCommand(kind, "acme", {"runId": run, **fields}))
     return history

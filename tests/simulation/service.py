@@ -1,7 +1,8 @@
-"""Every slice of the service on one SQLite database, a broker in memory and a stepped loop; a test takes each step.
+"""All slices of the service, on one SQLite database, an in-memory broker and a stepped event loop.
 
-A crash ends a life: every await of that process raises, so that an open transaction is rolled back, and the next life
-begins on what was committed. That the files survive such an end is shown by `tests.simulation.world`.
+The test decides when each step happens. After a crash, every await of the process raises. This rolls back its open
+transaction, and a new process starts on the same database. `tests.simulation.timer_system` tests that the database
+files survive a crash.
 """
 
 import asyncio
@@ -21,8 +22,8 @@ from tests.harness.builders import command_address
 from tests.harness.clock import ManualClock
 from tests.harness.metrics import RecordingMetrics
 from tests.harness.stores import open_sqlite
-from tests.simulation.faults import Crash, Fault, FaultyBroker, FaultyDatabase, Gate, Life, Witness
-from tests.simulation.stepping import SteppedLoop, sqlite_in_place
+from tests.simulation.faults import BrokerObserver, Crash, Fault, FaultyBroker, FaultyDatabase, Gate, Process
+from tests.simulation.stepped_loop import SteppedLoop, sqlite_without_threads
 from timer_service.adapters.memory import MemoryBroker
 from timer_service.adapters.sqlite import SqliteDatabase
 from timer_service.app.slices import SLICES
@@ -44,8 +45,8 @@ _SETTLING_ROUNDS = 200
 Row = Mapping[str, Any]
 
 
-class Sent(NamedTuple):
-    """A command as its sender knows it; its position is its place in the history."""
+class SentCommand(NamedTuple):
+    """A command of a history."""
 
     type: str
     tenant: str
@@ -57,44 +58,43 @@ class Sent(NamedTuple):
 
 
 class Handled(NamedTuple):
-    """A command and how it ended, in the order in which the transaction had it."""
+    """A handled command and its outcome."""
 
     command: Command
     outcome: str
 
 
-class Observer:
-    """Is told of what the service commits."""
+class CommitObserver:
+    """An observer of the commits of the service."""
 
     def commands_committed(self, handled: Sequence[Handled], now: int) -> None:
-        """A batch of commands was committed."""
+        """Observe the commit of a batch. `handled` has the order in which the handlers applied the commands."""
 
     def worker_committed(self, worker: str, now: int) -> None:
-        """A worker committed a transaction."""
+        """Observe a commit of a worker."""
 
 
-class Actor:
-    """A consumer or a worker: the gate that its awaits pass, and what it is doing."""
+class GatedTask:
+    """The gate and the current task of a consumer or a worker. `task` is None while it is idle."""
 
-    def __init__(self, name: str, life: Life, counts: Counter[str]) -> None:
-        self.name = name
-        self.gate = Gate(life, counts)
+    def __init__(self, process: Process, counts: Counter[str]) -> None:
+        self.gate = Gate(process, counts)
         self.task: asyncio.Task[Any] | None = None
 
 
 class Instance:
-    """A consumer and the workers of every slice, composed as `timer_service.app` does."""
+    """A consumer and the workers of every slice, composed as in `timer_service.app`."""
 
-    def __init__(self, service: "Service", database: SqliteDatabase, life: Life) -> None:
+    def __init__(self, service: "Service", database: SqliteDatabase, process: Process) -> None:
         self._service = service
         self._handled: list[Handled] = []
         self._tx: Transaction | None = None
         self.metrics = RecordingMetrics()
-        self.consuming = Actor("consumer", life, service.counts)
-        seen = partial(FaultyDatabase, database, exclusive=False, failed=service.faults.append)
-        self._broker = FaultyBroker(service.broker, self.consuming.gate, service)
+        self.consumer_task = GatedTask(process, service.counts)
+        faulty = partial(FaultyDatabase, database, exclusive=False, failed=service.errors.append)
+        self._broker = FaultyBroker(service.broker, self.consumer_task.gate, service)
         self.consumer = Consumer(
-            database=seen(self.consuming.gate, committed=self._commands_committed),
+            database=faulty(self.consumer_task.gate, committed=self._commands_committed),
             broker=self._broker,
             routes=[Route(each.commands, partial(self._handle, each), _wake) for each in SLICES],
             clock=service.clock,
@@ -102,14 +102,14 @@ class Instance:
             batch_size=1000,
             reply_prefix="_INBOX.",
         )
-        self.workers: dict[str, tuple[Actor, Worker]] = {}
+        self.workers: dict[str, tuple[GatedTask, Worker]] = {}
         self.slice_of: dict[str, Slice] = {}
         for each in SLICES:
             for name, build in each.workers.items():
-                actor = Actor(name, life, service.counts)
+                task = GatedTask(process, service.counts)
                 parts = WorkerParts(
-                    database=seen(actor.gate, committed=partial(self._worker_committed, name)),
-                    broker=FaultyBroker(service.broker, actor.gate, service),
+                    database=faulty(task.gate, committed=partial(self._worker_committed, name)),
+                    broker=FaultyBroker(service.broker, task.gate, service),
                     clock=service.clock,
                     metrics=self.metrics,
                     batch_size=ROWS_AT_ONCE,
@@ -118,16 +118,16 @@ class Instance:
                     wake=lambda _loop, _at: None,
                     rng=random.Random(0),
                 )
-                self.workers[name] = actor, build(parts)
+                self.workers[name] = task, build(parts)
                 self.slice_of[name] = each
         self._subscription: Subscription | None = None
 
     @property
-    def actors(self) -> list[Actor]:
-        return [self.consuming, *(actor for actor, _ in self.workers.values())]
+    def tasks(self) -> list[GatedTask]:
+        return [self.consumer_task, *(task for task, _ in self.workers.values())]
 
     async def consume(self, limit: int) -> None:
-        """Handle the next batch."""
+        """Handle the next batch of at most `limit` commands."""
         if self._subscription is None:
             self._subscription = await self._broker.subscribe()
         await self.consumer.handle(self._subscription, await self._subscription.next_batch(limit))
@@ -143,157 +143,160 @@ class Instance:
 
     def _commands_committed(self, _tokens: Collection[str]) -> None:
         now = self._service.clock.now()
-        self._service.observe(lambda observer: observer.commands_committed(self._handled, now))
+        self._service.notify(lambda observer: observer.commands_committed(self._handled, now))
 
     def _worker_committed(self, name: str, _tokens: Collection[str]) -> None:
         now = self._service.clock.now()
-        self._service.observe(lambda observer: observer.worker_committed(name, now))
+        self._service.notify(lambda observer: observer.worker_committed(name, now))
 
 
-class Service(Witness):
-    """One database for many histories: `begin` empties it."""
+class Service(BrokerObserver):
+    """The simulated service. One database serves many histories: `begin` empties it."""
 
     def __init__(self, path: Path) -> None:
         self.loop = SteppedLoop()
         self.loop.set_exception_handler(_ignore_crashes)
-        self.database = self.loop.complete(_open(path))
-        self.loop.complete(self.database._writer.control("PRAGMA synchronous = OFF"))
-        self._eyes = sqlite3.connect(path, isolation_level=None)
-        self._eyes.row_factory = sqlite3.Row
-        self._tables = [row["name"] for row in self._eyes.execute(_TABLES)]
+        self.database = self.loop.run_to_completion(_open(path))
+        self.loop.run_to_completion(self.database._writer.control("PRAGMA synchronous = OFF"))
+        self._reader = sqlite3.connect(path, isolation_level=None)
+        self._reader.row_factory = sqlite3.Row
+        self._tables = [row["name"] for row in self._reader.execute(_TABLES)]
         self.counts: Counter[str] = Counter()
-        self.begin(Observer())
+        self.begin(CommitObserver())
 
-    def begin(self, observer: Observer) -> None:
-        """Begin a history, with nothing in the database."""
+    def begin(self, observer: CommitObserver) -> None:
+        """Begin a history with empty tables."""
         for table in self._tables:
-            self._eyes.execute(f"DELETE FROM {table}")
+            self._reader.execute(f"DELETE FROM {table}")
         self.observer = observer
         self.clock = ManualClock()
         self.broker = MemoryBroker()
-        self.off: set[str] = set()
-        """The slices that are switched off."""
-        self.faults: list[Exception] = []
-        """What the observer found, and why transactions failed: no history is a reason for that."""
+        self.disabled: set[str] = set()
+        """The names of the disabled slices."""
+        self.errors: list[Exception] = []
+        """The failed assertions of the observer and the errors of transactions. No history may cause one."""
         self._start()
 
     def close(self) -> None:
-        self._eyes.close()
-        self.loop.complete(self.database.close())
+        self._reader.close()
+        self.loop.run_to_completion(self.database.close())
         self.loop.close()
 
     # The process
 
     def _start(self) -> None:
-        self._life = Life(lambda: None)
-        self.instances = [Instance(self, self.database, self._life) for _ in range(INSTANCES)]
+        self._process = Process(lambda: None)
+        self.instances = [Instance(self, self.database, self._process) for _ in range(INSTANCES)]
 
     def crash(self) -> None:
-        """End the process and start another one."""
-        self._life.end()
-        for actor in self._actors():
-            actor.gate.let_on()
+        """Crash the process and start a new one."""
+        self._process.end()
+        for each in self._tasks():
+            each.gate.resume()
         self.loop.settle()
-        assert all(actor.task is None or actor.task.done() for actor in self._actors()), "it survived"
+        assert all(each.task is None or each.task.done() for each in self._tasks()), "a task survived the crash"
         self._start()
 
     def handler(self, slice_: Slice) -> Handle:
-        return slice_.handle_when_off if slice_.name in self.off and slice_.handle_when_off else slice_.handle
+        return slice_.handle_when_off if slice_.name in self.disabled and slice_.handle_when_off else slice_.handle
 
-    def _actors(self) -> list[Actor]:
-        return [actor for each in self.instances for actor in each.actors]
+    def _tasks(self) -> list[GatedTask]:
+        return [task for each in self.instances for task in each.tasks]
 
-    # What it does
+    # Steps
 
-    def send(self, history: Sequence[Sent]) -> list[Position]:
-        """Append commands to the stream; return their positions."""
+    def send(self, history: Sequence[SentCommand]) -> list[Position]:
+        """Append commands to the stream and return their positions."""
         return [self._send(each) for each in history]
 
-    def _send(self, sent: Sent) -> Position:
+    def _send(self, sent: SentCommand) -> Position:
         body = json.dumps({"type": sent.type, "tenantId": sent.tenant, "payload": sent.payload}).encode()
         return self.broker.send(command_address(sent.tenant, kebab(sent.type)), body, {REPLY_TO: "_INBOX.sender"})
 
     def deliver(self, positions: Sequence[Position], instance: int = 0, fault: Fault | None = None) -> None:
-        """Hand commands over as one batch, if that instance is not busy."""
+        """Deliver commands as one batch, if the consumer of the instance is idle."""
         one = self.instances[instance]
-        if one.consuming.task is None and positions:
+        if one.consumer_task.task is None and positions:
             self.broker.deliver(*dict.fromkeys(positions))
-            self._begin(one.consuming, one.consume(len(set(positions))), fault)
+            self._begin(one.consumer_task, one.consume(len(set(positions))), fault)
 
     def tick(self, worker: str, instance: int = 0, fault: Fault | None = None) -> Pass | None:
-        """Let a worker make a pass, if it is not busy and its slice is on; return the pass if it came to its end."""
+        """Run one pass of a worker and return it. Return None if the pass did not finish.
+
+        Do nothing if the worker is busy or its slice is disabled.
+        """
         one = self.instances[instance]
-        actor, it = one.workers[worker]
-        if actor.task is not None or one.slice_of[worker].name in self.off:
+        task, instance_worker = one.workers[worker]
+        if task.task is not None or one.slice_of[worker].name in self.disabled:
             return None
-        done: Pass | None = self._begin(actor, it.tick(self.clock.now()), fault)
+        done: Pass | None = self._begin(task, instance_worker.tick(self.clock.now()), fault)
         return done
 
-    def let_on(self) -> None:
-        """Let everything go on that is held."""
-        for actor in self._actors():
-            actor.gate.let_on()
-        self._go()
+    def resume(self) -> None:
+        """Continue all paused tasks."""
+        for each in self._tasks():
+            each.gate.resume()
+        self._run()
 
-    def _begin(self, actor: Actor, work: Coroutine[Any, Any, Any], fault: Fault | None) -> Any:
-        actor.gate.arm(fault)
-        task = actor.task = self.loop.create_task(work)
-        self._go()
+    def _begin(self, gated: GatedTask, work: Coroutine[Any, Any, Any], fault: Fault | None) -> Any:
+        gated.gate.arm(fault)
+        task = gated.task = self.loop.create_task(work)
+        self._run()
         return task.result() if task.done() and not task.cancelled() and task.exception() is None else None
 
-    def _go(self) -> None:
+    def _run(self) -> None:
         self.loop.settle()
-        if self.faults:
-            raise self.faults[0]
-        for actor in self._actors():
-            actor.gate.arm(None)
-            if actor.task is not None and actor.task.done():
-                error = actor.task.exception()
-                actor.task = None
+        if self.errors:
+            raise self.errors[0]
+        for each in self._tasks():
+            each.gate.arm(None)
+            if each.task is not None and each.task.done():
+                error = each.task.exception()
+                each.task = None
                 if error is not None and not isinstance(error, Crash | DatabaseUnavailableError):
                     raise error
-        if self._life.over:
+        if self._process.ended:
             self.crash()
 
     def settle(self) -> None:
-        """Let everything that is due happen."""
-        self.let_on()
+        """Run the workers until nothing is due."""
+        self.resume()
         for _ in range(_SETTLING_ROUNDS):
             if not sum(self._settle_worker(name) for name in self.instances[0].workers):
                 return
-        raise AssertionError("the workers never come to rest")
+        raise AssertionError("the workers do not finish")
 
     def _settle_worker(self, name: str) -> bool:
         done = self.tick(name)
         return done is not None and done.done > 0
 
     def next_at(self) -> int | None:
-        """Return when the next worker has something to do."""
+        """Run one pass of every worker. Return the earliest time at which a worker wants its next pass."""
         passes = [self.tick(name) for name in self.instances[0].workers]
         return min((each.next_at for each in passes if each is not None and each.next_at is not None), default=None)
 
-    # What is seen
+    # Observation
 
-    def observe(self, tell: Callable[[Observer], None]) -> None:
-        """Tell the observer; what it finds is raised where the test took its step, and not into the service."""
+    def notify(self, call: Callable[[CommitObserver], None]) -> None:
+        """Call the observer. Its failed assertion is raised in the step of the test, not inside the service."""
         try:
-            tell(self.observer)
+            call(self.observer)
         except AssertionError as error:
-            self.faults.append(error)
+            self.errors.append(error)
 
     def rows(self, table: str) -> list[Row]:
-        return [dict(row) for row in self._eyes.execute(f"SELECT * FROM {table}")]
+        return [dict(row) for row in self._reader.execute(f"SELECT * FROM {table}")]
 
     def snapshot(self) -> dict[str, list[Row]]:
-        """Return every table without what depends on when things happened."""
-        return {table: _sorted(map(_normalised, self.rows(table))) for table in self._tables}
+        """Return the rows of every table. Every instant is replaced by the same text."""
+        return {table: _sorted(map(_without_times, self.rows(table))) for table in self._tables}
 
     def events(self) -> list[dict[str, Any]]:
-        """Return the events that were published."""
+        """Return the published events."""
         return [json.loads(message.body) for message in self.broker.events]
 
     def delete_settled(self) -> None:
-        """Let retention delete everything that has ended by now."""
+        """Run the retention of every slice until it has deleted all settled rows."""
 
         async def delete(slice_: Slice) -> None:
             assert slice_.delete_settled is not None
@@ -301,14 +304,14 @@ class Service(Witness):
                 async with self.database.transaction() as tx:
                     if not await slice_.delete_settled(tx, self.clock.now() + 1, 500):
                         return
-            raise AssertionError(f"the retention of {slice_.name} never comes to rest")
+            raise AssertionError(f"the retention of {slice_.name} does not finish")
 
         for each in SLICES:
             if each.delete_settled is not None:
-                self.loop.complete(delete(each))
+                self.loop.run_to_completion(delete(each))
 
     def terminated(self, deliveries: Sequence[Delivery]) -> None:
-        """Find fault: every command of a history is valid."""
+        """Fail, because every command of a history is valid."""
         raise AssertionError(f"a valid command was rejected: {deliveries}")
 
 
@@ -317,11 +320,11 @@ _TABLES = (
 )
 
 
-def _normalised(row: Row) -> Row:
-    return {name: _plain(name, value) for name, value in row.items()}
+def _without_times(row: Row) -> Row:
+    return {name: _without_time(name, value) for name, value in row.items()}
 
 
-def _plain(name: str, value: Any) -> Any:
+def _without_time(name: str, value: Any) -> Any:
     return "some time" if name.endswith("_at") and value is not None else value
 
 
@@ -330,7 +333,7 @@ def _sorted(rows: Iterator[Row]) -> list[Row]:
 
 
 async def _wake(_at: int) -> None:
-    """Nothing sleeps here."""
+    """Do nothing, because no loop sleeps here."""
 
 
 async def _open(path: Path) -> SqliteDatabase:
@@ -346,8 +349,8 @@ def _ignore_crashes(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) ->
 
 @contextmanager
 def running_service() -> Iterator[Service]:
-    """Give a service for as many histories as one likes."""
+    """Yield a service for many histories."""
     with ExitStack() as opened:
-        opened.enter_context(sqlite_in_place())
+        opened.enter_context(sqlite_without_threads())
         folder = opened.enter_context(TemporaryDirectory())
         yield opened.enter_context(closing(Service(Path(folder) / "service.db")))

@@ -1,4 +1,4 @@
-"""Holds stored rows and published events of signals against the model of signals."""
+"""Compares the rows and the published events of signals with the model of signals."""
 
 import json
 from collections import Counter
@@ -6,62 +6,65 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from tests.simulation.service import Row, Service
-from tests.simulation.signal_model import Definition, ItemName, SignalName, SignalsModel, Transition, plain
+from tests.simulation.signal_model import Definition, ItemName, SignalName, SignalsModel, Transition, normalize
 from timer_service.core.message import Position
 
 
-class FiringsSeen:
-    """What became of firings, so that a change can be told from what was so before."""
+class FiredFirings:
+    """The firings that are known to have fired."""
 
     def __init__(self) -> None:
         self._fired: set[str] = set()
 
-    def newly_fired(self, service: Service) -> list[Row]:
+    def read_new(self, service: Service) -> list[Row]:
+        """Return the firings that fired since the last call."""
         rows = [row for row in service.rows("work_signal_firings") if row["status"] == "enqueued"]
         new = [row for row in rows if row["firing_id"] not in self._fired]
         self._fired |= {row["firing_id"] for row in new}
         return new
 
 
-def follow_firings(model: SignalsModel, fired: Iterable[Row], now: int) -> None:
-    """Tell the model which signals have fired, if they may."""
+def apply_firings(model: SignalsModel, fired: Iterable[Row], now: int) -> None:
+    """Apply firings to the model. It asserts that each firing is allowed."""
     for row in fired:
         model.fire(SignalName(row["tenant_id"], row["signal_id"]), row["work_item_id"], row["dedupe_key"], now)
 
 
 def check_fired(service: Service, fired: Iterable[Row]) -> None:
-    """Assert, whatever the order of delivery was, that firings have a cause that their signal waits for."""
+    """Assert, for any order of delivery, that the cause of each firing matches its signal."""
     signals = {_signal(row): row for row in service.rows("work_signals")}
     events = {(_item(row), row["event_id"]): row for row in service.rows("work_item_events")}
     for row in fired:
         signal = signals[_signal(row)]
-        assert signal["status"] == "fired", f"{row['signal_id']} was fired and is {signal['status']}"
+        assert signal["status"] == "fired", f"{row['signal_id']} fired but is {signal['status']}"
         if signal["trigger_kind"] == "time":
             assert row["due_at"] <= service.clock.now(), f"{row['signal_id']} fired early"
             continue
         event = events[_item(row), row["dedupe_key"]]
-        assert _matches(signal, event), f"{row['signal_id']} fired on {event}, which it does not wait for"
+        assert _matches(signal, event), f"{row['signal_id']} fired on {event}, which does not match"
 
 
 def _matches(signal: Row, event: Row) -> bool:
     spec = json.loads(signal["trigger_spec"])
     return (
         spec.get("kind") == "work_item.status.transition"
-        and plain(event["to_status"]) in map(plain, spec["to"])
+        and normalize(event["to_status"]) in map(normalize, spec["to"])
         and _item(event) == (signal["tenant_id"], signal["work_item_id"])
         and _position(event) > _since(signal)
     )
 
 
 def check_signals(model: SignalsModel, service: Service) -> None:
-    """Assert that the tables hold what the model does."""
+    """Assert that the tables equal the model."""
     found = {_signal(row): row for row in service.rows("work_signals")}
     assert {name for name, row in found.items() if row["trigger_kind"] is not None} == model.signals.keys()
     for name, signal in model.signals.items():
         row = found[name]
         assert row["status"] == signal.status, f"{name} is {row['status']}, not {signal.status}"
-        assert _told(row) == signal.definition[:4], f"{name} waits for {_told(row)}, not {signal.definition}"
-        assert _since(row) == signal.since, f"{name} fires on what is newer than {_since(row)}, not {signal.since}"
+        assert _read_definition(row) == signal.definition[:4], (
+            f"{name} waits for {_read_definition(row)}, not {signal.definition}"
+        )
+        assert _since(row) == signal.since, f"{name} matches after {_since(row)}, not {signal.since}"
     items = {_item(row): row["status"] for row in service.rows("work_items")}
     assert items == {name: item.status for name, item in model.items.items()}
     events = {
@@ -74,7 +77,7 @@ def check_signals(model: SignalsModel, service: Service) -> None:
 
 
 def check_nothing_missed(service: Service) -> None:
-    """Assert, whatever the order of delivery was, that no active signal waits for a transition that is there."""
+    """Assert, for any order of delivery, that each active signal fired on each matching transition."""
     fired = {
         (_signal(row), row["work_item_id"], row["dedupe_key"])
         for row in service.rows("work_signal_firings")
@@ -88,21 +91,21 @@ def check_nothing_missed(service: Service) -> None:
         for event in events:
             if _matches(signal, event):
                 cause = (_signal(signal), event["work_item_id"], event["event_id"])
-                assert cause in fired, f"{signal['signal_id']} never fired on {event['event_id']}"
+                assert cause in fired, f"{signal['signal_id']} did not fire on {event['event_id']}"
 
 
 def check_signal_events(service: Service) -> None:
-    """Assert that each firing that has fired has one event and, with a work item, one task."""
+    """Assert that each fired firing has one event and, if it has a work item, one task."""
     rows = [row for row in service.rows("work_signal_firings") if row["status"] == "enqueued"]
     events = [event for event in service.events() if event["type"].startswith("work.signal.")]
-    assert {event["type"] for event in events} <= {"work.signal.fired"}, "a firing was given up"
+    assert {event["type"] for event in events} <= {"work.signal.fired"}, "a firing was buried"
     assert Counter(event["payload"]["firingId"] for event in events) == Counter(row["firing_id"] for row in rows)
     tasks = [row["firing_id"] for row in service.rows("work_item_tasks")]
     assert Counter(tasks) == Counter(row["firing_id"] for row in rows if row["work_item_id"] is not None)
 
 
 def check_signals_deleted(service: Service) -> None:
-    """Assert that retention has deleted what has ended, whole, and nothing else."""
+    """Assert that retention deleted the ended signals with all their rows, and no others."""
     signals = {_signal(row): row["status"] for row in service.rows("work_signals")}
     kept = {name for name, status in signals.items() if status in {"active", "paused", "fired"}}
     ended = {name for name, status in signals.items() if status in {"resolved", "cancelled"}}
@@ -110,10 +113,10 @@ def check_signals_deleted(service: Service) -> None:
     assert {_signal(row) for row in service.rows("work_item_tasks")} <= kept
 
 
-def ends_of_signals(service: Service) -> Mapping[str, Any]:
-    """Return what does not depend on the order of delivery: see the docstring of the model."""
+def final_state_of_signals(service: Service) -> Mapping[str, Any]:
+    """Return the final state that is the same for every order of delivery. `signal_model` lists the exceptions."""
     signals = {
-        _signal(row): (row["status"], None if row["status"] in {"resolved", "cancelled"} else _told(row))
+        _signal(row): (row["status"], None if row["status"] in {"resolved", "cancelled"} else _read_definition(row))
         for row in service.rows("work_signals")
         if row["trigger_kind"] is not None or row["status"] in {"resolved", "cancelled"}
     }
@@ -122,7 +125,7 @@ def ends_of_signals(service: Service) -> Mapping[str, Any]:
     return {"signals": signals, "items": items, "fired": fired}
 
 
-def _told(row: Row) -> tuple[Any, ...]:
+def _read_definition(row: Row) -> tuple[Any, ...]:
     spec = None if row["trigger_spec"] is None else json.loads(row["trigger_spec"])
     return tuple(Definition(row["work_item_id"], row["trigger_kind"], spec, row["note"])[:4])
 

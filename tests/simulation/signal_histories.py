@@ -1,4 +1,4 @@
-"""Draws commands on few signals and work items with few statuses, so that they meet."""
+"""Draws commands on few signals, work items and statuses, so that many commands are about the same one."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -6,10 +6,10 @@ from typing import Any
 from hypothesis import strategies as st
 
 from tests.harness.clock import after, iso
-from tests.simulation.service import Sent
+from tests.simulation.service import SentCommand
 
 _SIGNALS, _STATUSES = ["s00", "s00", "s00", "s00", "s01"], ["blocked", "blocked", "open", "Done "]
-_CROWD = 34
+_MANY = 34
 
 _TRIGGERS: list[Mapping[str, Any]] = [
     {"triggerKind": "event", "triggerSpec": {"kind": "work_item.status.transition", "to": ["blocked"]}},
@@ -35,12 +35,12 @@ _KINDS = ["create"] * 3 + ["transition"] * 3 + [*_VERBS, "Pause", "Activate", "R
 
 
 @st.composite
-def signal_commands(draw: st.DrawFn, most: int = 10, *, unique_events: bool = False) -> list[Sent]:
-    """Draw commands in stream order; with `unique_events`, no work item has two events of one id.
+def signal_commands(draw: st.DrawFn, most: int = 10, *, unique_events: bool = False) -> list[SentCommand]:
+    """Draw commands in stream order. `most` limits their number. With `unique_events`, every transition has its own id.
 
-    In half of the histories all is about one signal, and every transition of its work item matches.
+    Half of the histories have only one signal, and every transition of its work item matches.
     """
-    history: list[Sent] = []
+    history: list[SentCommand] = []
     alike = draw(st.booleans())
     signals = st.sampled_from(_SIGNALS[:1] if alike else _SIGNALS)
     statuses = st.sampled_from(_STATUSES[:1] if alike else _STATUSES)
@@ -49,22 +49,22 @@ def signal_commands(draw: st.DrawFn, most: int = 10, *, unique_events: bool = Fa
         match kind:
             case "create":
                 fields = {"signalId": draw(signals), **draw(_definitions(alike=alike))}
-                history.append(Sent("CreateWorkSignal", "acme", fields))
+                history.append(SentCommand("CreateWorkSignal", "acme", fields))
             case "transition":
                 event_id = f"e{number if unique_events else draw(st.integers(1, 2))}"
                 fields = {"workItemId": draw(_items), "eventId": event_id, "to": draw(statuses)}
-                history.append(Sent("TransitionWorkItem", "acme", fields))
+                history.append(SentCommand("TransitionWorkItem", "acme", fields))
             case "item":
                 fields = {"workItemId": draw(_items), "status": draw(statuses)}
-                history.append(Sent("CreateWorkItem", "acme", fields))
+                history.append(SentCommand("CreateWorkItem", "acme", fields))
             case verb:
-                history.append(Sent(f"{verb}WorkSignal", "acme", {"signalId": draw(signals)}))
+                history.append(SentCommand(f"{verb}WorkSignal", "acme", {"signalId": draw(signals)}))
     return history
 
 
-def crowd() -> list[Sent]:
-    """Return more signals of one work item than a transition's own transaction looks at."""
+def many_signals() -> list[SentCommand]:
+    """Return the commands that create more signals of one work item than a transition evaluates inline."""
     return [
-        Sent("CreateWorkSignal", "acme", {"signalId": f"s{number:02}", "workItemId": "i1", **_TRIGGERS[0]})
-        for number in range(_CROWD)
+        SentCommand("CreateWorkSignal", "acme", {"signalId": f"s{number:02}", "workItemId": "i1", **_TRIGGERS[0]})
+        for number in range(_MANY)
     ]

@@ -1,18 +1,18 @@
-"""What signals promise, written plainly, for commands in the order of the stream.
+"""A simple model of signals, for commands in stream order.
 
-Firings are processed when a worker comes to them, so the model follows the workers and judges what they do:
+The time of a firing depends on the worker. So the model applies each firing of the worker and asserts these rules:
 
-- A firing may fire its signal only while the signal is active, for a matching transition that is newer than its `since`
-  (the command that created it or activated it last), or for an instant that has come.
-- Once everything has come to rest, no active signal waits for something that has happened.
+- A firing may fire only an active signal. Its cause is a matching transition that is newer than `since`, or a due
+  instant. `since` is the position of the command that created the signal or activated it last.
+- When no work is left, every active signal has fired on each matching transition.
 
-Any other order of delivery ends the same, as long as no firing comes between (docs/signals.md, "Late commands").
-Exceptions:
+The final state is the same for every order of delivery, if no firing happens in between (docs/signals.md, "Late
+commands"). These are the exceptions:
 
-- What has fired stays fired, by the commands that were known then: compared is an order in which the workers come last.
-- Of two transitions with one `eventId` the first one delivered counts, at its own position.
-- A signal remembers its newest 16 commands and firings; histories here are shorter.
-- The outcomes of late commands say what shows of them; only what is stored in the end is compared.
+- A signal that fired stays fired. So the compared order runs the workers after all commands.
+- If two transitions have one `eventId`, the first one delivered counts, at its own position.
+- A signal remembers its newest 16 commands and firings. The histories here are shorter.
+- The outcome of a late command depends on the order. Only the rows at the end are compared.
 """
 
 from collections.abc import Iterable, Mapping
@@ -26,28 +26,28 @@ ENDED = {"resolved", "cancelled"}
 
 
 class SignalName(NamedTuple):
-    """Which signal."""
+    """The key of a signal."""
 
     tenant: str
     signal: str
 
 
 class ItemName(NamedTuple):
-    """Which work item."""
+    """The key of a work item."""
 
     tenant: str
     item: str
 
 
 class Transition(NamedTuple):
-    """What happened to a work item."""
+    """A transition of a work item."""
 
     to: str
     position: Position
 
 
 class Definition(NamedTuple):
-    """What a signal waits for: statuses of a work item, or an instant; nothing if its trigger can't be read."""
+    """A signal's definition: statuses of a work item, or an instant. Both are empty if the trigger is invalid."""
 
     item: str | None
     kind: str
@@ -71,7 +71,7 @@ class SignalModel:
 
     def matches(self, item: str, transition: Transition) -> bool:
         wanted = self.definition
-        return wanted.item == item and transition.position > self.since and plain(transition.to) in wanted.statuses
+        return wanted.item == item and transition.position > self.since and normalize(transition.to) in wanted.statuses
 
 
 @dataclass(slots=True)
@@ -80,21 +80,21 @@ class ItemModel:
 
     status: str | None = None
     known: bool = False
-    """Whether a command was about it, and not only a signal."""
+    """Whether a command named the work item. False if only a signal named it."""
     events: dict[str, Transition] = field(default_factory=dict)
 
 
-def plain(status: str) -> str:
+def normalize(status: str) -> str:
     return status.strip().casefold()
 
 
 def read_definition(payload: Mapping[str, Any]) -> Definition:
-    """Read what a CreateWorkSignal asks for."""
+    """Return the definition in a CreateWorkSignal."""
     kind, spec, item = payload["triggerKind"], payload["triggerSpec"], payload.get("workItemId")
     statuses: frozenset[str] = frozenset()
     at = None
     if kind == "event" and item and spec.get("kind") == "work_item.status.transition" and spec.get("to"):
-        statuses = frozenset(map(plain, spec["to"]))
+        statuses = frozenset(map(normalize, spec["to"]))
     if kind == "time" and spec.get("kind") == "time.at" and "at" in spec:
         at = parse_instant(spec["at"])
     return Definition(item, kind, spec, payload.get("note"), statuses, at)
@@ -111,7 +111,7 @@ class SignalsModel:
     # Commands
 
     def command(self, kind: str, payload: Mapping[str, Any], position: Position, command_id: str) -> str:
-        """Apply one command; return its outcome."""
+        """Apply one command and return its outcome."""
         tenant = payload["tenantId"]
         if kind in {"CreateWorkItem", "TransitionWorkItem"}:
             item = self.items.setdefault(ItemName(tenant, payload["workItemId"]), ItemModel())
@@ -167,19 +167,19 @@ class SignalsModel:
     # Firings
 
     def fire(self, name: SignalName, item: str | None, cause: str, now: int) -> None:
-        """Follow a firing that has fired its signal."""
+        """Apply a firing that fired its signal. Assert that it is allowed."""
         signal = self.signals[name]
         assert signal.status == "active", f"{name} fired while it was {signal.status}"
         if signal.definition.at is not None:
             assert signal.definition.at <= now, f"{name} fired early"
         else:
             event = self.items[ItemName(name.tenant, item or "")].events[cause]
-            assert signal.matches(item or "", event), f"{name} fired on {event}, which it does not wait for: {signal}"
+            assert signal.matches(item or "", event), f"{name} fired on {event}, which does not match: {signal}"
         signal.status = "fired"
         self.fired += 1
 
     def missed(self, now: int) -> Iterable[str]:
-        """Give the active signals for which something has happened."""
+        """Yield a description of each active signal that should have fired."""
         for name, signal in self.signals.items():
             if signal.status != "active":
                 continue

@@ -1,4 +1,4 @@
-"""Generated histories: whatever is sent, and however it is delivered, split and interrupted, the models hold."""
+"""Random histories of commands, delivered in different orders and batches and with faults, agree with the models."""
 
 import os
 import random
@@ -9,8 +9,8 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
+from tests.simulation.scenarios import SCENARIOS, Scenario
 from tests.simulation.service import Service, running_service
-from tests.simulation.ways import WAYS, Way
 
 _LONG_SECONDS = float(os.environ.get("TIMER_TEST_SIMULATION_SECONDS", "180"))
 _SEED = int(os.environ.get("TIMER_TEST_SIMULATION_SEED", "0")) or random.randrange(1, 2**32)
@@ -31,27 +31,27 @@ def service() -> Iterator[Service]:
         yield started
 
 
-def _play(service: Service, way: Way, how: settings, turn: int | None = None) -> None:
+def _play(service: Service, scenario: Scenario, how: settings, seed_of_run: int | None = None) -> None:
     @given(st.data())
     def play(data: st.DataObject) -> None:
-        way(service, data.draw)
+        scenario(service, data.draw)
 
-    how(play if turn is None else seed(turn)(play))()
+    how(play if seed_of_run is None else seed(seed_of_run)(play))()
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_short(service: Service, way: str) -> None:
-    """Some histories, the same ones each time."""
-    _play(service, WAYS[way], settings(_ANY, max_examples=_SHORT, derandomize=True))
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_histories_agree_with_the_models(service: Service, scenario: str) -> None:
+    """The service agrees with the models in some random histories. The histories are the same in each run."""
+    _play(service, SCENARIOS[scenario], settings(_ANY, max_examples=_SHORT, derandomize=True))
 
 
 @pytest.mark.full
-def test_long(service: Service) -> None:
-    """Others each time, for as long as one likes."""
+def test_histories_agree_with_the_models_in_a_long_run(service: Service) -> None:
+    """The service agrees with the models in new random histories, for `TIMER_TEST_SIMULATION_SECONDS`."""
     ends_at = time.monotonic() + _LONG_SECONDS
-    for turn in range(_SEED, 2**63):
-        for name, way in WAYS.items():
-            print(f"TIMER_TEST_SIMULATION_SEED={turn} {name}", flush=True)
-            _play(service, way, settings(_ANY, max_examples=_LONG), turn)
+    for seed_of_run in range(_SEED, 2**63):
+        for name, scenario in SCENARIOS.items():
+            print(f"TIMER_TEST_SIMULATION_SEED={seed_of_run} {name}", flush=True)
+            _play(service, scenario, settings(_ANY, max_examples=_LONG), seed_of_run)
             if time.monotonic() > ends_at:
                 return

@@ -1,4 +1,4 @@
-"""Generated histories would notice: each of these is a plausible slip, most of them such as there was once."""
+"""Mutants that the history simulation must find. Most of them repeat a defect that the service once had."""
 
 import sqlite3
 import time
@@ -11,19 +11,19 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
 from tests.simulation.faults import FaultyBroker
-from tests.simulation.service import running_service
-from tests.simulation.ways import (
-    Way,
-    any_order,
-    anything,
-    plain_runs,
-    plain_signals,
-    promised_order_of_runs,
-    promised_order_of_signals,
-    split_crowd,
-    split_runs,
-    split_signals,
+from tests.simulation.scenarios import (
+    Scenario,
+    any_order_with_faults,
+    any_order_with_repeats,
+    many_signals_in_batches,
+    runs_in_batches,
+    runs_in_guaranteed_order,
+    runs_one_by_one,
+    signals_in_any_order,
+    signals_in_batches,
+    signals_one_by_one,
 )
+from tests.simulation.service import running_service
 from timer_service.core.message import Position
 from timer_service.runs import events, rules, run
 from timer_service.runs.draft import Draft
@@ -45,7 +45,7 @@ _FIND = settings(
 
 
 def r1_count_of_a_group_not_written(patch: pytest.MonkeyPatch) -> None:
-    """A job that waited for a group goes on to wait for it once it is resolved."""
+    """A job keeps waiting for a group after the group is resolved."""
     count = Draft._change_counts
 
     def count_no_less(self: Draft, needs: Counter[str], groups: Counter[str], command: Any) -> None:
@@ -54,8 +54,8 @@ def r1_count_of_a_group_not_written(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Draft, "_change_counts", count_no_less)
 
 
-def r2_too_many_judged_after_filtering(patch: pytest.MonkeyPatch) -> None:
-    """Of many signals those that this batch has changed are left out before they are counted."""
+def r2_limit_checked_after_filtering(patch: pytest.MonkeyPatch) -> None:
+    """The limit of inline evaluation does not count signals that this batch deactivated."""
 
     def waiting_for(self: batch.Batch, item: Any) -> list[Any] | None:
         mine = [self.signals[key] for key in self.signals_of.get(item, ())]
@@ -67,7 +67,7 @@ def r2_too_many_judged_after_filtering(patch: pytest.MonkeyPatch) -> None:
 
 
 def r3_stale_before_the_backlog(patch: pytest.MonkeyPatch) -> None:
-    """Jobs are timed out while reports of them wait."""
+    """Jobs are timed out while their reports are not yet delivered."""
 
     async def caught_up(_self: FaultyBroker, *, restart: bool = False) -> bool:
         return True
@@ -76,7 +76,7 @@ def r3_stale_before_the_backlog(patch: pytest.MonkeyPatch) -> None:
 
 
 def r4_late_commands_ignored(patch: pytest.MonkeyPatch) -> None:
-    """A refused command is newer than one that was not handled yet, and undoes it."""
+    """An older command is ignored if a newer command was already handled."""
     apply = signal.apply_command
 
     def apply_newest(signal: Any, command: Any, now: int) -> Any:
@@ -87,8 +87,8 @@ def r4_late_commands_ignored(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(batch, "apply_command", apply_newest)
 
 
-def r8_unknown_dropped_jobs_forgotten(patch: pytest.MonkeyPatch) -> None:
-    """Names of dropped jobs count only where the jobs are known."""
+def r8_unknown_dropped_jobs_not_kept(patch: pytest.MonkeyPatch) -> None:
+    """Unknown jobs in `droppedJobs` are not kept if the report's own job is known."""
     still_early = run._CommandApplier._part_to_keep
 
     def still_early_itself(self: Any, report: Any, command: Any) -> Any:
@@ -97,25 +97,25 @@ def r8_unknown_dropped_jobs_forgotten(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(run._CommandApplier, "_part_to_keep", still_early_itself)
 
 
-def r9_tombstone_keeps_nothing(patch: pytest.MonkeyPatch) -> None:
-    """Commands on a run that was cancelled before it was started are refused."""
+def r9_tombstone_keeps_no_commands(patch: pytest.MonkeyPatch) -> None:
+    """Commands for a run that was cancelled before its start are not kept."""
     patch.setattr(run._CommandApplier, "_is_early", lambda self, _: self.draft.run.status is None)
 
 
-def r10_firing_named_without_its_signal_s_creation(patch: pytest.MonkeyPatch) -> None:
-    """A signal that is created again has the firings of the one before it."""
+def r10_firing_id_without_creation_of_signal(patch: pytest.MonkeyPatch) -> None:
+    """A signal that is created again gets the firing ids of the earlier signal."""
     named = property(lambda self: "-".join((*self.signal, self.dedupe_key.partition("/")[0])))
     patch.setattr(firings.Firing, "firing_id", named)
 
 
-def r11_fired_by_what_came_before(patch: pytest.MonkeyPatch) -> None:
-    """A firing does not look whether its signal was activated after its cause."""
+def r11_fired_by_older_transition(patch: pytest.MonkeyPatch) -> None:
+    """A firing does not check that its cause is newer than the activation of its signal."""
     refusal = firings.refusal
     patch.setattr(firing_worker, "refusal", lambda signal, defined, _cause: refusal(signal, defined, _NEWEST))
 
 
-def r13_ready_though_ended(patch: pytest.MonkeyPatch) -> None:
-    """JobReady is published of jobs that have ended in the same batch."""
+def r13_ready_after_end(patch: pytest.MonkeyPatch) -> None:
+    """JobReady is published for jobs that ended in the same batch."""
 
     def ready_jobs(before: Any, after: Any) -> Any:
         old = before.jobs
@@ -125,7 +125,7 @@ def r13_ready_though_ended(patch: pytest.MonkeyPatch) -> None:
 
 
 def pending_commands_unsorted(patch: pytest.MonkeyPatch) -> None:
-    """Commands that were kept are applied in the order in which they were delivered."""
+    """Pending commands are applied in the order of delivery, not of positions."""
 
     def apply_pending(self: Any, positions: Any) -> None:
         pending = {at: each.command for at, each in self.draft.pending.items() if at in positions}
@@ -136,8 +136,8 @@ def pending_commands_unsorted(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(run._CommandApplier, "_apply_pending", apply_pending)
 
 
-def tombstone_goes_back(patch: pytest.MonkeyPatch) -> None:
-    """A tombstone stands where the last CancelRun delivered stands, and not the newest."""
+def tombstone_moves_to_older_position(patch: pytest.MonkeyPatch) -> None:
+    """A tombstone takes the position of the CancelRun delivered last, even if it is older."""
     cancel = run._CommandApplier._cancel_unstarted
 
     def cancel_unknown(self: Any, position: Position) -> Any:
@@ -147,41 +147,47 @@ def tombstone_goes_back(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(run._CommandApplier, "_cancel_unstarted", cancel_unknown)
 
 
-def cancelled_is_as_good_as_success(patch: pytest.MonkeyPatch) -> None:
-    """Only `failed` skips what needs it."""
+def cancelled_upstream_does_not_skip(patch: pytest.MonkeyPatch) -> None:
+    """Only `failed` skips dependent jobs; other failures do not."""
     patch.setattr(rules, "causes_skip", lambda if_failed, upstream: upstream.status == "failed" and if_failed == "skip")
 
 
-def signals_never_looked_back(patch: pytest.MonkeyPatch) -> None:
-    """Transitions of the same batch that are newer than a signal, and yet came before it, do not fire it."""
+def new_signal_ignores_newer_transitions(patch: pytest.MonkeyPatch) -> None:
+    """A newer transition that was delivered before its signal, in the same batch, does not fire the signal."""
     patch.setattr(batch, "_reevaluate_newer_transitions", lambda current, _signal, _now: current)
 
 
-# Not here: R5 (bytes of names in JobReady), R6 (many ResolveGroup in one batch), R7 (bytes of pending commands)
-# and R12 (needs of unresolved groups count). They are about sizes, and histories are small.
-_RUNS = [plain_runs, split_runs, any_order, promised_order_of_runs, anything]
-_SIGNALS = [plain_signals, split_signals, split_crowd, any_order, promised_order_of_signals]
-MUTANTS: Mapping[Mutate, Sequence[Way]] = {
+# The defects R5 (bytes of names in JobReady), R6 (many ResolveGroup in one batch), R7 (bytes of pending commands) and
+# R12 (needs of unresolved groups count) have no mutant here. They need large sizes, and histories are small.
+_RUNS = [runs_one_by_one, runs_in_batches, any_order_with_repeats, runs_in_guaranteed_order, any_order_with_faults]
+_SIGNALS = [
+    signals_one_by_one,
+    signals_in_batches,
+    many_signals_in_batches,
+    any_order_with_repeats,
+    signals_in_any_order,
+]
+MUTANTS: Mapping[Mutate, Sequence[Scenario]] = {
     r1_count_of_a_group_not_written: _RUNS,
-    r2_too_many_judged_after_filtering: _SIGNALS,
-    r3_stale_before_the_backlog: [anything],
+    r2_limit_checked_after_filtering: _SIGNALS,
+    r3_stale_before_the_backlog: [any_order_with_faults],
     r4_late_commands_ignored: _SIGNALS,
-    r8_unknown_dropped_jobs_forgotten: _RUNS,
-    r9_tombstone_keeps_nothing: _RUNS,
-    r10_firing_named_without_its_signal_s_creation: [plain_signals],
-    r11_fired_by_what_came_before: [split_signals],
-    r13_ready_though_ended: _RUNS,
-    pending_commands_unsorted: [any_order, promised_order_of_runs],
-    tombstone_goes_back: [any_order],
-    cancelled_is_as_good_as_success: _RUNS,
-    signals_never_looked_back: [any_order, promised_order_of_signals],
+    r8_unknown_dropped_jobs_not_kept: _RUNS,
+    r9_tombstone_keeps_no_commands: _RUNS,
+    r10_firing_id_without_creation_of_signal: [signals_one_by_one],
+    r11_fired_by_older_transition: [signals_in_batches],
+    r13_ready_after_end: _RUNS,
+    pending_commands_unsorted: [any_order_with_repeats, runs_in_guaranteed_order],
+    tombstone_moves_to_older_position: [any_order_with_repeats],
+    cancelled_upstream_does_not_skip: _RUNS,
+    new_signal_ignores_newer_transitions: [any_order_with_repeats, signals_in_any_order],
 }
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("mutate", MUTANTS, ids=lambda mutate: mutate.__name__)
-def test_is_found(mutate: Mutate, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A service broken in this way is caught."""
+def test_mutant_is_found(mutate: Mutate, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The history simulation finds the mutant, and finds nothing in the same histories without it."""
     mutate(monkeypatch)
     started, played = time.monotonic(), 0
 
@@ -194,6 +200,6 @@ def test_is_found(mutate: Mutate, monkeypatch: pytest.MonkeyPatch) -> None:
         seed(1)(_FIND(given(st.data())(play)))()
     found_in = played
     monkeypatch.undo()
-    with running_service() as service:  # the same histories, unbroken: it was the slip that was found
+    with running_service() as service:  # without the mutant, the same histories pass
         seed(1)(settings(_FIND, max_examples=min(played, _REPEATED))(given(st.data())(play)))()
     print(f"{mutate.__name__}: history {found_in}, {time.monotonic() - started:.1f} s: {str(caught.value)[:200]}")

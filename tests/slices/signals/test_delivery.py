@@ -219,7 +219,7 @@ async def test_older_commands_after_a_firing(signals: Signals) -> None:
     signals.broker.withhold(*signals.positions)
     statuses = []
     for numbers in ((2, 3), (0,), (1,)):
-        await signals.deliver_in(*numbers)
+        await signals.deliver_in_order(*numbers)
         await signals.run()
         statuses.append(await signals.status())
     assert (statuses, signals.fired()) == (["fired", "active", "fired"], ["signal-1"])

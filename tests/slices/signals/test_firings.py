@@ -10,7 +10,17 @@ import pytest
 from tests.harness.clock import NOW, ManualClock, after, iso
 from tests.harness.in_process import VISIBILITY_TIMEOUT, exhaust, next_at
 from tests.harness.signals import BLOCKED, MAX_ATTEMPTS, Signals
-from tests.simulation.faults import Crash, FaultyBroker, FaultyDatabase, Gate, Life, Point, Witness, crash, outage
+from tests.simulation.faults import (
+    BrokerObserver,
+    Crash,
+    FaultyBroker,
+    FaultyDatabase,
+    Gate,
+    Point,
+    Process,
+    crash,
+    outage,
+)
 from timer_service.adapters.memory import MemoryBroker
 from timer_service.core.backoff import Backoff
 from timer_service.core.broker import BrokerFeatures
@@ -184,10 +194,10 @@ async def test_crash_everywhere(store: Database, clock: ManualClock, point: Poin
         user.send("CreateWorkItem", tenant=tenant, workItemId="item-1")
         user.send("CreateWorkSignal", tenant=tenant, signalId="signal-1", workItemId="item-1", **EVENT)
         user.send("TransitionWorkItem", tenant=tenant, workItemId="item-1", to="blocked")
-        gate = Gate(life := Life(lambda: None), Counter())
+        gate = Gate(life := Process(lambda: None), Counter())
         gate.arm(crash(point, nth))
         database = FaultyDatabase(store, gate, exclusive=store.exclusive, committed=_do_nothing, failed=_do_nothing)
-        mortal = Signals(database, broker, clock, through=FaultyBroker(broker, gate, Witness()))
+        mortal = Signals(database, broker, clock, service_broker=FaultyBroker(broker, gate, BrokerObserver()))
         try:
             await run_everything(mortal, tenant)
         except Crash:
@@ -199,7 +209,7 @@ async def test_crash_everywhere(store: Database, clock: ManualClock, point: Poin
         task = [row["firing_id"] for row in await user.rows("work_item_tasks") if row["tenant_id"] == tenant]
         assert ({event["id"] for event in events}, task) == ({f"fired-{firing['firing_id']}"}, [firing["firing_id"]])
         assert (firing["status"], await user.rows("outbox")) == ("enqueued", [])
-        if not life.over:
+        if not life.ended:
             break
     assert nth > 1
 
@@ -287,7 +297,7 @@ async def claim_and_die(signals: Signals) -> list[int]:
 
 async def test_firing_that_kills_the_process(store: Database, memory_broker: MemoryBroker, clock: ManualClock) -> None:
     """A firing that kills the process is tried alone in the end and buried. The others fire."""
-    gate = Gate(Life(lambda: None), Counter())
+    gate = Gate(Process(lambda: None), Counter())
     database = FaultyDatabase(store, gate, exclusive=store.exclusive, committed=_do_nothing, failed=_do_nothing)
     mortal, signals = Signals(database, memory_broker, clock), Signals(store, memory_broker, clock)
     for name in ("first", "second", "third"):
@@ -337,7 +347,7 @@ async def test_two_instances_at_the_same_time(signals: Signals) -> None:
 
 async def test_outage_of_the_database(store: Database, memory_broker: MemoryBroker, clock: ManualClock) -> None:
     """Claimed firings are processed after an outage of the database, within the same lease."""
-    gate = Gate(Life(lambda: None), Counter())
+    gate = Gate(Process(lambda: None), Counter())
     database = FaultyDatabase(store, gate, exclusive=store.exclusive, committed=_do_nothing, failed=_do_nothing)
     signals = Signals(database, memory_broker, clock)
     await signals.create()

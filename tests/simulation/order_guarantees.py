@@ -1,4 +1,4 @@
-"""Histories and orders of delivery for which docs/runs.md promises that the order does not matter."""
+"""Histories and orders of delivery for which docs/runs.md guarantees the same final state."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -8,20 +8,20 @@ from hypothesis import strategies as st
 
 from tests.simulation.run_histories import resolves, starts
 from tests.simulation.run_model import RunName, RunsModel
-from tests.simulation.service import Sent
+from tests.simulation.service import SentCommand
 from timer_service.core.message import Position
 
 _RUN = RunName("acme", "r1")
 
 
 @st.composite
-def executed_runs(draw: st.DrawFn) -> list[Sent]:
-    """Draw a run as an executor plays it: it reports only jobs that are ready, and resolves each group once."""
+def executed_runs(draw: st.DrawFn) -> list[SentCommand]:
+    """Draw the commands of an executor. It reports only ready jobs and resolves each group once."""
     model = RunsModel()
-    history: list[Sent] = []
+    history: list[SentCommand] = []
 
     def send(kind: str, fields: Any) -> str:
-        sent = Sent(kind, _RUN.tenant, {"runId": _RUN.run, **fields})
+        sent = SentCommand(kind, _RUN.tenant, {"runId": _RUN.run, **fields})
         history.append(sent)
         outcome = model.command(kind, sent.payload, Position(1, len(history)), 0)
         model.commit()
@@ -29,13 +29,13 @@ def executed_runs(draw: st.DrawFn) -> list[Sent]:
 
     if draw(st.booleans()):
         send("CancelRun", {})
-    assume(send("StartRun", _timeless(draw(starts()))) == "started")
+    assume(send("StartRun", _without_stale_timeouts(draw(starts()))) == "started")
     run = model.runs[_RUN]
     for _ in range(draw(st.integers(1, 8))):
         open_groups = [name for name, members in run.groups.items() if members is None]
         ready = [name for name, job in run.jobs.items() if job.ready and not job.ended]
         if open_groups and (not ready or draw(st.booleans())):
-            fields = {**_timeless(draw(resolves())), "groupName": draw(st.sampled_from(open_groups))}
+            fields = {**_without_stale_timeouts(draw(resolves())), "groupName": draw(st.sampled_from(open_groups))}
             assume(send("ResolveGroup", fields) == "resolved")
         elif ready:
             status = draw(st.sampled_from(["success", "success", "failed", "running"]))
@@ -46,14 +46,14 @@ def executed_runs(draw: st.DrawFn) -> list[Sent]:
     return history
 
 
-def _timeless(fields: Any) -> dict[str, Any]:
+def _without_stale_timeouts(fields: Any) -> dict[str, Any]:
     jobs = [{key: value for key, value in job.items() if key != "staleAfterSeconds"} for job in fields["jobs"]]
     return {**fields, "jobs": jobs}
 
 
 @st.composite
-def promised_run_orders(draw: st.DrawFn, history: Sequence[Sent]) -> list[int]:
-    """Draw orders of indexes in which the reports keep theirs, and everything else comes at any time."""
+def guaranteed_run_orders(draw: st.DrawFn, history: Sequence[SentCommand]) -> list[int]:
+    """Draw orders of indexes in which the reports keep their order. All other commands may be anywhere."""
     order = [index for index, sent in enumerate(history) if sent.type == "ReportJobStatus"]
     for index, sent in enumerate(history):
         if sent.type != "ReportJobStatus":
@@ -61,14 +61,14 @@ def promised_run_orders(draw: st.DrawFn, history: Sequence[Sent]) -> list[int]:
     return order
 
 
-def ends_of_runs(model: RunsModel) -> dict[RunName, Any]:
-    """Return what does not depend on the order of delivery: what runs and jobs ended as, and what was said of that."""
-    told = {each for each in model.expected_events if each.type != "JobReady"}
+def final_state_of_runs(model: RunsModel) -> dict[RunName, Any]:
+    """Return what does not depend on the order of delivery: the statuses, the outputs, and all events but JobReady."""
+    events = {each for each in model.expected_events if each.type != "JobReady"}
     return {
         name: (
             run.status,
             {job: (each.status, each.outputs) for job, each in run.jobs.items()},
-            {each for each in told if each.run == name},
+            {each for each in events if each.run == name},
         )
         for name, run in model.runs.items()
     }

@@ -1,4 +1,8 @@
-"""The ways to draw a history and to play it. Each holds everything against the models."""
+"""The scenarios of the history simulation.
+
+A scenario draws a history of commands and plays it: it delivers the commands in some order, in batches, with or
+without faults. Its `Checker` compares every commit with the models.
+"""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -9,42 +13,42 @@ from hypothesis import strategies as st
 
 from tests.simulation.checker import Checker
 from tests.simulation.faults import (
-    CONSUMER_MAY_HOLD,
-    OUTAGES,
-    RELAY,
-    RELAY_MAY_HOLD,
+    CONSUMER_PAUSE_POINTS,
+    OUTAGE_POINTS,
+    RELAY_PAUSE_POINTS,
+    RELAY_POINTS,
     Fault,
     Point,
     crash,
-    hold,
     outage,
+    pause,
 )
 from tests.simulation.mixed_histories import mixed_commands, splits
-from tests.simulation.promised import ends_of_runs, executed_runs, promised_run_orders
+from tests.simulation.order_guarantees import executed_runs, final_state_of_runs, guaranteed_run_orders
 from tests.simulation.run_histories import run_commands
 from tests.simulation.run_model import RunsModel
-from tests.simulation.service import INSTANCES, Row, Sent, Service
-from tests.simulation.signal_check import ends_of_signals
-from tests.simulation.signal_histories import crowd, signal_commands
+from tests.simulation.service import INSTANCES, Row, SentCommand, Service
+from tests.simulation.signal_check import final_state_of_signals
+from tests.simulation.signal_histories import many_signals, signal_commands
 from timer_service.core.message import Position
 
 _T = TypeVar("_T")
 
 
 class Draw(Protocol):
-    """Draws from a strategy."""
+    """A function that draws a value from a strategy."""
 
     def __call__(self, strategy: st.SearchStrategy[_T], /) -> _T: ...
 
 
-Way = Callable[[Service, Draw], None]
+Scenario = Callable[[Service, Draw], None]
 
 _WORKERS = ["timers", "firings", "evaluation", "sweep", "outbox"]
 _SWITCHABLE = ["signals", "runs"]
 
 
-def play_one_by_one(service: Service, history: Sequence[Sent]) -> Checker:
-    """Deliver one command in each batch, in stream order, everything settled in between."""
+def play_one_by_one(service: Service, history: Sequence[SentCommand]) -> Checker:
+    """Deliver one command per batch in stream order. Run the workers after each batch."""
     checker = Checker(service, history)
     for position in checker.positions:
         service.deliver([position])
@@ -53,45 +57,45 @@ def play_one_by_one(service: Service, history: Sequence[Sent]) -> Checker:
     return checker
 
 
-def plain_runs(service: Service, draw: Draw) -> None:
+def runs_one_by_one(service: Service, draw: Draw) -> None:
     play_one_by_one(service, draw(run_commands())).check_retention()
 
 
-def plain_signals(service: Service, draw: Draw) -> None:
+def signals_one_by_one(service: Service, draw: Draw) -> None:
     play_one_by_one(service, draw(signal_commands())).check_retention()
 
 
-def split_runs(service: Service, draw: Draw) -> None:
-    """Any split of the stream into batches leaves the same rows as one command in each, and no other events."""
+def runs_in_batches(service: Service, draw: Draw) -> None:
+    """Assert that any split into batches leaves the same rows as one command per batch, and no additional events."""
     history = draw(run_commands())
     play_one_by_one(service, history)
-    rows, events = service.snapshot(), _bodies(service)
+    rows, events = service.snapshot(), _event_bodies(service)
     checker = Checker(service, history)
     _deliver_split(checker, checker.positions, draw)
     checker.finish()
-    assert _of_runs(service.snapshot()) == _of_runs(rows)
-    assert _bodies(service).items() <= events.items()
+    assert _run_tables(service.snapshot()) == _run_tables(rows)
+    assert _event_bodies(service).items() <= events.items()
     checker.check_retention()
 
 
-def split_signals(service: Service, draw: Draw) -> None:
+def signals_in_batches(service: Service, draw: Draw) -> None:
     checker = Checker(service, draw(signal_commands()))
     _deliver_split(checker, checker.positions, draw)
     checker.finish()
     checker.check_retention()
 
 
-def split_crowd(service: Service, draw: Draw) -> None:
-    """The same with more signals of one work item than a transition's own transaction looks at."""
-    first = crowd()
+def many_signals_in_batches(service: Service, draw: Draw) -> None:
+    """Play more signals of one work item than a transition evaluates inline."""
+    first = many_signals()
     checker = Checker(service, [*first, *draw(signal_commands(6))])
     service.deliver(checker.positions[: len(first)])
     _deliver_split(checker, checker.positions[len(first) :], draw)
     checker.finish()
 
 
-def any_order(service: Service, draw: Draw) -> None:
-    """Commands of all slices in any order, with repeats; workers tick at any time."""
+def any_order_with_repeats(service: Service, draw: Draw) -> None:
+    """Deliver commands of all slices in any order, some of them twice. Maybe run the workers between batches."""
     checker = Checker(service, draw(st.one_of(run_commands(), signal_commands(), mixed_commands())), in_order=False)
     order = list(draw(st.permutations(checker.positions)))
     order += draw(st.lists(st.sampled_from(order), max_size=3))
@@ -100,40 +104,40 @@ def any_order(service: Service, draw: Draw) -> None:
     checker.check_retention()
 
 
-def promised_order_of_runs(service: Service, draw: Draw) -> None:
-    """StartRun, ResolveGroup and a CancelRun before them, delivered at any time, end like the order of the stream."""
+def runs_in_guaranteed_order(service: Service, draw: Draw) -> None:
+    """Assert that StartRun, ResolveGroup and an earlier CancelRun have the same result at any time of delivery."""
     history = draw(executed_runs())
-    order = draw(promised_run_orders(history))
+    order = draw(guaranteed_run_orders(history))
     in_order, delivered = RunsModel(), RunsModel()
     _apply(in_order, history, range(len(history)))
     _apply(delivered, history, order)
-    assume(not delivered.not_ready)  # an executor reports only what is ready where it runs
+    assume(not delivered.not_ready)  # an executor reports only jobs that are ready when it runs
     checker = Checker(service, history, in_order=False)
     _deliver_split(checker, [checker.positions[index] for index in order], draw)
-    checker.deliver_the_rest()
-    assert ends_of_runs(checker.runs) == ends_of_runs(in_order)
+    checker.deliver_unsettled()
+    assert final_state_of_runs(checker.runs) == final_state_of_runs(in_order)
     checker.finish()
 
 
-def promised_order_of_signals(service: Service, draw: Draw) -> None:
-    """Any order and any batches end like the order of the stream, if the workers come last."""
+def signals_in_any_order(service: Service, draw: Draw) -> None:
+    """Assert that any order and any batches have the same result, if the workers run last."""
     history = draw(signal_commands(unique_events=True))
     in_order = Checker(service, history)
     for position in in_order.positions:
         service.deliver([position])
     in_order.finish()
-    wanted = ends_of_signals(service)
+    wanted = final_state_of_signals(service)
     checker = Checker(service, history, in_order=False)
     order = list(draw(st.permutations(checker.positions)))
     for size in draw(splits(len(order))):
         service.deliver(order[:size], size % INSTANCES)
         del order[:size]
     checker.finish()
-    assert ends_of_signals(service) == wanted
+    assert final_state_of_signals(service) == wanted
 
 
-def crashes_in_order(service: Service, draw: Draw) -> None:
-    """Crashes and outages at any await; what was not handled is delivered again before anything newer."""
+def stream_order_with_faults(service: Service, draw: Draw) -> None:
+    """Crash or fail any await. Redeliver unhandled commands before newer ones."""
     checker = Checker(service, draw(mixed_commands()))
     faults = st.one_of(st.none(), _crashes(Point), _outages)
     for size in draw(splits(len(checker.positions))):
@@ -143,14 +147,14 @@ def crashes_in_order(service: Service, draw: Draw) -> None:
             service.broker.redeliver()
             service.deliver(left[:size])
         for worker in draw(st.lists(st.sampled_from(_WORKERS), max_size=3)):
-            service.tick(worker, draw(_instances), draw(st.one_of(st.none(), _crashes(RELAY), _outages)))
+            service.tick(worker, draw(_instances), draw(st.one_of(st.none(), _crashes(RELAY_POINTS), _outages)))
         if draw(st.integers(0, 4)) == 4:
-            checker.switch(draw(st.sampled_from(_SWITCHABLE)))
+            checker.toggle(draw(st.sampled_from(_SWITCHABLE)))
     checker.finish()
 
 
-def anything(service: Service, draw: Draw) -> None:
-    """Any order, any repeats, two instances, and whatever can happen to a process, at any await."""
+def any_order_with_faults(service: Service, draw: Draw) -> None:
+    """Deliver in any order with repeats to two instances, with any fault at any await."""
     checker = Checker(service, draw(mixed_commands()), in_order=False)
     order = list(draw(st.permutations(checker.positions)))
     for size in draw(splits(len(order))):
@@ -159,79 +163,79 @@ def anything(service: Service, draw: Draw) -> None:
         del order[:size]
         for worker in draw(st.lists(st.sampled_from(_WORKERS), max_size=4)):
             service.tick(worker, draw(_instances), draw(_worker_faults))
-        match draw(st.sampled_from(["nothing", "nothing", "let on", "crash", "wait", "switch", "redeliver"])):
-            case "let on":
-                service.let_on()
+        match draw(st.sampled_from(["nothing", "nothing", "resume", "crash", "wait", "toggle", "redeliver"])):
+            case "resume":
+                service.resume()
             case "crash":
                 service.crash()
             case "wait":
                 service.clock.advance(seconds=draw(st.sampled_from([1, 31, 61])))
-            case "switch":
-                service.let_on()
-                checker.switch(draw(st.sampled_from(_SWITCHABLE)))
+            case "toggle":
+                service.resume()
+                checker.toggle(draw(st.sampled_from(_SWITCHABLE)))
             case "redeliver":
                 service.broker.redeliver()
     checker.finish()
 
 
-WAYS: Mapping[str, Way] = {
-    way.__name__: way
-    for way in (
-        plain_runs,
-        plain_signals,
-        split_runs,
-        split_signals,
-        split_crowd,
-        any_order,
-        promised_order_of_runs,
-        promised_order_of_signals,
-        crashes_in_order,
-        anything,
+SCENARIOS: Mapping[str, Scenario] = {
+    scenario.__name__: scenario
+    for scenario in (
+        runs_one_by_one,
+        signals_one_by_one,
+        runs_in_batches,
+        signals_in_batches,
+        many_signals_in_batches,
+        any_order_with_repeats,
+        runs_in_guaranteed_order,
+        signals_in_any_order,
+        stream_order_with_faults,
+        any_order_with_faults,
     )
 }
 
 _instances = st.integers(0, INSTANCES - 1)
 _occurrences = st.sampled_from([1, 1, 2, 3, 7])
-_outages = st.builds(outage, point=st.sampled_from(OUTAGES), nth=_occurrences)
-_consumer_holds = st.builds(hold, point=st.sampled_from(CONSUMER_MAY_HOLD), nth=_occurrences)
-_worker_holds = st.builds(hold, point=st.sampled_from(RELAY_MAY_HOLD), nth=_occurrences)
+_outages = st.builds(outage, point=st.sampled_from(OUTAGE_POINTS), nth=_occurrences)
+_consumer_pauses = st.builds(pause, point=st.sampled_from(CONSUMER_PAUSE_POINTS), nth=_occurrences)
+_worker_pauses = st.builds(pause, point=st.sampled_from(RELAY_PAUSE_POINTS), nth=_occurrences)
 
 
 def _crashes(points: Sequence[Point] | type[Point]) -> st.SearchStrategy[Fault]:
     return st.builds(crash, point=st.sampled_from(list(points)), nth=_occurrences)
 
 
-_consumer_faults = st.one_of(st.none(), _consumer_holds, _crashes(Point), _outages)
-_worker_faults = st.one_of(st.none(), _worker_holds, _crashes(RELAY), _outages)
+_consumer_faults = st.one_of(st.none(), _consumer_pauses, _crashes(Point), _outages)
+_worker_faults = st.one_of(st.none(), _worker_pauses, _crashes(RELAY_POINTS), _outages)
 
 
 def _deliver_split(checker: Checker, order: Sequence[Position], draw: Draw) -> None:
     left = list(order)
-    settling = draw(st.booleans())
+    settles = draw(st.booleans())
     for size in draw(splits(len(left))):
         checker.service.deliver(left[:size], size % INSTANCES)
         del left[:size]
-        if settling:
+        if settles:
             checker.service.settle()
 
 
-def _apply(model: RunsModel, history: Sequence[Sent], order: Sequence[int]) -> None:
-    """Apply a history to a model, one command in each batch."""
+def _apply(model: RunsModel, history: Sequence[SentCommand], order: Sequence[int]) -> None:
+    """Apply a history to a model with one command per batch."""
     for index in order:
         model.command(history[index].type, history[index].payload, Position(1, index + 1), 0)
         model.commit()
 
 
-def _of_runs(tables: Mapping[str, Sequence[Row]]) -> Mapping[str, Sequence[Row]]:
+def _run_tables(tables: Mapping[str, Sequence[Row]]) -> Mapping[str, Sequence[Row]]:
     """Return the tables of runs."""
     return {name: rows for name, rows in tables.items() if name.startswith("run")}
 
 
-def _bodies(service: Service) -> dict[str, str]:
-    """Return what events say, by their ids, without when."""
-    return {event["id"]: json.dumps(_timeless(event), sort_keys=True) for event in service.events()}
+def _event_bodies(service: Service) -> dict[str, str]:
+    """Return the events without their instants, by event id."""
+    return {event["id"]: json.dumps(_without_instants(event), sort_keys=True) for event in service.events()}
 
 
-def _timeless(event: Mapping[str, Any]) -> Mapping[str, Any]:
+def _without_instants(event: Mapping[str, Any]) -> Mapping[str, Any]:
     payload = {name: value for name, value in event["payload"].items() if name != "readyAt"}
     return {**event, "timestampMs": None, "payload": payload}

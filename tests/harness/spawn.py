@@ -1,8 +1,9 @@
-"""How tests start processes: the service's forked from one that has it imported, all others in the usual way.
+"""How tests start processes.
 
-Importing is most of what a process of the service does while it starts, and the suite starts hundreds. A fork is a
-process like any other, with its own environment, folder and output, to be signalled and killed. What starts without one
-is `timer-service dev`, and the command line in tests of its environment.
+The tests start hundreds of processes of the service, and imports take most of the start. So these processes are forked
+from a process that has already imported the service. A fork has its own environment, folder and output, and a test can
+signal and kill it. Other programs are started with `subprocess`. So are `timer-service dev`, and the command line in
+tests of its environment.
 """
 
 import multiprocessing
@@ -28,7 +29,7 @@ _forking.set_forkserver_preload(_IMPORTED)
 
 
 class Spawned(Protocol):
-    """What `subprocess.Popen` and a fork have in common."""
+    """The common interface of `subprocess.Popen` and a fork."""
 
     @property
     def pid(self) -> int: ...
@@ -43,7 +44,7 @@ class Spawned(Protocol):
 def spawn(
     command: Sequence[str], output: Path, errors: Path | None = None, *, environment: Mapping[str, str], cwd: Path
 ) -> Spawned:
-    """Start a process that appends what it prints to files: the second for errors, or the first for both."""
+    """Start a process. Append its output to `output` and its errors to `errors`, by default to `output` too."""
     wanted = {**os.environ, **environment}
     errors = errors or output
     if command[0] == TIMER_SERVICE:
@@ -79,7 +80,7 @@ class _Fork:
 
 
 def _become(command: Sequence[str], output: Path, errors: Path, environment: Mapping[str, str], cwd: Path) -> None:
-    """In the fork: be `timer-service` with its arguments, environment, folder and output."""
+    """Run `timer-service` in the fork, with its arguments, environment, folder and output."""
     for path, stream in ((output, sys.stdout), (errors, sys.stderr)):
         with path.open("ab") as file:
             os.dup2(file.fileno(), stream.fileno())
@@ -89,6 +90,6 @@ def _become(command: Sequence[str], output: Path, errors: Path, environment: Map
     time.tzset()
     sys.argv = list(command)
 
-    from timer_service.cli import main  # noqa: PLC0415 - nothing of the service is imported where tests run
+    from timer_service.cli import main  # noqa: PLC0415 - so that the process of the tests does not import the service
 
     main()

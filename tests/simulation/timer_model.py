@@ -1,4 +1,4 @@
-"""What the service promises, in its plainest form: the outcome table, and what a row may turn into and when."""
+"""A simple model of timers: the outcome of each command, and the changes that a row may make."""
 
 from collections import Counter
 from collections.abc import Collection, Mapping
@@ -10,26 +10,26 @@ from timer_service.core.message import Position
 SCHEDULED, REACHED, CANCELLED, FAILED = "Scheduled", "Reached", "Cancelled", "Failed"
 
 
-class Name(NamedTuple):
-    """Which timer."""
+class TimerName(NamedTuple):
+    """The key of a timer."""
 
     tenant: str
     call: str
 
 
-class Sent(NamedTuple):
-    """A command as its sender knows it; without a name it is one that can't be read."""
+class TimerCommand(NamedTuple):
+    """A command as it was sent. An invalid command has no `name`."""
 
     type: str
-    name: Name | None
+    name: TimerName | None
     body: bytes
     due_at: int | None = None
     data: str | None = None
-    """As JSON text."""
+    """The data of the timer as JSON text."""
 
 
 class Row(NamedTuple):
-    """A timer in the database."""
+    """A row of a timer."""
 
     position: Position
     state: str
@@ -41,58 +41,58 @@ class Row(NamedTuple):
     attempt: int
 
 
-Rows = Mapping[Name, Row]
+Rows = Mapping[TimerName, Row]
 
 
 class Fire(NamedTuple):
-    """What an event id stands for."""
+    """The content of an event."""
 
-    name: Name
+    name: TimerName
     due_at: int
     data: str | None
 
 
 @dataclass(slots=True)
 class Timer:
-    """A timer as commands and relays left it; without a due time it is a tombstone."""
+    """The expected state of a timer. A tombstone has no due time."""
 
     state: str
     position: Position
     due_at: int | None
     data: str | None = None
     claims: int = 0
-    """Since it was last accepted or put back."""
+    """The number of claims since the last accepted schedule or retry."""
 
 
 @dataclass(slots=True)
-class Model:
-    """All timers; every method raises `AssertionError` when the service did what it must not."""
+class TimersModel:
+    """All timers. Every method raises `AssertionError` if the service broke a guarantee."""
 
     max_attempts: int
-    timers: dict[Name, Timer] = field(default_factory=dict)
+    timers: dict[TimerName, Timer] = field(default_factory=dict)
     fires: dict[str, Fire] = field(default_factory=dict)
-    """Accepted schedules by the id of their event."""
+    """The event of each accepted schedule, by event id."""
     claimed: set[str] = field(default_factory=set)
-    """Ids of schedules that were claimed; no other may ever be published."""
+    """The event ids of claimed schedules. Only these events may be published."""
     stored: set[str] = field(default_factory=set)
-    """Ids of events that the broker has."""
+    """The ids of the events that the broker stored."""
     outcomes: Counter[str] = field(default_factory=Counter)
-    accepted: set[Name] = field(default_factory=set)
-    """Timers that the transaction under way gave a new schedule."""
-    ended: set[Name] = field(default_factory=set)
-    """Timers that it changed otherwise."""
+    accepted: set[TimerName] = field(default_factory=set)
+    """The timers that got a new schedule in the current transaction."""
+    changed: set[TimerName] = field(default_factory=set)
+    """The timers that the current transaction cancelled or retried."""
 
     # Commands
 
-    def command(self, sent: Sent, position: Position) -> str:
-        """Apply a command; return its outcome."""
+    def command(self, sent: TimerCommand, position: Position) -> str:
+        """Apply a command and return its outcome."""
         assert sent.name is not None, f"{sent} was accepted"
         timer = self.timers.get(sent.name)
         outcome = self._decide(sent, timer, position)
         self.outcomes[outcome] += 1
         return outcome
 
-    def _decide(self, sent: Sent, timer: Timer | None, position: Position) -> str:
+    def _decide(self, sent: TimerCommand, timer: Timer | None, position: Position) -> str:
         if timer is not None and timer.position > position:
             return "ignored_stale"
         if sent.type == "RetryTimer" and (timer is None or timer.due_at is None):
@@ -108,7 +108,7 @@ class Model:
             case _:
                 return self._retry(sent, timer, position)
 
-    def _schedule(self, sent: Sent, timer: Timer | None, position: Position) -> str:
+    def _schedule(self, sent: TimerCommand, timer: Timer | None, position: Position) -> str:
         assert sent.name is not None
         wanted = SCHEDULED, sent.due_at, sent.data
         if timer is not None and (timer.position == position or (timer.state, timer.due_at, timer.data) == wanted):
@@ -120,7 +120,7 @@ class Model:
             return "scheduled"
         return "updated" if timer.due_at == sent.due_at else "rescheduled"
 
-    def _cancel(self, sent: Sent, timer: Timer | None, position: Position) -> str:
+    def _cancel(self, sent: TimerCommand, timer: Timer | None, position: Position) -> str:
         assert sent.name is not None
         if timer is None:
             self.timers[sent.name] = Timer(CANCELLED, position, None)
@@ -129,10 +129,10 @@ class Model:
         if timer.state == CANCELLED:
             return "unchanged"
         timer.state = CANCELLED
-        self.ended.add(sent.name)
+        self.changed.add(sent.name)
         return "cancelled"
 
-    def _retry(self, sent: Sent, timer: Timer | None, position: Position) -> str:
+    def _retry(self, sent: TimerCommand, timer: Timer | None, position: Position) -> str:
         assert sent.name is not None
         assert timer is not None
         again = timer.position == position
@@ -140,93 +140,96 @@ class Model:
         if timer.state != FAILED or again:
             return "unchanged"
         timer.state, timer.claims = SCHEDULED, 0
-        self.ended.add(sent.name)
+        self.changed.add(sent.name)
         return "retried"
 
-    def commands_committed(self, before: Rows, after: Rows) -> None:
-        """Compare with the database after commands; learn the ids of the schedules that were accepted."""
-        self.agrees(after)
+    def check_commands(self, before: Rows, after: Rows) -> None:
+        """Compare the rows after a batch of commands. Read the event ids of the accepted schedules."""
+        self.check_rows(after)
         for name in self.accepted:
             self._accept(name, after[name])
         for name, row in after.items():
-            if name in self.accepted | self.ended:
-                assert row.lease_token is None, f"{name} was changed, and its claim goes on: {row}"
-                assert row.state != SCHEDULED or row.attempt == 0, f"{name} begins with attempts spent: {row}"
+            if name in self.accepted | self.changed:
+                assert row.lease_token is None, f"{name} was changed but is still leased: {row}"
+                assert row.state != SCHEDULED or row.attempt == 0, f"{name} starts with attempt {row.attempt}: {row}"
             elif name in before:
-                assert row._replace(position=before[name].position) == before[name], f"{name} was only confirmed"
+                assert row._replace(position=before[name].position) == before[name], f"{name} changed without a command"
         self.accepted.clear()
-        self.ended.clear()
+        self.changed.clear()
 
-    def _accept(self, name: Name, row: Row) -> None:
-        assert row.event_id is not None, f"{name} has nothing to fire: {row}"
-        assert row.event_id not in self.fires, f"one id for {self.fires[row.event_id]} and for {name}: {row}"
+    def _accept(self, name: TimerName, row: Row) -> None:
+        assert row.event_id is not None, f"{name} has no event id: {row}"
+        assert row.event_id not in self.fires, f"{self.fires[row.event_id]} and {name} have the same event id: {row}"
         self.fires[row.event_id] = Fire(name, row.due_at or 0, row.data)
 
-    def agrees(self, rows: Rows) -> None:
-        """Check that the newest position has won everywhere, and that nothing is there that was not asked for."""
+    def check_rows(self, rows: Rows) -> None:
+        """Assert that the rows equal the model."""
         wanted = {name: (timer.state, timer.position, timer.due_at, timer.data) for name, timer in self.timers.items()}
         found = {name: (row.state, row.position, row.due_at, row.data) for name, row in rows.items()}
         assert found == wanted, f"the database has {found}, not {wanted}"
 
     # Relays
 
-    def leases_committed(self, before: Rows, after: Rows, tokens: Collection[str], now: int) -> None:
-        """Check what one transaction of a relay did to rows, given the leases it named."""
+    def apply_relay_commit(self, before: Rows, after: Rows, tokens: Collection[str], now: int) -> None:
+        """Apply the changes of one relay transaction and assert that they are allowed.
+
+        `tokens` are the lease tokens in its statements.
+        """
         for name, row in after.items():
             old = before[name]
             if row != old:
-                assert old.state == SCHEDULED, f"{name} was settled already: {old} -> {row}"
+                assert old.state == SCHEDULED, f"{name} was already settled: {old} -> {row}"
                 settling = {"state", "available_at", "lease_token", "attempt"}
                 assert all(getattr(row, each) == getattr(old, each) for each in {*Row._fields} - settling), row
                 if row.lease_token in tokens:
                     self._claim(name, old, row, now)
                 else:
-                    assert old.lease_token in tokens, f"{name} is held by another claim: {old} -> {row}"
+                    assert old.lease_token in tokens, f"{name} is leased by another claim: {old} -> {row}"
                     self._settle(name, row)
-        self.agrees(after)
+        self.check_rows(after)
 
-    def _claim(self, name: Name, old: Row, row: Row, now: int) -> None:
-        assert old.available_at is not None, f"{name} was claimed, but it is settled"
+    def _claim(self, name: TimerName, old: Row, row: Row, now: int) -> None:
+        assert old.available_at is not None, f"{name} was claimed after it was settled"
         assert old.available_at <= now, f"{name} was claimed at {now}, before it was available: {old}"
-        assert row.attempt == old.attempt + 1, f"{name}: a claim is an attempt"
+        assert row.attempt == old.attempt + 1, f"{name}: a claim must add one attempt"
         self.timers[name].claims += 1
         self.claimed.add(row.event_id or "")
 
-    def _settle(self, name: Name, row: Row) -> None:
+    def _settle(self, name: TimerName, row: Row) -> None:
         timer = self.timers[name]
         match row.state:
             case "Reached":
-                assert row.event_id in self.stored, f"{name} is Reached, but its event was never stored: {row}"
+                assert row.event_id in self.stored, f"{name} is Reached, but its event was not stored: {row}"
             case "Failed":
-                assert timer.claims >= self.max_attempts, f"{name} was given up after {timer.claims} attempts"
+                assert timer.claims >= self.max_attempts, f"{name} failed after only {timer.claims} attempts"
             case state:
-                assert state == SCHEDULED, f"{name}: a relay does not cancel"
+                assert state == SCHEDULED, f"{name}: the relay set the state {state}"
         timer.state = row.state
 
-    def recovered(self, before: Rows, after: Rows, now: int) -> None:
-        """Check that a process that is alone only ended the leases of its dead predecessor."""
+    def check_recovery(self, before: Rows, after: Rows, now: int) -> None:
+        """Assert that a recovery only ended the leases of the crashed process."""
         for name, row in after.items():
             if row != before[name]:
-                assert before[name].lease_token is not None, f"{name} was not held: {before[name]} -> {row}"
+                assert before[name].lease_token is not None, f"{name} was not leased: {before[name]} -> {row}"
                 assert row == before[name]._replace(lease_token=None, available_at=row.available_at)
                 assert row.available_at is not None
-                assert row.available_at <= now, f"{name} waits for nobody: {row}"
-        self.agrees(after)
+                assert row.available_at <= now, f"{name} is not available after the recovery: {row}"
+        self.check_rows(after)
 
     # Events
 
-    def event(self, event_id: str, fire: Fire, now: int) -> None:
-        """Check an event that the broker has stored now."""
-        assert event_id in self.fires, f"{event_id} for {fire} names no accepted schedule"
-        assert self.fires[event_id] == fire, f"{event_id} names {self.fires[event_id]} and {fire}"
-        assert fire.due_at <= now, f"{fire} was fired early, at {now}"
-        assert event_id in self.claimed, f"{fire} was fired, but cancelled or replaced before it was ever claimed"
+    def record_event(self, event_id: str, fire: Fire, now: int) -> None:
+        """Record an event that the broker has just stored, and assert that it is allowed."""
+        assert event_id in self.fires, f"{event_id} of {fire} belongs to no accepted schedule"
+        assert self.fires[event_id] == fire, f"{event_id} belongs to {self.fires[event_id]}, not to {fire}"
+        assert fire.due_at <= now, f"{fire} fired early, at {now}"
+        assert event_id in self.claimed, f"{fire} fired, but it was cancelled or replaced before any claim"
         self.stored.add(event_id)
 
-    def finished(self, rows: Rows) -> None:
-        """Check that nothing is left to do, once everything is well again."""
-        self.agrees(rows)
+    def check_finished(self, rows: Rows) -> None:
+        """Assert that no work is left after all faults were removed."""
+        self.check_rows(rows)
         for name, row in rows.items():
             assert row.lease_token is None, f"{name} is still leased"
-            assert row.state != SCHEDULED, f"{name} was lost: {row}"
+            assert row.state != SCHEDULED, f"{name} did not fire: {row}"
             assert row.state != REACHED or row.event_id in self.stored, f"the event of {name} was lost: {row}"

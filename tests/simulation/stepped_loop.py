@@ -1,4 +1,4 @@
-"""An event loop that a test turns by hand, and SQLite without threads: the same steps always give the same order."""
+"""An event loop that runs only when a test says so, and SQLite without threads. Both make tests repeatable."""
 
 import asyncio
 import selectors
@@ -13,17 +13,17 @@ _T = TypeVar("_T")
 
 
 class SteppedLoop(asyncio.SelectorEventLoop):
-    """Runs until nothing more can happen by itself."""
+    """An event loop that stops when no task can continue."""
 
     def __init__(self) -> None:
         super().__init__(_StoppingSelector(self.stop))
 
     def settle(self) -> None:
-        """Run all that can run; what waits to be let on is left waiting."""
+        """Run until no task can continue. Paused tasks stay paused."""
         self.run_forever()
 
-    def complete(self, main: Coroutine[Any, Any, _T]) -> _T:
-        """Run `main` to its end. Raises `InvalidStateError` if it waits for something that never comes."""
+    def run_to_completion(self, main: Coroutine[Any, Any, _T]) -> _T:
+        """Run `main` and return its result. Raises `InvalidStateError` if `main` cannot finish."""
         task = self.create_task(main)
         self.settle()
         return task.result()
@@ -35,31 +35,31 @@ class _StoppingSelector(selectors.SelectSelector):
         self._stop = stop
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        assert not timeout, "nothing here may wait for real time"
+        assert not timeout, "a task waits for real time"
         if timeout is None:
             self._stop()
         return super().select(0)
 
 
 @contextmanager
-def sqlite_in_place() -> Iterator[None]:
-    """Let aiosqlite run each statement where it is asked for, instead of in a thread of its own."""
+def sqlite_without_threads() -> Iterator[None]:
+    """Let aiosqlite run each statement in the calling thread."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(aiosqlite.core, "SimpleQueue", _InPlace)
-        patch.setattr(aiosqlite.core, "Thread", _NoThread)
+        patch.setattr(aiosqlite.core, "SimpleQueue", _SynchronousQueue)
+        patch.setattr(aiosqlite.core, "Thread", _UnstartedThread)
         yield
 
 
-class _InPlace:
+class _SynchronousQueue:
     def put_nowait(self, item: tuple[asyncio.Future[Any], Callable[[], Any]]) -> None:
         future, function = item
         try:
             future.set_result(function())
-        except Exception as error:  # noqa: BLE001 - the future's business, as in the thread
+        except Exception as error:  # noqa: BLE001 - the future carries it, as in the thread
             future.set_exception(error)
 
 
-class _NoThread:
+class _UnstartedThread:
     def __init__(self, **_: Any) -> None:
         pass
 

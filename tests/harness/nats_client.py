@@ -1,12 +1,13 @@
-"""Reading a stream as its users do."""
+"""Helpers for the NATS connections of tests."""
 
+from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.js import JetStreamContext
 from nats.js.api import AckPolicy, ConsumerConfig
 
 
-async def read(js: JetStreamContext, stream: str, subject: str = ">") -> list[Msg]:
-    """Read all messages that a stream holds of a subject."""
+async def read_stream(js: JetStreamContext, stream: str, subject: str = ">") -> list[Msg]:
+    """Return all messages of a stream that match a subject."""
     expected = (await js.stream_info(stream, subjects_filter=subject)).state.subjects or {}
     left = sum(expected.values())
     if not left:
@@ -18,3 +19,9 @@ async def read(js: JetStreamContext, stream: str, subject: str = ">") -> list[Ms
         messages += await subscription.fetch(min(1000, left - len(messages)), timeout=5)
     await subscription.unsubscribe()
     return messages
+
+
+async def round_trip(connection: Client) -> None:
+    """Return after the broker has processed everything that the connection sent before."""
+    await connection.flush()
+    await connection.flush()  # the driver can send the first flush before its buffered messages

@@ -1,0 +1,196 @@
+"""The state machine of the timer simulation. Its rules are the steps of users, clock, broker and process."""
+
+import json
+import sys
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from tests.harness.clock import iso
+from tests.simulation.faults import (
+    CONSUMER_PAUSE_POINTS,
+    OUTAGE_POINTS,
+    RELAY_PAUSE_POINTS,
+    RELAY_POINTS,
+    Fault,
+    Point,
+    crash,
+    outage,
+    pause,
+)
+from tests.simulation.timer_model import TimerCommand, TimerName
+from tests.simulation.timer_system import INSTANCES, BrokerMode, TimerSystem
+from timer_service.core.message import kebab
+
+TALLY: Counter[str] = Counter()
+"""The number of runs, steps, outcomes and faults in all runs together."""
+
+_GRID_MS = 10_000
+_INVALID_COMMANDS = {
+    "not JSON": b"{",
+    "not an envelope": b"[]",
+    "of unknown type": b'{"type": "StopTimer", "tenantId": "acme", "payload": {}}',
+    "of another tenant": b'{"type": "CancelTimer", "tenantId": "globex", "payload": {}}',
+    "without a payload": b'{"type": "CancelTimer", "tenantId": "acme", "payload": {}}',
+}
+
+_NAMES = [TimerName(tenant, call) for tenant in ("acme", "globex") for call in ("a", "b")]
+names = st.sampled_from(_NAMES)
+broker_modes = st.sampled_from([BrokerMode.NORMAL, BrokerMode.NORMAL, *BrokerMode])
+contents = st.sampled_from([None, None, "1", "2"])
+replacements = st.sampled_from([True, True, False])
+due_offsets = st.sampled_from([0, 0, -1, 1, 3])
+occurrences = st.sampled_from([1, 1, 2, 3])
+crashes = st.builds(crash, point=st.sampled_from(RELAY_POINTS), nth=occurrences)
+outages = st.builds(outage, point=st.sampled_from(OUTAGE_POINTS), nth=occurrences)
+relay_pauses = st.builds(pause, point=st.sampled_from(RELAY_PAUSE_POINTS), nth=occurrences)
+relay_faults = st.one_of(relay_pauses, relay_pauses, crashes, outages)
+consumer_faults = st.one_of(
+    st.none(),
+    st.builds(pause, point=st.sampled_from(CONSUMER_PAUSE_POINTS), nth=occurrences),
+    st.builds(crash, point=st.sampled_from(Point), nth=occurrences),
+    outages,
+)
+
+
+class TimerStateMachine(RuleBasedStateMachine):
+    """The steps of one run. `TimerSystem` checks every commit, and the invariant is checked after every step.
+
+    Keep the rules few. Hypothesis leaves out some of them in each run, so it rarely finds a defect that needs many.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.system = TimerSystem()
+        self.system.start(exclusive=True)
+        self._generations: Counter[TimerName] = Counter()
+
+    # Users
+
+    @initialize(due=st.lists(due_offsets, min_size=2, max_size=len(_NAMES)), mode=broker_modes)
+    def begin(self, due: list[int], mode: BrokerMode) -> None:
+        """Schedule some timers."""
+        self.system.set_broker_mode(mode)
+        for name, each in zip(_NAMES, due, strict=False):
+            self.schedule(name, each, None, at_once=True, replace=False)
+
+    @rule(
+        name=names, due=due_offsets, data=contents, at_once=st.booleans(), replace=st.sampled_from([True, True, False])
+    )
+    def schedule(self, name: TimerName, due: int, data: str | None, at_once: bool, replace: bool) -> None:  # noqa: FBT001
+        """Schedule a timer at a multiple of ten seconds near now. Due times and data are few, so that many are equal.
+
+        A reached timer never changes again. If `replace` is set, its name then stands for a new call.
+        """
+        if replace and self.system.reached(self._current(name)):
+            self._generations[name] += 1
+        due_at = (self.system.clock.now() // _GRID_MS + due) * _GRID_MS
+        self._send("ScheduleTimer", name, {"dueAt": iso(due_at)}, due_at, data)
+        self._handle(at_once=at_once)
+
+    @rule(name=names, message=st.sampled_from(["CancelTimer", "CancelTimer", "RetryTimer"]), at_once=st.booleans())
+    def change(self, name: TimerName, message: str, at_once: bool) -> None:  # noqa: FBT001
+        self._send(message, name, {})
+        self._handle(at_once=at_once)
+
+    def _handle(self, *, at_once: bool) -> None:
+        if at_once and self.system.ready_consumers:
+            self.system.consume(self.system.ready_consumers[0])
+
+    @precondition(lambda self: self.system.failed)
+    @rule(which=st.integers(0, 3))
+    def retry_failed(self, which: int) -> None:
+        failed = self.system.failed
+        self._send("RetryTimer", failed[which % len(failed)], {})
+
+    @rule(what=st.sampled_from(sorted(_INVALID_COMMANDS)))
+    def send_invalid_command(self, what: str) -> None:
+        self.system.send(TimerCommand(what, None, _INVALID_COMMANDS[what]), "cancel-timer", "acme")
+
+    def _current(self, name: TimerName) -> TimerName:
+        return name._replace(call=f"{name.call}{self._generations[name] or ''}")
+
+    def _send(
+        self,
+        message: str,
+        name: TimerName,
+        fields: Mapping[str, Any],
+        due_at: int | None = None,
+        data: str | None = None,
+    ) -> None:
+        name = self._current(name)
+        payload = {"serviceCallId": name.call, **fields, **({} if data is None else {"data": json.loads(data)})}
+        body = json.dumps({"type": message, "tenantId": name.tenant, "payload": payload}).encode()
+        self.system.send(TimerCommand(message, name, body, due_at, data), kebab(message), name.tenant)
+
+    # The broker
+
+    @precondition(lambda self: self.system.sent)
+    @rule(back=st.none() | st.integers(0, 7))
+    def deliver(self, back: int | None) -> None:
+        """Deliver any command, in any order and any number of times, or redeliver all unsettled commands."""
+        positions = list(self.system.sent)
+        if back is None:
+            self.system.broker.redeliver()
+        else:
+            self.system.broker.deliver(positions[-1 - back % len(positions)])
+
+    @rule(mode=broker_modes)
+    def change_broker_mode(self, mode: BrokerMode) -> None:
+        self.system.set_broker_mode(mode)
+
+    # Time
+
+    @rule(seconds=st.sampled_from([0.25, 1, 10, 31, 31, 300]))
+    def wait(self, seconds: float) -> None:
+        self.system.clock.advance(seconds=seconds)
+
+    # The process
+
+    @precondition(lambda self: not self.system.is_running)
+    @rule(exclusive=st.booleans(), fault=st.none() | crashes)
+    def start(self, exclusive: bool, fault: Fault | None) -> None:  # noqa: FBT001
+        self.system.start(exclusive=exclusive, fault=fault)
+
+    @precondition(lambda self: self.system.ready_consumers)
+    @rule(which=st.integers(0, INSTANCES - 1), fault=consumer_faults)
+    def consume(self, which: int, fault: Fault | None) -> None:
+        idle = self.system.ready_consumers
+        self.system.consume(idle[which % len(idle)], fault)
+
+    @precondition(lambda self: self.system.idle_relays)
+    @rule()
+    def tick(self) -> None:
+        self.system.tick(self.system.idle_relays[0])
+
+    @precondition(lambda self: self.system.idle_relays)
+    @rule(which=st.integers(0, INSTANCES - 1), fault=relay_faults)
+    def tick_with_fault(self, which: int, fault: Fault) -> None:
+        idle = self.system.idle_relays
+        self.system.tick(idle[which % len(idle)], fault)
+
+    @precondition(lambda self: self.system.paused)
+    @rule(which=st.integers(0, 3), fault=st.none() | relay_faults)
+    def resume(self, which: int, fault: Fault | None) -> None:
+        paused = self.system.paused
+        self.system.resume(paused[which % len(paused)], fault)
+
+    # The invariant
+
+    @invariant()
+    def invariants_hold(self) -> None:
+        TALLY["steps"] += 1
+        self.system.check()
+
+    def teardown(self) -> None:
+        try:
+            if sys.exc_info()[1] is None:
+                self.system.finish()
+        finally:
+            self.system.close()
+            TALLY.update(["runs"])
+            TALLY.update({str(what): count for what, count in self.system.counts.items()})
+            TALLY.update(self.system.model.outcomes)

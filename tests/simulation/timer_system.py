@@ -1,0 +1,428 @@
+"""The timers slice on an in-memory broker, SQLite files and a manual clock, with faults.
+
+After a crash, a new process starts on a copy of the database files as they were at the instant of the crash.
+"""
+
+import asyncio
+import json
+import random
+import shutil
+import sqlite3
+from collections import Counter
+from collections.abc import Coroutine, Sequence
+from contextlib import ExitStack, closing
+from datetime import timedelta
+from enum import StrEnum
+from functools import cache, partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from tests.harness.builders import command_address
+from tests.harness.clock import ManualClock
+from tests.harness.metrics import RecordingMetrics
+from tests.harness.stores import open_sqlite
+from tests.simulation.faults import BrokerObserver, Crash, Fault, FaultyBroker, FaultyDatabase, Gate, Process
+from tests.simulation.stepped_loop import SteppedLoop, sqlite_without_threads
+from tests.simulation.timer_model import FAILED, REACHED, Fire, Row, Rows, TimerCommand, TimerName, TimersModel
+from timer_service.adapters.memory import MemoryBroker, Predicate, never
+from timer_service.adapters.sqlite import SqliteDatabase
+from timer_service.core.broker import Delivery, Subscription
+from timer_service.core.codec import REPLY_TO
+from timer_service.core.consumer import CommandResult, Consumer, Route
+from timer_service.core.database import Transaction
+from timer_service.core.errors import DatabaseUnavailableError
+from timer_service.core.health import HEALTHY, Health
+from timer_service.core.instant import parse_instant
+from timer_service.core.lease import Lease
+from timer_service.core.loop import Pass
+from timer_service.core.message import Command, Kind, Message, Position
+from timer_service.core.recovery import take_over_claims
+from timer_service.core.relay import Relay
+from timer_service.timers import SLICE, events, handler
+from timer_service.timers.store import TIMERS
+
+COMMANDS_AT_ONCE = 3
+FIRED_AT_ONCE = 3  # so that one tick has two claims in flight when four timers are due
+MAX_ATTEMPTS = 2
+VISIBILITY_TIMEOUT = timedelta(seconds=30)
+INSTANCES = 2
+
+_ROWS = """
+SELECT tenant_id, service_call_id, position_epoch, position_sequence, state, due_at, data, event_id, available_at,
+    lease_token, attempt
+FROM timer_schedules
+"""
+_FINISHING_ROUNDS = 200
+
+
+class BrokerMode(StrEnum):
+    """How the broker behaves."""
+
+    NORMAL = "normal"
+    UNAVAILABLE = "unavailable"
+    LOSES_ACKS = "stores messages, but loses their acknowledgements"
+    LOSES_ACKS_OF_A = "stores messages, but loses the acknowledgements of events whose call begins with a"
+    REFUSES_A = "refuses the events whose call begins with a"
+    REFUSES_EVENTS = "refuses every event"
+    REFUSES_DEAD_LETTERS = "refuses dead letters"
+
+
+async def _wake(_at: int) -> None:
+    """Do nothing, because no loop sleeps here."""
+
+
+class GatedTask:
+    """The gate and the current task of a consumer or a relay. `task` is None while it is idle."""
+
+    def __init__(self, process: Process, counts: Counter[str]) -> None:
+        self.gate = Gate(process, counts)
+        self.task: asyncio.Task[Any] | None = None
+
+
+class Instance:
+    """A consumer and a relay, composed as in `timer_service.app`."""
+
+    def __init__(self, system: "TimerSystem", database: SqliteDatabase, process: Process, *, exclusive: bool) -> None:
+        self.consumer_task, self.relay_task = GatedTask(process, system.counts), GatedTask(process, system.counts)
+        self.decided: list[tuple[Command, CommandResult]] = []
+        self.metrics = RecordingMetrics()
+        faulty = partial(FaultyDatabase, database, exclusive=exclusive, failed=system.failed_transactions.append)
+        self.consumer = Consumer(
+            database=faulty(self.consumer_task.gate, committed=lambda _: system.commands_committed(self)),
+            broker=FaultyBroker(system.broker, self.consumer_task.gate, system),
+            routes=[Route(SLICE.commands, self._handle, _wake)],
+            clock=system.clock,
+            metrics=self.metrics,
+            batch_size=COMMANDS_AT_ONCE,
+            reply_prefix="_INBOX.",
+        )
+        self._relay_database = faulty(self.relay_task.gate, committed=system.leases_committed)
+        self._clock = system.clock
+        self._lease = Lease(TIMERS, VISIBILITY_TIMEOUT)
+        self.relay = Relay(
+            database=self._relay_database,
+            broker=FaultyBroker(system.broker, self.relay_task.gate, system),
+            lease=self._lease,
+            encode=events.due_time_reached,
+            clock=system.clock,
+            metrics=self.metrics,
+            batch_size=FIRED_AT_ONCE,
+            max_attempts=MAX_ATTEMPTS,
+            rng=random.Random(0),
+        )
+        self._broker = FaultyBroker(system.broker, self.consumer_task.gate, system)
+        self._subscription: Subscription | None = None
+
+    async def _handle(self, tx: Transaction, commands: Sequence[Command], now: int) -> Sequence[CommandResult]:
+        self.decided = []
+        outcomes = await handler.handle(tx, commands, now)
+        self.decided = list(zip(commands, outcomes, strict=True))
+        return outcomes
+
+    async def recover(self) -> None:
+        """Take over the claims of the previous process, if this process has the database to itself."""
+        await take_over_claims(self._relay_database, self._lease, self._clock.now())
+
+    async def consume(self) -> None:
+        """Handle the next batch."""
+        if self._subscription is None:
+            self._subscription = await self._broker.subscribe()
+        batch = await self._subscription.next_batch(COMMANDS_AT_ONCE)
+        await self.consumer.handle(self._subscription, batch)
+
+
+class TimerSystem(BrokerObserver):
+    """The simulated system. It compares every commit and every publish with the model."""
+
+    def __init__(self) -> None:
+        self._open = ExitStack()
+        self._open.enter_context(sqlite_without_threads())
+        self.loop = self._open.enter_context(closing(SteppedLoop()))
+        self.loop.set_exception_handler(_ignore_crashes)
+        self._folder = Path(self._open.enter_context(TemporaryDirectory()))
+        self._crashes = 0
+        self._file().write_bytes(_empty_database())
+        self.clock = ManualClock()
+        self.broker = MemoryBroker()
+        self.model = TimersModel(MAX_ATTEMPTS)
+        self.sent: dict[Position, TimerCommand] = {}
+        self.handled: set[Position] = set()
+        self.settled: set[Position] = set()
+        self.instances: list[Instance] = []
+        self.failed_transactions: list[Exception] = []
+        """The errors of transactions, except outages. The consumer would reject the command that it was handling."""
+        self.counts: Counter[str] = Counter()
+        self._rows: Rows = {}
+        self._recovering = False
+        self._last_pass = Pass(0)
+        self._process = Process(self._copy_files)
+        self._process.ended = True
+        self._database: SqliteDatabase | None = None
+        self._reader: sqlite3.Connection | None = None
+
+    # The process
+
+    @property
+    def is_running(self) -> bool:
+        return not self._process.ended
+
+    def start(self, *, exclusive: bool, fault: Fault | None = None) -> None:
+        """Start a process on the files of the previous process.
+
+        If `exclusive` is set, its first instance has the database to itself and takes over the old claims.
+        """
+        self._process = Process(self._copy_files)
+        self._database = self.loop.run_to_completion(SqliteDatabase.open(self._file()))
+        self.loop.run_to_completion(self._database._writer.control("PRAGMA synchronous = OFF"))
+        self._reader = sqlite3.connect(self._file(), isolation_level=None)
+        assert self._read_rows() == self._rows, "the rows after the crash differ from the committed rows"
+        self.instances = [
+            Instance(self, self._database, self._process, exclusive=exclusive and not index)
+            for index in range(INSTANCES)
+        ]
+        self._recovering = True
+        self._begin(self.instances[0].relay_task, self.instances[0].recover(), fault)
+        self._recovering = False
+
+    def _copy_files(self) -> None:
+        """Copy the database files for the next process, even in the middle of a transaction."""
+        old = self._file()
+        self._crashes += 1
+        for suffix in ("", "-wal"):
+            shutil.copyfile(f"{old}{suffix}", f"{self._file()}{suffix}")
+
+    def _clean_up(self) -> None:
+        """End the tasks of the crashed process and close its database."""
+        for each in self._tasks():
+            each.gate.resume()
+        self.loop.settle()
+        for each in self._tasks():
+            assert each.task is None or each.task.done(), "a task survived the crash"
+        self.counts["leases lost"] += sum(each.metrics.lost for each in self.instances)
+        self.instances = []
+        assert self._reader is not None
+        assert self._database is not None
+        self._reader.close()
+        self.loop.run_to_completion(self._database.close())
+
+    def _file(self) -> Path:
+        return self._folder / f"timers-{self._crashes}.db"
+
+    def _tasks(self) -> list[GatedTask]:
+        return [task for each in self.instances for task in (each.consumer_task, each.relay_task)]
+
+    # Steps of the process
+
+    @property
+    def ready_consumers(self) -> list[Instance]:
+        """The instances with an idle consumer, if commands wait."""
+        return [each for each in self.instances if each.consumer_task.task is None] if self.broker.waiting else []
+
+    @property
+    def idle_relays(self) -> list[Instance]:
+        """The instances with an idle relay."""
+        return [each for each in self.instances if each.relay_task.task is None]
+
+    def consume(self, instance: Instance, fault: Fault | None = None) -> None:
+        self._begin(instance.consumer_task, instance.consume(), fault)
+
+    def tick(self, instance: Instance, fault: Fault | None = None) -> None:
+        self.counts["ticks"] += 1
+        self._begin(instance.relay_task, instance.relay.tick(self.clock.now()), fault)
+
+    def resume(self, gated: GatedTask, fault: Fault | None = None) -> None:
+        gated.gate.arm(fault)
+        gated.gate.resume()
+        self._run()
+
+    @property
+    def paused(self) -> list[GatedTask]:
+        return [each for each in self._tasks() if each.task is not None]
+
+    def _begin(self, gated: GatedTask, work: Coroutine[Any, Any, Any], fault: Fault | None) -> None:
+        assert gated.task is None
+        gated.gate.arm(fault)
+        gated.task = self.loop.create_task(work)
+        self._run()
+
+    def _run(self) -> None:
+        self.loop.settle()
+        for error in self.failed_transactions:
+            raise error
+        for each in self._tasks():
+            each.gate.arm(None)
+            if each.task is not None and each.task.done():
+                self._read_result(each.task)
+                each.task = None
+            assert each.gate.is_paused or each.task is None or not self.is_running, "a task waits forever"
+        if not self.is_running:
+            self._clean_up()
+
+    def _read_result(self, task: asyncio.Task[Any]) -> None:
+        error = task.exception()
+        if error is not None and not isinstance(error, Crash | DatabaseUnavailableError):
+            raise error
+        if error is None and isinstance(done := task.result(), Pass):
+            self._last_pass = done
+
+    # Users and the broker
+
+    def send(self, sent: TimerCommand, address: str, tenant: str) -> None:
+        position = self.broker.send(command_address(tenant, address), sent.body, {REPLY_TO: "_INBOX.sender"})
+        self.sent[position] = sent
+
+    def set_broker_mode(self, mode: BrokerMode) -> None:
+        broker = self.broker
+        broker.health = Health.down("unavailable") if mode is BrokerMode.UNAVAILABLE else HEALTHY
+        broker.loses_acknowledgement_of = _LOSES.get(mode, never)
+        broker.refuses = _REFUSES.get(mode, never)
+
+    @property
+    def failed(self) -> list[TimerName]:
+        return [name for name, row in self._rows.items() if row.state == FAILED]
+
+    def reached(self, name: TimerName) -> bool:
+        return name in self._rows and self._rows[name].state == REACHED
+
+    # Observation
+
+    def published(self) -> None:
+        for message in self.broker.events[self.counts["events"] :]:
+            self.counts["events"] += 1
+            body = json.loads(message.body)
+            if body["type"] == "DueTimeReached":
+                self.counts["fired"] += 1
+                assert body["id"] == message.id
+                self.model.record_event(message.id, _read_fire(body), self.clock.now())
+
+    def acknowledged(self, deliveries: Sequence[Delivery]) -> None:
+        for delivery in deliveries:
+            assert delivery.position in self.handled, f"{self.sent[delivery.position]} was acknowledged too early"
+            self.settled.add(delivery.position)
+
+    def terminated(self, deliveries: Sequence[Delivery]) -> None:
+        letters = {(letter.id, letter.body) for letter in self.broker.dead_letters}
+        for delivery in deliveries:
+            letter = (f"dlq-{delivery.position.epoch}-{delivery.position.sequence}", delivery.body)
+            assert self.sent[delivery.position].name is None, f"{self.sent[delivery.position]} was rejected"
+            assert letter in letters, f"{self.sent[delivery.position]} has no dead letter"
+            self.settled.add(delivery.position)
+
+    def commands_committed(self, instance: Instance) -> None:
+        for command, outcome in instance.decided:
+            sent = self.sent[command.position]
+            wanted = self.model.command(sent, command.position)
+            assert outcome.name == wanted, f"{sent}, {command.position}: {outcome.name}, not {wanted}"
+            self.handled.add(command.position)
+        before, self._rows = self._rows, self._read_rows()
+        self.model.check_commands(before, self._rows)
+
+    def leases_committed(self, tokens: set[str]) -> None:
+        before, self._rows = self._rows, self._read_rows()
+        if self._recovering:
+            self.model.check_recovery(before, self._rows, self.clock.now())
+        else:
+            self.model.apply_relay_commit(before, self._rows, tokens, self.clock.now())
+
+    def _read_rows(self) -> Rows:
+        assert self._reader is not None
+        return dict(_timer(*row) for row in self._reader.execute(_ROWS))
+
+    def check(self) -> None:
+        """Assert the invariants that hold after every step."""
+        if self.is_running:
+            assert self._read_rows() == self._rows, "the database changed outside a transaction"
+        self.model.check_rows(self._rows)
+
+    # The end
+
+    def finish(self) -> None:
+        """Remove all faults and do all remaining work, then assert that the result is complete."""
+        self.set_broker_mode(BrokerMode.NORMAL)
+        if not self.is_running:
+            self.start(exclusive=False)
+        while self.paused:
+            self.resume(self.paused[0])
+        for turn in range(_FINISHING_ROUNDS):
+            if not self._do_more(self.instances[turn % INSTANCES]):
+                break
+        assert self.settled == set(self.sent), "commands were lost"
+        assert self.handled == {position for position, sent in self.sent.items() if sent.name}, "commands were lost"
+        self.model.check_finished(self._rows)
+
+    def _do_more(self, instance: Instance) -> bool:
+        self.broker.redeliver()
+        while self.broker.waiting:
+            self.consume(instance)
+        self._last_pass = Pass(0)
+        self.tick(instance)
+        if (at := self._last_pass.next_at) is not None:
+            self.clock.set(max(self.clock.now(), at))
+        return at is not None
+
+    def close(self) -> None:
+        if self.is_running:
+            self._process.end()
+            self._clean_up()
+        self._open.close()
+
+
+def _ignore_crashes(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """Ignore the crashes of tasks whose result is never read."""
+    if not isinstance(context.get("exception"), Crash):
+        loop.default_exception_handler(context)
+
+
+def _timer(tenant: str, call: str, epoch: int, sequence: int, *others: Any) -> tuple[TimerName, Row]:
+    return TimerName(tenant, call), Row(Position(epoch, sequence), *others)
+
+
+def _fires_call(message: Message, prefix: str) -> bool:
+    body = json.loads(message.body)
+    return bool(body["type"] == "DueTimeReached" and body["payload"]["serviceCallId"].startswith(prefix))
+
+
+def _always(_message: Message) -> bool:
+    return True
+
+
+def _is_event(message: Message) -> bool:
+    return message.address.kind is Kind.EVENT
+
+
+def _is_event_of_a(message: Message) -> bool:
+    return _is_event(message) and _fires_call(message, "a")
+
+
+def _is_dead_letter(message: Message) -> bool:
+    return message.address.kind is Kind.DEAD_LETTER
+
+
+_LOSES: dict[BrokerMode, Predicate] = {BrokerMode.LOSES_ACKS: _always, BrokerMode.LOSES_ACKS_OF_A: _is_event_of_a}
+_REFUSES: dict[BrokerMode, Predicate] = {
+    BrokerMode.REFUSES_A: _is_event_of_a,
+    BrokerMode.REFUSES_EVENTS: _is_event,
+    BrokerMode.REFUSES_DEAD_LETTERS: _is_dead_letter,
+}
+
+
+def _read_fire(body: Any) -> Fire:
+    payload = body["payload"]
+    assert payload["tenantId"] == body["tenantId"]
+    data = json.dumps(payload["data"]) if "data" in payload else None
+    return Fire(TimerName(payload["tenantId"], payload["serviceCallId"]), parse_instant(payload["dueAt"]), data)
+
+
+@cache
+def _empty_database() -> bytes:
+    """Return the content of a database file that has the schema and no rows."""
+
+    async def make(path: Path) -> None:
+        async with open_sqlite(path):
+            pass
+
+    with TemporaryDirectory() as folder, sqlite_without_threads(), closing(SteppedLoop()) as loop:
+        path = Path(folder) / "timers.db"
+        loop.run_to_completion(make(path))
+        return path.read_bytes()
