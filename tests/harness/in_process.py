@@ -1,27 +1,24 @@
 """A slice and its outbox in this process, on an in-memory broker and a store. A test takes every step."""
 
 import json
-import random
 from collections.abc import Mapping, Sequence
-from datetime import timedelta
 from typing import Any
 
 from tests.harness.brokers import Stored
 from tests.harness.clock import ManualClock
 from tests.harness.conversation import Conversation
 from tests.harness.metrics import RecordingMetrics
+from tests.harness.wiring import BATCH, make_parts
 from timer_service.adapters.memory import MemoryBroker
+from timer_service.app.slices import handler
 from timer_service.core.broker import Broker, Subscription
-from timer_service.core.consumer import Consumer, Route
+from timer_service.core.consumer import Route
 from timer_service.core.database import Database, Row
 from timer_service.core.loop import Worker
 from timer_service.core.message import Address, Position
 from timer_service.core.outbox import OUTBOX, stored_message
 from timer_service.core.query import Queries
-from timer_service.core.slice import Slice, WorkerParts
-
-BATCH = 1000
-VISIBILITY_TIMEOUT = timedelta(seconds=30)
+from timer_service.core.slice import Slice
 
 
 async def exhaust(worker: Worker, now: int) -> None:
@@ -60,29 +57,18 @@ class InProcess(Conversation):
         self.worker_wakes: list[tuple[str, int]] = []
         """The loops that workers woke, with the instants."""
         self._service_broker = service_broker or broker
-        self.parts = WorkerParts(
-            database=database,
-            broker=self._service_broker,
-            clock=clock,
-            metrics=self.metrics,
-            batch_size=BATCH,
+        self.parts = make_parts(
+            database,
+            self._service_broker,
+            clock,
+            self.metrics,
             max_attempts=max_attempts,
-            visibility_timeout=VISIBILITY_TIMEOUT,
             wake=lambda loop, at: self.worker_wakes.append((loop, at)),
-            rng=random.Random(0),
         )
-        handle = slice_.handle if enabled or slice_.handle_when_off is None else slice_.handle_when_off
         self.positions: list[Position] = []
         """The positions of the sent commands."""
-        self.consumer = Consumer(
-            database=database,
-            broker=self._service_broker,
-            routes=[Route(slice_.commands, handle, self._woken)],
-            clock=clock,
-            metrics=self.metrics,
-            batch_size=BATCH,
-            reply_prefix="_INBOX.",
-        )
+        handle = handler(slice_, [slice_.name] if enabled else [])
+        self.consumer = self.parts.consumer([Route(slice_.commands, handle, self._woken)])
         self.queries = Queries(database, clock, slice_.queries)
         self.relay = self.parts.relay(OUTBOX, stored_message)
         self._subscription: Subscription | None = None

@@ -8,9 +8,10 @@ from typing import Any
 
 from tests.harness.clock import ManualClock
 from tests.harness.conversation import Conversation
-from tests.harness.in_process import VISIBILITY_TIMEOUT, InProcess, exhaust
+from tests.harness.in_process import InProcess, exhaust
 from tests.harness.live_service import Live
 from tests.harness.timers import bodies
+from tests.harness.wiring import VISIBILITY_TIMEOUT
 from timer_service.adapters.memory import MemoryBroker
 from timer_service.core.broker import Broker
 from timer_service.core.database import Database

@@ -1,30 +1,24 @@
 """The timers slice in this process, on an in-memory broker and a store. A test takes every step."""
 
 import json
-import random
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from datetime import timedelta
 from typing import Any
 
 from tests.harness.builders import cancel_timer, command_address, retry_timer, schedule_timer
 from tests.harness.clock import ManualClock
 from tests.harness.metrics import RecordingMetrics
+from tests.harness.wiring import BATCH, MAX_ATTEMPTS, VISIBILITY_TIMEOUT, make_parts
 from timer_service.adapters.memory import MemoryBroker, MemorySubscription, Predicate, never
-from timer_service.core.consumer import Consumer, Route
+from timer_service.app.slices import build_workers
+from timer_service.core.consumer import Route
 from timer_service.core.database import Database, Row, Transaction
 from timer_service.core.lease import Lease
 from timer_service.core.message import Kind, Message, Position
 from timer_service.core.query import Queries
-from timer_service.core.relay import Relay
 from timer_service.timers import SLICE, store
-from timer_service.timers.events import due_time_reached
 from timer_service.timers.rules import Timer
 from timer_service.timers.store import TIMERS
-
-BATCH = 1000
-MAX_ATTEMPTS = 3
-VISIBILITY_TIMEOUT = timedelta(seconds=30)
 
 
 class Timers:
@@ -39,27 +33,10 @@ class Timers:
         self.metrics = RecordingMetrics()
         self.wakes: list[int] = []
         self.batch_size = batch_size
-        self.consumer = Consumer(
-            database=database,
-            broker=broker,
-            routes=[Route(SLICE.commands, SLICE.handle, self._wake)],
-            clock=clock,
-            metrics=self.metrics,
-            batch_size=batch_size,
-            reply_prefix="_INBOX.",
-        )
+        parts = make_parts(database, broker, clock, self.metrics, batch_size=batch_size)
+        self.consumer = parts.consumer([Route(SLICE.commands, SLICE.handle, self._wake)])
         self.lease = Lease(TIMERS, VISIBILITY_TIMEOUT)
-        self.relay = Relay(
-            database=database,
-            broker=broker,
-            lease=self.lease,
-            encode=due_time_reached,
-            clock=clock,
-            metrics=self.metrics,
-            batch_size=batch_size,
-            max_attempts=MAX_ATTEMPTS,
-            rng=random.Random(0),
-        )
+        self.relay = build_workers(SLICE, parts)["timers"]
         self.queries = Queries(database, clock, SLICE.queries)
         self._subscription: MemorySubscription | None = None
 

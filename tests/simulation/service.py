@@ -7,7 +7,6 @@ files survive a crash.
 
 import asyncio
 import json
-import random
 import sqlite3
 from collections import Counter
 from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping, Sequence
@@ -22,19 +21,20 @@ from tests.harness.builders import command_address
 from tests.harness.clock import ManualClock
 from tests.harness.metrics import RecordingMetrics
 from tests.harness.stores import open_sqlite
+from tests.harness.wiring import make_parts
 from tests.simulation.faults import BrokerObserver, Crash, Fault, FaultyBroker, FaultyDatabase, Gate, Process
 from tests.simulation.stepped_loop import SteppedLoop, sqlite_without_threads
 from timer_service.adapters.memory import MemoryBroker
 from timer_service.adapters.sqlite import SqliteDatabase
-from timer_service.app.slices import SLICES
+from timer_service.app.slices import SLICES, build_workers
 from timer_service.core.broker import Delivery, Subscription
 from timer_service.core.codec import REPLY_TO
-from timer_service.core.consumer import CommandResult, Consumer, Handle, Route
+from timer_service.core.consumer import CommandResult, Handle, Route
 from timer_service.core.database import Transaction
 from timer_service.core.errors import DatabaseUnavailableError
 from timer_service.core.loop import Pass, Worker
 from timer_service.core.message import Command, Position, kebab
-from timer_service.core.slice import Slice, WorkerParts
+from timer_service.core.slice import Slice
 
 INSTANCES = 2
 ROWS_AT_ONCE = 3
@@ -93,32 +93,19 @@ class Instance:
         self.consumer_task = GatedTask(process, service.counts)
         faulty = partial(FaultyDatabase, database, exclusive=False, failed=service.errors.append)
         self._broker = FaultyBroker(service.broker, self.consumer_task.gate, service)
-        self.consumer = Consumer(
-            database=faulty(self.consumer_task.gate, committed=self._commands_committed),
-            broker=self._broker,
-            routes=[Route(each.commands, partial(self._handle, each), _wake) for each in SLICES],
-            clock=service.clock,
-            metrics=self.metrics,
-            batch_size=1000,
-            reply_prefix="_INBOX.",
-        )
+        parts = partial(make_parts, clock=service.clock, metrics=self.metrics, max_attempts=MAX_ATTEMPTS)
+        consumer_database = faulty(self.consumer_task.gate, committed=self._commands_committed)
+        routes = [Route(each.commands, partial(self._handle, each), _wake) for each in SLICES]
+        self.consumer = parts(consumer_database, self._broker).consumer(routes)
         self.workers: dict[str, tuple[GatedTask, Worker]] = {}
         self.slice_of: dict[str, Slice] = {}
         for each in SLICES:
-            for name, build in each.workers.items():
+            for name in each.workers:
                 task = GatedTask(process, service.counts)
-                parts = WorkerParts(
-                    database=faulty(task.gate, committed=partial(self._worker_committed, name)),
-                    broker=FaultyBroker(service.broker, task.gate, service),
-                    clock=service.clock,
-                    metrics=self.metrics,
-                    batch_size=ROWS_AT_ONCE,
-                    max_attempts=MAX_ATTEMPTS,
-                    visibility_timeout=VISIBILITY_TIMEOUT,
-                    wake=lambda _loop, _at: None,
-                    rng=random.Random(0),
-                )
-                self.workers[name] = task, build(parts)
+                database_of_worker = faulty(task.gate, committed=partial(self._worker_committed, name))
+                broker = FaultyBroker(service.broker, task.gate, service)
+                workers = build_workers(each, parts(database_of_worker, broker, batch_size=ROWS_AT_ONCE))
+                self.workers[name] = task, workers[name]
                 self.slice_of[name] = each
         self._subscription: Subscription | None = None
 

@@ -5,7 +5,6 @@ After a crash, a new process starts on a copy of the database files as they were
 
 import asyncio
 import json
-import random
 import shutil
 import sqlite3
 from collections import Counter
@@ -22,14 +21,16 @@ from tests.harness.builders import command_address
 from tests.harness.clock import ManualClock
 from tests.harness.metrics import RecordingMetrics
 from tests.harness.stores import open_sqlite
+from tests.harness.wiring import make_parts
 from tests.simulation.faults import BrokerObserver, Crash, Fault, FaultyBroker, FaultyDatabase, Gate, Process
 from tests.simulation.stepped_loop import SteppedLoop, sqlite_without_threads
 from tests.simulation.timer_model import FAILED, REACHED, Fire, Row, Rows, TimerCommand, TimerName, TimersModel
 from timer_service.adapters.memory import MemoryBroker, Predicate, never
 from timer_service.adapters.sqlite import SqliteDatabase
+from timer_service.app.slices import build_workers
 from timer_service.core.broker import Delivery, Subscription
 from timer_service.core.codec import REPLY_TO
-from timer_service.core.consumer import CommandResult, Consumer, Route
+from timer_service.core.consumer import CommandResult, Route
 from timer_service.core.database import Transaction
 from timer_service.core.errors import DatabaseUnavailableError
 from timer_service.core.health import HEALTHY, Health
@@ -38,8 +39,7 @@ from timer_service.core.lease import Lease
 from timer_service.core.loop import Pass
 from timer_service.core.message import Command, Kind, Message, Position
 from timer_service.core.recovery import take_over_claims
-from timer_service.core.relay import Relay
-from timer_service.timers import SLICE, events, handler
+from timer_service.timers import SLICE, handler
 from timer_service.timers.store import TIMERS
 
 COMMANDS_AT_ONCE = 3
@@ -88,30 +88,17 @@ class Instance:
         self.decided: list[tuple[Command, CommandResult]] = []
         self.metrics = RecordingMetrics()
         faulty = partial(FaultyDatabase, database, exclusive=exclusive, failed=system.failed_transactions.append)
-        self.consumer = Consumer(
-            database=faulty(self.consumer_task.gate, committed=lambda _: system.commands_committed(self)),
-            broker=FaultyBroker(system.broker, self.consumer_task.gate, system),
-            routes=[Route(SLICE.commands, self._handle, _wake)],
-            clock=system.clock,
-            metrics=self.metrics,
-            batch_size=COMMANDS_AT_ONCE,
-            reply_prefix="_INBOX.",
-        )
+        parts = partial(make_parts, clock=system.clock, metrics=self.metrics, max_attempts=MAX_ATTEMPTS)
+        self._broker = FaultyBroker(system.broker, self.consumer_task.gate, system)
+        consumer_database = faulty(self.consumer_task.gate, committed=lambda _: system.commands_committed(self))
+        consumer_parts = parts(consumer_database, self._broker, batch_size=COMMANDS_AT_ONCE)
+        self.consumer = consumer_parts.consumer([Route(SLICE.commands, self._handle, _wake)])
         self._relay_database = faulty(self.relay_task.gate, committed=system.leases_committed)
         self._clock = system.clock
         self._lease = Lease(TIMERS, VISIBILITY_TIMEOUT)
-        self.relay = Relay(
-            database=self._relay_database,
-            broker=FaultyBroker(system.broker, self.relay_task.gate, system),
-            lease=self._lease,
-            encode=events.due_time_reached,
-            clock=system.clock,
-            metrics=self.metrics,
-            batch_size=FIRED_AT_ONCE,
-            max_attempts=MAX_ATTEMPTS,
-            rng=random.Random(0),
-        )
-        self._broker = FaultyBroker(system.broker, self.consumer_task.gate, system)
+        relay_broker = FaultyBroker(system.broker, self.relay_task.gate, system)
+        relay_parts = parts(self._relay_database, relay_broker, batch_size=FIRED_AT_ONCE)
+        self.relay = build_workers(SLICE, relay_parts)["timers"]
         self._subscription: Subscription | None = None
 
     async def _handle(self, tx: Transaction, commands: Sequence[Command], now: int) -> Sequence[CommandResult]:

@@ -19,7 +19,8 @@ from tests.harness.clock import NOW as START
 from tests.harness.clock import ManualClock, after
 from tests.harness.runs import Runs
 from tests.harness.signals import Signals
-from tests.harness.timers import MAX_ATTEMPTS, Timers, fires
+from tests.harness.timers import Timers, fires
+from tests.harness.wiring import MAX_ATTEMPTS
 from timer_service.adapters.memory import MemoryBroker
 from timer_service.adapters.sqlite import SqliteDatabase
 from timer_service.core.broker import Delivery

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from tests.harness.clock import NOW, ManualClock, after, iso
-from tests.harness.in_process import VISIBILITY_TIMEOUT, exhaust, next_at
+from tests.harness.in_process import exhaust, next_at
 from tests.harness.signals import BLOCKED, MAX_ATTEMPTS, Signals
+from tests.harness.wiring import VISIBILITY_TIMEOUT
 from tests.simulation.faults import (
     BrokerObserver,
     Crash,

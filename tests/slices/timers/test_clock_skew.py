@@ -6,7 +6,8 @@ from collections.abc import Sequence
 import pytest
 
 from tests.harness.clock import NOW, ManualClock, after
-from tests.harness.timers import VISIBILITY_TIMEOUT, Timers, bodies
+from tests.harness.timers import Timers, bodies
+from tests.harness.wiring import VISIBILITY_TIMEOUT
 from timer_service.adapters.memory import MemoryBroker
 from timer_service.adapters.postgres import PostgresDatabase
 from timer_service.core.database import Database

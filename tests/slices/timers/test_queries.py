@@ -11,7 +11,8 @@ import pytest
 
 from tests.harness.builders import schedule_timer
 from tests.harness.clock import NOW, ManualClock, after, iso
-from tests.harness.timers import MAX_ATTEMPTS, Timers
+from tests.harness.timers import Timers
+from tests.harness.wiring import MAX_ATTEMPTS
 from timer_service.adapters.memory import FEATURES, MemoryBroker
 from timer_service.adapters.sqlite import SqliteDatabase
 from timer_service.core.database import Parameters, Reader, Row
@@ -480,8 +481,8 @@ async def test_count_is_one_snapshot(timers: Timers) -> None:
     for call in range(300):
         timers.send(schedule_timer(f"call-{call}"))
     await timers.consume()
-    timers.relay._batch_size = 10
-    firing = asyncio.create_task(timers.tick())
+    small_batches = Timers(timers.database, timers.broker, timers.clock, batch_size=10)
+    firing = asyncio.create_task(small_batches.tick())
     totals = set()
     while not firing.done():
         counts = (await timers.ask("count-timers"))["counts"]

@@ -11,7 +11,8 @@ import pytest
 
 from tests.harness.builders import cancel_timer, command, retry_timer, schedule_timer
 from tests.harness.clock import NOW, ManualClock, after, iso
-from tests.harness.timers import MAX_ATTEMPTS, VISIBILITY_TIMEOUT, Timers, always, bodies, fires
+from tests.harness.timers import Timers, always, bodies, fires
+from tests.harness.wiring import MAX_ATTEMPTS, VISIBILITY_TIMEOUT
 from timer_service.adapters.memory import MemoryBroker, never
 from timer_service.adapters.sqlite import SqliteDatabase
 from timer_service.core.broker import BrokerFeatures
