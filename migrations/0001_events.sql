@@ -20,7 +20,7 @@ CREATE TABLE outbox (
     CHECK (lease_token IS NULL OR state = 'Waiting')
 );
 
--- Used by the statements of lease.sql that go by available_at, such as `claim` and `next_available`, and by the gauges.
+-- Used by the statements of lease.sql that select by available_at, such as `claim` and `next_available`, and by the gauges.
 CREATE INDEX outbox_available ON outbox (available_at, ordinal) WHERE available_at IS NOT NULL;
 
 -- Used by `pending_tenants` and `claim_of_tenant`, which share a claim between tenants.

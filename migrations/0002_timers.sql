@@ -39,7 +39,7 @@ CREATE TABLE timer_schedules (
     CHECK (reached_at >= due_at)
 );
 
--- Used by the statements of lease.sql that go by available_at, such as `claim` and `next_available`, and by the gauges.
+-- Used by the statements of lease.sql that select by available_at, such as `claim` and `next_available`, and by the gauges.
 CREATE INDEX timer_schedules_available ON timer_schedules (available_at) WHERE available_at IS NOT NULL;
 
 -- Used by `pending_tenants`, which steps from tenant to tenant, by `claim_of_tenant`, and by `page`, `count` and `oldest_due` for

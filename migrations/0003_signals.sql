@@ -137,7 +137,7 @@ CREATE TABLE work_signal_firings (
     CHECK (available_at >= due_at)
 );
 
--- Used by the statements of lease.sql that go by available_at, such as `claim` and `next_available`, and by the gauges.
+-- Used by the statements of lease.sql that select by available_at, such as `claim` and `next_available`, and by the gauges.
 CREATE INDEX work_signal_firings_available ON work_signal_firings (available_at) WHERE available_at IS NOT NULL;
 
 -- Used by `pending_tenants` and `claim_of_tenant`, which share a claim between tenants.

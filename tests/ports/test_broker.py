@@ -519,27 +519,27 @@ async def test_queries_after_an_outage(harness: BrokerHarness) -> None:
 
 async def test_hints_reach_every_listener(harness: BrokerHarness) -> None:
     """Every listener gets the loop and the instant of every hint, including its own hints."""
-    heard: asyncio.Queue[tuple[str, int]] = asyncio.Queue()
+    notified: asyncio.Queue[tuple[str, int]] = asyncio.Queue()
     others: asyncio.Queue[tuple[str, int]] = asyncio.Queue()
-    await harness.broker.subscribe_hints(lambda *hint: heard.put_nowait(hint))
+    await harness.broker.subscribe_hints(lambda *hint: notified.put_nowait(hint))
     await harness.broker.subscribe_hints(lambda *hint: others.put_nowait(hint))
     await harness.broker.hint("timers", 1_795_000_000_000)
     await harness.broker.hint("outbox", 0)
     async with asyncio.timeout(10):
-        received = [[await each.get() for _ in range(2)] for each in (heard, others)]
+        received = [[await each.get() for _ in range(2)] for each in (notified, others)]
     assert received == [[("timers", 1_795_000_000_000), ("outbox", 0)]] * 2
 
 
 async def test_hints_are_lost_in_an_outage(harness: BrokerHarness) -> None:
     """A hint that is sent during an outage is lost without an error. Later hints arrive."""
-    heard: asyncio.Queue[tuple[str, int]] = asyncio.Queue()
-    await harness.broker.subscribe_hints(lambda *hint: heard.put_nowait(hint))
+    notified: asyncio.Queue[tuple[str, int]] = asyncio.Queue()
+    await harness.broker.subscribe_hints(lambda *hint: notified.put_nowait(hint))
     await harness.stop()
     await harness.broker.hint("timers", 1)
     await harness.start()
     await harness.broker.hint("timers", 2)
     async with asyncio.timeout(10):
-        assert await heard.get() == ("timers", 2)
+        assert await notified.get() == ("timers", 2)
 
 
 @pytest.fixture
@@ -627,14 +627,14 @@ async def test_nats_instances_share_queries(nats_harness: NatsHarness) -> None:
 @pytest.mark.parametrize("body", [b"", b"soon", b"-1", b"1" * 400])
 async def test_nats_invalid_hint(nats_harness: NatsHarness, body: bytes) -> None:
     """On NATS a message on a hint subject that is not a valid hint is ignored."""
-    heard: asyncio.Queue[tuple[str, int]] = asyncio.Queue()
-    await nats_harness.broker.subscribe_hints(lambda *hint: heard.put_nowait(hint))
+    notified: asyncio.Queue[tuple[str, int]] = asyncio.Queue()
+    await nats_harness.broker.subscribe_hints(lambda *hint: notified.put_nowait(hint))
     await nats_harness.broker._client.flush()
     await nats_harness.user.publish("timer.wake.v1.timers", body)
     await round_trip(nats_harness.user)
     await nats_harness.broker.hint("timers", 7)
     async with asyncio.timeout(10):
-        assert await heard.get() == ("timers", 7)
+        assert await notified.get() == ("timers", 7)
 
 
 # The consumer and its pulls, on NATS only

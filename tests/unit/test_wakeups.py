@@ -48,45 +48,45 @@ def wake_at(instant: int, waking: Instance, loop: str, at: int) -> None:
 def test_other_instances(at: int, ticks: list[int], hints: list[tuple[str, int]]) -> None:
     """A wake for a loop of another process is sent as a hint, unless that loop polls before the instant."""
     broker = MemoryBroker()
-    heard: list[tuple[str, int]] = []
+    notified: list[tuple[str, int]] = []
 
     async def main() -> tuple[Instance, Instance]:
-        await broker.subscribe_hints(lambda loop, at: heard.append((loop, at)))
+        await broker.subscribe_hints(lambda loop, at: notified.append((loop, at)))
         one, other = Instance(broker, "outbox"), Instance(broker)
         wake_at(1000, one, "timers", at)
         await run(one, other)
         return one, other
 
     one, other = in_virtual_time(main)
-    assert (one.ticks, other.ticks, heard) == ([0, 5000], ticks, hints)
+    assert (one.ticks, other.ticks, notified) == ([0, 5000], ticks, hints)
 
 
 @pytest.mark.parametrize("alone", [True, False])
 def test_loop_of_this_process(alone: bool) -> None:  # noqa: FBT001
     """A wake for a loop of this process wakes it, and no hint is sent."""
     broker = MemoryBroker()
-    heard: list[tuple[str, int]] = []
+    notified: list[tuple[str, int]] = []
 
     async def main() -> Instance:
-        await broker.subscribe_hints(lambda loop, at: heard.append((loop, at)))
+        await broker.subscribe_hints(lambda loop, at: notified.append((loop, at)))
         instance = Instance(broker, alone=alone)
         wake_at(1000, instance, "timers", 2000)
         await run(instance)
         return instance
 
-    assert (in_virtual_time(main).ticks, heard) == ([0, 2000], [])
+    assert (in_virtual_time(main).ticks, notified) == ([0, 2000], [])
 
 
 def test_exclusive_database() -> None:
     """If no other process can use the database, no hint is sent, even for an unknown loop."""
     broker = MemoryBroker()
-    heard: list[tuple[str, int]] = []
+    notified: list[tuple[str, int]] = []
 
     async def main() -> Instance:
-        await broker.subscribe_hints(lambda loop, at: heard.append((loop, at)))
+        await broker.subscribe_hints(lambda loop, at: notified.append((loop, at)))
         instance = Instance(broker, alone=True)
         wake_at(1000, instance, "outbox", 2000)
         await run(instance)
         return instance
 
-    assert (in_virtual_time(main).ticks, heard) == ([0, 5000], [])
+    assert (in_virtual_time(main).ticks, notified) == ([0, 5000], [])

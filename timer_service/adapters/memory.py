@@ -194,12 +194,12 @@ class MemoryBroker:
     async def hint(self, loop: str, at: int) -> None:
         """Call every hint listener. While the broker is down, hints are lost."""
         if self.health.usable:
-            for heard in self._hint_listeners:
-                heard(loop, at)
+            for on_hint in self._hint_listeners:
+                on_hint(loop, at)
 
-    async def subscribe_hints(self, heard: Callable[[str, int], None]) -> None:
-        """Call `heard` for every hint."""
-        self._hint_listeners.append(heard)
+    async def subscribe_hints(self, on_hint: Callable[[str, int], None]) -> None:
+        """Call `on_hint` for every hint."""
+        self._hint_listeners.append(on_hint)
 
     def _store(self, message: Message) -> PublishResult:
         if not self.health.usable:

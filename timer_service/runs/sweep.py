@@ -59,9 +59,9 @@ class Sweep:
         """Return the jobs whose `stale_at` has passed and of which no unhandled report can be in the stream."""
         rows = await self._database.reader.fetch(_SQL["stale_jobs"], {"now": now, "limit": _MAX_STALE_JOBS})
         found = {(store.run_key(row), str(row["job_name"])) for row in rows}
-        afresh = self._overdue.isdisjoint(found)
-        self._overdue = found if afresh else self._overdue & found
-        if not found or not await self._broker.caught_up(restart=afresh):
+        restart = self._overdue.isdisjoint(found)
+        self._overdue = found if restart else self._overdue & found
+        if not found or not await self._broker.caught_up(restart=restart):
             return set()
         stale, self._overdue = self._overdue, found - self._overdue
         return stale

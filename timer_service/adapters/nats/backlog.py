@@ -50,13 +50,13 @@ class Backlog:
         self._standstill: _Standstill | None = None
         self._reason = ""
 
-    async def is_settled(self, *, afresh: bool) -> bool:
-        """Return whether every command of the backlog is settled. `afresh`: begin a new backlog first.
+    async def is_settled(self, *, restart: bool) -> bool:
+        """Return whether every command of the backlog is settled. `restart`: begin a new backlog first.
 
         Returns False if JetStream does not answer. A command that is retried without success is ignored after ten
         minutes. An example is a command whose dead letter the broker never stores.
         """
-        if afresh:
+        if restart:
             self._mark = self._standstill = None
         try:
             settled = await self._check()

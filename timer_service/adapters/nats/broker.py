@@ -116,7 +116,7 @@ class NatsBroker:
     async def caught_up(self, *, restart: bool = False) -> bool:
         """Return whether the backlog is settled, according to JetStream."""
         backlog = self._backlog
-        if not self.health.usable or not await backlog.is_settled(afresh=restart):
+        if not self.health.usable or not await backlog.is_settled(restart=restart):
             return False
         return backlog is self._backlog and self.health.usable
 
@@ -143,12 +143,12 @@ class NatsBroker:
         if self._client.is_connected:  # otherwise the client would send it after the outage, when it is useless
             await self._client.publish(self._subjects.hint(loop), b"%d" % at)
 
-    async def subscribe_hints(self, heard: Callable[[str, int], None]) -> None:
-        """Call `heard` for every hint of every instance. Messages that are no hints are ignored."""
+    async def subscribe_hints(self, on_hint: Callable[[str, int], None]) -> None:
+        """Call `on_hint` for every hint of every instance. Messages that are no hints are ignored."""
 
         async def receive(message: Msg) -> None:
             if message.data.isdigit() and len(message.data) <= _HINT_DIGITS:
-                heard(message.subject.rpartition(".")[2], int(message.data))
+                on_hint(message.subject.rpartition(".")[2], int(message.data))
 
         await self._client.subscribe(self._subjects.hint(), cb=receive)
 
