@@ -56,7 +56,7 @@ def read_due_after(text: str) -> datetime:
 
 
 def check_json(text: str) -> str:
-    """Return a text after a check that it is JSON. The parsed value is not returned: null would look like an option that is not given."""
+    """Return a text that is JSON. It stays a text, because a parsed null would look like a missing option."""
     _parse_json(text)
     return text
 
