@@ -24,7 +24,7 @@ fire          publish the event of a timer or firing
 firing        one cause that makes one signal's trigger come true; leased like a timer
 group         jobs of a run that are named later, by a ResolveGroup
 health        whether the broker or the database can be used, and the reason if not
-hint          a message to other instances that a loop has work at an instant; it may be lost
+hint          a message to other instances: a loop has work at an instant; it may be lost
 job           one node of a run; it becomes ready, then its status is reported
 lease         `lease_token` (new for each claim) and `attempt`; every later write to the row checks the token
 loop          runs the passes of one worker and sleeps in between

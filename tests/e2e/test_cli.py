@@ -96,7 +96,7 @@ async def test_life_of_a_timer(cli: Cli, service: Service) -> None:
 
 @ON_SQLITE
 async def test_life_of_a_timer_for_machines(cli: Cli, service: Service) -> None:
-    """With --json each command prints one document with the names of the wire."""
+    """With --json each command prints one JSON document with the field names of the messages."""
     scheduled = await cli.json("timers", "schedule", "acme", "call-1", "--at", "2100-01-01T09:30:00Z", "--data", "[1]")
     timer = {"tenantId": "acme", "serviceCallId": "call-1", "dueAt": "2100-01-01T09:30:00.000Z", "data": [1]}
     assert scheduled["outcome"] == "scheduled"
@@ -182,7 +182,7 @@ async def test_life_of_a_signal(cli: Cli, service: Service, user: User) -> None:
 
 @ON_SQLITE
 async def test_life_of_a_signal_for_machines(cli: Cli, service: Service) -> None:
-    """With --json each command prints one document with the names of the wire."""
+    """With --json each command prints one JSON document with the field names of the messages."""
     created = await cli.json("signals", "create", "acme", "noon", "--at", "2100-01-01T12:00:00Z")
     wanted = {"kind": "time.at", "at": "2100-01-01T12:00:00+00:00"}
     assert (created["outcome"], created["signal"]["triggerSpec"]) == ("created", wanted)
@@ -247,7 +247,7 @@ async def test_life_of_a_run(cli: Cli, service: Service) -> None:
 
 @ON_SQLITE
 async def test_life_of_a_run_for_machines(cli: Cli, service: Service) -> None:
-    """With --json each command prints one document with the names of the wire."""
+    """With --json each command prints one JSON document with the field names of the messages."""
     (cli.folder / "run.json").write_text('{"jobs": [{"name": "a", "needs": ["b"]}, {"name": "b", "needs": ["a"]}]}')
     rejected = await cli.json("runs", "start", "acme", "push-1", "run.json", code=1)
     shown = await cli.json("runs", "get", "acme", "push-1")

@@ -153,7 +153,7 @@ def test_plan_of_ending_firings(filled: FilledDatabase, mode: str) -> None:
 
 @pytest.mark.parametrize("mode", MODES)
 def test_tenants_with_unevaluated_transitions(filled: FilledDatabase, mode: str) -> None:
-    """Each tenant with unevaluated transitions is found by one index step."""
+    """Each tenant with unevaluated transitions is found by one index lookup."""
     found = filled.plan(store._SQL["waiting_tenants"], mode)
     assert set(found) == {"Index Only Scan work_item_events_to_evaluate", "WorkTable Scan", "CTE Scan"}
 
@@ -161,6 +161,6 @@ def test_tenants_with_unevaluated_transitions(filled: FilledDatabase, mode: str)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("table", [FIRINGS, OUTBOX])
 def test_pending_tenants(filled: FilledDatabase, table: LeasedTable, mode: str) -> None:
-    """Each tenant with rows to fire is found by one index step."""
+    """Each tenant with rows to fire is found by one index lookup."""
     found = filled.plan(table.sql("unsettled_tenants"), mode)
     assert set(found) == {f"Index Only Scan {PENDING[table.name]}", "WorkTable Scan", "CTE Scan"}

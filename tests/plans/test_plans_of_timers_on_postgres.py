@@ -66,6 +66,6 @@ def test_plan(filled: FilledDatabase, name: str, mode: str) -> None:
 
 @pytest.mark.parametrize("mode", MODES)
 def test_pending_tenants(filled: FilledDatabase, mode: str) -> None:
-    """Each tenant with rows to fire is found by one index step."""
+    """Each tenant with rows to fire is found by one index lookup."""
     found = filled.plan(TIMERS.sql("unsettled_tenants"), mode)
     assert set(found) == {f"Index Only Scan {SCHEDULED}", "WorkTable Scan", "CTE Scan"}

@@ -82,7 +82,7 @@ async def test_claim_of_tenant(database: Database) -> None:
 
 
 async def test_pending_tenants(database: Database) -> None:
-    """Each tenant with rows to fire is found by one index step."""
+    """Each tenant with rows to fire is found by one index lookup."""
     searches = [step for step in await plan(database, TIMERS.sql("unsettled_tenants")) if "timer_schedules" in step]
     assert searches == [
         f"SEARCH timer_schedules USING INDEX {SCHEDULED} ({step})"
@@ -100,7 +100,7 @@ async def test_count_available(database: Database) -> None:
 
 
 async def test_next_available(database: Database) -> None:
-    """The next available row is found by one index step."""
+    """The next available row is found by one index lookup."""
     assert await plan(database, TIMERS.sql("next_available")) == [
         f"SEARCH timer_schedules USING INDEX {AVAILABLE} (available_at>?)"
     ]
@@ -186,7 +186,7 @@ async def test_overdue(database: Database) -> None:
 
 
 async def test_oldest_due(database: Database) -> None:
-    """The next due time of a tenant is found by one index step."""
+    """The next due time of a tenant is found by one index lookup."""
     assert await plan(database, timers._SQL["oldest_due"]) == [
         f"SEARCH timer_schedules USING INDEX {SCHEDULED} (tenant_id=?)"
     ]

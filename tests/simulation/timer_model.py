@@ -1,4 +1,4 @@
-"""A simple model of timers: the outcome of each command, and the changes that a row may make."""
+"""A simple model of timers: the outcome of each command, and which changes of a row are allowed."""
 
 from collections import Counter
 from collections.abc import Collection, Mapping

@@ -23,7 +23,7 @@ def test_without_login_the_driver_gets_no_options() -> None:
 
 
 def test_driver_gets_the_login() -> None:
-    """The driver gets the login as options, and the text of a login contains no secret."""
+    """A login becomes options of the driver. `str()` of a login shows no secret."""
     assert Login(user="me", password="s3cret").options() == {"user": "me", "password": "s3cret"}
     assert Login(token="s3cret").options() == {"token": "s3cret"}
     assert "s3cret" not in repr(Login(user="me", password="s3cret", token="s3cret", nkey_seed="s3cret"))

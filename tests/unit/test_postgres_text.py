@@ -20,7 +20,7 @@ def test_text_that_looks_like_a_parameter(text: str) -> None:
 
 
 def test_markers() -> None:
-    """The markers of row locks are replaced by the clauses of PostgreSQL."""
+    """The comment `/* for update */` becomes FOR UPDATE, and the comment `/* skip locked */` becomes its clause."""
     assert translate("SELECT 1 /* skip locked */").text == "SELECT 1 FOR UPDATE SKIP LOCKED"
     assert translate("SELECT 1 /* for update */").text == "SELECT 1 FOR UPDATE"
 

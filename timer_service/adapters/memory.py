@@ -87,7 +87,7 @@ class Settlements:
 
 
 class MemoryBroker:
-    """A `core.broker.Broker` without a network. Tests set its faults.
+    """A `core.broker.Broker` in memory. Tests can make it fail.
 
     While `health` is down, messages and replies cannot be published. Commands in the log are still delivered.
     """

@@ -32,7 +32,7 @@ def main() -> None:
 
 
 class _PlainGroup(TyperGroup):
-    """A group of commands that reports wrong usage in words of the command line, not of the validation library."""
+    """A group of commands. It rewords usage errors that come from the validation library."""
 
     def invoke(self, ctx: Any) -> Any:
         try:

@@ -161,7 +161,7 @@ class Broker(Protocol):
         ...
 
     async def hint(self, loop: str, at: int) -> None:
-        """Publish to every instance that a loop has work at an instant. A hint may be lost."""
+        """Send every instance a hint: this loop has work at this instant. A hint may be lost."""
         ...
 
     async def subscribe_hints(self, on_hint: Callable[[str, int], None]) -> None:

@@ -176,7 +176,7 @@ class Consumer:
     async def _finish(
         self, subscription: Subscription, accepted: Sequence[_Accepted], results: Sequence[CommandResult]
     ) -> None:
-        """Count, wake, reply and acknowledge, after the commit."""
+        """Do the work after the commit: count outcomes, wake loops, send replies, acknowledge deliveries."""
         replies: list[Reply] = []
         for each, result in zip(accepted, results, strict=True):
             self._metrics.command_handled(each.command.payload.type, result.name)

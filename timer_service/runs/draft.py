@@ -130,7 +130,7 @@ class Draft:
             self.run = self.run._replace(open_jobs=open_jobs, failed_jobs=failed_jobs)
 
     def evaluate(self, ended: Iterable[str], changed: Iterable[str] = ()) -> None:
-        """Evaluate the jobs that need the `ended` jobs. Make ready each of the `changed` jobs that has no open need."""
+        """Evaluate the jobs that need the `ended` jobs. A `changed` job without open needs becomes ready."""
         self._evaluate_edges((edge for name in ended for edge in self._downstream.get(name, ())), changed)
 
     def repair(self) -> list[str]:
@@ -201,7 +201,7 @@ class Draft:
     def _evaluate_edges(self, edges: Iterable[Edge], changed: Iterable[str], command_id: str | None = None) -> None:
         """Evaluate edges whose upstream has ended, or defer that to the sweep.
 
-        For each edge, breadth first: its job is skipped, or its `open_needs` falls by one and it may become ready.
+        The order is breadth first. Each edge skips its job, or lowers `open_needs` of the job. At 0 the job is ready.
         `command_id` is the id of the command that added the edges, or None if the edges are older.
         """
         if not (self._evaluating and self.run.evaluated):

@@ -135,7 +135,7 @@ class Loader:
             self._pending[store.run_key(row)][pending.command.position] = pending
 
     async def read_jobs_of_reports(self, reports: Sequence[tuple[RunKey, ReportJobStatus]], evaluating: bool) -> None:  # noqa: FBT001
-        """Read the jobs that reports name. If `evaluating`, also read the jobs that their ends can change."""
+        """Read the jobs that reports name. If `evaluating`, also read every job that can change when these jobs end."""
         await self.read_jobs(
             {(key, name) for key, each in reports for name in (each.job_name, *(each.dropped_jobs or ()))}
         )

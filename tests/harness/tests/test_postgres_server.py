@@ -260,7 +260,7 @@ async def test_server_ends_with_a_killed_parent(wheel: Path) -> None:
 
 
 def test_server_ends_with_a_failing_block(wheel: Path) -> None:
-    """An error in the block is raised, and the files are removed even if the server was killed before."""
+    """After an error in the `with` block, or if the server was killed, its files are removed."""
     folders = []
 
     def kill_it_and_fail(server: PostgresServer) -> None:

@@ -228,7 +228,7 @@ async def test_retried_and_refused_again(timers: Timers) -> None:
 
 
 async def test_retry_delivered_again(timers: Timers) -> None:
-    """A RetryTimer that is delivered again after the timer failed again does not retry it a second time."""
+    """A redelivered RetryTimer does not retry a timer that has failed again."""
     await timers.fail("call-1")
     retried = await timers.retry()
     timers.broker.refuses = always

@@ -54,7 +54,7 @@ class Backlog:
         """Return whether every command of the backlog is settled. `restart`: begin a new backlog first.
 
         Returns False if JetStream does not answer. A command that is retried without success is ignored after ten
-        minutes. An example is a command whose dead letter the broker never stores.
+        minutes. For example, a rejected command stays unsettled while the broker does not store its dead letter.
         """
         if restart:
             self._mark = self._standstill = None

@@ -56,7 +56,7 @@ class Login:
 
 
 def _check_credentials(path: Path) -> None:
-    """Raise `StartError` unless the file holds credentials. With such a file the driver would read forever."""
+    """Raise `StartError` unless the file holds credentials. In another file the driver would search forever."""
     name = "TIMER_NATS_CREDENTIALS"
     try:
         lines = path.read_text("utf-8").splitlines()

@@ -68,7 +68,7 @@ class Publisher:
         return [result] * len(messages)
 
     async def _publish_halves(self, messages: Sequence[Message]) -> list[PublishResult]:
-        """Store the batch in halves: as much of it as the stream has room for."""
+        """Store one half after the other, and each half in halves again if the stream has no room for it."""
         half = len(messages) // 2
         first = await self._publish_batch(messages[:half])
         if all(result.status is PublishStatus.FULL for result in first):

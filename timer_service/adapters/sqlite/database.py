@@ -189,9 +189,9 @@ def _create_private_file(path: Path) -> None:
 
 
 def _prepare_file(path: Path) -> None:
-    """Create the database file if it is missing, and raise the error of an unusable file.
+    """Create the database file if it is missing. Raise the error of SQLite if the file cannot be used.
 
-    Without this check the error would come from opening a connection, which then would not stop its thread.
+    aiosqlite does not stop the thread of a connection that fails to open, so the check comes before.
     """
     _create_private_file(path.resolve())
     with closing(sqlite3.connect(path)) as connection:

@@ -1,4 +1,4 @@
-"""The PostgreSQL database, with the rights of the service's role. All queries run in a read-only transaction."""
+"""Reads the facts that doctor checks in PostgreSQL, as the service's role and in a read-only transaction."""
 
 import re
 from collections.abc import AsyncIterator, Mapping, Sequence
