@@ -159,7 +159,7 @@ def _job_skipped(run: Run, job: Job, at: int) -> Event:
 
 
 def _event(kind: str, run: Run, subject: str, fields: Mapping[str, Any], *, cause: str | None = None, at: int) -> Event:
-    """Return an event. Its id depends on the position of the StartRun, so a later run with the same name has other event ids."""
+    """Return an event. Its id depends on the position of the StartRun: a later run of this name has other ids."""
     named = json.dumps([kind, *run.key, *run.position, subject])
     return Event(
         id=hashlib.sha256(named.encode()).hexdigest()[:32],
