@@ -14,14 +14,14 @@ command       a request to change something, applied in a transaction
 consumer      the part that handles commands, one batch in one transaction
 cursor        the end of a page of a list; the next page begins after it
 dead letter   a command that can never be handled, stored whole with the reason
-dedupe key    the key that makes one cause of a firing count once
-definition    what a signal waits for, as its command gave it
+dedupe key    identifies the cause of a firing, so that one cause fires a signal once
+definition    the trigger and the note of a signal, from the command that created it
 delivery      one command as the broker hands it over; acknowledged, retried or terminated, once
 due_at        the earliest instant at which an event may be published; no retry changes it
 epoch         the creation time of a command stream; a recreated stream has a later one
 event         something that happened, published to its tenant
 fire          publish the event of a timer or firing
-firing        one cause that makes one signal's trigger come true; leased like a timer
+firing        a record that the trigger of a signal became true once; leased like a timer
 group         jobs of a run that are named later, by a ResolveGroup
 health        whether the broker or the database can be used, and the reason if not
 hint          a message to other instances: a loop has work at an instant; it may be lost
@@ -47,7 +47,7 @@ slice         one kind of thing the service handles, in its own folder: timers, 
 sweep         the worker that checks runs without waiting for a command
 tenant        the owner of a row; the first part of every key and a token of every subject
 timer         one row of `timer_schedules`, keyed (tenant_id, service_call_id)
-tombstone     a row that keeps a command that came before the command that creates the timer, signal or run
+tombstone     a row for a timer, signal or run that does not exist yet; it keeps the position of an early command
 transition    the change of a work item's status
 wake          tell a loop that it has work at an instant
 work item     something that belongs to a user and has a status

@@ -246,7 +246,7 @@ class Config(BaseSettings):
 
 
 def load_config(**overrides: Any) -> Config:
-    """Return the settings. `overrides`, by field name, win. Raises `StartError` with a line for each wrong setting."""
+    """Return the settings. `overrides`, by field name, replace them. Raises `StartError` with a line for each error."""
     if unknown := overrides.keys() - Config.model_fields.keys():
         raise TypeError(f"unknown settings: {', '.join(sorted(unknown))}")
     try:

@@ -194,7 +194,7 @@ async def test_life_of_a_signal_for_machines(cli: Cli, service: Service) -> None
 
 @ON_SQLITE
 async def test_life_of_a_run(cli: Cli, service: Service) -> None:
-    """The run commands print what happened, and get prints the graph step by step."""
+    """The commands of `runs` print outcomes. `runs get` prints the graph step by step."""
     (cli.folder / "run.json").write_text(
         json.dumps(
             {

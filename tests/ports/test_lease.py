@@ -410,7 +410,7 @@ async def test_all_rows_are_claimed_if_they_fit(store: Database, lease: Lease) -
 @pytest.mark.parametrize("start", range(4))
 @pytest.mark.parametrize("tenants", [9, 10, 11, 20, 25])
 async def test_more_tenants_than_fit_into_a_claim(store: Database, lease: Lease, tenants: int, start: int) -> None:
-    """With more tenants than a claim has rows, successive claims serve each tenant, from any starting point."""
+    """If there are more tenants than rows in a claim, the next claims serve the other tenants."""
     limit = 10
     await put(store, *flood("a", 100, NOW - 20_000))
     await put(store, *(row for number in range(1, tenants) for row in flood(f"tenant-{number}", 20)))

@@ -11,7 +11,7 @@ from timer_service.core.message import Position
 
 
 class FiredFirings:
-    """The firings that are known to have fired."""
+    """The firings whose events the test has seen."""
 
     def __init__(self) -> None:
         self._fired: set[str] = set()

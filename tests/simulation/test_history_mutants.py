@@ -153,7 +153,7 @@ def cancelled_upstream_does_not_skip(patch: pytest.MonkeyPatch) -> None:
 
 
 def new_signal_ignores_newer_transitions(patch: pytest.MonkeyPatch) -> None:
-    """A newer transition that was delivered before its signal, in the same batch, does not fire the signal."""
+    """A transition that is handled before an older CreateWorkSignal of its batch does not fire the signal."""
     patch.setattr(batch, "_reevaluate_newer_transitions", lambda current, _signal, _now: current)
 
 

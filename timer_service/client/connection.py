@@ -25,7 +25,7 @@ _ERROR_CODE = "Nats-Service-Error-Code"
 
 
 class Connection:
-    """A connection that speaks the contracts."""
+    """A connection that sends the messages of the contracts."""
 
     def __init__(self, client: Client, prefix: str) -> None:
         self._client = client

@@ -3,8 +3,8 @@
 A `RunState` is immutable. A `Draft` starts as a copy of a `RunState`, is changed by commands, and returns a new
 `RunState`. The store writes the difference of the two states.
 
-A draft evaluates each change at once: when a job ends, the jobs that need it become ready, are skipped, or wait for one
-job less. The cost is the number of edges of the ended jobs. It does not depend on the size of the run.
+A draft evaluates each change immediately. When a job ends, each job that needs it becomes ready, is skipped, or has one
+open need less. The cost is the number of edges of the ended jobs. It does not depend on the size of the run.
 """
 
 from collections import Counter, defaultdict, deque

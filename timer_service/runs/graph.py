@@ -129,7 +129,7 @@ def find_cycle(known: Iterable[Edge], added: Sequence[AddedEdges]) -> tuple[Posi
 
 
 def _has_cycle(known: Sequence[Edge], added: Sequence[AddedEdges]) -> bool:
-    """Return whether a topological sort leaves jobs over."""
+    """Return whether the graph has a cycle: a topological sort cannot reach the jobs of a cycle."""
     needs = Counter[str]()
     downstream = defaultdict[str, list[str]](list)
     for upstream, job, _ in chain(known, *(each.edges for each in added)):

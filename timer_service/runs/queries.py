@@ -43,7 +43,7 @@ class ListRuns(Payload):
 
 
 class RunView(Payload):
-    """A run as replies and queries show it."""
+    """A run in a reply to a command or a query."""
 
     tenant_id: Tenant
     run_id: Identifier
@@ -91,7 +91,7 @@ class RunPage(Payload):
 
 
 def run_view(run: Run) -> Mapping[str, Any]:
-    """Return a run as replies and queries show it."""
+    """Return the view of a run for replies."""
     return omit_none(
         tenantId=run.key.tenant_id,
         runId=run.key.run_id,

@@ -57,7 +57,7 @@ class CreateWorkItem(TenantPayload):
 
 
 class TransitionWorkItem(TenantPayload):
-    """A work item reached another status. Active signals that wait for this status fire."""
+    """A work item reached another status. This fires the active signals that wait for it."""
 
     type: ClassVar[str] = "TransitionWorkItem"
 

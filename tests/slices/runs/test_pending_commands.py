@@ -72,7 +72,7 @@ async def test_cancel_between_two_equal_starts(runs: Runs, order: tuple[int, ...
 
 
 async def test_partly_applied_report_is_kept_beyond_the_limit(runs: Runs) -> None:
-    """The rest of a partly applied report is kept again even if the limit is reached."""
+    """A report that was applied in part stays pending for its other jobs, even if the size limit is reached."""
     await runs.start({"a": []}, "g1", "g2")
     await runs.report("failed", "x", droppedJobs=["y"])
     send_large_reports(runs, 80)

@@ -77,7 +77,7 @@ def test_agrees_with_the_reference_evaluator(edges: Edges, data: st.DataObject) 
 @settings(max_examples=100, deadline=None)
 @given(graphs(), st.data())
 def test_repair_of_a_sound_run_changes_nothing(edges: Edges, data: st.DataObject) -> None:
-    """At every moment of a run, a recount of all needs finds the stored counts."""
+    """A recount of all needs gives the stored counts after every change of a run."""
     draft = evaluated_draft(edges)
     for _ in range(data.draw(st.integers(0, len(draft.jobs)))):
         if not (running := sorted(ready_and_skipped(draft)[0])):

@@ -15,7 +15,7 @@ _CACHED_STATEMENTS = 1000
 
 @lru_cache(_CACHED_STATEMENTS)
 def translate(sql: str) -> Statement:
-    """Return the statement with numbered parameters, and with the row locks in place of their markers."""
+    """Return a statement with numbered parameters. The comments that ask for row locks become FOR UPDATE clauses."""
     for marker, clause in _MARKERS.items():
         sql = sql.replace(marker, clause)
     return number_parameters(sql, "${}".format)

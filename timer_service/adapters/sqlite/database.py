@@ -191,7 +191,7 @@ def _create_private_file(path: Path) -> None:
 def _prepare_file(path: Path) -> None:
     """Create the database file if it is missing. Raise the error of SQLite if the file cannot be used.
 
-    aiosqlite does not stop the thread of a connection that fails to open, so the check comes before.
+    aiosqlite does not stop the thread of a connection that fails to open, so this function opens the file first.
     """
     _create_private_file(path.resolve())
     with closing(sqlite3.connect(path)) as connection:

@@ -7,7 +7,7 @@ from timer_service.cli.doctor.finding import Finding, Status
 
 
 def check_consumer(name: str, info: Mapping[str, Any]) -> Finding:
-    """Check the consumer by the reply of JetStream. A service that runs always has a pull request open."""
+    """Check the consumer, as JetStream describes it. A service that runs always has a pull request open."""
     check = f"consumer {name}"
     if "error" in info:
         remedy = "The service creates it when it starts: run `timer-service serve`."

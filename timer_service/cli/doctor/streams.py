@@ -14,7 +14,7 @@ _UPDATE = "Start the service once with TIMER_MANAGE_STREAMS=true, or ask the own
 
 
 def check_stream(kind: Kind, subject: str, info: Mapping[str, Any]) -> Iterator[Finding]:
-    """Check a stream that exists, by the reply of JetStream."""
+    """Check a stream, as JetStream describes it."""
     config = info["config"]
     problems = list(_problems(kind, subject, config, clustered=bool(info.get("cluster", {}).get("name"))))
     name = f"stream {config['name']}"
