@@ -8,6 +8,7 @@ command again. A report that is sent twice counts once.
 
 import argparse
 import asyncio
+import contextlib
 import json
 import os
 import time
@@ -117,4 +118,6 @@ if __name__ == "__main__":
         help="seconds until the jobs of a killed executor are run again",
     )
     arguments = parser.parse_args()
-    asyncio.run(main(os.environ.get("TIMER_BROKER_URL", "nats://localhost:4222"), arguments.tenant, arguments.ack_wait))
+    url = os.environ.get("TIMER_BROKER_URL", "nats://localhost:4222")
+    with contextlib.suppress(KeyboardInterrupt):
+        asyncio.run(main(url, arguments.tenant, arguments.ack_wait))

@@ -10,7 +10,9 @@ from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
+import nats
 import pytest
+from nats.aio.msg import Msg
 
 from tests.e2e.conftest import ON_SQLITE, User, iso
 from tests.harness.processes import NatsServer, Service, body
@@ -23,6 +25,7 @@ from timer_service.client import (
     State,
     Timer,
     TimerClient,
+    TimerServiceError,
 )
 
 GUIDE = Path(__file__).parents[2] / "docs" / "client.md"
@@ -83,7 +86,7 @@ def test_the_example_of_the_guide_runs(tmp_path: Path, capsys: pytest.CaptureFix
     assert lines[4].startswith("Scheduled 20")
     assert lines[5] == "due next: order-1/payment"
     assert "'Scheduled': 998" in lines[6]
-    assert lines[7:9] == ["transitioned", "reminder: ask-for-help Call Kim."]
+    assert lines[7:9] == ["transitioned", "reminder: call-kim Call Kim."]
     assert lines[9:12] == ["started", "recorded", "ready: ['lint', 'publish']"]
     assert lines[12].startswith("TOO_LARGE [{'path': 'payload.data'")
     assert lines[13:] == ["fired: order-1/payment None"]
@@ -205,6 +208,16 @@ MISTAKES: dict[str, Any] = {
     "due_before must": lambda client: anext(client.list("acme", due_before=NAIVE)),
     "due_after must": lambda client: anext(client.list("acme", due_after=NAIVE)),
     "tenant must be": lambda client: anext(client.watch("a.b")),
+    "call must be 1 to 200 characters": lambda client: client.get("acme", "\ud800"),
+    "data must be JSON: 'utf-8'": lambda client: client.schedule("acme", "call", LATER, data="\ud800"),
+    "on must be a list": lambda client: client.signals.create("acme", "signal", item="item", on="blocked"),
+    "on must be 1 to 100": lambda client: client.signals.create("acme", "signal", item="item", on=[""]),
+    "to must be 1 to 100": lambda client: client.signals.transition("acme", "item", "a\nb"),
+    "jobs must be a list": lambda client: client.runs.start("acme", "run", None),
+    "jobs must be smaller": lambda client: client.runs.start(
+        "acme", "run", [{"name": "x", "payload": "x" * 1_100_000}]
+    ),
+    "status must be one of dispatched": lambda client: client.runs.report("acme", "run", "job", "pending"),
 }
 
 
@@ -270,6 +283,60 @@ async def test_reconnect(broker: NatsServer, client: TimerClient) -> None:
     await broker.start()
     outcome = await until_answered(lambda: client.schedule("acme", "call-1", LATER, timeout_seconds=2))
     assert outcome.timer == await until_answered(lambda: client.get("acme", "call-1"))
+
+
+@ON_SQLITE
+async def test_calls_in_flight_end_when_the_connection_is_lost(broker: NatsServer, service: Service) -> None:
+    """A lost or closed connection ends the calls in flight at once. They do not wait for their timeouts."""
+    ended: list[int] = []
+    async with TimerClient.connect(broker.url) as client:
+        timers = [NewTimer("acme", f"call-{index}", LATER) for index in range(5_000)]
+        sending = asyncio.ensure_future(client.schedule_many(timers, progress=ended.append, timeout_seconds=60))
+        while not ended:
+            await asyncio.sleep(0)
+        await service.kill()
+        asking = asyncio.ensure_future(client.get("acme", "call-1", timeout_seconds=60))
+        await asyncio.sleep(0)
+        await broker.kill()
+        async with asyncio.timeout(10):
+            results = await sending
+            with pytest.raises(NoAnswerError):
+                await asking
+    assert {type(each) for each in results} == {Outcome, NoAnswerError}
+    assert ended[-1] == 5_000
+
+
+@ON_SQLITE
+async def test_progress_that_raises(client: TimerClient) -> None:
+    """An error of `progress` is raised by `schedule_many`."""
+    with pytest.raises(ZeroDivisionError):
+        await client.schedule_many([NewTimer("acme", "call-1", LATER)], progress=lambda count: count / 0)
+
+
+UNREADABLE = [b"{", b"\xff\xfe", b"null", b"1", b"[]", b'"x"', b"{}", b'{"error": {}}', b'{"error": 1}', b"[" * 60_000]
+
+
+async def test_unreadable_answers(broker: NatsServer) -> None:
+    """An answer that is not the service's raises TimerServiceError. A message that is no event is not yielded."""
+    answers = iter(UNREADABLE)
+    async with TimerClient.connect(broker.url) as client:
+        connection = await nats.connect(broker.url)
+
+        async def answer(message: Msg) -> None:
+            await message.respond(next(answers))
+
+        await connection.subscribe("timer.qry.v1.acme.*", cb=answer)
+        for _ in UNREADABLE:
+            with pytest.raises(TimerServiceError):
+                _ = [each async for each in client.list("acme")]
+        watching = asyncio.ensure_future(anext(client.watch("acme")))
+        with pytest.raises(NoAnswerError):  # a round trip after the subscription of `watch`
+            await client.count("other")
+        for body in (*UNREADABLE, b'{"payload": {"serviceCallId": "call-1"}}'):
+            await connection.publish("timer.evt.v1.acme.due-time-reached", body)
+        async with asyncio.timeout(5):
+            assert (await watching)["payload"] == {"serviceCallId": "call-1"}
+        await connection.close()
 
 
 async def until_answered(call: Callable[[], Awaitable[Any]]) -> Any:

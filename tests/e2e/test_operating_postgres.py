@@ -91,7 +91,7 @@ async def test_doctor_with_a_refused_login(cli: Cli, databases: Databases) -> No
 
 
 async def test_without_the_extra(cli: Cli) -> None:
-    """Without asyncpg, doctor and migrate say what to install."""
+    """If asyncpg is not installed, `doctor` and `migrate` say how to install it."""
     (cli.folder / "asyncpg.py").write_text("raise ImportError")
     cli.program = [sys.executable, "-m", "timer_service"]
     path = os.pathsep.join([str(cli.folder), os.environ.get("PYTHONPATH", "")])

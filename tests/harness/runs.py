@@ -23,7 +23,7 @@ def run_after(job: str) -> dict[str, str]:
 
 
 def jobs(graph: Graph, **fields: Any) -> list[dict[str, Any]]:
-    """Return jobs as on the wire. Every job gets the `fields`."""
+    """Return jobs in their wire form. Every job gets the `fields`."""
     return [{"name": name, "needs": needs, **fields} for name, needs in graph.items()]
 
 

@@ -105,7 +105,7 @@ def any_order_with_repeats(service: Service, draw: Draw) -> None:
 
 
 def runs_in_guaranteed_order(service: Service, draw: Draw) -> None:
-    """Assert that StartRun, ResolveGroup and an earlier CancelRun have the same result at any time of delivery."""
+    """Assert that a StartRun, a ResolveGroup and an older CancelRun have the same result in any order of delivery."""
     history = draw(executed_runs())
     order = draw(guaranteed_run_orders(history))
     in_order, delivered = RunsModel(), RunsModel()

@@ -97,3 +97,21 @@ def test_migrate_reads_only(command: str, code: int, empty_folder: Path) -> None
 def test_migrations_of_the_other_engine_are_explained() -> None:
     """`status` says which migration is only for another engine."""
     assert "skipped  0005_engine (only for PostgreSQL)\n" in run("migrate", "status").stdout
+
+
+@pytest.mark.parametrize(
+    ("content", "complaint"),
+    [
+        ('{"job": []}', "unknown field 'job'"),
+        ("{}", "must have a list 'jobs'"),
+        ('{"jobs": null}', "must have a list 'jobs'"),
+        ('{"jobs": [], "groups": "tests"}', "must have a list 'groups'"),
+        ("[" * 100_000, "must be JSON with less nesting"),
+    ],
+)
+def test_wrong_file_of_a_run(tmp_path: Path, content: str, complaint: str) -> None:
+    """A wrong field in the file of a run is named, and nothing is started."""
+    file = tmp_path / "run.json"
+    file.write_text(content)
+    result = CliRunner().invoke(create_app(NAMES), ["runs", "start", "acme", "build-1", str(file)])
+    assert (result.exit_code, complaint in " ".join(result.output.replace("│", " ").split())) == (2, True)

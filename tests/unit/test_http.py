@@ -151,7 +151,7 @@ async def test_ipv6() -> None:
 
 
 async def test_the_port_is_free_again_at_once() -> None:
-    """The same port can be served again right after a stop, connections of the first time notwithstanding."""
+    """The port can be used again right after a stop, even if old connections are still closing."""
     async with serve_http(pages(), HOST, 0) as port:
         await get(port, "/livez")
     async with serve_http(pages(), HOST, port) as again:

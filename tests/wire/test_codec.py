@@ -330,7 +330,7 @@ def test_trace_with_control_characters(headers: dict[str, str]) -> None:
 
 @given(st.binary())
 def test_arbitrary_bytes(body: bytes) -> None:
-    """Random bytes are rejected without any other error."""
+    """Random bytes are rejected, and decoding raises no other error."""
     with pytest.raises(Rejection):
         decode(delivery(body))
 

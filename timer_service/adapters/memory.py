@@ -1,6 +1,6 @@
 """A broker inside this process, for tests and for the simulation.
 
-It does nothing unless a test asks for it. A test can read everything that it stored and settled.
+It delivers commands only when a test asks for them. A test can read everything that it stored and settled.
 """
 
 import asyncio

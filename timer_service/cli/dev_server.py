@@ -45,9 +45,11 @@ class DevServer:
 def find_dev_server(folder: Path = DEFAULT_FOLDER) -> DevServer | None:
     """Return the `dev` that runs with its files in `folder`. A file that a killed `dev` left behind is ignored."""
     try:
+        if not (folder / _FILE).is_file():
+            return None
         content = json.loads((folder / _FILE).read_text("utf-8"))
         server = DevServer(int(content["pid"]), str(content["brokerUrl"]), Path(content["database"]))
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
     return server if server.is_running else None
 

@@ -80,11 +80,24 @@ def read_json_file(path: str) -> dict[str, Any]:
     return read_json_object(text)
 
 
+def read_graph_file(path: str) -> dict[str, Any]:
+    """Return the jobs, and the groups if there are some, in a file of a run; `-` is standard input."""
+    graph = read_json_file(path)
+    if unknown := sorted(graph.keys() - {"jobs", "groups"}):
+        raise typer.BadParameter(f"{path!r} has the unknown field {unknown[0]!r}; the fields are jobs and groups.")
+    for name in ("jobs", *graph.keys()):
+        if not isinstance(graph.get(name), list):
+            raise typer.BadParameter(f"{path!r} must have a list {name!r}.")
+    return graph
+
+
 def _parse_json(text: str) -> Any:
     try:
         return json.loads(text)
     except ValueError as error:
         raise typer.BadParameter(f"must be JSON: {error}.") from error
+    except RecursionError as error:
+        raise typer.BadParameter("must be JSON with less nesting.") from error
 
 
 Tenant = Annotated[str, typer.Argument(parser=read_tenant, metavar="TENANT", help="The tenant.")]

@@ -18,8 +18,8 @@ from timer_service.cli.parameters import (
     Cursor,
     Limit,
     Tenant,
+    read_graph_file,
     read_identifier,
-    read_json_file,
     read_json_object,
 )
 from timer_service.client import Outcome, Run, RunStatus, TimerClient
@@ -34,10 +34,10 @@ JobStatus = Annotated[
 ]
 GraphFile = Annotated[
     dict[str, Any],
-    typer.Argument(parser=read_json_file, metavar="FILE", help='JSON: {"jobs": […], "groups": […]}; - for stdin.'),
+    typer.Argument(parser=read_graph_file, metavar="FILE", help='JSON: {"jobs": […], "groups": […]}; - for stdin.'),
 ]
 JobsFile = Annotated[
-    dict[str, Any], typer.Argument(parser=read_json_file, metavar="FILE", help='JSON: {"jobs": […]}; - for stdin.')
+    dict[str, Any], typer.Argument(parser=read_graph_file, metavar="FILE", help='JSON: {"jobs": […]}; - for stdin.')
 ]
 Outputs = Annotated[
     dict[str, Any] | None,

@@ -2,12 +2,17 @@
 
 import json
 import re
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any
 
+from timer_service.client.errors import TimerServiceError
 from timer_service.core.instant import parse_instant
 from timer_service.core.message import IDENTIFIER_PATTERN, TENANT_PATTERN
+
+_STATUS = re.compile(r"[^\x00-\x1f\x7f-\x9f]{1,100}")
+_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def check_tenant(tenant: str) -> str:
@@ -19,9 +24,16 @@ def check_tenant(tenant: str) -> str:
 
 def check_identifier(argument: str, name: str) -> str:
     """Return a valid id of a timer, signal, work item, run or job."""
-    if not re.fullmatch(IDENTIFIER_PATTERN, name):
-        raise ValueError(f"{argument} must be 1 to 200 characters without control characters")
+    if not re.fullmatch(IDENTIFIER_PATTERN, name) or _SURROGATE.search(name):
+        raise ValueError(f"{argument} must be 1 to 200 characters, without control characters and surrogates")
     return name
+
+
+def check_status(argument: str, status: str) -> str:
+    """Return a valid status of a work item."""
+    if not _STATUS.fullmatch(status) or _SURROGATE.search(status):
+        raise ValueError(f"{argument} must be 1 to 100 characters, without control characters and surrogates")
+    return status
 
 
 def check_choice(argument: str, value: str, choices: type[StrEnum]) -> str:
@@ -43,9 +55,35 @@ def wire_instant(argument: str, at: datetime) -> str:
     return text
 
 
-def write_json(body: Any) -> bytes:
-    """Return a message body that may contain `data`."""
+def write_json(argument: str, body: Any) -> bytes:
+    """Return a message body that contains the value of `argument`."""
     try:
-        return json.dumps(body, allow_nan=False).encode()
+        return json.dumps(body, allow_nan=False, ensure_ascii=False).encode()
     except (ValueError, TypeError, RecursionError) as error:
-        raise ValueError(f"data must be JSON: {error}") from error
+        raise ValueError(f"{argument} must be JSON: {error}") from error
+
+
+def check_list(argument: str, values: object) -> list[Any]:
+    """Return a list."""
+    if isinstance(values, str) or not isinstance(values, Sequence):
+        raise ValueError(f"{argument} must be a list")  # noqa: TRY004 - every wrong argument is a ValueError
+    return list(values)
+
+
+def read_object(body: bytes) -> dict[str, Any]:
+    """Return the JSON object in an answer. Raises `TimerServiceError` if the answer is something else."""
+    try:
+        found = json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise TimerServiceError(f"the service sent an answer that is not JSON: {error}") from error
+    if not isinstance(found, dict):
+        raise TimerServiceError("the service sent an answer that is not a JSON object")
+    return found
+
+
+def read_list(answer: Mapping[str, Any], name: str) -> list[Any]:
+    """Return the list `name` in an answer. Raises `TimerServiceError` if there is no such list."""
+    found = answer.get(name)
+    if not isinstance(found, list):
+        raise TimerServiceError(f"the service sent an answer without the list {name}")
+    return found

@@ -1,7 +1,6 @@
 """Publishes commands to JetStream and collects their outcomes in one inbox."""
 
 import asyncio
-import json
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -10,6 +9,8 @@ import nats.errors
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 
+from timer_service.client.calls import Calls
+from timer_service.client.checks import read_object
 from timer_service.client.errors import CommandError, NoAnswerError
 from timer_service.client.models import Outcome
 from timer_service.nats_batches import batch_headers, split
@@ -33,8 +34,9 @@ class Command(NamedTuple):
 class Sender:
     """Publishes commands over one connection."""
 
-    def __init__(self, connection: Client) -> None:
+    def __init__(self, connection: Client, calls: Calls) -> None:
         self._connection = connection
+        self._calls = calls
         self._atomic = True
 
     async def send(
@@ -42,7 +44,8 @@ class Sender:
     ) -> list[Ended]:
         """Publish commands in order and return how each ended, in the same order.
 
-        `progress` is called with the number of commands that have ended, each time some more have.
+        `progress` is called with the number of commands that have ended, each time this number grows. If it raises, so
+        does this method.
         """
         if not self._connection.is_connected:
             return [NoAnswerError("not connected to the broker") for _ in commands]
@@ -50,17 +53,20 @@ class Sender:
         reason = f"no outcome within {timeout_seconds} s; the command may be handled later"
         try:
             async with asyncio.timeout(timeout_seconds):
-                await exchange.open()
-                for chunk in split(commands, lambda command: len(command.body)):
-                    await self._publish(exchange, chunk)
-                await exchange.wait()
+                await self._calls.run(self._run(exchange, commands))
         except TimeoutError:
             pass
-        except nats.errors.Error as error:
+        except (nats.errors.Error, NoAnswerError) as error:
             reason = str(error) or type(error).__name__
         finally:
             await exchange.close()
         return exchange.endings(reason)
+
+    async def _run(self, exchange: "_Exchange", commands: Sequence[Command]) -> None:
+        await exchange.open()
+        for chunk in split(commands, lambda command: len(command.body)):
+            await self._publish(exchange, chunk)
+        await exchange.wait()
 
     async def _publish(self, exchange: "_Exchange", commands: Sequence[Command]) -> None:
         """Publish an atomic batch or, if the stream refuses batches, single messages in windows.
@@ -87,6 +93,7 @@ class _Exchange:
         self._commands = commands
         self._progress = progress
         self._ended = 0
+        self._progress_error: Exception | None = None
         self._inbox = connection.new_inbox()
         self._subscription: Any = None
         loop = asyncio.get_running_loop()
@@ -122,14 +129,16 @@ class _Exchange:
 
     async def wait(self) -> None:
         """Wait until every command has ended."""
-        await asyncio.gather(*self._ends.values())
+        if self._ends:
+            await asyncio.wait(self._ends.values())
 
     def endings(self, otherwise: str) -> list[Ended]:
         """Return how each command ended. Commands without an outcome end with `NoAnswerError(otherwise)`."""
-        return [
-            self._ends[each.id].result() if _is_done(self._ends[each.id]) else NoAnswerError(otherwise)
-            for each in self._commands
-        ]
+        for command in self._commands:
+            self._end(command.id, NoAnswerError(otherwise))
+        if self._progress_error is not None:
+            raise self._progress_error
+        return [self._ends[command.id].result() for command in self._commands]
 
     async def _publish_acknowledged(
         self, command: Command, headers: dict[str, str]
@@ -147,9 +156,10 @@ class _Exchange:
         if token != _OUTCOME:
             self._acknowledge(token, message)
             return
-        reply = json.loads(message.data)
-        ended = CommandError.read(reply["error"]) if "error" in reply else Outcome.read(reply)
-        self._end(reply["commandId"], ended)
+        reply = read_object(message.data)
+        error = reply.get("error")
+        ended = Outcome.read(reply) if error is None else CommandError.read(error)
+        self._end(str(reply.get("commandId")), ended)
 
     def _acknowledge(self, command_id: str, message: Msg) -> None:
         waiting = self._acknowledged.pop(command_id, None)
@@ -158,21 +168,24 @@ class _Exchange:
         if message.headers and message.headers.get("Status") == _NO_RESPONDERS:
             waiting.set_result({"error": {"description": "no stream accepts commands here; is timer-service running?"}})
         else:
-            waiting.set_result(json.loads(message.data))
+            waiting.set_result(read_object(message.data))
 
     def _end(self, command_id: str, ended: Ended) -> None:
         waiting = self._ends.get(command_id)
         if waiting is not None and not waiting.done():
             waiting.set_result(ended)
             self._ended += 1
-            if self._progress is not None:
-                self._progress(self._ended)
+            self._report_progress()
 
-
-def _is_done(future: asyncio.Future[Ended]) -> bool:
-    return future.done() and not future.cancelled()
+    def _report_progress(self) -> None:
+        if self._progress is None or self._progress_error is not None:
+            return
+        try:
+            self._progress(self._ended)
+        except Exception as error:  # noqa: BLE001 - raised by `endings`: here it would end in the driver
+            self._progress_error = error
 
 
 def _why(error: Mapping[str, Any]) -> str:
     code = f" ({error['err_code']})" if "err_code" in error else ""
-    return f"{error['description']}{code}"
+    return f"{error.get('description')}{code}"

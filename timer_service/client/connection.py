@@ -10,16 +10,20 @@ from urllib.parse import urlsplit
 import nats.errors
 from nats.aio.client import Client
 from nats.aio.msg import Msg
+from nats.aio.subscription import Subscription
 
-from timer_service.client.checks import check_tenant, write_json
+from timer_service.client.calls import Calls
+from timer_service.client.checks import check_tenant, read_list, read_object, write_json
 from timer_service.client.commands import Command, Sender
-from timer_service.client.errors import NoAnswerError, QueryError
+from timer_service.client.errors import NoAnswerError, QueryError, TimerServiceError
 from timer_service.client.models import Outcome
 from timer_service.core.message import kebab
 
 _NOT_FOUND = "NOT_FOUND"
 _HEADER_BYTES = 1024
 _EVENTS_READ_AHEAD = 10_000
+_VALUES = {"StartRun": "jobs", "ResolveGroup": "jobs", "ReportJobStatus": "outputs", "CreateWorkSignal": "note"}
+"""The arguments that a message type takes over unchecked. All others have only `data`."""
 _ERROR = "Nats-Service-Error"
 _ERROR_CODE = "Nats-Service-Error-Code"
 
@@ -31,10 +35,12 @@ class Connection:
         self._client = client
         self._prefix = prefix
         self._watching: set[asyncio.Queue[bytes | None]] = set()
-        self.sender = Sender(client)
+        self._calls = Calls()
+        self.sender = Sender(client, self._calls)
 
-    async def end_events(self) -> None:
-        """End every iteration over events, because events may be missing from here on."""
+    async def end_calls(self) -> None:
+        """End every call and every iteration over events: answers and events may be missing from here on."""
+        self._calls.end()
         for bodies in self._watching:
             if bodies.full():
                 bodies.get_nowait()
@@ -43,9 +49,12 @@ class Connection:
     def command(self, message_type: str, tenant: str, fields: Mapping[str, Any]) -> Command:
         """Return a command with a new id. Raises ValueError if the broker would refuse its size."""
         command_id = secrets.token_hex(16)
-        body = write_json({"id": command_id, "type": message_type, "tenantId": check_tenant(tenant), "payload": fields})
+        argument = _VALUES.get(message_type, "data")
+        envelope = {"id": command_id, "type": message_type, "tenantId": check_tenant(tenant), "payload": fields}
+        body = write_json(argument, envelope)
         if len(body) + _HEADER_BYTES > self._client.max_payload:
-            raise ValueError(f"data must be smaller: the command has {len(body)} bytes, more than the broker accepts")
+            reason = f"the command has {len(body)} bytes, more than the broker accepts"
+            raise ValueError(f"{argument} must be smaller: {reason}")
         return Command(command_id, f"{self._prefix}.cmd.v1.{tenant}.{kebab(message_type)}", body)
 
     async def send(self, message_type: str, tenant: str, fields: Mapping[str, Any], timeout_seconds: float) -> Outcome:
@@ -62,7 +71,8 @@ class Connection:
         if not self._client.is_connected:
             raise NoAnswerError("not connected to the broker")
         try:
-            message = await self._client.request(subject, json.dumps(question).encode(), timeout=timeout_seconds)
+            request = self._client.request(subject, json.dumps(question).encode(), timeout=timeout_seconds)
+            message = await self._calls.run(request)
         except nats.errors.NoRespondersError as error:
             raise NoAnswerError("no service answers queries here; is timer-service running?") from error
         except nats.errors.TimeoutError as error:
@@ -72,7 +82,7 @@ class Connection:
         if not message.data:  # an error of the NATS micro service, such as an answer that is too large to send
             headers = message.headers or {}
             raise QueryError(headers.get(_ERROR_CODE, "INTERNAL"), headers.get(_ERROR, "the answer is empty"))
-        answer = json.loads(message.data)
+        answer = read_object(message.data)
         if "error" in answer:
             raise QueryError.read(answer["error"])
         return answer
@@ -92,7 +102,7 @@ class Connection:
         """Iterate over the list `name` of every page of a query."""
         while True:
             page = await self.ask(tenant, query, question, timeout_seconds)
-            for view in page[name]:
+            for view in read_list(page, name):
                 yield view
             if "cursor" not in page:
                 return
@@ -113,19 +123,31 @@ class Connection:
             await bodies.put(message.data)
 
         self._watching.add(bodies)
-        subscription = await self._client.subscribe(f"{self._prefix}.evt.v1.{tenant}.{message}", cb=receive)
+        subscription: Subscription | None = None
         try:
+            subscription = await self._client.subscribe(f"{self._prefix}.evt.v1.{tenant}.{message}", cb=receive)
             # The driver sends a flush before data that it holds back: only the second one follows the subscription.
-            await self._client.flush()
-            await self._client.flush()
+            await self._calls.run(self._client.flush())
+            await self._calls.run(self._client.flush())
             while (body := await bodies.get()) is not None:
-                event: dict[str, Any] = json.loads(body)
-                yield event
+                if (event := _read_event(body)) is not None:
+                    yield event
+        except nats.errors.Error as error:
+            raise NoAnswerError(str(error) or type(error).__name__) from error
         finally:
             self._watching.remove(bodies)
-            if not self._client.is_closed:
+            if subscription is not None and not self._client.is_closed:
                 await subscription.unsubscribe()
         raise NoAnswerError("the connection to the broker has ended; events may be missing from here on")
+
+
+def _read_event(body: bytes) -> dict[str, Any] | None:
+    """Return an event, or None for a message that cannot be one: the service did not publish it."""
+    try:
+        event = read_object(body)
+    except TimerServiceError:
+        return None
+    return event if isinstance(event.get("payload"), dict) else None
 
 
 def url_without_login(urls: str) -> str:

@@ -19,9 +19,10 @@ class _CodedError(TimerServiceError):
         self.errors = errors
 
     @classmethod
-    def read(cls, error: Mapping[str, Any]) -> Self:
+    def read(cls, error: Any) -> Self:
         """Return the exception for the `error` field of a reply."""
-        return cls(error["code"], error["message"], error.get("errors", ()))
+        found = error if isinstance(error, Mapping) else {}
+        return cls(str(found.get("code", "INTERNAL")), str(found.get("message", "")), found.get("errors", ()))
 
 
 class CommandError(_CodedError):

@@ -130,6 +130,19 @@ class RunStatus(StrEnum):
     REJECTED = "rejected"
 
 
+class ReportedStatus(StrEnum):
+    """A status of a job that a worker can report."""
+
+    DISPATCHED = "dispatched"
+    RUNNING = "running"
+    SUCCESS = "success"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+    SKIPPED = "skipped"
+    TIMED_OUT_STALE = "timed_out_stale"
+    DRIFT_DROPPED = "drift_dropped"
+
+
 class Run(View):
     """A run, without its jobs."""
 

@@ -3,9 +3,9 @@
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
-from timer_service.client.checks import check_choice, check_identifier, check_tenant
+from timer_service.client.checks import check_choice, check_identifier, check_list, check_tenant, read_list
 from timer_service.client.connection import Connection
-from timer_service.client.models import Outcome, Run, RunGraph, RunJob, RunStatus
+from timer_service.client.models import Outcome, ReportedStatus, Run, RunGraph, RunJob, RunStatus
 
 
 class Runs:
@@ -24,14 +24,14 @@ class Runs:
         timeout_seconds: float = 10,
     ) -> Outcome:
         """Start a run. `jobs` are in the form of docs/runs.md. `resolve_group` adds the jobs of each group later."""
-        fields = {"jobs": list(jobs), "groups": list(groups)}
+        fields = {"jobs": check_list("jobs", jobs), "groups": check_list("groups", groups)}
         return await self._send("StartRun", tenant, run, fields, timeout_seconds)
 
     async def resolve_group(
         self, tenant: str, run: str, group: str, jobs: Sequence[Mapping[str, Any]], *, timeout_seconds: float = 10
     ) -> Outcome:
         """Add the jobs of a group."""
-        fields = {"groupName": check_identifier("group", group), "jobs": list(jobs)}
+        fields = {"groupName": check_identifier("group", group), "jobs": check_list("jobs", jobs)}
         return await self._send("ResolveGroup", tenant, run, fields, timeout_seconds)
 
     async def report(
@@ -45,7 +45,7 @@ class Runs:
         timeout_seconds: float = 10,
     ) -> Outcome:
         """Report the status of a job, and its outputs for the jobs that need it."""
-        fields = {"jobName": check_identifier("job", job), "status": status}
+        fields = {"jobName": check_identifier("job", job), "status": check_choice("status", status, ReportedStatus)}
         more = {} if outputs is None else {"outputs": outputs}
         return await self._send("ReportJobStatus", tenant, run, fields | more, timeout_seconds)
 
@@ -58,12 +58,12 @@ class Runs:
         question: dict[str, Any] = {"runId": check_identifier("run", run)}
         jobs: dict[str, RunJob] = {}
         while (page := await self._connection.find(tenant, "get-run", question, timeout_seconds)) is not None:
-            for job in map(RunJob.read, page["jobs"]):
+            for job in map(RunJob.read, read_list(page, "jobs")):
                 known = jobs.get(job.name)  # the needs of one job can continue on the next page
                 needs = job.needs if known is None else [*known.needs, *job.needs]
                 jobs[job.name] = job.model_copy(update={"needs": needs})
             if "cursor" not in page:
-                return RunGraph(Run.read(page), page["counts"], page["groups"], [*jobs.values()])
+                return RunGraph(Run.read(page), page.get("counts", {}), page.get("groups", {}), [*jobs.values()])
             question["cursor"] = page["cursor"]
         return None
 

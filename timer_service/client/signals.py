@@ -4,7 +4,14 @@ from collections.abc import AsyncIterator, Sequence
 from datetime import datetime
 from typing import Any
 
-from timer_service.client.checks import check_choice, check_identifier, check_tenant, wire_instant
+from timer_service.client.checks import (
+    check_choice,
+    check_identifier,
+    check_list,
+    check_status,
+    check_tenant,
+    wire_instant,
+)
 from timer_service.client.connection import Connection
 from timer_service.client.models import Outcome, Signal, SignalStatus
 
@@ -31,7 +38,8 @@ class Signals:
             raise ValueError("either on or at must be given")
         fields: dict[str, Any] = {"signalId": check_identifier("signal", signal)}
         if at is None:
-            spec = {"kind": "work_item.status.transition", "to": list(on)}
+            statuses = [check_status("on", status) for status in check_list("on", on)]
+            spec = {"kind": "work_item.status.transition", "to": statuses}
             fields |= {"triggerKind": "event", "triggerSpec": spec}
         else:
             spec = {"kind": "time.at", "at": wire_instant("at", at)}
@@ -44,7 +52,7 @@ class Signals:
 
     async def transition(self, tenant: str, item: str, to: str, *, timeout_seconds: float = 10) -> Outcome:
         """Report that the status of a work item has changed to `to`."""
-        fields = {"workItemId": check_identifier("item", item), "to": to}
+        fields = {"workItemId": check_identifier("item", item), "to": check_status("to", to)}
         return await self._connection.send("TransitionWorkItem", tenant, fields, timeout_seconds)
 
     async def pause(self, tenant: str, signal: str, *, timeout_seconds: float = 10) -> Outcome:

@@ -62,7 +62,7 @@ class TimerClient:
                 max_reconnect_attempts=1,  # of the first connect; with more it would take minutes to fail
                 reconnect_time_wait=1,
                 error_cb=_ignore,
-                disconnected_cb=connection.end_events,
+                disconnected_cb=connection.end_calls,
                 inbox_prefix=inbox_prefix,
                 **options,
             )
@@ -73,6 +73,7 @@ class TimerClient:
         try:
             yield cls(connection)
         finally:
+            await connection.end_calls()
             await client.close()
 
     async def schedule(

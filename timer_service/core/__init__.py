@@ -1,4 +1,4 @@
-"""The lease and relay core that every slice uses. It imports no slice and no driver.
+"""The parts that timers, signals, runs and events share: lease, outbox, relay, consumer. It imports no driver.
 
 The states of a leased row, whatever its table calls them::
 

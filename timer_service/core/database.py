@@ -77,7 +77,7 @@ class Database(Protocol):
 
     @property
     def queries(self) -> Reader:
-        """Reads for users' queries and for gauges. A slow read here does not delay `reader`."""
+        """The reader for users' queries and for gauges. A slow read here does not delay `reader`."""
         ...
 
     @property

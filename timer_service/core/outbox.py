@@ -68,7 +68,7 @@ async def requeue(tx: Transaction, keys: Collection[EventKey], now: int) -> None
 
 
 async def read_buried_page(reader: Reader, tenant_id: str, after: Sequence[str | int], limit: int) -> Sequence[Row]:
-    """Return up to `limit` buried events, oldest first, after a cursor: when the event was added, and its id."""
+    """Return up to `limit` buried events after a cursor, oldest first. A cursor is (added_at, event id)."""
     added_at, event_id = after
     parameters = {"tenant_id": tenant_id, "added_at": added_at, "event_id": event_id, "limit": limit}
     return await reader.fetch(_SQL["buried_page"], parameters)

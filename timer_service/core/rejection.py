@@ -117,7 +117,7 @@ def _one_line(text: str) -> str:
 
 
 def _rename_broker_headers(headers: dict[str, str]) -> dict[str, str]:
-    """Rename the headers that a broker would act on when it stores the letter: expectations, roll-ups, time to live."""
+    """Rename the headers that change how a broker stores a message, for example `Nats-TTL` and `Nats-Rollup`."""
     return {
         f"Timer-Original-{name}" if name.lower().startswith("nats-") else name: value for name, value in headers.items()
     }

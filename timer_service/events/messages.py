@@ -1,4 +1,4 @@
-"""Wire models of the commands on events."""
+"""The command about buried events."""
 
 from typing import ClassVar
 

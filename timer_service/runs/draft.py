@@ -201,7 +201,8 @@ class Draft:
     def _evaluate_edges(self, edges: Iterable[Edge], changed: Iterable[str], command_id: str | None = None) -> None:
         """Evaluate edges whose upstream has ended, or defer that to the sweep.
 
-        The order is breadth first. Each edge skips its job, or lowers `open_needs` of the job. At 0 the job is ready.
+        The order is breadth first. The job at the end of an edge is skipped, or loses one open need. Without open needs
+        it becomes ready.
         `command_id` is the id of the command that added the edges, or None if the edges are older.
         """
         if not (self._evaluating and self.run.evaluated):

@@ -24,7 +24,7 @@ _MAX_LEVELS = 50
 async def load(
     tx: Transaction, commands: Mapping[RunKey, Sequence[Command]], now: int, *, evaluating: bool
 ) -> dict[RunKey, RunState]:
-    """Lock the runs of commands and read what the commands can change. Insert the runs that do not exist yet.
+    """Lock the runs that commands name, and read all rows that can change. Insert the runs that do not exist.
 
     No other transaction writes these runs until this transaction ends.
     """

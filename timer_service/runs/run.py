@@ -1,4 +1,4 @@
-"""Applies commands to one run. Pure: the handler reads and writes."""
+"""Applies commands to one run, as pure functions without I/O."""
 
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence

@@ -270,7 +270,7 @@ def read_signal(row: Row, history: History | None = None) -> Signal:
 
 
 def _state_parameters(signal: Signal) -> Mapping[str, Any]:
-    """Return the columns that a command can change without a new definition."""
+    """Return the columns that a command can change if it does not change the definition."""
     state = signal.state
     return {
         **signal.key._asdict(),

@@ -175,7 +175,7 @@ def _parameters(timer: Timer) -> Mapping[str, Any]:
 
 
 def _confirmation(timer: Timer) -> Mapping[str, Any]:
-    """Return the parameters of `confirm`: the key and the columns that a command without other effects changes."""
+    """Return the parameters of `confirm`: the key, the position and `confirmed_at`."""
     return {
         "tenant_id": timer.key.tenant_id,
         "service_call_id": timer.key.service_call_id,

@@ -14,7 +14,7 @@ from timer_service.events import SLICE
 
 
 class Events(InProcess):
-    """Consumer, outbox and queries. An event that the broker refuses is buried after one attempt."""
+    """The events slice in this process. An event that the broker refuses is buried after one attempt."""
 
     def __init__(self, database: Database, broker: MemoryBroker, clock: ManualClock) -> None:
         super().__init__(database, broker, clock, SLICE, max_attempts=1)

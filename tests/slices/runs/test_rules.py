@@ -59,7 +59,7 @@ def ready_and_skipped(draft: Draft) -> tuple[set[str], set[str]]:
 @settings(max_examples=150, deadline=None)
 @given(graphs(), st.data())
 def test_agrees_with_the_reference_evaluator(edges: Edges, data: st.DataObject) -> None:
-    """Whatever the order of the ends, the same jobs are ready and skipped as in an evaluation from scratch."""
+    """In any order in which jobs end, the ready and skipped jobs equal those of an evaluation from scratch."""
     draft = evaluated_draft(edges)
     ended: dict[str, JobStatus] = {}
     while running := sorted(ready_and_skipped(draft)[0]):

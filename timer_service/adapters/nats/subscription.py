@@ -299,7 +299,7 @@ def _identifier(text: str) -> str | None:
 def _attempt_and_sequence(reply: str) -> tuple[int, int]:
     """Parse `$JS.ACK.[<domain>.<account>.]<stream>.<consumer>.<attempt>.<sequence>...`.
 
-    The driver's `Msg.metadata` parses the other tokens too. It takes a tenth of the time budget of a command.
+    The driver's `Msg.metadata` parses all tokens, which takes a tenth of the time that a command may take.
     """
     tokens = reply.split(".")
     first = 4 if len(tokens) == _TOKENS_WITHOUT_DOMAIN else 6

@@ -113,7 +113,7 @@ def _table_names() -> Sequence[str]:
 async def _check_schema(
     connection: _Connection, config: Config, tables: Mapping[str, Mapping[str, Any]], role: str
 ) -> AsyncIterator[Finding]:
-    """Check the migrations, if the role may read their table, and the rights of the role."""
+    """Check the rights of the role. Check the migrations too if the role can read their table."""
     shipped = migrations("postgres")
     lacking = {name: row["lacking"] for name, row in tables.items() if row["lacking"]}
     applied: Applied = {}

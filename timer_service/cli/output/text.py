@@ -11,7 +11,7 @@ _LABEL_WIDTH = 11
 
 
 def style(text: str, *, colour: str | None = None, bold: bool = False) -> str:
-    """Return text with terminal codes, unless NO_COLOR is set. `typer.echo` removes codes for other outputs."""
+    """Return text with terminal codes, unless NO_COLOR is set. `typer.echo` removes the codes for files and pipes."""
     if os.environ.get("NO_COLOR") or not (colour or bold):
         return text
     return typer.style(text, fg=colour, bold=bold or None)

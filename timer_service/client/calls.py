@@ -1,0 +1,35 @@
+"""The calls in progress on a connection."""
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+from timer_service.client.errors import NoAnswerError
+
+_T = TypeVar("_T")
+
+
+class Calls:
+    """The calls in progress on a connection. All of them end when the connection is lost: no answer can arrive."""
+
+    def __init__(self) -> None:
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    async def run(self, call: Coroutine[Any, Any, _T]) -> _T:
+        """Return the result of a call. Raises `NoAnswerError` if the connection is lost first."""
+        task = asyncio.ensure_future(call)
+        self._tasks.add(task)
+        try:
+            return await task
+        except asyncio.CancelledError:
+            if task in self._tasks:
+                raise  # the caller was cancelled
+            raise NoAnswerError("the connection to the broker was lost; a command may be handled later") from None
+        finally:
+            self._tasks.discard(task)
+
+    def end(self) -> None:
+        """End the calls."""
+        tasks, self._tasks = self._tasks, set()
+        for task in tasks:
+            task.cancel()
