@@ -241,7 +241,7 @@ class Config(BaseSettings):
         return self
 
     def _sources(self, field: str) -> list[str]:
-        """Return the variables that set a field: its own, the one of its file, or both."""
+        """Return the environment variables of a field: `TIMER_X`, `TIMER_X_FILE`, or both."""
         return [_variable(name) for name in (field, f"{field}_file") if getattr(self, name, None) is not None]
 
 

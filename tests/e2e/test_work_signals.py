@@ -116,7 +116,7 @@ async def test_killed_service_fires_every_signal_once(user: User, service: Servi
 
 
 async def block(user: User, count: int) -> None:
-    """Send the last command of each sequence, a hundred per second."""
+    """Send one command for each work item, a hundred commands per second."""
     start = time.time()
     for number in range(count):
         await asyncio.sleep(start + number / 100 - time.time())

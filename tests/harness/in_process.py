@@ -33,7 +33,7 @@ async def next_at(worker: Worker, now: int) -> int | None:
 
 
 class InProcess(Conversation):
-    """A `Conversation` with a slice in this process. A test can also read and change its internals."""
+    """Sends commands to a slice in this process. A test can also read and change the internals of the slice."""
 
     def __init__(
         self,

@@ -75,7 +75,7 @@ class RandomRuns:
         return {each.name: each.expected() for each in self._runs}
 
     async def found(self, runs: RunConversation) -> dict[str, Evaluation]:
-        """Return the ready and skipped jobs of each run by the service."""
+        """Ask the service for the ready and skipped jobs of each run."""
         return {each.name: await _found(runs, each.name) for each in self._runs}
 
 

@@ -3,15 +3,16 @@
 The model takes commands in the order of their delivery. The position of a command is its place in the stream. If both
 orders are the same, docs/runs.md describes the result. If not, these rules apply:
 
-- A ResolveGroup or a report can be delivered before its StartRun or before the ResolveGroup that names its job. It is
-  kept, and applied in the order of positions when that command is delivered.
-- A tombstone (a CancelRun was delivered first) keeps newer commands, because a newer StartRun may follow. It removes
-  older commands, because they belong to the run that was cancelled.
+- A ResolveGroup or a report can be delivered before its StartRun or before the ResolveGroup that names its job. It
+  is stored. The stored commands are applied in stream order when the missing command is delivered.
+- If a CancelRun is delivered first, the run is a tombstone. It stores newer commands, because a newer StartRun may
+  follow. It removes older commands, because they belong to the run that was cancelled.
 - A StartRun that is older than the tombstone is cancelled at once.
 - A report of `dispatched`, `running` or `success` is `ignored_not_ready` if its job is not ready at delivery. An
   executor reports only jobs that are ready, so it never causes this outcome.
 - If a job has two ends, or an end and a skip, the first one delivered wins.
-- `droppedJobs` are applied whatever the outcome of the report's own job. Unknown names are kept while groups are open.
+- `droppedJobs` are applied whatever the outcome of the report's own job. Names of unknown jobs are stored while a
+  group is not resolved.
 """
 
 import json

@@ -137,7 +137,7 @@ def signals_in_any_order(service: Service, draw: Draw) -> None:
 
 
 def stream_order_with_faults(service: Service, draw: Draw) -> None:
-    """Crash or fail any await. Redeliver unhandled commands before newer ones."""
+    """A crash or an error can happen at any await. Unhandled commands are redelivered before newer commands."""
     checker = Checker(service, draw(mixed_commands()))
     faults = st.one_of(st.none(), _crashes(Point), _outages)
     for size in draw(splits(len(checker.positions))):

@@ -269,7 +269,7 @@ def test_many_faults() -> None:
 
 
 def test_field_name_with_a_line_break() -> None:
-    """The name of a field cannot add a header to the dead letter, such as one that the broker would act on."""
+    """A field name with a line break cannot add a header to the dead letter."""
     unknown: dict[str, Any] = {"x\r\nNats-Rollup: all": 1}
     given_delivery = delivery(schedule_timer(**unknown))
     letter, _ = Rejected(given_delivery, rejection(given_delivery), None).messages(NOW, MAX_MESSAGE_BYTES)

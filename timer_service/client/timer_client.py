@@ -98,7 +98,7 @@ class TimerClient:
 
         Returns for each timer, in order, its `Outcome`, or the `CommandError` or `NoAnswerError` that `schedule` would
         raise. An error of one timer does not affect the others. A wrong argument raises ValueError with the index of
-        the timer; nothing is sent then. `progress` is called with the number of timers that have ended.
+        the timer; nothing is sent then. `progress` is called with the number of results so far.
         """
         commands = []
         for index, timer in enumerate(timers):

@@ -85,7 +85,7 @@ class Draft:
     def keep_pending(self, command: Command, *, again: bool) -> bool:
         """Keep a command as pending. Return False if the limit is reached.
 
-        A command that was pending before is kept `again` whatever the limit.
+        A command that was pending before (`again`) is kept even if the limit is reached.
         """
         if command.position in self.pending:
             return True

@@ -91,9 +91,9 @@ def check_size(
 ) -> Flaw | None:
     """Return the job that makes a run too large when `new` jobs are added to it, or None.
 
-    `jobs` and `needs` are the counts so far. `downstream` are the edges of the jobs that will need every new job.
-    A need of an unresolved group counts as one. The check runs before the edges are built, because ten thousand jobs
-    that need a group of ten thousand jobs would make a hundred million edges.
+    `jobs` and `needs` are the counts so far. `downstream` are the edges to the jobs that need the resolved group.
+    A job that needs an unresolved group has one need for it. The check runs before the edges are built, because ten
+    thousand jobs that need a group of ten thousand jobs would make a hundred million edges.
     """
     if jobs + len(new) > MAX_JOBS:
         return Flaw(FlawCode.TOO_LARGE, [new[MAX_JOBS - jobs].name])
@@ -111,7 +111,7 @@ def _count_needs(new: Iterable[NewJob], members: Mapping[str, Collection[str]]) 
 
 
 def find_cycle(known: Iterable[Edge], added: Sequence[AddedEdges]) -> tuple[Position, Flaw] | None:
-    """Return the position of the first command whose edges close a cycle, and the cycle. Return None without a cycle.
+    """Return the position of the first command whose edges close a cycle, and the cycle. None if there is no cycle.
 
     The `known` edges have no cycle. The whole graph is searched once, and again only to find the command at fault.
     """

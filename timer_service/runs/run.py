@@ -231,7 +231,7 @@ class _CommandApplier:
 
 
 def _digest(jobs: list[NewJob], groups: Sequence[str]) -> str:
-    """Return a digest. It does not depend on the order of jobs, needs and groups, or on how a need is written."""
+    """Return a digest of a graph. Two graphs with the same jobs, needs and groups in any order have the same digest."""
     described = sorted(
         (
             job.name,

@@ -70,7 +70,7 @@ def _changed_jobs(old: RunState, new: RunState) -> Iterator[tuple[RunKey, Job, J
 
 
 def _added_edges(old: Mapping[str, Sequence[Edge]], new: Mapping[str, Sequence[Edge]]) -> Iterator[Edge]:
-    """Yield the added edges. They are always appended to the edges of their upstream."""
+    """Yield the added edges. A command only appends edges, so the new edges are at the end of each list."""
     for upstream, edges in new.items():
         known = old.get(upstream, ())
         if edges is not known:

@@ -218,7 +218,7 @@ def _put_transition(batch: Batch, transition: Transition) -> Batch:
 
 
 def _put_firing(batch: Batch, firing: Firing) -> Batch:
-    """Return the batch with a firing. If the batch already has this firing, only `failed` changes."""
+    """Return the batch with a firing added. If the batch already has this firing, only `failed` changes."""
     known = batch.firings.get(firing.signal, {})
     firing_id = firing.firing_id
     firings = _with(known, firing_id, known.get(firing_id, firing)._replace(failed=firing.failed))

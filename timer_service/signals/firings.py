@@ -90,7 +90,7 @@ def time_firing(signal: Signal, cause: Cause) -> Firing | None:
 def refusal(signal: Signal | None, defined: Position, cause: Position) -> str | None:
     """Return why a firing must not fire now, or None if it may.
 
-    `defined` is the position of the firing's definition, `cause` is the position of its cause.
+    `defined` is the position of the command that defined the signal, `cause` the position of the cause.
     """
     if signal is None:
         return "the signal does not exist"

@@ -235,7 +235,7 @@ async def page(
 async def delete_settled(tx: Transaction, before: int, limit: int) -> int:
     """Delete settled rows that are older than the instant `before`, up to `limit` of each kind.
 
-    The kinds are firings, evaluated transitions, and signals that are tombstones or have ended. The tasks of these
+    These are settled firings, evaluated transitions, ended signals, and tombstones of signals. The tasks of these
     signals are deleted too. A fired signal and its task stay until the signal is resolved. Return the number of deleted
     rows, not counting tasks.
     """

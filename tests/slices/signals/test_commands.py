@@ -296,7 +296,7 @@ async def test_every_outcome(signals: SignalConversation) -> None:
 
 
 async def test_reply_shows_the_signal(signals: SignalConversation) -> None:
-    """A reply has the signal after the command. A reply about a work item or an unknown signal has none."""
+    """A reply contains the signal in its new state, unless it is about a work item or an unknown signal."""
     created = await signals.create(note="mind the gap")
     moved = await signals.transition()
     unknown = await signals.about("Pause", "nobody")

@@ -78,7 +78,7 @@ async def test_wakeups_and_lateness(signals: Signals) -> None:
 
 
 async def test_instant(signals: Signals) -> None:
-    """A signal that waits for an instant fires exactly at that instant, without a work item or a task."""
+    """A signal for an instant fires exactly at that instant. Its event has no work item, and no task is created."""
     due = after(minutes=1)
     await signals.remind(iso(due))
     assert signals.command_wakes == [due]

@@ -32,7 +32,7 @@ class Buffer:
         return len(self._messages) >= limit or self._bytes >= BATCH_BYTES
 
     def take(self, limit: int) -> list[Msg]:
-        """Remove and return up to `limit` messages that fit into a batch. The first one need not fit."""
+        """Remove and return up to `limit` messages that fit into a batch, and at least one of any size."""
         taken: list[Msg] = []
         room = BATCH_BYTES
         while self._messages and len(taken) < limit and (not taken or self._sizes[0] <= room):

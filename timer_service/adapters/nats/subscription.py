@@ -161,7 +161,7 @@ class NatsSubscription:
     async def close(self) -> None:
         """Wait for the pull to end, and return the buffered commands to the server.
 
-        Without this wait, commands that arrive after the end would be delivered again only after `ack_wait`.
+        Otherwise the broker could still send commands, and would deliver them again only after `ack_wait`.
         """
         self._closed = True
         self._arrived.set()
