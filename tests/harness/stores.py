@@ -38,7 +38,7 @@ _head_files: list[bytes] = []
 async def _sqlite_at_head() -> bytes:
     """Return the content of a SQLite file with the schema and no rows. It is created once, which takes 20 ms.
 
-    This function waits for no thread, because the event loop of the simulation cannot.
+    This function does not wait for a thread, because the event loop of the simulation cannot wait for threads.
     """
     if not _head_files:
         with TemporaryDirectory() as folder:

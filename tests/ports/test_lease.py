@@ -337,7 +337,7 @@ async def test_next_available(store: Database, lease: Lease) -> None:
 
 
 async def test_next_available_counts_held_rows(store: Database, lease: Lease) -> None:
-    """`next_available` includes the end of a lease."""
+    """A leased row counts for `next_available` when its lease ends."""
     await put(store, timer())
     await claim_one(store, lease)
     assert await lease.next_available(store.reader) == NOW + HOLD_MS

@@ -79,7 +79,7 @@ async def test_never_ahead_of_the_database(latencies: list[tuple[int, int]], pau
 
 
 async def test_slow_measurement_does_not_replace_a_better_one() -> None:
-    """A slow measurement does not replace a better one, from which the clock subtracts the possible drift."""
+    """A slow measurement does not replace a better one."""
     latencies = [*[(100, 100)] * 5, *[(40_000, 40_000)] * 5]
     machine = Machine(0, iter(latencies))
     clock = clock_of(machine, [])

@@ -71,7 +71,7 @@ class Sender:
     async def _publish(self, exchange: "_Exchange", commands: Sequence[Command]) -> None:
         """Publish an atomic batch or, if the stream refuses batches, single messages in windows.
 
-        The client tries because it may lack the permission to read the configuration of the stream.
+        The client publishes a batch to find this out: it may not be allowed to read the configuration of the stream.
         """
         if self._atomic and len(commands) > 1:
             acknowledged = await exchange.publish_batch(commands)

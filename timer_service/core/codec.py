@@ -122,7 +122,7 @@ def rejection_of(code: Code, subject: str, error: ValidationError, *prefix: str)
 
 
 def _special_code(details: Sequence[ErrorDetails]) -> Code | None:
-    """Return the code that a fault has as its type, such as `due_at_out_of_range`; it is more precise."""
+    """Return the first code that is the type of a fault, such as `due_at_out_of_range`, or None."""
     named = (each["type"].upper() for each in details)
     return next((Code(name) for name in named if name in Code.__members__), None)
 

@@ -74,7 +74,7 @@ class Rejected:
     def _dead_letter(self, max_bytes: int) -> Message:
         """Return the whole command with the rejection in its headers. Omit headers or body if they do not fit.
 
-        The omitted part stays in the command stream, at the sequence that the letter names, until the stream drops it.
+        The omitted part stays in the command stream until it expires. The dead letter has its sequence in the stream.
         """
         delivery = self.delivery
         reasons = {

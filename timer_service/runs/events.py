@@ -139,7 +139,7 @@ class _Upstreams(NamedTuple):
 
 
 async def _read_upstreams(tx: Transaction, jobs: Sequence[Mapping[str, str]]) -> Mapping[JobKey, _Upstreams]:
-    """Return for each job which outputs of its upstream jobs fit into its JobReady."""
+    """Return, for each job, the upstream jobs whose outputs fit into its JobReady."""
     sizes = defaultdict[JobKey, dict[str, int]](dict)
     for row in await tx.fetch_each(_SQL["upstream_sizes"], jobs):
         if row["bytes"] is not None:

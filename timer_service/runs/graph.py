@@ -44,7 +44,7 @@ class AddedEdges(NamedTuple):
 def build_edges(jobs: Iterable[NewJob], members: Mapping[str, Sequence[str]]) -> NewEdges:
     """Return the edges of new jobs. `members` holds the jobs of each resolved group.
 
-    A need of a resolved group becomes one edge to each of its jobs. There is at most one edge between two jobs. If a
+    A need for a resolved group becomes one edge for each job in it. There is at most one edge between two jobs. If a
     job needs another one both by name and as a member of a group, `skip` wins over `run`.
     """
     to_jobs: dict[tuple[str, str], Edge] = {}

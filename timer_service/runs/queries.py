@@ -205,7 +205,7 @@ async def _read_needs(
 
 
 def _job_view(row: Row, needs: _Needs, room: int) -> tuple[Mapping[str, Any], str, int]:
-    """Return the view of a job with the needs that fit into `room` bytes, and also the last need and the size."""
+    """Return the view of a job with the needs that fit into `room` bytes, the last need in it, and its size."""
     view = omit_none(
         name=row["job_name"],
         status=row["status"],

@@ -41,7 +41,7 @@ class _CommandApplier:
     """Applies commands to the draft of their run."""
 
     def __init__(self, draft: Draft, cycles: Mapping[Position, Flaw]) -> None:
-        """`cycles` maps the position of a command that closes a cycle to the cycle. That command rejects the run."""
+        """`cycles` has the cycle for the position of each command that closes one. Such a command rejects the run."""
         self.draft = draft
         self._cycles = cycles
         self._applies_pending = False

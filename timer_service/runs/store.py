@@ -198,7 +198,7 @@ def run_key(row: Row) -> RunKey:
 
 
 def read_run(row: Row) -> Run:
-    """Return the run of a row of `runs`."""
+    """Return the run in a row of the table `runs`."""
     return Run(
         key=run_key(row),
         status=None if row["status"] is None else RunStatus(row["status"]),

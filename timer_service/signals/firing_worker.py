@@ -82,7 +82,7 @@ class FiringWorker:
         return rows
 
     async def _process_alone(self, rows: Sequence[Row]) -> None:
-        """Process rows one by one that were claimed `max_attempts` times and never settled.
+        """Process one by one the rows that were claimed `max_attempts` times and never settled.
 
         One of these rows may have killed the process each time. Only the row in progress gets the next attempt, so
         a row is given up only if the process dies while it handles this row alone.

@@ -250,7 +250,7 @@ def _is_overruled(before: SignalState, after: SignalState, step: Step) -> bool:
 
 
 def fire(signal: Signal, cause: Position, at: int) -> Signal:
-    """Return an active signal after it fired on a cause."""
+    """Return the new state of an active signal that fires because of a cause."""
     return _after_firing(signal, Verb.FIRE, cause, at)._replace(last_error=None)
 
 

@@ -57,7 +57,7 @@ async def load(tx: Transaction, changes: Sequence[Change], now: int, *, evaluati
 
 
 async def save(tx: Transaction, before: Batch, after: Batch, now: int) -> int | None:
-    """Write the values that differ between two states of a batch. Return when a worker must wake, or None."""
+    """Write the values that differ between two states of a batch. Return the next wake-up of a worker, or None."""
     known = before.loaded
     await put_items(tx, [item for key, item in after.items.items() if item != known.items[key]])
     await save_signals(tx, known.signals, after.signals)

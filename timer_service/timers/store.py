@@ -116,7 +116,7 @@ async def page(
 async def count(
     reader: Reader, tenant_id: str, states: Sequence[State], due_before: int, limit: int
 ) -> dict[State, int]:
-    """Return the number of timers in each state, each at most `limit`, from one snapshot of the indexes."""
+    """Return the number of timers in each state from one snapshot. Counting stops at `limit` for each state."""
     counts = (
         f"SELECT '{state}' AS state, count FROM ({_SQL['count'].format(where=_WHERE[state])}) AS counted"  # noqa: S608 - no user input
         for state in states

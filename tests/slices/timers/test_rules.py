@@ -198,7 +198,7 @@ def test_cancel_unknown() -> None:
 
 @pytest.mark.parametrize(("due_at", "available_at"), [(NOW, RECEIVED), (LATER, LATER)], ids=["due", "not due"])
 def test_retry_failed(due_at: int, available_at: int) -> None:
-    """A newer RetryTimer schedules a failed timer with its old event id: now, but never before its due time."""
+    """A newer RetryTimer schedules a failed timer again, with the same event id and never before its due time."""
     failed = timer(State.FAILED, due_at=due_at)
     back = timer(due_at=due_at)._replace(position=NEW, available_at=available_at)
     assert retry(failed, NEW) == Applied(back, Outcome.RETRIED)
@@ -270,7 +270,7 @@ def test_same_command_delivered_again(name: str, row: Timer) -> None:
     ],
 )
 def test_epoch_before_sequence(row: Position, command: Position, outcome: Outcome) -> None:
-    """The commands of a recreated stream are newer than all commands of the old stream, at any sequence."""
+    """All commands of a recreated stream are newer than the commands of the old stream, even with a lower sequence."""
     assert RULES["schedule"](timer(position=row), command).outcome is outcome
 
 

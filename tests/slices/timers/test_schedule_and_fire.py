@@ -336,7 +336,7 @@ async def test_update_delivered_again_after_firing(timers: Timers) -> None:
 
 
 async def test_updates_race_with_claims(store: Database, memory_broker: MemoryBroker, clock: ManualClock) -> None:
-    """If updates race with two firing instances, the new data fires exactly where the outcome is `updated`."""
+    """If updates race with two firing instances, the event has the new data if the outcome is `updated`."""
     ours, theirs = (Timers(store, memory_broker, clock, batch_size=5) for _ in range(2))
     calls = [f"call-{number}" for number in range(60)]
     for call in calls:
@@ -412,7 +412,7 @@ async def test_recreated_stream(timers: Timers) -> None:
 
 
 async def test_several_schedules_in_one_batch(timers: Timers) -> None:
-    """Each command of a batch sees the effects of the earlier ones. The last accepted command fires."""
+    """Each command of a batch sees the effects of the earlier commands. The last accepted data is published."""
     due = {"1": LATER, "2": DUE, "3": DUE, "4": after(minutes=3), "5": after(minutes=3)}
     for cause, due_at in due.items():
         timers.send(schedule_timer(due_at=due_at, envelope={"id": cause}), {"Timer-Reply-To": INBOX})
