@@ -128,7 +128,7 @@ async def test_commands(database: Database, name: str) -> None:
 
 async def test_put(database: Database) -> None:
     """Writing a timer needs no search: the upsert uses the key."""
-    assert await plan(database, timers._PUT) == []
+    assert await plan(database, timers._SQL["put"]) == []
 
 
 LISTED_BY = {

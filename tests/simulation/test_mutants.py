@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, Phase, seed, settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from tests.simulation.timer_state_machine import TALLY, TimerStateMachine
+from timer_service import timers
 from timer_service.core import lease
 from timer_service.core.broker import PublishResult, PublishStatus
 from timer_service.core.consumer import Consumer
@@ -81,7 +82,7 @@ def update_keeps_its_id(patch: pytest.MonkeyPatch) -> None:
 
 def update_keeps_its_claim(patch: pytest.MonkeyPatch) -> None:
     """A claim of the previous schedule settles the new schedule."""
-    _replace(patch, store._SQL, "put", "lease_token = NULL, ")
+    _replace(patch, store._SQL, "put", ", lease_token = NULL")
 
 
 def update_is_ignored(patch: pytest.MonkeyPatch) -> None:
@@ -118,7 +119,7 @@ def random_event_id(patch: pytest.MonkeyPatch) -> None:
         body = json.dumps({**json.loads(message.body), "id": another}).encode()
         return message._replace(id=another, body=body)
 
-    patch.setattr(events, "due_time_reached", with_another_id)
+    patch.setattr(timers, "due_time_reached", with_another_id)
 
 
 def no_tombstone(patch: pytest.MonkeyPatch) -> None:

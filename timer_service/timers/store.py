@@ -21,7 +21,7 @@ _VALUES = (
     *("position_epoch", "position_sequence", "available_at", "attempt", "last_error"),
 )
 _COLUMNS = ("tenant_id", "service_call_id", *_VALUES)
-_PUT = _SQL["put"].format(
+_SQL["put"] = _SQL["put"].format(
     columns=", ".join(_COLUMNS),
     values=", ".join(f":{name}" for name in _COLUMNS),
     updates=", ".join(f"{name} = excluded.{name}" for name in _VALUES),
@@ -85,7 +85,7 @@ async def save(tx: Transaction, before: Mapping[Key, Timer], after: Mapping[Key,
     confirmed = [timer for timer in changed if _is_confirmed(before.get(timer.key), timer)]
     full = [timer for timer in changed if not _is_confirmed(before.get(timer.key), timer)]
     written = await tx.executemany(_SQL["confirm"], [_confirmation(timer) for timer in confirmed])
-    written += await tx.executemany(_PUT, [_parameters(timer) for timer in full])
+    written += await tx.executemany(_SQL["put"], [_parameters(timer) for timer in full])
     if written != len(changed):
         raise ConflictError(f"{len(changed) - written} of {len(changed)} timers were changed by another instance")
 
