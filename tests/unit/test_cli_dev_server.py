@@ -12,6 +12,7 @@ import pytest
 
 from timer_service.cli.connection import client_config
 from timer_service.cli.dev_server import announce_dev_server, find_dev_server
+from timer_service.client.connection import url_without_login
 from timer_service.config import load_config
 
 FOLDER = Path(".timer-service")
@@ -84,3 +85,33 @@ def test_announcing(broker_url: str) -> None:
             "database": str((FOLDER / "timers.db").absolute()),
         }
     assert list(FOLDER.iterdir()) == []
+
+
+def test_foreign_file(broker_url: str) -> None:
+    """A file that others could write, or that names a broker on another machine, is ignored: it would get our login."""
+    file = FOLDER / "dev.json"
+    write(1, broker_url)
+    assert find_dev_server(FOLDER) is not None
+    file.chmod(0o666)
+    assert find_dev_server(FOLDER) is None
+    file.chmod(0o600)
+    write(1, "nats://192.0.2.1:4222")
+    assert find_dev_server(FOLDER) is None
+    file.unlink()
+    os.mkfifo(file)
+    assert find_dev_server(FOLDER) is None
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "user:secret@host:1",
+        "nats://u:secret#x@host:1",
+        "nats://u:secret/x@host:1",
+        "nats://a:1,nats://u:secret,x@host:1",
+    ],
+)
+def test_url_without_login(url: str) -> None:
+    """No part of a login is shown, whatever characters it contains."""
+    assert url_without_login(url) == "nats://host:1"
+    assert url_without_login("nats://a:1,nats://b:2") == "nats://a:1,nats://b:2"

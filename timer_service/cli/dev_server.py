@@ -3,6 +3,7 @@
 import json
 import os
 import socket
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -39,17 +40,17 @@ class DevServer:
     @property
     def is_running(self) -> bool:
         """Return whether the process exists and its broker accepts connections."""
-        return _process_exists(self.pid) and _accepts_connections(self.broker_url)
+        return _is_local(self.broker_url) and _process_exists(self.pid) and _accepts_connections(self.broker_url)
 
 
 def find_dev_server(folder: Path = DEFAULT_FOLDER) -> DevServer | None:
     """Return the `dev` that runs with its files in `folder`. A file that a killed `dev` left behind is ignored."""
     try:
-        if not (folder / _FILE).is_file():
+        if not _is_ours(folder / _FILE):
             return None
         content = json.loads((folder / _FILE).read_text("utf-8"))
         server = DevServer(int(content["pid"]), str(content["brokerUrl"]), Path(content["database"]))
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError, OverflowError):
         return None
     return server if server.is_running else None
 
@@ -60,11 +61,22 @@ def announce_dev_server(folder: Path, config: Config) -> Iterator[None]:
     file, draft = folder / _FILE, folder / f"{_FILE}.tmp"
     content = {"pid": os.getpid(), "brokerUrl": config.broker_url, "database": str(config.db_path.absolute())}
     draft.write_text(json.dumps(content) + "\n", "utf-8")
+    draft.chmod(0o600)
     draft.replace(file)
     try:
         yield
     finally:
         file.unlink(missing_ok=True)
+
+
+def _is_ours(file: Path) -> bool:
+    """Return whether only this user could write the file: commands send their login to the broker that it names."""
+    facts = file.stat()
+    return stat.S_ISREG(facts.st_mode) and facts.st_uid == os.getuid() and not facts.st_mode & 0o022
+
+
+def _is_local(url: str) -> bool:
+    return urlsplit(url).hostname in {"localhost", "127.0.0.1", "::1"}
 
 
 def _process_exists(pid: int) -> bool:

@@ -82,9 +82,19 @@ def read_json_file(path: str) -> dict[str, Any]:
 
 def read_graph_file(path: str) -> dict[str, Any]:
     """Return the jobs, and the groups if there are some, in a file of a run; `-` is standard input."""
+    return _read_lists(path, "jobs", "groups")
+
+
+def read_jobs_file(path: str) -> dict[str, Any]:
+    """Return the jobs in a file of a group; `-` is standard input."""
+    return _read_lists(path, "jobs")
+
+
+def _read_lists(path: str, *names: str) -> dict[str, Any]:
     graph = read_json_file(path)
-    if unknown := sorted(graph.keys() - {"jobs", "groups"}):
-        raise typer.BadParameter(f"{path!r} has the unknown field {unknown[0]!r}; the fields are jobs and groups.")
+    if unknown := sorted(graph.keys() - set(names)):
+        fields = " and ".join(names)
+        raise typer.BadParameter(f"{path!r} has the unknown field {unknown[0]!r}; the fields are: {fields}.")
     for name in ("jobs", *graph.keys()):
         if not isinstance(graph.get(name), list):
             raise typer.BadParameter(f"{path!r} must have a list {name!r}.")

@@ -20,6 +20,7 @@ from timer_service.cli.parameters import (
     Tenant,
     read_graph_file,
     read_identifier,
+    read_jobs_file,
     read_json_object,
 )
 from timer_service.client import Outcome, Run, RunStatus, TimerClient
@@ -37,7 +38,7 @@ GraphFile = Annotated[
     typer.Argument(parser=read_graph_file, metavar="FILE", help='JSON: {"jobs": […], "groups": […]}; - for stdin.'),
 ]
 JobsFile = Annotated[
-    dict[str, Any], typer.Argument(parser=read_graph_file, metavar="FILE", help='JSON: {"jobs": […]}; - for stdin.')
+    dict[str, Any], typer.Argument(parser=read_jobs_file, metavar="FILE", help='JSON: {"jobs": […]}; - for stdin.')
 ]
 Outputs = Annotated[
     dict[str, Any] | None,

@@ -22,7 +22,8 @@ class Calls:
         try:
             return await task
         except asyncio.CancelledError:
-            if task in self._tasks:
+            caller = asyncio.current_task()
+            if task in self._tasks or (caller is not None and caller.cancelling()):
                 raise  # the caller was cancelled
             raise NoAnswerError("the connection to the broker was lost; a command may be handled later") from None
         finally:

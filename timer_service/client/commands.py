@@ -78,7 +78,7 @@ class Sender:
             if "batch" in acknowledged:
                 return
             # Stop trying if batches are disabled or the server is too old. Other errors are about these commands only.
-            self._atomic = acknowledged.get("error", {}).get("err_code", _ATOMIC_DISABLED) != _ATOMIC_DISABLED
+            self._atomic = _code(acknowledged) != _ATOMIC_DISABLED
         for start in range(0, len(commands), _WINDOW):
             await exchange.publish_each(commands[start : start + _WINDOW])
 
@@ -186,6 +186,13 @@ class _Exchange:
             self._progress_error = error
 
 
-def _why(error: Mapping[str, Any]) -> str:
+def _why(error: object) -> str:
+    if not isinstance(error, Mapping):
+        return f"JetStream refused the command: {error}"
     code = f" ({error['err_code']})" if "err_code" in error else ""
     return f"{error.get('description')}{code}"
+
+
+def _code(acknowledgement: Mapping[str, Any]) -> object:
+    error = acknowledgement.get("error")
+    return error.get("err_code", _ATOMIC_DISABLED) if isinstance(error, Mapping) else _ATOMIC_DISABLED

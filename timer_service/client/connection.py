@@ -5,7 +5,6 @@ import json
 import secrets
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
-from urllib.parse import urlsplit
 
 import nats.errors
 from nats.aio.client import Client
@@ -39,8 +38,12 @@ class Connection:
         self.sender = Sender(client, self._calls)
 
     async def end_calls(self) -> None:
-        """End every call and every iteration over events: answers and events may be missing from here on."""
+        """End every call and every iteration over events."""
         self._calls.end()
+        self.end_events()
+
+    def end_events(self) -> None:
+        """End every iteration over events, because events may be missing from here on."""
         for bodies in self._watching:
             if bodies.full():
                 bodies.get_nowait()
@@ -106,6 +109,8 @@ class Connection:
                 yield view
             if "cursor" not in page:
                 return
+            if page["cursor"] == question.get("cursor") or not isinstance(page["cursor"], str):
+                raise TimerServiceError("the service sent an answer with a wrong cursor")
             question = {**question, "cursor": page["cursor"]}
 
     async def events(self, tenant: str, message: str) -> AsyncIterator[dict[str, Any]]:
@@ -151,6 +156,6 @@ def _read_event(body: bytes) -> dict[str, Any] | None:
 
 
 def url_without_login(urls: str) -> str:
-    """Return broker URLs, with commas between them, without the user and the password that they may contain."""
-    parts = (urlsplit(url) for url in urls.split(","))
-    return ",".join(each._replace(netloc=each.netloc.rpartition("@")[2]).geturl() for each in parts)
+    """Return broker URLs without users and passwords. If one of them has a login, return only the last URL."""
+    # Not with a parser: it would take the wrong part of a password that contains one of the characters /#?,
+    return urls if "@" not in urls else f"nats://{urls.rpartition('@')[2]}"

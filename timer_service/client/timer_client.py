@@ -54,6 +54,11 @@ class TimerClient:
         """
         client = Client()
         connection = Connection(client, subject_prefix)
+
+        async def ended_by(error: Exception) -> None:
+            if isinstance(error, nats.errors.SlowConsumerError):  # the driver has dropped events of a slow watch
+                connection.end_events()
+
         try:
             await client.connect(
                 url.split(","),
@@ -61,7 +66,7 @@ class TimerClient:
                 connect_timeout=5,
                 max_reconnect_attempts=1,  # of the first connect; with more it would take minutes to fail
                 reconnect_time_wait=1,
-                error_cb=_ignore,
+                error_cb=ended_by,
                 disconnected_cb=connection.end_calls,
                 inbox_prefix=inbox_prefix,
                 **options,
@@ -172,7 +177,3 @@ def _schedule_fields(timer: NewTimer) -> Mapping[str, Any]:
 
 def _call_field(call: str) -> Mapping[str, Any]:
     return {"serviceCallId": check_identifier("call", call)}
-
-
-async def _ignore(_: Exception) -> None:
-    """Ignore errors of the driver: the calls that they affect raise."""

@@ -13,7 +13,6 @@ from timer_service.timers.messages import State
 from timer_service.timers.rules import Key, Schedule, Timer
 
 _SQL = load_sql("timer_service.timers", "store.sql")
-_FIND_LOCKED = f"{_SQL['find']}\n/* for update */"
 _PLAIN_COLUMNS = tuple(name for name in Schedule._fields if name != "trace")
 _SCHEDULE_COLUMNS = (*_PLAIN_COLUMNS, *Trace._fields)
 _VALUES = (
@@ -26,6 +25,12 @@ _SQL["put"] = _SQL["put"].format(
     values=", ".join(f":{name}" for name in _COLUMNS),
     updates=", ".join(f"{name} = excluded.{name}" for name in _VALUES),
 )
+for _name in (
+    "find",
+    "page",
+):  # not `*`: a new column would break the prepared statements of older instances
+    _SQL[_name] = _SQL[_name].replace("{columns}", ", ".join((*_COLUMNS, "reached_at")))
+_FIND_LOCKED = f"{_SQL['find']}\n/* for update */"
 
 TIMERS = LeasedTable(
     name="timer_schedules",

@@ -1,6 +1,6 @@
 -- name: find
 -- Returns the timer with a key.
-SELECT *
+SELECT {columns}
 FROM /* each of many */ timer_schedules
 WHERE tenant_id = :tenant_id AND service_call_id = :service_call_id
 
@@ -21,7 +21,7 @@ WHERE tenant_id = :tenant_id AND service_call_id = :service_call_id
 
 -- name: page
 -- Returns the next timers of a tenant in one state after a cursor, in order of due time, without tombstones.
-SELECT *
+SELECT {columns}
 FROM timer_schedules
 WHERE tenant_id = :tenant_id AND {where} AND due_at < :due_before
     AND (due_at, service_call_id) > (:after_due_at, :after_call)
