@@ -306,6 +306,35 @@ async def test_calls_in_flight_end_when_the_connection_is_lost(broker: NatsServe
     assert ended[-1] == 5_000
 
 
+async def collect_numbers(watch: AsyncIterator[dict[str, Any]], numbers: list[int]) -> None:
+    """Add the number in each event to `numbers`."""
+    async for event in watch:
+        payload = event["payload"]
+        numbers.append(payload["number"])
+
+
+async def test_events_before_the_end_of_a_watch(broker: NatsServer) -> None:
+    """A watch whose connection is lost yields, in order, every event that it had received, and then raises."""
+    async with TimerClient.connect(broker.url) as client:
+        connection = await nats.connect(broker.url, allow_reconnect=False)
+        watch = client.watch("acme")
+        first = asyncio.ensure_future(anext(watch))
+        with pytest.raises(NoAnswerError):  # a round trip after the subscription of `watch`
+            await client.count("acme")
+        for number in range(500):
+            body = json.dumps({"payload": {"number": number}}).encode()
+            await connection.publish("timer.evt.v1.acme.due-time-reached", body)
+        await connection.flush()
+        numbers = [(await first)["payload"]["number"]]
+        with pytest.raises(NoAnswerError):  # a round trip after the events
+            await client.count("acme")
+        await broker.kill()
+        with pytest.raises(NoAnswerError, match="events may be missing"):
+            await collect_numbers(watch, numbers)
+        assert numbers == list(range(500))
+        await connection.close()
+
+
 @ON_SQLITE
 async def test_progress_that_raises(client: TimerClient) -> None:
     """An error of `progress` is raised by `schedule_many`."""

@@ -17,13 +17,14 @@ class Calls:
 
     async def run(self, call: Coroutine[Any, Any, _T]) -> _T:
         """Return the result of a call. Raises `NoAnswerError` if the connection is lost first."""
+        caller = asyncio.current_task()
+        cancellations = 0 if caller is None else caller.cancelling()
         task = asyncio.ensure_future(call)
         self._tasks.add(task)
         try:
             return await task
         except asyncio.CancelledError:
-            caller = asyncio.current_task()
-            if task in self._tasks or (caller is not None and caller.cancelling()):
+            if task in self._tasks or (caller is not None and caller.cancelling() > cancellations):
                 raise  # the caller was cancelled
             raise NoAnswerError("the connection to the broker was lost; a command may be handled later") from None
         finally:

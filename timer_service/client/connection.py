@@ -33,7 +33,7 @@ class Connection:
     def __init__(self, client: Client, prefix: str) -> None:
         self._client = client
         self._prefix = prefix
-        self._watching: set[asyncio.Queue[bytes | None]] = set()
+        self._watches: set[_Watch] = set()
         self._calls = Calls()
         self.sender = Sender(client, self._calls)
 
@@ -44,10 +44,8 @@ class Connection:
 
     def end_events(self) -> None:
         """End every iteration over events, because events may be missing from here on."""
-        for bodies in self._watching:
-            if bodies.full():
-                bodies.get_nowait()
-            bodies.put_nowait(None)
+        for watch in self._watches:
+            watch.end()
 
     def command(self, message_type: str, tenant: str, fields: Mapping[str, Any]) -> Command:
         """Return a command with a new id. Raises ValueError if the broker would refuse its size."""
@@ -122,28 +120,44 @@ class Connection:
             check_tenant(tenant)
         if not self._client.is_connected:
             raise NoAnswerError("not connected to the broker")
-        bodies: asyncio.Queue[bytes | None] = asyncio.Queue(_EVENTS_READ_AHEAD)
-
-        async def receive(message: Msg) -> None:
-            await bodies.put(message.data)
-
-        self._watching.add(bodies)
+        watch = _Watch()
+        self._watches.add(watch)
         subscription: Subscription | None = None
         try:
-            subscription = await self._client.subscribe(f"{self._prefix}.evt.v1.{tenant}.{message}", cb=receive)
+            subscription = await self._client.subscribe(f"{self._prefix}.evt.v1.{tenant}.{message}", cb=watch.receive)
             # The driver sends a flush before data that it holds back: only the second one follows the subscription.
             await self._calls.run(self._client.flush())
             await self._calls.run(self._client.flush())
-            while (body := await bodies.get()) is not None:
+            while (body := await watch.next()) is not None:
                 if (event := _read_event(body)) is not None:
                     yield event
         except nats.errors.Error as error:
             raise NoAnswerError(str(error) or type(error).__name__) from error
         finally:
-            self._watching.remove(bodies)
+            self._watches.remove(watch)
             if subscription is not None and not self._client.is_closed:
                 await subscription.unsubscribe()
         raise NoAnswerError("the connection to the broker has ended; events may be missing from here on")
+
+
+class _Watch:
+    """The received events of one iteration. After the end it returns the events that it still has, and then None."""
+
+    def __init__(self) -> None:
+        self._bodies: asyncio.Queue[bytes | None] = asyncio.Queue(_EVENTS_READ_AHEAD)
+        self._ended = False
+
+    async def receive(self, message: Msg) -> None:
+        if not self._ended:
+            await self._bodies.put(message.data)
+
+    def end(self) -> None:
+        self._ended = True
+        if self._bodies.empty():
+            self._bodies.put_nowait(None)
+
+    async def next(self) -> bytes | None:
+        return None if self._ended and self._bodies.empty() else await self._bodies.get()
 
 
 def _read_event(body: bytes) -> dict[str, Any] | None:
