@@ -315,7 +315,7 @@ async def test_replies_reach_their_inboxes(harness: BrokerHarness) -> None:
 
 
 async def test_reply_without_a_receiver(harness: BrokerHarness) -> None:
-    """A reply that nobody waits for is lost without an error. The next reply arrives."""
+    """A reply to an inbox without a subscriber is lost without an error. The next reply arrives."""
     inbox = await harness.inbox()
     await harness.broker.reply([Reply("_INBOX.nobody", b"1"), Reply(inbox.address, b"2")])
     async with asyncio.timeout(PATIENCE_SECONDS):

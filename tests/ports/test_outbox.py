@@ -1,11 +1,10 @@
 import json
-import random
-from datetime import timedelta
 
 import pytest
 
 from tests.harness.clock import NOW, ManualClock
 from tests.harness.metrics import RecordingMetrics
+from tests.harness.wiring import VISIBILITY_TIMEOUT, make_parts
 from timer_service.adapters.memory import MemoryBroker, never
 from timer_service.core import outbox
 from timer_service.core.database import Database, Row
@@ -16,7 +15,6 @@ from timer_service.core.recovery import take_over_claims
 from timer_service.core.relay import Relay
 from timer_service.core.row_counts import RowCounts
 
-HOLD = timedelta(seconds=30)
 MAX_ATTEMPTS = 2
 
 
@@ -26,24 +24,13 @@ class OurError(Exception):
 
 @pytest.fixture
 def lease() -> Lease:
-    return Lease(OUTBOX, HOLD)
+    return Lease(OUTBOX, VISIBILITY_TIMEOUT)
 
 
 @pytest.fixture
-def relay(
-    store: Database, memory_broker: MemoryBroker, clock: ManualClock, metrics: RecordingMetrics, lease: Lease
-) -> Relay:
-    return Relay(
-        database=store,
-        broker=memory_broker,
-        lease=lease,
-        encode=stored_message,
-        clock=clock,
-        metrics=metrics,
-        batch_size=10,
-        max_attempts=MAX_ATTEMPTS,
-        rng=random.Random(0),
-    )
+def relay(store: Database, memory_broker: MemoryBroker, clock: ManualClock, metrics: RecordingMetrics) -> Relay:
+    parts = make_parts(store, memory_broker, clock, metrics, batch_size=10, max_attempts=MAX_ATTEMPTS)
+    return parts.relay(OUTBOX, stored_message)
 
 
 def make_event(number: int = 1, *, tenant: str = "acme", text: str = "hello") -> Event:

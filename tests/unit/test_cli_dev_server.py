@@ -67,7 +67,13 @@ def test_own_process(broker_url: str) -> None:
     assert find_dev_server() is None
 
 
-@pytest.mark.parametrize("text", ["", "{}", "[]", "null", '{"pid": "x", "brokerUrl": 1, "database": 2}'])
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", "{}", "[]", "null", '{"pid": "x", "brokerUrl": 1, "database": 2}'),
+        '{"pid": 1, "brokerUrl": "nats://[x", "database": "d"}',
+    ],
+)
 def test_unreadable_file(text: str) -> None:
     """A file that is not one of `dev` is ignored."""
     (FOLDER / "dev.json").write_text(text)

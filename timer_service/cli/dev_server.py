@@ -50,9 +50,10 @@ def find_dev_server(folder: Path = DEFAULT_FOLDER) -> DevServer | None:
             return None
         content = json.loads((folder / _FILE).read_text("utf-8"))
         server = DevServer(int(content["pid"]), str(content["brokerUrl"]), Path(content["database"]))
+        is_running = server.is_running
     except (OSError, ValueError, KeyError, TypeError, RecursionError, OverflowError):
         return None
-    return server if server.is_running else None
+    return server if is_running else None
 
 
 @contextmanager

@@ -69,17 +69,6 @@ def read_json_object(text: str) -> dict[str, Any]:
     return value
 
 
-def read_json_file(path: str) -> dict[str, Any]:
-    """Return the JSON object in a file; `-` is standard input."""
-    try:
-        text = typer.get_text_stream("stdin").read() if path == "-" else Path(path).read_text("utf-8")
-    except OSError as error:
-        raise typer.BadParameter(f"cannot read {path!r}: {error.strerror}.") from error
-    except UnicodeDecodeError as error:
-        raise typer.BadParameter(f"{path!r} is not text in UTF-8.") from error
-    return read_json_object(text)
-
-
 def read_graph_file(path: str) -> dict[str, Any]:
     """Return the jobs, and the groups if there are some, in a file of a run; `-` is standard input."""
     return _read_lists(path, "jobs", "groups")
@@ -91,7 +80,7 @@ def read_jobs_file(path: str) -> dict[str, Any]:
 
 
 def _read_lists(path: str, *names: str) -> dict[str, Any]:
-    graph = read_json_file(path)
+    graph = _read_json_file(path)
     if unknown := sorted(graph.keys() - set(names)):
         fields = " and ".join(names)
         raise typer.BadParameter(f"{path!r} has the unknown field {unknown[0]!r}; the fields are: {fields}.")
@@ -99,6 +88,17 @@ def _read_lists(path: str, *names: str) -> dict[str, Any]:
         if not isinstance(graph.get(name), list):
             raise typer.BadParameter(f"{path!r} must have a list {name!r}.")
     return graph
+
+
+def _read_json_file(path: str) -> dict[str, Any]:
+    """Return the JSON object in a file; `-` is standard input."""
+    try:
+        text = typer.get_text_stream("stdin").read() if path == "-" else Path(path).read_text("utf-8")
+    except OSError as error:
+        raise typer.BadParameter(f"cannot read {path!r}: {error.strerror}.") from error
+    except UnicodeDecodeError as error:
+        raise typer.BadParameter(f"{path!r} is not text in UTF-8.") from error
+    return read_json_object(text)
 
 
 def _parse_json(text: str) -> Any:

@@ -66,7 +66,7 @@ _EXPLANATIONS = {
 @broker_command(app)
 async def start(client: TimerClient, tenant: Tenant, run: Name, file: GraphFile, as_json: AsJson = False) -> None:
     """Start a run of the jobs in a file."""
-    outcome = await client.runs.start(tenant, run, file.get("jobs", []), groups=file.get("groups", []))
+    outcome = await client.runs.start(tenant, run, file["jobs"], groups=file.get("groups", []))
     _print_outcome(outcome, tenant, run, as_json)
 
 
@@ -75,7 +75,7 @@ async def resolve(
     client: TimerClient, tenant: Tenant, run: Name, group: Group, file: JobsFile, as_json: AsJson = False
 ) -> None:
     """Name the jobs of a group."""
-    outcome = await client.runs.resolve_group(tenant, run, group, file.get("jobs", []))
+    outcome = await client.runs.resolve_group(tenant, run, group, file["jobs"])
     _print_outcome(outcome, tenant, run, as_json)
 
 
@@ -124,7 +124,7 @@ async def list_runs(
     listing = await read_list(client, tenant, _LIST, filters, limit=None if everything else limit, cursor=cursor)
 
     def to_lines(views: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-        return run_table([Run.model_validate(view) for view in views], datetime.now(UTC), terminal_width())
+        return run_table([Run.read(view) for view in views], datetime.now(UTC), terminal_width())
 
     print_list(listing, "runs", to_lines, as_json=as_json)
 

@@ -141,7 +141,7 @@ async def list_signals(
     listing = await read_list(client, tenant, _LIST, filters, limit=None if everything else limit, cursor=cursor)
 
     def to_lines(views: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-        return signal_table([Signal.model_validate(view) for view in views], terminal_width())
+        return signal_table([Signal.read(view) for view in views], terminal_width())
 
     print_list(listing, "signals", to_lines, as_json=as_json)
 

@@ -129,7 +129,7 @@ async def list_timers(
     listing = await read_list(client, tenant, _LIST, filters, limit=None if everything else limit, cursor=cursor)
 
     def to_lines(views: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-        return timer_table([Timer.model_validate(view) for view in views], datetime.now(UTC), terminal_width())
+        return timer_table([Timer.read(view) for view in views], datetime.now(UTC), terminal_width())
 
     print_list(listing, "timers", to_lines, as_json=as_json)
 

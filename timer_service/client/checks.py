@@ -2,12 +2,11 @@
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any
 
-from timer_service.client.errors import TimerServiceError
 from timer_service.core.instant import parse_instant
 from timer_service.core.message import IDENTIFIER_PATTERN, TENANT_PATTERN
 
@@ -68,22 +67,3 @@ def check_list(argument: str, values: object) -> list[Any]:
     if isinstance(values, str) or not isinstance(values, Sequence):
         raise ValueError(f"{argument} must be a list")  # noqa: TRY004 - every wrong argument is a ValueError
     return list(values)
-
-
-def read_object(body: bytes) -> dict[str, Any]:
-    """Return the JSON object in an answer. Raises `TimerServiceError` if the answer is something else."""
-    try:
-        found = json.loads(body)
-    except (ValueError, RecursionError) as error:
-        raise TimerServiceError(f"the service sent an answer that is not JSON: {error}") from error
-    if not isinstance(found, dict):
-        raise TimerServiceError("the service sent an answer that is not a JSON object")
-    return found
-
-
-def read_list(answer: Mapping[str, Any], name: str) -> list[Any]:
-    """Return the list `name` in an answer. Raises `TimerServiceError` if there is no such list."""
-    found = answer.get(name)
-    if not isinstance(found, list):
-        raise TimerServiceError(f"the service sent an answer without the list {name}")
-    return found

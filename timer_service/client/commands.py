@@ -9,8 +9,8 @@ import nats.errors
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 
+from timer_service.client.answers import read_object
 from timer_service.client.calls import Calls
-from timer_service.client.checks import read_object
 from timer_service.client.errors import CommandError, NoAnswerError
 from timer_service.client.models import Outcome
 from timer_service.nats_batches import batch_headers, split

@@ -11,8 +11,9 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 
+from timer_service.client.answers import read_object, read_rows
 from timer_service.client.calls import Calls
-from timer_service.client.checks import check_tenant, read_list, read_object, write_json
+from timer_service.client.checks import check_tenant, write_json
 from timer_service.client.commands import Command, Sender
 from timer_service.client.errors import NoAnswerError, QueryError, TimerServiceError
 from timer_service.client.models import Outcome
@@ -103,7 +104,7 @@ class Connection:
         """Iterate over the list `name` of every page of a query."""
         while True:
             page = await self.ask(tenant, query, question, timeout_seconds)
-            for view in read_list(page, name):
+            for view in read_rows(page, name):
                 yield view
             if "cursor" not in page:
                 return

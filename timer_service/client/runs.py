@@ -3,7 +3,8 @@
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
-from timer_service.client.checks import check_choice, check_identifier, check_list, check_tenant, read_list
+from timer_service.client.answers import read_rows
+from timer_service.client.checks import check_choice, check_identifier, check_list, check_tenant
 from timer_service.client.connection import Connection
 from timer_service.client.models import Outcome, ReportedStatus, Run, RunGraph, RunJob, RunStatus
 
@@ -58,7 +59,7 @@ class Runs:
         question: dict[str, Any] = {"runId": check_identifier("run", run)}
         jobs: dict[str, RunJob] = {}
         while (page := await self._connection.find(tenant, "get-run", question, timeout_seconds)) is not None:
-            for job in map(RunJob.read, read_list(page, "jobs")):
+            for job in map(RunJob.read, read_rows(page, "jobs")):
                 known = jobs.get(job.name)  # the needs of one job can continue on the next page
                 needs = job.needs if known is None else [*known.needs, *job.needs]
                 jobs[job.name] = job.model_copy(update={"needs": needs})

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import typer
 
 from timer_service.client import TimerClient
+from timer_service.client.answers import read_rows
 
 _PAGE_ROWS = 1000
 """The most that the service returns at once."""
@@ -42,7 +43,7 @@ async def read_list(
         size = _PAGE_ROWS if limit is None else min(_PAGE_ROWS, limit - len(rows))
         after = {} if cursor is None else {"cursor": cursor}
         page = await client.query(tenant, query.name, {**wanted, **after, "limit": size})
-        rows += page[query.field]
+        rows += read_rows(page, query.field)
         cursor = page.get("cursor")
         if cursor is None or (limit is not None and len(rows) >= limit):
             return Listing(rows, cursor)
