@@ -67,6 +67,8 @@ class Delivery:
     """1 on the first delivery."""
     handle: Any
     """Private to the subscription."""
+    stored_at: int = 0
+    """When the broker stored it, in nanoseconds of the broker's clock; 0 if not known."""
 
 
 @dataclass(frozen=True, slots=True)

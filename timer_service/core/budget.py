@@ -1,0 +1,28 @@
+"""The memory budget: how many bytes of messages the parts of the service may hold."""
+
+from typing import NamedTuple
+
+MIB = 1024 * 1024
+DEFAULT_MEMORY_BYTES = 256 * MIB
+LEAST_MEMORY_BYTES = 192 * MIB
+"""An idle service takes about 100 MiB: Python, its libraries, and the database."""
+
+
+class Budget(NamedTuple):
+    """The limits of the parts, in bytes of messages as they are on the wire or in the database.
+
+    Each limit is a share of the memory of the whole process. The shares are small because Python needs more memory than
+    the bytes of a message: up to 24 times as much for JSON that is parsed, and three times as much for a text.
+    """
+
+    batch: int
+    """The commands of one batch. At most two batches are buffered, and one is handled. A single command may have more."""
+    claim: int
+    """The rows of one claim. At most two claims are published at a time. A single row may have more."""
+    queries: int
+    """The requests and replies of all queries that wait or are answered."""
+
+    @classmethod
+    def of(cls, memory_bytes: int = DEFAULT_MEMORY_BYTES) -> "Budget":
+        """Return the limits for a process that may use `memory_bytes`."""
+        return cls(batch=memory_bytes // 128, claim=memory_bytes // 32, queries=memory_bytes // 16)
