@@ -7,6 +7,7 @@ from typing import Any
 from tests.harness.brokers import Stored
 from tests.harness.clock import ManualClock
 from tests.harness.conversation import Conversation
+from tests.harness.history import MemoryHistory
 from tests.harness.metrics import RecordingMetrics
 from tests.harness.wiring import BATCH, make_parts
 from timer_service.adapters.memory import MemoryBroker
@@ -76,7 +77,7 @@ class InProcess(Conversation):
     async def consume(self, batch_size: int = BATCH) -> None:
         """Handle all waiting commands, in batches of `batch_size`."""
         if self._subscription is None:
-            self._subscription = await self._service_broker.subscribe()
+            self._subscription = await self._service_broker.subscribe(MemoryHistory())
         while self.broker.waiting:
             self._before_batch()
             await self.consumer.handle(self._subscription, await self._subscription.next_batch(batch_size))

@@ -10,6 +10,7 @@ from nats.js.api import ConsumerInfo
 from tests.harness.brokers import HARNESSES, BrokerHarness, NatsHarness, Stored
 from tests.harness.builders import command_address, event, schedule_timer
 from tests.harness.clock import NOW
+from tests.harness.history import MemoryHistory
 from tests.harness.nats_client import round_trip
 from timer_service.adapters.nats import NatsBroker, backlog, buffer
 from timer_service.adapters.nats import subscription as subscription_module
@@ -145,7 +146,7 @@ async def test_concurrent_calls(harness: BrokerHarness) -> None:
 
 async def test_delivery_is_complete(harness: BrokerHarness) -> None:
     """A delivery has the command as it was sent, its source and attempt 1."""
-    subscription = await harness.broker.subscribe()
+    subscription = await harness.broker.subscribe(MemoryHistory())
     await harness.send(command_address("tenant_1-A"), b"\x00 body", {"Timer-Reply-To": "_INBOX.a"}, "my-id")
     (delivery,) = await take(subscription, 1)
     assert delivery.address == Address(Kind.COMMAND, "tenant_1-A", "schedule-timer")
@@ -158,7 +159,7 @@ async def test_batches_keep_order_and_limit(harness: BrokerHarness) -> None:
     """Commands arrive in the order they were sent, with rising positions. No batch exceeds its limit."""
     calls = [f"call-{number}" for number in range(25)]
     await send(harness, *calls)
-    subscription = await harness.broker.subscribe()
+    subscription = await harness.broker.subscribe(MemoryHistory())
     taken: list[Delivery] = []
     async with asyncio.timeout(PATIENCE_SECONDS):
         while len(taken) < 25:
@@ -172,7 +173,7 @@ async def test_batches_keep_order_and_limit(harness: BrokerHarness) -> None:
 
 async def test_waits_for_commands(harness: BrokerHarness) -> None:
     """If there are no commands, a subscription waits for the first one."""
-    subscription = await harness.broker.subscribe()
+    subscription = await harness.broker.subscribe(MemoryHistory())
     waiting = asyncio.create_task(take(subscription, 1))
     await asyncio.sleep(0)
     was_done = waiting.done()
@@ -182,7 +183,7 @@ async def test_waits_for_commands(harness: BrokerHarness) -> None:
 
 async def test_subscription_takes_every_tenant(harness: BrokerHarness) -> None:
     """One subscription gets the commands of every tenant."""
-    subscription = await harness.broker.subscribe()
+    subscription = await harness.broker.subscribe(MemoryHistory())
     await send(harness, "a", tenant="acme")
     await send(harness, "b", tenant="other")
     taken = await take(subscription, 2)
@@ -191,7 +192,7 @@ async def test_subscription_takes_every_tenant(harness: BrokerHarness) -> None:
 
 async def test_unsettled_command_comes_again(harness: BrokerHarness) -> None:
     """An unsettled command comes again as the next attempt, at the same position. Acknowledged commands do not."""
-    subscription = await harness.broker.subscribe()
+    subscription = await harness.broker.subscribe(MemoryHistory())
     await send(harness, "a", "b", "c")
     first = await take(subscription, 3)
     await subscription.acknowledge([first[0], first[2]])
@@ -203,18 +204,18 @@ async def test_unsettled_command_comes_again(harness: BrokerHarness) -> None:
 
 async def test_acknowledged_command_never_comes_again(harness: BrokerHarness) -> None:
     """An acknowledged command does not come again, to this or another subscription. Later commands arrive."""
-    subscription = await harness.broker.subscribe()
+    subscription = await harness.broker.subscribe(MemoryHistory())
     await send(harness, "a", "b")
     await subscription.acknowledge(await take(subscription, 2))
     await harness.expire_deliveries()
     await subscription.close()
     await send(harness, "c")
-    assert ids(await take(await harness.broker.subscribe(), 1)) == ["id-c"]
+    assert ids(await take(await harness.broker.subscribe(MemoryHistory()), 1)) == ["id-c"]
 
 
 async def test_terminated_command_never_comes_again(harness: BrokerHarness) -> None:
     """A terminated command does not come again. Later commands arrive."""
-    subscription = await harness.broker.subscribe()
+    subscription = await harness.broker.subscribe(MemoryHistory())
     await send(harness, "a")
     await subscription.terminate(await take(subscription, 1))
     await harness.expire_deliveries()
@@ -224,7 +225,7 @@ async def test_terminated_command_never_comes_again(harness: BrokerHarness) -> N
 
 async def test_retried_command_comes_again_later(harness: BrokerHarness) -> None:
     """A retried command comes again after its delay, behind the commands that already wait."""
-    subscription = await harness.broker.subscribe()
+    subscription = await harness.broker.subscribe(MemoryHistory())
     await send(harness, "a")
     await subscription.retry(await take(subscription, 1), DELAY)
     await send(harness, "b")
@@ -237,7 +238,7 @@ async def test_retried_command_comes_again_later(harness: BrokerHarness) -> None
 
 async def test_command_retried_many_times(harness: BrokerHarness) -> None:
     """A command can be retried many times. Each delivery has the next attempt number."""
-    subscription = await harness.broker.subscribe()
+    subscription = await harness.broker.subscribe(MemoryHistory())
     await send(harness, "a")
     attempts = []
     for _ in range(12):
@@ -250,7 +251,7 @@ async def test_command_retried_many_times(harness: BrokerHarness) -> None:
 
 async def test_settling_nothing(harness: BrokerHarness) -> None:
     """Settling an empty list of deliveries does nothing."""
-    subscription = await harness.broker.subscribe()
+    subscription = await harness.broker.subscribe(MemoryHistory())
     await subscription.acknowledge([])
     await subscription.retry([], DELAY)
     await subscription.terminate([])
@@ -260,7 +261,7 @@ async def test_settling_nothing(harness: BrokerHarness) -> None:
 
 async def test_closing_ends_the_wait(harness: BrokerHarness) -> None:
     """A subscription that is closed while it waits returns no commands, then and later."""
-    subscription = await harness.broker.subscribe()
+    subscription = await harness.broker.subscribe(MemoryHistory())
     waiting = asyncio.create_task(subscription.next_batch(10))
     await asyncio.sleep(0)
     async with asyncio.timeout(PATIENCE_SECONDS):
@@ -273,19 +274,19 @@ async def test_closing_ends_the_wait(harness: BrokerHarness) -> None:
 
 async def test_closed_subscription_still_settles(harness: BrokerHarness) -> None:
     """Deliveries of a closed subscription can still be settled. Its other commands go to the next subscription."""
-    first = await harness.broker.subscribe()
+    first = await harness.broker.subscribe(MemoryHistory())
     await send(harness, "a", "b", "c")
     taken = await take(first, 1)
     await first.close()
     await first.acknowledge(taken)
     await harness.expire_deliveries()
-    second = await harness.broker.subscribe()
+    second = await harness.broker.subscribe(MemoryHistory())
     assert sorted(ids(await take(second, 2))) == ["id-b", "id-c"]
 
 
 async def test_subscriptions_share_commands(harness: BrokerHarness) -> None:
     """If there are two subscriptions, each command goes to one of them."""
-    subscriptions = [await harness.broker.subscribe() for _ in range(2)]
+    subscriptions = [await harness.broker.subscribe(MemoryHistory()) for _ in range(2)]
     await send(harness, *(f"call-{number}" for number in range(40)))
 
     async def work(subscription: Subscription) -> list[str]:
@@ -350,7 +351,7 @@ async def test_outage_between_publishes(harness: BrokerHarness) -> None:
 
 async def test_subscription_outlives_an_outage(harness: BrokerHarness) -> None:
     """A subscription continues after an outage. It gets the unsettled commands and the new ones."""
-    subscription = await harness.broker.subscribe()
+    subscription = await harness.broker.subscribe(MemoryHistory())
     await send(harness, "a")
     await take(subscription, 1)
     await harness.stop()
@@ -375,7 +376,7 @@ async def reconnect(harness: BrokerHarness, *calls: str) -> None:
 
 async def test_caught_up_without_commands(harness: BrokerHarness) -> None:
     """An instance without commands is caught up until commands arrive."""
-    subscription = await harness.broker.subscribe()
+    subscription = await harness.broker.subscribe(MemoryHistory())
     found = [await harness.broker.caught_up()]
     await send(harness, "later")
     found.append(await harness.broker.caught_up())
@@ -386,7 +387,7 @@ async def test_caught_up_without_commands(harness: BrokerHarness) -> None:
 
 async def test_caught_up_after_an_outage(harness: BrokerHarness) -> None:
     """The commands that waited when the broker came back must all be settled. Later commands need not."""
-    subscription = await harness.broker.subscribe()
+    subscription = await harness.broker.subscribe(MemoryHistory())
     await reconnect(harness, "a", "b", "c")
     found = [await harness.broker.caught_up()]
     await send(harness, "later")
@@ -403,7 +404,7 @@ async def test_caught_up_waits_for_retried_commands(harness: BrokerHarness) -> N
     """A retried command still belongs to the backlog, until another subscription settles it."""
     await reconnect(harness, "a")
     await harness.broker.caught_up()
-    first, second = [await harness.broker.subscribe() for _ in range(2)]
+    first, second = [await harness.broker.subscribe(MemoryHistory()) for _ in range(2)]
     await first.retry(await take(first, 1), timedelta(0))
     assert not await harness.broker.caught_up()
     await first.close()
@@ -414,7 +415,7 @@ async def test_caught_up_waits_for_retried_commands(harness: BrokerHarness) -> N
 
 async def test_caught_up_after_each_outage(harness: BrokerHarness) -> None:
     """Each time the broker comes back there can be a new backlog."""
-    subscription = await harness.broker.subscribe()
+    subscription = await harness.broker.subscribe(MemoryHistory())
     for call in ("a", "b"):
         await reconnect(harness, call)
         assert not await harness.broker.caught_up()
@@ -429,7 +430,7 @@ async def test_batches_are_bounded_by_bytes(harness: BrokerHarness) -> None:
     body = b"x" * 900_000
     for number in range(30):
         await harness.send(command_address("acme"), body, {}, f"id-{number}")
-    subscription = await harness.broker.subscribe()
+    subscription = await harness.broker.subscribe(MemoryHistory())
     taken: list[str] = []
     async with asyncio.timeout(PATIENCE_SECONDS):
         while len(taken) < 30:
@@ -441,11 +442,11 @@ async def test_batches_are_bounded_by_bytes(harness: BrokerHarness) -> None:
 
 async def test_single_instance_gets_unsettled_commands_at_once(harness: BrokerHarness) -> None:
     """A single instance gets the unsettled commands of a dead instance at once, each of them once."""
-    dead = await harness.broker.subscribe()
+    dead = await harness.broker.subscribe(MemoryHistory())
     await send(harness, "a", "b", "c")
     await dead.acknowledge((await take(dead, 3))[:1])
     await dead.close()
-    subscription = await harness.broker.subscribe(alone=True)
+    subscription = await harness.broker.subscribe(MemoryHistory(), alone=True)
     async with asyncio.timeout(2):
         taken = await take(subscription, 2)
     await subscription.acknowledge(taken)
@@ -654,7 +655,7 @@ async def test_nats_caught_up_by_others(nats_harness: NatsHarness) -> None:
     assert url is not None
     worker = await NatsBroker.connect(url.geturl(), "timer", reply_prefix="_INBOX.", manage_streams=True)
     found = [await worker.caught_up()]
-    subscription = await nats_harness.broker.subscribe()
+    subscription = await nats_harness.broker.subscribe(MemoryHistory())
     found.append(await worker.caught_up())
     await subscription.acknowledge(await take(subscription, 2))
     await wait_until(worker.caught_up)
@@ -667,7 +668,7 @@ async def test_nats_caught_up_without_the_last_messages(nats_harness: NatsHarnes
     js = nats_harness.user.jetstream()
     config = (await js.stream_info("TIMER_CMD")).config
     await js.update_stream(config.evolve(subjects=[*(config.subjects or []), "notes"]))
-    subscription = await nats_harness.broker.subscribe()
+    subscription = await nats_harness.broker.subscribe(MemoryHistory())
     await send(nats_harness, "a", "b")
     await js.publish("notes", b"no command")
     await js.delete_msg("TIMER_CMD", 2)
@@ -682,14 +683,14 @@ async def test_nats_caught_up_with_a_recreated_stream(nats_harness: NatsHarness)
     """A recreated stream has a new backlog, even if it is shorter than the old one."""
     js = nats_harness.user.jetstream()
     config = (await js.stream_info("TIMER_CMD")).config
-    await nats_harness.broker.subscribe()
+    await nats_harness.broker.subscribe(MemoryHistory())
     await send(nats_harness, *"abcdef")
     before = await nats_harness.broker.caught_up()
     await js.delete_stream("TIMER_CMD")
     await js.add_stream(config)
     await send(nats_harness, "g")
     gone = await nats_harness.broker.caught_up()
-    subscription = await nats_harness.broker.subscribe()
+    subscription = await nats_harness.broker.subscribe(MemoryHistory())
     between = await nats_harness.broker.caught_up()
     await subscription.acknowledge(await take(subscription, 1))
     await wait_until(nats_harness.broker.caught_up)
@@ -700,7 +701,7 @@ async def test_nats_stuck_command(nats_harness: NatsHarness, monkeypatch: pytest
     """The backlog ends without a command that is never settled. It does not end without an undelivered command."""
     monkeypatch.setattr(backlog, "_STUCK_AFTER", timedelta(0))
     await send(nats_harness, "a", "b")
-    subscription = await nats_harness.broker.subscribe()
+    subscription = await nats_harness.broker.subscribe(MemoryHistory())
     found = [await nats_harness.broker.caught_up()]
     await take(subscription, 2)
     await wait_until(nats_harness.broker.caught_up)
@@ -713,7 +714,7 @@ async def test_nats_command_larger_than_a_batch(nats_harness: NatsHarness, monke
         monkeypatch.setattr(module, "BATCH_BYTES", 10_000)
     for number, size in enumerate((10, 20_000, 10, 10_001, 30_000, 10)):
         await nats_harness.send(command_address("acme"), b"x" * size, {}, f"id-{number}")
-    subscription = await nats_harness.broker.subscribe()
+    subscription = await nats_harness.broker.subscribe(MemoryHistory())
     taken: list[list[str]] = []
     async with asyncio.timeout(PATIENCE_SECONDS):
         while sum(map(len, taken)) < 6:
@@ -723,14 +724,14 @@ async def test_nats_command_larger_than_a_batch(nats_harness: NatsHarness, monke
 
 async def test_nats_consumer_settings_of_the_operator_stay(nats_harness: NatsHarness) -> None:
     """The operator's consumer settings stay, even after an instance has shortened `ack_wait` for a moment."""
-    await nats_harness.broker.subscribe()
+    await nats_harness.broker.subscribe(MemoryHistory())
     js = nats_harness.user.jetstream()
     chosen = {"ack_wait": 45.0, "max_ack_pending": 123, "description": "ours", "metadata": {"owner": "ops"}}
     await js.add_consumer("TIMER_CMD", (await consumer(nats_harness)).config.evolve(**chosen))
     await send(nats_harness, "a")
-    dead = await nats_harness.broker.subscribe()
+    dead = await nats_harness.broker.subscribe(MemoryHistory())
     await take(dead, 1)
-    subscription = await nats_harness.broker.subscribe(alone=True)
+    subscription = await nats_harness.broker.subscribe(MemoryHistory(), alone=True)
     shortened = (await consumer(nats_harness)).config
     await subscription.acknowledge(await take(subscription, 1))
     restored = (await consumer(nats_harness)).config
@@ -742,18 +743,18 @@ async def test_nats_consumer_settings_of_the_operator_stay(nats_harness: NatsHar
 
 async def test_nats_crash_while_ack_wait_is_shortened(nats_harness: NatsHarness) -> None:
     """If an instance dies while `ack_wait` is shortened, the next instance to join restores it."""
-    dead = await nats_harness.broker.subscribe()
+    dead = await nats_harness.broker.subscribe(MemoryHistory())
     await send(nats_harness, "a")
     await take(dead, 1)
-    await nats_harness.broker.subscribe(alone=True)
+    await nats_harness.broker.subscribe(MemoryHistory(), alone=True)
     left_behind = (await consumer(nats_harness)).config.ack_wait
-    await nats_harness.broker.subscribe()
+    await nats_harness.broker.subscribe(MemoryHistory())
     assert (left_behind, (await consumer(nats_harness)).config.ack_wait) == (0.5, 30.0)
 
 
 async def test_nats_command_that_looks_like_a_status(nats_harness: NatsHarness) -> None:
     """A command with a header `Status` and no body is delivered as a command."""
-    subscription = await nats_harness.broker.subscribe()
+    subscription = await nats_harness.broker.subscribe(MemoryHistory())
     await nats_harness.send(command_address("acme"), b"", {"Status": "409"}, "id-a")
     assert ids(await take(subscription, 1)) == ["id-a"]
 
@@ -764,7 +765,7 @@ async def test_nats_dead_letter_of_the_largest_command(nats_harness: NatsHarness
     limit = nats_harness.broker.features.max_message_bytes
     headers = {"note": "y" * header} if header else {}
     await nats_harness.send(command_address("acme"), b"x" * (limit - header - 100), headers, "id-a")
-    (delivery,) = await take(await nats_harness.broker.subscribe(), 1)
+    (delivery,) = await take(await nats_harness.broker.subscribe(MemoryHistory()), 1)
     letters = Rejected(delivery, Rejection(Code.INVALID_JSON, "no"), None).messages(NOW, limit)
     assert await nats_harness.broker.publish(letters) == [PUBLISHED] * 2
     (letter,) = await nats_harness.dead_letters("acme")

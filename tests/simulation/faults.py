@@ -13,7 +13,15 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from timer_service.adapters.memory import MemoryBroker
-from timer_service.core.broker import BrokerFeatures, Delivery, PublishResult, QueryHandler, Reply, Subscription
+from timer_service.core.broker import (
+    BrokerFeatures,
+    Delivery,
+    History,
+    PublishResult,
+    QueryHandler,
+    Reply,
+    Subscription,
+)
 from timer_service.core.database import Database, Parameters, Reader, Row, Transaction
 from timer_service.core.errors import DatabaseUnavailableError
 from timer_service.core.health import HEALTHY, Health
@@ -274,9 +282,9 @@ class FaultyBroker:
         self._gate.check()
         return await self._inner.caught_up(restart=restart) and self._backlog.isdisjoint(self._inner.unsettled)
 
-    async def subscribe(self, *, alone: bool = False) -> Subscription:
+    async def subscribe(self, history: History, *, alone: bool = False) -> Subscription:
         assert not alone, "the test decides when deliveries expire"
-        return FaultySubscription(await self._inner.subscribe(), self._gate, self._observer)
+        return FaultySubscription(await self._inner.subscribe(history), self._gate, self._observer)
 
     async def publish(self, messages: Sequence[Message]) -> Sequence[PublishResult]:
         return [await self._publish(message) for message in messages]
@@ -305,6 +313,8 @@ class FaultyBroker:
 
 class FaultySubscription:
     """A subscription with faults."""
+
+    health = HEALTHY
 
     def __init__(self, inner: Subscription, gate: Gate, observer: BrokerObserver) -> None:
         self._inner = inner

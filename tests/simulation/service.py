@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 from tests.harness.builders import command_address
 from tests.harness.clock import ManualClock
+from tests.harness.history import MemoryHistory
 from tests.harness.metrics import RecordingMetrics
 from tests.harness.stores import open_sqlite
 from tests.harness.wiring import make_parts
@@ -116,7 +117,7 @@ class Instance:
     async def consume(self, limit: int) -> None:
         """Handle the next batch of at most `limit` commands."""
         if self._subscription is None:
-            self._subscription = await self._broker.subscribe()
+            self._subscription = await self._broker.subscribe(MemoryHistory())
         await self.consumer.handle(self._subscription, await self._subscription.next_batch(limit))
 
     async def _handle(

@@ -19,6 +19,7 @@ from typing import Any
 
 from tests.harness.builders import command_address
 from tests.harness.clock import ManualClock
+from tests.harness.history import MemoryHistory
 from tests.harness.metrics import RecordingMetrics
 from tests.harness.stores import open_sqlite
 from tests.harness.wiring import make_parts
@@ -114,7 +115,7 @@ class Instance:
     async def consume(self) -> None:
         """Handle the next batch."""
         if self._subscription is None:
-            self._subscription = await self._broker.subscribe()
+            self._subscription = await self._broker.subscribe(MemoryHistory())
         batch = await self._subscription.next_batch(COMMANDS_AT_ONCE)
         await self.consumer.handle(self._subscription, batch)
 

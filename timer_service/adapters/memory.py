@@ -15,6 +15,7 @@ from timer_service.core.broker import (
     PUBLISHED,
     BrokerFeatures,
     Delivery,
+    History,
     PublishResult,
     PublishStatus,
     QueryHandler,
@@ -171,8 +172,11 @@ class MemoryBroker:
         self._backlog = backlog or None
         return not backlog
 
-    async def subscribe(self, *, alone: bool = False) -> "MemorySubscription":
-        """Return a new subscription. `alone`: queue again the commands that were delivered and not settled."""
+    async def subscribe(self, _history: History | None = None, *, alone: bool = False) -> "MemorySubscription":
+        """Return a new subscription. `alone`: queue again the commands that were delivered and not settled.
+
+        The epochs come from the test, not from the history.
+        """
         if alone:
             self.redeliver()
         return MemorySubscription(self._queue, self.settlements)
@@ -225,6 +229,8 @@ class MemoryBroker:
 class MemorySubscription:
     """One subscriber of a `MemoryBroker`."""
 
+    health = HEALTHY
+
     def __init__(self, queue: _Queue, settlements: Settlements) -> None:
         self._queue = queue
         self._settlements = settlements
@@ -269,6 +275,7 @@ class MemorySubscription:
             position=command.position,
             attempt=command.attempts,
             handle=None,
+            stored_at=command.position.sequence,
         )
         self._held[delivery] = command
         return delivery

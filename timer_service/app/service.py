@@ -12,6 +12,7 @@ from timer_service.app.slices import QUERIES, Workers, routes
 from timer_service.app.storage import Storage
 from timer_service.config import Config
 from timer_service.core.broker import Subscription
+from timer_service.core.command_streams import CommandHistory
 from timer_service.core.errors import StartError
 from timer_service.core.health import HEALTHY, Health
 from timer_service.core.loop import Loop
@@ -107,7 +108,8 @@ class App:
 
     async def _serve_commands(self) -> Subscription:
         await self._broker.serve_queries(self._queries.names, self._queries.answer)
-        return await self._broker.subscribe(alone=self._database.exclusive)
+        history = CommandHistory(self._database)
+        return await self._broker.subscribe(history, alone=self._database.exclusive)
 
     async def _drain(self, subscription: Subscription | None, tasks: list[asyncio.Task[None]]) -> None:
         """Wait for the tasks to finish. Work that the timeout cancels is done again after a restart."""

@@ -6,8 +6,10 @@ from datetime import timedelta
 from enum import StrEnum
 from typing import Any, NamedTuple, Protocol
 
+from timer_service.core.epochs import Epochs, FindCommand, StreamState
 from timer_service.core.errors import Code
 from timer_service.core.health import Health
+from timer_service.core.installation import Installation
 from timer_service.core.message import Address, Message, Position
 
 BATCH_BYTES = 8 * 1024 * 1024
@@ -91,8 +93,32 @@ QueryHandler = Callable[[str, str, bytes], Awaitable[QueryReply]]
 """Answers a query. The arguments are the query's name, the tenant, and the body."""
 
 
+class History(Protocol):
+    """What the database remembers of the command stream. A subscription asks it each time it joins the stream.
+
+    Every method raises `DatabaseUnavailableError` when the database cannot be used.
+    """
+
+    async def installation(self) -> Installation:
+        """Return the identity of the database, and from when on to read the stream again."""
+        ...
+
+    async def replay_begun(self) -> None:
+        """Record that the stream is read again, so that the next join does not begin again."""
+        ...
+
+    async def recognize(self, stream: StreamState, find: FindCommand) -> Epochs:
+        """Return the epochs of the commands of a stream."""
+        ...
+
+
 class Subscription(Protocol):
     """A share of the commands. An unsettled command is delivered again, to this instance or another."""
+
+    @property
+    def health(self) -> Health:
+        """Whether commands can be delivered now, and the reason if not."""
+        ...
 
     async def next_batch(self, limit: int) -> Sequence[Delivery]:
         """Wait for commands and return 1 to `limit` of them. Return none after the subscription is closed.
@@ -134,8 +160,8 @@ class Broker(Protocol):
         """Whether messages can be published now, and the reason if not."""
         ...
 
-    async def subscribe(self, *, alone: bool = False) -> Subscription:
-        """Subscribe to the commands of every tenant.
+    async def subscribe(self, history: History, *, alone: bool = False) -> Subscription:
+        """Subscribe to the commands of every tenant. `history` gives them their epochs.
 
         `alone`: no other instance can hold commands. The broker then redelivers the unsettled commands of a dead
         instance at once.

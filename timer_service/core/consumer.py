@@ -14,6 +14,7 @@ from pydantic_core import to_json
 from timer_service.core.broker import TRANSIENT, Broker, Delivery, PublishStatus, Reply, Subscription
 from timer_service.core.clock import Clock
 from timer_service.core.codec import REPLY_TO, decode_command, decode_envelope
+from timer_service.core.command_streams import advance
 from timer_service.core.database import Database, Transaction
 from timer_service.core.errors import Code, DatabaseUnavailableError, Rejection
 from timer_service.core.health import OutageLog
@@ -148,6 +149,7 @@ class Consumer:
                 commands = [accepted[index].command for index in indexes]
                 if commands:
                     results.update(zip(indexes, await route.handle(tx, commands, now), strict=True))
+            await advance(tx, [each.delivery for each in accepted])
             return [results[index] for index in range(len(accepted))]
 
         return await in_transaction(self._database, handle)

@@ -10,12 +10,12 @@ from typing import Any
 
 import nats
 import nats.errors
-from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.js.errors import Error as JetStreamError
 from nats.micro.service import Service
 
 from timer_service.adapters.nats.backlog import Backlog
+from timer_service.adapters.nats.driver import GuardedClient
 from timer_service.adapters.nats.durable import DurableConsumer
 from timer_service.adapters.nats.login import Login
 from timer_service.adapters.nats.publisher import Publisher
@@ -23,7 +23,7 @@ from timer_service.adapters.nats.queries import serve_queries
 from timer_service.adapters.nats.streams import prepare_streams
 from timer_service.adapters.nats.subjects import Subjects
 from timer_service.adapters.nats.subscription import NatsSubscription
-from timer_service.core.broker import BrokerFeatures, PublishResult, PublishStatus, QueryHandler, Reply
+from timer_service.core.broker import BrokerFeatures, History, PublishResult, PublishStatus, QueryHandler, Reply
 from timer_service.core.errors import StartError
 from timer_service.core.health import HEALTHY, Health
 from timer_service.core.message import Kind, Message
@@ -46,7 +46,7 @@ class NatsBroker:
     """`core.broker.Broker` on NATS JetStream."""
 
     def __init__(self, subjects: Subjects, reply_prefix: str) -> None:
-        self._client = Client()
+        self._client = GuardedClient()
         self._subjects = subjects
         self._consumer: DurableConsumer
         self._backlog: Backlog
@@ -102,9 +102,14 @@ class NatsBroker:
             return Health(reason=f"{self._denied}; `timer-service doctor` names every missing permission")
         return HEALTHY
 
-    async def subscribe(self, *, alone: bool = False) -> NatsSubscription:
+    @property
+    def reading(self) -> bool:
+        """Whether the connection is read, or is being restored."""
+        return self._client.reading or not self._client.is_connected
+
+    async def subscribe(self, history: History, *, alone: bool = False) -> NatsSubscription:
         """Subscribe to the commands of every tenant. Raises `StartError` if the consumer cannot be joined."""
-        self._subscription = NatsSubscription(self._client, self._subjects, self._consumer)
+        self._subscription = NatsSubscription(self._client, self._subjects, self._consumer, history)
         try:
             await self._subscription.open(alone=alone)
         except (nats.errors.Error, JetStreamError) as error:
@@ -195,7 +200,7 @@ class NatsBroker:
                 if time.monotonic() > deadline:
                     raise StartError(f"cannot connect to the broker (TIMER_BROKER_URL): {reason}") from error
                 await asyncio.sleep(_RECONNECT_SECONDS)
-                self._client = Client()
+                self._client = GuardedClient()
             else:
                 break
         # Not earlier: with -1 the driver would retry the first connect forever, without an error.
@@ -219,6 +224,9 @@ class NatsBroker:
         if self._publisher:
             self._publisher.connection_lost()
             self._backlog = Backlog(self._consumer)
+        if self._subscription:
+            self._subscription.connection_lost()
+        self._client.discard_unsent()
         if not self._closing:
             log.warning("disconnected from the broker", extra={"reason": self._last_error})
 

@@ -3,17 +3,24 @@
 The service sets the consumer's settings only when it creates the consumer. After that the operator owns them. There is
 one exception: after a crash the service shortens `ack_wait` for some seconds. The operator's value is kept in the
 consumer's metadata. If this process dies before it restores the value, the next process to join restores it.
+
+The metadata also names the database of the service. A service with another database does not join, because the two
+would divide the commands between them. And it names the epoch of the stream for which the consumer counts.
 """
 
 import json
 from collections.abc import Mapping
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
 
 from nats.aio.client import Client
 from nats.js.errors import APIError, NotFoundError
 
+from timer_service.adapters.nats.stored import nanoseconds
 from timer_service.adapters.nats.subjects import Subjects
+from timer_service.core.broker import History
+from timer_service.core.epochs import Epochs, StoredCommand, StreamState
+from timer_service.core.errors import StartError
 from timer_service.core.message import Kind
 
 DURABLE = "timer-service"
@@ -27,7 +34,11 @@ _MAX_ACK_PENDING = 20_000
 _SHORT_ACK_WAIT = timedelta(milliseconds=500)
 _SAVED_ACK_WAIT = "timer-service.ack-wait"
 """The metadata key that holds the operator's `ack_wait` while it is shortened."""
+_DATABASE = "timer-service.database"
+_EPOCH = "timer-service.epoch"
 _REQUEST_SECONDS = 2
+
+_Config = Mapping[str, Any]
 
 
 class InFlight(NamedTuple):
@@ -54,17 +65,49 @@ class DurableConsumer:
         """Return the JetStream info of the consumer. Raises `NotFoundError` if it does not exist."""
         return await self._request(f"CONSUMER.INFO.{self._stream}.{DURABLE}")
 
-    async def join(self) -> int:
-        """Create the consumer if it is missing, and restore `ack_wait`. Return the epoch of the stream.
+    async def subjects(self) -> Mapping[str, int]:
+        """Return the subjects of the stored commands, with the number of commands of each; at most 100,000 subjects."""
+        request = json.dumps({"subjects_filter": self._pattern}).encode()
+        info = await self._request(f"STREAM.INFO.{self._stream}", request)
+        found: Mapping[str, int] = info["state"].get("subjects") or {}
+        return found
 
-        The epoch is the time when the stream was created, in epoch milliseconds.
-        """
-        created = (await self.stream())["created"]
+    async def read(self, sequence: int, subject: str = ">") -> Mapping[str, Any] | None:
+        """Return the first stored message at a sequence or after it, with a subject; None if there is none."""
+        request = json.dumps({"seq": sequence, "next_by_subj": subject}).encode()
         try:
-            await self.restore_ack_wait()
+            answer = await self._request(f"STREAM.MSG.GET.{self._stream}", request)
         except NotFoundError:
-            await self._write("create", self._new_config())
-        return int(datetime.fromisoformat(created).timestamp() * 1000)
+            return None
+        message: Mapping[str, Any] = answer["message"]
+        return message
+
+    async def join(self, history: History) -> Epochs:
+        """Create the consumer if it is missing, and restore `ack_wait`. Return the epochs of the stream.
+
+        Raises `StartError` if the consumer belongs to another database.
+        """
+        state = _stream_state(await self.stream())
+        installation = await history.installation()
+        try:
+            found: Mapping[str, Any] | None = await self.info()
+        except NotFoundError:
+            found = None
+        if found is not None:
+            self._check_database(found["config"], installation.database_id)
+        epochs = await history.recognize(state, self._find)
+        marks = {_DATABASE: installation.database_id, _EPOCH: str(epochs.newest.epoch)}
+        if found is None:
+            await self._create(marks, _start(installation.replay_since))
+        elif installation.replay_since is not None:
+            await self._create_again(marks, _start(installation.replay_since))
+        elif (last_valid := _last_valid(found, state, epochs)) is not None:
+            await self._create_again(marks, _start_after(last_valid))
+        else:
+            await self._update_marks(found["config"], marks)
+        if installation.replay_since is not None:
+            await history.replay_begun()
+        return epochs
 
     async def shorten_ack_wait(self) -> InFlight | None:
         """Shorten `ack_wait` so that unsettled commands come again soon. Return them, or None if there are none.
@@ -82,22 +125,55 @@ class DurableConsumer:
     async def restore_ack_wait(self) -> None:
         """Restore `ack_wait` if this process, or one that died, has shortened it."""
         config = (await self.info())["config"]
-        metadata = dict(config.get("metadata", {}))
-        saved = metadata.pop(_SAVED_ACK_WAIT, None)
-        if saved is not None:
-            await self._write("update", {**config, "ack_wait": int(saved), "metadata": metadata})
+        await self._update_marks(config, {})
 
-    def _new_config(self) -> Mapping[str, Any]:
-        return {
+    async def _update_marks(self, config: _Config, marks: Mapping[str, str]) -> None:
+        """Write the marks into the metadata, and restore `ack_wait` if it is shortened, if that changes anything."""
+        metadata = {**config.get("metadata", {}), **marks}
+        saved = metadata.pop(_SAVED_ACK_WAIT, None)
+        wanted = {**config, "metadata": metadata}
+        if saved is not None:
+            wanted["ack_wait"] = int(saved)
+        if wanted != config:
+            await self._write("update", wanted)
+
+    def _check_database(self, config: _Config, database_id: str) -> None:
+        other = config.get("metadata", {}).get(_DATABASE)
+        if other not in {None, database_id}:
+            raise StartError(
+                f"a service with another database handles the commands of stream {self._stream}. If both shall run, "
+                "set another TIMER_SUBJECT_PREFIX for one of them. If this database replaces the other one, stop the "
+                f"other service and delete the consumer (`nats consumer rm {self._stream} {DURABLE}`): then this "
+                "service handles every command that the stream still has"
+            )
+
+    async def _create(self, marks: Mapping[str, str], start: _Config) -> None:
+        config = {
             "durable_name": DURABLE,
             "filter_subject": self._pattern,
-            "deliver_policy": "all",
             "ack_policy": "explicit",
             "ack_wait": _nanoseconds(_ACK_WAIT),
             "max_ack_pending": _MAX_ACK_PENDING,
+            "metadata": marks,
+            **start,
         }
+        await self._write("create", config)
 
-    async def _write(self, action: str, config: Mapping[str, Any]) -> None:
+    async def _create_again(self, marks: Mapping[str, str], start: _Config) -> None:
+        """Replace the consumer by one that begins elsewhere, with the operator's settings."""
+        config = dict((await self.info())["config"])
+        for name in ("opt_start_seq", "opt_start_time"):
+            config.pop(name, None)
+        metadata = {**config.get("metadata", {}), **marks}
+        config["ack_wait"] = int(metadata.pop(_SAVED_ACK_WAIT, config["ack_wait"]))
+        await self._request(f"CONSUMER.DELETE.{self._stream}.{DURABLE}")
+        await self._write("create", {**config, "metadata": metadata, **start})
+
+    async def _find(self, sequence: int) -> StoredCommand | None:
+        found = await self.read(sequence)
+        return None if found is None else StoredCommand(found["seq"], nanoseconds(found["time"]))
+
+    async def _write(self, action: str, config: _Config) -> None:
         """Create or update the consumer. The driver's own type would drop settings that the driver does not know."""
         body = {"stream_name": self._stream, "config": config, "action": action}
         await self._request(f"CONSUMER.DURABLE.CREATE.{self._stream}.{DURABLE}", json.dumps(body).encode())
@@ -108,6 +184,41 @@ class DurableConsumer:
         if "error" in answer:
             APIError.from_error(answer["error"])  # raises
         return answer
+
+
+def _stream_state(info: Mapping[str, Any]) -> StreamState:
+    created, state = info["created"], info["state"]
+    created_ms = int(datetime.fromisoformat(created).timestamp() * 1000)
+    return StreamState(created, created_ms, state["first_seq"], state["last_seq"])
+
+
+def _last_valid(consumer: Mapping[str, Any], stream: StreamState, epochs: Epochs) -> int | None:
+    """Return the sequence after which a consumer must begin again; None if its state is valid.
+
+    After a rollback the consumer may count commands as delivered that the stream has lost. Commands that it has not
+    settled before that must come again too.
+    """
+    settled: int = consumer["ack_floor"]["stream_seq"]
+    delivered: int = consumer["delivered"]["stream_seq"]
+    mark = consumer["config"].get("metadata", {}).get(_EPOCH)
+    before_newest = epochs.newest.first_sequence - 1
+    is_of_older_part = mark not in {None, str(epochs.newest.epoch)}
+    if delivered > stream.last_sequence or (is_of_older_part and delivered > before_newest):
+        return min(settled, before_newest, stream.last_sequence)
+    return None
+
+
+def _start(replay_since: int | None) -> _Config:
+    if replay_since is None:
+        return {"deliver_policy": "all"}
+    at = datetime.fromtimestamp(replay_since / 1000, UTC).isoformat().replace("+00:00", "Z")
+    return {"deliver_policy": "by_start_time", "opt_start_time": at}
+
+
+def _start_after(sequence: int) -> _Config:
+    if sequence < 1:
+        return {"deliver_policy": "all"}
+    return {"deliver_policy": "by_start_sequence", "opt_start_seq": sequence + 1}
 
 
 def _nanoseconds(duration: timedelta) -> int:

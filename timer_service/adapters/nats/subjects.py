@@ -21,6 +21,10 @@ class Subjects:
         """Return the wildcard for all tenants of a kind, for one message type or for all."""
         return f"{self.prefix}.{kind}.{_VERSION}.*.{message}"
 
+    def pattern_of_tenant(self, kind: Kind, tenant: str) -> str:
+        """Return the wildcard for all message types of a kind, for one tenant."""
+        return f"{self.prefix}.{kind}.{_VERSION}.{tenant}.*"
+
     def address(self, kind: Kind, subject: str) -> Address:
         """Return the address of a subject that matches `pattern(kind)`."""
         _, tenant, message = subject.rsplit(".", 2)

@@ -1,0 +1,178 @@
+"""The NATS client, guarded against messages that end the driver's reading.
+
+nats-py 2.16 stops reading or closes the connection for good after some messages that any user may send: a subject with
+bytes that are not UTF-8 or with a vertical tab, or a publish that the server refuses as too long. Then no command is
+handled. So this module replaces three steps of the driver: reading the protocol, decoding messages, and handling errors
+of the server. `tests/nats/test_driver.py` runs it against the installed version.
+"""
+
+# ruff: noqa: SLF001 - the driver has no public way to replace these steps
+
+import asyncio
+import json
+import logging
+from typing import Any
+
+import nats.errors
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+from nats.protocol.parser import AWAITING_CONTROL_LINE, AWAITING_MSG_PAYLOAD, PERMISSIONS_ERR, Parser
+
+log = logging.getLogger(__name__)
+
+_LONGEST_LINE = 1024 * 1024  # an INFO line names every server of a cluster
+_HEADER_BYTES = 64 * 1024
+"""How much of a header block is read. JetStream stores no more; other messages may have more."""
+_VERSION = "NATS/1.0"
+_END = b"\r\n"
+
+
+def decode_text(raw: bytes) -> str:
+    r"""Return text of the protocol. Bytes that are not UTF-8 become escapes such as `\xff`."""
+    return raw.decode("utf-8", "backslashreplace")
+
+
+def read_headers(block: bytes) -> dict[str, str]:
+    """Return the headers of a block. A status line becomes the headers `Status` and `Description`, as in the driver.
+
+    Lines that are no headers are skipped. If a name occurs twice, the last value counts.
+    """
+    version, *lines = decode_text(block[:_HEADER_BYTES]).split("\r\n")
+    headers: dict[str, str] = {}
+    for line in lines:
+        name, colon, value = line.partition(":")
+        if colon and (name := name.strip()):
+            headers[name] = value.strip()
+    status, _, description = version.removeprefix(_VERSION).strip().partition(" ")
+    if status.isdigit():
+        headers["Status"] = status
+        if description:
+            headers["Description"] = description.strip()
+    return headers
+
+
+class GuardedClient(Client):
+    """A client whose reading no message can end. Its connection closes only if it is told to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._ps: Parser = _GuardedParser(self)
+
+    @property
+    def reading(self) -> bool:
+        """Whether the task that reads from the connection runs."""
+        task = self._reading_task
+        return task is not None and not task.done()
+
+    def discard_unsent(self) -> None:
+        """Forget what was not sent before the connection was lost. The driver would send it to the next server.
+
+        An acknowledgement could settle another command there.
+        """
+        self._pending = []
+        self._pending_data_size = 0
+
+    async def _process_headers(self, headers: bytes | None) -> dict[str, str] | None:
+        return read_headers(headers) or None if headers else None
+
+    def _build_message(
+        self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: dict[str, str] | None
+    ) -> Msg:
+        return Msg(
+            _client=self,
+            subject=decode_text(subject),
+            reply=decode_text(reply),
+            data=data,
+            headers=headers,
+            _sid=sid,
+        )
+
+    async def _process_pong(self) -> None:
+        """Like the driver, but accept the answer to a flush that was given up. The driver would stop reading."""
+        if self._pongs and self._pongs[0].done():
+            self._pongs[0] = asyncio.get_running_loop().create_future()
+        await super()._process_pong()
+
+    async def _process_err(self, err_msg: str) -> None:
+        """Connect again after an error of the server. The driver itself would close the connection for good."""
+        if self.is_connecting or PERMISSIONS_ERR in err_msg:
+            await super()._process_err(err_msg)
+            return
+        error = nats.errors.Error(f"nats: {err_msg.strip(chr(39))}")
+        await self._error_cb(error)
+        await self._process_op_err(error)
+
+
+class _GuardedParser(Parser):
+    """Reads the protocol. An error while one message is processed loses this message only."""
+
+    async def parse(self, data: bytes = b"") -> None:
+        self.buf.extend(data)
+        while self.buf:
+            if self.state == AWAITING_CONTROL_LINE:
+                if (end := self.buf.find(_END)) < 0:
+                    self._check_length()
+                    return
+                line = bytes(self.buf[:end])
+                del self.buf[: end + len(_END)]
+                await self._process_line(line)
+            else:
+                if len(self.buf) < self.needed + len(_END):
+                    return
+                body = bytes(self.buf[: self.needed])
+                del self.buf[: self.needed + len(_END)]
+                self.state = AWAITING_CONTROL_LINE
+                await self._process_message(body)
+
+    def _check_length(self) -> None:
+        if len(self.buf) > _LONGEST_LINE:
+            raise nats.errors.ProtocolError
+
+    async def _process_line(self, line: bytes) -> None:
+        operation, _, rest = line.partition(b" ")
+        try:
+            if operation in {b"MSG", b"HMSG"}:
+                self._begin_message(rest.split(b" "), has_headers=operation == b"HMSG")
+            else:
+                await self._process_other(operation, rest)
+        except nats.errors.Error:
+            raise
+        except Exception as error:
+            log.warning("the broker sent a line that cannot be read", extra={"line": decode_text(line[:200])})
+            raise nats.errors.ProtocolError from error
+
+    def _begin_message(self, tokens: list[bytes], *, has_headers: bool) -> None:
+        """Remember subject, subscription, reply subject and sizes: `subject sid [reply] [header size] size`."""
+        sizes = 2 if has_headers else 1
+        subject, sid, *reply = tokens[:-sizes]
+        self.msg_arg = {"subject": subject, "sid": int(sid), "reply": reply[0] if reply else b""}
+        self.header_needed = int(tokens[-sizes]) if has_headers else 0
+        self.needed = int(tokens[-1])
+        self.state = AWAITING_MSG_PAYLOAD
+
+    async def _process_message(self, body: bytes) -> None:
+        split = self.header_needed
+        self.header_needed = 0
+        argument = self.msg_arg
+        try:
+            await self.nc._process_msg(
+                argument["sid"], argument["subject"], argument["reply"], body[split:], body[:split] or None
+            )
+        except Exception:
+            log.exception("a message could not be processed", extra={"subject": decode_text(argument["subject"][:200])})
+
+    async def _process_other(self, operation: bytes, rest: bytes) -> None:
+        client: Any = self.nc
+        match operation.upper():
+            case b"PING":
+                await client._process_ping()
+            case b"PONG":
+                await client._process_pong()
+            case b"+OK":
+                pass
+            case b"-ERR":
+                await client._process_err(decode_text(rest).lower())
+            case b"INFO":
+                await client._process_info(json.loads(rest))
+            case _:
+                raise nats.errors.ProtocolError

@@ -1,0 +1,141 @@
+"""The express lane: commands of tenants that wait behind a long backlog of other tenants.
+
+The consumer delivers commands in the order of the stream, so 100,000 commands of one tenant would delay all others.
+While more than a batch is waiting, the express lane looks several times a second for tenants that the batches do not
+reach. It reads some commands of each directly from the stream, ahead of the consumer. They need no settlement. When the
+consumer delivers them later, they are acknowledged without being handled again. See docs/decisions/0022.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Collection, Sequence
+
+import nats.errors
+from nats.js.errors import Error as JetStreamError
+
+from timer_service.adapters.nats.durable import DurableConsumer
+from timer_service.adapters.nats.stored import StoredMessage
+from timer_service.adapters.nats.subjects import Subjects
+from timer_service.core.broker import BATCH_BYTES, Delivery
+from timer_service.core.epochs import Epochs
+from timer_service.core.message import Kind
+
+log = logging.getLogger(__name__)
+
+_ROUND_SECONDS = 0.25
+_SERVED_SECONDS = 0.5
+"""A tenant with a command in a batch of the last half second need not be looked for."""
+_TENANTS_AT_ONCE = 100
+_COMMANDS_OF_TENANT = 10
+_READS_AT_ONCE = 8  # a stored command may have a MiB
+_MOST_HANDLED_AHEAD = 100_000
+
+
+class ExpressLane:
+    """The reads ahead of one consumer, within one epoch of joining it."""
+
+    def __init__(self, consumer: DurableConsumer, subjects: Subjects, epochs: Epochs, ready: asyncio.Event) -> None:
+        """`ready` is set when commands can be taken."""
+        self._consumer = consumer
+        self._subjects = subjects
+        self._epochs = epochs
+        self._ready = ready
+        self._read: list[Delivery] = []
+        self._handled: set[int] = set()
+        self._reached = 0
+        self._served_at: dict[str, float] = {}
+        self._counts: dict[str, int] = {}
+        self._waiting: dict[str, None] = {}  # in the order in which they are served
+        self._ahead: dict[str, int] = {}
+        self._room = 0
+        self._next_round_at = 0.0
+        self._round: asyncio.Task[None] | None = None
+        self._free = asyncio.Semaphore(_READS_AT_ONCE)
+
+    def observe(self, batch: Sequence[Delivery], *, backlog: bool) -> None:
+        """Look for tenants that wait if there is a backlog behind a batch of the consumer."""
+        now = time.monotonic()
+        for delivery in batch:
+            self._reached = max(self._reached, delivery.position.sequence)
+            self._served_at[delivery.address.tenant] = now
+        if not backlog:
+            self._forget_backlog()
+        elif self._round is None and now >= self._next_round_at and len(self._handled) < _MOST_HANDLED_AHEAD:
+            self._round = asyncio.create_task(self._run_round(), name="express-lane")
+
+    def take(self, limit: int) -> list[Delivery]:
+        """Remove and return commands that were read ahead of the consumer, at most `limit`."""
+        ahead = [delivery for delivery in self._read if delivery.position.sequence > self._reached]
+        self._read = ahead[limit:]
+        return ahead[:limit]
+
+    def record_handled(self, deliveries: Collection[Delivery]) -> None:
+        """Record that commands that were read ahead are settled."""
+        self._handled.update(delivery.position.sequence for delivery in deliveries)
+
+    def forget_handled(self, sequence: int) -> bool:
+        """Return whether a command was settled ahead, and forget it. The consumer delivers it now."""
+        if sequence not in self._handled:
+            return False
+        self._handled.remove(sequence)
+        return True
+
+    def close(self) -> None:
+        """Stop reading. Commands that were read and not taken are delivered by the consumer."""
+        if self._round is not None:
+            self._round.cancel()
+        self._read.clear()
+
+    def _forget_backlog(self) -> None:
+        for each in (self._counts, self._waiting, self._ahead, self._served_at):
+            each.clear()
+        self._handled = {sequence for sequence in self._handled if sequence > self._reached}
+
+    async def _run_round(self) -> None:
+        began = time.monotonic()
+        self._room = BATCH_BYTES
+        try:
+            await self._find_waiting()
+            tenants = self._pick_tenants(began)
+            found = await asyncio.gather(*map(self._read_tenant, tenants))
+            self._read += [delivery for commands in found for delivery in commands]
+        except (nats.errors.Error, JetStreamError, OSError) as error:
+            log.debug("could not read commands ahead of the backlog", extra={"reason": repr(error)})
+        finally:
+            self._round = None
+            # At most a quarter of the time is spent on looking.
+            self._next_round_at = time.monotonic() + max(_ROUND_SECONDS, 3 * (time.monotonic() - began))
+        if self._read:
+            self._ready.set()
+
+    async def _find_waiting(self) -> None:
+        """Add the tenants that may have commands: those whose number of stored commands has changed."""
+        for subject, count in (await self._consumer.subjects()).items():
+            if self._counts.get(subject) != count:
+                self._waiting.setdefault(self._subjects.address(Kind.COMMAND, subject).tenant)
+                self._counts[subject] = count
+
+    def _pick_tenants(self, now: float) -> list[str]:
+        """Return the next tenants that no batch has reached lately, and move them to the end of the queue."""
+        starved = [each for each in self._waiting if now - self._served_at.get(each, 0.0) > _SERVED_SECONDS]
+        picked = starved[:_TENANTS_AT_ONCE]
+        for tenant in picked:
+            self._waiting[tenant] = self._waiting.pop(tenant)
+        return picked
+
+    async def _read_tenant(self, tenant: str) -> list[Delivery]:
+        """Read the next commands of a tenant that neither the consumer nor the express lane has reached."""
+        subject = self._subjects.pattern_of_tenant(Kind.COMMAND, tenant)
+        commands: list[Delivery] = []
+        while len(commands) < _COMMANDS_OF_TENANT and self._room > 0:
+            after = max(self._reached, self._ahead.get(tenant, 0))
+            async with self._free:
+                stored = await self._consumer.read(after + 1, subject)
+            if stored is None:
+                self._waiting.pop(tenant, None)
+                break
+            commands.append(StoredMessage.read(stored).delivery(self._epochs, self._subjects, None))
+            self._ahead[tenant] = stored["seq"]
+            self._room -= len(commands[-1].body)
+        return commands

@@ -1,0 +1,121 @@
+"""The state machine of the pulls: when to ask the server for commands, and what its status messages mean.
+
+Pure: every event returns the next state. `subscription` sends the pulls and reports the events.
+"""
+
+from enum import StrEnum
+from typing import NamedTuple
+
+# Short: `close` waits for the pull to end. Commands wait for it too if a restarted server has forgotten the pull.
+PULL_SECONDS = 1
+_GRACE_SECONDS = 0.5
+_PAUSE_SECONDS = 1
+
+_EXPIRED = {"404", "408"}
+_GONE = {"503": "", "409": "Consumer Deleted"}
+"""Status codes that mean that the consumer does not exist, with the text that their description must contain."""
+_TOO_LARGE = "Message Size Exceeds MaxBytes"
+
+
+class Phase(StrEnum):
+    """The phases of the pulls."""
+
+    LOST = "lost"
+    IDLE = "idle"
+    PULLING = "pulling"
+    PAUSED = "paused"
+
+
+class Pulls(NamedTuple):
+    """The state of the pulls. One pull is outstanding at a time.
+
+    Phases:
+
+    =======  ===========================================================================
+    Lost     not joined: the connection is lost, or the consumer or its stream is gone
+    Idle     joined, no pull is outstanding
+    Pulling  a pull is outstanding, until 1.5 s after it was sent
+    Paused   the server refused a pull; the next one waits until `until`
+    =======  ===========================================================================
+
+    Transitions. Each pull has a number, and its status message carries it. A status of an earlier pull changes nothing.
+
+    =======  =================================================  ======================================
+    phase    event                                              next phase
+    =======  =================================================  ======================================
+    Lost     `joined`                                           Idle
+    Idle     `sent`                                             Pulling
+    Pulling  `command`: the last one that the pull asked for    Idle
+    Pulling  `status` 404 or 408: the pull expired              Idle
+    Pulling  `status` 503, or 409 "Consumer Deleted"            Lost
+    Pulling  `status` any other, after at least one command     Idle
+    Pulling  `status` "Message Size Exceeds MaxBytes"           Idle: the next pull asks for one command
+    Pulling  `status` any other, and no command came            Paused for 1 s
+    Pulling  `at`: 1.5 s passed without a status                Idle
+    Paused   `at`: the pause is over                            Idle
+    any      `lost`                                             Lost
+    =======  =================================================  ======================================
+
+    A command does not name its pull. A late command of an earlier pull counts for the current one, so the next pull is
+    sent a little early.
+    """
+
+    phase: Phase = Phase.LOST
+    number: int = 0
+    """The number of the newest pull."""
+    missing: int = 0
+    """How many commands the outstanding pull may still bring."""
+    received: int = 0
+    """How many commands have come since the newest pull was sent."""
+    until: float = 0
+    """When the outstanding pull is given up, or when the pause ends, as monotonic seconds."""
+    wants_one: bool = False
+    """Whether the next pull asks for one command of any size, because the next command is larger than a batch."""
+    refusal: str | None = None
+    """Why the server refused the newest pull; None if it did not."""
+
+    @property
+    def outstanding(self) -> bool:
+        """Whether the server may still send commands for a pull."""
+        return self.phase is Phase.PULLING
+
+    def joined(self) -> "Pulls":
+        """The consumer exists, and its stream is known."""
+        return Pulls(Phase.IDLE, self.number)
+
+    def lost(self) -> "Pulls":
+        """The connection is lost, or the consumer is gone. An outstanding pull may be forgotten."""
+        return Pulls(Phase.LOST, self.number)
+
+    def sent(self, count: int, now: float) -> "Pulls":
+        """A pull for `count` commands is sent."""
+        until = now + PULL_SECONDS + _GRACE_SECONDS
+        return Pulls(Phase.PULLING, self.number + 1, count, until=until, refusal=self.refusal)
+
+    def command(self) -> "Pulls":
+        """A command arrived."""
+        missing = self.missing - 1
+        phase = Phase.IDLE if self.outstanding and missing <= 0 else self.phase
+        return self._replace(phase=phase, missing=missing, received=self.received + 1, refusal=None)
+
+    def status(self, number: int, code: str, description: str, now: float) -> "Pulls":
+        """The server ended a pull."""
+        if number != self.number or not self.outstanding:
+            return self
+        if code in _GONE and _GONE[code] in description:
+            return self.lost()
+        idle = self._replace(phase=Phase.IDLE, missing=0)
+        if code in _EXPIRED:
+            return idle._replace(refusal=None)
+        if self.received:
+            return idle
+        if description == _TOO_LARGE:
+            return idle._replace(wants_one=True)
+        refusal = f"{code} {description}".strip()
+        return idle._replace(phase=Phase.PAUSED, until=now + _PAUSE_SECONDS, refusal=refusal)
+
+    def at(self, now: float) -> "Pulls":
+        """Time has passed."""
+        if self.phase in {Phase.PULLING, Phase.PAUSED} and now >= self.until:
+            return self._replace(phase=Phase.IDLE, missing=0)
+        return self

@@ -1,0 +1,86 @@
+"""Commands as JetStream delivers and stores them, decoded to deliveries."""
+
+import re
+from base64 import b64decode
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any, NamedTuple
+
+from nats.aio.msg import Msg
+
+from timer_service.adapters.nats.driver import read_headers
+from timer_service.adapters.nats.subjects import Subjects
+from timer_service.core.broker import Delivery
+from timer_service.core.epochs import Epochs
+from timer_service.core.message import IDENTIFIER_PATTERN, Kind
+
+ACKNOWLEDGEMENT = "$JS.ACK."
+_TOKENS_WITHOUT_DOMAIN = 9
+_IDENTIFIER = re.compile(IDENTIFIER_PATTERN)
+_FRACTION = re.compile(r"\.(\d{1,9})")
+
+
+class Receipt(NamedTuple):
+    """What the reply subject of a delivered message says."""
+
+    attempt: int
+    sequence: int
+    stored_at: int
+    """In nanoseconds of the broker's clock."""
+    waiting: int
+    """How many commands the consumer had not delivered yet."""
+
+
+def read_receipt(reply: str) -> Receipt:
+    """Parse `$JS.ACK.[<domain>.<account>.]<stream>.<consumer>.<attempt>.<sequence>.<delivery>.<time>.<waiting>`.
+
+    Raises `ValueError` if it is something else. The driver's `Msg.metadata` takes ten times as long.
+    """
+    tokens = reply.split(".")
+    first = 4 if len(tokens) == _TOKENS_WITHOUT_DOMAIN else 6
+    attempt, sequence, _, stored_at, waiting = map(int, tokens[first : first + 5])
+    return Receipt(attempt, sequence, stored_at, waiting)
+
+
+class StoredMessage(NamedTuple):
+    """A message of the command stream."""
+
+    subject: str
+    body: bytes
+    headers: dict[str, str]
+    receipt: Receipt
+
+    @classmethod
+    def delivered(cls, message: Msg) -> "StoredMessage":
+        """Return a message that the consumer delivered. Raises `ValueError` if another sender did."""
+        return cls(message.subject, message.data, message.headers or {}, read_receipt(message.reply))
+
+    @classmethod
+    def read(cls, answer: Mapping[str, Any]) -> "StoredMessage":
+        """Return a message that was read from the stream directly."""
+        receipt = Receipt(1, answer["seq"], nanoseconds(answer["time"]), 0)
+        headers = read_headers(b64decode(answer.get("hdrs", "")))
+        return cls(answer["subject"], b64decode(answer.get("data", "")), headers, receipt)
+
+    def delivery(self, epochs: Epochs, subjects: Subjects, handle: Any) -> Delivery:
+        """Return the message as a delivery."""
+        position = epochs.position(self.receipt.sequence)
+        message_id = self.headers.get("Nats-Msg-Id", "")
+        return Delivery(
+            address=subjects.address(Kind.COMMAND, self.subject),
+            source=self.subject,
+            message_id=message_id if _IDENTIFIER.fullmatch(message_id) else f"{position.epoch}-{position.sequence}",
+            body=self.body,
+            headers=self.headers,
+            position=position,
+            attempt=self.receipt.attempt,
+            handle=handle,
+            stored_at=self.receipt.stored_at,
+        )
+
+
+def nanoseconds(text: str) -> int:
+    """Return an instant of JetStream, such as `2026-11-22T09:00:00.123456789Z`, in Unix nanoseconds."""
+    fraction = _FRACTION.search(text)
+    seconds = int(datetime.fromisoformat(_FRACTION.sub("", text)).timestamp())
+    return seconds * 1_000_000_000 + (int(fraction[1].ljust(9, "0")) if fraction else 0)

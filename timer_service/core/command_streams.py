@@ -1,0 +1,68 @@
+"""The history of the command stream in the database. `timer_service.core.epochs` decides what is new about it."""
+
+from collections.abc import Iterable, Sequence
+
+from timer_service.core.broker import Delivery
+from timer_service.core.database import Database, Reader, Row, Transaction
+from timer_service.core.epochs import Epochs, FindCommand, Part, StreamState, recognize
+from timer_service.core.installation import Installation, read_or_create, set_replay_since
+from timer_service.core.sql import load_sql
+from timer_service.core.transactions import in_transaction
+
+_SQL = load_sql("timer_service.core", "command_streams.sql")
+_FIND_LOCKED = f"{_SQL['find']}\n/* for update */"
+
+
+class CommandHistory:
+    """The history of the command stream in the database."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def installation(self) -> Installation:
+        """Return the identity of the database, and from when on to read the stream again."""
+        return await in_transaction(self._database, read_or_create)
+
+    async def replay_begun(self) -> None:
+        """Record that the broker delivers the commands again, so that they are not delivered again at each start."""
+        await in_transaction(self._database, lambda tx: set_replay_since(tx, None))
+
+    async def recognize(self, stream: StreamState, find: FindCommand) -> Epochs:
+        """Return the epochs of the commands of a stream, and store what is new about its history."""
+        while True:
+            before = await _load(self._database.reader)
+            after = await recognize(before, stream, find)
+            if after == before or await in_transaction(self._database, lambda tx: _save(tx, before, after)):  # noqa: B023
+                return Epochs(tuple(part for part in after if part.created == stream.created))
+
+
+async def advance(tx: Transaction, deliveries: Iterable[Delivery]) -> None:
+    """Store the newest of the handled commands, in the transaction that handles them.
+
+    Only one row of the newest part is written, so that a stream that was rolled back is recognized.
+    """
+    newest = max(deliveries, key=lambda delivery: delivery.position)
+    await tx.execute(
+        _SQL["advance"],
+        {"epoch": newest.position.epoch, "sequence": newest.position.sequence, "stored_at": newest.stored_at},
+    )
+
+
+async def _load(reader: Reader) -> list[Part]:
+    return [_read(row) for row in await reader.fetch(_SQL["find"])]
+
+
+def _read(row: Row) -> Part:
+    return Part(*(row[column] for column in Part._fields))
+
+
+async def _save(tx: Transaction, before: Sequence[Part], after: Sequence[Part]) -> bool:
+    """Write what differs. Return False, and write nothing, if another instance has changed the history."""
+    found = [_read(row) for row in await tx.fetch(_FIND_LOCKED)]
+    known = {part.epoch: part for part in before}
+    if [part.epoch for part in found] != list(known):
+        return False
+    renamed = [part for part in after if part.epoch in known and part.created != known[part.epoch].created]
+    new = [part for part in after if part.epoch not in known]
+    await tx.executemany(_SQL["rename"], [{"epoch": part.epoch, "created": part.created} for part in renamed])
+    return await tx.executemany(_SQL["add"], [part._asdict() for part in new]) == len(new)

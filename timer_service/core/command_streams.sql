@@ -1,0 +1,18 @@
+-- name: find
+-- The parts of the history, in order of their epochs.
+SELECT epoch, created, first_sequence, last_sequence, last_stored_at FROM command_streams ORDER BY epoch
+
+-- name: add
+-- Adds a part, unless another instance has added it.
+INSERT INTO command_streams (epoch, created, first_sequence, last_sequence, last_stored_at)
+VALUES (:epoch, :created, :first_sequence, :last_sequence, :last_stored_at)
+ON CONFLICT (epoch) DO NOTHING
+
+-- name: rename
+-- Writes the creation time that the broker reports for a stream that has moved.
+UPDATE command_streams SET created = :created WHERE epoch = :epoch
+
+-- name: advance
+-- Writes the newest handled command of a part.
+UPDATE command_streams SET last_sequence = :sequence, last_stored_at = :stored_at
+WHERE epoch = :epoch AND last_sequence < :sequence
