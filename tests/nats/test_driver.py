@@ -1,0 +1,172 @@
+"""The guarded driver against a scripted peer: nothing that a server sends ends the reading or closes the connection."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from nats.aio.msg import Msg
+
+from tests.harness.nats_peer import ScriptedPeer, scripted_peer
+from timer_service.adapters.nats.driver import GuardedClient, read_headers
+
+
+@pytest.fixture
+async def peer() -> AsyncIterator[ScriptedPeer]:
+    """Return a peer that the client can connect to."""
+    async with scripted_peer() as started:
+        yield started
+
+
+@pytest.fixture
+async def client(peer: ScriptedPeer) -> AsyncIterator[GuardedClient]:
+    """Return a client that is connected to the peer and connects again for ever."""
+    connected = GuardedClient()
+
+    async def ignore(_error: Exception) -> None:
+        pass
+
+    wait: Any = 0.01  # the driver types it as int
+    await connected.connect(peer.url, max_reconnect_attempts=-1, reconnect_time_wait=wait, error_cb=ignore)
+    yield connected
+    await connected.close()
+
+
+async def collect(peer: ScriptedPeer, client: GuardedClient) -> asyncio.Queue[Msg]:
+    """Subscribe to `commands`, and return the queue of what arrives."""
+    arrived: asyncio.Queue[Msg] = asyncio.Queue()
+
+    async def receive(message: Msg) -> None:
+        arrived.put_nowait(message)
+
+    await client.subscribe("commands", cb=receive)
+    await peer.until(lambda: peer.subscribed("commands"))
+    return arrived
+
+
+async def next_message(arrived: asyncio.Queue[Msg]) -> Msg:
+    async with asyncio.timeout(5):
+        return await arrived.get()
+
+
+@pytest.mark.parametrize(
+    ("subject", "text"),
+    [
+        (b"a.\xff", r"a.\xff"),
+        (b"a.\x0b.b", "a.\x0b.b"),
+        (b"a.\x0c", "a.\x0c"),
+        (b"a.\x00", "a.\x00"),
+        ("a.ä".encode(), "a.ä"),
+        (b"a." + b"x" * 5000, "a." + "x" * 5000),
+    ],
+)
+async def test_any_subject(peer: ScriptedPeer, client: GuardedClient, subject: bytes, text: str) -> None:
+    """A message with any subject arrives. Bytes that are not UTF-8 are escaped. The next message arrives too."""
+    arrived = await collect(peer, client)
+    await peer.deliver("commands", subject, b"1", reply=subject)
+    await peer.deliver("commands", b"b", b"2")
+    first, second = await next_message(arrived), await next_message(arrived)
+    assert (first.subject, first.reply, first.data, second.data) == (text, text, b"1", b"2")
+    assert (peer.connections, client.reading) == (1, True)
+
+
+@pytest.mark.parametrize(
+    ("block", "headers"),
+    [
+        (b"NATS/1.0\r\nA: 1\r\nB:2\r\n\r\n", {"A": "1", "B": "2"}),
+        (b"NATS/1.0\r\n\xff: \xfe\r\n\r\n", {r"\xff": r"\xfe"}),
+        (b"NATS/1.0\r\na/b c: d: e\r\n\r\n", {"a/b c": "d: e"}),
+        (b"NATS/1.0\r\nno colon\r\n: no name\r\nA: 1\r\n\r\n", {"A": "1"}),
+        (b"NATS/1.0\r\nA: 1\r\nA: 2\r\n\r\n", {"A": "2"}),
+        (b"NATS/1.0 503\r\n\r\n", {"Status": "503"}),
+        (b"NATS/1.0 409 Consumer Deleted\r\n\r\n", {"Status": "409", "Description": "Consumer Deleted"}),
+        (
+            b"NATS/1.0 408 Request Timeout\r\nNats-Pending-Messages: 1\r\n\r\n",
+            {"Status": "408", "Description": "Request Timeout", "Nats-Pending-Messages": "1"},
+        ),
+        (b"NATS/1.0 x\r\n\r\n", {}),
+        (b"", {}),
+        (b"\xff\xff", {}),
+    ],
+)
+def test_header_blocks(block: bytes, headers: dict[str, str]) -> None:
+    """Each line with a name and a colon is a header, whatever its bytes. A status line becomes two headers."""
+    assert read_headers(block) == headers
+
+
+def test_huge_header_block() -> None:
+    """Only the first 64 KiB of a header block are read."""
+    block = b"NATS/1.0\r\n" + b"a:b\r\n" * 1_000_000
+    many = b"NATS/1.0\r\n" + b"".join(b"%d:b\r\n" % number for number in range(1_000_000))
+    assert read_headers(block) == {"a": "b"}
+    assert len(read_headers(many)) < 64 * 1024 / 4
+
+
+@pytest.mark.parametrize(
+    "line",
+    [b"-ERR 'Maximum Control Line Exceeded'", b"-ERR 'Maximum Payload Violation'", b"-ERR 'Unknown \xff'", b"-ERR"],
+)
+async def test_error_of_the_server(peer: ScriptedPeer, client: GuardedClient, line: bytes) -> None:
+    """After an error of the server the client connects again and has its subscriptions. It is not closed for good."""
+    arrived = await collect(peer, client)
+    await peer.send(line + b"\r\n")
+    await peer.until(lambda: peer.connections == 2 and peer.subscribed("commands"))
+    await peer.deliver("commands", b"a", b"1")
+    assert (await next_message(arrived)).data == b"1"
+    assert not client.is_closed
+
+
+async def test_denied_permission(peer: ScriptedPeer, client: GuardedClient) -> None:
+    """A denied permission is reported, and the connection stays."""
+    arrived = await collect(peer, client)
+    await peer.send(b"-ERR 'Permissions Violation for Publish to \"\xff\"'\r\n")
+    await peer.deliver("commands", b"a", b"1")
+    assert (await next_message(arrived)).data == b"1"
+    assert peer.connections == 1
+
+
+@pytest.mark.parametrize("raw", [b"NONSENSE\r\n", b"MSG a\r\n", b"MSG a 1 x\r\n", b"INFO {\r\n", b"x" * 1_100_000])
+async def test_nonsense(peer: ScriptedPeer, client: GuardedClient, raw: bytes) -> None:
+    """After a line that is no protocol the client connects again, and reads on."""
+    arrived = await collect(peer, client)
+    await peer.send(raw)
+    await peer.until(lambda: peer.connections == 2 and peer.subscribed("commands"))
+    await peer.deliver("commands", b"a", b"1")
+    assert (await next_message(arrived)).data == b"1"
+
+
+async def test_bytes_in_any_pieces(peer: ScriptedPeer, client: GuardedClient) -> None:
+    """Messages arrive whole, however their bytes are divided."""
+    arrived = await collect(peer, client)
+    sid = peer._subscriptions["commands"].encode()
+    for byte in b"MSG a %b r 3\r\nx\r\n\r\nHMSG a %b 12 15\r\nNATS/1.0\r\n\r\nabc\r\nPING\r\n" % (sid, sid):
+        await peer.send(bytes([byte]))
+    first, second = await next_message(arrived), await next_message(arrived)
+    assert (first.reply, first.data, second.data, second.headers) == ("r", b"x\r\n", b"abc", None)
+
+
+async def test_late_answer_to_a_flush(peer: ScriptedPeer, client: GuardedClient) -> None:
+    """The answer to a flush that was given up does not end the reading."""
+    arrived = await collect(peer, client)
+    given_up: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+    given_up.cancel()
+    client._pongs.append(given_up)
+    await peer.send(b"PONG\r\n")
+    await peer.deliver("commands", b"a", b"1")
+    assert (await next_message(arrived)).data == b"1"
+    assert (client.reading, peer.connections) == (True, 1)
+
+
+async def test_unsent_messages_are_discarded(peer: ScriptedPeer, client: GuardedClient) -> None:
+    """What was not sent before a connection is lost can be forgotten, so that the next server does not get it."""
+    await collect(peer, client)
+    peer.disconnect()
+    async with asyncio.timeout(5):
+        while client.is_connected:
+            await asyncio.sleep(0)
+    await client.publish("acknowledgement", b"+ACK")
+    client.discard_unsent()
+    await peer.until(lambda: peer.connections == 2 and peer.subscribed("commands"))
+    await client.publish("later", b"")
+    await client.flush()
+    assert [subject for subject, _, _ in peer.published] == ["later"]

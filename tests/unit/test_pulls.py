@@ -1,0 +1,82 @@
+"""The transitions of the pulls: each row of the table in `timer_service.adapters.nats.pulls`."""
+
+import pytest
+
+from timer_service.adapters.nats.pulls import Phase, Pulls
+
+IDLE = Pulls().joined()
+PULLING = IDLE.sent(10, now=100.0)
+RECEIVING = PULLING.command()
+NOW = 100.2
+
+
+def test_joining() -> None:
+    """A subscription begins lost, and is idle after it has joined. Losing the consumer loses the pull."""
+    assert [Pulls().phase, IDLE.phase, PULLING.lost().phase] == [Phase.LOST, Phase.IDLE, Phase.LOST]
+    assert not PULLING.lost().joined().outstanding
+
+
+def test_a_pull_ends_with_its_last_command() -> None:
+    """A pull for ten commands is outstanding until the tenth arrives."""
+    state = PULLING
+    phases = []
+    for _ in range(10):
+        state = state.command()
+        phases.append(state.phase)
+    assert phases == [Phase.PULLING] * 9 + [Phase.IDLE]
+
+
+@pytest.mark.parametrize(
+    ("before", "code", "description", "after"),
+    [
+        (PULLING, "404", "No Messages", Phase.IDLE),
+        (PULLING, "408", "Request Timeout", Phase.IDLE),
+        (PULLING, "503", "", Phase.LOST),
+        (PULLING, "409", "Consumer Deleted", Phase.LOST),
+        (PULLING, "409", "Message Size Exceeds MaxBytes", Phase.IDLE),
+        (PULLING, "409", "Exceeded MaxWaiting", Phase.PAUSED),
+        (PULLING, "409", "Leadership Change", Phase.PAUSED),
+        (PULLING, "423", "Nats-Pin-Id mismatch", Phase.PAUSED),
+        (PULLING, "999", "", Phase.PAUSED),
+        (RECEIVING, "409", "Message Size Exceeds MaxBytes", Phase.IDLE),
+        (RECEIVING, "999", "", Phase.IDLE),
+        (RECEIVING, "503", "", Phase.LOST),
+        (IDLE, "503", "", Phase.IDLE),
+        (Pulls(), "404", "", Phase.LOST),
+    ],
+)
+def test_status(before: Pulls, code: str, description: str, after: Phase) -> None:
+    """Each status of the outstanding pull leads to its phase. Without a pull a status changes nothing."""
+    assert before.status(before.number, code, description, NOW).phase is after
+
+
+@pytest.mark.parametrize("number", [0, 1, 3])
+def test_status_of_another_pull(number: int) -> None:
+    """A status of an earlier pull, or of one that was never sent, changes nothing."""
+    second = PULLING.at(102.0).sent(10, now=102.0)
+    assert second.number == 2
+    assert second.status(number, "503", "", 102.1) == second
+
+
+def test_a_command_larger_than_a_batch() -> None:
+    """If the next command is too large for a pull, one pull asks for one command. Then all is as before."""
+    state = PULLING.status(1, "409", "Message Size Exceeds MaxBytes", NOW)
+    assert (state.phase, state.wants_one) == (Phase.IDLE, True)
+    assert not state.sent(1, NOW).wants_one
+    assert not RECEIVING.status(1, "409", "Message Size Exceeds MaxBytes", NOW).wants_one
+
+
+def test_refusals() -> None:
+    """A refused pull pauses for a second and says why. The reason stays until a pull works."""
+    refused = PULLING.status(1, "409", "Exceeded MaxWaiting", NOW)
+    assert refused.refusal == "409 Exceeded MaxWaiting"
+    assert [refused.at(NOW + 0.9).phase, refused.at(NOW + 1.0).phase] == [Phase.PAUSED, Phase.IDLE]
+    again = refused.at(NOW + 1).sent(10, NOW + 1)
+    assert again.refusal == refused.refusal
+    assert again.command().refusal is None
+    assert again.status(2, "408", "", NOW + 2).refusal is None
+
+
+def test_a_forgotten_pull() -> None:
+    """A pull without a status is given up after 1.5 s."""
+    assert [PULLING.at(101.4).outstanding, PULLING.at(101.5).outstanding] == [True, False]
