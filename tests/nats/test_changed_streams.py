@@ -1,0 +1,224 @@
+"""A command stream that is recreated, rolled back or replaced while the service is connected, on a real server."""
+
+import asyncio
+import shutil
+from collections.abc import AsyncIterator, Callable, Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import nats
+import pytest
+from nats.aio.client import Client
+
+from tests.harness.history import MemoryHistory
+from tests.harness.processes import NatsServer
+from timer_service.adapters.nats import NatsBroker
+from timer_service.adapters.nats.subscription import NatsSubscription
+from timer_service.core.broker import Delivery
+from timer_service.core.errors import StartError
+
+PATIENCE_SECONDS = 20
+CONSUMER = ("TIMER_CMD", "timer-service")
+
+
+class Site:
+    """A server, a user, and the subscription of a service that remembers its history."""
+
+    def __init__(self, server: NatsServer, folder: Path) -> None:
+        self.server = server
+        self.folder = folder
+        self.history = MemoryHistory()
+        self.user: Client
+        self.broker: NatsBroker
+        self.subscription: NatsSubscription
+
+    async def send(self, *calls: str) -> None:
+        """Publish commands as a user."""
+        for call in calls:
+            await self.user.jetstream().publish("timer.cmd.v1.acme.schedule-timer", call.encode())
+
+    async def take(self, count: int) -> list[Delivery]:
+        """Take commands and record them as handled, but do not settle them."""
+        taken: list[Delivery] = []
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            while len(taken) < count:
+                taken += await self.subscription.next_batch(count - len(taken))
+        for delivery in taken:
+            self.history.handle(delivery.position.sequence, delivery.stored_at)
+        return taken
+
+    async def handle(self, count: int) -> list[Delivery]:
+        """Take commands and acknowledge them."""
+        taken = await self.take(count)
+        await self.subscription.acknowledge(taken)
+        await self.broker._client.flush()
+        return taken
+
+    async def restart(self, change: Callable[[], Any] = lambda: None) -> None:
+        """Restart the server, and change its files in between. Return when the user is connected again."""
+        await self.server.terminate()
+        change()
+        await self.server.start()
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            while not self.user.is_connected:
+                await asyncio.sleep(0.01)
+        await self.user.flush()
+
+    def copy_of_store(self) -> Path:
+        """Return where a copy of the server's files is kept."""
+        return self.folder.with_name("copy")
+
+    def put_copy_back(self) -> None:
+        """Replace the server's files by their copy."""
+        shutil.rmtree(self.folder / "js")
+        shutil.copytree(self.copy_of_store(), self.folder / "js")
+
+
+async def _ignore(_error: Exception) -> None:
+    """Ignore connection errors: the tests stop the server."""
+
+
+@pytest.fixture
+async def site(tmp_path: Path) -> AsyncIterator[Site]:
+    """Return a running site."""
+    folder = tmp_path / "nats"
+    wait: Any = 0.05
+    async with NatsServer(folder) as server:
+        started = Site(server, folder)
+        options: dict[str, Any] = {"max_reconnect_attempts": -1, "reconnect_time_wait": wait, "error_cb": _ignore}
+        started.broker = await NatsBroker.connect(server.url, "timer", reply_prefix="_INBOX.", manage_streams=True)
+        started.subscription = await started.broker.subscribe(started.history)
+        async with await nats.connect(server.url, **options) as user:
+            started.user = user
+            yield started
+        await started.subscription.close()
+        await started.broker.close()
+
+
+def bodies(deliveries: Sequence[Delivery]) -> list[str]:
+    return [delivery.body.decode() for delivery in deliveries]
+
+
+async def test_recreated_stream(site: Site) -> None:
+    """Commands of a recreated stream are newer. A command taken from the old stream settles nothing in the new one."""
+    js = site.user.jetstream()
+    await site.send("1", "2", "3")
+    old = await site.take(3)
+    config = (await js.stream_info("TIMER_CMD")).config
+    await js.delete_stream("TIMER_CMD")
+    await js.add_stream(config)
+    await site.send("new 1", "new 2", "new 3")
+    new = await site.take(3)
+    await site.subscription.acknowledge(old)
+    await site.subscription.retry(new, timedelta(0))
+    again = await site.handle(3)
+    assert bodies(new) == ["new 1", "new 2", "new 3"] == bodies(again)
+    assert min(each.position for each in new) > max(each.position for each in old)
+
+
+async def test_stream_replaced_during_an_outage(site: Site) -> None:
+    """The same holds if another, empty server takes the place of the first."""
+    await site.send("1", "2")
+    old = await site.take(2)
+
+    def replace() -> None:
+        shutil.rmtree(site.folder / "js")
+
+    await site.restart(replace)
+    js = site.user.jetstream()
+    await js.add_stream(name="TIMER_CMD", subjects=["timer.cmd.v1.*.*"])
+    await site.send("new 1", "new 2")
+    acknowledging = asyncio.create_task(site.subscription.acknowledge(old))
+    new = await site.take(2)
+    await acknowledging
+    await site.subscription.acknowledge(new[:1])
+    await site.broker._client.flush()
+    info = await js.consumer_info(*CONSUMER)
+    assert (bodies(new), info.num_ack_pending) == (["new 1", "new 2"], 1)
+    assert min(each.position for each in new) > max(each.position for each in old)
+
+
+@pytest.mark.parametrize("new_commands", [2, 12])
+async def test_stream_rolled_back(site: Site, new_commands: int) -> None:
+    """After a rollback the new commands are newer than the lost ones, whether the stream is longer again or not.
+
+    The kept commands keep their positions. The command that was not settled comes again.
+    """
+    await site.send("1", "2", "3")
+    kept = await site.take(3)
+    await site.subscription.acknowledge(kept[:2])
+    await site.broker._client.flush()
+    await site.restart(lambda: shutil.copytree(site.folder / "js", site.copy_of_store()))
+    await site.send(*(f"lost {number}" for number in range(6)))
+    lost = [each for each in await site.handle(6) if each.body.startswith(b"lost")]
+    await site.restart(site.put_copy_back)
+    calls = [f"new {number}" for number in range(new_commands)]
+    await site.send(*calls)
+    taken: list[Delivery] = []
+    while not set(calls) <= set(bodies(taken)):
+        taken += await site.handle(1)
+    newest_kept = max(each.position for each in kept)
+    new = [each for each in taken if each.body.startswith(b"new")]
+    assert lost
+    assert bodies(sorted(new, key=lambda each: each.position)) == calls
+    assert newest_kept < max(each.position for each in lost) < min(each.position for each in new)
+    assert {each.position for each in taken if each.body in {b"1", b"2", b"3"}} <= {each.position for each in kept}
+
+
+async def test_deleted_consumer(site: Site) -> None:
+    """If the consumer is deleted, it is created again. Every command comes again, at its old position."""
+    await site.send("1", "2")
+    before = await site.handle(2)
+    await site.user.jetstream().delete_consumer(*CONSUMER)
+    after = await site.handle(2)
+    assert [each.position for each in after] == [each.position for each in before]
+
+
+async def test_another_database(site: Site) -> None:
+    """A service with another database is refused, and the message says what to do. The first one goes on."""
+    url = site.user.connected_url
+    assert url is not None
+    other = await NatsBroker.connect(url.geturl(), "timer", reply_prefix="_INBOX.", manage_streams=True)
+    with pytest.raises(StartError, match=r"another database.*TIMER_SUBJECT_PREFIX.*nats consumer rm TIMER_CMD"):
+        await other.subscribe(MemoryHistory("other"))
+    await other.close()
+    await site.send("1")
+    assert bodies(await site.handle(1)) == ["1"]
+
+
+async def test_another_database_after_an_outage(site: Site) -> None:
+    """If the consumer belongs to another database after an outage, nothing is handled, and the health says why."""
+    js = site.user.jetstream()
+    config = (await js.consumer_info(*CONSUMER)).config
+    await js.add_consumer("TIMER_CMD", config.evolve(metadata={"timer-service.database": "other"}))
+    await site.restart()
+    await site.send("1")
+    waiting = asyncio.create_task(site.subscription.next_batch(10))
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while "another database" not in (site.subscription.health.reason or ""):
+            await asyncio.sleep(0.01)
+    refused = (site.subscription.health.usable, waiting.done())
+    await js.delete_consumer(*CONSUMER)
+    assert bodies(list(await waiting)) == ["1"]
+    assert (refused, site.subscription.health.usable) == ((False, False), True)
+
+
+async def test_replay(site: Site) -> None:
+    """A replay delivers the commands again that were stored since an instant, once."""
+    await site.send("1")
+    (first,) = await site.handle(1)
+    await site.send("2")
+    await site.handle(1)
+    await site.subscription.close()
+    stored = await site.user.jetstream().get_msg("TIMER_CMD", 2)
+    assert stored.time is not None
+    site.history.replay(int(stored.time.timestamp() * 1000))
+    site.subscription = await site.broker.subscribe(site.history)
+    again = await site.handle(1)
+    await site.subscription.close()
+    site.subscription = await site.broker.subscribe(site.history)
+    await site.send("3")
+    later = await site.handle(1)
+    assert (bodies(again), bodies(later)) == (["2"], ["3"])
+    assert again[0].position.epoch == first.position.epoch

@@ -1,0 +1,119 @@
+"""Fair intake: commands of other tenants are not delayed by the backlog of one tenant, on a real server."""
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator
+from datetime import timedelta
+
+import pytest
+from nats.js.errors import Error as JetStreamError
+
+from tests.harness.brokers import HARNESSES, NatsHarness
+from tests.harness.history import MemoryHistory
+from timer_service.core.broker import Delivery
+
+FLOOD = 3000
+LIMIT = 50
+
+
+@pytest.fixture
+async def harness(request: pytest.FixtureRequest) -> AsyncIterator[NatsHarness]:
+    """Return a NATS broker and a user."""
+    async with HARNESSES["nats"](request) as started:
+        assert isinstance(started, NatsHarness)
+        yield started
+
+
+async def publish(harness: NatsHarness, tenant: str, count: int, first: int = 0) -> None:
+    for number in range(first, first + count):
+        await harness.user.publish(f"timer.cmd.v1.{tenant}.schedule-timer", b"%d" % number, headers={"a": "b"})
+    await harness.user.flush()
+
+
+async def read_all(harness: NatsHarness, count: int) -> list[Delivery]:
+    """Take and settle `count` commands, slowly, as a service with a database does. Return them in their order."""
+    subscription = await harness.broker.subscribe(MemoryHistory())
+    taken: list[Delivery] = []
+    async with asyncio.timeout(60):
+        while len(taken) < count:
+            batch = await subscription.next_batch(LIMIT)
+            taken += batch
+            await asyncio.sleep(0.01)  # the time that a transaction takes
+            await subscription.acknowledge(batch)
+    await subscription.close()
+    await harness.broker._client.flush()
+    return taken
+
+
+def keys(taken: list[Delivery]) -> list[str]:
+    return [f"{delivery.address.tenant} {delivery.body.decode()}" for delivery in taken]
+
+
+async def test_others_overtake_a_flood(harness: NatsHarness) -> None:
+    """Commands behind the backlog of one tenant overtake it. Each command is taken once, and all are settled."""
+    await publish(harness, "flood", FLOOD)
+    await publish(harness, "good", 3)
+    await publish(harness, "other", 1)
+    await publish(harness, "flood", 1, first=FLOOD)
+    taken = await read_all(harness, FLOOD + 5)
+    assert Counter(keys(taken)).most_common(1)[0][1] == 1
+    tenants = [delivery.address.tenant for delivery in taken]
+    assert max(tenants.index("good"), tenants.index("other")) < FLOOD / 2
+    assert [delivery.body for delivery in taken if delivery.address.tenant == "good"] == [b"0", b"1", b"2"]
+    info = await harness.user.jetstream().consumer_info("TIMER_CMD", "timer-service")
+    assert (info.num_ack_pending, info.num_pending) == (0, 0)
+
+
+async def test_overtaking_commands_are_complete(harness: NatsHarness) -> None:
+    """A command that is read ahead is the same as if the consumer delivered it."""
+    await publish(harness, "flood", FLOOD)
+    body, headers = b'\x00\xff{"a": "\xc3\xa9"}', {"Timer-Reply-To": "_INBOX.a", "Nats-Msg-Id": "my-id"}
+    await harness.user.publish("timer.cmd.v1.good.cancel-timer", body, headers=headers)
+    taken = await read_all(harness, FLOOD + 1)
+    (good,) = (delivery for delivery in taken if delivery.address.tenant == "good")
+    assert taken.index(good) < FLOOD / 2
+    assert good.handle is None, "it was read ahead"
+    await harness.user.jetstream().delete_consumer("TIMER_CMD", "timer-service")
+    (again,) = (each for each in await read_all(harness, FLOOD + 1) if each.address.tenant == "good")
+    for field in ("address", "source", "message_id", "body", "headers", "position", "stored_at", "attempt"):
+        assert getattr(good, field) == getattr(again, field), field
+
+
+async def test_a_retried_command_comes_again(harness: NatsHarness) -> None:
+    """A command that was read ahead and could not be handled is delivered by the consumer later."""
+    await publish(harness, "flood", FLOOD)
+    await publish(harness, "good", 1)
+    subscription = await harness.broker.subscribe(MemoryHistory())
+    seen: list[int] = []
+    async with asyncio.timeout(60):
+        while len(seen) < 2:
+            batch = await subscription.next_batch(LIMIT)
+            good = [delivery for delivery in batch if delivery.address.tenant == "good"]
+            seen += [delivery.position.sequence for delivery in good]
+            if len(seen) == 1 and good:
+                await subscription.retry(good, timedelta(0))
+            await subscription.acknowledge([delivery for delivery in batch if delivery not in good])
+            await asyncio.sleep(0.005)
+    assert seen == [FLOOD + 1] * 2
+
+
+async def test_two_floods(harness: NatsHarness) -> None:
+    """The tenant behind two floods overtakes both."""
+    await publish(harness, "flood-1", FLOOD // 2)
+    await publish(harness, "flood-2", FLOOD // 2)
+    await publish(harness, "good", 1)
+    tenants = [delivery.address.tenant for delivery in await read_all(harness, FLOOD + 1)]
+    assert tenants.index("good") < FLOOD / 2
+
+
+async def test_without_permission_to_read(harness: NatsHarness, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If the stream cannot be read directly, commands come in the order of the stream."""
+
+    async def refuse(*_arguments: object) -> None:
+        raise JetStreamError
+
+    monkeypatch.setattr("timer_service.adapters.nats.durable.DurableConsumer.subjects", refuse)
+    await publish(harness, "flood", FLOOD // 4)
+    await publish(harness, "good", 1)
+    taken = await read_all(harness, FLOOD // 4 + 1)
+    assert [delivery.position.sequence for delivery in taken] == list(range(1, FLOOD // 4 + 2))
