@@ -31,6 +31,7 @@ from timer_service.core.message import Kind, Message
 log = logging.getLogger(__name__)
 
 _FIRST_CONNECT = timedelta(seconds=10)
+_FIRST_JOIN = timedelta(seconds=10)  # a busy server may answer late
 _RECONNECT_SECONDS: Any = 0.2  # bounds how late timers fire after an outage; the driver types it as int
 _PING_SECONDS = 20
 _PENDING_BYTES = 64 * 1024 * 1024  # the client writes a whole batch at once
@@ -109,13 +110,20 @@ class NatsBroker:
 
     async def subscribe(self, history: History, *, alone: bool = False) -> NatsSubscription:
         """Subscribe to the commands of every tenant. Raises `StartError` if the consumer cannot be joined."""
-        self._subscription = NatsSubscription(self._client, self._subjects, self._consumer, history)
-        try:
-            await self._subscription.open(alone=alone)
-        except (nats.errors.Error, JetStreamError) as error:
-            raise StartError(
-                f"cannot join the command consumer: {error!r}; `timer-service doctor` names every missing permission"
-            ) from error
+        subscription = NatsSubscription(self._client, self._subjects, self._consumer, history)
+        deadline = time.monotonic() + _FIRST_JOIN.total_seconds()
+        while True:
+            try:
+                await subscription.open(alone=alone)
+                break
+            except (nats.errors.Error, JetStreamError) as error:
+                is_slow = isinstance(error, nats.errors.TimeoutError) and self._denied is None
+                if not is_slow or time.monotonic() > deadline:
+                    raise StartError(
+                        f"cannot join the command consumer: {error!r}; "
+                        "`timer-service doctor` names every missing permission"
+                    ) from error
+        self._subscription = subscription
         return self._subscription
 
     async def caught_up(self, *, restart: bool = False) -> bool:

@@ -11,7 +11,9 @@ def needed_publishes(subjects: Iterable[str], streams: Iterable[str], command_st
     return [
         *subjects,
         *(f"$JS.API.STREAM.INFO.{name}" for name in streams),
+        f"$JS.API.STREAM.MSG.GET.{command_stream}",
         f"$JS.API.CONSUMER.INFO.{command_stream}.{durable}",
+        f"$JS.API.CONSUMER.DELETE.{command_stream}.{durable}",
         f"$JS.API.CONSUMER.DURABLE.CREATE.{command_stream}.{durable}",
         f"$JS.API.CONSUMER.MSG.NEXT.{command_stream}.{durable}",
         f"$JS.ACK.{command_stream}.{durable}.>",
