@@ -1,0 +1,319 @@
+"""The subscription against a scripted server: statuses, forged messages, lost connections, and what it sends."""
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from tests.harness.history import MemoryHistory
+from tests.harness.nats_peer import ScriptedPeer, scripted_peer
+from timer_service.adapters.nats.driver import GuardedClient
+from timer_service.adapters.nats.durable import DurableConsumer
+from timer_service.adapters.nats.subjects import Subjects
+from timer_service.adapters.nats.subscription import NatsSubscription
+from timer_service.core.broker import Delivery
+from timer_service.core.message import Address, Kind
+
+SUBJECT = b"timer.cmd.v1.acme.schedule-timer"
+PULL = "$JS.API.CONSUMER.MSG.NEXT.TIMER_CMD.timer-service"
+SECOND = 1_000_000_000
+
+
+class JetStream:
+    """The answers of a JetStream with one stream, which the test can change."""
+
+    def __init__(self) -> None:
+        self.created = "2026-01-01T00:00:00.000000001Z"
+        self.consumer: dict[str, Any] | None = None
+        self.last_sequence = 0
+
+    def answer(self, subject: str, body: bytes) -> dict[str, Any] | None:
+        match subject.removeprefix("$JS.API.").partition(".TIMER_CMD")[0]:
+            case "STREAM.INFO":
+                state = {"first_seq": 1, "last_seq": self.last_sequence, "messages": self.last_sequence}
+                return {"created": self.created, "state": state}
+            case "CONSUMER.INFO" if self.consumer is None:
+                return {"error": {"code": 404, "err_code": 10014, "description": "consumer not found"}}
+            case "CONSUMER.INFO":
+                floor = {"stream_seq": 0, "consumer_seq": 0}
+                return {"config": self.consumer, "ack_floor": floor, "delivered": floor, "num_ack_pending": 0}
+            case "CONSUMER.DURABLE.CREATE":
+                self.consumer = json.loads(body)["config"]
+                return {}
+            case "STREAM.MSG.GET":
+                return {"error": {"code": 404, "err_code": 10037, "description": "no message found"}}
+        return None
+
+
+class Site:
+    """A peer that plays JetStream, and a subscription."""
+
+    def __init__(self, peer: ScriptedPeer, client: GuardedClient) -> None:
+        self.peer = peer
+        self.client = client
+        self.js = JetStream()
+        self.history = MemoryHistory()
+        peer.answer = self.js.answer
+        subjects = Subjects("timer")
+        self.subscription = NatsSubscription(client, subjects, DurableConsumer(client, subjects), self.history)
+
+    @property
+    def pulls(self) -> list[tuple[str, dict[str, Any]]]:
+        """The reply subjects and the bodies of the pulls so far."""
+        return [(reply, json.loads(body)) for subject, reply, body in self.peer.published if subject == PULL]
+
+    @property
+    def settlements(self) -> list[tuple[str, bytes]]:
+        """The acknowledgements so far: the sequence, and the body."""
+        sent = [(subject, body) for subject, _, body in self.peer.published if subject.startswith("$JS.ACK.")]
+        return [(subject.split(".")[5], body) for subject, body in sent]
+
+    async def until_pulls(self, count: int) -> None:
+        await self.peer.until(lambda: len(self.pulls) >= count)
+
+    @property
+    def inbox(self) -> str:
+        """The pattern of the inbox of the pulls."""
+        return self.pulls[-1][0].rpartition(".")[0] + ".*"
+
+    async def status(self, line: str, *, pull: int | None = None) -> None:
+        """Send a status message, for the newest pull by default."""
+        to = self.pulls[-1][0] if pull is None else self.inbox.replace("*", str(pull))
+        await self.peer.deliver(self.inbox, to.encode(), headers=f"NATS/1.0 {line}\r\n\r\n".encode())
+
+    async def command(self, sequence: int, body: bytes = b"x", **fields: Any) -> None:
+        """Deliver a command as the consumer does."""
+        reply = fields.pop("reply", b"$JS.ACK.TIMER_CMD.timer-service.1.%d.%d.17.0" % (sequence, sequence))
+        await self.peer.deliver(self.inbox, fields.pop("subject", SUBJECT), body, reply=reply, **fields)
+
+    async def buffered_command(self, sequence: int) -> None:
+        """Deliver a command, and wait until the subscription has it in its buffer."""
+        await self.command(sequence)
+        async with asyncio.timeout(10):
+            while not self.subscription._buffer:
+                await asyncio.sleep(0)
+
+    async def lose_connection(self) -> None:
+        """Cut the connection. Return when the subscription has noticed."""
+        self.peer.disconnect()
+        async with asyncio.timeout(5):
+            while self.subscription.health.usable:
+                await asyncio.sleep(0)
+
+    async def next_batch(self) -> list[Delivery]:
+        async with asyncio.timeout(10):
+            return list(await self.subscription.next_batch(10))
+
+
+@pytest.fixture
+async def site() -> AsyncIterator[Site]:
+    """Return an open subscription."""
+
+    async def lost() -> None:
+        started.subscription.connection_lost()
+        client.discard_unsent()
+
+    async def restored() -> None:
+        started.subscription.connection_restored()
+
+    async def ignore(_error: Exception) -> None:
+        pass
+
+    async with scripted_peer() as peer:
+        client = GuardedClient()
+        wait: Any = 0.01
+        started = Site(peer, client)
+        await client.connect(
+            peer.url,
+            max_reconnect_attempts=-1,
+            reconnect_time_wait=wait,
+            error_cb=ignore,
+            disconnected_cb=lost,
+            reconnected_cb=restored,
+        )
+        await started.subscription.open(alone=False)
+        yield started
+        await client.close()
+
+
+async def test_a_pull_names_its_limits(site: Site) -> None:
+    """A pull asks for a batch, bounded in bytes, and ends after a second."""
+    waiting = asyncio.create_task(site.next_batch())
+    await site.until_pulls(1)
+    await site.command(1)
+    (delivery,) = await waiting
+    assert site.pulls[0][1] == {"batch": 10, "expires": SECOND, "max_bytes": 8 * 1024 * 1024}
+    assert delivery.address == Address(Kind.COMMAND, "acme", "schedule-timer")
+    assert (delivery.attempt, delivery.position.sequence, delivery.stored_at) == (1, 1, 17)
+
+
+@pytest.mark.parametrize("line", ["999 Unknown", "409 Exceeded MaxWaiting", "400 Bad Request", "423 Pin"])
+async def test_refused_pull(site: Site, line: str) -> None:
+    """After a status that no one knows the next pull waits a second. The health gives the reason until a pull works."""
+    waiting = asyncio.create_task(site.next_batch())
+    await site.until_pulls(1)
+    before = time.monotonic()
+    await site.status(line)
+    await site.until_pulls(2)
+    paused = time.monotonic() - before
+    refused = site.subscription.health
+    await site.command(1)
+    await waiting
+    assert paused >= 0.9
+    assert (refused.usable, line in (refused.reason or "")) == (False, True)
+    assert site.subscription.health.usable
+
+
+@pytest.mark.parametrize("line", ["503", "409 Consumer Deleted"])
+async def test_consumer_is_gone(site: Site, line: str) -> None:
+    """If the consumer is gone, the subscription creates it again and pulls."""
+    waiting = asyncio.create_task(site.next_batch())
+    await site.until_pulls(1)
+    site.js.consumer = None
+    await site.status(line)
+    await site.until_pulls(2)
+    assert site.js.consumer is not None
+    await site.command(1)
+    assert len(await waiting) == 1
+
+
+@pytest.mark.parametrize("number", [0, 2, 99])
+async def test_status_of_another_pull(site: Site, number: int) -> None:
+    """A status with the number of another pull ends nothing. The outstanding pull brings its command."""
+    waiting = asyncio.create_task(site.next_batch())
+    await site.until_pulls(1)
+    await site.status("503", pull=number)
+    await site.command(1)
+    assert len(await waiting) == 1
+    assert len(site.pulls) == 1
+
+
+@pytest.mark.parametrize(
+    ("subject", "reply", "headers"),
+    [
+        (None, b"", b""),
+        (None, b"$JS.ACK.TIMER_CMD.timer-service.1.1.1.17.0", b""),
+        (None, b"$JS.ACK.TIMER_CMD.timer-service.1.1.1.17.0", b"NATS/1.0\r\nStatus: 503\r\n\r\n"),
+        (SUBJECT, b"", b""),
+        (SUBJECT, b"$JS.ACK.", b""),
+        (SUBJECT, b"$JS.ACK.TIMER_CMD.timer-service.a.b.c.d.e", b""),
+        (SUBJECT, b"$JS.ACK.TIMER_CMD.timer-service.1.2", b""),
+        (b"other", b"_INBOX.x", b"NATS/1.0 503\r\n\r\n"),
+    ],
+)
+async def test_foreign_message_in_the_inbox(site: Site, subject: bytes | None, reply: bytes, headers: bytes) -> None:
+    """A message that no consumer delivered is ignored, whatever it says. The next command arrives."""
+    waiting = asyncio.create_task(site.next_batch())
+    await site.until_pulls(1)
+    await site.peer.deliver(
+        site.inbox, subject or site.inbox.replace("*", "x").encode(), b"forged", reply=reply, headers=headers
+    )
+    await site.command(7, b"real")
+    found = await waiting
+    while not found:
+        found = await site.next_batch()
+    assert [delivery.body for delivery in found] == [b"real"]
+
+
+@pytest.mark.parametrize("headers", [b"NATS/1.0\r\nStatus: 404\r\n\r\n", b"NATS/1.0\r\nStatus: 503\r\n\r\n"])
+async def test_command_that_looks_like_a_status(site: Site, headers: bytes) -> None:
+    """A command without a body and with a header `Status` is a command."""
+    waiting = asyncio.create_task(site.next_batch())
+    await site.until_pulls(1)
+    await site.command(1, b"", headers=headers)
+    assert [delivery.position.sequence for delivery in await waiting] == [1]
+
+
+async def test_reply_subject_with_a_domain(site: Site) -> None:
+    """The reply subject of a server with a domain has two more tokens, and a random one at its end."""
+    waiting = asyncio.create_task(site.next_batch())
+    await site.until_pulls(1)
+    await site.command(0, reply=b"$JS.ACK.hub.hash.TIMER_CMD.timer-service.3.42.7.19.0.random")
+    (delivery,) = await waiting
+    assert (delivery.attempt, delivery.position.sequence, delivery.stored_at) == (3, 42, 19)
+
+
+async def test_settlements(site: Site) -> None:
+    """Each settlement is one message to the reply subject of the delivery. A retry has its delay in nanoseconds."""
+    waiting = asyncio.create_task(site.next_batch())
+    await site.until_pulls(1)
+    for sequence in (1, 2, 3):
+        await site.command(sequence)
+    found = await waiting
+    while len(found) < 3:
+        found += await site.next_batch()
+    await site.subscription.acknowledge(found[:1])
+    await site.subscription.retry(found[1:2], timedelta(seconds=1))
+    await site.subscription.terminate(found[2:])
+    await site.client.flush()
+    assert site.settlements == [("1", b"+ACK"), ("2", b'-NAK {"delay": 1000000000}'), ("3", b"+TERM")]
+
+
+async def test_close_returns_what_is_buffered(site: Site) -> None:
+    """A subscription that is closed waits for its pull, and returns the commands that no one has taken."""
+    waiting = asyncio.create_task(site.next_batch())
+    await site.until_pulls(1)
+    await site.command(1)
+    found = await waiting
+    closing = asyncio.create_task(site.subscription.close())
+    await site.command(2)
+    await site.status("408 Request Timeout")
+    await closing
+    await site.client.flush()
+    assert [delivery.position.sequence for delivery in found] == [1]
+    assert site.settlements == [("2", b"-NAK")]
+
+
+async def test_a_lost_connection_forgets_the_pull(site: Site) -> None:
+    """After a reconnect the subscription joins again and pulls at once. What it had buffered is still handed out."""
+    waiting = asyncio.create_task(site.next_batch())
+    await site.until_pulls(1)
+    await site.command(1)
+    await waiting
+    await site.buffered_command(2)
+    await site.lose_connection()
+    before = time.monotonic()
+    buffered = await site.next_batch()
+    await site.until_pulls(2)
+    assert time.monotonic() - before < 1
+    assert [delivery.position.sequence for delivery in buffered] == [2]
+
+
+async def test_nothing_is_settled_in_another_stream(site: Site) -> None:
+    """If the stream is another one after a reconnect, old commands are neither handed out nor settled."""
+    waiting = asyncio.create_task(site.next_batch())
+    await site.until_pulls(1)
+    await site.command(1)
+    old = await waiting
+    site.history.handle(1, 17)
+    await site.buffered_command(2)
+    site.js.created = "2026-01-02T00:00:00Z"
+    site.js.consumer = None
+    await site.lose_connection()
+    await site.subscription.acknowledge(old)
+    waiting = asyncio.create_task(site.next_batch())
+    await site.until_pulls(2)
+    await site.command(1, b"new")
+    (new,) = await waiting
+    await site.subscription.acknowledge([new])
+    await site.client.flush()
+    assert (new.body, new.position > old[0].position) == (b"new", True)
+    assert site.settlements == [("1", b"+ACK")]
+    assert len(site.pulls) == 2
+
+
+async def test_settling_waits_for_the_stream(site: Site) -> None:
+    """A settlement during an outage is sent after the stream is recognized again."""
+    waiting = asyncio.create_task(site.next_batch())
+    await site.until_pulls(1)
+    await site.command(1)
+    found = await waiting
+    await site.lose_connection()
+    await site.subscription.acknowledge(found)
+    await site.client.flush()
+    assert site.settlements == [("1", b"+ACK")]
+    assert site.peer.connections == 2
