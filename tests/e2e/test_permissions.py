@@ -179,16 +179,18 @@ async def test_service_works_with_least_privilege(a: Peer, operator: Operator, s
 
 
 async def test_service_has_no_other_permissions(broker: NatsServer, operator: Operator, service: Service) -> None:
-    """The service cannot publish commands, delete or read streams, or subscribe to events and inboxes of clients."""
+    """The service cannot publish commands, delete streams, read events, or subscribe to events and clients' inboxes."""
     before = await operator.count_messages()
     peer = await connect(broker, "timer-service")
     await peer.publish("timer.cmd.v1.tenant-b.schedule-timer", command("tenant-b", "call-1"))
     for stream in STREAMS:
-        for api in ("STREAM.DELETE", "STREAM.PURGE", "STREAM.MSG.GET", "DIRECT.GET", "CONSUMER.CREATE"):
+        for api in ("STREAM.DELETE", "STREAM.PURGE", "DIRECT.GET", "CONSUMER.CREATE"):
             await peer.publish(f"$JS.API.{api}.{stream}", b"")
+    for stream in ("TIMER_EVT", "TIMER_DLQ"):
+        await peer.publish(f"$JS.API.STREAM.MSG.GET.{stream}", b"")
     denied_subjects = ("_INBOX.>", "timer.evt.>", "timer.cmd.>", ">")
     await peer.subscribe(*denied_subjects)
-    assert len([each for each in peer.violations if "publish" in each]) == 1 + 5 * len(STREAMS)
+    assert len([each for each in peer.violations if "publish" in each]) == 1 + 4 * len(STREAMS) + 2
     assert len([each for each in peer.violations if "subscription" in each]) == len(denied_subjects)
     assert await operator.count_messages() == before
     await peer.connection.close()
