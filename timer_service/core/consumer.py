@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import random
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -144,6 +145,7 @@ class Consumer:
     async def _handle_parts(self, subscription: Subscription, batch: Sequence[Delivery]) -> None:
         others = [delivery for delivery in batch if self._attempts.of(delivery) < _SUSPICIOUS]
         suspects = [delivery for delivery in batch if self._attempts.of(delivery) >= _SUSPICIOUS]
+        random.shuffle(suspects)  # they crashed together, so their attempts do not tell which of them did it
         failed: list[Failed] = []
         for part in (*parts(others, self._batch_bytes), *([suspect] for suspect in suspects)):
             decoded = await decode(part, self._payloads)
