@@ -32,6 +32,9 @@ class Metrics:
         self._dead_letters = _counter(
             registry, "timer_dead_letters", "Rejected commands whose dead letters were stored, by code.", "code"
         )
+        self._dropped_letters = _counter(
+            registry, "timer_dead_letters_dropped", "Rejected commands whose dead letters the broker refused.", "code"
+        )
         self._leases_lost = Counter(
             "timer_lease_lost", "Rows that were claimed again or changed before they were settled.", registry=registry
         )
@@ -106,6 +109,7 @@ class Metrics:
                 self._failures(status)
         for code in Code:
             self._dead_letters(code)
+            self._dropped_letters(code)
         for message_type in (*commands, "unknown"):
             self._commands(message_type, "rejected")
         for table in tables:
@@ -124,6 +128,10 @@ class Metrics:
     def dead_letter_stored(self, code: str) -> None:
         """Count a rejected command whose dead letter was stored."""
         self._dead_letters(code).inc()
+
+    def dead_letter_dropped(self, code: str) -> None:
+        """Count a rejected command whose dead letter the broker refused for good."""
+        self._dropped_letters(code).inc()
 
     def claimed(self, count: int) -> None:
         """Record that a claim took `count` rows."""

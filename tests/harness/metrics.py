@@ -10,6 +10,7 @@ class RecordingMetrics:
         self.commands: Counter[tuple[str, str]] = Counter()
         """The number of commands by (message type, outcome)."""
         self.dead_letters: Counter[str] = Counter()
+        self.dropped_letters: Counter[str] = Counter()
         self.claims: list[int] = []
         self.publishes = 0
         self.failures: Counter[str] = Counter()
@@ -30,6 +31,9 @@ class RecordingMetrics:
 
     def dead_letter_stored(self, code: str) -> None:
         self.dead_letters[code] += 1
+
+    def dead_letter_dropped(self, code: str) -> None:
+        self.dropped_letters[code] += 1
 
     def claimed(self, count: int) -> None:
         self.claims.append(count)

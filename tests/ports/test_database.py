@@ -6,7 +6,8 @@ import pytest
 
 from timer_service.adapters.sqlite import SqliteDatabase
 from timer_service.core.database import Database, Reader
-from timer_service.core.errors import DatabaseUnavailableError, StartError
+from timer_service.core.errors import DatabaseSetupError, DatabaseUnavailableError, StartError
+from timer_service.core.health import HEALTHY
 
 INSERT = "INSERT INTO numbers (number) VALUES (:number)"
 SLOW_INSERT = """
@@ -111,10 +112,26 @@ async def test_failing_statement_rolls_back(database: Database) -> None:
     assert await numbers(database) == [3]
 
 
-async def test_wrong_statement_is_not_an_outage(database: Database) -> None:
-    """An invalid statement is not reported as an outage."""
-    with pytest.raises(Exception, match="nowhere") as caught:
-        await database.reader.fetch("SELECT * FROM nowhere")
+@pytest.mark.parametrize(
+    "statement", ["SELECT * FROM nowhere", "SELECT nowhere FROM numbers", "SELECT nowhere(number) FROM numbers"]
+)
+async def test_missing_table_column_or_function(database: Database, statement: str) -> None:
+    """A missing table, column or function is a fault of the set-up, until the next transaction that works."""
+    with pytest.raises(DatabaseSetupError, match="nowhere"):
+        async with database.transaction() as tx:
+            await tx.fetch(statement)
+    during = database.health
+    async with database.transaction() as tx:
+        await tx.execute(INSERT, {"number": 3})
+    assert (during.usable, "nowhere" in (during.reason or "")) == (False, True)
+    assert database.health == HEALTHY
+
+
+async def test_refused_value_is_not_a_wrong_setup(database: Database) -> None:
+    """A value that the database refuses is neither an outage nor a fault of the set-up."""
+    with pytest.raises(Exception, match=r"(?i)unique|out of|too large") as caught:
+        async with database.transaction() as tx:
+            await tx.execute(INSERT, {"number": 2**64})
     assert not isinstance(caught.value, DatabaseUnavailableError)
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
 from datetime import timedelta
 from typing import cast
 
@@ -15,8 +16,10 @@ from tests.harness.provision import RestartablePostgres
 from tests.harness.stores import bring_to_head
 from tests.harness.timers import put_timers
 from timer_service.adapters.postgres import PostgresDatabase
+from timer_service.adapters.postgres import database as database_module
 from timer_service.core.database import Database, Transaction
-from timer_service.core.errors import ConflictError, DatabaseUnavailableError
+from timer_service.core.errors import ConflictError, DatabaseBusyError, DatabaseUnavailableError
+from timer_service.core.health import HEALTHY
 from timer_service.core.lease import Lease
 from timer_service.core.message import Position
 from timer_service.core.transactions import in_transaction
@@ -218,6 +221,20 @@ async def test_idle_connection_is_replaced(postgres_server: RestartablePostgres)
             outcomes.append("away")
     await database.close()
     assert outcomes[1:] == ["works", "works"]
+
+
+async def test_all_connections_in_use(postgres: PostgresDatabase, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If all connections are in use for too long, the database is busy and not away. It works when one is free."""
+    monkeypatch.setattr(database_module, "_STATEMENT_SECONDS", 0.2)
+    async with AsyncExitStack() as transactions:
+        for _ in range(database_module._WORK_CONNECTIONS):
+            await transactions.enter_async_context(postgres.transaction())
+        with pytest.raises(DatabaseBusyError, match="all 10 connections are in use"):
+            async with postgres.transaction():
+                pass
+        during = postgres.health
+    assert await postgres.clock_at() > 0
+    assert (during, postgres.health) == (HEALTHY, HEALTHY)
 
 
 async def test_without_a_statement_cache(url: str) -> None:

@@ -29,6 +29,7 @@ def test_implements_the_port_under_the_documented_names(metrics: Metrics, regist
     core.command_handled("ScheduleTimer", "scheduled")
     core.command_handled("CancelTimer", "cancelled")
     core.dead_letter_stored(Code.TOO_LARGE)
+    core.dead_letter_dropped(Code.INVALID_JSON)
     core.claimed(7)
     core.published(0.25)
     core.publish_failed(PublishStatus.REFUSED, 2)
@@ -44,6 +45,7 @@ def test_implements_the_port_under_the_documented_names(metrics: Metrics, regist
     assert value("timer_commands_received_total", type="ScheduleTimer", outcome="scheduled") == 2
     assert value("timer_commands_received_total", type="CancelTimer", outcome="cancelled") == 1
     assert value("timer_dead_letters_total", code="TOO_LARGE") == 1
+    assert value("timer_dead_letters_dropped_total", code="INVALID_JSON") == 1
     assert value("timer_claim_batch_size_sum") == 7
     assert value("timer_publish_duration_seconds_sum") == 0.25
     assert value("timer_publish_failures_total", reason="refused") == 2
@@ -75,6 +77,7 @@ def test_failure_series_begin_at_zero(metrics: Metrics, registry: CollectorRegis
     series: list[tuple[str, dict[str, str]]] = [
         *(("timer_publish_failures_total", {"reason": reason}) for reason in ("refused", "full", "unavailable")),
         *(("timer_dead_letters_total", {"code": str(code)}) for code in Code),
+        *(("timer_dead_letters_dropped_total", {"code": str(code)}) for code in Code),
         *(("timer_commands_received_total", {"type": t, "outcome": "rejected"}) for t in ("CancelTimer", "unknown")),
         ("timer_buried_total", {"table": "outbox"}),
         *(("timer_schedules_processed_total", {"table": "outbox", "outcome": o}) for o in ("retried", "buried")),

@@ -24,7 +24,13 @@ from timer_service.core.message import (
 )
 
 MAX_COMMAND_BYTES = MAX_MESSAGE_BYTES
+MAX_BRACKETS = 128 * 1024
+"""The most arrays and objects of a command. Each takes up to 200 bytes of memory, however few it has on the wire."""
+MAX_FIELDS = 1000
+"""The most fields of a payload, so that unknown fields cannot cost more than the rest of the command."""
 _MAX_FAULTS = 20
+_MAX_COUNTED_FAULTS = 1000
+"""Above this, faults are counted and not described. Describing 100,000 faults takes 80 MiB and a second."""
 _TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}(-[!-~]{0,200})?")
 _TRACESTATE = re.compile(r"[ -~]{1,512}")
 _PHRASES = {
@@ -56,6 +62,8 @@ def decode_envelope(body: bytes) -> Envelope:
     """Return the envelope of a command. Raises `Rejection`."""
     if len(body) > MAX_COMMAND_BYTES:
         raise Rejection(Code.TOO_LARGE, f"the body has {len(body)} bytes; the limit is {MAX_COMMAND_BYTES}")
+    if (brackets := _count_brackets(body)) > MAX_BRACKETS:
+        raise Rejection(Code.TOO_LARGE, f"the body has {brackets} arrays and objects; the limit is {MAX_BRACKETS}")
     try:
         document = from_json(body, allow_inf_nan=False)
     except ValueError as error:
@@ -64,6 +72,11 @@ def decode_envelope(body: bytes) -> Envelope:
         return Envelope.model_validate(document)
     except ValidationError as error:
         raise rejection_of(Code.INVALID_ENVELOPE, "the envelope", error) from error
+
+
+def _count_brackets(body: bytes) -> int:
+    """Return how many arrays and objects a body can have at most. Brackets in strings count too."""
+    return 0 if len(body) <= MAX_BRACKETS else body.count(b"[") + body.count(b"{")
 
 
 def encode(event: Event) -> Message:
@@ -99,6 +112,9 @@ def _check_address(address: Address, envelope: Envelope) -> None:
 
 
 def _payload(model: type[TenantPayload], envelope: Envelope) -> TenantPayload:
+    if len(envelope.payload) > MAX_FIELDS:
+        reason = f"has {len(envelope.payload)} fields; the limit is {MAX_FIELDS}"
+        raise Rejection(Code.INVALID_PAYLOAD, f"the payload {reason}", [Fault("payload", reason)])
     fields = {"tenantId": envelope.tenant_id, **envelope.payload}  # a command may omit it
     try:
         payload = model.model_validate(fields, by_alias=True, by_name=False)
@@ -115,6 +131,8 @@ def _payload(model: type[TenantPayload], envelope: Envelope) -> TenantPayload:
 
 def rejection_of(code: Code, subject: str, error: ValidationError, *prefix: str) -> Rejection:
     """Return the rejection with the faults that a model found, at most 20; `prefix` is the start of each path."""
+    if error.error_count() > _MAX_COUNTED_FAULTS:
+        return Rejection(code, f"{subject} is invalid: it has {error.error_count()} faults")
     details = error.errors(include_url=False, include_context=False, include_input=False)
     faults = [_fault(each, prefix) for each in details[:_MAX_FAULTS]]
     summary = "; ".join(f"{fault.path}: {fault.reason}" for fault in faults[:3])

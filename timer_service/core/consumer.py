@@ -1,34 +1,38 @@
-"""The consumer: decodes deliveries, applies the commands in one transaction, replies, and settles the deliveries."""
+"""The consumer: decodes deliveries, applies the commands in transactions, replies, and settles the deliveries."""
 
 import asyncio
 import logging
-import re
-from collections import Counter
+import random
+import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import Any, NamedTuple
 
 from pydantic_core import to_json
 
-from timer_service.core.broker import TRANSIENT, Broker, Delivery, PublishStatus, Reply, Subscription
+from timer_service.core.attempts import Attempts
+from timer_service.core.blame import Blame, blame
+from timer_service.core.broker import Broker, Delivery, Reply, Subscription
+from timer_service.core.budget import Budget
 from timer_service.core.clock import Clock
-from timer_service.core.codec import REPLY_TO, decode_command, decode_envelope
 from timer_service.core.command_streams import advance
 from timer_service.core.database import Database, Transaction
-from timer_service.core.errors import Code, DatabaseUnavailableError, Rejection
-from timer_service.core.health import OutageLog
-from timer_service.core.message import Command, Envelope, Position, TenantPayload
+from timer_service.core.decoder import decode, parts
+from timer_service.core.failures import Failed, Failures
+from timer_service.core.health import Health, OutageLog
+from timer_service.core.message import Command, TenantPayload
 from timer_service.core.metrics_port import MetricsPort
-from timer_service.core.rejection import Rejected
+from timer_service.core.rejector import Rejector
+from timer_service.core.replies import inbox_of
 from timer_service.core.transactions import in_transaction
 
 log = logging.getLogger(__name__)
 
-_REDELIVERY_DELAY = timedelta(seconds=1)
-_LONGEST_REDELIVERY_DELAY = 60 * _REDELIVERY_DELAY
-_MAX_INTERNAL_ERRORS = 10
-_SUBJECT = re.compile(r"[^\s*>]{1,256}")
+_PAUSE_SECONDS = 1
+_LONGEST_BATCH_SECONDS = 60
+_SUSPICIOUS = 6
+"""From this delivery on, a command is handled alone and last. It may be what ended the process."""
+_BUDGET = Budget.of()
 
 
 class CommandResult(NamedTuple):
@@ -63,7 +67,11 @@ class _Accepted(NamedTuple):
 
 
 class Consumer:
-    """The handler of one subscription's commands. It handles each batch in one transaction."""
+    """The handler of one subscription's commands.
+
+    It handles a batch in parts of limited size, each in one transaction. If a transaction fails, `blame` decides who
+    is at fault. A part with an error of a command is handled in halves, so that a bug affects only one command.
+    """
 
     def __init__(
         self,
@@ -76,6 +84,7 @@ class Consumer:
         batch_size: int,
         reply_prefix: str,
         outages: OutageLog | None = None,
+        budget: Budget = _BUDGET,
     ) -> None:
         self._database = database
         self._broker = broker
@@ -85,9 +94,34 @@ class Consumer:
         self._clock = clock
         self._metrics = metrics
         self._batch_size = batch_size
+        self._batch_bytes = budget.batch
         self._reply_prefix = reply_prefix
         self._outages = outages or OutageLog()
-        self._internal_errors: Counter[Position] = Counter()
+        self._attempts = Attempts()
+        self._failures = Failures(self._attempts, self._outages)
+        self._batch_began: float | None = None
+        self._worked: set[Route] = set()
+        self._must_pause = False
+        self._rejector = Rejector(
+            broker=broker,
+            clock=clock,
+            metrics=metrics,
+            attempts=self._attempts,
+            command_types=self._payloads,
+            reply_prefix=reply_prefix,
+        )
+
+    @property
+    def stalled(self) -> bool:
+        """Whether the consumer hangs: it has been handling the same batch for more than a minute."""
+        began = self._batch_began
+        return began is not None and time.monotonic() - began > _LONGEST_BATCH_SECONDS
+
+    @property
+    def health(self) -> Health:
+        """Down with the reason while commands cannot be handled, or dead letters cannot be stored."""
+        handling = self._failures.health
+        return handling if handling.reason else self._rejector.health
 
     async def run(self, subscription: Subscription) -> None:
         """Handle batches until the subscription is closed."""
@@ -96,84 +130,80 @@ class Consumer:
                 await self.handle(subscription, batch)
             except Exception:
                 log.exception("batch failed; its unsettled commands are delivered again", extra={"count": len(batch)})
-            if not self._database.health.usable:
-                await asyncio.sleep(
-                    _REDELIVERY_DELAY.total_seconds()
-                )  # else every command would be redelivered in a circle
+            if self._must_pause:  # else every command would be redelivered in a circle
+                await asyncio.sleep(_PAUSE_SECONDS)
 
     async def handle(self, subscription: Subscription, batch: Sequence[Delivery]) -> None:
         """Handle one batch and settle every delivery in it."""
-        accepted, rejected = self._decode(batch)
-        rejected += await self._apply(subscription, accepted)
-        if rejected:
-            await self._reject(subscription, rejected)
+        self._batch_began = time.monotonic()
+        self._worked = set()
+        self._must_pause = False
+        try:
+            await self._handle_parts(subscription, batch)
+        finally:
+            self._batch_began = None
 
-    def _decode(self, batch: Sequence[Delivery]) -> tuple[list[_Accepted], list[Rejected]]:
-        accepted: list[_Accepted] = []
-        rejected: list[Rejected] = []
-        for delivery in batch:
-            envelope: Envelope | None = None
-            try:
-                envelope = decode_envelope(delivery.body)
-                command = decode_command(delivery, envelope, self._payloads)
-            except Rejection as rejection:
-                rejected.append(Rejected(delivery, _without_context(rejection), _without_payload(envelope)))
-            else:
-                accepted.append(_Accepted(delivery, command, self._routes[type(command.payload)]))
-        return accepted, rejected
+    async def _handle_parts(self, subscription: Subscription, batch: Sequence[Delivery]) -> None:
+        others = [delivery for delivery in batch if self._attempts.of(delivery) < _SUSPICIOUS]
+        suspects = [delivery for delivery in batch if self._attempts.of(delivery) >= _SUSPICIOUS]
+        random.shuffle(suspects)  # they crashed together, so their attempts do not tell which of them did it
+        failed: list[Failed] = []
+        for part in (*parts(others, self._batch_bytes), *([suspect] for suspect in suspects)):
+            decoded = await decode(part, self._payloads)
+            accepted = [_Accepted(*each, self._routes[type(each[1].payload)]) for each in decoded.commands]
+            if accepted:
+                failed += await self._apply(subscription, accepted)
+            if decoded.rejected:
+                await self._rejector.reject(subscription, decoded.rejected)
+        if rejected := await self._failures.judge(subscription, failed, self._worked):
+            await self._rejector.reject(subscription, rejected)
+        self._must_pause = self._must_pause and not self._worked
 
-    async def _apply(self, subscription: Subscription, accepted: Sequence[_Accepted]) -> list[Rejected]:
-        """Commit and acknowledge the commands; return those that can never be handled."""
-        if not accepted:
-            return []
+    async def _apply(self, subscription: Subscription, accepted: Sequence[_Accepted]) -> list[Failed]:
+        """Commit and acknowledge the commands; return those that failed alone by an error of a command."""
         try:
             results = await self._commit(accepted)
-        except DatabaseUnavailableError as error:
-            self._outages.record_failure(str(error))
-            log.debug("commands wait for the database", extra={"count": len(accepted), "reason": str(error)})
-            await subscription.retry([each.delivery for each in accepted], _REDELIVERY_DELAY)
-        except Exception as error:  # noqa: BLE001 - `_isolate` logs it
-            return await self._isolate(subscription, accepted, error)
-        else:
-            self._outages.record_success()
-            await self._finish(subscription, accepted, results)
+        except Exception as error:  # noqa: BLE001 - `blame` knows every error
+            return await self._divide(subscription, accepted, error)
+        self._outages.record_success()
+        self._worked.update(each.route for each in accepted)
+        await self._finish(subscription, accepted, results)
         return []
 
     async def _commit(self, accepted: Sequence[_Accepted]) -> list[CommandResult]:
         now = self._clock.now()
 
         async def handle(tx: Transaction) -> list[CommandResult]:
-            results: dict[int, CommandResult] = {}
-            for route in self._routes_in_order:
-                indexes = [index for index, each in enumerate(accepted) if each.route is route]
-                commands = [accepted[index].command for index in indexes]
-                if commands:
-                    results.update(zip(indexes, await route.handle(tx, commands, now), strict=True))
+            results = await self._run_handlers(tx, accepted, now)
             await advance(tx, [each.delivery for each in accepted])
-            return [results[index] for index in range(len(accepted))]
+            return results
 
         return await in_transaction(self._database, handle)
 
-    async def _isolate(
+    async def _run_handlers(self, tx: Transaction, accepted: Sequence[_Accepted], now: int) -> list[CommandResult]:
+        results: dict[int, CommandResult] = {}
+        for route in self._routes_in_order:
+            indexes = [index for index, each in enumerate(accepted) if each.route is route]
+            commands = [accepted[index].command for index in indexes]
+            if commands:
+                results.update(zip(indexes, await route.handle(tx, commands, now), strict=True))
+        return [results[index] for index in range(len(accepted))]
+
+    async def _divide(
         self, subscription: Subscription, accepted: Sequence[_Accepted], error: Exception
-    ) -> list[Rejected]:
-        """Handle a failed batch in halves, down to one command, so that a bug affects only one command."""
-        if (half := len(accepted) // 2) > 0:
-            log.warning("batch failed; handling it in halves", exc_info=error, extra={"count": len(accepted)})
-            return [
-                *await self._apply(subscription, accepted[:half]),
-                *await self._apply(subscription, accepted[half:]),
-            ]
-        (only,) = accepted
-        log.error("command failed", exc_info=error, extra={"command_id": only.command.id})
-        # Not counted by deliveries: a delivery during an outage is not an error of the command.
-        self._internal_errors[only.delivery.position] += 1
-        if self._internal_errors[only.delivery.position] < _MAX_INTERNAL_ERRORS:
-            await subscription.retry([only.delivery], _redelivery_delay(only.delivery))
-            return []
-        times = self._internal_errors.pop(only.delivery.position)
-        rejection = Rejection(Code.INTERNAL, f"failed {times} times: {error!r}")
-        return [Rejected(only.delivery, rejection, decode_envelope(only.delivery.body))]
+    ) -> list[Failed]:
+        """Handle the commands of a failed transaction in smaller ones if that can help."""
+        cause = blame(error)
+        smaller = _divide(accepted, cause)
+        if len(smaller) > 1:
+            log.warning("batch failed; handling it in parts", exc_info=error, extra={"count": len(accepted)})
+            return [failed for part in smaller for failed in await self._apply(subscription, part)]
+        if cause is Blame.COMMAND:
+            log.error("command failed", exc_info=error, extra={"command_id": accepted[0].command.id})
+            return [Failed(accepted[0].delivery, accepted[0].route, error)]
+        self._must_pause = True
+        await self._failures.wait(subscription, [each.delivery for each in accepted], cause, error)
+        return []
 
     async def _finish(
         self, subscription: Subscription, accepted: Sequence[_Accepted], results: Sequence[CommandResult]
@@ -182,57 +212,24 @@ class Consumer:
         replies: list[Reply] = []
         for each, result in zip(accepted, results, strict=True):
             self._metrics.command_handled(each.command.payload.type, result.name)
-            self._internal_errors.pop(each.delivery.position, None)
-            if self._may_reply(each.command.reply_to):
+            self._attempts.forget(each.delivery)
+            if each.command.reply_to and (to := inbox_of(each.delivery, self._reply_prefix)):
                 body = {"commandId": each.command.id, "outcome": result.name, **(result.view or {})}
-                replies.append(Reply(each.command.reply_to or "", to_json(body)))
+                replies.append(Reply(to, to_json(body)))
         await _wake(accepted, results)
         if replies:
             await self._broker.reply(replies)
         await subscription.acknowledge([each.delivery for each in accepted])
 
-    def _may_reply(self, to: str | None) -> bool:
-        """Return whether `to` is an inbox. A client must not be able to make the service publish elsewhere."""
-        return to is not None and to.startswith(self._reply_prefix) and _SUBJECT.fullmatch(to) is not None
 
-    async def _reject(self, subscription: Subscription, rejected: Sequence[Rejected]) -> None:
-        """Store dead letters, then terminate the deliveries. A delivery without a stored letter is retried."""
-        now = self._clock.now()
-        letters = [each.messages(now, self._broker.features.max_message_bytes) for each in rejected]
-        results = iter(await self._broker.publish([message for each in letters for message in each]))
-        stored: list[Rejected] = []
-        for each, messages in zip(rejected, letters, strict=True):
-            letter, *events = [next(results).status for _ in messages]
-            if letter is PublishStatus.PUBLISHED and TRANSIENT.isdisjoint(events):
-                stored.append(each)
-        kept = {id(each) for each in stored}
-        await self._reply_to_rejected(stored)
-        await subscription.terminate([each.delivery for each in stored])
-        for each in rejected:
-            if id(each) not in kept:
-                log.error("dead letter not stored; retrying the command", extra={"command_id": each.command_id})
-                await subscription.retry([each.delivery], _redelivery_delay(each.delivery))
-
-    async def _reply_to_rejected(self, rejected: Sequence[Rejected]) -> None:
-        replies: list[Reply] = []
-        for each in rejected:
-            known = each.envelope is not None and each.envelope.type in self._payloads
-            name = each.envelope.type if each.envelope and known else "unknown"
-            self._metrics.command_handled(name, "rejected")
-            self._metrics.dead_letter_stored(each.rejection.code)
-            log.info(
-                "command rejected",
-                extra={
-                    "command_id": each.command_id,
-                    "code": each.rejection.code,
-                    "reason": each.rejection.message,
-                },
-            )
-            to = each.delivery.headers.get(REPLY_TO)
-            if self._may_reply(to):
-                replies.append(Reply(to or "", each.reply()))
-        if replies:
-            await self._broker.reply(replies)
+def _divide(accepted: Sequence[_Accepted], cause: Blame) -> list[Sequence[_Accepted]]:
+    """Return the commands in groups that may succeed on their own; in one group if no smaller group would."""
+    if cause is Blame.SETUP:
+        routes = dict.fromkeys(each.route for each in accepted)
+        return [[each for each in accepted if each.route is route] for route in routes]
+    if cause in {Blame.COMMAND, Blame.CONFLICT} and (half := len(accepted) // 2) > 0:
+        return [accepted[:half], accepted[half:]]
+    return [accepted]
 
 
 async def _wake(accepted: Sequence[_Accepted], results: Sequence[CommandResult]) -> None:
@@ -243,17 +240,3 @@ async def _wake(accepted: Sequence[_Accepted], results: Sequence[CommandResult])
             wakes[each.route.wake] = min(result.wake_at, wakes.get(each.route.wake, result.wake_at))
     for wake, at in wakes.items():
         await wake(at)
-
-
-def _without_context(rejection: Rejection) -> Rejection:
-    """Return a rejection without its cause and traceback, which would keep the decoded command in memory."""
-    rejection.__cause__ = rejection.__context__ = None
-    return rejection.with_traceback(None)
-
-
-def _without_payload(envelope: Envelope | None) -> Envelope | None:
-    return envelope and envelope.model_copy(update={"payload": {}})
-
-
-def _redelivery_delay(delivery: Delivery) -> timedelta:
-    return min(_REDELIVERY_DELAY * delivery.attempt, _LONGEST_REDELIVERY_DELAY)

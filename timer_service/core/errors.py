@@ -43,6 +43,14 @@ class DatabaseUnavailableError(Exception):
     """The database cannot be used now. Nothing was committed; retry later."""
 
 
+class DatabaseSetupError(DatabaseUnavailableError):
+    """The schema or the grants of the database do not fit this version. An operator must act."""
+
+
+class DatabaseBusyError(DatabaseUnavailableError):
+    """The database works, but all connections of this instance are in use. Nothing was committed; retry later."""
+
+
 class ConflictError(Exception):
     """Another instance wrote the same rows. Nothing was committed; retry."""
 

@@ -28,6 +28,35 @@ class Health(NamedTuple):
 HEALTHY = Health()
 
 
+class RecentFailure:
+    """The health of a part that is down for some seconds after each failure, unless it works again earlier.
+
+    If a part fails and then has nothing to do, its health must not stay down for ever.
+    """
+
+    def __init__(self, seconds: float, monotonic: Callable[[], float] = time.monotonic) -> None:
+        self._seconds = seconds
+        self._monotonic = monotonic
+        self._reason: str | None = None
+        self._failed_at = 0.0
+
+    def record(self, reason: str) -> None:
+        """Record a failure."""
+        self._reason = reason
+        self._failed_at = self._monotonic()
+
+    def clear(self) -> None:
+        """Record that the part works."""
+        self._reason = None
+
+    @property
+    def health(self) -> Health:
+        """Down with the reason of the last failure, or healthy."""
+        if self._reason is None or self._monotonic() - self._failed_at > self._seconds:
+            return HEALTHY
+        return Health.down(self._reason)
+
+
 class OutageLog:
     """Logs each outage of the database twice: a warning when it begins, and its duration when it has ended.
 

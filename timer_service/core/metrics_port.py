@@ -14,6 +14,10 @@ class MetricsPort(Protocol):
         """Count a rejected command whose dead letter was stored."""
         ...
 
+    def dead_letter_dropped(self, code: str) -> None:
+        """Count a rejected command whose dead letter the broker refused for good."""
+        ...
+
     def claimed(self, count: int) -> None:
         """Record that a claim took `count` rows."""
         ...

@@ -6,7 +6,7 @@ from enum import StrEnum
 from functools import cached_property
 from typing import Annotated, Any, ClassVar, Self
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from timer_service.core.data import check_fits
@@ -18,6 +18,8 @@ MAX_NEEDS = 100_000
 """A need of a resolved group counts once for each of its jobs. A run of this size is evaluated within seconds."""
 _MAX_GROUPS = 1000
 _MAX_STALE_SECONDS = 31 * 24 * 3600
+_MAX_FIELDS = 20
+"""The most fields of a job or a need, unknown fields included. Each unknown field is a fault, which takes 1 KiB."""
 
 Json = Annotated[Any, AfterValidator(check_fits)]
 
@@ -82,11 +84,16 @@ Need = Annotated[
 ]
 
 
+def _named(need: str | JobNeed | GroupNeed) -> tuple[bool, str]:
+    """Return whether a need names a group, and the name. A job and a group may have the same name."""
+    return (True, need.group) if isinstance(need, GroupNeed) else (False, need if isinstance(need, str) else need.job)
+
+
 class NewJob(Payload):
     """A job and the jobs and groups it needs."""
 
     name: Identifier
-    needs: list[Need] = Field(default_factory=list, max_length=MAX_JOBS)
+    needs: list[Need] = Field(default_factory=list, max_length=MAX_JOBS, fail_fast=True)
     payload: Json = Field(default=None, description="Any JSON, at most 64 KiB. JobReady returns it.")
     stale_after_seconds: int | None = Field(
         default=None,
@@ -98,9 +105,10 @@ class NewJob(Payload):
 
     @model_validator(mode="after")
     def _each_need_once(self) -> Self:
-        for named in (self.needed_jobs, self.needed_groups):
-            if len(dict(named)) < len(named):
-                name, _ = Counter(name for name, _ in named).most_common(1)[0]
+        if len(self.needs) > 1:
+            names = [_named(need) for need in self.needs]
+            if len(set(names)) < len(names):
+                (_, name), _ = Counter(names).most_common(1)[0]
                 raise PydanticCustomError("needs_twice", "needs {name} twice", {"name": repr(name)})
         return self
 
@@ -119,6 +127,24 @@ class NewJob(Payload):
         return [(need.group, need.if_failed) for need in self.needs if isinstance(need, GroupNeed)]
 
 
+def _check_sizes(jobs: object) -> object:
+    """Return `jobs` unchanged. Raises if a job or a need has too many fields, before a model describes each of them."""
+    for number, job in enumerate(jobs[: MAX_JOBS + 1] if isinstance(jobs, list) else []):
+        needs = job.get("needs") if isinstance(job, dict) else None
+        for each in (job, *(needs[: MAX_JOBS + 1] if isinstance(needs, list) else ())):
+            if isinstance(each, dict) and len(each) > _MAX_FIELDS:
+                raise PydanticCustomError(
+                    "too_many_fields",
+                    "job {number} has an object with {size} fields; the limit is {most}",
+                    {"number": number, "size": len(each), "most": _MAX_FIELDS},
+                )
+    return jobs
+
+
+Jobs = Annotated[list[NewJob], Field(max_length=MAX_JOBS, fail_fast=True), BeforeValidator(_check_sizes)]
+"""Jobs of a command. The faults of the first invalid job are reported, because a command can have 100,000 faults."""
+
+
 class RunPayload(TenantPayload):
     """The payload of a message about one run."""
 
@@ -130,7 +156,7 @@ class StartRun(RunPayload):
 
     type: ClassVar[str] = "StartRun"
 
-    jobs: list[NewJob] = Field(max_length=MAX_JOBS)
+    jobs: Jobs
     groups: Annotated[list[Identifier], AfterValidator(check_fits)] = Field(
         default_factory=list,
         max_length=_MAX_GROUPS,
@@ -152,7 +178,7 @@ class ResolveGroup(RunPayload):
     type: ClassVar[str] = "ResolveGroup"
 
     group_name: Identifier
-    jobs: list[NewJob] = Field(max_length=MAX_JOBS)
+    jobs: Jobs
 
 
 class ReportJobStatus(RunPayload):
@@ -166,7 +192,10 @@ class ReportJobStatus(RunPayload):
         default=None, description="At most 64 KiB of JSON. The jobs that need this job receive it in their JobReady."
     )
     dropped_jobs: list[Identifier] | None = Field(
-        default=None, max_length=MAX_JOBS, description="Jobs that turned out not to exist. They end as drift_dropped."
+        default=None,
+        max_length=MAX_JOBS,
+        fail_fast=True,
+        description="Jobs that turned out not to exist. They end as drift_dropped.",
     )
 
     @model_validator(mode="after")

@@ -579,10 +579,14 @@ async def test_rejection_goes_to_the_addressed_tenant(timers: Timers) -> None:
 
 
 async def test_address_with_an_invalid_tenant(timers: Timers) -> None:
-    """A command with an invalid tenant in its address becomes a dead letter, without an event."""
+    """A command with an invalid tenant in its address becomes a dead letter under a fixed token, without an event."""
     timers.send(schedule_timer(), tenant="Ä!")
     await timers.consume()
-    assert [letter.address.tenant for letter in timers.broker.dead_letters] == ["Ä!"]
+    (letter,) = timers.broker.dead_letters
+    assert (letter.address.tenant, letter.headers["Timer-Source-Subject"]) == (
+        "~unreadable",
+        r"cmd.\xc4!.schedule-timer",
+    )
     assert timers.broker.events == []
     assert timers.broker.settlements.terminated == [Position(1, 1)]
 
@@ -612,13 +616,38 @@ async def test_dead_letter_waits_for_the_broker(timers: Timers, kind: Kind) -> N
     assert (len(timers.broker.dead_letters), len(timers.broker.events), len(timers.broker.replies)) == (1, 1, 1)
 
 
-async def test_refused_dead_letter(timers: Timers) -> None:
-    """A command is not terminated while the broker refuses its dead letter."""
-    position = timers.send(b"{")
+async def test_refused_dead_letter(timers: Timers, caplog: pytest.LogCaptureFixture) -> None:
+    """If the broker refuses a dead letter even without a body, the command is dropped at the tenth attempt."""
+    position = timers.send(b"{", {"Timer-Reply-To": INBOX})
     timers.broker.refuses = lambda message: message.address.kind is Kind.DEAD_LETTER
-    await timers.consume()
+    for _ in range(9):
+        await timers.consume()
+        timers.broker.redeliver()
     assert timers.broker.settlements.terminated == []
-    assert [each for each, _ in timers.broker.settlements.retried] == [position]
+    assert "refused" in (timers.consumer.health.reason or "")
+    await timers.consume()
+    assert [each for each, _ in timers.broker.settlements.retried] == [position] * 9
+    assert timers.broker.settlements.terminated == [position]
+    assert (timers.metrics.dead_letters, timers.metrics.dropped_letters) == ({}, {"INVALID_JSON": 1})
+    assert timers.metrics.commands == {("unknown", "rejected"): 1}
+    assert (len(timers.broker.events), len(timers.broker.replies)) == (1, 1)
+    (dropped,) = [record for record in caplog.records if "dropped" in record.message]
+    assert (dropped.levelname, vars(dropped)["sequence"]) == ("ERROR", position.sequence)
+    assert timers.consumer.health == HEALTHY
+
+
+async def test_dead_letter_refused_with_its_body(timers: Timers) -> None:
+    """If the broker refuses a dead letter, the letter is stored without the command's body and headers."""
+    position = timers.send(b"{{{", {"X-Mine": "1"})
+    timers.broker.refuses = lambda message: bool(message.body) and message.address.kind is Kind.DEAD_LETTER
+    await timers.consume()
+    (letter,) = timers.broker.dead_letters
+    assert (letter.body, letter.headers["Timer-Body-Omitted"], letter.headers["Timer-Headers-Omitted"]) == (
+        b"",
+        "true",
+        "true",
+    )
+    assert timers.broker.settlements.terminated == [position]
 
 
 async def test_refused_event_of_a_rejection(timers: Timers) -> None:
@@ -631,8 +660,8 @@ async def test_refused_event_of_a_rejection(timers: Timers) -> None:
 
 async def test_one_dead_letter_refused_among_others(timers: Timers) -> None:
     """Of several rejected commands, only the one whose dead letter is refused is retried."""
-    positions = [timers.send(b"{" * number) for number in (1, 2, 3)]
-    timers.broker.refuses = lambda message: message.body == b"{{"
+    positions = [timers.send(b"{") for _ in range(3)]
+    timers.broker.refuses = lambda message: message.id == f"dlq-1-{positions[1].sequence}"
     await timers.consume()
     assert timers.broker.settlements.terminated == [positions[0], positions[2]]
     assert [each for each, _ in timers.broker.settlements.retried] == [positions[1]]

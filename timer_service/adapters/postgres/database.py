@@ -14,7 +14,7 @@ from timer_service.adapters.postgres.errors import is_outage, translate_errors
 from timer_service.adapters.postgres.text import insert_from_arrays, is_single_row_insert, translate
 from timer_service.core.cancellation import run_to_completion
 from timer_service.core.database import Parameters, Row
-from timer_service.core.errors import DatabaseUnavailableError, StartError
+from timer_service.core.errors import DatabaseBusyError, DatabaseSetupError, DatabaseUnavailableError, StartError
 from timer_service.core.health import HEALTHY, Health
 
 log = logging.getLogger(__name__)
@@ -178,7 +178,9 @@ class PostgresDatabase:
             async with self.session(self._work_pool, _BEGIN, _MIGRATION_SECONDS) as session:
                 await session.execute(_ONE_MIGRATION_AT_A_TIME)
                 yield session
-        except asyncpg.InsufficientPrivilegeError as error:
+        except DatabaseSetupError as error:
+            if not isinstance(error.__cause__, asyncpg.InsufficientPrivilegeError):
+                raise
             raise StartError(
                 f"the database role may not apply migrations: {error}. Grant the permission, or run "
                 "`timer-service migrate up` as the owner of the tables"
@@ -188,11 +190,13 @@ class PostgresDatabase:
     async def session(
         self, pool: asyncpg.Pool, begin: str, timeout_seconds: float = _STATEMENT_SECONDS
     ) -> AsyncIterator[_Session]:
-        """Open a transaction on a connection of a pool."""
+        """Open a transaction on a connection of a pool. Raises `DatabaseBusyError` if all connections stay in use."""
         try:
             with translate_errors():
-                async with pool.acquire(timeout=_STATEMENT_SECONDS) as connection, _transaction(connection, begin):
+                async with _acquire(pool) as connection, _transaction(connection, begin):
                     yield _Session(connection, self._inserts, timeout_seconds)
+        except DatabaseBusyError:
+            raise
         except DatabaseUnavailableError as error:
             self.health = Health.down(str(error))
             raise
@@ -230,6 +234,20 @@ async def _connect(pool: asyncpg.Pool) -> None:
             if version < OLDEST_VERSION:
                 raise StartError(f"PostgreSQL {version} is too old (TIMER_DATABASE_URL): use {OLDEST_VERSION} or later")
             return
+
+
+@asynccontextmanager
+async def _acquire(pool: asyncpg.Pool) -> AsyncIterator[_Connection]:
+    try:
+        connection = await pool.acquire(timeout=_STATEMENT_SECONDS)
+    except TimeoutError as error:
+        if pool.get_size() < pool.get_max_size() or pool.get_idle_size() > 0:
+            raise  # the server did not accept a connection
+        raise DatabaseBusyError(f"all {pool.get_max_size()} connections are in use") from error
+    try:
+        yield connection
+    finally:
+        await pool.release(connection)
 
 
 @asynccontextmanager

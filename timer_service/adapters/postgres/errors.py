@@ -1,11 +1,11 @@
-"""Translation of asyncpg's errors to the core's errors: an outage, a conflict, or any other error."""
+"""Translation of asyncpg's errors to the core's errors: an outage, a wrong set-up, a conflict, or any other error."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import asyncpg
 
-from timer_service.core.errors import ConflictError, DatabaseUnavailableError
+from timer_service.core.errors import ConflictError, DatabaseSetupError, DatabaseUnavailableError
 
 _OUTAGES = (
     OSError,
@@ -19,6 +19,11 @@ _OUTAGES = (
     asyncpg.InvalidAuthorizationSpecificationError,
     asyncpg.InvalidCatalogNameError,
     asyncpg.PostgresSystemError,
+)
+_WRONG_SETUP = (
+    # Missing grants, tables, columns and functions, and columns of wrong types. Statements hold no values of users.
+    asyncpg.SyntaxOrAccessError,
+    asyncpg.InvalidSchemaNameError,
 )
 _LOST_CONNECTION = ("is closed", "was closed", "is closing", "released back")
 _CONFLICTS = (
@@ -38,11 +43,13 @@ def is_outage(error: BaseException) -> bool:
 
 @contextmanager
 def translate_errors() -> Iterator[None]:
-    """Raise outages as `DatabaseUnavailableError` and conflicts as `ConflictError`. Other errors pass unchanged."""
+    """Raise the core's error for an outage, a wrong set-up and a conflict. Other errors pass unchanged."""
     try:
         yield
     except _CONFLICTS as error:
         raise ConflictError(str(error)) from error
+    except _WRONG_SETUP as error:
+        raise DatabaseSetupError(str(error)) from error
     except Exception as error:
         if is_outage(error):
             raise DatabaseUnavailableError(str(error) or type(error).__name__) from error

@@ -16,6 +16,7 @@ from typing import TypeVar
 
 import aiosqlite
 
+from timer_service.adapters.sqlite.errors import translate_errors
 from timer_service.adapters.sqlite.text import join, prepare
 from timer_service.core.cancellation import run_to_completion
 from timer_service.core.database import Parameters, Row
@@ -24,8 +25,6 @@ from timer_service.core.health import HEALTHY, Health
 
 _T = TypeVar("_T")
 _NONE: Parameters = {}
-_OUTAGES = {sqlite3.OperationalError, sqlite3.DatabaseError}
-"""The errors of a file that is locked, damaged, on a full disk or on a failing one."""
 _PRIVATE_FILE = 0o600
 
 
@@ -63,13 +62,9 @@ class _Connection(aiosqlite.Connection):
         await self._run(lambda connection: connection.rollback())
 
     async def _run(self, function: Callable[[sqlite3.Connection], _T]) -> _T:
-        try:
+        with translate_errors():
             result: _T = await self._execute(partial(function, self._conn))  # type: ignore[no-untyped-call]
-        except sqlite3.DatabaseError as error:
-            if type(error) not in _OUTAGES or error.sqlite_errorcode == sqlite3.SQLITE_ERROR:
-                raise  # the statement is wrong
-            raise DatabaseUnavailableError(str(error)) from error
-        return result
+            return result
 
 
 class _Transaction:

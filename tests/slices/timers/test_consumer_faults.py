@@ -1,0 +1,397 @@
+"""Whose fault it is that a command cannot be handled, and what happens to the other commands meanwhile."""
+
+import asyncio
+import sqlite3
+import time
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from secrets import token_hex
+from urllib.parse import urlsplit
+
+import asyncpg
+import pytest
+
+from tests.harness.builders import schedule_timer
+from tests.harness.clock import ManualClock
+from tests.harness.databases import Databases
+from tests.harness.stores import bring_to_head
+from tests.harness.timers import Timers
+from tests.harness.wiring import make_parts
+from timer_service.adapters.memory import FEATURES, MemoryBroker, MemorySubscription, never
+from timer_service.adapters.postgres import PostgresDatabase
+from timer_service.adapters.sqlite import SqliteDatabase
+from timer_service.core.broker import Delivery
+from timer_service.core.consumer import CommandResult, Route
+from timer_service.core.database import Database, Transaction
+from timer_service.core.health import HEALTHY
+from timer_service.core.message import Command, Kind, Message, Position
+from timer_service.timers import SLICE
+
+ROUNDS = 30
+FAIL_EACH_INSERT = (
+    "CREATE TRIGGER broken BEFORE INSERT ON timer_schedules BEGIN SELECT RAISE(ABORT, 'broken'); END",
+    "DROP TRIGGER broken",
+)
+
+
+async def consume_again_and_again(timers: Timers, rounds: int = ROUNDS) -> None:
+    for _ in range(rounds):
+        timers.broker.redeliver()
+        await timers.consume()
+
+
+async def check_repair(timers: Timers, positions: Sequence[Position]) -> None:
+    """Assert that the commands are handled now, and that none was rejected or counted before."""
+    assert (timers.broker.settlements.terminated, timers.broker.dead_letters) == ([], [])
+    timers.broker.redeliver()
+    await timers.consume()
+    assert sorted(timers.broker.settlements.acknowledged) == list(positions)
+    assert timers.outcomes() == {"scheduled": len(positions)}
+
+
+# A wrong set-up
+
+
+@pytest.mark.parametrize(
+    ("break_it", "repair", "reason"),
+    [
+        (
+            "ALTER TABLE timer_schedules RENAME TO hidden",
+            "ALTER TABLE hidden RENAME TO timer_schedules",
+            "no such table",
+        ),
+        (
+            "ALTER TABLE timer_schedules RENAME COLUMN data TO hidden",
+            "ALTER TABLE timer_schedules RENAME COLUMN hidden TO data",
+            "data",
+        ),
+        ("PRAGMA query_only = ON", "PRAGMA query_only = OFF", "readonly"),
+    ],
+    ids=["table", "column", "readonly"],
+)
+async def test_wrong_schema_on_sqlite(  # noqa: PLR0917 - fixtures and cases
+    sqlite: SqliteDatabase, memory_broker: MemoryBroker, clock: ManualClock, break_it: str, repair: str, reason: str
+) -> None:
+    """While a table or a column is missing, or the file is read-only, valid commands wait. Then they are handled."""
+    timers = Timers(sqlite, memory_broker, clock)
+    await sqlite._writer.control(break_it)
+    positions = [timers.send(schedule_timer(f"call-{number}")) for number in range(3)]
+    await consume_again_and_again(timers)
+    assert reason in (timers.consumer.health.reason or "")
+    assert timers.broker.settlements.retried == [(each, timedelta(seconds=1)) for each in positions] * ROUNDS
+    await sqlite._writer.control(repair)
+    await check_repair(timers, positions)
+
+
+@pytest.fixture
+async def role(databases: Databases) -> AsyncIterator[tuple[asyncpg.Connection, PostgresDatabase]]:
+    """Yield the connection of the owner of a database, and the database as a role that may use its tables."""
+    name = f"timer_test_{token_hex(4)}"
+    async with databases.database(bring_to_head) as url:
+        owner = await asyncpg.connect(url)
+        await owner.execute(f"CREATE ROLE {name} LOGIN; GRANT ALL ON ALL TABLES IN SCHEMA public TO {name}")
+        netloc = urlsplit(url).netloc.rpartition("@")[2]
+        database = await PostgresDatabase.open(urlsplit(url)._replace(netloc=f"{name}@{netloc}").geturl())
+        yield owner, database
+        await database.close()
+        await owner.execute(f"DROP OWNED BY {name}; DROP ROLE {name}")
+        await owner.close()
+
+
+@pytest.mark.parametrize(
+    ("break_it", "repair"),
+    [
+        ("REVOKE INSERT ON timer_schedules FROM {}", "GRANT INSERT ON timer_schedules TO {}"),
+        ("REVOKE SELECT ON timer_schedules FROM {}", "GRANT SELECT ON timer_schedules TO {}"),
+        ("ALTER TABLE timer_schedules RENAME TO hidden", "ALTER TABLE hidden RENAME TO timer_schedules"),
+        (
+            "ALTER TABLE timer_schedules RENAME COLUMN data TO hidden",
+            "ALTER TABLE timer_schedules RENAME COLUMN hidden TO data",
+        ),
+    ],
+    ids=["insert", "select", "table", "column"],
+)
+async def test_wrong_setup_on_postgres(
+    role: tuple[asyncpg.Connection, PostgresDatabase],
+    memory_broker: MemoryBroker,
+    clock: ManualClock,
+    break_it: str,
+    repair: str,
+) -> None:
+    """While a grant, a table or a column is missing, valid commands wait. Then they are handled."""
+    owner, database = role
+    timers = Timers(database, memory_broker, clock)
+    await timers.schedule("before")
+    name = await database._work_pool.fetchval("SELECT current_user")
+    await owner.execute(break_it.format(name))
+    positions = [timers.send(schedule_timer(f"call-{number}")) for number in range(3)]
+    await consume_again_and_again(timers)
+    assert "timer_schedules" in (timers.consumer.health.reason or "") or "data" in (timers.consumer.health.reason or "")
+    assert database.health.reason is not None
+    await owner.execute(repair.format(name))
+    assert timers.metrics.commands.pop(("ScheduleTimer", "scheduled")) == 1
+    del timers.broker.settlements.acknowledged[:]
+    await check_repair(timers, positions)
+
+
+async def test_wrong_setup_of_one_handler(
+    sqlite: SqliteDatabase, memory_broker: MemoryBroker, clock: ManualClock, timers_route: Route
+) -> None:
+    """If only one handler lacks its table, the commands of the others in the same batch are handled."""
+
+    async def fail(tx: Transaction, _commands: Sequence[Command], _now: int) -> Sequence[CommandResult]:
+        await tx.fetch("SELECT * FROM missing")
+        return []
+
+    schedule, cancel, *_ = SLICE.commands
+    timers = Timers(sqlite, memory_broker, clock)
+    parts = make_parts(sqlite, memory_broker, clock, timers.metrics)
+    timers.consumer = parts.consumer([replace(timers_route, payloads=(schedule,)), Route((cancel,), fail, _wake)])
+    good = timers.send(schedule_timer("a"))
+    bad = await timers.cancel("a")  # handles both in one batch
+    assert timers.broker.settlements.acknowledged == [good]
+    assert timers.broker.settlements.retried == [(bad, timedelta(seconds=1))]
+
+
+# An environment that no error names
+
+
+async def test_all_commands_fail(sqlite: SqliteDatabase, memory_broker: MemoryBroker, clock: ManualClock) -> None:
+    """If every command of a batch fails, none is rejected soon. After the repair they are handled."""
+    timers = Timers(sqlite, memory_broker, clock)
+    await timers.sql(FAIL_EACH_INSERT[0])
+    positions = [timers.send(schedule_timer(f"call-{number}")) for number in range(3)]
+    await consume_again_and_again(timers)
+    assert "every command fails" in (timers.consumer.health.reason or "")
+    await timers.sql(FAIL_EACH_INSERT[1])
+    await check_repair(timers, positions)
+
+
+async def test_all_commands_fail_for_ever(
+    sqlite: SqliteDatabase, memory_broker: MemoryBroker, clock: ManualClock
+) -> None:
+    """Even if every command fails, each becomes a dead letter in the end, at its hundredth attempt."""
+    timers = Timers(sqlite, memory_broker, clock)
+    await timers.sql(FAIL_EACH_INSERT[0])
+    positions = [timers.send(schedule_timer(f"call-{number}")) for number in range(2)]
+    await consume_again_and_again(timers, 99)
+    assert timers.broker.settlements.terminated == []
+    await consume_again_and_again(timers, 1)
+    assert sorted(timers.broker.settlements.terminated) == positions
+    longest = max(delay for _, delay in timers.broker.settlements.retried)
+    assert longest == timedelta(seconds=60)
+
+
+async def test_two_bad_commands_beside_a_good_one(timers: Timers) -> None:
+    """Two commands that always fail are rejected after ten attempts if other commands are handled meanwhile."""
+    await timers.sql("CREATE UNIQUE INDEX forced ON timer_schedules (correlation_id)")
+    await timers.schedule("first", envelope={"correlationId": "a"})
+    bad = [timers.send(schedule_timer(f"bad-{number}", envelope={"correlationId": "a"})) for number in range(2)]
+    for number in range(10):
+        timers.send(schedule_timer(f"good-{number}", envelope={"correlationId": f"good-{number}"}))
+        await consume_again_and_again(timers, 1)
+    assert sorted(timers.broker.settlements.terminated) == bad
+    assert timers.metrics.dead_letters == {"INTERNAL": 2}
+
+
+# Commands that end the process
+
+
+class Killed(BaseException):
+    """The end of the process."""
+
+
+async def _wake(_at: int) -> None:
+    pass
+
+
+@pytest.fixture
+def timers_route() -> Route:
+    return Route(SLICE.commands, SLICE.handle, _wake)
+
+
+async def restart_and_consume(timers: Timers, route: Route) -> None:
+    """Handle all waiting commands with a new consumer, until one ends the process."""
+    timers.broker.redeliver()
+    parts = make_parts(timers.database, timers.broker, timers.clock, timers.metrics)
+    timers.consumer, timers._subscription = parts.consumer([route]), None
+    await timers.consume()
+
+
+async def test_command_that_kills_the_process(timers: Timers, timers_route: Route) -> None:
+    """After some crashes, a command that kills the process is handled last and alone, so the others are handled."""
+
+    async def kill(tx: Transaction, commands: Sequence[Command], now: int) -> Sequence[CommandResult]:
+        if any(command.id == "killer" for command in commands):
+            raise Killed
+        return await SLICE.handle(tx, commands, now)
+
+    killer = timers.send(schedule_timer("killer", envelope={"id": "killer"}))
+    others = [timers.send(schedule_timer(f"call-{number}")) for number in range(20)]
+    rounds = 0
+    while timers.broker.unsettled != {killer}:
+        rounds += 1
+        with pytest.raises(Killed):
+            await restart_and_consume(timers, replace(timers_route, handle=kill))
+    assert sorted(timers.broker.settlements.acknowledged) == others
+    assert 5 < rounds < 60
+
+
+async def test_commands_of_an_outage_are_not_suspects(
+    sqlite: SqliteDatabase, memory_broker: MemoryBroker, clock: ManualClock, timers_route: Route, tmp_path: Path
+) -> None:
+    """After a long outage, the commands that waited are handled in one transaction, not one by one."""
+    batches: list[int] = []
+
+    async def count(tx: Transaction, commands: Sequence[Command], now: int) -> Sequence[CommandResult]:
+        batches.append(len(commands))
+        return await SLICE.handle(tx, commands, now)
+
+    timers = Timers(sqlite, memory_broker, clock)
+    parts = make_parts(sqlite, memory_broker, clock, timers.metrics)
+    timers.consumer = parts.consumer([replace(timers_route, handle=count)])
+    await sqlite._writer.control("PRAGMA busy_timeout = 0")
+    other = sqlite3.connect(tmp_path / "timers.db", isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    for number in range(20):
+        timers.send(schedule_timer(f"call-{number}"))
+    await consume_again_and_again(timers)
+    other.close()
+    await consume_again_and_again(timers, 1)
+    assert batches == [20]
+
+
+async def test_large_batch_in_parts(timers: Timers) -> None:
+    """A batch of more than 2 MiB is committed and acknowledged in parts."""
+    for number in range(60):
+        timers.send(schedule_timer(f"call-{number}", data="x" * 60_000))
+    subscription = await timers.broker.subscribe()
+    transactions = 0
+    opened = timers.database.transaction
+
+    def counting() -> object:
+        nonlocal transactions
+        transactions += 1
+        return opened()
+
+    timers.database.transaction = counting  # type: ignore[method-assign, assignment]
+    await timers.consumer.handle(subscription, await subscription.next_batch(1000))
+    assert (transactions, timers.outcomes()) == (2, {"scheduled": 60})
+
+
+# Dead letters
+
+
+@pytest.mark.parametrize("stuck", [Kind.EVENT, Kind.DEAD_LETTER])
+async def test_nothing_is_stored_again_while_the_other_waits(store: Database, clock: ManualClock, stuck: Kind) -> None:
+    """While the event stream or the dead letters are full for long, the other message is not stored again."""
+    broker = MemoryBroker(features=replace(FEATURES, deduplicates=False))
+    timers = Timers(store, broker, clock)
+    broker.loses_acknowledgement_of = lambda message: message.address.kind is stuck
+    position = timers.send(b"{")
+    await consume_again_and_again(timers)
+    assert broker.settlements.terminated == []
+    assert "dead letters cannot be stored" in (timers.consumer.health.reason or "")
+    broker.loses_acknowledgement_of = never
+    await consume_again_and_again(timers, 1)
+    stored = broker.dead_letters if stuck is Kind.EVENT else broker.events
+    assert (len(stored), broker.settlements.terminated, timers.consumer.health) == (1, [position], HEALTHY)
+
+
+async def test_audit_line(timers: Timers, caplog: pytest.LogCaptureFixture) -> None:
+    """The log names the tenant of a rejected command, with escapes, and its sequence, but not its payload."""
+    caplog.set_level("INFO")
+    position = timers.send(b"{secret", tenant="te\nnant")
+    await timers.consume()
+    (line,) = [record for record in caplog.records if record.message == "command rejected"]
+    assert (vars(line)["tenant"], vars(line)["sequence"]) == (r"te\nnant", position.sequence)
+    assert "secret" not in str(vars(line))
+
+
+@pytest.mark.parametrize(
+    "inbox",
+    ["_INBOX.a..b", "_INBOX.a.", "_INBOX.>", "_INBOX.*", "_INBOX.a b", "_INBOX.ä", "_INBOX.\x00", "elsewhere.a"],
+)
+async def test_inbox_that_cannot_be_published_to(timers: Timers, inbox: str) -> None:
+    """A command with a malformed reply subject is handled without a reply."""
+    good = timers.send(schedule_timer(), {"Timer-Reply-To": inbox})
+    bad = timers.send(b"{", {"Timer-Reply-To": inbox})
+    await timers.consume()
+    assert (timers.broker.replies, timers.broker.settlements.acknowledged) == ([], [good])
+    assert timers.broker.settlements.terminated == [bad]
+
+
+# Health and pauses
+
+
+async def test_stalled(timers: Timers, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The consumer is stalled if it handles the same batch for more than a minute. While it waits, it is not."""
+    blocked = asyncio.Event()
+
+    async def block(_: Sequence[Message]) -> None:
+        await blocked.wait()
+
+    timers.send(b"{")
+    timers.broker.before_publishing = block
+    consuming = asyncio.create_task(timers.consume())
+    began = time.monotonic()
+    async with asyncio.timeout(30):
+        while timers.consumer._batch_began is None:
+            await asyncio.sleep(0)
+    before = timers.consumer.stalled
+    monkeypatch.setattr(time, "monotonic", lambda: began + 100)
+    during = timers.consumer.stalled
+    monkeypatch.undo()
+    blocked.set()
+    await consuming
+    monkeypatch.setattr(time, "monotonic", lambda: began + 1000)
+    assert (before, during, timers.consumer.stalled) == (False, True, False)
+
+
+class TimedSubscription(MemorySubscription):
+    """A subscription that notes when a batch is asked for, and is closed at the second time."""
+
+    def __init__(self, of: MemorySubscription) -> None:
+        super().__init__(of._queue, of._settlements)
+        self.asked_at: list[float] = []
+
+    async def next_batch(self, limit: int) -> Sequence[Delivery]:
+        self.asked_at.append(time.monotonic())
+        if len(self.asked_at) > 1:
+            await self.close()
+        return await super().next_batch(limit)
+
+
+async def run_once(timers: Timers) -> float:
+    """Run the consumer for one batch; return the seconds until it asks for the next one."""
+    subscription = TimedSubscription(await timers.broker.subscribe())
+    await timers.consumer.run(subscription)
+    first, second = subscription.asked_at
+    return second - first
+
+
+async def test_pause_while_the_database_is_away(
+    sqlite: SqliteDatabase, memory_broker: MemoryBroker, clock: ManualClock
+) -> None:
+    """After a batch that could not be handled, the consumer waits for a second. After a good batch it does not."""
+    timers = Timers(sqlite, memory_broker, clock)
+    timers.send(schedule_timer("a"))
+    good = await run_once(timers)
+    await sqlite._writer.control("PRAGMA query_only = ON")
+    timers.send(schedule_timer("b"))
+    assert await run_once(timers) >= 1
+    assert good < 1
+
+
+async def test_longest_retry_delay(sqlite: SqliteDatabase, memory_broker: MemoryBroker, clock: ManualClock) -> None:
+    """The delay before a retry is a minute at most, however many attempts there were."""
+    timers = Timers(sqlite, memory_broker, clock)
+    memory_broker.loses_acknowledgement_of = lambda _: True
+    timers.send(b"{")
+    subscription = await memory_broker.subscribe()
+    (given,) = await subscription.next_batch(1)
+    given.attempt = 1000
+    await timers.consumer.handle(subscription, [given])
+    assert [delay for _, delay in memory_broker.settlements.retried] == [timedelta(seconds=60)]

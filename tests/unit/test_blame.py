@@ -1,0 +1,90 @@
+import pytest
+
+from timer_service.core.attempts import Attempts
+from timer_service.core.blame import Blame, Evidence, blame
+from timer_service.core.broker import Delivery
+from timer_service.core.errors import ConflictError, DatabaseBusyError, DatabaseSetupError, DatabaseUnavailableError
+from timer_service.core.health import HEALTHY, Health, RecentFailure
+from timer_service.core.message import Address, Kind, Position
+
+
+@pytest.mark.parametrize(
+    ("error", "cause"),
+    [
+        (DatabaseSetupError("no such table"), Blame.SETUP),
+        (DatabaseBusyError("all in use"), Blame.BUSY),
+        (DatabaseUnavailableError("gone"), Blame.OUTAGE),
+        (ConflictError("deadlock"), Blame.CONFLICT),
+        (KeyError("a bug"), Blame.COMMAND),
+        (ValueError("out of range"), Blame.COMMAND),
+    ],
+)
+def test_blame(error: Exception, cause: Blame) -> None:
+    """Only errors that are not known to come from the environment count against a command."""
+    assert blame(error) is cause
+
+
+def test_evidence_of_one_command() -> None:
+    """One command that fails again and again is no evidence against the environment."""
+    evidence = Evidence()
+    for _ in range(5):
+        evidence.record([], [("timers", 1)])
+    assert not evidence.is_environment("timers")
+
+
+def test_evidence_of_two_commands() -> None:
+    """Two commands of a handler that fail are evidence, until the handler handles a command."""
+    evidence = Evidence()
+    evidence.record([], [("timers", 1)])
+    evidence.record(["runs"], [("timers", 2), ("runs", 3), ("runs", 4)])
+    before = evidence.is_environment("timers"), evidence.is_environment("runs")
+    evidence.record(["timers"], [("timers", 1), ("timers", 2)])
+    assert (before, evidence.is_environment("timers")) == ((True, False), False)
+
+
+def test_evidence_of_a_command_that_was_given_up() -> None:
+    """A command that was given up is no longer evidence."""
+    evidence = Evidence()
+    evidence.record([], [("timers", 1)])
+    evidence.forget("timers", 1)
+    evidence.record([], [("timers", 2)])
+    assert not evidence.is_environment("timers")
+
+
+def delivered(sequence: int, attempt: int) -> Delivery:
+    address = Address(Kind.COMMAND, "acme", "x")
+    return Delivery(address, "x", "x", b"", {}, Position(1, sequence), attempt, None)
+
+
+def test_attempts() -> None:
+    """Excused deliveries do not count. Later ones do."""
+    attempts = Attempts()
+    attempts.excuse(delivered(1, 4))
+    assert [attempts.of(delivered(1, 5)), attempts.of(delivered(2, 5))] == [1, 5]
+    attempts.forget(delivered(1, 5))
+    assert attempts.of(delivered(1, 6)) == 6
+
+
+def test_attempts_are_bounded() -> None:
+    """The excuses of the oldest commands are forgotten."""
+    attempts = Attempts()
+    for sequence in range(20_001):
+        attempts.excuse(delivered(sequence, 1))
+    assert [attempts.of(delivered(sequence, 2)) for sequence in (0, 1, 20_000)] == [2, 1, 1]
+
+
+def test_recent_failure() -> None:
+    """A part is down for some seconds after a failure, or until it works again."""
+    now = 0.0
+    failure = RecentFailure(5, lambda: now)
+    seen = [failure.health]
+    failure.record("broken")
+    now = 5.0
+    seen.append(failure.health)
+    now = 5.1
+    seen.append(failure.health)
+    failure.record("broken again")
+    seen.append(failure.health)
+    failure.clear()
+    seen.append(failure.health)
+    assert seen == [HEALTHY, Health.down("broken"), HEALTHY, Health.down("broken again"), HEALTHY]

@@ -1,0 +1,145 @@
+"""What hostile commands of 1 MiB cost before they are rejected: memory, faults, and time of the event loop."""
+
+import asyncio
+import tracemalloc
+from typing import Any
+
+import pytest
+
+from tests.harness.builders import command_address, delivery, schedule_timer
+from tests.harness.clock import NOW
+from timer_service.app.slices import SLICES
+from timer_service.core.broker import Delivery
+from timer_service.core.codec import MAX_BRACKETS, MAX_COMMAND_BYTES, MAX_FIELDS
+from timer_service.core.decoder import Decoded, decode, parts
+from timer_service.core.errors import Code
+from timer_service.core.message import MAX_MESSAGE_BYTES, kebab
+
+PAYLOADS = {payload.type: payload for each in SLICES for payload in each.commands}
+RUN = '"tenantId":"acme","runId":"r",'
+TIMER = '"serviceCallId":"x","dueAt":"2030-01-01T00:00:00Z",'
+
+
+def filled(message_type: str, before: str, unit: str, after: str) -> Delivery:
+    """Return a command of 1 MiB whose payload repeats `unit`. `{}` in it becomes a number."""
+    start = f'{{"type":"{message_type}","tenantId":"acme","payload":{{{before}'
+    end = f"{after}}}}}"
+    room = MAX_COMMAND_BYTES - len(start) - len(end)
+    units: list[str] = []
+    while (room := room - len(text := unit.replace("{}", f"{len(units):x}")) - 1) > 0:
+        units.append(text)
+    body = (start + ",".join(units) + end).encode()
+    return delivery(body, address=command_address("acme", kebab(message_type)))
+
+
+HOSTILE = {
+    "data of zeros": ("ScheduleTimer", TIMER + '"data":[', "0", "]", Code.TOO_LARGE),
+    "data of objects": ("ScheduleTimer", TIMER + '"data":[', "{ }", "]", Code.TOO_LARGE),
+    "data of fractions": ("ScheduleTimer", TIMER + '"data":[', "1.5", "]", Code.TOO_LARGE),
+    "deep data": ("ScheduleTimer", TIMER + '"data":[', "[" * 150 + "]" * 150, "]", Code.TOO_LARGE),
+    "huge numbers": ("ScheduleTimer", TIMER + '"data":[', "9" * 4000, "]", Code.TOO_LARGE),
+    "unknown fields": ("ScheduleTimer", TIMER, '"{}":0', "", Code.INVALID_PAYLOAD),
+    "needs of zeros": ("StartRun", RUN + '"jobs":[{"name":"a","needs":[', "0", "]}]", Code.INVALID_PAYLOAD),
+    "jobs of zeros": ("StartRun", RUN + '"jobs":[', "0", "]", Code.INVALID_PAYLOAD),
+    "needs of zeros in each job": (
+        "StartRun",
+        RUN + '"jobs":[',
+        '{"name":"a","needs":[' + ",".join("0" * 9000) + "]}",
+        "]",
+        Code.INVALID_PAYLOAD,
+    ),
+    "unknown fields of a job": ("StartRun", RUN + '"jobs":[{"name":"a",', '"{}":0', "}]", Code.INVALID_PAYLOAD),
+    "unknown fields of a need": (
+        "StartRun",
+        RUN + '"jobs":[{"name":"a","needs":[{"job":"a",',
+        '"{}":0',
+        "}]}]",
+        Code.INVALID_PAYLOAD,
+    ),
+    "groups of zeros": ("StartRun", RUN + '"jobs":[],"groups":[', "0", "]", Code.INVALID_PAYLOAD),
+    "jobs of a group": ("ResolveGroup", RUN + '"groupName":"g","jobs":[', '{"name":0}', "]", Code.INVALID_PAYLOAD),
+    "dropped jobs": (
+        "ReportJobStatus",
+        RUN + '"jobName":"a","status":"success","droppedJobs":[',
+        "0",
+        "]",
+        Code.INVALID_PAYLOAD,
+    ),
+    "trigger": (
+        "CreateWorkSignal",
+        '"signalId":"s","triggerKind":"event","triggerSpec":{',
+        '"{}":0',
+        "}",
+        Code.INVALID_PAYLOAD,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+async def test_memory_of_a_hostile_command(name: str) -> None:
+    """A hostile command takes at most 25 times its bytes, and has at most 20 faults."""
+    message_type, before, unit, after, code = HOSTILE[name]
+    command = filled(message_type, before, unit, after)
+    tracemalloc.start()
+    try:
+        decoded = await decode([command], PAYLOADS)
+        (rejected,) = decoded.rejected
+        rejected.messages(NOW, MAX_MESSAGE_BYTES)
+        kept, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert rejected.rejection.code in {code, Code.TOO_LARGE}
+    assert len(rejected.rejection.faults) <= 20
+    assert peak < 25 * len(command.body), f"{peak / len(command.body):.1f} times"
+    assert kept < 2.5 * len(command.body), f"{kept / len(command.body):.1f} times"
+
+
+@pytest.mark.parametrize(
+    ("objects", "code"), [(MAX_BRACKETS - 100, "payload.data"), (MAX_BRACKETS, "arrays and objects")]
+)
+async def test_most_objects(objects: int, code: str) -> None:
+    """A command with too many arrays and objects is rejected before it is parsed."""
+    decoded = await decode([delivery(schedule_timer(data=[{}] * objects))], PAYLOADS)
+    (rejected,) = decoded.rejected
+    assert rejected.rejection.code is Code.TOO_LARGE
+    assert code in rejected.rejection.message
+
+
+@pytest.mark.parametrize(("fields", "faults"), [(MAX_FIELDS - 2, 20), (MAX_FIELDS, 1)])
+async def test_most_fields(fields: int, faults: int) -> None:
+    """Unknown fields are listed up to 20. A payload with more than 1,000 fields has one fault: their number."""
+    unknown: dict[str, Any] = {f"field-{number}": 0 for number in range(fields - 1)}
+    command = schedule_timer(**unknown)
+    (rejected,) = (await decode([delivery(command)], PAYLOADS)).rejected
+    assert (rejected.rejection.code, len(rejected.rejection.faults)) == (Code.INVALID_PAYLOAD, faults)
+
+
+async def test_other_tasks_run_between_large_commands() -> None:
+    """Other tasks run before each command of 64 KiB, and after each 64 KiB of small commands."""
+    turns = 0
+
+    async def count() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    async def measured(batch: list[Delivery]) -> tuple[Decoded, int]:
+        before = turns
+        return await decode(batch, PAYLOADS), turns - before
+
+    counting = asyncio.create_task(count())
+    large, between_large = await measured([delivery(b'"' + b"x" * 70_000 + b'"')] * 10)
+    small, between_small = await measured([delivery(schedule_timer(data="x" * 900))] * 1000)
+    counting.cancel()
+    assert (len(large.rejected), len(small.commands)) == (10, 1000)
+    assert between_large >= 10
+    assert 10 <= between_small <= 30
+
+
+def test_parts_of_a_batch() -> None:
+    """A batch is divided in order into parts of limited size. A single command may be larger."""
+    batch = [delivery(b"x" * size) for size in (3, 3, 4, 1, 10, 11, 2)]
+    sizes = [[len(each.body) for each in part] for part in parts(batch, 10)]
+    assert sizes == [[3, 3, 4], [1], [10], [11], [2]]
+    assert list(parts([], 10)) == []

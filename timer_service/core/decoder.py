@@ -1,0 +1,70 @@
+"""Decodes the deliveries of a batch without blocking the event loop for long."""
+
+import asyncio
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from timer_service.core.broker import Delivery
+from timer_service.core.codec import decode_command, decode_envelope
+from timer_service.core.errors import Rejection
+from timer_service.core.message import Command, Envelope, TenantPayload
+from timer_service.core.rejection import Rejected
+
+_BYTES_AT_ONCE = 64 * 1024
+"""Decoding them takes 10 ms at most, unless a single command has more."""
+
+
+class Decoded(NamedTuple):
+    """The decoded deliveries of a batch, and the rejected ones."""
+
+    commands: list[tuple[Delivery, Command]]
+    rejected: list[Rejected]
+
+
+async def decode(batch: Sequence[Delivery], payloads: Mapping[str, type[TenantPayload]]) -> Decoded:
+    """Decode deliveries. `payloads` maps each known type to its model. Other tasks run between large commands."""
+    decoded = Decoded([], [])
+    undisturbed = 0
+    for delivery in batch:
+        undisturbed += len(delivery.body)
+        if undisturbed > _BYTES_AT_ONCE:
+            await asyncio.sleep(0)
+            undisturbed = len(delivery.body)
+        envelope: Envelope | None = None
+        try:
+            envelope = decode_envelope(delivery.body)
+            command = decode_command(delivery, envelope, payloads)
+        except Rejection as rejection:
+            decoded.rejected.append(Rejected(delivery, _without_context(rejection), _without_payload(envelope)))
+        else:
+            decoded.commands.append((delivery, command))
+    return decoded
+
+
+def reject(delivery: Delivery, rejection: Rejection) -> Rejected:
+    """Return the rejection of a delivery that could be decoded."""
+    return Rejected(delivery, rejection, _without_payload(decode_envelope(delivery.body)))
+
+
+def parts(batch: Sequence[Delivery], most_bytes: int) -> Iterator[list[Delivery]]:
+    """Yield parts of a batch, each with bodies of at most `most_bytes`. A single command may have more."""
+    part: list[Delivery] = []
+    size = 0
+    for delivery in batch:
+        if part and size + len(delivery.body) > most_bytes:
+            yield part
+            part, size = [], 0
+        part.append(delivery)
+        size += len(delivery.body)
+    if part:
+        yield part
+
+
+def _without_context(rejection: Rejection) -> Rejection:
+    """Return a rejection without its cause and traceback, which would keep the decoded command in memory."""
+    rejection.__cause__ = rejection.__context__ = None
+    return rejection.with_traceback(None)
+
+
+def _without_payload(envelope: Envelope | None) -> Envelope | None:
+    return envelope and envelope.model_copy(update={"payload": {}})

@@ -1,0 +1,80 @@
+"""What happens to commands whose transaction failed: they wait, are tried again, or are rejected."""
+
+import logging
+from collections.abc import Collection, Hashable, Sequence
+from typing import NamedTuple
+
+from timer_service.core.attempts import Attempts
+from timer_service.core.blame import Blame, Evidence
+from timer_service.core.broker import Delivery, Subscription
+from timer_service.core.decoder import reject
+from timer_service.core.errors import Code, Rejection
+from timer_service.core.health import Health, OutageLog, RecentFailure
+from timer_service.core.rejection import Rejected
+from timer_service.core.rejector import redelivery_delay
+
+log = logging.getLogger(__name__)
+
+_UNHEALTHY_SECONDS = 5
+_MAX_ATTEMPTS = 10
+_MAX_ATTEMPTS_IF_ALL_FAIL = 100
+"""With growing delays, an operator has more than an hour to repair a fault that no error names."""
+
+
+class Failed(NamedTuple):
+    """A command that failed alone in its transaction, and its handler."""
+
+    delivery: Delivery
+    handler: Hashable
+    error: Exception
+
+
+class Failures:
+    """Decides about the commands of failed transactions."""
+
+    def __init__(self, attempts: Attempts, outages: OutageLog) -> None:
+        self._attempts = attempts
+        self._outages = outages
+        self._evidence = Evidence()
+        self._failure = RecentFailure(_UNHEALTHY_SECONDS)
+
+    @property
+    def health(self) -> Health:
+        """Down with the reason while commands cannot be handled for a reason outside the commands."""
+        return self._failure.health
+
+    async def wait(
+        self, subscription: Subscription, deliveries: Sequence[Delivery], cause: Blame, error: Exception
+    ) -> None:
+        """Retry commands that are not at fault, and count nothing against them."""
+        if cause in {Blame.OUTAGE, Blame.SETUP}:
+            self._outages.record_failure(str(error))
+        if cause is Blame.SETUP:
+            self._failure.record(f"commands cannot be handled: {error}")
+        log.debug("commands wait", extra={"count": len(deliveries), "cause": cause.name, "reason": str(error)})
+        for delivery in deliveries:
+            self._attempts.excuse(delivery)
+        await subscription.retry(deliveries, redelivery_delay(1))
+
+    async def judge(
+        self, subscription: Subscription, failed: Sequence[Failed], worked: Collection[Hashable]
+    ) -> list[Rejected]:
+        """Retry commands that failed alone, and return those that failed too often.
+
+        `worked` has the handlers that handled a command of the same batch. If a handler handles no command any more,
+        the fault is probably not in the commands, so they are tried much longer.
+        """
+        self._evidence.record(worked, ((each.handler, each.delivery.position) for each in failed))
+        rejected: list[Rejected] = []
+        for delivery, handler, error in failed:
+            all_fail = self._evidence.is_environment(handler)
+            if all_fail:
+                self._outages.record_failure(f"every command fails: {error!r}")
+                self._failure.record(f"every command fails: {error!r}")
+            attempts = self._attempts.of(delivery)
+            if attempts < (_MAX_ATTEMPTS_IF_ALL_FAIL if all_fail else _MAX_ATTEMPTS):
+                await subscription.retry([delivery], redelivery_delay(attempts))
+            else:
+                self._evidence.forget(handler, delivery.position)
+                rejected.append(reject(delivery, Rejection(Code.INTERNAL, f"failed {attempts} times: {error!r}")))
+        return rejected
