@@ -393,10 +393,14 @@ async def test_sqlite_empty_commit_on_a_full_disk(sqlite: SqliteDatabase) -> Non
         await tx.execute("CREATE TABLE numbers (number BIGINT PRIMARY KEY)")
     (row,) = await sqlite.reader.fetch("PRAGMA page_count")
     await sqlite._writer.control(f"PRAGMA max_page_count = {row['page_count']}")
-    with pytest.raises(DatabaseUnavailableError, match="full"):
+
+    async def write_too_much() -> None:
         async with sqlite.transaction() as tx:
             await tx.execute(INSERT, {"number": 0})
             await tx.execute(SLOW_INSERT)
+
+    with pytest.raises(DatabaseUnavailableError, match="full"):
+        await write_too_much()
     async with sqlite.transaction() as tx:
         await tx.execute("DELETE FROM numbers")
     still_full = sqlite.health

@@ -94,6 +94,11 @@ QueryHandler = Callable[[str, str, bytes], Awaitable[QueryReply]]
 class Subscription(Protocol):
     """A share of the commands. An unsettled command is delivered again, to this instance or another."""
 
+    @property
+    def health(self) -> Health:
+        """Whether the broker delivers commands, and the reason if not."""
+        ...
+
     async def next_batch(self, limit: int) -> Sequence[Delivery]:
         """Wait for commands and return 1 to `limit` of them. Return none after the subscription is closed.
 

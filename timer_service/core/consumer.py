@@ -16,7 +16,7 @@ from timer_service.core.clock import Clock
 from timer_service.core.codec import REPLY_TO, decode_command, decode_envelope
 from timer_service.core.database import Database, Transaction
 from timer_service.core.errors import Code, DatabaseUnavailableError, Rejection
-from timer_service.core.health import OutageLog
+from timer_service.core.health import HEALTHY, Health, OutageLog
 from timer_service.core.message import Command, Envelope, Position, TenantPayload
 from timer_service.core.metrics_port import MetricsPort
 from timer_service.core.rejection import Rejected
@@ -87,6 +87,16 @@ class Consumer:
         self._reply_prefix = reply_prefix
         self._outages = outages or OutageLog()
         self._internal_errors: Counter[Position] = Counter()
+
+    @property
+    def health(self) -> Health:
+        """Whether commands can be handled, and the reason if not."""
+        return HEALTHY
+
+    @property
+    def stalled(self) -> bool:
+        """Whether the handling of a batch hangs."""
+        return False
 
     async def run(self, subscription: Subscription) -> None:
         """Handle batches until the subscription is closed."""

@@ -18,6 +18,7 @@ from timer_service.adapters.nats.buffer import Buffer
 from timer_service.adapters.nats.durable import DURABLE, DurableConsumer, InFlight
 from timer_service.adapters.nats.subjects import Subjects
 from timer_service.core.broker import BATCH_BYTES, Delivery
+from timer_service.core.health import HEALTHY, Health
 from timer_service.core.message import IDENTIFIER_PATTERN, Kind, Position
 
 log = logging.getLogger(__name__)
@@ -118,6 +119,11 @@ class NatsSubscription:
         self._next_is_large = False
         self._paused_until = 0.0
         self._redelivery: _Redelivery | None = None
+
+    @property
+    def health(self) -> Health:
+        """Down while the consumer does not exist."""
+        return HEALTHY if self._joined else Health.down("the consumer of commands does not exist")
 
     async def open(self, *, alone: bool) -> None:
         """Join the consumer and subscribe. `alone`: unsettled commands of a dead instance come again soon."""
