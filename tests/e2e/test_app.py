@@ -76,14 +76,15 @@ async def test_asked_to_stop(config: Config) -> None:
 async def test_readiness_says_draining_when_a_part_fails(config: Config) -> None:
     """If the connection to the broker is closed for good, readiness says so during draining. Then it fails."""
     async with running(config) as (app, task):
-        with closing(sqlite3.connect(config.db_path, isolation_level=None)) as lock:
-            lock.execute("BEGIN IMMEDIATE")  # the loops cannot end, so draining lasts
+        lock = sqlite3.connect(config.db_path, isolation_level=None, check_same_thread=False)
+        with closing(lock):
+            await asyncio.to_thread(lock.execute, "BEGIN IMMEDIATE")  # the loops cannot end, so draining lasts
             for loop in app._loops:
                 loop.wake(0)
             await app._broker._client.close()
 
             async def is_draining() -> bool:
-                return (await page(config, "/readyz"))["service"] == "draining"
+                return bool((await page(config, "/readyz"))["service"] == "draining")
 
             await until(is_draining)
         with pytest.raises(StartError, match="the connection to the broker is closed and cannot be restored"):
@@ -124,3 +125,20 @@ async def test_consumer_that_fails_is_started_again(config: Config, monkeypatch:
         await until(are_handled)
         await until(lambda: is_ready(config))
         assert not task.done()
+
+
+async def test_loops_of_each_role(config: Config) -> None:
+    """Every role checks the database and the streams. A failing publish wakes the check of the streams."""
+    async with running(config) as (app, _):
+        assert {"database", "streams", "timers", "outbox"} <= {loop.name for loop in app._loops}
+        assert len({loop.name for loop in app._loops}) == len(app._loops)
+        checked = app._loops[[loop.name for loop in app._loops].index("streams")]._pass_began
+        app._parts.publishing.record_failure("no stream has this subject")
+
+        async def is_checked() -> bool:
+            (loop,) = [loop for loop in app._loops if loop.name == "streams"]
+            return loop._pass_began > checked
+
+        async with asyncio.timeout(2):  # much earlier than the next check, which is after 5 s
+            await until(is_checked)
+        assert (await page(config, "/readyz"))["events"] == "no stream has this subject"

@@ -49,7 +49,7 @@ async def test_probe_keeps_the_identity_of_the_database(sqlite: SqliteDatabase) 
     sqlite.health = sqlite.health.down("it was away")
     await DatabaseProbe(sqlite).tick(NOW)
     (row,) = await sqlite.reader.fetch("SELECT * FROM installation")
-    assert tuple(row) == (1, "ours", 7)
+    assert (row["one"], row["database_id"], row["replay_since"]) == (1, "ours", 7)
     assert sqlite.health == HEALTHY
 
 
