@@ -142,3 +142,19 @@ async def test_loops_of_each_role(config: Config) -> None:
         async with asyncio.timeout(2):  # much earlier than the next check, which is after 5 s
             await until(is_checked)
         assert (await page(config, "/readyz"))["events"] == "no stream has this subject"
+
+
+async def test_liveness_names_what_hangs(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Liveness fails if the driver does not read from its connection, or if the consumer or a loop hangs."""
+    async with running(config) as (app, _):
+        assert (await page(config, "/livez"))["stalled"] == []
+        with monkeypatch.context() as patch:
+            patch.setattr(type(app._consumer), "stalled", True)
+            patch.setattr(type(app._loops[0]), "stalled", True)
+            assert (await page(config, "/livez"))["stalled"] == [*(loop.name for loop in app._loops), "consumer"]
+        reader = app._broker._client._reading_task
+        assert reader is not None
+        reader.cancel()
+        await asyncio.wait([reader])
+        assert app._broker.health.usable
+        assert (await page(config, "/livez"))["stalled"] == ["broker-reader"]
