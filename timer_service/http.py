@@ -4,6 +4,7 @@ import asyncio
 import socket
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
+from typing import NamedTuple
 
 import uvicorn
 from prometheus_client import CollectorRegistry
@@ -17,6 +18,7 @@ from timer_service.core.errors import StartError
 from timer_service.core.health import Health
 
 _GRACE_SECONDS = 1
+_CLOSE_SECONDS = 0.5
 
 
 def http_app(
@@ -27,16 +29,17 @@ def http_app(
 ) -> Starlette:
     """Return the application that serves the pages.
 
-    `health` returns the health of each part, by name. `stalled` returns the names of the stalled loops.
+    `health` returns the health of each flow and of the service, by name. `stalled` returns the names of the parts that
+    hang.
     """
 
     async def livez(_: Request) -> Response:
-        loops = stalled()
-        return JSONResponse({"stalled": loops}, 503 if loops else 200)
+        parts = stalled()
+        return JSONResponse({"stalled": parts}, 503 if parts else 200)
 
     async def readyz(_: Request) -> Response:
-        reasons = {part: each.reason for part, each in health().items()}
-        body = {part: reason or "ok" for part, reason in reasons.items()}
+        reasons = {name: each.reason for name, each in health().items()}
+        body = {name: reason or "ok" for name, reason in reasons.items()}
         return JSONResponse(body, 503 if any(reasons.values()) else 200)
 
     async def metrics(request: Request) -> Response:
@@ -46,9 +49,17 @@ def http_app(
     return Starlette(routes=[Route("/livez", livez), Route("/readyz", readyz), Route("/metrics", metrics)])
 
 
+class HttpServer(NamedTuple):
+    """A running server."""
+
+    port: int
+    task: asyncio.Task[None]
+    """It ends when the block ends, or if the server fails."""
+
+
 @asynccontextmanager
-async def serve_http(app: Starlette, host: str, port: int) -> AsyncIterator[int]:
-    """Serve `app` in this event loop while the block runs, and yield the port. Port 0 means any free port.
+async def serve_http(app: Starlette, host: str, port: int) -> AsyncIterator[HttpServer]:
+    """Serve `app` in this event loop while the block runs. Port 0 means any free port.
 
     Raises `StartError` if the address cannot be used.
     """
@@ -69,10 +80,11 @@ async def serve_http(app: Starlette, host: str, port: int) -> AsyncIterator[int]
         )
         serving = asyncio.create_task(server.serve([listener]), name="http")
         try:
-            yield listener.getsockname()[1]
+            yield HttpServer(listener.getsockname()[1], serving)
         finally:
             server.should_exit = True
-            await serving
+            await asyncio.wait([serving], timeout=_GRACE_SECONDS + _CLOSE_SECONDS)
+            serving.cancel()
 
 
 class _Server(uvicorn.Server):

@@ -1,14 +1,15 @@
 """The Prometheus metrics of the service."""
 
 import platform
-from collections.abc import Callable, Iterable
-from functools import cache
+from collections.abc import Callable, Iterable, Mapping
+from functools import cache, partial
 from importlib.metadata import version
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
 
 from timer_service.core.broker import PublishStatus
 from timer_service.core.errors import Code
+from timer_service.core.health import Health
 
 _LAG = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60, 120, 300, 600, 1800, 3600)
 _DURATION = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10)
@@ -91,6 +92,12 @@ class Metrics:
         self._broker_connected = Gauge(
             "timer_broker_connected", "1 if the broker can be used, else 0.", registry=registry
         )
+        self._flow_up = Gauge(
+            "timer_flow_up",
+            "1 if commands are handled, events are published or queries are answered, else 0.",
+            ["flow"],
+            registry=registry,
+        )
         Gauge(
             "timer_build_info",
             "Always 1; the labels are the running versions.",
@@ -120,6 +127,11 @@ class Metrics:
     def watch_broker(self, connected: Callable[[], bool]) -> None:
         """Call `connected` at every scrape to find out whether the broker can be used."""
         self._broker_connected.set_function(lambda: float(connected()))
+
+    def watch_flows(self, flows: Callable[[], Mapping[str, Health]]) -> None:
+        """Call `flows` at every scrape for the health of each flow. It must always return the same names."""
+        for name in flows():
+            self._flow_up.labels(name).set_function(partial(_is_up, flows, name))
 
     def command_handled(self, message_type: str, outcome: str) -> None:
         """Count a command by its type and outcome."""
@@ -178,6 +190,10 @@ class Metrics:
         """Record that a loop did a pass, which took `seconds`."""
         self._polling(loop).observe(seconds)
         self._last_tick.labels(loop).set_to_current_time()
+
+
+def _is_up(flows: Callable[[], Mapping[str, Health]], name: str) -> float:
+    return float(flows()[name].reason is None)
 
 
 def _counter(registry: CollectorRegistry, name: str, text: str, *labels: str) -> Callable[..., Counter]:

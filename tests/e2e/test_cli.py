@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.e2e.conftest import ON_SQLITE, User
-from tests.harness.processes import PATIENCE_SECONDS, NatsServer, Service
+from tests.harness.processes import PATIENCE_SECONDS, NatsServer, Service, unused_port
 from tests.harness.spawn import TIMER_SERVICE, spawn
 from timer_service.client import NewTimer, TimerClient
 
@@ -30,6 +30,7 @@ class Cli:
         self.settings = {
             "TIMER_BROKER_URL": broker_url,
             "TIMER_DB_PATH": str(folder / "service" / "timers.db"),
+            "TIMER_HTTP_PORT": str(unused_port()),
             "TZ": "UTC",
         }
 
@@ -312,8 +313,13 @@ async def statuses(cli: Cli, code: int) -> dict[str, str]:
 async def test_doctor_beside_a_running_service(cli: Cli, service: Service, user: User, client: TimerClient) -> None:
     """Beside a healthy service doctor exits with 0. It changes nothing and needs no lock."""
     await client.schedule("acme", "call-1", LATER)  # this creates the consumer
+    cli.settings["TIMER_HTTP_PORT"] = str(service.port)
     found = await statuses(cli, 0)
     assert found == {
+        "flow of commands": "ok",
+        "flow of events": "ok",
+        "flow of queries": "ok",
+        "service": "ok",
         "broker": "ok",
         "permissions": "ok",
         "stream TIMER_CMD": "ok",
@@ -349,7 +355,7 @@ async def test_doctor_beside_a_stopped_service(cli: Cli, service: Service) -> No
     await service.terminate()
     before = sorted((cli.folder / "service").iterdir())
     found = await statuses(cli, 0)
-    assert (found["schema"], found["consumer timer-service"]) == ("ok", "warn")
+    assert (found["schema"], found["consumer timer-service"], found["service"]) == ("ok", "warn", "note")
     assert sorted((cli.folder / "service").iterdir()) == before
 
 
@@ -360,7 +366,7 @@ async def test_doctor_without_a_broker(cli: Cli, broker: NatsServer) -> None:
     assert done.returncode == 1
     assert f"fail  broker: cannot connect to {broker.url}: " in done.stdout
     assert "sqlite: SQLite 3" in done.stdout
-    assert done.stdout.splitlines()[-1].endswith(" 1 failure")
+    assert done.stdout.splitlines()[-1].endswith(" 1 failure, 1 note")
 
 
 async def test_doctor_with_too_few_permissions(tmp_path: Path, cli: Cli) -> None:

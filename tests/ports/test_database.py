@@ -403,6 +403,46 @@ async def test_sqlite_transaction_after_a_failed_commit(sqlite: SqliteDatabase) 
     assert (left, await numbers(sqlite)) == ([], [7])
 
 
+async def test_sqlite_empty_commit_on_a_full_disk(sqlite: SqliteDatabase) -> None:
+    """A transaction that writes nothing succeeds on a full disk, but does not make the database healthy."""
+    async with sqlite.transaction() as tx:
+        await tx.execute("CREATE TABLE numbers (number BIGINT PRIMARY KEY)")
+    (row,) = await sqlite.reader.fetch("PRAGMA page_count")
+    await sqlite._writer.control(f"PRAGMA max_page_count = {row['page_count']}")
+
+    async def write_too_much() -> None:
+        async with sqlite.transaction() as tx:
+            await tx.execute(INSERT, {"number": 0})
+            await tx.execute(SLOW_INSERT)
+
+    with pytest.raises(DatabaseUnavailableError, match="full"):
+        await write_too_much()
+    async with sqlite.transaction() as tx:
+        await tx.execute("DELETE FROM numbers")
+    still_full = sqlite.health
+    await sqlite._writer.control("PRAGMA max_page_count = 1000000")
+    async with sqlite.transaction() as tx:
+        await tx.execute(INSERT, {"number": 1})
+    assert (still_full.reason, sqlite.health) == ("database or disk is full", HEALTHY)
+
+
+async def test_sqlite_damaged_file_cannot_be_read(sqlite: SqliteDatabase, tmp_path: Path) -> None:
+    """While the file cannot be read, the health of reading has the reason, and users' queries do not change it."""
+    await sqlite._writer.control("PRAGMA wal_checkpoint(TRUNCATE)")
+    file = tmp_path / "timers.db"
+    content = file.read_bytes()
+    file.write_bytes(b"\0" * len(content))
+    for _ in range(2):
+        with pytest.raises(DatabaseUnavailableError):
+            await sqlite.reader.fetch("SELECT * FROM timer_schedules")
+    damaged = sqlite.read_health.usable
+    file.write_bytes(content)
+    await sqlite.queries.fetch("SELECT * FROM timer_schedules")
+    unchanged = sqlite.read_health.usable
+    await sqlite.reader.fetch("SELECT * FROM timer_schedules")
+    assert (damaged, unchanged, sqlite.read_health) == (False, False, HEALTHY)
+
+
 async def test_sqlite_locked_by_another_program(sqlite: SqliteDatabase, tmp_path: Path) -> None:
     """While another program locks the file, the database is unavailable and unhealthy. The next write ends this."""
     intruder = await SqliteDatabase.open(tmp_path / "link" / "other.db")

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from datetime import timedelta
-from typing import cast
+from typing import Any, cast
 
 import asyncpg
 import pytest
@@ -194,17 +194,51 @@ async def test_restart_of_the_server(postgres_server: RestartablePostgres) -> No
     for reader in (database.reader, database.queries):
         with pytest.raises(DatabaseUnavailableError):
             await reader.fetch("SELECT 1 AS one")
-    away = database.health.reason
+    away = (database.health.usable, database.read_health.usable)
     await postgres_server.start()
     async with asyncio.timeout(10):
-        while database.health.reason is not None:
+        while not database.read_health.usable:
             try:
-                await database.queries.fetch("SELECT 1 AS one")
+                await database.reader.fetch("SELECT 1 AS one")
             except DatabaseUnavailableError:
                 await asyncio.sleep(0.01)
-    assert away is not None
-    assert await read_values(database) == [0]
+    readable = (database.health.usable, database.read_health.usable)
+    async with database.transaction() as tx:
+        await tx.execute(ADD, {"number": 1})
+    assert (away, readable, database.health.usable) == ((False, False), (False, True), True)
+    assert await read_values(database) == [1]
     await database.close()
+
+
+async def test_query_that_is_too_slow_does_not_affect_the_health(numbers: PostgresDatabase) -> None:
+    """A query that the server ends after its time limit fails alone: the database can still be read and written."""
+    slow = asyncio.create_task(cast("Any", numbers.queries.fetch("SELECT pg_sleep(60)")))
+    cancel = "SELECT pg_cancel_backend(pid) AS cancelled FROM pg_stat_activity WHERE query LIKE 'SELECT pg_sleep%'"
+    async with asyncio.timeout(10):
+        while not slow.done():
+            await numbers.reader.fetch(cancel)
+    with pytest.raises(DatabaseUnavailableError, match="canceling statement"):
+        await slow
+    assert (numbers.health, numbers.read_health) == (HEALTHY, HEALTHY)
+
+
+async def test_transaction_without_a_change_does_not_end_an_outage(numbers: PostgresDatabase) -> None:
+    """After a failed write, only a commit that wrote shows that the database can be written again."""
+
+    async def write_and_be_cancelled() -> None:
+        async with numbers.transaction() as tx:
+            await tx.execute(ADD, {"number": 1})
+            await tx.execute("SET LOCAL statement_timeout = 1")
+            await tx.fetch("SELECT pg_sleep(60)")
+
+    with pytest.raises(DatabaseUnavailableError):
+        await write_and_be_cancelled()
+    async with numbers.transaction() as tx:
+        await tx.execute(ADD, {"number": 100})  # there is no such number
+    unchanged = numbers.health.usable
+    async with numbers.transaction() as tx:
+        await tx.executemany(ADD, [{"number": 1}, {"number": 2}])
+    assert (unchanged, numbers.health) == (False, HEALTHY)
 
 
 async def test_idle_connection_is_replaced(postgres_server: RestartablePostgres) -> None:

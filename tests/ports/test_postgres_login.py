@@ -37,6 +37,8 @@ async def test_open_waits_for_the_server(postgres_server: RestartablePostgres) -
 async def test_standby_is_an_outage(postgres_server: RestartablePostgres) -> None:
     """A standby is an outage although it could be read. The outage ends when the standby is promoted."""
     database = await PostgresDatabase.open(postgres_server.url)
+    async with database.transaction() as tx:
+        await tx.execute("CREATE TABLE numbers (number BIGINT)")
     (row,) = await database.reader.fetch("SELECT current_setting('data_directory') AS folder")
     await postgres_server.stop()
     (Path(row["folder"]) / "standby.signal").touch()
@@ -46,19 +48,21 @@ async def test_standby_is_an_outage(postgres_server: RestartablePostgres) -> Non
     for request in (write(database), database.reader.fetch("SELECT 1 AS one"), database.clock_at()):
         with pytest.raises(DatabaseUnavailableError, match="standby"):
             await request
-        assert "standby" in (database.health.reason or "")
+    assert "standby" in (database.health.reason or "")
+    assert "standby" in (database.read_health.reason or "")
     promoting = await asyncpg.connect(postgres_server.url)
     await promoting.execute("SELECT pg_promote()")
     await promoting.close()
     await database.clock_at()
-    assert database.health.reason is None
+    assert database.read_health.reason is None
     await write(database)
+    assert database.health.reason is None
     await database.close()
 
 
 async def write(database: PostgresDatabase) -> None:
     async with database.transaction() as tx:
-        await tx.fetch("SELECT 1 AS one")
+        await tx.execute("INSERT INTO numbers VALUES (1)")
 
 
 @pytest.mark.parametrize(("user", "path"), [("nobody-here", ""), ("postgres", "/nowhere")])

@@ -201,6 +201,7 @@ class FaultyDatabase:
 
     engine = "sqlite"
     health = HEALTHY
+    read_health = HEALTHY
 
     def __init__(
         self,
@@ -320,6 +321,7 @@ class FaultySubscription:
         self._inner = inner
         self._gate = gate
         self._observer = observer
+        self.health = HEALTHY
 
     async def next_batch(self, limit: int) -> Sequence[Delivery]:
         return await self._inner.next_batch(limit)

@@ -33,7 +33,8 @@ def broker_url() -> Iterator[str]:
 
 
 def write(pid: int, url: str) -> None:
-    content = {"pid": pid, "brokerUrl": url, "database": str(FOLDER / "timers.db")}
+    pages = {"httpHost": "127.0.0.1", "httpPort": 9464}
+    content = {"pid": pid, "brokerUrl": url, "database": str(FOLDER / "timers.db"), **pages}
     (FOLDER / "dev.json").write_text(json.dumps(content))
 
 
@@ -81,7 +82,7 @@ def test_unreadable_file(text: str) -> None:
 
 
 def test_announcing(broker_url: str) -> None:
-    """The file names process, broker and database, and is removed at the end."""
+    """The file names process, broker, database and HTTP address, and is removed at the end."""
     config = load_config(broker_url=broker_url, db_path=FOLDER / "timers.db")
     with announce_dev_server(FOLDER, config):
         content = json.loads((FOLDER / "dev.json").read_text())
@@ -89,6 +90,8 @@ def test_announcing(broker_url: str) -> None:
             "pid": os.getpid(),
             "brokerUrl": broker_url,
             "database": str((FOLDER / "timers.db").absolute()),
+            "httpHost": config.http_host,
+            "httpPort": config.http_port,
         }
     assert list(FOLDER.iterdir()) == []
 

@@ -1,5 +1,6 @@
 """The checks of doctor."""
 
+import asyncio
 from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
@@ -12,10 +13,12 @@ from timer_service.cli.doctor.clocks import check_broker_clock, check_database_c
 from timer_service.cli.doctor.command import summary
 from timer_service.cli.doctor.consumer import check_consumer
 from timer_service.cli.doctor.finding import Finding, Status
+from timer_service.cli.doctor.flows import check_flows, check_readiness
 from timer_service.cli.doctor.permissions import check_permissions, covers
 from timer_service.cli.doctor.schema import check_schema
 from timer_service.cli.doctor.sqlite import check_version
 from timer_service.cli.doctor.streams import check_missing_stream, check_stream
+from timer_service.config import Config
 from timer_service.core.message import Kind
 
 SETTING = "TIMER_DB_PATH"
@@ -179,6 +182,37 @@ def test_consumer(info: Mapping[str, Any], status: Status, message: str) -> None
     finding = check_consumer("timer-service", info)
     assert finding.status is status
     assert finding.message.startswith(message)
+
+
+def test_flows() -> None:
+    """Each flow that stopped is a failure with its reason. A service that drains is a warning."""
+    page = {"commands": "ok", "events": "stream TIMER_EVT is missing", "service": "draining"}
+    commands, events, service = check_readiness(page)
+    assert (commands.check, commands.status) == ("flow of commands", Status.OK)
+    assert (events.check, events.status) == ("flow of events", Status.FAIL)
+    assert events.message == "stream TIMER_EVT is missing"
+    assert (service.check, service.status, service.message) == ("service", Status.WARN, "draining")
+    assert events.remedy
+    assert service.remedy
+
+
+@pytest.mark.parametrize("body", [b"", b"not JSON", b"[]", b'{"database": "ok"}', b'{"service": 1}', None])
+async def test_no_service_at_the_http_port(body: bytes | None) -> None:
+    """If nothing answers at the HTTP port of the settings, or another program does, a note says so."""
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(body or b""), body or b""))
+        writer.close()
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    if body is None:
+        server.close()
+    (finding,) = await check_flows(Config(http_port=port))
+    server.close()
+    assert (finding.check, finding.status) == ("service", Status.NOTE)
+    assert finding.message == f"no service answers at http://127.0.0.1:{port}/readyz"
 
 
 def test_summary() -> None:

@@ -57,7 +57,7 @@ async def get(port: int, path: str, **said: str) -> Answer:
 
 async def test_ready() -> None:
     """Readiness is 200 while every part is healthy, and the body lists the parts as ok."""
-    async with serve_http(pages(health={"broker": HEALTHY, "database": HEALTHY}), HOST, 0) as port:
+    async with serve_http(pages(health={"broker": HEALTHY, "database": HEALTHY}), HOST, 0) as (port, _):
         answer = await get(port, "/readyz")
     assert answer.status == 200
     assert answer.json() == {"broker": "ok", "database": "ok"}
@@ -65,7 +65,10 @@ async def test_ready() -> None:
 
 async def test_not_ready() -> None:
     """Readiness is 503 while a part is not healthy, and the body has the part and the reason."""
-    async with serve_http(pages(health={"broker": Health.down("disconnected"), "database": HEALTHY}), HOST, 0) as port:
+    async with serve_http(pages(health={"broker": Health.down("disconnected"), "database": HEALTHY}), HOST, 0) as (
+        port,
+        _,
+    ):
         answer = await get(port, "/readyz")
     assert answer.status == 503
     assert answer.json() == {"broker": "disconnected", "database": "ok"}
@@ -74,7 +77,7 @@ async def test_not_ready() -> None:
 async def test_readiness_is_checked_at_each_request() -> None:
     """After a part recovers, the next request reports it as ready."""
     health = {"broker": Health.down("away")}
-    async with serve_http(pages(health=health), HOST, 0) as port:
+    async with serve_http(pages(health=health), HOST, 0) as (port, _):
         before = await get(port, "/readyz")
         health["broker"] = HEALTHY
         after = await get(port, "/readyz")
@@ -83,14 +86,14 @@ async def test_readiness_is_checked_at_each_request() -> None:
 
 async def test_alive() -> None:
     """Liveness is 200 while no loop is stalled, even if a part is down."""
-    async with serve_http(pages(health={"broker": Health.down("away")}), HOST, 0) as port:
+    async with serve_http(pages(health={"broker": Health.down("away")}), HOST, 0) as (port, _):
         answer = await get(port, "/livez")
     assert (answer.status, answer.json()) == (200, {"stalled": []})
 
 
 async def test_stalled() -> None:
     """Liveness is 503 while a loop is stalled, and the body names the loop."""
-    async with serve_http(pages(stalled=["timers"]), HOST, 0) as port:
+    async with serve_http(pages(stalled=["timers"]), HOST, 0) as (port, _):
         answer = await get(port, "/livez")
     assert (answer.status, answer.json()) == (503, {"stalled": ["timers"]})
 
@@ -99,7 +102,7 @@ async def test_metrics() -> None:
     """The page has exactly the metrics of the given registry, in the Prometheus text format."""
     registry = CollectorRegistry()
     Counter("eggs", "Eggs.", registry=registry).inc(3)
-    async with serve_http(pages(registry), HOST, 0) as port:
+    async with serve_http(pages(registry), HOST, 0) as (port, _):
         answer = await get(port, "/metrics")
     assert answer.status == 200
     assert answer.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
@@ -112,7 +115,7 @@ async def test_open_metrics() -> None:
     """A scraper that accepts OpenMetrics gets it, with the right content type."""
     registry = CollectorRegistry()
     Counter("eggs", "Eggs.", registry=registry).inc(3)
-    async with serve_http(pages(registry), HOST, 0) as port:
+    async with serve_http(pages(registry), HOST, 0) as (port, _):
         answer = await get(port, "/metrics", Accept="application/openmetrics-text; version=1.0.0")
     assert answer.headers["content-type"].startswith("application/openmetrics-text; version=1.0.0")
     assert b"eggs_total 3.0" in answer.body
@@ -142,7 +145,7 @@ async def test_ipv6() -> None:
         socket.create_server(("::1", 0), family=socket.AF_INET6).close()
     except OSError:
         pytest.skip("no IPv6 loopback here")
-    async with serve_http(pages(), "::1", 0) as port:
+    async with serve_http(pages(), "::1", 0) as (port, _):
         reader, writer = await asyncio.open_connection("::1", port)
         answer = await ask(reader, writer, "/livez")
         writer.close()
@@ -152,9 +155,9 @@ async def test_ipv6() -> None:
 
 async def test_the_port_is_free_again_at_once() -> None:
     """The port can be used again right after a stop, even if old connections are still closing."""
-    async with serve_http(pages(), HOST, 0) as port:
+    async with serve_http(pages(), HOST, 0) as (port, _):
         await get(port, "/livez")
-    async with serve_http(pages(), HOST, port) as again:
+    async with serve_http(pages(), HOST, port) as (again, _):
         assert again == port
         assert (await get(port, "/livez")).status == 200
 
@@ -162,7 +165,7 @@ async def test_the_port_is_free_again_at_once() -> None:
 async def test_stops_quickly_despite_open_connections() -> None:
     """An idle connection or half a request does not delay the stop. Both are closed."""
     loop = asyncio.get_running_loop()
-    async with serve_http(pages(), HOST, 0) as port:
+    async with serve_http(pages(), HOST, 0) as (port, _):
         idle = await asyncio.open_connection(HOST, port)
         half = await asyncio.open_connection(HOST, port)
         half[1].write(b"GET /livez HTTP/1.1\r\nHo")
@@ -177,7 +180,7 @@ async def test_stops_quickly_despite_open_connections() -> None:
 
 async def test_stop_directly_after_the_start() -> None:
     """After a block that ends at once, nothing listens on the port."""
-    async with serve_http(pages(), HOST, 0) as port:
+    async with serve_http(pages(), HOST, 0) as (port, _):
         pass
     with pytest.raises(ConnectionRefusedError):
         await asyncio.open_connection(HOST, port)
@@ -186,7 +189,7 @@ async def test_stop_directly_after_the_start() -> None:
 async def test_installs_no_signal_handlers() -> None:
     """Serving installs no signal handlers, because the service handles signals itself."""
     before = [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)]
-    async with serve_http(pages(), HOST, 0) as port:
+    async with serve_http(pages(), HOST, 0) as (port, _):
         await get(port, "/livez")
         during = [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)]
     assert during == before
@@ -196,7 +199,7 @@ async def test_requests_are_not_logged(caplog: pytest.LogCaptureFixture) -> None
     """Probes and scrapes are not logged."""
     caplog.set_level(logging.DEBUG, "uvicorn")
     caplog.set_level(logging.DEBUG, "uvicorn.access")
-    async with serve_http(pages(), HOST, 0) as port:
+    async with serve_http(pages(), HOST, 0) as (port, _):
         await get(port, "/livez")
         await get(port, "/nothing")
     assert [record for record in caplog.records if record.name.startswith("uvicorn")] == []

@@ -105,6 +105,20 @@ def test_two_outages(outages: OutageLog, time: Time, caplog: pytest.LogCaptureFi
     assert lines(caplog) == [LOST, back(10.0), LOST, back(20.0)]
 
 
+def test_outage_of_another_part(time: Time, caplog: pytest.LogCaptureFixture) -> None:
+    """The lines name the part. Without a quiet time, the first success ends the outage. A caller can be named too."""
+    caplog.set_level(logging.DEBUG)
+    outages = OutageLog(time, part="the broker", quiet_seconds=0)
+    outages.record_failure("connection refused", loop="streams")
+    time.seconds += 3
+    outages.record_success()
+    assert lines(caplog) == [
+        (logging.WARNING, "the broker is unavailable", "connection refused"),
+        (logging.INFO, "the broker is available again", 3.0),
+    ]
+    assert caplog.records[0].__dict__["loop"] == "streams"
+
+
 def test_loops_share_one_outage(caplog: pytest.LogCaptureFixture) -> None:
     """All loops of an instance log an outage of a minute once when it begins and once when it has ended."""
     caplog.set_level(logging.DEBUG)
@@ -130,3 +144,5 @@ def test_loops_share_one_outage(caplog: pytest.LogCaptureFixture) -> None:
 
     in_virtual_time(main)
     assert lines(caplog) == [LOST, back(60.0)]
+    (lost,) = [record for record in caplog.records if record.levelno == logging.WARNING]
+    assert str(lost.__dict__["loop"]).startswith("loop-")

@@ -236,6 +236,7 @@ class MemorySubscription:
         self._settlements = settlements
         self._held: dict[Delivery, _Command] = {}
         self._closed = False
+        self.health = HEALTHY
 
     async def next_batch(self, limit: int) -> Sequence[Delivery]:
         """Wait for commands. Return up to `limit` of them, or none if the subscription is closed."""

@@ -2,29 +2,34 @@
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import timedelta
+from typing import Any
 
 from prometheus_client import CollectorRegistry
 
 from timer_service.adapters.nats import NatsBroker
+from timer_service.app.health import Observed, flows
 from timer_service.app.slices import QUERIES, Workers, routes
 from timer_service.app.storage import Storage
+from timer_service.app.tasks import KeptTask, finish
 from timer_service.config import Config
 from timer_service.core.broker import Subscription
 from timer_service.core.command_streams import CommandHistory
 from timer_service.core.errors import StartError
-from timer_service.core.health import HEALTHY, Health
-from timer_service.core.loop import Loop
+from timer_service.core.health import HEALTHY, Health, OutageLog, worst
+from timer_service.core.loop import Loop, Worker
 from timer_service.core.metrics_port import MetricsPort
+from timer_service.core.probe import DatabaseProbe
 from timer_service.core.query import Queries
 from timer_service.core.slice import Parts
 from timer_service.core.wakeups import Wakeups
-from timer_service.http import http_app, serve_http
+from timer_service.http import HttpServer, http_app, serve_http
 
 log = logging.getLogger(__name__)
 
 _UPKEEP_INTERVAL = timedelta(seconds=5)
+_STREAMS = "streams"
 
 
 class App:
@@ -55,75 +60,119 @@ class App:
             wake=self._wake,
             reply_prefix=config.reply_prefix,
         )
+        self._parts.publishing.on_failure = lambda: self._wake(_STREAMS, self._clock.now())
         self._workers = None if config.role == "handler" else Workers(config, self._parts)
-        self._loops = [
-            Loop(
-                name,
-                worker,
-                clock=self._clock,
-                polling_interval=_UPKEEP_INTERVAL,
-                metrics=metrics,
-                outages=self._parts.outages,
-            )
-            for name, worker in storage.upkeep.items()
-        ]
+        self._loops = self._upkeep_loops(storage)
         if self._workers is not None:
             self._loops += self._workers.loops
         self._wakeups = Wakeups(
             broker, self._clock, config.polling_interval, self._loops, alone=self._database.exclusive
         )
         self._queries = Queries(self._database, self._clock, QUERIES, self._parts.outages)
+        self._consumer = self._parts.consumer(routes(config.enabled, self._wakeups))
+        self._subscription: Subscription | None = None
+        self._consuming = KeptTask("consumer", self._consume)
         self._stopping = asyncio.Event()
 
     def stop(self) -> None:
         """Start to drain; `run` then returns."""
         self._stopping.set()
 
-    async def run(self) -> None:
-        """Serve until `stop` is called or a part ends, then drain within the shutdown timeout.
+    def flows(self) -> Mapping[str, Health]:
+        """Return the health of each flow of this instance, by name."""
+        subscription = self._subscription
+        observed = Observed(
+            broker=self._broker.health,
+            streams=self._broker.streams.health,
+            reading=self._database.read_health,
+            writing=self._database.health,
+            subscription=Health.down("not subscribed yet") if subscription is None else subscription.health,
+            consumer=worst(self._consuming.health, self._consumer.health),
+            publishing=self._parts.publishing.health,
+        )
+        return flows(observed, self._config.role)
 
-        Raises `StartError` if the broker closed the connection for good.
+    async def run(self, on_draining: Callable[[], None] = lambda: None) -> None:
+        """Serve until `stop` is called or the service cannot go on, then drain within the shutdown timeout.
+
+        `on_draining` is called when draining starts. A consumer or a loop that fails is started again. The service
+        cannot go on without its HTTP pages, because nobody could see its health, or if the broker has closed the
+        connection for good. It then raises `StartError`, so that a supervisor starts it again.
         """
         if self._workers is not None:
             await self._workers.recover()
         await self._wakeups.subscribe()
-        subscription = await self._serve_commands() if self._config.role != "worker" else None
+        if self._config.role != "worker":
+            self._subscription = await self._serve_commands()
         pages = http_app(self._registry, health=self._health, stalled=self._stalled)
-        async with serve_http(pages, self._config.http_host, self._config.http_port) as port:
-            tasks = [asyncio.create_task(loop.run(), name=loop.name) for loop in self._loops]
-            if subscription is not None:
-                consumer = self._parts.consumer(routes(self._config.enabled, self._wakeups))
-                tasks.append(asyncio.create_task(consumer.run(subscription), name="consumer"))
-            stopping = asyncio.create_task(self._stopping.wait(), name="stop")
-            lost = asyncio.create_task(self._broker.wait_lost(), name="broker-lost")
-            log.info("serving", extra={"http": f"http://{self._config.http_host}:{port}"})
-            ended, _ = await asyncio.wait([*tasks, stopping, lost], return_when=asyncio.FIRST_COMPLETED)
+        async with serve_http(pages, self._config.http_host, self._config.http_port) as server:
+            tasks = self._start_tasks()
+            log.info("serving", extra={"http": f"http://{self._config.http_host}:{server.port}"})
+            failure = await self._wait(tasks, server)
             self._stopping.set()
-            log.info("draining", extra={"ended": sorted(task.get_name() for task in ended)})
-            await self._drain(subscription, tasks)
-            stopping.cancel()
-            lost.cancel()
-        if lost in ended:
-            raise StartError(f"the connection to the broker is closed and cannot be restored: {lost.result()}")
+            on_draining()
+            log.info("draining", extra={"reason": failure or "asked to stop"})
+            await self._drain(tasks)
+        if failure is not None:
+            raise StartError(failure)
 
     async def _serve_commands(self) -> Subscription:
         await self._broker.serve_queries(self._queries.names, self._queries.answer)
         history = CommandHistory(self._database)
         return await self._broker.subscribe(history, alone=self._database.exclusive)
 
-    async def _drain(self, subscription: Subscription | None, tasks: list[asyncio.Task[None]]) -> None:
+    def _start_tasks(self) -> list[asyncio.Task[None]]:
+        kept = [KeptTask(loop.name, loop.run) for loop in self._loops]
+        if self._subscription is not None:
+            kept.append(self._consuming)
+        return [asyncio.create_task(each.run(), name=each.name) for each in kept]
+
+    async def _wait(self, tasks: list[asyncio.Task[None]], server: HttpServer) -> str | None:
+        """Wait until the service must stop. Return the reason; None if it was asked to stop."""
+        stopping = asyncio.create_task(self._stopping.wait(), name="stop")
+        lost = asyncio.create_task(self._broker.wait_lost(), name="broker-lost")
+        try:
+            needed: list[asyncio.Task[Any]] = [*tasks, server.task, stopping, lost]
+            ended, _ = await asyncio.wait(needed, return_when=asyncio.FIRST_COMPLETED)
+            if stopping in ended:
+                return None
+            if lost in ended:
+                return f"the connection to the broker is closed and cannot be restored: {lost.result()}"
+            return f"a task ended unexpectedly: {', '.join(sorted(map(_describe_end, ended)))}"
+        finally:
+            stopping.cancel()
+            lost.cancel()
+
+    async def _drain(self, tasks: list[asyncio.Task[None]]) -> None:
         """Wait for the tasks to finish. Work that the timeout cancels is done again after a restart."""
         for loop in self._loops:
             loop.stop()
-        if subscription is not None:
-            tasks = [asyncio.create_task(subscription.close(), name="subscription-close"), *tasks]
-        _, late = await asyncio.wait(tasks, timeout=self._config.shutdown_timeout.total_seconds())
-        for task in late:
-            log.warning("task not finished in time; cancelling it", extra={"task": task.get_name()})
-            task.cancel()
-        for result in await asyncio.gather(*tasks, return_exceptions=True):
-            if isinstance(result, Exception):
-                raise result
+        if self._subscription is not None:
+            tasks = [asyncio.create_task(self._subscription.close(), name="subscription-close"), *tasks]
+        await finish(tasks, self._config.shutdown_timeout.total_seconds())
+
+    async def _consume(self) -> None:
+        if self._subscription is not None:
+            await self._consumer.run(self._subscription)
+
+    def _upkeep_loops(self, storage: Storage) -> list[Loop]:
+        """Return the loops that every role has."""
+
+        def loop(name: str, worker: Worker, outages: OutageLog) -> Loop:
+            return Loop(
+                name,
+                worker,
+                clock=self._clock,
+                polling_interval=_UPKEEP_INTERVAL,
+                metrics=self._metrics,
+                outages=outages,
+            )
+
+        workers = {**storage.upkeep, "database": DatabaseProbe(self._database)}
+        return [
+            *(loop(name, worker, self._parts.outages) for name, worker in workers.items()),
+            loop(_STREAMS, self._broker.streams, OutageLog()),  # its passes say nothing about the database
+        ]
 
     def _wake(self, name: str, at: int) -> None:
         for loop in self._loops:
@@ -131,11 +180,19 @@ class App:
                 loop.wake(at)
 
     def _health(self) -> Mapping[str, Health]:
-        return {
-            "broker": self._broker.health,
-            "database": self._database.health,
-            "service": Health.down("draining") if self._stopping.is_set() else HEALTHY,
-        }
+        service = Health.down("draining") if self._stopping.is_set() else HEALTHY
+        return {**self.flows(), "service": service}
 
     def _stalled(self) -> list[str]:
-        return [loop.name for loop in self._loops if loop.stalled]
+        """Return the names of the parts that hang, so that only a new process helps."""
+        stalled = [loop.name for loop in self._loops if loop.stalled]
+        if self._consumer.stalled:
+            stalled.append(self._consuming.name)
+        if not self._broker.reading:
+            stalled.append("broker-reader")
+        return stalled
+
+
+def _describe_end(task: asyncio.Task[Any]) -> str:
+    error = None if task.cancelled() else task.exception()
+    return task.get_name() if error is None else f"{task.get_name()} ({error!r})"

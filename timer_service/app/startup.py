@@ -15,12 +15,14 @@ from timer_service.app.schema import bring_to_head
 from timer_service.app.service import App
 from timer_service.app.slices import SLICES
 from timer_service.app.storage import open_storage
+from timer_service.app.tasks import close_within
 from timer_service.config import Config, load_config, unknown_settings
 from timer_service.core.errors import StartError
 from timer_service.core.message import MAX_MESSAGE_BYTES
 from timer_service.metrics import Metrics
 
 _NATS_PORT = 4222
+_CLOSE_SECONDS = 3
 
 
 @asynccontextmanager
@@ -45,9 +47,11 @@ async def open_app(config: Config) -> AsyncIterator[App]:
             _check_message_size(broker)
             _check_retention(config, broker)
             metrics.watch_broker(lambda: broker.health.usable)
-            yield App(config, storage, broker, metrics, registry)
+            app = App(config, storage, broker, metrics, registry)
+            metrics.watch_flows(app.flows)
+            yield app
         finally:
-            await broker.close()
+            await close_within(_CLOSE_SECONDS, broker.close(), "broker")
 
 
 @asynccontextmanager

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from timer_service.adapters.sqlite import SqliteDatabase
+from timer_service.app.tasks import close_within
 from timer_service.config import Config
 from timer_service.core.clock import Clock, SystemClock
 from timer_service.core.database import Database
@@ -15,6 +16,8 @@ from timer_service.core.metrics_port import MetricsPort
 
 if TYPE_CHECKING:
     from timer_service.adapters.postgres import PostgresClock, PostgresDatabase
+
+_CLOSE_SECONDS = 5
 
 
 @dataclass(frozen=True)
@@ -53,7 +56,7 @@ async def open_database(config: Config) -> AsyncIterator["SqliteDatabase | Postg
     try:
         yield database
     finally:
-        await database.close()
+        await close_within(_CLOSE_SECONDS, database.close(), "database")
 
 
 async def _open_postgres(url: str, statement_cache_size: int) -> "SqliteDatabase | PostgresDatabase":

@@ -41,7 +41,7 @@ async def _dev(data_dir: Path, *, demo: bool) -> None:
         with announce_dev_server(data_dir, config):
             guide = asyncio.create_task(_print_guide(config, data_dir, demo=demo))
             try:
-                await serve_until_signalled(app)
+                await serve_until_signalled(app, config.shutdown_timeout)
             finally:
                 guide.cancel()
     await asyncio.gather(guide, return_exceptions=True)

@@ -26,14 +26,18 @@ class DevServer:
     pid: int
     broker_url: str
     db_path: Path
+    http_host: str
+    http_port: int
 
     def configure(self, config: Config) -> Config:
-        """Return settings that name the broker and the database of this server."""
+        """Return settings that name the broker, the database and the HTTP pages of this server."""
         update = {
             "broker_url": self.broker_url,
             "db_path": self.db_path,
             "database_url": None,
             "database_url_file": None,
+            "http_host": self.http_host,
+            "http_port": self.http_port,
         }
         return config.model_copy(update=update)
 
@@ -49,7 +53,13 @@ def find_dev_server(folder: Path = DEFAULT_FOLDER) -> DevServer | None:
         if not _is_ours(folder / _FILE):
             return None
         content = json.loads((folder / _FILE).read_text("utf-8"))
-        server = DevServer(int(content["pid"]), str(content["brokerUrl"]), Path(content["database"]))
+        server = DevServer(
+            pid=int(content["pid"]),
+            broker_url=str(content["brokerUrl"]),
+            db_path=Path(content["database"]),
+            http_host=str(content["httpHost"]),
+            http_port=int(content["httpPort"]),
+        )
         is_running = server.is_running
     except (OSError, ValueError, KeyError, TypeError, RecursionError, OverflowError):
         return None
@@ -60,7 +70,13 @@ def find_dev_server(folder: Path = DEFAULT_FOLDER) -> DevServer | None:
 def announce_dev_server(folder: Path, config: Config) -> Iterator[None]:
     """Write the file for other commands, and remove it at the end of the block."""
     file, draft = folder / _FILE, folder / f"{_FILE}.tmp"
-    content = {"pid": os.getpid(), "brokerUrl": config.broker_url, "database": str(config.db_path.absolute())}
+    content = {
+        "pid": os.getpid(),
+        "brokerUrl": config.broker_url,
+        "database": str(config.db_path.absolute()),
+        "httpHost": config.http_host,
+        "httpPort": config.http_port,
+    }
     draft.write_text(json.dumps(content) + "\n", "utf-8")
     draft.chmod(0o600)
     draft.replace(file)

@@ -2,17 +2,25 @@
 
 import asyncio
 import gc
+import logging
+import os
 import signal
+import threading
 from collections.abc import Callable, Coroutine
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:  # a short command spends most of its time importing
     from timer_service.app.service import App
 
+log = logging.getLogger(__name__)
+
 _T = TypeVar("_T")
 
 _NEW_OBJECTS_PER_COLLECTION = 20_000
 """With Python's default of 700, a batch of commands triggers several searches for cycles, and commands have none."""
+_CLOSE_SECONDS = 2
+_LOG_SECONDS = 0.2
 
 
 def run_async(main: Coroutine[Any, Any, _T]) -> _T:
@@ -21,14 +29,49 @@ def run_async(main: Coroutine[Any, Any, _T]) -> _T:
         return runner.run(main)
 
 
-async def serve_until_signalled(app: "App") -> None:
-    """Serve until SIGTERM or SIGINT, then drain."""
+async def serve_until_signalled(app: "App", shutdown_timeout: timedelta) -> None:
+    """Serve until SIGTERM or SIGINT, then drain.
+
+    The process ends at most two seconds after `shutdown_timeout`, even if a part hangs.
+    """
     loop = asyncio.get_running_loop()
+    last_resort = LastResort(shutdown_timeout.total_seconds() + _CLOSE_SECONDS)
+
+    def stop(*_: object) -> None:
+        last_resort.start()
+        loop.call_soon_threadsafe(app.stop)
+
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, app.stop)
+        signal.signal(number, stop)  # a handler of the event loop would not run while the event loop hangs
     gc.freeze()  # modules and models live as long as the process
     gc.set_threshold(_NEW_OBJECTS_PER_COLLECTION)
-    await app.run()
+    await app.run(on_draining=last_resort.start)
+
+
+class LastResort:
+    """Ends the process with exit code 1 if it is still there after some seconds. Nothing is lost, as after a kill.
+
+    A task that ignores its cancellation, or a thread that waits for the database, would keep the process otherwise.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self._timer = threading.Timer(seconds, _end_process)
+        self._timer.daemon = True
+        self._started = False
+
+    def start(self) -> None:
+        """Start to count the seconds. Later calls do nothing."""
+        if not self._started:
+            self._started = True
+            self._timer.start()
+
+
+def _end_process() -> None:
+    # In a thread, because the part that hangs may hold the lock of the log.
+    line = threading.Thread(target=log.error, args=["the service does not end; ending its process"], daemon=True)
+    line.start()
+    line.join(_LOG_SECONDS)
+    os._exit(1)
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:

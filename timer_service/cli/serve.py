@@ -22,4 +22,4 @@ def serve() -> None:
 
 async def _serve(config: Config) -> None:
     async with open_app(config) as app:
-        await serve_until_signalled(app)
+        await serve_until_signalled(app, config.shutdown_timeout)

@@ -87,7 +87,18 @@ class Database(Protocol):
 
     @property
     def health(self) -> Health:
-        """Whether the last attempt to write succeeded, and the reason if not."""
+        """Whether the last attempt to write succeeded, and the reason if not.
+
+        After a failure, only a commit that wrote something counts as a success.
+        """
+        ...
+
+    @property
+    def read_health(self) -> Health:
+        """Whether the last read with `reader` succeeded, and the reason if not.
+
+        Users' queries do not count: a slow query shows nothing about the database.
+        """
         ...
 
     async def close(self) -> None:

@@ -93,7 +93,7 @@ class Loop:
         try:
             done, at = await self._worker.tick(now)
         except DatabaseUnavailableError as error:
-            self._outages.record_failure(str(error))
+            self._outages.record_failure(str(error), loop=self.name)
             log.debug("pass failed: the database is unavailable", extra={"loop": self.name, "reason": str(error)})
             return now + _AFTER_FAILURE_MS
         except Exception:

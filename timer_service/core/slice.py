@@ -13,7 +13,7 @@ from timer_service.core.broker import Broker
 from timer_service.core.clock import Clock
 from timer_service.core.consumer import Consumer, Handle, Route
 from timer_service.core.database import Database
-from timer_service.core.health import OutageLog
+from timer_service.core.health import OutageLog, Publishing
 from timer_service.core.lease import Lease, LeasedTable
 from timer_service.core.loop import Worker
 from timer_service.core.message import Payload, TenantPayload
@@ -40,6 +40,8 @@ class Parts:
     reply_prefix: str = "_INBOX."
     """The service replies only to subjects with this prefix."""
     outages: OutageLog = field(default_factory=OutageLog)
+    """The outages of the database."""
+    publishing: Publishing = field(default_factory=Publishing)
     rng: random.Random = field(default_factory=random.Random)
     """The source of the jitter of retries."""
 

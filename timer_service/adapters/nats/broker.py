@@ -20,12 +20,13 @@ from timer_service.adapters.nats.durable import DurableConsumer
 from timer_service.adapters.nats.login import Login
 from timer_service.adapters.nats.publisher import Publisher
 from timer_service.adapters.nats.queries import serve_queries
+from timer_service.adapters.nats.stream_upkeep import StreamUpkeep
 from timer_service.adapters.nats.streams import prepare_streams
 from timer_service.adapters.nats.subjects import Subjects
 from timer_service.adapters.nats.subscription import NatsSubscription
 from timer_service.core.broker import BrokerFeatures, History, PublishResult, PublishStatus, QueryHandler, Reply
 from timer_service.core.errors import StartError
-from timer_service.core.health import HEALTHY, Health
+from timer_service.core.health import HEALTHY, Health, OutageLog
 from timer_service.core.message import Kind, Message
 
 log = logging.getLogger(__name__)
@@ -40,6 +41,7 @@ _INBOX_PREFIX = "_INBOX_TIMER_SERVICE"
 """Not a prefix of client inboxes. So the service needs no permission to read those."""
 _HINT_DIGITS = 15
 _ANONYMOUS = Login()
+_CONNECTION_ERRORS = (OSError, nats.errors.StaleConnectionError)
 _LOGIN_REFUSED = re.compile("authorization|authentication", re.IGNORECASE)
 
 
@@ -59,6 +61,9 @@ class NatsBroker:
         self._closing = False
         self.commands_kept: timedelta | None = None
         """How long the broker keeps commands, so how late it can deliver one again. None: without limit."""
+        self.streams: StreamUpkeep
+        """A worker that checks the streams, and their health."""
+        self._outage = OutageLog(part="the broker", quiet_seconds=0)
         self._reply_prefix = reply_prefix
         self._queries: Service | None = None
 
@@ -83,6 +88,7 @@ class NatsBroker:
             raise
         max_age = found[Kind.COMMAND].config.max_age
         broker.commands_kept = timedelta(seconds=max_age) if max_age else None
+        broker.streams = StreamUpkeep(broker._client, broker._subjects, found, manage=manage_streams)
         atomic = bool(found[Kind.EVENT].config.allow_atomic)
         broker._consumer = DurableConsumer(broker._client, broker._subjects)
         broker._backlog = Backlog(broker._consumer)
@@ -225,7 +231,9 @@ class NatsBroker:
         if reason == self._last_error:  # each attempt to reconnect reports the same error
             return
         self._last_error = reason
-        log.warning("broker error", extra={"reason": reason})
+        # The outage is logged with its reason when the connection is lost.
+        of_connection = not self._client.is_connected or isinstance(error, _CONNECTION_ERRORS)
+        log.log(logging.DEBUG if of_connection else logging.WARNING, "broker error", extra={"reason": reason})
 
     async def _on_disconnected(self) -> None:
         self._denied = None  # not in `_on_reconnected`: before that, the server may deny permissions again
@@ -236,13 +244,13 @@ class NatsBroker:
             self._subscription.connection_lost()
         self._client.discard_unsent()
         if not self._closing:
-            log.warning("disconnected from the broker", extra={"reason": self._last_error})
+            self._outage.record_failure(self._last_error or "connection lost")
 
     async def _on_reconnected(self) -> None:
         self._last_error = ""
         if self._subscription:
             self._subscription.connection_restored()
-        log.info("reconnected to the broker")
+        self._outage.record_success()
 
     async def _on_closed(self) -> None:
         self._lost.set()

@@ -1,6 +1,7 @@
-"""The streams of the service: created, updated or only checked when it starts."""
+"""The streams of the service: created, updated or only checked."""
 
 from datetime import timedelta
+from enum import Enum
 from typing import Any
 
 from nats.js import JetStreamContext
@@ -22,14 +23,17 @@ _MAX_AGE = {
     Kind.EVENT: timedelta(days=7),
     Kind.DEAD_LETTER: timedelta(days=30),
 }
+STORED_KINDS = tuple(_MAX_AGE)
+"""The kinds of messages that streams store."""
 
 
 async def prepare_streams(js: JetStreamContext, subjects: Subjects, *, manage: bool) -> dict[Kind, StreamInfo]:
     """Create or update every stream, or only check it if not `manage`. Raises `StartError` if one is wrong."""
-    return {kind: await _prepare_stream(js, subjects, kind, manage=manage) for kind in _MAX_AGE}
+    return {kind: await prepare_stream(js, subjects, kind, manage=manage) for kind in STORED_KINDS}
 
 
-async def _prepare_stream(js: JetStreamContext, subjects: Subjects, kind: Kind, *, manage: bool) -> StreamInfo:
+async def prepare_stream(js: JetStreamContext, subjects: Subjects, kind: Kind, *, manage: bool) -> StreamInfo:
+    """Create or update one stream, or only check it if not `manage`. Raises `StartError` if it is wrong."""
     name = subjects.stream(kind)
     try:
         try:
@@ -45,9 +49,13 @@ async def _prepare_stream(js: JetStreamContext, subjects: Subjects, kind: Kind, 
         raise StartError(f"stream {name} cannot be set up: {error.description}") from error
     missing.pop("allow_atomic", None)  # without it publishing works, but is slower
     if missing:
-        needed = ", ".join(f"{field} = {value}" for field, value in missing.items())
+        needed = ", ".join(f"{field} = {_text(value)}" for field, value in missing.items())
         raise StartError(f"stream {name} needs {needed}: change the stream, or set TIMER_MANAGE_STREAMS=true")
     return info
+
+
+def _text(value: object) -> str:
+    return str(value.value) if isinstance(value, Enum) else str(value)
 
 
 def _wanted(subjects: Subjects, kind: Kind) -> StreamConfig:

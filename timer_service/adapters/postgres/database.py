@@ -57,6 +57,8 @@ class _Session:
         self._connection = connection
         self._inserts = inserts
         self._timeout = timeout_seconds
+        self.wrote = False
+        """Whether a statement that returns no rows changed some."""
 
     async def fetch(self, sql: str, parameters: Parameters = _NONE) -> Sequence[Row]:
         text, names = translate(sql)
@@ -81,12 +83,16 @@ class _Session:
                 await self._insert_from_arrays(text), [[each[name] for each in many] for name in names]
             )
         # Only returned rows can be counted: asyncpg drops the command statuses of a pipeline.
-        return len(await self._fetch_each(sql, " RETURNING 1 AS one", many))
+        changed = len(await self._fetch_each(sql, " RETURNING 1 AS one", many))
+        self.wrote = self.wrote or changed > 0
+        return changed
 
     async def _execute(self, text: str, arguments: Sequence[Any]) -> int:
         status: str = await self._connection.execute(text, *arguments, timeout=self._timeout)
         count = status.rpartition(" ")[2]  # "UPDATE 3", "INSERT 0 3", but "CREATE TABLE"
-        return int(count) if count.isdigit() else 0
+        changed = int(count) if count.isdigit() else 0
+        self.wrote = self.wrote or changed > 0
+        return changed
 
     async def _insert_from_arrays(self, text: str) -> str:
         """Return the statement that inserts many rows at once.
@@ -111,14 +117,26 @@ class _Reader:
     def __init__(self, database: "PostgresDatabase", pool: asyncpg.Pool) -> None:
         self._database = database
         self._pool = pool
+        self.health = HEALTHY
+        """Whether the last statement met no outage."""
 
     async def fetch(self, sql: str, parameters: Parameters = _NONE) -> Sequence[Row]:
-        async with self._database.session(self._pool, _BEGIN_READING) as session:
+        async with self._session() as session:
             return await session.fetch(sql, parameters)
 
     async def fetch_each(self, sql: str, many: Sequence[Parameters]) -> Sequence[Row]:
-        async with self._database.session(self._pool, _BEGIN_READING) as session:
+        async with self._session() as session:
             return await session.fetch_each(sql, many)
+
+    @asynccontextmanager
+    async def _session(self) -> AsyncIterator[_Session]:
+        try:
+            async with self._database.session(self._pool, _BEGIN_READING) as session:
+                yield session
+        except DatabaseUnavailableError as error:
+            self.health = Health.down(str(error))
+            raise
+        self.health = HEALTHY
 
 
 class PostgresDatabase:
@@ -165,7 +183,7 @@ class PostgresDatabase:
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[_Session]:
         """Open a write transaction, READ COMMITTED. Raises `ConflictError` on a conflict with another instance."""
-        async with self.session(self._work_pool, _BEGIN) as session:
+        async with self._writing(_STATEMENT_SECONDS) as session:
             yield session
 
     @asynccontextmanager
@@ -175,7 +193,7 @@ class PostgresDatabase:
         Raises `StartError` if the database role lacks a permission.
         """
         try:
-            async with self.session(self._work_pool, _BEGIN, _MIGRATION_SECONDS) as session:
+            async with self._writing(_MIGRATION_SECONDS) as session:
                 await session.execute(_ONE_MIGRATION_AT_A_TIME)
                 yield session
         except DatabaseSetupError as error:
@@ -191,16 +209,27 @@ class PostgresDatabase:
         self, pool: asyncpg.Pool, begin: str, timeout_seconds: float = _STATEMENT_SECONDS
     ) -> AsyncIterator[_Session]:
         """Open a transaction on a connection of a pool. Raises `DatabaseBusyError` if all connections stay in use."""
+        with translate_errors():
+            async with _acquire(pool) as connection, _transaction(connection, begin):
+                yield _Session(connection, self._inserts, timeout_seconds)
+
+    @asynccontextmanager
+    async def _writing(self, timeout_seconds: float) -> AsyncIterator[_Session]:
         try:
-            with translate_errors():
-                async with _acquire(pool) as connection, _transaction(connection, begin):
-                    yield _Session(connection, self._inserts, timeout_seconds)
+            async with self.session(self._work_pool, _BEGIN, timeout_seconds) as session:
+                yield session
         except DatabaseBusyError:
             raise
         except DatabaseUnavailableError as error:
             self.health = Health.down(str(error))
             raise
-        self.health = HEALTHY
+        if session.wrote:  # a commit without changes succeeds on a full disk too
+            self.health = HEALTHY
+
+    @property
+    def read_health(self) -> Health:
+        """Whether the last read with `reader` succeeded."""
+        return self.reader.health
 
     async def clock_at(self) -> int:
         """Return the time of the server's clock, in microseconds since the epoch."""

@@ -1,4 +1,4 @@
-"""`timer-service doctor`: read-only checks of the broker, its streams, the database and the clocks."""
+"""`timer-service doctor`: read-only checks of the service, the broker, its streams, the database and the clocks."""
 
 from timer_service.cli.doctor.command import doctor
 

@@ -13,6 +13,7 @@ from timer_service.cli.connection import Server, client_config
 from timer_service.cli.dev_server import DevServer, find_dev_server
 from timer_service.cli.doctor.broker import check_broker
 from timer_service.cli.doctor.finding import Finding, Status
+from timer_service.cli.doctor.flows import check_flows
 from timer_service.cli.doctor.sqlite import check_sqlite
 from timer_service.cli.output.text import style
 from timer_service.cli.parameters import AsJson
@@ -24,7 +25,7 @@ _COLOURS = {Status.OK: "green", Status.WARN: "yellow", Status.FAIL: "red"}
 
 
 def doctor(as_json: AsJson = False, server: Server = None) -> None:
-    """Check the broker, its streams, the database and the clocks, with the settings of the service.
+    """Check the service, the broker, its streams, the database and the clocks, with the settings of the service.
 
     If a `dev` runs in this folder and no other broker is named, doctor checks its broker and its database.
     """
@@ -65,6 +66,7 @@ async def _check_all(config: Config, dev: DevServer | None) -> Sequence[Finding]
     if dev is not None:
         text = f"the `dev` that runs in this folder (process {dev.pid}, database {dev.db_path})"
         findings.append(Finding("target", Status.OK, text))
+    findings += await check_flows(config)
     findings += [finding async for finding in check_broker(config, syncs=dev is not None)]
     if config.postgres_url is None:
         return [*findings, *check_sqlite(config)]

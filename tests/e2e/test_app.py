@@ -1,0 +1,160 @@
+"""The wiring of an instance, in this process and on a real broker: what it starts, recovers and stops."""
+
+import asyncio
+import http.client
+import json
+import sqlite3
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, closing
+from pathlib import Path
+from typing import Any, NoReturn
+
+import pytest
+
+from tests.harness.builders import schedule_timer
+from tests.harness.processes import PATIENCE_SECONDS, NatsServer, unused_port
+from timer_service.app.service import App
+from timer_service.app.startup import open_app
+from timer_service.config import Config
+from timer_service.core.errors import StartError
+
+
+@pytest.fixture
+async def broker(tmp_path: Path) -> AsyncIterator[NatsServer]:
+    async with NatsServer(tmp_path / "nats") as server:
+        yield server
+
+
+@pytest.fixture
+def config(tmp_path: Path, broker: NatsServer) -> Config:
+    return Config(broker_url=broker.url, db_path=tmp_path / "timers.db", http_port=unused_port())
+
+
+@asynccontextmanager
+async def running(config: Config) -> AsyncIterator[tuple[App, asyncio.Task[None]]]:
+    """Run an instance until the end of the block. The block may end it earlier."""
+    async with open_app(config) as app:
+        task = asyncio.create_task(app.run())
+        await until(lambda: is_ready(config))
+        try:
+            yield app, task
+        finally:
+            app.stop()
+            await asyncio.wait([task])
+
+
+async def until(reached: Callable[[], Awaitable[bool]]) -> None:
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while not await reached():
+            await asyncio.sleep(0.01)
+
+
+async def page(config: Config, path: str) -> dict[str, Any]:
+    def get() -> dict[str, Any]:
+        with closing(http.client.HTTPConnection(config.http_host, config.http_port, timeout=5)) as connection:
+            connection.request("GET", path)
+            found: dict[str, Any] = json.loads(connection.getresponse().read())
+            return found
+
+    return await asyncio.to_thread(get)
+
+
+async def is_ready(config: Config) -> bool:
+    try:
+        return set((await page(config, "/readyz")).values()) == {"ok"}
+    except OSError:
+        return False
+
+
+async def test_asked_to_stop(config: Config) -> None:
+    """An instance that is asked to stop returns without an error."""
+    async with running(config) as (app, task):
+        app.stop()
+        await task
+
+
+async def test_readiness_says_draining_when_a_part_fails(config: Config) -> None:
+    """If the connection to the broker is closed for good, readiness says so during draining. Then it fails."""
+    async with running(config) as (app, task):
+        lock = sqlite3.connect(config.db_path, isolation_level=None, check_same_thread=False)
+        with closing(lock):
+            await asyncio.to_thread(lock.execute, "BEGIN IMMEDIATE")  # the loops cannot end, so draining lasts
+            for loop in app._loops:
+                loop.wake(0)
+            await app._broker._client.close()
+
+            async def is_draining() -> bool:
+                return bool((await page(config, "/readyz"))["service"] == "draining")
+
+            await until(is_draining)
+        with pytest.raises(StartError, match="the connection to the broker is closed and cannot be restored"):
+            await task
+
+
+async def test_http_server_that_ends(config: Config) -> None:
+    """If the HTTP server ends, the instance drains, and the error names it."""
+    async with running(config) as (_, task):
+        (server,) = [each for each in asyncio.all_tasks() if each.get_name() == "http"]
+        server.cancel()
+        with pytest.raises(StartError, match="a task ended unexpectedly: http"):
+            await task
+
+
+async def test_consumer_that_fails_is_started_again(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An unexpected error of the consumer stops the flow of commands for a second only. The instance keeps running."""
+
+    async def fail(limit: int) -> NoReturn:
+        raise RuntimeError(f"no batch of {limit}")
+
+    async with running(config) as (app, task):
+        js = app._broker._client.jetstream()
+
+        async def is_failing() -> bool:
+            reason: str = (await page(config, "/readyz"))["commands"]
+            return reason.startswith("consumer failed: RuntimeError('no batch of")
+
+        async def are_handled() -> bool:
+            info = await js.consumer_info("TIMER_CMD", "timer-service")
+            return not info.num_pending and not info.num_ack_pending
+
+        with monkeypatch.context() as patch:
+            patch.setattr(app._subscription, "next_batch", fail)
+            await js.publish("timer.cmd.v1.acme.schedule-timer", schedule_timer("call-1"))
+            await until(is_failing)
+        await js.publish("timer.cmd.v1.acme.schedule-timer", schedule_timer("call-2"))
+        await until(are_handled)
+        await until(lambda: is_ready(config))
+        assert not task.done()
+
+
+async def test_loops_of_each_role(config: Config) -> None:
+    """Every role checks the database and the streams. A failing publish wakes the check of the streams."""
+    async with running(config) as (app, _):
+        assert {"database", "streams", "timers", "outbox"} <= {loop.name for loop in app._loops}
+        assert len({loop.name for loop in app._loops}) == len(app._loops)
+        checked = app._loops[[loop.name for loop in app._loops].index("streams")]._pass_began
+        app._parts.publishing.record_failure("no stream has this subject")
+
+        async def is_checked() -> bool:
+            (loop,) = [loop for loop in app._loops if loop.name == "streams"]
+            return loop._pass_began > checked
+
+        async with asyncio.timeout(2):  # much earlier than the next check, which is after 5 s
+            await until(is_checked)
+        assert (await page(config, "/readyz"))["events"] == "no stream has this subject"
+
+
+async def test_liveness_names_what_hangs(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Liveness fails if the driver does not read from its connection, or if the consumer or a loop hangs."""
+    async with running(config) as (app, _):
+        assert (await page(config, "/livez"))["stalled"] == []
+        with monkeypatch.context() as patch:
+            patch.setattr(type(app._consumer), "stalled", True)
+            patch.setattr(type(app._loops[0]), "stalled", True)
+            assert (await page(config, "/livez"))["stalled"] == [*(loop.name for loop in app._loops), "consumer"]
+        reader = app._broker._client._reading_task
+        assert reader is not None
+        reader.cancel()
+        await asyncio.wait([reader])
+        assert app._broker.health.usable
+        assert (await page(config, "/livez"))["stalled"] == ["broker-reader"]

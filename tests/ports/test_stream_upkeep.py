@@ -1,0 +1,156 @@
+"""The upkeep of the streams: missing, changed and full streams are reported or repaired."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import nats
+import pytest
+from nats.js import JetStreamContext
+from nats.js.api import DiscardPolicy, StreamConfig
+from nats.js.errors import NotFoundError
+
+from tests.harness.clock import NOW
+from tests.harness.processes import PATIENCE_SECONDS, NatsServer
+from timer_service.adapters.nats import NatsBroker
+from timer_service.core.health import HEALTHY
+from timer_service.core.message import Kind
+
+STREAMS = {Kind.COMMAND: "TIMER_CMD", Kind.EVENT: "TIMER_EVT", Kind.DEAD_LETTER: "TIMER_DLQ"}
+
+
+@pytest.fixture
+async def server(tmp_path: Path) -> AsyncIterator[NatsServer]:
+    async with NatsServer(tmp_path / "nats") as server:
+        yield server
+
+
+@pytest.fixture
+async def js(server: NatsServer) -> AsyncIterator[JetStreamContext]:
+    """Yield the operator's access to the streams, which exist."""
+    async with await nats.connect(server.url) as operator:
+        async with connected(server, manage=True):
+            pass
+        yield operator.jetstream()
+
+
+@asynccontextmanager
+async def connected(server: NatsServer, *, manage: bool) -> AsyncIterator[NatsBroker]:
+    broker = await NatsBroker.connect(server.url, "timer", reply_prefix="_INBOX.", manage_streams=manage)
+    try:
+        yield broker
+    finally:
+        await broker.close()
+
+
+def stream_lines(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [each.message for each in caplog.records if "stream" in each.message and each.levelno >= logging.INFO]
+
+
+async def test_healthy_streams(server: NatsServer, js: JetStreamContext, caplog: pytest.LogCaptureFixture) -> None:
+    """Streams that are as they should be are healthy, and nothing is logged."""
+    async with connected(server, manage=True) as broker:
+        await broker.streams.tick(NOW)
+        assert broker.streams.health == dict.fromkeys(STREAMS, HEALTHY)
+    assert stream_lines(caplog) == []
+
+
+@pytest.mark.parametrize("kind", STREAMS)
+async def test_missing_stream_is_created(
+    server: NatsServer, js: JetStreamContext, kind: Kind, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A stream that was deleted is created again with its settings, and one line says so."""
+    async with connected(server, manage=True) as broker:
+        before = (await js.stream_info(STREAMS[kind])).config
+        await js.delete_stream(STREAMS[kind])
+        await broker.streams.tick(NOW)
+        await broker.streams.tick(NOW)
+        assert broker.streams.health[kind] == HEALTHY
+    assert (await js.stream_info(STREAMS[kind])).config == before
+    assert stream_lines(caplog) == ["a stream was created again; messages that only the old one had are lost"]
+
+
+async def test_missing_stream_is_reported(
+    server: NatsServer, js: JetStreamContext, caplog: pytest.LogCaptureFixture
+) -> None:
+    """If streams are not managed, a missing stream is reported until the operator creates it. Two lines say so."""
+    caplog.set_level(logging.INFO)
+    async with connected(server, manage=False) as broker:
+        config = (await js.stream_info("TIMER_EVT")).config
+        await js.delete_stream("TIMER_EVT")
+        for _ in range(3):
+            await broker.streams.tick(NOW)
+        missing = broker.streams.health[Kind.EVENT]
+        with pytest.raises(NotFoundError):
+            await js.stream_info("TIMER_EVT")
+        await js.add_stream(config)
+        await broker.streams.tick(NOW)
+        assert broker.streams.health[Kind.EVENT] == HEALTHY
+    assert missing.reason == "stream TIMER_EVT is missing: create it, or set TIMER_MANAGE_STREAMS=true"
+    assert not missing.usable
+    assert stream_lines(caplog) == [
+        "stream TIMER_EVT is unavailable",
+        "a stream was created again; messages that only the old one had are lost",
+        "stream TIMER_EVT is available again",
+    ]
+
+
+@pytest.mark.parametrize("manage", [True, False])
+async def test_changed_stream(server: NatsServer, js: JetStreamContext, *, manage: bool) -> None:
+    """A setting that the service needs is set again, or reported if streams are not managed."""
+    async with connected(server, manage=manage) as broker:
+        config = (await js.stream_info("TIMER_CMD")).config
+        await js.update_stream(config.evolve(discard=DiscardPolicy.OLD))
+        await broker.streams.tick(NOW)
+        found = (await js.stream_info("TIMER_CMD")).config.discard
+        reason = broker.streams.health[Kind.COMMAND].reason or ""
+    if manage:
+        assert (found, reason) == (DiscardPolicy.NEW, "")
+    else:
+        assert found == DiscardPolicy.OLD
+        assert reason.startswith("stream TIMER_CMD needs discard = new")
+
+
+@pytest.mark.parametrize(
+    "limit", [StreamConfig(max_bytes=100_000), StreamConfig(max_msgs=3)], ids=["max_bytes", "max_msgs"]
+)
+async def test_full_stream(server: NatsServer, js: JetStreamContext, limit: StreamConfig) -> None:
+    """A stream that is at one of its limits is reported as full, with the limit, until it has room again."""
+    async with connected(server, manage=True) as broker:
+        config = (await js.stream_info("TIMER_EVT")).config
+        await js.update_stream(config.evolve(max_bytes=limit.max_bytes, max_msgs=limit.max_msgs))
+        for _ in range(2):
+            await js.publish("timer.evt.v1.acme.test", b"x" * 33_000)
+        await broker.streams.tick(NOW)
+        room = broker.streams.health[Kind.EVENT]
+        await js.publish("timer.evt.v1.acme.test", b"x" * 33_000)
+        await broker.streams.tick(NOW)
+        full = broker.streams.health[Kind.EVENT]
+        await js.purge_stream("TIMER_EVT")
+        await broker.streams.tick(NOW)
+        assert (room, broker.streams.health[Kind.EVENT]) == (HEALTHY, HEALTHY)
+    assert not full.usable
+    assert (full.reason or "").startswith("stream TIMER_EVT is full: it has ")
+    assert f"{'max_msgs = 3' if limit.max_msgs else 'max_bytes = 100000'};" in (full.reason or "")
+
+
+async def test_full_stream_at_the_start(server: NatsServer, js: JetStreamContext) -> None:
+    """A stream that is full when the service starts is reported at once."""
+    config = (await js.stream_info("TIMER_EVT")).config
+    await js.update_stream(config.evolve(max_msgs=1))
+    await js.publish("timer.evt.v1.acme.test", b"x")
+    async with connected(server, manage=True) as broker:
+        assert not broker.streams.health[Kind.EVENT].usable
+
+
+async def test_streams_without_a_connection(server: NatsServer, js: JetStreamContext) -> None:
+    """Without a connection nothing is known about the streams, so nothing is reported about them."""
+    async with connected(server, manage=True) as broker:
+        await server.terminate()
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            while broker.health.usable:
+                await asyncio.sleep(0.01)
+        await broker.streams.tick(NOW)
+        assert broker.streams.health == dict.fromkeys(STREAMS, HEALTHY)

@@ -1,0 +1,89 @@
+"""The upkeep of the streams while the service runs."""
+
+import asyncio
+import logging
+from collections.abc import Mapping
+
+import nats.errors
+from nats.aio.client import Client
+from nats.js.api import StreamInfo
+from nats.js.errors import Error as JetStreamError
+
+from timer_service.adapters.nats.streams import STORED_KINDS, prepare_stream
+from timer_service.adapters.nats.subjects import Subjects
+from timer_service.core.errors import StartError
+from timer_service.core.health import HEALTHY, Health, OutageLog
+from timer_service.core.loop import Pass
+from timer_service.core.message import Kind
+
+log = logging.getLogger(__name__)
+
+_REQUEST_SECONDS = 2
+_FULL = 0.99
+"""The share of a limit from which a stream counts as full. The next messages may still fit, the next batch may not."""
+
+
+class StreamUpkeep:
+    """A worker that checks the streams again, as at the start: it creates and updates them, or only reports them.
+
+    A missing stream is created empty. The messages that it had are lost.
+    """
+
+    def __init__(self, client: Client, subjects: Subjects, found: Mapping[Kind, StreamInfo], *, manage: bool) -> None:
+        """`found`: the streams at the start."""
+        self._client = client
+        self._js = client.jetstream(timeout=_REQUEST_SECONDS)
+        self._subjects = subjects
+        self._manage = manage
+        self._created = {kind: info.created for kind, info in found.items()}
+        self._outages = {
+            kind: OutageLog(part=f"stream {subjects.stream(kind)}", quiet_seconds=0) for kind in STORED_KINDS
+        }
+        self.health: dict[Kind, Health] = {kind: check_room(info) for kind, info in found.items()}
+        """The health of each stream at the last check. Without a connection, nothing is known about the streams."""
+
+    async def tick(self, now: int) -> Pass:  # noqa: ARG002 - part of the protocol
+        """Check every stream once, if the broker is connected."""
+        if self._client.is_connected:
+            checked = await asyncio.gather(*map(self._check, STORED_KINDS))
+            if self._client.is_connected:  # otherwise a check without an answer shows nothing about the stream
+                for kind, health in zip(STORED_KINDS, checked, strict=True):
+                    self._record(kind, health)
+        return Pass(0)
+
+    async def _check(self, kind: Kind) -> Health:
+        name = self._subjects.stream(kind)
+        try:
+            info = await prepare_stream(self._js, self._subjects, kind, manage=self._manage)
+        except StartError as error:
+            return Health.down(str(error))
+        except (nats.errors.Error, JetStreamError, OSError) as error:
+            return Health.down(f"JetStream does not answer about stream {name}: {str(error) or type(error).__name__}")
+        if info.created != self._created.get(kind):
+            self._created[kind] = info.created
+            log.warning(
+                "a stream was created again; messages that only the old one had are lost", extra={"stream": name}
+            )
+        return check_room(info)
+
+    def _record(self, kind: Kind, health: Health) -> None:
+        self.health[kind] = health
+        if health.reason is None:
+            self._outages[kind].record_success()
+        else:
+            self._outages[kind].record_failure(health.reason)
+
+
+def check_room(info: StreamInfo) -> Health:
+    """Return whether a stream has room, as far as its own limits are concerned."""
+    config, state = info.config, info.state
+    for name, used, limit in (
+        ("max_bytes", state.bytes, config.max_bytes),
+        ("max_msgs", state.messages, config.max_msgs),
+    ):
+        if limit is not None and limit > 0 and used >= limit * _FULL:
+            return Health.down(
+                f"stream {config.name} is full: it has {used} of {name} = {limit}; "
+                "raise the limit, or delete messages that nobody needs"
+            )
+    return HEALTHY

@@ -1,0 +1,50 @@
+"""The health of an instance: whether commands flow, events flow, and queries are answered."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from timer_service.core.health import HEALTHY, Health, worst
+from timer_service.core.message import Kind
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """The health of each part of an instance at one moment."""
+
+    broker: Health
+    streams: Mapping[Kind, Health]
+    reading: Health
+    """Whether the database can be read."""
+    writing: Health
+    """Whether the database can be written. It is known only since the last attempt."""
+    subscription: Health = HEALTHY
+    consumer: Health = HEALTHY
+    publishing: Health = HEALTHY
+
+
+def flows(observed: Observed, role: str) -> dict[str, Health]:
+    """Return the health of the flows that an instance of this role has, by name.
+
+    The parts of each flow are in the order of cause and effect: the reason names the cause.
+    """
+    of = observed
+    database = worst(of.reading, of.writing)
+    handles = {
+        "commands": worst(
+            of.broker,
+            of.streams[Kind.COMMAND],
+            of.subscription,
+            database,
+            of.streams[Kind.DEAD_LETTER],  # without it, rejected commands are retried and take the place of others
+            of.consumer,
+        ),
+        "queries": worst(of.broker, of.reading),
+    }
+    works = {"events": worst(of.broker, of.streams[Kind.EVENT], of.publishing, database)}
+    match role:
+        case "handler":
+            return handles
+        case "worker":
+            return works
+        case _:
+            return {"commands": handles["commands"], **works, "queries": handles["queries"]}

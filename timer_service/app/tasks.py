@@ -1,0 +1,63 @@
+"""The tasks of an instance: started again after an unexpected error, and stopped in bounded time."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Collection, Coroutine
+from typing import Any
+
+from timer_service.core.health import HEALTHY, Health
+
+log = logging.getLogger(__name__)
+
+_RESTART_SECONDS = 1
+_CANCELLATION_SECONDS = 0.5
+
+
+class KeptTask:
+    """A task that is started again a second after an unexpected error.
+
+    Such an error is a bug or a surprise of a driver. The other tasks go on meanwhile: timers fire although the consumer
+    fails, and commands are handled although a loop fails. If the process ended instead, an error that one message
+    causes would stop everything, again and again.
+    """
+
+    def __init__(self, name: str, run: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        self.name = name
+        self._run = run
+        self.health = HEALTHY
+        """Down between a failure and the next start."""
+
+    async def run(self) -> None:
+        """Run until the function returns."""
+        while True:
+            try:
+                await self._run()
+            except Exception as error:
+                log.exception("task failed; starting it again", extra={"task": self.name})
+                self.health = Health.down(f"{self.name} failed: {error!r}")
+                await asyncio.sleep(_RESTART_SECONDS)
+                self.health = HEALTHY
+            else:
+                return
+
+
+async def finish(tasks: Collection[asyncio.Task[None]], seconds: float) -> None:
+    """Wait for tasks. Cancel those that are not done after `seconds`, and give up those that ignore it.
+
+    Errors are logged.
+    """
+    _, late = await asyncio.wait(tasks, timeout=seconds)
+    for task in late:
+        log.warning("task not finished in time; cancelling it", extra={"task": task.get_name()})
+        task.cancel()
+    stuck = (await asyncio.wait(late, timeout=_CANCELLATION_SECONDS))[1] if late else set()
+    for task in tasks:
+        if task in stuck:
+            log.error("task does not end; stopping without it", extra={"task": task.get_name()})
+        elif not task.cancelled() and (error := task.exception()) is not None:
+            log.warning("task failed while it was stopped", extra={"task": task.get_name(), "reason": repr(error)})
+
+
+async def close_within(seconds: float, closing: Coroutine[Any, Any, None], part: str) -> None:
+    """Close a part, and give up after `seconds`. An error is logged, because the other parts must be closed too."""
+    await finish([asyncio.create_task(closing, name=f"close {part}")], seconds)
