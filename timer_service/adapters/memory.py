@@ -229,8 +229,6 @@ class MemoryBroker:
 class MemorySubscription:
     """One subscriber of a `MemoryBroker`."""
 
-    health = HEALTHY
-
     def __init__(self, queue: _Queue, settlements: Settlements) -> None:
         self._queue = queue
         self._settlements = settlements
