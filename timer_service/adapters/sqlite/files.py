@@ -10,6 +10,7 @@ from tempfile import TemporaryDirectory
 from timer_service.core.errors import StartError
 
 PRIVATE_FILE = 0o600
+_READ_SCHEMA = "SELECT COUNT(*) FROM sqlite_master"
 _IN_USE = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}
 
 
@@ -61,7 +62,8 @@ def copy_database(source: Path, target: Path) -> None:
     do not wait for it, but the WAL file of the source grows until the copy is complete. Raises `StartError`.
     """
     try:
-        with closing(sqlite3.connect(f"{source.absolute().as_uri()}?mode=ro", uri=True)) as connection:
+        with closing(_open_to_read(source)) as connection:
+            connection.execute(_READ_SCHEMA)  # if it is damaged, VACUUM reports that it cannot open the target
             connection.execute("VACUUM INTO ?", (str(target),))
     except sqlite3.Error as error:
         raise StartError(f"cannot copy the database {source} (TIMER_DB_PATH): {error}") from error
@@ -81,11 +83,20 @@ def check_integrity(path: Path, name: Path) -> None:
         raise StartError(f"{name} is damaged: {result}")
 
 
+def is_readable(path: Path) -> bool:
+    """Return whether SQLite can open a database. The file and its `-wal` file stay as they are."""
+    try:
+        with closing(_open_to_read(path)) as connection:
+            connection.execute(_READ_SCHEMA)
+    except sqlite3.Error as error:
+        return error.sqlite_errorcode in _IN_USE
+    return True
+
+
 def empty_wal(path: Path) -> None:
     """Write the content of the `-wal` file into the database, so that the database is whole without it.
 
-    The caller holds the lock of the database. Raises `sqlite3.Error` if the database is damaged, and `StartError` if
-    another process uses it.
+    The caller holds the lock of the database. Raises `sqlite3.Error`, and `StartError` if another process uses it.
     """
     try:
         with closing(sqlite3.connect(path, isolation_level=None)) as connection:
@@ -105,6 +116,10 @@ def sync(path: Path) -> None:
         os.fsync(file)
     finally:
         os.close(file)
+
+
+def _open_to_read(path: Path) -> sqlite3.Connection:
+    return sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)
 
 
 def _exists(path: Path) -> StartError:

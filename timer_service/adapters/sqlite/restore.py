@@ -22,7 +22,7 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 
-from timer_service.adapters.sqlite.files import create_if_missing, create_private_file, empty_wal, sync
+from timer_service.adapters.sqlite.files import create_if_missing, create_private_file, empty_wal, is_readable, sync
 from timer_service.adapters.sqlite.lock_file import DatabaseInUseError, open_lock_file
 from timer_service.core.errors import StartError
 
@@ -79,9 +79,7 @@ def refuse_unfinished_restore(path: Path) -> None:
 def _keep(path: Path, draft: Path) -> Path:
     """Give the old database a second name, and the draft its owner and mode."""
     kept = path.with_name(f"{path.name}.before-restore-{datetime.now(UTC):%Y%m%dT%H%M%S.%fZ}")
-    try:
-        empty_wal(path)
-    except sqlite3.Error:
+    if not _empty_wal(path):
         create_if_missing(_mark(path))
         wal, _ = _side_files(path)
         if wal.exists():
@@ -92,6 +90,17 @@ def _keep(path: Path, draft: Path) -> Path:
         os.chown(draft, found.st_uid, found.st_gid)
     draft.chmod(found.st_mode & 0o777)
     return kept
+
+
+def _empty_wal(path: Path) -> bool:
+    """Return whether the database is whole without its `-wal` file now. It cannot be if it is damaged."""
+    if not is_readable(path):  # closing it after it was opened to write could delete the file
+        return False
+    try:
+        empty_wal(path)
+    except sqlite3.Error:
+        return False
+    return True
 
 
 def _side_files(path: Path) -> tuple[Path, Path]:
