@@ -4,6 +4,8 @@ import asyncio
 import time
 from pathlib import Path
 
+import pytest
+
 from tests.e2e.conftest import ON_SQLITE, User, check_fired
 from tests.harness.processes import NatsServer, Service
 
@@ -47,15 +49,19 @@ async def test_service_uses_a_recreated_command_stream(user: User, service: Serv
     assert check_fired(await user.fired(), due) == 0
 
 
+@pytest.mark.parametrize(
+    ("max_age", "kept"),
+    [(30 * 86_400, "for 30 days, 0:00:00"), (7 * 86_400 + 1, "for 7 days, 0:00:01"), (0, "forever")],
+)
 @ON_SQLITE
-async def test_too_long_max_age_of_commands_is_refused(tmp_path: Path, user: User, service: Service) -> None:
-    """The service exits with 1 if the command stream keeps commands longer than the retention of timers."""
+async def test_too_long_max_age_of_commands_is_refused(max_age: int, kept: str, user: User, service: Service) -> None:
+    """The service exits with 1 if the command stream keeps commands longer than the retention of timers, or forever."""
     await service.terminate()
     config = (await user.js.stream_info("TIMER_CMD")).config
-    await user.js.update_stream(config.evolve(max_age=30 * 86_400))
+    await user.js.update_stream(config.evolve(max_age=max_age))
     service.launch()
     assert await service.wait() == 1
-    assert "longer than TIMER_RETENTION_DAYS=7" in service.log.read_text()
+    assert f"the broker keeps commands {kept}, longer than TIMER_RETENTION_DAYS=7" in service.log.read_text()
 
 
 async def test_roles_are_refused_on_sqlite(tmp_path: Path, broker: NatsServer) -> None:

@@ -6,7 +6,7 @@ import typer
 
 from timer_service.app.backup import request_replay_since
 from timer_service.cli.database import database_config
-from timer_service.cli.output.replay import replay_line
+from timer_service.cli.output.replay import replay_text
 from timer_service.cli.parameters import read_past_instant
 from timer_service.cli.process import run_async
 
@@ -27,5 +27,5 @@ def replay(since: Since) -> None:
     """
     config = database_config()
     run_async(request_replay_since(config, since))
-    typer.echo(replay_line(since))
+    typer.echo(replay_text(since))
     typer.echo("Start the service." if config.postgres_url is None else "Restart all instances.")

@@ -7,7 +7,7 @@ import typer
 
 from timer_service.app.backup import restore as restore_backup
 from timer_service.cli.database import database_config
-from timer_service.cli.output.replay import replay_line
+from timer_service.cli.output.replay import replay_text
 from timer_service.cli.parameters import read_past_instant
 from timer_service.cli.process import run_async
 
@@ -35,5 +35,5 @@ def restore(file: File, replay_since: Since = None, no_replay: NoReplay = False)
     if done.replay_since is None:
         typer.echo("Commands that were handled after the backup are not handled again.")
     else:
-        typer.echo(replay_line(done.replay_since))
+        typer.echo(replay_text(done.replay_since))
     typer.echo("Start the service.")

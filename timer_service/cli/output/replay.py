@@ -3,7 +3,7 @@
 from timer_service.core.instant import format_instant
 
 
-def replay_line(since: int) -> str:
+def replay_text(since: int) -> str:
     """Return what the next start of the service does. `since` is in Unix milliseconds; 0 means all commands."""
     which = f"that the broker stored since {format_instant(since)}" if since else "that the broker still has"
-    return f"At its next start, the service handles all commands again {which}. Commands that it knows change nothing."
+    return f"The next start handles all commands again {which}.\nCommands that the database has already change nothing."
