@@ -15,7 +15,7 @@ from tests.harness.sqlite_files import STREAM, kill_while_open, read_epochs, rea
 from tests.harness.stores import open_sqlite
 from timer_service.adapters.sqlite import SqliteDatabase
 from timer_service.adapters.sqlite.files import copy_database
-from timer_service.app.backup import back_up, request_replay_since, restore
+from timer_service.app.backup import back_up, replay, restore
 from timer_service.config import Config, load_config
 from timer_service.core.errors import StartError
 
@@ -192,7 +192,7 @@ async def test_restore_while_the_database_is_used(config: Config, file: Path) ->
         with pytest.raises(StartError, match=r"a service uses the database .*timers.db \(TIMER_DB_PATH\). Stop it"):
             await restore(config, file)
         with pytest.raises(StartError, match=r"a service uses the database .*timers.db \(TIMER_DB_PATH\). Stop it"):
-            await request_replay_since(config, 1)
+            await replay(config, 1)
     kill_while_open(config.db_path, NEW)
     with closing(sqlite3.connect(config.db_path, isolation_level=None)) as reader:
         reader.execute("BEGIN")
@@ -291,10 +291,10 @@ async def test_a_restored_copy_asks_for_a_replay(config: Config, file: Path) -> 
 async def test_an_earlier_replay_stays_requested(config: Config, file: Path) -> None:
     """A backup of a database that waits for a replay asks for the earlier of the two instants."""
     await write_database(config.db_path, OLD, NEWEST_MS * 1_000_000)
-    await request_replay_since(config, 1_000)
+    await replay(config, 1_000)
     await back_up(config, file)
     assert read_replay_since(file) == 1_000
-    await request_replay_since(config, NEWEST_MS)
+    await replay(config, NEWEST_MS)
     await back_up(config, file.with_name("second.db"))
     assert read_replay_since(file.with_name("second.db")) == NEWEST_MS - HOUR_MS
 
@@ -305,14 +305,21 @@ async def test_an_operator_decides_the_replay(config: Config, file: Path) -> Non
     await back_up(config, file)
     assert (await restore(config, file, since=5)).replay_since == 5
     assert read_replay_since(config.db_path) == 5
-    assert (await restore(config, file, replay=False)).replay_since is None
+    assert (await restore(config, file, no_replay=True)).replay_since is None
     assert read_replay_since(config.db_path) is None
+
+
+async def test_replay_without_an_instant(config: Config) -> None:
+    """A replay without an instant is for a database that was restored in another way: it asks as `restore` does."""
+    await write_database(config.db_path, OLD, NEWEST_MS * 1_000_000)
+    assert await replay(config, None) == NEWEST_MS - HOUR_MS
+    assert read_replay_since(config.db_path) == NEWEST_MS - HOUR_MS
 
 
 async def test_replay_creates_no_database(config: Config) -> None:
     """A replay for a database that does not exist fails, and creates none."""
     with pytest.raises(StartError, match=r"there is no database .*timers.db: check TIMER_DB_PATH"):
-        await request_replay_since(config, 1)
+        await replay(config, 1)
     assert not config.db_path.exists()
 
 
@@ -320,5 +327,5 @@ async def test_postgres_has_its_own_tools(tmp_path: Path) -> None:
     """On PostgreSQL, backup and restore name the tools of PostgreSQL and the replay."""
     config = load_config(database_url="postgresql://timer@localhost/timer", database_url_file=None)
     for command in (back_up, restore):
-        with pytest.raises(StartError, match=r"pg_dump, .* point-in-time recovery.*timer-service replay --since"):
+        with pytest.raises(StartError, match=r"pg_dump, .* point-in-time recovery.*timer-service replay"):
             await command(config, tmp_path / "backup.db")

@@ -24,7 +24,7 @@ from timer_service.core.transactions import in_transaction
 
 _ON_POSTGRES = (
     "TIMER_DATABASE_URL names a PostgreSQL database, and this command is for SQLite. Use PostgreSQL's own tools: "
-    "pg_dump, or a base backup with point-in-time recovery. After a restore, run `timer-service replay --since INSTANT`"
+    "pg_dump, or a base backup with point-in-time recovery. After a restore, run `timer-service replay`"
 )
 
 
@@ -62,10 +62,10 @@ async def back_up(config: Config, file: Path) -> Backup:
     return Backup(size, timedelta(seconds=time.monotonic() - begun))
 
 
-async def restore(config: Config, file: Path, *, replay: bool = True, since: int | None = None) -> Restored:
+async def restore(config: Config, file: Path, *, since: int | None = None, no_replay: bool = False) -> Restored:
     """Replace the SQLite database by a backup, and bring the schema to this version. The old database is kept.
 
-    The next start replays the commands that the backup may lack, or those since an instant, or none if not `replay`.
+    The next start replays the commands that the backup may lack, or those since an instant, or none.
     Raises `StartError` if a service uses the database, or if the file is not a backup that this version can use.
     """
     path = _path(config).resolve()
@@ -76,27 +76,31 @@ async def restore(config: Config, file: Path, *, replay: bool = True, since: int
         async with _draft(draft) as database:
             await _pending(database, file)
             await migrate(database, migrations("sqlite"))
-            requested = await in_transaction(database, partial(_request, replay=replay, since=since))
+            requested = None
+            if no_replay:
+                await in_transaction(database, partial(set_replay_since, at=None))
+            else:
+                requested = await in_transaction(database, partial(_request_replay, since=since))
         kept = replace_database(path, draft)
     return Restored(kept, requested)
 
 
-async def request_replay_since(config: Config, since: int) -> None:
-    """Make the service replay the commands since an instant at its next start. Raises `StartError`."""
+async def replay(config: Config, since: int | None) -> int:
+    """Make the service replay the commands since an instant at its next start. Return the instant.
+
+    None: since an hour before the newest command that the database has handled. Raises `StartError`.
+    """
     if config.postgres_url is None:
         _require(config.db_path)
     try:
         async with open_database(config) as database:
             await bring_to_head(database, auto=config.auto_migrate)
-            await in_transaction(database, partial(request_replay, since=since))
+            return await in_transaction(database, partial(_request_replay, since=since))
     except DatabaseInUseError as error:
         raise StartError(f"a service uses the database {config.db_path} (TIMER_DB_PATH). Stop it first") from error
 
 
-async def _request(tx: Transaction, *, replay: bool, since: int | None) -> int | None:
-    if not replay:
-        await set_replay_since(tx, None)
-        return None
+async def _request_replay(tx: Transaction, since: int | None) -> int:
     if since is None:
         return await request_replay_of_later_commands(tx)
     await request_replay(tx, since)

@@ -29,7 +29,7 @@ def restore(file: File, replay_since: Since = None, no_replay: NoReplay = False)
     if replay_since is not None and no_replay:
         raise typer.BadParameter("Give either --replay-since or --no-replay.")
     config = database_config()
-    done = run_async(restore_backup(config, file, replay=not no_replay, since=replay_since))
+    done = run_async(restore_backup(config, file, since=replay_since, no_replay=no_replay))
     typer.echo(f"restored {config.db_path} from {file}")
     typer.echo(f"The old database is now {done.kept}." if done.kept else "There was no database before.")
     if done.replay_since is None:
