@@ -174,7 +174,7 @@ async def count_timers(user: User) -> dict[str, int]:
 
 @pytest.mark.parametrize(
     ("size", "span_ms"),
-    [pytest.param(400, 4_000, id="short"), pytest.param(10_000, 40_000, id="full", marks=pytest.mark.full)],
+    [pytest.param(400, 4_000, id="short"), pytest.param(10_000, 60_000, id="full", marks=pytest.mark.full)],
 )
 @ON_SQLITE
 async def test_restore_of_a_backup_under_load(  # noqa: PLR0917

@@ -162,6 +162,29 @@ async def test_restore_without_an_old_database(config: Config, file: Path) -> No
     assert stat.S_IMODE(config.db_path.stat().st_mode) == 0o600
 
 
+async def test_restore_keeps_a_wal_file_without_its_database(config: Config, file: Path) -> None:
+    """If only the `-wal` file of the old database is left, it is kept and not read as part of the new one."""
+    await write_database(config.db_path, OLD)
+    kill_while_open(config.db_path, NEW)
+    config.db_path.unlink()
+    wal = Path(f"{config.db_path}-wal").read_bytes()
+    await write_database(file, 3)
+    await restore(config, file)
+    assert await read_epochs(config.db_path) == [3]
+    (found,) = config.db_path.parent.glob("timers.db.before-restore-*Z-wal")
+    assert found.read_bytes() == wal
+
+
+async def test_restore_without_room(config: Config, file: Path) -> None:
+    """A restore whose files cannot be written fails with the reason, and changes nothing."""
+    await write_database(config.db_path, OLD)
+    await write_database(file, NEW)
+    Path(f"{config.db_path}.restoring").write_text("in the way")
+    with pytest.raises(StartError, match=r"cannot restore .*timers.db \(TIMER_DB_PATH\): .*File exists"):
+        await restore(config, file)
+    assert await read_epochs(config.db_path) == [OLD]
+
+
 async def test_restore_follows_a_link(config: Config, file: Path, tmp_path: Path) -> None:
     """If TIMER_DB_PATH is a symbolic link, the file that it leads to is replaced."""
     (tmp_path / "disk").mkdir()

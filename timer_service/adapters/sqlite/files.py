@@ -53,6 +53,8 @@ def new_file(path: Path) -> Iterator[Path]:
         raise _exists(path) from error
     except OSError as error:
         raise StartError(f"cannot write {path}: {error.strerror}") from error
+    except sqlite3.Error as error:
+        raise StartError(f"cannot write {path}: {error}") from error
 
 
 def copy_database(source: Path, target: Path) -> None:

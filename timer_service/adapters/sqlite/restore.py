@@ -10,8 +10,8 @@ database must be gone before the new database gets its name. What is on the disk
 | 3. Delete its `-wal` and `-shm` files, which are empty. | the old one |
 | 4. Rename the new database to the name of the old one. | the new one |
 
-Step 1 fails if the old database is damaged. Then its `-wal` file gets a second name too, and a mark exists from before
-step 3 until after step 4. While it exists, the service does not start, and the restore must be run again.
+Step 1 fails if the old database is damaged or missing. Then its `-wal` file gets a second name too, and a mark exists
+from before step 3 until after step 4. While it exists, the service does not start, and the restore must be run again.
 """
 
 import os
@@ -39,6 +39,8 @@ def restoring(path: Path) -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)  # of a restore that was killed
         folder.mkdir(mode=0o700)
         yield folder / path.name
+    except (OSError, sqlite3.Error) as error:
+        raise StartError(f"cannot restore {path} (TIMER_DB_PATH): {error}") from error
     finally:
         shutil.rmtree(folder, ignore_errors=True)
         os.close(lock)
@@ -57,7 +59,7 @@ def replace_database(path: Path, draft: Path) -> Path | None:
     held.
     """
     sync(draft)
-    kept = _keep(path, draft) if path.exists() else None
+    kept = _keep(path, draft)
     sync(path.parent)
     for name in _side_files(path):
         name.unlink(missing_ok=True)
@@ -76,14 +78,16 @@ def refuse_unfinished_restore(path: Path) -> None:
         )
 
 
-def _keep(path: Path, draft: Path) -> Path:
-    """Give the old database a second name, and the draft its owner and mode."""
+def _keep(path: Path, draft: Path) -> Path | None:
+    """Give the old database a second name, and the draft its owner and mode. Return the name, or None."""
     kept = path.with_name(f"{path.name}.before-restore-{datetime.now(UTC):%Y%m%dT%H%M%S.%fZ}")
-    if not _empty_wal(path):
+    if not (path.exists() and _empty_wal(path)):
         create_if_missing(_mark(path))
         wal, _ = _side_files(path)
         if wal.exists():
             os.link(wal, f"{kept}-wal")
+    if not path.exists():
+        return None
     os.link(path, kept)
     found = path.stat()
     if os.geteuid() == 0:  # only root can restore a database of another user, and the service must be able to open it
