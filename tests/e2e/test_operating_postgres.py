@@ -1,4 +1,4 @@
-"""`timer-service doctor` and `migrate` on PostgreSQL."""
+"""`timer-service doctor`, `migrate` and `replay` on PostgreSQL."""
 
 import os
 import sys
@@ -100,6 +100,25 @@ async def test_without_the_extra(cli: Cli) -> None:
     assert (done.returncode, "needs asyncpg, which is not installed\n      pip install" in done.stdout) == (1, True)
     done = await cli.run("migrate", "check", **settings)
     assert (done.returncode, done.stderr[:50]) == (1, "timer-service: TIMER_DATABASE_URL needs asyncpg: p")
+
+
+async def test_replay(cli: Cli, databases: Databases) -> None:
+    """`replay` writes the instant to the database of the settings. `backup` names the tools of PostgreSQL."""
+    async with databases.database() as url:
+        cli.settings["TIMER_DATABASE_URL"] = url
+        await cli.lines("migrate", "up")
+        assert await cli.lines("replay", "--since", "2026-01-01T10:00:00+01:00") == [
+            "The next start handles all commands again that the broker stored since 2026-01-01T09:00:00.000Z.",
+            "Commands that the database has already change nothing.",
+            "Restart all instances.",
+        ]
+        done = await cli.run("backup", "backup.db")
+        assert (done.returncode, "pg_dump" in done.stderr) == (1, True)
+        connection = await asyncpg.connect(url)
+        try:
+            assert await connection.fetchval("SELECT replay_since FROM installation") == 1_767_258_000_000
+        finally:
+            await connection.close()
 
 
 async def test_migrate(cli: Cli, databases: Databases) -> None:

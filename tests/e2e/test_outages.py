@@ -49,13 +49,16 @@ async def test_service_uses_a_recreated_command_stream(user: User, service: Serv
     assert check_fired(await user.fired(), due) == 0
 
 
-@pytest.mark.parametrize(("days", "kept"), [(30, "for 30 days, 0:00:00"), (0, "forever")])
+@pytest.mark.parametrize(
+    ("max_age", "kept"),
+    [(30 * 86_400, "for 30 days, 0:00:00"), (7 * 86_400 + 1, "for 7 days, 0:00:01"), (0, "forever")],
+)
 @ON_SQLITE
-async def test_too_long_max_age_of_commands_is_refused(user: User, service: Service, days: int, kept: str) -> None:
-    """The service exits with 1 if the command stream keeps commands longer than the retention of timers."""
+async def test_too_long_max_age_of_commands_is_refused(max_age: int, kept: str, user: User, service: Service) -> None:
+    """The service exits with 1 if the command stream keeps commands longer than the retention of timers, or forever."""
     await service.terminate()
     config = (await user.js.stream_info("TIMER_CMD")).config
-    await user.js.update_stream(config.evolve(max_age=days * 86_400))
+    await user.js.update_stream(config.evolve(max_age=max_age))
     service.launch()
     assert await service.wait() == 1
     assert f"the broker keeps commands {kept}, longer than TIMER_RETENTION_DAYS=7" in service.log.read_text()

@@ -8,9 +8,14 @@ from typer.testing import CliRunner, Result
 from timer_service import __version__
 from timer_service.cli import create_app
 
-NAMES = ["doctor", "migrate", "timers", "signals", "runs", "events"]
+NAMES = ["doctor", "backup", "restore", "replay", "migrate", "timers", "signals", "runs", "events"]
 
 USAGE = {
+    "backup": "Missing argument 'FILE'",
+    "replay --since tomorrow": "Invalid value for '--since': 'tomorrow' must be an ISO 8601 instant",
+    "replay --since 2100-01-01T00:00:00Z": "Invalid value for '--since': '2100-01-01T00:00:00Z' is in the future",
+    "restore b.db --replay-since 2100-01-01T00:00:00Z": "Invalid value for '--replay-since': '2100-01-01T00:00:00Z' is",
+    "restore b.db --replay-since 2020-01-01T00:00:00Z --no-replay": "Give either --replay-since or --no-replay",
     "events retry acme": "Give the ids of events, or --all",
     "events retry acme event-1 --all": "Give the ids of events, or --all",
     "runs list acme --status done": "Invalid value for '--status': 'done' is not one of 'running'",

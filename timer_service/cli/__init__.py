@@ -14,7 +14,7 @@ from timer_service.client import CommandError, QueryError, TimerServiceError
 from timer_service.core.codec import plain_words
 from timer_service.core.errors import DatabaseUnavailableError, StartError
 
-_COMMANDS = ("serve", "dev", "doctor")
+_COMMANDS = ("serve", "dev", "doctor", "backup", "restore", "replay")
 _GROUPS = ("migrate", "timers", "signals", "runs", "events")
 
 

@@ -7,7 +7,7 @@ import typer
 
 from timer_service.adapters.migrations import Migration
 from timer_service.app.schema import apply_migrations, migrations, unapplied_migrations
-from timer_service.cli.dev_server import find_dev_server
+from timer_service.cli.database import database_config
 from timer_service.cli.doctor.finding import Status
 from timer_service.cli.doctor.schema import check_schema
 from timer_service.cli.doctor.sqlite import read_applied
@@ -17,7 +17,6 @@ from timer_service.core.errors import StartError
 
 app = typer.Typer(help="The schema of the database: show it, bring it to this version.", no_args_is_help=True)
 
-_DATABASE_SETTINGS = {"db_path", "database_url", "database_url_file"}
 _ENGINES = {"sqlite": "SQLite", "postgres": "PostgreSQL"}
 
 
@@ -33,7 +32,7 @@ def up() -> None:
 @app.command()
 def status() -> None:
     """List every migration and whether it is applied. Changes nothing; the service may be running."""
-    config = _config()
+    config = database_config()
     pending = _read_pending(config)
     known = {migration.number: migration for engine in _ENGINES for migration in migrations(engine)}
     for number, migration in sorted(known.items()):
@@ -47,17 +46,9 @@ def status() -> None:
 @app.command()
 def check() -> None:
     """Exit with 1 if a migration is pending. Changes nothing; the service may be running."""
-    pending = _read_pending(_config())
+    pending = _read_pending(database_config())
     _print("pending", pending)
     raise typer.Exit(1 if pending else 0)
-
-
-def _config() -> Config:
-    """Return the settings, with the database of the `dev` of this folder if it runs and no database is named."""
-    config = load_config()
-    if not config.model_fields_set & _DATABASE_SETTINGS and (dev := find_dev_server()) is not None:
-        return dev.configure(config)
-    return config
 
 
 def _read_pending(config: Config) -> list[Migration]:

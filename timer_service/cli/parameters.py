@@ -43,6 +43,14 @@ def read_instant(text: str) -> datetime:
         raise typer.BadParameter(f"{text!r} {error}.") from error
 
 
+def read_past_instant(text: str) -> int:
+    """Return an instant that is not in the future, in Unix milliseconds."""
+    at = read_instant(text)
+    if at > datetime.now(UTC):
+        raise typer.BadParameter(f"{text!r} is in the future.")
+    return round(at.timestamp() * 1000)
+
+
 def read_due_after(text: str) -> datetime:
     """Return the instant that is a duration from now."""
     parts = _DURATION.findall(text)

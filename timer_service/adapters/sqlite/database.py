@@ -5,7 +5,6 @@ two connections write to it. So a lock file keeps a second instance out.
 """
 
 import asyncio
-import fcntl
 import os
 import sqlite3
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -17,6 +16,9 @@ from typing import TypeVar
 import aiosqlite
 
 from timer_service.adapters.sqlite.errors import translate_errors
+from timer_service.adapters.sqlite.files import create_if_missing
+from timer_service.adapters.sqlite.lock_file import open_lock_file
+from timer_service.adapters.sqlite.restore import refuse_unfinished_restore
 from timer_service.adapters.sqlite.text import join, prepare
 from timer_service.core.cancellation import run_to_completion
 from timer_service.core.database import Parameters, Row
@@ -25,7 +27,6 @@ from timer_service.core.health import HEALTHY, Health
 
 _T = TypeVar("_T")
 _NONE: Parameters = {}
-_PRIVATE_FILE = 0o600
 
 
 class _Connection(aiosqlite.Connection):
@@ -118,8 +119,9 @@ class SqliteDatabase:
     async def open(cls, path: Path) -> "SqliteDatabase":
         """Open the file, or create it with mode 0600. Raises `StartError` if it is in use or cannot be used."""
         async with AsyncExitStack() as opened:
-            lock_file = _open_lock_file(path)
+            lock_file = open_lock_file(path)
             opened.callback(os.close, lock_file)
+            refuse_unfinished_restore(path)
             try:
                 _prepare_file(path)
                 writer = await _connect(path, "PRAGMA journal_mode = WAL", "PRAGMA synchronous = FULL")
@@ -176,46 +178,12 @@ class SqliteDatabase:
         os.close(self._lock_file)
 
 
-def _open_lock_file(path: Path) -> int:
-    path = path.resolve()  # a second name of the file has the same lock
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        _create_private_file(Path(f"{path}.lock"))
-        lock = os.open(f"{path}.lock", os.O_RDWR | os.O_CLOEXEC)
-    except OSError as error:
-        raise StartError(f"cannot create {path}.lock (TIMER_DB_PATH): {error}") from error
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        os.close(lock)
-        raise StartError(
-            f"another instance uses the database {path} (TIMER_DB_PATH). "
-            "Stop it, or use PostgreSQL (TIMER_DATABASE_URL) for several instances"
-        ) from error
-    return lock
-
-
-def _create_private_file(path: Path) -> None:
-    """Create a file that only its owner may read, whatever the umask. SQLite gives `-wal` and `-shm` the same mode.
-
-    A file that exists keeps its mode.
-    """
-    try:
-        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, _PRIVATE_FILE)
-    except FileExistsError:
-        return
-    try:
-        os.fchmod(file, _PRIVATE_FILE)
-    finally:
-        os.close(file)
-
-
 def _prepare_file(path: Path) -> None:
     """Create the database file if it is missing. Raise the error of SQLite if the file cannot be used.
 
     aiosqlite does not stop the thread of a connection that fails to open, so this function opens the file first.
     """
-    _create_private_file(path.resolve())
+    create_if_missing(path.resolve())
     with closing(sqlite3.connect(path)) as connection:
         connection.execute("PRAGMA schema_version")
 

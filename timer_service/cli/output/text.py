@@ -49,3 +49,8 @@ def field_lines(fields: Mapping[str, str | None]) -> Iterator[str]:
     width = max(_LABEL_WIDTH, *map(len, shown))
     for name, value in shown.items():
         yield f"  {name:<{width}}  {value}"
+
+
+def format_size(size: int) -> str:
+    """Return a number of bytes in MiB, such as `1.5 MiB`."""
+    return f"{size / 2**20:,.1f} MiB"

@@ -1,0 +1,354 @@
+"""Backups of a SQLite database, and their restore."""
+
+# ruff: noqa: ASYNC240 - these tests prepare and read small files
+
+import asyncio
+import os
+import sqlite3
+import stat
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from tests.harness.sqlite_files import STREAM, kill_while_open, read_epochs, read_replay_since, write_database
+from tests.harness.stores import open_sqlite
+from timer_service.adapters.sqlite import SqliteDatabase
+from timer_service.adapters.sqlite.files import copy_database
+from timer_service.app.backup import back_up, replay, restore
+from timer_service.config import Config, load_config
+from timer_service.core.errors import StartError
+
+HOUR_MS = 3_600_000
+NEWEST_MS = 1_800_000_000_000
+OLD, NEW = 1, 2
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Config:
+    return load_config(db_path=tmp_path / "timers.db", database_url=None, database_url_file=None)
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    (tmp_path / "backups").mkdir()
+    return tmp_path / "backups" / "backup.db"
+
+
+def others(file: Path) -> list[str]:
+    """Return the other files in the folder of a file."""
+    return sorted(each.name for each in file.parent.iterdir() if each != file)
+
+
+def kept(config: Config) -> Path:
+    """Return the old database that a restore kept."""
+    (found,) = config.db_path.parent.glob(f"{config.db_path.name}.before-restore-*Z")
+    return found
+
+
+def tear(file: Path) -> None:
+    """Write zeros over the pages in the middle of a file."""
+    size = file.stat().st_size
+    with file.open("r+b") as opened:
+        opened.seek(size // 4)
+        opened.write(bytes(size // 2))
+
+
+async def commit_pairs(database: SqliteDatabase, count: int, copying: "asyncio.Task[None]") -> int:
+    """Commit rows in pairs until the copy is written, at least one. Return how many pairs there are then."""
+    while True:
+        async with database.transaction() as tx:
+            for number in (2 * count, 2 * count + 1):
+                values = {"epoch": NEW + number, "created": STREAM}
+                await tx.execute("INSERT INTO command_streams VALUES (:epoch, :created, 1, 0, 0)", values)
+        count += 1
+        if copying.done():
+            return count
+
+
+async def test_a_copy_has_whole_transactions_and_delays_no_writer(config: Config, file: Path) -> None:
+    """A copy that is written while transactions commit has each of them whole or not at all, and none waits for it."""
+    await write_database(config.db_path, OLD)
+    async with open_sqlite(config.db_path) as database:
+        async with database.transaction() as tx:
+            await tx.execute("CREATE TABLE ballast AS SELECT randomblob(8000000) AS bytes")
+        committed = 0
+        for number in range(8):
+            copy = file.with_name(f"{number}.db")
+            copying = asyncio.create_task(asyncio.to_thread(copy_database, config.db_path, copy))
+            before, committed = committed, await commit_pairs(database, committed, copying)
+            await copying
+            copied = len(await read_epochs(copy)) - 1
+            print(f"{committed - before} transactions during a copy, which has {copied} rows of {2 * committed}")
+            assert committed > before + 1
+            assert copied % 2 == 0
+            assert 2 * before <= copied < 2 * committed
+
+
+async def test_backup_of_a_running_service(config: Config, file: Path) -> None:
+    """A backup of a database in use has the rows that are only in the `-wal` file. Only the owner can read the file."""
+    await write_database(config.db_path, OLD)
+    async with open_sqlite(config.db_path) as database:
+        async with database.transaction() as tx:
+            await tx.execute("INSERT INTO command_streams VALUES (2, :created, 1, 0, 0)", {"created": STREAM})
+        umask = os.umask(0)
+        try:
+            done = await back_up(config, file)
+        finally:
+            os.umask(umask)
+    assert await read_epochs(file) == [OLD, NEW]
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert done.size == file.stat().st_size
+    assert others(file) == ["backup.db.lock"]  # of `read_epochs`
+
+
+async def test_backup_of_a_killed_service(config: Config, file: Path) -> None:
+    """A backup of a database whose service was killed has the rows that are only in the `-wal` file."""
+    await write_database(config.db_path, OLD)
+    kill_while_open(config.db_path, NEW)
+    await back_up(config, file)
+    assert await read_epochs(file) == await read_epochs(config.db_path) == [OLD, NEW]
+
+
+@pytest.mark.parametrize("name", ["backup.db", "link.db"])
+async def test_backup_overwrites_nothing(config: Config, file: Path, name: str) -> None:
+    """A backup to a file or a link that exists fails, and leaves it as it was."""
+    await write_database(config.db_path, OLD)
+    file.write_text("precious")
+    (file.parent / "link.db").symlink_to("nowhere.db")
+    with pytest.raises(StartError, match=f"{name} exists already: give another name"):
+        await back_up(config, file.parent / name)
+    assert (file.read_text(), others(file)) == ("precious", ["link.db"])
+
+
+async def test_failed_backup_leaves_no_file(config: Config, file: Path) -> None:
+    """A backup of a damaged, foreign or missing database fails, says why, and leaves no file."""
+    with pytest.raises(StartError, match=r"no database .*timers.db: check TIMER_DB_PATH"):
+        await back_up(config, file)
+    await write_database(config.db_path, OLD)
+    tear(config.db_path)
+    with pytest.raises(StartError, match=r"cannot copy the database .*timers.db \(TIMER_DB_PATH\): .*malformed"):
+        await back_up(config, file)
+    config.db_path.unlink()
+    with closing(sqlite3.connect(config.db_path)) as connection:
+        connection.execute("CREATE TABLE songs (name TEXT)")
+    with pytest.raises(StartError, match=r"timers.db is not a database of timer-service"):
+        await back_up(config, file)
+    assert list(file.parent.iterdir()) == []
+    with pytest.raises(StartError, match=r"cannot write .*/missing/backup.db: No such file or directory"):
+        await back_up(config, file.parent / "missing" / "backup.db")
+
+
+async def test_restore_keeps_the_old_database(config: Config, file: Path) -> None:
+    """A restore replaces a database whose service was killed, and keeps it whole under another name."""
+    await write_database(config.db_path, OLD)
+    await back_up(config, file)
+    kill_while_open(config.db_path, NEW)
+    config.db_path.chmod(0o640)
+    before = file.read_bytes()
+    done = await restore(config, file)
+    assert others(config.db_path) == ["backups", done.kept.name if done.kept else "", "timers.db.lock"]
+    assert stat.S_IMODE(config.db_path.stat().st_mode) == 0o640
+    assert await read_epochs(config.db_path) == [OLD]
+    assert await read_epochs(kept(config)) == [OLD, NEW]
+    assert file.read_bytes() == before
+
+
+async def test_restore_without_an_old_database(config: Config, file: Path) -> None:
+    """A restore on a new machine creates the database, which only its owner can read."""
+    await write_database(file, NEW)
+    assert (await restore(config, file)).kept is None
+    assert await read_epochs(config.db_path) == [NEW]
+    assert stat.S_IMODE(config.db_path.stat().st_mode) == 0o600
+
+
+async def test_restore_keeps_a_wal_file_without_its_database(config: Config, file: Path) -> None:
+    """If only the `-wal` file of the old database is left, it is kept and not read as part of the new one."""
+    await write_database(config.db_path, OLD)
+    kill_while_open(config.db_path, NEW)
+    config.db_path.unlink()
+    wal = Path(f"{config.db_path}-wal").read_bytes()
+    await write_database(file, 3)
+    await restore(config, file)
+    assert await read_epochs(config.db_path) == [3]
+    (found,) = config.db_path.parent.glob("timers.db.before-restore-*Z-wal")
+    assert found.read_bytes() == wal
+
+
+async def test_restore_without_room(config: Config, file: Path) -> None:
+    """A restore whose files cannot be written fails with the reason, and changes nothing."""
+    await write_database(config.db_path, OLD)
+    await write_database(file, NEW)
+    Path(f"{config.db_path}.restoring").write_text("in the way")
+    with pytest.raises(StartError, match=r"cannot restore .*timers.db \(TIMER_DB_PATH\): .*File exists"):
+        await restore(config, file)
+    assert await read_epochs(config.db_path) == [OLD]
+
+
+async def test_restore_follows_a_link(config: Config, file: Path, tmp_path: Path) -> None:
+    """If TIMER_DB_PATH is a symbolic link, the file that it leads to is replaced."""
+    (tmp_path / "disk").mkdir()
+    await write_database(tmp_path / "disk" / "real.db", OLD)
+    config.db_path.symlink_to(tmp_path / "disk" / "real.db")
+    await write_database(file, NEW)
+    await restore(config, file)
+    assert config.db_path.is_symlink()
+    assert await read_epochs(tmp_path / "disk" / "real.db") == [NEW]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can restore a database of another user")
+async def test_restore_as_root_keeps_the_owner(config: Config, file: Path) -> None:
+    """If root restores the database of another user, this user owns the new one too."""
+    await write_database(config.db_path, OLD)
+    os.chown(config.db_path, 12345, 12346)
+    await write_database(file, NEW)
+    await restore(config, file)
+    found = config.db_path.stat()
+    assert (found.st_uid, found.st_gid) == (12345, 12346)
+
+
+async def test_restore_while_the_database_is_used(config: Config, file: Path) -> None:
+    """A restore fails while a service has the database, and while another program reads it."""
+    await write_database(file, NEW)
+    await write_database(config.db_path, OLD)
+    async with open_sqlite(config.db_path):
+        with pytest.raises(StartError, match=r"a service uses the database .*timers.db \(TIMER_DB_PATH\). Stop it"):
+            await restore(config, file)
+        with pytest.raises(StartError, match=r"a service uses the database .*timers.db \(TIMER_DB_PATH\). Stop it"):
+            await replay(config, 1)
+    kill_while_open(config.db_path, NEW)
+    with closing(sqlite3.connect(config.db_path, isolation_level=None)) as reader:
+        reader.execute("BEGIN")
+        reader.execute("SELECT * FROM command_streams").fetchall()
+        with pytest.raises(StartError, match=r"another program reads the database .*wait for its end"):
+            await restore(config, file)
+    assert await read_epochs(config.db_path) == [OLD, NEW]
+    assert others(config.db_path) == ["backups", "timers.db.lock"]
+
+
+async def test_restore_refuses_other_files(config: Config, file: Path, tmp_path: Path) -> None:
+    """A restore from a file that is not a whole database of this version fails, and changes nothing."""
+    await write_database(config.db_path, OLD)
+    before = config.db_path.read_bytes()
+
+    async def refused(match: str) -> None:
+        with pytest.raises(StartError, match=match):
+            await restore(config, file)
+        assert config.db_path.read_bytes() == before
+        assert others(config.db_path) == ["backups", "timers.db.lock"]
+
+    await refused("backup.db: there is no such file")
+    file.write_text("not a database\n" * 1000)
+    await refused("backup.db is not a SQLite database, or is damaged: file is not a database")
+    file.write_bytes(b"")
+    await refused("backup.db is not a database of timer-service")
+    with closing(sqlite3.connect(file)) as connection:
+        connection.execute("CREATE TABLE songs (name TEXT)")
+    await refused("backup.db is not a database of timer-service")
+    file.unlink()
+    await write_database(file, NEW)
+    whole = file.read_bytes()
+    tear(file)
+    await refused("backup.db is not a SQLite database, or is damaged: |backup.db is damaged: ")
+    file.write_bytes(whole)
+    kill_while_open(file, 3)
+    await refused(r"backup.db is not whole without .*backup.db-wal. Write a backup of it first")
+    await read_epochs(file)  # closes the database, so that its `-wal` file is gone
+    with closing(sqlite3.connect(file)) as connection:
+        connection.execute("INSERT INTO schema_migrations VALUES (9999, '9999_future', '')")
+        connection.commit()
+    await refused("backup.db cannot be used: the database is newer than this version .* 9999_future")
+    file.unlink()
+    file.symlink_to(config.db_path)
+    await refused("is the database itself")
+
+
+async def test_the_draft_of_a_killed_restore_is_deleted(config: Config, file: Path) -> None:
+    """A restore deletes the files that a killed restore left."""
+    await write_database(file, NEW)
+    draft = Path(f"{config.db_path}.restoring")
+    draft.mkdir()
+    (draft / "timers.db-wal").write_text("stale")
+    await restore(config, file)
+    assert await read_epochs(config.db_path) == [NEW]
+    assert others(config.db_path) == ["backups", "timers.db.lock"]
+
+
+@pytest.mark.parametrize(("stored_at_ms", "expected"), [(NEWEST_MS, NEWEST_MS - HOUR_MS), (HOUR_MS // 2, 0), (0, 0)])
+async def test_backup_asks_for_a_replay(config: Config, file: Path, stored_at_ms: int, expected: int) -> None:
+    """A backup asks for the commands since an hour before the newest handled one, and a restore keeps this."""
+    await write_database(config.db_path, OLD, stored_at_ms * 1_000_000)
+    await back_up(config, file)
+    assert read_replay_since(config.db_path) is None
+    assert read_replay_since(file) == expected
+    assert (await restore(config, file)).replay_since == expected
+    assert read_replay_since(config.db_path) == expected
+
+
+async def test_a_database_without_commands_asks_for_all(config: Config, file: Path) -> None:
+    """A backup of a database that has handled no command asks for all commands."""
+    async with open_sqlite(config.db_path):
+        pass
+    await back_up(config, file)
+    assert read_replay_since(file) == 0
+
+
+async def test_the_newest_stream_counts(config: Config, file: Path) -> None:
+    """If the database has met several command streams, the newest one counts."""
+    await write_database(config.db_path, 7, NEWEST_MS * 1_000_000)
+    with closing(sqlite3.connect(config.db_path)) as connection:
+        connection.execute("INSERT INTO command_streams VALUES (3, 'before', 1, 9, 5)")
+        connection.commit()
+    await back_up(config, file)
+    assert read_replay_since(file) == NEWEST_MS - HOUR_MS
+
+
+async def test_a_restored_copy_asks_for_a_replay(config: Config, file: Path) -> None:
+    """A copy that another program wrote asks for the commands too that it may lack."""
+    await write_database(file, OLD, NEWEST_MS * 1_000_000)
+    assert read_replay_since(file) is None
+    assert (await restore(config, file)).replay_since == NEWEST_MS - HOUR_MS
+    assert read_replay_since(config.db_path) == NEWEST_MS - HOUR_MS
+
+
+async def test_an_earlier_replay_stays_requested(config: Config, file: Path) -> None:
+    """A backup of a database that waits for a replay asks for the earlier of the two instants."""
+    await write_database(config.db_path, OLD, NEWEST_MS * 1_000_000)
+    await replay(config, 1_000)
+    await back_up(config, file)
+    assert read_replay_since(file) == 1_000
+    await replay(config, NEWEST_MS)
+    await back_up(config, file.with_name("second.db"))
+    assert read_replay_since(file.with_name("second.db")) == NEWEST_MS - HOUR_MS
+
+
+async def test_an_operator_decides_the_replay(config: Config, file: Path) -> None:
+    """A restore asks for the commands since another instant, or for none, if the operator says so."""
+    await write_database(config.db_path, OLD, NEWEST_MS * 1_000_000)
+    await back_up(config, file)
+    assert (await restore(config, file, since=5)).replay_since == 5
+    assert read_replay_since(config.db_path) == 5
+    assert (await restore(config, file, no_replay=True)).replay_since is None
+    assert read_replay_since(config.db_path) is None
+
+
+async def test_replay_without_an_instant(config: Config) -> None:
+    """A replay without an instant is for a database that was restored in another way: it asks as `restore` does."""
+    await write_database(config.db_path, OLD, NEWEST_MS * 1_000_000)
+    assert await replay(config, None) == NEWEST_MS - HOUR_MS
+    assert read_replay_since(config.db_path) == NEWEST_MS - HOUR_MS
+
+
+async def test_replay_creates_no_database(config: Config) -> None:
+    """A replay for a database that does not exist fails, and creates none."""
+    with pytest.raises(StartError, match=r"there is no database .*timers.db: check TIMER_DB_PATH"):
+        await replay(config, 1)
+    assert not config.db_path.exists()
+
+
+async def test_postgres_has_its_own_tools(tmp_path: Path) -> None:
+    """On PostgreSQL, backup and restore name the tools of PostgreSQL and the replay."""
+    config = load_config(database_url="postgresql://timer@localhost/timer", database_url_file=None)
+    for command in (back_up, restore):
+        with pytest.raises(StartError, match=r"pg_dump, .* point-in-time recovery.*timer-service replay"):
+            await command(config, tmp_path / "backup.db")

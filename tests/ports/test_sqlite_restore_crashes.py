@@ -1,0 +1,116 @@
+"""A restore that is killed at any step leaves the old database or the new one."""
+
+import asyncio
+import multiprocessing
+import os
+import shutil
+import sys
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+
+from tests.harness.sqlite_files import kill_while_open, read_epochs, write_database
+from timer_service.app.backup import restore
+from timer_service.config import Config, load_config
+from timer_service.core.errors import StartError
+
+OLD, OLD_IN_WAL, NEW = 1, 2, 3
+KILLED = 9
+_spawning = multiprocessing.get_context("forkserver")
+
+
+def settings(folder: Path) -> Config:
+    return load_config(db_path=folder / "timers.db", database_url=None, database_url_file=None)
+
+
+def _restore(folder: Path, steps: int) -> None:
+    """Restore, and kill the process at its nth step that touches the database or a file beside it."""
+    left = steps
+
+    def count(_event: str, arguments: tuple[object, ...]) -> None:
+        nonlocal left
+        names = [str(each).removeprefix(str(folder)) for each in arguments]
+        if any(name.startswith("/timers.db") and not name.startswith("/timers.db.restoring/") for name in names):
+            left -= 1
+            if not left:
+                os._exit(KILLED)
+
+    sys.addaudithook(count)
+    asyncio.run(restore(settings(folder), folder / "backup.db"))
+    os._exit(0)
+
+
+def restore_until(folder: Path, steps: int) -> int:
+    """Restore in a process that is killed at a step. Return its exit code."""
+    process = _spawning.Process(target=_restore, args=(folder, steps))
+    process.start()
+    process.join()
+    assert process.exitcode in {0, KILLED}
+    return process.exitcode
+
+
+async def start_on_a_copy(folder: Path) -> list[int]:
+    """Return the rows that the service finds. It starts on a copy, because it deletes a `-wal` file that is damaged."""
+    with TemporaryDirectory() as copy:
+        shutil.copytree(folder, copy, dirs_exist_ok=True)
+        return await read_epochs(Path(copy) / "timers.db")
+
+
+@pytest.fixture
+async def prepared(tmp_path: Path) -> Path:
+    """Return a folder with a database whose service was killed, and a backup."""
+    folder = tmp_path / "prepared"
+    folder.mkdir()
+    await write_database(folder / "backup.db", NEW)
+    await write_database(folder / "timers.db", OLD)
+    kill_while_open(folder / "timers.db", OLD_IN_WAL)
+    return folder
+
+
+async def test_restore_killed_at_each_step(prepared: Path, tmp_path: Path) -> None:
+    """After a kill at any step, the service finds the old database whole or the new one. A second restore succeeds."""
+    found: list[list[int]] = []
+    code, folder = KILLED, prepared
+    while code == KILLED:
+        folder = tmp_path / f"killed-at-{len(found) + 1}"
+        shutil.copytree(prepared, folder)
+        code = restore_until(folder, len(found) + 1)
+        found.append(await start_on_a_copy(folder))
+        await restore(settings(folder), folder / "backup.db")
+        assert await read_epochs(folder / "timers.db") == [NEW]
+        kept = [await read_epochs(each) for each in folder.glob("*.before-restore-*Z")]
+        assert [OLD, OLD_IN_WAL] in kept
+    print(f"killed at {len(found) - 1} steps; the last one that left the old database was {found.count(found[0])}")
+    old, new = [OLD, OLD_IN_WAL], [NEW]
+    assert found == [old] * found.count(old) + [new] * found.count(new)
+    assert min(found.count(old), found.count(new)) > 1
+
+
+async def test_restore_of_a_damaged_database_killed_at_each_step(prepared: Path, tmp_path: Path) -> None:
+    """A damaged database is kept with its `-wal` file. After a kill, the service finds the new one or refuses to start.
+
+    The service never starts with the damaged database but without its `-wal` file, or with a new one and this file.
+    """
+    broken, wal = b"damaged" * 1000, (prepared / "timers.db-wal").read_bytes()
+    torn = b"damaged" + wal[7:]
+    (prepared / "timers.db").write_bytes(broken)
+    (prepared / "timers.db-wal").write_bytes(torn)
+    outcomes: list[str] = []
+    code, folder = KILLED, prepared
+    while code == KILLED:
+        folder = tmp_path / f"killed-at-{len(outcomes) + 1}"
+        shutil.copytree(prepared, folder)
+        code = restore_until(folder, len(outcomes) + 1)
+        untouched = (folder / "timers.db").read_bytes() == broken and (folder / "timers.db-wal").exists()
+        try:
+            outcomes.append(str(await start_on_a_copy(folder)))
+        except StartError as error:
+            outcomes.append("interrupted" if "run `timer-service restore` again" in str(error) else str(untouched))
+        await restore(settings(folder), folder / "backup.db")
+        assert await read_epochs(folder / "timers.db") == [NEW]
+        kept = {each.read_bytes() for each in folder.glob("*.before-restore-*")}
+        assert {broken, torn} <= kept
+    seen = list(dict.fromkeys(outcomes))
+    print(f"killed at {len(outcomes) - 1} steps: {', '.join(seen)}")
+    assert seen == ["True", "interrupted", f"[{NEW}]"]

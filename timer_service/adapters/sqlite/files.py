@@ -1,0 +1,128 @@
+"""Files of SQLite databases: whole copies, private new files, and changes that survive a power cut."""
+
+import os
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from timer_service.core.errors import StartError
+
+PRIVATE_FILE = 0o600
+_READ_SCHEMA = "SELECT COUNT(*) FROM sqlite_master"
+_IN_USE = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}
+
+
+def create_private_file(path: Path) -> None:
+    """Create a file that only its owner may read, whatever the umask. Raises `FileExistsError`."""
+    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, PRIVATE_FILE)
+    try:
+        os.fchmod(file, PRIVATE_FILE)
+    finally:
+        os.close(file)
+
+
+def create_if_missing(path: Path) -> None:
+    """Create a private file if there is none. A file that exists keeps its mode.
+
+    SQLite gives `-wal` and `-shm` the mode of the database.
+    """
+    with suppress(FileExistsError):
+        create_private_file(path)
+
+
+@contextmanager
+def new_file(path: Path) -> Iterator[Path]:
+    """Yield the path of a private, empty draft. When the block ends, the draft gets the name `path`.
+
+    The file appears whole or not at all, and never replaces another one. Raises `StartError`.
+    """
+    if os.path.lexists(path):
+        raise _exists(path)
+    try:
+        with TemporaryDirectory(prefix=f"{path.name}.", suffix=".partial", dir=path.parent) as folder:
+            draft = Path(folder) / path.name
+            create_private_file(draft)
+            yield draft
+            sync(draft)
+            create_private_file(path)  # the name is taken, so the next line cannot replace a file of somebody else
+            draft.replace(path)
+            sync(path.parent)
+    except FileExistsError as error:
+        raise _exists(path) from error
+    except OSError as error:
+        raise StartError(f"cannot write {path}: {error.strerror}") from error
+    except sqlite3.Error as error:
+        raise StartError(f"cannot write {path}: {error}") from error
+
+
+def copy_database(source: Path, target: Path) -> None:
+    """Write the committed state of a database to `target`, an empty file. Other processes may write to `source`.
+
+    The connection only reads. SQLite before 3.51.3 can corrupt a WAL database if two connections write to it. Writers
+    do not wait for it, but the WAL file of the source grows until the copy is complete. Raises `StartError`.
+    """
+    try:
+        with closing(_open_to_read(source)) as connection:
+            connection.execute(_READ_SCHEMA)  # if it is damaged, VACUUM reports that it cannot open the target
+            connection.execute("VACUUM INTO ?", (str(target),))
+    except sqlite3.Error as error:
+        raise StartError(f"cannot copy the database {source} (TIMER_DB_PATH): {error}") from error
+
+
+def check_integrity(path: Path, name: Path) -> None:
+    """Raise `StartError`, with `name` in the message, if the file is damaged or is not a SQLite database.
+
+    No process may have the file open.
+    """
+    try:
+        with closing(sqlite3.connect(f"{path.absolute().as_uri()}?immutable=1", uri=True)) as connection:
+            ((result,), *_) = connection.execute("PRAGMA integrity_check(1)").fetchall()
+    except sqlite3.Error as error:
+        raise StartError(f"{name} is not a SQLite database, or is damaged: {error}") from error
+    if result != "ok":
+        raise StartError(f"{name} is damaged: {result}")
+
+
+def is_readable(path: Path) -> bool:
+    """Return whether SQLite can open a database. The file and its `-wal` file stay as they are."""
+    try:
+        with closing(_open_to_read(path)) as connection:
+            connection.execute(_READ_SCHEMA)
+    except sqlite3.Error as error:
+        return error.sqlite_errorcode in _IN_USE
+    return True
+
+
+def empty_wal(path: Path) -> None:
+    """Write the content of the `-wal` file into the database, so that the database is whole without it.
+
+    The caller holds the lock of the database. Raises `sqlite3.Error`, and `StartError` if another process uses it.
+    """
+    try:
+        with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+            busy, *_ = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+    except sqlite3.OperationalError as error:
+        if error.sqlite_errorcode not in _IN_USE:
+            raise
+        busy = True
+    if busy:
+        raise StartError(f"another program reads the database {path}, such as `timer-service backup`: wait for its end")
+
+
+def sync(path: Path) -> None:
+    """Write a file, or the names in a folder, to the disk."""
+    file = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(file)
+    finally:
+        os.close(file)
+
+
+def _open_to_read(path: Path) -> sqlite3.Connection:
+    return sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)
+
+
+def _exists(path: Path) -> StartError:
+    return StartError(f"{path} exists already: give another name. Nothing was written")
