@@ -23,7 +23,8 @@ class MemoryHistory:
     async def installation(self) -> Installation:
         return self._installation
 
-    async def replay_begun(self) -> None:
+    def replay_ended(self) -> None:
+        """Record that the replay has ended, as the service does."""
         self._installation = self._installation._replace(replay_since=None)
 
     async def recognize(self, stream: StreamState, find: FindCommand) -> Epochs:

@@ -213,12 +213,22 @@ async def test_replay(site: Site) -> None:
     await site.subscription.close()
     stored = await site.user.jetstream().get_msg("TIMER_CMD", 2)
     assert stored.time is not None
-    site.history.replay(int(stored.time.timestamp() * 1000))
+    since = int(stored.time.timestamp() * 1000)
+    site.history.replay(since)
     site.subscription = await site.broker.subscribe(site.history)
+    before = await site.broker.end_replay(since)
     again = await site.handle(1)
     await site.subscription.close()
-    site.subscription = await site.broker.subscribe(site.history)
+    site.subscription = await site.broker.subscribe(site.history)  # during the replay
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while not await site.broker.end_replay(since):
+            await asyncio.sleep(0.01)
+    site.history.replay_ended()
     await site.send("3")
     later = await site.handle(1)
-    assert (bodies(again), bodies(later)) == (["2"], ["3"])
+    assert (before, bodies(again), bodies(later)) == (False, ["2"], ["3"])
+    await site.subscription.close()
+    site.history.replay(since)
+    site.subscription = await site.broker.subscribe(site.history)
+    assert bodies(await site.handle(2)) == ["2", "3"], "the same backup can be restored again"
     assert again[0].position.epoch == first.position.epoch

@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 from prometheus_client import CollectorRegistry
@@ -18,6 +19,7 @@ from timer_service.core.broker import Subscription
 from timer_service.core.command_streams import CommandHistory
 from timer_service.core.errors import StartError
 from timer_service.core.health import HEALTHY, Health, OutageLog, worst
+from timer_service.core.instant import format_instant
 from timer_service.core.loop import Loop, Worker
 from timer_service.core.metrics_port import MetricsPort
 from timer_service.core.probe import DatabaseProbe
@@ -30,6 +32,7 @@ log = logging.getLogger(__name__)
 
 _UPKEEP_INTERVAL = timedelta(seconds=5)
 _STREAMS = "streams"
+_REPLAY_SECONDS = 0.1
 
 
 class App:
@@ -68,6 +71,8 @@ class App:
         self._wakeups = Wakeups(
             broker, self._clock, config.polling_interval, self._loops, alone=self._database.exclusive
         )
+        self._history = CommandHistory(storage.database)
+        self._replayed = asyncio.Event()
         self._queries = Queries(self._database, self._clock, QUERIES, self._parts.outages)
         self._consumer = self._parts.consumer(routes(config.enabled, self._wakeups))
         self._subscription: Subscription | None = None
@@ -107,22 +112,45 @@ class App:
         pages = http_app(self._registry, health=self._health, stalled=self._stalled)
         async with serve_http(pages, self._config.http_host, self._config.http_port) as server:
             tasks = self._start_tasks()
+            replaying = asyncio.create_task(KeptTask("replay", self._finish_replay).run(), name="replay")
             log.info("serving", extra={"http": f"http://{self._config.http_host}:{server.port}"})
             failure = await self._wait(tasks, server)
             self._stopping.set()
             on_draining()
             log.info("draining", extra={"reason": failure or "asked to stop"})
+            replaying.cancel()
+            self._replayed.set()  # so that the loops end
             await self._drain(tasks)
         if failure is not None:
             raise StartError(failure)
 
     async def _serve_commands(self) -> Subscription:
         await self._broker.serve_queries(self._queries.names, self._queries.answer)
-        history = CommandHistory(self._database)
-        return await self._broker.subscribe(history, alone=self._database.exclusive)
+        return await self._broker.subscribe(self._history, alone=self._database.exclusive)
+
+    async def _finish_replay(self) -> None:
+        """After a restore, wait until the commands since the backup are handled again. Then let the workers begin.
+
+        A timer that one of these commands cancels or moves must not fire before.
+        """
+        while (since := (await self._history.installation()).replay_since) is not None:
+            if await self._broker.end_replay(since):
+                await self._history.replay_ended()
+                log.info("the commands since the backup are handled again", extra={"since": format_instant(since)})
+            else:
+                await asyncio.sleep(_REPLAY_SECONDS)
+        self._replayed.set()
+
+    async def _run_worker(self, loop: Loop) -> None:
+        await self._replayed.wait()
+        await loop.run()
 
     def _start_tasks(self) -> list[asyncio.Task[None]]:
-        kept = [KeptTask(loop.name, loop.run) for loop in self._loops]
+        workers = [] if self._workers is None else self._workers.loops
+        kept = [
+            KeptTask(loop.name, partial(self._run_worker, loop) if loop in workers else loop.run)
+            for loop in self._loops
+        ]
         if self._subscription is not None:
             kept.append(self._consuming)
         return [asyncio.create_task(each.run(), name=each.name) for each in kept]

@@ -103,10 +103,6 @@ class History(Protocol):
         """Return the identity of the database, and from when on to read the stream again."""
         ...
 
-    async def replay_begun(self) -> None:
-        """Record that the stream is read again, so that the next join does not begin again."""
-        ...
-
     async def recognize(self, stream: StreamState, find: FindCommand) -> Epochs:
         """Return the epochs of the commands of a stream."""
         ...

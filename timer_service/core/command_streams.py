@@ -23,8 +23,8 @@ class CommandHistory:
         """Return the identity of the database, and from when on to read the stream again."""
         return await in_transaction(self._database, read_or_create)
 
-    async def replay_begun(self) -> None:
-        """Record that the broker delivers the commands again, so that they are not delivered again at each start."""
+    async def replay_ended(self) -> None:
+        """Record that the commands since a restore are handled again, so that no further start delivers them."""
         await in_transaction(self._database, lambda tx: set_replay_since(tx, None))
 
     async def recognize(self, stream: StreamState, find: FindCommand) -> Epochs:

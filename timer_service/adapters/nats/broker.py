@@ -139,6 +139,20 @@ class NatsBroker:
             return False
         return backlog is self._backlog and self.health.usable
 
+    async def end_replay(self, since: int) -> bool:
+        """Return whether the commands since an instant are handled again. Then the consumer forgets the replay.
+
+        Returns False if JetStream does not answer.
+        """
+        try:
+            if not await self._consumer.replays(since) or not await self.caught_up():
+                return False
+            await self._consumer.forget_replay()
+        except (nats.errors.Error, JetStreamError, OSError) as error:
+            log.debug("cannot check the replay", extra={"reason": repr(error)})
+            return False
+        return True
+
     async def publish(self, messages: Sequence[Message]) -> Sequence[PublishResult]:
         """Store messages in their streams. Return one result each."""
         if self._publisher is None or not self.health.usable:

@@ -5,7 +5,8 @@ one exception: after a crash the service shortens `ack_wait` for some seconds. T
 consumer's metadata. If this process dies before it restores the value, the next process to join restores it.
 
 The metadata also names the database of the service. A service with another database does not join, because the two
-would divide the commands between them. And it names the epoch of the stream for which the consumer counts.
+would divide the commands between them. It names the epoch of the stream for which the consumer counts. And during a
+replay it names the instant since which commands are delivered again, so that a second join does not begin again.
 """
 
 import json
@@ -36,6 +37,7 @@ _SAVED_ACK_WAIT = "timer-service.ack-wait"
 """The metadata key that holds the operator's `ack_wait` while it is shortened."""
 _DATABASE = "timer-service.database"
 _EPOCH = "timer-service.epoch"
+_REPLAY = "timer-service.replay"
 _REQUEST_SECONDS = 2
 
 _Config = Mapping[str, Any]
@@ -97,17 +99,28 @@ class DurableConsumer:
             self._check_database(found["config"], installation.database_id)
         epochs = await history.recognize(state, self._find)
         marks = {_DATABASE: installation.database_id, _EPOCH: str(epochs.newest.epoch)}
+        if (since := installation.replay_since) is not None:
+            marks[_REPLAY] = str(since)
         if found is None:
-            await self._create(marks, _start(installation.replay_since))
-        elif installation.replay_since is not None:
-            await self._create_again(marks, _start(installation.replay_since))
+            await self._create(marks, _start(since))
+        elif since is not None and found["config"].get("metadata", {}).get(_REPLAY) != str(since):
+            await self._create_again(marks, _start(since))
         elif (last_valid := _last_valid(found, state, epochs)) is not None:
             await self._create_again(marks, _start_after(last_valid))
         else:
             await self._update_marks(found["config"], marks)
-        if installation.replay_since is not None:
-            await history.replay_begun()
         return epochs
+
+    async def replays(self, since: int) -> bool:
+        """Return whether the consumer was created for a replay since an instant."""
+        found: str | None = (await self.info())["config"].get("metadata", {}).get(_REPLAY)
+        return found == str(since)
+
+    async def forget_replay(self) -> None:
+        """Remove the mark of a replay that has ended, so that another restore of the same backup is replayed too."""
+        config = (await self.info())["config"]
+        metadata = {name: value for name, value in config.get("metadata", {}).items() if name != _REPLAY}
+        await self._write("update", {**config, "metadata": metadata})
 
     async def shorten_ack_wait(self) -> InFlight | None:
         """Shorten `ack_wait` so that unsettled commands come again soon. Return them, or None if there are none.
