@@ -68,7 +68,7 @@ def test_wrong_readings_that_differ() -> None:
 
 
 def test_small_correction() -> None:
-    """A correction of at most 0.1 s is followed at once. If it is backward, the time stands still and never goes back."""
+    """A correction of at most 0.1 s is followed at once. If it is backward, the time stands still until then."""
     machine = MachineClocks()
     clock = clock_of(machine)
     machine.jump(0.1)

@@ -16,7 +16,7 @@ class Budget(NamedTuple):
     """
 
     batch: int
-    """The commands of one batch. At most two batches are buffered, and one is handled. A single command may have more."""
+    """The commands of one batch. At most two batches are buffered, and one is handled. One command may have more."""
     claim: int
     """The rows of one claim. At most two claims are published at a time. A single row may have more."""
     queries: int
