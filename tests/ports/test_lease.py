@@ -4,6 +4,7 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import pytest
@@ -61,24 +62,24 @@ def calls(rows: Sequence[Row]) -> list[str]:
 
 
 async def settle(store: Database, lease: Lease, step: str, row: Row) -> int:
-    """Settle a row, or extend its lease, at the instant LATER."""
+    """Settle a row, or charge it and extend its lease, at the instant LATER."""
     async with store.transaction() as tx:
         match step:
             case "complete":
                 return await lease.complete(tx, [row], LATER)
             case "complete_claim":
-                return await lease.complete_claim(tx, [row], LATER)
+                return await lease.complete_claim(tx, [row], LATER, shared=not store.exclusive)
             case "release":
                 return await lease.release(tx, [row])
-            case "extend":
-                return await lease.extend(tx, [row], LATER)
+            case "charge":
+                return int(await lease.charge(tx, row, LATER))
             case "retry":
                 return await lease.retry(tx, [Failure(row, "late", LATER)])
             case _:
                 return await lease.bury(tx, [Failure(row, "late", LATER)])
 
 
-STEPS = ["complete", "complete_claim", "release", "extend", "retry", "bury"]
+STEPS = ["complete", "complete_claim", "release", "charge", "retry", "bury"]
 
 
 async def test_claim_returns_the_columns_of_an_event(store: Database, lease: Lease) -> None:
@@ -207,7 +208,7 @@ async def test_extensions_do_not_add_up(store: Database, lease: Lease) -> None:
     row = await claim_one(store, lease)
     for _ in range(100):
         async with store.transaction() as tx:
-            assert await lease.extend(tx, [row], NOW + 10) == 1
+            assert await lease.charge(tx, row, NOW + 10)
     assert (await row_of(store))["available_at"] == NOW + 10 + HOLD_MS
 
 
@@ -252,7 +253,7 @@ async def test_batch_with_a_lost_lease(store: Database, lease: Lease, whole: boo
     await put(store, timer("a"), timer("b"), timer("c"))
     rows = await claim(store, lease)
     await put(store, timer("b", LATER, sequence=2))
-    complete = lease.complete_claim if whole else lease.complete
+    complete = partial(lease.complete_claim, shared=not store.exclusive) if whole else lease.complete
     async with store.transaction() as tx:
         assert await complete(tx, rows, NOW) == 2
     assert [(await row_of(store, call))["state"] for call in "abc"] == ["Reached", "Scheduled", "Reached"]
@@ -263,7 +264,7 @@ async def test_complete_claim_leaves_other_claims(store: Database, lease: Lease)
     await put(store, *(timer(call) for call in "abcd"))
     first, second = await claim(store, lease, limit=2), await claim(store, lease, limit=2)
     async with store.transaction() as tx:
-        assert await lease.complete_claim(tx, first, NOW) == 2
+        assert await lease.complete_claim(tx, first, NOW, shared=not store.exclusive) == 2
     states = {call: (await row_of(store, call))["state"] for call in "abcd"}
     assert states == dict.fromkeys(calls(first), "Reached") | dict.fromkeys(calls(second), "Scheduled")
 
@@ -384,7 +385,7 @@ async def test_whole_fair_claim_is_completed_at_once(store: Database, lease: Lea
     await put(store, *flood("a", 50), *flood("b", 3), *flood("c", 20, NOW - 5000))
     rows = await claim(store, lease, limit=30)
     async with store.transaction() as tx:
-        completed = await lease.complete_claim(tx, rows, NOW)
+        completed = await lease.complete_claim(tx, rows, NOW, shared=not store.exclusive)
     assert (len(rows), completed, len({row["lease_token"] for row in rows})) == (30, 30, 1)
     found = await store.reader.fetch("SELECT tenant_id FROM timer_schedules WHERE state = 'Reached'")
     assert shares(found) == shares(rows) == {"a": 17, "b": 3, "c": 10}
