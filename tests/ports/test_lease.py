@@ -471,6 +471,63 @@ async def test_count_available(store: Database, lease: Lease) -> None:
     assert await lease.count_available(store.reader, held["available_at"], 100) == 6
 
 
+# Claims bounded by bytes
+
+
+def large(tenant: str, count: int, size: int, since: int = NOW - 10_000) -> list[Timer]:
+    """Return timers of one tenant with data of `size` characters, due a millisecond after each other."""
+    return [
+        scheduled(f"call-{number:04}", since + number, Position(1, 1), tenant=tenant, data=f"{number:04}".ljust(size))
+        for number in range(count)
+    ]
+
+
+@pytest.mark.parametrize("limit", [1000, 20, 3])
+async def test_claim_is_bounded_by_bytes(store: Database, limit: int) -> None:
+    """A claim holds at most its bytes, oldest rows first, with their texts. The other rows are as if not claimed."""
+    lease = Lease(TIMERS, timedelta(milliseconds=HOLD_MS), claim_bytes=10_000)
+    await put(store, *large("a", 10, 50), *large("b", 20, 3000, NOW - 5000))
+    claims: list[list[Row]] = []
+    while rows := await claim(store, lease, limit=limit):
+        claims.append(rows)
+        waiting = "SELECT DISTINCT attempt FROM timer_schedules WHERE available_at <= :now"
+        assert [row["attempt"] for row in await store.reader.fetch(waiting, {"now": NOW})] in ([0], [])
+        async with store.transaction() as tx:
+            assert await lease.complete_claim(tx, rows, NOW, shared=not store.exclusive) == len(rows)
+    assert all(sum(len(row["data"]) for row in rows) <= 10_000 for rows in claims)
+    together = [row for rows in claims for row in rows]
+    assert [row["data"].strip() for row in together if row["tenant_id"] == "b"] == [f"{n:04}" for n in range(20)]
+    assert shares(together) == {"a": 10, "b": 20}
+
+
+async def test_row_larger_than_a_claim(store: Database) -> None:
+    """A row that is larger than the bytes of a claim is claimed alone, with its text."""
+    lease = Lease(TIMERS, timedelta(milliseconds=HOLD_MS), claim_bytes=1000)
+    await put(store, *large("a", 3, 5000))
+    claims = [await claim(store, lease) for _ in range(4)]
+    assert [[len(row["data"]) for row in rows] for rows in claims] == [[5000], [5000], [5000], []]
+
+
+async def test_large_rows_of_one_tenant_leave_room_for_others(store: Database) -> None:
+    """If the rows of one tenant fill a claim with bytes, the next claim still holds the rows of another tenant."""
+    lease = Lease(TIMERS, timedelta(milliseconds=HOLD_MS), claim_bytes=10_000)
+    await put(store, *large("a", 50, 3000), *large("b", 1, 3000, NOW), timer(tenant="c"))
+    assert shares(await claim(store, lease)) == {"a": 2, "b": 1, "c": 1}
+
+
+async def test_claims_grow_again_after_large_rows(store: Database) -> None:
+    """After large rows, claims take whole batches again. No row is lost."""
+    lease = Lease(TIMERS, timedelta(milliseconds=HOLD_MS), claim_bytes=10_000)
+    await put(store, *large("a", 30, 3000, NOW - 9000), *(timer(f"small-{n}", NOW - 500 + n, "a") for n in range(200)))
+    counts = []
+    while rows := await claim(store, lease, limit=100):
+        counts.append(len(rows))
+    assert counts[0] == 3
+    assert (sum(counts), lease.was_cut) == (230, False)
+    assert max(counts) >= 90
+    assert len(counts) < 22
+
+
 FORBIDDEN = {
     "reached before due": "state = 'Reached', available_at = NULL, reached_at = due_at - 1",
     "reached without an instant": "state = 'Reached', available_at = NULL",

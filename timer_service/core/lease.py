@@ -5,6 +5,7 @@ the rows with an `available_at`: (available_at) and (tenant_id, oldest_first). I
 end with it. The states of a row are in `timer_service.core`.
 """
 
+import math
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,11 +13,14 @@ from datetime import timedelta
 from operator import itemgetter
 from typing import Any
 
+from timer_service.core.budget import Budget
+from timer_service.core.claim_bytes import split_by_bytes
 from timer_service.core.database import Reader, Row, Transaction
 from timer_service.core.sql import load_sql
 
 _SQL = load_sql("timer_service.core", "lease.sql")
 
+_DEFAULT_CLAIM_BYTES = Budget.of().claim
 DEATHS_ALONE = 3
 """A row is given up if the process dies this many times while it handles this row alone."""
 GIVEN_UP = "gave up: claimed and never settled"
@@ -43,6 +47,8 @@ class LeasedTable:
     """The column for the instant of completion, if a completed row is kept."""
     ordinal: str | None = None
     """The column in `claimed` that orders rows with the same instant, if their order matters."""
+    large: str | None = None
+    """The column in `claimed` that may hold a long text."""
 
     @property
     def order(self) -> tuple[str, ...]:
@@ -51,11 +57,17 @@ class LeasedTable:
 
     def sql(self, name: str) -> str:
         """Return the named statement of `lease.sql` for this table."""
+        claimed = list(self.claimed)
+        if self.large is not None:
+            claimed.remove(self.large)
+            claimed.append(f"CASE WHEN LENGTH({self.large}) <= :inline THEN {self.large} END AS {self.large}")
         return _SQL[name].format(
             table=self.name,
             key=", ".join(self.key),
             key_is=" AND ".join(f"{column} = :{column}" for column in self.key),
-            claimed=", ".join(self.claimed),
+            claimed=", ".join(claimed),
+            size="" if self.large is None else f", COALESCE(LENGTH({self.large}), 0) AS size",
+            large=self.large,
             state=self.state,
             waiting=self.waiting,
             held=self.held,
@@ -83,8 +95,17 @@ class Lease:
     lost: the lease expired and the row was claimed again, or a command changed the row. Those rows stay as they are.
     """
 
-    def __init__(self, table: LeasedTable, visibility_timeout: timedelta) -> None:
+    def __init__(
+        self, table: LeasedTable, visibility_timeout: timedelta, claim_bytes: int = _DEFAULT_CLAIM_BYTES
+    ) -> None:
+        """`claim_bytes`: how long the texts in the large column may be, for all rows of a claim."""
         self.table = table
+        self._claim_bytes = claim_bytes
+        self._fitting: float = math.inf
+        """How many rows to claim next, if the last claims had more than `claim_bytes`."""
+        self.was_cut = False
+        """Whether the last claim left out rows because they were too large. They can be claimed at once."""
+        self._load = table.sql("load")
         self.hold_ms = visibility_timeout // timedelta(milliseconds=1)
         """How long a lease lasts."""
         self._claim = table.sql("claim")
@@ -113,14 +134,44 @@ class Lease:
         """Claim up to `limit` rows that are available at `now`, and add 1 to the `attempt` of each.
 
         If more rows are available, each tenant gets an equal share first, and the oldest rows get the rest. So many
-        rows of one tenant do not delay a single row of another tenant.
+        rows of one tenant do not delay a single row of another tenant. The bytes of a claim are shared in the same way.
+        A single row may have more than the bytes of a claim.
         """
+        limit = int(min(limit, self._fitting))
         claim = {"now": now, "until": now + self.hold_ms, "token": secrets.token_hex(8)}
+        if self.table.large is not None:
+            claim["inline"] = self._claim_bytes // limit
         available = await self.count_available(tx, now, limit + 1)
         rows = await self._claim_shares(tx, claim, limit) if available > limit else []
         if rest := min(available, limit) - len(rows):
             rows += await tx.fetch(self._claim, {**claim, "limit": rest})
-        return sorted(rows, key=self._order_of)
+        return await self._bound_bytes(tx, sorted(rows, key=self._order_of), limit)
+
+    async def _bound_bytes(self, tx: Transaction, rows: list[Row], limit: int) -> list[Row]:
+        """Load the large texts of claimed rows as far as these fit into the bytes of a claim; release the other rows.
+
+        The claim returns only texts that are short enough for all of its rows. A sum over the rows in the statement of
+        the claim would take half as long as the claim itself.
+        """
+        column = self.table.large
+        inline = self._claim_bytes // limit
+        if column is None or all(row["size"] <= inline for row in rows):
+            self.was_cut = False
+            self._fitting = max(self._fitting, 2 * limit)
+            return rows
+        kept, left = split_by_bytes(rows, self._claim_bytes)
+        await self.release(tx, left)
+        self.was_cut = bool(left)
+        self._fitting = 2 * len(kept) if left else max(self._fitting, 2 * limit)
+        missing = [self._held(row) for row in kept if row["size"] > inline]
+        texts = {self._key_of(row): row[column] for row in await tx.fetch_each(self._load, missing)}
+        columns = (*self.table.claimed, "attempt", "lease_token", "available_at")
+        return [
+            {**{name: row[name] for name in columns}, column: texts[key]}
+            if (key := self._key_of(row)) in texts
+            else row
+            for row in kept
+        ]
 
     async def count_available(self, reader: Reader, now: int, limit: int) -> int:
         """Return how many rows may be claimed at `now`, at most `limit`."""

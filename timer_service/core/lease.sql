@@ -10,7 +10,11 @@ WITH picked AS MATERIALIZED (  -- evaluated once: if a plan ran it for each row,
 UPDATE {table}
 SET available_at = :until, attempt = attempt + 1, lease_token = :token, {state} = '{held}'
 WHERE ({key}) IN (SELECT {key} FROM picked)
-RETURNING {claimed}, attempt, lease_token, available_at
+RETURNING {claimed}{size}, attempt, lease_token, available_at
+
+-- name: load
+-- The large column of a held row, which the claim did not return.
+SELECT {key}, {large} FROM {table} WHERE {key_is} AND lease_token = :token
 
 -- name: count_available
 -- How many rows are available, up to a limit.
@@ -42,7 +46,7 @@ WITH picked AS MATERIALIZED (
 UPDATE {table}
 SET available_at = :until, attempt = attempt + 1, lease_token = :token, {state} = '{held}'
 WHERE ({key}) IN (SELECT {key} FROM picked)
-RETURNING {claimed}, attempt, lease_token, available_at
+RETURNING {claimed}{size}, attempt, lease_token, available_at
 
 -- name: complete
 -- Settles a held row as done.

@@ -89,7 +89,7 @@ class Relay:
                 claimed += len(rows)
                 if rows:
                     publishing.add(asyncio.create_task(self._fire(rows)))
-                if len(rows) < limit:
+                if len(rows) < limit and not self._lease.was_cut:
                     break
                 if probing or len(publishing) == _OVERLAPPING_BATCHES:
                     finished, publishing = await asyncio.wait(publishing, return_when=asyncio.FIRST_COMPLETED)
@@ -131,7 +131,7 @@ class Relay:
     async def _fire(self, rows: Sequence[Row]) -> None:
         until = self._clock.now() + self._lease.hold_ms // 2
         exhausted = [row for row in rows if self._is_exhausted(row)]
-        first = [row for row in rows if not self._is_exhausted(row)]
+        first = [row for row in rows if not self._is_exhausted(row)] if exhausted else rows
         if first:
             await self._settler.settle(await self._publish(first, until, whole=not exhausted))
         if exhausted:
