@@ -434,6 +434,13 @@ async def test_tenants_without_due_rows_delay_nobody(store: Database, lease: Lea
     assert shares([*itertools.chain(*batches)])["c"] == 1
 
 
+async def test_tenants_without_due_rows_take_no_share(store: Database, lease: Lease) -> None:
+    """The shares are those of the tenants with due rows, however many tenants wait for later rows."""
+    waiting = [timer(tenant=f"later-{number}", due_at=LATER) for number in range(6)]
+    await put(store, *flood("a", 30, NOW - 20_000), *flood("b", 30), *waiting)
+    assert shares(await claim(store, lease, limit=10)) == {"a": 5, "b": 5}
+
+
 async def test_held_rows_take_no_share(store: Database, lease: Lease) -> None:
     """A tenant with held or retried rows still gets its share of its other rows, and other tenants get theirs."""
     await put(store, *flood("a", 30))

@@ -11,6 +11,7 @@ from tests.harness.clock import ManualClock
 from tests.harness.timers import Timers, always, fires
 from tests.harness.wiring import VISIBILITY_TIMEOUT
 from timer_service.adapters.memory import MemoryBroker, never
+from timer_service.core.broker import PublishResult, PublishStatus
 from timer_service.core.database import Database
 from timer_service.core.health import HEALTHY, Health
 from timer_service.core.message import Message
@@ -101,6 +102,40 @@ async def test_partly_published_claim(timers: Timers) -> None:
     assert len(await fired(timers)) == ROWS - 1
     assert 250 in pauses
     assert max(timers.metrics.claims) == BATCH
+
+
+class FullBroker(MemoryBroker):
+    """A broker without room for any event."""
+
+    async def publish(self, messages: Sequence[Message]) -> Sequence[PublishResult]:
+        return [PublishResult(PublishStatus.FULL, "full")] * len(messages)
+
+
+async def test_full_stream(store: Database, clock: ManualClock) -> None:
+    """While the stream is full, the relay pauses as while the broker is away, and no attempt counts."""
+    timers = Timers(store, FullBroker(), clock)
+    timers.send(schedule_timer("call-00"))
+    await timers.consume()
+    claimed_at = await run_for(timers, 5)
+    assert claimed_at == [0, 250, 750, 1750, 3750]
+    assert (await timers.row("call-00"))["attempt"] == 0
+
+
+@pytest.mark.parametrize("failing", [0, 1])
+@pytest.mark.parametrize("batches", [2, 3])
+async def test_error_of_an_overlapping_batch(timers: Timers, batches: int, failing: int) -> None:
+    """If publishing one of two overlapping batches raises an error, the tick raises it. The other batch is settled."""
+    await timers.sql(f"DELETE FROM timer_schedules WHERE service_call_id >= 'call-{batches * BATCH:02}'")
+    calls = iter(range(batches))
+
+    async def fail_once(_: Sequence[Message]) -> None:
+        if next(calls) == failing:
+            raise RuntimeError("this batch fails")
+
+    timers.broker.before_publishing = fail_once
+    with pytest.raises(RuntimeError, match="this batch fails"):
+        await timers.tick()
+    assert len(await fired(timers)) >= BATCH
 
 
 async def test_clock_set_back_during_a_pause(timers: Timers) -> None:

@@ -15,7 +15,10 @@ from timer_service.core.message import Event, Position
 from timer_service.core.outbox import OUTBOX
 from timer_service.core.settlement import Settlement
 from timer_service.signals import firing_store
+from timer_service.signals import store as signals
 from timer_service.signals.firing_store import FIRINGS
+from timer_service.signals.items import ItemKey
+from timer_service.signals.signal import Key
 from timer_service.timers import store as timers
 from timer_service.timers.store import TIMERS
 
@@ -101,6 +104,17 @@ async def test_timers_are_saved_in_key_order() -> None:
     await timers.load(tx, made.keys())
     await timers.save(tx, {}, made)
     assert [statement for statement in tx.statements if statement] == [[("acme", name) for name in sorted(IDS)]] * 2
+
+
+async def test_signals_and_work_items_are_locked_in_key_order() -> None:
+    """Signals, work items and events of the outbox are locked in the order of their keys."""
+    signals_tx, items_tx = Recorder("tenant_id", "signal_id"), Recorder("tenant_id", "work_item_id")
+    events_tx = Recorder("tenant_id", "event_id")
+    await signals.find_locked(signals_tx, [Key("acme", name) for name in IDS])
+    await signals.lock_items(items_tx, [ItemKey("acme", name) for name in IDS], NOW)
+    await outbox.lock_events(events_tx, [outbox.EventKey("acme", name) for name in IDS])
+    for tx in (signals_tx, items_tx, events_tx):
+        assert all(keys == [("acme", name) for name in sorted(IDS)] for keys in tx.statements)
 
 
 async def test_firings_are_locked_in_key_order() -> None:
