@@ -49,6 +49,29 @@ class LoopClock:
         return round(asyncio.get_running_loop().time() * 1000)
 
 
+class MachineClocks:
+    """The two clocks of a machine, in microseconds: `monotonic` and `system`. A test moves both, or sets `system`."""
+
+    def __init__(self) -> None:
+        self._elapsed = 77_000_000
+        self._system = NOW * 1000
+
+    def monotonic(self) -> int:
+        return self._elapsed
+
+    def system(self) -> int:
+        return self._system
+
+    def advance(self, seconds: float) -> None:
+        """Let time pass."""
+        self._elapsed += round(seconds * 1_000_000)
+        self._system += round(seconds * 1_000_000)
+
+    def jump(self, seconds: float) -> None:
+        """Set the system clock forward, or back if `seconds` is negative."""
+        self._system += round(seconds * 1_000_000)
+
+
 def in_virtual_time(main: Callable[[], Coroutine[Any, Any, _T]]) -> _T:
     """Run `main` in an event loop that never sleeps: when it is idle, its time jumps to the next timer."""
     with asyncio.Runner(loop_factory=_VirtualTimeLoop) as runner:

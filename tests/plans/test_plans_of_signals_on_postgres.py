@@ -75,18 +75,18 @@ def lease_plans(table: LeasedTable, complete: str, complete_claim: str) -> dict[
         "claim_of_tenant": ["LockRows", f"Index Scan {PENDING[table.name]}", "CTE Scan", key],
         "count_available": [f"Index Only Scan {available}"],
         "next_available": [f"Index Only Scan {available}"],
-        complete_claim: [f"Index Scan {available}"],
-        **{name: [key] for name in (complete, "retry", "release", "bury", "extend")},
+        complete_claim: ["LockRows", f"Index Scan {available}", "CTE Scan", key],
+        "lock": ["LockRows", key],
+        **{name: [key] for name in (complete, "retry", "release", "bury", "charge", "discount")},
     }
     statements = {f"{table.name}, {name}": (table.sql(name), nodes) for name, nodes in wanted.items()}
     return statements | {f"{table.name}, overdue": (overdue_sql(table), [f"Index Only Scan {available}"])}
 
 
 STATEMENTS = {
-    **lease_plans(FIRINGS, "complete", "complete_claim"),
-    **lease_plans(OUTBOX, "complete_and_delete", "complete_claim_and_delete"),
+    **lease_plans(FIRINGS, "complete", "complete_claim_shared"),
+    **lease_plans(OUTBOX, "complete_and_delete", "complete_claim_shared_and_delete"),
     "a firing, fail": (firing_store._SQL["fail"], [by_key("work_signal_firings")]),
-    "a firing, recount": (firing_store._SQL["set_attempt"], [by_key("work_signal_firings")]),
     "a firing, still held": (firing_store._SQL["still_held"], ["LockRows", by_key("work_signal_firings")]),
     "a page of firings": (firing_store._SQL["page_of_signal"], ["Index Scan work_signal_firings_of_signal"]),
     "a page of tasks": (firing_store._SQL["tasks_of_item"], ["Index Scan work_item_tasks_of_item"]),

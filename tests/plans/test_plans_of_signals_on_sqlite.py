@@ -106,10 +106,7 @@ PLANS = {
     "overdue firings": (overdue_sql(FIRINGS), ["work_signal_firings_available (available_at<?)"]),
     "a completed firing": (FIRINGS.sql("complete"), [KEY_OF_FIRING]),
     "a retried firing": (FIRINGS.sql("retry"), [KEY_OF_FIRING]),
-    **{
-        f"a firing, {name}": (firing_store._SQL[name], [KEY_OF_FIRING])
-        for name in ("still_held", "set_attempt", "fail")
-    },
+    **{f"a firing, {name}": (firing_store._SQL[name], [KEY_OF_FIRING]) for name in ("still_held", "fail")},
     "firings of a definition": (
         firing_store._SQL["fail_unsettled"],
         [f"{CAUSE_OF_FIRING} (tenant_id=? AND signal_id=? AND defined_epoch=? AND defined_sequence=?)"],

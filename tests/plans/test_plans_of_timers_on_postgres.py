@@ -31,7 +31,11 @@ STATEMENTS = {
     "claim of a tenant": (TIMERS.sql("claim_of_tenant"), ["LockRows", f"Index Scan {SCHEDULED}", "CTE Scan", KEY]),
     "next available": (TIMERS.sql("next_available"), [f"Index Only Scan {AVAILABLE}"]),
     "count available": (TIMERS.sql("count_available"), [f"Index Only Scan {AVAILABLE}"]),
-    "complete a claim": (TIMERS.sql("complete_claim"), [f"Index Scan {AVAILABLE}"]),
+    "complete a claim": (
+        TIMERS.sql("complete_claim_shared"),
+        ["LockRows", f"Index Scan {AVAILABLE}", "CTE Scan", KEY],
+    ),
+    "lock": (TIMERS.sql("lock"), ["LockRows", KEY]),
     "complete": (TIMERS.sql("complete"), [KEY]),
     "retry": (TIMERS.sql("retry"), [KEY]),
     "release": (TIMERS.sql("release"), [KEY]),

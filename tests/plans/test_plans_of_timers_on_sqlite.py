@@ -106,7 +106,7 @@ async def test_next_available(database: Database) -> None:
     ]
 
 
-@pytest.mark.parametrize("name", ["complete", "retry", "bury", "release", "extend"])
+@pytest.mark.parametrize("name", ["complete", "retry", "bury", "release", "charge", "discount", "lock"])
 async def test_steps_on_a_claimed_row(database: Database, name: str) -> None:
     """Every step on a claimed row finds it by its key."""
     assert await plan(database, TIMERS.sql(name)) == [BY_KEY]

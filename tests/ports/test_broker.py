@@ -3,6 +3,7 @@ import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from datetime import timedelta
 from importlib.metadata import version
+from typing import Any
 
 import pytest
 from nats.js.api import ConsumerInfo
@@ -770,3 +771,42 @@ async def test_nats_dead_letter_of_the_largest_command(nats_harness: NatsHarness
     assert await nats_harness.broker.publish(letters) == [PUBLISHED] * 2
     (letter,) = await nats_harness.dead_letters("acme")
     assert (letter.body == delivery.body, "Timer-Headers-Omitted" in letter.headers) == (header > 0, header > 0)
+
+
+async def change_events(harness: NatsHarness, **settings: Any) -> None:
+    js = harness.user.jetstream()
+    await js.update_stream((await js.stream_info("TIMER_EVT")).config.evolve(**settings))
+
+
+FAULTS: list[tuple[dict[str, Any], list[PublishStatus]]] = [
+    ({"max_msg_size": 200}, [PublishStatus.PUBLISHED, PublishStatus.REFUSED, PublishStatus.PUBLISHED]),
+    (
+        {"max_msgs_per_subject": 2, "discard_new_per_subject": True},
+        [PublishStatus.PUBLISHED, PublishStatus.PUBLISHED, PublishStatus.REFUSED],
+    ),
+    ({"max_msgs": 2}, [PublishStatus.PUBLISHED, PublishStatus.PUBLISHED, PublishStatus.FULL]),
+    ({"max_bytes": 100}, [PublishStatus.FULL] * 3),
+    ({"sealed": True}, [PublishStatus.UNAVAILABLE] * 3),
+]
+
+
+@pytest.mark.parametrize("atomic", [True, False])
+@pytest.mark.parametrize(("settings", "wanted"), FAULTS, ids=[",".join(settings) for settings, _ in FAULTS])
+async def test_nats_fault(
+    nats_harness: NatsHarness,
+    settings: dict[str, Any],
+    wanted: list[PublishStatus],
+    atomic: bool,  # noqa: FBT001
+) -> None:
+    """A limit that one message exceeds refuses this message. A full or sealed stream refuses none."""
+    await change_events(nats_harness, **settings, allow_atomic=atomic and "sealed" not in settings)
+    nats_harness.broker._publisher._atomic = atomic  # type: ignore[union-attr]
+    assert await statuses(nats_harness, [event(1), event(2, size=300), event(3)]) == wanted
+
+
+async def test_nats_missing_stream(nats_harness: NatsHarness) -> None:
+    """While the stream of events is missing, events are UNAVAILABLE, and dead letters are stored."""
+    await nats_harness.user.jetstream().delete_stream("TIMER_EVT")
+    letter = Message(Address(Kind.DEAD_LETTER, "acme", "schedule-timer"), "letter", b"{}", {})
+    found = await statuses(nats_harness, [event(1), letter, event(2)])
+    assert found == [PublishStatus.UNAVAILABLE, PublishStatus.PUBLISHED, PublishStatus.UNAVAILABLE]

@@ -4,6 +4,7 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import pytest
@@ -61,24 +62,24 @@ def calls(rows: Sequence[Row]) -> list[str]:
 
 
 async def settle(store: Database, lease: Lease, step: str, row: Row) -> int:
-    """Settle a row, or extend its lease, at the instant LATER."""
+    """Settle a row, or charge it and extend its lease, at the instant LATER."""
     async with store.transaction() as tx:
         match step:
             case "complete":
                 return await lease.complete(tx, [row], LATER)
             case "complete_claim":
-                return await lease.complete_claim(tx, [row], LATER)
+                return await lease.complete_claim(tx, [row], LATER, shared=not store.exclusive)
             case "release":
                 return await lease.release(tx, [row])
-            case "extend":
-                return await lease.extend(tx, [row], LATER)
+            case "charge":
+                return int(await lease.charge(tx, row, LATER))
             case "retry":
                 return await lease.retry(tx, [Failure(row, "late", LATER)])
             case _:
                 return await lease.bury(tx, [Failure(row, "late", LATER)])
 
 
-STEPS = ["complete", "complete_claim", "release", "extend", "retry", "bury"]
+STEPS = ["complete", "complete_claim", "release", "charge", "retry", "bury"]
 
 
 async def test_claim_returns_the_columns_of_an_event(store: Database, lease: Lease) -> None:
@@ -207,7 +208,7 @@ async def test_extensions_do_not_add_up(store: Database, lease: Lease) -> None:
     row = await claim_one(store, lease)
     for _ in range(100):
         async with store.transaction() as tx:
-            assert await lease.extend(tx, [row], NOW + 10) == 1
+            assert await lease.charge(tx, row, NOW + 10)
     assert (await row_of(store))["available_at"] == NOW + 10 + HOLD_MS
 
 
@@ -252,7 +253,7 @@ async def test_batch_with_a_lost_lease(store: Database, lease: Lease, whole: boo
     await put(store, timer("a"), timer("b"), timer("c"))
     rows = await claim(store, lease)
     await put(store, timer("b", LATER, sequence=2))
-    complete = lease.complete_claim if whole else lease.complete
+    complete = partial(lease.complete_claim, shared=not store.exclusive) if whole else lease.complete
     async with store.transaction() as tx:
         assert await complete(tx, rows, NOW) == 2
     assert [(await row_of(store, call))["state"] for call in "abc"] == ["Reached", "Scheduled", "Reached"]
@@ -263,7 +264,7 @@ async def test_complete_claim_leaves_other_claims(store: Database, lease: Lease)
     await put(store, *(timer(call) for call in "abcd"))
     first, second = await claim(store, lease, limit=2), await claim(store, lease, limit=2)
     async with store.transaction() as tx:
-        assert await lease.complete_claim(tx, first, NOW) == 2
+        assert await lease.complete_claim(tx, first, NOW, shared=not store.exclusive) == 2
     states = {call: (await row_of(store, call))["state"] for call in "abcd"}
     assert states == dict.fromkeys(calls(first), "Reached") | dict.fromkeys(calls(second), "Scheduled")
 
@@ -384,7 +385,7 @@ async def test_whole_fair_claim_is_completed_at_once(store: Database, lease: Lea
     await put(store, *flood("a", 50), *flood("b", 3), *flood("c", 20, NOW - 5000))
     rows = await claim(store, lease, limit=30)
     async with store.transaction() as tx:
-        completed = await lease.complete_claim(tx, rows, NOW)
+        completed = await lease.complete_claim(tx, rows, NOW, shared=not store.exclusive)
     assert (len(rows), completed, len({row["lease_token"] for row in rows})) == (30, 30, 1)
     found = await store.reader.fetch("SELECT tenant_id FROM timer_schedules WHERE state = 'Reached'")
     assert shares(found) == shares(rows) == {"a": 17, "b": 3, "c": 10}
@@ -433,6 +434,13 @@ async def test_tenants_without_due_rows_delay_nobody(store: Database, lease: Lea
     assert shares([*itertools.chain(*batches)])["c"] == 1
 
 
+async def test_tenants_without_due_rows_take_no_share(store: Database, lease: Lease) -> None:
+    """The shares are those of the tenants with due rows, however many tenants wait for later rows."""
+    waiting = [timer(tenant=f"later-{number}", due_at=LATER) for number in range(6)]
+    await put(store, *flood("a", 30, NOW - 20_000), *flood("b", 30), *waiting)
+    assert shares(await claim(store, lease, limit=10)) == {"a": 5, "b": 5}
+
+
 async def test_held_rows_take_no_share(store: Database, lease: Lease) -> None:
     """A tenant with held or retried rows still gets its share of its other rows, and other tenants get theirs."""
     await put(store, *flood("a", 30))
@@ -468,6 +476,63 @@ async def test_count_available(store: Database, lease: Lease) -> None:
         await lease.retry(tx, [Failure(refused, "refused", NOW + 1)])
     assert await lease.count_available(store.reader, NOW, 100) == 4
     assert await lease.count_available(store.reader, held["available_at"], 100) == 6
+
+
+# Claims bounded by bytes
+
+
+def large(tenant: str, count: int, size: int, since: int = NOW - 10_000) -> list[Timer]:
+    """Return timers of one tenant with data of `size` characters, due a millisecond after each other."""
+    return [
+        scheduled(f"call-{number:04}", since + number, Position(1, 1), tenant=tenant, data=f"{number:04}".ljust(size))
+        for number in range(count)
+    ]
+
+
+@pytest.mark.parametrize("limit", [1000, 20, 3])
+async def test_claim_is_bounded_by_bytes(store: Database, limit: int) -> None:
+    """A claim holds at most its bytes, oldest rows first, with their texts. The other rows are as if not claimed."""
+    lease = Lease(TIMERS, timedelta(milliseconds=HOLD_MS), claim_bytes=10_000)
+    await put(store, *large("a", 10, 50), *large("b", 20, 3000, NOW - 5000))
+    claims: list[list[Row]] = []
+    while rows := await claim(store, lease, limit=limit):
+        claims.append(rows)
+        waiting = "SELECT DISTINCT attempt FROM timer_schedules WHERE available_at <= :now"
+        assert [row["attempt"] for row in await store.reader.fetch(waiting, {"now": NOW})] in ([0], [])
+        async with store.transaction() as tx:
+            assert await lease.complete_claim(tx, rows, NOW, shared=not store.exclusive) == len(rows)
+    assert all(sum(len(row["data"]) for row in rows) <= 10_000 for rows in claims)
+    together = [row for rows in claims for row in rows]
+    assert [row["data"].strip() for row in together if row["tenant_id"] == "b"] == [f"{n:04}" for n in range(20)]
+    assert shares(together) == {"a": 10, "b": 20}
+
+
+async def test_row_larger_than_a_claim(store: Database) -> None:
+    """A row that is larger than the bytes of a claim is claimed alone, with its text."""
+    lease = Lease(TIMERS, timedelta(milliseconds=HOLD_MS), claim_bytes=1000)
+    await put(store, *large("a", 3, 5000))
+    claims = [await claim(store, lease) for _ in range(4)]
+    assert [[len(row["data"]) for row in rows] for rows in claims] == [[5000], [5000], [5000], []]
+
+
+async def test_large_rows_of_one_tenant_leave_room_for_others(store: Database) -> None:
+    """If the rows of one tenant fill a claim with bytes, the next claim still holds the rows of another tenant."""
+    lease = Lease(TIMERS, timedelta(milliseconds=HOLD_MS), claim_bytes=10_000)
+    await put(store, *large("a", 50, 3000), *large("b", 1, 3000, NOW), timer(tenant="c"))
+    assert shares(await claim(store, lease)) == {"a": 2, "b": 1, "c": 1}
+
+
+async def test_claims_grow_again_after_large_rows(store: Database) -> None:
+    """After large rows, claims take whole batches again. No row is lost."""
+    lease = Lease(TIMERS, timedelta(milliseconds=HOLD_MS), claim_bytes=10_000)
+    await put(store, *large("a", 30, 3000, NOW - 9000), *(timer(f"small-{n}", NOW - 500 + n, "a") for n in range(200)))
+    counts = []
+    while rows := await claim(store, lease, limit=100):
+        counts.append(len(rows))
+    assert counts[0] == 3
+    assert (sum(counts), lease.was_cut) == (230, False)
+    assert max(counts) >= 90
+    assert len(counts) < 22
 
 
 FORBIDDEN = {

@@ -17,7 +17,8 @@ from timer_service.core.broker import PublishResult, PublishStatus
 from timer_service.core.consumer import Consumer
 from timer_service.core.database import Row
 from timer_service.core.message import Message, Position
-from timer_service.core.relay import Relay, _Settlement
+from timer_service.core.relay import Relay
+from timer_service.core.settlement import Settlement
 from timer_service.timers import events, rules, store
 from timer_service.timers.rules import Applied, Outcome
 
@@ -43,7 +44,8 @@ def _replace(patch: pytest.MonkeyPatch, statements: dict[str, str], name: str, o
 def no_fence(patch: pytest.MonkeyPatch) -> None:
     """Completing a claim does not check its lease token."""
     _replace(patch, lease._SQL, "complete", " AND lease_token = :token")
-    _replace(patch, lease._SQL, "complete_claim", " AND lease_token = :token")
+    for name in ("complete_claim", "complete_claim_shared"):
+        _replace(patch, lease._SQL, name, " AND lease_token = :token")
 
 
 def no_fence_on_single_rows(patch: pytest.MonkeyPatch) -> None:
@@ -53,7 +55,8 @@ def no_fence_on_single_rows(patch: pytest.MonkeyPatch) -> None:
 
 def no_fence_on_whole_claims(patch: pytest.MonkeyPatch) -> None:
     """Completing a whole claim in one statement does not check its lease token."""
-    _replace(patch, lease._SQL, "complete_claim", " AND lease_token = :token")
+    for name in ("complete_claim", "complete_claim_shared"):
+        _replace(patch, lease._SQL, name, " AND lease_token = :token")
 
 
 def no_fence_on_release(patch: pytest.MonkeyPatch) -> None:
@@ -102,7 +105,7 @@ def settle_before_publish(patch: pytest.MonkeyPatch) -> None:
 
     async def fire(self: Relay, rows: Sequence[Row]) -> None:
         at = self._clock.now()
-        await self._settle(_Settlement(at, complete=list(rows)))
+        await self._settler.settle(Settlement(at, complete=list(rows)))
         await self._broker.publish([self._encode(row, at) for row in rows])
 
     patch.setattr(Relay, "_fire", fire)

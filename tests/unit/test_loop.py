@@ -7,6 +7,8 @@ import pytest
 
 from tests.harness.clock import LoopClock, in_virtual_time
 from tests.harness.metrics import RecordingMetrics
+from timer_service.core.clock import Clock
+from timer_service.core.errors import DatabaseUnavailableError
 from timer_service.core.loop import Loop, Pass
 
 POLL = 5000
@@ -15,16 +17,17 @@ POLL = 5000
 class Work:
     """A worker with scripted ticks."""
 
-    def __init__(self, next_at: list[int | None] | None = None) -> None:
+    def __init__(self, next_at: list[int | None] | None = None, clock: Clock | None = None) -> None:
         self.ticks: list[int] = []
         self.during: dict[int, Callable[[], None]] = {}
         self.fails_at: set[int] = set()
+        self.error: Exception = RuntimeError("this tick fails")
         self._next_at = next_at or []
         self.metrics = RecordingMetrics()
         self.loop = Loop(
             "work",
             self,
-            clock=LoopClock(),
+            clock=clock or LoopClock(),
             polling_interval=timedelta(milliseconds=POLL),
             metrics=self.metrics,
         )
@@ -34,7 +37,7 @@ class Work:
         self.ticks.append(now)
         self.during.get(number, lambda: None)()
         if number in self.fails_at:
-            raise RuntimeError("this tick fails")
+            raise self.error
         return Pass(0, self._next_at.pop(0) if self._next_at else None)
 
     def at(self, instant: int, act: Callable[[], object]) -> None:
@@ -142,6 +145,44 @@ def test_wake_during_a_tick_is_kept() -> None:
     assert in_virtual_time(main) == [0, 700]
 
 
+class JumpingClock(LoopClock):
+    """The clock of the event loop, plus an offset that a test sets."""
+
+    offset = 0
+
+    def now(self) -> int:
+        return super().now() + self.offset
+
+
+@pytest.mark.parametrize("next_at", [None, 3000])
+def test_clock_that_is_set_back(next_at: int | None) -> None:
+    """A clock that is set back by an hour does not freeze the loop: it ticks at the end of the poll interval."""
+
+    async def main() -> list[int]:
+        clock = JumpingClock()
+        work = Work([next_at], clock)
+        ticked_at: list[int] = []
+        work.during = {number: lambda: ticked_at.append(LoopClock().now()) for number in range(3)}
+        work.at(1000, lambda: setattr(clock, "offset", -3_600_000))
+        await work.run_until(11_000)
+        return ticked_at
+
+    assert in_virtual_time(main) == [0, 5000, 10_000]
+
+
+def test_clock_that_is_set_back_after_a_failure() -> None:
+    """A failing pass is retried within the poll interval if the clock is set back meanwhile."""
+
+    async def main() -> int:
+        clock = JumpingClock()
+        work = Work(clock=clock)
+        work.fails_at = {0}
+        work.at(500, lambda: setattr(clock, "offset", -3_600_000))
+        return len(await work.run_until(5001))
+
+    assert in_virtual_time(main) == 2
+
+
 @pytest.mark.parametrize("stop_at", [1, 700, 4999])
 def test_stops_while_asleep(stop_at: int) -> None:
     """A stop ends the sleep at once, and no tick follows."""
@@ -190,6 +231,18 @@ def test_failing_tick_is_retried() -> None:
     work = in_virtual_time(main)
     assert work.ticks == [0, 1000, 2000, 3000, 3500]
     assert work.metrics.ticks["work"] == 2
+
+
+def test_database_away() -> None:
+    """While the database is unavailable, the loop ticks once a second."""
+
+    async def main() -> list[int]:
+        work = Work()
+        work.fails_at = {0, 1, 2}
+        work.error = DatabaseUnavailableError("away")
+        return await work.run_until(3500)
+
+    assert in_virtual_time(main) == [0, 1000, 2000, 3000]
 
 
 def test_wake_after_a_failed_tick() -> None:

@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from timer_service.adapters.postgres.clock import PostgresClock, Sample, compute_offset
+from timer_service.core.loop import Pass
 
 SECOND = 1_000_000
 LATENCIES = st.integers(0, 30_000)
@@ -89,20 +90,50 @@ async def test_slow_measurement_does_not_replace_a_better_one() -> None:
     assert machine.database_at - clock.now() * 1000 <= 100 + 1200 + 1000
 
 
-async def test_clock_of_the_database_is_set_back() -> None:
-    """When the database's clock is set back, time stands still until that clock catches up. It never goes back."""
+@pytest.mark.parametrize("jump", [-3 * SECOND, 3 * SECOND])
+async def test_jump_of_the_database(jump: int) -> None:
+    """After a failover to another clock, the time runs on for a second, and then it is that of the new clock."""
     machine = Machine(0, repeat(100, 100))
     clock = clock_of(machine, [])
     await clock.measure()
-    before = clock.now()
-    machine.database_at -= 3 * SECOND
+    start = clock.now()
+    machine.database_at += jump
+    passes = [await clock.tick(0)]
+    seen = [clock.now() - start]
+    while passes[-1].next_at is not None:
+        machine.advance((passes[-1].next_at - clock.now()) * 1000)
+        passes.append(await clock.tick(0))
+        seen.append(clock.now() - start)
+    assert seen[:-1] == pytest.approx([0, 250, 500, 750], abs=10)
+    assert seen[-1] == pytest.approx(1000 + jump / 1000, abs=10)
+    assert 0 <= machine.database_at - clock.now() * 1000 <= 100 + 1000
+
+
+async def test_one_wrong_reading_of_the_database() -> None:
+    """One measurement that is an hour ahead changes nothing."""
+    machine = Machine(0, repeat(100, 100))
+    clock = clock_of(machine, [])
     await clock.measure()
-    at_once = clock.now()
+    start = clock.now()
+    machine.database_at += 3600 * SECOND
+    await clock.measure()
+    wrong = clock.now()
+    machine.database_at -= 3600 * SECOND
     machine.advance(2 * SECOND)
-    later = clock.now()
-    machine.advance(2 * SECOND)
-    assert (at_once, later) == (before, before)
-    assert clock.now() == (machine.database_at - 100 - 800) // 1000
+    assert await clock.tick(0) == Pass(0)
+    assert [wrong - start, clock.now() - start] == pytest.approx([0, 2000], abs=10)
+
+
+async def test_jump_behind_a_slow_network() -> None:
+    """A jump is followed although the measurements that show it differ by the latency of the network."""
+    latencies = [*[(100, 100)] * 5, *[(10_000, 10_000)] * 5, *[(10_000, 400_000)] * 5, *[(100, 100)] * 5]
+    machine = Machine(0, iter(latencies))
+    clock = clock_of(machine, [])
+    await clock.measure()
+    machine.database_at -= 60 * SECOND
+    for _ in range(3):
+        await clock.measure()
+    assert 0 <= machine.database_at - clock.now() * 1000 <= 400_000 + 2000
 
 
 def test_best_sample() -> None:

@@ -1,24 +1,116 @@
 """PORT: the clock. The current time is always passed in; nothing else calls `now()`."""
 
+import logging
 import time
-from typing import Protocol
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
+
+log = logging.getLogger(__name__)
+
+_TOLERANCE = 100_000
+"""Readings that deviate by at most this many microseconds are small corrections and are accepted at once."""
+_AGREEMENT = 1_000_000
+"""Readings of one jump differ by at most this many microseconds, because a slow database answers late."""
+_PERSISTENCE = 1_000_000
+"""How many microseconds a jump must last before the time follows it."""
 
 
 class Clock(Protocol):
     """The source of the current time."""
 
     def now(self) -> int:
-        """Return Unix milliseconds, never less than an earlier call returned."""
+        """Return Unix milliseconds.
+
+        One wrong reading of the underlying clock changes nothing. If that clock jumps by more than 0.1 s, the time runs
+        on as if it had not jumped, until readings have shown the jump for a second. Then the time follows the jump,
+        forward or backward. Otherwise the time never goes back.
+        """
         ...
 
 
-class SystemClock:
-    """The machine's clock. It stands still while the machine's clock is set back, so a due row stays due."""
+class Jump(NamedTuple):
+    """A deviation of the readings that may be an error: the offset, and when it was read first."""
+
+    offset: int
+    since: int
+
+
+class Offset(NamedTuple):
+    """The offset between a clock and the monotonic clock, in microseconds."""
+
+    value: int
+    jump: Jump | None = None
+    """The jump that the newest reading showed; None if the newest reading was accepted."""
+
+    def observe(self, reading: int, at: int, slack: int = 0) -> "Offset":
+        """Return the offset after the offset `reading` was measured at the monotonic time `at`.
+
+        A jump is accepted after it has lasted a second. `slack` is how much the clocks may have drifted apart since the
+        last accepted reading.
+        """
+        if abs(reading - self.value) <= _TOLERANCE + slack:
+            return Offset(reading)
+        if self.jump is None or abs(reading - self.jump.offset) > _AGREEMENT:
+            return Offset(self.value, Jump(reading, at))
+        return Offset(reading) if at - self.jump.since >= _PERSISTENCE else self
+
+
+class SteadyTime:
+    """The time of a clock that may jump, as `Clock.now` describes it. All values are microseconds."""
 
     def __init__(self) -> None:
+        self._offset: Offset | None = None
         self._latest = 0
+
+    @property
+    def offset(self) -> int | None:
+        """The accepted offset to the monotonic clock; None before the first reading."""
+        return None if self._offset is None else self._offset.value
+
+    @property
+    def jumping(self) -> bool:
+        """Whether the newest reading deviates from the time, so that another reading must confirm it."""
+        return self._offset is not None and self._offset.jump is not None
+
+    def observe(self, reading: int, at: int, slack: int = 0) -> None:
+        """Take over an offset that was measured at the monotonic time `at`. A jump is taken over after a second."""
+        before = self._offset
+        self._offset = Offset(reading) if before is None else before.observe(reading, at, slack)
+        if before is not None and abs(jumped := self._offset.value - before.value) > _TOLERANCE + slack:
+            self._latest = 0
+            log.warning(
+                "the clock has jumped; timers follow it from now on", extra={"seconds": round(jumped / 1_000_000, 3)}
+            )
+
+    def at(self, monotonic: int) -> int:
+        """Return the time at a monotonic time. It goes back only when it follows a jump."""
+        assert self._offset is not None  # noqa: S101 - the owner observes a reading first
+        self._latest = max(self._latest, monotonic + self._offset.value)
+        return self._latest
+
+
+def read_monotonic() -> int:
+    """Return the monotonic time of this machine in microseconds."""
+    return time.monotonic_ns() // 1000
+
+
+def read_system() -> int:
+    """Return the time of this machine's clock in microseconds since the epoch."""
+    return time.time_ns() // 1000
+
+
+class SystemClock:
+    """The machine's clock, without its jumps and wrong readings."""
+
+    def __init__(
+        self, *, monotonic: Callable[[], int] = read_monotonic, system: Callable[[], int] = read_system
+    ) -> None:
+        self._monotonic = monotonic
+        self._system = system
+        self._time = SteadyTime()
 
     def now(self) -> int:
         """Return Unix milliseconds."""
-        self._latest = max(self._latest, time.time_ns() // 1_000_000)
-        return self._latest
+        at = self._monotonic()
+        self._time.observe(self._system() - at, at)
+        return self._time.at(at) // 1000

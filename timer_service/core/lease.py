@@ -5,6 +5,7 @@ the rows with an `available_at`: (available_at) and (tenant_id, oldest_first). I
 end with it. The states of a row are in `timer_service.core`.
 """
 
+import math
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,10 +13,18 @@ from datetime import timedelta
 from operator import itemgetter
 from typing import Any
 
+from timer_service.core.budget import Budget
+from timer_service.core.claim_bytes import split_by_bytes
 from timer_service.core.database import Reader, Row, Transaction
 from timer_service.core.sql import load_sql
 
 _SQL = load_sql("timer_service.core", "lease.sql")
+
+_DEFAULT_CLAIM_BYTES = Budget.of().claim
+DEATHS_ALONE = 3
+"""A row is given up if the process dies this many times while it handles this row alone."""
+GIVEN_UP = "gave up: claimed and never settled"
+"""The error of a row that is given up because of such deaths."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +47,8 @@ class LeasedTable:
     """The column for the instant of completion, if a completed row is kept."""
     ordinal: str | None = None
     """The column in `claimed` that orders rows with the same instant, if their order matters."""
+    large: str | None = None
+    """The column in `claimed` that may hold a long text."""
 
     @property
     def order(self) -> tuple[str, ...]:
@@ -46,11 +57,17 @@ class LeasedTable:
 
     def sql(self, name: str) -> str:
         """Return the named statement of `lease.sql` for this table."""
+        claimed = list(self.claimed)
+        if self.large is not None:
+            claimed.remove(self.large)
+            claimed.append(f"CASE WHEN LENGTH({self.large}) <= :inline THEN {self.large} END AS {self.large}")
         return _SQL[name].format(
             table=self.name,
             key=", ".join(self.key),
             key_is=" AND ".join(f"{column} = :{column}" for column in self.key),
-            claimed=", ".join(self.claimed),
+            claimed=", ".join(claimed),
+            size="" if self.large is None else f", COALESCE(LENGTH({self.large}), 0) AS size",
+            large=self.large,
             state=self.state,
             waiting=self.waiting,
             held=self.held,
@@ -78,22 +95,38 @@ class Lease:
     lost: the lease expired and the row was claimed again, or a command changed the row. Those rows stay as they are.
     """
 
-    def __init__(self, table: LeasedTable, visibility_timeout: timedelta) -> None:
+    def __init__(
+        self, table: LeasedTable, visibility_timeout: timedelta, claim_bytes: int = _DEFAULT_CLAIM_BYTES
+    ) -> None:
+        """`claim_bytes`: how long the texts in the large column may be, for all rows of a claim."""
         self.table = table
-        self._hold_ms = visibility_timeout // timedelta(milliseconds=1)
+        self._claim_bytes = claim_bytes
+        self._fitting: float = math.inf
+        """How many rows to claim next, if the last claims had more than `claim_bytes`."""
+        self.was_cut = False
+        """Whether the last claim left out rows because they were too large. They can be claimed at once."""
+        self._load = table.sql("load")
+        self.hold_ms = visibility_timeout // timedelta(milliseconds=1)
+        """How long a lease lasts."""
         self._claim = table.sql("claim")
         self._count_available = table.sql("count_available")
         self._unsettled_tenants = table.sql("unsettled_tenants")
         self._claim_of_tenant = table.sql("claim_of_tenant")
         self._last_tenant = ""
         self._order_of = itemgetter(*table.order)
+        self._key_of = itemgetter(*table.key)
         deletes = table.done is None
         self._complete = table.sql("complete_and_delete" if deletes else "complete")
         self._complete_claim = table.sql("complete_claim_and_delete" if deletes else "complete_claim")
+        self._complete_claim_shared = table.sql(
+            "complete_claim_shared_and_delete" if deletes else "complete_claim_shared"
+        )
+        self._lock = table.sql("lock")
+        self._discount = table.sql("discount")
+        self._charge = table.sql("charge")
         self._retry = table.sql("retry")
         self._bury = table.sql("bury")
         self._release = table.sql("release")
-        self._extend = table.sql("extend")
         self._void = table.sql("void")
         self._next_available = table.sql("next_available")
 
@@ -101,14 +134,44 @@ class Lease:
         """Claim up to `limit` rows that are available at `now`, and add 1 to the `attempt` of each.
 
         If more rows are available, each tenant gets an equal share first, and the oldest rows get the rest. So many
-        rows of one tenant do not delay a single row of another tenant.
+        rows of one tenant do not delay a single row of another tenant. The bytes of a claim are shared in the same way.
+        A single row may have more than the bytes of a claim.
         """
-        claim = {"now": now, "until": now + self._hold_ms, "token": secrets.token_hex(8)}
+        limit = int(min(limit, self._fitting))
+        claim = {"now": now, "until": now + self.hold_ms, "token": secrets.token_hex(8)}
+        if self.table.large is not None:
+            claim["inline"] = self._claim_bytes // limit
         available = await self.count_available(tx, now, limit + 1)
         rows = await self._claim_shares(tx, claim, limit) if available > limit else []
         if rest := min(available, limit) - len(rows):
             rows += await tx.fetch(self._claim, {**claim, "limit": rest})
-        return sorted(rows, key=self._order_of)
+        return await self._bound_bytes(tx, sorted(rows, key=self._order_of), limit)
+
+    async def _bound_bytes(self, tx: Transaction, rows: list[Row], limit: int) -> list[Row]:
+        """Load the large texts of claimed rows as far as these fit into the bytes of a claim; release the other rows.
+
+        The claim returns only texts that are short enough for all of its rows. A sum over the rows in the statement of
+        the claim would take half as long as the claim itself.
+        """
+        column = self.table.large
+        inline = self._claim_bytes // limit
+        if column is None or all(row["size"] <= inline for row in rows):
+            self.was_cut = False
+            self._fitting = max(self._fitting, 2 * limit)
+            return rows
+        kept, left = split_by_bytes(rows, self._claim_bytes)
+        await self.release(tx, left)
+        self.was_cut = bool(left)
+        self._fitting = 2 * len(kept) if left else max(self._fitting, 2 * limit)
+        missing = [self._held(row) for row in kept if row["size"] > inline]
+        texts = {self._key_of(row): row[column] for row in await tx.fetch_each(self._load, missing)}
+        columns = (*self.table.claimed, "attempt", "lease_token", "available_at")
+        return [
+            {**{name: row[name] for name in columns}, column: texts[key]}
+            if (key := self._key_of(row)) in texts
+            else row
+            for row in kept
+        ]
 
     async def count_available(self, reader: Reader, now: int, limit: int) -> int:
         """Return how many rows may be claimed at `now`, at most `limit`."""
@@ -134,42 +197,58 @@ class Lease:
         self._last_tenant = tenants[-1]["tenant_id"] if len(tenants) == limit else ""
         return tenants
 
+    async def lock(self, tx: Transaction, rows: Sequence[Row]) -> None:
+        """Lock held rows. A transaction that settles rows in several ways locks all of them first, in one order."""
+        await tx.fetch_each(self._lock, [self._held(row) for row in self._in_key_order(rows)])
+
     async def complete(self, tx: Transaction, rows: Sequence[Row], at: int) -> int:
         """Complete rows at the instant `at`."""
-        return await tx.executemany(self._complete, [self._held(row, at=at) for row in rows])
+        return await tx.executemany(self._complete, [self._held(row, at=at) for row in self._in_key_order(rows)])
 
-    async def complete_claim(self, tx: Transaction, rows: Sequence[Row], at: int) -> int:
-        """Complete all rows of one claim at the instant `at`, in one statement. No row of it may have been extended.
+    async def complete_claim(self, tx: Transaction, rows: Sequence[Row], at: int, *, shared: bool) -> int:
+        """Complete all rows of one claim at the instant `at`, in one statement. No row of it may have been charged.
+
+        `shared`: other processes use the database too. Rows that another transaction has locked are then skipped,
+        because this statement does not lock rows in the order of their keys. Complete them with `complete`.
 
         Measured on SQLite: completing row by row takes twice as long, because the threads exchange the interpreter's
         lock for every row.
         """
         claim = rows[0]
-        return await tx.execute(
-            self._complete_claim, {"until": claim["available_at"], "token": claim["lease_token"], "at": at}
-        )
+        statement = self._complete_claim_shared if shared else self._complete_claim
+        return await tx.execute(statement, {"until": claim["available_at"], "token": claim["lease_token"], "at": at})
+
+    async def discount(self, tx: Transaction, rows: Sequence[Row]) -> None:
+        """Take back the attempt that the claim of these rows added, in the transaction of the claim."""
+        await tx.executemany(self._discount, [self._held(row) for row in self._in_key_order(rows)])
+
+    async def charge(self, tx: Transaction, row: Row, now: int) -> bool:
+        """Add an attempt to a claimed row, and extend its lease from `now`. Return False if the lease was lost."""
+        return bool(await tx.execute(self._charge, self._held(row, until=now + self.hold_ms)))
 
     async def retry(self, tx: Transaction, failures: Sequence[Failure]) -> int:
         """Return rows to the waiting state. Each is available again at its `retry_at`."""
         return await tx.executemany(
-            self._retry, [self._held(each.row, at=each.retry_at, error=each.error) for each in failures]
+            self._retry,
+            [
+                self._held(each.row, at=each.retry_at, error=each.error)
+                for each in self._failures_in_key_order(failures)
+            ],
         )
 
     async def bury(self, tx: Transaction, failures: Sequence[Failure]) -> int:
         """Give rows up. They stay in the table and are not claimed again."""
-        return await tx.executemany(self._bury, [self._held(each.row, error=each.error) for each in failures])
+        return await tx.executemany(
+            self._bury, [self._held(each.row, error=each.error) for each in self._failures_in_key_order(failures)]
+        )
 
     async def release(self, tx: Transaction, rows: Sequence[Row]) -> int:
         """Return rows to the waiting state as if they had not been claimed: available at once, in their old order."""
-        return await tx.executemany(self._release, [self._held(row) for row in rows])
-
-    async def extend(self, tx: Transaction, rows: Sequence[Row], now: int) -> int:
-        """Extend leases to a full visibility timeout from `now`."""
-        return await tx.executemany(self._extend, [self._held(row, until=now + self._hold_ms) for row in rows])
+        return await tx.executemany(self._release, [self._held(row) for row in self._in_key_order(rows)])
 
     async def void(self, tx: Transaction, now: int) -> int:
         """End every lease. The caller knows that no other process can hold one. The attempts stay counted."""
-        return await tx.execute(self._void, {"now": now, "until": now + self._hold_ms})
+        return await tx.execute(self._void, {"now": now, "until": now + self.hold_ms})
 
     async def next_available(self, reader: Reader) -> int | None:
         """Return when the next row may be claimed; None if no row is waiting."""
@@ -179,3 +258,10 @@ class Lease:
 
     def _held(self, row: Row, **values: Any) -> Mapping[str, Any]:
         return {column: row[column] for column in self.table.key} | {"token": row["lease_token"]} | values
+
+    def _in_key_order(self, rows: Sequence[Row]) -> list[Row]:
+        """Return rows in the order in which every transaction locks them, so that transactions cannot deadlock."""
+        return sorted(rows, key=self._key_of)
+
+    def _failures_in_key_order(self, failures: Sequence[Failure]) -> list[Failure]:
+        return sorted(failures, key=lambda failure: self._key_of(failure.row))

@@ -10,7 +10,11 @@ WITH picked AS MATERIALIZED (  -- evaluated once: if a plan ran it for each row,
 UPDATE {table}
 SET available_at = :until, attempt = attempt + 1, lease_token = :token, {state} = '{held}'
 WHERE ({key}) IN (SELECT {key} FROM picked)
-RETURNING {claimed}, attempt, lease_token, available_at
+RETURNING {claimed}{size}, attempt, lease_token, available_at
+
+-- name: load
+-- The large column of a held row, which the claim did not return.
+SELECT {key}, {large} FROM {table} WHERE {key_is} AND lease_token = :token
 
 -- name: count_available
 -- How many rows are available, up to a limit.
@@ -42,7 +46,7 @@ WITH picked AS MATERIALIZED (
 UPDATE {table}
 SET available_at = :until, attempt = attempt + 1, lease_token = :token, {state} = '{held}'
 WHERE ({key}) IN (SELECT {key} FROM picked)
-RETURNING {claimed}, attempt, lease_token, available_at
+RETURNING {claimed}{size}, attempt, lease_token, available_at
 
 -- name: complete
 -- Settles a held row as done.
@@ -56,6 +60,16 @@ UPDATE {table}
 SET {state} = '{done}', {done_at} = :at, available_at = NULL, lease_token = NULL, last_error = NULL
 WHERE available_at = :until AND lease_token = :token
 
+-- name: complete_claim_shared
+-- Like `complete_claim`, but skips rows that another transaction has locked. It never waits, so it cannot deadlock.
+WITH held AS MATERIALIZED (
+    SELECT {key} FROM {table} WHERE available_at = :until AND lease_token = :token
+    /* skip locked */
+)
+UPDATE {table}
+SET {state} = '{done}', {done_at} = :at, available_at = NULL, lease_token = NULL, last_error = NULL
+WHERE ({key}) IN (SELECT {key} FROM held)
+
 -- name: complete_and_delete
 -- Deletes a held row.
 DELETE FROM {table} WHERE {key_is} AND lease_token = :token
@@ -63,6 +77,31 @@ DELETE FROM {table} WHERE {key_is} AND lease_token = :token
 -- name: complete_claim_and_delete
 -- Deletes all rows of one claim.
 DELETE FROM {table} WHERE available_at = :until AND lease_token = :token
+
+-- name: complete_claim_shared_and_delete
+-- Like `complete_claim_and_delete`, but skips rows that another transaction has locked.
+WITH held AS MATERIALIZED (
+    SELECT {key} FROM {table} WHERE available_at = :until AND lease_token = :token
+    /* skip locked */
+)
+DELETE FROM {table} WHERE ({key}) IN (SELECT {key} FROM held)
+
+-- name: lock
+-- Locks a held row.
+SELECT {key} FROM {table} WHERE {key_is} AND lease_token = :token
+/* for update */
+
+-- name: discount
+-- Takes back the attempt that the claim added to a held row.
+UPDATE {table}
+SET attempt = attempt - 1
+WHERE {key_is} AND lease_token = :token
+
+-- name: charge
+-- Adds an attempt to a held row, and extends its lease.
+UPDATE {table}
+SET attempt = attempt + 1, available_at = :until
+WHERE {key_is} AND lease_token = :token
 
 -- name: retry
 -- Returns a held row to the waiting state until its next attempt.
@@ -80,12 +119,6 @@ WHERE {key_is} AND lease_token = :token
 -- Returns a held row to its old place. The attempt does not count.
 UPDATE {table}
 SET {state} = '{waiting}', available_at = {oldest_first}, lease_token = NULL, attempt = attempt - 1
-WHERE {key_is} AND lease_token = :token
-
--- name: extend
--- Extends the lease of a held row.
-UPDATE {table}
-SET available_at = :until
 WHERE {key_is} AND lease_token = :token
 
 -- name: void

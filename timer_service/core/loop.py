@@ -4,6 +4,7 @@ import asyncio
 import logging
 import math
 import time
+from contextlib import suppress
 from datetime import timedelta
 from typing import NamedTuple, Protocol
 
@@ -39,7 +40,8 @@ class Loop:
     """A task that runs ticks until it is stopped.
 
     Between ticks it sleeps until the earliest of three: the last pass's `next_at`, a wake, or the end of the poll
-    interval. A tick that fails is logged and retried after a second.
+    interval. The poll interval is monotonic time: a clock that is set back does not make the loop sleep longer. A tick
+    that fails is logged and retried after a second.
     """
 
     def __init__(
@@ -108,10 +110,13 @@ class Loop:
 
     async def _sleep(self) -> None:
         self._woken.clear()
-        while not self._stopping and (wait_ms := self._next_at - self._clock.now()) > 0:
-            try:
-                async with asyncio.timeout(wait_ms / 1000):
+        monotonic = asyncio.get_running_loop().time
+        latest = monotonic() + self._poll_ms / 1000
+        while not self._stopping:
+            seconds = min((self._next_at - self._clock.now()) / 1000, latest - monotonic())
+            if seconds <= 0:
+                break
+            with suppress(TimeoutError):
+                async with asyncio.timeout(seconds):
                     await self._woken.wait()
-            except TimeoutError:
-                continue
-            self._woken.clear()
+                self._woken.clear()

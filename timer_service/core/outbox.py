@@ -6,6 +6,7 @@ cannot be published stays in state Buried, with the reason, until it is requeued
 
 import itertools
 from collections.abc import Collection, Sequence
+from operator import itemgetter
 from typing import NamedTuple
 
 from timer_service.core.codec import encode
@@ -24,6 +25,7 @@ OUTBOX = LeasedTable(
     claimed=("tenant_id", "event_id", "message", "body", "traceparent", "tracestate", "added_at", "ordinal"),
     oldest_first="added_at",
     ordinal="ordinal",
+    large="body",
     state="state",
     waiting="Waiting",
     held="Waiting",
@@ -36,6 +38,7 @@ COUNTED = (
 )
 """The rows of the outbox that the gauges count."""
 
+_KEY = itemgetter(*OUTBOX.key)
 _ORDINALS = itertools.count()
 """One counter for the process. With one per transaction, every function that adds events would have to pass it on."""
 
@@ -53,7 +56,8 @@ async def add(tx: Transaction, events: Collection[Event], now: int) -> None:
     The relay publishes events in the order in which this instance added them, as far as docs/guarantees.md promises.
     The caller should wake the relay's loop; otherwise the relay finds the events at its next poll.
     """
-    await tx.executemany(_SQL["add"], [_parameters(event, now) for event in events])
+    rows = [_parameters(event, now) for event in events]  # numbers the events in their order
+    await tx.executemany(_SQL["add"], sorted(rows, key=_KEY))  # in the order in which every transaction locks rows
 
 
 async def lock_events(tx: Transaction, keys: Collection[EventKey]) -> dict[EventKey, str]:

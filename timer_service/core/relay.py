@@ -4,19 +4,21 @@ import asyncio
 import logging
 import random
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import partial
 
 from timer_service.core.backoff import Backoff
 from timer_service.core.broker import TRANSIENT, Broker, PublishResult, PublishStatus
 from timer_service.core.clock import Clock
 from timer_service.core.database import Database, Row, Transaction
-from timer_service.core.errors import DatabaseUnavailableError
-from timer_service.core.lease import Failure, Lease
+from timer_service.core.lease import DEATHS_ALONE, GIVEN_UP, Failure, Lease
 from timer_service.core.loop import Pass
 from timer_service.core.message import Message
 from timer_service.core.metrics_port import MetricsPort
+from timer_service.core.pause import SHORTEST_MS, Pause
+from timer_service.core.settlement import Settlement, Settler
 from timer_service.core.transactions import in_transaction
 
 log = logging.getLogger(__name__)
@@ -26,25 +28,11 @@ Encode = Callable[[Row, int], Message]
 
 _BATCHES_PER_TICK = 8
 _OVERLAPPING_BATCHES = 2
-_PAUSE_MS = 250
-"""How long to wait while the broker is unavailable. Timers may be late by this much when the broker is back."""
+_CHUNK_BYTES = 2 * 1024 * 1024
+"""The messages that are encoded and published at a time. The bodies of the other rows of the claim exist only once."""
 _LOCKED_ROWS_PAUSE_MS = 5
 """How long to wait for rows that another instance is claiming. A claim takes about this long,
 and polling more often slows it down."""
-
-
-@dataclass(slots=True)
-class _Settlement:
-    """How to settle the rows of one claim, which were fired at an instant."""
-
-    at: int
-    complete: list[Row] = field(default_factory=list)
-    release: list[Row] = field(default_factory=list)
-    retry: list[Failure] = field(default_factory=list)
-    bury: list[Failure] = field(default_factory=list)
-
-    def count(self) -> int:
-        return len(self.complete) + len(self.release) + len(self.retry) + len(self.bury)
 
 
 class Relay:
@@ -74,34 +62,36 @@ class Relay:
         self._max_attempts = max_attempts
         self._backoff = backoff
         self._rng = rng or random.Random()  # noqa: S311 - jitter, not a secret
-        self._resume_at = 0
+        self._pause = Pause()
         self._claimed_nothing_at: int | None = None
-        self._unsettled: list[_Settlement] = []
+        self._settler = Settler(database, lease, clock, metrics)
 
     async def tick(self, now: int) -> Pass:
         """Fire rows that are available at `now`, in a limited number of batches. Return how many rows were claimed.
 
         Two batches overlap: while one is being published, the next is claimed or settled. The relay claims nothing
-        while the broker is unavailable, so an outage costs no attempts.
+        while the broker is unavailable, so an outage costs no attempts. After a claim of which nothing was published,
+        it claims single rows until one is published.
 
         Claims that an outage of the database left unsettled are settled first. While their leases last, their events
         need not be published again.
         """
-        while self._unsettled:
-            await self._settle(self._unsettled.pop())
+        await self._settler.settle_left()
         claimed = 0
         publishing: set[asyncio.Task[None]] = set()
         try:
             for _ in range(_BATCHES_PER_TICK):
                 if not self._may_claim(now):
                     break
-                rows = await self._claim(now)
+                probing = self._pause.probing
+                limit = 1 if probing else self._batch_size
+                rows = await self._claim(now, limit)
                 claimed += len(rows)
                 if rows:
                     publishing.add(asyncio.create_task(self._fire(rows)))
-                if len(rows) < self._batch_size:
+                if len(rows) < limit and not self._lease.was_cut:
                     break
-                if len(publishing) == _OVERLAPPING_BATCHES:
+                if probing or len(publishing) == _OVERLAPPING_BATCHES:
                     finished, publishing = await asyncio.wait(publishing, return_when=asyncio.FIRST_COMPLETED)
                     _raise_first(finished)
         finally:
@@ -117,45 +107,89 @@ class Relay:
             return None
         if self._claimed_nothing_at is not None and at <= self._claimed_nothing_at:
             at = self._claimed_nothing_at + _LOCKED_ROWS_PAUSE_MS
-        return max(at, self._resume_at)
+        # Not later than the shortest pause, to see whether the broker was away and is back.
+        return max(at, min(self._pause.resume_at, self._clock.now() + SHORTEST_MS))
 
     def _may_claim(self, now: int) -> bool:
-        if not self._broker.health.usable:
-            self._pause()
-        return now >= self._resume_at
+        return self._pause.is_over(now, broker_usable=self._broker.health.usable)
 
-    def _pause(self) -> None:
-        self._resume_at = self._clock.now() + _PAUSE_MS
-
-    async def _claim(self, now: int) -> list[Row]:
-        rows = await in_transaction(self._database, lambda tx: self._lease.claim(tx, now, self._batch_size))
+    async def _claim(self, now: int, limit: int) -> list[Row]:
+        rows = await in_transaction(self._database, lambda tx: self._claim_in(tx, now, limit))
         self._metrics.claimed(len(rows))
         return rows
 
-    async def _fire(self, rows: Sequence[Row]) -> None:
-        settlement = _Settlement(self._clock.now())
-        messages = self._encode_each(rows, settlement)
-        if messages:
-            started = time.perf_counter()
-            results = await self._broker.publish(list(messages.values()))
-            self._metrics.published(time.perf_counter() - started)
-            self._sort_results([rows[index] for index in messages], results, settlement)
-        await self._settle(settlement)
+    async def _claim_in(self, tx: Transaction, now: int, limit: int) -> list[Row]:
+        rows = await self._lease.claim(tx, now, limit)
+        await self._lease.discount(tx, [row for row in rows if self._is_exhausted(row)])
+        return rows
 
-    def _encode_each(self, rows: Sequence[Row], settlement: _Settlement) -> dict[int, Message]:
-        messages = {}
-        for index, row in enumerate(rows):
-            if row["attempt"] > self._max_attempts:  # the process died at each attempt
-                settlement.bury.append(Failure(row, "gave up: claimed and never settled", settlement.at))
-                continue
+    def _is_exhausted(self, row: Row) -> bool:
+        """Return whether the process died, or lost its lease, at each attempt on a row, together with other rows."""
+        exhausted: bool = row["attempt"] > self._max_attempts
+        return exhausted
+
+    async def _fire(self, rows: Sequence[Row]) -> None:
+        until = self._clock.now() + self._lease.hold_ms // 2
+        exhausted = [row for row in rows if self._is_exhausted(row)]
+        first = [row for row in rows if not self._is_exhausted(row)] if exhausted else rows
+        if first:
+            await self._settler.settle(await self._publish(first, until, whole=not exhausted))
+        if exhausted:
+            await self._fire_alone(exhausted, until)
+
+    async def _fire_alone(self, rows: Sequence[Row], until: int) -> None:
+        """Fire exhausted rows one by one. Only the row in progress is charged with an attempt.
+
+        So a row is given up only if it alone ends the process, and not because of a crash loop with another cause.
+        """
+        rest = Settlement(self._clock.now())
+        for row in rows:
+            if row["attempt"] > self._max_attempts + DEATHS_ALONE:
+                rest.bury.append(Failure(row, GIVEN_UP, rest.at))
+            elif not self._may_claim(now := self._clock.now()) or now > until:
+                rest.retry.append(Failure(row, "claimed and never settled; its next attempt waits", now))
+            elif await in_transaction(self._database, partial(self._lease.charge, row=row, now=now)):
+                await self._settler.settle(await self._publish([row], until, whole=False))
+            else:
+                self._settler.count_lost(1)
+        if rest.count():
+            await self._settler.settle(rest)
+
+    async def _publish(self, rows: Sequence[Row], until: int, *, whole: bool) -> Settlement:
+        """Publish rows in chunks, and return how to settle them.
+
+        Rows are released if the broker stored only a part of an earlier chunk, or after the instant `until`. So
+        publishing ends before the lease.
+        """
+        settlement = Settlement(self._clock.now(), whole)
+        waiting = deque(rows)
+        while waiting and not settlement.release and self._clock.now() <= until:
+            if messages := self._encode_chunk(waiting, settlement):
+                started = time.perf_counter()
+                results = await self._broker.publish([message for _, message in messages])
+                self._metrics.published(time.perf_counter() - started)
+                self._sort_results([row for row, _ in messages], results, settlement)
+        settlement.release += waiting
+        self._set_pause(settlement)
+        return settlement
+
+    def _encode_chunk(self, waiting: deque[Row], settlement: Settlement) -> list[tuple[Row, Message]]:
+        """Take rows from `waiting` and return their messages, until these have the size of a chunk."""
+        messages: list[tuple[Row, Message]] = []
+        size = 0
+        while waiting and size < _CHUNK_BYTES:
+            row = waiting.popleft()
             try:
-                messages[index] = self._encode(row, settlement.at)
+                message = self._encode(row, settlement.at)
             except Exception as error:
                 log.exception("row cannot be encoded", extra={"table": self._lease.table.name})
                 self._fail(row, f"cannot be encoded: {error!r}", settlement)
+            else:
+                messages.append((row, message))
+                size += len(message.body)
         return messages
 
-    def _sort_results(self, rows: Sequence[Row], results: Sequence[PublishResult], settlement: _Settlement) -> None:
+    def _sort_results(self, rows: Sequence[Row], results: Sequence[PublishResult], settlement: Settlement) -> None:
         """Decide by the result of each row: published (complete), transient (release), refused (retry or bury)."""
         for row, result in zip(rows, results, strict=True):
             if result.status is PublishStatus.PUBLISHED:
@@ -169,43 +203,18 @@ class Relay:
             reasons = [result.reason for result in failures if result.status is status]
             self._metrics.publish_failed(status, len(reasons))
             log.warning("messages not published", extra={"status": status, "count": len(reasons), "reason": reasons[0]})
-        if settlement.release:
-            self._pause()
 
-    def _fail(self, row: Row, error: str, settlement: _Settlement) -> None:
+    def _set_pause(self, settlement: Settlement) -> None:
+        if settlement.release:
+            (self._pause.shorten if settlement.complete else self._pause.lengthen)(self._clock.now())
+        if settlement.complete:
+            self._pause.end()
+
+    def _fail(self, row: Row, error: str, settlement: Settlement) -> None:
         attempt: int = row["attempt"]
         delay = self._backoff.delay(attempt, self._rng)
         failure = Failure(row, error, self._clock.now() + delay // timedelta(milliseconds=1))
         (settlement.retry if attempt < self._max_attempts else settlement.bury).append(failure)
-
-    async def _settle(self, settlement: _Settlement) -> None:
-        now = self._clock.now()
-        try:
-            changed = await in_transaction(self._database, lambda tx: self._write(tx, settlement))
-        except DatabaseUnavailableError:
-            self._unsettled.append(settlement)
-            raise
-        for outcome, count in changed.items():
-            if count:
-                self._metrics.settled(self._lease.table.name, outcome, count)
-        if lost := settlement.count() - sum(changed.values()):
-            self._metrics.leases_lost(lost)
-            log.warning("leases expired or rows changed before they were settled", extra={"count": lost})
-        if changed["buried"]:
-            self._metrics.buried(self._lease.table.name, changed["buried"])
-        for row in settlement.complete:
-            self._metrics.fired_late(self._lease.table.name, (now - row[self._lease.table.oldest_first]) / 1000)
-
-    async def _write(self, tx: Transaction, settlement: _Settlement) -> dict[str, int]:
-        """Settle the rows of a claim; return the number of rows changed, by outcome."""
-        whole_claim = len(settlement.complete) == settlement.count()
-        complete = self._lease.complete_claim if whole_claim else self._lease.complete
-        return {
-            "fired": await complete(tx, settlement.complete, settlement.at),
-            "released": await self._lease.release(tx, settlement.release),
-            "retried": await self._lease.retry(tx, settlement.retry),
-            "buried": await self._lease.bury(tx, settlement.bury),
-        }
 
 
 def _raise_first(publishing: set[asyncio.Task[None]]) -> None:

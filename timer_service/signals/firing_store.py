@@ -87,14 +87,10 @@ async def lock_held(tx: Transaction, rows: Collection[Row]) -> list[Row]:
     return [row for row in rows if (row["tenant_id"], row["firing_id"]) in held]
 
 
-async def set_attempt(tx: Transaction, rows: Iterable[Row], attempt: int) -> None:
-    """Set the number of attempts of claimed rows. Rows with a lost lease do not change."""
-    await tx.executemany(_SQL["set_attempt"], [{**_held(row), "attempt": attempt} for row in rows])
-
-
 async def fail(tx: Transaction, failures: Sequence[Failure], at: int) -> int:
     """Set claimed rows to failed at the instant `at`. Return how many leases were still held."""
-    parameters = [{**_held(failure.row), "error": failure.error, "at": at} for failure in failures]
+    in_key_order = sorted(failures, key=lambda failure: (failure.row["tenant_id"], failure.row["firing_id"]))
+    parameters = [{**_held(failure.row), "error": failure.error, "at": at} for failure in in_key_order]
     return await tx.executemany(_SQL["fail"], parameters)
 
 

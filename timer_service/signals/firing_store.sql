@@ -27,11 +27,6 @@ SELECT tenant_id, firing_id FROM work_signal_firings
 WHERE tenant_id = :tenant_id AND firing_id = :firing_id AND lease_token = :token
 /* for update */
 
--- name: set_attempt
--- Writes the number of attempts of a claimed firing.
-UPDATE work_signal_firings SET attempt = :attempt
-WHERE tenant_id = :tenant_id AND firing_id = :firing_id AND lease_token = :token
-
 -- name: fail
 -- Sets a claimed firing to failed.
 UPDATE work_signal_firings

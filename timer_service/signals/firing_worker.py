@@ -13,7 +13,7 @@ from timer_service.core import outbox
 from timer_service.core.backoff import Backoff
 from timer_service.core.database import Row, Transaction
 from timer_service.core.errors import ConflictError, DatabaseUnavailableError
-from timer_service.core.lease import Failure, Lease
+from timer_service.core.lease import DEATHS_ALONE, GIVEN_UP, Failure, Lease
 from timer_service.core.loop import Pass
 from timer_service.core.slice import Parts
 from timer_service.core.transactions import in_transaction
@@ -58,13 +58,14 @@ class FiringWorker:
         """Process at most one batch of the firings available at `now`. The pass counts the claimed firings."""
         rows, self._unprocessed = self._unprocessed or await self._claim(now), []
         self._claimed_nothing_at = None if rows else now
-        last = self._max_attempts + 1
+        exhausted = [row for row in rows if self._is_exhausted(row)]
         try:
-            await self._process([row for row in rows if row["attempt"] < last])
-            for row in rows:
-                if row["attempt"] > last:
-                    await self._give_up(Failure(row, "gave up: claimed and never settled", now))
-            await self._process_alone([row for row in rows if row["attempt"] == last])
+            await self._process([row for row in rows if not self._is_exhausted(row)])
+            for row in exhausted:
+                if row["attempt"] > self._max_attempts + DEATHS_ALONE:
+                    await self._give_up(Failure(row, GIVEN_UP, now))
+                else:
+                    await self._process_alone(row)
         except DatabaseUnavailableError:
             self._unprocessed = rows
             raise
@@ -77,22 +78,30 @@ class FiringWorker:
         return at
 
     async def _claim(self, now: int) -> list[Row]:
-        rows = await in_transaction(self._database, lambda tx: self._lease.claim(tx, now, self._batch_size))
+        rows = await in_transaction(self._database, lambda tx: self._claim_in(tx, now))
         self._metrics.claimed(len(rows))
         return rows
 
-    async def _process_alone(self, rows: Sequence[Row]) -> None:
-        """Process one by one the rows that were claimed `max_attempts` times and never settled.
+    async def _claim_in(self, tx: Transaction, now: int) -> list[Row]:
+        rows = await self._lease.claim(tx, now, self._batch_size)
+        await self._lease.discount(tx, [row for row in rows if self._is_exhausted(row)])
+        return rows
 
-        One of these rows may have killed the process each time. Only the row in progress gets the next attempt, so
-        a row is given up only if the process dies while it handles this row alone.
+    def _is_exhausted(self, row: Row) -> bool:
+        """Return whether the process died, or lost its lease, at each attempt on a firing, together with others."""
+        exhausted: bool = row["attempt"] > self._max_attempts
+        return exhausted
+
+    async def _process_alone(self, row: Row) -> None:
+        """Process an exhausted firing alone. Only this firing is charged with an attempt.
+
+        So a firing is given up only if it alone ends the process, and not because of a crash loop with another cause.
         """
-        if rows:
-            await in_transaction(self._database, lambda tx: firing_store.set_attempt(tx, rows, self._max_attempts))
-        for row in rows:
-            count_attempt = partial(firing_store.set_attempt, rows=[row], attempt=self._max_attempts + 1)
-            await in_transaction(self._database, count_attempt)
+        charge = partial(self._lease.charge, row=row, now=self._clock.now())
+        if await in_transaction(self._database, charge):
             await self._process([row])
+        else:
+            self._count_lost(1)
 
     async def _process(self, rows: Sequence[Row]) -> None:
         """Process rows together. If the batch fails, process its halves, until the failing row is alone."""
@@ -179,5 +188,8 @@ class FiringWorker:
         if count:
             self._metrics.settled(FIRINGS.name, outcome, count)
         if lost:
-            self._metrics.leases_lost(lost)
-            log.warning("leases lost before they were settled", extra={"count": lost})
+            self._count_lost(lost)
+
+    def _count_lost(self, count: int) -> None:
+        self._metrics.leases_lost(count)
+        log.warning("leases lost before they were settled", extra={"count": count})

@@ -37,6 +37,7 @@ TIMERS = LeasedTable(
     key=("tenant_id", "service_call_id"),
     claimed=("tenant_id", "service_call_id", *_SCHEDULE_COLUMNS),
     oldest_first="due_at",
+    large="data",
     state="state",
     waiting=State.SCHEDULED,
     held=State.SCHEDULED,

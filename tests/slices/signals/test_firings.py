@@ -253,7 +253,7 @@ async def test_given_up_firing_wakes_the_outbox(signals: Signals) -> None:
     """A buried firing wakes the outbox, so that its event is published at once."""
     await signals.create()
     await signals.transition()
-    await signals.sql(f"UPDATE work_signal_firings SET attempt = {MAX_ATTEMPTS + 1}")
+    await signals.sql(f"UPDATE work_signal_firings SET attempt = {MAX_ATTEMPTS + 3}")
     await signals.firings.tick(NOW)
     assert signals.worker_wakes == [("outbox", NOW)]
 
@@ -296,22 +296,35 @@ async def claim_and_die(signals: Signals) -> list[int]:
     return [row["attempt"] for row in rows]
 
 
-async def test_firing_that_kills_the_process(store: Database, memory_broker: MemoryBroker, clock: ManualClock) -> None:
-    """A firing that kills the process is tried alone in the end and buried. The others fire."""
-    gate = Gate(Process(lambda: None), Counter())
-    database = FaultyDatabase(store, gate, exclusive=store.exclusive, committed=_do_nothing, failed=_do_nothing)
-    mortal, signals = Signals(database, memory_broker, clock), Signals(store, memory_broker, clock)
+@pytest.mark.parametrize("cycles", [MAX_ATTEMPTS, 20])
+async def test_crash_loop_with_another_cause(signals: Signals, cycles: int) -> None:
+    """A process that dies again and again after its claims gives up no firing. Afterwards all of them fire."""
     for name in ("first", "second", "third"):
         await signals.create(name)
     await signals.transition()
-    seen = [await claim_and_die(signals) for _ in range(MAX_ATTEMPTS)]
-    gate.arm(crash(Point.BEFORE_BEGIN, 4))  # claim, set_attempt all, set_attempt the first, and then fire it
-    with pytest.raises(Crash):
-        await mortal.firings.tick(clock.now())
-    clock.advance(milliseconds=HOLD_MS)
+    seen = [await claim_and_die(signals) for _ in range(cycles)]
+    await signals.run()
+    assert seen == [[min(cycle, MAX_ATTEMPTS + 1)] * 3 for cycle in range(1, cycles + 1)]
+    assert (sorted(signals.fired()), signals.events_of("work.signal.failed")) == (["first", "second", "third"], [])
+
+
+async def test_firing_that_kills_the_process(store: Database, memory_broker: MemoryBroker, clock: ManualClock) -> None:
+    """A firing that kills the process three times alone is given up. The others fire."""
+    signals = Signals(store, memory_broker, clock)
+    for name in ("first", "second", "third"):
+        await signals.create(name)
+    await signals.transition()
+    for _ in range(MAX_ATTEMPTS):
+        await claim_and_die(signals)
+    for _ in range(3):
+        gate = Gate(Process(lambda: None), Counter())
+        gate.arm(crash(Point.BEFORE_BEGIN, 3))  # claim, charge the first firing, and then fire it
+        database = FaultyDatabase(store, gate, exclusive=store.exclusive, committed=_do_nothing, failed=_do_nothing)
+        with pytest.raises(Crash):
+            await Signals(database, memory_broker, clock).firings.tick(clock.now())
+        clock.advance(milliseconds=HOLD_MS)
     await signals.run()
     (failed,) = signals.events_of("work.signal.failed")
-    assert seen == [[attempt] * 3 for attempt in range(1, MAX_ATTEMPTS + 1)]
     assert failed["payload"]["error"] == "gave up: claimed and never settled"
     assert sorted([*signals.fired(), failed["payload"]["signalId"]]) == ["first", "second", "third"]
     assert await signals.status(failed["payload"]["signalId"]) == "paused"

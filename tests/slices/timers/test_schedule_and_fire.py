@@ -22,6 +22,7 @@ from timer_service.core.health import HEALTHY, Health
 from timer_service.core.lease import Lease
 from timer_service.core.message import Address, Kind, Message, Position
 from timer_service.core.recovery import take_over_claims
+from timer_service.core.relay import Relay
 from timer_service.timers.store import TIMERS
 
 DUE = after(minutes=1)
@@ -990,24 +991,88 @@ async def test_restart_takes_over_at_once(sqlite: SqliteDatabase, memory_broker:
 
 
 async def test_row_that_kills_the_process(timers: Timers) -> None:
-    """A row that kills the process in each attempt is buried without publishing. Other rows fire."""
-    await timers.schedule("killer")
+    """A row that kills the process is given up after three deaths alone. It costs no other row its attempts."""
+    for call in ("a", "killer", "z"):
+        timers.send(schedule_timer(call))
+    await timers.consume()
 
-    async def die(_: Sequence[Message]) -> None:
-        raise asyncio.CancelledError
+    async def kill(messages: Sequence[Message]) -> None:
+        if any(fires("killer")(message) for message in messages):
+            raise asyncio.CancelledError
 
-    timers.broker.before_publishing = die
-    for _ in range(MAX_ATTEMPTS):
-        with pytest.raises(asyncio.CancelledError):
-            await timers.tick()
-        timers.clock.advance(seconds=VISIBILITY_TIMEOUT.total_seconds())
-    timers.broker.before_publishing = nothing
-    await timers.schedule("fine")
-    assert await timers.tick() == 2
-    row = await timers.row("killer")
-    assert timers.fired() == ["fine"]
+    timers.broker.before_publishing = kill
+    deaths = 0
+    async with asyncio.timeout(60):
+        while (row := await timers.row("killer"))["state"] == "Scheduled":
+            try:
+                await timers.tick()
+            except asyncio.CancelledError:
+                deaths += 1
+            timers.clock.advance(seconds=VISIBILITY_TIMEOUT.total_seconds())
+    assert deaths == MAX_ATTEMPTS + 3
+    assert sorted(timers.fired()) == ["a", "z"]
     assert (row["state"], row["last_error"]) == ("Failed", "gave up: claimed and never settled")
     assert timers.metrics.given_up == {"timer_schedules": 1}
+
+
+@pytest.mark.parametrize("cycles", [1, MAX_ATTEMPTS, 20])
+async def test_crash_loop_with_another_cause(store: Database, memory_broker: MemoryBroker, cycles: int) -> None:
+    """A process that dies again and again after its claims buries nothing. Afterwards every timer fires."""
+    timers = Timers(store, memory_broker, ManualClock(), batch_size=4)
+    names = [f"call-{number}" for number in range(6)]
+    for call in names:
+        timers.send(schedule_timer(call))
+    await timers.consume()
+
+    relay = timers.relay
+    assert isinstance(relay, Relay)
+    for _ in range(cycles):
+        for _ in range(2):
+            await relay._claim(timers.clock.now(), 4)  # and then the process dies
+        timers.clock.advance(seconds=VISIBILITY_TIMEOUT.total_seconds())
+    while await timers.tick():
+        pass
+    assert (sorted(timers.fired()), timers.metrics.given_up) == (names, {})
+
+
+async def test_exhausted_rows_after_an_outage(timers: Timers) -> None:
+    """An exhausted row that meets an outage of the broker keeps its attempts, and fires after the outage."""
+    await timers.schedule("a")
+    await timers.schedule("b")
+    await timers.sql(f"UPDATE timer_schedules SET attempt = {MAX_ATTEMPTS}")
+    timers.broker.before_publishing = lambda _: go_down(timers.broker)
+    await timers.tick()
+    attempts = {call: (await timers.row(call))["attempt"] for call in "ab"}
+    timers.broker.before_publishing = nothing
+    timers.broker.health = HEALTHY
+    timers.clock.advance(seconds=1)
+    await timers.tick()
+    assert (attempts, sorted(timers.fired())) == ({"a": MAX_ATTEMPTS, "b": MAX_ATTEMPTS}, ["a", "b"])
+
+
+async def test_exhausted_row_that_is_refused(timers: Timers) -> None:
+    """An exhausted row that the broker refuses is buried, as any row after its last attempt."""
+    await timers.schedule()
+    await timers.sql(f"UPDATE timer_schedules SET attempt = {MAX_ATTEMPTS}")
+    timers.broker.refuses = always
+    await timers.tick()
+    assert (await timers.row())["last_error"] == "refused"
+    assert timers.metrics.given_up == {"timer_schedules": 1}
+
+
+async def test_exhausted_row_whose_lease_is_lost(timers: Timers) -> None:
+    """An exhausted row that a command changes before its turn is not published under its old claim."""
+    for number, call in enumerate("ab"):
+        await timers.schedule(call, NOW - 10 + number)
+    await timers.sql(f"UPDATE timer_schedules SET attempt = {MAX_ATTEMPTS}")
+
+    async def cancel_b(_: Sequence[Message]) -> None:
+        timers.broker.before_publishing = nothing
+        await timers.cancel("b")
+
+    timers.broker.before_publishing = cancel_b
+    await timers.tick()
+    assert (timers.fired(), timers.metrics.lost) == (["a"], 1)
 
 
 async def test_corrupt_row(timers: Timers) -> None:

@@ -1,12 +1,14 @@
 """One clock for all instances: an estimate of the database's clock that is never ahead of it."""
 
-import time
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
+from timer_service.core.clock import SteadyTime, read_monotonic, read_system
 from timer_service.core.loop import Pass
 
 _SAMPLES = 5
+_JUMP_CHECK_MS = 250
+"""How soon to measure again after a measurement that shows a jump."""
 _DRIFT_PER_SECOND = 200
 """How fast two clocks may drift apart, in microseconds per second: twice the drift of a bad quartz."""
 
@@ -45,16 +47,8 @@ class _ClockSource(Protocol):
     async def clock_at(self) -> int: ...
 
 
-def _monotonic() -> int:
-    return time.monotonic_ns() // 1000
-
-
-def _system() -> int:
-    return time.time_ns() // 1000
-
-
 class PostgresClock:
-    """A clock that follows the database's clock and is never ahead of it.
+    """A clock that follows the database's clock and is never ahead of it, except for about a second after a set-back.
 
     A `Loop` measures the offset regularly through `tick`. In between, the clock uses this machine's monotonic clock.
     The system clock of this machine does not matter.
@@ -65,38 +59,37 @@ class PostgresClock:
         database: _ClockSource,
         observe: Callable[[float], None],
         *,
-        monotonic: Callable[[], int] = _monotonic,
-        system: Callable[[], int] = _system,
+        monotonic: Callable[[], int] = read_monotonic,
+        system: Callable[[], int] = read_system,
     ) -> None:
         """After each measurement `observe` gets the seconds that the database's clock is ahead of the system clock."""
         self._database = database
         self._observe = observe
         self._monotonic = monotonic
         self._system = system
-        self._offset: int | None = None
+        self._time = SteadyTime()
         self._measured_at = 0
-        self._latest = 0
 
     def now(self) -> int:
         """Return epoch milliseconds. Call it only after the first measurement."""
-        assert self._offset is not None  # noqa: S101 - `open_storage` measures first
         at = self._monotonic()
-        bound = at + self._offset - _drift(at - self._measured_at)
-        self._latest = max(self._latest, bound // 1000)
-        return self._latest
+        return self._time.at(at - _drift(at - self._measured_at)) // 1000
 
     async def measure(self) -> None:
         """Measure the offset. Raises `DatabaseUnavailableError`; the old offset then stays in use."""
         samples = [await self._sample() for _ in range(_SAMPLES)]
         now = self._monotonic()
-        self._offset = compute_offset(self._offset, now - self._measured_at, samples)
-        self._measured_at = now
-        self._observe((now + self._offset - self._system()) / 1_000_000)
+        elapsed = now - self._measured_at
+        offset = compute_offset(self._time.offset, elapsed, samples)
+        self._time.observe(offset, now, slack=_drift(elapsed))
+        if not self._time.jumping:
+            self._measured_at = now
+        self._observe((now + offset - self._system()) / 1_000_000)
 
     async def tick(self, _now: int) -> Pass:
-        """Measure the offset once."""
+        """Measure the offset once. If the database's clock seems to have jumped, measure again soon."""
         await self.measure()
-        return Pass(0)
+        return Pass(0, self.now() + _JUMP_CHECK_MS if self._time.jumping else None)
 
     async def _sample(self) -> Sample:
         asked_at = self._monotonic()

@@ -1,0 +1,255 @@
+"""The relay: pauses while nothing can be published, bounded claims, and settling in halves."""
+
+from collections import Counter
+from collections.abc import Sequence
+from itertools import pairwise
+
+import pytest
+
+from tests.harness.builders import schedule_timer
+from tests.harness.clock import ManualClock
+from tests.harness.timers import Timers, always, fires
+from tests.harness.wiring import VISIBILITY_TIMEOUT
+from timer_service.adapters.memory import MemoryBroker, never
+from timer_service.core.broker import PublishResult, PublishStatus
+from timer_service.core.database import Database
+from timer_service.core.health import HEALTHY, Health
+from timer_service.core.message import Message
+
+ROWS = 20
+BATCH = 5
+MIB = 1024 * 1024
+
+
+@pytest.fixture
+async def timers(store: Database, memory_broker: MemoryBroker, clock: ManualClock) -> Timers:
+    """Return timers that are due, with small claims."""
+    timers = Timers(store, memory_broker, clock, batch_size=BATCH)
+    for number in range(ROWS):
+        timers.send(schedule_timer(f"call-{number:02}"))
+    await timers.consume()
+    return timers
+
+
+async def nothing(_: Sequence[Message]) -> None:
+    """Do nothing before publishing."""
+
+
+async def run_for(timers: Timers, seconds: float) -> list[int]:
+    """Tick as the loop does. Return the milliseconds at which the relay claimed rows."""
+    start = timers.clock.now()
+    claimed_at: list[int] = []
+    while timers.clock.now() < start + seconds * 1000:
+        claims = len(timers.metrics.claims)
+        next_at = await timers.next_at()
+        claimed_at += [timers.clock.now() - start] * (len(timers.metrics.claims) - claims)
+        timers.clock.set(max(timers.clock.now() + 1, next_at or 0))
+    return claimed_at
+
+
+async def test_stream_that_stores_nothing(timers: Timers) -> None:
+    """While nothing can be published, the relay claims single rows, after pauses that grow to five seconds."""
+    timers.broker.loses_acknowledgement_of = always
+    claimed_at = await run_for(timers, 60)
+    pauses = [after - before for before, after in pairwise(claimed_at) if after > before]
+    assert pauses[:6] == [250, 500, 1000, 2000, 4000, 5000]
+    assert set(pauses[6:]) == {5000}
+    assert timers.metrics.claims[2:] == [1] * (len(claimed_at) - 2), "after the first two claims, which overlap"
+    assert (await timers.row("call-00"))["attempt"] == 0
+
+
+async def test_probe_that_succeeds(timers: Timers) -> None:
+    """When a probe is published, the same tick publishes whole claims, and the pauses begin again with the shortest."""
+    timers.broker.loses_acknowledgement_of = always
+    await run_for(timers, 10)
+    timers.broker.loses_acknowledgement_of = never
+    timers.clock.advance(seconds=5)
+    before = len(timers.metrics.claims)
+    assert await timers.tick() == ROWS
+    assert timers.metrics.claims[before] == 1
+    assert max(timers.metrics.claims[before:]) == BATCH
+    timers.send(schedule_timer("late"))
+    await timers.consume()
+    timers.broker.loses_acknowledgement_of = always
+    assert await timers.next_at() == timers.clock.now() + 250
+
+
+@pytest.mark.parametrize("outage", [0.3, 20])
+async def test_reconnect_ends_the_pause(timers: Timers, outage: float) -> None:
+    """After an outage of the connection, timers are late by 250 ms at most, however long the pauses had become."""
+    timers.broker.loses_acknowledgement_of = always
+    await run_for(timers, 30)
+    timers.broker.health = Health.down("gone")
+    await run_for(timers, outage)
+    timers.broker.loses_acknowledgement_of = never
+    timers.broker.health = HEALTHY
+    start = timers.clock.now()
+    while len(await fired(timers)) < ROWS:
+        timers.clock.set(max(timers.clock.now() + 1, await timers.next_at() or 0))
+    assert timers.clock.now() - start <= 260
+
+
+async def fired(timers: Timers) -> list[str]:
+    rows = await timers.database.reader.fetch("SELECT service_call_id FROM timer_schedules WHERE state = 'Reached'")
+    return [row["service_call_id"] for row in rows]
+
+
+async def test_partly_published_claim(timers: Timers) -> None:
+    """If a claim is published in part, the relay pauses for 250 ms each time, and claims whole batches."""
+    timers.broker.loses_acknowledgement_of = fires("call-00")
+    claimed_at = await run_for(timers, 3)
+    pauses = {after - before for before, after in pairwise(claimed_at) if after > before}
+    assert len(await fired(timers)) == ROWS - 1
+    assert 250 in pauses
+    assert max(timers.metrics.claims) == BATCH
+
+
+class FullBroker(MemoryBroker):
+    """A broker without room for any event."""
+
+    async def publish(self, messages: Sequence[Message]) -> Sequence[PublishResult]:
+        return [PublishResult(PublishStatus.FULL, "full")] * len(messages)
+
+
+async def test_full_stream(store: Database, clock: ManualClock) -> None:
+    """While the stream is full, the relay pauses as while the broker is away, and no attempt counts."""
+    timers = Timers(store, FullBroker(), clock)
+    timers.send(schedule_timer("call-00"))
+    await timers.consume()
+    claimed_at = await run_for(timers, 5)
+    assert claimed_at == [0, 250, 750, 1750, 3750]
+    assert (await timers.row("call-00"))["attempt"] == 0
+
+
+@pytest.mark.parametrize("failing", [0, 1])
+@pytest.mark.parametrize("batches", [2, 3])
+async def test_error_of_an_overlapping_batch(timers: Timers, batches: int, failing: int) -> None:
+    """If publishing one of two overlapping batches raises an error, the tick raises it. The other batch is settled."""
+    await timers.sql(f"DELETE FROM timer_schedules WHERE service_call_id >= 'call-{batches * BATCH:02}'")
+    calls = iter(range(batches))
+
+    async def fail_once(_: Sequence[Message]) -> None:
+        if next(calls) == failing:
+            raise RuntimeError("this batch fails")
+
+    timers.broker.before_publishing = fail_once
+    with pytest.raises(RuntimeError, match="this batch fails"):
+        await timers.tick()
+    assert len(await fired(timers)) >= BATCH
+
+
+async def test_clock_set_back_during_a_pause(timers: Timers) -> None:
+    """A clock that is set back by an hour during a pause does not keep the relay from claiming."""
+    timers.broker.loses_acknowledgement_of = always
+    await run_for(timers, 10)
+    timers.broker.loses_acknowledgement_of = never
+    timers.clock.advance(hours=-1)
+    await timers.sql("UPDATE timer_schedules SET due_at = due_at - 7200000, available_at = available_at - 7200000")
+    assert await timers.tick() == ROWS
+
+
+async def test_bodies_are_encoded_in_chunks(store: Database, memory_broker: MemoryBroker, clock: ManualClock) -> None:
+    """A claim of large rows is encoded and published in chunks, in order, and completed as a whole."""
+    timers = Timers(store, memory_broker, clock)
+    names = [f"call-{number:02}" for number in range(40)]
+    for name in names:
+        timers.send(schedule_timer(name, clock.now() + int(name[-2:]), data="x" * 64_000))
+    await timers.consume()
+    clock.advance(seconds=1)
+    sizes: list[int] = []
+
+    async def record(messages: Sequence[Message]) -> None:
+        sizes.append(sum(len(message.body) for message in messages))
+
+    memory_broker.before_publishing = record
+    while await timers.tick():
+        pass
+    assert (timers.fired(), sorted(await fired(timers))) == (names, names)
+    assert len(sizes) > 1
+    assert max(sizes) < 2 * MIB + 65_000
+
+
+async def test_slow_publishing_does_not_outlast_the_lease(
+    store: Database, memory_broker: MemoryBroker, clock: ManualClock
+) -> None:
+    """If publishing is so slow that the lease would expire, the other rows of the claim are released in time."""
+    timers = Timers(store, memory_broker, clock)
+    for number in range(100):
+        timers.send(schedule_timer(f"call-{number:02}", data="x" * 64_000))
+    await timers.consume()
+    start = clock.now()
+
+    async def be_slow(_: Sequence[Message]) -> None:
+        clock.advance(seconds=9)
+
+    memory_broker.before_publishing = be_slow
+    await timers.tick()
+    assert clock.now() - start < VISIBILITY_TIMEOUT.total_seconds() * 1000
+    assert timers.metrics.lost == 0
+    assert timers.metrics.settlements["released"] > 0
+    memory_broker.before_publishing = nothing
+    clock.advance(seconds=1)
+    while await timers.tick():
+        pass
+    assert Counter(timers.fired()) == Counter(f"call-{number:02}" for number in range(100))
+
+
+class Trap:
+    """Makes the database refuse to settle chosen timers."""
+
+    def __init__(self, timers: Timers) -> None:
+        self._timers = timers
+
+    async def set(self, *calls: str) -> None:
+        names = ", ".join(f"'{call}'" for call in calls)
+        condition = f"NEW.reached_at IS NOT NULL AND NEW.service_call_id IN ({names})"
+        if self._timers.database.engine == "sqlite":
+            await self._timers.sql(
+                f"CREATE TRIGGER trap BEFORE UPDATE ON timer_schedules WHEN {condition} "
+                "BEGIN SELECT RAISE(ABORT, 'trapped'); END"
+            )
+            return
+        await self._timers.sql(
+            "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS "
+            "$$ BEGIN RAISE EXCEPTION 'trapped' USING ERRCODE = 'check_violation'; END $$"
+        )
+        await self._timers.sql(
+            f"CREATE TRIGGER trap BEFORE UPDATE ON timer_schedules FOR EACH ROW WHEN ({condition}) "
+            "EXECUTE FUNCTION refuse()"
+        )
+
+    async def remove(self) -> None:
+        table = "" if self._timers.database.engine == "sqlite" else " ON timer_schedules"
+        await self._timers.sql(f"DROP TRIGGER trap{table}")
+
+
+async def test_row_that_cannot_be_settled(timers: Timers) -> None:
+    """If one row cannot be settled, the others of its claim are settled. The row keeps its lease."""
+    await Trap(timers).set("call-03")
+    await timers.tick()
+    assert len(await fired(timers)) == ROWS - 1
+    row = await timers.row("call-03")
+    assert (row["state"], row["available_at"] - timers.clock.now()) == ("Scheduled", 30_000)
+
+
+async def test_no_row_can_be_settled(store: Database, memory_broker: MemoryBroker, clock: ManualClock) -> None:
+    """If no row can be settled, the ticks fail and claim nothing. Later the rows are settled, not published again."""
+    timers = Timers(store, memory_broker, clock)
+    names = [f"call-{number:02}" for number in range(100)]
+    for name in names:
+        timers.send(schedule_timer(name))
+    await timers.consume()
+    trap = Trap(timers)
+    await trap.set(*names)
+    for _ in range(3):
+        with pytest.raises(Exception, match="trapped"):
+            await timers.tick()
+    published = timers.metrics.publishes
+    await trap.remove()
+    await timers.tick()
+    settled = len(await fired(timers))
+    clock.advance(minutes=1)
+    while await timers.tick():
+        pass
+    assert (published, sorted(await fired(timers))) == (1, names)
+    assert settled >= 80, "the ticks that failed gave up a few rows each"

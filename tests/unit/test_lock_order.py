@@ -1,0 +1,126 @@
+"""Statements that write several rows get them in the order of their keys, so that two instances cannot deadlock."""
+
+from collections.abc import Awaitable, Callable, Sequence
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from tests.harness.builders import scheduled
+from tests.harness.clock import NOW
+from timer_service.core import outbox
+from timer_service.core.database import Parameters, Row
+from timer_service.core.lease import Failure, Lease
+from timer_service.core.message import Event, Position
+from timer_service.core.outbox import OUTBOX
+from timer_service.core.settlement import Settlement
+from timer_service.signals import firing_store
+from timer_service.signals import store as signals
+from timer_service.signals.firing_store import FIRINGS
+from timer_service.signals.items import ItemKey
+from timer_service.signals.signal import Key
+from timer_service.timers import store as timers
+from timer_service.timers.store import TIMERS
+
+HOLD = timedelta(seconds=30)
+NOTHING: Parameters = {}
+IDS = ["c", "a", "e", "b", "d"]
+
+
+class Recorder:
+    """A transaction that records the keys of each statement on many rows."""
+
+    def __init__(self, *key: str) -> None:
+        self._key = key
+        self.statements: list[list[tuple[Any, ...]]] = []
+
+    async def fetch(self, _sql: str, _parameters: Parameters = NOTHING) -> Sequence[Row]:
+        return []
+
+    async def fetch_each(self, _sql: str, many: Sequence[Parameters]) -> Sequence[Row]:
+        await self.executemany(_sql, many)
+        return []
+
+    async def execute(self, _sql: str, _parameters: Parameters = NOTHING) -> int:
+        return 1
+
+    async def executemany(self, _sql: str, many: Sequence[Parameters]) -> int:
+        self.statements.append([tuple(each[column] for column in self._key) for each in many])
+        return len(many)
+
+
+def claimed(*key: str) -> list[Row]:
+    tenant, name = key
+    rows: list[dict[str, Any]] = [{tenant: f"t{n % 2}", name: IDS[n], "lease_token": "token"} for n in range(len(IDS))]
+    return list(rows)
+
+
+def failures(rows: Sequence[Row]) -> list[Failure]:
+    return [Failure(row, "no", NOW) for row in rows]
+
+
+Write = Callable[[Recorder, Lease, list[Row]], Awaitable[object]]
+LEASE: dict[str, Write] = {
+    "lock": lambda tx, lease, rows: lease.lock(tx, rows),
+    "complete": lambda tx, lease, rows: lease.complete(tx, rows, NOW),
+    "discount": lambda tx, lease, rows: lease.discount(tx, rows),
+    "retry": lambda tx, lease, rows: lease.retry(tx, failures(rows)),
+    "bury": lambda tx, lease, rows: lease.bury(tx, failures(rows)),
+    "release": lambda tx, lease, rows: lease.release(tx, rows),
+}
+
+
+@pytest.mark.parametrize("table", [TIMERS, OUTBOX, FIRINGS], ids=lambda table: table.name)
+@pytest.mark.parametrize("write", LEASE.values(), ids=LEASE)
+async def test_lease(write: Write, table: Any) -> None:
+    """Every step on claimed rows is in the order of the keys."""
+    tx = Recorder(*table.key)
+    await write(tx, Lease(table, HOLD), claimed(*table.key))
+    assert tx.statements == [sorted(tx.statements[0])]
+
+
+async def test_mixed_settlement_locks_all_rows_first() -> None:
+    """A settlement in several ways locks all its rows, in one order, before it writes any."""
+    rows = claimed(*TIMERS.key)
+    tx = Recorder(*TIMERS.key)
+    mixed = Settlement(NOW, complete=rows[:2], release=rows[2:3], retry=failures(rows[3:4]), bury=failures(rows[4:]))
+    await mixed.write(tx, Lease(TIMERS, HOLD))
+    assert tx.statements[0] == sorted(tuple(row[column] for column in TIMERS.key) for row in rows)
+
+
+async def test_events_are_added_in_key_order() -> None:
+    """Events are inserted in the order of their keys, and keep the numbers of their own order."""
+    tx = Recorder("tenant_id", "event_id", "ordinal")
+    await outbox.add(tx, [Event(name, "a.b", "acme", {}, NOW) for name in IDS], NOW)
+    (added,) = tx.statements
+    assert [event for _, event, _ in added] == sorted(IDS)
+    assert [event for _, event, _ in sorted(added, key=lambda row: row[2])] == IDS
+
+
+async def test_timers_are_saved_in_key_order() -> None:
+    """Timers are locked and written in the order of their keys."""
+    made = {timer.key: timer for timer in (scheduled(name, NOW, Position(1, 1)) for name in IDS)}
+    tx = Recorder("tenant_id", "service_call_id")
+    await timers.load(tx, made.keys())
+    await timers.save(tx, {}, made)
+    assert [statement for statement in tx.statements if statement] == [[("acme", name) for name in sorted(IDS)]] * 2
+
+
+async def test_signals_and_work_items_are_locked_in_key_order() -> None:
+    """Signals, work items and events of the outbox are locked in the order of their keys."""
+    signals_tx, items_tx = Recorder("tenant_id", "signal_id"), Recorder("tenant_id", "work_item_id")
+    events_tx = Recorder("tenant_id", "event_id")
+    await signals.find_locked(signals_tx, [Key("acme", name) for name in IDS])
+    await signals.lock_items(items_tx, [ItemKey("acme", name) for name in IDS], NOW)
+    await outbox.lock_events(events_tx, [outbox.EventKey("acme", name) for name in IDS])
+    for tx in (signals_tx, items_tx, events_tx):
+        assert all(keys == [("acme", name) for name in sorted(IDS)] for keys in tx.statements)
+
+
+async def test_firings_are_locked_in_key_order() -> None:
+    """Firings are locked and settled in the order of their keys."""
+    tx = Recorder("tenant_id", "firing_id")
+    rows = claimed(*FIRINGS.key)
+    await firing_store.lock_held(tx, rows)
+    await firing_store.fail(tx, failures(rows), NOW)
+    assert tx.statements == [sorted(tx.statements[0])] * 2

@@ -1,0 +1,223 @@
+"""The publisher against a scripted driver: what it sends, and how it reads each answer."""
+
+import asyncio
+import json
+from collections.abc import Callable
+from typing import NamedTuple, cast
+
+import pytest
+from nats import errors
+from nats.aio.client import Client
+
+from timer_service.adapters.nats.publisher import Publisher
+from timer_service.adapters.nats.subjects import Subjects
+from timer_service.core.broker import PublishStatus
+from timer_service.core.message import Address, Kind, Message
+
+PUBLISHED, REFUSED, FULL, UNAVAILABLE = PublishStatus
+STORED = b'{"stream":"TIMER_EVT","seq":1}'
+MIB = 1024 * 1024
+
+
+def error(http: int, code: int, description: str = "no") -> bytes:
+    return json.dumps({"error": {"code": http, "err_code": code, "description": description}}).encode()
+
+
+class Reply(NamedTuple):
+    data: bytes
+
+
+class Sent(NamedTuple):
+    """A message that the publisher sent. `requested`: it asked for an acknowledgement."""
+
+    id: str
+    size: int
+    headers: dict[str, str]
+    requested: bool
+
+
+Script = Callable[[Sent], bytes | Exception | None]
+
+
+class ScriptedDriver:
+    """A connection whose every acknowledgement is scripted. None: it never comes."""
+
+    max_payload = MIB
+
+    def __init__(self, script: Script) -> None:
+        self.script = script
+        self.sent: list[Sent] = []
+        self.now = 0.0
+        self.seconds_per_request = 0.0
+
+    async def publish(self, _subject: str, payload: bytes, *, headers: dict[str, str]) -> None:
+        self._send(payload, headers, requested=False)
+
+    async def request(self, _subject: str, payload: bytes, *, timeout: float, headers: dict[str, str]) -> Reply:  # noqa: ARG002, ASYNC109
+        answer = self.script(self._send(payload, headers, requested=True))
+        self.now += self.seconds_per_request
+        if answer is None:
+            await asyncio.Event().wait()
+        if isinstance(answer, Exception):
+            raise answer
+        return Reply(answer or b"")
+
+    def _send(self, payload: bytes, headers: dict[str, str], *, requested: bool) -> Sent:
+        if "bad header" in headers:
+            raise ValueError("nats: invalid header")
+        sent = Sent(headers["Nats-Msg-Id"], len(payload), headers, requested)
+        self.sent.append(sent)
+        return sent
+
+    @property
+    def requests(self) -> list[str]:
+        return [sent.id for sent in self.sent if sent.requested]
+
+    def batches(self) -> list[int]:
+        """Return the sizes of the atomic batches, in the order of their commits."""
+        return [int(sent.headers["Nats-Batch-Sequence"]) for sent in self.sent if "Nats-Batch-Commit" in sent.headers]
+
+
+def publisher_of(driver: ScriptedDriver, *, atomic: bool = True) -> Publisher:
+    return Publisher(cast("Client", driver), Subjects("timer"), atomic=atomic, monotonic=lambda: driver.now)
+
+
+def message(number: int, size: int = 10, kind: Kind = Kind.EVENT, headers: dict[str, str] | None = None) -> Message:
+    return Message(Address(kind, "acme", "something"), f"id-{number}", b"x" * size, headers or {})
+
+
+async def publish(driver: ScriptedDriver, *messages: Message, atomic: bool = True) -> list[PublishStatus]:
+    return [result.status for result in await publisher_of(driver, atomic=atomic).publish(messages)]
+
+
+def batched(sent: Sent) -> bool:
+    return "Nats-Batch-Id" in sent.headers
+
+
+async def test_too_many_requests_are_not_sent_again() -> None:
+    """If the broker answers 429, no message counts as refused, and none of the batch is sent one by one."""
+    driver = ScriptedDriver(lambda _: error(429, 10210, "atomic publish too many inflight"))
+    assert await publish(driver, *map(message, range(1000))) == [UNAVAILABLE] * 1000
+    assert driver.requests == ["id-999"]
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [error(400, 10109, "sealed"), error(503, 10008), errors.NoRespondersError(), errors.TimeoutError(), OSError("cut")],
+)
+async def test_nothing_more_is_sent_after_a_failed_window(answer: bytes | Exception) -> None:
+    """If nothing of a window is stored and no message is at fault, the next windows are not sent."""
+    driver = ScriptedDriver(lambda _: answer)
+    assert await publish(driver, *map(message, range(1600)), atomic=False) == [UNAVAILABLE] * 1600
+    assert len(driver.requests) == 500
+
+
+async def test_failed_stream_does_not_delay_another() -> None:
+    """If the stream of events is missing, dead letters are stored all the same."""
+    driver = ScriptedDriver(lambda sent: STORED if sent.id == "id-2" else errors.NoRespondersError())
+    found = await publish(driver, message(1), message(2, kind=Kind.DEAD_LETTER), message(3))
+    assert found == [UNAVAILABLE, PUBLISHED, UNAVAILABLE]
+
+
+async def test_refused_message_among_others() -> None:
+    """If a batch is refused for one message, the others are stored one by one."""
+    too_large = error(400, 10054, "message size exceeds maximum allowed")
+    driver = ScriptedDriver(lambda sent: too_large if batched(sent) or sent.id == "id-1" else STORED)
+    assert await publish(driver, *map(message, range(3))) == [PUBLISHED, REFUSED, PUBLISHED]
+
+
+@pytest.mark.parametrize(("others", "status"), [(STORED, REFUSED), (error(400, 99999), UNAVAILABLE)])
+async def test_unknown_refusal(others: bytes, status: PublishStatus) -> None:
+    """An unknown refusal counts against a message only if the stream stores another message of the call."""
+    driver = ScriptedDriver(lambda sent: error(400, 99999) if batched(sent) or sent.id == "id-1" else others)
+    assert (await publish(driver, *map(message, range(3))))[1] is status
+
+
+async def test_per_subject_limit_is_not_full() -> None:
+    """A limit of messages per subject refuses its message. The others are stored, and no batch is halved."""
+    limit = error(503, 10077, "maximum messages per subject exceeded")
+    driver = ScriptedDriver(lambda sent: limit if batched(sent) or sent.id == "id-0" else STORED)
+    assert await publish(driver, *map(message, range(4))) == [REFUSED, PUBLISHED, PUBLISHED, PUBLISHED]
+    assert driver.batches() == [4]
+
+
+async def test_full_stream_is_halved() -> None:
+    """A batch that does not fit is sent in halves until a part fits. The rest is FULL."""
+    room = 5
+
+    def script(sent: Sent) -> bytes:
+        nonlocal room
+        size = int(sent.headers.get("Nats-Batch-Sequence", 1))
+        if size > room:
+            return error(503, 10077, "maximum bytes exceeded")
+        room -= size
+        return STORED
+
+    found = await publish(ScriptedDriver(script), *map(message, range(8)))
+    assert found == [PUBLISHED] * 5 + [FULL] * 3
+
+
+async def test_batches_are_bounded() -> None:
+    """A batch has at most 1000 messages and 8 MiB. A window of single messages has at most 1 MiB."""
+    driver = ScriptedDriver(lambda _: STORED)
+    await publish(driver, *map(message, range(1001)))
+    await publish(driver, *(message(number, 900_000) for number in range(10)))
+    assert driver.batches() == [1000, 9]
+    waiting = ScriptedDriver(lambda _: None)
+    task = asyncio.create_task(publish(waiting, *(message(n, 300_000) for n in range(10)), atomic=False))
+    while len(waiting.sent) < 3:
+        await asyncio.sleep(0)
+    for _ in range(100):
+        await asyncio.sleep(0)
+    assert len(waiting.requests) == 3
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+@pytest.mark.parametrize(("header", "status"), [(100, PUBLISHED), (3000, REFUSED)])
+@pytest.mark.parametrize("kind", [Kind.EVENT, Kind.DEAD_LETTER])
+async def test_headers_count_for_the_size(kind: Kind, header: int, status: PublishStatus) -> None:
+    """A message whose body fits into `max_payload` and whose headers do not is refused, and is not sent."""
+    driver = ScriptedDriver(lambda _: STORED)
+    assert await publish(driver, message(1, MIB - 2000, kind, {"tracestate": "x" * header})) == [status]
+    assert len(driver.sent) == (status is PUBLISHED)
+
+
+async def test_lost_connection_ends_all_publishes() -> None:
+    """If the connection is lost, no publish waits for its acknowledgement any more, in batches and windows."""
+    driver = ScriptedDriver(lambda _: None)
+    publisher = publisher_of(driver)
+    messages = [message(1), message(2), message(3, kind=Kind.DEAD_LETTER)]
+    calls = [asyncio.create_task(publisher.publish(part)) for part in (messages[:2], messages[2:])]
+    while len(driver.requests) < 2:
+        await asyncio.sleep(0)
+    publisher.connection_lost()
+    async with asyncio.timeout(5):
+        results = [result for found in await asyncio.gather(*calls) for result in found]
+    assert [(result.status, result.reason) for result in results] == [(UNAVAILABLE, "connection lost")] * 3
+
+
+@pytest.mark.parametrize("answer", [b"", b"[]", b"\xff", b"{}"])
+async def test_unreadable_acknowledgement(answer: bytes) -> None:
+    """An acknowledgement that is no JSON object is no exception, and no message counts as refused."""
+    driver = ScriptedDriver(lambda _: answer)
+    assert await publish(driver, message(1), message(2)) == [UNAVAILABLE, UNAVAILABLE]
+
+
+async def test_message_that_the_driver_refuses() -> None:
+    """A message that the driver cannot send is refused. The others are stored."""
+    driver = ScriptedDriver(lambda _: STORED)
+    assert await publish(driver, message(1), message(2, headers={"bad header": "x"}), message(3)) == [
+        PUBLISHED,
+        REFUSED,
+        PUBLISHED,
+    ]
+
+
+async def test_slow_broker_does_not_hold_a_call() -> None:
+    """A call stops to send after ten seconds, so that it ends before the lease of its rows."""
+    driver = ScriptedDriver(lambda _: STORED)
+    driver.seconds_per_request = 4
+    found = await publish(driver, *(message(number, 900_000) for number in range(40)))
+    assert found == [PUBLISHED] * 27 + [UNAVAILABLE] * 13
+    assert driver.now == 12

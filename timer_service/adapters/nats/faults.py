@@ -1,0 +1,138 @@
+"""Whose fault is a failed publish? Reads the acknowledgements of JetStream and classifies their errors.
+
+The error codes are those of `server/errors.json` in nats-server.
+"""
+
+import json
+from collections.abc import Sequence
+from enum import Enum, auto
+from typing import Any, NamedTuple
+
+from timer_service.core.broker import PUBLISHED, PublishResult, PublishStatus
+from timer_service.core.message import Kind
+
+
+class Fault(Enum):
+    """The cause of a failed publish."""
+
+    MESSAGE = auto()
+    """This message. The stream may store others."""
+    BATCH = auto()
+    """The atomic batch as a whole. Its messages may be stored one by one."""
+    NO_ROOM = auto()
+    """The stream, the account or the server has no room. A smaller batch may fit."""
+    NOT_NOW = auto()
+    """The broker stores nothing now: it did not answer, or it is overloaded or has no leader."""
+    SETUP = auto()
+    """The stream cannot store anything until an operator changes it: it is missing, sealed or has other settings."""
+    UNKNOWN = auto()
+    """A refusal that is not in the table. It is the message's fault if the stream stored another message."""
+
+
+class Answer(NamedTuple):
+    """How one publish ended. `fault` is None if the message was stored."""
+
+    fault: Fault | None
+    reason: str = ""
+
+
+STORED = Answer(None)
+TRANSIENT = frozenset({Fault.NO_ROOM, Fault.NOT_NOW, Fault.SETUP})
+"""The faults that neither a message nor a batch caused. Other messages to the same stream would meet them too."""
+
+_TABLE = {
+    Fault.MESSAGE: {
+        10054: "larger than the stream allows",
+        10097: "headers larger than 64 KiB",
+        **dict.fromkeys((10060, 10063, 10070, 10071, 10164, 10193), "an expectation in the headers does not hold"),
+        **dict.fromkeys((10165, 10166), "wrong or disabled TTL"),
+        **dict.fromkeys((10168, 10169, 10170, 10171, 10172), "wrong or disabled counter"),
+        **dict.fromkeys((10188, 10189, 10190, 10191, 10192, 10203, 10212, 10223), "wrong or disabled schedule"),
+        10111: "rollup not permitted",
+        10185: "needs a newer server",
+    },
+    Fault.BATCH: {
+        10174: "atomic batches are disabled",
+        10175: "a message has no sequence in the batch",
+        10176: "a message of the batch was not accepted, or is missing",
+        10177: "a header is not allowed in a batch",
+        10179: "wrong batch id",
+        10199: "too many messages",
+        10200: "wrong commit",
+        10201: "duplicate message id",
+    },
+    Fault.NO_ROOM: {
+        10002: "limits of the account",
+        10023: "resources of the server",
+        10028: "memory of the server",
+        10047: "storage of the account or the server",
+    },
+    Fault.NOT_NOW: {10158: "the same message is being stored"},
+    Fault.SETUP: {
+        10059: "no such stream",
+        10109: "sealed stream",
+        10120: "no limits for the account",
+        **dict.fromkeys((10035, 10039, 10076), "JetStream is disabled"),
+    },
+}
+_FAULT_OF = {code: fault for fault, codes in _TABLE.items() for code in codes}
+
+_STORE_FAILED = 10077
+_NO_ROOM_TEXTS = ("maximum bytes exceeded", "maximum messages exceeded", "no space left")
+_MESSAGE_TEXTS = ("per subject", "message to large", "message too large")  # the typing error is the server's
+
+_TOO_MANY_REQUESTS = 429
+_SERVER_ERRORS = 500
+
+
+def read_acknowledgement(data: bytes) -> Answer:
+    """Return what an acknowledgement says. An acknowledgement that cannot be read counts as NOT_NOW."""
+    try:
+        acknowledgement = json.loads(data)
+    except (ValueError, RecursionError):
+        acknowledgement = None
+    if isinstance(acknowledgement, dict):
+        error = acknowledgement.get("error")
+        if isinstance(error, dict):
+            return classify(error.get("code"), error.get("err_code"), str(error.get("description")))
+        if error is None and isinstance(acknowledgement.get("stream"), str):
+            return STORED
+    return Answer(Fault.NOT_NOW, "the broker sent an acknowledgement that cannot be read")
+
+
+def classify(http: Any, code: Any, description: str) -> Answer:
+    """Return whose fault an error is. `http` and `code` are its HTTP status and its error code, if they are numbers."""
+    reason = f"{description} ({code})"
+    if code == _STORE_FAILED:
+        return Answer(_classify_text(description), reason)
+    if isinstance(code, int) and (fault := _FAULT_OF.get(code)):
+        return Answer(fault, reason)
+    refused = isinstance(http, int) and http < _SERVER_ERRORS and http != _TOO_MANY_REQUESTS
+    return Answer(Fault.UNKNOWN if refused else Fault.NOT_NOW, reason)
+
+
+def _classify_text(description: str) -> Fault:
+    """Return whose fault it is that a message could not be stored. The server gives the error of its file store."""
+    if any(text in description for text in _MESSAGE_TEXTS):
+        return Fault.MESSAGE
+    return Fault.NO_ROOM if any(text in description for text in _NO_ROOM_TEXTS) else Fault.NOT_NOW
+
+
+def to_results(kinds: Sequence[Kind], answers: Sequence[Answer]) -> list[PublishResult]:
+    """Return the results of the messages of one publish call, whose kinds are `kinds`. Each kind has its own stream."""
+    storing = {kind for kind, answer in zip(kinds, answers, strict=True) if answer.fault is None}
+    return [_to_result(answer, storing=kind in storing) for kind, answer in zip(kinds, answers, strict=True)]
+
+
+def _to_result(answer: Answer, *, storing: bool) -> PublishResult:
+    match answer.fault:
+        case None:
+            return PUBLISHED
+        case Fault.NO_ROOM:
+            return PublishResult(PublishStatus.FULL, answer.reason)
+        case Fault.MESSAGE:
+            return PublishResult(PublishStatus.REFUSED, answer.reason)
+        case Fault.UNKNOWN if storing:
+            return PublishResult(PublishStatus.REFUSED, answer.reason)
+        case _:
+            return PublishResult(PublishStatus.UNAVAILABLE, answer.reason)
