@@ -13,6 +13,7 @@ from timer_service.core.backoff import Backoff
 from timer_service.core.broker import TRANSIENT, Broker, PublishResult, PublishStatus
 from timer_service.core.clock import Clock
 from timer_service.core.database import Database, Row, Transaction
+from timer_service.core.health import Publishing
 from timer_service.core.lease import DEATHS_ALONE, GIVEN_UP, Failure, Lease
 from timer_service.core.loop import Pass
 from timer_service.core.message import Message
@@ -49,6 +50,7 @@ class Relay:
         metrics: MetricsPort,
         batch_size: int,
         max_attempts: int,
+        publishing: Publishing | None = None,
         backoff: Backoff = Backoff(),
         rng: random.Random | None = None,
     ) -> None:
@@ -60,6 +62,7 @@ class Relay:
         self._metrics = metrics
         self._batch_size = batch_size
         self._max_attempts = max_attempts
+        self._publishing = publishing or Publishing()
         self._backoff = backoff
         self._rng = rng or random.Random()  # noqa: S311 - jitter, not a secret
         self._pause = Pause()
@@ -202,11 +205,15 @@ class Relay:
         for status in {result.status for result in failures}:
             reasons = [result.reason for result in failures if result.status is status]
             self._metrics.publish_failed(status, len(reasons))
+            if status in TRANSIENT:
+                self._publishing.record_failure(f"events cannot be stored: {reasons[0]}")
             log.warning("messages not published", extra={"status": status, "count": len(reasons), "reason": reasons[0]})
 
     def _set_pause(self, settlement: Settlement) -> None:
         if settlement.release:
             (self._pause.shorten if settlement.complete else self._pause.lengthen)(self._clock.now())
+        elif settlement.complete:
+            self._publishing.record_success()
         if settlement.complete:
             self._pause.end()
 

@@ -69,6 +69,7 @@ class Parts:
             metrics=self.metrics,
             batch_size=self.batch_size,
             max_attempts=self.max_attempts,
+            publishing=self.publishing,
             rng=self.rng,
         )
 
