@@ -12,11 +12,11 @@ from timer_service.app.slices import QUERIES, Workers, routes
 from timer_service.app.storage import Storage
 from timer_service.config import Config
 from timer_service.core.broker import Subscription
+from timer_service.core.budget import Budget
 from timer_service.core.errors import StartError
 from timer_service.core.health import HEALTHY, Health
 from timer_service.core.loop import Loop
 from timer_service.core.metrics_port import MetricsPort
-from timer_service.core.query import Queries
 from timer_service.core.slice import Parts
 from timer_service.core.wakeups import Wakeups
 from timer_service.http import http_app, serve_http
@@ -53,6 +53,7 @@ class App:
             visibility_timeout=config.visibility_timeout,
             wake=self._wake,
             reply_prefix=config.reply_prefix,
+            budget=Budget.of(config.memory_budget),
         )
         self._workers = None if config.role == "handler" else Workers(config, self._parts)
         self._loops = [
@@ -71,7 +72,7 @@ class App:
         self._wakeups = Wakeups(
             broker, self._clock, config.polling_interval, self._loops, alone=self._database.exclusive
         )
-        self._queries = Queries(self._database, self._clock, QUERIES, self._parts.outages)
+        self._queries = self._parts.queries(QUERIES)
         self._stopping = asyncio.Event()
 
     def stop(self) -> None:
