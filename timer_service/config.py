@@ -12,6 +12,7 @@ from urllib.parse import parse_qsl, urlsplit
 from pydantic import (
     AfterValidator,
     BeforeValidator,
+    ByteSize,
     Field,
     SecretStr,
     ValidationError,
@@ -23,6 +24,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails, PydanticCustomError
 from pydantic_settings import BaseSettings, DotEnvSettingsSource, SettingsConfigDict
 
+from timer_service.core.budget import DEFAULT_MEMORY_BYTES, LEAST_MEMORY_BYTES, MIB
 from timer_service.core.errors import StartError
 
 _PREFIX = "TIMER_"
@@ -182,6 +184,7 @@ class Config(BaseSettings):
     signals_enabled: bool = True
     runs_enabled: bool = True
     auto_migrate: bool = True
+    memory_budget: ByteSize = Field(default=ByteSize(DEFAULT_MEMORY_BYTES), ge=LEAST_MEMORY_BYTES)
     shutdown_timeout: Milliseconds = timedelta(milliseconds=20000)
     log_level: Annotated[Literal["debug", "info", "warning", "error"], BeforeValidator(_lower)] = "info"
     log_format: Annotated[Literal["json", "console"], BeforeValidator(_lower)] | None = None
@@ -291,6 +294,8 @@ def _describe_error(detail: ErrorDetails) -> str:
         reason = f"must be {detail['ctx']['expected']}".replace("'", "")
     elif field.annotation is bool:
         reason = "must be true or false"
+    elif field.annotation is ByteSize:
+        reason = f"must be a size, at least {LEAST_MEMORY_BYTES // MIB}MiB, such as {DEFAULT_MEMORY_BYTES // MIB}MiB"
     elif field.annotation in _NUMBERS:
         reason = _describe_number(field)
     else:

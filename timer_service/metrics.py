@@ -36,6 +36,14 @@ class Metrics:
         self._dropped_letters = _counter(
             registry, "timer_dead_letters_dropped", "Rejected commands whose dead letters the broker refused.", "code"
         )
+        self._queries = _counter(
+            registry,
+            "timer_queries",
+            "Queries, by name and outcome: answered, or the code of the error.",
+            "query",
+            "outcome",
+        )
+        self._queries_waiting = Gauge("timer_queries_waiting", "Queries that wait to be answered.", registry=registry)
         self._leases_lost = Counter(
             "timer_lease_lost", "Rows that were claimed again or changed before they were settled.", registry=registry
         )
@@ -106,8 +114,8 @@ class Metrics:
         ).labels(version("timer-service"), platform.python_version()).set(1)
         ProcessCollector(registry=registry)
 
-    def create_failure_series(self, *, commands: Iterable[str], tables: Iterable[str]) -> None:
-        """Create the series of all failures at 0, for types of commands and leased tables.
+    def create_failure_series(self, *, commands: Iterable[str], queries: Iterable[str], tables: Iterable[str]) -> None:
+        """Create the series of all failures at 0, for types of commands, names of queries and leased tables.
 
         A series must exist before the first failure: otherwise an alert on its increase misses this failure.
         """
@@ -119,6 +127,9 @@ class Metrics:
             self._dropped_letters(code)
         for message_type in (*commands, "unknown"):
             self._commands(message_type, "rejected")
+        for query in queries:
+            for code in (Code.BUSY, Code.INTERNAL):
+                self._queries(query, code)
         for table in tables:
             self._buried(table)
             for outcome in ("retried", "buried"):
@@ -144,6 +155,14 @@ class Metrics:
     def dead_letter_dropped(self, code: str) -> None:
         """Count a rejected command whose dead letter the broker refused for good."""
         self._dropped_letters(code).inc()
+
+    def query_answered(self, name: str, outcome: str) -> None:
+        """Count a query by its name and outcome."""
+        self._queries(name, outcome).inc()
+
+    def queries_waiting(self, count: int) -> None:
+        """Set the number of queries that wait to be answered."""
+        self._queries_waiting.set(count)
 
     def claimed(self, count: int) -> None:
         """Record that a claim took `count` rows."""

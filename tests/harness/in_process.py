@@ -18,7 +18,6 @@ from timer_service.core.database import Database, Row
 from timer_service.core.loop import Worker
 from timer_service.core.message import Address, Position
 from timer_service.core.outbox import OUTBOX, stored_message
-from timer_service.core.query import Queries
 from timer_service.core.slice import Slice
 
 
@@ -70,7 +69,7 @@ class InProcess(Conversation):
         """The positions of the sent commands."""
         handle = handler(slice_, [slice_.name] if enabled else [])
         self.consumer = self.parts.consumer([Route(slice_.commands, handle, self._woken)])
-        self.queries = Queries(database, clock, slice_.queries)
+        self.queries = self.parts.queries(slice_.queries)
         self.relay = self.parts.relay(OUTBOX, stored_message)
         self._subscription: Subscription | None = None
 

@@ -9,6 +9,9 @@ class RecordingMetrics:
     def __init__(self) -> None:
         self.commands: Counter[tuple[str, str]] = Counter()
         """The number of commands by (message type, outcome)."""
+        self.queries: Counter[tuple[str, str]] = Counter()
+        """The number of queries by (name, outcome)."""
+        self.waiting_queries: list[int] = []
         self.dead_letters: Counter[str] = Counter()
         self.dropped_letters: Counter[str] = Counter()
         self.claims: list[int] = []
@@ -34,6 +37,12 @@ class RecordingMetrics:
 
     def dead_letter_dropped(self, code: str) -> None:
         self.dropped_letters[code] += 1
+
+    def query_answered(self, name: str, outcome: str) -> None:
+        self.queries[name, outcome] += 1
+
+    def queries_waiting(self, count: int) -> None:
+        self.waiting_queries.append(count)
 
     def claimed(self, count: int) -> None:
         self.claims.append(count)

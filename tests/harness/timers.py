@@ -15,7 +15,6 @@ from timer_service.core.consumer import Route
 from timer_service.core.database import Database, Row, Transaction
 from timer_service.core.lease import Lease
 from timer_service.core.message import Kind, Message, Position
-from timer_service.core.query import Queries
 from timer_service.timers import SLICE, store
 from timer_service.timers.rules import Timer
 from timer_service.timers.store import TIMERS
@@ -37,7 +36,7 @@ class Timers:
         self.consumer = parts.consumer([Route(SLICE.commands, SLICE.handle, self._wake)])
         self.lease = Lease(TIMERS, VISIBILITY_TIMEOUT)
         self.relay = build_workers(SLICE, parts)["timers"]
-        self.queries = Queries(database, clock, SLICE.queries)
+        self.queries = parts.queries(SLICE.queries)
         self._subscription: MemorySubscription | None = None
 
     async def _wake(self, at: int) -> None:

@@ -84,6 +84,8 @@ def test_empty_is_not_set(monkeypatch: pytest.MonkeyPatch) -> None:
         ("batch_size", "1"),
         ("http_port", "0"),
         ("visibility_timeout", "10000"),
+        ("memory_budget", "128MiB"),
+        ("memory_budget", "1073741824"),
     ],
 )
 def test_edge_values_are_accepted(field: str, value: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,6 +115,9 @@ def test_edge_values_are_accepted(field: str, value: str, monkeypatch: pytest.Mo
         ("TIMER_BATCH_SIZE", "many", "must be a whole number, at least 1 and at most 1000, such as 1000"),
         ("TIMER_BATCH_SIZE", "9" * 5000, "must be a whole number, at least 1 and at most 1000, such as 1000"),
         ("TIMER_MAX_ATTEMPTS", "0", "must be a whole number, at least 1, such as 20"),
+        ("TIMER_MEMORY_BUDGET", "127MiB", "must be a size, at least 128MiB, such as 256MiB"),
+        ("TIMER_MEMORY_BUDGET", "256", "must be a size, at least 128MiB, such as 256MiB"),
+        ("TIMER_MEMORY_BUDGET", "much", "must be a size, at least 128MiB, such as 256MiB"),
         ("TIMER_RETENTION_DAYS", "week", "must be a number, more than 0 and at most 3650, such as 7"),
         ("TIMER_HTTP_PORT", "65536", "at least 0 and at most 65535, such as 9464"),
         ("TIMER_SUBJECT_PREFIX", "timer.", "joined by dots"),

@@ -30,6 +30,8 @@ def test_implements_the_port_under_the_documented_names(metrics: Metrics, regist
     core.command_handled("CancelTimer", "cancelled")
     core.dead_letter_stored(Code.TOO_LARGE)
     core.dead_letter_dropped(Code.INVALID_JSON)
+    core.query_answered("get-run", "answered")
+    core.queries_waiting(9)
     core.claimed(7)
     core.published(0.25)
     core.publish_failed(PublishStatus.REFUSED, 2)
@@ -46,6 +48,8 @@ def test_implements_the_port_under_the_documented_names(metrics: Metrics, regist
     assert value("timer_commands_received_total", type="CancelTimer", outcome="cancelled") == 1
     assert value("timer_dead_letters_total", code="TOO_LARGE") == 1
     assert value("timer_dead_letters_dropped_total", code="INVALID_JSON") == 1
+    assert value("timer_queries_total", query="get-run", outcome="answered") == 1
+    assert value("timer_queries_waiting") == 9
     assert value("timer_claim_batch_size_sum") == 7
     assert value("timer_publish_duration_seconds_sum") == 0.25
     assert value("timer_publish_failures_total", reason="refused") == 2
@@ -73,12 +77,13 @@ def test_samples_replace_each_other(metrics: Metrics, registry: CollectorRegistr
 
 def test_failure_series_begin_at_zero(metrics: Metrics, registry: CollectorRegistry) -> None:
     """Every series of a failure exists before the first failure, so that an alert sees the increase from 0 to 1."""
-    metrics.create_failure_series(commands=["CancelTimer"], tables=["outbox"])
+    metrics.create_failure_series(commands=["CancelTimer"], queries=["get-run"], tables=["outbox"])
     series: list[tuple[str, dict[str, str]]] = [
         *(("timer_publish_failures_total", {"reason": reason}) for reason in ("refused", "full", "unavailable")),
         *(("timer_dead_letters_total", {"code": str(code)}) for code in Code),
         *(("timer_dead_letters_dropped_total", {"code": str(code)}) for code in Code),
         *(("timer_commands_received_total", {"type": t, "outcome": "rejected"}) for t in ("CancelTimer", "unknown")),
+        *(("timer_queries_total", {"query": "get-run", "outcome": code}) for code in ("BUSY", "INTERNAL")),
         ("timer_buried_total", {"table": "outbox"}),
         *(("timer_schedules_processed_total", {"table": "outbox", "outcome": o}) for o in ("retried", "buried")),
         ("timer_lease_lost_total", {}),

@@ -17,6 +17,7 @@ import timer_service
 from tests.harness.builders import command, schedule_timer
 from tests.harness.clock import NOW as START
 from tests.harness.clock import ManualClock, after
+from tests.harness.metrics import RecordingMetrics
 from tests.harness.runs import Runs
 from tests.harness.signals import Signals
 from tests.harness.timers import Timers, fires
@@ -249,7 +250,7 @@ async def test_replies_about_timers_fit_their_schemas(
 ) -> None:
     """Every reply and outcome about timers of every state fits its schema."""
     timers = await timers_of_every_state(sqlite, memory_broker, clock)
-    queries = Queries(sqlite, clock, QUERIES)
+    queries = Queries(sqlite, clock, QUERIES, RecordingMetrics())
     calls = ["scheduled", "reached", "cancelled", "failed", "nobody"]
     asked: list[tuple[str, Any]] = [
         *(("get-timer", {"serviceCallId": call}) for call in calls),

@@ -16,6 +16,7 @@ from timer_service.app.storage import Storage
 from timer_service.app.tasks import KeptTask, finish
 from timer_service.config import Config
 from timer_service.core.broker import Subscription
+from timer_service.core.budget import Budget
 from timer_service.core.command_streams import CommandHistory
 from timer_service.core.errors import StartError
 from timer_service.core.health import HEALTHY, Health, OutageLog, worst
@@ -23,7 +24,6 @@ from timer_service.core.instant import format_instant
 from timer_service.core.loop import Loop, Worker
 from timer_service.core.metrics_port import MetricsPort
 from timer_service.core.probe import DatabaseProbe
-from timer_service.core.query import Queries
 from timer_service.core.slice import Parts
 from timer_service.core.wakeups import Wakeups
 from timer_service.http import HttpServer, http_app, serve_http
@@ -62,6 +62,7 @@ class App:
             visibility_timeout=config.visibility_timeout,
             wake=self._wake,
             reply_prefix=config.reply_prefix,
+            budget=Budget.of(config.memory_budget),
         )
         self._parts.publishing.on_failure = lambda: self._wake(_STREAMS, self._clock.now())
         self._workers = None if config.role == "handler" else Workers(config, self._parts)
@@ -73,7 +74,7 @@ class App:
         )
         self._history = CommandHistory(storage.database)
         self._replayed = asyncio.Event()
-        self._queries = Queries(self._database, self._clock, QUERIES, self._parts.outages)
+        self._queries = self._parts.queries(QUERIES)
         self._consumer = self._parts.consumer(routes(config.enabled, self._wakeups))
         self._subscription: Subscription | None = None
         self._consuming = KeptTask("consumer", self._consume)

@@ -13,7 +13,7 @@ from timer_service.adapters.nats import NatsBroker
 from timer_service.app.login import nats_login
 from timer_service.app.schema import bring_to_head
 from timer_service.app.service import App
-from timer_service.app.slices import SLICES
+from timer_service.app.slices import QUERIES, SLICES
 from timer_service.app.storage import open_storage
 from timer_service.app.tasks import close_within
 from timer_service.config import Config, load_config, unknown_settings
@@ -32,6 +32,7 @@ async def open_app(config: Config) -> AsyncIterator[App]:
     metrics = Metrics(registry)
     metrics.create_failure_series(
         commands=[payload.type for each in SLICES for payload in each.commands],
+        queries=[query.name for query in QUERIES],
         tables=[table.name for each in SLICES for table in each.leased],
     )
     async with open_storage(config, metrics) as storage:

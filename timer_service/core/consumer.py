@@ -13,7 +13,7 @@ from pydantic_core import to_json
 from timer_service.core.attempts import Attempts
 from timer_service.core.blame import Blame, blame
 from timer_service.core.broker import Broker, Delivery, Reply, Subscription
-from timer_service.core.budget import Budget
+from timer_service.core.budget import DEFAULT_BUDGET, Budget
 from timer_service.core.clock import Clock
 from timer_service.core.command_streams import advance
 from timer_service.core.database import Database, Transaction
@@ -32,7 +32,6 @@ _PAUSE_SECONDS = 1
 _LONGEST_BATCH_SECONDS = 60
 _SUSPICIOUS = 6
 """From this delivery on, a command is handled alone and last. It may be what ended the process."""
-_BUDGET = Budget.of()
 
 
 class CommandResult(NamedTuple):
@@ -84,7 +83,7 @@ class Consumer:
         batch_size: int,
         reply_prefix: str,
         outages: OutageLog | None = None,
-        budget: Budget = _BUDGET,
+        budget: Budget = DEFAULT_BUDGET,
     ) -> None:
         self._database = database
         self._broker = broker

@@ -18,6 +18,7 @@ class Code(StrEnum):
     TOO_LARGE = "TOO_LARGE"
     NOT_FOUND = "NOT_FOUND"
     CONFLICT = "CONFLICT"
+    BUSY = "BUSY"
     INTERNAL = "INTERNAL"
 
 

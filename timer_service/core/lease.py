@@ -13,14 +13,13 @@ from datetime import timedelta
 from operator import itemgetter
 from typing import Any
 
-from timer_service.core.budget import Budget
+from timer_service.core.budget import DEFAULT_BUDGET
 from timer_service.core.claim_bytes import split_by_bytes
 from timer_service.core.database import Reader, Row, Transaction
 from timer_service.core.sql import load_sql
 
 _SQL = load_sql("timer_service.core", "lease.sql")
 
-_DEFAULT_CLAIM_BYTES = Budget.of().claim
 DEATHS_ALONE = 3
 """A row is given up if the process dies this many times while it handles this row alone."""
 GIVEN_UP = "gave up: claimed and never settled"
@@ -96,7 +95,7 @@ class Lease:
     """
 
     def __init__(
-        self, table: LeasedTable, visibility_timeout: timedelta, claim_bytes: int = _DEFAULT_CLAIM_BYTES
+        self, table: LeasedTable, visibility_timeout: timedelta, claim_bytes: int = DEFAULT_BUDGET.claim
     ) -> None:
         """`claim_bytes`: how long the texts in the large column may be, for all rows of a claim."""
         self.table = table

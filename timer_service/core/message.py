@@ -9,6 +9,8 @@ from typing import Annotated, Any, ClassVar, NamedTuple
 from pydantic import BaseModel, ConfigDict, StrictInt, StringConstraints
 from pydantic.alias_generators import to_camel
 
+from timer_service.core.stored_json import RawJson
+
 MAX_MESSAGE_BYTES = 1024 * 1024
 """The largest body of a message. Events and replies never exceed it, and every broker must accept it."""
 
@@ -112,7 +114,7 @@ class Event(NamedTuple):
     id: str
     type: str
     tenant: str
-    payload: Mapping[str, Any]
+    payload: Mapping[str, Any] | RawJson
     """As on the wire. Not a model, because building and dumping a model costs 15 us, a third of the time to fire."""
     timestamp_ms: int
     correlation_id: str | None = None

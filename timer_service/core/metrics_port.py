@@ -18,6 +18,14 @@ class MetricsPort(Protocol):
         """Count a rejected command whose dead letter the broker refused for good."""
         ...
 
+    def query_answered(self, name: str, outcome: str) -> None:
+        """Count a query by its name and outcome."""
+        ...
+
+    def queries_waiting(self, count: int) -> None:
+        """Set the number of queries that wait to be answered."""
+        ...
+
     def claimed(self, count: int) -> None:
         """Record that a claim took `count` rows."""
         ...

@@ -18,8 +18,8 @@ SET state = 'Waiting', attempt = 0, last_error = NULL,
 WHERE tenant_id = :tenant_id AND event_id = :event_id
 
 -- name: buried_page
--- The next buried events of a tenant, oldest first.
-SELECT tenant_id, event_id, body, added_at, attempt, last_error
+-- The next buried events of a tenant, oldest first, with the start of each body: a body may have 1 MiB.
+SELECT tenant_id, event_id, SUBSTR(body, 1, 4000) AS head, added_at, attempt, last_error
 FROM outbox
 WHERE tenant_id = :tenant_id AND state = 'Buried' AND (added_at, event_id) > (:added_at, :event_id)
 ORDER BY added_at, event_id

@@ -1,5 +1,6 @@
 """Pages of lists that are too long for one reply, and the cursors between the pages."""
 
+import asyncio
 import base64
 import json
 import re
@@ -7,9 +8,9 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Annotated, Any, Generic, TypeVar
 
 from pydantic import Field
-from pydantic_core import to_json
 
 from timer_service.core.errors import Code, Fault, Rejection
+from timer_service.core.stored_json import RawJson, write, write_list, write_object
 
 _T = TypeVar("_T")
 _Cursor = TypeVar("_Cursor", bound=Sequence[str | int])
@@ -17,9 +18,20 @@ _Cursor = TypeVar("_Cursor", bound=Sequence[str | int])
 PageLimit = Annotated[int, Field(ge=1, le=1000, strict=True)]
 PageCursor = Annotated[str, Field(max_length=2000)]
 PAGE_BYTES = 512 * 1024  # half of a message; the rest is for the other fields of the reply
-_READ_AT_ONCE = 100  # at most 6 MiB
+_FIRST_STEP = 8
+_LARGEST_STEP = 50  # a list of several states reads so many rows of each state
+_BYTES_PER_TURN = 64 * 1024
 _INTEGER_LIMIT = 2**63  # the integers of both databases are smaller
 _UNSTORABLE = re.compile("[\\0\ud800-\udfff]")
+
+
+def next_step(shown: int, used: int) -> int:
+    """Return how many rows to read next, for a page with `shown` rows of `used` bytes in total.
+
+    As many as fit on the page if they are as large as the rows before them, and one more. So a list of large rows reads
+    hardly more rows than it shows.
+    """
+    return _FIRST_STEP if not shown else min(_LARGEST_STEP, max(PAGE_BYTES - used, 0) * shown // used + 1)
 
 
 async def read_page(
@@ -28,47 +40,61 @@ async def read_page(
     *,
     after: _Cursor,
     limit: int,
-    view: Callable[[_T], Mapping[str, Any]],
+    view: Callable[[_T], Mapping[str, Any] | RawJson],
     cursor_of: Callable[[_T], _Cursor],
-) -> Mapping[str, Any]:
+) -> RawJson:
     """Return a page: the views of up to `limit` items after a cursor, as many as fit into one reply, at least one.
 
     The views are in the field `name`. `read` returns items after a cursor, in order, up to a limit. `cursor_of` returns
     the cursor of an item. The field `cursor` is set if there are more pages.
     """
-    page = _Page(limit, view)
+    page = _Page(name, limit, view)
     while True:
-        wanted = min(_READ_AT_ONCE, limit + 1 - len(page.views))
+        wanted = page.next_step()
         found = await read(after, wanted)
-        if taken := page.take(found):
+        if taken := await page.take(found):
             after = cursor_of(found[taken - 1])
         if taken < len(found):
-            return {name: page.views, "cursor": write_cursor(after)}
+            return page.write({"cursor": write_cursor(after)})
         if len(found) < wanted:
-            return {name: page.views}
+            return page.write({})
 
 
 class _Page(Generic[_T]):
-    """The views on a page so far, and the room that is left."""
+    """The views on a page so far, and their bytes."""
 
-    def __init__(self, limit: int, view: Callable[[_T], Mapping[str, Any]]) -> None:
-        self.views: list[Mapping[str, Any]] = []
+    def __init__(self, name: str, limit: int, view: Callable[[_T], Mapping[str, Any] | RawJson]) -> None:
+        self._name = name
         self._limit = limit
         self._view = view
-        self._room = PAGE_BYTES
+        self._views: list[RawJson] = []
+        self._used = 0
 
-    def take(self, found: Sequence[_T]) -> int:
-        """Add as many items as the page has room for; return how many."""
+    def next_step(self) -> int:
+        """Return how many items to read next: never more than one item beyond the limit."""
+        return min(next_step(len(self._views), self._used), self._limit + 1 - len(self._views))
+
+    async def take(self, found: Sequence[_T]) -> int:
+        """Add as many items as the page has room for; return how many. Other tasks run between large items."""
+        in_turn = 0
         for number, each in enumerate(found):
-            if len(self.views) == self._limit:
+            if len(self._views) == self._limit:
                 return number
-            view = self._view(each)
-            size = len(to_json(view)) + 1  # plus a comma
-            if self.views and size > self._room:
+            view = write(self._view(each))
+            size = len(view.encode()) + 1  # plus a comma
+            if self._views and self._used + size > PAGE_BYTES:
                 return number
-            self._room -= size
-            self.views.append(view)
+            self._used += size
+            self._views.append(view)
+            in_turn += size
+            if in_turn > _BYTES_PER_TURN:
+                in_turn = 0
+                await asyncio.sleep(0)
         return len(found)
+
+    def write(self, fields: Mapping[str, Any]) -> RawJson:
+        """Return the page with further fields."""
+        return write_object(fields, {self._name: write_list(self._views)})
 
 
 def read_cursor(cursor: str, *kinds: type[str | int]) -> list[Any]:

@@ -8,15 +8,25 @@ from pydantic import ValidationError
 from pydantic_core import from_json, to_json
 
 from timer_service.core.broker import QueryReply
+from timer_service.core.budget import DEFAULT_BUDGET, Budget
 from timer_service.core.clock import Clock
 from timer_service.core.codec import rejection_of
 from timer_service.core.database import Database, Reader
 from timer_service.core.errors import Code, DatabaseUnavailableError, Rejection
-from timer_service.core.health import OutageLog
 from timer_service.core.message import MAX_MESSAGE_BYTES, Payload
+from timer_service.core.metrics_port import MetricsPort
+from timer_service.core.query_queue import QueryLimits, QueryTurns
 from timer_service.core.rejection import error_body
+from timer_service.core.stored_json import RawJson, write
 
 log = logging.getLogger(__name__)
+
+MAX_QUERY_BYTES = 64 * 1024
+_MAX_FIELDS = 100
+"""More fields than any query has. Each unknown field costs a fault, which takes longer to describe than to send."""
+
+ANSWERED = "answered"
+"""The outcome of a query in the metrics. The outcome of an error is its code."""
 
 
 class QueryRoute(NamedTuple):
@@ -25,7 +35,7 @@ class QueryRoute(NamedTuple):
     name: str
     request: type[Payload]
     reply: type[Payload]
-    answer: Callable[[Reader, str, Any, int], Awaitable[Mapping[str, Any]]]
+    answer: Callable[[Reader, str, Any, int], Awaitable[Mapping[str, Any] | RawJson]]
     """Returns the reply. The arguments are a reader, the tenant, the request and the current time."""
 
 
@@ -35,15 +45,22 @@ def omit_none(**fields: Any) -> Mapping[str, Any]:
 
 
 class Queries:
-    """The queries of every slice."""
+    """The queries of every slice. A few are answered at a time, and the tenants take turns."""
 
     def __init__(
-        self, database: Database, clock: Clock, routes: Sequence[QueryRoute], outages: OutageLog | None = None
+        self,
+        database: Database,
+        clock: Clock,
+        routes: Sequence[QueryRoute],
+        metrics: MetricsPort,
+        *,
+        budget: Budget = DEFAULT_BUDGET,
     ) -> None:
         self._database = database
         self._clock = clock
-        self._outages = outages or OutageLog()
+        self._metrics = metrics
         self._routes = {route.name: route for route in routes}
+        self._turns = QueryTurns(QueryLimits.of(budget.queries), metrics)
 
     @property
     def names(self) -> Sequence[str]:
@@ -52,32 +69,45 @@ class Queries:
 
     async def answer(self, name: str, tenant: str, body: bytes) -> QueryReply:
         """Answer one query of a tenant. An error is a reply too, so this raises nothing."""
-        route = self._routes[name]
         try:
-            request = _read(route.request, body)
-            reply = to_json(await route.answer(self._database.queries, tenant, request, self._clock.now()))
-            if len(reply) > MAX_MESSAGE_BYTES:
-                message = f"the reply would have {len(reply)} bytes; the limit is {MAX_MESSAGE_BYTES}"
-                raise Rejection(Code.TOO_LARGE, message)  # noqa: TRY301 - handled like any other rejection
-            return QueryReply(reply)
+            reply = QueryReply(await self._answer(name, tenant, body))
         except Rejection as rejection:
-            return _error(rejection)
+            reply = _error(rejection)
         except DatabaseUnavailableError as error:
-            self._outages.record_failure(str(error))
+            # No outage: a slow query also ends like this. The loops report a real outage.
             log.debug("query failed: the database is unavailable", extra={"query": name, "reason": str(error)})
-            return _error(Rejection(Code.INTERNAL, "the database is not available at the moment"))
+            reply = _error(Rejection(Code.INTERNAL, "the database is not available at the moment"))
         except Exception:
             log.exception("query failed", extra={"query": name})
-            return _error(Rejection(Code.INTERNAL, "the query failed; see the log of the service"))
+            reply = _error(Rejection(Code.INTERNAL, "the query failed; see the log of the service"))
+        self._metrics.query_answered(name, reply.code or ANSWERED)
+        return reply
+
+    async def _answer(self, name: str, tenant: str, body: bytes) -> bytes:
+        if len(body) > MAX_QUERY_BYTES:
+            raise Rejection(Code.TOO_LARGE, f"the query has {len(body)} bytes; the limit is {MAX_QUERY_BYTES}")
+        route = self._routes[name]
+        async with self._turns.turn(tenant, len(body)):
+            request = _read(route.request, body)
+            reply = await route.answer(self._database.queries, tenant, request, self._clock.now())
+            encoded = write(reply).encode()
+        if len(encoded) > MAX_MESSAGE_BYTES:
+            message = f"the reply would have {len(encoded)} bytes; the limit is {MAX_MESSAGE_BYTES}"
+            raise Rejection(Code.TOO_LARGE, message)
+        return encoded
 
 
 def _read(model: type[Payload], body: bytes) -> Payload:
     try:
-        return model.model_validate(from_json(body or b"{}", allow_inf_nan=False), by_alias=True, by_name=False)
-    except ValidationError as error:
-        raise rejection_of(Code.INVALID_PAYLOAD, "the query", error) from error
+        document = from_json(body or b"{}", allow_inf_nan=False)
     except ValueError as error:
         raise Rejection(Code.INVALID_JSON, f"the body is not JSON: {error}") from error
+    if isinstance(document, dict) and len(document) > _MAX_FIELDS:
+        raise Rejection(Code.INVALID_PAYLOAD, f"the query has {len(document)} fields; the limit is {_MAX_FIELDS}")
+    try:
+        return model.model_validate(document, by_alias=True, by_name=False)
+    except ValidationError as error:
+        raise rejection_of(Code.INVALID_PAYLOAD, "the query", error) from error
 
 
 def _error(rejection: Rejection) -> QueryReply:

@@ -10,6 +10,7 @@ from datetime import timedelta
 from enum import StrEnum
 
 from timer_service.core.broker import Broker
+from timer_service.core.budget import DEFAULT_BUDGET, Budget
 from timer_service.core.clock import Clock
 from timer_service.core.consumer import Consumer, Handle, Route
 from timer_service.core.database import Database
@@ -18,7 +19,7 @@ from timer_service.core.lease import Lease, LeasedTable
 from timer_service.core.loop import Worker
 from timer_service.core.message import Payload, TenantPayload
 from timer_service.core.metrics_port import MetricsPort
-from timer_service.core.query import QueryRoute
+from timer_service.core.query import Queries, QueryRoute
 from timer_service.core.relay import Encode, Relay
 from timer_service.core.retention import Delete
 from timer_service.core.row_counts import CountedRows
@@ -39,6 +40,8 @@ class Parts:
     """Wakes a loop of this instance at an instant. The first argument is the loop's name."""
     reply_prefix: str = "_INBOX."
     """The service replies only to subjects with this prefix."""
+    budget: Budget = DEFAULT_BUDGET
+    """How many bytes of messages the parts may hold."""
     outages: OutageLog = field(default_factory=OutageLog)
     """The outages of the database."""
     publishing: Publishing = field(default_factory=Publishing)
@@ -56,14 +59,19 @@ class Parts:
             batch_size=self.batch_size,
             reply_prefix=self.reply_prefix,
             outages=self.outages,
+            budget=self.budget,
         )
+
+    def queries(self, routes: Sequence[QueryRoute]) -> Queries:
+        """Return what answers the queries of `routes`."""
+        return Queries(self.database, self.clock, routes, self.metrics, budget=self.budget)
 
     def relay(self, table: LeasedTable, encode: Encode) -> Relay:
         """Return a worker that publishes the available rows of `table`."""
         return Relay(
             database=self.database,
             broker=self.broker,
-            lease=Lease(table, self.visibility_timeout),
+            lease=Lease(table, self.visibility_timeout, self.budget.claim),
             encode=encode,
             clock=self.clock,
             metrics=self.metrics,

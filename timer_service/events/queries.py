@@ -13,6 +13,7 @@ from timer_service.core.instant import Instant, format_instant
 from timer_service.core.message import Identifier, Payload, Tenant
 from timer_service.core.paging import PageCursor, PageLimit, read_cursor, read_page
 from timer_service.core.query import QueryRoute
+from timer_service.core.stored_json import RawJson
 
 _BEGINNING = (-1, "")
 _MAX_TEXT = 200
@@ -32,7 +33,7 @@ class BuriedEvent(Payload):
     event_id: Identifier
     event_type: str
     about: Mapping[str, str] = Field(
-        description="The string fields of the payload that have at most 200 characters, without tenantId."
+        description="The string fields at the start of the payload that have at most 200 characters, without tenantId."
     )
     added_at: Instant
     attempt: int = Field(ge=0)
@@ -46,7 +47,7 @@ class BuriedEventPage(Payload):
     cursor: str | None = None
 
 
-async def _list(reader: Reader, tenant: str, request: ListBuriedEvents, _now: int) -> Mapping[str, Any]:
+async def _list(reader: Reader, tenant: str, request: ListBuriedEvents, _now: int) -> RawJson:
     after = _BEGINNING if request.cursor is None else read_cursor(request.cursor, int, str)
     read = partial(outbox.read_buried_page, reader, tenant)
     return await read_page("events", read, after=after, limit=request.limit, view=_view, cursor_of=_cursor_of)
@@ -60,7 +61,7 @@ def _cursor_of(row: Row) -> tuple[int, str]:
 
 
 def _view(row: Row) -> Mapping[str, Any]:
-    event = from_json(row["body"])
+    event = from_json(row["head"], allow_partial=True)
     texts = {name: value for name, value in event["payload"].items() if isinstance(value, str)}
     return {
         "tenantId": row["tenant_id"],

@@ -14,6 +14,7 @@ from timer_service.core.database import Transaction
 from timer_service.core.instant import format_instant
 from timer_service.core.message import Event
 from timer_service.core.sql import load_sql
+from timer_service.core.stored_json import RawJson, read_stored, write_object
 from timer_service.runs import store
 from timer_service.runs.draft import RunState
 from timer_service.runs.messages import JobReady, JobSkipped, JobStatus, RunCompleted, RunRejected, RunStatus, RunStuck
@@ -28,6 +29,8 @@ _PART_BYTES = 4 * 1024 * 1024
 _JOB_READY_OVERHEAD = 2000
 """The assumed size of a JobReady without payload and outputs."""
 _MAX_STUCK_JOBS = 100
+
+_NOTHING: Mapping[str, RawJson | None] = {}
 
 States = Mapping[RunKey, RunState]
 
@@ -110,17 +113,20 @@ async def _ready_events(tx: Transaction, jobs: Sequence[tuple[Run, Job]], now: i
     events = []
     for run, job in jobs:
         key = run.key, job.name
+        needed = upstreams[key]
         fields: dict[str, Any] = {"jobName": job.name}
         if job.group is not None:
             fields["groupName"] = job.group
-        if key in payloads:
-            fields["payload"] = from_json(payloads[key])
-        needed = upstreams[key]
-        fields["upstreamJobOutputs"] = {each: from_json(outputs[run.key, each]) for each in needed.shown}
+        fields["readyAt"] = format_instant(now if job.ready_at is None else job.ready_at)
         if needed.omitted:
             fields["outputsOmitted"] = needed.omitted
-        fields["readyAt"] = format_instant(now if job.ready_at is None else job.ready_at)
-        events.append(_event(JobReady.type, run, job.name, fields, cause=job.ready_by, at=now))
+        raw = {
+            "payload": read_stored(payloads.get(key)),
+            "upstreamJobOutputs": write_object(
+                {}, {each: read_stored(outputs[run.key, each]) for each in needed.shown}
+            ),
+        }
+        events.append(_event(JobReady.type, run, job.name, fields, raw, cause=job.ready_by, at=now))
     return events
 
 
@@ -158,14 +164,23 @@ def _job_skipped(run: Run, job: Job, at: int) -> Event:
     )
 
 
-def _event(kind: str, run: Run, subject: str, fields: Mapping[str, Any], *, cause: str | None = None, at: int) -> Event:
+def _event(
+    kind: str,
+    run: Run,
+    subject: str,
+    fields: Mapping[str, Any],
+    raw: Mapping[str, RawJson | None] = _NOTHING,
+    *,
+    cause: str | None = None,
+    at: int,
+) -> Event:
     """Return an event. Its id depends on the position of the StartRun: a later run of this name has other ids."""
     named = json.dumps([kind, *run.key, *run.position, subject])
     return Event(
         id=hashlib.sha256(named.encode()).hexdigest()[:32],
         type=kind,
         tenant=run.key.tenant_id,
-        payload={"tenantId": run.key.tenant_id, "runId": run.key.run_id, **fields},
+        payload=write_object({"tenantId": run.key.tenant_id, "runId": run.key.run_id, **fields}, raw),
         timestamp_ms=at,
         correlation_id=run.cause.correlation_id,
         causation_id=cause or run.cause.command_id,

@@ -10,17 +10,26 @@ from timer_service.core.database import Reader, Row
 from timer_service.core.errors import Code, Rejection
 from timer_service.core.instant import LATEST, Instant, format_instant, format_optional
 from timer_service.core.message import Identifier, Payload, Tenant
-from timer_service.core.paging import PAGE_BYTES, PageCursor, PageLimit, read_cursor, read_page, write_cursor
+from timer_service.core.paging import (
+    PAGE_BYTES,
+    PageCursor,
+    PageLimit,
+    next_step,
+    read_cursor,
+    read_page,
+    write_cursor,
+)
 from timer_service.core.query import QueryRoute, omit_none
 from timer_service.core.sql import load_sql
+from timer_service.core.stored_json import RawJson, read_stored, write_list, write_object
 from timer_service.runs import loader, store
 from timer_service.runs.messages import FlawCode, GroupNeed, JobNeed, JobStatus, RunStatus
 from timer_service.runs.rules import Run, RunKey
 
 _SQL = load_sql("timer_service.runs", "queries.sql")
-_JOBS_PER_READ = 20
-_NEEDS_PER_READ = 2000
-"""The limit for the needs of one job that are read at a time."""
+_JOBS_PER_READ = 10
+_NEEDS_PER_READ = 1000
+"""The limit for the needs of one job that are read at a time. So at most 10,000 needs are read at a time."""
 _NEEDS_OVERHEAD = 50
 """The bytes of the field names `needs` and `moreNeeds`."""
 _NEWER_THAN_ALL = (LATEST + 1, "")
@@ -105,7 +114,7 @@ def run_view(run: Run) -> Mapping[str, Any]:
     )
 
 
-async def _get(reader: Reader, tenant: str, request: GetRun, _now: int) -> Mapping[str, Any]:
+async def _get(reader: Reader, tenant: str, request: GetRun, _now: int) -> RawJson:
     key = RunKey(tenant, request.run_id)
     start = _Start(*read_cursor(request.cursor, str, str)) if request.cursor is not None else _Start("", "")
     run = await loader.find_run(reader, key)
@@ -115,10 +124,11 @@ async def _get(reader: Reader, tenant: str, request: GetRun, _now: int) -> Mappi
     rows = await reader.fetch(_SQL["groups_of_run"], key._asdict())
     groups = {row["group_name"]: row["resolved_at"] is not None for row in rows}
     head = {**run_view(run), "counts": {row["status"]: row["count"] for row in counts}, "groups": groups}
-    return {**head, **await _jobs(reader, key, groups, start, request.limit)}
+    jobs, cursor = await _jobs(reader, key, groups, start, request.limit)
+    return write_object({**head, **omit_none(cursor=cursor)}, {"jobs": jobs})
 
 
-async def _list(reader: Reader, tenant: str, request: ListRuns, _now: int) -> Mapping[str, Any]:
+async def _list(reader: Reader, tenant: str, request: ListRuns, _now: int) -> RawJson:
     and_status = "" if request.status is None else f"AND status = '{request.status}'"
     sql = _SQL["page"].format(and_status=and_status)
 
@@ -153,30 +163,30 @@ class _Start(NamedTuple):
 
 async def _jobs(
     reader: Reader, key: RunKey, groups: Mapping[str, bool], start: _Start, limit: int
-) -> Mapping[str, Any]:
+) -> tuple[RawJson, str | None]:
     """Return a page of at most `limit` jobs that fits into one reply, and a cursor if there are more.
 
     If the needs of a job do not fit, the next page shows the job again with its next needs.
     """
-    shown: list[Mapping[str, Any]] = []
-    room = PAGE_BYTES
+    shown: list[RawJson] = []
+    used = 0
     while True:
-        count = min(_JOBS_PER_READ, limit - len(shown))
+        count = min(next_step(len(shown), used), _JOBS_PER_READ, limit - len(shown))
         rows = await reader.fetch(_SQL["page_of_jobs"], {**key._asdict(), "first": start.job_name, "limit": count + 1})
         needs = await _read_needs(reader, key, [row["job_name"] for row in rows[:count]], groups, start)
         for row in rows[:count]:
-            view, last, size = _job_view(row, needs[row["job_name"]], room)
-            if shown and size > room:
-                return {"jobs": shown, "cursor": write_cursor([row["job_name"], ""])}
-            shown.append(view)
-            room -= size
-            if "moreNeeds" in view:
-                return {"jobs": shown, "cursor": write_cursor([row["job_name"], last])}
+            view = _job_view(row, needs[row["job_name"]], PAGE_BYTES - used)
+            if shown and used + view.size > PAGE_BYTES:
+                return write_list(shown), write_cursor([row["job_name"], ""])
+            shown.append(view.json)
+            used += view.size
+            if view.more_after is not None:
+                return write_list(shown), write_cursor([row["job_name"], view.more_after])
         if len(rows) <= count:
-            return {"jobs": shown}
+            return write_list(shown), None
         start = _Start(rows[count]["job_name"], "")
         if len(shown) == limit:
-            return {"jobs": shown, "cursor": write_cursor(start)}
+            return write_list(shown), write_cursor(start)
 
 
 class _Needs(NamedTuple):
@@ -204,25 +214,34 @@ async def _read_needs(
     return needs
 
 
-def _job_view(row: Row, needs: _Needs, room: int) -> tuple[Mapping[str, Any], str, int]:
-    """Return the view of a job with the needs that fit into `room` bytes, the last need in it, and its size."""
-    view = omit_none(
+class _JobView(NamedTuple):
+    """The JSON of a job, and its size in bytes. The size is larger than the room if not all needs fit."""
+
+    json: RawJson
+    size: int
+    more_after: str | None
+    """The last need in the view, if the job has more needs."""
+
+
+def _job_view(row: Row, needs: _Needs, room: int) -> _JobView:
+    """Return the view of a job with the needs that fit into `room` bytes, at least one need."""
+    fields = omit_none(
         name=row["job_name"],
         status=row["status"],
         groupName=row["group_name"],
         readyAt=format_optional(row["ready_at"]),
         settledAt=format_optional(row["settled_at"]),
         reason=row["reason"],
-        outputs=None if row["outputs"] is None else from_json(row["outputs"]),
     )
-    size = len(to_json(view)) + len(to_json(needs.groups)) + _NEEDS_OVERHEAD
+    size = len(to_json(fields)) + (row["outputs_bytes"] or 0) + len(to_json(needs.groups)) + _NEEDS_OVERHEAD
     fitting = 0
     for need in needs.jobs:
         size += len(to_json(need)) + 1
         if fitting and size > room:
             break
         fitting += 1
-    complete = fitting == len(needs.jobs) < _NEEDS_PER_READ
     shown = needs.jobs[:fitting]
-    more = {} if complete else {"moreNeeds": True}
-    return {**view, "needs": [*shown, *needs.groups], **more}, shown[-1]["job"] if shown else "", size
+    more = fitting < len(needs.jobs) or fitting == _NEEDS_PER_READ
+    fields = {**fields, "needs": [*shown, *needs.groups], **({"moreNeeds": True} if more else {})}
+    view = write_object(fields, {"outputs": read_stored(row["outputs"])})
+    return _JobView(view, size, shown[-1]["job"] if more else None)

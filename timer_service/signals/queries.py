@@ -5,7 +5,6 @@ from functools import partial
 from typing import Any
 
 from pydantic import Field
-from pydantic_core import from_json
 
 from timer_service.core.database import Reader, Row
 from timer_service.core.errors import Code, Rejection
@@ -13,6 +12,7 @@ from timer_service.core.instant import Instant, format_instant, format_optional
 from timer_service.core.message import Identifier, Payload, Tenant
 from timer_service.core.paging import PageCursor, PageLimit, read_cursor, read_page
 from timer_service.core.query import QueryRoute, omit_none
+from timer_service.core.stored_json import RawJson, read_stored, write_object
 from timer_service.signals import firing_store, store
 from timer_service.signals.firing_store import Cursor
 from timer_service.signals.firings import FiringStatus
@@ -120,17 +120,16 @@ class TaskPage(Payload):
     cursor: str | None = None
 
 
-def signal_view(signal: Signal) -> Mapping[str, Any]:
+def signal_view(signal: Signal) -> RawJson:
     """Return the view of a signal for replies."""
     definition = signal.state.definition
     assert definition is not None  # noqa: S101 - tombstones are not shown
     trigger = definition.trigger
-    return omit_none(
+    fields = omit_none(
         tenantId=signal.key.tenant_id,
         signalId=signal.key.signal_id,
         status=signal.state.status,
         triggerKind=definition.trigger_kind,
-        triggerSpec=from_json(definition.trigger_spec),
         createdAt=format_instant(signal.created_at),
         triggerError=trigger.reason if isinstance(trigger, Invalid) else None,
         workItemId=definition.work_item_id,
@@ -138,9 +137,10 @@ def signal_view(signal: Signal) -> Mapping[str, Any]:
         lastFiredAt=format_optional(signal.state.fired_at),
         lastError=signal.last_error,
     )
+    return write_object(fields, {"triggerSpec": read_stored(definition.trigger_spec)})
 
 
-async def _get(reader: Reader, tenant: str, request: GetSignal, _now: int) -> Mapping[str, Any]:
+async def _get(reader: Reader, tenant: str, request: GetSignal, _now: int) -> RawJson:
     key = Key(tenant, request.signal_id)
     signal = (await store.find(reader, [key])).get(key)
     if signal is None or signal.state.definition is None:
@@ -148,7 +148,7 @@ async def _get(reader: Reader, tenant: str, request: GetSignal, _now: int) -> Ma
     return signal_view(signal)
 
 
-async def _list(reader: Reader, tenant: str, request: ListSignals, _now: int) -> Mapping[str, Any]:
+async def _list(reader: Reader, tenant: str, request: ListSignals, _now: int) -> RawJson:
     statuses = list(Status) if request.status is None else [request.status]
 
     async def read(after: tuple[str], limit: int) -> Sequence[Signal]:
@@ -168,7 +168,7 @@ async def _list(reader: Reader, tenant: str, request: ListSignals, _now: int) ->
     )
 
 
-async def _list_firings(reader: Reader, tenant: str, request: ListFirings, _now: int) -> Mapping[str, Any]:
+async def _list_firings(reader: Reader, tenant: str, request: ListFirings, _now: int) -> RawJson:
     return await read_page(
         "firings",
         partial(firing_store.page_of_signal, reader, Key(tenant, request.signal_id)),
@@ -179,7 +179,7 @@ async def _list_firings(reader: Reader, tenant: str, request: ListFirings, _now:
     )
 
 
-async def _list_tasks(reader: Reader, tenant: str, request: ListTasks, _now: int) -> Mapping[str, Any]:
+async def _list_tasks(reader: Reader, tenant: str, request: ListTasks, _now: int) -> RawJson:
     return await read_page(
         "tasks",
         partial(firing_store.tasks_of_item, reader, ItemKey(tenant, request.work_item_id)),

@@ -5,13 +5,13 @@ from operator import attrgetter
 from typing import Any
 
 from pydantic.alias_generators import to_camel
-from pydantic_core import from_json
 
 from timer_service.core.database import Reader
 from timer_service.core.errors import Code, Rejection
 from timer_service.core.instant import LATEST, format_instant
 from timer_service.core.paging import read_cursor, read_page
 from timer_service.core.query import QueryRoute
+from timer_service.core.stored_json import RawJson, read_stored, write_object
 from timer_service.timers import store
 from timer_service.timers.messages import CountTimers, GetTimer, ListTimers, State, TimerCounts, TimerPage, TimerView
 from timer_service.timers.rules import Key, Schedule, Timer
@@ -22,31 +22,31 @@ _BEGINNING = Cursor(-1, "")
 _NO_BOUND = LATEST + 1
 
 
-def timer_view(timer: Timer) -> Mapping[str, Any]:
+def timer_view(timer: Timer) -> RawJson:
     """Return the view of a timer for replies: the fields of `TimerView` that are not None.
 
     Not a dumped `TimerView`: for a page of 1,000 timers that takes twice as long or more.
     """
     assert timer.schedule is not None  # noqa: S101 - tombstones are not shown
     values = ((name, read(timer), write) for name, read, write in _VIEW_FIELDS)
-    return {name: write(value) for name, value, write in values if value is not None}
+    fields = {name: write(value) for name, value, write in values if value is not None}
+    return write_object(fields, {"data": read_stored(timer.schedule.data)})
 
 
 def _view_field(name: str) -> tuple[str, Callable[[Timer], Any], Callable[[Any], Any]]:
     """Return the wire name of a field of `TimerView`, where its value is, and how the value is written."""
     owner = "key." if name in Key._fields else "schedule." if name in Schedule._fields else ""
-    write = format_instant if name.endswith("_at") else from_json if name == "data" else _as_it_is
-    return to_camel(name), attrgetter(owner + name), write
+    return to_camel(name), attrgetter(owner + name), format_instant if name.endswith("_at") else _as_it_is
 
 
 def _as_it_is(value: Any) -> Any:
     return value
 
 
-_VIEW_FIELDS = [_view_field(name) for name in TimerView.model_fields]
+_VIEW_FIELDS = [_view_field(name) for name in TimerView.model_fields if name != "data"]
 
 
-async def _get(reader: Reader, tenant: str, request: GetTimer, _now: int) -> Mapping[str, Any]:
+async def _get(reader: Reader, tenant: str, request: GetTimer, _now: int) -> RawJson:
     key = Key(tenant, request.service_call_id)
     timer = (await store.find(reader, [key])).get(key)
     if timer is None or timer.schedule is None:
@@ -54,7 +54,7 @@ async def _get(reader: Reader, tenant: str, request: GetTimer, _now: int) -> Map
     return timer_view(timer)
 
 
-async def _list(reader: Reader, tenant: str, request: ListTimers, _now: int) -> Mapping[str, Any]:
+async def _list(reader: Reader, tenant: str, request: ListTimers, _now: int) -> RawJson:
     due_before = _NO_BOUND if request.due_before is None else request.due_before
     states = list(State) if request.state is None else [request.state]
     after = _start(request)

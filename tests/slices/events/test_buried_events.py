@@ -51,6 +51,16 @@ def events(store: Database, memory_broker: MemoryBroker, clock: ManualClock) -> 
     return Events(store, memory_broker, clock)
 
 
+async def test_large_buried_events(events: Events) -> None:
+    """A buried event of almost 1 MiB is listed with the short texts at the start of its payload, on one page."""
+    names = [f"event-{number:02}" for number in range(20)]
+    await events.bury(*names, runId="push-1", log=["x" * 1000] * 1000, late="not shown")
+    page = await events.buried()
+    assert [(each["eventId"], each["about"]) for each in page["events"]] == [
+        (each, {"runId": "push-1"}) for each in names
+    ]
+
+
 async def test_retried_event_is_published(events: Events) -> None:
     """A buried event is listed with its text fields and its error. A retry publishes it unchanged."""
     await events.bury("event-1", runId="push-1", log="x" * 201, number=1)

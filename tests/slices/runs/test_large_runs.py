@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
+from pydantic_core import to_json
 
 from tests.harness.clock import ManualClock
 from tests.harness.runs import Runs, jobs
@@ -121,7 +122,7 @@ async def test_large_payloads_of_ready_jobs(runs: Runs, monkeypatch: pytest.Monk
     add = outbox.add
 
     async def measure(tx: Transaction, events: Collection[Event], now: int) -> None:
-        sizes.append(sum(len(json.dumps(event.payload)) for event in events))
+        sizes.append(sum(len(to_json(event.payload)) for event in events))
         await add(tx, events, now)
 
     await runs.start({"seed": []}, *(f"group-{number}" for number in range(30)))
