@@ -37,15 +37,23 @@ async def check_load(load: Load, *, seconds: float = 60, all_replied: bool = Tru
 
 
 def summary(load: Load) -> str:
-    """Return the size of a load, the duplicates, and the longest time in which no command was answered."""
+    """Return the size of a load, the duplicates, and how long commands had to wait.
+
+    The pause is the longest time in which no command was answered.
+    """
     events = load.user.events
-    replies = sorted(each.at_ms for sent in load.user.sent for each in sent.replies)
-    pause = max((later - earlier for earlier, later in pairwise(replies)), default=0)
+    answered = [each for each in load.user.sent if each.replies]
+    pause = max((later - earlier for earlier, later in pairwise(sorted(map(_answered_ms, answered)))), default=0)
+    slowest = max((_answered_ms(each) - each.stored_ms for each in answered), default=0)
     return (
         f"{len(load.user.sent)} commands ({len(load.timers)} timers, {len(load.signals)} signals, "
         f"{len(load.runs)} runs): 0 lost, 0 early, {len(events) - len({each.id for each in events})} duplicates, "
-        f"longest pause {pause / 1000:.2f} s"
+        f"longest pause {pause / 1000:.2f} s, slowest command {slowest / 1000:.2f} s"
     )
+
+
+def _answered_ms(sent: Sent) -> float:
+    return sent.replies[0].at_ms
 
 
 def _listed(what: str, faults: list[str]) -> str:
