@@ -4,6 +4,7 @@ import asyncio
 import mmap
 import struct
 import sys
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -16,8 +17,8 @@ from tests.harness.load_user import LoadUser, now_ms
 from tests.harness.processes import NatsServer, Service
 
 HOUR_MS = 3_600_000
-BOUND_SECONDS = 3
-"""How long a jump of the clock may last in the service after the clock is right again."""
+BOUND_SECONDS = 2
+"""How long the service may need to follow a clock that has jumped."""
 LATE_MS = 2_000
 
 MOVABLE_CLOCK = """
@@ -64,7 +65,18 @@ async def fired_ms(user: LoadUser, call: str) -> float:
             await asyncio.sleep(0.01)
 
 
-@pytest.mark.parametrize("jump_ms", [HOUR_MS, -HOUR_MS, 30_000])
+async def read_clock(user: LoadUser) -> None:
+    """Make the service read its clock many times, for as long as it may need to follow a jump."""
+    ends = time.monotonic() + BOUND_SECONDS
+    while time.monotonic() < ends:
+        await user.request("CancelTimer", serviceCallId="unknown")
+        await asyncio.sleep(0.1)
+
+
+@pytest.mark.parametrize(
+    "jump_ms",
+    [HOUR_MS, pytest.param(-HOUR_MS, marks=pytest.mark.full), pytest.param(30_000, marks=pytest.mark.full)],
+)
 async def test_clock_jumps_and_returns(jump_ms: int, tmp_path: Path, broker: NatsServer) -> None:
     """After a moment with a wrong clock, timers fire in time: none early, and no loop waits for the wrong instant."""
     async with service_with_clock(tmp_path, broker) as (service, clock), LoadUser.connect(broker.url, "acme") as user:
@@ -74,7 +86,7 @@ async def test_clock_jumps_and_returns(jump_ms: int, tmp_path: Path, broker: Nat
         await user.request("ScheduleTimer", serviceCallId="meanwhile", dueAt=instant(now_ms() - 2 * HOUR_MS))
         await fired_ms(user, "meanwhile")  # so the service has read the wrong clock
         clock.move(0)
-        await asyncio.sleep(BOUND_SECONDS)
+        await read_clock(user)
         due = now_ms() + 1_500
         await user.request("ScheduleTimer", serviceCallId="after", dueAt=instant(due))
         at = await fired_ms(user, "after")
@@ -89,7 +101,7 @@ async def test_clock_jumps_back_for_good(tmp_path: Path, broker: NatsServer) -> 
         await user.request("ScheduleTimer", serviceCallId="ahead", dueAt=instant(now_ms() + HOUR_MS + 100))
         await fired_ms(user, "ahead")
         clock.move(0)
-        await asyncio.sleep(BOUND_SECONDS)
+        await read_clock(user)
         due = now_ms() + 1_000
         await user.request("ScheduleTimer", serviceCallId="behind", dueAt=instant(due))
         at = await fired_ms(user, "behind")

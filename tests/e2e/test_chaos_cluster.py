@@ -36,6 +36,7 @@ async def test_leaders_are_killed_under_load(kills: int, tmp_path: Path) -> None
     print(f"{kills} leaders killed: {found}")
 
 
+@pytest.mark.full
 async def test_leaders_step_down_under_load(tmp_path: Path) -> None:
     """When leaders give up their role, the service goes on without a restart, and nothing is lost."""
     async with (

@@ -1,4 +1,4 @@
-"""The connections to the broker and to PostgreSQL are cut, stalled, half-closed and slow, under a load of every slice."""
+"""The connections to the broker and to PostgreSQL are cut, stalled, half-closed and slow, under a load."""
 
 import asyncio
 import time
@@ -84,12 +84,12 @@ async def proxy(broker: NatsServer) -> AsyncIterator[TcpProxy]:
 
 
 @pytest.fixture
-async def database_proxy(database_url: str) -> AsyncIterator[TcpProxy]:
-    """Yield a proxy in front of PostgreSQL."""
+async def database(database_url: str) -> AsyncIterator[tuple[TcpProxy, str]]:
+    """Yield a proxy in front of PostgreSQL, and the URL of an empty database through it."""
     port = urlsplit(database_url).port
     assert port is not None
     async with TcpProxy(port) as running:
-        yield running
+        yield running, through(running, database_url)
 
 
 def through(proxy: TcpProxy, url: str) -> str:
@@ -129,12 +129,12 @@ async def test_connections_to_postgres_are_disturbed(
     tmp_path: Path,
     broker: NatsServer,
     user: User,
-    database_url: str,
-    database_proxy: TcpProxy,
+    database: tuple[TcpProxy, str],
 ) -> None:
     """The service recovers within seconds when its connections to PostgreSQL are disturbed, and nothing is lost."""
     steps = [DISTURBANCES[each] for each in disturbances]
-    settings = {"TIMER_DATABASE_URL": through(database_proxy, database_url), "TIMER_VISIBILITY_TIMEOUT": "10000"}
+    database_proxy, url = database
+    settings = {"TIMER_DATABASE_URL": url, "TIMER_VISIBILITY_TIMEOUT": "10000"}
     async with Service(tmp_path / "service", broker.url, **settings):
         await user.shorten_ack_wait()
         async with Load.running(broker.url, seed=1, writers=3, far_ms=1_000) as load:
@@ -155,10 +155,11 @@ async def test_connection_to_the_broker_loses_its_packets(tmp_path: Path, broker
 
 @pytest.mark.full
 async def test_connections_to_postgres_lose_their_packets(
-    tmp_path: Path, broker: NatsServer, database_url: str, database_proxy: TcpProxy
+    tmp_path: Path, broker: NatsServer, database: tuple[TcpProxy, str]
 ) -> None:
     """The service replaces connections to PostgreSQL that transport nothing any more."""
-    settings = {"TIMER_DATABASE_URL": through(database_proxy, database_url)}
+    database_proxy, url = database
+    settings = {"TIMER_DATABASE_URL": url}
     async with (
         Service(tmp_path / "service", broker.url, **settings),
         Load.running(broker.url, seed=1, writers=3) as load,

@@ -51,10 +51,8 @@ async def with_a_file_size_limit(folder: Path, broker: NatsServer) -> AsyncItera
         yield service, FullDisk(lambda: limit(written // 2), lambda: limit(most))
 
 
-@pytest.mark.parametrize("disk", [on_a_small_disk, with_a_file_size_limit])
-async def test_commands_wait_while_the_disk_is_full(
-    disk: Disk, tmp_path: Path, broker: NatsServer
-) -> None:
+@pytest.mark.parametrize("disk", [on_a_small_disk, pytest.param(with_a_file_size_limit, marks=pytest.mark.full)])
+async def test_commands_wait_while_the_disk_is_full(disk: Disk, tmp_path: Path, broker: NatsServer) -> None:
     """While the disk is full, commands wait and none becomes a dead letter. All are handled when there is room."""
     async with disk(tmp_path, broker) as (service, full), Load.running(broker.url, seed=1, writers=3) as load:
         await load.until_answered(20)

@@ -47,7 +47,7 @@ class GoodTenant:
 
 
 async def publish_and_check(broker: NatsServer, service: Service, messages: Iterable[RawMessage]) -> str:
-    """Publish messages beside a good tenant. Assert that every stored message ended, and that nobody waited for them."""
+    """Publish messages beside a good tenant. Assert that every stored one ended and that nobody waited for them."""
     async with RawNats.connect(broker.port) as hostile, LoadUser.connect(broker.url, "good") as user:
         good = GoodTenant(user)
         working = asyncio.create_task(good.work())
@@ -91,7 +91,7 @@ def _flood(kinds: Mapping[str, Callable[[int], RawMessage]], short: int, full: i
 async def test_flood_of_hostile_messages(
     kinds: Mapping[str, Callable[[int], RawMessage]], each: int, broker: NatsServer, service: Service
 ) -> None:
-    """A flood of hostile messages ends, delays no command of another tenant by more than 1 s, and needs little memory."""
+    """A flood of hostile messages ends. It delays no command of another tenant by more than 1 s, in little memory."""
     found = await publish_and_check(broker, service, flood(kinds, each))
     print(f"{len(kinds)} kinds, {each} of each: {found}")
 

@@ -26,7 +26,7 @@ async def test_service_is_killed_under_load(
     async with Service(tmp_path / "service", broker.url, **stored) as service:
         if service.has_shared_database:
             await user.shorten_ack_wait()
-        async with Load.running(broker.url, seed=kills) as load:
+        async with Load.running(broker.url, seed=kills, writers=3, far_ms=1_000) as load:
             for _ in range(kills):
                 await load.until_answered(20)
                 await asyncio.sleep(rng.uniform(0, 0.3))

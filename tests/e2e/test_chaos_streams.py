@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -93,12 +94,13 @@ async def unmanaged(folder: Path, broker: NatsServer) -> AsyncIterator[Service]:
 
 async def until_not_ready(service: Service, stream: str) -> str:
     """Wait until /readyz is 503 and its text has the name of a stream. Return the text."""
-    async with asyncio.timeout(RECOVERY_SECONDS):
-        while True:
-            status, text = await service.page("/readyz")
-            if status == 503 and stream in text:
-                return text
-            await asyncio.sleep(0.05)
+    deadline = time.monotonic() + RECOVERY_SECONDS
+    while True:
+        status, text = await service.page("/readyz")
+        if status == 503 and stream in text:
+            return text
+        assert time.monotonic() < deadline, f"/readyz does not name {stream}: {status} {text}"
+        await asyncio.sleep(0.05)
 
 
 async def until_fired(user: LoadUser, count: int) -> None:
@@ -136,7 +138,9 @@ async def test_timers_wait_for_the_event_stream(fault: str, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("fault", ["deleted", "full"])
-async def test_rejected_commands_wait_for_the_dead_letter_stream(fault: str, tmp_path: Path, broker: NatsServer) -> None:
+async def test_rejected_commands_wait_for_the_dead_letter_stream(
+    fault: str, tmp_path: Path, broker: NatsServer
+) -> None:
     """While dead letters cannot be stored, /readyz names their stream, and valid commands are handled."""
     occur, repair = FAULTS[fault]
     async with unmanaged(tmp_path / "service", broker) as service, LoadUser.connect(broker.url, "acme") as user:
@@ -169,4 +173,3 @@ async def test_managed_stream_is_created_again(stream: str, tmp_path: Path, brok
         await service.until_page("/readyz", 200)
         assert rejected.outcomes == ["rejected"]
         assert await user.count_dead_letters() == 1
-

@@ -22,6 +22,9 @@ def instant(at_ms: float) -> str:
     return format_instant(math.ceil(at_ms))
 
 
+_Story = Callable[[str, random.Random], Awaitable[None]]
+
+
 class Load:
     """Stories of one tenant. Each story uses a timer, a signal or a run of its own; its commands follow each other."""
 
@@ -55,9 +58,10 @@ class Load:
             finally:
                 load._stopping.set()
                 user.close()
-                for task in (writing, *load._reporting):
-                    task.cancel()
-                await asyncio.gather(writing, *load._reporting, return_exceptions=True)
+                reporting = asyncio.gather(*load._reporting)
+                writing.cancel()
+                reporting.cancel()
+                await asyncio.gather(writing, reporting, return_exceptions=True)
 
     async def until_sent(self, count: int, *, seconds: float = 60) -> None:
         """Wait until `count` more commands are stored."""
@@ -82,8 +86,7 @@ class Load:
 
     async def _write(self, number: int) -> None:
         story = 0
-        kinds: list[Callable[[str, random.Random], Awaitable[None]]] = [self._timer] * 7 + [self._signal] * 2
-        kinds.append(self._run)
+        kinds: list[_Story] = [*[self._timer] * 7, *[self._signal] * 2, self._run]
         while not self._stopping.is_set():
             rng = random.Random(self._rng.random())
             await rng.choice(kinds)(f"{number}-{story}", rng)
@@ -112,19 +115,16 @@ class Load:
         signal, item = f"signal-{name}", f"item-{name}"
         commands = self.signals[signal] = []
         if rng.random() < 0.3:
-            spec = {"kind": "time.at", "at": self._due(rng)}
-            commands.append(
-                await self.user.publish("CreateWorkSignal", signalId=signal, triggerKind="time", triggerSpec=spec)
-            )
-            return
-        fields = {"workItemId": item, "triggerKind": "event", "triggerSpec": _BLOCKED}
+            fields = {"triggerKind": "time", "triggerSpec": {"kind": "time.at", "at": self._due(rng)}}
+        else:
+            fields = {"workItemId": item, "triggerKind": "event", "triggerSpec": _BLOCKED}
         commands.append(await self.user.publish("CreateWorkSignal", signalId=signal, **fields))
-        if rng.random() < 0.3:
-            commands.append(
-                await self.user.request("CancelWorkSignal", signalId=signal, seconds=_ACKNOWLEDGED_SECONDS)
-            )
-        for status in ("doing", "blocked"):
-            commands.append(await self.user.publish("TransitionWorkItem", workItemId=item, to=status))
+        if fields["triggerKind"] == "event":
+            if rng.random() < 0.3:
+                seconds = _ACKNOWLEDGED_SECONDS
+                commands.append(await self.user.request("CancelWorkSignal", signalId=signal, seconds=seconds))
+            commands.append(await self.user.publish("TransitionWorkItem", workItemId=item, to="doing"))
+            commands.append(await self.user.publish("TransitionWorkItem", workItemId=item, to="blocked"))
 
     async def _run(self, name: str, _: random.Random) -> None:
         run = f"run-{name}"

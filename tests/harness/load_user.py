@@ -128,7 +128,7 @@ class LoadUser:
                 return sent
 
     async def request(self, message_type: str, *, seconds: float = 5, **payload: Any) -> Sent:
-        """Publish a command and wait for its reply, at most `seconds`. A reply that is lost in an outage never comes."""
+        """Publish a command and wait for its reply, at most `seconds`. A reply that was lost never comes."""
         sent = await self.publish(message_type, **payload)
         try:
             async with asyncio.timeout(seconds):

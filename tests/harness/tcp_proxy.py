@@ -163,17 +163,16 @@ class TcpProxy:
             return
         pair = _Pair(writer, target_writer, self._link)
         self._pairs.add(pair)
-        directions = [
-            asyncio.create_task(pair.forward(reader, target_writer)),
-            asyncio.create_task(pair.forward(target_reader, writer)),
-        ]
-        closed = [asyncio.create_task(_wait_closed(each)) for each in (writer, target_writer)]
+        forwarding = asyncio.gather(
+            pair.forward(reader, target_writer), pair.forward(target_reader, writer), return_exceptions=True
+        )
         try:
-            await asyncio.wait([asyncio.gather(*directions, return_exceptions=True), *closed], return_when="FIRST_COMPLETED")
+            for each in (writer, target_writer):
+                asyncio.create_task(_wait_closed(each)).add_done_callback(lambda _: forwarding.cancel())
+            await asyncio.wait([forwarding])
         finally:
             self._pairs.discard(pair)
-            for task in (*directions, *closed):
-                task.cancel()
+            forwarding.cancel()
             pair.close(reset=False)
 
 

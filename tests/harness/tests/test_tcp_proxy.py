@@ -90,8 +90,8 @@ async def test_drip(proxy: TcpProxy, client: Streams) -> None:
     """A dripping connection forwards everything in small pieces."""
     proxy.set_link(Link(chunk_bytes=3))
     client[1].write(b"hello")
-    pieces = []
-    while sum(map(len, pieces)) < 5:
+    pieces: list[bytes] = []
+    while len(b"".join(pieces)) < 5:
         pieces.append(await client[0].read(100))
     assert b"".join(pieces) == b"hello"
     assert max(map(len, pieces)) <= 5
@@ -155,8 +155,7 @@ async def test_refuse(proxy: TcpProxy, client: Streams) -> None:
     """While the proxy refuses connections, open ones are cut and new ones end at once. Afterwards it serves again."""
     await round_trip(client)
     with proxy.refusing():
-        with pytest.raises(OSError, match=".*"):
-            await round_trip(client)
+        with pytest.raises((OSError, asyncio.IncompleteReadError)):
             await round_trip(client)
         assert await fails(proxy.port)
     late = await asyncio.open_connection("127.0.0.1", proxy.port)
