@@ -103,7 +103,7 @@ class LoadUser:
                 await asyncio.wait([reading])
 
     def close(self) -> None:
-        """Give up what is not published yet. The driver turns a cancellation into a timeout, so it must not retry."""
+        """Publish and read nothing more. The driver can lose a cancellation, so a flag ends the loops."""
         self._closed = True
 
     @property
@@ -182,7 +182,7 @@ class LoadUser:
 
     async def _read_events(self) -> None:
         """Read the event stream in order. After an outage, continue where the reading ended."""
-        while True:
+        while not self._closed:
             try:
                 await self._read_from_next()
             except AWAY:
@@ -200,7 +200,7 @@ class LoadUser:
         subscription = await self.js.pull_subscribe(pattern, stream="TIMER_EVT", config=config)
         expected = 1
         try:
-            while True:
+            while not self._closed:
                 for message in await _fetch(subscription):
                     if message.metadata.sequence.consumer != expected:
                         return  # a delivery was lost: read again from the event after the last one
