@@ -8,9 +8,9 @@ from pathlib import Path
 import nats
 import pytest
 
+from tests.harness.memory import MIB, peak_bytes
 from tests.harness.processes import NatsServer, Service
 
-MIB = 1024 * 1024
 _WINDOW = 100
 _HANDLED = ("kept", "not_kept")
 
@@ -19,13 +19,6 @@ _HANDLED = ("kept", "not_kept")
 async def service(broker: NatsServer, tmp_path: Path) -> AsyncIterator[Service]:
     async with Service(tmp_path, broker.url) as service:
         yield service
-
-
-def peak_bytes(pid: int) -> int:
-    """Return the peak resident memory of a process."""
-    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    (peak,) = [line.split()[1] for line in lines if line.startswith("VmHWM:")]
-    return int(peak) * 1024
 
 
 async def count_handled(service: Service) -> float:
