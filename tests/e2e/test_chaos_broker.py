@@ -92,6 +92,10 @@ HISTORIES: Mapping[str, tuple[Step, Step]] = {
 }
 
 
+FULL = ("stream deleted", "store rolled back, and killed")
+"""The histories that only `make soak` tests."""
+
+
 @asynccontextmanager
 async def operated(tmp_path: Path, broker: NatsServer) -> AsyncIterator[Operator]:
     async with LoadUser.connect(broker.url, "acme") as user:
@@ -100,10 +104,7 @@ async def operated(tmp_path: Path, broker: NatsServer) -> AsyncIterator[Operator
 
 @pytest.mark.parametrize(
     "history",
-    [
-        pytest.param(each, marks=pytest.mark.full) if each == "store rolled back, and killed" else each
-        for each in HISTORIES
-    ],
+    [pytest.param(each, marks=pytest.mark.full) if each in FULL else each for each in HISTORIES],
 )
 @ON_SQLITE
 async def test_newest_commands_win_on_a_changed_broker(
