@@ -77,7 +77,7 @@ KINDS: Mapping[str, Callable[[int], RawMessage]] = {
     "a list": _with_body(b"[]"),
     "numbers without end": _with_body(b'{"type":' + b"9" * 5_000 + b"}"),
     "lone surrogate": _with_body(_valid(0).replace(b"call-0", b"\\ud800")),
-    "wrong tenant": lambda number: RawMessage(b"timer.cmd.v1.good.schedule-timer", _valid(number)),
+    "wrong tenant": lambda number: RawMessage(_SUBJECT, _valid(number).replace(b"evil", b"good")),
     "wrong type": lambda number: RawMessage(b"timer.cmd.v1.evil.cancel-timer", _valid(number)),
     "unknown type": lambda _: RawMessage(b"timer.cmd.v1.evil.x", b'{"type":"X","tenantId":"evil","payload":{}}'),
     "timestamp of the future": lambda number: RawMessage(_SUBJECT, _valid(number, timestampMs=_FUTURE_MS)),

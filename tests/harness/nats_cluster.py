@@ -106,7 +106,7 @@ class NatsCluster:
             discard=DiscardPolicy.NEW,
             max_age=7 * _DAY_SECONDS,
             duplicate_window=120,
-            allow_atomic=name != "TIMER_DLQ",
+            allow_atomic=True,
         )
         async with asyncio.timeout(PATIENCE_SECONDS):
             while True:  # the cluster refuses streams until it has a leader that knows enough nodes

@@ -32,7 +32,7 @@ async def publish(harness: NatsHarness, tenant: str, count: int, first: int = 0)
 
 async def read_all(harness: NatsHarness, count: int) -> list[Delivery]:
     """Take and settle `count` commands, slowly, as a service with a database does. Return them in their order."""
-    subscription = await harness.broker.subscribe(MemoryHistory())
+    subscription = await harness.broker.subscribe(MemoryHistory(), messages=["schedule-timer", "cancel-timer"])
     taken: list[Delivery] = []
     async with asyncio.timeout(60):
         while len(taken) < count:
@@ -83,7 +83,7 @@ async def test_a_retried_command_comes_again(harness: NatsHarness) -> None:
     """A command that was read ahead and could not be handled is delivered by the consumer later."""
     await publish(harness, "flood", FLOOD)
     await publish(harness, "good", 1)
-    subscription = await harness.broker.subscribe(MemoryHistory())
+    subscription = await harness.broker.subscribe(MemoryHistory(), messages=["schedule-timer", "cancel-timer"])
     seen: list[int] = []
     async with asyncio.timeout(60):
         while len(seen) < 2:

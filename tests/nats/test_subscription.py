@@ -146,7 +146,7 @@ async def test_a_pull_names_its_limits(site: Site) -> None:
     await site.until_pulls(1)
     await site.command(1)
     (delivery,) = await waiting
-    assert site.pulls[0][1] == {"batch": 10, "expires": SECOND, "max_bytes": 8 * 1024 * 1024}
+    assert site.pulls[0][1] == {"batch": 10, "expires": SECOND, "max_bytes": 2 * 1024 * 1024}
     assert delivery.address == Address(Kind.COMMAND, "acme", "schedule-timer")
     assert (delivery.attempt, delivery.position.sequence, delivery.stored_at) == (1, 1, 17)
 

@@ -6,7 +6,7 @@ or worker.
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from contextlib import asynccontextmanager
 from datetime import timedelta
 from enum import StrEnum
@@ -283,9 +283,9 @@ class FaultyBroker:
         self._gate.check()
         return await self._inner.caught_up(restart=restart) and self._backlog.isdisjoint(self._inner.unsettled)
 
-    async def subscribe(self, history: History, *, alone: bool = False) -> Subscription:
+    async def subscribe(self, history: History, *, messages: Collection[str] = (), alone: bool = False) -> Subscription:
         assert not alone, "the test decides when deliveries expire"
-        return FaultySubscription(await self._inner.subscribe(history), self._gate, self._observer)
+        return FaultySubscription(await self._inner.subscribe(history, messages=messages), self._gate, self._observer)
 
     async def publish(self, messages: Sequence[Message]) -> Sequence[PublishResult]:
         return [await self._publish(message) for message in messages]

@@ -79,7 +79,9 @@ class ScriptedDriver:
 
 
 def publisher_of(driver: ScriptedDriver, *, atomic: bool = True) -> Publisher:
-    return Publisher(cast("Client", driver), Subjects("timer"), atomic=atomic, monotonic=lambda: driver.now)
+    return Publisher(
+        cast("Client", driver), Subjects("timer"), atomic=set(Kind) if atomic else (), monotonic=lambda: driver.now
+    )
 
 
 def message(number: int, size: int = 10, kind: Kind = Kind.EVENT, headers: dict[str, str] | None = None) -> Message:

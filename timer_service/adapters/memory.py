@@ -172,7 +172,13 @@ class MemoryBroker:
         self._backlog = backlog or None
         return not backlog
 
-    async def subscribe(self, _history: History | None = None, *, alone: bool = False) -> "MemorySubscription":
+    async def subscribe(
+        self,
+        _history: History | None = None,
+        *,
+        messages: Collection[str] = (),  # noqa: ARG002 - nothing overtakes here
+        alone: bool = False,
+    ) -> "MemorySubscription":
         """Return a new subscription. `alone`: queue again the commands that were delivered and not settled.
 
         The epochs come from the test, not from the history.

@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry
 
 from timer_service.adapters.nats import NatsBroker
 from timer_service.app.health import Observed, flows
-from timer_service.app.slices import QUERIES, Workers, routes
+from timer_service.app.slices import QUERIES, SLICES, Workers, routes
 from timer_service.app.storage import Storage
 from timer_service.app.tasks import KeptTask, finish
 from timer_service.config import Config
@@ -22,6 +22,7 @@ from timer_service.core.errors import StartError
 from timer_service.core.health import HEALTHY, Health, OutageLog, worst
 from timer_service.core.instant import format_instant
 from timer_service.core.loop import Loop, Worker
+from timer_service.core.message import kebab
 from timer_service.core.metrics_port import MetricsPort
 from timer_service.core.probe import DatabaseProbe
 from timer_service.core.slice import Parts
@@ -127,7 +128,8 @@ class App:
 
     async def _serve_commands(self) -> Subscription:
         await self._broker.serve_queries(self._queries.names, self._queries.answer)
-        return await self._broker.subscribe(self._history, alone=self._database.exclusive)
+        messages = [kebab(payload.type) for each in SLICES for payload in each.commands]
+        return await self._broker.subscribe(self._history, messages=messages, alone=self._database.exclusive)
 
     async def _finish_replay(self) -> None:
         """After a restore, wait until the commands since the backup are handled again. Then let the workers begin.

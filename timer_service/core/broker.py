@@ -1,6 +1,6 @@
 """PORT: what the core needs from a broker. `BrokerFeatures` describes the differences between brokers."""
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from enum import StrEnum
@@ -12,7 +12,7 @@ from timer_service.core.health import Health
 from timer_service.core.installation import Installation
 from timer_service.core.message import Address, Message, Position
 
-BATCH_BYTES = 8 * 1024 * 1024
+BATCH_BYTES = 2 * 1024 * 1024
 """The most bytes that the commands of a batch may have in total; a single command may have more."""
 
 
@@ -156,9 +156,10 @@ class Broker(Protocol):
         """Whether messages can be published now, and the reason if not."""
         ...
 
-    async def subscribe(self, history: History, *, alone: bool = False) -> Subscription:
+    async def subscribe(self, history: History, *, messages: Collection[str] = (), alone: bool = False) -> Subscription:
         """Subscribe to the commands of every tenant. `history` gives them their epochs.
 
+        `messages`: the types of commands, as in addresses, that may overtake the backlog of another tenant.
         `alone`: no other instance can hold commands. The broker then redelivers the unsettled commands of a dead
         instance at once.
         """

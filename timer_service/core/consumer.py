@@ -30,6 +30,8 @@ log = logging.getLogger(__name__)
 
 _PAUSE_SECONDS = 1
 _LONGEST_BATCH_SECONDS = 60
+_BATCH_SECONDS = 0.15
+_SMALLEST_BATCH = 10
 _SUSPICIOUS = 6
 """From this delivery on, a command is handled alone and last. It may be what ended the process."""
 
@@ -124,13 +126,25 @@ class Consumer:
 
     async def run(self, subscription: Subscription) -> None:
         """Handle batches until the subscription is closed."""
-        while batch := await subscription.next_batch(self._batch_size):
+        limit = self._batch_size
+        while batch := await subscription.next_batch(limit):
+            began = time.monotonic()
             try:
                 await self.handle(subscription, batch)
             except Exception:
                 log.exception("batch failed; its unsettled commands are delivered again", extra={"count": len(batch)})
+            limit = self._next_limit(limit, len(batch), time.monotonic() - began)
             if self._must_pause:  # else every command would be redelivered in a circle
                 await asyncio.sleep(_PAUSE_SECONDS)
+
+    def _next_limit(self, limit: int, size: int, seconds: float) -> int:
+        """Return how many commands to take next, so that a batch takes 150 ms at most.
+
+        Commands of other tenants wait for the batch. Rejected commands take much longer than others.
+        """
+        if seconds <= _BATCH_SECONDS:
+            return min(2 * limit, self._batch_size)
+        return max(int(size * _BATCH_SECONDS / seconds), _SMALLEST_BATCH)
 
     async def handle(self, subscription: Subscription, batch: Sequence[Delivery]) -> None:
         """Handle one batch and settle every delivery in it."""

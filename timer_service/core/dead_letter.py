@@ -106,4 +106,5 @@ def _size(headers: Mapping[str, str]) -> int:
 
 def _one_line(text: str) -> str:
     """Replace characters that would end a header. The text may quote the sender."""
-    return "".join(character if character.isprintable() else " " for character in text[:_MAX_TEXT])
+    text = text[:_MAX_TEXT]
+    return text if text.isprintable() else "".join(each if each.isprintable() else " " for each in text)

@@ -4,7 +4,7 @@ import asyncio
 import logging
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -89,7 +89,7 @@ class NatsBroker:
         max_age = found[Kind.COMMAND].config.max_age
         broker.commands_kept = timedelta(seconds=max_age) if max_age else None
         broker.streams = StreamUpkeep(broker._client, broker._subjects, found, manage=manage_streams)
-        atomic = bool(found[Kind.EVENT].config.allow_atomic)
+        atomic = {kind for kind, stream in found.items() if stream.config.allow_atomic}
         broker._consumer = DurableConsumer(broker._client, broker._subjects)
         broker._backlog = Backlog(broker._consumer)
         broker._publisher = Publisher(broker._client, broker._subjects, atomic=atomic)
@@ -114,9 +114,11 @@ class NatsBroker:
         """Whether the connection is read, or is being restored."""
         return self._client.reading or not self._client.is_connected
 
-    async def subscribe(self, history: History, *, alone: bool = False) -> NatsSubscription:
+    async def subscribe(
+        self, history: History, *, messages: Collection[str] = (), alone: bool = False
+    ) -> NatsSubscription:
         """Subscribe to the commands of every tenant. Raises `StartError` if the consumer cannot be joined."""
-        subscription = NatsSubscription(self._client, self._subjects, self._consumer, history)
+        subscription = NatsSubscription(self._client, self._subjects, self._consumer, history, messages)
         deadline = time.monotonic() + _FIRST_JOIN.total_seconds()
         while True:
             try:

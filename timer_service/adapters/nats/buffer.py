@@ -18,6 +18,9 @@ class Buffer:
     def __bool__(self) -> bool:
         return bool(self._messages)
 
+    def __len__(self) -> int:
+        return len(self._messages)
+
     def append(self, message: Msg) -> None:
         """Add a message to the end."""
         size = len(message.data)

@@ -67,9 +67,9 @@ class DurableConsumer:
         """Return the JetStream info of the consumer. Raises `NotFoundError` if it does not exist."""
         return await self._request(f"CONSUMER.INFO.{self._stream}.{DURABLE}")
 
-    async def subjects(self) -> Mapping[str, int]:
-        """Return the subjects of the stored commands, with the number of commands of each; at most 100,000 subjects."""
-        request = json.dumps({"subjects_filter": self._pattern}).encode()
+    async def subjects(self, pattern: str) -> Mapping[str, int]:
+        """Return the subjects of the stored commands that match, with their numbers; at most 100,000 subjects."""
+        request = json.dumps({"subjects_filter": pattern}).encode()
         info = await self._request(f"STREAM.INFO.{self._stream}", request)
         found: Mapping[str, int] = info["state"].get("subjects") or {}
         return found

@@ -1,9 +1,9 @@
 """The express lane: commands of tenants that wait behind a long backlog of other tenants.
 
 The consumer delivers commands in the order of the stream, so 100,000 commands of one tenant would delay all others.
-While more than a batch is waiting, the express lane looks several times a second for tenants that the batches do not
-reach. It reads some commands of each directly from the stream, ahead of the consumer. They need no settlement. When the
-consumer delivers them later, they are acknowledged without being handled again. See docs/decisions/0022.
+While commands wait longer than a moment, the express lane looks several times a second for tenants that the batches do
+not reach. It reads some commands of each directly from the stream, ahead of the consumer. They need no settlement. When
+the consumer delivers them later, they are acknowledged without being handled again. See docs/decisions/0022.
 """
 
 import asyncio
@@ -23,9 +23,11 @@ from timer_service.core.message import Kind
 
 log = logging.getLogger(__name__)
 
-_ROUND_SECONDS = 0.25
-_SERVED_SECONDS = 0.5
-"""A tenant with a command in a batch of the last half second need not be looked for."""
+_ROUND_SECONDS = 0.15
+_BACKLOG_SECONDS = 0.25
+"""How long the commands behind a batch must take to count as a backlog."""
+_SERVED_SECONDS = 0.3
+"""A tenant with a command in a batch of the last 300 ms need not be looked for."""
 _TENANTS_AT_ONCE = 100
 _COMMANDS_OF_TENANT = 10
 _READS_AT_ONCE = 8  # a stored command may have a MiB
@@ -35,12 +37,24 @@ _MOST_HANDLED_AHEAD = 100_000
 class ExpressLane:
     """The reads ahead of one consumer, within one epoch of joining it."""
 
-    def __init__(self, consumer: DurableConsumer, subjects: Subjects, epochs: Epochs, ready: asyncio.Event) -> None:
-        """`ready` is set when commands can be taken."""
+    def __init__(
+        self,
+        consumer: DurableConsumer,
+        subjects: Subjects,
+        epochs: Epochs,
+        messages: Collection[str],
+        ready: asyncio.Event,
+    ) -> None:
+        """`messages` are the types of commands to look for. `ready` is set when commands can be taken.
+
+        Other subjects are not looked for: a tenant could publish to any number of them, and hide others behind them.
+        """
         self._consumer = consumer
         self._subjects = subjects
         self._epochs = epochs
+        self._messages = messages
         self._ready = ready
+        self._last_batch = (0.0, 0)
         self._read: list[Delivery] = []
         self._handled: set[int] = set()
         self._reached = 0
@@ -53,13 +67,16 @@ class ExpressLane:
         self._round: asyncio.Task[None] | None = None
         self._free = asyncio.Semaphore(_READS_AT_ONCE)
 
-    def observe(self, batch: Sequence[Delivery], *, backlog: bool) -> None:
-        """Look for tenants that wait if there is a backlog behind a batch of the consumer."""
+    def observe(self, batch: Sequence[Delivery], *, behind: int) -> None:
+        """Observe a batch of the consumer, and how many commands are behind it. Look for tenants that wait too long."""
         now = time.monotonic()
+        began, size = self._last_batch
+        self._last_batch = now, len(batch)
+        is_backlog = behind * (now - began) > _BACKLOG_SECONDS * max(size, 1)  # at the speed of the last batch
         for delivery in batch:
             self._reached = max(self._reached, delivery.position.sequence)
             self._served_at[delivery.address.tenant] = now
-        if not backlog:
+        if not is_backlog:
             self._forget_backlog()
         elif self._round is None and now >= self._next_round_at and len(self._handled) < _MOST_HANDLED_AHEAD:
             self._round = asyncio.create_task(self._run_round(), name="express-lane")
@@ -88,8 +105,9 @@ class ExpressLane:
         self._read.clear()
 
     def _forget_backlog(self) -> None:
-        for each in (self._counts, self._waiting, self._ahead, self._served_at):
+        for each in (self._counts, self._waiting, self._served_at):
             each.clear()
+        self._ahead = {tenant: sequence for tenant, sequence in self._ahead.items() if sequence > self._reached}
         self._handled = {sequence for sequence in self._handled if sequence > self._reached}
 
     async def _run_round(self) -> None:
@@ -111,10 +129,12 @@ class ExpressLane:
 
     async def _find_waiting(self) -> None:
         """Add the tenants that may have commands: those whose number of stored commands has changed."""
-        for subject, count in (await self._consumer.subjects()).items():
-            if self._counts.get(subject) != count:
-                self._waiting.setdefault(self._subjects.address(Kind.COMMAND, subject).tenant)
-                self._counts[subject] = count
+        patterns = (self._subjects.pattern(Kind.COMMAND, message) for message in self._messages)
+        for found in await asyncio.gather(*map(self._consumer.subjects, patterns)):
+            for subject, count in found.items():
+                if self._counts.get(subject) != count:
+                    self._waiting.setdefault(self._subjects.address(Kind.COMMAND, subject).tenant)
+                    self._counts[subject] = count
 
     def _pick_tenants(self, now: float) -> list[str]:
         """Return the next tenants that no batch has reached lately, and move them to the end of the queue."""

@@ -3,7 +3,7 @@
 import asyncio
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -31,8 +31,14 @@ class Publisher:
     """Stores messages in their streams."""
 
     def __init__(
-        self, client: Client, subjects: Subjects, *, atomic: bool, monotonic: Callable[[], float] = time.monotonic
+        self,
+        client: Client,
+        subjects: Subjects,
+        *,
+        atomic: Collection[Kind],
+        monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
+        """`atomic`: the kinds whose streams accept atomic batches."""
         self._client = client
         self._subjects = subjects
         self._atomic = atomic
@@ -51,7 +57,7 @@ class Publisher:
                 sendable.setdefault(message.address.kind, []).append(index)
         for kind, indexes in sendable.items():
             sent = [messages[index] for index in indexes]
-            if self._atomic and kind is Kind.EVENT:
+            if kind in self._atomic:
                 results = await self._publish_parts(split(sent, _size), partial(self._publish_batch, ends_at), ends_at)
             else:
                 results = await self._publish_singly(ends_at, sent)
@@ -153,7 +159,7 @@ class Publisher:
 
 
 def _size(message: Message) -> int:
-    return len(message.body)
+    return len(message.body) + sum(len(name) + len(value) for name, value in message.headers.items())
 
 
 def _headers(message: Message, extra: dict[str, str]) -> dict[str, str]:

@@ -59,7 +59,7 @@ def _text(value: object) -> str:
 
 
 def _wanted(subjects: Subjects, kind: Kind) -> StreamConfig:
-    config = StreamConfig(
+    return StreamConfig(
         name=subjects.stream(kind),
         subjects=[subjects.pattern(kind)],
         retention=RetentionPolicy.LIMITS,
@@ -67,8 +67,8 @@ def _wanted(subjects: Subjects, kind: Kind) -> StreamConfig:
         discard=DiscardPolicy.NEW,  # a full stream refuses messages; `old` would delete stored ones
         max_age=_MAX_AGE[kind].total_seconds(),
         duplicate_window=120,
+        allow_atomic=True,
     )
-    return config if kind is Kind.DEAD_LETTER else config.evolve(allow_atomic=True)
 
 
 def _missing(found: StreamConfig, subjects: Subjects, kind: Kind) -> dict[str, Any]:

@@ -59,11 +59,20 @@ class NatsSubscription:
     is restored when all of them have come, after 5 s, on a rejoin or on `close`.
     """
 
-    def __init__(self, client: Client, subjects: Subjects, consumer: DurableConsumer, history: History) -> None:
+    def __init__(
+        self,
+        client: Client,
+        subjects: Subjects,
+        consumer: DurableConsumer,
+        history: History,
+        messages: Collection[str] = (),
+    ) -> None:
+        """`messages`: the types of commands that may overtake a backlog."""
         self._client = client
         self._subjects = subjects
         self._consumer = consumer
         self._history = history
+        self._messages = messages
         self._inbox = client.new_inbox()
         self._interest: Interest | None = None
         self._buffer = Buffer()
@@ -167,7 +176,7 @@ class NatsSubscription:
                 self._lane.close()
                 log.warning("the command stream is another one now", extra={"epoch": epochs.newest.epoch})
             self._buffer = Buffer()
-            self._lane = ExpressLane(self._consumer, self._subjects, epochs, self._arrived)
+            self._lane = ExpressLane(self._consumer, self._subjects, epochs, self._messages, self._arrived)
         self._epochs = epochs
         self._redelivery = None
         self._pulls = self._pulls.joined()
@@ -261,7 +270,7 @@ class NatsSubscription:
             waiting = stored.receipt.waiting
             delivery = stored.delivery(self._epochs, self._subjects, _Handle(message.reply, self._stay))
             (done if self._lane.forget_handled(stored.receipt.sequence) else batch).append(delivery)
-        self._lane.observe(batch, backlog=waiting > limit)
+        self._lane.observe(batch, behind=waiting + len(self._buffer))
         if self._redelivery is not None:
             self._redelivery.count([*batch, *done])
         if done:
