@@ -19,7 +19,7 @@ _YAML_KEYWORDS = {"true", "false", "null", "yes", "no", "on", "off", "y", "n"}
 _STREAMS = {
     Kind.COMMAND: {"stream": "TIMER_CMD", "max_age": "7d", "allow_atomic": True},
     Kind.EVENT: {"stream": "TIMER_EVT", "max_age": "7d", "allow_atomic": True},
-    Kind.DEAD_LETTER: {"stream": "TIMER_DLQ", "max_age": "30d", "allow_atomic": False},
+    Kind.DEAD_LETTER: {"stream": "TIMER_DLQ", "max_age": "30d", "allow_atomic": True},
 }
 _ALL_STREAMS = {"retention": "limits", "storage": "file", "discard": "new", "duplicate_window": "2m"}
 _CONSUMER = {

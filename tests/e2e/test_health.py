@@ -42,7 +42,7 @@ async def test_missing_event_stream_is_created(user: User, service: Service) -> 
 
 async def test_missing_event_stream_is_reported(user: User, tmp_path: Path, broker: NatsServer) -> None:
     """If streams are not managed, readiness and metrics say which flow stopped and why, until the stream is there."""
-    async with Service(tmp_path / "first", broker.url):
+    async with Service(tmp_path / "service", broker.url):
         pass
     async with Service(tmp_path / "service", broker.url, TIMER_MANAGE_STREAMS="false") as service:
         config = (await user.js.stream_info("TIMER_EVT")).config

@@ -6,7 +6,7 @@ import signal
 import sys
 import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import asyncpg
@@ -132,10 +132,12 @@ async def frozen(server: RestartablePostgres) -> AsyncIterator[None]:
     backends = [row["pid"] for row in await connection.fetch("SELECT pid FROM pg_stat_activity")]
     processes = [int((Path(folder) / "postmaster.pid").read_text().splitlines()[0]), *backends]
     connection.terminate()
-    for process in processes:
-        os.kill(process, signal.SIGSTOP)
     try:
+        for process in processes:
+            with suppress(ProcessLookupError):  # a backend may have ended meanwhile
+                os.kill(process, signal.SIGSTOP)
         yield
     finally:
         for process in processes:
-            os.kill(process, signal.SIGCONT)
+            with suppress(ProcessLookupError):
+                os.kill(process, signal.SIGCONT)

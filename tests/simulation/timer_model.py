@@ -181,7 +181,9 @@ class TimersModel:
                 assert old.state == SCHEDULED, f"{name} was already settled: {old} -> {row}"
                 settling = {"state", "available_at", "lease_token", "attempt"}
                 assert all(getattr(row, each) == getattr(old, each) for each in {*Row._fields} - settling), row
-                if row.lease_token in tokens:
+                if row.lease_token in tokens and row.lease_token == old.lease_token:
+                    self._charge(name, old, row)
+                elif row.lease_token in tokens:
                     self._claim(name, old, row, now)
                 else:
                     assert old.lease_token in tokens, f"{name} is leased by another claim: {old} -> {row}"
@@ -191,9 +193,18 @@ class TimersModel:
     def _claim(self, name: TimerName, old: Row, row: Row, now: int) -> None:
         assert old.available_at is not None, f"{name} was claimed after it was settled"
         assert old.available_at <= now, f"{name} was claimed at {now}, before it was available: {old}"
-        assert row.attempt == old.attempt + 1, f"{name}: a claim must add one attempt"
-        self.timers[name].claims += 1
         self.claimed.add(row.event_id or "")
+        if old.attempt < self.max_attempts:
+            assert row.attempt == old.attempt + 1, f"{name}: a claim must add one attempt"
+            self.timers[name].claims += 1
+        else:
+            assert row.attempt == old.attempt, f"{name}: the claim of an exhausted row must add no attempt"
+
+    def _charge(self, name: TimerName, old: Row, row: Row) -> None:
+        assert row.attempt == old.attempt + 1, f"{name}: handling a row alone must add one attempt"
+        assert old.attempt >= self.max_attempts, f"{name} is handled alone after {old.attempt} attempts"
+        assert (row.available_at or 0) >= (old.available_at or 0), f"{name}: the lease was shortened: {old} -> {row}"
+        self.timers[name].claims += 1
 
     def _settle(self, name: TimerName, row: Row) -> None:
         timer = self.timers[name]

@@ -109,6 +109,8 @@ class App:
         if self._workers is not None:
             await self._workers.recover()
         await self._wakeups.subscribe()
+        if (await self._history.installation()).replay_since is None:
+            self._replayed.set()
         if self._config.role != "worker":
             self._subscription = await self._serve_commands()
         pages = http_app(self._registry, health=self._health, stalled=self._stalled)

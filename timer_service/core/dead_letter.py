@@ -68,8 +68,8 @@ def _message(delivery: Delivery, body: bytes, headers: Mapping[str, str]) -> Mes
 def _reasons(delivery: Delivery, rejection: Rejection) -> dict[str, str]:
     return {
         "Timer-Error-Code": str(rejection.code),
-        "Timer-Error-Message": _one_line(rejection.message)[:_MAX_TEXT],
-        "Timer-Source-Subject": printable(delivery.source),
+        "Timer-Error-Message": _one_line(rejection.message),
+        "Timer-Source-Subject": printable(delivery.source).strip(),
         "Timer-Source-Sequence": str(delivery.position.sequence),
     }
 
@@ -107,4 +107,4 @@ def _size(headers: Mapping[str, str]) -> int:
 def _one_line(text: str) -> str:
     """Replace characters that would end a header. The text may quote the sender."""
     text = text[:_MAX_TEXT]
-    return text if text.isprintable() else "".join(each if each.isprintable() else " " for each in text)
+    return (text if text.isprintable() else "".join(each if each.isprintable() else " " for each in text)).strip()
