@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.harness.clock import NOW, MachineClocks
+from timer_service.app.storage import ClockReader
 from timer_service.core.clock import SystemClock
 
 HOUR = 3600
@@ -54,6 +55,19 @@ def test_jump_is_followed_after_a_second(jump: float, caplog: pytest.LogCaptureF
     assert after == [NOW + 1000 + round(jump * 1000)] * 2
     assert clock.now() == after[0] + 1000
     assert jumps_logged(caplog) == [jump]
+
+
+async def test_idle_service_follows_a_jump() -> None:
+    """The reader of the clock notices a jump that lasts, so that the next command finds the right time."""
+    machine = MachineClocks()
+    clock = clock_of(machine)
+    reader = ClockReader(clock)
+    machine.jump(-HOUR)
+    for _ in range(3):
+        (_, next_at), before = await reader.tick(0), clock.now()
+        assert next_at is not None
+        machine.advance((next_at - before) / 1000)
+    assert clock.now() == NOW + 1500 - HOUR_MS
 
 
 def test_wrong_readings_that_differ() -> None:

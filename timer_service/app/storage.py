@@ -11,13 +11,14 @@ from timer_service.config import Config
 from timer_service.core.clock import Clock, SystemClock
 from timer_service.core.database import Database
 from timer_service.core.errors import StartError
-from timer_service.core.loop import Worker
+from timer_service.core.loop import Pass, Worker
 from timer_service.core.metrics_port import MetricsPort
 
 if TYPE_CHECKING:
     from timer_service.adapters.postgres import PostgresClock, PostgresDatabase
 
 _CLOSE_SECONDS = 5
+_READING_MS = 500
 
 
 @dataclass(frozen=True)
@@ -30,12 +31,28 @@ class Storage:
     """The workers that database and clock need, by the names of their loops."""
 
 
+class ClockReader:
+    """A worker that reads the clock twice a second.
+
+    A jump of the clock is followed a second after a reading has shown it. Without readings, an idle service would
+    notice it only with the next command, and fire this command's timer by the old time.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+
+    async def tick(self, now: int) -> Pass:  # noqa: ARG002 - part of the protocol
+        """Read the clock once."""
+        return Pass(0, self._clock.now() + _READING_MS)
+
+
 @asynccontextmanager
 async def open_storage(config: Config, metrics: MetricsPort) -> AsyncIterator[Storage]:
     """Open the configured database and its clock. Raises `StartError` if that fails."""
     async with open_database(config) as database:
         if isinstance(database, SqliteDatabase):
-            yield Storage(database, SystemClock())
+            system_clock = SystemClock()
+            yield Storage(database, system_clock, {"clock": ClockReader(system_clock)})
         else:
             clock = await _postgres_clock(database, metrics)
             yield Storage(database, clock, {"clock": clock})
