@@ -42,12 +42,13 @@ def command_address(tenant: str = "acme", message: str = "schedule-timer") -> Ad
 
 
 def delivery(
-    body: bytes,
+    body: bytes = b"",
     *,
     address: Address | None = None,
     headers: Mapping[str, str] | None = None,
     position: Position = FIRST,
     attempt: int = 1,
+    stored_at: int = 0,
 ) -> Delivery:
     """Return the delivery of a command."""
     return Delivery(
@@ -59,6 +60,7 @@ def delivery(
         position=position,
         attempt=attempt,
         handle=None,
+        stored_at=stored_at,
     )
 
 

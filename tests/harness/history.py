@@ -1,6 +1,6 @@
 """The history of command streams without a database, for tests of the broker alone."""
 
-from timer_service.core.epochs import Epochs, FindCommand, Part, StreamState, recognize
+from timer_service.core.epochs import Epochs, FindCommand, LookAtStream, Part, recognize
 from timer_service.core.installation import Installation
 
 
@@ -27,6 +27,7 @@ class MemoryHistory:
         """Record that the replay has ended, as the service does."""
         self._installation = self._installation._replace(replay_since=None)
 
-    async def recognize(self, stream: StreamState, find: FindCommand) -> Epochs:
+    async def recognize(self, look: LookAtStream, find: FindCommand) -> Epochs:
+        stream = await look()
         self.parts = await recognize(self.parts, stream, find)
         return Epochs(tuple(part for part in self.parts if part.created == stream.created))

@@ -217,14 +217,15 @@ async def test_replay(site: Site) -> None:
     since = int(stored.time.timestamp() * 1000)
     site.history.replay(since)
     site.subscription = await site.broker.subscribe(site.history)
-    before = await site.broker.end_replay(since)
+    before = await site.broker.replayed(since)
     again = await site.handle(1)
     await site.subscription.close()
     site.subscription = await site.broker.subscribe(site.history)  # during the replay
     async with asyncio.timeout(PATIENCE_SECONDS):
-        while not await site.broker.end_replay(since):
+        while not await site.broker.replayed(since):
             await asyncio.sleep(0.01)
     site.history.replay_ended()
+    await site.broker.forget_replay()
     await site.send("3")
     later = await site.handle(1)
     assert (before, bodies(again), bodies(later)) == (False, ["2"], ["3"])

@@ -4,13 +4,19 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator
 from datetime import timedelta
+from typing import cast
 
 import pytest
 from nats.js.errors import Error as JetStreamError
 
 from tests.harness.brokers import HARNESSES, NatsHarness
 from tests.harness.history import MemoryHistory
+from timer_service.adapters.nats.durable import DurableConsumer
+from timer_service.adapters.nats.express_lane import ExpressLane
+from timer_service.adapters.nats.stored import StoredMessage
+from timer_service.adapters.nats.subjects import Subjects
 from timer_service.core.broker import Delivery
+from timer_service.core.epochs import Epochs, Part
 
 FLOOD = 3000
 LIMIT = 50
@@ -117,3 +123,42 @@ async def test_without_permission_to_read(harness: NatsHarness, monkeypatch: pyt
     await publish(harness, "good", 1)
     taken = await read_all(harness, FLOOD // 4 + 1)
     assert [delivery.position.sequence for delivery in taken] == list(range(1, FLOOD // 4 + 2))
+
+
+class ScriptedStream:
+    """What the express lane asks of a stream: tenant `b` has a command, and reading for tenant `c` fails."""
+
+    async def subjects(self, _pattern: str) -> dict[str, int]:
+        return {f"timer.cmd.v1.{tenant}.schedule-timer": 1 for tenant in ("b", "c")}
+
+    async def read(self, sequence: int, subject: str) -> dict[str, object] | None:
+        if ".c." in subject:
+            raise JetStreamError
+        if sequence > 9:
+            return None
+        return {"seq": 9, "subject": "timer.cmd.v1.b.schedule-timer", "time": "2026-01-01T00:00:00Z"}
+
+
+async def next_read(lane: ExpressLane, ready: asyncio.Event) -> list[int]:
+    """Let the lane look for waiting tenants. Return the sequences of the commands that it has read."""
+    ready.clear()
+    lane._next_round_at = 0.0
+    lane.observe([], behind=10**9)
+    async with asyncio.timeout(5):
+        await ready.wait()
+    return [delivery.position.sequence for delivery in lane.take(10)]
+
+
+async def test_failures_of_single_reads() -> None:
+    """A failed read of one tenant does not lose the commands of others. A retried command is read ahead again."""
+    ready = asyncio.Event()
+    epochs = Epochs((Part(1, "created", 1, 0, 0),))
+    lane = ExpressLane(cast("DurableConsumer", ScriptedStream()), Subjects("timer"), epochs, ["schedule-timer"], ready)
+    lane.observe([], behind=0)
+    lane._ahead["b"] = 0
+    first = StoredMessage.read({"seq": 9, "subject": "timer.cmd.v1.b.schedule-timer", "time": "2026-01-01T00:00:00Z"})
+    found = [await next_read(lane, ready)]
+    lane.retry([first.delivery(epochs, Subjects("timer"), None)])
+    found.append(await next_read(lane, ready))
+    lane.close()
+    assert found == [[9], [9]]

@@ -80,3 +80,15 @@ def test_refusals() -> None:
 def test_a_forgotten_pull() -> None:
     """A pull without a status is given up after 1.5 s."""
     assert [PULLING.at(101.4).outstanding, PULLING.at(101.5).outstanding] == [True, False]
+
+
+def test_pulls_without_an_answer() -> None:
+    """After three pulls without an answer the state says so, until a pull is answered."""
+    state = IDLE
+    refusals = []
+    for now in (0.0, 2.0, 4.0):
+        state = state.sent(10, now).at(now + 2)
+        refusals.append(state.refusal)
+    assert refusals == [None, None, "it does not answer pull requests"]
+    assert state.sent(10, 6.0).status(4, "408", "", 7.0).refusal is None
+    assert state.sent(10, 6.0).command().silent == 0

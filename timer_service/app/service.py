@@ -34,6 +34,7 @@ log = logging.getLogger(__name__)
 _UPKEEP_INTERVAL = timedelta(seconds=5)
 _STREAMS = "streams"
 _REPLAY_SECONDS = 0.1
+_REPLAYING = Health.down("nothing fires until the commands since the backup are handled again")
 
 
 class App:
@@ -95,7 +96,7 @@ class App:
             writing=self._database.health,
             subscription=Health.down("not subscribed yet") if subscription is None else subscription.health,
             consumer=worst(self._consuming.health, self._consumer.health),
-            publishing=self._parts.publishing.health,
+            publishing=self._parts.publishing.health if self._replayed.is_set() else _REPLAYING,
         )
         return flows(observed, self._config.role)
 
@@ -139,8 +140,9 @@ class App:
         A timer that one of these commands cancels or moves must not fire before.
         """
         while (since := (await self._history.installation()).replay_since) is not None:
-            if await self._broker.end_replay(since):
+            if await self._broker.replayed(since):
                 await self._history.replay_ended()
+                await self._broker.forget_replay()
                 log.info("the commands since the backup are handled again", extra={"since": format_instant(since)})
             else:
                 await asyncio.sleep(_REPLAY_SECONDS)

@@ -6,7 +6,7 @@ from datetime import timedelta
 from enum import StrEnum
 from typing import Any, NamedTuple, Protocol
 
-from timer_service.core.epochs import Epochs, FindCommand, StreamState
+from timer_service.core.epochs import Epochs, FindCommand, LookAtStream
 from timer_service.core.errors import Code
 from timer_service.core.health import Health
 from timer_service.core.installation import Installation
@@ -103,8 +103,8 @@ class History(Protocol):
         """Return the identity of the database, and from when on to read the stream again."""
         ...
 
-    async def recognize(self, stream: StreamState, find: FindCommand) -> Epochs:
-        """Return the epochs of the commands of a stream."""
+    async def recognize(self, look: LookAtStream, find: FindCommand) -> Epochs:
+        """Return the epochs of the commands of a stream. It looks at the stream after it has read the history."""
         ...
 
 

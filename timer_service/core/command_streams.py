@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 
 from timer_service.core.broker import Delivery
 from timer_service.core.database import Database, Reader, Row, Transaction
-from timer_service.core.epochs import Epochs, FindCommand, Part, StreamState, recognize
+from timer_service.core.epochs import Epochs, FindCommand, LookAtStream, Part, recognize
 from timer_service.core.installation import Installation, read_or_create, set_replay_since
 from timer_service.core.sql import load_sql
 from timer_service.core.transactions import in_transaction
@@ -27,10 +27,15 @@ class CommandHistory:
         """Record that the commands since a restore are handled again, so that no further start delivers them."""
         await in_transaction(self._database, lambda tx: set_replay_since(tx, None))
 
-    async def recognize(self, stream: StreamState, find: FindCommand) -> Epochs:
-        """Return the epochs of the commands of a stream, and store what is new about its history."""
+    async def recognize(self, look: LookAtStream, find: FindCommand) -> Epochs:
+        """Return the epochs of the commands of a stream, and store what is new about its history.
+
+        The history is read first. Other instances handle commands meanwhile: a history that is newer than the state of
+        the stream would name a command that the stream does not seem to have yet.
+        """
         while True:
             before = await _load(self._database.reader)
+            stream = await look()
             after = await recognize(before, stream, find)
             if after == before or await in_transaction(self._database, lambda tx: _save(tx, before, after)):  # noqa: B023
                 return Epochs(tuple(part for part in after if part.created == stream.created))

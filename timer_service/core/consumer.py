@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from pydantic_core import to_json
 
 from timer_service.core.attempts import Attempts
+from timer_service.core.batch_size import BatchSize
 from timer_service.core.blame import Blame, blame
 from timer_service.core.broker import Broker, Delivery, Reply, Subscription
 from timer_service.core.budget import DEFAULT_BUDGET, Budget
@@ -30,8 +31,6 @@ log = logging.getLogger(__name__)
 
 _PAUSE_SECONDS = 1
 _LONGEST_BATCH_SECONDS = 60
-_BATCH_SECONDS = 0.15
-_SMALLEST_BATCH = 10
 _SUSPICIOUS = 6
 """From this delivery on, a command is handled alone and last. It may be what ended the process."""
 
@@ -94,7 +93,7 @@ class Consumer:
         self._payloads = {payload.type: payload for payload in self._routes}
         self._clock = clock
         self._metrics = metrics
-        self._batch_size = batch_size
+        self._batch_size = BatchSize(batch_size)
         self._batch_bytes = budget.batch
         self._reply_prefix = reply_prefix
         self._outages = outages or OutageLog()
@@ -103,6 +102,7 @@ class Consumer:
         self._batch_began: float | None = None
         self._worked: set[Route] = set()
         self._must_pause = False
+        self._outage: tuple[Blame, Exception] | None = None
         self._rejector = Rejector(
             broker=broker,
             clock=clock,
@@ -126,31 +126,22 @@ class Consumer:
 
     async def run(self, subscription: Subscription) -> None:
         """Handle batches until the subscription is closed."""
-        limit = self._batch_size
-        while batch := await subscription.next_batch(limit):
+        while batch := await subscription.next_batch(self._batch_size.limit):
             began = time.monotonic()
             try:
                 await self.handle(subscription, batch)
             except Exception:
                 log.exception("batch failed; its unsettled commands are delivered again", extra={"count": len(batch)})
-            limit = self._next_limit(limit, len(batch), time.monotonic() - began)
+            self._batch_size.record(len(batch), time.monotonic() - began)
             if self._must_pause:  # else every command would be redelivered in a circle
                 await asyncio.sleep(_PAUSE_SECONDS)
-
-    def _next_limit(self, limit: int, size: int, seconds: float) -> int:
-        """Return how many commands to take next, so that a batch takes 150 ms at most.
-
-        Commands of other tenants wait for the batch. Rejected commands take much longer than others.
-        """
-        if seconds <= _BATCH_SECONDS:
-            return min(2 * limit, self._batch_size)
-        return max(int(size * _BATCH_SECONDS / seconds), _SMALLEST_BATCH)
 
     async def handle(self, subscription: Subscription, batch: Sequence[Delivery]) -> None:
         """Handle one batch and settle every delivery in it."""
         self._batch_began = time.monotonic()
         self._worked = set()
         self._must_pause = False
+        self._outage = None
         try:
             await self._handle_parts(subscription, batch)
         finally:
@@ -161,16 +152,23 @@ class Consumer:
         suspects = [delivery for delivery in batch if self._attempts.of(delivery) >= _SUSPICIOUS]
         random.shuffle(suspects)  # they crashed together, so their attempts do not tell which of them did it
         failed: list[Failed] = []
-        for part in (*parts(others, self._batch_bytes), *([suspect] for suspect in suspects)):
-            decoded = await decode(part, self._payloads)
-            accepted = [_Accepted(*each, self._routes[type(each[1].payload)]) for each in decoded.commands]
-            if accepted:
-                failed += await self._apply(subscription, accepted)
-            if decoded.rejected:
-                await self._rejector.reject(subscription, decoded.rejected)
+        waiting = [*parts(others, self._batch_bytes), *([suspect] for suspect in suspects)]
+        while waiting and self._outage is None:
+            failed += await self._handle_part(subscription, waiting.pop(0))
+        if self._outage is not None and waiting:  # each part would wait for the database in vain
+            await self._failures.wait(subscription, [each for part in waiting for each in part], *self._outage)
         if rejected := await self._failures.judge(subscription, failed, self._worked):
             await self._rejector.reject(subscription, rejected)
         self._must_pause = self._must_pause and not self._worked
+
+    async def _handle_part(self, subscription: Subscription, part: Sequence[Delivery]) -> list[Failed]:
+        """Handle deliveries in one transaction; return the commands that failed alone by an error of a command."""
+        decoded = await decode(part, self._payloads)
+        accepted = [_Accepted(*each, self._routes[type(each[1].payload)]) for each in decoded.commands]
+        failed = await self._apply(subscription, accepted) if accepted else []
+        if decoded.rejected:
+            await self._rejector.reject(subscription, decoded.rejected)
+        return failed
 
     async def _apply(self, subscription: Subscription, accepted: Sequence[_Accepted]) -> list[Failed]:
         """Commit and acknowledge the commands; return those that failed alone by an error of a command."""
@@ -215,6 +213,8 @@ class Consumer:
             log.error("command failed", exc_info=error, extra={"command_id": accepted[0].command.id})
             return [Failed(accepted[0].delivery, accepted[0].route, error)]
         self._must_pause = True
+        if cause in {Blame.OUTAGE, Blame.BUSY}:
+            self._outage = cause, error
         await self._failures.wait(subscription, [each.delivery for each in accepted], cause, error)
         return []
 

@@ -31,6 +31,9 @@ class StoredCommand(NamedTuple):
     stored_at: int
 
 
+LookAtStream = Callable[[], Awaitable[StreamState]]
+"""Returns the state of the stream now."""
+
 FindCommand = Callable[[int], Awaitable[StoredCommand | None]]
 """Returns the first command of the stream at a sequence or after it; None if there is none."""
 

@@ -63,12 +63,13 @@ class Loop:
         self._woken = asyncio.Event()
         self._next_at: float = math.inf
         self._stopping = False
-        self._pass_began = time.monotonic()
+        self._pass_began: float | None = None
 
     @property
     def stalled(self) -> bool:
         """Whether the loop hangs: its last pass began more than the poll interval and a minute ago."""
-        return time.monotonic() - self._pass_began > self._poll_ms / 1000 + _LONGEST_PASS_SECONDS
+        began = self._pass_began
+        return began is not None and time.monotonic() - began > self._poll_ms / 1000 + _LONGEST_PASS_SECONDS
 
     def wake(self, at: int) -> None:
         """Wake the loop at `at`, when a row becomes available."""

@@ -12,6 +12,7 @@ import nats
 import nats.errors
 from nats.aio.msg import Msg
 from nats.js.errors import Error as JetStreamError
+from nats.js.errors import NotFoundError
 from nats.micro.service import Service
 
 from timer_service.adapters.nats.backlog import Backlog
@@ -25,7 +26,7 @@ from timer_service.adapters.nats.streams import prepare_streams
 from timer_service.adapters.nats.subjects import Subjects
 from timer_service.adapters.nats.subscription import NatsSubscription
 from timer_service.core.broker import BrokerFeatures, History, PublishResult, PublishStatus, QueryHandler, Reply
-from timer_service.core.errors import StartError
+from timer_service.core.errors import ConflictError, DatabaseUnavailableError, StartError
 from timer_service.core.health import HEALTHY, Health, OutageLog
 from timer_service.core.message import Kind, Message
 
@@ -41,6 +42,8 @@ _INBOX_PREFIX = "_INBOX_TIMER_SERVICE"
 """Not a prefix of client inboxes. So the service needs no permission to read those."""
 _HINT_DIGITS = 15
 _ANONYMOUS = Login()
+_PASSING = (nats.errors.TimeoutError, NotFoundError, ConflictError, DatabaseUnavailableError)
+"""Errors of joining that may pass: a busy server or database, or another instance that is creating the consumer."""
 _CONNECTION_ERRORS = (OSError, nats.errors.StaleConnectionError)
 _LOGIN_REFUSED = re.compile("authorization|authentication", re.IGNORECASE)
 
@@ -124,9 +127,9 @@ class NatsBroker:
             try:
                 await subscription.open(alone=alone)
                 break
-            except (nats.errors.Error, JetStreamError) as error:
-                is_slow = isinstance(error, nats.errors.TimeoutError) and self._denied is None
-                if not is_slow or time.monotonic() > deadline:
+            except (nats.errors.Error, JetStreamError, ConflictError, DatabaseUnavailableError) as error:
+                may_pass = isinstance(error, _PASSING) and self._denied is None
+                if not may_pass or time.monotonic() > deadline:
                     raise StartError(
                         f"cannot join the command consumer: {error!r}; "
                         "`timer-service doctor` names every missing permission"
@@ -141,19 +144,20 @@ class NatsBroker:
             return False
         return backlog is self._backlog and self.health.usable
 
-    async def end_replay(self, since: int) -> bool:
-        """Return whether the commands since an instant are handled again. Then the consumer forgets the replay.
-
-        Returns False if JetStream does not answer.
-        """
+    async def replayed(self, since: int) -> bool:
+        """Return whether the commands since an instant are handled again; False if JetStream does not answer."""
         try:
-            if not await self._consumer.replays(since) or not await self.caught_up():
-                return False
-            await self._consumer.forget_replay()
+            return await self._consumer.replays(since) and await self.caught_up()
         except (nats.errors.Error, JetStreamError, OSError) as error:
             log.debug("cannot check the replay", extra={"reason": repr(error)})
             return False
-        return True
+
+    async def forget_replay(self) -> None:
+        """Make the consumer forget a replay that has ended. If that fails, the next start does it."""
+        try:
+            await self._consumer.forget_replay()
+        except (nats.errors.Error, JetStreamError, OSError) as error:
+            log.debug("the consumer still has the mark of a replay", extra={"reason": repr(error)})
 
     async def publish(self, messages: Sequence[Message]) -> Sequence[PublishResult]:
         """Store messages in their streams. Return one result each."""

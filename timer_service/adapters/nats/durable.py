@@ -89,7 +89,6 @@ class DurableConsumer:
 
         Raises `StartError` if the consumer belongs to another database.
         """
-        state = _stream_state(await self.stream())
         installation = await history.installation()
         try:
             found: Mapping[str, Any] | None = await self.info()
@@ -97,7 +96,7 @@ class DurableConsumer:
             found = None
         if found is not None:
             self._check_database(found["config"], installation.database_id)
-        epochs = await history.recognize(state, self._find)
+        epochs = await history.recognize(self._look, self._find)
         marks = {_DATABASE: installation.database_id, _EPOCH: str(epochs.newest.epoch)}
         if (since := installation.replay_since) is not None:
             marks[_REPLAY] = str(since)
@@ -105,10 +104,11 @@ class DurableConsumer:
             await self._create(marks, _start(since))
         elif since is not None and found["config"].get("metadata", {}).get(_REPLAY) != str(since):
             await self._create_again(marks, _start(since))
-        elif (last_valid := _last_valid(found, state, epochs)) is not None:
+        # Look at the stream after the consumer: other instances go on, so an older state would seem to lack commands.
+        elif (last_valid := _last_valid(found, await self._look(), epochs)) is not None:
             await self._create_again(marks, _start_after(last_valid))
         else:
-            await self._update_marks(found["config"], marks)
+            await self._update_marks({**found["config"], "metadata": _without_replay(found["config"], since)}, marks)
         return epochs
 
     async def replays(self, since: int) -> bool:
@@ -119,8 +119,7 @@ class DurableConsumer:
     async def forget_replay(self) -> None:
         """Remove the mark of a replay that has ended, so that another restore of the same backup is replayed too."""
         config = (await self.info())["config"]
-        metadata = {name: value for name, value in config.get("metadata", {}).items() if name != _REPLAY}
-        await self._write("update", {**config, "metadata": metadata})
+        await self._write("update", {**config, "metadata": _without_replay(config, None)})
 
     async def shorten_ack_wait(self) -> InFlight | None:
         """Shorten `ack_wait` so that unsettled commands come again soon. Return them, or None if there are none.
@@ -182,6 +181,9 @@ class DurableConsumer:
         await self._request(f"CONSUMER.DELETE.{self._stream}.{DURABLE}")
         await self._write("create", {**config, "metadata": metadata, **start})
 
+    async def _look(self) -> StreamState:
+        return _stream_state(await self.stream())
+
     async def _find(self, sequence: int) -> StoredCommand | None:
         found = await self.read(sequence)
         return None if found is None else StoredCommand(found["seq"], nanoseconds(found["time"]))
@@ -197,6 +199,12 @@ class DurableConsumer:
         if "error" in answer:
             APIError.from_error(answer["error"])  # raises
         return answer
+
+
+def _without_replay(config: _Config, since: int | None) -> _Config:
+    """Return the metadata of a consumer without the mark of a replay that has ended."""
+    metadata: _Config = config.get("metadata", {})
+    return metadata if since is not None else {name: value for name, value in metadata.items() if name != _REPLAY}
 
 
 def _stream_state(info: Mapping[str, Any]) -> StreamState:

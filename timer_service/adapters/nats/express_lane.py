@@ -32,6 +32,9 @@ _TENANTS_AT_ONCE = 100
 _COMMANDS_OF_TENANT = 10
 _READS_AT_ONCE = 8  # a stored command may have a MiB
 _MOST_HANDLED_AHEAD = 100_000
+_FAR_BEHIND = 20_000
+_ERRORS = (nats.errors.Error, JetStreamError, OSError, ValueError, KeyError, TypeError)
+"""What a request may raise, and what an answer that nobody expects may cause."""
 
 
 class ExpressLane:
@@ -91,6 +94,13 @@ class ExpressLane:
         """Record that commands that were read ahead are settled."""
         self._handled.update(delivery.position.sequence for delivery in deliveries)
 
+    def retry(self, deliveries: Collection[Delivery]) -> None:
+        """Read commands again that were read ahead and could not be handled."""
+        for delivery in deliveries:
+            tenant, before = delivery.address.tenant, delivery.position.sequence - 1
+            self._ahead[tenant] = min(before, self._ahead.get(tenant, before))
+            self._waiting.setdefault(tenant)
+
     def forget_handled(self, sequence: int) -> bool:
         """Return whether a command was settled ahead, and forget it. The consumer delivers it now."""
         if sequence not in self._handled:
@@ -113,13 +123,14 @@ class ExpressLane:
     async def _run_round(self) -> None:
         began = time.monotonic()
         self._room = BATCH_BYTES
+        # Other instances were given what is far behind.
+        self._handled = {sequence for sequence in self._handled if sequence > self._reached - _FAR_BEHIND}
         try:
             await self._find_waiting()
             tenants = self._pick_tenants(began)
-            found = await asyncio.gather(*map(self._read_tenant, tenants))
-            self._read += [delivery for commands in found for delivery in commands]
-        except (nats.errors.Error, JetStreamError, OSError) as error:
-            log.debug("could not read commands ahead of the backlog", extra={"reason": repr(error)})
+            await asyncio.gather(*map(self._read_tenant, tenants))
+        except _ERRORS as error:
+            log.debug("could not look for waiting tenants", extra={"reason": repr(error)})
         finally:
             self._round = None
             # At most a quarter of the time is spent on looking.
@@ -144,18 +155,23 @@ class ExpressLane:
             self._waiting[tenant] = self._waiting.pop(tenant)
         return picked
 
-    async def _read_tenant(self, tenant: str) -> list[Delivery]:
+    async def _read_tenant(self, tenant: str) -> None:
         """Read the next commands of a tenant that neither the consumer nor the express lane has reached."""
         subject = self._subjects.pattern_of_tenant(Kind.COMMAND, tenant)
-        commands: list[Delivery] = []
-        while len(commands) < _COMMANDS_OF_TENANT and self._room > 0:
+        for _ in range(_COMMANDS_OF_TENANT):
+            if self._room <= 0:
+                return
             after = max(self._reached, self._ahead.get(tenant, 0))
-            async with self._free:
-                stored = await self._consumer.read(after + 1, subject)
-            if stored is None:
-                self._waiting.pop(tenant, None)
-                break
-            commands.append(StoredMessage.read(stored).delivery(self._epochs, self._subjects, None))
-            self._ahead[tenant] = stored["seq"]
-            self._room -= len(commands[-1].body)
-        return commands
+            try:
+                async with self._free:
+                    stored = await self._consumer.read(after + 1, subject)
+                if stored is None:
+                    self._waiting.pop(tenant, None)
+                    return
+                delivery = StoredMessage.read(stored).delivery(self._epochs, self._subjects, None)
+            except _ERRORS as error:
+                log.debug("could not read a command ahead", extra={"tenant": tenant, "reason": repr(error)})
+                return
+            self._read.append(delivery)
+            self._ahead[tenant] = delivery.position.sequence
+            self._room -= len(delivery.body)

@@ -14,6 +14,8 @@ _PAUSE_SECONDS = 1
 _EXPIRED = {"404", "408"}
 _GONE = {"503": "", "409": "Consumer Deleted"}
 """Status codes that mean that the consumer does not exist, with the text that their description must contain."""
+_MOST_SILENT = 3
+_SILENCE = "it does not answer pull requests"
 _TOO_LARGE = "Message Size Exceeds MaxBytes"
 
 
@@ -73,6 +75,8 @@ class Pulls(NamedTuple):
     """Whether the next pull asks for one command of any size, because the next command is larger than a batch."""
     refusal: str | None = None
     """Why the server refused the newest pull; None if it did not."""
+    silent: int = 0
+    """How many pulls in a row the server has not answered."""
 
     @property
     def outstanding(self) -> bool:
@@ -90,13 +94,13 @@ class Pulls(NamedTuple):
     def sent(self, count: int, now: float) -> "Pulls":
         """A pull for `count` commands is sent."""
         until = now + PULL_SECONDS + _GRACE_SECONDS
-        return Pulls(Phase.PULLING, self.number + 1, count, until=until, refusal=self.refusal)
+        return Pulls(Phase.PULLING, self.number + 1, count, until=until, refusal=self.refusal, silent=self.silent)
 
     def command(self) -> "Pulls":
         """A command arrived."""
         missing = self.missing - 1
         phase = Phase.IDLE if self.outstanding and missing <= 0 else self.phase
-        return self._replace(phase=phase, missing=missing, received=self.received + 1, refusal=None)
+        return self._replace(phase=phase, missing=missing, received=self.received + 1, refusal=None, silent=0)
 
     def status(self, number: int, code: str, description: str, now: float) -> "Pulls":
         """The server ended a pull."""
@@ -104,7 +108,7 @@ class Pulls(NamedTuple):
             return self
         if code in _GONE and _GONE[code] in description:
             return self.lost()
-        idle = self._replace(phase=Phase.IDLE, missing=0)
+        idle = self._replace(phase=Phase.IDLE, missing=0, silent=0)
         if code in _EXPIRED:
             return idle._replace(refusal=None)
         if self.received:
@@ -116,6 +120,8 @@ class Pulls(NamedTuple):
 
     def at(self, now: float) -> "Pulls":
         """Time has passed."""
-        if self.phase in {Phase.PULLING, Phase.PAUSED} and now >= self.until:
-            return self._replace(phase=Phase.IDLE, missing=0)
-        return self
+        if now < self.until or self.phase not in {Phase.PULLING, Phase.PAUSED}:
+            return self
+        silent = self.silent + (self.phase is Phase.PULLING)
+        refusal = _SILENCE if silent >= _MOST_SILENT else self.refusal
+        return self._replace(phase=Phase.IDLE, missing=0, silent=silent, refusal=refusal)

@@ -126,6 +126,7 @@ class NatsSubscription:
 
     async def retry(self, deliveries: Sequence[Delivery], delay: timedelta) -> None:
         """Settle deliveries that were not handled: the server delivers them again after `delay`."""
+        self._lane.retry([delivery for delivery in deliveries if delivery.handle is None])
         await self._settle(deliveries, b'-NAK {"delay": %d}' % (delay // timedelta(microseconds=1) * 1000))
 
     async def terminate(self, deliveries: Sequence[Delivery]) -> None:
@@ -273,9 +274,10 @@ class NatsSubscription:
         self._lane.observe(batch, behind=waiting + len(self._buffer))
         if self._redelivery is not None:
             self._redelivery.count([*batch, *done])
+        stay = self._stay
         if done:
             await self._settle(done, b"+ACK")
-        return batch
+        return batch if stay == self._stay else []
 
     async def _wait(self) -> None:
         self._arrived.clear()

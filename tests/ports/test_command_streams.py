@@ -1,0 +1,68 @@
+"""The history of the command stream in a database that several instances use."""
+
+from collections.abc import Sequence
+
+from tests.harness.builders import delivery
+from timer_service.core.command_streams import CommandHistory, advance
+from timer_service.core.database import Database
+from timer_service.core.epochs import StoredCommand, StreamState
+from timer_service.core.message import Position
+from timer_service.core.transactions import in_transaction
+
+COMMANDS = [StoredCommand(number, 1000 + number) for number in range(1, 21)]
+
+
+def state(last: int, created: str = "first") -> StreamState:
+    return StreamState(created, 500, 1, last)
+
+
+async def find(sequence: int) -> StoredCommand | None:
+    return next((each for each in COMMANDS if each.sequence >= sequence), None)
+
+
+async def handle(database: Database, positions: Sequence[Position]) -> None:
+    """Record handled commands, as the consumer does."""
+    deliveries = [delivery(position=position, stored_at=1000 + position.sequence) for position in positions]
+    await in_transaction(database, lambda tx: advance(tx, deliveries))
+
+
+async def test_another_instance_handles_commands_meanwhile(store: Database) -> None:
+    """An instance that joins while another one works finds the same epoch, at any moment."""
+    first, second = CommandHistory(store), CommandHistory(store)
+
+    async def look_early() -> StreamState:
+        return state(5)
+
+    epochs = await first.recognize(look_early, find)
+    await handle(store, [epochs.position(number) for number in range(1, 6)])
+
+    async def look_while_the_other_works() -> StreamState:
+        seen = state(10)
+        await handle(store, [epochs.position(number) for number in range(6, 16)])
+        return seen
+
+    found = await second.recognize(look_while_the_other_works, find)
+    assert found.position(11) == epochs.position(11)
+    assert (await first.recognize(look_early, find)).position(11) > epochs.position(11), "a real rollback is noticed"
+
+
+async def test_concurrent_joins(store: Database) -> None:
+    """Instances that meet a new stream at the same time agree on its epoch."""
+
+    async def look() -> StreamState:
+        return state(3, "second")
+
+    first, second = CommandHistory(store), CommandHistory(store)
+
+    async def look_after_the_other() -> StreamState:
+        await second.recognize(look, find)
+        return state(3, "second")
+
+    found = await first.recognize(look_after_the_other, find)
+    assert found == await second.recognize(look, find)
+    assert len(found.parts) == 1
+
+
+async def test_installation(store: Database) -> None:
+    """The identity of a database is chosen once."""
+    assert await CommandHistory(store).installation() == await CommandHistory(store).installation()

@@ -1,0 +1,43 @@
+"""The size of batches follows the time that they take."""
+
+from collections.abc import Callable
+
+import pytest
+
+from timer_service.core.batch_size import BatchSize
+
+
+def handle(size: BatchSize, seconds: Callable[[int], float], batches: int) -> list[int]:
+    """Handle full batches, which take `seconds` for a number of commands. Return their sizes."""
+    sizes = []
+    for _ in range(batches):
+        sizes.append(size.limit)
+        size.record(size.limit, seconds(size.limit))
+    return sizes
+
+
+def test_fast_commands() -> None:
+    """Fast commands are handled in the largest batches."""
+    assert handle(BatchSize(1000), lambda count: count * 0.0001, 5) == [1000] * 5
+
+
+def test_slow_commands() -> None:
+    """Slow commands make small batches, at once. Batches grow again when the commands are fast."""
+    size = BatchSize(1000)
+    assert handle(size, lambda count: count * 0.001, 3) == [1000, 150, 150]
+    assert handle(size, lambda count: count * 0.0001, 4) == [150, 300, 600, 1000]
+
+
+@pytest.mark.parametrize("fixed", [0.2, 0.5, 5.0])
+def test_distant_database(fixed: float) -> None:
+    """If each batch takes long whatever its size, nearly all batches are large."""
+    sizes = handle(BatchSize(1000), lambda count: fixed + count * 0.0001, 200)
+    assert sum(sizes) > 0.85 * 1000 * 200
+
+
+@pytest.mark.parametrize("most", [1, 10, 1000])
+def test_limits(most: int) -> None:
+    """No batch is larger than the setting, and none is smaller than 50 commands or the setting."""
+    sizes = handle(BatchSize(most), lambda count: count * 10.0, 30)
+    assert max(sizes) <= most
+    assert min(sizes) == min(most, 50)
