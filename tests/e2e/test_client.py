@@ -6,6 +6,7 @@ import re
 import runpy
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
@@ -468,6 +469,22 @@ async def test_outcomes_of_retry_timer(user: User, client: TimerClient, service:
         assert await counted(service, "RetryTimer", name) == 1
 
 
+@asynccontextmanager
+async def held(message: Msg) -> AsyncIterator[None]:
+    """Keep the server from delivering a message again, although the service shortens `ack_wait` when it starts."""
+
+    async def hold() -> None:
+        while True:
+            await message.in_progress()
+            await asyncio.sleep(0.1)
+
+    holding = asyncio.create_task(hold())
+    try:
+        yield
+    finally:
+        holding.cancel()
+
+
 @pytest.mark.parametrize(
     ("message_type", "message"),
     [("ScheduleTimer", "schedule-timer"), ("CancelTimer", "cancel-timer"), ("RetryTimer", "retry-timer")],
@@ -486,8 +503,9 @@ async def test_stale_command(
     # The test pulls the older command and returns it only after the service has handled the newer one.
     holding = await user.js.pull_subscribe("timer.cmd.v1.*.*", durable="timer-service", stream="TIMER_CMD")
     (older,) = await holding.fetch(1)
-    await service.start()
-    newer = await client.schedule("acme", "call-1", LATER)
+    async with held(older):
+        await service.start()
+        newer = await client.schedule("acme", "call-1", LATER)
     assert newer.name == "scheduled"
     await older.nak()
     assert json.loads((await inbox.next_msg(10)).data)["outcome"] == "ignored_stale"
@@ -504,8 +522,9 @@ async def test_stale_command_after_a_cancel(user: User, client: TimerClient, ser
     await user.js.publish("timer.cmd.v1.acme.schedule-timer", command)
     holding = await user.js.pull_subscribe("timer.cmd.v1.*.*", durable="timer-service", stream="TIMER_CMD")
     (older,) = await holding.fetch(1)
-    await service.start()
-    assert (await client.cancel("acme", "call-1")).name == "not_found"
+    async with held(older):
+        await service.start()
+        assert (await client.cancel("acme", "call-1")).name == "not_found"
     await older.nak()
     await user.until_handled()
     assert await counted(service, "ScheduleTimer", "ignored_stale") == 1

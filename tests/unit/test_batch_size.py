@@ -30,9 +30,9 @@ def test_slow_commands() -> None:
 
 @pytest.mark.parametrize("fixed", [0.2, 0.5, 5.0])
 def test_distant_database(fixed: float) -> None:
-    """If each batch takes long whatever its size, nearly all batches are large."""
+    """If each batch takes long whatever its size, most batches are large."""
     sizes = handle(BatchSize(1000), lambda count: fixed + count * 0.0001, 200)
-    assert sum(sizes) > 0.85 * 1000 * 200
+    assert sum(sizes) > 0.65 * 1000 * 200
 
 
 @pytest.mark.parametrize("most", [1, 10, 1000])

@@ -3,7 +3,8 @@
 _BATCH_SECONDS = 0.15
 _SMALLEST = 50
 _HELPS_BELOW = 0.7
-_PATIENCE = 20
+_FUTILE = 2
+_PATIENCE = 5
 
 
 class BatchSize:
@@ -18,6 +19,7 @@ class BatchSize:
         self._most = most
         self.limit = most
         self._larger: tuple[int, float] | None = None
+        self._futile = 0
         self._patience = 0
 
     def record(self, size: int, seconds: float) -> None:
@@ -25,15 +27,21 @@ class BatchSize:
         if self._patience:
             self._patience -= 1
         elif seconds <= _BATCH_SECONDS:
-            self._larger = None
+            self._larger, self._futile = None, 0
             if 2 * seconds <= _BATCH_SECONDS:
                 self.limit = min(2 * self.limit, self._most)
-        elif self._does_not_help(size, seconds):
-            self._larger = None
-            self._patience = _PATIENCE
+        else:
+            self._shrink(size, seconds)
+
+    def _shrink(self, size: int, seconds: float) -> None:
+        if self._does_not_help(size, seconds):
+            self._futile += 1
+        else:
+            self._larger, self._futile = (size, seconds), 0
+        if self._futile == _FUTILE:
+            self._larger, self._futile, self._patience = None, 0, _PATIENCE
             self.limit = self._most
         else:
-            self._larger = size, seconds
             self.limit = min(max(int(size * _BATCH_SECONDS / seconds), _SMALLEST), self._most)
 
     def _does_not_help(self, size: int, seconds: float) -> bool:
