@@ -13,11 +13,11 @@ from tests.harness.wiring import BATCH, make_parts
 from timer_service.adapters.memory import MemoryBroker
 from timer_service.app.slices import handler
 from timer_service.core.broker import Broker, Subscription
-from timer_service.core.consumer import Route
 from timer_service.core.database import Database, Row
 from timer_service.core.loop import Worker
 from timer_service.core.message import Address, Position
 from timer_service.core.outbox import OUTBOX, stored_message
+from timer_service.core.route import Route
 from timer_service.core.slice import Slice
 
 

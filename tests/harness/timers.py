@@ -11,10 +11,10 @@ from tests.harness.metrics import RecordingMetrics
 from tests.harness.wiring import BATCH, MAX_ATTEMPTS, VISIBILITY_TIMEOUT, make_parts
 from timer_service.adapters.memory import MemoryBroker, MemorySubscription, Predicate, never
 from timer_service.app.slices import build_workers
-from timer_service.core.consumer import Route
 from timer_service.core.database import Database, Row, Transaction
 from timer_service.core.lease import Lease
 from timer_service.core.message import Kind, Message, Position
+from timer_service.core.route import Route
 from timer_service.timers import SLICE, store
 from timer_service.timers.rules import Timer
 from timer_service.timers.store import TIMERS

@@ -30,11 +30,11 @@ from timer_service.adapters.sqlite import SqliteDatabase
 from timer_service.app.slices import SLICES, build_workers
 from timer_service.core.broker import Delivery, Subscription
 from timer_service.core.codec import REPLY_TO
-from timer_service.core.consumer import CommandResult, Handle, Route
 from timer_service.core.database import Transaction
 from timer_service.core.errors import DatabaseUnavailableError
 from timer_service.core.loop import Pass, Worker
 from timer_service.core.message import Command, Position, kebab
+from timer_service.core.route import CommandResult, Handle, Route
 from timer_service.core.slice import Slice
 
 INSTANCES = 2

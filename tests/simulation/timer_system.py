@@ -31,7 +31,6 @@ from timer_service.adapters.sqlite import SqliteDatabase
 from timer_service.app.slices import build_workers
 from timer_service.core.broker import Delivery, Subscription
 from timer_service.core.codec import REPLY_TO
-from timer_service.core.consumer import CommandResult, Route
 from timer_service.core.database import Transaction
 from timer_service.core.errors import DatabaseUnavailableError
 from timer_service.core.health import HEALTHY, Health
@@ -40,6 +39,7 @@ from timer_service.core.lease import Lease
 from timer_service.core.loop import Pass
 from timer_service.core.message import Command, Kind, Message, Position
 from timer_service.core.recovery import take_over_claims
+from timer_service.core.route import CommandResult, Route
 from timer_service.timers import SLICE, handler
 from timer_service.timers.store import TIMERS
 

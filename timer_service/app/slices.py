@@ -6,11 +6,11 @@ from functools import partial
 
 from timer_service import events, runs, signals, timers
 from timer_service.config import Config
-from timer_service.core.consumer import Handle, Route
 from timer_service.core.lease import Lease
 from timer_service.core.loop import Loop, Worker
 from timer_service.core.recovery import take_over_claims
 from timer_service.core.retention import Retention
+from timer_service.core.route import Handle, Route
 from timer_service.core.row_counts import RowCounts
 from timer_service.core.slice import Parts, Slice
 from timer_service.core.wakeups import Wakeups

@@ -4,9 +4,8 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from collections.abc import Awaitable, Callable, Sequence
+from typing import NamedTuple
 
 from pydantic_core import to_json
 
@@ -19,12 +18,16 @@ from timer_service.core.clock import Clock
 from timer_service.core.command_streams import advance
 from timer_service.core.database import Database, Transaction
 from timer_service.core.decoder import decode, parts
+from timer_service.core.errors import Code, Rejection
 from timer_service.core.failures import Failed, Failures
 from timer_service.core.health import Health, OutageLog
-from timer_service.core.message import Command, TenantPayload
+from timer_service.core.message import Command
 from timer_service.core.metrics_port import MetricsPort
+from timer_service.core.rejection import Rejected
 from timer_service.core.rejector import Rejector
 from timer_service.core.replies import inbox_of
+from timer_service.core.route import CommandResult, Route
+from timer_service.core.suspects import MOST_DEATHS, Suspects
 from timer_service.core.transactions import in_transaction
 
 log = logging.getLogger(__name__)
@@ -33,29 +36,6 @@ _PAUSE_SECONDS = 1
 _LONGEST_BATCH_SECONDS = 60
 _SUSPICIOUS = 6
 """From this delivery on, a command is handled alone and last. It may be what ended the process."""
-
-
-class CommandResult(NamedTuple):
-    """How one command ended."""
-
-    name: str
-    wake_at: int | None = None
-    """When a row it wrote becomes available."""
-    view: Mapping[str, Any] | None = None
-    """The fields of its reply in addition to the outcome, if the command asked for them."""
-
-
-Handle = Callable[[Transaction, Sequence[Command], int], Awaitable[Sequence[CommandResult]]]
-"""Applies commands in order, within the transaction, at an instant; returns one result for each."""
-
-
-@dataclass(frozen=True, slots=True)
-class Route:
-    """The handler for some types of commands, and what to call when rows that it wrote become available."""
-
-    payloads: tuple[type[TenantPayload], ...]
-    handle: Handle
-    wake: Callable[[int], Awaitable[None]]
 
 
 class _Accepted(NamedTuple):
@@ -99,6 +79,7 @@ class Consumer:
         self._outages = outages or OutageLog()
         self._attempts = Attempts()
         self._failures = Failures(self._attempts, self._outages)
+        self._suspects = Suspects(database)
         self._batch_began: float | None = None
         self._worked: set[Route] = set()
         self._must_pause = False
@@ -152,14 +133,32 @@ class Consumer:
         suspects = [delivery for delivery in batch if self._attempts.of(delivery) >= _SUSPICIOUS]
         random.shuffle(suspects)  # they crashed together, so their attempts do not tell which of them did it
         failed: list[Failed] = []
-        waiting = [*parts(others, self._batch_bytes), *([suspect] for suspect in suspects)]
+        waiting = list(parts(others, self._batch_bytes))
         while waiting and self._outage is None:
             failed += await self._handle_part(subscription, waiting.pop(0))
-        if self._outage is not None and waiting:  # each part would wait for the database in vain
-            await self._failures.wait(subscription, [each for part in waiting for each in part], *self._outage)
+        while suspects and self._outage is None:
+            failed += await self._handle_suspect(subscription, suspects.pop())
+        if self._outage is not None and (left := [*suspects, *(each for part in waiting for each in part)]):
+            await self._failures.wait(
+                subscription, left, *self._outage
+            )  # else each would wait for the database in vain
         if rejected := await self._failures.judge(subscription, failed, self._worked):
             await self._rejector.reject(subscription, rejected)
         self._must_pause = self._must_pause and not self._worked
+
+    async def _handle_suspect(self, subscription: Subscription, suspect: Delivery) -> list[Failed]:
+        """Handle a command that may have ended the process. Reject it unread if that has happened too often."""
+        try:
+            if (deaths := await self._suspects.begin(suspect)) >= MOST_DEATHS:
+                rejection = Rejection(Code.INTERNAL, f"the service died {deaths} times while it handled this command")
+                await self._rejector.reject(subscription, [Rejected(suspect, rejection, None)])
+                return []
+            failed = await self._handle_part(subscription, [suspect])
+            await self._suspects.end(suspect)
+        except Exception as error:  # noqa: BLE001 - `blame` knows every error
+            await self._wait(subscription, [suspect], blame(error), error)
+            return []
+        return failed
 
     async def _handle_part(self, subscription: Subscription, part: Sequence[Delivery]) -> list[Failed]:
         """Handle deliveries in one transaction; return the commands that failed alone by an error of a command."""
@@ -212,11 +211,17 @@ class Consumer:
         if cause is Blame.COMMAND:
             log.error("command failed", exc_info=error, extra={"command_id": accepted[0].command.id})
             return [Failed(accepted[0].delivery, accepted[0].route, error)]
+        await self._wait(subscription, [each.delivery for each in accepted], cause, error)
+        return []
+
+    async def _wait(
+        self, subscription: Subscription, deliveries: Sequence[Delivery], cause: Blame, error: Exception
+    ) -> None:
+        """Let commands wait for the environment."""
         self._must_pause = True
         if cause in {Blame.OUTAGE, Blame.BUSY}:
             self._outage = cause, error
-        await self._failures.wait(subscription, [each.delivery for each in accepted], cause, error)
-        return []
+        await self._failures.wait(subscription, deliveries, cause, error)
 
     async def _finish(
         self, subscription: Subscription, accepted: Sequence[_Accepted], results: Sequence[CommandResult]

@@ -12,7 +12,7 @@ from enum import StrEnum
 from timer_service.core.broker import Broker
 from timer_service.core.budget import DEFAULT_BUDGET, Budget
 from timer_service.core.clock import Clock
-from timer_service.core.consumer import Consumer, Handle, Route
+from timer_service.core.consumer import Consumer
 from timer_service.core.database import Database
 from timer_service.core.health import OutageLog, Publishing
 from timer_service.core.lease import Lease, LeasedTable
@@ -22,6 +22,7 @@ from timer_service.core.metrics_port import MetricsPort
 from timer_service.core.query import Queries, QueryRoute
 from timer_service.core.relay import Encode, Relay
 from timer_service.core.retention import Delete
+from timer_service.core.route import Handle, Route
 from timer_service.core.row_counts import CountedRows
 
 

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from enum import StrEnum
 
 from timer_service.core import outbox
-from timer_service.core.consumer import CommandResult
 from timer_service.core.database import Transaction
 from timer_service.core.message import Command
 from timer_service.core.outbox import OUTBOX, EventKey
+from timer_service.core.route import CommandResult
 from timer_service.events.messages import RetryEvent
 
 

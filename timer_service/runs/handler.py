@@ -4,9 +4,9 @@ import asyncio
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
-from timer_service.core.consumer import CommandResult
 from timer_service.core.database import Transaction
 from timer_service.core.message import Command
+from timer_service.core.route import CommandResult
 from timer_service.runs import events, loader, run, store
 from timer_service.runs.draft import RunState
 from timer_service.runs.messages import RunPayload

@@ -4,9 +4,9 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from timer_service.core.consumer import CommandResult
 from timer_service.core.database import Transaction
 from timer_service.core.message import Command
+from timer_service.core.route import CommandResult
 from timer_service.signals import store
 from timer_service.signals.batch import Batch, Change, apply, read_change
 from timer_service.signals.queries import signal_view

@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
-from timer_service.core.consumer import CommandResult
 from timer_service.core.database import Transaction
 from timer_service.core.message import Command
+from timer_service.core.route import CommandResult
 from timer_service.timers import rules, store
 from timer_service.timers.queries import timer_view
 from timer_service.timers.rules import Applied, Timer

@@ -13,9 +13,10 @@ from tests.harness.timers import Timers
 from timer_service.adapters.memory import MemoryBroker
 from timer_service.adapters.postgres import PostgresDatabase
 from timer_service.core.cause import Cause
-from timer_service.core.consumer import CommandResult, Consumer, Handle, Route
+from timer_service.core.consumer import Consumer
 from timer_service.core.database import Transaction
 from timer_service.core.message import Command, Position
+from timer_service.core.route import CommandResult, Handle, Route
 from timer_service.core.transactions import in_transaction
 from timer_service.signals import SLICE, firing_store, store
 from timer_service.signals.firings import Firing

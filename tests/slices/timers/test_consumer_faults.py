@@ -4,6 +4,7 @@ import asyncio
 import sqlite3
 import time
 from collections.abc import AsyncIterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -23,10 +24,10 @@ from timer_service.adapters.memory import FEATURES, MemoryBroker, MemorySubscrip
 from timer_service.adapters.postgres import PostgresDatabase
 from timer_service.adapters.sqlite import SqliteDatabase
 from timer_service.core.broker import Delivery
-from timer_service.core.consumer import CommandResult, Route
 from timer_service.core.database import Database, Transaction
 from timer_service.core.health import HEALTHY
 from timer_service.core.message import Command, Kind, Message, Position
+from timer_service.core.route import CommandResult, Route
 from timer_service.timers import SLICE
 
 ROUNDS = 30
@@ -220,23 +221,39 @@ async def restart_and_consume(timers: Timers, route: Route) -> None:
     await timers.consume()
 
 
+async def _kill(tx: Transaction, commands: Sequence[Command], now: int) -> Sequence[CommandResult]:
+    if any(command.id == "killer" for command in commands):
+        raise Killed
+    return await SLICE.handle(tx, commands, now)
+
+
 async def test_command_that_kills_the_process(timers: Timers, timers_route: Route) -> None:
-    """After some crashes, a command that kills the process is handled last and alone, so the others are handled."""
-
-    async def kill(tx: Transaction, commands: Sequence[Command], now: int) -> Sequence[CommandResult]:
-        if any(command.id == "killer" for command in commands):
-            raise Killed
-        return await SLICE.handle(tx, commands, now)
-
+    """After some crashes, a command that kills the process is handled alone. After three more it is rejected."""
     killer = timers.send(schedule_timer("killer", envelope={"id": "killer"}))
     others = [timers.send(schedule_timer(f"call-{number}")) for number in range(20)]
-    rounds = 0
-    while timers.broker.unsettled != {killer}:
-        rounds += 1
-        with pytest.raises(Killed):
-            await restart_and_consume(timers, replace(timers_route, handle=kill))
+    deaths = 0
+    while timers.broker.unsettled:
+        try:
+            await restart_and_consume(timers, replace(timers_route, handle=_kill))
+        except Killed:
+            deaths += 1
     assert sorted(timers.broker.settlements.acknowledged) == others
-    assert 5 < rounds < 60
+    assert timers.broker.settlements.terminated == [killer]
+    (letter,) = timers.broker.dead_letters
+    assert "the service died 3 times while it handled this command" in letter.headers["Timer-Error-Message"]
+    assert deaths == 5 + 3
+
+
+async def test_other_suspects_are_forgotten(timers: Timers, timers_route: Route) -> None:
+    """The database remembers only the command that killed the process, not the others that were handled alone."""
+    killer = timers.send(schedule_timer("killer", envelope={"id": "killer"}))
+    for number in range(5):
+        timers.send(schedule_timer(f"call-{number}"))
+    while timers.broker.unsettled:
+        with suppress(Killed):
+            await restart_and_consume(timers, replace(timers_route, handle=_kill))
+    (row,) = await timers.database.reader.fetch("SELECT epoch, sequence, begun FROM suspects")
+    assert (Position(row["epoch"], row["sequence"]), row["begun"]) == (killer, 4)
 
 
 async def test_commands_of_an_outage_are_not_suspects(

@@ -1,0 +1,31 @@
+"""Which handler applies which types of commands, and what it returns."""
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from timer_service.core.database import Transaction
+from timer_service.core.message import Command, TenantPayload
+
+
+class CommandResult(NamedTuple):
+    """How one command ended."""
+
+    name: str
+    wake_at: int | None = None
+    """When a row it wrote becomes available."""
+    view: Mapping[str, Any] | None = None
+    """The fields of its reply in addition to the outcome, if the command asked for them."""
+
+
+Handle = Callable[[Transaction, Sequence[Command], int], Awaitable[Sequence[CommandResult]]]
+"""Applies commands in order, within the transaction, at an instant; returns one result for each."""
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """The handler for some types of commands, and what to call when rows that it wrote become available."""
+
+    payloads: tuple[type[TenantPayload], ...]
+    handle: Handle
+    wake: Callable[[int], Awaitable[None]]
