@@ -9,7 +9,7 @@ from pathlib import Path
 import nats
 import pytest
 from nats.js import JetStreamContext
-from nats.js.api import DiscardPolicy, StreamConfig
+from nats.js.api import ConsumerConfig, DiscardPolicy, StreamConfig
 from nats.js.errors import NotFoundError
 
 from tests.harness.clock import NOW
@@ -143,6 +143,42 @@ async def test_full_stream_at_the_start(server: NatsServer, js: JetStreamContext
     await js.publish("timer.evt.v1.acme.test", b"x")
     async with connected(server, manage=True) as broker:
         assert not broker.streams.health[Kind.EVENT].usable
+
+
+async def test_paused_consumer(server: NatsServer, js: JetStreamContext) -> None:
+    """A consumer that an operator has paused is reported with the remedy, until it is resumed."""
+    await js.add_consumer("TIMER_CMD", ConsumerConfig(durable_name="timer-service"))
+    async with connected(server, manage=True) as broker:
+        await broker.streams.tick(NOW)
+        before = broker.streams.health[Kind.COMMAND]
+        await js.pause_consumer("TIMER_CMD", "timer-service", "2999-01-01T00:00:00Z")
+        await broker.streams.tick(NOW)
+        paused = broker.streams.health[Kind.COMMAND]
+        await js.resume_consumer("TIMER_CMD", "timer-service")
+        await broker.streams.tick(NOW)
+        assert (before, broker.streams.health[Kind.COMMAND]) == (HEALTHY, HEALTHY)
+    assert not paused.usable
+    assert paused.reason == (
+        "consumer timer-service of stream TIMER_CMD is paused until 2999-01-01T00:00:00Z; "
+        "resume it with `nats consumer resume TIMER_CMD timer-service`"
+    )
+
+
+async def test_consumer_with_too_many_unsettled_commands(server: NatsServer, js: JetStreamContext) -> None:
+    """A consumer that delivers nothing because too many commands are unsettled is reported, until one is settled."""
+    await js.add_consumer("TIMER_CMD", ConsumerConfig(durable_name="timer-service", max_ack_pending=2))
+    subscription = await js.pull_subscribe_bind("timer-service", "TIMER_CMD")
+    async with connected(server, manage=True) as broker:
+        for _ in range(3):
+            await js.publish("timer.cmd.v1.acme.schedule-timer", b"x")
+        first, _ = await subscription.fetch(2)
+        await broker.streams.tick(NOW)
+        full = broker.streams.health[Kind.COMMAND]
+        await first.ack_sync()
+        await broker.streams.tick(NOW)
+        assert broker.streams.health[Kind.COMMAND] == HEALTHY
+    assert not full.usable
+    assert "2 commands are delivered and not settled, and its max_ack_pending is 2" in (full.reason or "")
 
 
 async def test_streams_without_a_connection(server: NatsServer, js: JetStreamContext) -> None:

@@ -162,7 +162,7 @@ def test_permissions() -> None:
     assert (subscribe.status, subscribe.message) == (Status.FAIL, "may not subscribe timer.qry.v1.*.*")
 
 
-CONSUMER = {"num_pending": 3, "num_ack_pending": 1}
+CONSUMER = {"stream_name": "TIMER_CMD", "num_pending": 3, "num_ack_pending": 1, "config": {"max_ack_pending": 9}}
 
 
 @pytest.mark.parametrize(
@@ -174,6 +174,12 @@ CONSUMER = {"num_pending": 3, "num_ack_pending": 1}
             "a service consumes the commands; 3 commands wait, 1 are being handled",
         ),
         ({**CONSUMER, "num_waiting": 0}, Status.WARN, "no service consumes the commands; 3 commands wait"),
+        (
+            {**CONSUMER, "num_waiting": 1, "paused": True},
+            Status.FAIL,
+            "consumer timer-service of stream TIMER_CMD is paused until",
+        ),
+        ({**CONSUMER, "num_waiting": 1, "num_ack_pending": 9}, Status.FAIL, "consumer timer-service of stream"),
         ({"error": {"code": 404}}, Status.WARN, "does not exist: no service has run here yet"),
     ],
 )

@@ -91,9 +91,9 @@ class NatsBroker:
             raise
         max_age = found[Kind.COMMAND].config.max_age
         broker.commands_kept = timedelta(seconds=max_age) if max_age else None
-        broker.streams = StreamUpkeep(broker._client, broker._subjects, found, manage=manage_streams)
-        atomic = {kind for kind, stream in found.items() if stream.config.allow_atomic}
         broker._consumer = DurableConsumer(broker._client, broker._subjects)
+        broker.streams = StreamUpkeep(broker._client, broker._subjects, broker._consumer, found, manage=manage_streams)
+        atomic = {kind for kind, stream in found.items() if stream.config.allow_atomic}
         broker._backlog = Backlog(broker._consumer)
         broker._publisher = Publisher(broker._client, broker._subjects, atomic=atomic)
         return broker

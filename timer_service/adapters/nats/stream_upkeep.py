@@ -1,18 +1,21 @@
-"""The upkeep of the streams while the service runs."""
+"""The upkeep of the streams, and of the consumer of commands, while the service runs."""
 
 import asyncio
 import logging
 from collections.abc import Mapping
+from typing import Any
 
 import nats.errors
 from nats.aio.client import Client
 from nats.js.api import StreamInfo
 from nats.js.errors import Error as JetStreamError
+from nats.js.errors import NotFoundError
 
+from timer_service.adapters.nats.durable import DURABLE, DurableConsumer
 from timer_service.adapters.nats.streams import STORED_KINDS, prepare_stream
 from timer_service.adapters.nats.subjects import Subjects
 from timer_service.core.errors import StartError
-from timer_service.core.health import HEALTHY, Health, OutageLog
+from timer_service.core.health import HEALTHY, Health, OutageLog, worst
 from timer_service.core.loop import Pass
 from timer_service.core.message import Kind
 
@@ -26,12 +29,22 @@ _FULL = 0.99
 class StreamUpkeep:
     """A worker that checks the streams again, as at the start: it creates and updates them, or only reports them.
 
-    A missing stream is created empty. The messages that it had are lost.
+    A missing stream is created empty. The messages that it had are lost. The consumer is only reported: a subscription
+    that misses it creates it.
     """
 
-    def __init__(self, client: Client, subjects: Subjects, found: Mapping[Kind, StreamInfo], *, manage: bool) -> None:
+    def __init__(
+        self,
+        client: Client,
+        subjects: Subjects,
+        consumer: DurableConsumer,
+        found: Mapping[Kind, StreamInfo],
+        *,
+        manage: bool,
+    ) -> None:
         """`found`: the streams at the start."""
         self._client = client
+        self._consumer = consumer
         self._js = client.jetstream(timeout=_REQUEST_SECONDS)
         self._subjects = subjects
         self._manage = manage
@@ -64,7 +77,17 @@ class StreamUpkeep:
             log.warning(
                 "a stream was created again; messages that only the old one had are lost", extra={"stream": name}
             )
-        return check_room(info)
+        return worst(check_room(info), await self._check_consumer()) if kind is Kind.COMMAND else check_room(info)
+
+    async def _check_consumer(self) -> Health:
+        try:
+            return check_delivery(await self._consumer.info())
+        except NotFoundError:
+            return HEALTHY
+        except (nats.errors.Error, JetStreamError, OSError) as error:
+            return Health.down(
+                f"JetStream does not answer about consumer {DURABLE}: {str(error) or type(error).__name__}"
+            )
 
     def _record(self, kind: Kind, health: Health) -> None:
         self.health[kind] = health
@@ -86,4 +109,22 @@ def check_room(info: StreamInfo) -> Health:
                 f"stream {config.name} is full: it has {used} of {name} = {limit}; "
                 "raise the limit, or delete messages that nobody needs"
             )
+    return HEALTHY
+
+
+def check_delivery(consumer: Mapping[str, Any]) -> Health:
+    """Return whether the server delivers commands, according to the JetStream info of the consumer."""
+    config = consumer["config"]
+    name = f"consumer {DURABLE} of stream {consumer['stream_name']}"
+    if consumer.get("paused"):
+        return Health.down(
+            f"{name} is paused until {config.get('pause_until')}; "
+            f"resume it with `nats consumer resume {consumer['stream_name']} {DURABLE}`"
+        )
+    most, unsettled = config.get("max_ack_pending", 0), consumer["num_ack_pending"]
+    if 0 < most <= unsettled:
+        return Health.down(
+            f"{name} delivers nothing: {unsettled} commands are delivered and not settled, and its max_ack_pending is "
+            f"{most}; they come again after its ack_wait or their delay"
+        )
     return HEALTHY
