@@ -753,6 +753,21 @@ async def test_nats_crash_while_ack_wait_is_shortened(nats_harness: NatsHarness)
     assert (left_behind, (await consumer(nats_harness)).config.ack_wait) == (0.5, 30.0)
 
 
+async def test_nats_commands_in_flight_come_again_after_a_lost_connection(nats_harness: NatsHarness) -> None:
+    """A single instance gets the commands again soon that were on their way to it when the connection was lost."""
+    await nats_harness.broker.subscribe(MemoryHistory())
+    subscription = await nats_harness.broker.subscribe(MemoryHistory(), alone=True)
+    await send(nats_harness, "a")
+    (before,) = await take(subscription, 1)
+    await reconnect(nats_harness)
+    async with asyncio.timeout(10):
+        (after,) = await take(subscription, 1)
+    await subscription.acknowledge([after])
+    await subscription.close()
+    assert (before.message_id, after.message_id, after.attempt) == ("id-a", "id-a", 2)
+    assert (await consumer(nats_harness)).config.ack_wait == 30.0
+
+
 async def test_nats_command_that_looks_like_a_status(nats_harness: NatsHarness) -> None:
     """A command with a header `Status` and no body is delivered as a command."""
     subscription = await nats_harness.broker.subscribe(MemoryHistory())

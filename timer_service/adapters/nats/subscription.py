@@ -55,8 +55,8 @@ class NatsSubscription:
     reconnect to the same stream. Commands of an earlier stay are not handed out and not settled: their sequences may
     stand for other commands now. So nothing is settled after a reconnect before the stream is recognized.
 
-    After `open(alone=True)`, `ack_wait` of the consumer is shortened so that commands of a dead instance come again. It
-    is restored when all of them have come, after 5 s, on a rejoin or on `close`.
+    If it is opened with `alone`, each join shortens `ack_wait` of the consumer, so that commands come again soon that a
+    dead instance or a lost connection has not settled. It is restored when all have come, after 5 s, or on `close`.
     """
 
     def __init__(
@@ -79,6 +79,7 @@ class NatsSubscription:
         self._arrived = asyncio.Event()
         self._pulls = Pulls()
         self._closed = False
+        self._alone = False
         self._epochs: Epochs
         self._stay = 0
         self._lane: ExpressLane
@@ -97,10 +98,9 @@ class NatsSubscription:
         return HEALTHY
 
     async def open(self, *, alone: bool) -> None:
-        """Join the consumer and subscribe. `alone`: unsettled commands of a dead instance come again soon."""
+        """Join the consumer and subscribe. `alone`: no other instance can hold commands."""
+        self._alone = alone
         await self._join()
-        in_flight = await self._consumer.shorten_ack_wait() if alone else None
-        self._redelivery = in_flight and Redelivery(in_flight)
         # No limits in the client: it would drop messages above them. The pulls limit the buffer already.
         self._interest = await self._client.subscribe(
             f"{self._inbox}.*", cb=self._receive, pending_msgs_limit=0, pending_bytes_limit=0
@@ -179,7 +179,8 @@ class NatsSubscription:
             self._buffer = Buffer()
             self._lane = ExpressLane(self._consumer, self._subjects, epochs, self._messages, self._arrived)
         self._epochs = epochs
-        self._redelivery = None
+        in_flight = await self._consumer.shorten_ack_wait() if self._alone else None
+        self._redelivery = in_flight and Redelivery(in_flight)
         self._pulls = self._pulls.joined()
 
     async def _rejoin(self) -> None:
