@@ -17,7 +17,7 @@ from tests.harness.processes import NatsServer, Service
 async def test_killed_service_fires_every_timer(timers: int, user: User, service: Service) -> None:
     """A service that is killed five times fires every timer, none early, and duplicates have the same id."""
     rng = random.Random(timers)
-    span_ms = 60_000 if timers > 10_000 else 8_000
+    span_ms = 60_000 if timers > 10_000 else 5_000
     start = int(time.time() * 1000) + 2_000
     due = {f"call-{index}": start + rng.randrange(span_ms) for index in range(timers)}
     scheduling = asyncio.create_task(user.schedule(due))

@@ -75,19 +75,22 @@ async def test_missing_stream_is_created(
 async def test_missing_stream_is_reported(
     server: NatsServer, js: JetStreamContext, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """If streams are not managed, a missing stream is reported until the operator creates it. Two lines say so."""
+    """If streams are not managed, a missing stream is reported until the operator creates it. Two lines say so.
+
+    Meanwhile the streams are checked every second.
+    """
     caplog.set_level(logging.INFO)
     async with connected(server, manage=False) as broker:
         config = (await js.stream_info("TIMER_EVT")).config
         await js.delete_stream("TIMER_EVT")
-        for _ in range(3):
-            await broker.streams.tick(NOW)
+        checks = [await broker.streams.tick(NOW) for _ in range(3)]
         missing = broker.streams.health[Kind.EVENT]
         with pytest.raises(NotFoundError):
             await js.stream_info("TIMER_EVT")
         await js.add_stream(config)
-        await broker.streams.tick(NOW)
+        checks.append(await broker.streams.tick(NOW))
         assert broker.streams.health[Kind.EVENT] == HEALTHY
+    assert [each.next_at for each in checks] == [NOW + 1000, NOW + 1000, NOW + 1000, None]
     assert missing.reason == "stream TIMER_EVT is missing: create it, or set TIMER_MANAGE_STREAMS=true"
     assert not missing.usable
     assert stream_lines(caplog) == [

@@ -22,6 +22,7 @@ from timer_service.core.message import Kind
 log = logging.getLogger(__name__)
 
 _REQUEST_SECONDS = 2
+_AGAIN_MS = 1000
 _FULL = 0.99
 """The share of a limit from which a stream counts as full. The next messages may still fit, the next batch may not."""
 
@@ -55,14 +56,15 @@ class StreamUpkeep:
         self.health: dict[Kind, Health] = {kind: check_room(info) for kind, info in found.items()}
         """The health of each stream at the last check. Without a connection, nothing is known about the streams."""
 
-    async def tick(self, now: int) -> Pass:  # noqa: ARG002 - part of the protocol
-        """Check every stream once, if the broker is connected."""
+    async def tick(self, now: int) -> Pass:
+        """Check every stream once, if the broker is connected. Check again soon while one has a problem."""
         if self._client.is_connected:
             checked = await asyncio.gather(*map(self._check, STORED_KINDS))
             if self._client.is_connected:  # otherwise a check without an answer shows nothing about the stream
                 for kind, health in zip(STORED_KINDS, checked, strict=True):
                     self._record(kind, health)
-        return Pass(0)
+        well = all(health.reason is None for health in self.health.values())
+        return Pass(0, None if well else now + _AGAIN_MS)
 
     async def _check(self, kind: Kind) -> Health:
         name = self._subjects.stream(kind)
