@@ -13,10 +13,13 @@ import pytest
 
 from tests.harness.builders import schedule_timer
 from tests.harness.processes import PATIENCE_SECONDS, NatsServer, unused_port
+from timer_service.adapters.nats import NatsBroker
 from timer_service.app.service import App
 from timer_service.app.startup import open_app
 from timer_service.config import Config
-from timer_service.core.errors import StartError
+from timer_service.core import loop as loop_module
+from timer_service.core.command_streams import CommandHistory
+from timer_service.core.errors import DatabaseUnavailableError, StartError
 
 
 @pytest.fixture
@@ -62,6 +65,13 @@ async def page(config: Config, path: str) -> dict[str, Any]:
 async def is_ready(config: Config) -> bool:
     try:
         return set((await page(config, "/readyz")).values()) == {"ok"}
+    except OSError:
+        return False
+
+
+async def is_served(config: Config) -> bool:
+    try:
+        return bool(await page(config, "/livez"))
     except OSError:
         return False
 
@@ -125,6 +135,49 @@ async def test_consumer_that_fails_is_started_again(config: Config, monkeypatch:
         await until(are_handled)
         await until(lambda: is_ready(config))
         assert not task.done()
+
+
+async def test_replay_that_takes_long(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Until a replay has ended, nothing fires, readiness says why, and liveness is fine. An error at its end passes."""
+    async with running(config):
+        pass
+    with closing(sqlite3.connect(config.db_path, isolation_level=None)) as database:
+        database.execute("UPDATE installation SET replay_since = 1")
+    ended = CommandHistory.replay_ended
+    errors = iter([DatabaseUnavailableError("away"), RuntimeError("a surprise")])
+
+    async def fail_twice(history: CommandHistory) -> None:
+        if (error := next(errors, None)) is not None:
+            raise error
+        await ended(history)
+
+    async def never(_broker: NatsBroker, _since: int) -> bool:
+        return False
+
+    monkeypatch.setattr(CommandHistory, "replay_ended", fail_twice)
+    async with open_app(config) as app:
+        task = asyncio.create_task(app.run())
+        js = app._broker._client.jetstream()
+
+        async def has_fired() -> bool:
+            return (await js.stream_info("TIMER_EVT")).state.messages == 1
+
+        async def says_why() -> bool:
+            return "handled again" in (await page(config, "/readyz"))["events"]
+
+        with monkeypatch.context() as patch:
+            patch.setattr(NatsBroker, "replayed", never)
+            patch.setattr(loop_module, "_LONGEST_PASS_SECONDS", -1000)  # any pass that has begun counts as stalled
+            await until(lambda: is_served(config))
+            await js.publish("timer.cmd.v1.acme.schedule-timer", schedule_timer("call-1", due_at=1))
+            await until(says_why)
+            stalled = (await page(config, "/livez"))["stalled"]
+            assert not await has_fired()
+        await until(has_fired)
+        await until(lambda: is_ready(config))
+        app.stop()
+        await task
+    assert set(stalled).isdisjoint({"timers", "outbox", "firings", "sweep"})
 
 
 async def test_loops_of_each_role(config: Config) -> None:

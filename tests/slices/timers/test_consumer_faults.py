@@ -9,6 +9,7 @@ from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from secrets import token_hex
+from typing import NoReturn
 from urllib.parse import urlsplit
 
 import asyncpg
@@ -25,6 +26,7 @@ from timer_service.adapters.postgres import PostgresDatabase
 from timer_service.adapters.sqlite import SqliteDatabase
 from timer_service.core.broker import Delivery
 from timer_service.core.database import Database, Transaction
+from timer_service.core.errors import DatabaseUnavailableError
 from timer_service.core.health import HEALTHY
 from timer_service.core.message import Command, Kind, Message, Position
 from timer_service.core.route import CommandResult, Route
@@ -254,6 +256,27 @@ async def test_other_suspects_are_forgotten(timers: Timers, timers_route: Route)
             await restart_and_consume(timers, replace(timers_route, handle=_kill))
     (row,) = await timers.database.reader.fetch("SELECT epoch, sequence, begun FROM suspects")
     assert (Position(row["epoch"], row["sequence"]), row["begun"]) == (killer, 4)
+
+
+async def test_outage_while_suspects_are_handled(timers: Timers, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Suspects wait while the database is away: the first one finds out, and none is blamed, however long it takes."""
+    sent = [timers.send(schedule_timer(f"call-{number}")) for number in range(5)]
+    subscription = await timers.broker.subscribe()
+    for _ in range(5):
+        await subscription.next_batch(10)
+        timers.broker.redeliver()
+    tried = 0
+
+    def away() -> NoReturn:
+        nonlocal tried
+        tried += 1
+        raise DatabaseUnavailableError("away")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(timers.database, "transaction", away)
+        await consume_again_and_again(timers, 20)
+    assert tried == 20
+    await check_repair(timers, sent)
 
 
 async def test_commands_of_an_outage_are_not_suspects(
