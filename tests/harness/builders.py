@@ -49,6 +49,7 @@ def delivery(
     position: Position = FIRST,
     attempt: int = 1,
     stored_at: int = 0,
+    newest_epoch: int | None = None,
 ) -> Delivery:
     """Return the delivery of a command."""
     return Delivery(
@@ -61,6 +62,7 @@ def delivery(
         attempt=attempt,
         handle=None,
         stored_at=stored_at,
+        newest_epoch=position.epoch if newest_epoch is None else newest_epoch,
     )
 
 

@@ -1,19 +1,23 @@
 """The history of command streams without a database, for tests of the broker alone."""
 
-from timer_service.core.epochs import Epochs, FindCommand, LookAtStream, Part, recognize
-from timer_service.core.installation import Installation
+from secrets import token_hex
+
+from timer_service.core.epochs import Epochs, FindCommand, LookAtStream, Part, Received, recognize
+from timer_service.core.installation import Installation, Replay
 
 
 class MemoryHistory:
     """A `core.broker.History` that forgets everything when the test ends."""
 
     def __init__(self, database_id: str = "tests") -> None:
-        self._installation = Installation(database_id, None)
+        self._installation = Installation(database_id, None, None)
         self.parts: list[Part] = []
 
-    def replay(self, since: int) -> None:
+    def replay(self, since: int) -> Replay:
         """Ask for the commands since an instant, as an operator does after a restore."""
-        self._installation = self._installation._replace(replay_since=since)
+        replay = Replay(since, token_hex(8))
+        self._installation = self._installation._replace(replay=replay)
+        return replay
 
     def handle(self, sequence: int, stored_at: int) -> None:
         """Record the newest handled command, as the consumer does."""
@@ -25,9 +29,9 @@ class MemoryHistory:
 
     def replay_ended(self) -> None:
         """Record that the replay has ended, as the service does."""
-        self._installation = self._installation._replace(replay_since=None)
+        self._installation = self._installation._replace(replay=None)
 
-    async def recognize(self, look: LookAtStream, find: FindCommand) -> Epochs:
+    async def recognize(self, look: LookAtStream, find: FindCommand, received: Received | None = None) -> Epochs:
         stream = await look()
-        self.parts = await recognize(self.parts, stream, find)
+        self.parts = await recognize(self.parts, stream, find, received)
         return Epochs(tuple(part for part in self.parts if part.created == stream.created))

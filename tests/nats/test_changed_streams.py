@@ -2,6 +2,7 @@
 
 import asyncio
 import shutil
+import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
@@ -205,6 +206,88 @@ async def test_another_database_after_an_outage(site: Site) -> None:
     assert (refused, site.subscription.health.usable) == ((False, False), True)
 
 
+async def test_consumer_created_again_by_another_instance(site: Site) -> None:
+    """An instance that has no pull outstanding when others recreate stream and consumer notices it with a command."""
+    await site.send("1")
+    (before,) = await site.handle(1)
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while site.subscription._pulls.at(time.monotonic()).outstanding:
+            await asyncio.sleep(0.01)
+    js = site.user.jetstream()
+    config = (await js.stream_info("TIMER_CMD")).config
+    await js.delete_stream("TIMER_CMD")
+    await js.add_stream(config)
+    other = await site.broker.subscribe(site.history)
+    await site.send("2")
+    (after,) = await site.take(1)
+    await other.close()
+    assert (before.body, after.body) == (b"1", b"2")
+    assert after.position > before.position
+
+
+async def test_rollback_loses_commands_that_were_not_handled(site: Site) -> None:
+    """If a rollback loses commands that have arrived but are not handled, later commands are newer than they."""
+    await site.send("1")
+    await site.handle(1)
+    await site.server.terminate()
+    shutil.copytree(site.folder / "js", site.copy_of_store())
+    await site.restart()
+    await site.send("2", "3", "4")
+    (lost,) = await site.subscription.next_batch(1)
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while len(site.subscription._buffer) < 2:
+            await site.subscription._keep_pulling(10)
+            await asyncio.sleep(0.01)
+    await site.restart(site.put_copy_back)
+    await site.send("5")
+    (later,) = await site.take(1)
+    assert (lost.body, later.body, lost.position.sequence) == (b"2", b"5", later.position.sequence)
+    assert later.position > lost.position
+    assert later.newest_epoch > lost.newest_epoch
+
+
+async def test_replay_that_is_requested_again(site: Site) -> None:
+    """A second restore of the same backup is replayed too, although the replay of the first was interrupted."""
+    await site.send("1", "2")
+    await site.handle(2)
+    await site.subscription.close()
+    site.history.replay(0)
+    site.subscription = await site.broker.subscribe(site.history)
+    first = bodies(await site.handle(2))
+    await site.subscription.close()
+    site.history.replay(0)
+    site.subscription = await site.broker.subscribe(site.history)
+    assert (first, bodies(await site.handle(2))) == (["1", "2"], ["1", "2"])
+
+
+async def test_replay_delivers_older_commands_that_wait(site: Site) -> None:
+    """A replay keeps commands that were stored before its instant and are not settled."""
+    await site.send("1")
+    await site.handle(1)
+    await site.subscription.close()
+    await site.send("2", "3")
+    stored = await site.user.jetstream().get_msg("TIMER_CMD", 3)
+    assert stored.time is not None
+    site.history.replay(int(stored.time.timestamp() * 1000) + 1)
+    site.subscription = await site.broker.subscribe(site.history)
+    assert bodies(await site.handle(2)) == ["2", "3"]
+
+
+async def test_oldest_unsettled_command(site: Site) -> None:
+    """The broker tells when it stored the oldest command that is not settled."""
+    found = [await site.broker.oldest_unsettled()]
+    await site.send("1", "2", "3")
+    first, second = await site.take(2)
+    found.append(await site.broker.oldest_unsettled())
+    await site.subscription.acknowledge([first])
+    await site.broker._client.flush()
+    found.append(await site.broker.oldest_unsettled())
+    await site.subscription.acknowledge([second, *await site.take(1)])
+    await site.broker._client.flush()
+    found.append(await site.broker.oldest_unsettled())
+    assert found == [None, first.stored_at // 1_000_000, second.stored_at // 1_000_000, None]
+
+
 async def test_replay(site: Site) -> None:
     """A replay delivers the commands again that were stored since an instant, once."""
     await site.send("1")
@@ -215,14 +298,14 @@ async def test_replay(site: Site) -> None:
     stored = await site.user.jetstream().get_msg("TIMER_CMD", 2)
     assert stored.time is not None
     since = int(stored.time.timestamp() * 1000)
-    site.history.replay(since)
+    replay = site.history.replay(since)
     site.subscription = await site.broker.subscribe(site.history)
-    before = await site.broker.replayed(since)
+    before = await site.broker.replayed(replay)
     again = await site.handle(1)
     await site.subscription.close()
     site.subscription = await site.broker.subscribe(site.history)  # during the replay
     async with asyncio.timeout(PATIENCE_SECONDS):
-        while not await site.broker.replayed(since):
+        while not await site.broker.replayed(replay):
             await asyncio.sleep(0.01)
     site.history.replay_ended()
     await site.broker.forget_replay()

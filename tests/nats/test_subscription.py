@@ -87,6 +87,7 @@ class Site:
 
     async def command(self, sequence: int, body: bytes = b"x", **fields: Any) -> None:
         """Deliver a command as the consumer does."""
+        self.js.last_sequence = max(self.js.last_sequence, sequence)
         reply = fields.pop("reply", b"$JS.ACK.TIMER_CMD.timer-service.1.%d.%d.17.0" % (sequence, sequence))
         await self.peer.deliver(self.inbox, fields.pop("subject", SUBJECT), body, reply=reply, **fields)
 

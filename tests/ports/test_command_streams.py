@@ -2,10 +2,13 @@
 
 from collections.abc import Sequence
 
+import pytest
+
 from tests.harness.builders import delivery
 from timer_service.core.command_streams import CommandHistory, advance
 from timer_service.core.database import Database
 from timer_service.core.epochs import StoredCommand, StreamState
+from timer_service.core.errors import ChangedStreamError
 from timer_service.core.message import Position
 from timer_service.core.transactions import in_transaction
 
@@ -44,6 +47,29 @@ async def test_another_instance_handles_commands_meanwhile(store: Database) -> N
     found = await second.recognize(look_while_the_other_works, find)
     assert found.position(11) == epochs.position(11)
     assert (await first.recognize(look_early, find)).position(11) > epochs.position(11), "a real rollback is noticed"
+
+
+async def test_commands_under_an_old_epoch(store: Database) -> None:
+    """Commands of a subscription that does not know the newest part of the history are not handled."""
+
+    async def look() -> StreamState:
+        return state(5)
+
+    async def look_at_another() -> StreamState:
+        return state(3, "second")
+
+    async def find_nothing(_sequence: int) -> None:
+        return None
+
+    first = await CommandHistory(store).recognize(look, find)
+    known = delivery(position=first.position(1), stored_at=1001, newest_epoch=first.newest.epoch)
+    await in_transaction(store, lambda tx: advance(tx, [known]))
+    second = await CommandHistory(store).recognize(look_at_another, find_nothing)
+    new = delivery(position=second.position(3), newest_epoch=second.newest.epoch)
+    old = delivery(position=first.position(1), newest_epoch=second.newest.epoch)
+    await in_transaction(store, lambda tx: advance(tx, [new, old]))
+    with pytest.raises(ChangedStreamError):
+        await in_transaction(store, lambda tx: advance(tx, [new, known]))
 
 
 async def test_concurrent_joins(store: Database) -> None:

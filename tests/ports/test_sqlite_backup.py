@@ -18,6 +18,8 @@ from timer_service.adapters.sqlite.files import copy_database
 from timer_service.app.backup import back_up, replay, restore
 from timer_service.config import Config, load_config
 from timer_service.core.errors import StartError
+from timer_service.core.installation import Replay, read_or_create, set_unsettled_since
+from timer_service.core.transactions import in_transaction
 
 HOUR_MS = 3_600_000
 NEWEST_MS = 1_800_000_000_000
@@ -301,6 +303,36 @@ async def test_the_newest_stream_counts(config: Config, file: Path) -> None:
         connection.commit()
     await back_up(config, file)
     assert read_replay_since(file) == NEWEST_MS - HOUR_MS
+
+
+@pytest.mark.parametrize(
+    ("unsettled_ms", "expected"),
+    [(NEWEST_MS - 5 * HOUR_MS, NEWEST_MS - 6 * HOUR_MS), (NEWEST_MS + HOUR_MS, NEWEST_MS - HOUR_MS), (9, 0)],
+)
+async def test_backup_during_a_backlog(config: Config, file: Path, unsettled_ms: int, expected: int) -> None:
+    """A backup asks for the commands of a backlog too, which may be much older than a command handled ahead of it."""
+    await write_database(config.db_path, OLD, NEWEST_MS * 1_000_000)
+    async with open_sqlite(config.db_path) as database:
+        await in_transaction(database, read_or_create)
+        await in_transaction(database, lambda tx: set_unsettled_since(tx, unsettled_ms))
+    await back_up(config, file)
+    assert read_replay_since(file) == expected
+
+
+async def test_each_restore_is_another_replay(config: Config, file: Path) -> None:
+    """Each restore of a backup requests a replay of its own, although the instant is the same."""
+    await write_database(config.db_path, OLD, NEWEST_MS * 1_000_000)
+    await back_up(config, file)
+    found: list[Replay | None] = []
+    for _ in range(2):
+        await restore(config, file)
+        async with open_sqlite(config.db_path) as database:
+            found.append((await in_transaction(database, read_or_create)).replay)
+    first, second = found
+    assert first is not None
+    assert second is not None
+    assert first.since == second.since
+    assert first.id != second.id
 
 
 async def test_a_restored_copy_asks_for_a_replay(config: Config, file: Path) -> None:

@@ -196,7 +196,7 @@ class FaultyTransaction:
 class FaultyDatabase:
     """A database with faults.
 
-    It calls `committed` with the lease tokens of each commit, and `failed` with each error that is not an outage.
+    It calls `committed` with each transaction that is committed, and `failed` with each error that is not an outage.
     """
 
     engine = "sqlite"
@@ -209,7 +209,7 @@ class FaultyDatabase:
         gate: Gate,
         *,
         exclusive: bool,
-        committed: Callable[[set[str]], None],
+        committed: Callable[["FaultyTransaction"], None],
         failed: Callable[[Exception], None],
     ) -> None:
         self._inner = inner
@@ -234,7 +234,7 @@ class FaultyDatabase:
                 faulty = FaultyTransaction(tx, self._gate)
                 yield faulty
                 await self._gate.reach(Point.BEFORE_COMMIT)
-            self._committed(faulty.tokens)
+            self._committed(faulty)
         except DatabaseUnavailableError:
             raise
         except Exception as error:
@@ -342,6 +342,9 @@ class FaultySubscription:
         await self._inner.terminate(deliveries)
         self._observer.terminated(deliveries)
         await self._gate.reach(Point.AFTER_SETTLING)
+
+    def stream_changed(self) -> None:
+        self._inner.stream_changed()
 
     async def close(self) -> None:
         await self._inner.close()

@@ -9,7 +9,7 @@ import asyncio
 import json
 import sqlite3
 from collections import Counter
-from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from datetime import timedelta
 from functools import partial
@@ -129,11 +129,12 @@ class Instance:
         self._handled += [Handled(*each) for each in zip(commands, (result.name for result in results), strict=True)]
         return results
 
-    def _commands_committed(self, _tokens: Collection[str]) -> None:
+    def _commands_committed(self, tx: Transaction) -> None:
         now = self._service.clock.now()
-        self._service.notify(lambda observer: observer.commands_committed(self._handled, now))
+        handled = self._handled if self._tx is tx else []  # else the transaction had only rejected commands
+        self._service.notify(lambda observer: observer.commands_committed(handled, now))
 
-    def _worker_committed(self, name: str, _tokens: Collection[str]) -> None:
+    def _worker_committed(self, name: str, _tx: Transaction) -> None:
         now = self._service.clock.now()
         self._service.notify(lambda observer: observer.worker_committed(name, now))
 

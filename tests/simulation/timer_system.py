@@ -23,7 +23,16 @@ from tests.harness.history import MemoryHistory
 from tests.harness.metrics import RecordingMetrics
 from tests.harness.stores import open_sqlite
 from tests.harness.wiring import make_parts
-from tests.simulation.faults import BrokerObserver, Crash, Fault, FaultyBroker, FaultyDatabase, Gate, Process
+from tests.simulation.faults import (
+    BrokerObserver,
+    Crash,
+    Fault,
+    FaultyBroker,
+    FaultyDatabase,
+    FaultyTransaction,
+    Gate,
+    Process,
+)
 from tests.simulation.stepped_loop import SteppedLoop, sqlite_without_threads
 from tests.simulation.timer_model import FAILED, REACHED, Fire, Row, Rows, TimerCommand, TimerName, TimersModel
 from timer_service.adapters.memory import MemoryBroker, Predicate, never
@@ -88,11 +97,12 @@ class Instance:
     def __init__(self, system: "TimerSystem", database: SqliteDatabase, process: Process, *, exclusive: bool) -> None:
         self.consumer_task, self.relay_task = GatedTask(process, system.counts), GatedTask(process, system.counts)
         self.decided: list[tuple[Command, CommandResult]] = []
+        self.decided_in: Transaction | None = None
         self.metrics = RecordingMetrics()
         faulty = partial(FaultyDatabase, database, exclusive=exclusive, failed=system.failed_transactions.append)
         parts = partial(make_parts, clock=system.clock, metrics=self.metrics, max_attempts=MAX_ATTEMPTS)
         self._broker = FaultyBroker(system.broker, self.consumer_task.gate, system)
-        consumer_database = faulty(self.consumer_task.gate, committed=lambda _: system.commands_committed(self))
+        consumer_database = faulty(self.consumer_task.gate, committed=partial(system.commands_committed, self))
         consumer_parts = parts(consumer_database, self._broker, batch_size=COMMANDS_AT_ONCE)
         self.consumer = consumer_parts.consumer([Route(SLICE.commands, self._handle, _wake)])
         self._relay_database = faulty(self.relay_task.gate, committed=system.leases_committed)
@@ -104,7 +114,7 @@ class Instance:
         self._subscription: Subscription | None = None
 
     async def _handle(self, tx: Transaction, commands: Sequence[Command], now: int) -> Sequence[CommandResult]:
-        self.decided = []
+        self.decided, self.decided_in = [], tx
         outcomes = await handler.handle(tx, commands, now)
         self.decided = list(zip(commands, outcomes, strict=True))
         return outcomes
@@ -301,8 +311,8 @@ class TimerSystem(BrokerObserver):
             )
             self.settled.add(delivery.position)
 
-    def commands_committed(self, instance: Instance) -> None:
-        for command, outcome in instance.decided:
+    def commands_committed(self, instance: Instance, tx: Transaction) -> None:
+        for command, outcome in instance.decided if instance.decided_in is tx else ():
             sent = self.sent[command.position]
             wanted = self.model.command(sent, command.position)
             assert outcome.name == wanted, f"{sent}, {command.position}: {outcome.name}, not {wanted}"
@@ -310,12 +320,12 @@ class TimerSystem(BrokerObserver):
         before, self._rows = self._rows, self._read_rows()
         self.model.check_commands(before, self._rows)
 
-    def leases_committed(self, tokens: set[str]) -> None:
+    def leases_committed(self, tx: FaultyTransaction) -> None:
         before, self._rows = self._rows, self._read_rows()
         if self._recovering:
             self.model.check_recovery(before, self._rows, self.clock.now())
         else:
-            self.model.apply_relay_commit(before, self._rows, tokens, self.clock.now())
+            self.model.apply_relay_commit(before, self._rows, tx.tokens, self.clock.now())
 
     def _read_rows(self) -> Rows:
         assert self._reader is not None

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from timer_service.core.epochs import Epochs, Part, StoredCommand, StreamState, recognize
+from timer_service.core.epochs import Epochs, Part, Received, StoredCommand, StreamState, recognize
 from timer_service.core.message import Position
 
 
@@ -29,8 +29,8 @@ class Log(NamedTuple):
         return next((each for each in self.commands if each.sequence >= sequence), None)
 
 
-async def join(known: Sequence[Part], log: Log) -> tuple[list[Part], Epochs]:
-    parts = await recognize(known, log.state(), log.find)
+async def join(known: Sequence[Part], log: Log, received: Received | None = None) -> tuple[list[Part], Epochs]:
+    parts = await recognize(known, log.state(), log.find, received)
     return parts, Epochs(tuple(part for part in parts if part.created == log.state().created))
 
 
@@ -49,6 +49,7 @@ OPERATIONS = st.lists(
     st.one_of(
         st.tuples(st.just("append"), st.integers(1, 5)),
         st.tuples(st.just("handle"), st.integers(0, 9)),
+        st.tuples(st.just("receive"), st.integers(0, 9)),
         st.tuples(st.just("roll back"), st.integers(0, 9)),
         st.tuples(st.just("roll back to a copy"), st.integers(0, 9)),
         st.tuples(st.just("recreate"), st.integers(0, 3)),
@@ -60,46 +61,62 @@ OPERATIONS = st.lists(
 )
 
 
+def change(log: Log, operation: str, number: int, clock: int) -> Log:
+    """Return the stream after an operation of the broker."""
+    match operation:
+        case "append":
+            added = (StoredCommand(log.last + 1 + each, clock + each) for each in range(number))
+            return log._replace(commands=(*log.commands, *added))
+        case "roll back" | "roll back to a copy":
+            kept = log.commands[: max(0, len(log.commands) - number)]
+            return log._replace(commands=kept, created=clock if operation == "roll back to a copy" else log.created)
+        case "recreate":
+            return Log(clock, tuple(StoredCommand(each + 1, clock + each) for each in range(number)))
+        case "trim":
+            dropped = number % (len(log.commands) + 1)
+            return log._replace(first=log.first + dropped, commands=log.commands[dropped:])
+    return log
+
+
 @given(OPERATIONS)
 async def test_random_histories(operations: list[tuple[str, int]]) -> None:
     """A command keeps its position. A command stored after all handled commands is newer than each of them.
 
-    The service handles commands only after it has joined the stream as it is, in any order.
+    The service receives and handles commands only after it has joined the stream as it is, in any order. No two
+    commands have the same position, handled or not.
     """
     clock = 1_000
     log = Log(clock)
     parts, epochs = await join([], log)
     positions: dict[StoredCommand, Position] = {}
+    seen: dict[Position, StoredCommand] = {}
+    received: Received | None = None
     is_joined = True
     for operation, number in operations:
         clock += 10
         match operation:
-            case "append":
-                for each in range(number):
-                    log = log._replace(commands=(*log.commands, StoredCommand(log.last + 1, clock + each)))
+            case "receive" if is_joined and log.commands:
+                for command in log.commands[number % len(log.commands) :]:
+                    assert seen.setdefault(epochs.position(command.sequence), command) == command
+                received = Received(epochs.newest.epoch, log.commands[-1])
             case "handle" if is_joined and log.commands:
                 command = log.commands[number % len(log.commands)]
                 position = epochs.position(command.sequence)
+                assert seen.setdefault(position, command) == command
                 assert positions.setdefault(command, position) == position, "a redelivered command is the same command"
                 newer = [other for other, at in positions.items() if at > position]
                 assert all(other.stored_at > command.stored_at for other in newer), "no older command is newer"
                 assert all(at < position for other, at in positions.items() if other.stored_at < command.stored_at)
                 parts = handled(parts, command, epochs)
-            case "roll back" | "roll back to a copy":
-                kept = log.commands[: number % (len(log.commands) + 1)]
-                is_copy = operation == "roll back to a copy"
-                log = log._replace(commands=kept, created=clock if is_copy else log.created)
-                is_joined = False
-            case "recreate":
-                log = Log(clock, tuple(StoredCommand(each + 1, clock + each) for each in range(number)))
-                is_joined = False
-            case "trim":
-                dropped = number % (len(log.commands) + 1)
-                log = log._replace(first=log.first + dropped, commands=log.commands[dropped:])
             case "join":
-                parts, epochs = await join(parts, log)
-                assert (await join(parts, log))[0] == parts, "a second join changes nothing"
+                before = epochs.newest.epoch
+                parts, epochs = await join(parts, log, received)
+                received = received if epochs.newest.epoch == before else None
+                assert (await join(parts, log, received))[0] == parts, "a second join changes nothing"
                 is_joined = True
+            case _:
+                log = change(log, operation, number, clock)
+                is_joined = is_joined and operation in {"append", "trim", "receive", "handle"}
 
 
 FIRST = Log(1_000, tuple(StoredCommand(number, 1_000 + number) for number in range(1, 11)))
@@ -141,6 +158,24 @@ async def test_rolled_back_stream_that_is_longer_again() -> None:
     new = tuple(StoredCommand(number, 5_000 + number) for number in range(7, 30))
     _, epochs = await join(parts, FIRST._replace(commands=(*FIRST.commands[:6], *new)))
     assert [epochs.position(sequence) > before.position(10) for sequence in (6, 7, 12, 29)] == [False, True, True, True]
+
+
+async def test_rollback_behind_the_handled_commands() -> None:
+    """If a rollback loses commands that had arrived but were not handled, later commands at their places are newer."""
+    parts, before = await after_handling(FIRST, 4)
+    rolled_back = FIRST._replace(commands=(*FIRST.commands[:6], StoredCommand(7, 5_000)))
+    _, same = await join(parts, rolled_back)
+    _, epochs = await join(parts, rolled_back, Received(before.newest.epoch, FIRST.commands[9]))
+    assert same.position(7) == before.position(7), "nobody knows that a command was lost"
+    assert epochs.position(6) == before.position(6)
+    assert epochs.position(7) > before.position(10)
+
+
+async def test_received_commands_of_an_earlier_part_do_not_matter() -> None:
+    """A command that arrived under another epoch says nothing about the newest part."""
+    parts, before = await after_handling(FIRST, 4)
+    _, epochs = await join(parts, FIRST._replace(commands=FIRST.commands[:6]), Received(1, FIRST.commands[9]))
+    assert epochs.newest.epoch == before.newest.epoch
 
 
 async def test_moved_stream() -> None:

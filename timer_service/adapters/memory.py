@@ -264,6 +264,9 @@ class MemorySubscription:
         """Settle deliveries as never to be handled."""
         self._settlements.terminated += self._settle(deliveries)
 
+    def stream_changed(self) -> None:
+        """Do nothing: the epochs come from the test."""
+
     async def close(self) -> None:
         """Stop delivering commands."""
         self._closed = True
@@ -281,6 +284,7 @@ class MemorySubscription:
             attempt=command.attempts,
             handle=None,
             stored_at=command.position.sequence,
+            newest_epoch=command.position.epoch,
         )
         self._held[delivery] = command
         return delivery

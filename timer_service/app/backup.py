@@ -18,8 +18,8 @@ from timer_service.app.storage import open_database
 from timer_service.config import Config
 from timer_service.core.database import Transaction
 from timer_service.core.errors import StartError
-from timer_service.core.installation import set_replay_since
-from timer_service.core.replay import request_replay, request_replay_of_later_commands
+from timer_service.core.installation import forget_replay, request_replay
+from timer_service.core.replay import request_replay_of_later_commands
 from timer_service.core.transactions import in_transaction
 
 _ON_POSTGRES = (
@@ -78,7 +78,7 @@ async def restore(config: Config, file: Path, *, since: int | None = None, no_re
             await migrate(database, migrations("sqlite"))
             requested = None
             if no_replay:
-                await in_transaction(database, partial(set_replay_since, at=None))
+                await in_transaction(database, forget_replay)
             else:
                 requested = await in_transaction(database, partial(_request_replay, since=since))
         kept = replace_database(path, draft)

@@ -25,6 +25,7 @@ from timer_service.core.loop import Loop, Worker
 from timer_service.core.message import kebab
 from timer_service.core.metrics_port import MetricsPort
 from timer_service.core.probe import DatabaseProbe
+from timer_service.core.replay import BacklogWatch
 from timer_service.core.slice import Parts
 from timer_service.core.wakeups import Wakeups
 from timer_service.http import HttpServer, http_app, serve_http
@@ -110,7 +111,7 @@ class App:
         if self._workers is not None:
             await self._workers.recover()
         await self._wakeups.subscribe()
-        if (await self._history.installation()).replay_since is None:
+        if (await self._history.installation()).replay is None:
             self._replayed.set()
         if self._config.role != "worker":
             self._subscription = await self._serve_commands()
@@ -139,11 +140,13 @@ class App:
 
         A timer that one of these commands cancels or moves must not fire before.
         """
-        while (since := (await self._history.installation()).replay_since) is not None:
-            if await self._broker.replayed(since):
+        while (replay := (await self._history.installation()).replay) is not None:
+            if await self._broker.replayed(replay):
                 await self._history.replay_ended()
                 await self._broker.forget_replay()
-                log.info("the commands since the backup are handled again", extra={"since": format_instant(since)})
+                log.info(
+                    "the commands since the backup are handled again", extra={"since": format_instant(replay.since)}
+                )
             else:
                 await asyncio.sleep(_REPLAY_SECONDS)
         self._replayed.set()
@@ -203,7 +206,9 @@ class App:
                 outages=outages,
             )
 
-        workers = {**storage.upkeep, "database": DatabaseProbe(self._database)}
+        workers: dict[str, Worker] = {**storage.upkeep, "database": DatabaseProbe(self._database)}
+        if self._config.role != "worker":
+            workers["backlog"] = BacklogWatch(self._database, self._broker.oldest_unsettled)
         return [
             *(loop(name, worker, self._parts.outages) for name, worker in workers.items()),
             loop(_STREAMS, self._broker.streams, OutageLog()),  # its passes say nothing about the database

@@ -6,7 +6,7 @@ from datetime import timedelta
 from enum import StrEnum
 from typing import Any, NamedTuple, Protocol
 
-from timer_service.core.epochs import Epochs, FindCommand, LookAtStream
+from timer_service.core.epochs import Epochs, FindCommand, LookAtStream, Received
 from timer_service.core.errors import Code
 from timer_service.core.health import Health
 from timer_service.core.installation import Installation
@@ -71,6 +71,8 @@ class Delivery:
     """Private to the subscription."""
     stored_at: int = 0
     """When the broker stored it, in nanoseconds of the broker's clock; 0 if not known."""
+    newest_epoch: int = 0
+    """The newest epoch of the stream that the subscription knew when it read the command."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,8 +105,11 @@ class History(Protocol):
         """Return the identity of the database, and from when on to read the stream again."""
         ...
 
-    async def recognize(self, look: LookAtStream, find: FindCommand) -> Epochs:
-        """Return the epochs of the commands of a stream. It looks at the stream after it has read the history."""
+    async def recognize(self, look: LookAtStream, find: FindCommand, received: Received | None = None) -> Epochs:
+        """Return the epochs of the commands of a stream. It looks at the stream after it has read the history.
+
+        `received`: the newest command that the stream has delivered, handled or not.
+        """
         ...
 
 
@@ -133,6 +138,13 @@ class Subscription(Protocol):
 
     async def terminate(self, deliveries: Sequence[Delivery]) -> None:
         """Settle deliveries that can never be handled. Their dead letters are already stored."""
+        ...
+
+    def stream_changed(self) -> None:
+        """Hand out no commands before the stream is recognized again: the database knows a newer part of its history.
+
+        Commands that were handed out and are not settled come again, with a newer epoch.
+        """
         ...
 
     async def close(self) -> None:

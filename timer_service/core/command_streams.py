@@ -1,11 +1,12 @@
 """The history of the command stream in the database. `timer_service.core.epochs` decides what is new about it."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from timer_service.core.broker import Delivery
 from timer_service.core.database import Database, Reader, Row, Transaction
-from timer_service.core.epochs import Epochs, FindCommand, LookAtStream, Part, recognize
-from timer_service.core.installation import Installation, read_or_create, set_replay_since
+from timer_service.core.epochs import Epochs, FindCommand, LookAtStream, Part, Received, recognize
+from timer_service.core.errors import ChangedStreamError
+from timer_service.core.installation import Installation, forget_replay, read_or_create
 from timer_service.core.sql import load_sql
 from timer_service.core.transactions import in_transaction
 
@@ -25,9 +26,9 @@ class CommandHistory:
 
     async def replay_ended(self) -> None:
         """Record that the commands since a restore are handled again, so that no further start delivers them."""
-        await in_transaction(self._database, lambda tx: set_replay_since(tx, None))
+        await in_transaction(self._database, forget_replay)
 
-    async def recognize(self, look: LookAtStream, find: FindCommand) -> Epochs:
+    async def recognize(self, look: LookAtStream, find: FindCommand, received: Received | None = None) -> Epochs:
         """Return the epochs of the commands of a stream, and store what is new about its history.
 
         The history is read first. Other instances handle commands meanwhile: a history that is newer than the state of
@@ -36,16 +37,20 @@ class CommandHistory:
         while True:
             before = await _load(self._database.reader)
             stream = await look()
-            after = await recognize(before, stream, find)
+            after = await recognize(before, stream, find, received)
             if after == before or await in_transaction(self._database, lambda tx: _save(tx, before, after)):  # noqa: B023
                 return Epochs(tuple(part for part in after if part.created == stream.created))
 
 
-async def advance(tx: Transaction, deliveries: Iterable[Delivery]) -> None:
+async def advance(tx: Transaction, deliveries: Sequence[Delivery]) -> None:
     """Store the newest of the handled commands, in the transaction that handles them.
 
-    Only one row of the newest part is written, so that a stream that was rolled back is recognized.
+    Only one row of the newest part is written, so that a stream that was rolled back is recognized. Raises
+    `ChangedStreamError` if the history has a part that the subscription did not know when it handed the commands out.
     """
+    (row,) = await tx.fetch(_SQL["newest_epoch"])
+    if row["epoch"] is not None and any(row["epoch"] > each.newest_epoch for each in deliveries):
+        raise ChangedStreamError
     newest = max(deliveries, key=lambda delivery: delivery.position)
     await tx.execute(
         _SQL["advance"],

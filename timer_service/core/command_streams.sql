@@ -16,3 +16,7 @@ UPDATE command_streams SET created = :created WHERE epoch = :epoch
 -- Writes the newest handled command of a part.
 UPDATE command_streams SET last_sequence = :sequence, last_stored_at = :stored_at
 WHERE epoch = :epoch AND last_sequence < :sequence
+
+-- name: newest_epoch
+-- The epoch of the newest part; NULL if there is none.
+SELECT MAX(epoch) AS epoch FROM command_streams

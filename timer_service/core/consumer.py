@@ -18,7 +18,7 @@ from timer_service.core.clock import Clock
 from timer_service.core.command_streams import advance
 from timer_service.core.database import Database, Transaction
 from timer_service.core.decoder import decode, parts
-from timer_service.core.errors import Code, Rejection
+from timer_service.core.errors import ChangedStreamError, Code, Rejection
 from timer_service.core.failures import Failed, Failures
 from timer_service.core.health import Health, OutageLog
 from timer_service.core.message import Command
@@ -143,7 +143,7 @@ class Consumer:
                 subscription, left, *self._outage
             )  # else each would wait for the database in vain
         if rejected := await self._failures.judge(subscription, failed, self._worked):
-            await self._rejector.reject(subscription, rejected)
+            await self._reject(subscription, rejected)
         self._must_pause = self._must_pause and not self._worked
 
     async def _handle_suspect(self, subscription: Subscription, suspect: Delivery) -> list[Failed]:
@@ -151,7 +151,7 @@ class Consumer:
         try:
             if (deaths := await self._suspects.begin(suspect)) >= MOST_DEATHS:
                 rejection = Rejection(Code.INTERNAL, f"the service died {deaths} times while it handled this command")
-                await self._rejector.reject(subscription, [Rejected(suspect, rejection, None)])
+                await self._reject(subscription, [Rejected(suspect, rejection, None)])
                 return []
             failed = await self._handle_part(subscription, [suspect])
             await self._suspects.end(suspect)
@@ -166,13 +166,28 @@ class Consumer:
         accepted = [_Accepted(*each, self._routes[type(each[1].payload)]) for each in decoded.commands]
         failed = await self._apply(subscription, accepted) if accepted else []
         if decoded.rejected:
-            await self._rejector.reject(subscription, decoded.rejected)
+            await self._reject(subscription, decoded.rejected)
         return failed
+
+    async def _reject(self, subscription: Subscription, rejected: Sequence[Rejected]) -> None:
+        """Reject commands. They count as handled, so that a stream that is rolled back behind them is recognized."""
+        deliveries = [each.delivery for each in rejected]
+        try:
+            await in_transaction(self._database, lambda tx: advance(tx, deliveries))
+        except ChangedStreamError:
+            subscription.stream_changed()
+        except Exception as error:  # noqa: BLE001 - `blame` knows every error
+            await self._wait(subscription, deliveries, blame(error), error)
+        else:
+            await self._rejector.reject(subscription, rejected)
 
     async def _apply(self, subscription: Subscription, accepted: Sequence[_Accepted]) -> list[Failed]:
         """Commit and acknowledge the commands; return those that failed alone by an error of a command."""
         try:
             results = await self._commit(accepted)
+        except ChangedStreamError:
+            subscription.stream_changed()
+            return []
         except Exception as error:  # noqa: BLE001 - `blame` knows every error
             return await self._divide(subscription, accepted, error)
         self._outages.record_success()

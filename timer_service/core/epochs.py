@@ -31,6 +31,13 @@ class StoredCommand(NamedTuple):
     stored_at: int
 
 
+class Received(NamedTuple):
+    """A command that a broker delivered: its epoch at that time, and where and when it was stored."""
+
+    epoch: int
+    command: StoredCommand
+
+
 LookAtStream = Callable[[], Awaitable[StreamState]]
 """Returns the state of the stream now."""
 
@@ -67,13 +74,18 @@ class Epochs(NamedTuple):
         return self.parts[-1]
 
 
-async def recognize(known: Sequence[Part], stream: StreamState, find: FindCommand) -> list[Part]:
+async def recognize(
+    known: Sequence[Part], stream: StreamState, find: FindCommand, received: Received | None = None
+) -> list[Part]:
     """Return the history of which this stream is the end: the known parts, and a new one if the stream is another.
 
     - The stream has the newest handled command: nothing is new.
     - It does not have this command, but older ones, so it was rolled back: the commands stored later are a new part.
     - It has none of the handled commands, so it is a new stream: all its commands are a new part.
     - It is an earlier stream, and another one was used in between: its unhandled commands are a new part.
+
+    `received` is the newest command that was delivered before a reconnect. It may not be handled yet. If the stream has
+    lost it, the stream was rolled back too: another command may have its sequence soon.
 
     A stream that moved to another server together with its commands is recognized by these, although the other server
     created it later.
@@ -82,12 +94,20 @@ async def recognize(known: Sequence[Part], stream: StreamState, find: FindComman
         return [Part(stream.created_ms, stream.created, 1, 0, 0)]
     own = [part for part in known if part.created == stream.created]
     last = own[-1] if own else known[-1]
-    if await _has_newest_command(last, stream, find):
+    newest = _with_received(last, received)
+    if await _has_newest_command(newest, stream, find):
         return _continue(_rename(known, last, stream), StoredCommand(last.last_sequence, last.last_stored_at), stream)
-    last_old = await _last_stored_until(last.last_stored_at, stream, find)
+    last_old = await _last_stored_until(newest.last_stored_at, stream, find)
     if last_old is not None:
         known = _rename(known, last, stream)
     return [*known, _next_part(known[-1], stream, last_old)]
+
+
+def _with_received(part: Part, received: Received | None) -> Part:
+    """Return a part as if its received command were handled."""
+    if received is None or received.epoch != part.epoch or received.command.sequence <= part.last_sequence:
+        return part
+    return part._replace(last_sequence=received.command.sequence, last_stored_at=received.command.stored_at)
 
 
 def _rename(known: Sequence[Part], last: Part, stream: StreamState) -> list[Part]:

@@ -56,5 +56,9 @@ class ConflictError(Exception):
     """Another instance wrote the same rows. Nothing was committed; retry."""
 
 
+class ChangedStreamError(Exception):
+    """The history of the command stream has a part that the subscription does not know. Nothing was committed."""
+
+
 class StartError(Exception):
     """The service cannot start or go on with its current settings or environment. The message says what to fix."""

@@ -4,8 +4,12 @@ INSERT INTO installation (one, database_id) VALUES (1, :database_id) ON CONFLICT
 
 -- name: find
 -- The installation.
-SELECT database_id, replay_since FROM installation
+SELECT database_id, replay_since, replay_id, unsettled_since FROM installation
 
--- name: set_replay_since
+-- name: set_replay
 -- Sets the instant from which commands are read again.
-UPDATE installation SET replay_since = :at
+UPDATE installation SET replay_since = :since, replay_id = :id
+
+-- name: set_unsettled_since
+-- Sets when the broker stored the oldest command that is not settled.
+UPDATE installation SET unsettled_since = :at

@@ -33,6 +33,10 @@ from timer_service.core.route import CommandResult, Route
 from timer_service.timers import SLICE
 
 ROUNDS = 30
+ADD_PART = (
+    "INSERT INTO command_streams (epoch, created, first_sequence, last_sequence, last_stored_at) "
+    "VALUES ({epoch}, 'a stream', 1, 0, 0)"
+)
 FAIL_EACH_INSERT = (
     "CREATE TRIGGER broken BEFORE INSERT ON timer_schedules BEGIN SELECT RAISE(ABORT, 'broken'); END",
     "DROP TRIGGER broken",
@@ -301,6 +305,33 @@ async def test_commands_of_an_outage_are_not_suspects(
     other.close()
     await consume_again_and_again(timers, 1)
     assert batches == [20]
+
+
+@pytest.mark.parametrize("body", [schedule_timer(), b"{"], ids=["valid", "invalid"])
+async def test_another_instance_has_met_another_stream(
+    timers: Timers, monkeypatch: pytest.MonkeyPatch, body: bytes
+) -> None:
+    """Commands that were read before another instance met a newer stream are neither handled, rejected nor settled."""
+    position = timers.send(body)
+    subscription = await timers.broker.subscribe()
+    batch = await subscription.next_batch(10)
+    async with timers.database.transaction() as tx:
+        await tx.execute(ADD_PART.format(epoch=2))
+    told: list[bool] = []
+    monkeypatch.setattr(subscription, "stream_changed", lambda: told.append(True))
+    await timers.consumer.handle(subscription, batch)
+    assert (told, list(timers.broker.unsettled), timers.outcomes()) == ([True], [position], {})
+    assert (timers.broker.settlements.retried, timers.broker.dead_letters) == ([], [])
+
+
+async def test_rejected_command_counts_as_handled(timers: Timers) -> None:
+    """The history of the stream advances with a rejected command, so that a rollback behind it is recognized."""
+    async with timers.database.transaction() as tx:
+        await tx.execute(ADD_PART.format(epoch=1))
+    position = timers.send(b"{")
+    await timers.consume()
+    (row,) = await timers.database.reader.fetch("SELECT last_sequence FROM command_streams")
+    assert (row["last_sequence"], timers.broker.settlements.terminated) == (position.sequence, [position])
 
 
 async def test_large_batch_in_parts(timers: Timers) -> None:

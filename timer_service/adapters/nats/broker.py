@@ -28,6 +28,7 @@ from timer_service.adapters.nats.subscription import NatsSubscription
 from timer_service.core.broker import BrokerFeatures, History, PublishResult, PublishStatus, QueryHandler, Reply
 from timer_service.core.errors import ConflictError, DatabaseUnavailableError, StartError
 from timer_service.core.health import HEALTHY, Health, OutageLog
+from timer_service.core.installation import Replay
 from timer_service.core.message import Kind, Message
 
 log = logging.getLogger(__name__)
@@ -144,10 +145,20 @@ class NatsBroker:
             return False
         return backlog is self._backlog and self.health.usable
 
-    async def replayed(self, since: int) -> bool:
-        """Return whether the commands since an instant are handled again; False if JetStream does not answer."""
+    async def oldest_unsettled(self) -> int | None:
+        """Return when the broker stored the oldest command that is not settled, in ms; None if all are settled.
+
+        Raises `OSError` if JetStream does not answer.
+        """
         try:
-            return await self._consumer.replays(since) and await self.caught_up()
+            return await self._consumer.oldest_unsettled()
+        except (nats.errors.Error, JetStreamError) as error:
+            raise OSError("JetStream does not answer") from error
+
+    async def replayed(self, replay: Replay) -> bool:
+        """Return whether the commands of a replay are handled again; False if JetStream does not answer."""
+        try:
+            return await self._consumer.replays(replay) and await self.caught_up()
         except (nats.errors.Error, JetStreamError, OSError) as error:
             log.debug("cannot check the replay", extra={"reason": repr(error)})
             return False

@@ -6,7 +6,7 @@ consumer's metadata. If this process dies before it restores the value, the next
 
 The metadata also names the database of the service. A service with another database does not join, because the two
 would divide the commands between them. It names the epoch of the stream for which the consumer counts. And during a
-replay it names the instant since which commands are delivered again, so that a second join does not begin again.
+replay it names the request of the replay, so that a second join does not begin again.
 """
 
 import json
@@ -20,8 +20,9 @@ from nats.js.errors import APIError, NotFoundError
 from timer_service.adapters.nats.stored import nanoseconds
 from timer_service.adapters.nats.subjects import Subjects
 from timer_service.core.broker import History
-from timer_service.core.epochs import Epochs, StoredCommand, StreamState
+from timer_service.core.epochs import Epochs, Received, StoredCommand, StreamState
 from timer_service.core.errors import StartError
+from timer_service.core.installation import Replay
 from timer_service.core.message import Kind
 
 DURABLE = "timer-service"
@@ -39,6 +40,7 @@ _DATABASE = "timer-service.database"
 _EPOCH = "timer-service.epoch"
 _REPLAY = "timer-service.replay"
 _REQUEST_SECONDS = 2
+_NANOSECONDS_PER_MILLISECOND = 1_000_000
 
 _Config = Mapping[str, Any]
 
@@ -84,10 +86,19 @@ class DurableConsumer:
         message: Mapping[str, Any] = answer["message"]
         return message
 
-    async def join(self, history: History) -> Epochs:
+    async def oldest_unsettled(self) -> int | None:
+        """Return when the server stored the oldest command that is not settled, in ms; None if all are settled."""
+        info = await self.info()
+        if not info["num_pending"] and not info["num_ack_pending"]:
+            return None
+        oldest = await self._find(info["ack_floor"]["stream_seq"] + 1)
+        return None if oldest is None else oldest.stored_at // _NANOSECONDS_PER_MILLISECOND
+
+    async def join(self, history: History, received: Received | None = None) -> Epochs:
         """Create the consumer if it is missing, and restore `ack_wait`. Return the epochs of the stream.
 
-        Raises `StartError` if the consumer belongs to another database.
+        `received`: the newest command that the consumer has delivered to this instance. Raises `StartError` if the
+        consumer belongs to another database.
         """
         installation = await history.installation()
         try:
@@ -96,28 +107,38 @@ class DurableConsumer:
             found = None
         if found is not None:
             self._check_database(found["config"], installation.database_id)
-        epochs = await history.recognize(self._look, self._find)
+        epochs = await history.recognize(self._look, self._find, received)
         marks = {_DATABASE: installation.database_id, _EPOCH: str(epochs.newest.epoch)}
-        if (since := installation.replay_since) is not None:
-            marks[_REPLAY] = str(since)
+        if (replay := installation.replay) is not None:
+            marks[_REPLAY] = replay.id
         if found is None:
-            await self._create(marks, _start(since))
-        elif since is not None and found["config"].get("metadata", {}).get(_REPLAY) != str(since):
-            await self._create_again(marks, _start(since))
+            await self._create(marks, _start(replay))
+            return epochs
         # Look at the stream after the consumer: other instances go on, so an older state would seem to lack commands.
-        elif (last_valid := _last_valid(found, await self._look(), epochs)) is not None:
+        last_valid = _last_valid(found, await self._look(), epochs)
+        if replay is not None and found["config"].get("metadata", {}).get(_REPLAY) != replay.id:
+            settled = found["ack_floor"]["stream_seq"] if last_valid is None else last_valid
+            await self._create_again(marks, await self._start_of_replay(replay, settled))
+        elif last_valid is not None:
             await self._create_again(marks, _start_after(last_valid))
         else:
-            await self._update_marks({**found["config"], "metadata": _without_replay(found["config"], since)}, marks)
+            await self._update_marks({**found["config"], "metadata": _without_replay(found["config"], replay)}, marks)
         return epochs
 
-    async def replays(self, since: int) -> bool:
-        """Return whether the consumer was created for a replay since an instant."""
+    async def _start_of_replay(self, replay: Replay, settled: int) -> _Config:
+        """Return where a replay begins: at its instant, or earlier if older commands are not settled yet."""
+        unsettled = await self._find(settled + 1)
+        if unsettled is not None and unsettled.stored_at < replay.since * _NANOSECONDS_PER_MILLISECOND:
+            return _start_after(settled)
+        return _start(replay)
+
+    async def replays(self, replay: Replay) -> bool:
+        """Return whether the consumer was created for a replay."""
         found: str | None = (await self.info())["config"].get("metadata", {}).get(_REPLAY)
-        return found == str(since)
+        return found == replay.id
 
     async def forget_replay(self) -> None:
-        """Remove the mark of a replay that has ended, so that another restore of the same backup is replayed too."""
+        """Remove the mark of a replay that has ended."""
         config = (await self.info())["config"]
         await self._write("update", {**config, "metadata": _without_replay(config, None)})
 
@@ -201,10 +222,10 @@ class DurableConsumer:
         return answer
 
 
-def _without_replay(config: _Config, since: int | None) -> _Config:
+def _without_replay(config: _Config, replay: Replay | None) -> _Config:
     """Return the metadata of a consumer without the mark of a replay that has ended."""
     metadata: _Config = config.get("metadata", {})
-    return metadata if since is not None else {name: value for name, value in metadata.items() if name != _REPLAY}
+    return metadata if replay is not None else {name: value for name, value in metadata.items() if name != _REPLAY}
 
 
 def _stream_state(info: Mapping[str, Any]) -> StreamState:
@@ -229,10 +250,10 @@ def _last_valid(consumer: Mapping[str, Any], stream: StreamState, epochs: Epochs
     return None
 
 
-def _start(replay_since: int | None) -> _Config:
-    if replay_since is None:
+def _start(replay: Replay | None) -> _Config:
+    if replay is None:
         return {"deliver_policy": "all"}
-    at = datetime.fromtimestamp(replay_since / 1000, UTC).isoformat().replace("+00:00", "Z")
+    at = datetime.fromtimestamp(replay.since / 1000, UTC).isoformat().replace("+00:00", "Z")
     return {"deliver_policy": "by_start_time", "opt_start_time": at}
 
 

@@ -25,6 +25,8 @@ class Receipt(NamedTuple):
 
     attempt: int
     sequence: int
+    delivery: int
+    """The number of the delivery. The consumer counts all deliveries."""
     stored_at: int
     """In nanoseconds of the broker's clock."""
     waiting: int
@@ -38,8 +40,7 @@ def read_receipt(reply: str) -> Receipt:
     """
     tokens = reply.split(".")
     first = 4 if len(tokens) == _TOKENS_WITHOUT_DOMAIN else 6
-    attempt, sequence, _, stored_at, waiting = map(int, tokens[first : first + 5])
-    return Receipt(attempt, sequence, stored_at, waiting)
+    return Receipt(*map(int, tokens[first : first + 5]))
 
 
 class StoredMessage(NamedTuple):
@@ -51,14 +52,14 @@ class StoredMessage(NamedTuple):
     receipt: Receipt
 
     @classmethod
-    def delivered(cls, message: Msg) -> "StoredMessage":
-        """Return a message that the consumer delivered. Raises `ValueError` if another sender did."""
-        return cls(message.subject, message.data, message.headers or {}, read_receipt(message.reply))
+    def delivered(cls, message: Msg, receipt: Receipt) -> "StoredMessage":
+        """Return a message that the consumer delivered."""
+        return cls(message.subject, message.data, message.headers or {}, receipt)
 
     @classmethod
     def read(cls, answer: Mapping[str, Any]) -> "StoredMessage":
         """Return a message that was read from the stream directly."""
-        receipt = Receipt(1, answer["seq"], nanoseconds(answer["time"]), 0)
+        receipt = Receipt(1, answer["seq"], 0, nanoseconds(answer["time"]), 0)
         headers = read_headers(b64decode(answer.get("hdrs", "")))
         return cls(answer["subject"], b64decode(answer.get("data", "")), headers, receipt)
 
@@ -76,6 +77,7 @@ class StoredMessage(NamedTuple):
             attempt=self.receipt.attempt,
             handle=handle,
             stored_at=self.receipt.stored_at,
+            newest_epoch=epochs.newest.epoch,
         )
 
 

@@ -19,10 +19,10 @@ from timer_service.adapters.nats.durable import DURABLE, DurableConsumer
 from timer_service.adapters.nats.express_lane import ExpressLane
 from timer_service.adapters.nats.pulls import PULL_SECONDS, Phase, Pulls
 from timer_service.adapters.nats.redelivery import Redelivery
-from timer_service.adapters.nats.stored import ACKNOWLEDGEMENT, StoredMessage
+from timer_service.adapters.nats.stored import ACKNOWLEDGEMENT, StoredMessage, read_receipt
 from timer_service.adapters.nats.subjects import Subjects
 from timer_service.core.broker import BATCH_BYTES, Delivery, History
-from timer_service.core.epochs import Epochs
+from timer_service.core.epochs import Epochs, Received
 from timer_service.core.errors import ConflictError, DatabaseUnavailableError, StartError
 from timer_service.core.health import HEALTHY, Health
 from timer_service.core.message import Kind
@@ -148,9 +148,14 @@ class NatsSubscription:
         await self._interest.unsubscribe()
         if self._pulls.phase is not Phase.LOST:
             while messages := self._buffer.take(_SETTLED_AT_ONCE):
-                await self._publish_each([message.reply for message in messages], b"-NAK")
+                await self._publish_each([message.reply for message, _ in messages], b"-NAK")
         if self._redelivery is not None:
             await self._restore_ack_wait()
+
+    def stream_changed(self) -> None:
+        """Join again: the database knows a newer part of the stream's history."""
+        self._lose("another instance has met another command stream")
+        self._joined_at = 0.0
 
     def connection_lost(self) -> None:
         """Stop handing out and settling commands until the stream is recognized again."""
@@ -170,7 +175,9 @@ class NatsSubscription:
 
     async def _join(self) -> None:
         """Join the consumer. Begin a new stay unless the stream and the epoch are the same."""
-        epochs = await self._consumer.join(self._history)
+        newest = self._buffer.newest
+        received = newest and Received(self._epochs.newest.epoch, newest)
+        epochs = await self._consumer.join(self._history, received)
         if not self._stay or epochs.newest[:3] != self._epochs.newest[:3]:
             self._stay += 1
             if self._stay > 1:
@@ -181,6 +188,7 @@ class NatsSubscription:
         self._epochs = epochs
         in_flight = await self._consumer.shorten_ack_wait() if self._alone else None
         self._redelivery = in_flight and Redelivery(in_flight)
+        self._buffer.last_delivery = 0  # another leader may count from an earlier one
         self._pulls = self._pulls.joined()
 
     async def _rejoin(self) -> None:
@@ -235,11 +243,25 @@ class NatsSubscription:
             self._receive_status(message)
         elif message.reply.startswith(ACKNOWLEDGEMENT):
             reader_is_awake = bool(self._buffer)
-            self._buffer.append(message)
-            self._pulls = self._pulls.command()
+            await self._receive_command(message)
             if self._pulls.outstanding and reader_is_awake:
                 return
         self._arrived.set()
+
+    async def _receive_command(self, message: Msg) -> None:
+        """Buffer a command. If the deliveries are counted again, another consumer delivers, perhaps another stream."""
+        try:
+            receipt = read_receipt(message.reply)
+        except ValueError:
+            log.warning("ignored a message that the consumer did not deliver", extra={"subject": message.subject})
+            return
+        if receipt.delivery <= self._buffer.last_delivery:
+            self._lose("the consumer was created again")
+        if self._pulls.phase is Phase.LOST:  # the command comes again, perhaps with another epoch
+            await self._publish_each([message.reply], b"-NAK")
+            return
+        self._buffer.append(message, receipt)
+        self._pulls = self._pulls.command()
 
     def _receive_status(self, message: Msg) -> None:
         headers = message.headers or {}
@@ -263,15 +285,11 @@ class NatsSubscription:
         batch: list[Delivery] = []
         done: list[Delivery] = []
         waiting = 0
-        for message in self._buffer.take(limit):
-            try:
-                stored = StoredMessage.delivered(message)
-            except ValueError:
-                log.warning("ignored a message that the consumer did not deliver", extra={"subject": message.subject})
-                continue
-            waiting = stored.receipt.waiting
+        for message, receipt in self._buffer.take(limit):
+            stored = StoredMessage.delivered(message, receipt)
+            waiting = receipt.waiting
             delivery = stored.delivery(self._epochs, self._subjects, _Handle(message.reply, self._stay))
-            (done if self._lane.forget_handled(stored.receipt.sequence) else batch).append(delivery)
+            (done if self._lane.forget_handled(receipt.sequence) else batch).append(delivery)
         self._lane.observe(batch, behind=waiting + len(self._buffer))
         if self._redelivery is not None:
             self._redelivery.count([*batch, *done])
