@@ -34,6 +34,7 @@ class Timers:
         self.batch_size = batch_size
         parts = make_parts(database, broker, clock, self.metrics, batch_size=batch_size)
         self.consumer = parts.consumer([Route(SLICE.commands, SLICE.handle, self._wake)])
+        self.publishing = parts.publishing
         self.lease = Lease(TIMERS, VISIBILITY_TIMEOUT)
         self.relay = build_workers(SLICE, parts)["timers"]
         self.queries = parts.queries(SLICE.queries)
@@ -82,13 +83,13 @@ class Timers:
         return position
 
     async def fail(self, *calls: str) -> None:
-        """Schedule timers and let the broker refuse their events until the timers are buried."""
+        """Schedule timers, one after the other, and let the broker refuse the event of each until it is buried."""
         for call in calls:
             await self.schedule(call)
-        self.broker.refuses = lambda message: any(fires(call)(message) for call in calls)
-        for _ in range(MAX_ATTEMPTS):
-            await self.tick()
-            self.clock.advance(minutes=10)
+            self.broker.refuses = fires(call)
+            for _ in range(MAX_ATTEMPTS):
+                await self.tick()
+                self.clock.advance(minutes=10)
         self.broker.refuses = never
 
     async def ask(self, name: str, question: Any = None, *, tenant: str = "acme") -> Any:

@@ -47,6 +47,36 @@ async def run_for(timers: Timers, seconds: float) -> list[int]:
     return claimed_at
 
 
+async def run_slowly(timers: Timers) -> None:
+    """Tick a hundred times, once a minute."""
+    for _ in range(100):
+        await timers.tick()
+        timers.clock.advance(minutes=1)
+
+
+async def test_stream_that_refuses_every_event(timers: Timers) -> None:
+    """If the broker refuses every event, no timer is given up, however long it takes. The health names the reason."""
+    timers.broker.refuses = always
+    await run_slowly(timers)
+    during = timers.publishing.health
+    rows = [await timers.row(f"call-{number:02}") for number in range(ROWS)]
+    timers.broker.refuses = never
+    await run_slowly(timers)
+    assert max(row["attempt"] for row in rows) <= 1, "only the first refusal may be the fault of the event"
+    assert timers.metrics.settlements["buried"] == 0
+    assert "events cannot be stored" in (during.reason or "")
+    assert len(timers.broker.events) == ROWS
+    assert timers.publishing.health == HEALTHY
+
+
+async def test_refused_event_among_others(timers: Timers, caplog: pytest.LogCaptureFixture) -> None:
+    """An event that is refused while others are stored is given up, and one line says so."""
+    timers.broker.refuses = fires("call-03")
+    await run_slowly(timers)
+    assert [len(timers.broker.events), timers.metrics.settlements["buried"]] == [ROWS - 1, 1]
+    assert [line.levelname for line in caplog.records if line.message.startswith("rows given up")] == ["ERROR"]
+
+
 async def test_stream_that_stores_nothing(timers: Timers) -> None:
     """While nothing can be published, the relay claims single rows, after pauses that grow to five seconds."""
     timers.broker.loses_acknowledgement_of = always

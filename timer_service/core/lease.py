@@ -85,6 +85,8 @@ class Failure:
     row: Row
     error: str
     retry_at: int
+    counts: bool = True
+    """Whether the row may be at fault, so that the attempt counts."""
 
 
 class Lease:
@@ -113,7 +115,8 @@ class Lease:
         self._claim_of_tenant = table.sql("claim_of_tenant")
         self._last_tenant = ""
         self._order_of = itemgetter(*table.order)
-        self._key_of = itemgetter(*table.key)
+        self.key_of = itemgetter(*table.key)
+        """Returns the key of a row."""
         deletes = table.done is None
         self._complete = table.sql("complete_and_delete" if deletes else "complete")
         self._complete_claim = table.sql("complete_claim_and_delete" if deletes else "complete_claim")
@@ -163,12 +166,10 @@ class Lease:
         self.was_cut = bool(left)
         self._fitting = 2 * len(kept) if left else max(self._fitting, 2 * limit)
         missing = [self._held(row) for row in kept if row["size"] > inline]
-        texts = {self._key_of(row): row[column] for row in await tx.fetch_each(self._load, missing)}
+        texts = {self.key_of(row): row[column] for row in await tx.fetch_each(self._load, missing)}
         columns = (*self.table.claimed, "attempt", "lease_token", "available_at")
         return [
-            {**{name: row[name] for name in columns}, column: texts[key]}
-            if (key := self._key_of(row)) in texts
-            else row
+            {**{name: row[name] for name in columns}, column: texts[key]} if (key := self.key_of(row)) in texts else row
             for row in kept
         ]
 
@@ -230,7 +231,7 @@ class Lease:
         return await tx.executemany(
             self._retry,
             [
-                self._held(each.row, at=each.retry_at, error=each.error)
+                self._held(each.row, at=each.retry_at, error=each.error, uncounted=int(not each.counts))
                 for each in self._failures_in_key_order(failures)
             ],
         )
@@ -260,7 +261,7 @@ class Lease:
 
     def _in_key_order(self, rows: Sequence[Row]) -> list[Row]:
         """Return rows in the order in which every transaction locks them, so that transactions cannot deadlock."""
-        return sorted(rows, key=self._key_of)
+        return sorted(rows, key=self.key_of)
 
     def _failures_in_key_order(self, failures: Sequence[Failure]) -> list[Failure]:
-        return sorted(failures, key=lambda failure: self._key_of(failure.row))
+        return sorted(failures, key=lambda failure: self.key_of(failure.row))

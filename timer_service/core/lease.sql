@@ -104,9 +104,9 @@ SET attempt = attempt + 1, available_at = :until
 WHERE {key_is} AND lease_token = :token
 
 -- name: retry
--- Returns a held row to the waiting state until its next attempt.
+-- Returns a held row to the waiting state until its next attempt. `uncounted` attempts are taken back.
 UPDATE {table}
-SET {state} = '{waiting}', available_at = :at, lease_token = NULL, last_error = :error
+SET {state} = '{waiting}', available_at = :at, lease_token = NULL, last_error = :error, attempt = attempt - :uncounted
 WHERE {key_is} AND lease_token = :token
 
 -- name: bury

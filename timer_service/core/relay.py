@@ -10,6 +10,7 @@ from datetime import timedelta
 from functools import partial
 
 from timer_service.core.backoff import Backoff
+from timer_service.core.blame import Evidence
 from timer_service.core.broker import TRANSIENT, Broker, PublishResult, PublishStatus
 from timer_service.core.clock import Clock
 from timer_service.core.database import Database, Row, Transaction
@@ -67,6 +68,7 @@ class Relay:
         self._rng = rng or random.Random()  # noqa: S311 - jitter, not a secret
         self._pause = Pause()
         self._claimed_nothing_at: int | None = None
+        self._evidence = Evidence()
         self._settler = Settler(database, lease, clock, metrics)
 
     async def tick(self, now: int) -> Pass:
@@ -193,35 +195,49 @@ class Relay:
         return messages
 
     def _sort_results(self, rows: Sequence[Row], results: Sequence[PublishResult], settlement: Settlement) -> None:
-        """Decide by the result of each row: published (complete), transient (release), refused (retry or bury)."""
+        """Decide by the result of each row: published (complete), transient (release), refused (retry or bury).
+
+        If the broker refuses every event, the fault is probably not in the events, so no attempt counts.
+        """
+        statuses = [result.status for result in results]
+        refused = [
+            self._lease.key_of(row) for row, at in zip(rows, statuses, strict=True) if at is PublishStatus.REFUSED
+        ]
+        table = self._lease.table.name
+        self._evidence.record([table] if PublishStatus.PUBLISHED in statuses else [], [(table, key) for key in refused])
+        counts = not self._evidence.is_environment(table)
         for row, result in zip(rows, results, strict=True):
             if result.status is PublishStatus.PUBLISHED:
                 settlement.complete.append(row)
             elif result.status in TRANSIENT:
                 settlement.release.append(row)
             else:
-                self._fail(row, result.reason, settlement)
+                self._fail(row, result.reason, settlement, counts=counts)
         failures = [result for result in results if result.status is not PublishStatus.PUBLISHED]
         for status in {result.status for result in failures}:
             reasons = [result.reason for result in failures if result.status is status]
             self._metrics.publish_failed(status, len(reasons))
-            if status in TRANSIENT:
+            if status in TRANSIENT or not counts:
                 self._publishing.record_failure(f"events cannot be stored: {reasons[0]}")
             log.warning("messages not published", extra={"status": status, "count": len(reasons), "reason": reasons[0]})
 
     def _set_pause(self, settlement: Settlement) -> None:
-        if settlement.release:
+        if settlement.release or not all(each.counts for each in settlement.retry):
             (self._pause.shorten if settlement.complete else self._pause.lengthen)(self._clock.now())
         elif settlement.complete:
             self._publishing.record_success()
         if settlement.complete:
             self._pause.end()
 
-    def _fail(self, row: Row, error: str, settlement: Settlement) -> None:
+    def _fail(self, row: Row, error: str, settlement: Settlement, *, counts: bool = True) -> None:
         attempt: int = row["attempt"]
         delay = self._backoff.delay(attempt, self._rng)
-        failure = Failure(row, error, self._clock.now() + delay // timedelta(milliseconds=1))
-        (settlement.retry if attempt < self._max_attempts else settlement.bury).append(failure)
+        failure = Failure(row, error, self._clock.now() + delay // timedelta(milliseconds=1), counts)
+        if attempt < self._max_attempts or not counts:
+            settlement.retry.append(failure)
+        else:
+            self._evidence.forget(self._lease.table.name, self._lease.key_of(row))
+            settlement.bury.append(failure)
 
 
 def _raise_first(publishing: set[asyncio.Task[None]]) -> None:

@@ -134,6 +134,11 @@ class Settler:
             self.count_lost(lost)
         if buried := changed.get("buried"):
             self._metrics.buried(table.name, buried)
+            reason = part.bury[0].error
+            log.error(
+                "rows given up: they fire only if they are retried",
+                extra={"table": table.name, "count": buried, "reason": reason},
+            )
         now = self._clock.now()
         for row in part.complete:
             self._metrics.fired_late(table.name, (now - row[table.oldest_first]) / 1000)
