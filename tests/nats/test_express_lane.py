@@ -2,24 +2,20 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from datetime import timedelta
-from typing import cast
 
 import pytest
 from nats.js.errors import Error as JetStreamError
 
 from tests.harness.brokers import HARNESSES, NatsHarness
 from tests.harness.history import MemoryHistory
-from timer_service.adapters.nats.durable import DurableConsumer
-from timer_service.adapters.nats.express_lane import ExpressLane
-from timer_service.adapters.nats.stored import StoredMessage
-from timer_service.adapters.nats.subjects import Subjects
-from timer_service.core.broker import Delivery
-from timer_service.core.epochs import Epochs, Part
+from timer_service.core.broker import Delivery, Subscription
 
 FLOOD = 3000
 LIMIT = 50
+QUIET = 1000
+MESSAGES = ["schedule-timer", "cancel-timer"]
 
 
 @pytest.fixture
@@ -36,16 +32,22 @@ async def publish(harness: NatsHarness, tenant: str, count: int, first: int = 0)
     await harness.user.flush()
 
 
-async def read_all(harness: NatsHarness, count: int) -> list[Delivery]:
-    """Take and settle `count` commands, slowly, as a service with a database does. Return them in their order."""
-    subscription = await harness.broker.subscribe(MemoryHistory(), messages=["schedule-timer", "cancel-timer"])
+async def take_until(subscription: Subscription, ends: Callable[[list[Delivery]], bool]) -> list[Delivery]:
+    """Take and settle commands, slowly, as a service with a database does. Return them in their order."""
     taken: list[Delivery] = []
     async with asyncio.timeout(60):
-        while len(taken) < count:
+        while not ends(taken):
             batch = await subscription.next_batch(LIMIT)
             taken += batch
             await asyncio.sleep(0.01)  # the time that a transaction takes
             await subscription.acknowledge(batch)
+    return taken
+
+
+async def read_all(harness: NatsHarness, count: int) -> list[Delivery]:
+    """Subscribe, take and settle `count` commands."""
+    subscription = await harness.broker.subscribe(MemoryHistory(), messages=MESSAGES)
+    taken = await take_until(subscription, lambda taken: len(taken) >= count)
     await subscription.close()
     await harness.broker._client.flush()
     return taken
@@ -89,7 +91,7 @@ async def test_a_retried_command_comes_again(harness: NatsHarness) -> None:
     """A command that was read ahead and could not be handled is delivered by the consumer later."""
     await publish(harness, "flood", FLOOD)
     await publish(harness, "good", 1)
-    subscription = await harness.broker.subscribe(MemoryHistory(), messages=["schedule-timer", "cancel-timer"])
+    subscription = await harness.broker.subscribe(MemoryHistory(), messages=MESSAGES)
     seen: list[int] = []
     async with asyncio.timeout(60):
         while len(seen) < 2:
@@ -112,6 +114,39 @@ async def test_two_floods(harness: NatsHarness) -> None:
     assert tenants.index("good") < FLOOD / 2
 
 
+async def publish_quiet(harness: NatsHarness) -> None:
+    """Publish one command of each of many tenants."""
+    for number in range(QUIET):
+        await publish(harness, f"quiet-{number}", 1)
+
+
+async def test_quiet_tenants(harness: NatsHarness) -> None:
+    """Tenants whose commands are handled and still stored do not delay a tenant that waits behind a flood."""
+    await publish_quiet(harness)
+    subscription = await harness.broker.subscribe(MemoryHistory(), messages=MESSAGES)
+    await take_until(subscription, lambda taken: len(taken) == QUIET)
+    await publish(harness, "flood", 3 * FLOOD)
+    await take_until(subscription, lambda taken: len(taken) > FLOOD / 2)
+    listings = await harness.user.subscribe("$JS.API.STREAM.INFO.TIMER_CMD")
+    await publish(harness, "good", 1)
+    taken = await take_until(subscription, lambda taken: any(each.address.tenant == "good" for each in taken))
+    await subscription.close()
+    assert taken[-1].handle is None, "it was read ahead"
+    rounds = listings.pending_msgs / len(MESSAGES)
+    assert 0 < rounds <= 3, "the search lists all tenants in each round, and has found the good one at once"
+
+
+async def test_quiet_tenants_at_the_start(harness: NatsHarness) -> None:
+    """A service that starts with a backlog finds a tenant that waits among many that do not."""
+    await publish_quiet(harness)
+    await read_all(harness, QUIET)
+    await publish(harness, "flood", 3 * FLOOD)
+    await publish(harness, "good", 1)
+    taken = await read_all(harness, 3 * FLOOD + 1)
+    tenants = [delivery.address.tenant for delivery in taken]
+    assert tenants.index("good") < FLOOD * 2
+
+
 async def test_without_permission_to_read(harness: NatsHarness, monkeypatch: pytest.MonkeyPatch) -> None:
     """If the stream cannot be read directly, commands come in the order of the stream."""
 
@@ -123,42 +158,3 @@ async def test_without_permission_to_read(harness: NatsHarness, monkeypatch: pyt
     await publish(harness, "good", 1)
     taken = await read_all(harness, FLOOD // 4 + 1)
     assert [delivery.position.sequence for delivery in taken] == list(range(1, FLOOD // 4 + 2))
-
-
-class ScriptedStream:
-    """What the express lane asks of a stream: tenant `b` has a command, and reading for tenant `c` fails."""
-
-    async def subjects(self, _pattern: str) -> dict[str, int]:
-        return {f"timer.cmd.v1.{tenant}.schedule-timer": 1 for tenant in ("b", "c")}
-
-    async def read(self, sequence: int, subject: str) -> dict[str, object] | None:
-        if ".c." in subject:
-            raise JetStreamError
-        if sequence > 9:
-            return None
-        return {"seq": 9, "subject": "timer.cmd.v1.b.schedule-timer", "time": "2026-01-01T00:00:00Z"}
-
-
-async def next_read(lane: ExpressLane, ready: asyncio.Event) -> list[int]:
-    """Let the lane look for waiting tenants. Return the sequences of the commands that it has read."""
-    ready.clear()
-    lane._next_round_at = 0.0
-    lane.observe([], behind=10**9)
-    async with asyncio.timeout(5):
-        await ready.wait()
-    return [delivery.position.sequence for delivery in lane.take(10)]
-
-
-async def test_failures_of_single_reads() -> None:
-    """A failed read of one tenant does not lose the commands of others. A retried command is read ahead again."""
-    ready = asyncio.Event()
-    epochs = Epochs((Part(1, "created", 1, 0, 0),))
-    lane = ExpressLane(cast("DurableConsumer", ScriptedStream()), Subjects("timer"), epochs, ["schedule-timer"], ready)
-    lane.observe([], behind=0)
-    lane._ahead["b"] = 0
-    first = StoredMessage.read({"seq": 9, "subject": "timer.cmd.v1.b.schedule-timer", "time": "2026-01-01T00:00:00Z"})
-    found = [await next_read(lane, ready)]
-    lane.retry([first.delivery(epochs, Subjects("timer"), None)])
-    found.append(await next_read(lane, ready))
-    lane.close()
-    assert found == [[9], [9]]

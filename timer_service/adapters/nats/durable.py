@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 from nats.aio.client import Client
 from nats.js.errors import APIError, NotFoundError
 
+from timer_service.adapters.nats.listing import Listing, list_subjects
 from timer_service.adapters.nats.stored import nanoseconds
 from timer_service.adapters.nats.subjects import Subjects
 from timer_service.core.broker import History
@@ -69,12 +70,14 @@ class DurableConsumer:
         """Return the JetStream info of the consumer. Raises `NotFoundError` if it does not exist."""
         return await self._request(f"CONSUMER.INFO.{self._stream}.{DURABLE}")
 
-    async def subjects(self, pattern: str) -> Mapping[str, int]:
+    @property
+    def largest_body(self) -> int:
+        """The most bytes that the body of a command may have."""
+        return self._client.max_payload
+
+    async def subjects(self, pattern: str) -> Listing:
         """Return the subjects of the stored commands that match, with their numbers; at most 100,000 subjects."""
-        request = json.dumps({"subjects_filter": pattern}).encode()
-        info = await self._request(f"STREAM.INFO.{self._stream}", request)
-        found: Mapping[str, int] = info["state"].get("subjects") or {}
-        return found
+        return await list_subjects(self._client, self._stream, pattern)
 
     async def read(self, sequence: int, subject: str = ">") -> Mapping[str, Any] | None:
         """Return the first stored message at a sequence or after it, with a subject; None if there is none."""

@@ -9,15 +9,15 @@ the consumer delivers them later, they are acknowledged without being handled ag
 import asyncio
 import logging
 import time
-from collections.abc import Collection, Sequence
-
-import nats.errors
-from nats.js.errors import Error as JetStreamError
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from itertools import islice
 
 from timer_service.adapters.nats.durable import DurableConsumer
+from timer_service.adapters.nats.read_ahead import ReadAhead, reads_at_once
 from timer_service.adapters.nats.stored import StoredMessage
 from timer_service.adapters.nats.subjects import Subjects
-from timer_service.core.broker import BATCH_BYTES, Delivery
+from timer_service.adapters.nats.tenant_search import READ_ERRORS, TenantSearch
+from timer_service.core.broker import Delivery
 from timer_service.core.epochs import Epochs
 from timer_service.core.message import Kind
 
@@ -30,11 +30,8 @@ _SERVED_SECONDS = 0.3
 """A tenant with a command in a batch of the last 300 ms need not be looked for."""
 _TENANTS_AT_ONCE = 100
 _COMMANDS_OF_TENANT = 10
-_READS_AT_ONCE = 8  # a stored command may have a MiB
 _MOST_HANDLED_AHEAD = 100_000
 _FAR_BEHIND = 20_000
-_ERRORS = (nats.errors.Error, JetStreamError, OSError, ValueError, KeyError, TypeError)
-"""What a request may raise, and what an answer that nobody expects may cause."""
 
 
 class ExpressLane:
@@ -55,40 +52,40 @@ class ExpressLane:
         self._consumer = consumer
         self._subjects = subjects
         self._epochs = epochs
-        self._messages = messages
         self._ready = ready
-        self._last_batch = (0.0, 0)
-        self._read: list[Delivery] = []
+        self._last_batch = (0.0, 0, 0)
+        self._read = ReadAhead()
         self._handled: set[int] = set()
         self._reached = 0
         self._served_at: dict[str, float] = {}
-        self._counts: dict[str, int] = {}
+        self._search = TenantSearch(consumer, subjects, tuple(messages))
         self._waiting: dict[str, None] = {}  # in the order in which they are served
         self._ahead: dict[str, int] = {}
-        self._room = 0
         self._next_round_at = 0.0
-        self._round: asyncio.Task[None] | None = None
-        self._free = asyncio.Semaphore(_READS_AT_ONCE)
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Learn in the background how many commands are stored, so that later ones are noticed."""
+        self._start(self._search.list_while_idle)
 
     def observe(self, batch: Sequence[Delivery], *, behind: int) -> None:
         """Observe a batch of the consumer, and how many commands are behind it. Look for tenants that wait too long."""
         now = time.monotonic()
-        began, size = self._last_batch
-        self._last_batch = now, len(batch)
-        is_backlog = behind * (now - began) > _BACKLOG_SECONDS * max(size, 1)  # at the speed of the last batch
         for delivery in batch:
             self._reached = max(self._reached, delivery.position.sequence)
             self._served_at[delivery.address.tenant] = now
-        if not is_backlog:
+            self._search.count_delivered(delivery)
+        is_backlog = self._is_backlog(now, len(batch), behind)
+        if is_backlog is False:
             self._forget_backlog()
-        elif self._round is None and now >= self._next_round_at and len(self._handled) < _MOST_HANDLED_AHEAD:
-            self._round = asyncio.create_task(self._run_round(), name="express-lane")
+            if self._search.is_idle_listing_due(now):
+                self._start(self._search.list_while_idle)
+        elif is_backlog and now >= self._next_round_at and self._has_room():
+            self._start(self._run_round)
 
     def take(self, limit: int) -> list[Delivery]:
-        """Remove and return commands that were read ahead of the consumer, at most `limit`."""
-        ahead = [delivery for delivery in self._read if delivery.position.sequence > self._reached]
-        self._read = ahead[limit:]
-        return ahead[:limit]
+        """Remove and return commands that were read ahead of the consumer: at most `limit` that fit into a batch."""
+        return self._read.take(limit, after=self._reached)
 
     def record_handled(self, deliveries: Collection[Delivery]) -> None:
         """Record that commands that were read ahead are settled."""
@@ -110,68 +107,96 @@ class ExpressLane:
 
     def close(self) -> None:
         """Stop reading. Commands that were read and not taken are delivered by the consumer."""
-        if self._round is not None:
-            self._round.cancel()
+        if self._task is not None:
+            self._task.cancel()
         self._read.clear()
 
+    def _is_backlog(self, now: float, size: int, behind: int) -> bool | None:
+        """Return whether the commands behind a batch wait long, at the speed of the last batch; None if not known."""
+        began, last_size, last_behind = self._last_batch
+        self._last_batch = now, size, behind
+        if behind == 0:
+            self._search.all_is_delivered()
+            return False
+        if last_behind == 0:
+            return None  # the time since the last batch may be idle time
+        return behind * (now - began) > _BACKLOG_SECONDS * max(last_size, 1)
+
+    def _has_room(self) -> bool:
+        return self._read.has_room and len(self._handled) < _MOST_HANDLED_AHEAD
+
     def _forget_backlog(self) -> None:
-        for each in (self._counts, self._waiting, self._served_at):
-            each.clear()
+        self._search.forget_backlog()
+        self._waiting.clear()
+        self._served_at.clear()
         self._ahead = {tenant: sequence for tenant, sequence in self._ahead.items() if sequence > self._reached}
         self._handled = {sequence for sequence in self._handled if sequence > self._reached}
 
-    async def _run_round(self) -> None:
-        began = time.monotonic()
-        self._room = BATCH_BYTES
-        # Other instances were given what is far behind.
-        self._handled = {sequence for sequence in self._handled if sequence > self._reached - _FAR_BEHIND}
+    def _start(self, work: Callable[[], Awaitable[None]]) -> None:
+        """Do some work in the background, unless other work goes on."""
+        if self._task is None:
+            self._task = asyncio.create_task(self._run(work), name="express-lane")
+
+    async def _run(self, work: Callable[[], Awaitable[None]]) -> None:
         try:
-            await self._find_waiting()
-            tenants = self._pick_tenants(began)
-            await asyncio.gather(*map(self._read_tenant, tenants))
-        except _ERRORS as error:
+            await work()
+        except READ_ERRORS as error:
             log.debug("could not look for waiting tenants", extra={"reason": repr(error)})
         finally:
-            self._round = None
-            # At most a quarter of the time is spent on looking.
-            self._next_round_at = time.monotonic() + max(_ROUND_SECONDS, 3 * (time.monotonic() - began))
+            self._task = None
+            self._next_round_at = time.monotonic() + _ROUND_SECONDS
+
+    async def _run_round(self) -> None:
+        now = time.monotonic()
+        # Other instances were given what is far behind.
+        self._handled = {sequence for sequence in self._handled if sequence > self._reached - _FAR_BEHIND}
+
+        def is_found_or_served(tenant: str) -> bool:
+            return tenant in self._waiting or not self._is_starved(tenant, now)
+
+        for tenant in await self._search.find(is_found_or_served, self._position):
+            self._waiting.setdefault(tenant)
+        await self._read_tenants(self._pick_tenants(now))
         if self._read:
             self._ready.set()
 
-    async def _find_waiting(self) -> None:
-        """Add the tenants that may have commands: those whose number of stored commands has changed."""
-        patterns = (self._subjects.pattern(Kind.COMMAND, message) for message in self._messages)
-        for found in await asyncio.gather(*map(self._consumer.subjects, patterns)):
-            for subject, count in found.items():
-                if self._counts.get(subject) != count:
-                    self._waiting.setdefault(self._subjects.address(Kind.COMMAND, subject).tenant)
-                    self._counts[subject] = count
-
     def _pick_tenants(self, now: float) -> list[str]:
         """Return the next tenants that no batch has reached lately, and move them to the end of the queue."""
-        starved = [each for each in self._waiting if now - self._served_at.get(each, 0.0) > _SERVED_SECONDS]
-        picked = starved[:_TENANTS_AT_ONCE]
+        picked = list(islice((each for each in self._waiting if self._is_starved(each, now)), _TENANTS_AT_ONCE))
         for tenant in picked:
             self._waiting[tenant] = self._waiting.pop(tenant)
         return picked
+
+    def _is_starved(self, tenant: str, now: float) -> bool:
+        return now - self._served_at.get(tenant, 0.0) > _SERVED_SECONDS
+
+    async def _read_tenants(self, tenants: Collection[str]) -> None:
+        """Read commands of the tenants, of several at a time."""
+        queue = iter(tenants)
+
+        async def read_some() -> None:
+            for tenant in queue:
+                try:
+                    await self._read_tenant(tenant)
+                except READ_ERRORS as error:
+                    log.debug("could not read a command ahead", extra={"tenant": tenant, "reason": repr(error)})
+
+        await asyncio.gather(*(read_some() for _ in range(reads_at_once(self._consumer.largest_body))))
 
     async def _read_tenant(self, tenant: str) -> None:
         """Read the next commands of a tenant that neither the consumer nor the express lane has reached."""
         subject = self._subjects.pattern_of_tenant(Kind.COMMAND, tenant)
         for _ in range(_COMMANDS_OF_TENANT):
-            if self._room <= 0:
+            if not self._read.has_room:
                 return
-            after = max(self._reached, self._ahead.get(tenant, 0))
-            try:
-                async with self._free:
-                    stored = await self._consumer.read(after + 1, subject)
-                if stored is None:
-                    self._waiting.pop(tenant, None)
-                    return
-                delivery = StoredMessage.read(stored).delivery(self._epochs, self._subjects, None)
-            except _ERRORS as error:
-                log.debug("could not read a command ahead", extra={"tenant": tenant, "reason": repr(error)})
+            stored = await self._consumer.read(self._position(tenant) + 1, subject)
+            if stored is None:
+                self._waiting.pop(tenant, None)
                 return
+            delivery = StoredMessage.read(stored).delivery(self._epochs, self._subjects, None)
             self._read.append(delivery)
             self._ahead[tenant] = delivery.position.sequence
-            self._room -= len(delivery.body)
+
+    def _position(self, tenant: str) -> int:
+        """Return the sequence after which the next command of a tenant is read."""
+        return max(self._reached, self._ahead.get(tenant, 0))

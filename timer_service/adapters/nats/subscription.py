@@ -185,6 +185,7 @@ class NatsSubscription:
                 log.warning("the command stream is another one now", extra={"epoch": epochs.newest.epoch})
             self._buffer = Buffer()
             self._lane = ExpressLane(self._consumer, self._subjects, epochs, self._messages, self._arrived)
+            self._lane.start()
         self._epochs = epochs
         in_flight = await self._consumer.shorten_ack_wait() if self._alone else None
         self._redelivery = in_flight and Redelivery(in_flight)

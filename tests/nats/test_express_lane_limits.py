@@ -1,0 +1,178 @@
+"""What the express lane reads of a scripted stream: failures, bytes, and how many requests it sends."""
+
+import asyncio
+import json
+from base64 import b64encode
+from collections.abc import Mapping
+from typing import Any, cast
+
+import pytest
+from nats.js.errors import Error as JetStreamError
+
+from timer_service.adapters.nats.durable import DurableConsumer
+from timer_service.adapters.nats.express_lane import ExpressLane
+from timer_service.adapters.nats.listing import Listing
+from timer_service.adapters.nats.subjects import Subjects
+from timer_service.core.broker import BATCH_BYTES, Delivery
+from timer_service.core.epochs import Epochs, Part
+
+MB = 1_000_000
+REACHED = 1000
+"""The sequence up to which the consumer has delivered commands."""
+
+
+class ScriptedStream:
+    """The requests of the express lane to a stream with one command of each tenant."""
+
+    def __init__(self, *, largest_body: int = MB) -> None:
+        self.largest_body = largest_body
+        self.commands: dict[str, tuple[int, bytes]] = {}
+        """The sequence and the body of the command of each tenant."""
+        self.fails_for: set[str] = set()
+        self.reads: list[str] = []
+        """The subjects of the requests for commands."""
+        self.most_bytes_at_once = 0
+        self._bytes_now = 0
+
+    async def subjects(self, _pattern: str) -> Listing:
+        numbers = {f"timer.cmd.v1.{tenant}.schedule-timer": 1 for tenant in self.commands}
+        info = {"state": {"last_seq": 10**6, "subjects": numbers}}
+        return Listing(json.dumps(info, separators=(",", ":")).encode())
+
+    async def read(self, sequence: int, subject: str) -> Mapping[str, Any] | None:
+        self.reads.append(subject)
+        tenant = subject.split(".")[3]
+        if tenant in self.fails_for:
+            raise JetStreamError
+        stored, body = self.commands[tenant]
+        if stored < sequence:
+            return None
+        self._bytes_now += len(body)
+        self.most_bytes_at_once = max(self.most_bytes_at_once, self._bytes_now)
+        await asyncio.sleep(0)
+        self._bytes_now -= len(body)
+        subject = f"timer.cmd.v1.{tenant}.schedule-timer"
+        return {"seq": stored, "subject": subject, "time": "2026-01-01T00:00:00Z", "data": b64encode(body).decode()}
+
+
+class Lane:
+    """An express lane of a scripted stream. The consumer of the stream has a backlog."""
+
+    def __init__(self, stream: ScriptedStream) -> None:
+        self._ready = asyncio.Event()
+        epochs = Epochs((Part(1, "created", 1, 0, 0),))
+        consumer = cast("DurableConsumer", stream)
+        self.lane = ExpressLane(consumer, Subjects("timer"), epochs, ["schedule-timer"], self._ready)
+        self.lane._reached = REACHED
+        self.lane.observe([], behind=10**9)
+
+    async def start(self) -> None:
+        self.lane.start()
+        await self._until_it_rests()
+
+    async def run_round(self) -> None:
+        """Observe a batch with a backlog behind it. Wait until the lane has looked for waiting tenants."""
+        self.lane._next_round_at = 0.0
+        self.lane._search._listed_at = 0.0
+        self.lane.observe([], behind=10**9)
+        await self._until_it_rests()
+
+    async def _until_it_rests(self) -> None:
+        async with asyncio.timeout(10):
+            while (task := self.lane._task) is not None:
+                await asyncio.wait([task])
+
+    def take(self) -> list[Delivery]:
+        return self.lane.take(1000)
+
+
+@pytest.fixture
+def stream() -> ScriptedStream:
+    """Return an empty stream."""
+    return ScriptedStream()
+
+
+def sequences(deliveries: list[Delivery]) -> list[int]:
+    return [delivery.position.sequence for delivery in deliveries]
+
+
+async def test_failures_of_single_reads(stream: ScriptedStream) -> None:
+    """A failed read of one tenant does not lose the commands of others. It is tried again in the next round."""
+    stream.commands = {"b": (REACHED + 9, b""), "c": (REACHED + 10, b"")}
+    stream.fails_for = {"c"}
+    lane = Lane(stream)
+    await lane.run_round()
+    found = [sequences(lane.take())]
+    stream.fails_for.clear()
+    await lane.run_round()
+    found.append(sequences(lane.take()))
+    assert found == [[REACHED + 9], [REACHED + 10]]
+
+
+async def test_a_retried_command_is_read_again(stream: ScriptedStream) -> None:
+    """A command that could not be handled is read ahead again."""
+    stream.commands = {"b": (REACHED + 9, b"")}
+    lane = Lane(stream)
+    await lane.run_round()
+    taken = lane.take()
+    lane.lane.retry(taken)
+    await lane.run_round()
+    assert sequences(lane.take()) == sequences(taken) == [REACHED + 9]
+
+
+async def test_a_tenant_that_waits_is_found_among_100_000(stream: ScriptedStream) -> None:
+    """A new command is found in one round with few requests, however many tenants have handled commands."""
+    stream.commands = {f"quiet-{number}": (1, b"") for number in range(100_000)}
+    lane = Lane(stream)
+    await lane.start()
+    stream.commands["good"] = (REACHED + 9, b"")
+    await lane.run_round()
+    assert sequences(lane.take()) == [REACHED + 9]
+    assert "good" in stream.reads[0]
+
+
+async def test_tenants_that_do_not_wait_are_looked_at_once(stream: ScriptedStream) -> None:
+    """In a backlog that exists at the start, one request for each tenant finds out which of them wait."""
+    stream.commands = {f"quiet-{number}": (1, b"") for number in range(2000)} | {"good": (REACHED + 9, b"")}
+    lane = Lane(stream)
+    taken: list[Delivery] = []
+    async with asyncio.timeout(20):
+        while len(set(stream.reads)) < len(stream.commands) or not taken:
+            await lane.run_round()
+            taken += lane.take()
+    await lane.run_round()
+    assert sequences(taken) == [REACHED + 9]
+    assert len(stream.reads) <= len(stream.commands) + 2, "the tenant that waits is read twice more"
+
+
+@pytest.mark.parametrize(("size", "most_bytes"), [(MB, 10 * MB), (8 * MB, 10 * MB)])
+async def test_bytes_of_reads(size: int, most_bytes: int) -> None:
+    """Many tenants with large commands: what is read, held and handed out at once is bounded in bytes."""
+    stream = ScriptedStream(largest_body=size)
+    stream.commands = {f"large-{number}": (REACHED + number, b"x" * size) for number in range(1, 101)}
+    lane = Lane(stream)
+    taken: set[int] = set()
+    async with asyncio.timeout(60):
+        while len(taken) < 7:
+            await lane.run_round()
+            held = 0
+            while batch := lane.take():
+                assert len(batch) == 1 or sum(len(each.body) for each in batch) <= BATCH_BYTES
+                held += sum(len(each.body) for each in batch)
+                taken.update(sequences(batch))
+            assert 0 < held <= most_bytes
+    assert stream.most_bytes_at_once <= max(size, 8 * MB)
+
+
+async def test_no_round_while_enough_waits(stream: ScriptedStream) -> None:
+    """Nothing is read while a full batch waits to be taken."""
+    stream.commands = {f"large-{number}": (REACHED + number, b"x" * MB) for number in range(1, 101)}
+    lane = Lane(stream)
+    await lane.run_round()
+    before = len(stream.reads)
+    await lane.run_round()
+    assert len(stream.reads) == before
+    while lane.take():
+        pass
+    await lane.run_round()
+    assert len(stream.reads) > before

@@ -1,0 +1,59 @@
+"""The commands that were read ahead of the consumer and are not handed out yet."""
+
+from timer_service.core.broker import BATCH_BYTES, Delivery
+
+READ_BYTES = 8 * 1024 * 1024
+"""The most bytes that commands may have while they are being read; a single command may have more."""
+_READS_AT_ONCE = 8
+
+
+def reads_at_once(largest_body: int) -> int:
+    """Return how many commands of any size may be read at once."""
+    return max(1, min(_READS_AT_ONCE, READ_BYTES // largest_body))
+
+
+class ReadAhead:
+    """Deliveries in the order in which they were read. A batch taken from them is bounded in count and in bytes."""
+
+    def __init__(self) -> None:
+        self._deliveries: list[Delivery] = []
+        self._bytes = 0
+
+    def __bool__(self) -> bool:
+        return bool(self._deliveries)
+
+    @property
+    def has_room(self) -> bool:
+        """Whether another command may be read: there are fewer bytes than a batch may have."""
+        return self._bytes < BATCH_BYTES
+
+    def append(self, delivery: Delivery) -> None:
+        """Add a command that was read."""
+        self._deliveries.append(delivery)
+        self._bytes += _size(delivery)
+
+    def take(self, limit: int, *, after: int) -> list[Delivery]:
+        """Remove and return up to `limit` commands that fit into a batch, and at least one of any size.
+
+        Commands up to the sequence `after` are dropped, because the consumer has delivered them.
+        """
+        ahead = [delivery for delivery in self._deliveries if delivery.position.sequence > after]
+        taken: list[Delivery] = []
+        room = BATCH_BYTES
+        for delivery in ahead[:limit]:
+            room -= _size(delivery)
+            if taken and room < 0:
+                break
+            taken.append(delivery)
+        self._deliveries = ahead[len(taken) :]
+        self._bytes = sum(map(_size, self._deliveries))
+        return taken
+
+    def clear(self) -> None:
+        """Drop all commands."""
+        self._deliveries.clear()
+        self._bytes = 0
+
+
+def _size(delivery: Delivery) -> int:
+    return len(delivery.body) + sum(len(name) + len(value) for name, value in delivery.headers.items())

@@ -1,0 +1,144 @@
+"""The search for tenants whose commands wait in the stream behind those of other tenants.
+
+JetStream cannot tell which subjects have messages after a sequence. It can list the number of messages of each subject,
+and read the next message of one subject. So the search lists the numbers, and looks at the subjects with new messages
+first. `candidates` decides on the order.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from itertools import islice
+
+import nats.errors
+from nats.js.errors import Error as JetStreamError
+
+from timer_service.adapters.nats.candidates import Candidates
+from timer_service.adapters.nats.durable import DurableConsumer
+from timer_service.adapters.nats.read_ahead import READ_BYTES, reads_at_once
+from timer_service.adapters.nats.subjects import Subjects
+from timer_service.core.broker import Delivery
+from timer_service.core.message import Kind
+
+log = logging.getLogger(__name__)
+
+READ_ERRORS = (nats.errors.Error, JetStreamError, OSError, ValueError, KeyError, TypeError)
+"""What a request may raise, and what an answer that nobody expects may cause."""
+
+_LOOK_SECONDS = 0.2
+_SPARE_LOOK_SECONDS = 0.05
+"""How long a round looks at subjects without new commands, if the last backlog is known to have ended."""
+_MOST_LOOKS_AT_ONCE = 256
+_SMALL_ANSWER = READ_BYTES // _MOST_LOOKS_AT_ONCE
+_LISTINGS_AT_ONCE = 8
+_IDLE_LISTING_SECONDS = 10.0
+
+
+class TenantSearch:
+    """Finds waiting tenants. Its memory is bounded by the subjects that it knows, see `candidates`."""
+
+    def __init__(self, consumer: DurableConsumer, subjects: Subjects, messages: Sequence[str]) -> None:
+        """`messages` are the types of commands to look for."""
+        self._consumer = consumer
+        self._subjects = subjects
+        self._messages = messages
+        self._candidates = Candidates()
+        self._listed_at = 0.0
+        self._listing_seconds = 0.0
+        self._looks_at_once = 1
+        self._knows_all = False
+
+    def count_delivered(self, delivery: Delivery) -> None:
+        """Count a command that the consumer delivered."""
+        if delivery.address.message in self._messages:
+            self._candidates.count_delivered(delivery.source, delivery.position.sequence)
+
+    def all_is_delivered(self) -> None:
+        """Note that no command waits. So if a listing exists, a later one shows all commands that come to wait."""
+        self._knows_all = self._knows_all or self._listed_at > 0
+
+    def forget_backlog(self) -> None:
+        """Forget which subjects to look at, because nothing waits long."""
+        self._candidates.forget_backlog()
+
+    def is_idle_listing_due(self, now: float) -> bool:
+        """Return whether to list although nothing waits. That takes at most a hundredth of the time."""
+        return now - self._listed_at > max(_IDLE_LISTING_SECONDS, 100 * self._listing_seconds)
+
+    async def list_while_idle(self) -> None:
+        """Learn how many commands are stored, so that later ones are noticed. Raises `READ_ERRORS`."""
+        await self._list()
+        self._candidates.forget_backlog()
+
+    async def find(self, skip: Callable[[str], bool], position: Callable[[str], int]) -> list[str]:
+        """Look for a moment for tenants with commands after their `position`. Return them. Raises `READ_ERRORS`.
+
+        Tenants to `skip` are looked at later.
+        """
+        if time.monotonic() - self._listed_at > self._listing_seconds:  # listing takes at most half of the time
+            await self._list()
+        found: list[str] = []
+
+        async def look(subject: str) -> int:
+            tenant = self._tenant(subject)
+            size = await self._look(subject, position(tenant))
+            if size:
+                found.append(tenant)
+            return size
+
+        def without_skipped(subjects: Iterator[str]) -> Iterator[str]:
+            return (subject for subject in subjects if not skip(self._tenant(subject)))
+
+        began = time.monotonic()
+        least = reads_at_once(self._consumer.largest_body)
+        await _look_at_each(without_skipped(self._candidates.changed()), look, least, least, began + _LOOK_SECONDS)
+        others = without_skipped(self._candidates.others())
+        until = began + (_SPARE_LOOK_SECONDS if self._knows_all else _LOOK_SECONDS)
+        self._looks_at_once = await _look_at_each(others, look, least, max(self._looks_at_once, least), until)
+        return found
+
+    async def _list(self) -> None:
+        began = time.monotonic()
+        self._candidates.begin_listing()
+        patterns = [self._subjects.pattern(Kind.COMMAND, message) for message in self._messages]
+        free = asyncio.Semaphore(_LISTINGS_AT_ONCE)
+        ends = await asyncio.gather(*(self._list_pattern(each, free) for each in patterns))
+        self._candidates.end_listing(min(ends, default=0))
+        self._listed_at = time.monotonic()
+        self._listing_seconds = self._listed_at - began
+
+    async def _list_pattern(self, pattern: str, free: asyncio.Semaphore) -> int:
+        async with free:
+            listing = await self._consumer.subjects(pattern)
+            for part in listing.parts():
+                self._candidates.compare(part)
+                await asyncio.sleep(0)
+            return listing.last_sequence
+
+    async def _look(self, subject: str, position: int) -> int:
+        """Return the bytes of the next command of a subject after a position, or 0 if there is none."""
+        try:
+            command = await self._consumer.read(position + 1, subject)
+        except READ_ERRORS as error:
+            log.debug("could not look for a waiting command", extra={"subject": subject, "reason": repr(error)})
+            return 0
+        self._candidates.remove(subject)
+        return 0 if command is None else 1 + len(command.get("data", "")) + len(command.get("hdrs", ""))
+
+    def _tenant(self, subject: str) -> str:
+        return self._subjects.address(Kind.COMMAND, subject).tenant
+
+
+async def _look_at_each(
+    subjects: Iterator[str], look: Callable[[str], Awaitable[int]], least: int, at_once: int, until: float
+) -> int:
+    """Look at subjects until a moment. Return how many to look at once the next time.
+
+    The bytes of an answer are not known before, so `least` subjects are safe at once. More are looked at as long as all
+    answers are small. As many large answers are then improbable, because nobody knows the order of the subjects.
+    """
+    while time.monotonic() < until and (some := list(islice(subjects, at_once))):
+        are_small = max(await asyncio.gather(*map(look, some))) <= _SMALL_ANSWER
+        at_once = min(2 * at_once, _MOST_LOOKS_AT_ONCE) if are_small else least
+    return at_once
