@@ -60,6 +60,7 @@ def delivery(
         position=position,
         attempt=attempt,
         handle=None,
+        size=len(body) + sum(len(f"{name}: {value}\r\n") for name, value in (headers or {}).items()),
         stored_at=stored_at,
     )
 

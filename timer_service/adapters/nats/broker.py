@@ -26,6 +26,7 @@ from timer_service.adapters.nats.streams import prepare_streams
 from timer_service.adapters.nats.subjects import Subjects
 from timer_service.adapters.nats.subscription import NatsSubscription
 from timer_service.core.broker import BrokerFeatures, History, PublishResult, PublishStatus, QueryHandler, Reply
+from timer_service.core.budget import DEFAULT_BUDGET
 from timer_service.core.errors import ConflictError, DatabaseUnavailableError, StartError
 from timer_service.core.health import HEALTHY, Health, OutageLog
 from timer_service.core.message import Kind, Message
@@ -118,10 +119,17 @@ class NatsBroker:
         return self._client.reading or not self._client.is_connected
 
     async def subscribe(
-        self, history: History, *, messages: Collection[str] = (), alone: bool = False
+        self,
+        history: History,
+        *,
+        messages: Collection[str] = (),
+        alone: bool = False,
+        batch_bytes: int = DEFAULT_BUDGET.batch,
     ) -> NatsSubscription:
         """Subscribe to the commands of every tenant. Raises `StartError` if the consumer cannot be joined."""
-        subscription = NatsSubscription(self._client, self._subjects, self._consumer, history, messages)
+        subscription = NatsSubscription(
+            self._client, self._subjects, self._consumer, history, messages=messages, batch_bytes=batch_bytes
+        )
         deadline = time.monotonic() + _FIRST_JOIN.total_seconds()
         while True:
             try:

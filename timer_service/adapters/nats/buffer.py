@@ -2,17 +2,15 @@
 
 from collections import deque
 
-from nats.aio.msg import Msg
-
-from timer_service.core.broker import BATCH_BYTES
+from timer_service.adapters.nats.stored import StoredMessage
 
 
 class Buffer:
     """Messages in order of arrival. A batch taken from the buffer is bounded in count and in bytes."""
 
-    def __init__(self) -> None:
-        self._messages: deque[Msg] = deque()
-        self._sizes: deque[int] = deque()
+    def __init__(self, batch_bytes: int) -> None:
+        self._batch_bytes = batch_bytes
+        self._messages: deque[StoredMessage] = deque()
         self._bytes = 0
 
     def __bool__(self) -> bool:
@@ -21,26 +19,21 @@ class Buffer:
     def __len__(self) -> int:
         return len(self._messages)
 
-    def append(self, message: Msg) -> None:
+    def append(self, message: StoredMessage) -> None:
         """Add a message to the end."""
-        size = len(message.data)
-        for name, value in (message.headers or {}).items():
-            size += len(name) + len(value)
         self._messages.append(message)
-        self._sizes.append(size)
-        self._bytes += size
+        self._bytes += message.size
 
     def fills_batch(self, limit: int) -> bool:
-        """Return whether the buffer holds a full batch: `limit` messages or `BATCH_BYTES`."""
-        return len(self._messages) >= limit or self._bytes >= BATCH_BYTES
+        """Return whether the buffer holds a full batch: `limit` messages or the bytes of a batch."""
+        return len(self._messages) >= limit or self._bytes >= self._batch_bytes
 
-    def take(self, limit: int) -> list[Msg]:
+    def take(self, limit: int) -> list[StoredMessage]:
         """Remove and return up to `limit` messages that fit into a batch, and at least one of any size."""
-        taken: list[Msg] = []
-        room = BATCH_BYTES
-        while self._messages and len(taken) < limit and (not taken or self._sizes[0] <= room):
-            size = self._sizes.popleft()
-            taken.append(self._messages.popleft())
-            self._bytes -= size
-            room -= size
+        taken: list[StoredMessage] = []
+        room = self._batch_bytes
+        while self._messages and len(taken) < limit and (not taken or self._messages[0].size <= room):
+            taken.append(message := self._messages.popleft())
+            self._bytes -= message.size
+            room -= message.size
         return taken

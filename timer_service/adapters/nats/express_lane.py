@@ -17,7 +17,7 @@ from nats.js.errors import Error as JetStreamError
 from timer_service.adapters.nats.durable import DurableConsumer
 from timer_service.adapters.nats.stored import StoredMessage
 from timer_service.adapters.nats.subjects import Subjects
-from timer_service.core.broker import BATCH_BYTES, Delivery
+from timer_service.core.broker import Delivery
 from timer_service.core.epochs import Epochs
 from timer_service.core.message import Kind
 
@@ -47,8 +47,12 @@ class ExpressLane:
         epochs: Epochs,
         messages: Collection[str],
         ready: asyncio.Event,
+        *,
+        batch_bytes: int,
     ) -> None:
         """`messages` are the types of commands to look for. `ready` is set when commands can be taken.
+
+        A round reads about `batch_bytes`.
 
         Other subjects are not looked for: a tenant could publish to any number of them, and hide others behind them.
         """
@@ -57,6 +61,7 @@ class ExpressLane:
         self._epochs = epochs
         self._messages = messages
         self._ready = ready
+        self._batch_bytes = batch_bytes
         self._last_batch = (0.0, 0)
         self._read: list[Delivery] = []
         self._handled: set[int] = set()
@@ -122,7 +127,7 @@ class ExpressLane:
 
     async def _run_round(self) -> None:
         began = time.monotonic()
-        self._room = BATCH_BYTES
+        self._room = self._batch_bytes
         # Other instances were given what is far behind.
         self._handled = {sequence for sequence in self._handled if sequence > self._reached - _FAR_BEHIND}
         try:
@@ -174,4 +179,4 @@ class ExpressLane:
                 return
             self._read.append(delivery)
             self._ahead[tenant] = delivery.position.sequence
-            self._room -= len(delivery.body)
+            self._room -= delivery.size
