@@ -3,7 +3,6 @@
 import asyncio
 import logging
 from collections.abc import Mapping
-from typing import Any
 
 import nats.errors
 from nats.aio.client import Client
@@ -11,6 +10,7 @@ from nats.js.api import StreamInfo
 from nats.js.errors import Error as JetStreamError
 from nats.js.errors import NotFoundError
 
+from timer_service.adapters.nats.delivery_check import check_delivery
 from timer_service.adapters.nats.durable import DURABLE, DurableConsumer
 from timer_service.adapters.nats.streams import STORED_KINDS, prepare_stream
 from timer_service.adapters.nats.subjects import Subjects
@@ -83,7 +83,7 @@ class StreamUpkeep:
 
     async def _check_consumer(self) -> Health:
         try:
-            return check_delivery(await self._consumer.info())
+            return check_delivery(await self._consumer.info(), self._subjects.pattern(Kind.COMMAND))
         except NotFoundError:
             return HEALTHY
         except (nats.errors.Error, JetStreamError, OSError) as error:
@@ -111,22 +111,4 @@ def check_room(info: StreamInfo) -> Health:
                 f"stream {config.name} is full: it has {used} of {name} = {limit}; "
                 "raise the limit, or delete messages that nobody needs"
             )
-    return HEALTHY
-
-
-def check_delivery(consumer: Mapping[str, Any]) -> Health:
-    """Return whether the server delivers commands, according to the JetStream info of the consumer."""
-    config = consumer["config"]
-    name = f"consumer {DURABLE} of stream {consumer['stream_name']}"
-    if consumer.get("paused"):
-        return Health.down(
-            f"{name} is paused until {config.get('pause_until')}; "
-            f"resume it with `nats consumer resume {consumer['stream_name']} {DURABLE}`"
-        )
-    most, unsettled = config.get("max_ack_pending", 0), consumer["num_ack_pending"]
-    if 0 < most <= unsettled:
-        return Health.down(
-            f"{name} delivers nothing: {unsettled} commands are delivered and not settled, and its max_ack_pending is "
-            f"{most}; they come again after its ack_wait or their delay"
-        )
     return HEALTHY
