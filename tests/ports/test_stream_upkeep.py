@@ -5,6 +5,7 @@ import json
 import logging
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from tests.harness.clock import NOW
 from tests.harness.history import MemoryHistory
 from tests.harness.processes import PATIENCE_SECONDS, NatsServer
 from timer_service.adapters.nats import NatsBroker
+from timer_service.core.errors import StartError
 from timer_service.core.health import HEALTHY
 from timer_service.core.message import Kind
 
@@ -40,8 +42,12 @@ async def js(server: NatsServer) -> AsyncIterator[JetStreamContext]:
 
 
 @asynccontextmanager
-async def connected(server: NatsServer, *, manage: bool) -> AsyncIterator[NatsBroker]:
-    broker = await NatsBroker.connect(server.url, "timer", reply_prefix="_INBOX.", manage_streams=manage)
+async def connected(
+    server: NatsServer, *, manage: bool, retention: timedelta | None = None
+) -> AsyncIterator[NatsBroker]:
+    broker = await NatsBroker.connect(
+        server.url, "timer", reply_prefix="_INBOX.", manage_streams=manage, retention=retention
+    )
     try:
         yield broker
     finally:
@@ -154,6 +160,25 @@ async def test_full_stream(server: NatsServer, js: JetStreamContext, limit: Stre
     assert not full.usable
     assert (full.reason or "").startswith("stream TIMER_EVT is full: it has ")
     assert f"{'max_msgs = 3' if limit.max_msgs else 'max_bytes = 100000'};" in (full.reason or "")
+
+
+@pytest.mark.parametrize(("days", "kept"), [(8, "for 8 days, 0:00:00"), (0, "forever")])
+async def test_commands_that_are_kept_too_long(server: NatsServer, js: JetStreamContext, days: int, kept: str) -> None:
+    """A command stream that is edited to keep commands for longer than the retention is reported until it is edited."""
+    reason = f"the broker keeps commands {kept}, longer than TIMER_RETENTION_DAYS=7.5: a command that is delivered"
+    async with connected(server, manage=True, retention=timedelta(days=7.5)) as broker:
+        config = (await js.stream_info("TIMER_CMD")).config
+        await js.update_stream(config.evolve(max_age=days * 86_400))
+        await broker.streams.tick(NOW)
+        found = broker.streams.health[Kind.COMMAND]
+        with pytest.raises(StartError, match=reason):
+            async with connected(server, manage=True, retention=timedelta(days=7.5)):
+                pass
+        await js.update_stream(config)
+        await broker.streams.tick(NOW)
+        assert broker.streams.health[Kind.COMMAND] == HEALTHY
+    assert not found.usable
+    assert (found.reason or "").startswith(reason)
 
 
 async def test_full_stream_at_the_start(server: NatsServer, js: JetStreamContext) -> None:

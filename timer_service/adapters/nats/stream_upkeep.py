@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Mapping
+from datetime import timedelta
 
 import nats.errors
 from nats.aio.client import Client
@@ -12,7 +13,7 @@ from nats.js.errors import NotFoundError
 
 from timer_service.adapters.nats.delivery_check import check_delivery
 from timer_service.adapters.nats.durable import DURABLE, DurableConsumer
-from timer_service.adapters.nats.streams import STORED_KINDS, prepare_stream
+from timer_service.adapters.nats.streams import STORED_KINDS, check_age, prepare_stream
 from timer_service.adapters.nats.subjects import Subjects
 from timer_service.core.errors import StartError
 from timer_service.core.health import HEALTHY, Health, OutageLog, worst
@@ -42,13 +43,15 @@ class StreamUpkeep:
         found: Mapping[Kind, StreamInfo],
         *,
         manage: bool,
+        retention: timedelta | None,
     ) -> None:
-        """`found`: the streams at the start."""
+        """`found`: the streams at the start. `retention`: how long the database keeps settled rows; None: for ever."""
         self._client = client
         self._consumer = consumer
         self._js = client.jetstream(timeout=_REQUEST_SECONDS)
         self._subjects = subjects
         self._manage = manage
+        self._retention = retention
         self._created = {kind: info.created for kind, info in found.items()}
         self._outages = {
             kind: OutageLog(part=f"stream {subjects.stream(kind)}", quiet_seconds=0) for kind in STORED_KINDS
@@ -79,7 +82,9 @@ class StreamUpkeep:
             log.warning(
                 "a stream was created again; messages that only the old one had are lost", extra={"stream": name}
             )
-        return worst(check_room(info), await self._check_consumer()) if kind is Kind.COMMAND else check_room(info)
+        if kind is not Kind.COMMAND:
+            return check_room(info)
+        return worst(check_age(info, self._retention), check_room(info), await self._check_consumer())
 
     async def _check_consumer(self) -> Health:
         try:
