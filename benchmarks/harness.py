@@ -91,9 +91,13 @@ def _listens(port: int) -> bool:
 
 
 def _is_ready(port: int) -> bool:
+    """Return whether a service serves its pages, which it does when it has joined the broker.
+
+    Not `/readyz`: it reports the consumer that `pause_commands` has paused.
+    """
     with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=2)) as connection:
         try:
-            connection.request("GET", "/readyz")
+            connection.request("GET", "/livez")
             return connection.getresponse().status == http.HTTPStatus.OK
         except OSError:
             return False

@@ -1,4 +1,4 @@
-"""The memory of the service under many large commands."""
+"""The memory of the service under many large commands, and under many headers."""
 
 import asyncio
 import json
@@ -9,10 +9,14 @@ import nats
 import pytest
 
 from tests.harness.memory import MIB, peak_bytes
-from tests.harness.processes import NatsServer, Service
+from tests.harness.processes import NatsServer, Service, body
+from tests.harness.raw_nats import RawMessage, RawNats, header_block
+from timer_service.core.budget import LEAST_MEMORY_BYTES
 
 _WINDOW = 100
 _HANDLED = ("kept", "not_kept")
+_MANY_HEADERS = header_block(*(b"%04x:" % number for number in range(8_000)))
+"""A block of 60,000 bytes, nearly as many as JetStream stores."""
 
 
 @pytest.fixture
@@ -47,3 +51,25 @@ async def test_reports_of_an_unknown_run_need_little_memory(broker: NatsServer, 
     print(f"{count} reports: {before / MIB:.0f} MiB before, {growth / MIB:.0f} MiB more at most")
     assert growth < 100 * MIB
     assert await service.metric('timer_commands_received_total{outcome="not_kept",type="ReportJobStatus"}') > 0
+
+
+@pytest.mark.parametrize(("outcome", "count"), [("unchanged", 499), ("rejected", 500)])
+async def test_many_headers_with_the_smallest_budget(
+    broker: NatsServer, tmp_path: Path, outcome: str, count: int
+) -> None:
+    """With the smallest budget, commands with 8,000 headers need less than 30 MiB, whether they are valid or not."""
+    is_valid = outcome == "unchanged"
+    content = body("CancelTimer", "acme", {"serviceCallId": "x"}) if is_valid else b"{"
+    message = RawMessage(b"timer.cmd.v1.acme.cancel-timer", content, _MANY_HEADERS)
+    kind = "CancelTimer" if is_valid else "unknown"
+    async with (
+        Service(tmp_path, broker.url, TIMER_MEMORY_BUDGET=f"{LEAST_MEMORY_BYTES // MIB}MiB") as service,
+        RawNats.connect(broker.port) as user,
+    ):
+        before = peak_bytes(service.running.pid)
+        await user.publish([message] * 500)
+        while await service.metric(f'timer_commands_received_total{{outcome="{outcome}",type="{kind}"}}') < count:
+            await asyncio.sleep(0.05)
+        growth = peak_bytes(service.running.pid) - before
+    print(f"500 commands with 8,000 headers: {before / MIB:.0f} MiB before, {growth / MIB:.0f} MiB more at most")
+    assert growth < 30 * MIB

@@ -61,6 +61,7 @@ def delivery(
         position=position,
         attempt=attempt,
         handle=None,
+        size=len(body) + sum(len(f"{name}: {value}\r\n") for name, value in (headers or {}).items()),
         stored_at=stored_at,
         newest_epoch=position.epoch if newest_epoch is None else newest_epoch,
     )

@@ -1,8 +1,11 @@
 """SQLite databases as an operator finds them: files with committed rows, with and without a `-wal` file."""
 
+import asyncio
 import multiprocessing
 import os
 import sqlite3
+import sys
+from collections.abc import Awaitable, Callable
 from contextlib import closing
 from pathlib import Path
 
@@ -12,6 +15,8 @@ from timer_service.core.installation import read_or_create
 
 STREAM = "2026-11-22T09:00:00Z"
 _ADD = "INSERT INTO command_streams VALUES (:epoch, :created, 1, 0, :stored_at)"
+KILLED = 9
+"""The exit code of `run_until_step` if the process was killed."""
 _spawning = multiprocessing.get_context("forkserver")
 
 
@@ -51,3 +56,37 @@ def read_replay_since(path: Path) -> int | None:
         ((since,),) = connection.execute("SELECT replay_since FROM installation").fetchall()
     found: int | None = since
     return found
+
+
+def run_until_step(
+    work: Callable[[Path], Awaitable[object]], folder: Path, is_step: Callable[[str], bool], step: int
+) -> int:
+    """Run `work(folder)` in a process that is killed at its nth step. Return the exit code, 0 if there were fewer.
+
+    A step is a call that touches a file whose name in the folder, such as `/timers.db`, is one for `is_step`.
+    """
+    process = _spawning.Process(target=_work_and_die, args=(work, folder, is_step, step))
+    process.start()
+    process.join()
+    assert process.exitcode in {0, KILLED}
+    return process.exitcode
+
+
+def _work_and_die(
+    work: Callable[[Path], Awaitable[object]], folder: Path, is_step: Callable[[str], bool], step: int
+) -> None:
+    left = step
+
+    def count(_event: str, arguments: tuple[object, ...]) -> None:
+        nonlocal left
+        if any(is_step(str(each).removeprefix(str(folder))) for each in arguments):
+            left -= 1
+            if not left:
+                os._exit(KILLED)
+
+    async def run() -> None:
+        await work(folder)
+
+    sys.addaudithook(count)
+    asyncio.run(run())
+    os._exit(0)

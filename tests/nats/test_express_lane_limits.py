@@ -13,10 +13,12 @@ from timer_service.adapters.nats.durable import DurableConsumer
 from timer_service.adapters.nats.express_lane import ExpressLane
 from timer_service.adapters.nats.listing import Listing
 from timer_service.adapters.nats.subjects import Subjects
-from timer_service.core.broker import BATCH_BYTES, Delivery
+from timer_service.core.broker import Delivery
+from timer_service.core.budget import DEFAULT_BUDGET
 from timer_service.core.epochs import Epochs, Part
 
 MB = 1_000_000
+BATCH_BYTES = DEFAULT_BUDGET.batch
 REACHED = 1000
 """The sequence up to which the consumer has delivered commands."""
 
@@ -62,7 +64,9 @@ class Lane:
         self._ready = asyncio.Event()
         epochs = Epochs((Part(1, "created", 1, 0, 0),))
         consumer = cast("DurableConsumer", stream)
-        self.lane = ExpressLane(consumer, Subjects("timer"), epochs, ["schedule-timer"], self._ready)
+        self.lane = ExpressLane(
+            consumer, Subjects("timer"), epochs, ["schedule-timer"], self._ready, batch_bytes=BATCH_BYTES
+        )
         self.lane._reached = REACHED
         self.lane.observe([], behind=10**9)
 

@@ -59,7 +59,9 @@ class Site:
         self.history = MemoryHistory()
         peer.answer = self.js.answer
         subjects = Subjects("timer")
-        self.subscription = NatsSubscription(client, subjects, DurableConsumer(client, subjects), self.history)
+        self.subscription = NatsSubscription(
+            client, subjects, DurableConsumer(client, subjects), self.history, messages=(), batch_bytes=10_000
+        )
 
     @property
     def pulls(self) -> list[tuple[str, dict[str, Any]]]:
@@ -147,7 +149,7 @@ async def test_a_pull_names_its_limits(site: Site) -> None:
     await site.until_pulls(1)
     await site.command(1)
     (delivery,) = await waiting
-    assert site.pulls[0][1] == {"batch": 10, "expires": SECOND, "max_bytes": 2 * 1024 * 1024}
+    assert site.pulls[0][1] == {"batch": 10, "expires": SECOND, "max_bytes": 10_000}
     assert delivery.address == Address(Kind.COMMAND, "acme", "schedule-timer")
     assert (delivery.attempt, delivery.position.sequence, delivery.stored_at) == (1, 1, 17)
 

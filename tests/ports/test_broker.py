@@ -13,10 +13,8 @@ from tests.harness.builders import command_address, event, schedule_timer
 from tests.harness.clock import NOW
 from tests.harness.history import MemoryHistory
 from tests.harness.nats_client import round_trip
-from timer_service.adapters.nats import NatsBroker, backlog, buffer
-from timer_service.adapters.nats import subscription as subscription_module
+from timer_service.adapters.nats import NatsBroker, backlog
 from timer_service.core.broker import (
-    BATCH_BYTES,
     PUBLISHED,
     Delivery,
     PublishStatus,
@@ -152,7 +150,7 @@ async def test_delivery_is_complete(harness: BrokerHarness) -> None:
     (delivery,) = await take(subscription, 1)
     assert delivery.address == Address(Kind.COMMAND, "tenant_1-A", "schedule-timer")
     assert (delivery.message_id, delivery.body, delivery.attempt) == ("my-id", b"\x00 body", 1)
-    assert delivery.headers["Timer-Reply-To"] == "_INBOX.a"
+    assert delivery.headers.get("Timer-Reply-To") == "_INBOX.a"
     assert "tenant_1-A" in delivery.source
 
 
@@ -167,7 +165,7 @@ async def test_batches_keep_order_and_limit(harness: BrokerHarness) -> None:
             batch = await subscription.next_batch(10)
             assert 1 <= len(batch) <= 10
             taken += batch
-    assert [delivery.headers["number"] for delivery in taken] == calls
+    assert [delivery.headers.get("number") for delivery in taken] == calls
     positions = [delivery.position for delivery in taken]
     assert positions == sorted(set(positions))
 
@@ -200,7 +198,7 @@ async def test_unsettled_command_comes_again(harness: BrokerHarness) -> None:
     await harness.expire_deliveries()
     (again,) = await take(subscription, 1)
     assert (again.message_id, again.attempt, again.position) == ("id-b", 2, first[1].position)
-    assert (again.body, again.headers) == (first[1].body, first[1].headers)
+    assert (again.body, dict(again.headers.items())) == (first[1].body, dict(first[1].headers.items()))
 
 
 async def test_acknowledged_command_never_comes_again(harness: BrokerHarness) -> None:
@@ -426,17 +424,21 @@ async def test_caught_up_after_each_outage(harness: BrokerHarness) -> None:
     await wait_until(harness.broker.caught_up)
 
 
-async def test_batches_are_bounded_by_bytes(harness: BrokerHarness) -> None:
+@pytest.mark.parametrize(
+    ("size", "headers"), [(900_000, {}), (0, {f"{number:04}": "" for number in range(5_000)})], ids=["body", "headers"]
+)
+async def test_batches_are_bounded_by_bytes(harness: BrokerHarness, size: int, headers: dict[str, str]) -> None:
     """A batch never exceeds its limit in bytes, even if the limit in commands is high. All commands arrive."""
-    body = b"x" * 900_000
+    most = 2 * max(size, 45_000) + 1_000
     for number in range(30):
-        await harness.send(command_address("acme"), body, {}, f"id-{number}")
-    subscription = await harness.broker.subscribe(MemoryHistory())
+        await harness.send(command_address("acme"), b"x" * size, headers, f"id-{number}")
+    subscription = await harness.broker.subscribe(MemoryHistory(), batch_bytes=most)
     taken: list[str] = []
     async with asyncio.timeout(PATIENCE_SECONDS):
         while len(taken) < 30:
             batch = await subscription.next_batch(500)
-            assert 0 < sum(len(each.body) for each in batch) <= BATCH_BYTES
+            assert 0 < sum(each.size for each in batch) <= most
+            assert all(each.size >= size + 8 * len(headers) for each in batch)
             taken += ids(batch)
     assert taken == [f"id-{number}" for number in range(30)]
 
@@ -709,13 +711,11 @@ async def test_nats_stuck_command(nats_harness: NatsHarness, monkeypatch: pytest
     assert found == [False]
 
 
-async def test_nats_command_larger_than_a_batch(nats_harness: NatsHarness, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_nats_command_larger_than_a_batch(nats_harness: NatsHarness) -> None:
     """A command larger than a batch is delivered alone. The other commands are delivered as usual."""
-    for module in (subscription_module, buffer):
-        monkeypatch.setattr(module, "BATCH_BYTES", 10_000)
     for number, size in enumerate((10, 20_000, 10, 10_001, 30_000, 10)):
         await nats_harness.send(command_address("acme"), b"x" * size, {}, f"id-{number}")
-    subscription = await nats_harness.broker.subscribe(MemoryHistory())
+    subscription = await nats_harness.broker.subscribe(MemoryHistory(), batch_bytes=10_000)
     taken: list[list[str]] = []
     async with asyncio.timeout(PATIENCE_SECONDS):
         while sum(map(len, taken)) < 6:

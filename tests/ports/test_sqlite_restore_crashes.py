@@ -1,53 +1,34 @@
 """A restore that is killed at any step leaves the old database or the new one."""
 
-import asyncio
-import multiprocessing
-import os
 import shutil
-import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
 
-from tests.harness.sqlite_files import kill_while_open, read_epochs, write_database
+from tests.harness.sqlite_files import KILLED, kill_while_open, read_epochs, run_until_step, write_database
 from timer_service.app.backup import restore
 from timer_service.config import Config, load_config
 from timer_service.core.errors import StartError
 
 OLD, OLD_IN_WAL, NEW = 1, 2, 3
-KILLED = 9
-_spawning = multiprocessing.get_context("forkserver")
 
 
 def settings(folder: Path) -> Config:
     return load_config(db_path=folder / "timers.db", database_url=None, database_url_file=None)
 
 
-def _restore(folder: Path, steps: int) -> None:
-    """Restore, and kill the process at its nth step that touches the database or a file beside it."""
-    left = steps
+async def _restore(folder: Path) -> None:
+    await restore(settings(folder), folder / "backup.db")
 
-    def count(_event: str, arguments: tuple[object, ...]) -> None:
-        nonlocal left
-        names = [str(each).removeprefix(str(folder)) for each in arguments]
-        if any(name.startswith("/timers.db") and not name.startswith("/timers.db.restoring/") for name in names):
-            left -= 1
-            if not left:
-                os._exit(KILLED)
 
-    sys.addaudithook(count)
-    asyncio.run(restore(settings(folder), folder / "backup.db"))
-    os._exit(0)
+def _is_step(name: str) -> bool:
+    return name.startswith("/timers.db") and not name.startswith("/timers.db.restoring/")
 
 
 def restore_until(folder: Path, steps: int) -> int:
-    """Restore in a process that is killed at a step. Return its exit code."""
-    process = _spawning.Process(target=_restore, args=(folder, steps))
-    process.start()
-    process.join()
-    assert process.exitcode in {0, KILLED}
-    return process.exitcode
+    """Restore in a process that is killed at its nth step that touches the database or a file beside it."""
+    return run_until_step(_restore, folder, _is_step, steps)
 
 
 async def start_on_a_copy(folder: Path) -> list[int]:

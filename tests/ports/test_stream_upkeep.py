@@ -1,20 +1,25 @@
 """The upkeep of the streams: missing, changed and full streams are reported or repaired."""
 
 import asyncio
+import json
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import nats
 import pytest
 from nats.js import JetStreamContext
-from nats.js.api import ConsumerConfig, DiscardPolicy, StreamConfig
+from nats.js.api import AckPolicy, ConsumerConfig, DiscardPolicy, StreamConfig
 from nats.js.errors import NotFoundError
 
 from tests.harness.clock import NOW
+from tests.harness.history import MemoryHistory
 from tests.harness.processes import PATIENCE_SECONDS, NatsServer
 from timer_service.adapters.nats import NatsBroker
+from timer_service.core.errors import StartError
 from timer_service.core.health import HEALTHY
 from timer_service.core.message import Kind
 
@@ -37,12 +42,30 @@ async def js(server: NatsServer) -> AsyncIterator[JetStreamContext]:
 
 
 @asynccontextmanager
-async def connected(server: NatsServer, *, manage: bool) -> AsyncIterator[NatsBroker]:
-    broker = await NatsBroker.connect(server.url, "timer", reply_prefix="_INBOX.", manage_streams=manage)
+async def connected(
+    server: NatsServer, *, manage: bool, retention: timedelta | None = None
+) -> AsyncIterator[NatsBroker]:
+    broker = await NatsBroker.connect(
+        server.url, "timer", reply_prefix="_INBOX.", manage_streams=manage, retention=retention
+    )
     try:
         yield broker
     finally:
         await broker.close()
+
+
+async def consumer_config(js: JetStreamContext) -> dict[str, Any]:
+    """Return the settings of the consumer as the server has them. The driver's type lacks some."""
+    reply = await js._nc.request("$JS.API.CONSUMER.INFO.TIMER_CMD.timer-service")
+    found: dict[str, Any] = json.loads(reply.data)["config"]
+    return found
+
+
+async def edit_consumer(js: JetStreamContext, config: Mapping[str, Any]) -> None:
+    """Change the consumer as `nats consumer edit` does."""
+    body = json.dumps({"stream_name": "TIMER_CMD", "config": config, "action": "update"}).encode()
+    reply = await js._nc.request("$JS.API.CONSUMER.DURABLE.CREATE.TIMER_CMD.timer-service", body)
+    assert "error" not in json.loads(reply.data), reply.data
 
 
 def stream_lines(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -139,6 +162,25 @@ async def test_full_stream(server: NatsServer, js: JetStreamContext, limit: Stre
     assert f"{'max_msgs = 3' if limit.max_msgs else 'max_bytes = 100000'};" in (full.reason or "")
 
 
+@pytest.mark.parametrize(("days", "kept"), [(8, "for 8 days, 0:00:00"), (0, "forever")])
+async def test_commands_that_are_kept_too_long(server: NatsServer, js: JetStreamContext, days: int, kept: str) -> None:
+    """A command stream that is edited to keep commands for longer than the retention is reported until it is edited."""
+    reason = f"the broker keeps commands {kept}, longer than TIMER_RETENTION_DAYS=7.5: a command that is delivered"
+    async with connected(server, manage=True, retention=timedelta(days=7.5)) as broker:
+        config = (await js.stream_info("TIMER_CMD")).config
+        await js.update_stream(config.evolve(max_age=days * 86_400))
+        await broker.streams.tick(NOW)
+        found = broker.streams.health[Kind.COMMAND]
+        with pytest.raises(StartError, match=reason):
+            async with connected(server, manage=True, retention=timedelta(days=7.5)):
+                pass
+        await js.update_stream(config)
+        await broker.streams.tick(NOW)
+        assert broker.streams.health[Kind.COMMAND] == HEALTHY
+    assert not found.usable
+    assert (found.reason or "").startswith(reason)
+
+
 async def test_full_stream_at_the_start(server: NatsServer, js: JetStreamContext) -> None:
     """A stream that is full when the service starts is reported at once."""
     config = (await js.stream_info("TIMER_EVT")).config
@@ -165,6 +207,73 @@ async def test_paused_consumer(server: NatsServer, js: JetStreamContext) -> None
         "consumer timer-service of stream TIMER_CMD is paused until 2999-01-01T00:00:00Z; "
         "resume it with `nats consumer resume TIMER_CMD timer-service`"
     )
+
+
+@pytest.mark.parametrize(
+    ("setting", "value", "reason", "remedy"),
+    [
+        ("max_deliver", 3, "max_deliver = 3: a command that is delivered so often", "edit {} --max-deliver=-1"),
+        ("headers_only", True, "headers_only: ", "edit {} --no-headers-only"),
+        ("filter_subject", "timer.cmd.v1.acme.*", "only timer.cmd.v1.acme.*: ", "edit {} --filter='timer.cmd.v1.*.*'"),
+        ("filter_subjects", ["timer.cmd.v1.acme.*", "timer.cmd.v1.*.x"], "only timer.cmd.v1.acme.*, ", "edit {} "),
+    ],
+)
+async def test_consumer_that_loses_commands(
+    server: NatsServer,
+    js: JetStreamContext,
+    caplog: pytest.LogCaptureFixture,
+    *,
+    setting: str,
+    value: object,
+    reason: str,
+    remedy: str,
+) -> None:
+    """A consumer whose settings lose commands is reported with the remedy until it is edited, and logged once."""
+    async with connected(server, manage=True) as broker:
+        await broker.subscribe(MemoryHistory())
+        original = await consumer_config(js)
+        changed = {**original, setting: value}
+        if setting == "filter_subjects":
+            del changed["filter_subject"]
+        await edit_consumer(js, changed)
+        await broker.streams.tick(NOW)
+        await broker.streams.tick(NOW)
+        found = broker.streams.health[Kind.COMMAND]
+        await edit_consumer(js, original)
+        await broker.streams.tick(NOW)
+        assert broker.streams.health[Kind.COMMAND] == HEALTHY
+    assert not found.usable
+    assert (found.reason or "").startswith("consumer timer-service of stream TIMER_CMD ")
+    assert reason in (found.reason or "")
+    assert f"`nats consumer {remedy.format('TIMER_CMD timer-service')}" in (found.reason or "")
+    assert stream_lines(caplog)[0] == "stream TIMER_CMD is unavailable"
+    assert len([line for line in stream_lines(caplog) if line.endswith("is unavailable")]) == 1
+
+
+@pytest.mark.parametrize("policy", [AckPolicy.NONE, AckPolicy.ALL])
+async def test_consumer_with_another_ack_policy(server: NatsServer, js: JetStreamContext, policy: AckPolicy) -> None:
+    """A consumer that an operator created with another ack_policy is reported. Only a new consumer helps."""
+    await js.add_consumer("TIMER_CMD", ConsumerConfig(durable_name="timer-service", ack_policy=policy))
+    async with connected(server, manage=True) as broker:
+        await broker.streams.tick(NOW)
+        reason = broker.streams.health[Kind.COMMAND].reason or ""
+    assert f"ack_policy = {policy.value}: commands that are not handled yet count as handled" in reason
+    assert "`nats consumer rm TIMER_CMD timer-service`" in reason
+
+
+@pytest.mark.parametrize("filters", [[], [">"], ["timer.cmd.>"], ["timer.cmd.v1.*.*", "timer.cmd.v2.>"]])
+async def test_consumer_with_other_filters(server: NatsServer, js: JetStreamContext, filters: list[str]) -> None:
+    """Filters that let every command pass are not reported. Neither are the settings that belong to the operator."""
+    config = ConsumerConfig(
+        durable_name="timer-service", filter_subjects=filters or None, max_ack_pending=7, ack_wait=60, description="x"
+    )
+    if filters[1:]:
+        stream = (await js.stream_info("TIMER_CMD")).config
+        await js.update_stream(stream.evolve(subjects=[*(stream.subjects or ()), "timer.cmd.v2.>"]))
+    await js.add_consumer("TIMER_CMD", config)
+    async with connected(server, manage=True) as broker:
+        await broker.streams.tick(NOW)
+        assert broker.streams.health[Kind.COMMAND] == HEALTHY
 
 
 async def test_consumer_with_too_many_unsettled_commands(server: NatsServer, js: JetStreamContext) -> None:

@@ -22,6 +22,7 @@ from timer_service.core.broker import (
     Reply,
     Subscription,
 )
+from timer_service.core.budget import DEFAULT_BUDGET
 from timer_service.core.database import Database, Parameters, Reader, Row, Transaction
 from timer_service.core.errors import DatabaseUnavailableError
 from timer_service.core.health import HEALTHY, Health
@@ -283,9 +284,17 @@ class FaultyBroker:
         self._gate.check()
         return await self._inner.caught_up(restart=restart) and self._backlog.isdisjoint(self._inner.unsettled)
 
-    async def subscribe(self, history: History, *, messages: Collection[str] = (), alone: bool = False) -> Subscription:
+    async def subscribe(
+        self,
+        history: History,
+        *,
+        messages: Collection[str] = (),
+        alone: bool = False,
+        batch_bytes: int = DEFAULT_BUDGET.batch,
+    ) -> Subscription:
         assert not alone, "the test decides when deliveries expire"
-        return FaultySubscription(await self._inner.subscribe(history, messages=messages), self._gate, self._observer)
+        inner = await self._inner.subscribe(history, messages=messages, batch_bytes=batch_bytes)
+        return FaultySubscription(inner, self._gate, self._observer)
 
     async def publish(self, messages: Sequence[Message]) -> Sequence[PublishResult]:
         return [await self._publish(message) for message in messages]

@@ -53,7 +53,7 @@ def test_evidence_of_a_command_that_was_given_up() -> None:
 
 def delivered(sequence: int, attempt: int) -> Delivery:
     address = Address(Kind.COMMAND, "acme", "x")
-    return Delivery(address, "x", "x", b"", {}, Position(1, sequence), attempt, None)
+    return Delivery(address, "x", "x", b"", {}, Position(1, sequence), attempt, None, 0)
 
 
 def test_attempts() -> None:

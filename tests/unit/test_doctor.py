@@ -8,13 +8,14 @@ from typing import Any
 import pytest
 
 from timer_service.adapters.migrations import Migration
+from timer_service.adapters.nats.subjects import covers
 from timer_service.cli.doctor.broker import check_server
 from timer_service.cli.doctor.clocks import check_broker_clock, check_database_clock
 from timer_service.cli.doctor.command import summary
 from timer_service.cli.doctor.consumer import check_consumer
 from timer_service.cli.doctor.finding import Finding, Status
 from timer_service.cli.doctor.flows import check_flows, check_readiness
-from timer_service.cli.doctor.permissions import check_permissions, covers
+from timer_service.cli.doctor.permissions import check_permissions
 from timer_service.cli.doctor.schema import check_schema
 from timer_service.cli.doctor.sqlite import check_version
 from timer_service.cli.doctor.streams import check_missing_stream, check_stream
@@ -180,12 +181,17 @@ CONSUMER = {"stream_name": "TIMER_CMD", "num_pending": 3, "num_ack_pending": 1, 
             "consumer timer-service of stream TIMER_CMD is paused until",
         ),
         ({**CONSUMER, "num_waiting": 1, "num_ack_pending": 9}, Status.FAIL, "consumer timer-service of stream"),
+        (
+            {**CONSUMER, "num_waiting": 1, "config": {"max_deliver": 5}},
+            Status.FAIL,
+            "consumer timer-service of stream TIMER_CMD has max_deliver = 5",
+        ),
         ({"error": {"code": 404}}, Status.WARN, "does not exist: no service has run here yet"),
     ],
 )
 def test_consumer(info: Mapping[str, Any], status: Status, message: str) -> None:
     """The finding says whether a service consumes the commands."""
-    finding = check_consumer("timer-service", info)
+    finding = check_consumer("timer-service", info, "timer.cmd.v1.*.*")
     assert finding.status is status
     assert finding.message.startswith(message)
 

@@ -3,54 +3,63 @@
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 
+from tests.harness.raw_nats import header_block
 from timer_service.adapters.nats.buffer import Buffer
-from timer_service.adapters.nats.stored import Receipt
-from timer_service.core.broker import BATCH_BYTES
+from timer_service.adapters.nats.headers import RawHeaders
+from timer_service.adapters.nats.stored import StoredMessage
 from timer_service.core.epochs import StoredCommand
 
-
-def add(buffer: Buffer, size: int, headers: dict[str, str] | None = None, *, sequence: int = 1) -> None:
-    message = Msg(_client=Client(), data=b"x" * size, headers=headers)
-    buffer.append(message, Receipt(1, sequence, sequence, 1000 + sequence, 0))
+SUBJECT = "timer.cmd.v1.acme.schedule-timer"
+BATCH_BYTES = 10_000
 
 
-def sizes(buffer: Buffer, limit: int) -> list[int]:
-    return [len(message.data) for message, _ in buffer.take(limit)]
+def message(size: int, *headers: bytes, sequence: int = 1) -> StoredMessage:
+    """Return a command of `size` bytes, without its subject and headers."""
+    reply = f"$JS.ACK.TIMER_CMD.timer-service.1.{sequence}.{sequence}.{1000 + sequence}.0"
+    command = Msg(_client=Client(), subject=SUBJECT, reply=reply, data=b"x" * size)
+    if headers:
+        command.headers = RawHeaders(header_block(*headers))  # type: ignore[assignment]
+    return StoredMessage.delivered(command)
 
 
 def test_batches_are_bounded_by_count() -> None:
     """A batch has at most the limit, in order of arrival."""
-    buffer = Buffer()
+    buffer = Buffer(BATCH_BYTES)
     for size in (1, 2, 3):
-        add(buffer, size)
+        buffer.append(message(size))
     assert [buffer.fills_batch(3), buffer.fills_batch(4)] == [True, False]
-    assert sizes(buffer, 2) == [1, 2]
-    assert sizes(buffer, 2) == [3]
+    assert [len(each.body) for each in buffer.take(2)] == [1, 2]
+    assert [len(each.body) for each in buffer.take(2)] == [3]
     assert not buffer
 
 
+def test_every_byte_counts() -> None:
+    """A message counts with its subject, its body and its whole header block, as it is on the wire."""
+    assert message(7).size == len(SUBJECT) + 7
+    assert message(7, b"a:", b"b:").size == len(SUBJECT) + 7 + len(b"NATS/1.0\r\na:\r\nb:\r\n\r\n")
+
+
 def test_headers_count_as_bytes() -> None:
-    """The bytes of headers count too: a batch of messages with large headers is as bounded as one with large bodies."""
-    buffer = Buffer()
-    headers = {"a": "x" * (BATCH_BYTES // 2)}
+    """A batch of messages with many tiny headers is as bounded as one with large bodies."""
+    buffer = Buffer(BATCH_BYTES)
     for _ in range(3):
-        add(buffer, 0, headers)
+        buffer.append(message(0, *[b"a:"] * (BATCH_BYTES // 2 // len(b"a:\r\n"))))
     assert buffer.fills_batch(100)
     assert [len(buffer.take(100)) for _ in range(3)] == [1, 1, 1]
 
 
 def test_a_command_larger_than_a_batch_is_alone() -> None:
     """A command that is larger than a batch is taken alone."""
-    buffer = Buffer()
+    buffer = Buffer(BATCH_BYTES)
     for size in (BATCH_BYTES + 1, 1, 1):
-        add(buffer, size)
+        buffer.append(message(size))
     assert [len(buffer.take(10)) for _ in range(2)] == [1, 2]
 
 
 def test_newest_command() -> None:
     """The buffer knows the newest command that was ever added, also after it was taken."""
-    buffer = Buffer()
+    buffer = Buffer(BATCH_BYTES)
     for sequence in (7, 9, 8):
-        add(buffer, 1, sequence=sequence)
+        buffer.append(message(1, sequence=sequence))
     buffer.take(10)
-    assert buffer.newest == StoredCommand(9, 1009)
+    assert (buffer.newest, buffer.last_delivery) == (StoredCommand(9, 1009), 8)

@@ -223,3 +223,38 @@ async def test_slow_broker_does_not_hold_a_call() -> None:
     found = await publish(driver, *(message(number, 900_000) for number in range(40)))
     assert found == [PUBLISHED] * 27 + [UNAVAILABLE] * 13
     assert driver.now == 12
+
+
+@pytest.mark.parametrize("size", [0, 10_000])
+@pytest.mark.parametrize("headers", [0, 100])
+async def test_other_tasks_run_within_a_batch(size: int, headers: int) -> None:
+    """Other tasks run within an atomic batch, after each 256 KiB. Each header counts as 100 bytes more."""
+    driver = ScriptedDriver(lambda _: STORED)
+    turns = 0
+
+    async def count() -> None:
+        nonlocal turns
+        while not driver.requests:
+            turns += 1
+            await asyncio.sleep(0)
+
+    counting = asyncio.create_task(count())
+    many = {f"{number:04}": "" for number in range(headers)}
+    found = await publish(driver, *(message(number, size, headers=many) for number in range(200)))
+    await counting
+    expected = 200 * (size + 104 * headers) // (256 * 1024)
+    assert found == [PUBLISHED] * 200
+    assert expected <= turns <= 2 * expected + 5
+
+
+async def test_windows_of_many_headers() -> None:
+    """A window of single messages has fewer messages if they have many headers: all are encoded at once."""
+    driver = ScriptedDriver(lambda _: None)
+    publishing = asyncio.create_task(
+        publish(driver, *(message(n, headers={f"{each}": "" for each in range(100)}) for n in range(500)), atomic=False)
+    )
+    while not driver.requests:
+        await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    publishing.cancel()
+    assert 50 < len(driver.requests) < 120

@@ -125,6 +125,7 @@ def delivered(tenant: str, message: str, body: bytes) -> Delivery:
         position=Position(1_795_240_000_000, 42),
         attempt=1,
         handle=None,
+        size=len(body),
     )
 
 

@@ -112,6 +112,13 @@ def test_headers_that_mislead() -> None:
     assert {"Status", "Timer-Body-Omitted", "timer-error-code"}.isdisjoint(letter.headers)
 
 
+def test_most_headers() -> None:
+    """A dead letter has at most 100 headers of the command, however small they are. Otherwise it says so."""
+    most, more = (letter_of(delivery(headers={f"X-{each}": "" for each in range(number)})) for number in (100, 101))
+    assert ("X-99" in most.headers, "Timer-Headers-Omitted" in most.headers) == (True, False)
+    assert ("X-99" in more.headers, "Timer-Headers-Omitted" in more.headers) == (False, True)
+
+
 @pytest.mark.parametrize("name", ["header-{}", "header {}"])
 def test_many_headers(name: str) -> None:
     """If the headers do not fit, the dead letter omits them and says so. It keeps the body."""

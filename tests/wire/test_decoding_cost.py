@@ -2,22 +2,48 @@
 
 import asyncio
 import tracemalloc
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
 
 from tests.harness.builders import command_address, delivery, schedule_timer
-from tests.harness.clock import NOW
+from tests.harness.clock import NOW, ManualClock
+from tests.harness.metrics import RecordingMetrics
+from timer_service.adapters.memory import MemoryBroker
 from timer_service.app.slices import SLICES
+from timer_service.core.attempts import Attempts
 from timer_service.core.broker import Delivery
 from timer_service.core.codec import MAX_BRACKETS, MAX_COMMAND_BYTES, MAX_FIELDS
 from timer_service.core.decoder import Decoded, decode, parts
-from timer_service.core.errors import Code
+from timer_service.core.errors import Code, Rejection
 from timer_service.core.message import MAX_MESSAGE_BYTES, kebab
+from timer_service.core.rejection import Rejected
+from timer_service.core.rejector import Rejector
 
 PAYLOADS = {payload.type: payload for each in SLICES for payload in each.commands}
+HEADERS = {f"{number:04}": "" for number in range(8_000)}
+"""64 KiB of headers."""
 RUN = '"tenantId":"acme","runId":"r",'
 TIMER = '"serviceCallId":"x","dueAt":"2030-01-01T00:00:00Z",'
+
+
+@asynccontextmanager
+async def counted_turns() -> AsyncIterator[Callable[[], int]]:
+    """Yield a function that returns how often another task of the event loop has run since the block began."""
+    turns = 0
+
+    async def count() -> None:
+        nonlocal turns
+        while True:
+            await asyncio.sleep(0)
+            turns += 1
+
+    counting = asyncio.create_task(count())
+    await asyncio.sleep(0)
+    yield lambda: turns
+    counting.cancel()
 
 
 def filled(message_type: str, before: str, unit: str, after: str) -> Delivery:
@@ -115,26 +141,41 @@ async def test_most_fields(fields: int, faults: int) -> None:
 
 
 async def test_other_tasks_run_between_large_commands() -> None:
-    """Other tasks run before each command of 64 KiB, and after each 64 KiB of small commands."""
-    turns = 0
-
-    async def count() -> None:
-        nonlocal turns
-        while True:
-            turns += 1
-            await asyncio.sleep(0)
+    """Other tasks run before each command of 64 KiB, and after each 64 KiB of small commands. Headers count too."""
 
     async def measured(batch: list[Delivery]) -> tuple[Decoded, int]:
-        before = turns
-        return await decode(batch, PAYLOADS), turns - before
+        async with counted_turns() as turns:
+            return await decode(batch, PAYLOADS), turns()
 
-    counting = asyncio.create_task(count())
     large, between_large = await measured([delivery(b'"' + b"x" * 70_000 + b'"')] * 10)
     small, between_small = await measured([delivery(schedule_timer(data="x" * 900))] * 1000)
-    counting.cancel()
-    assert (len(large.rejected), len(small.commands)) == (10, 1000)
+    headers, between_headers = await measured([delivery(b"", headers=HEADERS)] * 10)
+    assert (len(large.rejected), len(small.commands), len(headers.rejected)) == (10, 1000, 10)
     assert between_large >= 10
     assert 10 <= between_small <= 30
+    assert between_headers >= 9
+
+
+async def test_other_tasks_run_between_dead_letters() -> None:
+    """Other tasks run while dead letters are made, before each command of 16 KiB of headers."""
+    broker = MemoryBroker()
+    rejector = Rejector(
+        broker=broker,
+        clock=ManualClock(),
+        metrics=RecordingMetrics(),
+        attempts=Attempts(),
+        command_types=(),
+        reply_prefix="_INBOX",
+    )
+    for number in range(20):
+        broker.send(command_address(), b"{", HEADERS, message_id=str(number))
+    subscription = await broker.subscribe()
+    rejected = [Rejected(each, Rejection(Code.INVALID_JSON, "no"), None) for each in await subscription.next_batch(20)]
+    async with counted_turns() as turns:
+        await rejector.reject(subscription, rejected)
+        found = turns()
+    assert (len(broker.dead_letters), len(broker.settlements.terminated)) == (20, 20)
+    assert found >= 19
 
 
 def test_parts_of_a_batch() -> None:
@@ -143,3 +184,10 @@ def test_parts_of_a_batch() -> None:
     sizes = [[len(each.body) for each in part] for part in parts(batch, 10)]
     assert sizes == [[3, 3, 4], [1], [10], [11], [2]]
     assert list(parts([], 10)) == []
+
+
+def test_parts_count_headers() -> None:
+    """The headers of a command count for the size of a part, with the bytes between them."""
+    batch = [delivery(b"", headers={str(each): "" for each in range(10)})] * 4
+    assert batch[0].size == 50
+    assert [len(part) for part in parts(batch, 100)] == [2, 2]

@@ -11,7 +11,6 @@ from datetime import timedelta
 from itertools import accumulate
 
 from timer_service.core.broker import (
-    BATCH_BYTES,
     PUBLISHED,
     BrokerFeatures,
     Delivery,
@@ -22,6 +21,7 @@ from timer_service.core.broker import (
     QueryReply,
     Reply,
 )
+from timer_service.core.budget import DEFAULT_BUDGET
 from timer_service.core.health import HEALTHY
 from timer_service.core.message import Address, Kind, Message, Position
 
@@ -51,6 +51,15 @@ class _Command:
     attempts: int = 0
     settled: bool = False
 
+    @property
+    def source(self) -> str:
+        return ".".join(self.address)
+
+    @property
+    def size(self) -> int:
+        headers = sum(len(f"{name}: {value}\r\n") for name, value in self.headers.items())
+        return len(self.source) + headers + len(self.body)
+
 
 class _Queue:
     """The commands to deliver next. All subscriptions share one queue."""
@@ -67,9 +76,9 @@ class _Queue:
         self.commands[:0] = commands
         self.changed.set()
 
-    def take(self, limit: int) -> list[_Command]:
-        sizes = accumulate(len(command.body) for command in self.commands[:limit])
-        count = max(1, sum(size <= BATCH_BYTES for size in sizes))
+    def take(self, limit: int, most_bytes: int) -> list[_Command]:
+        sizes = accumulate(command.size for command in self.commands[:limit])
+        count = max(1, sum(size <= most_bytes for size in sizes))
         taken = self.commands[:count]
         del self.commands[:count]
         return taken
@@ -178,6 +187,7 @@ class MemoryBroker:
         *,
         messages: Collection[str] = (),  # noqa: ARG002 - nothing overtakes here
         alone: bool = False,
+        batch_bytes: int = DEFAULT_BUDGET.batch,
     ) -> "MemorySubscription":
         """Return a new subscription. `alone`: queue again the commands that were delivered and not settled.
 
@@ -185,7 +195,7 @@ class MemoryBroker:
         """
         if alone:
             self.redeliver()
-        return MemorySubscription(self._queue, self.settlements)
+        return MemorySubscription(self._queue, self.settlements, batch_bytes)
 
     async def publish(self, messages: Sequence[Message]) -> Sequence[PublishResult]:
         """Store messages, except where the test set a fault."""
@@ -235,8 +245,9 @@ class MemoryBroker:
 class MemorySubscription:
     """One subscriber of a `MemoryBroker`."""
 
-    def __init__(self, queue: _Queue, settlements: Settlements) -> None:
+    def __init__(self, queue: _Queue, settlements: Settlements, batch_bytes: int) -> None:
         self._queue = queue
+        self._batch_bytes = batch_bytes
         self._settlements = settlements
         self._held: dict[Delivery, _Command] = {}
         self._closed = False
@@ -249,7 +260,7 @@ class MemorySubscription:
             await self._queue.changed.wait()
         if self._closed:
             return []
-        return [self._deliver(command) for command in self._queue.take(limit)]
+        return [self._deliver(command) for command in self._queue.take(limit, self._batch_bytes)]
 
     async def acknowledge(self, deliveries: Sequence[Delivery]) -> None:
         """Settle deliveries as handled."""
@@ -276,13 +287,14 @@ class MemorySubscription:
         command.attempts += 1
         delivery = Delivery(
             address=command.address,
-            source=".".join(command.address),
+            source=command.source,
             message_id=command.message_id,
             body=command.body,
             headers=dict(command.headers),
             position=command.position,
             attempt=command.attempts,
             handle=None,
+            size=command.size,
             stored_at=command.position.sequence,
             newest_epoch=command.position.epoch,
         )

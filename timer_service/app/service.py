@@ -133,7 +133,12 @@ class App:
     async def _serve_commands(self) -> Subscription:
         await self._broker.serve_queries(self._queries.names, self._queries.answer)
         messages = [kebab(payload.type) for each in SLICES for payload in each.commands]
-        return await self._broker.subscribe(self._history, messages=messages, alone=self._database.exclusive)
+        return await self._broker.subscribe(
+            self._history,
+            messages=messages,
+            alone=self._database.exclusive,
+            batch_bytes=self._parts.budget.batch,
+        )
 
     async def _finish_replay(self) -> None:
         """After a restore, wait until the commands since the backup are handled again. Then let the workers begin.

@@ -43,10 +43,10 @@ async def open_app(config: Config) -> AsyncIterator[App]:
             login=nats_login(config),
             reply_prefix=config.reply_prefix,
             manage_streams=config.manage_streams,
+            retention=timedelta(days=config.retention_days),
         )
         try:
             _check_message_size(broker)
-            _check_retention(config, broker)
             metrics.watch_broker(lambda: broker.health.usable)
             app = App(config, storage, broker, metrics, registry)
             metrics.watch_flows(app.flows)
@@ -83,14 +83,4 @@ def _check_message_size(broker: NatsBroker) -> None:
         raise StartError(
             f"the broker (TIMER_BROKER_URL) accepts messages of at most {limit} bytes, but events may have "
             f"{MAX_MESSAGE_BYTES}: set max_payload of the NATS server and of the account to 1MB or more"
-        )
-
-
-def _check_retention(config: Config, broker: NatsBroker) -> None:
-    kept = broker.commands_kept
-    if kept is None or kept > timedelta(days=config.retention_days):
-        raise StartError(
-            f"the broker keeps commands {f'for {kept}' if kept else 'forever'}, longer than TIMER_RETENTION_DAYS="
-            f"{config.retention_days:g}: a command that is delivered again could fire a deleted timer. "
-            "Set a shorter max_age on the command stream, or a longer retention"
         )

@@ -1,19 +1,17 @@
 """PORT: what the core needs from a broker. `BrokerFeatures` describes the differences between brokers."""
 
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from enum import StrEnum
 from typing import Any, NamedTuple, Protocol
 
+from timer_service.core.budget import DEFAULT_BUDGET
 from timer_service.core.epochs import Epochs, FindCommand, LookAtStream, Received
 from timer_service.core.errors import Code
 from timer_service.core.health import Health
 from timer_service.core.installation import Installation
 from timer_service.core.message import Address, Message, Position
-
-BATCH_BYTES = 2 * 1024 * 1024
-"""The most bytes that the commands of a batch may have in total; a single command may have more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +51,18 @@ class PublishResult:
 PUBLISHED = PublishResult(PublishStatus.PUBLISHED)
 
 
+class Headers(Protocol):
+    """The headers of a command. A dictionary is enough."""
+
+    def get(self, name: str, /) -> str | None:
+        """Return the last value of a header, or None."""
+        ...
+
+    def items(self) -> Iterable[tuple[str, str]]:
+        """Return all headers in order. A name may occur several times."""
+        ...
+
+
 @dataclass(slots=True, eq=False)
 class Delivery:
     """One command as the broker hands it over. Its subscription must settle it exactly once."""
@@ -63,12 +73,14 @@ class Delivery:
     message_id: str
     """The command's id if its envelope has none; an identifier as defined in contracts/README.md."""
     body: bytes
-    headers: dict[str, str]
+    headers: Headers
     position: Position
     attempt: int
     """1 on the first delivery."""
     handle: Any
     """Private to the subscription."""
+    size: int
+    """The bytes of subject, headers and body. Every limit in bytes counts them."""
     stored_at: int = 0
     """When the broker stored it, in nanoseconds of the broker's clock; 0 if not known."""
     newest_epoch: int = 0
@@ -124,7 +136,7 @@ class Subscription(Protocol):
     async def next_batch(self, limit: int) -> Sequence[Delivery]:
         """Wait for commands and return 1 to `limit` of them. Return none after the subscription is closed.
 
-        Together they have at most `BATCH_BYTES`. A single command may have more.
+        Together they have at most the bytes of a batch. A single command may have more.
         """
         ...
 
@@ -168,12 +180,20 @@ class Broker(Protocol):
         """Whether messages can be published now, and the reason if not."""
         ...
 
-    async def subscribe(self, history: History, *, messages: Collection[str] = (), alone: bool = False) -> Subscription:
+    async def subscribe(
+        self,
+        history: History,
+        *,
+        messages: Collection[str] = (),
+        alone: bool = False,
+        batch_bytes: int = DEFAULT_BUDGET.batch,
+    ) -> Subscription:
         """Subscribe to the commands of every tenant. `history` gives them their epochs.
 
         `messages`: the types of commands, as in addresses, that may overtake the backlog of another tenant.
         `alone`: no other instance can hold commands. The broker then redelivers the unsettled commands of a dead
         instance at once.
+        `batch_bytes`: the most bytes of a batch.
         """
         ...
 

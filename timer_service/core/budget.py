@@ -5,7 +5,10 @@ from typing import NamedTuple
 MIB = 1024 * 1024
 DEFAULT_MEMORY_BYTES = 256 * MIB
 LEAST_MEMORY_BYTES = 128 * MIB
-"""Measured, an idle service takes 56 MiB on either database. Full shares take about half of the budget in Python."""
+"""Measured, an idle service takes 56 MiB on either database. Full shares take about half of the budget in Python.
+
+With this budget, floods of large hostile commands took at most 81 MiB (`tests/harness/hostile.py`).
+"""
 
 
 class Budget(NamedTuple):
@@ -16,7 +19,10 @@ class Budget(NamedTuple):
     """
 
     batch: int
-    """The commands of one batch. At most two are buffered, and one is handled. A single command may have more."""
+    """The commands of one batch, with their headers. At most two batches are buffered, and one is handled.
+
+    A single command may have more.
+    """
     claim: int
     """The rows of one claim. At most two claims are published at a time. A single row may have more."""
     queries: int

@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails, from_json
 
-from timer_service.core.broker import Delivery
+from timer_service.core.broker import Delivery, Headers
 from timer_service.core.errors import Code, Fault, Rejection
 from timer_service.core.message import (
     MAX_MESSAGE_BYTES,
@@ -195,7 +195,7 @@ def _unknown_type(name: str, known: Mapping[str, Any]) -> str:
     return f"unknown type {name!r}; {suggestion}"
 
 
-def read_trace(headers: Mapping[str, str]) -> Trace:
+def read_trace(headers: Headers) -> Trace:
     """Return the trace context. A malformed one is ignored, as W3C demands, and the command is still accepted."""
     traceparent = headers.get("traceparent")
     if traceparent is None or not _TRACEPARENT.fullmatch(traceparent):

@@ -1,6 +1,5 @@
 """Decodes the deliveries of a batch without blocking the event loop for long."""
 
-import asyncio
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
@@ -9,6 +8,7 @@ from timer_service.core.codec import decode_command, decode_envelope
 from timer_service.core.errors import Rejection
 from timer_service.core.message import Command, Envelope, TenantPayload
 from timer_service.core.rejection import Rejected
+from timer_service.core.turns import Turns
 
 _BYTES_AT_ONCE = 64 * 1024
 """Decoding them takes 10 ms at most, unless a single command has more."""
@@ -24,12 +24,9 @@ class Decoded(NamedTuple):
 async def decode(batch: Sequence[Delivery], payloads: Mapping[str, type[TenantPayload]]) -> Decoded:
     """Decode deliveries. `payloads` maps each known type to its model. Other tasks run between large commands."""
     decoded = Decoded([], [])
-    undisturbed = 0
+    turns = Turns(_BYTES_AT_ONCE)
     for delivery in batch:
-        undisturbed += len(delivery.body)
-        if undisturbed > _BYTES_AT_ONCE:
-            await asyncio.sleep(0)
-            undisturbed = len(delivery.body)
+        await turns.take(delivery.size)
         envelope: Envelope | None = None
         try:
             envelope = decode_envelope(delivery.body)
@@ -47,15 +44,15 @@ def reject(delivery: Delivery, rejection: Rejection) -> Rejected:
 
 
 def parts(batch: Sequence[Delivery], most_bytes: int) -> Iterator[list[Delivery]]:
-    """Yield parts of a batch, each with bodies of at most `most_bytes`. A single command may have more."""
+    """Yield parts of a batch, each of at most `most_bytes`. A single command may have more."""
     part: list[Delivery] = []
     size = 0
     for delivery in batch:
-        if part and size + len(delivery.body) > most_bytes:
+        if part and size + delivery.size > most_bytes:
             yield part
             part, size = [], 0
         part.append(delivery)
-        size += len(delivery.body)
+        size += delivery.size
     if part:
         yield part
 

@@ -426,7 +426,7 @@ class TimedSubscription(MemorySubscription):
     """A subscription that notes when a batch is asked for, and is closed at the second time."""
 
     def __init__(self, of: MemorySubscription) -> None:
-        super().__init__(of._queue, of._settlements)
+        super().__init__(of._queue, of._settlements, of._batch_bytes)
         self.asked_at: list[float] = []
 
     async def next_batch(self, limit: int) -> Sequence[Delivery]:

@@ -26,10 +26,11 @@ from timer_service.adapters.nats.streams import prepare_streams
 from timer_service.adapters.nats.subjects import Subjects
 from timer_service.adapters.nats.subscription import NatsSubscription
 from timer_service.core.broker import BrokerFeatures, History, PublishResult, PublishStatus, QueryHandler, Reply
+from timer_service.core.budget import DEFAULT_BUDGET
 from timer_service.core.errors import ConflictError, DatabaseUnavailableError, StartError
 from timer_service.core.health import HEALTHY, Health, OutageLog
 from timer_service.core.installation import Replay
-from timer_service.core.message import Kind, Message
+from timer_service.core.message import Message
 
 log = logging.getLogger(__name__)
 
@@ -63,8 +64,6 @@ class NatsBroker:
         self._last_error = ""
         self._lost = asyncio.Event()
         self._closing = False
-        self.commands_kept: timedelta | None = None
-        """How long the broker keeps commands, so how late it can deliver one again. None: without limit."""
         self.streams: StreamUpkeep
         """A worker that checks the streams, and their health."""
         self._outage = OutageLog(part="the broker", quiet_seconds=0)
@@ -73,9 +72,19 @@ class NatsBroker:
 
     @classmethod
     async def connect(
-        cls, urls: str, subject_prefix: str, *, login: Login = _ANONYMOUS, reply_prefix: str, manage_streams: bool
+        cls,
+        urls: str,
+        subject_prefix: str,
+        *,
+        login: Login = _ANONYMOUS,
+        reply_prefix: str,
+        manage_streams: bool,
+        retention: timedelta | None = None,
     ) -> "NatsBroker":
         """Connect, and prepare the streams. `urls` is comma-separated.
+
+        `retention`: how long the database keeps settled rows. The broker must not keep commands for longer. None: for
+        ever.
 
         Raises `StartError` at once if the login is refused or a stream is wrong. Raises it after ten seconds, with the
         last reason, if no server answers.
@@ -83,17 +92,19 @@ class NatsBroker:
         broker = cls(Subjects(subject_prefix), reply_prefix)
         await broker._connect(urls, login.options())
         try:
-            found = await prepare_streams(broker._client.jetstream(), broker._subjects, manage=manage_streams)
+            found = await prepare_streams(
+                broker._client.jetstream(), broker._subjects, manage=manage_streams, retention=retention
+            )
         except nats.errors.Error as error:
             await broker._client.close()
             raise StartError(f"JetStream does not answer: {error}") from error
         except StartError:
             await broker._client.close()
             raise
-        max_age = found[Kind.COMMAND].config.max_age
-        broker.commands_kept = timedelta(seconds=max_age) if max_age else None
         broker._consumer = DurableConsumer(broker._client, broker._subjects)
-        broker.streams = StreamUpkeep(broker._client, broker._subjects, broker._consumer, found, manage=manage_streams)
+        broker.streams = StreamUpkeep(
+            broker._client, broker._subjects, broker._consumer, found, manage=manage_streams, retention=retention
+        )
         atomic = {kind for kind, stream in found.items() if stream.config.allow_atomic}
         broker._backlog = Backlog(broker._consumer)
         broker._publisher = Publisher(broker._client, broker._subjects, atomic=atomic)
@@ -119,10 +130,17 @@ class NatsBroker:
         return self._client.reading or not self._client.is_connected
 
     async def subscribe(
-        self, history: History, *, messages: Collection[str] = (), alone: bool = False
+        self,
+        history: History,
+        *,
+        messages: Collection[str] = (),
+        alone: bool = False,
+        batch_bytes: int = DEFAULT_BUDGET.batch,
     ) -> NatsSubscription:
         """Subscribe to the commands of every tenant. Raises `StartError` if the consumer cannot be joined."""
-        subscription = NatsSubscription(self._client, self._subjects, self._consumer, history, messages)
+        subscription = NatsSubscription(
+            self._client, self._subjects, self._consumer, history, messages=messages, batch_bytes=batch_bytes
+        )
         deadline = time.monotonic() + _FIRST_JOIN.total_seconds()
         while True:
             try:

@@ -1,26 +1,17 @@
 """The buffer of commands that have arrived and are not handed out yet."""
 
 from collections import deque
-from typing import NamedTuple
 
-from nats.aio.msg import Msg
-
-from timer_service.adapters.nats.stored import Receipt
-from timer_service.core.broker import BATCH_BYTES
+from timer_service.adapters.nats.stored import StoredMessage
 from timer_service.core.epochs import StoredCommand
-
-
-class _Arrived(NamedTuple):
-    message: Msg
-    receipt: Receipt
-    size: int
 
 
 class Buffer:
     """Messages in order of arrival. A batch taken from the buffer is bounded in count and in bytes."""
 
-    def __init__(self) -> None:
-        self._arrived: deque[_Arrived] = deque()
+    def __init__(self, batch_bytes: int) -> None:
+        self._batch_bytes = batch_bytes
+        self._messages: deque[StoredMessage] = deque()
         self._bytes = 0
         self.newest: StoredCommand | None = None
         """The newest command that was ever added."""
@@ -28,33 +19,30 @@ class Buffer:
         """The number of the last delivery that was added."""
 
     def __bool__(self) -> bool:
-        return bool(self._arrived)
+        return bool(self._messages)
 
     def __len__(self) -> int:
-        return len(self._arrived)
+        return len(self._messages)
 
-    def append(self, message: Msg, receipt: Receipt) -> None:
+    def append(self, message: StoredMessage) -> None:
         """Add a message to the end."""
-        size = len(message.data)
-        for name, value in (message.headers or {}).items():
-            size += len(name) + len(value)
-        self._arrived.append(_Arrived(message, receipt, size))
-        self._bytes += size
+        self._messages.append(message)
+        self._bytes += message.size
+        receipt = message.receipt
         self.last_delivery = receipt.delivery
         if self.newest is None or receipt.sequence > self.newest.sequence:
             self.newest = StoredCommand(receipt.sequence, receipt.stored_at)
 
     def fills_batch(self, limit: int) -> bool:
-        """Return whether the buffer holds a full batch: `limit` messages or `BATCH_BYTES`."""
-        return len(self._arrived) >= limit or self._bytes >= BATCH_BYTES
+        """Return whether the buffer holds a full batch: `limit` messages or the bytes of a batch."""
+        return len(self._messages) >= limit or self._bytes >= self._batch_bytes
 
-    def take(self, limit: int) -> list[tuple[Msg, Receipt]]:
+    def take(self, limit: int) -> list[StoredMessage]:
         """Remove and return up to `limit` messages that fit into a batch, and at least one of any size."""
-        taken: list[tuple[Msg, Receipt]] = []
-        room = BATCH_BYTES
-        while self._arrived and len(taken) < limit and (not taken or self._arrived[0].size <= room):
-            message, receipt, size = self._arrived.popleft()
-            taken.append((message, receipt))
-            self._bytes -= size
-            room -= size
+        taken: list[StoredMessage] = []
+        room = self._batch_bytes
+        while self._messages and len(taken) < limit and (not taken or self._messages[0].size <= room):
+            taken.append(message := self._messages.popleft())
+            self._bytes -= message.size
+            room -= message.size
         return taken

@@ -18,37 +18,12 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.protocol.parser import AWAITING_CONTROL_LINE, AWAITING_MSG_PAYLOAD, PERMISSIONS_ERR, Parser
 
+from timer_service.adapters.nats.headers import RawHeaders, decode_text
+
 log = logging.getLogger(__name__)
 
 _LONGEST_LINE = 1024 * 1024  # an INFO line names every server of a cluster
-_HEADER_BYTES = 64 * 1024
-"""How much of a header block is read. JetStream stores no more; other messages may have more."""
-_VERSION = "NATS/1.0"
 _END = b"\r\n"
-
-
-def decode_text(raw: bytes) -> str:
-    r"""Return text of the protocol. Bytes that are not UTF-8 become escapes such as `\xff`."""
-    return raw.decode("utf-8", "backslashreplace")
-
-
-def read_headers(block: bytes) -> dict[str, str]:
-    """Return the headers of a block. A status line becomes the headers `Status` and `Description`, as in the driver.
-
-    Lines that are no headers are skipped. If a name occurs twice, the last value counts.
-    """
-    version, *lines = decode_text(block[:_HEADER_BYTES]).split("\r\n")
-    headers: dict[str, str] = {}
-    for line in lines:
-        name, colon, value = line.partition(":")
-        if colon and (name := name.strip()):
-            headers[name] = value.strip()
-    status, _, description = version.removeprefix(_VERSION).strip().partition(" ")
-    if status.isdigit():
-        headers["Status"] = status
-        if description:
-            headers["Description"] = description.strip()
-    return headers
 
 
 class GuardedClient(Client):
@@ -72,12 +47,11 @@ class GuardedClient(Client):
         self._pending = []
         self._pending_data_size = 0
 
-    async def _process_headers(self, headers: bytes | None) -> dict[str, str] | None:
-        return read_headers(headers) or None if headers else None
+    async def _process_headers(self, headers: bytes | None) -> Any:
+        """Return `RawHeaders` where the driver has a dictionary. It calls only `get` of it."""
+        return RawHeaders(headers) if headers else None
 
-    def _build_message(
-        self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: dict[str, str] | None
-    ) -> Msg:
+    def _build_message(self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: Any) -> Msg:
         return Msg(
             _client=self,
             subject=decode_text(subject),

@@ -44,8 +44,12 @@ class ExpressLane:
         epochs: Epochs,
         messages: Collection[str],
         ready: asyncio.Event,
+        *,
+        batch_bytes: int,
     ) -> None:
         """`messages` are the types of commands to look for. `ready` is set when commands can be taken.
+
+        A round reads about `batch_bytes`.
 
         Other subjects are not looked for: a tenant could publish to any number of them, and hide others behind them.
         """
@@ -54,7 +58,7 @@ class ExpressLane:
         self._epochs = epochs
         self._ready = ready
         self._last_batch = (0.0, 0, 0)
-        self._read = ReadAhead()
+        self._read = ReadAhead(batch_bytes)
         self._handled: set[int] = set()
         self._reached = 0
         self._served_at: dict[str, float] = {}

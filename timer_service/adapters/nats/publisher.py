@@ -14,6 +14,7 @@ from timer_service.adapters.nats.faults import TRANSIENT, Answer, Fault, read_ac
 from timer_service.adapters.nats.subjects import Subjects
 from timer_service.core.broker import PublishResult
 from timer_service.core.message import Kind, Message
+from timer_service.core.turns import Turns
 from timer_service.nats_batches import batch_headers, split
 
 _TIMEOUT_SECONDS = 5
@@ -21,6 +22,9 @@ _CALL_SECONDS = 10
 """After this time a call sends nothing more, so that a slow broker does not outlast the lease of the rows."""
 _WINDOW = 500
 _WINDOW_BYTES = 1024 * 1024  # the driver makes several copies of a message
+_BYTES_AT_ONCE = 256 * 1024
+_HEADER_COST = 100
+"""The bytes that each header counts in addition, because the driver encodes each by itself."""
 _HEADER_ALLOWANCE = 16 * 1024
 _REFUSED_BATCH = frozenset({Fault.BATCH, Fault.MESSAGE, Fault.UNKNOWN})
 _DRIVER_ERRORS = (errors.Error, OSError, ValueError)
@@ -112,7 +116,9 @@ class Publisher:
 
     async def _commit(self, messages: Sequence[Message], batch_id: str) -> Answer:
         *body, last = messages
+        turns = Turns(_BYTES_AT_ONCE)
         for sequence, message in enumerate(body, 1):
+            await turns.take(_size(message))
             headers = _headers(message, batch_headers(batch_id, sequence, last=False))
             subject = self._subjects.subject(message.address)
             try:
@@ -159,7 +165,10 @@ class Publisher:
 
 
 def _size(message: Message) -> int:
-    return len(message.body) + sum(len(name) + len(value) for name, value in message.headers.items())
+    headers = message.headers
+    if not headers:  # most events have none, and this is called twice for each
+        return len(message.body)
+    return len(message.body) + sum(_HEADER_COST + len(name) + len(value) for name, value in headers.items())
 
 
 def _headers(message: Message, extra: dict[str, str]) -> dict[str, str]:

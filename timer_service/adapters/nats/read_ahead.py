@@ -1,6 +1,6 @@
 """The commands that were read ahead of the consumer and are not handed out yet."""
 
-from timer_service.core.broker import BATCH_BYTES, Delivery
+from timer_service.core.broker import Delivery
 
 READ_BYTES = 8 * 1024 * 1024
 """The most bytes that commands may have while they are being read; a single command may have more."""
@@ -15,7 +15,8 @@ def reads_at_once(largest_body: int) -> int:
 class ReadAhead:
     """Deliveries in the order in which they were read. A batch taken from them is bounded in count and in bytes."""
 
-    def __init__(self) -> None:
+    def __init__(self, batch_bytes: int) -> None:
+        self._batch_bytes = batch_bytes
         self._deliveries: list[Delivery] = []
         self._bytes = 0
 
@@ -25,12 +26,12 @@ class ReadAhead:
     @property
     def has_room(self) -> bool:
         """Whether another command may be read: there are fewer bytes than a batch may have."""
-        return self._bytes < BATCH_BYTES
+        return self._bytes < self._batch_bytes
 
     def append(self, delivery: Delivery) -> None:
         """Add a command that was read."""
         self._deliveries.append(delivery)
-        self._bytes += _size(delivery)
+        self._bytes += delivery.size
 
     def take(self, limit: int, *, after: int) -> list[Delivery]:
         """Remove and return up to `limit` commands that fit into a batch, and at least one of any size.
@@ -39,21 +40,17 @@ class ReadAhead:
         """
         ahead = [delivery for delivery in self._deliveries if delivery.position.sequence > after]
         taken: list[Delivery] = []
-        room = BATCH_BYTES
+        room = self._batch_bytes
         for delivery in ahead[:limit]:
-            room -= _size(delivery)
+            room -= delivery.size
             if taken and room < 0:
                 break
             taken.append(delivery)
         self._deliveries = ahead[len(taken) :]
-        self._bytes = sum(map(_size, self._deliveries))
+        self._bytes = sum(each.size for each in self._deliveries)
         return taken
 
     def clear(self) -> None:
         """Drop all commands."""
         self._deliveries.clear()
         self._bytes = 0
-
-
-def _size(delivery: Delivery) -> int:
-    return len(delivery.body) + sum(len(name) + len(value) for name, value in delivery.headers.items())

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from nats.aio.msg import Msg
 
-from timer_service.adapters.nats.driver import read_headers
+from timer_service.adapters.nats.headers import RawHeaders
 from timer_service.adapters.nats.subjects import Subjects
 from timer_service.core.broker import Delivery
 from timer_service.core.epochs import Epochs
@@ -18,6 +18,7 @@ ACKNOWLEDGEMENT = "$JS.ACK."
 _TOKENS_WITHOUT_DOMAIN = 9
 _IDENTIFIER = re.compile(IDENTIFIER_PATTERN)
 _FRACTION = re.compile(r"\.(\d{1,9})")
+_NO_HEADERS = RawHeaders(b"")
 
 
 class Receipt(NamedTuple):
@@ -48,25 +49,34 @@ class StoredMessage(NamedTuple):
 
     subject: str
     body: bytes
-    headers: dict[str, str]
+    headers: RawHeaders
     receipt: Receipt
+    reply: str
+    """Where to settle it; empty if the consumer did not deliver it."""
+    size: int
+    """See `core.broker.Delivery.size`."""
 
     @classmethod
-    def delivered(cls, message: Msg, receipt: Receipt) -> "StoredMessage":
-        """Return a message that the consumer delivered."""
-        return cls(message.subject, message.data, message.headers or {}, receipt)
+    def delivered(cls, message: Msg) -> "StoredMessage":
+        """Return a message that the consumer delivered. Raises `ValueError` if another sender did."""
+        headers: Any = message.headers or _NO_HEADERS
+        return cls._sized(message.subject, message.data, headers, read_receipt(message.reply), message.reply)
 
     @classmethod
     def read(cls, answer: Mapping[str, Any]) -> "StoredMessage":
         """Return a message that was read from the stream directly."""
         receipt = Receipt(1, answer["seq"], 0, nanoseconds(answer["time"]), 0)
-        headers = read_headers(b64decode(answer.get("hdrs", "")))
-        return cls(answer["subject"], b64decode(answer.get("data", "")), headers, receipt)
+        headers = RawHeaders(b64decode(answer.get("hdrs", "")))
+        return cls._sized(answer["subject"], b64decode(answer.get("data", "")), headers, receipt, "")
+
+    @classmethod
+    def _sized(cls, subject: str, body: bytes, headers: RawHeaders, receipt: Receipt, reply: str) -> "StoredMessage":
+        return cls(subject, body, headers, receipt, reply, len(subject) + len(body) + headers.size)
 
     def delivery(self, epochs: Epochs, subjects: Subjects, handle: Any) -> Delivery:
         """Return the message as a delivery."""
         position = epochs.position(self.receipt.sequence)
-        message_id = self.headers.get("Nats-Msg-Id", "")
+        message_id = self.headers.get("Nats-Msg-Id") or ""
         return Delivery(
             address=subjects.address(Kind.COMMAND, self.subject),
             source=self.subject,
@@ -76,6 +86,7 @@ class StoredMessage(NamedTuple):
             position=position,
             attempt=self.receipt.attempt,
             handle=handle,
+            size=self.size,
             stored_at=self.receipt.stored_at,
             newest_epoch=epochs.newest.epoch,
         )

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Mapping
-from typing import Any
+from datetime import timedelta
 
 import nats.errors
 from nats.aio.client import Client
@@ -11,8 +11,9 @@ from nats.js.api import StreamInfo
 from nats.js.errors import Error as JetStreamError
 from nats.js.errors import NotFoundError
 
+from timer_service.adapters.nats.delivery_check import check_delivery
 from timer_service.adapters.nats.durable import DURABLE, DurableConsumer
-from timer_service.adapters.nats.streams import STORED_KINDS, prepare_stream
+from timer_service.adapters.nats.streams import STORED_KINDS, check_age, prepare_stream
 from timer_service.adapters.nats.subjects import Subjects
 from timer_service.core.errors import StartError
 from timer_service.core.health import HEALTHY, Health, OutageLog, worst
@@ -42,13 +43,15 @@ class StreamUpkeep:
         found: Mapping[Kind, StreamInfo],
         *,
         manage: bool,
+        retention: timedelta | None,
     ) -> None:
-        """`found`: the streams at the start."""
+        """`found`: the streams at the start. `retention`: how long the database keeps settled rows; None: for ever."""
         self._client = client
         self._consumer = consumer
         self._js = client.jetstream(timeout=_REQUEST_SECONDS)
         self._subjects = subjects
         self._manage = manage
+        self._retention = retention
         self._created = {kind: info.created for kind, info in found.items()}
         self._outages = {
             kind: OutageLog(part=f"stream {subjects.stream(kind)}", quiet_seconds=0) for kind in STORED_KINDS
@@ -79,11 +82,13 @@ class StreamUpkeep:
             log.warning(
                 "a stream was created again; messages that only the old one had are lost", extra={"stream": name}
             )
-        return worst(check_room(info), await self._check_consumer()) if kind is Kind.COMMAND else check_room(info)
+        if kind is not Kind.COMMAND:
+            return check_room(info)
+        return worst(check_age(info, self._retention), check_room(info), await self._check_consumer())
 
     async def _check_consumer(self) -> Health:
         try:
-            return check_delivery(await self._consumer.info())
+            return check_delivery(await self._consumer.info(), self._subjects.pattern(Kind.COMMAND))
         except NotFoundError:
             return HEALTHY
         except (nats.errors.Error, JetStreamError, OSError) as error:
@@ -111,22 +116,4 @@ def check_room(info: StreamInfo) -> Health:
                 f"stream {config.name} is full: it has {used} of {name} = {limit}; "
                 "raise the limit, or delete messages that nobody needs"
             )
-    return HEALTHY
-
-
-def check_delivery(consumer: Mapping[str, Any]) -> Health:
-    """Return whether the server delivers commands, according to the JetStream info of the consumer."""
-    config = consumer["config"]
-    name = f"consumer {DURABLE} of stream {consumer['stream_name']}"
-    if consumer.get("paused"):
-        return Health.down(
-            f"{name} is paused until {config.get('pause_until')}; "
-            f"resume it with `nats consumer resume {consumer['stream_name']} {DURABLE}`"
-        )
-    most, unsettled = config.get("max_ack_pending", 0), consumer["num_ack_pending"]
-    if 0 < most <= unsettled:
-        return Health.down(
-            f"{name} delivers nothing: {unsettled} commands are delivered and not settled, and its max_ack_pending is "
-            f"{most}; they come again after its ack_wait or their delay"
-        )
     return HEALTHY

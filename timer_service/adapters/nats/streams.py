@@ -16,6 +16,7 @@ from nats.js.errors import APIError, NotFoundError
 
 from timer_service.adapters.nats.subjects import Subjects
 from timer_service.core.errors import StartError
+from timer_service.core.health import HEALTHY, Health
 from timer_service.core.message import Kind
 
 _MAX_AGE = {
@@ -27,9 +28,14 @@ STORED_KINDS = tuple(_MAX_AGE)
 """The kinds of messages that streams store."""
 
 
-async def prepare_streams(js: JetStreamContext, subjects: Subjects, *, manage: bool) -> dict[Kind, StreamInfo]:
+async def prepare_streams(
+    js: JetStreamContext, subjects: Subjects, *, manage: bool, retention: timedelta | None
+) -> dict[Kind, StreamInfo]:
     """Create or update every stream, or only check it if not `manage`. Raises `StartError` if one is wrong."""
-    return {kind: await prepare_stream(js, subjects, kind, manage=manage) for kind in STORED_KINDS}
+    found = {kind: await prepare_stream(js, subjects, kind, manage=manage) for kind in STORED_KINDS}
+    if (reason := check_age(found[Kind.COMMAND], retention).reason) is not None:
+        raise StartError(reason)
+    return found
 
 
 async def prepare_stream(js: JetStreamContext, subjects: Subjects, kind: Kind, *, manage: bool) -> StreamInfo:
@@ -52,6 +58,18 @@ async def prepare_stream(js: JetStreamContext, subjects: Subjects, kind: Kind, *
         needed = ", ".join(f"{field} = {_text(value)}" for field, value in missing.items())
         raise StartError(f"stream {name} needs {needed}: change the stream, or set TIMER_MANAGE_STREAMS=true")
     return info
+
+
+def check_age(commands: StreamInfo, retention: timedelta | None) -> Health:
+    """Return whether the stream of commands keeps them for at most `retention`. None: for any time."""
+    kept = timedelta(seconds=commands.config.max_age or 0)
+    if retention is None or timedelta() < kept <= retention:
+        return HEALTHY
+    return Health.down(
+        f"the broker keeps commands {f'for {kept}' if kept else 'forever'}, longer than TIMER_RETENTION_DAYS="
+        f"{retention / timedelta(days=1):g}: a command that is delivered again could fire a deleted timer. "
+        "Set a shorter max_age on the command stream, or a longer retention"
+    )
 
 
 def _text(value: object) -> str:

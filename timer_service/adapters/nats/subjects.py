@@ -37,3 +37,16 @@ class Subjects:
     def stream(self, kind: Kind) -> str:
         """Return the name of the stream that stores a kind, such as `TIMER_CMD`."""
         return f"{self.prefix}_{kind}".replace(".", "_").upper()
+
+
+def covers(pattern: str, subject: str) -> bool:
+    """Return whether a pattern matches everything that a subject matches. The subject may contain wildcards."""
+    wanted, found = pattern.split("."), subject.split(".")
+    if wanted[-1] == ">":
+        wanted.pop()
+        if len(found) <= len(wanted):
+            return False
+        found = found[: len(wanted)]
+    return len(wanted) == len(found) and all(
+        token in {"*", part} and part != ">" for token, part in zip(wanted, found, strict=True)
+    )

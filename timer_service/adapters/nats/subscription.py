@@ -19,9 +19,9 @@ from timer_service.adapters.nats.durable import DURABLE, DurableConsumer
 from timer_service.adapters.nats.express_lane import ExpressLane
 from timer_service.adapters.nats.pulls import PULL_SECONDS, Phase, Pulls
 from timer_service.adapters.nats.redelivery import Redelivery
-from timer_service.adapters.nats.stored import ACKNOWLEDGEMENT, StoredMessage, read_receipt
+from timer_service.adapters.nats.stored import ACKNOWLEDGEMENT, StoredMessage
 from timer_service.adapters.nats.subjects import Subjects
-from timer_service.core.broker import BATCH_BYTES, Delivery, History
+from timer_service.core.broker import Delivery, History
 from timer_service.core.epochs import Epochs, Received
 from timer_service.core.errors import ConflictError, DatabaseUnavailableError, StartError
 from timer_service.core.health import HEALTHY, Health
@@ -65,17 +65,20 @@ class NatsSubscription:
         subjects: Subjects,
         consumer: DurableConsumer,
         history: History,
-        messages: Collection[str] = (),
+        *,
+        messages: Collection[str],
+        batch_bytes: int,
     ) -> None:
-        """`messages`: the types of commands that may overtake a backlog."""
+        """`messages`: the types of commands that may overtake a backlog. `batch_bytes`: the most bytes of a batch."""
         self._client = client
         self._subjects = subjects
         self._consumer = consumer
         self._history = history
         self._messages = messages
+        self._batch_bytes = batch_bytes
         self._inbox = client.new_inbox()
         self._interest: Interest | None = None
-        self._buffer = Buffer()
+        self._buffer = Buffer(batch_bytes)
         self._arrived = asyncio.Event()
         self._pulls = Pulls()
         self._closed = False
@@ -148,7 +151,7 @@ class NatsSubscription:
         await self._interest.unsubscribe()
         if self._pulls.phase is not Phase.LOST:
             while messages := self._buffer.take(_SETTLED_AT_ONCE):
-                await self._publish_each([message.reply for message, _ in messages], b"-NAK")
+                await self._publish_each([message.reply for message in messages], b"-NAK")
         if self._redelivery is not None:
             await self._restore_ack_wait()
 
@@ -183,8 +186,10 @@ class NatsSubscription:
             if self._stay > 1:
                 self._lane.close()
                 log.warning("the command stream is another one now", extra={"epoch": epochs.newest.epoch})
-            self._buffer = Buffer()
-            self._lane = ExpressLane(self._consumer, self._subjects, epochs, self._messages, self._arrived)
+            self._buffer = Buffer(self._batch_bytes)
+            self._lane = ExpressLane(
+                self._consumer, self._subjects, epochs, self._messages, self._arrived, batch_bytes=self._batch_bytes
+            )
             self._lane.start()
         self._epochs = epochs
         in_flight = await self._consumer.shorten_ack_wait() if self._alone else None
@@ -226,7 +231,7 @@ class NatsSubscription:
             await self._pull(limit)
 
     async def _pull(self, limit: int) -> None:
-        request: dict[str, int] = {"batch": limit, "expires": PULL_SECONDS * 1_000_000_000, "max_bytes": BATCH_BYTES}
+        request = {"batch": limit, "expires": PULL_SECONDS * 1_000_000_000, "max_bytes": self._batch_bytes}
         if self._pulls.wants_one:
             request["batch"] = 1
             del request["max_bytes"]
@@ -252,29 +257,30 @@ class NatsSubscription:
     async def _receive_command(self, message: Msg) -> None:
         """Buffer a command. If the deliveries are counted again, another consumer delivers, perhaps another stream."""
         try:
-            receipt = read_receipt(message.reply)
+            stored = StoredMessage.delivered(message)
         except ValueError:
             log.warning("ignored a message that the consumer did not deliver", extra={"subject": message.subject})
             return
-        if receipt.delivery <= self._buffer.last_delivery:
+        if stored.receipt.delivery <= self._buffer.last_delivery:
             self._lose("the consumer was created again")
         if self._pulls.phase is Phase.LOST:  # the command comes again, perhaps with another epoch
             await self._publish_each([message.reply], b"-NAK")
             return
-        self._buffer.append(message, receipt)
+        self._buffer.append(stored)
         self._pulls = self._pulls.command()
 
     def _receive_status(self, message: Msg) -> None:
-        headers = message.headers or {}
+        headers = message.headers
+        code = headers and headers.get("Status")
         number = message.subject.rpartition(".")[2]
-        if "Status" not in headers or not number.isdecimal():
+        if not headers or not code or not number.isdecimal():
             log.debug("ignored a message in the inbox of pulls", extra={"subject": message.subject})
             return
         before = self._pulls
-        description = headers.get("Description", "")
-        self._pulls = before.status(int(number), headers["Status"], description, time.monotonic())
+        description = headers.get("Description") or ""
+        self._pulls = before.status(int(number), code, description, time.monotonic())
         if self._pulls.phase is Phase.LOST and before.phase is not Phase.LOST:
-            self._lose(f"{headers['Status']} {description}".strip())
+            self._lose(f"{code} {description}".strip())
         if self._pulls.refusal is not None and self._pulls.refusal != before.refusal:
             log.warning("the broker refuses to deliver commands", extra={"reason": self._pulls.refusal})
 
@@ -286,11 +292,10 @@ class NatsSubscription:
         batch: list[Delivery] = []
         done: list[Delivery] = []
         waiting = 0
-        for message, receipt in self._buffer.take(limit):
-            stored = StoredMessage.delivered(message, receipt)
-            waiting = receipt.waiting
-            delivery = stored.delivery(self._epochs, self._subjects, _Handle(message.reply, self._stay))
-            (done if self._lane.forget_handled(receipt.sequence) else batch).append(delivery)
+        for stored in self._buffer.take(limit):
+            waiting = stored.receipt.waiting
+            delivery = stored.delivery(self._epochs, self._subjects, _Handle(stored.reply, self._stay))
+            (done if self._lane.forget_handled(stored.receipt.sequence) else batch).append(delivery)
         self._lane.observe(batch, behind=waiting + len(self._buffer))
         if self._redelivery is not None:
             self._redelivery.count([*batch, *done])

@@ -159,7 +159,7 @@ async def _check_consumer(client: Client, subjects: Subjects) -> Finding:
             break
         await asyncio.sleep(_PAUSE_SECONDS)
         info = await _request(client, subject) or info
-    return check_consumer(DURABLE, info)
+    return check_consumer(DURABLE, info, subjects.pattern(Kind.COMMAND))
 
 
 async def _request(client: Client, subject: str) -> dict[str, Any] | None:

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from timer_service.adapters.nats.subjects import covers
 from timer_service.cli.doctor.finding import Finding, Status
 
 
@@ -41,16 +42,3 @@ def _is_permitted(subject: str, rules: Mapping[str, Any] | None) -> bool:
     allow, deny = rules.get("allow"), rules.get("deny") or ()
     allowed = not allow or any(covers(pattern, subject) for pattern in allow)
     return allowed and not any(covers(pattern, subject) for pattern in deny)
-
-
-def covers(pattern: str, subject: str) -> bool:
-    """Return whether a pattern matches everything that a subject matches. The subject may contain wildcards."""
-    wanted, found = pattern.split("."), subject.split(".")
-    if wanted[-1] == ">":
-        wanted.pop()
-        if len(found) <= len(wanted):
-            return False
-        found = found[: len(wanted)]
-    return len(wanted) == len(found) and all(
-        token in {"*", part} and part != ">" for token, part in zip(wanted, found, strict=True)
-    )

@@ -1,0 +1,76 @@
+"""A backup that is killed at any step, or that meets a fault, leaves a whole file under its name or none."""
+
+import errno
+import os
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.harness.sqlite_files import KILLED, kill_while_open, read_epochs, run_until_step, write_database
+from timer_service.adapters.sqlite.files import new_file
+from timer_service.app.backup import back_up
+from timer_service.config import Config, load_config
+from timer_service.core.errors import StartError
+
+ROWS = [1, 2]
+
+
+def settings(folder: Path) -> Config:
+    return load_config(db_path=folder / "timers.db", database_url=None, database_url_file=None)
+
+
+async def _back_up(folder: Path) -> None:
+    await back_up(settings(folder), folder / "backup.db")
+
+
+def _is_step(name: str) -> bool:
+    return name.startswith("/backup.db")
+
+
+async def test_backup_killed_at_each_step(tmp_path: Path) -> None:
+    """After a kill at any step, the backup does not exist or is whole. Without a file, a second backup succeeds."""
+    prepared = tmp_path / "prepared"
+    prepared.mkdir()
+    await write_database(prepared / "timers.db", ROWS[0])
+    kill_while_open(prepared / "timers.db", ROWS[1])
+    found: list[list[int] | None] = []
+    code = KILLED
+    while code == KILLED:
+        folder = tmp_path / f"killed-at-{len(found) + 1}"
+        shutil.copytree(prepared, folder)
+        code = run_until_step(_back_up, folder, _is_step, len(found) + 1)
+        file = folder / "backup.db"
+        if file.exists():
+            found.append(await read_epochs(file) if file.stat().st_size else [])
+        else:
+            found.append(None)
+            await _back_up(folder)
+            assert await read_epochs(file) == ROWS
+    missing = found.count(None)
+    print(f"killed at {len(found) - 1} steps; after {missing} of them there was no file")
+    assert found == [None] * missing + [ROWS] * (len(found) - missing)
+    assert min(missing, len(found) - missing) > 1
+
+
+def test_file_that_appears_meanwhile(tmp_path: Path) -> None:
+    """A file that another program creates under the name during the backup stays, and the backup fails."""
+    file = tmp_path / "backup.db"
+    with pytest.raises(StartError, match=r"backup.db exists already: give another name"), new_file(file):
+        file.write_text("precious")
+    assert (file.read_text(), list(tmp_path.iterdir())) == ("precious", [file])
+
+
+@pytest.mark.parametrize("code", [errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS])
+def test_file_system_without_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
+    """If the file system has no hard links, the backup fails, says what to do, and leaves no file."""
+
+    def refuse(*_arguments: object, **_options: object) -> None:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(os, "link", refuse)
+    reason = re.escape(f"its file system does not support hard links ({os.strerror(code)})")
+    with pytest.raises(StartError, match=reason), new_file(tmp_path / "backup.db") as draft:
+        draft.write_text("backup")
+    assert list(tmp_path.iterdir()) == []
