@@ -189,6 +189,42 @@ async def test_another_database(site: Site) -> None:
     assert bodies(await site.handle(1)) == ["1"]
 
 
+async def test_worker_with_another_database(site: Site) -> None:
+    """An instance that handles no commands is refused too if the commands belong to another database."""
+    await site.broker.check_database(site.history)
+    with pytest.raises(StartError, match="another database"):
+        await site.broker.check_database(MemoryHistory("other"))
+    await site.user.jetstream().delete_consumer(*CONSUMER)
+    await site.broker.check_database(MemoryHistory("other"))
+
+
+async def consume(subscription: NatsSubscription) -> None:
+    """Handle commands as a service does, until the subscription is closed."""
+    while batch := await subscription.next_batch(10):
+        await subscription.acknowledge(batch)
+
+
+async def test_copy_of_the_database(site: Site) -> None:
+    """A service with a copy of the database is refused while the other one lives, idle or busy, and joins after it."""
+    url = site.user.connected_url
+    assert url is not None
+    other = await NatsBroker.connect(url.geturl(), "timer", reply_prefix="_INBOX.", manage_streams=True)
+    living = await other.subscribe(site.history)
+    consuming = asyncio.create_task(consume(living))
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while not living._pulls.outstanding:
+            await asyncio.sleep(0.01)
+    with pytest.raises(StartError, match="a copy of this database"):
+        await site.broker.subscribe(site.history, alone=True)
+    await living.close()
+    await consuming
+    await other.close()
+    joined = await site.broker.subscribe(site.history, alone=True)
+    await site.send("1")
+    assert bodies(list(await joined.next_batch(10))) == ["1"]
+    await joined.close()
+
+
 async def test_another_database_after_an_outage(site: Site) -> None:
     """If the consumer belongs to another database after an outage, nothing is handled, and the health says why."""
     js = site.user.jetstream()
@@ -279,13 +315,15 @@ async def test_oldest_unsettled_command(site: Site) -> None:
     await site.send("1", "2", "3")
     first, second = await site.take(2)
     found.append(await site.broker.oldest_unsettled())
-    await site.subscription.acknowledge([first])
-    await site.broker._client.flush()
-    found.append(await site.broker.oldest_unsettled())
-    await site.subscription.acknowledge([second, *await site.take(1)])
-    await site.broker._client.flush()
-    found.append(await site.broker.oldest_unsettled())
-    assert found == [None, first.stored_at // 1_000_000, second.stored_at // 1_000_000, None]
+    for settled in ([first], [second, *await site.take(1)]):
+        await site.subscription.acknowledge(settled)
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            while found[-1] == (now := await site.broker.oldest_unsettled()):
+                await asyncio.sleep(0.01)
+        found.append(now)
+    assert found[:2] == [None, first.stored_at // 1_000_000]
+    assert found[2] in {second.stored_at // 1_000_000, None}
+    assert await site.broker.oldest_unsettled() is None
 
 
 async def test_replay(site: Site) -> None:

@@ -33,6 +33,7 @@ def stream_down(kind: Kind) -> Observed:
         (replace(ALL_HEALTHY, subscription=DOWN), {"commands"}),
         (replace(ALL_HEALTHY, consumer=DOWN), {"commands"}),
         (replace(ALL_HEALTHY, publishing=DOWN), {"events"}),
+        (replace(ALL_HEALTHY, workers=DOWN), {"events"}),
         (stream_down(Kind.COMMAND), {"commands"}),
         (stream_down(Kind.DEAD_LETTER), {"commands"}),
         (stream_down(Kind.EVENT), {"events"}),

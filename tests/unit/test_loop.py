@@ -9,6 +9,7 @@ from tests.harness.clock import LoopClock, in_virtual_time
 from tests.harness.metrics import RecordingMetrics
 from timer_service.core.clock import Clock
 from timer_service.core.errors import DatabaseUnavailableError
+from timer_service.core.health import HEALTHY, Health
 from timer_service.core.loop import Loop, Pass
 
 POLL = 5000
@@ -286,3 +287,43 @@ def test_stalled(monkeypatch: pytest.MonkeyPatch) -> None:
     in_time = work.loop.stalled
     monkeypatch.setattr(time, "monotonic", lambda: ended + POLL / 1000 + 60.001)
     assert (in_time, work.loop.stalled) == (False, True)
+
+
+def test_health_after_a_failed_pass() -> None:
+    """A loop is down with the reason after a failed pass, until a pass succeeds."""
+
+    async def main() -> list[Health]:
+        work = Work()
+        work.fails_at = {0}
+        found: list[Health] = []
+        for instant in (500, 1500):
+            work.at(instant, lambda: found.append(work.loop.health))
+        await work.run_until(2000)
+        return found
+
+    failed, repaired = in_virtual_time(main)
+    assert failed == Health.down("loop work fails: RuntimeError('this tick fails')")
+    assert repaired == HEALTHY
+
+
+def test_health_during_a_long_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A loop is down while a pass takes longer than ten seconds. It is healthy between passes, however long."""
+    found: list[Health] = []
+
+    async def main() -> Work:
+        work = Work()
+        began = time.monotonic()
+
+        def look() -> None:
+            for seconds in (9, 11):
+                with monkeypatch.context() as patch:
+                    patch.setattr(time, "monotonic", lambda: began + seconds)  # noqa: B023 - called at once
+                    found.append(work.loop.health)
+
+        work.during[0] = look
+        await work.run_until(1)
+        look()
+        return work
+
+    in_virtual_time(main)
+    assert found == [HEALTHY, Health.down("loop work has been in one pass for 11 s"), HEALTHY, HEALTHY]

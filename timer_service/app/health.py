@@ -20,6 +20,7 @@ class Observed:
     subscription: Health = HEALTHY
     consumer: Health = HEALTHY
     publishing: Health = HEALTHY
+    workers: Health = HEALTHY
 
 
 def flows(observed: Observed, role: str) -> dict[str, Health]:
@@ -40,7 +41,7 @@ def flows(observed: Observed, role: str) -> dict[str, Health]:
         ),
         "queries": worst(of.broker, of.reading),
     }
-    works = {"events": worst(of.broker, of.streams[Kind.EVENT], of.publishing, database)}
+    works = {"events": worst(of.broker, of.streams[Kind.EVENT], of.publishing, database, of.workers)}
     match role:
         case "handler":
             return handles

@@ -98,6 +98,7 @@ class App:
             subscription=Health.down("not subscribed yet") if subscription is None else subscription.health,
             consumer=worst(self._consuming.health, self._consumer.health),
             publishing=self._parts.publishing.health if self._replayed.is_set() else _REPLAYING,
+            workers=HEALTHY if self._workers is None else self._workers.health,
         )
         return flows(observed, self._config.role)
 
@@ -113,7 +114,9 @@ class App:
         await self._wakeups.subscribe()
         if (await self._history.installation()).replay is None:
             self._replayed.set()
-        if self._config.role != "worker":
+        if self._config.role == "worker":
+            await self._broker.check_database(self._history)
+        else:
             self._subscription = await self._serve_commands()
         pages = http_app(self._registry, health=self._health, stalled=self._stalled)
         async with serve_http(pages, self._config.http_host, self._config.http_port) as server:

@@ -6,6 +6,7 @@ from functools import partial
 
 from timer_service import events, runs, signals, timers
 from timer_service.config import Config
+from timer_service.core.health import Health, worst
 from timer_service.core.lease import Lease
 from timer_service.core.loop import Loop, Worker
 from timer_service.core.recovery import take_over_claims
@@ -51,10 +52,16 @@ class Workers:
         self._parts = parts
         self._enabled = [each for each in SLICES if _is_enabled(each, config.enabled)]
         self.loops: list[Loop] = []
+        self._firing: list[Loop] = []
         for each in self._enabled:
             for name, worker in build_workers(each, parts).items():
-                self._add_loop(name, worker, config.polling_interval)
+                self._firing.append(self._add_loop(name, worker, config.polling_interval))
         self._add_upkeep()
+
+    @property
+    def health(self) -> Health:
+        """Down while a loop that fires or publishes fails or hangs."""
+        return worst(*(loop.health for loop in self._firing))
 
     async def recover(self) -> None:
         """End the leases of a dead process, if only one process at a time can use the database."""
@@ -76,7 +83,7 @@ class Workers:
         )
         self._add_loop("row-counts", row_counts, _ROW_COUNTS_INTERVAL)
 
-    def _add_loop(self, name: str, worker: Worker, polling_interval: timedelta) -> None:
+    def _add_loop(self, name: str, worker: Worker, polling_interval: timedelta) -> Loop:
         loop = Loop(
             name,
             worker,
@@ -86,3 +93,4 @@ class Workers:
             outages=self._parts.outages,
         )
         self.loops.append(loop)
+        return loop

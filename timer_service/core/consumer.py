@@ -20,7 +20,7 @@ from timer_service.core.database import Database, Transaction
 from timer_service.core.decoder import decode, parts
 from timer_service.core.errors import ChangedStreamError, Code, Rejection
 from timer_service.core.failures import Failed, Failures
-from timer_service.core.health import Health, OutageLog
+from timer_service.core.health import Health, OutageLog, worst
 from timer_service.core.message import Command
 from timer_service.core.metrics_port import MetricsPort
 from timer_service.core.rejection import Rejected
@@ -33,6 +33,7 @@ from timer_service.core.transactions import in_transaction
 log = logging.getLogger(__name__)
 
 _PAUSE_SECONDS = 1
+_SLOW_BATCH_SECONDS = 10
 _LONGEST_BATCH_SECONDS = 60
 _SUSPICIOUS = 6
 """From this delivery on, a command is handled alone and last. It may be what ended the process."""
@@ -102,8 +103,9 @@ class Consumer:
     @property
     def health(self) -> Health:
         """Down with the reason while commands cannot be handled, or dead letters cannot be stored."""
-        handling = self._failures.health
-        return handling if handling.reason else self._rejector.health
+        if (began := self._batch_began) is not None and (seconds := time.monotonic() - began) > _SLOW_BATCH_SECONDS:
+            return Health.down(f"one batch of commands has been handled for {seconds:.0f} s")
+        return worst(self._failures.health, self._rejector.health)
 
     async def run(self, subscription: Subscription) -> None:
         """Handle batches until the subscription is closed."""
@@ -190,7 +192,7 @@ class Consumer:
             return []
         except Exception as error:  # noqa: BLE001 - `blame` knows every error
             return await self._divide(subscription, accepted, error)
-        self._outages.record_success()
+        self._outages.record_success(part="commands")
         self._worked.update(each.route for each in accepted)
         await self._finish(subscription, accepted, results)
         return []

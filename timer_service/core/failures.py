@@ -48,7 +48,7 @@ class Failures:
     ) -> None:
         """Retry commands that are not at fault, and count nothing against them."""
         if cause in {Blame.OUTAGE, Blame.SETUP}:
-            self._outages.record_failure(str(error))
+            self._outages.record_failure(str(error), part="commands")
         if cause is Blame.SETUP:
             self._failure.record(f"commands cannot be handled: {error}")
         log.debug("commands wait", extra={"count": len(deliveries), "cause": cause.name, "reason": str(error)})
@@ -69,7 +69,7 @@ class Failures:
         for delivery, handler, error in failed:
             all_fail = self._evidence.is_environment(handler)
             if all_fail:
-                self._outages.record_failure(f"every command fails: {error!r}")
+                self._outages.record_failure(f"every command fails: {error!r}", part="commands")
                 self._failure.record(f"every command fails: {error!r}")
             attempts = self._attempts.of(delivery)
             if attempts < (_MAX_ATTEMPTS_IF_ALL_FAIL if all_fail else _MAX_ATTEMPTS):

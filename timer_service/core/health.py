@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 log = logging.getLogger(__name__)
@@ -10,7 +10,7 @@ log = logging.getLogger(__name__)
 _QUIET_SECONDS = 5
 """An outage of the database ends when no call has failed for this long. A failed loop or command is retried sooner."""
 _FORGOTTEN_SECONDS = 60
-"""A failed publish counts for this long. While there are events to publish, relays publish more often."""
+"""A failed call counts for this long. While there is work, loops and relays try more often."""
 
 
 class Health(NamedTuple):
@@ -86,26 +86,40 @@ class OutageLog:
         self._quiet_seconds = quiet_seconds
         self._began_at: float | None = None
         self._failed_at = 0.0
+        self._failing: dict[str | None, float] = {}
+        """When the calls of each caller failed that have not succeeded since."""
         self._back_at: float | None = None
 
     def record_failure(self, reason: str, **seen_by: str) -> None:
         """Record a call that failed because the part could not be used. `seen_by` names the caller in the log."""
         self._failed_at = self._monotonic()
+        self._failing[_caller(seen_by)] = self._failed_at
         self._back_at = None
         if self._began_at is None:
             self._began_at = self._failed_at
             log.warning("%s is unavailable", self._part, extra={"reason": reason, **seen_by})
 
-    def record_success(self) -> None:
-        """Record a call that succeeded. Some calls succeed even in an outage, such as reads while the disk is full."""
+    def record_success(self, **seen_by: str) -> None:
+        """Record a call that succeeded. Some calls succeed even in an outage, such as reads while the disk is full.
+
+        So the outage goes on while another caller has failed within a minute and not succeeded since.
+        """
         if self._began_at is None:
             return
         now = self._monotonic()
+        self._failing.pop(_caller(seen_by), None)
+        if any(now - failed_at < _FORGOTTEN_SECONDS for failed_at in self._failing.values()):
+            return
+        self._failing.clear()
         self._back_at = now if self._back_at is None else self._back_at
         if now - self._failed_at >= self._quiet_seconds:
             seconds = round(self._back_at - self._began_at, 1)
             log.info("%s is available again", self._part, extra={"seconds": seconds})
             self._began_at = None
+
+
+def _caller(seen_by: Mapping[str, str]) -> str | None:
+    return next(iter(seen_by.values()), None)
 
 
 class Publishing:

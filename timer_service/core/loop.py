@@ -10,12 +10,13 @@ from typing import NamedTuple, Protocol
 
 from timer_service.core.clock import Clock
 from timer_service.core.errors import DatabaseUnavailableError
-from timer_service.core.health import OutageLog
+from timer_service.core.health import HEALTHY, Health, OutageLog
 from timer_service.core.metrics_port import MetricsPort
 
 log = logging.getLogger(__name__)
 
 _AFTER_FAILURE_MS = 1000
+_SLOW_PASS_SECONDS = 10
 _LONGEST_PASS_SECONDS = 60
 
 
@@ -64,6 +65,18 @@ class Loop:
         self._next_at: float = math.inf
         self._stopping = False
         self._pass_began: float | None = None
+        self._passing = False
+        self._failure: str | None = None
+
+    @property
+    def health(self) -> Health:
+        """Down after a failed pass until one succeeds, and while a pass takes longer than ten seconds."""
+        if self._failure is not None:
+            return Health.down(f"loop {self.name} fails: {self._failure}")
+        began = self._pass_began
+        if self._passing and began is not None and (seconds := time.monotonic() - began) > _SLOW_PASS_SECONDS:
+            return Health.down(f"loop {self.name} has been in one pass for {seconds:.0f} s")
+        return HEALTHY
 
     @property
     def stalled(self) -> bool:
@@ -93,16 +106,22 @@ class Loop:
     async def _pass(self) -> int:
         now = self._clock.now()
         started = self._pass_began = time.monotonic()
+        self._passing = True
         try:
             done, at = await self._worker.tick(now)
         except DatabaseUnavailableError as error:
+            self._failure = str(error)
             self._outages.record_failure(str(error), loop=self.name)
             log.debug("pass failed: the database is unavailable", extra={"loop": self.name, "reason": str(error)})
             return now + _AFTER_FAILURE_MS
-        except Exception:
+        except Exception as error:
+            self._failure = repr(error)
             log.exception("pass failed", extra={"loop": self.name})
             return now + _AFTER_FAILURE_MS
-        self._outages.record_success()
+        finally:
+            self._passing = False
+        self._failure = None
+        self._outages.record_success(loop=self.name)
         self._metrics.ticked(self.name, time.monotonic() - started)
         if done:
             log.debug("pass done", extra={"loop": self.name, "done": done, "next_at": at})

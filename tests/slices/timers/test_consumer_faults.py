@@ -398,6 +398,17 @@ async def test_inbox_that_cannot_be_published_to(timers: Timers, inbox: str) -> 
 # Health and pauses
 
 
+async def test_health_during_a_long_batch(timers: Timers, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Commands do not flow while one batch takes longer than ten seconds, for example because the database hangs."""
+    began = time.monotonic()
+    timers.consumer._batch_began = began
+    found: list[str | None] = []
+    for seconds in (9, 11):
+        monkeypatch.setattr(time, "monotonic", lambda: began + seconds)  # noqa: B023 - called at once
+        found.append(timers.consumer.health.reason)
+    assert found == [None, "one batch of commands has been handled for 11 s"]
+
+
 async def test_stalled(timers: Timers, monkeypatch: pytest.MonkeyPatch) -> None:
     """The consumer is stalled if it handles the same batch for more than a minute. While it waits, it is not."""
     blocked = asyncio.Event()

@@ -156,6 +156,13 @@ class NatsBroker:
         self._subscription = subscription
         return self._subscription
 
+    async def check_database(self, history: History) -> None:
+        """Check that the commands belong to this database. Raises `StartError` if another one has them."""
+        try:
+            await self._consumer.check_database(await history.installation())
+        except (nats.errors.Error, JetStreamError) as error:
+            raise StartError(f"cannot look up the command consumer: {error!r}") from error
+
     async def caught_up(self, *, restart: bool = False) -> bool:
         """Return whether the backlog is settled, according to JetStream."""
         backlog = self._backlog

@@ -9,8 +9,10 @@ would divide the commands between them. It names the epoch of the stream for whi
 replay it names the request of the replay, so that a second join does not begin again.
 """
 
+import asyncio
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
 
@@ -23,7 +25,7 @@ from timer_service.adapters.nats.subjects import Subjects
 from timer_service.core.broker import History
 from timer_service.core.epochs import Epochs, Received, StoredCommand, StreamState
 from timer_service.core.errors import StartError
-from timer_service.core.installation import Replay
+from timer_service.core.installation import Installation, Replay
 from timer_service.core.message import Kind
 
 DURABLE = "timer-service"
@@ -42,6 +44,8 @@ _EPOCH = "timer-service.epoch"
 _REPLAY = "timer-service.replay"
 _REQUEST_SECONDS = 2
 _NANOSECONDS_PER_MILLISECOND = 1_000_000
+_LOOKS = 10
+_LOOK_SECONDS = 0.3
 
 _Config = Mapping[str, Any]
 
@@ -97,11 +101,16 @@ class DurableConsumer:
         oldest = await self._find(info["ack_floor"]["stream_seq"] + 1)
         return None if oldest is None else oldest.stored_at // _NANOSECONDS_PER_MILLISECOND
 
-    async def join(self, history: History, received: Received | None = None) -> Epochs:
+    async def check_database(self, installation: Installation) -> None:
+        """Raises `StartError` if the consumer exists and belongs to another database."""
+        with suppress(NotFoundError):
+            self._check_database((await self.info())["config"], installation.database_id)
+
+    async def join(self, history: History, received: Received | None = None, *, alone: bool = False) -> Epochs:
         """Create the consumer if it is missing, and restore `ack_wait`. Return the epochs of the stream.
 
-        `received`: the newest command that the consumer has delivered to this instance. Raises `StartError` if the
-        consumer belongs to another database.
+        `received`: the newest command that the consumer has delivered to this instance. `alone`: no other instance can
+        share the database. Raises `StartError` if the consumer belongs to another database, or to a copy of this one.
         """
         installation = await history.installation()
         try:
@@ -110,6 +119,8 @@ class DurableConsumer:
             found = None
         if found is not None:
             self._check_database(found["config"], installation.database_id)
+            if alone:
+                await self._check_nobody_consumes(found)
         epochs = await history.recognize(self._look, self._find, received)
         marks = {_DATABASE: installation.database_id, _EPOCH: str(epochs.newest.epoch)}
         if (replay := installation.replay) is not None:
@@ -182,6 +193,21 @@ class DurableConsumer:
                 f"other service and delete the consumer (`nats consumer rm {self._stream} {DURABLE}`): then this "
                 "service handles every command that the stream still has"
             )
+
+    async def _check_nobody_consumes(self, found: Mapping[str, Any]) -> None:
+        """Look some times whether another service pulls or settles commands. The pull of a dead one ends after 1 s."""
+        for _ in range(_LOOKS):
+            if not found["num_waiting"] and not found["num_ack_pending"]:
+                return
+            await asyncio.sleep(_LOOK_SECONDS)
+            before, found = found, await self.info()
+            progress = any(found[count] != before[count] for count in ("delivered", "ack_floor", "num_ack_pending"))
+            if not found["num_waiting"] and not progress:
+                return
+        raise StartError(
+            f"another service with a copy of this database handles the commands of stream {self._stream}. Stop it. To "
+            "try out a copy, for example a restored backup, use another broker or another TIMER_SUBJECT_PREFIX"
+        )
 
     async def _create(self, marks: Mapping[str, str], start: _Config) -> None:
         config = {

@@ -13,6 +13,7 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription as Interest
 from nats.js.errors import Error as JetStreamError
+from nats.js.errors import NotFoundError
 
 from timer_service.adapters.nats.buffer import Buffer
 from timer_service.adapters.nats.durable import DURABLE, DurableConsumer
@@ -180,7 +181,7 @@ class NatsSubscription:
         """Join the consumer. Begin a new stay unless the stream and the epoch are the same."""
         newest = self._buffer.newest
         received = newest and Received(self._epochs.newest.epoch, newest)
-        epochs = await self._consumer.join(self._history, received)
+        epochs = await self._consumer.join(self._history, received, alone=self._alone)
         if not self._stay or epochs.newest[:3] != self._epochs.newest[:3]:
             self._stay += 1
             if self._stay > 1:
@@ -209,6 +210,10 @@ class NatsSubscription:
                 await self._join()
             except StartError as error:  # the consumer belongs to another database
                 self._report(str(error))
+            except NotFoundError:
+                self._report(f"stream {self._subjects.stream(Kind.COMMAND)} is missing")
+            except nats.errors.TimeoutError:
+                self._report("JetStream does not answer")
             except _OUTAGES as error:
                 self._report(repr(error))
 
