@@ -72,6 +72,23 @@ async def test_commands_under_an_old_epoch(store: Database) -> None:
         await in_transaction(store, lambda tx: advance(tx, [new, known]))
 
 
+async def test_older_command_is_handled_later(store: Database) -> None:
+    """The newest handled command stays the newest when an older one is delivered again."""
+    history = CommandHistory(store)
+
+    async def look() -> StreamState:
+        return state(20)
+
+    epochs = await history.recognize(look, find)
+    await handle(store, [epochs.position(9)])
+    await handle(store, [epochs.position(3)])
+
+    async def look_after_a_rollback() -> StreamState:
+        return state(5)
+
+    assert (await history.recognize(look_after_a_rollback, find)).newest.epoch > epochs.newest.epoch
+
+
 async def test_concurrent_joins(store: Database) -> None:
     """Instances that meet a new stream at the same time agree on its epoch."""
 

@@ -168,3 +168,14 @@ async def test_refused_queries_get_an_error() -> None:
         "the query waited for too long",
         "the query waited for too long",
     ]
+
+
+def test_tenants_without_queries_are_forgotten() -> None:
+    """The queue remembers no tenant that has no query, so clients cannot make it grow by using many names."""
+    queue = QueryQueue[str](LIMITS)
+    for number in range(100):
+        queue.add(f"tenant-{number}", "query", 0, 0)
+        turn = queue.take(0)
+        assert turn is not None
+        queue.end(turn.tenant)
+    assert [len(each) for each in (queue._waiting, queue._bytes, queue._running)] == [0, 0, 0]

@@ -191,6 +191,18 @@ async def test_all_commands_fail_for_ever(
     assert longest == timedelta(seconds=60)
 
 
+async def test_bad_commands_one_after_the_other(timers: Timers) -> None:
+    """A bad command that was given up is no evidence against the next one: each is rejected at its tenth attempt."""
+    await timers.sql("CREATE UNIQUE INDEX forced ON timer_schedules (correlation_id)")
+    await timers.schedule("first", envelope={"correlationId": "a"})
+    for number in range(3):
+        bad = timers.send(schedule_timer(f"bad-{number}", envelope={"correlationId": "a"}))
+        await consume_again_and_again(timers, 9)
+        assert bad in timers.broker.unsettled
+        await consume_again_and_again(timers, 1)
+        assert timers.broker.settlements.terminated[number:] == [bad]
+
+
 async def test_two_bad_commands_beside_a_good_one(timers: Timers) -> None:
     """Two commands that always fail are rejected after ten attempts if other commands are handled meanwhile."""
     await timers.sql("CREATE UNIQUE INDEX forced ON timer_schedules (correlation_id)")
@@ -372,6 +384,21 @@ async def test_nothing_is_stored_again_while_the_other_waits(store: Database, cl
     assert (len(stored), broker.settlements.terminated, timers.consumer.health) == (1, [position], HEALTHY)
 
 
+async def test_waiting_for_the_broker_does_not_count_as_refused(timers: Timers) -> None:
+    """A dead letter that waited long for room is not dropped when the broker then refuses it once."""
+    position = timers.send(b"{")
+    timers.broker.loses_acknowledgement_of = lambda message: message.address.kind is Kind.DEAD_LETTER
+    await consume_again_and_again(timers)
+    timers.broker.loses_acknowledgement_of = never
+    timers.broker.refuses = lambda message: message.address.kind is Kind.DEAD_LETTER
+    await consume_again_and_again(timers, 1)
+    assert (timers.metrics.dropped_letters, timers.broker.settlements.terminated) == ({}, [])
+    timers.broker.refuses = never
+    await consume_again_and_again(timers, 1)
+    assert timers.broker.settlements.terminated == [position]
+    assert len(timers.broker.dead_letters) == 1
+
+
 async def test_audit_line(timers: Timers, caplog: pytest.LogCaptureFixture) -> None:
     """The log names the tenant of a rejected command, with escapes, and its sequence, but not its payload."""
     caplog.set_level("INFO")
@@ -407,6 +434,22 @@ async def test_health_during_a_long_batch(timers: Timers, monkeypatch: pytest.Mo
         monkeypatch.setattr(time, "monotonic", lambda: began + seconds)  # noqa: B023 - called at once
         found.append(timers.consumer.health.reason)
     assert found == [None, "one batch of commands has been handled for 11 s"]
+
+
+async def test_stalled_after_an_unexpected_error(timers: Timers, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a batch that failed unexpectedly the consumer waits for the next one, so it is not stalled."""
+
+    async def fail(_deliveries: Sequence[Delivery]) -> None:
+        raise RuntimeError("a surprise")
+
+    timers.send(schedule_timer())
+    subscription = await timers.broker.subscribe()
+    monkeypatch.setattr(subscription, "acknowledge", fail)
+    with pytest.raises(RuntimeError):
+        await timers.consumer.handle(subscription, await subscription.next_batch(10))
+    later = time.monotonic() + 1000
+    monkeypatch.setattr(time, "monotonic", lambda: later)
+    assert not timers.consumer.stalled
 
 
 async def test_stalled(timers: Timers, monkeypatch: pytest.MonkeyPatch) -> None:
