@@ -9,14 +9,14 @@ would divide the commands between them. It names the epoch of the stream for whi
 replay it names the instant since which commands are delivered again, so that a second join does not begin again.
 """
 
-import json
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
 
 from nats.aio.client import Client
-from nats.js.errors import APIError, NotFoundError
+from nats.js.errors import NotFoundError
 
+from timer_service.adapters.nats.api import request
 from timer_service.adapters.nats.stored import nanoseconds
 from timer_service.adapters.nats.subjects import Subjects
 from timer_service.core.broker import History
@@ -38,7 +38,6 @@ _SAVED_ACK_WAIT = "timer-service.ack-wait"
 _DATABASE = "timer-service.database"
 _EPOCH = "timer-service.epoch"
 _REPLAY = "timer-service.replay"
-_REQUEST_SECONDS = 2
 
 _Config = Mapping[str, Any]
 
@@ -69,16 +68,14 @@ class DurableConsumer:
 
     async def subjects(self, pattern: str) -> Mapping[str, int]:
         """Return the subjects of the stored commands that match, with their numbers; at most 100,000 subjects."""
-        request = json.dumps({"subjects_filter": pattern}).encode()
-        info = await self._request(f"STREAM.INFO.{self._stream}", request)
+        info = await self._request(f"STREAM.INFO.{self._stream}", {"subjects_filter": pattern})
         found: Mapping[str, int] = info["state"].get("subjects") or {}
         return found
 
     async def read(self, sequence: int, subject: str = ">") -> Mapping[str, Any] | None:
         """Return the first stored message at a sequence or after it, with a subject; None if there is none."""
-        request = json.dumps({"seq": sequence, "next_by_subj": subject}).encode()
         try:
-            answer = await self._request(f"STREAM.MSG.GET.{self._stream}", request)
+            answer = await self._request(f"STREAM.MSG.GET.{self._stream}", {"seq": sequence, "next_by_subj": subject})
         except NotFoundError:
             return None
         message: Mapping[str, Any] = answer["message"]
@@ -191,14 +188,10 @@ class DurableConsumer:
     async def _write(self, action: str, config: _Config) -> None:
         """Create or update the consumer. The driver's own type would drop settings that the driver does not know."""
         body = {"stream_name": self._stream, "config": config, "action": action}
-        await self._request(f"CONSUMER.DURABLE.CREATE.{self._stream}.{DURABLE}", json.dumps(body).encode())
+        await self._request(f"CONSUMER.DURABLE.CREATE.{self._stream}.{DURABLE}", body)
 
-    async def _request(self, subject: str, body: bytes = b"") -> Mapping[str, Any]:
-        reply = await self._client.request(f"$JS.API.{subject}", body, timeout=_REQUEST_SECONDS)
-        answer: Mapping[str, Any] = json.loads(reply.data)
-        if "error" in answer:
-            APIError.from_error(answer["error"])  # raises
-        return answer
+    async def _request(self, name: str, body: Mapping[str, Any] | None = None) -> Mapping[str, Any]:
+        return await request(self._client, name, body)
 
 
 def _without_replay(config: _Config, since: int | None) -> _Config:
