@@ -8,7 +8,9 @@ import pytest
 from tests.harness.brokers import HARNESSES, NatsHarness
 from tests.harness.builders import command_address, delivery
 from tests.harness.clock import NOW
+from tests.harness.history import MemoryHistory
 from tests.harness.nats_client import read_stream
+from tests.harness.raw_nats import RawMessage, RawNats, header_block
 from timer_service.core.broker import Delivery, PublishStatus
 from timer_service.core.errors import Code, Rejection
 from timer_service.core.message import Position
@@ -92,3 +94,19 @@ async def test_headers_come_back(nats_harness: NatsHarness) -> None:
     (letter,) = await nats_harness.dead_letters("acme")
     assert {name: letter.headers[name] for name in plain} == plain
     assert json.loads(letter.headers["Timer-Original-Headers"]) == others
+
+
+async def test_repeated_headers_come_back(nats_harness: NatsHarness) -> None:
+    """The dead letter of a command that repeats a header has all values, as they were published."""
+    block = header_block(b"X: 1", b"once: a", b"X: 2")
+    url = nats_harness.user.connected_url
+    assert url is not None
+    assert url.port is not None
+    async with RawNats.connect(url.port) as user:
+        await user.publish([RawMessage(b"timer.cmd.v1.acme.schedule-timer", b"{", block)])
+    (command,) = await (await nats_harness.broker.subscribe(MemoryHistory())).next_batch(1)
+    rejected = Rejected(command, Rejection(Code.INVALID_JSON, "no"), None)
+    await nats_harness.broker.publish(rejected.messages(NOW, nats_harness.broker.features.max_message_bytes))
+    (letter,) = await nats_harness.dead_letters("acme")
+    assert json.loads(letter.headers["Timer-Original-Headers"]) == {"X": ["1", "2"]}
+    assert letter.headers["once"] == "a"

@@ -15,10 +15,12 @@ from nats.js import JetStreamContext
 from nats.js.api import AckPolicy, ConsumerConfig, DiscardPolicy, StreamConfig
 from nats.js.errors import NotFoundError
 
+from tests.harness.builders import event
 from tests.harness.clock import NOW
 from tests.harness.history import MemoryHistory
 from tests.harness.processes import PATIENCE_SECONDS, NatsServer
 from timer_service.adapters.nats import NatsBroker
+from timer_service.core.broker import PublishStatus
 from timer_service.core.errors import StartError
 from timer_service.core.health import HEALTHY
 from timer_service.core.message import Kind
@@ -54,18 +56,22 @@ async def connected(
         await broker.close()
 
 
+async def request(js: JetStreamContext, name: str, body: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an answer of JetStream as the server sends it. The driver's types may lack settings."""
+    reply: dict[str, Any] = json.loads((await js._nc.request(f"$JS.API.{name}", json.dumps(body).encode())).data)
+    assert "error" not in reply, reply
+    return reply
+
+
 async def consumer_config(js: JetStreamContext) -> dict[str, Any]:
-    """Return the settings of the consumer as the server has them. The driver's type lacks some."""
-    reply = await js._nc.request("$JS.API.CONSUMER.INFO.TIMER_CMD.timer-service")
-    found: dict[str, Any] = json.loads(reply.data)["config"]
+    found: dict[str, Any] = (await request(js, "CONSUMER.INFO.TIMER_CMD.timer-service", {}))["config"]
     return found
 
 
 async def edit_consumer(js: JetStreamContext, config: Mapping[str, Any]) -> None:
     """Change the consumer as `nats consumer edit` does."""
-    body = json.dumps({"stream_name": "TIMER_CMD", "config": config, "action": "update"}).encode()
-    reply = await js._nc.request("$JS.API.CONSUMER.DURABLE.CREATE.TIMER_CMD.timer-service", body)
-    assert "error" not in json.loads(reply.data), reply.data
+    body = {"stream_name": "TIMER_CMD", "config": config, "action": "update"}
+    await request(js, "CONSUMER.DURABLE.CREATE.TIMER_CMD.timer-service", body)
 
 
 def stream_lines(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -137,6 +143,45 @@ async def test_changed_stream(server: NatsServer, js: JetStreamContext, *, manag
     else:
         assert found == DiscardPolicy.OLD
         assert reason.startswith("stream TIMER_CMD needs discard = new")
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"allow_msg_ttl": True, "subject_delete_marker_ttl": 5_000_000_007, "allow_direct": True},
+        {"deny_delete": True, "deny_purge": True, "allow_batched": True},
+        {"max_age": 604_800_123_456_789, "duplicate_window": 60_000_000_007, "first_seq": 10, "compression": "s2"},
+        {"max_msgs": 10_000, "max_bytes": 10**9, "max_msgs_per_subject": 7, "max_msg_size": 1_048_576},
+        {"max_consumers": 9, "consumer_limits": {"max_ack_pending": 50_000, "inactive_threshold": 3_600_000_000_001}},
+        {"republish": {"src": ">", "dest": "copy.>", "headers_only": True}, "metadata": {"owner": "ops"}},
+        {"sources": [{"name": "OTHER", "filter_subject": "x", "opt_start_time": "2026-01-01T00:00:00.123456789Z"}]},
+    ],
+    ids=",".join,
+)
+async def test_an_update_keeps_the_settings_of_the_operator(
+    server: NatsServer, js: JetStreamContext, settings: dict[str, Any]
+) -> None:
+    """An update of a stream changes only the settings that the service needs. The others stay to the nanosecond."""
+    await js.delete_stream("TIMER_EVT")
+    config = {"name": "TIMER_EVT", "subjects": ["timer.evt.v1.*.*"], "description": "ours", **settings}
+    before = (await request(js, "STREAM.CREATE.TIMER_EVT", config))["config"]
+    async with connected(server, manage=True):
+        after = (await request(js, "STREAM.INFO.TIMER_EVT", {}))["config"]
+    for each in before, after:
+        each["metadata"] = {name: text for name, text in each["metadata"].items() if not name.startswith("_nats.")}
+    assert after == {**before, "discard": "new", "allow_atomic": True}
+    assert before.keys() >= settings.keys()
+
+
+async def test_stream_with_asynchronous_writes(server: NatsServer, js: JetStreamContext) -> None:
+    """A stream with `persist_mode: async` cannot take atomic batches. It is used without them."""
+    await js.delete_stream("TIMER_EVT")
+    config = {"name": "TIMER_EVT", "subjects": ["timer.evt.v1.*.*"], "discard": "new", "persist_mode": "async"}
+    await request(js, "STREAM.CREATE.TIMER_EVT", config)
+    async with connected(server, manage=True) as broker:
+        (result,) = await broker.publish([event(1)])
+        assert result.status is PublishStatus.PUBLISHED
+    assert not (await js.stream_info("TIMER_EVT")).config.allow_atomic
 
 
 @pytest.mark.parametrize(

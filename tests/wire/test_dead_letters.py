@@ -2,6 +2,7 @@
 
 import json
 import re
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -101,6 +102,39 @@ def test_headers_that_cannot_be_sent() -> None:
     assert json.loads(letter.headers["Timer-Original-Headers"]) == others
     assert letter.headers["Timer-Original-Headers"].isascii()
     assert "Timer-Headers-Omitted" not in letter.headers
+
+
+class Repeated(dict[str, str]):
+    """Headers of which some names occur several times, as a broker may deliver them."""
+
+    def __init__(self, *pairs: tuple[str, str]) -> None:
+        super().__init__(pairs)
+        self._pairs = pairs
+
+    def items(self) -> Any:
+        return self._pairs
+
+
+def test_headers_with_the_same_name() -> None:
+    """All values of a header that occurs several times are in the JSON header, in order. Names differ by case."""
+    repeated = [("X", "1"), ("once", "a"), ("X", "2"), ("Nats-TTL", "1"), ("x", "3"), ("Nats-TTL", "2"), ("X", "1")]
+    given_delivery = delivery(b"x")
+    given_delivery.headers = Repeated(*repeated, ("a/b", "4"))
+    letter = letter_of(given_delivery)
+    assert json.loads(letter.headers["Timer-Original-Headers"]) == {
+        "X": ["1", "2", "1"],
+        "Nats-TTL": ["1", "2"],
+        "a/b": "4",
+    }
+    assert (letter.headers["once"], letter.headers["x"]) == ("a", "3")
+    assert {"X", "Timer-Original-Nats-TTL", "Timer-Headers-Omitted"}.isdisjoint(letter.headers)
+
+
+def test_one_header_that_occurs_too_often() -> None:
+    """A header that occurs more than 100 times counts as more than 100 headers."""
+    given_delivery = delivery(b"x")
+    given_delivery.headers = Repeated(*[("X", "1")] * 101)
+    assert letter_of(given_delivery).headers["Timer-Headers-Omitted"] == "true"
 
 
 def test_headers_that_mislead() -> None:

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from itertools import islice
 
 from timer_service.core.broker import Delivery, Headers
@@ -37,7 +37,7 @@ def dead_letter(delivery: Delivery, rejection: Rejection, max_bytes: int) -> Mes
     reasons = _reasons(delivery, rejection)
     originals = _original_headers(delivery.headers)
     headers = {HEADERS_OMITTED: "true", **reasons} if originals is None else {**originals, **reasons}
-    if len(delivery.body) + _size(headers) > max_bytes:
+    if len(delivery.body) + _size(headers.items()) > max_bytes:
         return _message(delivery, b"", {**headers, BODY_OMITTED: "true"})
     return _message(delivery, delivery.body, headers)
 
@@ -79,15 +79,21 @@ def _reasons(delivery: Delivery, rejection: Rejection) -> dict[str, str]:
 def _original_headers(headers: Headers) -> dict[str, str] | None:
     """Return the command's headers as the dead letter carries them, or None if they are too large or too many.
 
-    A header that a broker could refuse, change or misunderstand goes into one header, as JSON.
+    A header that a broker could refuse, change or misunderstand goes into one header, as JSON. A header that occurs
+    several times does too, with a list of its values: a message has each name once.
     """
-    found = dict(islice(headers.items(), _MOST_HEADERS + 1))
+    found = list(islice(headers.items(), _MOST_HEADERS + 1))
     if len(found) > _MOST_HEADERS or _size(found) > _MAX_HEADERS:
         return None
+    values: dict[str, list[str]] = {}
+    for name, value in found:
+        values.setdefault(name, []).append(value)
     kept: dict[str, str] = {}
-    others: dict[str, str] = {}
-    for name, value in found.items():
-        if not (_NAME.fullmatch(name) and _VALUE.fullmatch(value)) or _is_misleading(name.lower()):
+    others: dict[str, str | list[str]] = {}
+    for name, (value, *more) in values.items():
+        if more:
+            others[name] = [value, *more]
+        elif not (_NAME.fullmatch(name) and _VALUE.fullmatch(value)) or _is_misleading(name.lower()):
             others[name] = value
         elif name.lower().startswith("nats-"):  # it would change how the broker stores the dead letter
             kept[f"Timer-Original-{name}"] = value
@@ -95,16 +101,16 @@ def _original_headers(headers: Headers) -> dict[str, str] | None:
             kept[name] = value
     if others:
         kept[ORIGINAL_HEADERS] = json.dumps(others, separators=(",", ":")).replace("\x7f", "\\u007f")
-    return kept if _size(kept) <= _MAX_HEADERS else None
+    return kept if _size(kept.items()) <= _MAX_HEADERS else None
 
 
 def _is_misleading(name: str) -> bool:
     return name.startswith(_OWN) or name in _STATUS
 
 
-def _size(headers: Mapping[str, str]) -> int:
+def _size(headers: Iterable[tuple[str, str]]) -> int:
     """Return the bytes of headers on the wire, with room for headers that a broker adapter adds."""
-    return _ADDED_HEADERS + sum(len(f"{name}: {value}\r\n".encode(errors="replace")) for name, value in headers.items())
+    return _ADDED_HEADERS + sum(len(f"{name}: {value}\r\n".encode(errors="replace")) for name, value in headers)
 
 
 def _one_line(text: str) -> str:

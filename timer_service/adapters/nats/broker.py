@@ -92,9 +92,7 @@ class NatsBroker:
         broker = cls(Subjects(subject_prefix), reply_prefix)
         await broker._connect(urls, login.options())
         try:
-            found = await prepare_streams(
-                broker._client.jetstream(), broker._subjects, manage=manage_streams, retention=retention
-            )
+            found = await prepare_streams(broker._client, broker._subjects, manage=manage_streams, retention=retention)
         except nats.errors.Error as error:
             await broker._client.close()
             raise StartError(f"JetStream does not answer: {error}") from error
@@ -105,7 +103,7 @@ class NatsBroker:
         broker.streams = StreamUpkeep(
             broker._client, broker._subjects, broker._consumer, found, manage=manage_streams, retention=retention
         )
-        atomic = {kind for kind, stream in found.items() if stream.config.allow_atomic}
+        atomic = {kind for kind, stream in found.items() if stream["config"].get("allow_atomic")}
         broker._backlog = Backlog(broker._consumer)
         broker._publisher = Publisher(broker._client, broker._subjects, atomic=atomic)
         return broker

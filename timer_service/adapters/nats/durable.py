@@ -10,15 +10,15 @@ replay it names the request of the replay, so that a second join does not begin 
 """
 
 import asyncio
-import json
 from collections.abc import Mapping
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
 
 from nats.aio.client import Client
-from nats.js.errors import APIError, NotFoundError
+from nats.js.errors import NotFoundError
 
+from timer_service.adapters.nats.api import request
 from timer_service.adapters.nats.listing import Listing, list_subjects
 from timer_service.adapters.nats.stored import nanoseconds
 from timer_service.adapters.nats.subjects import Subjects
@@ -42,7 +42,6 @@ _SAVED_ACK_WAIT = "timer-service.ack-wait"
 _DATABASE = "timer-service.database"
 _EPOCH = "timer-service.epoch"
 _REPLAY = "timer-service.replay"
-_REQUEST_SECONDS = 2
 _NANOSECONDS_PER_MILLISECOND = 1_000_000
 _LOOKS = 10
 _LOOK_SECONDS = 0.3
@@ -85,9 +84,8 @@ class DurableConsumer:
 
     async def read(self, sequence: int, subject: str = ">") -> Mapping[str, Any] | None:
         """Return the first stored message at a sequence or after it, with a subject; None if there is none."""
-        request = json.dumps({"seq": sequence, "next_by_subj": subject}).encode()
         try:
-            answer = await self._request(f"STREAM.MSG.GET.{self._stream}", request)
+            answer = await self._request(f"STREAM.MSG.GET.{self._stream}", {"seq": sequence, "next_by_subj": subject})
         except NotFoundError:
             return None
         message: Mapping[str, Any] = answer["message"]
@@ -241,14 +239,10 @@ class DurableConsumer:
     async def _write(self, action: str, config: _Config) -> None:
         """Create or update the consumer. The driver's own type would drop settings that the driver does not know."""
         body = {"stream_name": self._stream, "config": config, "action": action}
-        await self._request(f"CONSUMER.DURABLE.CREATE.{self._stream}.{DURABLE}", json.dumps(body).encode())
+        await self._request(f"CONSUMER.DURABLE.CREATE.{self._stream}.{DURABLE}", body)
 
-    async def _request(self, subject: str, body: bytes = b"") -> Mapping[str, Any]:
-        reply = await self._client.request(f"$JS.API.{subject}", body, timeout=_REQUEST_SECONDS)
-        answer: Mapping[str, Any] = json.loads(reply.data)
-        if "error" in answer:
-            APIError.from_error(answer["error"])  # raises
-        return answer
+    async def _request(self, name: str, body: Mapping[str, Any] | None = None) -> Mapping[str, Any]:
+        return await request(self._client, name, body)
 
 
 def _without_replay(config: _Config, replay: Replay | None) -> _Config:

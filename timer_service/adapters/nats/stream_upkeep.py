@@ -7,13 +7,12 @@ from datetime import timedelta
 
 import nats.errors
 from nats.aio.client import Client
-from nats.js.api import StreamInfo
 from nats.js.errors import Error as JetStreamError
 from nats.js.errors import NotFoundError
 
 from timer_service.adapters.nats.delivery_check import check_delivery
 from timer_service.adapters.nats.durable import DURABLE, DurableConsumer
-from timer_service.adapters.nats.streams import STORED_KINDS, check_age, prepare_stream
+from timer_service.adapters.nats.streams import STORED_KINDS, StreamInfo, check_age, prepare_stream
 from timer_service.adapters.nats.subjects import Subjects
 from timer_service.core.errors import StartError
 from timer_service.core.health import HEALTHY, Health, OutageLog, worst
@@ -22,7 +21,6 @@ from timer_service.core.message import Kind
 
 log = logging.getLogger(__name__)
 
-_REQUEST_SECONDS = 2
 _AGAIN_MS = 1000
 _FULL = 0.99
 """The share of a limit from which a stream counts as full. The next messages may still fit, the next batch may not."""
@@ -48,11 +46,10 @@ class StreamUpkeep:
         """`found`: the streams at the start. `retention`: how long the database keeps settled rows; None: for ever."""
         self._client = client
         self._consumer = consumer
-        self._js = client.jetstream(timeout=_REQUEST_SECONDS)
         self._subjects = subjects
         self._manage = manage
         self._retention = retention
-        self._created = {kind: info.created for kind, info in found.items()}
+        self._created = {kind: info["created"] for kind, info in found.items()}
         self._outages = {
             kind: OutageLog(part=f"stream {subjects.stream(kind)}", quiet_seconds=0) for kind in STORED_KINDS
         }
@@ -72,13 +69,13 @@ class StreamUpkeep:
     async def _check(self, kind: Kind) -> Health:
         name = self._subjects.stream(kind)
         try:
-            info = await prepare_stream(self._js, self._subjects, kind, manage=self._manage)
+            info = await prepare_stream(self._client, self._subjects, kind, manage=self._manage)
         except StartError as error:
             return Health.down(str(error))
         except (nats.errors.Error, JetStreamError, OSError) as error:
             return Health.down(f"JetStream does not answer about stream {name}: {str(error) or type(error).__name__}")
-        if info.created != self._created.get(kind):
-            self._created[kind] = info.created
+        if info["created"] != self._created.get(kind):
+            self._created[kind] = info["created"]
             log.warning(
                 "a stream was created again; messages that only the old one had are lost", extra={"stream": name}
             )
@@ -106,14 +103,14 @@ class StreamUpkeep:
 
 def check_room(info: StreamInfo) -> Health:
     """Return whether a stream has room, as far as its own limits are concerned."""
-    config, state = info.config, info.state
+    config, state = info["config"], info["state"]
     for name, used, limit in (
-        ("max_bytes", state.bytes, config.max_bytes),
-        ("max_msgs", state.messages, config.max_msgs),
+        ("max_bytes", state["bytes"], config["max_bytes"]),
+        ("max_msgs", state["messages"], config["max_msgs"]),
     ):
-        if limit is not None and limit > 0 and used >= limit * _FULL:
+        if limit > 0 and used >= limit * _FULL:
             return Health.down(
-                f"stream {config.name} is full: it has {used} of {name} = {limit}; "
+                f"stream {config['name']} is full: it has {used} of {name} = {limit}; "
                 "raise the limit, or delete messages that nobody needs"
             )
     return HEALTHY

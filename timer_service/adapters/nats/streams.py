@@ -1,19 +1,17 @@
-"""The streams of the service: created, updated or only checked."""
+"""The streams of the service: created, updated or only checked.
 
+Streams are described as the server does, in JSON. So an update changes nothing that belongs to the operator: the types
+of the driver lack settings of a newer server, and shorten the times of sources.
+"""
+
+from collections.abc import Mapping
 from datetime import timedelta
-from enum import Enum
 from typing import Any
 
-from nats.js import JetStreamContext
-from nats.js.api import (
-    DiscardPolicy,
-    RetentionPolicy,
-    StorageType,
-    StreamConfig,
-    StreamInfo,
-)
+from nats.aio.client import Client
 from nats.js.errors import APIError, NotFoundError
 
+from timer_service.adapters.nats.api import request
 from timer_service.adapters.nats.subjects import Subjects
 from timer_service.core.errors import StartError
 from timer_service.core.health import HEALTHY, Health
@@ -26,43 +24,49 @@ _MAX_AGE = {
 }
 STORED_KINDS = tuple(_MAX_AGE)
 """The kinds of messages that streams store."""
+_DUPLICATE_WINDOW = timedelta(minutes=2)
+_WRITE_SECONDS = 5
+
+StreamInfo = Mapping[str, Any]
+"""What JetStream says about a stream: `config`, `state`, `created` and more."""
 
 
 async def prepare_streams(
-    js: JetStreamContext, subjects: Subjects, *, manage: bool, retention: timedelta | None
+    client: Client, subjects: Subjects, *, manage: bool, retention: timedelta | None
 ) -> dict[Kind, StreamInfo]:
     """Create or update every stream, or only check it if not `manage`. Raises `StartError` if one is wrong."""
-    found = {kind: await prepare_stream(js, subjects, kind, manage=manage) for kind in STORED_KINDS}
+    found = {kind: await prepare_stream(client, subjects, kind, manage=manage) for kind in STORED_KINDS}
     if (reason := check_age(found[Kind.COMMAND], retention).reason) is not None:
         raise StartError(reason)
     return found
 
 
-async def prepare_stream(js: JetStreamContext, subjects: Subjects, kind: Kind, *, manage: bool) -> StreamInfo:
+async def prepare_stream(client: Client, subjects: Subjects, kind: Kind, *, manage: bool) -> StreamInfo:
     """Create or update one stream, or only check it if not `manage`. Raises `StartError` if it is wrong."""
     name = subjects.stream(kind)
     try:
         try:
-            info = await js.stream_info(name)
+            info = await request(client, f"STREAM.INFO.{name}")
         except NotFoundError:
             if not manage:
                 raise StartError(f"stream {name} is missing: create it, or set TIMER_MANAGE_STREAMS=true") from None
-            return await js.add_stream(_wanted(subjects, kind))
-        missing = _missing(info.config, subjects, kind)
+            return await request(client, f"STREAM.CREATE.{name}", _wanted(subjects, kind), seconds=_WRITE_SECONDS)
+        missing = _missing(info["config"], subjects, kind)
         if missing and manage:
-            return await js.update_stream(info.config.evolve(**missing))
+            wanted = {**info["config"], **missing}
+            return await request(client, f"STREAM.UPDATE.{name}", wanted, seconds=_WRITE_SECONDS)
     except APIError as error:
         raise StartError(f"stream {name} cannot be set up: {error.description}") from error
     missing.pop("allow_atomic", None)  # without it publishing works, but is slower
     if missing:
-        needed = ", ".join(f"{field} = {_text(value)}" for field, value in missing.items())
+        needed = ", ".join(f"{field} = {value}" for field, value in missing.items())
         raise StartError(f"stream {name} needs {needed}: change the stream, or set TIMER_MANAGE_STREAMS=true")
     return info
 
 
 def check_age(commands: StreamInfo, retention: timedelta | None) -> Health:
     """Return whether the stream of commands keeps them for at most `retention`. None: for any time."""
-    kept = timedelta(seconds=commands.config.max_age or 0)
+    kept = timedelta(microseconds=commands["config"]["max_age"] / 1000)
     if retention is None or timedelta() < kept <= retention:
         return HEALTHY
     return Health.down(
@@ -72,31 +76,34 @@ def check_age(commands: StreamInfo, retention: timedelta | None) -> Health:
     )
 
 
-def _text(value: object) -> str:
-    return str(value.value) if isinstance(value, Enum) else str(value)
+def _wanted(subjects: Subjects, kind: Kind) -> dict[str, Any]:
+    return {
+        "name": subjects.stream(kind),
+        "subjects": [subjects.pattern(kind)],
+        "retention": "limits",
+        "storage": "file",
+        "num_replicas": 1,
+        "discard": "new",  # a full stream refuses messages; `old` would delete stored ones
+        "max_age": _nanoseconds(_MAX_AGE[kind]),
+        "duplicate_window": _nanoseconds(_DUPLICATE_WINDOW),
+        "allow_atomic": True,
+    }
 
 
-def _wanted(subjects: Subjects, kind: Kind) -> StreamConfig:
-    return StreamConfig(
-        name=subjects.stream(kind),
-        subjects=[subjects.pattern(kind)],
-        retention=RetentionPolicy.LIMITS,
-        storage=StorageType.FILE,
-        discard=DiscardPolicy.NEW,  # a full stream refuses messages; `old` would delete stored ones
-        max_age=_MAX_AGE[kind].total_seconds(),
-        duplicate_window=120,
-        allow_atomic=True,
-    )
-
-
-def _missing(found: StreamConfig, subjects: Subjects, kind: Kind) -> dict[str, Any]:
-    """Return the fields that an existing stream must change. The operator owns its limits, replicas and ages."""
+def _missing(found: Mapping[str, Any], subjects: Subjects, kind: Kind) -> dict[str, Any]:
+    """Return the settings that an existing stream must change. The operator owns its limits, replicas and ages."""
     wanted = _wanted(subjects, kind)
     missing: dict[str, Any] = {}
-    if not set(wanted.subjects or ()) <= set(found.subjects or ()):
-        missing["subjects"] = sorted({*(found.subjects or ()), *(wanted.subjects or ())})
-    if found.discard != wanted.discard:
-        missing["discard"] = wanted.discard
-    if wanted.allow_atomic and not found.allow_atomic:
+    taken = set(found.get("subjects") or ())
+    if not taken.issuperset(wanted["subjects"]):
+        missing["subjects"] = sorted({*taken, *wanted["subjects"]})
+    if found["discard"] != wanted["discard"]:
+        missing["discard"] = wanted["discard"]
+    # The server refuses atomic batches together with asynchronous writes.
+    if not found.get("allow_atomic") and found.get("persist_mode") != "async":
         missing["allow_atomic"] = True
     return missing
+
+
+def _nanoseconds(duration: timedelta) -> int:
+    return duration // timedelta(microseconds=1) * 1000
