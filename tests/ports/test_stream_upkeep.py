@@ -146,6 +146,30 @@ async def test_changed_stream(server: NatsServer, js: JetStreamContext, *, manag
 
 
 @pytest.mark.parametrize(
+    ("setting", "value", "needed"),
+    [("no_ack", True, False), ("max_msg_size", 20, -1), ("max_msgs_per_subject", 1, -1)],
+)
+@pytest.mark.parametrize("manage", [True, False])
+async def test_settings_that_lose_commands(
+    server: NatsServer, js: JetStreamContext, setting: str, value: int, needed: int, *, manage: bool
+) -> None:
+    """A setting with which the stream refuses or deletes commands, or does not answer, is changed or reported."""
+    async with connected(server, manage=manage) as broker:
+        config = (await request(js, "STREAM.INFO.TIMER_CMD", {}))["config"]
+        await request(js, "STREAM.UPDATE.TIMER_CMD", {**config, setting: value})
+        await broker.streams.tick(NOW)
+        found = (await request(js, "STREAM.INFO.TIMER_CMD", {}))["config"].get(setting, False)
+        reason = broker.streams.health[Kind.COMMAND].reason
+    if manage:
+        assert (found, reason) == (needed, None)
+    else:
+        assert (found, reason) == (
+            value,
+            f"stream TIMER_CMD needs {setting} = {needed}: change the stream, or set TIMER_MANAGE_STREAMS=true",
+        )
+
+
+@pytest.mark.parametrize(
     "settings",
     [
         {"allow_msg_ttl": True, "subject_delete_marker_ttl": 5_000_000_007, "allow_direct": True},

@@ -15,7 +15,7 @@ from timer_service.adapters.nats.api import request
 from timer_service.adapters.nats.subjects import Subjects
 from timer_service.core.errors import StartError
 from timer_service.core.health import HEALTHY, Health
-from timer_service.core.message import Kind
+from timer_service.core.message import MAX_MESSAGE_BYTES, Kind
 
 _MAX_AGE = {
     Kind.COMMAND: timedelta(days=7),
@@ -99,6 +99,12 @@ def _missing(found: Mapping[str, Any], subjects: Subjects, kind: Kind) -> dict[s
         missing["subjects"] = sorted({*taken, *wanted["subjects"]})
     if found["discard"] != wanted["discard"]:
         missing["discard"] = wanted["discard"]
+    if found.get("no_ack"):
+        missing["no_ack"] = False  # without acknowledgements nobody knows what is stored
+    if 0 < found.get("max_msg_size", -1) < MAX_MESSAGE_BYTES:
+        missing["max_msg_size"] = -1  # the stream would refuse valid messages
+    if kind is Kind.COMMAND and found.get("max_msgs_per_subject", -1) > 0:
+        missing["max_msgs_per_subject"] = -1  # a new command would delete older ones that are not handled
     # The server refuses atomic batches together with asynchronous writes.
     if not found.get("allow_atomic") and found.get("persist_mode") != "async":
         missing["allow_atomic"] = True
