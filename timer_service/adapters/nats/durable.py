@@ -199,8 +199,7 @@ class DurableConsumer:
                 return
             await asyncio.sleep(_LOOK_SECONDS)
             before, found = found, await self.info()
-            progress = any(found[count] != before[count] for count in ("delivered", "ack_floor", "num_ack_pending"))
-            if not found["num_waiting"] and not progress:
+            if not found["num_waiting"] and _progress(found) == _progress(before):
                 return
         raise StartError(
             f"another service with a copy of this database handles the commands of stream {self._stream}. Stop it. To "
@@ -249,6 +248,11 @@ def _without_replay(config: _Config, replay: Replay | None) -> _Config:
     """Return the metadata of a consumer without the mark of a replay that has ended."""
     metadata: _Config = config.get("metadata", {})
     return metadata if replay is not None else {name: value for name, value in metadata.items() if name != _REPLAY}
+
+
+def _progress(consumer: Mapping[str, Any]) -> tuple[int, int]:
+    """Return how many commands the consumer has delivered, and how many of them are settled without a gap."""
+    return consumer["delivered"]["consumer_seq"], consumer["ack_floor"]["consumer_seq"]
 
 
 def _stream_state(info: Mapping[str, Any]) -> StreamState:
