@@ -54,8 +54,9 @@ def test_delivered_commands_are_no_change() -> None:
     candidates.count_delivered("a", 101)
     candidates.count_delivered("b", 102)
     candidates.count_delivered("c", 100)  # the listing has it
-    list_subjects(candidates, {"a": 2, "b": 11, "c": 2}, last_sequence=104)
-    assert sorted(candidates.changed()) == ["b", "c"]
+    candidates.count_delivered("new", 103)
+    list_subjects(candidates, {"a": 2, "b": 11, "c": 2, "new": 1, "newer": 1}, last_sequence=106)
+    assert sorted(candidates.changed()) == ["b", "c", "newer"]
 
 
 def test_a_subject_stays_until_it_is_removed() -> None:

@@ -41,7 +41,8 @@ class Candidates:
             return
         for raw in new - self._known:
             subject, number = read_entry(raw)
-            if with_number(raw, number - self._delivered.get(subject, 0)) not in self._known:
+            before = number - self._delivered.get(subject, 0)
+            if before != 0 and with_number(raw, before) not in self._known:
                 self._changed[subject] = None
 
     def end_listing(self, last_sequence: int) -> None:
