@@ -13,6 +13,7 @@ from tests.harness.brokers import HARNESSES, NatsHarness
 from tests.harness.history import MemoryHistory
 from timer_service.adapters.nats.durable import DurableConsumer
 from timer_service.adapters.nats.express_lane import ExpressLane
+from timer_service.adapters.nats.returned import Returned
 from timer_service.adapters.nats.stored import StoredMessage
 from timer_service.adapters.nats.subjects import Subjects
 from timer_service.core.broker import Delivery
@@ -125,6 +126,31 @@ async def test_without_permission_to_read(harness: NatsHarness, monkeypatch: pyt
     assert [delivery.position.sequence for delivery in taken] == list(range(1, FLOOD // 4 + 2))
 
 
+async def test_others_overtake_commands_that_are_put_back(harness: NatsHarness) -> None:
+    """While a tenant's slow commands are put back again and again, other tenants overtake them, in their own order."""
+    await publish(harness, "slow", LIMIT)
+    await publish(harness, "both", 1)
+    await publish(harness, "slow", FLOOD // 10, first=LIMIT)
+    await publish(harness, "good", 2)
+    await publish(harness, "both", 1, first=1)
+    subscription = await harness.broker.subscribe(MemoryHistory(), messages=["schedule-timer", "cancel-timer"])
+    taken: list[Delivery] = []
+    async with asyncio.timeout(60):
+        while len(taken) < LIMIT + FLOOD // 10 + 4:
+            batch = await subscription.next_batch(LIMIT)
+            taken.append(batch[0])
+            await subscription.put_back(batch[1:])
+            await subscription.acknowledge(batch[:1])
+            await asyncio.sleep(0.01)  # the time that a transaction takes
+    handled = keys(taken)
+    assert Counter(handled).most_common(1)[0][1] == 1
+    assert handled.index("good 0") < handled.index("good 1") < FLOOD // 20
+    assert handled.index("both 0") < handled.index("both 1")
+    slow = [each for each in handled if each.startswith("slow")]
+    assert slow == [f"slow {number}" for number in range(LIMIT + FLOOD // 10)]
+    await subscription.close()
+
+
 class ScriptedStream:
     """What the express lane asks of a stream: tenant `b` has a command, and reading for tenant `c` fails."""
 
@@ -153,7 +179,14 @@ async def test_failures_of_single_reads() -> None:
     """A failed read of one tenant does not lose the commands of others. A retried command is read ahead again."""
     ready = asyncio.Event()
     epochs = Epochs((Part(1, "created", 1, 0, 0),))
-    lane = ExpressLane(cast("DurableConsumer", ScriptedStream()), Subjects("timer"), epochs, ["schedule-timer"], ready)
+    lane = ExpressLane(
+        cast("DurableConsumer", ScriptedStream()),
+        Subjects("timer"),
+        epochs,
+        ["schedule-timer"],
+        ready,
+        returned=Returned(),
+    )
     lane.observe([], behind=0)
     lane._ahead["b"] = 0
     first = StoredMessage.read({"seq": 9, "subject": "timer.cmd.v1.b.schedule-timer", "time": "2026-01-01T00:00:00Z"})

@@ -343,5 +343,9 @@ class FaultySubscription:
         self._observer.terminated(deliveries)
         await self._gate.reach(Point.AFTER_SETTLING)
 
+    async def put_back(self, deliveries: Sequence[Delivery]) -> None:
+        await self._gate.reach(Point.BEFORE_SETTLING)
+        await self._inner.put_back(deliveries)
+
     async def close(self) -> None:
         await self._inner.close()

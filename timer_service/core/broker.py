@@ -55,7 +55,7 @@ PUBLISHED = PublishResult(PublishStatus.PUBLISHED)
 
 @dataclass(slots=True, eq=False)
 class Delivery:
-    """One command as the broker hands it over. Its subscription must settle it exactly once."""
+    """One command as the broker hands it over. Its subscription must settle it exactly once, or take it back."""
 
     address: Address
     source: str
@@ -133,6 +133,14 @@ class Subscription(Protocol):
 
     async def terminate(self, deliveries: Sequence[Delivery]) -> None:
         """Settle deliveries that can never be handled. Their dead letters are already stored."""
+        ...
+
+    async def put_back(self, deliveries: Sequence[Delivery]) -> None:
+        """Take back deliveries that were not handled yet, in the order in which they shall be handed out again.
+
+        They come before the commands that were not handed out yet. Only commands of other tenants may overtake them.
+        The broker does not count another attempt. After `close`, the broker delivers them again.
+        """
         ...
 
     async def close(self) -> None:

@@ -34,11 +34,19 @@ class Buffer:
         """Return whether the buffer holds a full batch: `limit` messages or `BATCH_BYTES`."""
         return len(self._messages) >= limit or self._bytes >= BATCH_BYTES
 
-    def take(self, limit: int) -> list[Msg]:
-        """Remove and return up to `limit` messages that fit into a batch, and at least one of any size."""
+    @property
+    def replies(self) -> list[str]:
+        """The reply subjects of the messages."""
+        return [message.reply for message in self._messages]
+
+    def take(self, limit: int, room: int = BATCH_BYTES) -> list[Msg]:
+        """Remove and return up to `limit` messages that fit into `room` bytes.
+
+        If the room is a whole batch, return at least one message of any size.
+        """
         taken: list[Msg] = []
-        room = BATCH_BYTES
-        while self._messages and len(taken) < limit and (not taken or self._sizes[0] <= room):
+        any_size = room == BATCH_BYTES
+        while self._messages and len(taken) < limit and ((any_size and not taken) or self._sizes[0] <= room):
             size = self._sizes.popleft()
             taken.append(self._messages.popleft())
             self._bytes -= size

@@ -15,6 +15,7 @@ import nats.errors
 from nats.js.errors import Error as JetStreamError
 
 from timer_service.adapters.nats.durable import DurableConsumer
+from timer_service.adapters.nats.returned import Returned
 from timer_service.adapters.nats.stored import StoredMessage
 from timer_service.adapters.nats.subjects import Subjects
 from timer_service.core.broker import BATCH_BYTES, Delivery
@@ -47,9 +48,12 @@ class ExpressLane:
         epochs: Epochs,
         messages: Collection[str],
         ready: asyncio.Event,
+        *,
+        returned: Returned,
     ) -> None:
         """`messages` are the types of commands to look for. `ready` is set when commands can be taken.
 
+        Tenants with commands in `returned` are left out.
         Other subjects are not looked for: a tenant could publish to any number of them, and hide others behind them.
         """
         self._consumer = consumer
@@ -57,6 +61,7 @@ class ExpressLane:
         self._epochs = epochs
         self._messages = messages
         self._ready = ready
+        self._returned = returned
         self._last_batch = (0.0, 0)
         self._read: list[Delivery] = []
         self._handled: set[int] = set()
@@ -77,18 +82,25 @@ class ExpressLane:
         self._last_batch = now, len(batch)
         is_backlog = behind * (now - began) > _BACKLOG_SECONDS * max(size, 1)  # at the speed of the last batch
         for delivery in batch:
-            self._reached = max(self._reached, delivery.position.sequence)
+            if delivery.handle is not None:  # else the consumer has not reached it
+                self._reached = max(self._reached, delivery.position.sequence)
             self._served_at[delivery.address.tenant] = now
         if not is_backlog:
             self._forget_backlog()
         elif self._round is None and now >= self._next_round_at and len(self._handled) < _MOST_HANDLED_AHEAD:
             self._round = asyncio.create_task(self._run_round(), name="express-lane")
 
+    def observe_rest(self, count: int) -> None:
+        """Observe that `count` commands of the last batch were not handled."""
+        began, size = self._last_batch
+        self._last_batch = began, size - count
+
     def take(self, limit: int) -> list[Delivery]:
         """Remove and return commands that were read ahead of the consumer, at most `limit`."""
         ahead = [delivery for delivery in self._read if delivery.position.sequence > self._reached]
-        self._read = ahead[limit:]
-        return ahead[:limit]
+        ready = [delivery for delivery in ahead if not self._returned.holds(delivery.address.tenant)]
+        self._read = [*ready[limit:], *(each for each in ahead if self._returned.holds(each.address.tenant))]
+        return ready[:limit]
 
     def record_handled(self, deliveries: Collection[Delivery]) -> None:
         """Record that commands that were read ahead are settled."""
@@ -149,7 +161,11 @@ class ExpressLane:
 
     def _pick_tenants(self, now: float) -> list[str]:
         """Return the next tenants that no batch has reached lately, and move them to the end of the queue."""
-        starved = [each for each in self._waiting if now - self._served_at.get(each, 0.0) > _SERVED_SECONDS]
+        starved = [
+            each
+            for each in self._waiting
+            if now - self._served_at.get(each, 0.0) > _SERVED_SECONDS and not self._returned.holds(each)
+        ]
         picked = starved[:_TENANTS_AT_ONCE]
         for tenant in picked:
             self._waiting[tenant] = self._waiting.pop(tenant)
