@@ -11,10 +11,11 @@ bury          give a row up after too many attempts; it stays in the table with 
 cause         the command that led to an event: its id, correlation id and trace
 claim         take a batch of available rows under a new lease
 command       a request to change something, applied in a transaction
-consumer      the part that handles commands, one batch in one transaction
+consumer      the part that handles commands, each part of a batch in one transaction or more
 cursor        the end of a page of a list; the next page begins after it
 dead letter   a command that can never be handled, stored whole with the reason
 dedupe key    identifies the cause of a firing, so that one cause fires a signal once
+defer         leave a command of a transaction to a later one, because the transaction has enough work
 definition    the trigger and the note of a signal, from the command that created it
 delivery      one command as the broker hands it over; acknowledged, retried or terminated, once
 due_at        the earliest instant at which an event may be published; no retry changes it
@@ -34,6 +35,7 @@ outcome       how one command ended, for example `scheduled`
 pass          one bounded tick of a worker; it returns how many rows it handled and when the next pass has work
 pending       delivered before its run or job is known, and kept until then (of a command)
 position      where a command is in its stream: (epoch, sequence); an older command never overwrites a newer one
+put back      return a delivery that was not handled yet to the subscription, which hands it out again
 ready         all needs of a job are met, so the users' workers may execute it (event JobReady)
 relay         the worker that claims rows, publishes their events and settles the rows
 release       end a claim as if it had not been made

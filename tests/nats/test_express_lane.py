@@ -159,3 +159,28 @@ async def test_without_permission_to_read(harness: NatsHarness, monkeypatch: pyt
     await publish(harness, "good", 1)
     taken = await read_all(harness, FLOOD // 4 + 1)
     assert [delivery.position.sequence for delivery in taken] == list(range(1, FLOOD // 4 + 2))
+
+
+async def test_others_overtake_commands_that_are_put_back(harness: NatsHarness) -> None:
+    """While a tenant's slow commands are put back again and again, other tenants overtake them, in their own order."""
+    await publish(harness, "slow", LIMIT)
+    await publish(harness, "both", 1)
+    await publish(harness, "slow", FLOOD // 10, first=LIMIT)
+    await publish(harness, "good", 2)
+    await publish(harness, "both", 1, first=1)
+    subscription = await harness.broker.subscribe(MemoryHistory(), messages=["schedule-timer", "cancel-timer"])
+    taken: list[Delivery] = []
+    async with asyncio.timeout(60):
+        while len(taken) < LIMIT + FLOOD // 10 + 4:
+            batch = await subscription.next_batch(LIMIT)
+            taken.append(batch[0])
+            await subscription.put_back(batch[1:])
+            await subscription.acknowledge(batch[:1])
+            await asyncio.sleep(0.01)  # the time that a transaction takes
+    handled = keys(taken)
+    assert Counter(handled).most_common(1)[0][1] == 1
+    assert handled.index("good 0") < handled.index("good 1") < FLOOD // 20
+    assert handled.index("both 0") < handled.index("both 1")
+    slow = [each for each in handled if each.startswith("slow")]
+    assert slow == [f"slow {number}" for number in range(LIMIT + FLOOD // 10)]
+    await subscription.close()

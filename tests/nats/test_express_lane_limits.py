@@ -12,6 +12,7 @@ from nats.js.errors import Error as JetStreamError
 from timer_service.adapters.nats.durable import DurableConsumer
 from timer_service.adapters.nats.express_lane import ExpressLane
 from timer_service.adapters.nats.listing import Listing
+from timer_service.adapters.nats.returned import Returned
 from timer_service.adapters.nats.subjects import Subjects
 from timer_service.core.broker import Delivery
 from timer_service.core.budget import DEFAULT_BUDGET
@@ -65,7 +66,13 @@ class Lane:
         epochs = Epochs((Part(1, "created", 1, 0, 0),))
         consumer = cast("DurableConsumer", stream)
         self.lane = ExpressLane(
-            consumer, Subjects("timer"), epochs, ["schedule-timer"], self._ready, batch_bytes=BATCH_BYTES
+            consumer,
+            Subjects("timer"),
+            epochs,
+            ["schedule-timer"],
+            self._ready,
+            batch_bytes=BATCH_BYTES,
+            returned=Returned(BATCH_BYTES),
         )
         self.lane._reached = REACHED
         self.lane.observe([], behind=10**9)

@@ -320,3 +320,94 @@ async def test_settling_waits_for_the_stream(site: Site) -> None:
     await site.client.flush()
     assert site.settlements == [("1", b"+ACK")]
     assert site.peer.connections == 2
+
+
+# Commands that were put back
+
+
+async def take(site: Site, *sequences: int) -> list[Delivery]:
+    """Deliver commands and take them."""
+    waiting = asyncio.create_task(site.next_batch())
+    await site.until_pulls(1)
+    for sequence in sequences:
+        await site.command(sequence)
+    found = await waiting
+    while len(found) < len(sequences):
+        found += await site.next_batch()
+    return found
+
+
+async def test_putting_back_tells_the_server_nothing(site: Site) -> None:
+    """A command that is put back and handled later is settled once. The server sees nothing before."""
+    found = await take(site, 1, 2)
+    await site.subscription.put_back(found)
+    again = await site.next_batch()
+    await site.client.flush()
+    assert (again, site.settlements) == (found, [])
+    await site.subscription.acknowledge(again)
+    await site.client.flush()
+    assert site.settlements == [("1", b"+ACK"), ("2", b"+ACK")]
+
+
+async def test_long_waiting_commands_are_in_progress(site: Site) -> None:
+    """The server is told from time to time that commands are in progress, those in the buffer too."""
+    found = await take(site, 1, 2, 3)
+    await site.subscription.put_back(found)
+    await site.buffered_command(4)
+    site.subscription._returned._renew_at = 0.0
+    await site.subscription.next_batch(1)
+    await site.subscription.next_batch(1)
+    await site.client.flush()
+    assert site.settlements == [(sequence, b"+WPI") for sequence in ("1", "2", "3", "4")]
+
+
+async def test_redelivered_while_it_waits(site: Site) -> None:
+    """A command that the server delivers again while it waits is handed out once, and settled by its newest reply."""
+    found = await take(site, 1, 2)
+    await site.subscription.put_back(found[1:])
+    await site.command(2, reply=b"$JS.ACK.TIMER_CMD.timer-service.2.2.9.17.0")
+    async with asyncio.timeout(10):
+        while not site.subscription._buffer:
+            await asyncio.sleep(0)
+    again = await site.next_batch()
+    assert ([each.position.sequence for each in again], again[0].attempt) == ([2], 1)
+    await site.subscription.acknowledge(again)
+    await site.client.flush()
+    assert [subject for subject, _, body in site.peer.published if body == b"+ACK"] == [
+        "$JS.ACK.TIMER_CMD.timer-service.2.2.9.17.0"
+    ]
+
+
+async def test_nothing_is_put_back_into_another_stream(site: Site) -> None:
+    """If the stream is another one after a reconnect, commands that were put back before or after it are dropped."""
+    found = await take(site, 1, 2)
+    await site.subscription.put_back(found[:1])
+    site.history.handle(2, 17)
+    site.js.created = "2026-01-02T00:00:00Z"
+    site.js.consumer = None
+    await site.lose_connection()
+    waiting = asyncio.create_task(site.next_batch())
+    await site.until_pulls(2)
+    await site.subscription.put_back(found[1:])
+    await site.command(1, b"new")
+    assert [delivery.body for delivery in await waiting] == [b"new"]
+
+
+async def test_put_back_commands_survive_a_reconnect(site: Site) -> None:
+    """After a reconnect to the same stream, commands that were put back are handed out and settled."""
+    found = await take(site, 1)
+    await site.subscription.put_back(found)
+    await site.lose_connection()
+    assert await site.next_batch() == found
+    await site.subscription.acknowledge(found)
+    await site.client.flush()
+    assert site.settlements == [("1", b"+ACK")]
+
+
+async def test_the_buffer_waits_for_commands_that_were_put_back(site: Site) -> None:
+    """New commands are handed out after those that were put back, also in the same batch."""
+    found = await take(site, 1, 2)
+    await site.subscription.put_back(found)
+    await site.buffered_command(3)
+    batches = [await site.subscription.next_batch(1), await site.next_batch()]
+    assert [[each.position.sequence for each in batch] for batch in batches] == [[1], [2, 3]]

@@ -283,6 +283,55 @@ async def test_closed_subscription_still_settles(harness: BrokerHarness) -> None
     assert sorted(ids(await take(second, 2))) == ["id-b", "id-c"]
 
 
+async def test_put_back(harness: BrokerHarness) -> None:
+    """Commands that were put back come again first, in the given order, and as the same attempt."""
+    subscription = await harness.broker.subscribe(MemoryHistory())
+    await send(harness, "a", "b", "c", "d")
+    first, second, third = await take(subscription, 3)
+    await subscription.put_back([third, first])
+    await subscription.acknowledge([second])
+    again = await take(subscription, 3)
+    assert ids(again) == ["id-c", "id-a", "id-d"]
+    assert [delivery.attempt for delivery in again] == [1, 1, 1]
+    assert [delivery.position for delivery in again[:2]] == [third.position, first.position]
+    await subscription.acknowledge(again)
+    await harness.expire_deliveries()
+    await send(harness, "e")
+    assert ids(await take(subscription, 1)) == ["id-e"]
+
+
+async def test_put_back_in_parts(harness: BrokerHarness) -> None:
+    """A batch takes no more than the limit of the commands that were put back, and the others keep their place."""
+    subscription = await harness.broker.subscribe(MemoryHistory())
+    await send(harness, *"abcdef")
+    taken = await take(subscription, 5)
+    await subscription.put_back(taken)
+    batches = []
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        for _ in range(2):
+            batch = await subscription.next_batch(2)
+            batches.append(ids(batch))
+            await subscription.put_back(batch[1:])
+            await subscription.acknowledge(batch[:1])
+    assert batches == [["id-a", "id-b"], ["id-b", "id-c"]]
+    assert ids(await take(subscription, 4)) == ["id-c", "id-d", "id-e", "id-f"]
+
+
+@pytest.mark.parametrize("closed_first", [False, True])
+async def test_put_back_and_close(harness: BrokerHarness, *, closed_first: bool) -> None:
+    """Commands that were put back before or after the subscription was closed go to the next subscription."""
+    first = await harness.broker.subscribe(MemoryHistory())
+    await send(harness, "a", "b")
+    taken = await take(first, 2)
+    if closed_first:
+        await first.close()
+    await first.put_back(taken)
+    if not closed_first:
+        await first.close()
+    second = await harness.broker.subscribe(MemoryHistory())
+    assert sorted(ids(await take(second, 2))) == ["id-a", "id-b"]
+
+
 async def test_subscriptions_share_commands(harness: BrokerHarness) -> None:
     """If there are two subscriptions, each command goes to one of them."""
     subscriptions = [await harness.broker.subscribe(MemoryHistory()) for _ in range(2)]

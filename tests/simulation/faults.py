@@ -355,5 +355,9 @@ class FaultySubscription:
     def stream_changed(self) -> None:
         self._inner.stream_changed()
 
+    async def put_back(self, deliveries: Sequence[Delivery]) -> None:
+        await self._gate.reach(Point.BEFORE_SETTLING)
+        await self._inner.put_back(deliveries)
+
     async def close(self) -> None:
         await self._inner.close()

@@ -71,6 +71,7 @@ def runs_in_batches(service: Service, draw: Draw) -> None:
     play_one_by_one(service, history)
     rows, events = service.snapshot(), _event_bodies(service)
     checker = Checker(service, history)
+    service.defers = draw(st.booleans())
     _deliver_split(checker, checker.positions, draw)
     checker.finish()
     assert _run_tables(service.snapshot()) == _run_tables(rows)
@@ -80,6 +81,7 @@ def runs_in_batches(service: Service, draw: Draw) -> None:
 
 def signals_in_batches(service: Service, draw: Draw) -> None:
     checker = Checker(service, draw(signal_commands()))
+    service.defers = draw(st.booleans())
     _deliver_split(checker, checker.positions, draw)
     checker.finish()
     checker.check_retention()
@@ -99,6 +101,7 @@ def any_order_with_repeats(service: Service, draw: Draw) -> None:
     checker = Checker(service, draw(st.one_of(run_commands(), signal_commands(), mixed_commands())), in_order=False)
     order = list(draw(st.permutations(checker.positions)))
     order += draw(st.lists(st.sampled_from(order), max_size=3))
+    service.defers = draw(st.booleans())
     _deliver_split(checker, order, draw)
     checker.finish()
     checker.check_retention()

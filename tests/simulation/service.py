@@ -43,6 +43,14 @@ MAX_ATTEMPTS = 3
 VISIBILITY_TIMEOUT = timedelta(seconds=30)
 _SETTLING_ROUNDS = 200
 
+SMALLEST_PORTIONS: Mapping[str, Mapping[str, int]] = {
+    "timers": {},
+    "signals": {"most_signals": 0},
+    "runs": {"most_rows": 0},
+    "events": {},
+}
+"""Arguments of the handlers with which a transaction applies as few commands as possible."""
+
 Row = Mapping[str, Any]
 
 
@@ -122,11 +130,15 @@ class Instance:
 
     async def _handle(
         self, slice_: Slice, tx: Transaction, commands: Sequence[Command], now: int
-    ) -> Sequence[CommandResult]:
+    ) -> Sequence[CommandResult | None]:
         if self._tx is not tx:
             self._tx, self._handled = tx, []
         results = await self._service.handler(slice_)(tx, commands, now)
-        self._handled += [Handled(*each) for each in zip(commands, (result.name for result in results), strict=True)]
+        self._handled += [
+            Handled(command, result.name)
+            for command, result in zip(commands, results, strict=True)
+            if result is not None
+        ]
         return results
 
     def _commands_committed(self, tx: Transaction) -> None:
@@ -162,6 +174,8 @@ class Service(BrokerObserver):
         self.broker = MemoryBroker()
         self.disabled: set[str] = set()
         """The names of the disabled slices."""
+        self.defers = False
+        """Whether handlers defer as many commands as they can."""
         self.errors: list[Exception] = []
         """The failed assertions of the observer and the errors of transactions. No history may cause one."""
         self._start()
@@ -187,7 +201,8 @@ class Service(BrokerObserver):
         self._start()
 
     def handler(self, slice_: Slice) -> Handle:
-        return slice_.handle_when_off if slice_.name in self.disabled and slice_.handle_when_off else slice_.handle
+        handle = slice_.handle_when_off if slice_.name in self.disabled and slice_.handle_when_off else slice_.handle
+        return partial(handle, **SMALLEST_PORTIONS[slice_.name]) if self.defers else handle
 
     def _tasks(self) -> list[GatedTask]:
         return [task for each in self.instances for task in each.tasks]

@@ -113,10 +113,10 @@ class Instance:
         self.relay = build_workers(SLICE, relay_parts)["timers"]
         self._subscription: Subscription | None = None
 
-    async def _handle(self, tx: Transaction, commands: Sequence[Command], now: int) -> Sequence[CommandResult]:
+    async def _handle(self, tx: Transaction, commands: Sequence[Command], now: int) -> Sequence[CommandResult | None]:
         self.decided, self.decided_in = [], tx
         outcomes = await handler.handle(tx, commands, now)
-        self.decided = list(zip(commands, outcomes, strict=True))
+        self.decided = [(command, result) for command, result in zip(commands, outcomes, strict=True) if result]
         return outcomes
 
     async def recover(self) -> None:

@@ -28,7 +28,7 @@ def test_slow_commands() -> None:
     assert handle(size, lambda count: count * 0.0001, 4) == [150, 300, 600, 1000]
 
 
-@pytest.mark.parametrize("fixed", [0.2, 0.5, 5.0])
+@pytest.mark.parametrize("fixed", [0.16, 0.2, 0.5, 5.0])
 def test_distant_database(fixed: float) -> None:
     """If each batch takes long whatever its size, most batches are large."""
     sizes = handle(BatchSize(1000), lambda count: fixed + count * 0.0001, 200)
@@ -41,3 +41,14 @@ def test_limits(most: int) -> None:
     sizes = handle(BatchSize(most), lambda count: count * 10.0, 30)
     assert max(sizes) <= most
     assert min(sizes) == min(most, 50)
+
+
+def test_cut_batches() -> None:
+    """If commands of a batch were put back, the next batches are small, however often that happens."""
+    size = BatchSize(1000)
+    limits = []
+    for _ in range(20):
+        size.record(1, 0.5, cut=True)
+        limits.append(size.limit)
+    assert limits == [50] * 20
+    assert handle(size, lambda count: count * 0.0001, 6) == [50, 100, 200, 400, 800, 800]

@@ -20,7 +20,7 @@ async def test_parts_share_the_budget(sqlite: SqliteDatabase, memory_broker: Mem
     """The consumer, the queries and the relays get their shares of the memory budget of the instance."""
     parts = replace(make_parts(sqlite, memory_broker, ManualClock(), RecordingMetrics()), budget=BUDGET)
     assert parts.queries([])._turns._queue._limits == QueryLimits.of(BUDGET.queries)
-    assert parts.consumer([])._batch_bytes == BUDGET.batch
+    assert parts.consumer([])._part_bytes == BUDGET.part
 
 
 async def test_retention_goes_on_after_a_full_batch(sqlite: SqliteDatabase) -> None:

@@ -278,6 +278,13 @@ class MemorySubscription:
     def stream_changed(self) -> None:
         """Do nothing: the epochs come from the test."""
 
+    async def put_back(self, deliveries: Sequence[Delivery]) -> None:
+        """Put deliveries at the front of the queue, in their order. Their attempts do not count."""
+        commands = [self._held.pop(delivery) for delivery in deliveries]
+        for command in commands:
+            command.attempts -= 1
+        self._queue.put_first(commands)
+
     async def close(self) -> None:
         """Stop delivering commands."""
         self._closed = True

@@ -65,7 +65,7 @@ class Headers(Protocol):
 
 @dataclass(slots=True, eq=False)
 class Delivery:
-    """One command as the broker hands it over. Its subscription must settle it exactly once."""
+    """One command as the broker hands it over. Its subscription must settle it exactly once, or take it back."""
 
     address: Address
     source: str
@@ -156,6 +156,14 @@ class Subscription(Protocol):
         """Hand out no commands before the stream is recognized again: the database knows a newer part of its history.
 
         Commands that were handed out and are not settled come again, with a newer epoch.
+        """
+        ...
+
+    async def put_back(self, deliveries: Sequence[Delivery]) -> None:
+        """Take back deliveries that were not handled yet, in the order in which they shall be handed out again.
+
+        They come before the commands that were not handed out yet. Only commands of other tenants may overtake them.
+        The broker does not count another attempt. After `close`, the broker delivers them again.
         """
         ...
 

@@ -23,6 +23,8 @@ class Budget(NamedTuple):
 
     A single command may have more.
     """
+    part: int
+    """The commands of one batch that are decoded at a time. A single command may have more."""
     claim: int
     """The rows of one claim. At most two claims are published at a time. A single row may have more."""
     queries: int
@@ -31,7 +33,9 @@ class Budget(NamedTuple):
     @classmethod
     def of(cls, memory_bytes: int = DEFAULT_MEMORY_BYTES) -> "Budget":
         """Return the limits for a process that may use `memory_bytes`."""
-        return cls(batch=memory_bytes // 128, claim=memory_bytes // 32, queries=memory_bytes // 16)
+        return cls(
+            batch=memory_bytes // 128, part=memory_bytes // 512, claim=memory_bytes // 32, queries=memory_bytes // 16
+        )
 
 
 DEFAULT_BUDGET = Budget.of()

@@ -1,34 +1,32 @@
-"""The consumer: decodes deliveries, applies the commands in transactions, replies, and settles the deliveries."""
+"""The consumer: decodes deliveries, hands the commands to the applier, and settles or puts back every delivery."""
 
 import asyncio
 import logging
 import random
 import time
-from collections.abc import Awaitable, Callable, Sequence
-from typing import NamedTuple
+from collections import deque
+from collections.abc import Sequence
 
-from pydantic_core import to_json
-
+from timer_service.core.applier import Accepted, Applier, Progress
 from timer_service.core.attempts import Attempts
-from timer_service.core.batch_size import BatchSize
-from timer_service.core.blame import Blame, blame
-from timer_service.core.broker import Broker, Delivery, Reply, Subscription
+from timer_service.core.batch_size import BATCH_SECONDS, BatchSize
+from timer_service.core.blame import blame
+from timer_service.core.broker import Broker, Delivery, Subscription
 from timer_service.core.budget import DEFAULT_BUDGET, Budget
 from timer_service.core.clock import Clock
 from timer_service.core.command_streams import advance
-from timer_service.core.database import Database, Transaction
+from timer_service.core.database import Database
 from timer_service.core.decoder import decode, parts
 from timer_service.core.errors import ChangedStreamError, Code, Rejection
-from timer_service.core.failures import Failed, Failures
+from timer_service.core.failures import Failures
 from timer_service.core.health import Health, OutageLog, worst
-from timer_service.core.message import Command
 from timer_service.core.metrics_port import MetricsPort
 from timer_service.core.rejection import Rejected
 from timer_service.core.rejector import Rejector
-from timer_service.core.replies import inbox_of
-from timer_service.core.route import CommandResult, Route
+from timer_service.core.route import Route
 from timer_service.core.suspects import MOST_DEATHS, Suspects
 from timer_service.core.transactions import in_transaction
+from timer_service.core.turn_order import in_turns
 
 log = logging.getLogger(__name__)
 
@@ -39,19 +37,11 @@ _SUSPICIOUS = 6
 """From this delivery on, a command is handled alone and last. It may be what ended the process."""
 
 
-class _Accepted(NamedTuple):
-    """A decoded delivery and its route."""
-
-    delivery: Delivery
-    command: Command
-    route: Route
-
-
 class Consumer:
     """The handler of one subscription's commands.
 
-    It handles a batch in parts of limited size, each in one transaction. If a transaction fails, `blame` decides who
-    is at fault. A part with an error of a command is handled in halves, so that a bug affects only one command.
+    It handles a batch in parts of limited size, each in one transaction or more. After 150 ms it puts the rest of the
+    batch back, so that the commands of other tenants get a turn.
     """
 
     def __init__(
@@ -68,23 +58,27 @@ class Consumer:
         budget: Budget = DEFAULT_BUDGET,
     ) -> None:
         self._database = database
-        self._broker = broker
-        self._routes_in_order = routes  # the same for every batch, so that instances lock rows in the same order
         self._routes = {payload: route for route in routes for payload in route.payloads}
         self._payloads = {payload.type: payload for payload in self._routes}
         self._clock = clock
-        self._metrics = metrics
         self._batch_size = BatchSize(batch_size)
-        self._batch_bytes = budget.batch
-        self._reply_prefix = reply_prefix
-        self._outages = outages or OutageLog()
+        self._part_bytes = budget.part
         self._attempts = Attempts()
-        self._failures = Failures(self._attempts, self._outages)
+        outages = outages or OutageLog()
+        self._failures = Failures(self._attempts, outages)
         self._suspects = Suspects(database)
         self._batch_began: float | None = None
-        self._worked: set[Route] = set()
-        self._must_pause = False
-        self._outage: tuple[Blame, Exception] | None = None
+        self._applier = Applier(
+            database=database,
+            broker=broker,
+            routes=routes,
+            clock=clock,
+            metrics=metrics,
+            attempts=self._attempts,
+            failures=self._failures,
+            outages=outages,
+            reply_prefix=reply_prefix,
+        )
         self._rejector = Rejector(
             broker=broker,
             clock=clock,
@@ -112,166 +106,94 @@ class Consumer:
         while batch := await subscription.next_batch(self._batch_size.limit):
             began = time.monotonic()
             try:
-                await self.handle(subscription, batch)
+                must_pause, left = await self.handle(subscription, batch)
             except Exception:
                 log.exception("batch failed; its unsettled commands are delivered again", extra={"count": len(batch)})
-            self._batch_size.record(len(batch), time.monotonic() - began)
-            if self._must_pause:  # else every command would be redelivered in a circle
+                must_pause, left = False, 0
+            self._batch_size.record(len(batch) - left, time.monotonic() - began, cut=left > 0)
+            if must_pause:  # else every command would be redelivered in a circle
                 await asyncio.sleep(_PAUSE_SECONDS)
 
-    async def handle(self, subscription: Subscription, batch: Sequence[Delivery]) -> None:
-        """Handle one batch and settle every delivery in it."""
+    async def handle(self, subscription: Subscription, batch: Sequence[Delivery]) -> tuple[bool, int]:
+        """Handle one batch, and settle every delivery in it or put it back.
+
+        Return whether to pause before the next batch, and how many deliveries were put back.
+        """
         self._batch_began = time.monotonic()
-        self._worked = set()
-        self._must_pause = False
-        self._outage = None
+        progress = Progress(subscription)
         try:
-            await self._handle_parts(subscription, batch)
+            left = await self._handle_parts(progress, batch)
         finally:
             self._batch_began = None
+        return progress.must_pause and not progress.worked, len(left)
 
-    async def _handle_parts(self, subscription: Subscription, batch: Sequence[Delivery]) -> None:
+    async def _handle_parts(self, progress: Progress, batch: Sequence[Delivery]) -> list[Delivery]:
+        """Handle the parts of a batch until the time is up or the database is away. Return what was put back."""
+        began = self._clock.now()
         others = [delivery for delivery in batch if self._attempts.of(delivery) < _SUSPICIOUS]
         suspects = [delivery for delivery in batch if self._attempts.of(delivery) >= _SUSPICIOUS]
         random.shuffle(suspects)  # they crashed together, so their attempts do not tell which of them did it
-        failed: list[Failed] = []
-        waiting = list(parts(others, self._batch_bytes))
-        while waiting and self._outage is None:
-            failed += await self._handle_part(subscription, waiting.pop(0))
-        while suspects and self._outage is None:
-            failed += await self._handle_suspect(subscription, suspects.pop())
-        if self._outage is not None and (left := [*suspects, *(each for part in waiting for each in part)]):
-            await self._failures.wait(
-                subscription, left, *self._outage
-            )  # else each would wait for the database in vain
-        if rejected := await self._failures.judge(subscription, failed, self._worked):
-            await self._reject(subscription, rejected)
-        self._must_pause = self._must_pause and not self._worked
+        waiting = deque(parts(others, self._part_bytes))
+        left: list[Delivery] = []
+        while waiting and self._goes_on(progress, began):
+            left += await self._handle_part(progress, waiting.popleft(), began)
+        if suspects and progress.outage is None:  # one of them also if the time is up, or they would wait for ever
+            left += await self._handle_suspect(progress, suspects.pop(), began)
+        while suspects and self._goes_on(progress, began):
+            left += await self._handle_suspect(progress, suspects.pop(), began)
+        left += [*(delivery for part in waiting for delivery in part), *suspects]
+        return await self._end(progress, left)
 
-    async def _handle_suspect(self, subscription: Subscription, suspect: Delivery) -> list[Failed]:
+    def _goes_on(self, progress: Progress, began: int) -> bool:
+        """Return whether to handle more commands of a batch. A clock that was set back ends the batch too."""
+        return progress.outage is None and 0 <= self._clock.now() - began < BATCH_SECONDS * 1000
+
+    async def _end(self, progress: Progress, left: list[Delivery]) -> list[Delivery]:
+        """Settle the failed commands, and put back the commands that were not handled. Return these."""
+        if progress.outage is not None and left:  # else each would wait for the database in vain
+            await self._failures.wait(progress.subscription, left, *progress.outage)
+            left = []
+        if rejected := await self._failures.judge(progress.subscription, progress.failed, progress.worked):
+            await self._reject(progress, rejected)
+        if left:
+            await progress.subscription.put_back(in_turns(left, progress.served))
+        return left
+
+    async def _handle_suspect(self, progress: Progress, suspect: Delivery, began: int) -> list[Delivery]:
         """Handle a command that may have ended the process. Reject it unread if that has happened too often."""
         try:
             if (deaths := await self._suspects.begin(suspect)) >= MOST_DEATHS:
                 rejection = Rejection(Code.INTERNAL, f"the service died {deaths} times while it handled this command")
-                await self._reject(subscription, [Rejected(suspect, rejection, None)])
+                await self._reject(progress, [Rejected(suspect, rejection, None)])
                 return []
-            failed = await self._handle_part(subscription, [suspect])
+            left = await self._handle_part(progress, [suspect], began)
             await self._suspects.end(suspect)
         except Exception as error:  # noqa: BLE001 - `blame` knows every error
-            await self._wait(subscription, [suspect], blame(error), error)
+            await self._applier.wait(progress, [suspect], blame(error), error)
             return []
-        return failed
+        return left
 
-    async def _handle_part(self, subscription: Subscription, part: Sequence[Delivery]) -> list[Failed]:
-        """Handle deliveries in one transaction; return the commands that failed alone by an error of a command."""
+    async def _handle_part(self, progress: Progress, part: Sequence[Delivery], began: int) -> list[Delivery]:
+        """Handle deliveries in transactions until the time is up. Return the deliveries that were not handled."""
         decoded = await decode(part, self._payloads)
-        accepted = [_Accepted(*each, self._routes[type(each[1].payload)]) for each in decoded.commands]
-        failed = await self._apply(subscription, accepted) if accepted else []
+        rest = [Accepted(*each, self._routes[type(each[1].payload)]) for each in decoded.commands]
+        if rest:
+            rest = await self._applier.apply(progress, rest)
+        while rest and self._goes_on(progress, began):
+            rest.sort(key=lambda each: each.command.tenant in progress.served)
+            rest = await self._applier.apply(progress, rest)
         if decoded.rejected:
-            await self._reject(subscription, decoded.rejected)
-        return failed
+            await self._reject(progress, decoded.rejected)
+        return [each.delivery for each in rest]
 
-    async def _reject(self, subscription: Subscription, rejected: Sequence[Rejected]) -> None:
+    async def _reject(self, progress: Progress, rejected: Sequence[Rejected]) -> None:
         """Reject commands. They count as handled, so that a stream that is rolled back behind them is recognized."""
         deliveries = [each.delivery for each in rejected]
         try:
             await in_transaction(self._database, lambda tx: advance(tx, deliveries))
         except ChangedStreamError:
-            subscription.stream_changed()
+            progress.subscription.stream_changed()
         except Exception as error:  # noqa: BLE001 - `blame` knows every error
-            await self._wait(subscription, deliveries, blame(error), error)
+            await self._applier.wait(progress, deliveries, blame(error), error)
         else:
-            await self._rejector.reject(subscription, rejected)
-
-    async def _apply(self, subscription: Subscription, accepted: Sequence[_Accepted]) -> list[Failed]:
-        """Commit and acknowledge the commands; return those that failed alone by an error of a command."""
-        try:
-            results = await self._commit(accepted)
-        except ChangedStreamError:
-            subscription.stream_changed()
-            return []
-        except Exception as error:  # noqa: BLE001 - `blame` knows every error
-            return await self._divide(subscription, accepted, error)
-        self._outages.record_success(part="commands")
-        self._worked.update(each.route for each in accepted)
-        await self._finish(subscription, accepted, results)
-        return []
-
-    async def _commit(self, accepted: Sequence[_Accepted]) -> list[CommandResult]:
-        now = self._clock.now()
-
-        async def handle(tx: Transaction) -> list[CommandResult]:
-            results = await self._run_handlers(tx, accepted, now)
-            await advance(tx, [each.delivery for each in accepted])
-            return results
-
-        return await in_transaction(self._database, handle)
-
-    async def _run_handlers(self, tx: Transaction, accepted: Sequence[_Accepted], now: int) -> list[CommandResult]:
-        results: dict[int, CommandResult] = {}
-        for route in self._routes_in_order:
-            indexes = [index for index, each in enumerate(accepted) if each.route is route]
-            commands = [accepted[index].command for index in indexes]
-            if commands:
-                results.update(zip(indexes, await route.handle(tx, commands, now), strict=True))
-        return [results[index] for index in range(len(accepted))]
-
-    async def _divide(
-        self, subscription: Subscription, accepted: Sequence[_Accepted], error: Exception
-    ) -> list[Failed]:
-        """Handle the commands of a failed transaction in smaller ones if that can help."""
-        cause = blame(error)
-        smaller = _divide(accepted, cause)
-        if len(smaller) > 1:
-            log.warning("batch failed; handling it in parts", exc_info=error, extra={"count": len(accepted)})
-            return [failed for part in smaller for failed in await self._apply(subscription, part)]
-        if cause is Blame.COMMAND:
-            log.error("command failed", exc_info=error, extra={"command_id": accepted[0].command.id})
-            return [Failed(accepted[0].delivery, accepted[0].route, error)]
-        await self._wait(subscription, [each.delivery for each in accepted], cause, error)
-        return []
-
-    async def _wait(
-        self, subscription: Subscription, deliveries: Sequence[Delivery], cause: Blame, error: Exception
-    ) -> None:
-        """Let commands wait for the environment."""
-        self._must_pause = True
-        if cause in {Blame.OUTAGE, Blame.BUSY}:
-            self._outage = cause, error
-        await self._failures.wait(subscription, deliveries, cause, error)
-
-    async def _finish(
-        self, subscription: Subscription, accepted: Sequence[_Accepted], results: Sequence[CommandResult]
-    ) -> None:
-        """Do the work after the commit: count outcomes, wake loops, send replies, acknowledge deliveries."""
-        replies: list[Reply] = []
-        for each, result in zip(accepted, results, strict=True):
-            self._metrics.command_handled(each.command.payload.type, result.name)
-            self._attempts.forget(each.delivery)
-            if each.command.reply_to and (to := inbox_of(each.delivery, self._reply_prefix)):
-                body = {"commandId": each.command.id, "outcome": result.name, **(result.view or {})}
-                replies.append(Reply(to, to_json(body)))
-        await _wake(accepted, results)
-        if replies:
-            await self._broker.reply(replies)
-        await subscription.acknowledge([each.delivery for each in accepted])
-
-
-def _divide(accepted: Sequence[_Accepted], cause: Blame) -> list[Sequence[_Accepted]]:
-    """Return the commands in groups that may succeed on their own; in one group if no smaller group would."""
-    if cause is Blame.SETUP:
-        routes = dict.fromkeys(each.route for each in accepted)
-        return [[each for each in accepted if each.route is route] for route in routes]
-    if cause in {Blame.COMMAND, Blame.CONFLICT} and (half := len(accepted) // 2) > 0:
-        return [accepted[:half], accepted[half:]]
-    return [accepted]
-
-
-async def _wake(accepted: Sequence[_Accepted], results: Sequence[CommandResult]) -> None:
-    """Wake the loops of each route for the earliest row that it wrote."""
-    wakes: dict[Callable[[int], Awaitable[None]], int] = {}
-    for each, result in zip(accepted, results, strict=True):
-        if result.wake_at is not None:
-            wakes[each.route.wake] = min(result.wake_at, wakes.get(each.route.wake, result.wake_at))
-    for wake, at in wakes.items():
-        await wake(at)
+            await self._rejector.reject(progress.subscription, rejected)

@@ -178,7 +178,8 @@ class Draft:
         self.added_edges.append(AddedEdges(command.position, edges.to_jobs))
         self.need_count += len(edges.to_jobs) + len(edges.to_groups)
         self.jobs |= {job.name: _new_job(job, group, command.id) for job in jobs}
-        self.run = self.run._replace(open_jobs=self.run.open_jobs + len(jobs))
+        added = len(jobs) + len(edges.to_jobs) + len(edges.to_groups)
+        self.run = self.run._replace(open_jobs=self.run.open_jobs + len(jobs), row_count=self.run.row_count + added)
         _append(self._downstream, edges.to_jobs)
         _append(self.downstream_of_groups, edges.to_groups)
         needs, groups = (Counter(edge.job for edge in each) for each in edges)

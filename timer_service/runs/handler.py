@@ -10,6 +10,7 @@ from timer_service.core.route import CommandResult
 from timer_service.runs import events, loader, run, store
 from timer_service.runs.draft import RunState
 from timer_service.runs.messages import RunPayload
+from timer_service.runs.portion import MOST_ROWS, choose_commands
 from timer_service.runs.queries import run_view
 from timer_service.runs.rules import Outcome, Run, RunKey
 
@@ -18,28 +19,32 @@ _COMMANDS_PER_TURN = 200
 
 
 async def handle(
-    tx: Transaction, commands: Sequence[Command], now: int, *, evaluating: bool
-) -> Sequence[CommandResult]:
+    tx: Transaction, commands: Sequence[Command], now: int, *, evaluating: bool, most_rows: int = MOST_ROWS
+) -> Sequence[CommandResult | None]:
     """Apply a batch of commands. Commands on one run are applied in order.
 
-    Each table is read and written once per batch. If `evaluating` is false, the sweep makes jobs ready and skips jobs
-    later.
+    Each table is read and written once. Commands that would make the transaction read and write more than about
+    `most_rows` are deferred. If `evaluating` is false, the sweep makes jobs ready and skips jobs later.
     """
     indexes_of_run = defaultdict[RunKey, list[int]](list)
     for index, command in enumerate(commands):
         indexes_of_run[_key(command)].append(index)
     grouped = {key: [commands[index] for index in indexes] for key, indexes in indexes_of_run.items()}
-    before = await loader.load(tx, grouped, now, evaluating=evaluating)
-    after, outcomes = await _apply(before, grouped, now, evaluating=evaluating)
+    locked = await loader.lock_runs(tx, grouped.keys())
+    chosen = choose_commands(locked, grouped, most_rows)
+    runs = {key: run for key, run in locked.items() if key in chosen}
+    runs |= await loader.insert_runs(tx, chosen.keys() - locked.keys(), now)
+    before = await loader.load(tx, runs, chosen, evaluating=evaluating)
+    after, outcomes = await _apply(before, chosen, now, evaluating=evaluating)
     await store.save(tx, before, after)
     added = await events.add(tx, before, after, now)
     results: dict[int, CommandResult] = {}
-    for key, indexes in indexes_of_run.items():
+    for key in chosen:
         state = after[key].run
         wake_at = now if added else state.sweep_at
-        for index, outcome in zip(indexes, outcomes[key], strict=True):
+        for index, outcome in zip(indexes_of_run[key], outcomes[key], strict=False):  # the others are deferred
             results[index] = CommandResult(outcome, wake_at, _view(commands[index], state))
-    return [results[index] for index in range(len(commands))]
+    return [results.get(index) for index in range(len(commands))]
 
 
 async def _apply(

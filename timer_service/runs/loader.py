@@ -22,20 +22,21 @@ _MAX_LEVELS = 50
 
 
 async def load(
-    tx: Transaction, commands: Mapping[RunKey, Sequence[Command]], now: int, *, evaluating: bool
+    tx: Transaction, runs: Mapping[RunKey, Run], commands: Mapping[RunKey, Sequence[Command]], *, evaluating: bool
 ) -> dict[RunKey, RunState]:
-    """Lock the runs that commands name, and read all rows that can change. Insert the runs that do not exist.
-
-    No other transaction writes these runs until this transaction ends.
-    """
-    loader = Loader(tx, await _lock_or_insert(tx, commands.keys(), now))
+    """Read all rows of locked runs that commands can change."""
+    loader = Loader(tx, runs)
     by_type = defaultdict[type, list[tuple[RunKey, Command]]](list)
     for key, each in ((key, each) for key, on_run in commands.items() for each in on_run):
         by_type[type(each.payload)].append((key, each))
-    started = {key for key, run in loader.runs.items() if run.started}
-    to_cancel = {key for key, each in by_type[StartRun] if each.position < loader.runs[key].since}
-    whole = ({key for kind in (ResolveGroup, CancelRun) for key, _ in by_type[kind]} | to_cancel) & started
-    await loader.read_whole_runs(whole)
+    is_open = {key for key, run in runs.items() if run.is_open}
+    to_cancel = {key for key, each in by_type[StartRun] if each.position < runs[key].since}
+    whole = ({key for kind in (ResolveGroup, CancelRun) for key, _ in by_type[kind]} | to_cancel) & is_open
+    only_cancelled = {key for key in whole if all(isinstance(each.payload, CancelRun) for each in commands[key])}
+    await loader.read_open_jobs(only_cancelled)
+    await loader.read_whole_runs(whole - only_cancelled)
+    started = {key for key, run in runs.items() if run.started}
+    await loader.read_groups({key for key, _ in by_type[ResolveGroup]} & started - whole)
     may_apply_pending = {key for kind in (StartRun, ResolveGroup, CancelRun) for key, _ in by_type[kind]}
     await loader.read_pending(may_apply_pending)
     may_be_kept = [(key, each) for kind in (ReportJobStatus, ResolveGroup) for key, each in by_type[kind]]
@@ -49,6 +50,27 @@ async def load(
     return loader.states()
 
 
+async def lock_runs(tx: Transaction, keys: Collection[RunKey]) -> dict[RunKey, Run]:
+    """Lock and return the runs that exist. The order of the keys prevents deadlocks between instances.
+
+    No other transaction writes these runs until this transaction ends.
+    """
+    rows = await tx.fetch_each(_FIND_LOCKED, [key._asdict() for key in sorted(keys)])
+    return {run.key: run for run in map(store.read_run, rows)}
+
+
+async def insert_runs(tx: Transaction, keys: Collection[RunKey], now: int) -> dict[RunKey, Run]:
+    """Insert runs that do not exist, lock and return them. Raises `ConflictError` if retention deletes one."""
+    if not keys:
+        return {}
+    new = [{**key._asdict(), "now": now, "no_position": NO_POSITION.sequence} for key in sorted(keys)]
+    await tx.executemany(_SQL["insert_run"], new)
+    inserted = await lock_runs(tx, keys)
+    if len(inserted) < len(keys):
+        raise ConflictError("retention deleted a run before it was locked")
+    return inserted
+
+
 async def lock_run(tx: Transaction, key: RunKey) -> Run | None:
     """Lock and return a run. No other transaction writes the run or its jobs until this transaction ends."""
     rows = await tx.fetch(_FIND_LOCKED, key._asdict())
@@ -59,19 +81,6 @@ async def find_run(reader: Reader, key: RunKey) -> Run | None:
     """Return a run, or None."""
     rows = await reader.fetch(_SQL["find_run"], key._asdict())
     return store.read_run(rows[0]) if rows else None
-
-
-async def _lock_or_insert(tx: Transaction, keys: Collection[RunKey], now: int) -> dict[RunKey, Run]:
-    """Lock runs and insert missing ones. The order of the keys prevents deadlocks between instances."""
-    named = [key._asdict() for key in sorted(keys)]
-    rows = await tx.fetch_each(_FIND_LOCKED, named)
-    if len(rows) < len(keys):
-        new = [{**key, "now": now, "no_position": NO_POSITION.sequence} for key in named]
-        await tx.executemany(_SQL["insert_run"], new)
-        rows = await tx.fetch_each(_FIND_LOCKED, named)
-    if len(rows) < len(keys):
-        raise ConflictError("retention deleted a run before it was locked")
-    return {run.key: run for run in map(store.read_run, rows)}
 
 
 class Loader:
@@ -114,11 +123,20 @@ class Loader:
         for row in await self._reader.fetch_each(_SQL["needs_of_run"], named):
             edge = Edge(row["upstream_name"], row["job_name"], _IF_FAILED[row["if_failed"]])
             self._downstream[store.run_key(row)].setdefault(edge.upstream, []).append(edge)
-        for row in await self._reader.fetch_each(_SQL["groups_of_run"], named):
-            self._groups[store.run_key(row)][row["group_name"]] = store.read_group(row)
+        await self.read_groups(keys)
         for row in await self._reader.fetch_each(_SQL["group_needs_of_run"], named):
             edge = Edge(row["group_name"], row["job_name"], _IF_FAILED[row["if_failed"]])
             self._downstream_of_groups[store.run_key(row)].setdefault(edge.upstream, []).append(edge)
+
+    async def read_open_jobs(self, keys: Collection[RunKey]) -> None:
+        """Read the jobs of runs that have not ended."""
+        for row in await self._reader.fetch_each(_SQL["open_jobs_of_run"], [key._asdict() for key in keys]):
+            self._jobs[store.run_key(row)][row["job_name"]] = store.read_job(row)
+
+    async def read_groups(self, keys: Collection[RunKey]) -> None:
+        """Read the groups of runs."""
+        for row in await self._reader.fetch_each(_SQL["groups_of_run"], [key._asdict() for key in keys]):
+            self._groups[store.run_key(row)][row["group_name"]] = store.read_group(row)
 
     async def read_pending(self, keys: Iterable[RunKey]) -> None:
         """Read the pending commands of runs."""

@@ -6,7 +6,7 @@ ON CONFLICT (tenant_id, run_id) DO NOTHING
 
 -- name: find_run
 -- Returns a run.
-SELECT tenant_id, run_id, status, digest, open_jobs, failed_jobs, open_groups, pending_bytes, has_outputs, evaluated,
+SELECT tenant_id, run_id, status, digest, open_jobs, failed_jobs, open_groups, row_count, pending_bytes, has_outputs, evaluated,
     flaw_code, flaw_path, created_at, settled_at, sweep_at, position_epoch, position_sequence, since_epoch,
     since_sequence, correlation_id, causation_id, traceparent, tracestate
 FROM /* each of many */ runs
@@ -18,6 +18,14 @@ SELECT tenant_id, run_id, job_name, status, group_name, reason, open_needs, open
     stale_after_ms, stale_at, payload_bytes, position_epoch, position_sequence
 FROM run_jobs
 WHERE tenant_id = :tenant_id AND run_id = :run_id
+ORDER BY job_name
+
+-- name: open_jobs_of_run
+-- Returns the jobs of a run that have not ended.
+SELECT tenant_id, run_id, job_name, status, group_name, reason, open_needs, open_groups, ready_at, settled_at,
+    stale_after_ms, stale_at, payload_bytes, position_epoch, position_sequence
+FROM run_jobs
+WHERE tenant_id = :tenant_id AND run_id = :run_id AND settled_at IS NULL
 ORDER BY job_name
 
 -- name: needs_of_run

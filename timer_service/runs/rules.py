@@ -64,6 +64,8 @@ class Run(NamedTuple):
     """How many of its groups are not resolved."""
     since: Position = NO_POSITION
     """The position of the newest CancelRun that is older than its StartRun. Commands older than that are stale."""
+    row_count: int = 0
+    """How many rows its jobs, needs and groups have. It decides how many runs one transaction loads."""
     pending_bytes: int = 0
     """The size of its pending commands."""
     has_outputs: bool = False

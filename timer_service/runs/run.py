@@ -82,7 +82,8 @@ class _CommandApplier:
         ):
             self.draft.reject(flaw)
             return Outcome.RUN_REJECTED
-        self.draft.run = self.draft.run._replace(open_groups=len(payload.groups))
+        groups = len(payload.groups)
+        self.draft.run = self.draft.run._replace(open_groups=groups, row_count=groups)
         self.draft.add_jobs(payload.jobs, None, build_edges(payload.jobs, {}), command)
         self.draft.groups = {name: Group(name) for name in payload.groups}
         if command.position < run.since:

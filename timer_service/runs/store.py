@@ -34,7 +34,10 @@ async def save(tx: Transaction, before: Mapping[RunKey, RunState], after: Mappin
     pairs = [(before[key], state) for key, state in after.items()]
     await tx.executemany(_SQL["insert_job"], [_new_job(*each) for old, new in pairs for each in _added_jobs(old, new)])
     changed = [each for old, new in pairs for each in _changed_jobs(old, new)]
-    await tx.executemany(_SQL["update_job"], [_job(key, job) for key, job, _ in changed])
+    cancelled = {key: job.settled_at for key, job, was in changed if _is_only_cancelled(was, job)}
+    updated = [(key, job) for key, job, was in changed if key not in cancelled or not _is_only_cancelled(was, job)]
+    await tx.executemany(_SQL["update_job"], [_job(*each) for each in updated])
+    await tx.executemany(_SQL["cancel_open_jobs"], [{**key._asdict(), "at": at} for key, at in cancelled.items()])
     outputs = [_outputs((key, job.name), job) for key, job, was in changed if job.outputs != was.outputs]
     await tx.executemany(_SQL["update_outputs"], outputs)
     needs = [_need(new.run.key, edge) for old, new in pairs for edge in _added_edges(old.downstream, new.downstream)]
@@ -69,6 +72,13 @@ def _changed_jobs(old: RunState, new: RunState) -> Iterator[tuple[RunKey, Job, J
     return ((new.run.key, new.jobs[name], job) for name, job in old.jobs.items() if new.jobs[name] is not job)
 
 
+def _is_only_cancelled(before: Job, after: Job) -> bool:
+    """Return whether an open job was cancelled and not changed otherwise. Then its run has ended, with all its jobs."""
+    return after.status is JobStatus.CANCELLED and after._replace(changed_by=None) == before._replace(
+        status=after.status, settled_at=after.settled_at, stale_at=None, reason=None, changed_by=None
+    )
+
+
 def _added_edges(old: Mapping[str, Sequence[Edge]], new: Mapping[str, Sequence[Edge]]) -> Iterator[Edge]:
     """Yield the added edges. A command only appends edges, so the new edges are at the end of each list."""
     for upstream, edges in new.items():
@@ -99,6 +109,7 @@ def _run(run: Run) -> dict[str, Any]:
         "open_jobs": run.open_jobs,
         "failed_jobs": run.failed_jobs,
         "open_groups": run.open_groups,
+        "row_count": run.row_count,
         "pending_bytes": run.pending_bytes,
         "has_outputs": int(run.has_outputs),
         "evaluated": int(run.evaluated),
@@ -209,6 +220,7 @@ def read_run(row: Row) -> Run:
         failed_jobs=row["failed_jobs"],
         open_groups=row["open_groups"],
         since=Position(row["since_epoch"], row["since_sequence"]),
+        row_count=row["row_count"],
         pending_bytes=row["pending_bytes"],
         has_outputs=bool(row["has_outputs"]),
         cause=read_cause(row),

@@ -2,7 +2,7 @@
 -- Updates a locked run.
 UPDATE runs
 SET status = :status, digest = :digest, open_jobs = :open_jobs, failed_jobs = :failed_jobs,
-    open_groups = :open_groups, pending_bytes = :pending_bytes, has_outputs = :has_outputs, evaluated = :evaluated,
+    open_groups = :open_groups, row_count = :row_count, pending_bytes = :pending_bytes, has_outputs = :has_outputs, evaluated = :evaluated,
     flaw_code = :flaw_code, flaw_path = :flaw_path, created_at = :created_at, settled_at = :settled_at,
     sweep_at = :sweep_at, position_epoch = :position_epoch, position_sequence = :position_sequence,
     since_epoch = :since_epoch, since_sequence = :since_sequence, correlation_id = :correlation_id,
@@ -28,6 +28,12 @@ SET status = :status, reason = :reason, open_needs = :open_needs, open_groups = 
     settled_at = :settled_at, stale_at = :stale_at, position_epoch = :position_epoch,
     position_sequence = :position_sequence
 WHERE tenant_id = :tenant_id AND run_id = :run_id AND job_name = :job_name
+
+-- name: cancel_open_jobs
+-- Cancels all jobs of a locked run that have not ended: a run can have 10,000.
+UPDATE run_jobs
+SET status = 'cancelled', settled_at = :at, stale_at = NULL, reason = NULL
+WHERE tenant_id = :tenant_id AND run_id = :run_id AND settled_at IS NULL
 
 -- name: update_outputs
 -- Updates the outputs of a job.

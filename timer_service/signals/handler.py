@@ -13,16 +13,21 @@ from timer_service.signals.queries import signal_view
 from timer_service.signals.signal import SignalCommand
 
 _COMMANDS_PER_TURN = 100
+_MOST_SIGNALS = 2000
+"""How many signals the transitions of one transaction can meet. Each can get a firing."""
 
 
 async def handle(
-    tx: Transaction, commands: Sequence[Command], now: int, *, evaluating: bool
-) -> Sequence[CommandResult]:
+    tx: Transaction, commands: Sequence[Command], now: int, *, evaluating: bool, most_signals: int = _MOST_SIGNALS
+) -> Sequence[CommandResult | None]:
     """Apply commands in order. Each command sees the effects of the earlier ones; each table is read and written once.
 
-    If `evaluating` is false, transitions are not matched with signals. They are stored for the evaluation worker.
+    If transitions meet more than `most_signals`, the last commands are deferred. If `evaluating` is false, transitions
+    are not matched with signals. They are stored for the evaluation worker.
     """
     changes = [read_change(command, now) for command in commands]
+    count = await store.count_changes(tx, changes, most_signals) if evaluating else len(changes)
+    commands, changes, deferred = commands[:count], changes[:count], len(commands) - count
     before = batch = await store.load(tx, changes, now, evaluating=evaluating)
     results = []
     for number, (command, change) in enumerate(zip(commands, changes, strict=True), 1):
@@ -31,7 +36,7 @@ async def handle(
             await asyncio.sleep(0)  # let other tasks run
         results.append(CommandResult(outcome, view=_view(batch, change) if command.reply_to else None))
     wake_at = await store.save(tx, before, batch, now)
-    return [result._replace(wake_at=wake_at) for result in results]
+    return [*(result._replace(wake_at=wake_at) for result in results), *[None] * deferred]
 
 
 def _view(batch: Batch, change: Change) -> Mapping[str, Any] | None:

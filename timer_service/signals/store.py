@@ -1,7 +1,8 @@
 """Reads and writes of work items, their transitions and signals."""
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from itertools import accumulate
 from typing import Any
 
 from pydantic_core import from_json, to_json
@@ -54,6 +55,22 @@ async def load(tx: Transaction, changes: Sequence[Change], now: int, *, evaluati
         if signal.item is not None:
             waiting[signal.item].append(signal)
     return Batch(LoadedRows(items, signals, waiting, await find_known_transitions(tx, transitions), evaluating))
+
+
+async def count_changes(tx: Transaction, changes: Sequence[Change], most_signals: int) -> int:
+    """Return how many of the first changes one transaction can apply: their transitions meet at most `most_signals`.
+
+    It is at least one. The signals are counted only if there are many transitions.
+    """
+    transitions = [change for change in changes if isinstance(change, Transition)]
+    if len(transitions) * (MAX_INLINE_SIGNALS + 1) <= most_signals:
+        return len(changes)
+    items = [{**item._asdict(), "limit": MAX_INLINE_SIGNALS} for item in {change.key for change in transitions}]
+    rows = await tx.fetch_each(_SQL["count_waiting"], items)
+    waiting = Counter({ItemKey(row["tenant_id"], row["work_item_id"]): row["count"] for row in rows if row["count"]})
+    waiting.update(item for change in changes if isinstance(change, SignalCommand) for item in _named_items(change))
+    met = accumulate(waiting[change.key] if isinstance(change, Transition) else 0 for change in changes)
+    return max(1, sum(total <= most_signals for total in met))
 
 
 async def save(tx: Transaction, before: Batch, after: Batch, now: int) -> int | None:

@@ -84,6 +84,14 @@ WHERE tenant_id = :tenant_id AND work_item_id = :work_item_id AND status = 'acti
 ORDER BY signal_id
 LIMIT :limit
 
+-- name: count_waiting
+-- Counts the active signals of a work item, up to a limit. Without any, the key is null.
+SELECT MIN(tenant_id) AS tenant_id, MIN(work_item_id) AS work_item_id, COUNT(*) AS count FROM (
+    SELECT tenant_id, work_item_id FROM work_signals
+    WHERE tenant_id = :tenant_id AND work_item_id = :work_item_id AND status = 'active'
+    LIMIT :limit
+) AS counted
+
 -- name: add
 -- Inserts a signal, unless it exists.
 INSERT INTO work_signals (

@@ -1,25 +1,33 @@
 """The handler of timer commands: it loads, applies and saves in the consumer's transaction."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from timer_service.core.database import Transaction
 from timer_service.core.message import Command
 from timer_service.core.route import CommandResult
 from timer_service.timers import rules, store
 from timer_service.timers.queries import timer_view
-from timer_service.timers.rules import Applied, Timer
+from timer_service.timers.rules import Applied, Key, Timer
+
+_READ_AT_ONCE = 250
+_MOST_DATA = 4 * 1024 * 1024
+"""No more timers are read for the commands of one transaction when the data of these has so many characters."""
 
 
-async def handle(tx: Transaction, commands: Sequence[Command], now: int) -> Sequence[CommandResult]:
+async def handle(tx: Transaction, commands: Sequence[Command], now: int) -> Sequence[CommandResult | None]:
     """Apply commands in order. Each command sees the effects of the earlier ones.
 
-    The whole batch takes one read and at most two writes.
+    The batch takes at most two writes, and one read for each 250 timers. If the timers have much data, the commands on
+    some of them are deferred.
     """
     keys = [rules.key_of(command) for command in commands]
-    before = await store.load(tx, set(keys))
+    before, deferred = await _load(tx, set(keys))
     after = dict(before)
-    results: list[CommandResult] = []
+    results: list[CommandResult | None] = []
     for key, command in zip(keys, commands, strict=True):
+        if key in deferred:
+            results.append(None)
+            continue
         found = after.get(key)
         applied = rules.apply(found, key, command, now)
         if applied.timer is not None:
@@ -27,6 +35,20 @@ async def handle(tx: Transaction, commands: Sequence[Command], now: int) -> Sequ
         results.append(_result(found, applied, wants_view=command.reply_to is not None))
     await store.save(tx, before, after)
     return results
+
+
+async def _load(tx: Transaction, keys: Collection[Key]) -> tuple[dict[Key, Timer], frozenset[Key]]:
+    """Lock timers in the order of their keys. Return those that exist, and the keys that were not looked for."""
+    found: dict[Key, Timer] = {}
+    in_order = sorted(keys)
+    room = _MOST_DATA
+    for start in range(0, len(in_order), _READ_AT_ONCE):
+        if room <= 0:
+            return found, frozenset(in_order[start:])
+        timers = await store.load(tx, in_order[start : start + _READ_AT_ONCE])
+        room -= sum(len(timer.schedule.data or "") for timer in timers.values() if timer.schedule)
+        found |= timers
+    return found, frozenset()
 
 
 def _result(found: Timer | None, applied: Applied, *, wants_view: bool) -> CommandResult:

@@ -21,6 +21,7 @@ FORBIDDEN = {
         "failed_jobs = -1",
         "open_groups = -1",
         "pending_bytes = -1",
+        "row_count = -1",
         "evaluated = 2",
         "has_outputs = 2",
     ],

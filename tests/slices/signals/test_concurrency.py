@@ -209,7 +209,7 @@ async def test_slices_lock_in_one_order(
     handled: list[str] = []
 
     def recording(name: str, handle: Handle) -> Handle:
-        async def record(tx: Transaction, commands: Sequence[Command], now: int) -> Sequence[CommandResult]:
+        async def record(tx: Transaction, commands: Sequence[Command], now: int) -> Sequence[CommandResult | None]:
             handled.append(name)
             return await handle(tx, commands, now)
 

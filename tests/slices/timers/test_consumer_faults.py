@@ -148,7 +148,7 @@ async def test_wrong_setup_of_one_handler(
 ) -> None:
     """If only one handler lacks its table, the commands of the others in the same batch are handled."""
 
-    async def fail(tx: Transaction, _commands: Sequence[Command], _now: int) -> Sequence[CommandResult]:
+    async def fail(tx: Transaction, _commands: Sequence[Command], _now: int) -> Sequence[CommandResult | None]:
         await tx.fetch("SELECT * FROM missing")
         return []
 
@@ -239,7 +239,7 @@ async def restart_and_consume(timers: Timers, route: Route) -> None:
     await timers.consume()
 
 
-async def _kill(tx: Transaction, commands: Sequence[Command], now: int) -> Sequence[CommandResult]:
+async def _kill(tx: Transaction, commands: Sequence[Command], now: int) -> Sequence[CommandResult | None]:
     if any(command.id == "killer" for command in commands):
         raise Killed
     return await SLICE.handle(tx, commands, now)
@@ -301,7 +301,7 @@ async def test_commands_of_an_outage_are_not_suspects(
     """After a long outage, the commands that waited are handled in one transaction, not one by one."""
     batches: list[int] = []
 
-    async def count(tx: Transaction, commands: Sequence[Command], now: int) -> Sequence[CommandResult]:
+    async def count(tx: Transaction, commands: Sequence[Command], now: int) -> Sequence[CommandResult | None]:
         batches.append(len(commands))
         return await SLICE.handle(tx, commands, now)
 
@@ -348,7 +348,7 @@ async def test_rejected_command_counts_as_handled(timers: Timers) -> None:
 
 async def test_large_batch_in_parts(timers: Timers) -> None:
     """A batch of more bytes than the memory budget allows is committed and acknowledged in parts."""
-    timers.consumer._batch_bytes = 1024 * 1024
+    timers.consumer._part_bytes = 1024 * 1024
     for number in range(30):
         timers.send(schedule_timer(f"call-{number}", data="x" * 60_000))
     subscription = await timers.broker.subscribe()

@@ -37,11 +37,19 @@ class Buffer:
         """Return whether the buffer holds a full batch: `limit` messages or the bytes of a batch."""
         return len(self._messages) >= limit or self._bytes >= self._batch_bytes
 
-    def take(self, limit: int) -> list[StoredMessage]:
-        """Remove and return up to `limit` messages that fit into a batch, and at least one of any size."""
+    @property
+    def replies(self) -> list[str]:
+        """The reply subjects of the messages."""
+        return [message.reply for message in self._messages]
+
+    def take(self, limit: int, *, used: int = 0) -> list[StoredMessage]:
+        """Remove and return up to `limit` messages that fit into a batch of which `used` bytes are used.
+
+        If none is used, return at least one message of any size.
+        """
         taken: list[StoredMessage] = []
-        room = self._batch_bytes
-        while self._messages and len(taken) < limit and (not taken or self._messages[0].size <= room):
+        room = self._batch_bytes - used
+        while self._messages and len(taken) < limit and (not (taken or used) or self._messages[0].size <= room):
             taken.append(message := self._messages.popleft())
             self._bytes -= message.size
             room -= message.size

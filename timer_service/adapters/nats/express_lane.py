@@ -14,6 +14,7 @@ from itertools import islice
 
 from timer_service.adapters.nats.durable import DurableConsumer
 from timer_service.adapters.nats.read_ahead import ReadAhead, reads_at_once
+from timer_service.adapters.nats.returned import Returned
 from timer_service.adapters.nats.stored import StoredMessage
 from timer_service.adapters.nats.subjects import Subjects
 from timer_service.adapters.nats.tenant_search import READ_ERRORS, TenantSearch
@@ -46,10 +47,11 @@ class ExpressLane:
         ready: asyncio.Event,
         *,
         batch_bytes: int,
+        returned: Returned,
     ) -> None:
         """`messages` are the types of commands to look for. `ready` is set when commands can be taken.
 
-        A round reads about `batch_bytes`.
+        A round reads about `batch_bytes`. Tenants with commands in `returned` are left out.
 
         Other subjects are not looked for: a tenant could publish to any number of them, and hide others behind them.
         """
@@ -57,6 +59,7 @@ class ExpressLane:
         self._subjects = subjects
         self._epochs = epochs
         self._ready = ready
+        self._returned = returned
         self._last_batch = (0.0, 0, 0)
         self._read = ReadAhead(batch_bytes)
         self._handled: set[int] = set()
@@ -76,9 +79,11 @@ class ExpressLane:
         """Observe a batch of the consumer, and how many commands are behind it. Look for tenants that wait too long."""
         now = time.monotonic()
         for delivery in batch:
-            self._reached = max(self._reached, delivery.position.sequence)
+            # A command without a handle was read ahead, and one up to `_reached` was delivered before.
+            if delivery.handle is not None and delivery.position.sequence > self._reached:
+                self._reached = delivery.position.sequence
+                self._search.count_delivered(delivery)
             self._served_at[delivery.address.tenant] = now
-            self._search.count_delivered(delivery)
         is_backlog = self._is_backlog(now, len(batch), behind)
         if is_backlog is False:
             self._forget_backlog()
@@ -87,9 +92,14 @@ class ExpressLane:
         elif is_backlog and now >= self._next_round_at and self._has_room():
             self._start(self._run_round)
 
+    def observe_rest(self, count: int) -> None:
+        """Observe that `count` commands of the last batch were not handled."""
+        began, size, behind = self._last_batch
+        self._last_batch = began, size - count, behind
+
     def take(self, limit: int) -> list[Delivery]:
         """Remove and return commands that were read ahead of the consumer: at most `limit` that fit into a batch."""
-        return self._read.take(limit, after=self._reached)
+        return self._read.take(limit, after=self._reached, waits=self._returned.holds)
 
     def record_handled(self, deliveries: Collection[Delivery]) -> None:
         """Record that commands that were read ahead are settled."""
@@ -172,7 +182,7 @@ class ExpressLane:
         return picked
 
     def _is_starved(self, tenant: str, now: float) -> bool:
-        return now - self._served_at.get(tenant, 0.0) > _SERVED_SECONDS
+        return now - self._served_at.get(tenant, 0.0) > _SERVED_SECONDS and not self._returned.holds(tenant)
 
     async def _read_tenants(self, tenants: Collection[str]) -> None:
         """Read commands of the tenants, of several at a time."""

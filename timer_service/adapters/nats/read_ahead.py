@@ -1,5 +1,7 @@
 """The commands that were read ahead of the consumer and are not handed out yet."""
 
+from collections.abc import Callable
+
 from timer_service.core.broker import Delivery
 
 READ_BYTES = 8 * 1024 * 1024
@@ -33,12 +35,14 @@ class ReadAhead:
         self._deliveries.append(delivery)
         self._bytes += delivery.size
 
-    def take(self, limit: int, *, after: int) -> list[Delivery]:
+    def take(self, limit: int, *, after: int, waits: Callable[[str], bool]) -> list[Delivery]:
         """Remove and return up to `limit` commands that fit into a batch, and at least one of any size.
 
-        Commands up to the sequence `after` are dropped, because the consumer has delivered them.
+        Commands up to the sequence `after` are dropped, because the consumer has delivered them. Commands of a tenant
+        that `waits` stay here.
         """
-        ahead = [delivery for delivery in self._deliveries if delivery.position.sequence > after]
+        known = [delivery for delivery in self._deliveries if delivery.position.sequence > after]
+        ahead = [delivery for delivery in known if not waits(delivery.address.tenant)]
         taken: list[Delivery] = []
         room = self._batch_bytes
         for delivery in ahead[:limit]:
@@ -46,7 +50,7 @@ class ReadAhead:
             if taken and room < 0:
                 break
             taken.append(delivery)
-        self._deliveries = ahead[len(taken) :]
+        self._deliveries = [*ahead[len(taken) :], *(each for each in known if waits(each.address.tenant))]
         self._bytes = sum(each.size for each in self._deliveries)
         return taken
 

@@ -20,6 +20,7 @@ from timer_service.adapters.nats.durable import DURABLE, DurableConsumer
 from timer_service.adapters.nats.express_lane import ExpressLane
 from timer_service.adapters.nats.pulls import PULL_SECONDS, Phase, Pulls
 from timer_service.adapters.nats.redelivery import Redelivery
+from timer_service.adapters.nats.returned import Returned
 from timer_service.adapters.nats.stored import ACKNOWLEDGEMENT, StoredMessage
 from timer_service.adapters.nats.subjects import Subjects
 from timer_service.core.broker import Delivery, History
@@ -52,6 +53,10 @@ class NatsSubscription:
     While the caller handles one batch, the next one arrives. One pull is outstanding whenever less than a batch is
     buffered. A pull brings at most the bytes of one batch, so less than two batches are buffered.
 
+    Commands that the caller puts back are handed out before the buffer. Only the express lane hands out commands of
+    other tenants before them. While they wait, the server is told every 10 s that they are in progress, so that it does
+    not deliver them again.
+
     A stay is the time in one stream with one epoch. It begins when the subscription joins, and goes on after a
     reconnect to the same stream. Commands of an earlier stay are not handed out and not settled: their sequences may
     stand for other commands now. So nothing is settled after a reconnect before the stream is recognized.
@@ -80,6 +85,11 @@ class NatsSubscription:
         self._inbox = client.new_inbox()
         self._interest: Interest | None = None
         self._buffer = Buffer(batch_bytes)
+        self._returned = Returned(batch_bytes)
+        self._read_ahead = False
+        """Whether the express lane handed out the last batch."""
+        self._waiting = 0
+        """How many commands the consumer had not delivered yet when it delivered the newest one."""
         self._arrived = asyncio.Event()
         self._pulls = Pulls()
         self._closed = False
@@ -115,12 +125,13 @@ class NatsSubscription:
         while not self._closed:
             await self._keep_pulling(limit)
             if self._pulls.phase is not Phase.LOST:
-                if ahead := self._lane.take(limit):
+                await self._renew()
+                if ahead := self._take_ahead(limit):
                     return ahead
-                if self._buffer and (batch := await self._take(limit)):
+                if (self._returned or self._buffer) and (batch := await self._take(limit)):
                     await self._keep_pulling(limit)
                     return batch
-            if not self._buffer or self._pulls.phase is Phase.LOST:
+            if not (self._returned or self._buffer) or self._pulls.phase is Phase.LOST:
                 await self._wait()
         return []
 
@@ -137,8 +148,17 @@ class NatsSubscription:
         """Settle deliveries as never to be handled."""
         await self._settle_for_good(deliveries, b"+TERM")
 
+    async def put_back(self, deliveries: Sequence[Delivery]) -> None:
+        """Take back deliveries that were not handled yet. They come again before the buffer."""
+        if not self._read_ahead:
+            self._lane.observe_rest(len(deliveries))
+        if self._closed:
+            await self._settle(deliveries, b"-NAK")
+        else:
+            self._returned.put([delivery for delivery in deliveries if self._is_of_this_stay(delivery)])
+
     async def close(self) -> None:
-        """Wait for the pull to end, and return the buffered commands to the server.
+        """Wait for the pull to end, and return the commands that were not handed out to the server.
 
         Otherwise the broker could still send commands, and would deliver them again only after `ack_wait`.
         """
@@ -151,6 +171,7 @@ class NatsSubscription:
             await self._wait()
         await self._interest.unsubscribe()
         if self._pulls.phase is not Phase.LOST:
+            await self._settle(self._returned.take(len(self._returned)), b"-NAK")
             while messages := self._buffer.take(_SETTLED_AT_ONCE):
                 await self._publish_each([message.reply for message in messages], b"-NAK")
         if self._redelivery is not None:
@@ -187,9 +208,15 @@ class NatsSubscription:
             if self._stay > 1:
                 self._lane.close()
                 log.warning("the command stream is another one now", extra={"epoch": epochs.newest.epoch})
-            self._buffer = Buffer(self._batch_bytes)
+            self._buffer, self._returned = Buffer(self._batch_bytes), Returned(self._batch_bytes)
             self._lane = ExpressLane(
-                self._consumer, self._subjects, epochs, self._messages, self._arrived, batch_bytes=self._batch_bytes
+                self._consumer,
+                self._subjects,
+                epochs,
+                self._messages,
+                self._arrived,
+                batch_bytes=self._batch_bytes,
+                returned=self._returned,
             )
             self._lane.start()
         self._epochs = epochs
@@ -289,19 +316,34 @@ class NatsSubscription:
         if self._pulls.refusal is not None and self._pulls.refusal != before.refusal:
             log.warning("the broker refuses to deliver commands", extra={"reason": self._pulls.refusal})
 
+    def _take_ahead(self, limit: int) -> list[Delivery]:
+        """Take commands that were read ahead, but not twice in a row while others wait that were put back."""
+        self._read_ahead = not (self._returned and (self._read_ahead or self._returned.is_full))
+        ahead = self._lane.take(limit) if self._read_ahead else []
+        self._read_ahead = bool(ahead)
+        return ahead
+
     async def _take(self, limit: int) -> list[Delivery]:
-        """Take a batch out of the buffer. Commands that were handled ahead are acknowledged and left out."""
-        if not self._buffer.fills_batch(limit):
+        """Take a batch: first commands that were put back, then commands from the buffer.
+
+        Commands that were handled ahead are acknowledged and left out.
+        """
+        if not self._returned and not self._buffer.fills_batch(limit):
             await asyncio.sleep(_LINGER_SECONDS)
         # From here to the end without an await: a rejoin may begin another stay.
-        batch: list[Delivery] = []
+        batch = self._returned.take(limit)
+        again = {delivery.position.sequence: delivery for delivery in batch}
         done: list[Delivery] = []
-        waiting = 0
-        for stored in self._buffer.take(limit):
-            waiting = stored.receipt.waiting
+        used = sum(delivery.size for delivery in batch)
+        for stored in () if self._returned else self._buffer.take(limit - len(batch), used=used):
+            self._waiting = stored.receipt.waiting
+            sequence = stored.receipt.sequence
             delivery = stored.delivery(self._epochs, self._subjects, _Handle(stored.reply, self._stay))
-            (done if self._lane.forget_handled(stored.receipt.sequence) else batch).append(delivery)
-        self._lane.observe(batch, behind=waiting + len(self._buffer))
+            if sequence in again:  # it was read ahead, or the server delivered it again
+                again[sequence].handle = delivery.handle
+            else:
+                (done if self._lane.forget_handled(sequence) else batch).append(delivery)
+        self._lane.observe(batch, behind=self._waiting + len(self._buffer) + len(self._returned))
         if self._redelivery is not None:
             self._redelivery.count([*batch, *done])
         stay = self._stay
@@ -330,6 +372,18 @@ class NatsSubscription:
         if not handles or not await self._is_joined():
             return
         await self._publish_each([handle.reply for handle in handles if handle.stay == self._stay], reply_body)
+
+    async def _renew(self) -> None:
+        """Tell the server from time to time that the commands in this process are in progress."""
+        if self._returned.must_renew(soon=self._redelivery is not None):
+            await self._settle(self._returned.deliveries, b"+WPI")
+            await self._publish_each(self._buffer.replies, b"+WPI")
+
+    def _is_of_this_stay(self, delivery: Delivery) -> bool:
+        if delivery.handle is None:  # it was read ahead
+            return self._epochs.position(delivery.position.sequence) == delivery.position
+        stay: int = delivery.handle.stay
+        return stay == self._stay
 
     async def _is_joined(self) -> bool:
         """Return whether the stream is recognized. Wait for that for some seconds."""

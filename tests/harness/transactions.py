@@ -1,0 +1,23 @@
+"""What each transaction of a consumer applied."""
+
+from collections.abc import Awaitable, Callable, Sequence
+
+from timer_service.core.database import Transaction
+from timer_service.core.message import Command, TenantPayload
+from timer_service.core.route import CommandResult, Handle, Route
+from timer_service.core.slice import Slice
+
+
+def recording_route(
+    slice_: Slice, wake: Callable[[int], Awaitable[None]], *, handle: Handle | None = None
+) -> tuple[Route, list[list[TenantPayload]]]:
+    """Return the route of a slice, and a list that gets the payloads that each call of its handler has applied."""
+    applied: list[list[TenantPayload]] = []
+    inner = handle or slice_.handle
+
+    async def record(tx: Transaction, commands: Sequence[Command], now: int) -> Sequence[CommandResult | None]:
+        results = await inner(tx, commands, now)
+        applied.append([each.payload for each, result in zip(commands, results, strict=True) if result is not None])
+        return results
+
+    return Route(slice_.commands, record, wake), applied

@@ -1,0 +1,185 @@
+"""A transaction applies a bounded number of commands on runs. The others follow in further transactions."""
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.harness.builders import command_address
+from tests.harness.clock import ManualClock
+from tests.harness.runs import Runs, jobs
+from tests.harness.transactions import recording_route
+from timer_service.adapters.memory import MemoryBroker
+from timer_service.core.database import Database
+from timer_service.core.message import Command, Position, Trace, kebab
+from timer_service.runs import SLICE
+from timer_service.runs.messages import CancelRun, JobStatus, NewJob, ReportJobStatus, RunPayload, RunStatus, StartRun
+from timer_service.runs.portion import MOST_ROWS, choose_commands
+from timer_service.runs.rules import NO_POSITION, Run, RunKey
+
+LARGE = {f"job-{number}": [] if number == 0 else ["job-0"] for number in range(3000)}
+"""A graph with 3,000 jobs and 2,999 needs."""
+
+
+@pytest.fixture
+def runs(store: Database, memory_broker: MemoryBroker, clock: ManualClock) -> Runs:
+    """Return the runs slice on each store in turn."""
+    return Runs(store, memory_broker, clock)
+
+
+def record_transactions(runs: Runs) -> Callable[[], list[list[str]]]:
+    """Return a function that returns the runs that each transaction from now on has applied."""
+    route, applied = recording_route(SLICE, runs._woken)
+    runs.consumer = runs.parts.consumer([route])
+    return lambda: [[each.run_id for each in payloads if isinstance(each, RunPayload)] for payloads in applied]
+
+
+async def start_large(runs: Runs, count: int) -> None:
+    for number in range(count):
+        await runs.request("StartRun", runId=f"large-{number}", jobs=jobs(LARGE))
+
+
+def send_as(runs: Runs, tenant: str, kind: str, **fields: Any) -> None:
+    body = {"id": f"{tenant}-{kind}", "type": kind, "tenantId": tenant, "payload": fields}
+    runs.broker.send(command_address(tenant, kebab(kind)), json.dumps(body).encode())
+
+
+async def test_many_cancels_of_large_runs(runs: Runs) -> None:
+    """Small commands on large runs of one batch are applied in several transactions, and all of them end."""
+    await start_large(runs, 4)
+    transactions = record_transactions(runs)
+    for number in range(4):
+        runs.send("CancelRun", runId=f"large-{number}")
+    await runs.consume()
+    assert transactions() == [[f"large-{number}"] for number in range(4)]
+    assert runs.outcomes() == ["cancelled"] * 4 + ["started"] * 4
+    assert {row["status"] for row in await runs.rows("run_jobs")} == {"cancelled"}
+
+
+async def test_a_small_run_of_another_tenant(runs: Runs) -> None:
+    """A small run behind large runs of another tenant is handled in the first transaction."""
+    await start_large(runs, 3)
+    transactions = record_transactions(runs)
+    for number in range(3):
+        runs.send("CancelRun", runId=f"large-{number}")
+    send_as(runs, "other", "StartRun", runId="small", jobs=jobs({"a": []}))
+    await runs.consume()
+    assert transactions()[0] == ["large-0", "small"]
+
+
+async def test_a_large_run_of_another_tenant(runs: Runs) -> None:
+    """A large run of another tenant is handled after one of the runs before it, not after all."""
+    await start_large(runs, 3)
+    send_as(runs, "other", "StartRun", runId="large", jobs=jobs(LARGE))
+    await runs.consume()
+    transactions = record_transactions(runs)
+    for number in range(3):
+        runs.send("CancelRun", runId=f"large-{number}")
+    send_as(runs, "other", "CancelRun", runId="large")
+    await runs.consume()
+    assert transactions() == [["large-0"], ["large"], ["large-1"], ["large-2"]]
+
+
+async def test_commands_on_a_deferred_run_keep_their_order(runs: Runs) -> None:
+    """Commands on a run that is deferred are applied later in their order."""
+    await start_large(runs, 2)
+    runs.send("CancelRun", runId="large-0")
+    runs.send("ReportJobStatus", runId="large-1", jobName="job-0", status="success")
+    runs.send("CancelRun", runId="large-1")
+    runs.send("ReportJobStatus", runId="large-1", jobName="job-1", status="success")
+    transactions = record_transactions(runs)
+    await runs.consume()
+    outcomes = [runs.reply(number)["outcome"] for number in range(2, 6)]
+    assert outcomes == ["cancelled", "recorded", "cancelled", "already_ended"]
+    assert transactions() == [["large-0", "large-1"], ["large-1"] * 2]
+
+
+async def test_no_trace_of_a_deferred_command(runs: Runs) -> None:
+    """A handler that defers a command writes nothing for it, not even the row of an unknown run."""
+    payloads = [StartRun(tenant_id="acme", run_id=name, jobs=[NewJob(name="a")]) for name in ("first", "second")]
+    async with runs.database.transaction() as tx:
+        results = await SLICE.handle(tx, [command(each) for each in payloads], 0, most_rows=0)  # type: ignore[call-arg]
+    assert [result and result.name for result in results] == ["started", None]
+    assert [row["run_id"] for row in await runs.rows("runs")] == ["first"]
+
+
+async def test_ended_runs_are_not_read(runs: Runs) -> None:
+    """A CancelRun of an ended run costs as little as any small command, however many jobs the run has."""
+    await start_large(runs, 3)
+    for number in range(3):
+        await runs.request("CancelRun", runId=f"large-{number}")
+    transactions = record_transactions(runs)
+    for number in range(3):
+        runs.send("CancelRun", runId=f"large-{number}")
+    await runs.consume()
+    assert transactions() == [["large-0", "large-1", "large-2"]]
+    assert runs.outcomes().count("unchanged") == 3
+
+
+async def test_row_count(runs: Runs) -> None:
+    """A run knows how many jobs, needs and groups it has."""
+    await runs.start({"a": [], "b": ["a"], "c": [{"group": "g"}, {"group": "h"}]}, "g", "h")
+    await runs.resolve("g", {"d": [], "e": ["a", {"group": "h"}]})
+    tables = ["run_jobs", "run_needs", "run_groups", "run_group_needs"]
+    rows = {table: len(await runs.rows(table)) for table in tables}
+    assert rows == {"run_jobs": 5, "run_needs": 4, "run_groups": 2, "run_group_needs": 3}
+    assert (await runs.rows("runs"))[0]["row_count"] == sum(rows.values())
+
+
+# What fits into a transaction
+
+
+def command(payload: Any) -> Command:
+    return Command("id", payload, Position(1, 1), None, Trace(), None)
+
+
+def cancel(name: str) -> Command:
+    return command(CancelRun(tenant_id="acme", run_id=name))
+
+
+def report(name: str, status: JobStatus = JobStatus.SUCCESS) -> Command:
+    return command(ReportJobStatus(tenant_id="acme", run_id=name, job_name="a", status=status))
+
+
+def open_run(name: str, row_count: int) -> Run:
+    key = RunKey("acme", name)
+    return Run(key, RunStatus.RUNNING, NO_POSITION, 0, digest="", open_jobs=1, row_count=row_count)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "one", "fitting"),
+    [
+        ([20_000, 20_000, 10], cancel, [0, 2]),
+        ([10, 20_000, 4980], cancel, [0, 2]),
+        ([2000, 2000, 2000], cancel, [0, 1, 2]),  # the first one is read anyway
+        ([400] * 40, report, list(range(40))),
+        ([20_000] * 3, report, [0]),
+        ([20_000] * 3, lambda name: report(name, JobStatus.RUNNING), [0, 1, 2]),
+    ],
+    ids=["large first", "small first", "medium", "reports", "reports on large runs", "unfinished jobs"],
+)
+def test_runs_that_fit(sizes: list[int], one: Any, fitting: list[int]) -> None:
+    """A transaction takes the first run, and all others that fit."""
+    runs = {RunKey("acme", str(number)): open_run(str(number), size) for number, size in enumerate(sizes)}
+    chosen = choose_commands(runs, {key: [one(key.run_id)] for key in runs}, MOST_ROWS)
+    assert [int(key.run_id) for key in chosen] == fitting
+
+
+def test_many_commands_on_one_run() -> None:
+    """Many commands on one run are divided by the rows that they name."""
+    key = RunKey("acme", "run")
+    drops = [f"job-{number}" for number in range(999)]
+    large = command(
+        ReportJobStatus(tenant_id="acme", run_id="run", job_name="a", status=JobStatus.FAILED, dropped_jobs=drops)
+    )
+    chosen = choose_commands({key: open_run("run", 20_000)}, {key: [large] * 12}, MOST_ROWS)
+    assert len(chosen[key]) == 5
+
+
+def test_pending_commands_count() -> None:
+    """A run with many pending commands is applied alone."""
+    keys = [RunKey("acme", name) for name in ("a", "b")]
+    runs = {key: Run(key, None, NO_POSITION, 0, pending_bytes=4 * 1024 * 1024) for key in keys}
+    start = {key: [command(StartRun(tenant_id="acme", run_id=key.run_id, jobs=[]))] for key in keys}
+    assert list(choose_commands(runs, start, MOST_ROWS)) == keys[:1]

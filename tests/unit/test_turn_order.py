@@ -1,0 +1,29 @@
+"""Tenants take turns with the commands that were put back."""
+
+from timer_service.core.broker import Delivery
+from timer_service.core.message import Address, Kind, Position
+from timer_service.core.turn_order import in_turns
+
+
+def delivered(name: str) -> Delivery:
+    """Return a delivery. The letter of its name is the tenant, the number is its sequence."""
+    return Delivery(Address(Kind.COMMAND, name[0], "x"), "x", name, b"", {}, Position(1, int(name[1:])), 1, None, 0)
+
+
+def ordered(names: str, served: str = "") -> str:
+    return " ".join(each.message_id for each in in_turns([delivered(name) for name in names.split()], set(served)))
+
+
+def test_tenants_take_turns() -> None:
+    """Each tenant has one command in each round, in its own order."""
+    assert ordered("a1 a2 a3 b4 b5 c6") == "a1 b4 c6 a2 b5 a3"
+
+
+def test_served_tenants_come_last() -> None:
+    """A tenant with a command that was just handled comes last in each round."""
+    assert ordered("a1 a2 b3 b4 c5", served="ab") == "c5 a1 b3 a2 b4"
+
+
+def test_one_tenant() -> None:
+    """The commands of a single tenant keep their order."""
+    assert (ordered("a1 a2 a3", served="a"), ordered("")) == ("a1 a2 a3", "")

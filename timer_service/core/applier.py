@@ -1,0 +1,180 @@
+"""Applies decoded commands in transactions, replies, and acknowledges their deliveries."""
+
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from pydantic_core import to_json
+
+from timer_service.core.attempts import Attempts
+from timer_service.core.blame import Blame, blame
+from timer_service.core.broker import Broker, Delivery, Reply, Subscription
+from timer_service.core.clock import Clock
+from timer_service.core.command_streams import advance
+from timer_service.core.database import Database, Transaction
+from timer_service.core.errors import ChangedStreamError
+from timer_service.core.failures import Failed, Failures
+from timer_service.core.health import OutageLog
+from timer_service.core.message import Command
+from timer_service.core.metrics_port import MetricsPort
+from timer_service.core.replies import inbox_of
+from timer_service.core.route import CommandResult, Route
+from timer_service.core.transactions import in_transaction
+
+log = logging.getLogger(__name__)
+
+
+class Accepted(NamedTuple):
+    """A decoded delivery and its route."""
+
+    delivery: Delivery
+    command: Command
+    route: Route
+
+
+Applied = Sequence[tuple[Accepted, CommandResult]]
+"""The applied commands of a transaction and their results."""
+
+
+@dataclass(slots=True)
+class Progress:
+    """What has happened to the commands of one batch so far."""
+
+    subscription: Subscription
+    worked: set[Route] = field(default_factory=set)
+    """The routes that have handled a command."""
+    served: set[str] = field(default_factory=set)
+    """The tenants with a handled command."""
+    failed: list[Failed] = field(default_factory=list)
+    """The commands that failed alone by an error of a command."""
+    must_pause: bool = False
+    outage: tuple[Blame, Exception] | None = None
+    """Why no command of the batch can be handled any more."""
+
+
+class Applier:
+    """Applies commands. If a transaction fails, `blame` decides who is at fault.
+
+    Commands of a transaction with an error of a command are applied in halves, so that a bug affects only one command.
+    """
+
+    def __init__(
+        self,
+        *,
+        database: Database,
+        broker: Broker,
+        routes: Sequence[Route],
+        clock: Clock,
+        metrics: MetricsPort,
+        attempts: Attempts,
+        failures: Failures,
+        outages: OutageLog,
+        reply_prefix: str,
+    ) -> None:
+        self._database = database
+        self._broker = broker
+        self._routes = routes  # in the same order for every batch, so that instances lock rows in the same order
+        self._clock = clock
+        self._metrics = metrics
+        self._attempts = attempts
+        self._failures = failures
+        self._outages = outages
+        self._reply_prefix = reply_prefix
+
+    async def apply(self, progress: Progress, accepted: Sequence[Accepted]) -> list[Accepted]:
+        """Commit and acknowledge commands. Return those that their handlers deferred to a later transaction."""
+        try:
+            results = await self._commit(accepted)
+        except ChangedStreamError:
+            progress.subscription.stream_changed()
+            return []
+        except Exception as error:  # noqa: BLE001 - `blame` knows every error
+            return await self._divide(progress, accepted, error)
+        self._outages.record_success(part="commands")
+        pairs = list(zip(accepted, results, strict=True))
+        applied = [(each, result) for each, result in pairs if result is not None]
+        progress.worked.update({each.route for each, _ in applied})
+        progress.served.update({each.delivery.address.tenant for each, _ in applied})
+        await self._finish(progress.subscription, applied)
+        return [each for each, result in pairs if result is None] if len(applied) < len(pairs) else []
+
+    async def wait(self, progress: Progress, deliveries: Sequence[Delivery], cause: Blame, error: Exception) -> None:
+        """Let commands wait for the environment."""
+        progress.must_pause = True
+        if cause in {Blame.OUTAGE, Blame.BUSY}:
+            progress.outage = cause, error
+        await self._failures.wait(progress.subscription, deliveries, cause, error)
+
+    async def _commit(self, accepted: Sequence[Accepted]) -> list[CommandResult | None]:
+        now = self._clock.now()
+
+        async def handle(tx: Transaction) -> list[CommandResult | None]:
+            results = await self._run_handlers(tx, accepted, now)
+            applied = [each.delivery for each, result in zip(accepted, results, strict=True) if result is not None]
+            if not applied:
+                raise AssertionError("every command was deferred")  # it would be deferred for ever
+            await advance(tx, applied)
+            return results
+
+        return await in_transaction(self._database, handle)
+
+    async def _run_handlers(
+        self, tx: Transaction, accepted: Sequence[Accepted], now: int
+    ) -> list[CommandResult | None]:
+        results: dict[int, CommandResult | None] = {}
+        for route in self._routes:
+            indexes = [index for index, each in enumerate(accepted) if each.route is route]
+            commands = [accepted[index].command for index in indexes]
+            if commands:
+                results.update(zip(indexes, await route.handle(tx, commands, now), strict=True))
+        return [results[index] for index in range(len(accepted))]
+
+    async def _divide(self, progress: Progress, accepted: Sequence[Accepted], error: Exception) -> list[Accepted]:
+        """Apply the commands of a failed transaction in smaller ones if that can help."""
+        cause = blame(error)
+        smaller = _divide(accepted, cause)
+        if len(smaller) > 1:
+            log.warning("batch failed; handling it in parts", exc_info=error, extra={"count": len(accepted)})
+            return [deferred for part in smaller for deferred in await self.apply(progress, part)]
+        if cause is Blame.COMMAND:
+            log.error("command failed", exc_info=error, extra={"command_id": accepted[0].command.id})
+            progress.failed.append(Failed(accepted[0].delivery, accepted[0].route, error))
+        else:
+            await self.wait(progress, [each.delivery for each in accepted], cause, error)
+        return []
+
+    async def _finish(self, subscription: Subscription, applied: Applied) -> None:
+        """Do the work after the commit: count outcomes, wake loops, send replies, acknowledge deliveries."""
+        replies: list[Reply] = []
+        for (delivery, command, _), result in applied:
+            self._metrics.command_handled(command.payload.type, result.name)
+            self._attempts.forget(delivery)
+            if command.reply_to and (to := inbox_of(delivery, self._reply_prefix)):
+                body = {"commandId": command.id, "outcome": result.name, **(result.view or {})}
+                replies.append(Reply(to, to_json(body)))
+        await _wake(applied)
+        if replies:
+            await self._broker.reply(replies)
+        await subscription.acknowledge([each.delivery for each, _ in applied])
+
+
+def _divide(accepted: Sequence[Accepted], cause: Blame) -> list[Sequence[Accepted]]:
+    """Return the commands in groups that may succeed on their own; in one group if no smaller group would."""
+    if cause is Blame.SETUP:
+        routes = dict.fromkeys(each.route for each in accepted)
+        return [[each for each in accepted if each.route is route] for route in routes]
+    if cause in {Blame.COMMAND, Blame.CONFLICT} and (half := len(accepted) // 2) > 0:
+        return [accepted[:half], accepted[half:]]
+    return [accepted]
+
+
+async def _wake(applied: Applied) -> None:
+    """Wake the loops of each route for the earliest row that it wrote."""
+    wakes: dict[Callable[[int], Awaitable[None]], int] = {}
+    for accepted, result in applied:
+        if result.wake_at is not None:
+            wake = accepted.route.wake
+            wakes[wake] = min(result.wake_at, wakes.get(wake, result.wake_at))
+    for wake, at in wakes.items():
+        await wake(at)

@@ -1,0 +1,24 @@
+"""The order in which commands that were given back are handled next."""
+
+from collections import deque
+from collections.abc import Collection, Sequence
+
+from timer_service.core.broker import Delivery
+
+
+def in_turns(deliveries: Sequence[Delivery], served: Collection[str]) -> list[Delivery]:
+    """Return deliveries in an order in which tenants take turns. Each tenant's deliveries keep their order.
+
+    In each round, the tenants in `served` come last: some of their commands were just handled.
+    """
+    waiting: dict[str, deque[Delivery]] = {}
+    for delivery in deliveries:
+        waiting.setdefault(delivery.address.tenant, deque()).append(delivery)
+    queues = deque(sorted(waiting.items(), key=lambda item: item[0] in served))
+    ordered: list[Delivery] = []
+    while queues:
+        tenant, queue = queues.popleft()
+        ordered.append(queue.popleft())
+        if queue:
+            queues.append((tenant, queue))
+    return ordered
