@@ -19,15 +19,21 @@ async def peer() -> AsyncIterator[ScriptedPeer]:
 
 
 @pytest.fixture
-async def client(peer: ScriptedPeer) -> AsyncIterator[GuardedClient]:
+def reported() -> list[str]:
+    """The errors that the client has reported."""
+    return []
+
+
+@pytest.fixture
+async def client(peer: ScriptedPeer, reported: list[str]) -> AsyncIterator[GuardedClient]:
     """Return a client that is connected to the peer and connects again for ever."""
     connected = GuardedClient()
 
-    async def ignore(_error: Exception) -> None:
-        pass
+    async def report(error: Exception) -> None:
+        reported.append(str(error).lower())
 
     wait: Any = 0.01  # the driver types it as int
-    await connected.connect(peer.url, max_reconnect_attempts=-1, reconnect_time_wait=wait, error_cb=ignore)
+    await connected.connect(peer.url, max_reconnect_attempts=-1, reconnect_time_wait=wait, error_cb=report)
     yield connected
     await connected.close()
 
@@ -71,26 +77,35 @@ async def test_any_subject(peer: ScriptedPeer, client: GuardedClient, subject: b
 
 
 @pytest.mark.parametrize(
-    "line",
-    [b"-ERR 'Maximum Control Line Exceeded'", b"-ERR 'Maximum Payload Violation'", b"-ERR 'Unknown \xff'", b"-ERR"],
+    ("line", "reason"),
+    [
+        (b"-ERR 'Maximum Control Line Exceeded'", "maximum control line exceeded"),
+        (b"-ERR 'Maximum Payload Violation'", "maximum payload violation"),
+        (b"-ERR 'Unknown \xff'", "unknown"),
+        (b"-ERR", "nats:"),
+    ],
 )
-async def test_error_of_the_server(peer: ScriptedPeer, client: GuardedClient, line: bytes) -> None:
-    """After an error of the server the client connects again and has its subscriptions. It is not closed for good."""
+async def test_error_of_the_server(
+    peer: ScriptedPeer, client: GuardedClient, reported: list[str], line: bytes, reason: str
+) -> None:
+    """After an error of the server the client reports it, connects again, and has its subscriptions. It stays open."""
     arrived = await collect(peer, client)
     await peer.send(line + b"\r\n")
     await peer.until(lambda: peer.connections == 2 and peer.subscribed("commands"))
     await peer.deliver("commands", b"a", b"1")
     assert (await next_message(arrived)).data == b"1"
+    assert reason in reported[0]
     assert not client.is_closed
 
 
-async def test_denied_permission(peer: ScriptedPeer, client: GuardedClient) -> None:
+async def test_denied_permission(peer: ScriptedPeer, client: GuardedClient, reported: list[str]) -> None:
     """A denied permission is reported, and the connection stays."""
     arrived = await collect(peer, client)
     await peer.send(b"-ERR 'Permissions Violation for Publish to \"\xff\"'\r\n")
     await peer.deliver("commands", b"a", b"1")
     assert (await next_message(arrived)).data == b"1"
-    assert peer.connections == 1
+    assert (peer.connections, len(reported)) == (1, 1)
+    assert "permissions violation" in reported[0]
 
 
 @pytest.mark.parametrize("raw", [b"NONSENSE\r\n", b"MSG a\r\n", b"MSG a 1 x\r\n", b"INFO {\r\n", b"x" * 1_100_000])
