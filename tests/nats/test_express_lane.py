@@ -191,7 +191,7 @@ async def test_failures_of_single_reads() -> None:
     lane._ahead["b"] = 0
     first = StoredMessage.read({"seq": 9, "subject": "timer.cmd.v1.b.schedule-timer", "time": "2026-01-01T00:00:00Z"})
     found = [await next_read(lane, ready)]
-    lane.retry([first.delivery(epochs, Subjects("timer"), None)])
+    lane.retry([first.delivery(epochs, Subjects("timer"), None)], timedelta(0))
     found.append(await next_read(lane, ready))
     lane.close()
     assert found == [[9], [9]]

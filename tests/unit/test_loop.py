@@ -8,7 +8,7 @@ import pytest
 from tests.harness.clock import LoopClock, in_virtual_time
 from tests.harness.metrics import RecordingMetrics
 from timer_service.core.clock import Clock
-from timer_service.core.errors import DatabaseUnavailableError
+from timer_service.core.errors import DatabaseBlockedError, DatabaseUnavailableError
 from timer_service.core.loop import Loop, Pass
 
 POLL = 5000
@@ -286,3 +286,16 @@ def test_stalled(monkeypatch: pytest.MonkeyPatch) -> None:
     in_time = work.loop.stalled
     monkeypatch.setattr(time, "monotonic", lambda: ended + POLL / 1000 + 60.001)
     assert (in_time, work.loop.stalled) == (False, True)
+
+
+def test_blocked_passes(caplog: pytest.LogCaptureFixture) -> None:
+    """A pass that waits for a lock is tried again every second. That is logged once, and is no outage."""
+
+    async def main() -> list[int]:
+        work = Work()
+        work.error = DatabaseBlockedError("lock timeout")
+        work.fails_at = {0, 1, 2}
+        return await work.run_until(4_500)
+
+    assert in_virtual_time(main) == [0, 1000, 2000, 3000]
+    assert [record.getMessage() for record in caplog.records] == ["pass blocked; retrying it every second"]

@@ -10,6 +10,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Collection, Sequence
+from datetime import timedelta
 
 import nats.errors
 from nats.js.errors import Error as JetStreamError
@@ -70,6 +71,7 @@ class ExpressLane:
         self._counts: dict[str, int] = {}
         self._waiting: dict[str, None] = {}  # in the order in which they are served
         self._ahead: dict[str, int] = {}
+        self._paused_until: dict[str, float] = {}
         self._room = 0
         self._next_round_at = 0.0
         self._round: asyncio.Task[None] | None = None
@@ -106,9 +108,10 @@ class ExpressLane:
         """Record that commands that were read ahead are settled."""
         self._handled.update(delivery.position.sequence for delivery in deliveries)
 
-    def retry(self, deliveries: Collection[Delivery]) -> None:
-        """Read commands again that were read ahead and could not be handled."""
+    def retry(self, deliveries: Collection[Delivery], delay: timedelta) -> None:
+        """Read commands again, after a delay, that were read ahead and could not be handled."""
         for delivery in deliveries:
+            self._paused_until[delivery.address.tenant] = time.monotonic() + delay.total_seconds()
             tenant, before = delivery.address.tenant, delivery.position.sequence - 1
             self._ahead[tenant] = min(before, self._ahead.get(tenant, before))
             self._waiting.setdefault(tenant)
@@ -161,10 +164,13 @@ class ExpressLane:
 
     def _pick_tenants(self, now: float) -> list[str]:
         """Return the next tenants that no batch has reached lately, and move them to the end of the queue."""
+        self._paused_until = {tenant: until for tenant, until in self._paused_until.items() if until > now}
         starved = [
             each
             for each in self._waiting
-            if now - self._served_at.get(each, 0.0) > _SERVED_SECONDS and not self._returned.holds(each)
+            if each not in self._paused_until
+            and now - self._served_at.get(each, 0.0) > _SERVED_SECONDS
+            and not self._returned.holds(each)
         ]
         picked = starved[:_TENANTS_AT_ONCE]
         for tenant in picked:
