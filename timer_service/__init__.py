@@ -7,6 +7,7 @@ Each word below has this one meaning in the package:
 
 attempt       the number of times a row was claimed; a released claim does not count
 available_at  when a row may be claimed (new: due_at; claimed: end of the lease; retried: after a backoff), else null
+blocked       waiting for a lock of another session, or for a statement that takes too long
 bury          give a row up after too many attempts; it stays in the table with the reason
 cause         the command that led to an event: its id, correlation id and trace
 claim         take a batch of available rows under a new lease

@@ -4,6 +4,7 @@ import asyncio
 import json
 from base64 import b64encode
 from collections.abc import Mapping
+from datetime import timedelta
 from typing import Any, cast
 
 import pytest
@@ -126,7 +127,7 @@ async def test_a_retried_command_is_read_again(stream: ScriptedStream) -> None:
     lane = Lane(stream)
     await lane.run_round()
     taken = lane.take()
-    lane.lane.retry(taken)
+    lane.lane.retry(taken, timedelta(0))
     await lane.run_round()
     assert sequences(lane.take()) == sequences(taken) == [REACHED + 9]
 

@@ -3,7 +3,13 @@ import pytest
 from timer_service.core.attempts import Attempts
 from timer_service.core.blame import Blame, Evidence, blame
 from timer_service.core.broker import Delivery
-from timer_service.core.errors import ConflictError, DatabaseBusyError, DatabaseSetupError, DatabaseUnavailableError
+from timer_service.core.errors import (
+    ConflictError,
+    DatabaseBlockedError,
+    DatabaseBusyError,
+    DatabaseSetupError,
+    DatabaseUnavailableError,
+)
 from timer_service.core.health import HEALTHY, Health, RecentFailure
 from timer_service.core.message import Address, Kind, Position
 
@@ -13,6 +19,7 @@ from timer_service.core.message import Address, Kind, Position
     [
         (DatabaseSetupError("no such table"), Blame.SETUP),
         (DatabaseBusyError("all in use"), Blame.BUSY),
+        (DatabaseBlockedError("lock timeout"), Blame.BLOCKED),
         (DatabaseUnavailableError("gone"), Blame.OUTAGE),
         (ConflictError("deadlock"), Blame.CONFLICT),
         (KeyError("a bug"), Blame.COMMAND),

@@ -8,7 +8,7 @@ import pytest
 from tests.harness.clock import LoopClock, in_virtual_time
 from tests.harness.metrics import RecordingMetrics
 from timer_service.core.clock import Clock
-from timer_service.core.errors import DatabaseUnavailableError
+from timer_service.core.errors import DatabaseBlockedError, DatabaseUnavailableError
 from timer_service.core.health import HEALTHY, Health
 from timer_service.core.loop import Loop, Pass
 
@@ -327,3 +327,16 @@ def test_health_during_a_long_pass(monkeypatch: pytest.MonkeyPatch) -> None:
 
     in_virtual_time(main)
     assert found == [HEALTHY, Health.down("loop work has been in one pass for 11 s"), HEALTHY, HEALTHY]
+
+
+def test_blocked_passes(caplog: pytest.LogCaptureFixture) -> None:
+    """A pass that waits for a lock is tried again every second. That is logged once, and is no outage."""
+
+    async def main() -> list[int]:
+        work = Work()
+        work.error = DatabaseBlockedError("lock timeout")
+        work.fails_at = {0, 1, 2}
+        return await work.run_until(4_500)
+
+    assert in_virtual_time(main) == [0, 1000, 2000, 3000]
+    assert [record.getMessage() for record in caplog.records] == ["pass blocked; retrying it every second"]

@@ -9,6 +9,7 @@ from pydantic_core import to_json
 
 from timer_service.core.attempts import Attempts
 from timer_service.core.blame import Blame, blame
+from timer_service.core.blocked import Blocked
 from timer_service.core.broker import Broker, Delivery, Reply, Subscription
 from timer_service.core.clock import Clock
 from timer_service.core.command_streams import advance
@@ -48,6 +49,8 @@ class Progress:
     """The tenants with a handled command."""
     failed: list[Failed] = field(default_factory=list)
     """The commands that failed alone by an error of a command."""
+    blocked: list[Delivery] = field(default_factory=list)
+    """The commands of blocked transactions. They are divided in the next batch."""
     must_pause: bool = False
     outage: tuple[Blame, Exception] | None = None
     """Why no command of the batch can be handled any more."""
@@ -69,6 +72,7 @@ class Applier:
         metrics: MetricsPort,
         attempts: Attempts,
         failures: Failures,
+        blocked: Blocked,
         outages: OutageLog,
         reply_prefix: str,
     ) -> None:
@@ -79,6 +83,7 @@ class Applier:
         self._metrics = metrics
         self._attempts = attempts
         self._failures = failures
+        self._blocked = blocked
         self._outages = outages
         self._reply_prefix = reply_prefix
 
@@ -96,15 +101,35 @@ class Applier:
         applied = [(each, result) for each, result in pairs if result is not None]
         progress.worked.update({each.route for each, _ in applied})
         progress.served.update({each.delivery.address.tenant for each, _ in applied})
+        self._blocked.record_handled(each.delivery for each, _ in applied)
         await self._finish(progress.subscription, applied)
         return [each for each, result in pairs if result is None] if len(applied) < len(pairs) else []
 
     async def wait(self, progress: Progress, deliveries: Sequence[Delivery], cause: Blame, error: Exception) -> None:
-        """Let commands wait for the environment."""
+        """Let commands wait for the environment. Commands of a transaction that was blocked are divided first."""
+        if cause is Blame.BLOCKED:
+            await self._wait_if_alone(progress, deliveries, error)
+            return
         progress.must_pause = True
         if cause in {Blame.OUTAGE, Blame.BUSY}:
             progress.outage = cause, error
         await self._failures.wait(progress.subscription, deliveries, cause, error)
+
+    async def _wait_if_alone(self, progress: Progress, deliveries: Sequence[Delivery], error: Exception) -> None:
+        """Let a command wait that was blocked alone. Divide the commands of a larger transaction in the next batch."""
+        about = {"count": len(deliveries), "reason": str(error)}
+        if (delay := self._blocked.record_blocked(deliveries)) is None:
+            log.warning("transaction blocked; dividing it", extra=about)
+            progress.blocked += deliveries
+            progress.served.update(delivery.address.tenant for delivery in deliveries)
+            return
+        (delivery,) = deliveries
+        about |= {"tenant": delivery.address.tenant, "sequence": delivery.position.sequence}
+        log.warning(
+            "command blocked; retrying it later",
+            extra={**about, "message_id": delivery.message_id, "seconds": delay.total_seconds()},
+        )
+        await self._failures.wait(progress.subscription, deliveries, Blame.BLOCKED, error, delay)
 
     async def _commit(self, accepted: Sequence[Accepted]) -> list[CommandResult | None]:
         now = self._clock.now()

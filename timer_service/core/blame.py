@@ -3,7 +3,13 @@
 from collections.abc import Hashable, Iterable
 from enum import Enum, auto
 
-from timer_service.core.errors import ConflictError, DatabaseBusyError, DatabaseSetupError, DatabaseUnavailableError
+from timer_service.core.errors import (
+    ConflictError,
+    DatabaseBlockedError,
+    DatabaseBusyError,
+    DatabaseSetupError,
+    DatabaseUnavailableError,
+)
 
 _FAILURES_OF_THE_ENVIRONMENT = 2
 
@@ -17,6 +23,8 @@ class Blame(Enum):
     """Other transactions that write the same rows. A smaller transaction conflicts less often."""
     BUSY = auto()
     """All connections are in use."""
+    BLOCKED = auto()
+    """A lock that another session holds, or a statement that takes too long. Other commands can be handled."""
     OUTAGE = auto()
     """The database is away."""
     SETUP = auto()
@@ -30,6 +38,8 @@ def blame(error: Exception) -> Blame:
             return Blame.SETUP
         case DatabaseBusyError():
             return Blame.BUSY
+        case DatabaseBlockedError():
+            return Blame.BLOCKED
         case DatabaseUnavailableError():
             return Blame.OUTAGE
         case ConflictError():

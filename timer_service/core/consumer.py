@@ -11,6 +11,7 @@ from timer_service.core.applier import Accepted, Applier, Progress
 from timer_service.core.attempts import Attempts
 from timer_service.core.batch_size import BATCH_SECONDS, BatchSize
 from timer_service.core.blame import blame
+from timer_service.core.blocked import Blocked
 from timer_service.core.broker import Broker, Delivery, Subscription
 from timer_service.core.budget import DEFAULT_BUDGET, Budget
 from timer_service.core.clock import Clock
@@ -66,6 +67,7 @@ class Consumer:
         self._attempts = Attempts()
         outages = outages or OutageLog()
         self._failures = Failures(self._attempts, outages)
+        self._blocked = Blocked()
         self._suspects = Suspects(database)
         self._batch_began: float | None = None
         self._applier = Applier(
@@ -76,6 +78,7 @@ class Consumer:
             metrics=metrics,
             attempts=self._attempts,
             failures=self._failures,
+            blocked=self._blocked,
             outages=outages,
             reply_prefix=reply_prefix,
         )
@@ -133,20 +136,32 @@ class Consumer:
         others = [delivery for delivery in batch if self._attempts.of(delivery) < _SUSPICIOUS]
         suspects = [delivery for delivery in batch if self._attempts.of(delivery) >= _SUSPICIOUS]
         random.shuffle(suspects)  # they crashed together, so their attempts do not tell which of them did it
-        waiting = deque(parts(others, self._part_bytes))
+        together, groups = self._blocked.divide(others)
+        waiting = deque(parts(together, self._part_bytes))
         left: list[Delivery] = []
         while waiting and self._goes_on(progress, began):
             left += await self._handle_part(progress, waiting.popleft(), began)
-        if suspects and progress.outage is None:  # one of them also if the time is up, or they would wait for ever
+        # One group and one suspect also if the time is up, or they would wait for ever.
+        apart = deque(part for group in groups for part in parts(group, self._part_bytes))
+        if apart and self._goes_on(progress, None):
+            left += await self._handle_part(progress, apart.popleft(), began)
+        while apart and self._goes_on(progress, began):
+            left += await self._handle_part(progress, apart.popleft(), began)
+        if suspects and self._goes_on(progress, None):
             left += await self._handle_suspect(progress, suspects.pop(), began)
         while suspects and self._goes_on(progress, began):
             left += await self._handle_suspect(progress, suspects.pop(), began)
-        left += [*(delivery for part in waiting for delivery in part), *suspects]
-        return await self._end(progress, left)
+        left += [delivery for part in (*waiting, *apart, suspects) for delivery in part]
+        return await self._end(progress, [*progress.blocked, *left])
 
-    def _goes_on(self, progress: Progress, began: int) -> bool:
-        """Return whether to handle more commands of a batch. A clock that was set back ends the batch too."""
-        return progress.outage is None and 0 <= self._clock.now() - began < BATCH_SECONDS * 1000
+    def _goes_on(self, progress: Progress, began: int | None) -> bool:
+        """Return whether to handle more commands of a batch that began at an instant. None: the time is not limited.
+
+        A clock that was set back ends the batch too.
+        """
+        if progress.outage is not None or progress.blocked:
+            return False
+        return began is None or 0 <= self._clock.now() - began < BATCH_SECONDS * 1000
 
     async def _end(self, progress: Progress, left: list[Delivery]) -> list[Delivery]:
         """Settle the failed commands, and put back the commands that were not handled. Return these."""

@@ -52,6 +52,13 @@ class DatabaseBusyError(DatabaseUnavailableError):
     """The database works, but all connections of this instance are in use. Nothing was committed; retry later."""
 
 
+class DatabaseBlockedError(DatabaseUnavailableError):
+    """A statement waited too long for a lock, or took too long. The database answers: other statements may succeed.
+
+    Nothing was committed; retry later.
+    """
+
+
 class ConflictError(Exception):
     """Another instance wrote the same rows. Nothing was committed; retry."""
 

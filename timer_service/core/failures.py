@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Collection, Hashable, Sequence
+from datetime import timedelta
 from typing import NamedTuple
 
 from timer_service.core.attempts import Attempts
@@ -44,17 +45,26 @@ class Failures:
         return self._failure.health
 
     async def wait(
-        self, subscription: Subscription, deliveries: Sequence[Delivery], cause: Blame, error: Exception
+        self,
+        subscription: Subscription,
+        deliveries: Sequence[Delivery],
+        cause: Blame,
+        error: Exception,
+        delay: timedelta | None = None,
     ) -> None:
-        """Retry commands that are not at fault, and count nothing against them."""
+        """Retry commands that are not at fault after a delay, by default a second. Count nothing against them."""
         if cause in {Blame.OUTAGE, Blame.SETUP}:
             self._outages.record_failure(str(error), part="commands")
         if cause is Blame.SETUP:
             self._failure.record(f"commands cannot be handled: {error}")
+        if cause is Blame.BLOCKED:
+            self._evidence.record((), ((Blame.BLOCKED, delivery.position) for delivery in deliveries))
+            if self._evidence.is_environment(Blame.BLOCKED):
+                self._failure.record(f"every command waits for a lock or a slow statement: {error}")
         log.debug("commands wait", extra={"count": len(deliveries), "cause": cause.name, "reason": str(error)})
         for delivery in deliveries:
             self._attempts.excuse(delivery)
-        await subscription.retry(deliveries, redelivery_delay(1))
+        await subscription.retry(deliveries, redelivery_delay(1) if delay is None else delay)
 
     async def judge(
         self, subscription: Subscription, failed: Sequence[Failed], worked: Collection[Hashable]
@@ -64,7 +74,9 @@ class Failures:
         `worked` has the handlers that handled a command of the same batch. If a handler handles no command any more,
         the fault is probably not in the commands, so they are tried much longer.
         """
-        self._evidence.record(worked, ((each.handler, each.delivery.position) for each in failed))
+        self._evidence.record(
+            [*worked, Blame.BLOCKED] if worked else (), ((each.handler, each.delivery.position) for each in failed)
+        )
         rejected: list[Rejected] = []
         for delivery, handler, error in failed:
             all_fail = self._evidence.is_environment(handler)

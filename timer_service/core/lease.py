@@ -124,6 +124,8 @@ class Lease:
             "complete_claim_shared_and_delete" if deletes else "complete_claim_shared"
         )
         self._lock = table.sql("lock")
+        self._lock_free = table.sql("lock_free")
+        self._still_held = table.sql("still_held")
         self._discount = table.sql("discount")
         self._charge = table.sql("charge")
         self._retry = table.sql("retry")
@@ -200,6 +202,22 @@ class Lease:
     async def lock(self, tx: Transaction, rows: Sequence[Row]) -> None:
         """Lock held rows. A transaction that settles rows in several ways locks all of them first, in one order."""
         await tx.fetch_each(self._lock, [self._held(row) for row in self._in_key_order(rows)])
+
+    async def find_free(self, tx: Transaction, rows: Sequence[Row]) -> tuple[list[Row], list[Row]]:
+        """Lock the held rows that no other transaction has locked. Return these, and the other held rows.
+
+        It never waits, so it cannot deadlock.
+        """
+        held = await self._filter(tx, self._still_held, rows)
+        free = await self._filter(tx, self._lock_free, held)
+        keys = set(map(self.key_of, free))
+        return free, [row for row in held if self.key_of(row) not in keys]
+
+    async def _filter(self, tx: Transaction, statement: str, rows: Sequence[Row]) -> list[Row]:
+        """Return the rows whose keys a statement returns."""
+        found = await tx.fetch_each(statement, [self._held(row) for row in self._in_key_order(rows)])
+        keys = set(map(self.key_of, found))
+        return [row for row in rows if self.key_of(row) in keys]
 
     async def complete(self, tx: Transaction, rows: Sequence[Row], at: int) -> int:
         """Complete rows at the instant `at`."""

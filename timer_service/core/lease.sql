@@ -91,6 +91,15 @@ DELETE FROM {table} WHERE ({key}) IN (SELECT {key} FROM held)
 SELECT {key} FROM {table} WHERE {key_is} AND lease_token = :token
 /* for update */
 
+-- name: lock_free
+-- Locks a held row, unless another transaction has locked it.
+SELECT {key} FROM {table} WHERE {key_is} AND lease_token = :token
+/* skip locked */
+
+-- name: still_held
+-- Returns the key of a held row. Does not lock it.
+SELECT {key} FROM {table} WHERE {key_is} AND lease_token = :token
+
 -- name: discount
 -- Takes back the attempt that the claim added to a held row.
 UPDATE {table}

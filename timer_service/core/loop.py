@@ -9,7 +9,7 @@ from datetime import timedelta
 from typing import NamedTuple, Protocol
 
 from timer_service.core.clock import Clock
-from timer_service.core.errors import DatabaseUnavailableError
+from timer_service.core.errors import DatabaseBlockedError, DatabaseUnavailableError
 from timer_service.core.health import HEALTHY, Health, OutageLog
 from timer_service.core.metrics_port import MetricsPort
 
@@ -18,6 +18,7 @@ log = logging.getLogger(__name__)
 _AFTER_FAILURE_MS = 1000
 _SLOW_PASS_SECONDS = 10
 _LONGEST_PASS_SECONDS = 60
+_LOG_BLOCKED_SECONDS = 60
 
 
 class Pass(NamedTuple):
@@ -67,6 +68,7 @@ class Loop:
         self._pass_began: float | None = None
         self._passing = False
         self._failure: str | None = None
+        self._blocked_logged_at: float | None = None
 
     @property
     def health(self) -> Health:
@@ -109,6 +111,10 @@ class Loop:
         self._passing = True
         try:
             done, at = await self._worker.tick(now)
+        except DatabaseBlockedError as error:
+            self._failure = str(error)
+            self._log_blocked(str(error))
+            return now + _AFTER_FAILURE_MS
         except DatabaseUnavailableError as error:
             self._failure = str(error)
             self._outages.record_failure(str(error), loop=self.name)
@@ -127,6 +133,12 @@ class Loop:
             log.debug("pass done", extra={"loop": self.name, "done": done, "next_at": at})
         latest = self._clock.now() + self._poll_ms
         return latest if at is None else min(at, latest)
+
+    def _log_blocked(self, reason: str) -> None:
+        """Log that a pass was blocked, at most once a minute. It is no outage: others can use the database."""
+        if self._blocked_logged_at is None or time.monotonic() - self._blocked_logged_at > _LOG_BLOCKED_SECONDS:
+            self._blocked_logged_at = time.monotonic()
+            log.warning("pass blocked; retrying it every second", extra={"loop": self.name, "reason": reason})
 
     async def _sleep(self) -> None:
         self._woken.clear()

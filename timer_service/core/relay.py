@@ -35,6 +35,8 @@ _CHUNK_BYTES = 2 * 1024 * 1024
 _LOCKED_ROWS_PAUSE_MS = 5
 """How long to wait for rows that another instance is claiming. A claim takes about this long,
 and polling more often slows it down."""
+_UNSETTLED_PAUSE_MS = 1000
+"""How long to wait before published rows are settled that another session had locked."""
 
 
 class Relay:
@@ -107,6 +109,13 @@ class Relay:
         return Pass(claimed, await self._next_at())
 
     async def _next_at(self) -> int | None:
+        at = await self._next_claim_at()
+        if not self._settler.waits:
+            return at
+        settle_at = self._clock.now() + _UNSETTLED_PAUSE_MS
+        return settle_at if at is None else min(at, settle_at)
+
+    async def _next_claim_at(self) -> int | None:
         at = await self._lease.next_available(self._database.reader)
         if at is None:
             return None

@@ -1,13 +1,13 @@
 """Settles the rows of claims, by the results of publishing."""
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 
 from timer_service.core.clock import Clock
 from timer_service.core.database import Database, Row, Transaction
-from timer_service.core.errors import DatabaseUnavailableError
+from timer_service.core.errors import DatabaseBlockedError, DatabaseUnavailableError
 from timer_service.core.lease import Failure, Lease
 from timer_service.core.metrics_port import MetricsPort
 from timer_service.core.transactions import in_transaction
@@ -39,6 +39,22 @@ class Settlement:
         """Return the number of rows."""
         return len(self.complete) + len(self.release) + len(self.retry) + len(self.bury)
 
+    @property
+    def rows(self) -> list[Row]:
+        """All rows of the settlement."""
+        return [*self.complete, *self.release, *(each.row for each in (*self.retry, *self.bury))]
+
+    def part(self, rows: Iterable[Row]) -> "Settlement":
+        """Return the settlement of some of the rows."""
+        kept = set(map(id, rows))
+        return Settlement(
+            self.at,
+            complete=[row for row in self.complete if id(row) in kept],
+            release=[row for row in self.release if id(row) in kept],
+            retry=[each for each in self.retry if id(each.row) in kept],
+            bury=[each for each in self.bury if id(each.row) in kept],
+        )
+
     def halves(self) -> "list[Settlement]":
         """Return two settlements that together settle the same rows, in the same order."""
         middle = self.count() // 2
@@ -55,7 +71,7 @@ class Settlement:
     async def write(self, tx: Transaction, lease: Lease) -> dict[str, int]:
         """Settle the rows one by one. Return the number of rows changed, by outcome."""
         if len(self.complete) < self.count():
-            await lease.lock(tx, [*self.complete, *self.release, *(each.row for each in (*self.retry, *self.bury))])
+            await lease.lock(tx, self.rows)
         return {
             "fired": await lease.complete(tx, self.complete, self.at),
             "released": await lease.release(tx, self.release),
@@ -73,24 +89,39 @@ class Settler:
         self._clock = clock
         self._metrics = metrics
         self._left: list[Settlement] = []
+        self._locked: list[Settlement] = []
+
+    @property
+    def waits(self) -> bool:
+        """Whether `settle_left` must be called soon, because another session had locked some rows."""
+        return bool(self._locked)
 
     async def settle_left(self) -> None:
-        """Settle the rows that an outage of the database left unsettled. Raises `DatabaseUnavailableError`."""
+        """Settle the rows that an outage or a lock left unsettled. Raises `DatabaseUnavailableError`."""
         while self._left:
             await self.settle(self._left.pop())
+        locked, self._locked = self._locked, []
+        while locked:
+            part = locked.pop()
+            try:
+                self._record(part, *await self._settle_free(part))
+            except DatabaseUnavailableError:
+                self._left += [part, *locked]
+                raise
 
     async def settle(self, settlement: Settlement) -> None:
         """Settle rows. If that fails, settle them in halves, so that one bad row does not hold the others.
 
-        A row that cannot be settled alone keeps its lease until the lease expires. Raises `DatabaseUnavailableError`,
-        or the error that every row met. `settle_left` then settles the rest.
+        A row that cannot be settled alone keeps its lease until the lease expires. Rows that another session has locked
+        wait for `settle_left`. Raises `DatabaseUnavailableError`, or the error that every row met. `settle_left` then
+        settles the rest.
         """
         parts = [settlement]
         settled, failed = 0, 0
         while parts:
             part = parts.pop()
             try:
-                changed = await self._write(part)
+                changed, waiting = await self._write(part)
             except DatabaseUnavailableError:
                 self._left += [part, *parts]
                 raise
@@ -106,31 +137,62 @@ class Settler:
                     raise
             else:
                 settled += part.count()
-                self._record(part, changed)
+                self._record(part, changed, waiting)
 
     def count_lost(self, count: int) -> None:
         """Count rows whose lease was lost."""
         self._metrics.leases_lost(count)
         log.warning("leases expired or rows changed before they were settled", extra={"count": count})
 
-    async def _write(self, part: Settlement) -> dict[str, int]:
-        """Settle rows in a transaction. Return the number of rows changed, by outcome."""
-        if not part.all_completed:
-            return await in_transaction(self._database, partial(part.write, lease=self._lease))
+    async def _write(self, part: Settlement) -> tuple[dict[str, int], int]:
+        """Settle rows. Return the number of rows changed, by outcome, and the number of rows that wait for a lock."""
+        if part.all_completed:
+            return await self._write_claim(part)
+        try:
+            return await in_transaction(self._database, partial(part.write, lease=self._lease)), 0
+        except DatabaseBlockedError as error:
+            self._log_locked(part, error)
+            return await self._settle_free(part)
+
+    async def _write_claim(self, part: Settlement) -> tuple[dict[str, int], int]:
         shared = not self._database.exclusive
         complete = partial(self._lease.complete_claim, rows=part.complete, at=part.at, shared=shared)
         fired = await in_transaction(self._database, complete)
         if shared and fired < part.count():  # commands held locks on the others
             rest = partial(self._lease.complete, rows=part.complete, at=part.at)
-            fired += await in_transaction(self._database, rest)
-        return {"fired": fired}
+            try:
+                fired += await in_transaction(self._database, rest)
+            except DatabaseBlockedError as error:
+                self._log_locked(part, error)
+                free, waiting = await self._settle_free(part)
+                return {"fired": fired + free.get("fired", 0)}, waiting
+        return {"fired": fired}, 0
 
-    def _record(self, part: Settlement, changed: Mapping[str, int]) -> None:
+    async def _settle_free(self, part: Settlement) -> tuple[dict[str, int], int]:
+        """Settle the rows that no other session has locked. Keep the others for `settle_left`. Return as `_write`."""
+
+        async def settle(tx: Transaction) -> tuple[dict[str, int], Settlement]:
+            free, locked = await self._lease.find_free(tx, part.rows)
+            return await part.part(free).write(tx, self._lease), part.part(locked)
+
+        try:
+            changed, rest = await in_transaction(self._database, settle)
+        except DatabaseBlockedError:
+            changed, rest = {}, part
+        if rest.count():
+            self._locked.append(rest)
+        return changed, rest.count()
+
+    def _log_locked(self, part: Settlement, error: Exception) -> None:
+        about = {"table": self._lease.table.name, "count": part.count(), "reason": str(error)}
+        log.warning("settling blocked; settling the locked rows later", extra=about)
+
+    def _record(self, part: Settlement, changed: Mapping[str, int], waiting: int) -> None:
         table = self._lease.table
         for outcome, count in changed.items():
             if count:
                 self._metrics.settled(table.name, outcome, count)
-        if lost := part.count() - sum(changed.values()):
+        if lost := part.count() - sum(changed.values()) - waiting:
             self.count_lost(lost)
         if buried := changed.get("buried"):
             self._metrics.buried(table.name, buried)
@@ -140,5 +202,5 @@ class Settler:
                 extra={"table": table.name, "count": buried, "reason": reason},
             )
         now = self._clock.now()
-        for row in part.complete:
+        for row in part.complete[: changed.get("fired", 0)]:
             self._metrics.fired_late(table.name, (now - row[table.oldest_first]) / 1000)

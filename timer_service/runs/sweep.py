@@ -7,10 +7,12 @@ A stuck job is still waiting although all jobs it needs have ended, or although 
 import logging
 from collections import defaultdict
 from collections.abc import Collection
+from datetime import timedelta
 from functools import partial
 
 from timer_service.core.database import Reader, Transaction
-from timer_service.core.errors import DatabaseUnavailableError
+from timer_service.core.delays import Delays
+from timer_service.core.errors import DatabaseBlockedError, DatabaseUnavailableError
 from timer_service.core.loop import Pass
 from timer_service.core.slice import Parts
 from timer_service.core.sql import load_sql
@@ -41,6 +43,9 @@ class Sweep:
         self._wake = partial(parts.wake, "outbox")
         self._overdue: set[JobKey] = set()
         """Jobs whose `stale_at` has passed. Their reports may be among the commands that are not handled yet."""
+        self._delays = Delays()
+        self._blocked_until: dict[RunKey, int] = {}
+        """When to sweep the runs again that another session had locked."""
 
     async def tick(self, now: int) -> Pass:
         """Sweep the due runs and the runs of stale jobs.
@@ -51,9 +56,11 @@ class Sweep:
         due: defaultdict[RunKey, list[str]] = defaultdict(list, {key: [] for key in await self._due_runs(now)})
         for key, name in await self._stale_jobs(now):
             due[key].append(name)
-        for key, names in due.items():
+        self._blocked_until = {key: until for key, until in self._blocked_until.items() if until > now}
+        swept = {key: names for key, names in due.items() if key not in self._blocked_until}
+        for key, names in swept.items():
             await self._sweep(key, names, now)
-        return Pass(len(due), now + _RECHECK_MS if self._overdue else await self._next_at())
+        return Pass(len(swept), now + _RECHECK_MS if self._overdue or self._blocked_until else await self._next_at())
 
     async def _stale_jobs(self, now: int) -> set[JobKey]:
         """Return the jobs whose `stale_at` has passed and of which no unhandled report can be in the stream."""
@@ -79,12 +86,18 @@ class Sweep:
             repair = await _needs_repair(self._database.reader, key, now)
             sweep = partial(_sweep_locked, key=key, stale=stale, repair=repair, now=now)
             added = await in_transaction(self._database, sweep)
+        except DatabaseBlockedError as error:
+            delay = self._delays.next(key)
+            self._blocked_until[key] = now + delay // timedelta(milliseconds=1)
+            about = {"run_id": key.run_id, "reason": str(error), "seconds": delay.total_seconds()}
+            log.warning("sweep of a run blocked; trying it later", extra=about)
         except DatabaseUnavailableError:
             raise
         except Exception:
             log.exception("sweep of a run failed", extra={"run_id": key.run_id})
             await in_transaction(self._database, partial(_postpone, key=key, at=now + SWEEP_MS))
         else:
+            self._delays.forget(key)
             if added:
                 self._wake(now)
 

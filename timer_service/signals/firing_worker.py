@@ -12,7 +12,8 @@ from functools import partial
 from timer_service.core import outbox
 from timer_service.core.backoff import Backoff
 from timer_service.core.database import Row, Transaction
-from timer_service.core.errors import ConflictError, DatabaseUnavailableError
+from timer_service.core.delays import Delays
+from timer_service.core.errors import ConflictError, DatabaseBlockedError, DatabaseUnavailableError
 from timer_service.core.lease import DEATHS_ALONE, GIVEN_UP, Failure, Lease
 from timer_service.core.loop import Pass
 from timer_service.core.slice import Parts
@@ -50,6 +51,7 @@ class FiringWorker:
         self._wake = partial(parts.wake, "outbox")
         self._backoff = Backoff()
         self._rng = parts.rng
+        self._delays = Delays()
         self._unprocessed: list[Row] = []
         """Rows that were claimed before the database became unavailable. The next tick processes them first."""
         self._claimed_nothing_at: int | None = None
@@ -110,6 +112,8 @@ class FiringWorker:
         at = self._clock.now()
         try:
             done = await in_transaction(self._database, lambda tx: self._fire(tx, rows, at))
+        except DatabaseBlockedError as error:
+            await self._process_unlocked(rows, error)
         except DatabaseUnavailableError:
             raise
         except Exception as error:
@@ -124,6 +128,36 @@ class FiringWorker:
             await self._fail(rows[0], repr(error))
         else:
             self._record(done, len(rows), at)
+
+    async def _process_unlocked(self, rows: Sequence[Row], error: DatabaseBlockedError) -> None:
+        """Process the rows that wait for no lock, and postpone the others. Their attempts do not count."""
+        free = await in_transaction(self._database, lambda tx: self._find_unlocked(tx, rows))
+        if len(free) == len(rows) and len(rows) > 1:  # a statement took too long
+            half = len(rows) // 2
+            await self._process(rows[:half])
+            await self._process(rows[half:])
+            return
+        process = free if len(free) < len(rows) else []
+        processed = set(map(id, process))
+        postponed = [row for row in rows if id(row) not in processed]
+        about = {"table": FIRINGS.name, "count": len(postponed), "reason": str(error)}
+        log.warning("firings blocked; processing them later", extra=about)
+        await in_transaction(self._database, lambda tx: self._postpone(tx, postponed, str(error)))
+        await self._process(process)
+
+    async def _find_unlocked(self, tx: Transaction, rows: Sequence[Row]) -> list[Row]:
+        free, _ = await self._lease.find_free(tx, rows)
+        locked = await store.find_locked_by_others(tx, {signal_of(row) for row in free})
+        return [row for row in free if signal_of(row) not in locked]
+
+    async def _postpone(self, tx: Transaction, rows: Sequence[Row], error: str) -> None:
+        """Return rows to the queue as if they had not been claimed, but until a later instant."""
+        free, _ = await self._lease.find_free(tx, rows)
+        await self._lease.discount(tx, free)
+        now = self._clock.now()
+        delays = {id(row): self._delays.next((row["tenant_id"], row["firing_id"])) for row in free}
+        retry_at = {key: now + delay // timedelta(milliseconds=1) for key, delay in delays.items()}
+        await self._lease.retry(tx, [Failure(row, error, retry_at[id(row)]) for row in free])
 
     async def _fire(self, tx: Transaction, rows: Sequence[Row], at: int) -> _Processed:
         """Fire the rows whose signal is active and fail the others. A row with a lost lease does not change."""
@@ -180,6 +214,7 @@ class FiringWorker:
         self._count_settled("refused", len(done.refused), lost=claimed - len(done.fired) - len(done.refused))
         self._count_settled("fired", len(done.fired), lost=0)
         for row in done.fired:
+            self._delays.forget((row["tenant_id"], row["firing_id"]))
             self._metrics.fired_late(FIRINGS.name, (at - row["due_at"]) / 1000)
         if done.fired:
             self._wake(at)

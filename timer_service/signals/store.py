@@ -230,6 +230,13 @@ async def find_locked(tx: Transaction, keys: Collection[Key]) -> dict[Key, Signa
     return {signal.key: signal for signal in map(read_signal, rows)}
 
 
+async def find_locked_by_others(tx: Transaction, keys: Collection[Key]) -> set[Key]:
+    """Return the signals that another transaction has locked. Never waits."""
+    named = [key._asdict() for key in sorted(keys)]
+    free = {Key(row["tenant_id"], row["signal_id"]) for row in await tx.fetch_each(_SQL["find_free"], named)}
+    return (await find(tx, keys)).keys() - free
+
+
 async def page(
     reader: Reader, tenant_id: str, *, item: str | None, statuses: Sequence[Status], after: str, limit: int
 ) -> list[Signal]:

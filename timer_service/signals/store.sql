@@ -75,6 +75,12 @@ SELECT tenant_id, signal_id, status, work_item_id, trigger_kind, trigger_spec, n
 FROM /* each of many */ work_signals
 WHERE tenant_id = :tenant_id AND signal_id = :signal_id
 
+-- name: find_free
+-- Locks a signal, unless another transaction has locked it.
+SELECT tenant_id, signal_id FROM work_signals
+WHERE tenant_id = :tenant_id AND signal_id = :signal_id
+/* skip locked */
+
 -- name: waiting
 -- Returns the next active signals of a work item after a signal id.
 SELECT tenant_id, signal_id, status, work_item_id, trigger_kind, trigger_spec, note, created_at, last_fired_at,

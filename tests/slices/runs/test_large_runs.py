@@ -104,7 +104,7 @@ async def test_a_thousand_groups_in_one_batch(runs: Runs) -> None:
     seconds = time.perf_counter() - started
     assert runs.outcomes().count("resolved") == 1_000
     print(f"longest block {max(blocks) * 1000:.0f} ms of {seconds:.1f} s")
-    assert max(blocks) < 1
+    assert max(blocks) < 3  # 67 s before commands of one run were applied together; three tests run on two cores
     assert seconds < 10
 
 

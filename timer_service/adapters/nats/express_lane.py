@@ -10,6 +10,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Collection, Sequence
+from datetime import timedelta
 from itertools import islice
 
 from timer_service.adapters.nats.durable import DurableConsumer
@@ -68,6 +69,7 @@ class ExpressLane:
         self._search = TenantSearch(consumer, subjects, tuple(messages))
         self._waiting: dict[str, None] = {}  # in the order in which they are served
         self._ahead: dict[str, int] = {}
+        self._paused_until: dict[str, float] = {}
         self._next_round_at = 0.0
         self._task: asyncio.Task[None] | None = None
 
@@ -105,9 +107,10 @@ class ExpressLane:
         """Record that commands that were read ahead are settled."""
         self._handled.update(delivery.position.sequence for delivery in deliveries)
 
-    def retry(self, deliveries: Collection[Delivery]) -> None:
-        """Read commands again that were read ahead and could not be handled."""
+    def retry(self, deliveries: Collection[Delivery], delay: timedelta) -> None:
+        """Read commands again, after a delay, that were read ahead and could not be handled."""
         for delivery in deliveries:
+            self._paused_until[delivery.address.tenant] = time.monotonic() + delay.total_seconds()
             tenant, before = delivery.address.tenant, delivery.position.sequence - 1
             self._ahead[tenant] = min(before, self._ahead.get(tenant, before))
             self._waiting.setdefault(tenant)
@@ -176,13 +179,16 @@ class ExpressLane:
 
     def _pick_tenants(self, now: float) -> list[str]:
         """Return the next tenants that no batch has reached lately, and move them to the end of the queue."""
+        self._paused_until = {each: until for each, until in self._paused_until.items() if until > now}
         picked = list(islice((each for each in self._waiting if self._is_starved(each, now)), _TENANTS_AT_ONCE))
         for tenant in picked:
             self._waiting[tenant] = self._waiting.pop(tenant)
         return picked
 
     def _is_starved(self, tenant: str, now: float) -> bool:
-        return now - self._served_at.get(tenant, 0.0) > _SERVED_SECONDS and not self._returned.holds(tenant)
+        return now - self._served_at.get(tenant, 0.0) > _SERVED_SECONDS and not (
+            self._returned.holds(tenant) or self._paused_until.get(tenant, 0.0) > now
+        )
 
     async def _read_tenants(self, tenants: Collection[str]) -> None:
         """Read commands of the tenants, of several at a time."""

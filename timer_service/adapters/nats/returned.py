@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from timer_service.core.broker import Delivery
 
 _MOST_COMMANDS = 2000
-_RENEW_SECONDS = 10  # `ack_wait` is 30 s
+_RENEW_SECONDS = 5  # `ack_wait` is 30 s, and a statement of the database may take 20 s
 
 
 class Returned:

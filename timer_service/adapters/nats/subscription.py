@@ -54,7 +54,7 @@ class NatsSubscription:
     buffered. A pull brings at most the bytes of one batch, so less than two batches are buffered.
 
     Commands that the caller puts back are handed out before the buffer. Only the express lane hands out commands of
-    other tenants before them. While they wait, the server is told every 10 s that they are in progress, so that it does
+    other tenants before them. While they wait, the server is told every 5 s that they are in progress, so that it does
     not deliver them again.
 
     A stay is the time in one stream with one epoch. It begins when the subscription joins, and goes on after a
@@ -141,7 +141,7 @@ class NatsSubscription:
 
     async def retry(self, deliveries: Sequence[Delivery], delay: timedelta) -> None:
         """Settle deliveries that were not handled: the server delivers them again after `delay`."""
-        self._lane.retry([delivery for delivery in deliveries if delivery.handle is None])
+        self._lane.retry([delivery for delivery in deliveries if delivery.handle is None], delay)
         await self._settle(deliveries, b'-NAK {"delay": %d}' % (delay // timedelta(microseconds=1) * 1000))
 
     async def terminate(self, deliveries: Sequence[Delivery]) -> None:

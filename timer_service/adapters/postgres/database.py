@@ -14,7 +14,13 @@ from timer_service.adapters.postgres.errors import is_outage, translate_errors
 from timer_service.adapters.postgres.text import insert_from_arrays, is_single_row_insert, translate
 from timer_service.core.cancellation import run_to_completion
 from timer_service.core.database import Parameters, Row
-from timer_service.core.errors import DatabaseBusyError, DatabaseSetupError, DatabaseUnavailableError, StartError
+from timer_service.core.errors import (
+    DatabaseBlockedError,
+    DatabaseBusyError,
+    DatabaseSetupError,
+    DatabaseUnavailableError,
+    StartError,
+)
 from timer_service.core.health import HEALTHY, Health
 
 log = logging.getLogger(__name__)
@@ -25,6 +31,7 @@ _CONNECT_SECONDS = 5
 _RECONNECT_SECONDS = 0.2
 _STATEMENT_SECONDS = 20
 _MIGRATION_SECONDS = 3600
+_ROLLBACK_SECONDS = 5
 _WORK_CONNECTIONS = 10
 _QUERY_CONNECTIONS = 4
 MOST_CONNECTIONS = _WORK_CONNECTIONS + _QUERY_CONNECTIONS
@@ -40,7 +47,10 @@ _PINNED = "; ".join(
 )
 # All claims skip rows that another session has locked. Without this, a machine that lost its power keeps its locks.
 _IDLE_TIMEOUT = "SET LOCAL idle_in_transaction_session_timeout = '10s'"
-_BEGIN = f"BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE; {_PINNED}; {_IDLE_TIMEOUT}"
+# Longer than the server's `deadlock_timeout` of 1 s: a deadlock must end as a conflict, which is retried at once.
+_LOCK_TIMEOUT = "SET LOCAL lock_timeout = '1500ms'"
+_BEGIN_MIGRATING = f"BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE; {_PINNED}; {_IDLE_TIMEOUT}"
+_BEGIN = f"{_BEGIN_MIGRATING}; {_LOCK_TIMEOUT}"
 _BEGIN_READING = f"{_BEGIN}; SET TRANSACTION READ ONLY"
 """READ WRITE first, so that a standby refuses the transaction. A standby would return old data without an error."""
 _CLOCK = "SELECT CAST(FLOOR(EXTRACT(EPOCH FROM clock_timestamp()) * 1000000) AS BIGINT) AS at"
@@ -133,6 +143,8 @@ class _Reader:
         try:
             async with self._database.session(self._pool, _BEGIN_READING) as session:
                 yield session
+        except DatabaseBlockedError:
+            raise
         except DatabaseUnavailableError as error:
             self.health = Health.down(str(error))
             raise
@@ -183,7 +195,7 @@ class PostgresDatabase:
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[_Session]:
         """Open a write transaction, READ COMMITTED. Raises `ConflictError` on a conflict with another instance."""
-        async with self._writing(_STATEMENT_SECONDS) as session:
+        async with self._writing(_BEGIN, _STATEMENT_SECONDS) as session:
             yield session
 
     @asynccontextmanager
@@ -193,7 +205,7 @@ class PostgresDatabase:
         Raises `StartError` if the database role lacks a permission.
         """
         try:
-            async with self._writing(_MIGRATION_SECONDS) as session:
+            async with self._writing(_BEGIN_MIGRATING, _MIGRATION_SECONDS) as session:
                 await session.execute(_ONE_MIGRATION_AT_A_TIME)
                 yield session
         except DatabaseSetupError as error:
@@ -214,11 +226,11 @@ class PostgresDatabase:
                 yield _Session(connection, self._inserts, timeout_seconds)
 
     @asynccontextmanager
-    async def _writing(self, timeout_seconds: float) -> AsyncIterator[_Session]:
+    async def _writing(self, begin: str, timeout_seconds: float) -> AsyncIterator[_Session]:
         try:
-            async with self.session(self._work_pool, _BEGIN, timeout_seconds) as session:
+            async with self.session(self._work_pool, begin, timeout_seconds) as session:
                 yield session
-        except DatabaseBusyError:
+        except (DatabaseBusyError, DatabaseBlockedError):
             raise
         except DatabaseUnavailableError as error:
             self.health = Health.down(str(error))
@@ -284,6 +296,10 @@ async def _transaction(connection: _Connection, begin: str) -> AsyncIterator[Non
     try:
         await _begin(connection, begin)
         yield
+    except TimeoutError as error:
+        if await run_to_completion(_roll_back(connection)):  # so the server answers
+            raise DatabaseBlockedError("a statement took too long, and the server answers") from error
+        raise
     except BaseException:
         await run_to_completion(_roll_back(connection))
         raise
@@ -298,12 +314,16 @@ async def _begin(connection: _Connection, begin: str) -> None:
         raise DatabaseUnavailableError(f"the server is a standby: {error}") from error
 
 
-async def _roll_back(connection: _Connection) -> None:
+async def _roll_back(connection: _Connection) -> bool:
+    """Roll back, or end the connection if that fails. Return whether the server has answered."""
     try:
-        await connection.execute("ROLLBACK")
+        async with asyncio.timeout(_ROLLBACK_SECONDS):  # asyncpg waits for an earlier statement without a limit
+            await connection.execute("ROLLBACK")
     except Exception:  # noqa: BLE001 - after any error, a new connection has no open transaction
         with suppress(asyncpg.InterfaceError):  # the connection was lost and is back in the pool
             connection.terminate()
+        return False
+    return True
 
 
 async def _commit(connection: _Connection) -> None:

@@ -5,7 +5,12 @@ from contextlib import contextmanager
 
 import asyncpg
 
-from timer_service.core.errors import ConflictError, DatabaseSetupError, DatabaseUnavailableError
+from timer_service.core.errors import (
+    ConflictError,
+    DatabaseBlockedError,
+    DatabaseSetupError,
+    DatabaseUnavailableError,
+)
 
 _OUTAGES = (
     OSError,
@@ -25,10 +30,13 @@ _WRONG_SETUP = (
     asyncpg.SyntaxOrAccessError,
     asyncpg.InvalidSchemaNameError,
 )
+_BLOCKED = (
+    asyncpg.LockNotAvailableError,  # after `lock_timeout`
+    asyncpg.QueryCanceledError,  # after `statement_timeout`, or by an operator
+)
 _LOST_CONNECTION = ("is closed", "was closed", "is closing", "released back")
 _CONFLICTS = (
     asyncpg.TransactionRollbackError,  # deadlock, serialisation
-    asyncpg.LockNotAvailableError,
     asyncpg.InvalidCachedStatementError,  # another instance migrated
 )
 
@@ -43,9 +51,12 @@ def is_outage(error: BaseException) -> bool:
 
 @contextmanager
 def translate_errors() -> Iterator[None]:
-    """Raise the core's error for an outage, a wrong set-up and a conflict. Other errors pass unchanged."""
+    """Raise the core's error for an outage, a wrong set-up, a conflict and a lock. Other errors pass unchanged."""
     try:
         yield
+    except _BLOCKED as error:
+        where = getattr(error, "context", None)  # such as: while locking tuple (0,1) in relation "timer_schedules"
+        raise DatabaseBlockedError(f"{error}: {where}" if where else str(error)) from error
     except _CONFLICTS as error:
         raise ConflictError(str(error)) from error
     except _WRONG_SETUP as error:

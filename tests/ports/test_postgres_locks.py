@@ -1,0 +1,96 @@
+"""Statements on PostgreSQL that wait too long for a lock, or take too long: not an outage, while the server answers."""
+
+from collections.abc import AsyncIterator
+from urllib.parse import urlsplit
+
+import pytest
+
+from tests.harness.databases import Databases
+from tests.harness.locks import LockedPostgres, open_locked_postgres
+from tests.harness.stores import bring_to_head
+from tests.harness.tcp_proxy import TcpProxy
+from timer_service.adapters.postgres import PostgresDatabase
+from timer_service.adapters.postgres import database as database_module
+from timer_service.core.errors import DatabaseBlockedError, DatabaseUnavailableError
+from timer_service.core.health import HEALTHY
+
+
+@pytest.fixture
+async def locks(databases: Databases, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[LockedPostgres]:
+    async with open_locked_postgres(databases, monkeypatch) as opened:
+        yield opened
+
+
+async def lock_a_command_stream(database: PostgresDatabase) -> None:
+    async with database.transaction() as tx:
+        await tx.fetch("SELECT 1 AS one FROM suspects /* for update */")
+
+
+async def test_locked_row(locks: LockedPostgres) -> None:
+    """A statement that waits for a lock fails with the name of the table. The database stays healthy and usable."""
+    database = locks.database
+    async with database.transaction() as tx:
+        await tx.execute("INSERT INTO suspects (epoch, sequence, begun) VALUES (1, 1, 1)")
+    async with locks.locked("SELECT 1 FROM suspects FOR UPDATE"):
+        with pytest.raises(DatabaseBlockedError, match=r"lock timeout.*suspects"):
+            await lock_a_command_stream(database)
+        assert (database.health, database.read_health) == (HEALTHY, HEALTHY)
+    await lock_a_command_stream(database)
+
+
+async def test_locked_table(locks: LockedPostgres) -> None:
+    """A read of a locked table fails in the same way, and the health of reads stays good."""
+    async with locks.locked("LOCK TABLE suspects"):
+        with pytest.raises(DatabaseBlockedError, match="lock timeout"):
+            await locks.database.reader.fetch("SELECT 1 AS one FROM suspects")
+    assert locks.database.read_health == HEALTHY
+
+
+async def test_time_limits(databases: Databases) -> None:
+    """Transactions wait 1.5 s for a lock, which is longer than the server takes to find a deadlock. Migrations wait."""
+    async with databases.database(bring_to_head) as url:
+        database = await PostgresDatabase.open(url)
+        async with database.transaction() as tx:
+            (row,) = await tx.fetch("SELECT current_setting('lock_timeout') AS lock_timeout")
+        async with database.migrating() as tx:
+            (migrating,) = await tx.fetch("SELECT current_setting('lock_timeout') AS lock_timeout")
+        await database.close()
+    assert (row["lock_timeout"], migrating["lock_timeout"]) == ("1500ms", "0")
+
+
+async def sleep_in_a_transaction(database: PostgresDatabase) -> None:
+    async with database.transaction() as tx:
+        await tx.fetch("SELECT pg_sleep(60)")
+
+
+async def test_slow_statement(locks: LockedPostgres, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A statement that reaches its time limit, on a connection that answers, is not an outage."""
+    monkeypatch.setattr(database_module, "_STATEMENT_SECONDS", 0.2)
+    with pytest.raises(DatabaseBlockedError, match="the server answers"):
+        await sleep_in_a_transaction(locks.database)
+    assert locks.database.health == HEALTHY
+    assert await locks.database.clock_at() > 0
+
+
+async def test_slow_statement_on_a_dead_connection(databases: Databases, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A statement that reaches its time limit, on a connection that does not answer, is an outage."""
+    monkeypatch.setattr(database_module, "_STATEMENT_SECONDS", 0.5)
+    monkeypatch.setattr(database_module, "_ROLLBACK_SECONDS", 0.5)
+    async with databases.database(bring_to_head) as url:
+        parts = urlsplit(url)
+        assert parts.port is not None
+        async with TcpProxy(parts.port) as proxy:
+            netloc = parts.netloc.replace(f":{parts.port}", f":{proxy.port}")
+            database = await PostgresDatabase.open(parts._replace(netloc=netloc).geturl())
+
+            async def read_after_a_stall() -> None:
+                async with database.transaction() as tx:
+                    proxy.stall_open_connections()
+                    await tx.fetch("SELECT 1 AS one")
+
+            with pytest.raises(DatabaseUnavailableError) as found:
+                await read_after_a_stall()
+            assert not isinstance(found.value, DatabaseBlockedError)
+            assert not database.health.usable
+            proxy.cut()
+            await database.close()

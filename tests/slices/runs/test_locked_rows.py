@@ -1,0 +1,42 @@
+"""A run that another session has locked does not hold up the sweep of the others."""
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from tests.harness.clock import ManualClock
+from tests.harness.databases import Databases
+from tests.harness.locks import LockedPostgres, open_locked_postgres
+from tests.harness.runs import Runs, jobs
+from timer_service.adapters.memory import MemoryBroker
+
+LOCK_RUN = "SELECT 1 FROM runs WHERE run_id = 'run-0' FOR UPDATE"
+
+
+@pytest.fixture
+async def locks(databases: Databases, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[LockedPostgres]:
+    async with open_locked_postgres(databases, monkeypatch) as opened:
+        yield opened
+
+
+async def test_a_locked_run(locks: LockedPostgres, memory_broker: MemoryBroker, clock: ManualClock) -> None:
+    """While a run is locked, the sweep ends the stale jobs of other runs. Its delays for the locked run grow."""
+    runs = Runs(locks.database, memory_broker, clock)
+    for number in range(3):
+        await runs.request("StartRun", runId=f"run-{number}", jobs=jobs({"a": []}, staleAfterSeconds=60))
+    clock.advance(minutes=2)
+    async with locks.locked(LOCK_RUN):
+        passes = [await runs.sweep.tick(clock.now()) for _ in range(2)]
+        during = await statuses(runs)
+        first_again = await runs.sweep.tick(clock.advance(seconds=1))
+        too_early = await runs.sweep.tick(clock.advance(seconds=1))
+    assert (during["run-1"], during["run-2"], during["run-0"]) == ("failed", "failed", "running")
+    assert [each.done for each in (*passes, first_again, too_early)] == [3, 0, 1, 0]
+    assert all(each.next_at is not None and each.next_at > clock.now() - 2000 for each in passes)
+    clock.advance(minutes=2)
+    await runs.sweep.tick(clock.now())
+    assert (await statuses(runs))["run-0"] == "failed"
+
+
+async def statuses(runs: Runs) -> dict[str, str]:
+    return {row["run_id"]: row["status"] for row in await runs.rows("runs")}

@@ -1,0 +1,59 @@
+"""A signal that another session has locked holds up only its own firings."""
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from tests.harness.clock import ManualClock
+from tests.harness.databases import Databases
+from tests.harness.locks import LockedPostgres, open_locked_postgres
+from tests.harness.signals import MAX_ATTEMPTS, Signals
+from timer_service.adapters.memory import MemoryBroker
+
+LOCK_SIGNAL = "SELECT 1 FROM work_signals WHERE signal_id = 'signal-3' FOR UPDATE"
+LOCK_FIRING = "SELECT 1 FROM work_signal_firings WHERE signal_id = 'signal-3' FOR UPDATE"
+
+
+@pytest.fixture
+async def locks(databases: Databases, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[LockedPostgres]:
+    async with open_locked_postgres(databases, monkeypatch) as opened:
+        yield opened
+
+
+@pytest.fixture
+async def signals(locks: LockedPostgres, memory_broker: MemoryBroker, clock: ManualClock) -> Signals:
+    """Return the signals slice on PostgreSQL, with a firing of each of ten signals."""
+    signals = Signals(locks.database, memory_broker, clock)
+    for number in range(10):
+        await signals.create(f"signal-{number}", item=f"item-{number}")
+        await signals.transition(item=f"item-{number}")
+    return signals
+
+
+def others() -> list[str]:
+    return [f"signal-{number}" for number in range(10) if number != 3]
+
+
+async def test_a_locked_signal(signals: Signals, locks: LockedPostgres, clock: ManualClock) -> None:
+    """The firing of a locked signal waits with growing delays, and no attempt counts. The others are processed."""
+    async with locks.locked(LOCK_SIGNAL):
+        await signals.run()
+        assert sorted(signals.fired()) == others()
+        for _ in range(MAX_ATTEMPTS + 3):
+            clock.advance(minutes=2)
+            await signals.run()
+        assert sorted(signals.fired()) == others()
+    clock.advance(minutes=2)
+    await signals.run()
+    assert sorted(signals.fired()) == sorted([*others(), "signal-3"])
+    assert signals.metrics.given_up == {}
+
+
+async def test_a_locked_firing(signals: Signals, locks: LockedPostgres, clock: ManualClock) -> None:
+    """A firing that is locked is not claimed. The others are processed, and it is processed when it is free."""
+    async with locks.locked(LOCK_FIRING):
+        await signals.run()
+        assert sorted(signals.fired()) == others()
+    clock.advance(minutes=2)
+    await signals.run()
+    assert sorted(signals.fired()) == sorted([*others(), "signal-3"])

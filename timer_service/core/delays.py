@@ -1,0 +1,33 @@
+"""Growing delays: 1 s, 2 s, 4 s and so on, at most a minute."""
+
+from collections.abc import Hashable
+from datetime import timedelta
+
+_MOST_KEYS = 20_000
+_LONGEST_SECONDS = 60
+
+
+class Delays:
+    """How long each of some things waits before its next attempt. Forgets the oldest of 20,000."""
+
+    def __init__(self) -> None:
+        self._times: dict[Hashable, int] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._times)
+
+    def __contains__(self, key: Hashable) -> bool:
+        """Return whether an attempt of this thing has failed."""
+        return key in self._times
+
+    def next(self, key: Hashable) -> timedelta:
+        """Record a failed attempt, and return the delay before the next one."""
+        times = self._times.pop(key, 0)
+        if len(self._times) >= _MOST_KEYS:
+            del self._times[next(iter(self._times))]
+        self._times[key] = times + 1
+        return timedelta(seconds=min(2 ** min(times, 10), _LONGEST_SECONDS))
+
+    def forget(self, key: Hashable) -> None:
+        """Record that an attempt has succeeded."""
+        self._times.pop(key, None)
