@@ -271,7 +271,7 @@ async def test_rollback_loses_commands_that_were_not_handled(site: Site) -> None
     await site.send("2", "3", "4")
     (lost,) = await site.subscription.next_batch(1)
     async with asyncio.timeout(PATIENCE_SECONDS):
-        while len(site.subscription._buffer) < 2:
+        while len(site.subscription._stay.buffer) < 2:
             await site.subscription._keep_pulling(10)
             await asyncio.sleep(0.01)
     await site.restart(site.put_copy_back)

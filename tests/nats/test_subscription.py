@@ -97,7 +97,7 @@ class Site:
         """Deliver a command, and wait until the subscription has it in its buffer."""
         await self.command(sequence)
         async with asyncio.timeout(10):
-            while not self.subscription._buffer:
+            while not self.subscription._stay.buffer:
                 await asyncio.sleep(0)
 
     async def lose_connection(self) -> None:
@@ -354,7 +354,7 @@ async def test_long_waiting_commands_are_in_progress(site: Site) -> None:
     found = await take(site, 1, 2, 3)
     await site.subscription.put_back(found)
     await site.buffered_command(4)
-    site.subscription._returned._renew_at = 0.0
+    site.subscription._stay.returned._renew_at = 0.0
     await site.subscription.next_batch(1)
     await site.subscription.next_batch(1)
     await site.client.flush()
@@ -367,7 +367,7 @@ async def test_redelivered_while_it_waits(site: Site) -> None:
     await site.subscription.put_back(found[1:])
     await site.command(2, reply=b"$JS.ACK.TIMER_CMD.timer-service.2.2.9.17.0")
     async with asyncio.timeout(10):
-        while not site.subscription._buffer:
+        while not site.subscription._stay.buffer:
             await asyncio.sleep(0)
     again = await site.next_batch()
     assert ([each.position.sequence for each in again], again[0].attempt) == ([2], 1)

@@ -6,7 +6,6 @@ import logging
 import time
 from collections.abc import Collection, Sequence
 from datetime import timedelta
-from typing import NamedTuple
 
 import nats.errors
 from nats.aio.client import Client
@@ -15,16 +14,14 @@ from nats.aio.subscription import Subscription as Interest
 from nats.js.errors import Error as JetStreamError
 from nats.js.errors import NotFoundError
 
-from timer_service.adapters.nats.buffer import Buffer
 from timer_service.adapters.nats.durable import DURABLE, DurableConsumer
-from timer_service.adapters.nats.express_lane import ExpressLane
 from timer_service.adapters.nats.pulls import PULL_SECONDS, Phase, Pulls
 from timer_service.adapters.nats.redelivery import Redelivery
-from timer_service.adapters.nats.returned import Returned
+from timer_service.adapters.nats.stay import Stay
 from timer_service.adapters.nats.stored import ACKNOWLEDGEMENT, StoredMessage
 from timer_service.adapters.nats.subjects import Subjects
 from timer_service.core.broker import Delivery, History
-from timer_service.core.epochs import Epochs, Received
+from timer_service.core.epochs import Epochs
 from timer_service.core.errors import ConflictError, DatabaseUnavailableError, StartError
 from timer_service.core.health import HEALTHY, Health
 from timer_service.core.message import Kind
@@ -40,13 +37,6 @@ _OUTAGES = (nats.errors.Error, JetStreamError, OSError, DatabaseUnavailableError
 """What joining may raise while the broker or the database cannot be used, or answers with nonsense."""
 
 
-class _Handle(NamedTuple):
-    """How to settle a delivery: the reply subject, and for which stay in the stream it is valid."""
-
-    reply: str
-    stay: int
-
-
 class NatsSubscription:
     """A subscriber of the durable consumer `timer-service`. `pulls` has the table of its states.
 
@@ -57,9 +47,8 @@ class NatsSubscription:
     other tenants before them. While they wait, the server is told every 5 s that they are in progress, so that it does
     not deliver them again.
 
-    A stay is the time in one stream with one epoch. It begins when the subscription joins, and goes on after a
-    reconnect to the same stream. Commands of an earlier stay are not handed out and not settled: their sequences may
-    stand for other commands now. So nothing is settled after a reconnect before the stream is recognized.
+    Nothing is handed out or settled after a reconnect before the stream is recognized. If it is another stream, or was
+    rolled back, a new stay begins.
 
     If it is opened with `alone`, each join shortens `ack_wait` of the consumer, so that commands come again soon that a
     dead instance or a lost connection has not settled. It is restored when all have come, after 5 s, or on `close`.
@@ -84,19 +73,11 @@ class NatsSubscription:
         self._batch_bytes = batch_bytes
         self._inbox = client.new_inbox()
         self._interest: Interest | None = None
-        self._buffer = Buffer(batch_bytes)
-        self._returned = Returned(batch_bytes)
-        self._read_ahead = False
-        """Whether the express lane handed out the last batch."""
-        self._waiting = 0
-        """How many commands the consumer had not delivered yet when it delivered the newest one."""
         self._arrived = asyncio.Event()
         self._pulls = Pulls()
         self._closed = False
         self._alone = False
-        self._epochs: Epochs
-        self._stay = 0
-        self._lane: ExpressLane
+        self._stay: Stay
         self._join_lock = asyncio.Lock()
         self._joined_at = 0.0
         self._why_lost = ""
@@ -114,7 +95,7 @@ class NatsSubscription:
     async def open(self, *, alone: bool) -> None:
         """Join the consumer and subscribe. `alone`: no other instance can hold commands."""
         self._alone = alone
-        await self._join()
+        await self._join(None)
         # No limits in the client: it would drop messages above them. The pulls limit the buffer already.
         self._interest = await self._client.subscribe(
             f"{self._inbox}.*", cb=self._receive, pending_msgs_limit=0, pending_bytes_limit=0
@@ -126,12 +107,12 @@ class NatsSubscription:
             await self._keep_pulling(limit)
             if self._pulls.phase is not Phase.LOST:
                 await self._renew()
-                if ahead := self._take_ahead(limit):
+                if ahead := self._stay.take_ahead(limit):
                     return ahead
-                if (self._returned or self._buffer) and (batch := await self._take(limit)):
+                if self._stay.has_commands and (batch := await self._take(limit)):
                     await self._keep_pulling(limit)
                     return batch
-            if not (self._returned or self._buffer) or self._pulls.phase is Phase.LOST:
+            if not self._stay.has_commands or self._pulls.phase is Phase.LOST:
                 await self._wait()
         return []
 
@@ -141,7 +122,7 @@ class NatsSubscription:
 
     async def retry(self, deliveries: Sequence[Delivery], delay: timedelta) -> None:
         """Settle deliveries that were not handled: the server delivers them again after `delay`."""
-        self._lane.retry([delivery for delivery in deliveries if delivery.handle is None], delay)
+        self._stay.lane.retry([delivery for delivery in deliveries if delivery.handle is None], delay)
         await self._settle(deliveries, b'-NAK {"delay": %d}' % (delay // timedelta(microseconds=1) * 1000))
 
     async def terminate(self, deliveries: Sequence[Delivery]) -> None:
@@ -150,12 +131,10 @@ class NatsSubscription:
 
     async def put_back(self, deliveries: Sequence[Delivery]) -> None:
         """Take back deliveries that were not handled yet. They come again before the buffer."""
-        if not self._read_ahead:
-            self._lane.observe_rest(len(deliveries))
         if self._closed:
             await self._settle(deliveries, b"-NAK")
         else:
-            self._returned.put([delivery for delivery in deliveries if self._is_of_this_stay(delivery)])
+            self._stay.put_back(deliveries)
 
     async def close(self) -> None:
         """Wait for the pull to end, and return the commands that were not handed out to the server.
@@ -164,15 +143,15 @@ class NatsSubscription:
         """
         self._closed = True
         self._arrived.set()
-        self._lane.close()
+        self._stay.lane.close()
         if self._interest is None or self._client.is_closed:
             return
         while self._pulls.at(time.monotonic()).outstanding and self._client.is_connected:
             await self._wait()
         await self._interest.unsubscribe()
         if self._pulls.phase is not Phase.LOST:
-            await self._settle(self._returned.take(len(self._returned)), b"-NAK")
-            while messages := self._buffer.take(_SETTLED_AT_ONCE):
+            await self._settle(self._stay.returned.take(len(self._stay.returned)), b"-NAK")
+            while messages := self._stay.buffer.take(_SETTLED_AT_ONCE):
                 await self._publish_each([message.reply for message in messages], b"-NAK")
         if self._redelivery is not None:
             await self._restore_ack_wait()
@@ -198,32 +177,31 @@ class NatsSubscription:
         self._why_lost = reason
         self._arrived.set()
 
-    async def _join(self) -> None:
-        """Join the consumer. Begin a new stay unless the stream and the epoch are the same."""
-        newest = self._buffer.newest
-        received = newest and Received(self._epochs.newest.epoch, newest)
-        epochs = await self._consumer.join(self._history, received, alone=self._alone)
-        if not self._stay or epochs.newest[:3] != self._epochs.newest[:3]:
-            self._stay += 1
-            if self._stay > 1:
-                self._lane.close()
-                log.warning("the command stream is another one now", extra={"epoch": epochs.newest.epoch})
-            self._buffer, self._returned = Buffer(self._batch_bytes), Returned(self._batch_bytes)
-            self._lane = ExpressLane(
-                self._consumer,
-                self._subjects,
-                epochs,
-                self._messages,
-                self._arrived,
-                batch_bytes=self._batch_bytes,
-                returned=self._returned,
-            )
-            self._lane.start()
-        self._epochs = epochs
+    async def _join(self, before: Stay | None) -> None:
+        """Join the consumer. Begin a new stay unless the stream and the epoch are the same as before."""
+        epochs = await self._consumer.join(self._history, before.newest if before else None, alone=self._alone)
+        if before is None:
+            self._begin_stay(1, epochs)
+        elif epochs.newest[:3] != before.epochs.newest[:3]:
+            before.lane.close()
+            log.warning("the command stream is another one now", extra={"epoch": epochs.newest.epoch})
+            self._begin_stay(before.number + 1, epochs)
         in_flight = await self._consumer.shorten_ack_wait() if self._alone else None
         self._redelivery = in_flight and Redelivery(in_flight)
-        self._buffer.last_delivery = 0  # another leader may count from an earlier one
+        self._stay.buffer.last_delivery = 0  # another leader may count from an earlier one
         self._pulls = self._pulls.joined()
+
+    def _begin_stay(self, number: int, epochs: Epochs) -> None:
+        self._stay = Stay(
+            number,
+            epochs,
+            self._consumer,
+            self._subjects,
+            messages=self._messages,
+            batch_bytes=self._batch_bytes,
+            ready=self._arrived,
+        )
+        self._stay.lane.start()
 
     async def _rejoin(self) -> None:
         """Try to join again, at most twice a second."""
@@ -234,7 +212,7 @@ class NatsSubscription:
                 return
             self._joined_at = time.monotonic()
             try:
-                await self._join()
+                await self._join(self._stay)
             except StartError as error:  # the consumer belongs to another database
                 self._report(str(error))
             except NotFoundError:
@@ -259,7 +237,7 @@ class NatsSubscription:
         if self._redelivery is not None and self._redelivery.is_over():
             await self._restore_ack_wait()
         self._pulls = self._pulls.at(time.monotonic())
-        if self._pulls.phase is Phase.IDLE and not self._buffer.fills_batch(limit):
+        if self._pulls.phase is Phase.IDLE and not self._stay.buffer.fills_batch(limit):
             await self._pull(limit)
 
     async def _pull(self, limit: int) -> None:
@@ -280,7 +258,7 @@ class NatsSubscription:
         if message.subject.startswith(self._inbox):
             self._receive_status(message)
         elif message.reply.startswith(ACKNOWLEDGEMENT):
-            reader_is_awake = bool(self._buffer)
+            reader_is_awake = bool(self._stay.buffer)
             await self._receive_command(message)
             if self._pulls.outstanding and reader_is_awake:
                 return
@@ -293,12 +271,12 @@ class NatsSubscription:
         except ValueError:
             log.warning("ignored a message that the consumer did not deliver", extra={"subject": message.subject})
             return
-        if stored.receipt.delivery <= self._buffer.last_delivery:
+        if stored.receipt.delivery <= self._stay.buffer.last_delivery:
             self._lose("the consumer was created again")
         if self._pulls.phase is Phase.LOST:  # the command comes again, perhaps with another epoch
             await self._publish_each([message.reply], b"-NAK")
             return
-        self._buffer.append(stored)
+        self._stay.buffer.append(stored)
         self._pulls = self._pulls.command()
 
     def _receive_status(self, message: Msg) -> None:
@@ -316,40 +294,17 @@ class NatsSubscription:
         if self._pulls.refusal is not None and self._pulls.refusal != before.refusal:
             log.warning("the broker refuses to deliver commands", extra={"reason": self._pulls.refusal})
 
-    def _take_ahead(self, limit: int) -> list[Delivery]:
-        """Take commands that were read ahead, but not twice in a row while others wait that were put back."""
-        self._read_ahead = not (self._returned and (self._read_ahead or self._returned.is_full))
-        ahead = self._lane.take(limit) if self._read_ahead else []
-        self._read_ahead = bool(ahead)
-        return ahead
-
     async def _take(self, limit: int) -> list[Delivery]:
-        """Take a batch: first commands that were put back, then commands from the buffer.
-
-        Commands that were handled ahead are acknowledged and left out.
-        """
-        if not self._returned and not self._buffer.fills_batch(limit):
+        """Take a batch. Commands that were handled ahead are acknowledged and left out."""
+        if not self._stay.returned and not self._stay.buffer.fills_batch(limit):
             await asyncio.sleep(_LINGER_SECONDS)
-        # From here to the end without an await: a rejoin may begin another stay.
-        batch = self._returned.take(limit)
-        again = {delivery.position.sequence: delivery for delivery in batch}
-        done: list[Delivery] = []
-        used = sum(delivery.size for delivery in batch)
-        for stored in () if self._returned else self._buffer.take(limit - len(batch), used=used):
-            self._waiting = stored.receipt.waiting
-            sequence = stored.receipt.sequence
-            delivery = stored.delivery(self._epochs, self._subjects, _Handle(stored.reply, self._stay))
-            if sequence in again:  # it was read ahead, or the server delivered it again
-                again[sequence].handle = delivery.handle
-            else:
-                (done if self._lane.forget_handled(sequence) else batch).append(delivery)
-        self._lane.observe(batch, behind=self._waiting + len(self._buffer) + len(self._returned))
+        stay = self._stay
+        batch, done = stay.take(limit)
         if self._redelivery is not None:
             self._redelivery.count([*batch, *done])
-        stay = self._stay
         if done:
             await self._settle(done, b"+ACK")
-        return batch if stay == self._stay else []
+        return batch if stay is self._stay else []
 
     async def _wait(self) -> None:
         self._arrived.clear()
@@ -363,7 +318,7 @@ class NatsSubscription:
     # Settling
 
     async def _settle_for_good(self, deliveries: Sequence[Delivery], reply_body: bytes) -> None:
-        self._lane.record_handled([delivery for delivery in deliveries if delivery.handle is None])
+        self._stay.lane.record_handled([delivery for delivery in deliveries if delivery.handle is None])
         await self._settle(deliveries, reply_body)
 
     async def _settle(self, deliveries: Sequence[Delivery], reply_body: bytes) -> None:
@@ -371,19 +326,13 @@ class NatsSubscription:
         handles = [delivery.handle for delivery in deliveries if delivery.handle is not None]
         if not handles or not await self._is_joined():
             return
-        await self._publish_each([handle.reply for handle in handles if handle.stay == self._stay], reply_body)
+        await self._publish_each([handle.reply for handle in handles if handle.stay == self._stay.number], reply_body)
 
     async def _renew(self) -> None:
         """Tell the server from time to time that the commands in this process are in progress."""
-        if self._returned.must_renew(soon=self._redelivery is not None):
-            await self._settle(self._returned.deliveries, b"+WPI")
-            await self._publish_each(self._buffer.replies, b"+WPI")
-
-    def _is_of_this_stay(self, delivery: Delivery) -> bool:
-        if delivery.handle is None:  # it was read ahead
-            return self._epochs.position(delivery.position.sequence) == delivery.position
-        stay: int = delivery.handle.stay
-        return stay == self._stay
+        if self._stay.returned.must_renew(soon=self._redelivery is not None):
+            await self._settle(self._stay.returned.deliveries, b"+WPI")
+            await self._publish_each(self._stay.buffer.replies, b"+WPI")
 
     async def _is_joined(self) -> bool:
         """Return whether the stream is recognized. Wait for that for some seconds."""

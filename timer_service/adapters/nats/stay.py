@@ -1,0 +1,104 @@
+"""A stay: the time of a subscription in one stream with one epoch, and the commands that have arrived in it."""
+
+import asyncio
+from collections.abc import Collection, Sequence
+from typing import NamedTuple
+
+from timer_service.adapters.nats.buffer import Buffer
+from timer_service.adapters.nats.durable import DurableConsumer
+from timer_service.adapters.nats.express_lane import ExpressLane
+from timer_service.adapters.nats.returned import Returned
+from timer_service.adapters.nats.subjects import Subjects
+from timer_service.core.broker import Delivery
+from timer_service.core.epochs import Epochs, Received
+
+
+class Handle(NamedTuple):
+    """How to settle a delivery: the reply subject, and for which stay it is valid."""
+
+    reply: str
+    stay: int
+
+
+class Stay:
+    """The commands of a stay that are not handed out yet.
+
+    It goes on after a reconnect to the same stream. Commands of an earlier stay are not handed out and not settled:
+    their sequences may stand for other commands now.
+
+    First come the commands that the caller has put back, then those in the buffer. The express lane hands out commands
+    of other tenants before them.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        epochs: Epochs,
+        consumer: DurableConsumer,
+        subjects: Subjects,
+        *,
+        messages: Collection[str],
+        batch_bytes: int,
+        ready: asyncio.Event,
+    ) -> None:
+        """`messages`: the types of commands that may overtake a backlog. `ready` is set when some were read ahead."""
+        self.number = number
+        self.epochs = epochs
+        self.buffer = Buffer(batch_bytes)
+        self.returned = Returned(batch_bytes)
+        self.lane = ExpressLane(
+            consumer, subjects, epochs, messages, ready, batch_bytes=batch_bytes, returned=self.returned
+        )
+        self._subjects = subjects
+        self._read_ahead = False
+        """Whether the express lane handed out the last batch."""
+        self._waiting = 0
+        """How many commands the consumer had not delivered yet when it delivered the newest one."""
+
+    @property
+    def has_commands(self) -> bool:
+        """Whether commands of the consumer can be handed out."""
+        return bool(self.returned or self.buffer)
+
+    @property
+    def newest(self) -> Received | None:
+        """The newest command that has arrived, handled or not."""
+        command = self.buffer.newest
+        return command and Received(self.epochs.newest.epoch, command)
+
+    def contains(self, delivery: Delivery) -> bool:
+        """Return whether a delivery was handed out in this stay."""
+        if delivery.handle is None:  # it was read ahead
+            return self.epochs.position(delivery.position.sequence) == delivery.position
+        handle: Handle = delivery.handle
+        return handle.stay == self.number
+
+    def take_ahead(self, limit: int) -> list[Delivery]:
+        """Take commands that were read ahead, but not twice in a row while others wait that were put back."""
+        self._read_ahead = not (self.returned and (self._read_ahead or self.returned.is_full))
+        ahead = self.lane.take(limit) if self._read_ahead else []
+        self._read_ahead = bool(ahead)
+        return ahead
+
+    def take(self, limit: int) -> tuple[list[Delivery], list[Delivery]]:
+        """Take a batch. Return it, and commands that the consumer delivered after they were handled ahead of it."""
+        batch = self.returned.take(limit)
+        again = {delivery.position.sequence: delivery for delivery in batch}
+        done: list[Delivery] = []
+        used = sum(delivery.size for delivery in batch)
+        for stored in () if self.returned else self.buffer.take(limit - len(batch), used=used):
+            self._waiting = stored.receipt.waiting
+            sequence = stored.receipt.sequence
+            delivery = stored.delivery(self.epochs, self._subjects, Handle(stored.reply, self.number))
+            if sequence in again:  # it was read ahead, or the server delivered it again
+                again[sequence].handle = delivery.handle
+            else:
+                (done if self.lane.forget_handled(sequence) else batch).append(delivery)
+        self.lane.observe(batch, behind=self._waiting + len(self.buffer) + len(self.returned))
+        return batch, done
+
+    def put_back(self, deliveries: Sequence[Delivery]) -> None:
+        """Take back deliveries of the last batch that were not handled."""
+        if not self._read_ahead:
+            self.lane.observe_rest(len(deliveries))
+        self.returned.put([delivery for delivery in deliveries if self.contains(delivery)])
