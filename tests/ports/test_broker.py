@@ -5,6 +5,7 @@ from datetime import timedelta
 from importlib.metadata import version
 from typing import Any
 
+import nats.errors
 import pytest
 from nats.js.api import ConsumerInfo
 
@@ -14,6 +15,7 @@ from tests.harness.clock import NOW
 from tests.harness.history import MemoryHistory
 from tests.harness.nats_client import round_trip
 from timer_service.adapters.nats import NatsBroker, backlog
+from timer_service.adapters.nats.durable import DurableConsumer
 from timer_service.core.broker import (
     PUBLISHED,
     Delivery,
@@ -800,6 +802,31 @@ async def test_nats_crash_while_ack_wait_is_shortened(nats_harness: NatsHarness)
     left_behind = (await consumer(nats_harness)).config.ack_wait
     await nats_harness.broker.subscribe(MemoryHistory())
     assert (left_behind, (await consumer(nats_harness)).config.ack_wait) == (0.5, 30.0)
+
+
+async def test_nats_ack_wait_is_restored_at_the_second_attempt(
+    nats_harness: NatsHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If the broker does not answer when `ack_wait` shall be restored, it is restored later."""
+    dead = await nats_harness.broker.subscribe(MemoryHistory())
+    await send(nats_harness, "a")
+    await take(dead, 1)
+    subscription = await nats_harness.broker.subscribe(MemoryHistory(), alone=True)
+    restore = DurableConsumer.restore_ack_wait
+    attempts = 0
+
+    async def fail_once(consumer: DurableConsumer) -> None:
+        nonlocal attempts
+        attempts += 1
+        if attempts == 1:
+            raise nats.errors.TimeoutError
+        await restore(consumer)
+
+    monkeypatch.setattr(DurableConsumer, "restore_ack_wait", fail_once)
+    await subscription.acknowledge(await take(subscription, 1))
+    await subscription.close()
+    assert attempts == 2
+    assert (await consumer(nats_harness)).config.ack_wait == 30.0
 
 
 async def test_nats_commands_in_flight_come_again_after_a_lost_connection(nats_harness: NatsHarness) -> None:
