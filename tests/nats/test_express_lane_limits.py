@@ -121,6 +121,17 @@ async def test_failures_of_single_reads(stream: ScriptedStream) -> None:
     assert found == [[REACHED + 9], [REACHED + 10]]
 
 
+async def test_nothing_is_read_ahead_for_a_time(stream: ScriptedStream) -> None:
+    """After a start with commands in flight, nothing is read ahead for a time: one of them may end the process."""
+    stream.commands = {"b": (REACHED + 9, b"")}
+    lane = Lane(stream)
+    lane.lane.hold(30)
+    lane.lane.observe([], behind=10**9)
+    lane.lane.observe([], behind=10**9)
+    assert lane.lane._task is None
+    assert stream.reads == []
+
+
 async def test_a_retried_command_is_read_again(stream: ScriptedStream) -> None:
     """A command that could not be handled is read ahead again."""
     stream.commands = {"b": (REACHED + 9, b"")}

@@ -69,6 +69,16 @@ async def test_stream_that_refuses_every_event(timers: Timers) -> None:
     assert timers.publishing.health == HEALTHY
 
 
+async def test_several_refused_events_do_not_stop_the_others(timers: Timers) -> None:
+    """If the oldest events are refused, they look like all events at first. They take turns, so the others get one."""
+    bad = [f"call-{number:02}" for number in range(BATCH)]
+    timers.broker.refuses = lambda message: any(fires(call)(message) for call in bad)
+    for _ in range(100):
+        await timers.tick()
+        timers.clock.advance(seconds=1)
+    assert len(timers.broker.events) == ROWS - BATCH
+
+
 async def test_refused_event_among_others(timers: Timers, caplog: pytest.LogCaptureFixture) -> None:
     """An event that is refused while others are stored is given up, and one line says so."""
     timers.broker.refuses = fires("call-03")

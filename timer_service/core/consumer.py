@@ -14,6 +14,7 @@ from timer_service.core.blame import blame
 from timer_service.core.blocked import Blocked
 from timer_service.core.broker import Broker, Delivery, Subscription
 from timer_service.core.budget import DEFAULT_BUDGET, Budget
+from timer_service.core.cancellation import run_to_completion
 from timer_service.core.clock import Clock
 from timer_service.core.command_streams import advance
 from timer_service.core.database import Database
@@ -183,6 +184,9 @@ class Consumer:
                 return []
             left = await self._handle_part(progress, [suspect], began)
             await self._suspects.end(suspect)
+        except asyncio.CancelledError:  # a planned stop is no death
+            await run_to_completion(self._suspects.end(suspect))
+            raise
         except Exception as error:  # noqa: BLE001 - `blame` knows every error
             await self._applier.wait(progress, [suspect], blame(error), error)
             return []

@@ -31,8 +31,8 @@ class Pause:
         elif self._broker_away:
             self._broker_away = False
             self._length_ms = 0
-        # A longer wait than the longest pause means that the clock was set back.
-        return now >= self.resume_at or self.resume_at - now > LONGEST_MS
+        # A much longer wait than the longest pause means that the clock was set back. `now` may be a little old.
+        return now >= self.resume_at or self.resume_at - now > 2 * LONGEST_MS
 
     def shorten(self, now: int) -> None:
         """Pause shortly from `now`: the broker cannot be used, or stored only a part of a claim."""

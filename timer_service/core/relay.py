@@ -19,7 +19,7 @@ from timer_service.core.lease import DEATHS_ALONE, GIVEN_UP, Failure, Lease
 from timer_service.core.loop import Pass
 from timer_service.core.message import Message
 from timer_service.core.metrics_port import MetricsPort
-from timer_service.core.pause import SHORTEST_MS, Pause
+from timer_service.core.pause import LONGEST_MS, SHORTEST_MS, Pause
 from timer_service.core.settlement import Settlement, Settler
 from timer_service.core.transactions import in_transaction
 
@@ -32,6 +32,7 @@ _BATCHES_PER_TICK = 8
 _OVERLAPPING_BATCHES = 2
 _CHUNK_BYTES = 2 * 1024 * 1024
 """The messages that are encoded and published at a time. The bodies of the other rows of the claim exist only once."""
+_LONGEST_TURN_MS = 300_000
 _LOCKED_ROWS_PAUSE_MS = 5
 """How long to wait for rows that another instance is claiming. A claim takes about this long,
 and polling more often slows it down."""
@@ -71,6 +72,8 @@ class Relay:
         self._pause = Pause()
         self._claimed_nothing_at: int | None = None
         self._evidence = Evidence()
+        self._refused_in_vain = 0
+        """How many times a single event was refused since the last one was published."""
         self._settler = Settler(database, lease, clock, metrics)
 
     async def tick(self, now: int) -> Pass:
@@ -221,7 +224,7 @@ class Relay:
             elif result.status in TRANSIENT:
                 settlement.release.append(row)
             else:
-                self._fail(row, result.reason, settlement, counts=counts)
+                self._fail_or_wait(row, result.reason, settlement, counts=counts, alone=len(rows) == 1)
         failures = [result for result in results if result.status is not PublishStatus.PUBLISHED]
         for status in {result.status for result in failures}:
             reasons = [result.reason for result in failures if result.status is status]
@@ -237,12 +240,25 @@ class Relay:
             self._publishing.record_success()
         if settlement.complete:
             self._pause.end()
+            self._refused_in_vain = 0
 
-    def _fail(self, row: Row, error: str, settlement: Settlement, *, counts: bool = True) -> None:
+    def _fail_or_wait(self, row: Row, error: str, settlement: Settlement, *, counts: bool, alone: bool) -> None:
+        """Settle a refused row. If every event is refused, nothing counts, and single events are tried in turns."""
+        if counts:
+            self._fail(row, error, settlement)
+        elif alone:
+            # Each probe waits for the longest pause. So all other rows are probed before this one is again.
+            self._refused_in_vain += 1
+            delay = min((self._refused_in_vain + 1) * LONGEST_MS, _LONGEST_TURN_MS)
+            settlement.retry.append(Failure(row, error, self._clock.now() + delay, counts=False))
+        else:
+            settlement.release.append(row)
+
+    def _fail(self, row: Row, error: str, settlement: Settlement) -> None:
         attempt: int = row["attempt"]
         delay = self._backoff.delay(attempt, self._rng)
-        failure = Failure(row, error, self._clock.now() + delay // timedelta(milliseconds=1), counts)
-        if attempt < self._max_attempts or not counts:
+        failure = Failure(row, error, self._clock.now() + delay // timedelta(milliseconds=1))
+        if attempt < self._max_attempts:
             settlement.retry.append(failure)
         else:
             self._evidence.forget(self._lease.table.name, self._lease.key_of(row))

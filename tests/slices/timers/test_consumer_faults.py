@@ -30,6 +30,7 @@ from timer_service.core.errors import DatabaseUnavailableError
 from timer_service.core.health import HEALTHY
 from timer_service.core.message import Command, Kind, Message, Position
 from timer_service.core.route import CommandResult, Route
+from timer_service.core.suspects import Suspects
 from timer_service.timers import SLICE
 
 ROUNDS = 30
@@ -272,6 +273,32 @@ async def test_other_suspects_are_forgotten(timers: Timers, timers_route: Route)
             await restart_and_consume(timers, replace(timers_route, handle=_kill))
     (row,) = await timers.database.reader.fetch("SELECT epoch, sequence, begun FROM suspects")
     assert (Position(row["epoch"], row["sequence"]), row["begun"]) == (killer, 4)
+
+
+async def test_planned_stop_is_no_death(timers: Timers, timers_route: Route) -> None:
+    """A suspect whose handling is cancelled, because the service stops, has not ended the process."""
+    begun = asyncio.Event()
+
+    async def hang(_tx: Transaction, _commands: Sequence[Command], _now: int) -> Sequence[CommandResult]:
+        begun.set()
+        await asyncio.Event().wait()
+        return []
+
+    timers.send(schedule_timer())
+    subscription = await timers.broker.subscribe()
+    for _ in range(5):
+        await subscription.next_batch(10)
+        timers.broker.redeliver()
+    parts = make_parts(timers.database, timers.broker, timers.clock, timers.metrics)
+    consumer = parts.consumer([replace(timers_route, handle=hang)])
+    (suspect,) = await subscription.next_batch(10)
+    handling = asyncio.create_task(consumer.handle(subscription, [suspect]))
+    async with asyncio.timeout(10):
+        await begun.wait()
+    handling.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await handling
+    assert await Suspects(timers.database).begin(suspect) == 0
 
 
 async def test_outage_while_suspects_are_handled(timers: Timers, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -45,6 +45,7 @@ _REPLAY = "timer-service.replay"
 _NANOSECONDS_PER_MILLISECOND = 1_000_000
 _LOOKS = 10
 _LOOK_SECONDS = 0.3
+_QUIET_LOOKS = 3  # a living service may need almost a second for one command
 
 _Config = Mapping[str, Any]
 
@@ -194,12 +195,14 @@ class DurableConsumer:
 
     async def _check_nobody_consumes(self, found: Mapping[str, Any]) -> None:
         """Look some times whether another service pulls or settles commands. The pull of a dead one ends after 1 s."""
+        quiet = 0
         for _ in range(_LOOKS):
             if not found["num_waiting"] and not found["num_ack_pending"]:
                 return
             await asyncio.sleep(_LOOK_SECONDS)
             before, found = found, await self.info()
-            if not found["num_waiting"] and _progress(found) == _progress(before):
+            quiet = 0 if found["num_waiting"] or _progress(found) != _progress(before) else quiet + 1
+            if quiet == _QUIET_LOOKS:
                 return
         raise StartError(
             f"another service with a copy of this database handles the commands of stream {self._stream}. Stop it. To "

@@ -20,7 +20,7 @@ from timer_service.adapters.nats.stored import StoredMessage
 from timer_service.adapters.nats.subjects import Subjects
 from timer_service.adapters.nats.tenant_search import READ_ERRORS, TenantSearch
 from timer_service.core.broker import Delivery
-from timer_service.core.epochs import Epochs
+from timer_service.core.epochs import Epochs, StoredCommand
 from timer_service.core.message import Kind
 
 log = logging.getLogger(__name__)
@@ -70,12 +70,18 @@ class ExpressLane:
         self._waiting: dict[str, None] = {}  # in the order in which they are served
         self._ahead: dict[str, int] = {}
         self._paused_until: dict[str, float] = {}
+        self.newest: StoredCommand | None = None
+        """The newest command that was ever read ahead."""
         self._next_round_at = 0.0
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
         """Learn in the background how many commands are stored, so that later ones are noticed."""
         self._start(self._search.list_while_idle)
+
+    def hold(self, seconds: float) -> None:
+        """Read nothing ahead for a time."""
+        self._next_round_at = time.monotonic() + seconds
 
     def observe(self, batch: Sequence[Delivery], *, behind: int) -> None:
         """Observe a batch of the consumer, and how many commands are behind it. Look for tenants that wait too long."""
@@ -161,7 +167,7 @@ class ExpressLane:
             log.debug("could not look for waiting tenants", extra={"reason": repr(error)})
         finally:
             self._task = None
-            self._next_round_at = time.monotonic() + _ROUND_SECONDS
+            self._next_round_at = max(self._next_round_at, time.monotonic() + _ROUND_SECONDS)
 
     async def _run_round(self) -> None:
         now = time.monotonic()
@@ -215,6 +221,8 @@ class ExpressLane:
                 return
             delivery = StoredMessage.read(stored).delivery(self._epochs, self._subjects, None)
             self._read.append(delivery)
+            if self.newest is None or delivery.position.sequence > self.newest.sequence:
+                self.newest = StoredCommand(delivery.position.sequence, delivery.stored_at)
             self._ahead[tenant] = delivery.position.sequence
 
     def _position(self, tenant: str) -> int:

@@ -62,9 +62,9 @@ class Stay:
 
     @property
     def newest(self) -> Received | None:
-        """The newest command that has arrived, handled or not."""
-        command = self.buffer.newest
-        return command and Received(self.epochs.newest.epoch, command)
+        """The newest command that has arrived or was read ahead, handled or not."""
+        arrived = [command for command in (self.buffer.newest, self.lane.newest) if command is not None]
+        return Received(self.epochs.newest.epoch, max(arrived)) if arrived else None
 
     def contains(self, delivery: Delivery) -> bool:
         """Return whether a delivery was handed out in this stay."""

@@ -33,6 +33,12 @@ _REJOIN_SECONDS = 0.5
 _SETTLE_SECONDS = 5
 """How long a settlement waits for the subscription to join again. After that the commands are delivered again."""
 _SETTLED_AT_ONCE = 1000
+_HOLD_SECONDS = 30
+"""How long nothing is read ahead if commands were in flight at the start: perhaps a command ended the last process.
+
+The broker counts only the deliveries of the consumer, so a command that is read ahead never becomes a suspect.
+"""
+_NAK_LATER = b'-NAK {"delay": 2000000000}'  # longer than a pull, which would bring the command again at once
 _OUTAGES = (nats.errors.Error, JetStreamError, OSError, DatabaseUnavailableError, ConflictError, ValueError, KeyError)
 """What joining may raise while the broker or the database cannot be used, or answers with nonsense."""
 
@@ -96,6 +102,8 @@ class NatsSubscription:
         """Join the consumer and subscribe. `alone`: no other instance can hold commands."""
         self._alone = alone
         await self._join(None)
+        if (await self._consumer.info())["num_ack_pending"]:
+            self._stay.lane.hold(_HOLD_SECONDS)
         # No limits in the client: it would drop messages above them. The pulls limit the buffer already.
         self._interest = await self._client.subscribe(
             f"{self._inbox}.*", cb=self._receive, pending_msgs_limit=0, pending_bytes_limit=0
@@ -150,7 +158,8 @@ class NatsSubscription:
             await self._wait()
         await self._interest.unsubscribe()
         if self._pulls.phase is not Phase.LOST:
-            await self._settle(self._stay.returned.take(len(self._stay.returned)), b"-NAK")
+            while returned := self._stay.returned.take(_SETTLED_AT_ONCE):
+                await self._settle(returned, b"-NAK")
             while messages := self._stay.buffer.take(_SETTLED_AT_ONCE):
                 await self._publish_each([message.reply for message in messages], b"-NAK")
         if self._redelivery is not None:
@@ -274,7 +283,7 @@ class NatsSubscription:
         if stored.receipt.delivery <= self._stay.buffer.last_delivery:
             self._lose("the consumer was created again")
         if self._pulls.phase is Phase.LOST:  # the command comes again, perhaps with another epoch
-            await self._publish_each([message.reply], b"-NAK")
+            await self._publish_each([message.reply], _NAK_LATER)
             return
         self._stay.buffer.append(stored)
         self._pulls = self._pulls.command()
