@@ -10,7 +10,6 @@ CREATE TABLE runs (
     open_jobs INTEGER NOT NULL DEFAULT 0 CHECK (open_jobs >= 0),
     failed_jobs INTEGER NOT NULL DEFAULT 0 CHECK (failed_jobs >= 0),
     open_groups INTEGER NOT NULL DEFAULT 0 CHECK (open_groups >= 0),
-    row_count INTEGER NOT NULL DEFAULT 0 CHECK (row_count >= 0),
     pending_bytes BIGINT NOT NULL DEFAULT 0 CHECK (pending_bytes >= 0),
     has_outputs INTEGER NOT NULL DEFAULT 0 CHECK (has_outputs IN (0, 1)),
     evaluated INTEGER NOT NULL DEFAULT 1 CHECK (evaluated IN (0, 1)),
