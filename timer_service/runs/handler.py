@@ -10,7 +10,7 @@ from timer_service.core.route import CommandResult
 from timer_service.runs import events, loader, run, store
 from timer_service.runs.draft import RunState
 from timer_service.runs.messages import RunPayload
-from timer_service.runs.portion import MOST_ROWS, choose_commands
+from timer_service.runs.portion import MOST_ROWS, choose_commands, may_make_many_needs
 from timer_service.runs.queries import run_view
 from timer_service.runs.rules import Outcome, Run, RunKey
 
@@ -31,7 +31,8 @@ async def handle(
         indexes_of_run[_key(command)].append(index)
     grouped = {key: [commands[index] for index in indexes] for key, indexes in indexes_of_run.items()}
     locked = await loader.lock_runs(tx, grouped.keys())
-    chosen = choose_commands(locked, grouped, most_rows)
+    resolving = [key for key, run in locked.items() if may_make_many_needs(run, grouped[key], most_rows)]
+    chosen = choose_commands(locked, grouped, most_rows, await loader.count_group_needs(tx, resolving))
     runs = {key: run for key, run in locked.items() if key in chosen}
     runs |= await loader.insert_runs(tx, chosen.keys() - locked.keys(), now)
     before = await loader.load(tx, runs, chosen, evaluating=evaluating)

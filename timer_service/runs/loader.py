@@ -77,6 +77,14 @@ async def lock_run(tx: Transaction, key: RunKey) -> Run | None:
     return store.read_run(rows[0]) if rows else None
 
 
+async def count_group_needs(reader: Reader, keys: Collection[RunKey]) -> dict[RunKey, dict[str, int]]:
+    """Return how many jobs need each group of the runs."""
+    counts: dict[RunKey, dict[str, int]] = {key: {} for key in keys}
+    for row in await reader.fetch_each(_SQL["count_group_needs"], [key._asdict() for key in keys]):
+        counts[RunKey(row["tenant_id"], row["run_id"])][row["group_name"]] = row["count"]
+    return counts
+
+
 async def find_run(reader: Reader, key: RunKey) -> Run | None:
     """Return a run, or None."""
     rows = await reader.fetch(_SQL["find_run"], key._asdict())

@@ -47,6 +47,13 @@ SELECT tenant_id, run_id, job_name, group_name, if_failed
 FROM run_group_needs
 WHERE tenant_id = :tenant_id AND run_id = :run_id
 
+-- name: count_group_needs
+-- Returns how many jobs need each group of a run.
+SELECT tenant_id, run_id, group_name, COUNT(*) AS count
+FROM /* each of many */ run_group_needs
+WHERE tenant_id = :tenant_id AND run_id = :run_id
+GROUP BY tenant_id, run_id, group_name
+
 -- name: find_job
 -- Returns a job.
 SELECT tenant_id, run_id, job_name, status, group_name, reason, open_needs, open_groups, ready_at, settled_at,

@@ -1,6 +1,7 @@
 """How many commands of a batch one transaction applies. Pure."""
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 from timer_service.core.message import Command
 from timer_service.runs.messages import ReportJobStatus, ResolveGroup, StartRun
@@ -13,30 +14,47 @@ _ROWS_PER_END = 1 / 4
 _PENDING_BYTES_PER_ROW = 100
 
 
+GroupNeeds = Mapping[str, int]
+"""How many jobs of a run need each of its groups."""
+
+
+def may_make_many_needs(run: Run, commands: Sequence[Command], most: int) -> bool:
+    """Return whether commands on a run may make more than `most` needs: each member of a group for each job."""
+    resolved = (each.payload for each in commands if isinstance(each.payload, ResolveGroup))
+    return run.is_open and any(len(payload.jobs) * run.row_count > most for payload in resolved)
+
+
 def choose_commands(
-    runs: Mapping[RunKey, Run], commands: Mapping[RunKey, Sequence[Command]], most: int
+    runs: Mapping[RunKey, Run],
+    commands: Mapping[RunKey, Sequence[Command]],
+    most: int,
+    group_needs: Mapping[RunKey, GroupNeeds] = MappingProxyType({}),
 ) -> dict[RunKey, Sequence[Command]]:
     """Return the commands that fit into a transaction of `most` rows, and at least the first one.
 
     `runs` are the runs that exist. The commands on one run are taken in their order. A run that does not fit does not
-    hold up the runs behind it. For the first run, only the rows that its commands name count: it must be read anyway.
+    hold up the runs behind it. For the first run, only the rows that its commands name or make count: it must be read
+    anyway. `group_needs` has the runs whose commands may make many needs.
     """
     chosen: dict[RunKey, Sequence[Command]] = {}
     room = most
     for key, on_run in commands.items():
-        count, rows = _count_fitting(runs.get(key), on_run, room, is_first=not chosen)
+        needs = group_needs.get(key, {})
+        count, rows = _count_fitting(runs.get(key), on_run, needs, room, is_first=not chosen)
         if count:
             chosen[key] = on_run[:count]
             room -= rows
     return chosen
 
 
-def _count_fitting(run: Run | None, commands: Sequence[Command], room: int, *, is_first: bool) -> tuple[int, int]:
+def _count_fitting(
+    run: Run | None, commands: Sequence[Command], group_needs: GroupNeeds, room: int, *, is_first: bool
+) -> tuple[int, int]:
     """Return how many of the first commands on a run fit, and how many rows count for them."""
     loaded = own = 0
     for count, command in enumerate(commands):
         more_loaded = 0 if is_first else max(loaded, _loaded_rows(run, command))
-        more_own = own + _own_rows(command)
+        more_own = own + _own_rows(command, group_needs)
         if more_loaded + more_own > room and not (is_first and count == 0):
             return count, loaded + own
         loaded, own = more_loaded, more_own
@@ -52,9 +70,10 @@ def _loaded_rows(run: Run | None, command: Command) -> int:
     return run.pending_bytes // _PENDING_BYTES_PER_ROW + (run.row_count if run.is_open else 0)
 
 
-def _own_rows(command: Command) -> int:
-    """Return how many rows a command names."""
+def _own_rows(command: Command, group_needs: GroupNeeds) -> int:
+    """Return how many rows a command names or makes."""
     payload = command.payload
     if isinstance(payload, StartRun | ResolveGroup):
-        return 1 + len(payload.jobs) + sum(len(job.needs) for job in payload.jobs)
+        made = len(payload.jobs) * group_needs.get(payload.group_name, 0) if isinstance(payload, ResolveGroup) else 0
+        return 1 + len(payload.jobs) + sum(len(job.needs) for job in payload.jobs) + made
     return 1 + len(payload.dropped_jobs or ()) if isinstance(payload, ReportJobStatus) else 1

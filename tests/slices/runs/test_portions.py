@@ -14,8 +14,17 @@ from timer_service.adapters.memory import MemoryBroker
 from timer_service.core.database import Database
 from timer_service.core.message import Command, Position, Trace, kebab
 from timer_service.runs import SLICE
-from timer_service.runs.messages import CancelRun, JobStatus, NewJob, ReportJobStatus, RunPayload, RunStatus, StartRun
-from timer_service.runs.portion import MOST_ROWS, choose_commands
+from timer_service.runs.messages import (
+    CancelRun,
+    JobStatus,
+    NewJob,
+    ReportJobStatus,
+    ResolveGroup,
+    RunPayload,
+    RunStatus,
+    StartRun,
+)
+from timer_service.runs.portion import MOST_ROWS, choose_commands, may_make_many_needs
 from timer_service.runs.rules import NO_POSITION, Run, RunKey
 
 LARGE = {f"job-{number}": [] if number == 0 else ["job-0"] for number in range(3000)}
@@ -175,6 +184,34 @@ def test_many_commands_on_one_run() -> None:
     )
     chosen = choose_commands({key: open_run("run", 20_000)}, {key: [large] * 12}, MOST_ROWS)
     assert len(chosen[key]) == 5
+
+
+def resolve(name: str) -> Command:
+    members = [NewJob(name=f"member-{number}") for number in range(299)]
+    return command(ResolveGroup(tenant_id="acme", run_id=name, group_name="x", jobs=members))
+
+
+@pytest.mark.parametrize(("needed_by", "fitting"), [(330, [0]), (1, [0, 1])])
+def test_needs_that_a_command_makes_count(needed_by: int, fitting: list[int]) -> None:
+    """A small ResolveGroup makes a need of each job that needs the group on each member. It may fill a transaction."""
+    keys = [RunKey("acme", str(number)) for number in range(2)]
+    runs = {key: open_run(key.run_id, 330) for key in keys}
+    commands = {key: [resolve(key.run_id)] for key in keys}
+    assert all(may_make_many_needs(runs[key], commands[key], MOST_ROWS) for key in keys)
+    chosen = choose_commands(runs, commands, MOST_ROWS, {key: {"x": needed_by} for key in keys})
+    assert [int(key.run_id) for key in chosen] == fitting
+
+
+async def test_groups_with_many_members(runs: Runs) -> None:
+    """Commands that make very many needs are applied one per transaction."""
+    for number in range(3):
+        graph = [{"name": f"job-{each}", "needs": [{"group": "x"}]} for each in range(100)]
+        await runs.request("StartRun", runId=f"run-{number}", jobs=graph, groups=["x"])
+    transactions = record_transactions(runs)
+    for number in range(3):
+        runs.send("ResolveGroup", runId=f"run-{number}", groupName="x", jobs=[{"name": f"m-{i}"} for i in range(99)])
+    await runs.consume()
+    assert transactions() == [["run-0"], ["run-1"], ["run-2"]]
 
 
 def test_pending_commands_count() -> None:
