@@ -184,3 +184,23 @@ async def test_others_overtake_commands_that_are_put_back(harness: NatsHarness) 
     slow = [each for each in handled if each.startswith("slow")]
     assert slow == [f"slow {number}" for number in range(LIMIT + FLOOD // 10)]
     await subscription.close()
+
+
+async def test_others_come_first_after_putting_back(harness: NatsHarness) -> None:
+    """A command that was published while a slow one was handled comes before the commands that are put back."""
+    await publish(harness, "slow", 10)
+    subscription = await harness.broker.subscribe(MemoryHistory(), messages=["schedule-timer", "cancel-timer"])
+    firsts = []
+    async with asyncio.timeout(60):
+        batch = await subscription.next_batch(10)
+        for name in ("good", "other"):
+            await publish(harness, name, 1)
+            await asyncio.sleep(0.3)  # the time that a slow command takes
+            await subscription.acknowledge(batch[:1])
+            await subscription.put_back(batch[1:])
+            batch = await subscription.next_batch(5)
+            firsts.append(keys(list(batch)))
+            await subscription.acknowledge(batch)
+            batch = await subscription.next_batch(5)
+    assert firsts == [["good 0"], ["other 0"]]
+    await subscription.close()

@@ -30,6 +30,7 @@ _BACKLOG_SECONDS = 0.25
 """How long the commands behind a batch must take to count as a backlog."""
 _SERVED_SECONDS = 0.3
 """A tenant with a command in a batch of the last 300 ms need not be looked for."""
+_LONGEST_WAIT_SECONDS = 0.1
 _TENANTS_AT_ONCE = 100
 _COMMANDS_OF_TENANT = 10
 _MOST_HANDLED_AHEAD = 100_000
@@ -97,13 +98,19 @@ class ExpressLane:
             self._forget_backlog()
             if self._search.is_idle_listing_due(now):
                 self._start(self._search.list_while_idle)
-        elif is_backlog and now >= self._next_round_at and self._has_room():
-            self._start(self._run_round)
+        elif is_backlog:
+            self._start_round(now)
 
     def observe_rest(self, count: int) -> None:
-        """Observe that `count` commands of the last batch were not handled."""
+        """Observe that `count` commands of the last batch were not handled. Look for tenants that wait too long."""
         began, size, behind = self._last_batch
         self._last_batch = began, size - count, behind
+        self._start_round(time.monotonic())
+
+    async def finish_round(self) -> None:
+        """Wait for the commands that are being read, but not for long."""
+        if self._task is not None:
+            await asyncio.wait([self._task], timeout=_LONGEST_WAIT_SECONDS)
 
     def take(self, limit: int) -> list[Delivery]:
         """Remove and return commands that were read ahead of the consumer: at most `limit` that fit into a batch."""
@@ -154,6 +161,10 @@ class ExpressLane:
         self._served_at.clear()
         self._ahead = {tenant: sequence for tenant, sequence in self._ahead.items() if sequence > self._reached}
         self._handled = {sequence for sequence in self._handled if sequence > self._reached}
+
+    def _start_round(self, now: float) -> None:
+        if now >= self._next_round_at and self._has_room():
+            self._start(self._run_round)
 
     def _start(self, work: Callable[[], Awaitable[None]]) -> None:
         """Do some work in the background, unless other work goes on."""

@@ -99,6 +99,5 @@ class Stay:
 
     def put_back(self, deliveries: Sequence[Delivery]) -> None:
         """Take back deliveries of the last batch that were not handled."""
-        if not self._read_ahead:
-            self.lane.observe_rest(len(deliveries))
         self.returned.put([delivery for delivery in deliveries if self.contains(delivery)])
+        self.lane.observe_rest(0 if self._read_ahead else len(deliveries))

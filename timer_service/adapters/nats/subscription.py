@@ -114,7 +114,9 @@ class NatsSubscription:
         while not self._closed:
             await self._keep_pulling(limit)
             if self._pulls.phase is not Phase.LOST:
-                await self._renew()
+                if self._stay.returned:
+                    await self._renew()
+                    await self._stay.lane.finish_round()  # the next command that was put back may take long
                 if ahead := self._stay.take_ahead(limit):
                     return ahead
                 if self._stay.has_commands and (batch := await self._take(limit)):
