@@ -195,15 +195,17 @@ class TimerSystem(BrokerObserver):
         """End the tasks of the crashed process and close its database."""
         for each in self._tasks():
             each.gate.resume()
-        self.loop.settle()
-        for each in self._tasks():
-            assert each.task is None or each.task.done(), "a task survived the crash"
-        self.counts["leases lost"] += sum(each.metrics.lost for each in self.instances)
-        self.instances = []
-        assert self._reader is not None
-        assert self._database is not None
-        self._reader.close()
-        self.loop.run_to_completion(self._database.close())
+        try:
+            self.loop.settle()
+        finally:
+            survivors = [each for each in self._tasks() if each.task is not None and not each.task.done()]
+            self.counts["leases lost"] += sum(each.metrics.lost for each in self.instances)
+            self.instances = []
+            assert self._reader is not None
+            assert self._database is not None
+            self._reader.close()
+            self.loop.run_to_completion(self._database.close())
+        assert not survivors, "a task survived the crash"
 
     def _file(self) -> Path:
         return self._folder / f"timers-{self._crashes}.db"
@@ -364,10 +366,13 @@ class TimerSystem(BrokerObserver):
         return at is not None
 
     def close(self) -> None:
-        if self.is_running:
-            self._process.end()
-            self._clean_up()
-        self._open.close()
+        """End the process, and close everything, also if a defect keeps the process from ending."""
+        try:
+            if self.is_running:
+                self._process.end()
+                self._clean_up()
+        finally:
+            self._open.close()
 
 
 def _ignore_crashes(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
