@@ -166,7 +166,7 @@ class Consumer:
 
     async def _end(self, progress: Progress, left: list[Delivery]) -> list[Delivery]:
         """Settle the failed commands, and put back the commands that were not handled. Return these."""
-        if progress.outage is not None and left:  # else each would wait for the database in vain
+        if progress.outage is not None and left:  # else each would wait for the same outage
             await self._failures.wait(progress.subscription, left, *progress.outage)
             left = []
         if rejected := await self._failures.judge(progress.subscription, progress.failed, progress.worked):

@@ -72,7 +72,7 @@ class Relay:
         self._pause = Pause()
         self._claimed_nothing_at: int | None = None
         self._evidence = Evidence()
-        self._refused_in_vain = 0
+        self._refused_alone = 0
         """How many times a single event was refused since the last one was published."""
         self._settler = Settler(database, lease, clock, metrics)
 
@@ -240,7 +240,7 @@ class Relay:
             self._publishing.record_success()
         if settlement.complete:
             self._pause.end()
-            self._refused_in_vain = 0
+            self._refused_alone = 0
 
     def _fail_or_wait(self, row: Row, error: str, settlement: Settlement, *, counts: bool, alone: bool) -> None:
         """Settle a refused row. If every event is refused, nothing counts, and single events are tried in turns."""
@@ -248,8 +248,8 @@ class Relay:
             self._fail(row, error, settlement)
         elif alone:
             # Each probe waits for the longest pause. So all other rows are probed before this one is again.
-            self._refused_in_vain += 1
-            delay = min((self._refused_in_vain + 1) * LONGEST_MS, _LONGEST_TURN_MS)
+            self._refused_alone += 1
+            delay = min((self._refused_alone + 1) * LONGEST_MS, _LONGEST_TURN_MS)
             settlement.retry.append(Failure(row, error, self._clock.now() + delay, counts=False))
         else:
             settlement.release.append(row)

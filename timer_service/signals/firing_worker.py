@@ -153,11 +153,10 @@ class FiringWorker:
     async def _postpone(self, tx: Transaction, rows: Sequence[Row], error: str) -> None:
         """Return rows to the queue as if they had not been claimed, but until a later instant."""
         free, _ = await self._lease.find_free(tx, rows)
-        await self._lease.discount(tx, free)
         now = self._clock.now()
         delays = {id(row): self._delays.next((row["tenant_id"], row["firing_id"])) for row in free}
         retry_at = {key: now + delay // timedelta(milliseconds=1) for key, delay in delays.items()}
-        await self._lease.retry(tx, [Failure(row, error, retry_at[id(row)]) for row in free])
+        await self._lease.retry(tx, [Failure(row, error, retry_at[id(row)], counts=False) for row in free])
 
     async def _fire(self, tx: Transaction, rows: Sequence[Row], at: int) -> _Processed:
         """Fire the rows whose signal is active and fail the others. A row with a lost lease does not change."""
