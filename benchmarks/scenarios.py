@@ -47,14 +47,16 @@ async def ingest(rig: Rig, size: int) -> Result:
         await pause_commands(client, until=datetime.now(UTC) + timedelta(hours=1))
         async with rig.service() as service:
             waiting = await unhandled(client)
-            started = time.time()
+            started, used = time.time(), service.cpu_seconds()
             await pause_commands(client, until=None)
             seconds = await until_none(service, partial(unhandled, client)) - started
+            used = service.cpu_seconds() - used
     rows = await rig.store.rows()
     figures = {
         "commands": size,
         "seconds from the resumed delivery to the last commit": seconds,
         "commands/s": size / seconds,
+        "CPU seconds, all instances": used,
     }
     problems = [] if rows == size else [f"{size} commands wrote {rows} rows"]
     if waiting != size:
