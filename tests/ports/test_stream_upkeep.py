@@ -142,7 +142,7 @@ async def test_changed_stream(server: NatsServer, js: JetStreamContext, *, manag
         assert (found, reason) == (DiscardPolicy.NEW, "")
     else:
         assert found == DiscardPolicy.OLD
-        assert reason.startswith("stream TIMER_CMD needs discard = new")
+        assert reason.startswith('stream TIMER_CMD needs discard = "new"')
 
 
 @pytest.mark.parametrize(
@@ -160,13 +160,31 @@ async def test_settings_that_lose_commands(
         await broker.streams.tick(NOW)
         found = (await request(js, "STREAM.INFO.TIMER_CMD", {}))["config"].get(setting, False)
         reason = broker.streams.health[Kind.COMMAND].reason
+    problem = f"stream TIMER_CMD needs {setting} = {json.dumps(needed)}: change the stream, or set"
     if manage:
         assert (found, reason) == (needed, None)
     else:
-        assert (found, reason) == (
-            value,
-            f"stream TIMER_CMD needs {setting} = {needed}: change the stream, or set TIMER_MANAGE_STREAMS=true",
-        )
+        assert (found, reason) == (value, f"{problem} TIMER_MANAGE_STREAMS=true")
+
+
+@pytest.mark.parametrize("manage", [True, False])
+async def test_events_that_a_subject_refuses(
+    server: NatsServer, js: JetStreamContext, caplog: pytest.LogCaptureFixture, *, manage: bool
+) -> None:
+    """A stream that refuses the next event of a tenant is changed, with a line that says so, or reported."""
+    async with connected(server, manage=manage) as broker:
+        config = (await js.stream_info("TIMER_EVT")).config
+        await js.update_stream(config.evolve(max_msgs_per_subject=2, discard_new_per_subject=True))
+        await broker.streams.tick(NOW)
+        found = (await js.stream_info("TIMER_EVT")).config
+        reason = broker.streams.health[Kind.EVENT].reason
+    assert found.max_msgs_per_subject == 2
+    needs = "stream TIMER_EVT needs discard_new_per_subject = false"
+    assert (found.discard_new_per_subject or False, reason and reason.partition(":")[0]) == (
+        (False, None) if manage else (True, needs)
+    )
+    changes = [record for record in caplog.records if record.getMessage() == "changing the settings of a stream"]
+    assert [record.__dict__["settings"] for record in changes] == [{"discard_new_per_subject": False}] * manage
 
 
 @pytest.mark.parametrize(
@@ -231,7 +249,7 @@ async def test_full_stream(server: NatsServer, js: JetStreamContext, limit: Stre
     assert f"{'max_msgs = 3' if limit.max_msgs else 'max_bytes = 100000'};" in (full.reason or "")
 
 
-@pytest.mark.parametrize(("days", "kept"), [(8, "for 8 days, 0:00:00"), (0, "forever")])
+@pytest.mark.parametrize(("days", "kept"), [(8, "for 8 days"), (0, "forever")])
 async def test_commands_that_are_kept_too_long(server: NatsServer, js: JetStreamContext, days: int, kept: str) -> None:
     """A command stream that is edited to keep commands for longer than the retention is reported until it is edited."""
     reason = f"the broker keeps commands {kept}, longer than TIMER_RETENTION_DAYS=7.5: a command that is delivered"

@@ -4,6 +4,8 @@ Streams are described as the server does, in JSON. So an update changes nothing 
 of the driver lack settings of a newer server, and shorten the times of sources.
 """
 
+import json
+import logging
 from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
@@ -16,6 +18,8 @@ from timer_service.adapters.nats.subjects import Subjects
 from timer_service.core.errors import StartError
 from timer_service.core.health import HEALTHY, Health
 from timer_service.core.message import MAX_MESSAGE_BYTES, Kind
+
+log = logging.getLogger(__name__)
 
 _MAX_AGE = {
     Kind.COMMAND: timedelta(days=7),
@@ -54,12 +58,13 @@ async def prepare_stream(client: Client, subjects: Subjects, kind: Kind, *, mana
         missing = _missing(info["config"], subjects, kind)
         if missing and manage:
             wanted = {**info["config"], **missing}
+            log.warning("changing the settings of a stream", extra={"stream": name, "settings": missing})
             return await request(client, f"STREAM.UPDATE.{name}", wanted, seconds=_WRITE_SECONDS)
     except APIError as error:
         raise StartError(f"stream {name} cannot be set up: {error.description}") from error
     missing.pop("allow_atomic", None)  # without it publishing works, but is slower
     if missing:
-        needed = ", ".join(f"{field} = {value}" for field, value in missing.items())
+        needed = ", ".join(f"{field} = {json.dumps(value)}" for field, value in missing.items())
         raise StartError(f"stream {name} needs {needed}: change the stream, or set TIMER_MANAGE_STREAMS=true")
     return info
 
@@ -69,8 +74,9 @@ def check_age(commands: StreamInfo, retention: timedelta | None) -> Health:
     kept = timedelta(microseconds=commands["config"]["max_age"] / 1000)
     if retention is None or timedelta() < kept <= retention:
         return HEALTHY
+    time = f"for {kept / timedelta(days=1):g} days" if kept else "forever"
     return Health.down(
-        f"the broker keeps commands {f'for {kept}' if kept else 'forever'}, longer than TIMER_RETENTION_DAYS="
+        f"the broker keeps commands {time}, longer than TIMER_RETENTION_DAYS="
         f"{retention / timedelta(days=1):g}: a command that is delivered again could fire a deleted timer. "
         "Set a shorter max_age on the command stream, or a longer retention"
     )
@@ -105,6 +111,8 @@ def _missing(found: Mapping[str, Any], subjects: Subjects, kind: Kind) -> dict[s
         missing["max_msg_size"] = -1  # the stream would refuse valid messages
     if kind is Kind.COMMAND and found.get("max_msgs_per_subject", -1) > 0:
         missing["max_msgs_per_subject"] = -1  # a new command would delete older ones that are not handled
+    if found.get("discard_new_per_subject"):
+        missing["discard_new_per_subject"] = False  # one tenant's events or commands would be refused for ever
     # The server refuses atomic batches together with asynchronous writes.
     if not found.get("allow_atomic") and found.get("persist_mode") != "async":
         missing["allow_atomic"] = True
