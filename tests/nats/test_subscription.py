@@ -349,6 +349,18 @@ async def test_putting_back_tells_the_server_nothing(site: Site) -> None:
     assert site.settlements == [("1", b"+ACK"), ("2", b"+ACK")]
 
 
+async def test_close_returns_commands_that_were_put_back(site: Site) -> None:
+    """A subscription that is closed returns the commands that were put back, before it or after it, to the server."""
+    found = await take(site, 1, 2)
+    await site.subscription.put_back(found[:1])
+    closing = asyncio.create_task(site.subscription.close())
+    await site.status("408 Request Timeout")
+    await closing
+    await site.subscription.put_back(found[1:])
+    await site.client.flush()
+    assert site.settlements == [("1", b"-NAK"), ("2", b"-NAK")]
+
+
 async def test_long_waiting_commands_are_in_progress(site: Site) -> None:
     """The server is told from time to time that commands are in progress, those in the buffer too."""
     found = await take(site, 1, 2, 3)

@@ -89,6 +89,22 @@ async def test_older_command_is_handled_later(store: Database) -> None:
     assert (await history.recognize(look_after_a_rollback, find)).newest.epoch > epochs.newest.epoch
 
 
+async def test_older_command_at_the_end_of_a_batch(store: Database) -> None:
+    """The newest command of a transaction is recorded, wherever it is in the batch."""
+    history = CommandHistory(store)
+
+    async def look() -> StreamState:
+        return state(20)
+
+    epochs = await history.recognize(look, find)
+    await handle(store, [epochs.position(7), epochs.position(9), epochs.position(3)])
+
+    async def look_after_a_rollback() -> StreamState:
+        return state(8)
+
+    assert (await history.recognize(look_after_a_rollback, find)).newest.first_sequence == 9
+
+
 async def test_concurrent_joins(store: Database) -> None:
     """Instances that meet a new stream at the same time agree on its epoch."""
 
