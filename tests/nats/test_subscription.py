@@ -29,7 +29,9 @@ class JetStream:
     def __init__(self) -> None:
         self.created = "2026-01-01T00:00:00.000000001Z"
         self.consumer: dict[str, Any] | None = None
-        self.last_sequence = 0
+        self.last_sequence = self.delivered = self.settled = 0
+        self.stored_at: str | None = None
+        """When each message was stored; None if none can be read any more."""
 
     def answer(self, subject: str, body: bytes) -> dict[str, Any] | None:
         match subject.removeprefix("$JS.API.").partition(".TIMER_CMD")[0]:
@@ -39,11 +41,17 @@ class JetStream:
             case "CONSUMER.INFO" if self.consumer is None:
                 return {"error": {"code": 404, "err_code": 10014, "description": "consumer not found"}}
             case "CONSUMER.INFO":
-                floor = {"stream_seq": 0, "consumer_seq": 0}
-                return {"config": self.consumer, "ack_floor": floor, "delivered": floor, "num_ack_pending": 0}
+                floor = {"stream_seq": self.settled, "consumer_seq": self.settled}
+                delivered = {"stream_seq": self.delivered, "consumer_seq": self.delivered}
+                return {"config": self.consumer, "ack_floor": floor, "delivered": delivered, "num_ack_pending": 0}
+            case "CONSUMER.DELETE":
+                self.consumer = None
+                return {}
             case "CONSUMER.DURABLE.CREATE":
                 self.consumer = json.loads(body)["config"]
                 return {}
+            case "STREAM.MSG.GET" if self.stored_at and (sequence := json.loads(body)["seq"]) <= self.last_sequence:
+                return {"message": {"seq": sequence, "time": self.stored_at}}
             case "STREAM.MSG.GET":
                 return {"error": {"code": 404, "err_code": 10037, "description": "no message found"}}
         return None
@@ -403,6 +411,19 @@ async def test_nothing_is_put_back_into_another_stream(site: Site) -> None:
     await site.subscription.put_back(found[1:])
     await site.command(1, b"new")
     assert [delivery.body for delivery in await waiting] == [b"new"]
+
+
+async def test_consumer_that_counts_lost_commands(site: Site) -> None:
+    """If the stream lost commands that the consumer counts as delivered, it begins behind the last settled command."""
+    site.history.handle(9, 1)
+    site.js.last_sequence, site.js.delivered, site.js.settled = 7, 9, 3
+    site.js.stored_at = "1970-01-01T00:00:00Z"
+    await site.lose_connection()
+    waiting = asyncio.create_task(site.next_batch())
+    await site.until_pulls(1)
+    waiting.cancel()
+    assert site.js.consumer is not None
+    assert (site.js.consumer["deliver_policy"], site.js.consumer["opt_start_seq"]) == ("by_start_sequence", 4)
 
 
 async def test_put_back_commands_survive_a_reconnect(site: Site) -> None:

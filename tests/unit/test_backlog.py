@@ -1,0 +1,48 @@
+"""The end of the backlog, from what JetStream says about the consumer."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from timer_service.adapters.nats import backlog
+from timer_service.adapters.nats.backlog import Backlog
+
+
+class Consumer:
+    """A consumer with answers that the test sets."""
+
+    def __init__(self, last_sequence: int) -> None:
+        self.last_sequence = last_sequence
+        self.delivered = self.settled = self.waiting = 0
+
+    async def info(self) -> Mapping[str, Any]:
+        return {
+            "created": "2026-01-01T00:00:00Z",
+            "delivered": {"stream_seq": self.delivered},
+            "ack_floor": {"stream_seq": self.settled},
+            "num_pending": self.waiting,
+            "num_ack_pending": self.delivered - self.settled,
+        }
+
+    async def stream(self) -> Mapping[str, Any]:
+        return {"state": {"messages": self.last_sequence, "last_seq": self.last_sequence}}
+
+
+async def test_count_that_lags(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A count of no waiting commands is believed only after a moment: it may not show the newest ones yet."""
+    consumer = Consumer(5)
+    consumer.delivered = consumer.settled = 4
+    found = Backlog(consumer)  # type: ignore[arg-type]
+    assert [await found.is_settled(restart=True), await found.is_settled(restart=False)] == [False, False]
+    monkeypatch.setattr(backlog, "_COUNT_LAG_SECONDS", 0)
+    assert await found.is_settled(restart=False)
+
+
+async def test_count_that_is_not_needed() -> None:
+    """The backlog ends at once when the newest command of its start is settled, even if others wait."""
+    consumer = Consumer(5)
+    consumer.waiting = 1
+    consumer.delivered = consumer.settled = 5
+    found = Backlog(consumer)  # type: ignore[arg-type]
+    assert await found.is_settled(restart=True)

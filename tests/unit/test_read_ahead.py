@@ -1,0 +1,34 @@
+"""Commands that were read ahead: what is taken, what is dropped, and what stays."""
+
+from tests.harness.builders import command_address, delivery
+from timer_service.adapters.nats.read_ahead import ReadAhead
+from timer_service.core.broker import Delivery
+from timer_service.core.message import Position
+
+
+def command(sequence: int, tenant: str = "acme") -> Delivery:
+    return delivery(address=command_address(tenant), position=Position(1, sequence))
+
+
+def sequences(deliveries: list[Delivery]) -> list[int]:
+    return [each.position.sequence for each in deliveries]
+
+
+def test_commands_of_a_tenant_that_waits_stay() -> None:
+    """Commands of a tenant that has commands put back are handed out after these. None of them is lost."""
+    read = ReadAhead(batch_bytes=100_000)
+    for number, tenant in enumerate(("acme", "globex", "acme", "initech"), 1):
+        read.append(command(number, tenant))
+    first = read.take(10, after=0, waits=lambda tenant: tenant == "acme")
+    assert (sequences(first), bool(read)) == ([2, 4], True)
+    assert sequences(read.take(10, after=0, waits=lambda _: False)) == [1, 3]
+    assert not read
+
+
+def test_delivered_commands_are_dropped() -> None:
+    """Commands that the consumer has delivered meanwhile are not handed out again."""
+    read = ReadAhead(batch_bytes=100_000)
+    for number in (1, 2, 3):
+        read.append(command(number))
+    assert sequences(read.take(1, after=1, waits=lambda _: False)) == [2]
+    assert sequences(read.take(1, after=1, waits=lambda _: False)) == [3]
