@@ -443,6 +443,15 @@ async def test_sqlite_damaged_file_cannot_be_read(sqlite: SqliteDatabase, tmp_pa
     assert (damaged, unchanged, sqlite.read_health) == (False, False, HEALTHY)
 
 
+async def test_sqlite_locked_under_another_name(sqlite: SqliteDatabase, tmp_path: Path) -> None:
+    """A database that is open is in use under each of its names: a link to the file, and a link to its folder."""
+    (tmp_path / "link.db").symlink_to(tmp_path / "timers.db")
+    (tmp_path / "folder").symlink_to(tmp_path)
+    for name in ("timers.db", "link.db", "folder/timers.db"):
+        with pytest.raises(StartError, match="another instance uses the database"):
+            await SqliteDatabase.open(tmp_path / name)
+
+
 async def test_sqlite_locked_by_another_program(sqlite: SqliteDatabase, tmp_path: Path) -> None:
     """While another program locks the file, the database is unavailable and unhealthy. The next write ends this."""
     intruder = await SqliteDatabase.open(tmp_path / "link" / "other.db")
