@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
+from pydantic import SecretStr
 
 from tests.harness.builders import schedule_timer
+from tests.harness.postgres import Databases
 from tests.harness.processes import PATIENCE_SECONDS, NatsServer, unused_port
 from timer_service.adapters.nats import NatsBroker
 from timer_service.app.service import App
@@ -178,6 +180,39 @@ async def test_replay_that_takes_long(config: Config, monkeypatch: pytest.Monkey
         app.stop()
         await task
     assert set(stalled).isdisjoint({"timers", "outbox", "firings", "sweep"})
+
+
+async def test_stop_during_a_replay(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An instance that is asked to stop before its loops have begun does not wait for them."""
+    async with running(config):
+        pass
+    with closing(sqlite3.connect(config.db_path, isolation_level=None)) as database:
+        database.execute("UPDATE installation SET replay_since = 1")
+
+    async def never(_broker: NatsBroker, _since: int) -> bool:
+        return False
+
+    monkeypatch.setattr(NatsBroker, "replayed", never)
+    async with open_app(config) as app:
+        task = asyncio.create_task(app.run())
+        await until(lambda: is_served(config))
+        app.stop()
+        async with asyncio.timeout(config.shutdown_timeout.total_seconds() / 2):
+            await task
+
+
+@pytest.mark.parametrize(
+    ("role", "handles", "fires"), [("all", True, True), ("handler", True, False), ("worker", False, True)]
+)
+async def test_loops_on_postgres(
+    config: Config, databases: Databases, role: Any, *, handles: bool, fires: bool
+) -> None:
+    """A role that handles commands records how old the backlog is, for a replay. Only a role that works fires."""
+    url = SecretStr(databases.create())
+    async with open_app(config.model_copy(update={"role": role, "database_url": url})) as app:
+        names = {loop.name for loop in app._loops}
+    assert ("backlog" in names, "timers" in names, "outbox" in names) == (handles, fires, fires)
+    assert {"database", "streams", "clock"} <= names
 
 
 async def test_loops_of_each_role(config: Config) -> None:

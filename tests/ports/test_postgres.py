@@ -21,7 +21,12 @@ from timer_service.adapters.postgres import PostgresDatabase
 from timer_service.adapters.postgres import database as database_module
 from timer_service.core import transactions
 from timer_service.core.database import Database, Transaction
-from timer_service.core.errors import ConflictError, DatabaseBusyError, DatabaseUnavailableError
+from timer_service.core.errors import (
+    ConflictError,
+    DatabaseBlockedError,
+    DatabaseBusyError,
+    DatabaseUnavailableError,
+)
 from timer_service.core.health import HEALTHY
 from timer_service.core.lease import Lease
 from timer_service.core.message import Position
@@ -269,7 +274,7 @@ async def test_query_that_is_too_slow_does_not_affect_the_health(numbers: Postgr
     async with asyncio.timeout(10):
         while not slow.done():
             await numbers.reader.fetch(cancel)
-    with pytest.raises(DatabaseUnavailableError, match="canceling statement"):
+    with pytest.raises(DatabaseBlockedError, match="canceling statement"):
         await slow
     assert (numbers.health, numbers.read_health) == (HEALTHY, HEALTHY)
 
@@ -309,7 +314,10 @@ async def test_idle_connection_is_replaced(postgres_server: RestartablePostgres)
 
 
 async def test_all_connections_in_use(postgres: PostgresDatabase, monkeypatch: pytest.MonkeyPatch) -> None:
-    """If all connections are in use for too long, the database is busy and not away. It works when one is free."""
+    """If all connections are in use for too long, the database is busy and not away. It works when one is free.
+
+    Users' queries are answered meanwhile.
+    """
     monkeypatch.setattr(database_module, "_STATEMENT_SECONDS", 0.2)
     async with AsyncExitStack() as transactions:
         for _ in range(database_module._WORK_CONNECTIONS):
@@ -318,6 +326,8 @@ async def test_all_connections_in_use(postgres: PostgresDatabase, monkeypatch: p
             async with postgres.transaction():
                 pass
         during = postgres.health
+        (answer,) = await postgres.queries.fetch("SELECT 42 AS number")
+        assert answer["number"] == 42, "queries have connections of their own"
     assert await postgres.clock_at() > 0
     assert (during, postgres.health) == (HEALTHY, HEALTHY)
 

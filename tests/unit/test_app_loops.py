@@ -2,6 +2,8 @@
 
 import re
 from datetime import timedelta
+from typing import NoReturn
+from unittest.mock import patch
 
 import pytest
 from prometheus_client import CollectorRegistry
@@ -105,6 +107,23 @@ def take_wake(loop: Loop) -> bool:
     woken = loop._next_at == WAKE_AT
     loop._next_at = float("inf")
     return woken
+
+
+@pytest.mark.parametrize("failing", sorted(ALL))
+async def test_health_of_the_workers(workers: Workers, failing: str) -> None:
+    """The workers are down while a loop fails that fires or publishes. The others only clean up and count."""
+    (loop,) = [each for each in workers.loops if each.name == failing]
+    before = workers.health
+
+    async def fail(_now: int) -> NoReturn:
+        loop.stop()
+        raise RuntimeError("a surprise")
+
+    with patch.object(loop._worker, "tick", fail):
+        await loop.run()
+    fires = failing in {"timers", "firings", "evaluation", "outbox", "sweep"}
+    reason = f"loop {failing} fails: RuntimeError('a surprise')" if fires else None
+    assert (before.reason, workers.health.reason) == (None, reason)
 
 
 @pytest.mark.parametrize("table", [TIMERS, FIRINGS, OUTBOX], ids=lambda table: table.name)

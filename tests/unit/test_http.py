@@ -74,6 +74,14 @@ async def test_not_ready() -> None:
     assert answer.json() == {"broker": "disconnected", "database": "ok"}
 
 
+async def test_usable_with_a_reason_is_not_ready() -> None:
+    """Readiness is 503 while a part is impaired, for example by a permission that the broker denies."""
+    impaired = Health(usable=True, reason="the broker denies a permission")
+    async with serve_http(pages(health={"broker": impaired}), HOST, 0) as (port, _):
+        answer = await get(port, "/readyz")
+    assert (answer.status, answer.json()) == (503, {"broker": "the broker denies a permission"})
+
+
 async def test_readiness_is_checked_at_each_request() -> None:
     """After a part recovers, the next request reports it as ready."""
     health = {"broker": Health.down("away")}

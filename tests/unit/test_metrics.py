@@ -8,6 +8,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from timer_service.core.broker import PublishStatus
 from timer_service.core.errors import Code
+from timer_service.core.health import HEALTHY, Health
 from timer_service.core.metrics_port import MetricsPort
 from timer_service.metrics import Metrics
 
@@ -169,3 +170,16 @@ def test_no_tenant_label(metrics: Metrics, registry: CollectorRegistry) -> None:
     metrics.command_handled("ScheduleTimer", "scheduled")
     assert b"timer_commands_received_total{" in generate_latest(registry)
     assert b"tenant" not in generate_latest(registry)
+
+
+def test_health_of_each_flow(metrics: Metrics, registry: CollectorRegistry) -> None:
+    """Each flow has its own health, at the time of the scrape. A flow with a reason counts as down."""
+    health = {"commands": Health.down("away"), "events": HEALTHY, "queries": Health(reason="a permission is denied")}
+    metrics.watch_flows(lambda: health)
+
+    def up() -> list[float | None]:
+        return [registry.get_sample_value("timer_flow_up", {"flow": name}) for name in health]
+
+    before = up()
+    health |= {"commands": HEALTHY, "events": Health.down("full")}
+    assert (before, up()) == ([0, 1, 0], [1, 0, 0])
