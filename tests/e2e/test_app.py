@@ -13,7 +13,7 @@ import pytest
 from pydantic import SecretStr
 
 from tests.harness.builders import schedule_timer
-from tests.harness.postgres import Databases
+from tests.harness.databases import Databases
 from tests.harness.processes import PATIENCE_SECONDS, NatsServer, unused_port
 from timer_service.adapters.nats import NatsBroker
 from timer_service.app.service import App
@@ -208,9 +208,10 @@ async def test_loops_on_postgres(
     config: Config, databases: Databases, role: Any, *, handles: bool, fires: bool
 ) -> None:
     """A role that handles commands records how old the backlog is, for a replay. Only a role that works fires."""
-    url = SecretStr(databases.create())
-    async with open_app(config.model_copy(update={"role": role, "database_url": url})) as app:
-        names = {loop.name for loop in app._loops}
+    async with databases.database() as url:
+        settings = config.model_copy(update={"role": role, "database_url": SecretStr(url)})
+        async with open_app(settings) as app:
+            names = {loop.name for loop in app._loops}
     assert ("backlog" in names, "timers" in names, "outbox" in names) == (handles, fires, fires)
     assert {"database", "streams", "clock"} <= names
 

@@ -309,6 +309,20 @@ async def test_replay_delivers_older_commands_that_wait(site: Site) -> None:
     assert bodies(await site.handle(2)) == ["2", "3"]
 
 
+async def test_replay_without_a_consumer(site: Site) -> None:
+    """If the consumer is missing, a replay begins with the oldest command: nobody knows which ones are settled."""
+    await site.send("1")
+    await site.handle(1)
+    await site.subscription.close()
+    await site.send("2", "3")
+    stored = await site.user.jetstream().get_msg("TIMER_CMD", 3)
+    assert stored.time is not None
+    site.history.replay(int(stored.time.timestamp() * 1000))
+    await site.user.jetstream().delete_consumer(*CONSUMER)
+    site.subscription = await site.broker.subscribe(site.history)
+    assert bodies(await site.handle(3)) == ["1", "2", "3"]
+
+
 async def test_oldest_unsettled_command(site: Site) -> None:
     """The broker tells when it stored the oldest command that is not settled; nothing if all are settled."""
     before = await site.broker.oldest_unsettled()

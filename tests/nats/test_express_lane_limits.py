@@ -1,15 +1,20 @@
 """What the express lane reads of a scripted stream: failures, bytes, and how many requests it sends."""
 
 import asyncio
+import itertools
 import json
 from base64 import b64encode
 from collections.abc import Mapping
 from datetime import timedelta
+from types import SimpleNamespace
 from typing import Any, cast
 
+import nats.errors
 import pytest
 from nats.js.errors import Error as JetStreamError
 
+from tests.harness.builders import command_address, delivery
+from timer_service.adapters.nats import tenant_search
 from timer_service.adapters.nats.durable import DurableConsumer
 from timer_service.adapters.nats.express_lane import ExpressLane
 from timer_service.adapters.nats.listing import Listing
@@ -18,6 +23,7 @@ from timer_service.adapters.nats.subjects import Subjects
 from timer_service.core.broker import Delivery
 from timer_service.core.budget import DEFAULT_BUDGET
 from timer_service.core.epochs import Epochs, Part
+from timer_service.core.message import Position
 
 MB = 1_000_000
 BATCH_BYTES = DEFAULT_BUDGET.batch
@@ -33,12 +39,18 @@ class ScriptedStream:
         self.commands: dict[str, tuple[int, bytes]] = {}
         """The sequence and the body of the command of each tenant."""
         self.fails_for: set[str] = set()
+        self.listings = 0
+        """How many listings were requested."""
+        self.fails_to_list = False
         self.reads: list[str] = []
         """The subjects of the requests for commands."""
         self.most_bytes_at_once = 0
         self._bytes_now = 0
 
     async def subjects(self, _pattern: str) -> Listing:
+        self.listings += 1
+        if self.fails_to_list:
+            raise nats.errors.TimeoutError
         numbers = {f"timer.cmd.v1.{tenant}.schedule-timer": 1 for tenant in self.commands}
         info = {"state": {"last_seq": 10**6, "subjects": numbers}}
         return Listing(json.dumps(info, separators=(",", ":")).encode())
@@ -130,6 +142,43 @@ async def test_nothing_is_read_ahead_for_a_time(stream: ScriptedStream) -> None:
     lane.lane.observe([], behind=10**9)
     assert lane.lane._task is None
     assert stream.reads == []
+
+
+async def test_listings_that_fail(stream: ScriptedStream, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a listing that failed, a growing time passes before the next one: it may have closed the connection."""
+    now = 1000.0
+    monkeypatch.setattr(tenant_search, "time", SimpleNamespace(monotonic=lambda: now))
+    stream.fails_to_list = True
+    lane = Lane(stream)
+    listed_at: list[float] = []
+    while now < 3000:
+        before = stream.listings
+        await lane.run_round()
+        listed_at += [now] * (stream.listings - before)
+        now += 1
+    pauses = [after - before for before, after in itertools.pairwise(listed_at)]
+    assert pauses == [1, 2, 4, 8, 16, 32, 64, 128, 256, 300, 300, 300, 300]
+    stream.fails_to_list, stream.commands = False, {"b": (REACHED + 9, b"")}
+    now += 300
+    await lane.run_round()
+    assert sequences(lane.take()) == [REACHED + 9]
+    now += 1
+    before = stream.listings
+    await lane.run_round()
+    assert stream.listings == before + 1
+
+
+async def test_tenants_of_a_long_backlog_are_forgotten(stream: ScriptedStream) -> None:
+    """The memory of the lane does not grow with the tenants of a backlog, whatever their names are."""
+    lane = Lane(stream)
+    for number in range(2000):
+        tenants = (f"tenant-{number}", f"{number}" * 1000)
+        batch = [delivery(address=command_address(tenant), position=Position(1, number)) for tenant in tenants]
+        lane.lane.observe(batch, behind=10**9)
+    known = len(lane.lane._served_at)
+    lane.lane._served_at = {tenant: at - 1 for tenant, at in lane.lane._served_at.items()}
+    await lane.run_round()
+    assert (known, lane.lane._served_at) == (2000, {})
 
 
 async def test_a_retried_command_is_read_again(stream: ScriptedStream) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from tests.harness.history import MemoryHistory
 from tests.harness.nats_peer import ScriptedPeer, scripted_peer
+from timer_service.adapters.nats import subscription
 from timer_service.adapters.nats.driver import GuardedClient
 from timer_service.adapters.nats.durable import DurableConsumer
 from timer_service.adapters.nats.subjects import Subjects
@@ -30,10 +31,13 @@ class JetStream:
         self.created = "2026-01-01T00:00:00.000000001Z"
         self.consumer: dict[str, Any] | None = None
         self.last_sequence = self.delivered = self.settled = 0
+        self.is_down = False
         self.stored_at: str | None = None
         """When each message was stored; None if none can be read any more."""
 
     def answer(self, subject: str, body: bytes) -> dict[str, Any] | None:
+        if self.is_down and subject.startswith("$JS.API."):
+            return {"error": {"code": 503, "err_code": 10008, "description": "temporarily unavailable"}}
         match subject.removeprefix("$JS.API.").partition(".TIMER_CMD")[0]:
             case "STREAM.INFO":
                 state = {"first_seq": 1, "last_seq": self.last_sequence, "messages": self.last_sequence}
@@ -343,6 +347,28 @@ async def take(site: Site, *sequences: int) -> list[Delivery]:
     while len(found) < len(sequences):
         found += await site.next_batch()
     return found
+
+
+async def test_settling_waits_once_in_an_outage(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If the stream is not recognized in time, other settlements of the same outage do not wait again."""
+    monkeypatch.setattr(subscription, "_SETTLE_SECONDS", 0.5)
+    found = await take(site, *range(1, 21))
+    site.js.is_down = True
+    await site.lose_connection()
+    began = time.monotonic()
+    for delivery in found:
+        await site.subscription.retry([delivery], timedelta(seconds=1))
+    seconds = time.monotonic() - began
+    assert 0.5 <= seconds < 3, "once, and not 20 times"
+    site.js.is_down = False
+    waiting = asyncio.create_task(site.next_batch())
+    async with asyncio.timeout(10):
+        while not site.subscription.health.usable:
+            await asyncio.sleep(0.01)
+    await site.subscription.retry(found[:1], timedelta(seconds=1))
+    waiting.cancel()
+    await site.client.flush()
+    assert ("1", b'-NAK {"delay": 1000000000}') in site.settlements
 
 
 async def test_putting_back_tells_the_server_nothing(site: Site) -> None:

@@ -72,6 +72,16 @@ def test_attempts() -> None:
     assert attempts.of(delivered(1, 6)) == 6
 
 
+def test_failures() -> None:
+    """Failures count, and deliveries that ended otherwise do not count as failures."""
+    attempts = Attempts()
+    found = [attempts.fail(delivered(1, 100)), attempts.fail(delivered(1, 101)), attempts.fail(delivered(2, 9))]
+    attempts.excuse(delivered(1, 102))
+    found.append(attempts.fail(delivered(1, 103)))
+    attempts.forget(delivered(1, 103))
+    assert [*found, attempts.fail(delivered(1, 1))] == [1, 2, 1, 3, 1]
+
+
 def test_attempts_are_bounded() -> None:
     """The excuses of the oldest commands are forgotten."""
     attempts = Attempts()

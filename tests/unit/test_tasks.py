@@ -39,7 +39,10 @@ def warnings(caplog: pytest.LogCaptureFixture) -> list[tuple[str, object]]:
 
 
 def test_failed_task_is_started_again(caplog: pytest.LogCaptureFixture) -> None:
-    """A task that fails is logged with its name and its error, and runs again after a second."""
+    """A task that fails is logged with its name and its error, and runs again after a second.
+
+    It stays down while it fails again and again.
+    """
 
     async def main() -> FailingTwice:
         failing = FailingTwice()
@@ -48,13 +51,14 @@ def test_failed_task_is_started_again(caplog: pytest.LogCaptureFixture) -> None:
 
     failing = in_virtual_time(main)
     assert failing.started_at == [0, 1, 2]
-    assert failing.healths == [HEALTHY] * 3
+    down = Health.down("consumer failed: ValueError('a surprise')")
+    assert failing.healths == [HEALTHY, down, down]
     assert warnings(caplog) == [("task failed; starting it again", "consumer")] * 2
     assert "a surprise" in caplog.text
 
 
 def test_health_between_a_failure_and_the_next_start() -> None:
-    """Until it runs again, a failed task is down, and the reason names the task and the error."""
+    """A task that has failed is down for some seconds, and the reason names the task and the error."""
 
     async def main() -> Health:
         failing = FailingTwice()

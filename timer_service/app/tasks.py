@@ -5,11 +5,13 @@ import logging
 from collections.abc import Callable, Collection, Coroutine
 from typing import Any
 
-from timer_service.core.health import HEALTHY, Health
+from timer_service.core.health import Health, RecentFailure
 
 log = logging.getLogger(__name__)
 
 _RESTART_SECONDS = 1
+_UNHEALTHY_SECONDS = 5
+"""Longer than the time to the next start, so that a task that fails again and again is down all the time."""
 _CANCELLATION_SECONDS = 0.5
 
 
@@ -24,8 +26,12 @@ class KeptTask:
     def __init__(self, name: str, run: Callable[[], Coroutine[Any, Any, None]]) -> None:
         self.name = name
         self._run = run
-        self.health = HEALTHY
-        """Down between a failure and the next start."""
+        self._failure = RecentFailure(_UNHEALTHY_SECONDS)
+
+    @property
+    def health(self) -> Health:
+        """Down for some seconds after a failure."""
+        return self._failure.health
 
     async def run(self) -> None:
         """Run until the function returns."""
@@ -34,9 +40,8 @@ class KeptTask:
                 await self._run()
             except Exception as error:
                 log.exception("task failed; starting it again", extra={"task": self.name})
-                self.health = Health.down(f"{self.name} failed: {error!r}")
+                self._failure.record(f"{self.name} failed: {error!r}")
                 await asyncio.sleep(_RESTART_SECONDS)
-                self.health = HEALTHY
             else:
                 return
 

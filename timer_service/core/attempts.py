@@ -1,4 +1,4 @@
-"""How many deliveries of a command count against it."""
+"""What counts against a command: its deliveries, and its failures."""
 
 from timer_service.core.broker import Delivery
 from timer_service.core.message import Position
@@ -7,14 +7,18 @@ _MOST = 20_000
 
 
 class Attempts:
-    """Counts the deliveries of commands, without those that ended for a reason outside the command.
+    """Counts the deliveries and the failures of commands.
 
-    The broker counts the deliveries, so a crash does not lose the count. The deliveries to subtract are in memory. If
-    they are lost, a command can count as suspicious too early; it is then handled alone, which costs only time.
+    The deliveries show which commands may have ended the process. The broker counts them, so a crash does not lose the
+    count. Those that ended for a reason outside the command are subtracted; this is in memory. If it is lost, a command
+    can count as suspicious too early. It is then handled alone, which costs only time.
+
+    A command is rejected because of its failures. They are only in memory: after a restart it is tried longer.
     """
 
     def __init__(self) -> None:
         self._excused: dict[Position, int] = {}
+        self._failures: dict[Position, int] = {}
 
     def of(self, delivery: Delivery) -> int:
         """Return how many deliveries count, this one included."""
@@ -22,12 +26,22 @@ class Attempts:
 
     def excuse(self, delivery: Delivery) -> None:
         """Count neither this delivery nor the earlier ones. Forgets the oldest of 20,000 commands."""
-        self._excused.pop(delivery.position, None)
-        if len(self._excused) >= _MOST:
-            del self._excused[next(iter(self._excused))]
-        self._excused[delivery.position] = delivery.attempt
+        _remember(self._excused, delivery.position, delivery.attempt)
+
+    def fail(self, delivery: Delivery) -> int:
+        """Count a failure of a command, and return how many it has. Forgets the oldest of 20,000 commands."""
+        failures = self._failures.get(delivery.position, 0) + 1
+        _remember(self._failures, delivery.position, failures)
+        return failures
 
     def forget(self, delivery: Delivery) -> None:
         """Forget a command that is settled."""
-        if self._excused:
-            self._excused.pop(delivery.position, None)
+        self._excused.pop(delivery.position, None)
+        self._failures.pop(delivery.position, None)
+
+
+def _remember(counts: dict[Position, int], position: Position, count: int) -> None:
+    counts.pop(position, None)
+    if len(counts) >= _MOST:
+        del counts[next(iter(counts))]
+    counts[position] = count

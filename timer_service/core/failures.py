@@ -83,7 +83,7 @@ class Failures:
             if all_fail:
                 self._outages.record_failure(f"every command fails: {error!r}", part="commands")
                 self._failure.record(f"every command fails: {error!r}")
-            attempts = self._attempts.of(delivery)
+            attempts = self._attempts.fail(delivery)
             if attempts < (_MAX_ATTEMPTS_IF_ALL_FAIL if all_fail else _MAX_ATTEMPTS):
                 await subscription.retry([delivery], redelivery_delay(attempts))
             else:

@@ -10,7 +10,6 @@ from timer_service.core.broker import (
     PUBLISHED,
     TRANSIENT,
     Broker,
-    Delivery,
     PublishResult,
     PublishStatus,
     Reply,
@@ -89,13 +88,12 @@ class Rejector:
     async def reject(self, subscription: Subscription, rejected: Sequence[Rejected]) -> None:
         """Store dead letters and events, then terminate the deliveries. Retry those without a stored letter."""
         storing = await self._store(rejected)
-        ended = [each for each in storing if self._has_ended(each)]
+        ended, waiting = self._divide(storing)
         for each in ended:
             self._record(each)
         await self._reply([each.rejected for each in ended])
         await subscription.terminate([each.rejected.delivery for each in ended])
         self._forget(ended)
-        waiting = [each for each in storing if not self._has_ended(each)]
         for each in waiting:
             await self._retry(subscription, each)
         if waiting:
@@ -141,14 +139,22 @@ class Rejector:
         while len(self._stored) > _MOST_REMEMBERED:
             del self._stored[next(iter(self._stored))]
 
-    def _has_ended(self, each: _Storing) -> bool:
-        """Return whether the delivery can be terminated. A refused event does not matter: the letter has everything."""
-        if each.is_waiting:
-            return False
-        return each.letter.status is PublishStatus.PUBLISHED or self._must_drop(each.rejected.delivery)
+    def _divide(self, storing: Sequence[_Storing]) -> tuple[list[_Storing], list[_Storing]]:
+        """Return the deliveries that can be terminated, and the others. Count the refusals of dead letters.
 
-    def _must_drop(self, delivery: Delivery) -> bool:
-        return self._attempts.of(delivery) >= _MAX_REFUSALS
+        A refused event does not matter: the letter has everything.
+        """
+        ended: list[_Storing] = []
+        waiting: list[_Storing] = []
+        for each in storing:
+            if each.is_waiting:
+                waiting.append(each)
+            elif each.letter.status is PublishStatus.PUBLISHED:
+                ended.append(each)
+            else:
+                is_dropped = self._attempts.fail(each.rejected.delivery) >= _MAX_REFUSALS
+                (ended if is_dropped else waiting).append(each)
+        return ended, waiting
 
     async def _retry(self, subscription: Subscription, each: _Storing) -> None:
         delivery = each.rejected.delivery

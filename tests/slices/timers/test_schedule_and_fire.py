@@ -637,6 +637,21 @@ async def test_refused_dead_letter(timers: Timers, caplog: pytest.LogCaptureFixt
     assert timers.consumer.health == HEALTHY
 
 
+async def test_dead_letter_refused_once_after_an_outage(timers: Timers) -> None:
+    """Deliveries that ended with a planned restart, or in an outage, do not count as refusals of the dead letter."""
+    position = timers.send(b"{")
+    for _ in range(20):
+        timers.broker.redeliver()
+    timers.broker.refuses = lambda message: message.address.kind is Kind.DEAD_LETTER
+    await timers.consume()
+    assert (timers.broker.settlements.terminated, timers.metrics.dropped_letters) == ([], {})
+    timers.broker.refuses = never
+    timers.broker.redeliver()
+    await timers.consume()
+    assert timers.broker.settlements.terminated == [position]
+    assert len(timers.broker.dead_letters) == 1
+
+
 async def test_dead_letter_refused_with_its_body(timers: Timers) -> None:
     """If the broker refuses a dead letter, the letter is stored without the command's body and headers."""
     position = timers.send(b"{{{", {"X-Mine": "1"})
@@ -1124,6 +1139,18 @@ async def test_command_that_always_fails(timers: Timers) -> None:
     (letter,) = timers.broker.dead_letters
     assert letter.headers["Timer-Error-Code"] == "INTERNAL"
     assert "failed 10 times" in letter.headers["Timer-Error-Message"]
+
+
+async def test_command_that_fails_after_many_deliveries(timers: Timers) -> None:
+    """Deliveries that ended for another reason do not count as failures: the command is retried ten times."""
+    await timers.sql("CREATE UNIQUE INDEX forced ON timer_schedules (correlation_id)")
+    await timers.schedule("first", envelope={"correlationId": "a"})
+    position = timers.send(schedule_timer("second", envelope={"correlationId": "a"}))
+    for _ in range(100):
+        timers.broker.redeliver()
+    await timers.consume()
+    assert timers.broker.settlements.terminated == []
+    assert timers.broker.settlements.retried == [(position, timedelta(seconds=1))]
 
 
 @pytest.fixture

@@ -11,6 +11,8 @@ from collections.abc import Collection, Iterator
 from timer_service.adapters.nats.listing import read_entry, with_number
 
 MOST_SUBJECTS = 100_000
+LONGEST_SUBJECT = 512
+"""No valid command has a longer subject. Commands that are not valid need not be found: they are rejected later."""
 
 
 class Candidates:
@@ -35,7 +37,7 @@ class Candidates:
         """Compare a part of the listing. Parts beyond `MOST_SUBJECTS` are left out."""
         if len(self._listed) >= MOST_SUBJECTS:
             return
-        new = set(entries)
+        new = {raw for raw in entries if len(raw) <= LONGEST_SUBJECT}
         self._listed |= new
         if self._last_known is None:
             return
@@ -56,6 +58,8 @@ class Candidates:
 
     def count_delivered(self, subject: str, sequence: int) -> None:
         """Count a command that the consumer delivered, if the last listing does not have it."""
+        if len(subject) > LONGEST_SUBJECT or (len(self._delivered) >= MOST_SUBJECTS and subject not in self._delivered):
+            return
         if self._last_known is not None and sequence > self._last_known:
             self._delivered[subject] = self._delivered.get(subject, 0) + 1
 

@@ -124,8 +124,8 @@ class DurableConsumer:
         marks = {_DATABASE: installation.database_id, _EPOCH: str(epochs.newest.epoch)}
         if (replay := installation.replay) is not None:
             marks[_REPLAY] = replay.id
-        if found is None:
-            await self._create(marks, _start(replay))
+        if found is None:  # nobody knows which commands are settled, so a replay begins with all of them too
+            await self._create(marks)
             return epochs
         # Look at the stream after the consumer: other instances go on, so an older state would seem to lack commands.
         last_valid = _last_valid(found, await self._look(), epochs)
@@ -209,7 +209,7 @@ class DurableConsumer:
             "try out a copy, for example a restored backup, use another broker or another TIMER_SUBJECT_PREFIX"
         )
 
-    async def _create(self, marks: Mapping[str, str], start: _Config) -> None:
+    async def _create(self, marks: Mapping[str, str]) -> None:
         config = {
             "durable_name": DURABLE,
             "filter_subject": self._pattern,
@@ -217,7 +217,7 @@ class DurableConsumer:
             "ack_wait": _nanoseconds(_ACK_WAIT),
             "max_ack_pending": _MAX_ACK_PENDING,
             "metadata": marks,
-            **start,
+            "deliver_policy": "all",
         }
         await self._write("create", config)
 
@@ -280,9 +280,7 @@ def _last_valid(consumer: Mapping[str, Any], stream: StreamState, epochs: Epochs
     return None
 
 
-def _start(replay: Replay | None) -> _Config:
-    if replay is None:
-        return {"deliver_policy": "all"}
+def _start(replay: Replay) -> _Config:
     at = datetime.fromtimestamp(replay.since / 1000, UTC).isoformat().replace("+00:00", "Z")
     return {"deliver_policy": "by_start_time", "opt_start_time": at}
 

@@ -35,6 +35,8 @@ _TENANTS_AT_ONCE = 100
 _COMMANDS_OF_TENANT = 10
 _MOST_HANDLED_AHEAD = 100_000
 _FAR_BEHIND = 20_000
+_LONGEST_TENANT = 64
+"""A command of a tenant with a longer name is not valid."""
 
 
 class ExpressLane:
@@ -92,7 +94,8 @@ class ExpressLane:
             if delivery.handle is not None and delivery.position.sequence > self._reached:
                 self._reached = delivery.position.sequence
                 self._search.count_delivered(delivery)
-            self._served_at[delivery.address.tenant] = now
+            if len(delivery.address.tenant) <= _LONGEST_TENANT:
+                self._served_at[delivery.address.tenant] = now
         is_backlog = self._is_backlog(now, len(batch), behind)
         if is_backlog is False:
             self._forget_backlog()
@@ -184,6 +187,7 @@ class ExpressLane:
         now = time.monotonic()
         # Other instances were given what is far behind.
         self._handled = {sequence for sequence in self._handled if sequence > self._reached - _FAR_BEHIND}
+        self._served_at = {tenant: at for tenant, at in self._served_at.items() if now - at <= _SERVED_SECONDS}
 
         def is_found_or_served(tenant: str) -> bool:
             return tenant in self._waiting or not self._is_starved(tenant, now)

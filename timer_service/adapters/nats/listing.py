@@ -21,6 +21,8 @@ _NEXT_SUBJECT = b',"'
 _LAST_SEQUENCE = re.compile(rb'"last_seq":(\d+)')
 _LAST_COUNT = re.compile(rb'[^\\]":\d+\}$')
 _LONGEST_COUNT = 32
+_MOST_BYTES = 16 * 1024 * 1024
+"""More than the subjects of 100,000 valid commands have."""
 
 
 class Entry(NamedTuple):
@@ -34,7 +36,9 @@ class Listing:
     """The subjects of stored messages with their numbers, as they were when the stream ended at `last_sequence`."""
 
     def __init__(self, answer: bytes) -> None:
-        """Raises `ValueError` if the answer is not the info of a stream."""
+        """Raises `ValueError` if the answer is not the info of a stream, or is too large."""
+        if len(answer) > _MOST_BYTES:
+            raise ValueError(f"the subjects of the stream have {len(answer)} bytes")
         state = answer.find(_STATE)
         found = _LAST_SEQUENCE.search(answer, max(state, 0))
         if state < 0 or found is None:

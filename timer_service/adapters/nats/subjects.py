@@ -26,8 +26,11 @@ class Subjects:
         return f"{self.prefix}.{kind}.{_VERSION}.{tenant}.*"
 
     def address(self, kind: Kind, subject: str) -> Address:
-        """Return the address of a subject that matches `pattern(kind)`."""
-        _, tenant, message = subject.rsplit(".", 2)
+        """Return the address of a subject that matches `pattern(kind)`. That of another subject is not valid.
+
+        A stream can have other subjects too, and an operator can let the consumer deliver them.
+        """
+        *_, tenant, message = ("", *subject.rsplit(".", 2))
         return Address(kind, tenant, message)
 
     def hint(self, loop: str = "*") -> str:

@@ -88,6 +88,7 @@ class NatsSubscription:
         self._joined_at = 0.0
         self._why_lost = ""
         self._redelivery: Redelivery | None = None
+        self._gave_up_settling = False
 
     @property
     def health(self) -> Health:
@@ -201,6 +202,7 @@ class NatsSubscription:
         self._redelivery = in_flight and Redelivery(in_flight)
         self._stay.buffer.last_delivery = 0  # another leader may count from an earlier one
         self._pulls = self._pulls.joined()
+        self._gave_up_settling = False
 
     def _begin_stay(self, number: int, epochs: Epochs) -> None:
         self._stay = Stay(
@@ -346,13 +348,14 @@ class NatsSubscription:
             await self._publish_each(self._stay.buffer.replies, b"+WPI")
 
     async def _is_joined(self) -> bool:
-        """Return whether the stream is recognized. Wait for that for some seconds."""
-        give_up_at = time.monotonic() + _SETTLE_SECONDS
+        """Return whether the stream is recognized. Wait for that for some seconds, but only once in an outage."""
+        give_up_at = time.monotonic() + (0 if self._gave_up_settling else _SETTLE_SECONDS)
         while self._pulls.phase is Phase.LOST and time.monotonic() < give_up_at and not self._client.is_closed:
             await self._rejoin()
             if self._pulls.phase is Phase.LOST:
                 await self._wait()
-        return self._pulls.phase is not Phase.LOST
+        self._gave_up_settling = self._pulls.phase is Phase.LOST
+        return not self._gave_up_settling
 
     async def _publish_each(self, replies: Collection[str], body: bytes) -> None:
         try:

@@ -31,8 +31,14 @@ _SPARE_LOOK_SECONDS = 0.05
 """How long a round looks at subjects without new commands, if the last backlog is known to have ended."""
 _MOST_LOOKS_AT_ONCE = 256
 _SMALL_ANSWER = READ_BYTES // _MOST_LOOKS_AT_ONCE
-_LISTINGS_AT_ONCE = 8
 _IDLE_LISTING_SECONDS = 10.0
+_SHORTEST_PAUSE_SECONDS = 1.0
+_LONGEST_PAUSE_SECONDS = 300.0
+"""How long nothing is listed after listings that failed.
+
+The server closes the connection if an answer has more than its `max_pending`, 64 MiB. Anybody who may publish commands
+of any tenant can make it that large.
+"""
 
 
 class TenantSearch:
@@ -46,6 +52,8 @@ class TenantSearch:
         self._candidates = Candidates()
         self._listed_at = 0.0
         self._listing_seconds = 0.0
+        self._pause_seconds = 0.0
+        self._list_again_at = 0.0
         self._looks_at_once = 1
         self._knows_all = False
 
@@ -64,7 +72,8 @@ class TenantSearch:
 
     def is_idle_listing_due(self, now: float) -> bool:
         """Return whether to list although nothing waits. That takes at most a hundredth of the time."""
-        return now - self._listed_at > max(_IDLE_LISTING_SECONDS, 100 * self._listing_seconds)
+        is_due = now - self._listed_at > max(_IDLE_LISTING_SECONDS, 100 * self._listing_seconds)
+        return is_due and now >= self._list_again_at
 
     async def list_while_idle(self) -> None:
         """Learn how many commands are stored, so that later ones are noticed. Raises `READ_ERRORS`."""
@@ -76,7 +85,8 @@ class TenantSearch:
 
         Tenants to `skip` are looked at later.
         """
-        if time.monotonic() - self._listed_at > self._listing_seconds:  # listing takes at most half of the time
+        now = time.monotonic()
+        if now >= self._list_again_at and now - self._listed_at > self._listing_seconds:  # at most half of the time
             await self._list()
         found: list[str] = []
 
@@ -102,19 +112,23 @@ class TenantSearch:
         began = time.monotonic()
         self._candidates.begin_listing()
         patterns = [self._subjects.pattern(Kind.COMMAND, message) for message in self._messages]
-        free = asyncio.Semaphore(_LISTINGS_AT_ONCE)
-        ends = await asyncio.gather(*(self._list_pattern(each, free) for each in patterns))
+        try:
+            ends = [await self._list_pattern(each) for each in patterns]  # one by one: each may take much memory
+        except READ_ERRORS:
+            self._pause_seconds = min(max(2 * self._pause_seconds, _SHORTEST_PAUSE_SECONDS), _LONGEST_PAUSE_SECONDS)
+            self._list_again_at = time.monotonic() + self._pause_seconds
+            raise
         self._candidates.end_listing(min(ends, default=0))
         self._listed_at = time.monotonic()
         self._listing_seconds = self._listed_at - began
+        self._pause_seconds = 0.0
 
-    async def _list_pattern(self, pattern: str, free: asyncio.Semaphore) -> int:
-        async with free:
-            listing = await self._consumer.subjects(pattern)
-            for part in listing.parts():
-                self._candidates.compare(part)
-                await asyncio.sleep(0)
-            return listing.last_sequence
+    async def _list_pattern(self, pattern: str) -> int:
+        listing = await self._consumer.subjects(pattern)
+        for part in listing.parts():
+            self._candidates.compare(part)
+            await asyncio.sleep(0)
+        return listing.last_sequence
 
     async def _look(self, subject: str, position: int) -> int:
         """Return the bytes of the next command of a subject after a position, or 0 if there is none."""
