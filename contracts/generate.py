@@ -44,12 +44,20 @@ class CommandRefused(Payload):
     error: Refusal
 
 
+class LimitExceeded(Payload):
+    """The limit of its tenant that a command would exceed. See `TIMER_LIMITS_FILE`."""
+
+    name: str
+    most: int
+
+
 CommandHandled = create_model(
     "CommandHandled",
     __base__=Payload,
     __doc__="The reply to a committed command, with the current state of its timer, signal or run, if there is one.",
     command_id=(Identifier, ...),
     outcome=(Outcome, ...),
+    limit=(LimitExceeded | None, None),
     **{name: (view | None, None) for each in SLICES for name, view in each.views.items()},
 )
 

@@ -3,6 +3,7 @@
 import difflib
 import os
 import re
+import tomllib
 from collections.abc import Mapping
 from datetime import timedelta
 from pathlib import Path
@@ -26,6 +27,7 @@ from pydantic_settings import BaseSettings, DotEnvSettingsSource, SettingsConfig
 
 from timer_service.core.budget import DEFAULT_MEMORY_BYTES, LEAST_MEMORY_BYTES, MIB
 from timer_service.core.errors import StartError
+from timer_service.core.limits import DEFAULT_LIMITS, TenantLimits
 
 _PREFIX = "TIMER_"
 _FILE = ".env"
@@ -135,8 +137,24 @@ Milliseconds = Annotated[
 SecretFile = Annotated[SecretStr, BeforeValidator(_content)]
 """A secret, written as the path of a file that contains it."""
 
+
+def _limits(path: object) -> object:
+    if isinstance(path, TenantLimits):
+        return path
+    try:
+        return TenantLimits.model_validate(tomllib.loads(_readable(Path(str(path))).read_text("utf-8")))
+    except ValidationError as error:
+        lines = (f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors(include_url=False))
+        raise PydanticCustomError("limits", "{reason}", {"reason": f"{path}: {'; '.join(lines)}"}) from error
+    except ValueError as error:
+        raise PydanticCustomError("limits", "{reason}", {"reason": f"{path} is not TOML: {error}"}) from error
+
+
 ReadableFile = Annotated[Path, AfterValidator(_readable)]
 """The path of a readable file."""
+
+LimitsFile = Annotated[TenantLimits, BeforeValidator(_limits)]
+"""The limits of the tenants, written as the path of a TOML file."""
 
 
 class Config(BaseSettings):
@@ -184,6 +202,7 @@ class Config(BaseSettings):
     signals_enabled: bool = True
     runs_enabled: bool = True
     auto_migrate: bool = True
+    limits_file: LimitsFile = DEFAULT_LIMITS
     memory_budget: ByteSize = Field(default=ByteSize(DEFAULT_MEMORY_BYTES), ge=LEAST_MEMORY_BYTES)
     shutdown_timeout: Milliseconds = timedelta(milliseconds=20000)
     log_level: Annotated[Literal["debug", "info", "warning", "error"], BeforeValidator(_lower)] = "info"

@@ -14,9 +14,11 @@ from timer_service.adapters.memory import MemoryBroker
 from timer_service.app.slices import handler
 from timer_service.core.broker import Broker, Subscription
 from timer_service.core.database import Database, Row
+from timer_service.core.limits import DEFAULT_LIMITS, TenantLimits
 from timer_service.core.loop import Worker
 from timer_service.core.message import Address, Position
 from timer_service.core.outbox import OUTBOX, stored_message
+from timer_service.core.quotas import Quotas
 from timer_service.core.route import Route
 from timer_service.core.slice import Slice
 
@@ -45,6 +47,7 @@ class InProcess(Conversation):
         enabled: bool = True,
         service_broker: Broker | None = None,
         max_attempts: int = 3,
+        limits: TenantLimits = DEFAULT_LIMITS,
     ) -> None:
         """Disable the slice unless `enabled`. The service uses `service_broker`, by default `broker`."""
         super().__init__("acme")
@@ -67,7 +70,7 @@ class InProcess(Conversation):
         )
         self.positions: list[Position] = []
         """The positions of the sent commands."""
-        handle = handler(slice_, [slice_.name] if enabled else [])
+        handle = handler(slice_, [slice_.name] if enabled else [], Quotas(limits))
         self.consumer = self.parts.consumer([Route(slice_.commands, handle, self._woken)])
         self.queries = self.parts.queries(slice_.queries)
         self.relay = self.parts.relay(OUTBOX, stored_message)

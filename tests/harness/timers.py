@@ -9,6 +9,9 @@ from tests.harness.builders import cancel_timer, command_address, retry_timer, s
 from tests.harness.clock import ManualClock
 from tests.harness.metrics import RecordingMetrics
 from tests.harness.wiring import BATCH, MAX_ATTEMPTS, VISIBILITY_TIMEOUT, make_parts
+from functools import partial
+from timer_service.core.limits import DEFAULT_LIMITS, TenantLimits
+from timer_service.core.quotas import Quotas
 from timer_service.adapters.memory import MemoryBroker, MemorySubscription, Predicate, never
 from timer_service.app.slices import build_workers
 from timer_service.core.database import Database, Row, Transaction
@@ -25,6 +28,7 @@ class Timers:
 
     def __init__(
         self, database: Database, broker: MemoryBroker, clock: ManualClock, *, batch_size: int = BATCH
+        limits: TenantLimits = DEFAULT_LIMITS,
     ) -> None:
         self.database = database
         self.broker = broker
@@ -33,7 +37,7 @@ class Timers:
         self.wakes: list[int] = []
         self.batch_size = batch_size
         parts = make_parts(database, broker, clock, self.metrics, batch_size=batch_size)
-        self.consumer = parts.consumer([Route(SLICE.commands, SLICE.handle, self._wake)])
+        self.consumer = parts.consumer([Route(SLICE.commands, partial(SLICE.handle, quotas=Quotas(limits)), self._wake)])
         self.publishing = parts.publishing
         self.lease = Lease(TIMERS, VISIBILITY_TIMEOUT)
         self.relay = build_workers(SLICE, parts)["timers"]

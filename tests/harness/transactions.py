@@ -1,9 +1,11 @@
 """What each transaction of a consumer applied."""
 
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 
 from timer_service.core.database import Transaction
 from timer_service.core.message import Command, TenantPayload
+from timer_service.core.quotas import Quotas
 from timer_service.core.route import CommandResult, Handle, Route
 from timer_service.core.slice import Slice
 
@@ -13,7 +15,7 @@ def recording_route(
 ) -> tuple[Route, list[list[TenantPayload]]]:
     """Return the route of a slice, and a list that gets the payloads that each call of its handler has applied."""
     applied: list[list[TenantPayload]] = []
-    inner = handle or slice_.handle
+    inner = handle or partial(slice_.handle, quotas=Quotas())
 
     async def record(tx: Transaction, commands: Sequence[Command], now: int) -> Sequence[CommandResult | None]:
         results = await inner(tx, commands, now)

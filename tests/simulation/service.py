@@ -34,6 +34,7 @@ from timer_service.core.database import Transaction
 from timer_service.core.errors import DatabaseUnavailableError
 from timer_service.core.loop import Pass, Worker
 from timer_service.core.message import Command, Position, kebab
+from timer_service.core.quotas import Quotas
 from timer_service.core.route import CommandResult, Handle, Route
 from timer_service.core.slice import Slice
 
@@ -202,7 +203,8 @@ class Service(BrokerObserver):
 
     def handler(self, slice_: Slice) -> Handle:
         handle = slice_.handle_when_off if slice_.name in self.disabled and slice_.handle_when_off else slice_.handle
-        return partial(handle, **SMALLEST_PORTIONS[slice_.name]) if self.defers else handle
+        portions = SMALLEST_PORTIONS[slice_.name] if self.defers else {}
+        return partial(handle, quotas=Quotas(), **portions)
 
     def _tasks(self) -> list[GatedTask]:
         return [task for each in self.instances for task in each.tasks]

@@ -47,6 +47,7 @@ from timer_service.core.instant import parse_instant
 from timer_service.core.lease import Lease
 from timer_service.core.loop import Pass
 from timer_service.core.message import Command, Kind, Message, Position
+from timer_service.core.quotas import Quotas
 from timer_service.core.recovery import take_over_claims
 from timer_service.core.route import CommandResult, Route
 from timer_service.timers import SLICE, handler
@@ -115,7 +116,7 @@ class Instance:
 
     async def _handle(self, tx: Transaction, commands: Sequence[Command], now: int) -> Sequence[CommandResult | None]:
         self.decided, self.decided_in = [], tx
-        outcomes = await handler.handle(tx, commands, now)
+        outcomes = await handler.handle(tx, commands, now, quotas=Quotas())
         self.decided = [(command, result) for command, result in zip(commands, outcomes, strict=True) if result]
         return outcomes
 

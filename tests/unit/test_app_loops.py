@@ -19,6 +19,7 @@ from timer_service.config import Config
 from timer_service.core.lease import Lease, LeasedTable
 from timer_service.core.loop import Loop
 from timer_service.core.outbox import OUTBOX
+from timer_service.core.quotas import Quotas
 from timer_service.core.wakeups import Wakeups
 from timer_service.metrics import Metrics
 from timer_service.signals.firing_store import FIRINGS
@@ -93,7 +94,7 @@ def test_polling_intervals(workers: Workers) -> None:
 async def test_wakes_of_each_route(workers: Workers, memory_broker: MemoryBroker) -> None:
     """Commands of a slice wake exactly the loops that may have new work after them."""
     wakeups = Wakeups(memory_broker, ManualClock(), timedelta(seconds=5), workers.loops, alone=True)
-    found = routes(Config().enabled, wakeups)
+    found = routes(Config().enabled, wakeups, Quotas())
     assert [route.payloads for route in found] == [each.commands for each in SLICES]
     woken: dict[str, set[str]] = {}
     for slice_, route in zip(SLICES, found, strict=True):

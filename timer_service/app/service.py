@@ -25,6 +25,7 @@ from timer_service.core.loop import Loop, Worker
 from timer_service.core.message import kebab
 from timer_service.core.metrics_port import MetricsPort
 from timer_service.core.probe import DatabaseProbe
+from timer_service.core.quotas import Quotas
 from timer_service.core.replay import BacklogWatch
 from timer_service.core.slice import Parts
 from timer_service.core.wakeups import Wakeups
@@ -66,6 +67,7 @@ class App:
             wake=self._wake,
             reply_prefix=config.reply_prefix,
             budget=Budget.of(config.memory_budget),
+            limits=config.limits_file,
         )
         self._parts.publishing.on_failure = lambda: self._wake(_STREAMS, self._clock.now())
         self._workers = None if config.role == "handler" else Workers(config, self._parts)
@@ -78,7 +80,8 @@ class App:
         self._history = CommandHistory(storage.database)
         self._replayed = asyncio.Event()
         self._queries = self._parts.queries(QUERIES)
-        self._consumer = self._parts.consumer(routes(config.enabled, self._wakeups))
+        quotas = Quotas(self._parts.limits, alone=self._database.exclusive)
+        self._consumer = self._parts.consumer(routes(config.enabled, self._wakeups, quotas))
         self._subscription: Subscription | None = None
         self._consuming = KeptTask("consumer", self._consume)
         self._stopping = asyncio.Event()

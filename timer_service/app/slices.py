@@ -9,6 +9,7 @@ from timer_service.config import Config
 from timer_service.core.health import Health, worst
 from timer_service.core.lease import Lease
 from timer_service.core.loop import Loop, Worker
+from timer_service.core.quotas import Quotas
 from timer_service.core.recovery import take_over_claims
 from timer_service.core.retention import Retention
 from timer_service.core.route import Handle, Route
@@ -25,14 +26,15 @@ _RETENTION_INTERVAL = timedelta(minutes=1)
 _ROW_COUNTS_INTERVAL = timedelta(seconds=15)
 
 
-def routes(enabled: Collection[str], wakeups: Wakeups) -> list[Route]:
+def routes(enabled: Collection[str], wakeups: Wakeups, quotas: Quotas) -> list[Route]:
     """Return the route of each slice's commands. `enabled` has the names of the slices that are not disabled."""
-    return [Route(each.commands, handler(each, enabled), partial(wakeups.wake, each.wakes)) for each in SLICES]
+    return [Route(each.commands, handler(each, enabled, quotas), partial(wakeups.wake, each.wakes)) for each in SLICES]
 
 
-def handler(slice_: Slice, enabled: Collection[str]) -> Handle:
+def handler(slice_: Slice, enabled: Collection[str], quotas: Quotas) -> Handle:
     """Return the handler of a slice's commands, which depends on whether the slice is enabled."""
-    return slice_.handle if _is_enabled(slice_, enabled) else slice_.handle_when_off or slice_.handle
+    handle = slice_.handle if _is_enabled(slice_, enabled) else slice_.handle_when_off or slice_.handle
+    return partial(handle, quotas=quotas)
 
 
 def _is_enabled(slice_: Slice, enabled: Collection[str]) -> bool:

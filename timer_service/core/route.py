@@ -2,10 +2,11 @@
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from timer_service.core.database import Transaction
 from timer_service.core.message import Command, TenantPayload
+from timer_service.core.quotas import Quotas
 
 
 class CommandResult(NamedTuple):
@@ -25,6 +26,16 @@ A handler may defer commands if all of them would be too much work for one trans
 no trace of a deferred command. It applies at least one command. If it defers a command, it also defers all later
 commands on the same rows.
 """
+
+
+class LimitedHandle(Protocol):
+    """A `Handle` that needs the quotas of the tenants. Commands that would exceed one end as `over_quota`."""
+
+    def __call__(
+        self, tx: Transaction, commands: Sequence[Command], now: int, /, *, quotas: Quotas
+    ) -> Awaitable[Sequence[CommandResult | None]]:
+        """Apply commands in order. See `Handle`."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,13 +16,15 @@ from timer_service.core.consumer import Consumer
 from timer_service.core.database import Database
 from timer_service.core.health import OutageLog, Publishing
 from timer_service.core.lease import Lease, LeasedTable
+from timer_service.core.limits import DEFAULT_LIMITS, TenantLimits
 from timer_service.core.loop import Worker
 from timer_service.core.message import Payload, TenantPayload
 from timer_service.core.metrics_port import MetricsPort
 from timer_service.core.query import Queries, QueryRoute
+from timer_service.core.quotas import Usage
 from timer_service.core.relay import Encode, Relay
 from timer_service.core.retention import Delete
-from timer_service.core.route import Handle, Route
+from timer_service.core.route import LimitedHandle, Route
 from timer_service.core.row_counts import CountedRows
 
 
@@ -43,6 +45,7 @@ class Parts:
     """The service replies only to subjects with this prefix."""
     budget: Budget = DEFAULT_BUDGET
     """How many bytes of messages the parts may hold."""
+    limits: TenantLimits = DEFAULT_LIMITS
     outages: OutageLog = field(default_factory=OutageLog)
     """The outages of the database."""
     publishing: Publishing = field(default_factory=Publishing)
@@ -94,7 +97,7 @@ class Slice:
     commands: tuple[type[TenantPayload], ...]
     outcomes: type[StrEnum]
     """The outcomes of its commands."""
-    handle: Handle
+    handle: LimitedHandle
     queries: tuple[QueryRoute, ...]
     workers: Mapping[str, BuildWorker]
     """Its workers, by the names of their loops."""
@@ -105,7 +108,9 @@ class Slice:
     events: tuple[type[Payload], ...] = ()
     views: Mapping[str, type[Payload]] = field(default_factory=dict)
     """The fields that a command's reply may have in addition to the outcome."""
+    usages: tuple[Usage, ...] = ()
+    """What the tenants may have of it at most."""
     delete_settled: Delete | None = None
     """Deletes rows that were settled before an instant; None if the slice keeps no settled rows."""
-    handle_when_off: Handle | None = None
+    handle_when_off: LimitedHandle | None = None
     """Stores commands without evaluating them while the slice is disabled; None if it cannot be disabled."""

@@ -7,6 +7,7 @@ from timer_service.core import outbox
 from timer_service.core.database import Transaction
 from timer_service.core.message import Command
 from timer_service.core.outbox import OUTBOX, EventKey
+from timer_service.core.quotas import Quotas
 from timer_service.core.route import CommandResult
 from timer_service.events.messages import RetryEvent
 
@@ -19,7 +20,13 @@ class Outcome(StrEnum):
     NOT_FOUND = "not_found"
 
 
-async def handle(tx: Transaction, commands: Sequence[Command], now: int) -> Sequence[CommandResult]:
+async def handle(
+    tx: Transaction,
+    commands: Sequence[Command],
+    now: int,
+    *,
+    quotas: Quotas,  # noqa: ARG001 - the commands add no rows
+) -> Sequence[CommandResult]:
     """Apply commands in order, with one read and one write for the whole batch."""
     keys = [_key(command) for command in commands]
     before = await outbox.lock_events(tx, set(keys))

@@ -20,6 +20,7 @@ from timer_service.runs.retention import delete_settled
 from timer_service.runs.rules import Outcome
 from timer_service.runs.store import COUNTED
 from timer_service.runs.sweep import Sweep
+from timer_service.runs.usage import USAGES
 
 SLICE = Slice(
     name="runs",
@@ -34,5 +35,6 @@ SLICE = Slice(
     counted=COUNTED,
     events=(JobReady, JobSkipped, RunRejected, RunCompleted, RunStuck),
     views={"run": RunView},
+    usages=USAGES,
     delete_settled=delete_settled,
 )

@@ -31,6 +31,11 @@ class Pending(NamedTuple):
     payload: str
     """The payload of the command as JSON."""
 
+    @classmethod
+    def of(cls, command: Command) -> "Pending":
+        """Return a command as it is kept."""
+        return cls(command, command.payload.model_dump_json(exclude_unset=True))
+
     @property
     def size(self) -> int:
         """The bytes that count towards the limit."""
@@ -89,7 +94,7 @@ class Draft:
         """
         if command.position in self.pending:
             return True
-        pending = Pending(command, command.payload.model_dump_json(exclude_unset=True))
+        pending = Pending.of(command)
         size = self.run.pending_bytes + pending.size
         if size > MAX_PENDING_BYTES and not again:
             return False

@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 from timer_service.core.cause import Cause
 from timer_service.core.message import Position
+from timer_service.core.quotas import OVER_QUOTA
 from timer_service.runs.messages import IfFailed, JobStatus, RunStatus
 
 NO_POSITION = Position(0, 0)
@@ -31,6 +32,7 @@ class Outcome(StrEnum):
     NOT_FOUND = "not_found"
     ALREADY_ENDED = "already_ended"
     IGNORED_STALE = "ignored_stale"
+    OVER_QUOTA = OVER_QUOTA
 
 
 class RunKey(NamedTuple):

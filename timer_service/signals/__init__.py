@@ -11,6 +11,7 @@ from timer_service.signals.handler import handle
 from timer_service.signals.messages import Outcome, WorkSignalFailed, WorkSignalFired
 from timer_service.signals.queries import QUERIES, SignalView
 from timer_service.signals.store import delete_settled
+from timer_service.signals.usage import USAGES
 
 SLICE = Slice(
     name="signals",
@@ -25,5 +26,6 @@ SLICE = Slice(
     counted=COUNTED,
     events=(WorkSignalFired, WorkSignalFailed),
     views={"signal": SignalView},
+    usages=USAGES,
     delete_settled=delete_settled,
 )

@@ -6,11 +6,14 @@ from typing import Any
 
 from timer_service.core.database import Transaction
 from timer_service.core.message import Command
+from timer_service.core.quotas import Quotas
 from timer_service.core.route import CommandResult
 from timer_service.signals import store
 from timer_service.signals.batch import Batch, Change, apply, read_change
+from timer_service.signals.messages import Outcome
 from timer_service.signals.queries import signal_view
 from timer_service.signals.signal import SignalCommand
+from timer_service.signals.usage import growth
 
 _COMMANDS_PER_TURN = 100
 _MOST_SIGNALS = 2000
@@ -18,20 +21,33 @@ _MOST_SIGNALS = 2000
 
 
 async def handle(
-    tx: Transaction, commands: Sequence[Command], now: int, *, evaluating: bool, most_signals: int = _MOST_SIGNALS
+    tx: Transaction,
+    commands: Sequence[Command],
+    now: int,
+    *,
+    quotas: Quotas,
+    evaluating: bool,
+    most_signals: int = _MOST_SIGNALS,
 ) -> Sequence[CommandResult | None]:
     """Apply commands in order. Each command sees the effects of the earlier ones; each table is read and written once.
 
-    If transitions meet more than `most_signals`, the last commands are deferred. If `evaluating` is false, transitions
-    are not matched with signals. They are stored for the evaluation worker.
+    A command that would exceed a limit of its tenant has no effect. If transitions meet more than `most_signals`, the
+    last commands are deferred. If `evaluating` is false, transitions are not matched with signals. They are stored for
+    the evaluation worker.
     """
     changes = [read_change(command, now) for command in commands]
     count = await store.count_changes(tx, changes, most_signals) if evaluating else len(changes)
     commands, changes, deferred = commands[:count], changes[:count], len(commands) - count
     before = batch = await store.load(tx, changes, now, evaluating=evaluating)
+    admission = quotas.admission(tx)
     results = []
     for number, (command, change) in enumerate(zip(commands, changes, strict=True), 1):
-        batch, outcome = apply(batch, change, now)
+        applied, outcome = apply(batch, change, now)
+        added = growth(batch, applied, change)
+        if added and (excess := await admission.exceeds(change.key.tenant_id, added)):
+            results.append(CommandResult(Outcome.OVER_QUOTA, view=excess.view))
+            continue
+        batch = applied
         if number % _COMMANDS_PER_TURN == 0:
             await asyncio.sleep(0)  # let other tasks run
         results.append(CommandResult(outcome, view=_view(batch, change) if command.reply_to else None))

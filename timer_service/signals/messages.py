@@ -8,6 +8,7 @@ from pydantic import AfterValidator, Field, StringConstraints
 from timer_service.core.data import check_fits
 from timer_service.core.instant import Instant
 from timer_service.core.message import Identifier, TenantPayload
+from timer_service.core.quotas import OVER_QUOTA
 
 ItemStatus = Annotated[str, StringConstraints(pattern=r"^[^\x00-\x1f\x7f-\x9f]{1,100}$")]
 """A status of a work item. Users choose their own statuses."""
@@ -45,6 +46,7 @@ class Outcome(StrEnum):
     ALREADY_FIRED = "already_fired"
     ALREADY_ENDED = "already_ended"
     IGNORED_STALE = "ignored_stale"
+    OVER_QUOTA = OVER_QUOTA
 
 
 class CreateWorkItem(TenantPayload):

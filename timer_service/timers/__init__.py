@@ -7,6 +7,7 @@ from timer_service.timers.messages import CancelTimer, DueTimeReached, RetryTime
 from timer_service.timers.queries import QUERIES
 from timer_service.timers.rules import Outcome
 from timer_service.timers.store import COUNTED, TIMERS, delete_settled
+from timer_service.timers.usage import USAGES
 
 SLICE = Slice(
     name="timers",
@@ -20,5 +21,6 @@ SLICE = Slice(
     counted=COUNTED,
     events=(DueTimeReached,),
     views={"timer": TimerView},
+    usages=USAGES,
     delete_settled=delete_settled,
 )

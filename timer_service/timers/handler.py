@@ -4,24 +4,31 @@ from collections.abc import Collection, Sequence
 
 from timer_service.core.database import Transaction
 from timer_service.core.message import Command
+from timer_service.core.quotas import Quotas
 from timer_service.core.route import CommandResult
 from timer_service.timers import rules, store
 from timer_service.timers.queries import timer_view
-from timer_service.timers.rules import Applied, Key, Timer
+from timer_service.timers.rules import Applied, Key, Outcome, Timer
+from timer_service.timers.usage import growth
 
 _READ_AT_ONCE = 250
 _MOST_DATA = 4 * 1024 * 1024
 """No more timers are read for the commands of one transaction when the data of these has so many characters."""
 
 
-async def handle(tx: Transaction, commands: Sequence[Command], now: int) -> Sequence[CommandResult | None]:
+async def handle(
+    tx: Transaction, commands: Sequence[Command], now: int, *, quotas: Quotas
+) -> Sequence[CommandResult | None]:
     """Apply commands in order. Each command sees the effects of the earlier ones.
+
+    A command that would exceed a limit of its tenant has no effect.
 
     The batch takes at most two writes, and one read for each 250 timers. If the timers have much data, the commands on
     some of them are deferred.
     """
     keys = [rules.key_of(command) for command in commands]
     before, deferred = await _load(tx, set(keys))
+    admission = quotas.admission(tx)
     after = dict(before)
     results: list[CommandResult | None] = []
     for key, command in zip(keys, commands, strict=True):
@@ -30,6 +37,10 @@ async def handle(tx: Transaction, commands: Sequence[Command], now: int) -> Sequ
             continue
         found = after.get(key)
         applied = rules.apply(found, key, command, now)
+        added = growth(found, applied.timer)
+        if added and (excess := await admission.exceeds(key.tenant_id, added)):
+            results.append(CommandResult(Outcome.OVER_QUOTA, view=excess.view))
+            continue
         if applied.timer is not None:
             after[key] = applied.timer
         results.append(_result(found, applied, wants_view=command.reply_to is not None))

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from timer_service.core.data import dump_data
 from timer_service.core.message import Command, Position, Trace
+from timer_service.core.quotas import OVER_QUOTA
 from timer_service.timers.messages import CancelTimer, ScheduleTimer, State, TimerPayload
 
 
@@ -22,6 +23,7 @@ class Outcome(StrEnum):
     ALREADY_REACHED = "already_reached"
     IGNORED_REACHED = "ignored_reached"
     IGNORED_STALE = "ignored_stale"
+    OVER_QUOTA = OVER_QUOTA
 
 
 class Key(NamedTuple):
@@ -29,6 +31,10 @@ class Key(NamedTuple):
 
     tenant_id: str
     service_call_id: str
+
+
+LARGE_DATA = 1000
+"""The data of a timer counts in the limit `stored_data` if it has more characters."""
 
 
 class Schedule(NamedTuple):
@@ -40,6 +46,12 @@ class Schedule(NamedTuple):
     correlation_id: str | None = None
     causation_id: str | None = None
     trace: Trace = Trace()
+
+    @property
+    def large_data(self) -> int | None:
+        """The number of characters of the data; None if they are few."""
+        length = len(self.data or "")
+        return length if length > LARGE_DATA else None
 
 
 class Timer(NamedTuple):

@@ -16,7 +16,7 @@ _SQL = load_sql("timer_service.timers", "store.sql")
 _PLAIN_COLUMNS = tuple(name for name in Schedule._fields if name != "trace")
 _SCHEDULE_COLUMNS = (*_PLAIN_COLUMNS, *Trace._fields)
 _VALUES = (
-    *("state", *_SCHEDULE_COLUMNS, "registered_at", "cancelled_at", "confirmed_at"),
+    *("state", "large_data", *_SCHEDULE_COLUMNS, "registered_at", "cancelled_at", "confirmed_at"),
     *("position_epoch", "position_sequence", "available_at", "attempt", "last_error"),
 )
 _COLUMNS = ("tenant_id", "service_call_id", *_VALUES)
@@ -171,6 +171,7 @@ def _parameters(timer: Timer) -> Mapping[str, Any]:
     return {
         **_confirmation(timer),
         "state": timer.state,
+        "large_data": timer.schedule.large_data if timer.schedule else None,
         "registered_at": timer.registered_at,
         "cancelled_at": timer.settled_at,
         "available_at": timer.available_at,

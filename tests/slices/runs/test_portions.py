@@ -13,6 +13,7 @@ from tests.harness.transactions import recording_route
 from timer_service.adapters.memory import MemoryBroker
 from timer_service.core.database import Database
 from timer_service.core.message import Command, Position, Trace, kebab
+from timer_service.core.quotas import Quotas
 from timer_service.runs import SLICE
 from timer_service.runs.messages import (
     CancelRun,
@@ -108,7 +109,7 @@ async def test_no_trace_of_a_deferred_command(runs: Runs) -> None:
     """A handler that defers a command writes nothing for it, not even the row of an unknown run."""
     payloads = [StartRun(tenant_id="acme", run_id=name, jobs=[NewJob(name="a")]) for name in ("first", "second")]
     async with runs.database.transaction() as tx:
-        results = await SLICE.handle(tx, [command(each) for each in payloads], 0, most_rows=0)  # type: ignore[call-arg]
+        results = await SLICE.handle(tx, [command(each) for each in payloads], 0, quotas=Quotas(), most_rows=0)  # type: ignore[call-arg]
     assert [result and result.name for result in results] == ["started", None]
     assert [row["run_id"] for row in await runs.rows("runs")] == ["first"]
 

@@ -3,6 +3,7 @@
 import asyncio
 import random
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 
 import pytest
 
@@ -16,6 +17,7 @@ from timer_service.core.cause import Cause
 from timer_service.core.consumer import Consumer
 from timer_service.core.database import Transaction
 from timer_service.core.message import Command, Position
+from timer_service.core.quotas import Quotas
 from timer_service.core.route import CommandResult, Handle, Route
 from timer_service.core.transactions import in_transaction
 from timer_service.signals import SLICE, firing_store, store
@@ -217,8 +219,8 @@ async def test_slices_lock_in_one_order(
 
     signals, timers = Signals(postgres, memory_broker, clock), Timers(postgres, memory_broker, clock)
     routes = [
-        Route(TIMERS.commands, recording("timers", TIMERS.handle), no_wake),
-        Route(SLICE.commands, recording("signals", SLICE.handle), no_wake),
+        Route(TIMERS.commands, recording("timers", partial(TIMERS.handle, quotas=Quotas())), no_wake),
+        Route(SLICE.commands, recording("signals", partial(SLICE.handle, quotas=Quotas())), no_wake),
     ]
     signals.consumer = Consumer(
         database=postgres,

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from secrets import token_hex
 from typing import NoReturn
@@ -29,6 +30,7 @@ from timer_service.core.database import Database, Transaction
 from timer_service.core.errors import DatabaseUnavailableError
 from timer_service.core.health import HEALTHY
 from timer_service.core.message import Command, Kind, Message, Position
+from timer_service.core.quotas import Quotas
 from timer_service.core.route import CommandResult, Route
 from timer_service.core.suspects import Suspects
 from timer_service.timers import SLICE
@@ -229,7 +231,7 @@ async def _wake(_at: int) -> None:
 
 @pytest.fixture
 def timers_route() -> Route:
-    return Route(SLICE.commands, SLICE.handle, _wake)
+    return Route(SLICE.commands, partial(SLICE.handle, quotas=Quotas()), _wake)
 
 
 async def restart_and_consume(timers: Timers, route: Route) -> None:
@@ -243,7 +245,7 @@ async def restart_and_consume(timers: Timers, route: Route) -> None:
 async def _kill(tx: Transaction, commands: Sequence[Command], now: int) -> Sequence[CommandResult | None]:
     if any(command.id == "killer" for command in commands):
         raise Killed
-    return await SLICE.handle(tx, commands, now)
+    return await SLICE.handle(tx, commands, now, quotas=Quotas())
 
 
 async def test_command_that_kills_the_process(timers: Timers, timers_route: Route) -> None:
@@ -330,7 +332,7 @@ async def test_commands_of_an_outage_are_not_suspects(
 
     async def count(tx: Transaction, commands: Sequence[Command], now: int) -> Sequence[CommandResult | None]:
         batches.append(len(commands))
-        return await SLICE.handle(tx, commands, now)
+        return await SLICE.handle(tx, commands, now, quotas=Quotas())
 
     timers = Timers(sqlite, memory_broker, clock)
     parts = make_parts(sqlite, memory_broker, clock, timers.metrics)

@@ -17,6 +17,7 @@ from timer_service.adapters.postgres import database as database_module
 from timer_service.core.database import Transaction
 from timer_service.core.health import HEALTHY
 from timer_service.core.message import Command, Message, Position
+from timer_service.core.quotas import Quotas
 from timer_service.core.route import CommandResult, Route
 from timer_service.timers import SLICE
 
@@ -125,7 +126,7 @@ async def test_a_slow_statement(
     async def handle(tx: Transaction, commands: Sequence[Command], now: int) -> Sequence[CommandResult | None]:
         if any(command.tenant == "slow" for command in commands):
             await tx.fetch("SELECT pg_sleep(60)")
-        return await SLICE.handle(tx, commands, now)
+        return await SLICE.handle(tx, commands, now, quotas=Quotas())
 
     parts = make_parts(timers.database, timers.broker, clock, timers.metrics)
     timers.consumer = parts.consumer([Route(SLICE.commands, handle, timers._wake)])

@@ -14,6 +14,7 @@ from timer_service.core.broker import Delivery
 from timer_service.core.database import Transaction
 from timer_service.core.errors import DatabaseUnavailableError
 from timer_service.core.message import Command, Position, TenantPayload
+from timer_service.core.quotas import Quotas
 from timer_service.core.route import CommandResult, Handle
 from timer_service.timers import SLICE
 
@@ -33,7 +34,7 @@ def slow(clock: ManualClock, seconds: float, at_once: int = 1) -> Handle:
 
     async def handle(tx: Transaction, commands: Sequence[Command], now: int) -> Sequence[CommandResult | None]:
         clock.advance(seconds=seconds)
-        results = await SLICE.handle(tx, commands[:at_once], now)
+        results = await SLICE.handle(tx, commands[:at_once], now, quotas=Quotas())
         return [*results, *[None] * (len(commands) - len(results))]
 
     return handle
@@ -107,7 +108,7 @@ async def test_an_outage_during_a_slow_batch(timers: Timers) -> None:
         calls += 1
         if calls > 1:
             raise DatabaseUnavailableError("gone")
-        return [*await SLICE.handle(tx, commands[:1], now), *[None] * (len(commands) - 1)]
+        return [*await SLICE.handle(tx, commands[:1], now, quotas=Quotas()), *[None] * (len(commands) - 1)]
 
     consumer_of(timers, handle)
     positions = send(timers, "a1 a2 b1")

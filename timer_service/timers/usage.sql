@@ -1,0 +1,10 @@
+-- name: count_pending
+-- Counts the timers of a tenant that are still to fire, at most `most`.
+SELECT COUNT(*) AS used FROM (
+    SELECT 1 AS one FROM timer_schedules WHERE tenant_id = :tenant_id AND available_at IS NOT NULL LIMIT :most
+) AS counted
+
+-- name: sum_large_data
+-- Adds up the characters of the large data of a tenant. Each row has more than 1,000, so few rows reach `most`.
+SELECT COALESCE(SUM(large_data), 0) AS used FROM timer_schedules
+WHERE tenant_id = :tenant_id AND large_data IS NOT NULL AND :most > 0
