@@ -146,21 +146,31 @@ async def test_changed_stream(server: NatsServer, js: JetStreamContext, *, manag
 
 
 @pytest.mark.parametrize(
-    ("setting", "value", "needed"),
-    [("no_ack", True, False), ("max_msg_size", 20, -1), ("max_msgs_per_subject", 1, -1)],
+    "change",
+    [
+        ("no_ack", True, False),
+        ("max_msg_size", 20, -1),
+        ("max_msgs_per_subject", 1, -1),
+        ("subject_transform", {"src": ">", "dest": "other.>"}, None),
+        ("allow_rollup_hdrs", True, False),
+    ],
+    ids=lambda change: change[0],
 )
+@pytest.mark.parametrize("kind", STREAMS)
 @pytest.mark.parametrize("manage", [True, False])
-async def test_settings_that_lose_commands(
-    server: NatsServer, js: JetStreamContext, setting: str, value: int, needed: int, *, manage: bool
+async def test_settings_that_lose_messages(
+    server: NatsServer, js: JetStreamContext, kind: Kind, change: tuple[str, Any, Any], *, manage: bool
 ) -> None:
-    """A setting with which the stream refuses or deletes commands, or does not answer, is changed or reported."""
+    """A setting with which a stream refuses, deletes or moves messages, or does not answer, is changed or reported."""
+    name, (setting, value, needed) = STREAMS[kind], change
     async with connected(server, manage=manage) as broker:
-        config = (await request(js, "STREAM.INFO.TIMER_CMD", {}))["config"]
-        await request(js, "STREAM.UPDATE.TIMER_CMD", {**config, setting: value})
+        config = (await request(js, f"STREAM.INFO.{name}", {}))["config"]
+        await request(js, f"STREAM.UPDATE.{name}", {**config, setting: value})
         await broker.streams.tick(NOW)
-        found = (await request(js, "STREAM.INFO.TIMER_CMD", {}))["config"].get(setting, False)
-        reason = broker.streams.health[Kind.COMMAND].reason
-    problem = f"stream TIMER_CMD needs {setting} = {json.dumps(needed)}: change the stream, or set"
+        config = (await request(js, f"STREAM.INFO.{name}", {}))["config"]
+        found = config.get(setting, None if needed is None else False)
+        reason = broker.streams.health[kind].reason
+    problem = f"stream {name} needs {setting} = {json.dumps(needed)}: change the stream, or set"
     if manage:
         assert (found, reason) == (needed, None)
     else:
@@ -178,13 +188,13 @@ async def test_events_that_a_subject_refuses(
         await broker.streams.tick(NOW)
         found = (await js.stream_info("TIMER_EVT")).config
         reason = broker.streams.health[Kind.EVENT].reason
-    assert found.max_msgs_per_subject == 2
-    needs = "stream TIMER_EVT needs discard_new_per_subject = false"
-    assert (found.discard_new_per_subject or False, reason and reason.partition(":")[0]) == (
-        (False, None) if manage else (True, needs)
-    )
+    needs = "stream TIMER_EVT needs max_msgs_per_subject = -1, discard_new_per_subject = false"
+    wanted = (-1, False, None) if manage else (2, True, needs)
+    problem = reason and reason.partition(":")[0]
+    assert (found.max_msgs_per_subject, found.discard_new_per_subject or False, problem) == wanted
     changes = [record for record in caplog.records if record.getMessage() == "changing the settings of a stream"]
-    assert [record.__dict__["settings"] for record in changes] == [{"discard_new_per_subject": False}] * manage
+    changed = {"max_msgs_per_subject": -1, "discard_new_per_subject": False}
+    assert [record.__dict__["settings"] for record in changes] == [changed] * manage
 
 
 @pytest.mark.parametrize(
@@ -193,7 +203,7 @@ async def test_events_that_a_subject_refuses(
         {"allow_msg_ttl": True, "subject_delete_marker_ttl": 5_000_000_007, "allow_direct": True},
         {"deny_delete": True, "deny_purge": True, "allow_batched": True},
         {"max_age": 604_800_123_456_789, "duplicate_window": 60_000_000_007, "first_seq": 10, "compression": "s2"},
-        {"max_msgs": 10_000, "max_bytes": 10**9, "max_msgs_per_subject": 7, "max_msg_size": 1_048_576},
+        {"max_msgs": 10_000, "max_bytes": 10**9, "max_msg_size": 1_048_576},
         {"max_consumers": 9, "consumer_limits": {"max_ack_pending": 50_000, "inactive_threshold": 3_600_000_000_001}},
         {"republish": {"src": ">", "dest": "copy.>", "headers_only": True}, "metadata": {"owner": "ops"}},
         {"sources": [{"name": "OTHER", "filter_subject": "x", "opt_start_time": "2026-01-01T00:00:00.123456789Z"}]},

@@ -109,8 +109,12 @@ def _missing(found: Mapping[str, Any], subjects: Subjects, kind: Kind) -> dict[s
         missing["no_ack"] = False  # without acknowledgements nobody knows what is stored
     if 0 < found.get("max_msg_size", -1) < MAX_MESSAGE_BYTES:
         missing["max_msg_size"] = -1  # the stream would refuse valid messages
-    if kind is Kind.COMMAND and found.get("max_msgs_per_subject", -1) > 0:
-        missing["max_msgs_per_subject"] = -1  # a new command would delete older ones that are not handled
+    if found.get("max_msgs_per_subject", -1) > 0:
+        missing["max_msgs_per_subject"] = -1  # a new message would delete older ones that nobody has read
+    if found.get("subject_transform"):
+        missing["subject_transform"] = None  # messages would be stored under subjects that nobody reads
+    if found.get("allow_rollup_hdrs"):
+        missing["allow_rollup_hdrs"] = False  # a header would delete the messages of all tenants
     if found.get("discard_new_per_subject"):
         missing["discard_new_per_subject"] = False  # one tenant's events or commands would be refused for ever
     # The server refuses atomic batches together with asynchronous writes.
