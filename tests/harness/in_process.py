@@ -70,7 +70,7 @@ class InProcess(Conversation):
         )
         self.positions: list[Position] = []
         """The positions of the sent commands."""
-        handle = handler(slice_, [slice_.name] if enabled else [], Quotas(limits))
+        handle = handler(slice_, [slice_.name] if enabled else [], Quotas(limits, monotonic=lambda: 0.0))
         self.consumer = self.parts.consumer([Route(slice_.commands, handle, self._woken)])
         self.queries = self.parts.queries(slice_.queries)
         self.relay = self.parts.relay(OUTBOX, stored_message)

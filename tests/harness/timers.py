@@ -3,20 +3,20 @@
 import json
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from tests.harness.builders import cancel_timer, command_address, retry_timer, schedule_timer
 from tests.harness.clock import ManualClock
 from tests.harness.metrics import RecordingMetrics
 from tests.harness.wiring import BATCH, MAX_ATTEMPTS, VISIBILITY_TIMEOUT, make_parts
-from functools import partial
-from timer_service.core.limits import DEFAULT_LIMITS, TenantLimits
-from timer_service.core.quotas import Quotas
 from timer_service.adapters.memory import MemoryBroker, MemorySubscription, Predicate, never
 from timer_service.app.slices import build_workers
 from timer_service.core.database import Database, Row, Transaction
 from timer_service.core.lease import Lease
+from timer_service.core.limits import DEFAULT_LIMITS, TenantLimits
 from timer_service.core.message import Kind, Message, Position
+from timer_service.core.quotas import Quotas
 from timer_service.core.route import Route
 from timer_service.timers import SLICE, store
 from timer_service.timers.rules import Timer
@@ -27,7 +27,12 @@ class Timers:
     """The consumer and the relay of timers."""
 
     def __init__(
-        self, database: Database, broker: MemoryBroker, clock: ManualClock, *, batch_size: int = BATCH
+        self,
+        database: Database,
+        broker: MemoryBroker,
+        clock: ManualClock,
+        *,
+        batch_size: int = BATCH,
         limits: TenantLimits = DEFAULT_LIMITS,
     ) -> None:
         self.database = database
@@ -37,7 +42,8 @@ class Timers:
         self.wakes: list[int] = []
         self.batch_size = batch_size
         parts = make_parts(database, broker, clock, self.metrics, batch_size=batch_size)
-        self.consumer = parts.consumer([Route(SLICE.commands, partial(SLICE.handle, quotas=Quotas(limits)), self._wake)])
+        handle = partial(SLICE.handle, quotas=Quotas(limits))
+        self.consumer = parts.consumer([Route(SLICE.commands, handle, self._wake)])
         self.publishing = parts.publishing
         self.lease = Lease(TIMERS, VISIBILITY_TIMEOUT)
         self.relay = build_workers(SLICE, parts)["timers"]

@@ -22,7 +22,9 @@ from timer_service.core.decoder import decode, parts
 from timer_service.core.errors import ChangedStreamError, Code, Rejection
 from timer_service.core.failures import Failures
 from timer_service.core.health import Health, OutageLog, worst
+from timer_service.core.limits import DEFAULT_LIMITS, TenantLimits
 from timer_service.core.metrics_port import MetricsPort
+from timer_service.core.pace import Pace
 from timer_service.core.rejection import Rejected
 from timer_service.core.rejector import Rejector
 from timer_service.core.route import Route
@@ -43,7 +45,8 @@ class Consumer:
     """The handler of one subscription's commands.
 
     It handles a batch in parts of limited size, each in one transaction or more. After 150 ms it puts the rest of the
-    batch back, so that the commands of other tenants get a turn.
+    batch back, so that the commands of other tenants get a turn. It puts back at once what a tenant sends faster than
+    its limit allows.
     """
 
     def __init__(
@@ -58,6 +61,7 @@ class Consumer:
         reply_prefix: str,
         outages: OutageLog | None = None,
         budget: Budget = DEFAULT_BUDGET,
+        limits: TenantLimits = DEFAULT_LIMITS,
     ) -> None:
         self._database = database
         self._routes = {payload: route for route in routes for payload in route.payloads}
@@ -65,6 +69,7 @@ class Consumer:
         self._clock = clock
         self._batch_size = BatchSize(batch_size)
         self._part_bytes = budget.part
+        self._pace = Pace(limits)
         self._attempts = Attempts()
         outages = outages or OutageLog()
         self._failures = Failures(self._attempts, outages)
@@ -125,8 +130,13 @@ class Consumer:
         """
         self._batch_began = time.monotonic()
         progress = Progress(subscription)
+        admitted, late = self._pace.divide(batch)
         try:
-            left = await self._handle_parts(progress, batch)
+            left = await self._handle_parts(progress, admitted)
+            if late:
+                await subscription.put_back(late)
+                if not admitted:
+                    await asyncio.sleep(self._pace.wait_seconds(late))
         finally:
             self._batch_began = None
         return progress.must_pause and not progress.worked, len(left)

@@ -64,6 +64,7 @@ class Parts:
             reply_prefix=self.reply_prefix,
             outages=self.outages,
             budget=self.budget,
+            limits=self.limits,
         )
 
     def queries(self, routes: Sequence[QueryRoute]) -> Queries:

@@ -1,0 +1,149 @@
+"""The limits of tenants: what exceeds one ends as `over_quota` and has no effect, and other tenants notice nothing."""
+
+from typing import Any
+
+import pytest
+
+from tests.harness.clock import ManualClock, after, iso
+from tests.harness.in_process import InProcess
+from timer_service import runs, signals, timers
+from timer_service.adapters.memory import MemoryBroker
+from timer_service.core.database import Database
+from timer_service.core.limits import Limits, TenantLimits
+from timer_service.core.slice import Slice
+
+LATER = iso(after(hours=1))
+
+
+def conversation(store: Database, slice_: Slice, **limits: Any) -> InProcess:
+    """Return a slice in which `acme` has the limits. The other tenants have the default limits."""
+    tenants = TenantLimits(tenants={"acme": Limits(**limits)})
+    return InProcess(store, MemoryBroker(), ManualClock(), slice_, limits=tenants)
+
+
+async def outcome(talk: InProcess, message_type: str, **fields: Any) -> Any:
+    """Send a command. Return its outcome, or the limit that it would exceed."""
+    reply = await talk.request(message_type, **fields)
+    return dict(reply["limit"]) if reply["outcome"] == "over_quota" else str(reply["outcome"])
+
+
+async def test_pending_timers(store: Database) -> None:
+    """A tenant with as many timers as it may have can change and cancel them. Each that ends makes room for one."""
+    talk = conversation(store, timers.SLICE, pending_timers=2)
+    over = {"name": "pending_timers", "most": 2}
+    found = [await outcome(talk, "ScheduleTimer", serviceCallId=f"call-{n}", dueAt=LATER) for n in (1, 2, 3)]
+    assert found == ["scheduled", "scheduled", over]
+    changed = iso(after(hours=2))
+    assert [
+        await outcome(talk, "ScheduleTimer", serviceCallId="call-1", dueAt=changed),
+        await outcome(talk, "CancelTimer", serviceCallId="call-3"),
+        await outcome(talk, "CancelTimer", serviceCallId="call-1"),
+        await outcome(talk, "ScheduleTimer", serviceCallId="call-4", dueAt=LATER),
+        await outcome(talk, "ScheduleTimer", serviceCallId="call-1", dueAt=LATER),
+        await outcome(talk, "ScheduleTimer", tenant="globex", serviceCallId="call-5", dueAt=LATER),
+    ] == ["rescheduled", "not_found", "cancelled", "scheduled", over, "scheduled"]
+    assert talk.metrics.commands["ScheduleTimer", "over_quota"] == 2
+    assert (await talk.ask("count-timers"))["counts"]["Scheduled"] == 2
+    assert await talk.dead_letters() == []
+
+
+async def test_pending_timers_in_one_batch(store: Database) -> None:
+    """The limit holds within a batch too. A timer that the batch cancels makes room only for a later batch."""
+    talk = conversation(store, timers.SLICE, pending_timers=3)
+    for number in range(5):
+        talk.send("ScheduleTimer", serviceCallId=f"call-{number}", dueAt=LATER)
+    talk.send("CancelTimer", serviceCallId="call-0")
+    talk.send("ScheduleTimer", tenant="globex", serviceCallId="call-0", dueAt=LATER)
+    await talk.consume()
+    assert [talk.reply(n)["outcome"] for n in range(7)] == [
+        *["scheduled"] * 3,
+        *["over_quota"] * 2,
+        "cancelled",
+        "scheduled",
+    ]
+    assert await outcome(talk, "ScheduleTimer", serviceCallId="call-9", dueAt=LATER) == "scheduled"
+
+
+async def test_stored_data(store: Database) -> None:
+    """Large data counts while its timer is stored, settled or not. Small data does not count."""
+    talk = conversation(store, timers.SLICE, stored_data=5000)
+    over = {"name": "stored_data", "most": 5000}
+    found = [
+        await outcome(talk, "ScheduleTimer", serviceCallId=f"call-{n}", dueAt=LATER, data="x" * size)
+        for n, size in enumerate((2000, 2000, 900, 2000, 900))
+    ]
+    assert found == ["scheduled", "scheduled", "scheduled", over, "scheduled"]
+    assert [
+        await outcome(talk, "CancelTimer", serviceCallId="call-0"),
+        await outcome(talk, "ScheduleTimer", serviceCallId="call-9", dueAt=LATER, data="x" * 2000),
+        await outcome(talk, "ScheduleTimer", serviceCallId="call-1", dueAt=LATER, data="small"),
+        await outcome(talk, "ScheduleTimer", serviceCallId="call-9", dueAt=LATER, data="x" * 2000),
+    ] == ["cancelled", over, "updated", "scheduled"]
+
+
+async def test_open_signals(store: Database) -> None:
+    """A tenant with as many open signals as it may have can change them. One that ends makes room."""
+    talk = conversation(store, signals.SLICE, open_signals=2)
+    fields: dict[str, Any] = {"triggerKind": "time", "triggerSpec": {"kind": "at", "at": LATER}}
+    over = {"name": "open_signals", "most": 2}
+    found = [await outcome(talk, "CreateWorkSignal", signalId=f"s{n}", **fields) for n in (1, 2, 3)]
+    assert [each if isinstance(each, dict) else each.partition("_")[0] for each in found] == [
+        "created",
+        "created",
+        over,
+    ]
+    assert [
+        await outcome(talk, "PauseWorkSignal", signalId="s1"),
+        await outcome(talk, "ActivateWorkSignal", signalId="s1"),
+        await outcome(talk, "CancelWorkSignal", signalId="s1"),
+    ] == ["paused", "activated", "cancelled"]
+    assert await outcome(talk, "CreateWorkSignal", signalId="s4", **fields) == found[0]
+    assert await outcome(talk, "CreateWorkSignal", signalId="s5", **fields) == over
+
+
+async def test_open_runs(store: Database) -> None:
+    """A tenant with as many running runs as it may have can report and cancel. A run that ends makes room."""
+    talk = conversation(store, runs.SLICE, open_runs=1)
+    over = {"name": "open_runs", "most": 1}
+    jobs = [{"name": "a"}, {"name": "b", "needs": [{"job": "a"}]}]
+    assert [
+        await outcome(talk, "StartRun", runId="r1", jobs=jobs),
+        await outcome(talk, "StartRun", runId="r2", jobs=jobs),
+        await outcome(talk, "StartRun", runId="r1", jobs=jobs),
+        await outcome(talk, "ReportJobStatus", runId="r1", jobName="a", status="success"),
+        await outcome(talk, "CancelRun", runId="r1"),
+        await outcome(talk, "StartRun", runId="r2", jobs=jobs),
+    ] == ["started", over, "unchanged", "recorded", "cancelled", "started"]
+
+
+async def test_run_rows(store: Database) -> None:
+    """Jobs and needs of running runs count, those of groups too."""
+    talk = conversation(store, runs.SLICE, run_rows=10)
+    over = {"name": "run_rows", "most": 10}
+    assert [
+        await outcome(talk, "StartRun", runId="r1", jobs=[{"name": f"j{n}"} for n in range(5)], groups=["g"]),
+        await outcome(talk, "StartRun", runId="r2", jobs=[{"name": f"j{n}"} for n in range(5)]),
+        await outcome(talk, "ResolveGroup", runId="r1", groupName="g", jobs=[{"name": f"g{n}"} for n in range(9)]),
+        await outcome(talk, "ResolveGroup", runId="r1", groupName="g", jobs=[{"name": "g1"}]),
+    ] == ["started", over, over, "resolved"]
+
+
+async def test_early_commands(store: Database) -> None:
+    """Commands that wait for their runs count until the runs begin."""
+    talk = conversation(store, runs.SLICE, early_commands=1000)
+    over = {"name": "early_commands", "most": 1000}
+    report = {"jobName": "a", "status": "success"}
+    found = [await outcome(talk, "ReportJobStatus", runId=f"r{n}", **report) for n in range(4)]
+    assert found == ["kept", "kept", "kept", over]
+    assert [
+        await outcome(talk, "StartRun", runId="r1", jobs=[{"name": "a"}]),
+        await outcome(talk, "ReportJobStatus", runId="r4", **report),
+    ] == ["started", "kept"]
+
+
+@pytest.mark.parametrize("slice_", [timers.SLICE, signals.SLICE, runs.SLICE], ids=lambda each: each.name)
+def test_every_limit_is_counted(slice_: Slice) -> None:
+    """Each usage has a limit of that name, and all limits of rows belong to a slice."""
+    assert {usage.limit for usage in slice_.usages} <= set(Limits.model_fields)
+    counted = {usage.limit for each in (timers.SLICE, signals.SLICE, runs.SLICE) for usage in each.usages}
+    assert counted == set(Limits.model_fields) - {"commands_per_second"}
