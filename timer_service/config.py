@@ -23,7 +23,7 @@ from pydantic import (
 )
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails, PydanticCustomError
-from pydantic_settings import BaseSettings, DotEnvSettingsSource, SettingsConfigDict
+from pydantic_settings import BaseSettings, DotEnvSettingsSource, NoDecode, SettingsConfigDict
 
 from timer_service.core.budget import DEFAULT_MEMORY_BYTES, LEAST_MEMORY_BYTES, MIB
 from timer_service.core.errors import StartError
@@ -153,7 +153,7 @@ def _limits(path: object) -> object:
 ReadableFile = Annotated[Path, AfterValidator(_readable)]
 """The path of a readable file."""
 
-LimitsFile = Annotated[TenantLimits, BeforeValidator(_limits)]
+LimitsFile = Annotated[TenantLimits, NoDecode, BeforeValidator(_limits)]
 """The limits of the tenants, written as the path of a TOML file."""
 
 

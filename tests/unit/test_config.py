@@ -315,3 +315,42 @@ def test_database_url(url: str) -> None:
     """A database URL may name one server or several."""
     config = load_config(database_url=url)
     assert (config.engine, config.postgres_url) == ("postgres", url)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("[default", "is not TOML"),
+        ("[default]\npending_timer = 1", "default.pending_timer: Extra inputs are not permitted"),
+        ("[default]\npending_timers = -1", "default.pending_timers: Input should be greater than or equal to 0"),
+        ("[tenants.acme]\ncommands_per_second = 0", "tenants.acme.commands_per_second: Input should be greater than 0"),
+        ("[tenants.'a b']\nopen_runs = 1", "tenants.a b"),
+        ("[tenant.acme]", "tenant: Extra inputs are not permitted"),
+    ],
+)
+def test_wrong_limits(text: str, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error names the setting, the file, and the limit."""
+    path = tmp_path / "limits.toml"
+    path.write_text(text)
+    monkeypatch.setenv("TIMER_LIMITS_FILE", str(path))
+    with pytest.raises(StartError) as caught:
+        load_config()
+    assert str(caught.value).startswith(f"TIMER_LIMITS_FILE: {path}")
+    assert reason in str(caught.value)
+
+
+def test_limits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tenant without a section has the limits of `default`; a limit that is missing has its default."""
+    path = tmp_path / "limits.toml"
+    path.write_text('[default]\npending_timers = 5\nstored_data = "2MiB"\n[tenants.acme]\nopen_runs = 7\n')
+    monkeypatch.setenv("TIMER_LIMITS_FILE", str(path))
+    limits = load_config().limits_file
+    assert (limits.of("globex").pending_timers, limits.of("globex").stored_data) == (5, 2 * 1024 * 1024)
+    assert (limits.of("acme").open_runs, limits.of("acme").pending_timers) == (7, 1_000_000)
+
+
+def test_limits_file_that_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file that cannot be read is an error."""
+    monkeypatch.setenv("TIMER_LIMITS_FILE", "/nowhere/limits.toml")
+    with pytest.raises(StartError, match=r"TIMER_LIMITS_FILE: cannot be read \(No such file or directory\)"):
+        load_config()

@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry
 
 from timer_service.adapters.nats import NatsBroker
 from timer_service.app.health import Observed, flows
-from timer_service.app.slices import QUERIES, SLICES, Workers, routes
+from timer_service.app.slices import SLICES, Workers, queries, routes
 from timer_service.app.storage import Storage
 from timer_service.app.tasks import KeptTask, finish
 from timer_service.config import Config
@@ -79,7 +79,7 @@ class App:
         )
         self._history = CommandHistory(storage.database)
         self._replayed = asyncio.Event()
-        self._queries = self._parts.queries(QUERIES)
+        self._queries = self._parts.queries(queries(config.limits_file))
         quotas = Quotas(self._parts.limits, alone=self._database.exclusive)
         self._consumer = self._parts.consumer(routes(config.enabled, self._wakeups, quotas))
         self._subscription: Subscription | None = None

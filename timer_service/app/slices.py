@@ -5,10 +5,13 @@ from datetime import timedelta
 from functools import partial
 
 from timer_service import events, runs, signals, timers
+from timer_service.app.usage import usage_query
 from timer_service.config import Config
 from timer_service.core.health import Health, worst
 from timer_service.core.lease import Lease
+from timer_service.core.limits import DEFAULT_LIMITS, TenantLimits
 from timer_service.core.loop import Loop, Worker
+from timer_service.core.query import QueryRoute
 from timer_service.core.quotas import Quotas
 from timer_service.core.recovery import take_over_claims
 from timer_service.core.retention import Retention
@@ -20,7 +23,15 @@ from timer_service.core.wakeups import Wakeups
 SLICES: tuple[Slice, ...] = (timers.SLICE, signals.SLICE, runs.SLICE, events.SLICE)
 """In the order in which the consumer handles a batch, so that all instances lock rows in the same order."""
 
-QUERIES = tuple(query for each in SLICES for query in each.queries)
+
+def queries(limits: TenantLimits) -> tuple[QueryRoute, ...]:
+    """Return the queries of every slice, and the query about the limits."""
+    usages = [usage for each in SLICES for usage in each.usages]
+    return (*(query for each in SLICES for query in each.queries), usage_query(limits, usages))
+
+
+QUERIES = queries(DEFAULT_LIMITS)
+"""The queries, for their names and schemas."""
 
 _RETENTION_INTERVAL = timedelta(minutes=1)
 _ROW_COUNTS_INTERVAL = timedelta(seconds=15)

@@ -34,6 +34,11 @@ class Limits(BaseModel):
     commands_per_second: Annotated[float, Field(gt=0)] = 20_000
     """The commands that are handled in a second. More of them wait."""
 
+    def amount(self, name: str) -> int:
+        """Return the limit of a name."""
+        limit: int = getattr(self, name)
+        return limit
+
 
 class TenantLimits(BaseModel):
     """The limits of all tenants: those of `default`, unless the tenant is in `tenants`."""

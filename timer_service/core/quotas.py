@@ -124,5 +124,4 @@ class Admission:
         )
 
     def _most(self, key: "_Key") -> int:
-        most: int = getattr(self._quotas.limits.of(key.tenant), key.limit)
-        return most
+        return self._quotas.limits.of(key.tenant).amount(key.limit)

@@ -1,0 +1,103 @@
+"""The limits of tenants as their users and an operator meet them."""
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from tests.harness.databases import Databases
+from tests.harness.processes import NatsServer, Service
+from timer_service.client import TimerClient
+
+LIMITS = """
+[default]
+pending_timers = 1000
+
+[tenants.acme]
+pending_timers = 2
+commands_per_second = 20
+"""
+TOMORROW = datetime.now(UTC) + timedelta(days=1)
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+async def service(request: pytest.FixtureRequest, tmp_path: Path, broker: NatsServer) -> AsyncIterator[Service]:
+    """Yield a service with the limits, on each store in turn."""
+    (tmp_path / "limits.toml").write_text(LIMITS)
+    settings = {"TIMER_LIMITS_FILE": str(tmp_path / "limits.toml")}
+    if request.param == "sqlite":
+        async with Service(tmp_path, broker.url, **settings) as started:
+            yield started
+    else:
+        databases: Databases = request.getfixturevalue("databases")
+        async with (
+            databases.database() as url,
+            Service(tmp_path, broker.url, TIMER_DATABASE_URL=url, **settings) as started,
+        ):
+            yield started
+
+
+@pytest.fixture
+async def client(broker: NatsServer, service: Service) -> AsyncIterator[TimerClient]:
+    del service
+    async with TimerClient.connect(broker.url) as connected:
+        yield connected
+
+
+def usage(broker: NatsServer, tenant: str, *options: str) -> str:
+    """Return what `timer-service tenants usage` prints."""
+    command = [sys.executable, "-m", "timer_service", "tenants", "usage", tenant, *options]
+    done = subprocess.run(
+        command,
+        env={**os.environ, "TIMER_BROKER_URL": broker.url},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=30,
+    )
+    return done.stdout
+
+
+async def test_over_quota(broker: NatsServer, service: Service, client: TimerClient) -> None:
+    """The third timer ends as `over_quota`, and nothing is lost. The usage shows it."""
+    outcomes = [(await client.schedule("acme", f"call-{n}", TOMORROW)).name for n in range(3)]
+    assert outcomes == ["scheduled", "scheduled", "over_quota"]
+    assert (await client.schedule("globex", "call-1", TOMORROW)).name == "scheduled"
+    assert (await client.cancel("acme", "call-0")).name == "cancelled"
+    async with asyncio.timeout(10):
+        while (await client.schedule("acme", "call-3", TOMORROW)).name != "scheduled":
+            await asyncio.sleep(0.1)  # a slow count on a busy machine is repeated later
+    shown = await asyncio.to_thread(usage, broker, "acme")
+    assert shown.splitlines()[0].split() == ["pending_timers", "2", "of", "2"]
+    assert shown.splitlines()[-1].split() == ["commands_per_second", "20"]
+    found = json.loads(await asyncio.to_thread(usage, broker, "globex", "--json"))
+    assert found["usage"][0] == {"limit": "pending_timers", "used": 1, "most": 1000}
+    assert await service.metric('timer_commands_received_total{outcome="over_quota",type="ScheduleTimer"}') >= 1
+    assert (await client.query("acme", "list-timers", {}))["timers"][0]["serviceCallId"] in {"call-1", "call-3"}
+
+
+async def test_commands_above_the_rate(client: TimerClient) -> None:
+    """Commands above the rate of their tenant wait, and all of them are handled. Another tenant notices nothing."""
+    began = time.monotonic()
+    flood = asyncio.create_task(
+        asyncio.wait_for(
+            asyncio.gather(*(client.cancel("acme", f"call-{n}", timeout_seconds=60) for n in range(80))), 60
+        )
+    )
+    slowest = 0.0
+    while not flood.done():
+        sent = time.monotonic()
+        assert (await client.cancel("globex", f"call-{sent}")).name == "not_found"
+        slowest = max(slowest, time.monotonic() - sent)
+        await asyncio.sleep(0.05)
+    seconds = time.monotonic() - began
+    assert {each.name for each in await flood} == {"not_found"}
+    assert seconds >= 2.5, "20 at once, and 60 more at 20 commands a second"
+    assert slowest < 1.5

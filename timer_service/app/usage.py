@@ -1,0 +1,46 @@
+"""The query about what a tenant uses of its limits."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pydantic import Field
+
+from timer_service.core.database import Reader
+from timer_service.core.limits import TenantLimits
+from timer_service.core.message import Payload
+from timer_service.core.query import QueryRoute
+from timer_service.core.quotas import Usage
+
+
+class GetUsage(Payload):
+    """Ask what the tenant uses of its limits."""
+
+
+class LimitUsage(Payload):
+    """How much of one limit the tenant uses."""
+
+    limit: str = Field(description="The name of the limit, as in TIMER_LIMITS_FILE.")
+    used: int = Field(ge=0, description="Counting stops one above `most`.")
+    most: int = Field(ge=0)
+
+
+class TenantUsage(Payload):
+    """What a tenant uses of each of its limits."""
+
+    usage: list[LimitUsage]
+    commands_per_second: float = Field(gt=0, description="How many commands of the tenant are handled in a second.")
+
+
+def usage_query(limits: TenantLimits, usages: Sequence[Usage]) -> QueryRoute:
+    """Return the query `get-usage`."""
+
+    async def answer(reader: Reader, tenant: str, _request: GetUsage, _now: int) -> Mapping[str, Any]:
+        of_tenant = limits.of(tenant)
+        found: list[Mapping[str, Any]] = []
+        for usage in usages:
+            most = of_tenant.amount(usage.limit)
+            (row,) = await reader.fetch(usage.sql, {"tenant_id": tenant, "most": most + 1})
+            found.append({"limit": usage.limit, "used": row["used"], "most": most})
+        return {"usage": found, "commandsPerSecond": of_tenant.commands_per_second}
+
+    return QueryRoute("get-usage", GetUsage, TenantUsage, answer)
