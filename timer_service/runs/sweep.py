@@ -12,7 +12,7 @@ from functools import partial
 
 from timer_service.core.clock_repair import SLACK_MS, TimedRows
 from timer_service.core.database import Reader, Transaction
-from timer_service.core.delays import Delays
+from timer_service.core.delays import LONGEST, Delays
 from timer_service.core.errors import DatabaseBlockedError, DatabaseUnavailableError
 from timer_service.core.loop import Pass
 from timer_service.core.slice import Parts
@@ -79,7 +79,8 @@ class Sweep:
         due: defaultdict[RunKey, list[str]] = defaultdict(list, {key: [] for key in await self._due_runs(now)})
         for key, name in await self._stale_jobs(now):
             due[key].append(name)
-        self._blocked_until = {key: until for key, until in self._blocked_until.items() if until > now}
+        latest = now + LONGEST // timedelta(milliseconds=1)  # a later instant is from a clock that was ahead
+        self._blocked_until = {key: until for key, until in self._blocked_until.items() if now < until <= latest}
         swept = {key: names for key, names in due.items() if key not in self._blocked_until}
         for key, names in swept.items():
             await self._sweep(key, names, now)
