@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry
 
 from timer_service.adapters.nats import NatsBroker
 from timer_service.app.health import Observed, flows
-from timer_service.app.slices import QUERIES, SLICES, Workers, routes
+from timer_service.app.slices import QUERIES, SLICES, Workers, build_clock_repair, routes
 from timer_service.app.storage import Storage
 from timer_service.app.tasks import KeptTask, finish
 from timer_service.config import Config
@@ -215,6 +215,7 @@ class App:
             )
 
         workers: dict[str, Worker] = {**storage.upkeep, "database": DatabaseProbe(self._database)}
+        workers["clock-repair"] = build_clock_repair(self._parts)
         if self._config.role != "worker":
             workers["backlog"] = BacklogWatch(self._database, self._broker.oldest_unsettled)
         return [

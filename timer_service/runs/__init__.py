@@ -19,7 +19,7 @@ from timer_service.runs.queries import QUERIES, RunView
 from timer_service.runs.retention import delete_settled
 from timer_service.runs.rules import Outcome
 from timer_service.runs.store import COUNTED
-from timer_service.runs.sweep import Sweep
+from timer_service.runs.sweep import TIMED, Sweep
 
 SLICE = Slice(
     name="runs",
@@ -32,6 +32,7 @@ SLICE = Slice(
     wakes=("sweep", "outbox"),
     leased=(),
     counted=COUNTED,
+    timed=TIMED,
     events=(JobReady, JobSkipped, RunRejected, RunCompleted, RunStuck),
     views={"run": RunView},
     delete_settled=delete_settled,
