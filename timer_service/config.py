@@ -141,8 +141,9 @@ SecretFile = Annotated[SecretStr, BeforeValidator(_content)]
 def _limits(path: object) -> object:
     if isinstance(path, TenantLimits):
         return path
+    text = _readable(Path(str(path))).read_text("utf-8", "replace")
     try:
-        return TenantLimits.model_validate(tomllib.loads(_readable(Path(str(path))).read_text("utf-8")))
+        return TenantLimits.model_validate(tomllib.loads(text))
     except ValidationError as error:
         lines = (f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors(include_url=False))
         raise PydanticCustomError("limits", "{reason}", {"reason": f"{path}: {'; '.join(lines)}"}) from error
@@ -202,7 +203,7 @@ class Config(BaseSettings):
     signals_enabled: bool = True
     runs_enabled: bool = True
     auto_migrate: bool = True
-    limits_file: LimitsFile = DEFAULT_LIMITS
+    limits_file: LimitsFile | None = None
     memory_budget: ByteSize = Field(default=ByteSize(DEFAULT_MEMORY_BYTES), ge=LEAST_MEMORY_BYTES)
     shutdown_timeout: Milliseconds = timedelta(milliseconds=20000)
     log_level: Annotated[Literal["debug", "info", "warning", "error"], BeforeValidator(_lower)] = "info"
@@ -232,6 +233,11 @@ class Config(BaseSettings):
         if len(names := self._sources("database_url")) > 1:
             raise PydanticCustomError("database_url", f"{' and '.join(names)} are both set: set only one of them")
         return self
+
+    @property
+    def limits(self) -> TenantLimits:
+        """The limits of the tenants."""
+        return self.limits_file or DEFAULT_LIMITS
 
     @property
     def engine(self) -> str:

@@ -91,6 +91,7 @@ async def test_clock_jumps_and_returns(jump_ms: int, tmp_path: Path, broker: Nat
         await user.request("ScheduleTimer", serviceCallId="after", dueAt=instant(due))
         at = await fired_ms(user, "after")
         assert (await service.page("/livez"))[0] == 200
+        assert 'timer_loop_last_tick_timestamp_seconds{loop="clock-repair"}' in (await service.page("/metrics"))[1]
     assert due - 1 <= at <= due + LATE_MS, f"fired {at - due:.0f} ms after it was due"
 
 

@@ -29,21 +29,25 @@ class ManualClock:
 
     def __init__(self, at: int = NOW) -> None:
         self._at = at
+        self.set_back_ms = 0
 
     def now(self) -> int:
         return self._at
 
     def set(self, at: int) -> None:
+        self.set_back_ms += max(self._at - at, 0)
         self._at = at
 
     def advance(self, **duration: float) -> int:
         """Add a duration (`seconds=1`) and return the new instant."""
-        self._at += timedelta(**duration) // timedelta(milliseconds=1)
+        self.set(self._at + timedelta(**duration) // timedelta(milliseconds=1))
         return self._at
 
 
 class LoopClock:
     """The clock of the running event loop, for use with `in_virtual_time`."""
+
+    set_back_ms = 0
 
     def now(self) -> int:
         return round(asyncio.get_running_loop().time() * 1000)

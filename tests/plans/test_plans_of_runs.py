@@ -60,6 +60,15 @@ PLANS = {
     "stale jobs": (sweep._SQL["stale_jobs"], ["Index Scan run_jobs_stale"]),
     "the next sweep": (sweep._SQL["next_sweep"], ["Index Only Scan runs_to_sweep"]),
     "the next stale job": (sweep._SQL["next_stale"], ["Index Only Scan run_jobs_stale"]),
+    **{
+        f"{name} of {rows.table}": (rows.sql(name), [plan])
+        for rows, index, key in zip(sweep.TIMED, ("runs_to_sweep", "run_jobs_stale"), (RUN, JOB), strict=True)
+        for name, plan in (
+            ("page_end", f"Index Only Scan {index}"),
+            ("find_wrong", f"Index Scan {index}"),
+            ("repair", f"Index Scan {key}"),
+        )
+    },
     "old runs": (retention._SQL["settled_runs"], ["LockRows", "Index Scan runs_settled"]),
 }
 

@@ -1,10 +1,12 @@
 from collections.abc import Iterator
+from datetime import timedelta
 
 import pytest
 
 from tests.harness.databases import Databases
 from tests.harness.plans import MODES, SIZES, FilledDatabase, filled_database
 from timer_service.core import outbox
+from timer_service.core.clock_repair import leased_rows
 from timer_service.core.lease import LeasedTable
 from timer_service.core.outbox import OUTBOX
 from timer_service.core.row_counts import overdue_sql
@@ -80,7 +82,13 @@ def lease_plans(table: LeasedTable, complete: str, complete_claim: str) -> dict[
         **{name: [key] for name in (complete, "retry", "release", "bury", "charge", "discount")},
     }
     statements = {f"{table.name}, {name}": (table.sql(name), nodes) for name, nodes in wanted.items()}
-    return statements | {f"{table.name}, overdue": (overdue_sql(table), [f"Index Only Scan {available}"])}
+    repaired = leased_rows(table, timedelta(seconds=30))
+    return statements | {
+        f"{table.name}, overdue": (overdue_sql(table), [f"Index Only Scan {available}"]),
+        f"{table.name}, end of a page to repair": (repaired.sql("page_end"), [f"Index Only Scan {available}"]),
+        f"{table.name}, rows to repair": (repaired.sql("find_wrong"), [f"Index Scan {available}"]),
+        f"{table.name}, repair": (repaired.sql("repair"), [key]),
+    }
 
 
 STATEMENTS = {

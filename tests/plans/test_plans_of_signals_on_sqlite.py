@@ -4,6 +4,7 @@ import asyncio
 import re
 import shutil
 from collections.abc import AsyncIterator
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from tests.harness.clock import NOW
 from tests.harness.stores import open_sqlite
 from timer_service.core import outbox
 from timer_service.core.cause import Cause
+from timer_service.core.clock_repair import leased_rows
 from timer_service.core.database import Database, Transaction
 from timer_service.core.lease import LeasedTable
 from timer_service.core.message import Event, Position
@@ -95,6 +97,8 @@ KEY_OF_SIGNAL = "sqlite_autoindex_work_signals_1 (tenant_id=? AND signal_id=?)"
 KEY_OF_ITEM = "sqlite_autoindex_work_items_1 (tenant_id=? AND work_item_id=?)"
 KEY_OF_EVENT = "sqlite_autoindex_work_item_events_1 (tenant_id=? AND work_item_id=? AND event_id=?)"
 KEY_OF_OUTBOX = "sqlite_autoindex_outbox_1 (tenant_id=? AND event_id=?)"
+REPAIRED_FIRINGS = leased_rows(FIRINGS, timedelta(seconds=30))
+REPAIRED_EVENTS = leased_rows(OUTBOX, timedelta(seconds=30))
 
 PLANS = {
     "a claim of firings": (FIRINGS.sql("claim"), [KEY_OF_FIRING, "work_signal_firings_available (available_at<?)"]),
@@ -104,6 +108,15 @@ PLANS = {
     ),
     "the next firing": (FIRINGS.sql("next_available"), ["work_signal_firings_available (available_at>?)"]),
     "overdue firings": (overdue_sql(FIRINGS), ["work_signal_firings_available (available_at<?)"]),
+    "the end of a page of firings": (
+        REPAIRED_FIRINGS.sql("page_end"),
+        ["work_signal_firings_available (available_at>?)"],
+    ),
+    "firings to repair": (
+        REPAIRED_FIRINGS.sql("find_wrong"),
+        ["work_signal_firings_available (available_at>? AND available_at<?)"],
+    ),
+    "a repaired firing": (REPAIRED_FIRINGS.sql("repair"), [KEY_OF_FIRING]),
     "a completed firing": (FIRINGS.sql("complete"), [KEY_OF_FIRING]),
     "a retried firing": (FIRINGS.sql("retry"), [KEY_OF_FIRING]),
     **{f"a firing, {name}": (firing_store._SQL[name], [KEY_OF_FIRING]) for name in ("still_held", "fail")},
@@ -164,6 +177,9 @@ PLANS = {
         OUTBOX.sql("claim_of_tenant"),
         [KEY_OF_OUTBOX, "outbox_pending (tenant_id=? AND added_at<?)"],
     ),
+    "the end of a page of events": (REPAIRED_EVENTS.sql("page_end"), ["outbox_available (available_at>?)"]),
+    "events to repair": (REPAIRED_EVENTS.sql("find_wrong"), ["outbox_available (available_at>? AND available_at<?)"]),
+    "a repaired event": (REPAIRED_EVENTS.sql("repair"), [KEY_OF_OUTBOX]),
     "a published event": (OUTBOX.sql("complete_and_delete"), [KEY_OF_OUTBOX]),
     "a published claim": (OUTBOX.sql("complete_claim_and_delete"), ["outbox_available (available_at=?)"]),
     "buried events": (outbox.COUNTED[1].sql, ["outbox_buried"]),

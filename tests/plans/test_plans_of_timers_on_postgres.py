@@ -1,9 +1,11 @@
 from collections.abc import Iterator
+from datetime import timedelta
 
 import pytest
 
 from tests.harness.databases import Databases
 from tests.harness.plans import MODES, SIZES, FilledDatabase, filled_database
+from timer_service.core.clock_repair import leased_rows
 from timer_service.core.row_counts import overdue_sql
 from timer_service.timers import store as timers
 from timer_service.timers.messages import State
@@ -26,6 +28,7 @@ FROM (
 KEY = "Index Scan timer_schedules_pkey"
 AVAILABLE = "timer_schedules_available"
 SCHEDULED = "timer_schedules_scheduled"
+REPAIRED = leased_rows(TIMERS, timedelta(seconds=30))
 STATEMENTS = {
     "claim": (TIMERS.sql("claim"), ["LockRows", f"Index Scan {AVAILABLE}", "CTE Scan", KEY]),
     "claim of a tenant": (TIMERS.sql("claim_of_tenant"), ["LockRows", f"Index Scan {SCHEDULED}", "CTE Scan", KEY]),
@@ -44,6 +47,9 @@ STATEMENTS = {
     "confirm": (timers._SQL["confirm"], [KEY]),
     "overdue": (overdue_sql(TIMERS), [f"Index Only Scan {AVAILABLE}"]),
     "oldest due": (timers._SQL["oldest_due"], [f"Index Only Scan {SCHEDULED}"]),
+    "the end of a page of the clock repair": (REPAIRED.sql("page_end"), [f"Index Only Scan {AVAILABLE}"]),
+    "rows to repair": (REPAIRED.sql("find_wrong"), [f"Index Scan {AVAILABLE}"]),
+    "repair": (REPAIRED.sql("repair"), [KEY]),
     "delete settled": (
         timers._SQL["delete_settled"],
         ["CTE Scan", "LockRows", "Index Scan timer_schedules_settled", KEY],

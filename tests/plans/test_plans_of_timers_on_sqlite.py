@@ -2,6 +2,7 @@ import asyncio
 import re
 import shutil
 from collections.abc import AsyncIterator
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from tests.harness.builders import scheduled
 from tests.harness.clock import NOW
 from tests.harness.stores import open_sqlite
 from tests.harness.timers import put_timers
+from timer_service.core.clock_repair import leased_rows
 from timer_service.core.database import Database
 from timer_service.core.message import Position
 from timer_service.core.row_counts import CountedRows, overdue_sql
@@ -21,6 +23,7 @@ PENDING = 10_000
 AVAILABLE = "timer_schedules_available"
 SCHEDULED = "timer_schedules_scheduled"
 PRIMARY = "sqlite_autoindex_timer_schedules_1"
+REPAIRED = leased_rows(TIMERS, timedelta(seconds=30))
 BY_KEY = f"SEARCH timer_schedules USING INDEX {PRIMARY} (tenant_id=? AND service_call_id=?)"
 
 
@@ -118,6 +121,17 @@ async def test_steps_on_a_claimed_row(database: Database, name: str) -> None:
 async def test_whole_claims(database: Database, name: str, range_of: str) -> None:
     """A statement on all rows of a claim finds them by the end of their lease."""
     assert await plan(database, TIMERS.sql(name)) == [f"SEARCH timer_schedules USING INDEX {AVAILABLE} ({range_of})"]
+
+
+async def test_clock_repair(database: Database) -> None:
+    """The clock repair reads pages of the index of available rows, and corrects a row by its key. It sorts nothing."""
+    assert await plan(database, REPAIRED.sql("page_end"), index_only=True) == [
+        f"SEARCH timer_schedules USING COVERING INDEX {AVAILABLE} (available_at>?)"
+    ]
+    assert await plan(database, REPAIRED.sql("find_wrong")) == [
+        f"SEARCH timer_schedules USING INDEX {AVAILABLE} (available_at>? AND available_at<?)"
+    ]
+    assert await plan(database, REPAIRED.sql("repair")) == [BY_KEY]
 
 
 @pytest.mark.parametrize("name", ["find", "confirm"])

@@ -109,3 +109,21 @@ def test_never_frozen_and_never_early(steps: list[tuple[float, float]]) -> None:
         machine.advance(1)
         clock.now()
     assert abs(clock.now() - machine.system() // 1000) <= 101
+
+
+def test_how_far_the_clock_was_set_back() -> None:
+    """The clock counts the jumps backward that it has followed. Wrong readings and jumps forward do not count."""
+    machine = MachineClocks()
+    clock = clock_of(machine)
+    found = []
+    for jump in (HOUR, -HOUR, -0.05, -2):
+        machine.jump(jump)
+        clock.now()
+        machine.advance(1)
+        clock.now()
+        found.append(clock.set_back_ms)
+    machine.jump(-HOUR)
+    clock.now()
+    machine.jump(HOUR)
+    clock.now()
+    assert [*found, clock.set_back_ms] == [0, HOUR_MS, HOUR_MS, HOUR_MS + 2000, HOUR_MS + 2000]

@@ -344,7 +344,7 @@ def test_limits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "limits.toml"
     path.write_text('[default]\npending_timers = 5\nstored_data = "2MiB"\n[tenants.acme]\nopen_runs = 7\n')
     monkeypatch.setenv("TIMER_LIMITS_FILE", str(path))
-    limits = load_config().limits_file
+    limits = load_config().limits
     assert (limits.of("globex").pending_timers, limits.of("globex").stored_data) == (5, 2 * 1024 * 1024)
     assert (limits.of("acme").open_runs, limits.of("acme").pending_timers) == (7, 1_000_000)
 

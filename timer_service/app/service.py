@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry
 
 from timer_service.adapters.nats import NatsBroker
 from timer_service.app.health import Observed, flows
-from timer_service.app.slices import SLICES, Workers, queries, routes
+from timer_service.app.slices import SLICES, Workers, build_clock_repair, queries, routes
 from timer_service.app.storage import Storage
 from timer_service.app.tasks import KeptTask, finish
 from timer_service.config import Config
@@ -67,7 +67,7 @@ class App:
             wake=self._wake,
             reply_prefix=config.reply_prefix,
             budget=Budget.of(config.memory_budget),
-            limits=config.limits_file,
+            limits=config.limits,
         )
         self._parts.publishing.on_failure = lambda: self._wake(_STREAMS, self._clock.now())
         self._workers = None if config.role == "handler" else Workers(config, self._parts)
@@ -79,7 +79,7 @@ class App:
         )
         self._history = CommandHistory(storage.database)
         self._replayed = asyncio.Event()
-        self._queries = self._parts.queries(queries(config.limits_file))
+        self._queries = self._parts.queries(queries(config.limits))
         quotas = Quotas(self._parts.limits, alone=self._database.exclusive)
         self._consumer = self._parts.consumer(routes(config.enabled, self._wakeups, quotas))
         self._subscription: Subscription | None = None
@@ -218,6 +218,7 @@ class App:
             )
 
         workers: dict[str, Worker] = {**storage.upkeep, "database": DatabaseProbe(self._database)}
+        workers["clock-repair"] = build_clock_repair(self._parts)
         if self._config.role != "worker":
             workers["backlog"] = BacklogWatch(self._database, self._broker.oldest_unsettled)
         return [

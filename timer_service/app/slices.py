@@ -7,6 +7,7 @@ from functools import partial
 from timer_service import events, runs, signals, timers
 from timer_service.app.usage import usage_query
 from timer_service.config import Config
+from timer_service.core.clock_repair import ClockRepair, leased_rows
 from timer_service.core.health import Health, worst
 from timer_service.core.lease import Lease
 from timer_service.core.limits import DEFAULT_LIMITS, TenantLimits
@@ -55,6 +56,13 @@ def _is_enabled(slice_: Slice, enabled: Collection[str]) -> bool:
 def build_workers(slice_: Slice, parts: Parts) -> dict[str, Worker]:
     """Return the workers of a slice by the names of their loops."""
     return {name: build(parts) for name, build in slice_.workers.items()}
+
+
+def build_clock_repair(parts: Parts) -> ClockRepair:
+    """Return the worker that repairs the rows of all slices after the clock was ahead."""
+    leased = [leased_rows(table, parts.visibility_timeout) for each in SLICES for table in each.leased]
+    timed = [rows for each in SLICES for rows in each.timed]
+    return ClockRepair(parts.database, parts.clock, [*leased, *timed])
 
 
 class Workers:

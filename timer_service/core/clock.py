@@ -27,6 +27,11 @@ class Clock(Protocol):
         """
         ...
 
+    @property
+    def set_back_ms(self) -> int:
+        """By how many milliseconds the time has gone back since the start, all jumps together."""
+        ...
+
 
 class Jump(NamedTuple):
     """A deviation of the readings that may be an error: the offset, and when it was read first."""
@@ -61,6 +66,8 @@ class SteadyTime:
     def __init__(self) -> None:
         self._offset: Offset | None = None
         self._latest = 0
+        self.set_back = 0
+        """The sum of the jumps backward that the time has followed."""
 
     @property
     def offset(self) -> int | None:
@@ -78,6 +85,7 @@ class SteadyTime:
         self._offset = Offset(reading) if before is None else before.observe(reading, at, slack)
         if before is not None and abs(jumped := self._offset.value - before.value) > _TOLERANCE + slack:
             self._latest = 0
+            self.set_back -= min(jumped, 0)
             log.warning(
                 "the clock has jumped; timers follow it from now on", extra={"seconds": round(jumped / 1_000_000, 3)}
             )
@@ -114,3 +122,8 @@ class SystemClock:
         at = self._monotonic()
         self._time.observe(self._system() - at, at)
         return self._time.at(at) // 1000
+
+    @property
+    def set_back_ms(self) -> int:
+        """By how many milliseconds the time has gone back since the start."""
+        return self._time.set_back // 1000

@@ -4,7 +4,7 @@ from collections.abc import Hashable
 from datetime import timedelta
 
 _MOST_KEYS = 20_000
-_LONGEST_SECONDS = 60
+LONGEST = timedelta(minutes=1)
 
 
 class Delays:
@@ -26,7 +26,7 @@ class Delays:
         if len(self._times) >= _MOST_KEYS:
             del self._times[next(iter(self._times))]
         self._times[key] = times + 1
-        return timedelta(seconds=min(2 ** min(times, 10), _LONGEST_SECONDS))
+        return min(timedelta(seconds=2 ** min(times, 10)), LONGEST)
 
     def forget(self, key: Hashable) -> None:
         """Record that an attempt has succeeded."""

@@ -46,6 +46,8 @@ class LeasedTable:
     """The column for the instant of completion, if a completed row is kept."""
     ordinal: str | None = None
     """The column in `claimed` that orders rows with the same instant, if their order matters."""
+    due_at_once: str = "FALSE"
+    """The condition for rows that are due when they are written, so that `oldest_first` is never a later instant."""
     large: str | None = None
     """The column in `claimed` that may hold a long text."""
 

@@ -25,6 +25,7 @@ OUTBOX = LeasedTable(
     claimed=("tenant_id", "event_id", "message", "body", "traceparent", "tracestate", "added_at", "ordinal"),
     oldest_first="added_at",
     ordinal="ordinal",
+    due_at_once="TRUE",
     large="body",
     state="state",
     waiting="Waiting",

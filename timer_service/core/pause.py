@@ -31,8 +31,7 @@ class Pause:
         elif self._broker_away:
             self._broker_away = False
             self._length_ms = 0
-        # A much longer wait than the longest pause means that the clock was set back. `now` may be a little old.
-        return now >= self.resume_at or self.resume_at - now > 2 * LONGEST_MS
+        return self._ended(now)
 
     def shorten(self, now: int) -> None:
         """Pause shortly from `now`: the broker cannot be used, or stored only a part of a claim."""
@@ -40,10 +39,14 @@ class Pause:
 
     def lengthen(self, now: int) -> None:
         """Pause from `now` after a claim of which nothing was published. Overlapping claims count as one."""
-        if now >= self.resume_at:
+        if self._ended(now):
             self._length_ms = min(max(2 * self._length_ms, SHORTEST_MS), LONGEST_MS)
             self.resume_at = now + self._length_ms
 
     def end(self) -> None:
         """End the pauses after a claim that was published."""
         self._length_ms = 0
+
+    def _ended(self, now: int) -> bool:
+        # A much longer wait than the longest pause means that the clock was set back. `now` may be a little old.
+        return now >= self.resume_at or self.resume_at - now > 2 * LONGEST_MS

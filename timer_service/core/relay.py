@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import partial
 
-from timer_service.core.backoff import Backoff
+from timer_service.core.backoff import LONGEST_DELAY, Backoff
 from timer_service.core.blame import Evidence
 from timer_service.core.broker import TRANSIENT, Broker, PublishResult, PublishStatus
 from timer_service.core.clock import Clock
@@ -32,7 +32,7 @@ _BATCHES_PER_TICK = 8
 _OVERLAPPING_BATCHES = 2
 _CHUNK_BYTES = 2 * 1024 * 1024
 """The messages that are encoded and published at a time. The bodies of the other rows of the claim exist only once."""
-_LONGEST_TURN_MS = 300_000
+_LONGEST_TURN_MS = LONGEST_DELAY // timedelta(milliseconds=1)
 _LOCKED_ROWS_PAUSE_MS = 5
 """How long to wait for rows that another instance is claiming. A claim takes about this long,
 and polling more often slows it down."""

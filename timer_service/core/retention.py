@@ -1,5 +1,7 @@
 """Retention: deletes rows that were settled long ago, in small batches."""
 
+import logging
+import time
 from collections.abc import Awaitable, Callable
 from datetime import timedelta
 
@@ -7,22 +9,66 @@ from timer_service.core.database import Database, Transaction
 from timer_service.core.loop import Pass
 from timer_service.core.transactions import in_transaction
 
+log = logging.getLogger(__name__)
+
 Delete = Callable[[Transaction, int, int], Awaitable[int]]
 """Deletes rows that were settled before an instant, up to a limit per kind; returns how many."""
 
 _BATCH = 500  # takes a few ms, so commands and claims hardly wait
 _PAUSE_MS = 50
+_TOLERANCE_MS = 60_000
+_TRUSTED_AFTER_MS = 60 * 60 * 1000
+
+
+class JumpGuard:
+    """Tells whether the time may be used to delete rows. All values are milliseconds.
+
+    After a jump forward by more than a minute it may not, until the clock was set back or has kept this time for an
+    hour. A clock that is a year ahead would end the retention of every settled row, and an old command that is
+    delivered again would then be handled as a new one.
+    """
+
+    def __init__(self) -> None:
+        self._trusted: int | None = None
+        """The last offset to the monotonic time that was trusted; None before the first time."""
+        self._jumped: int | None = None
+        """The offset after the last jump; None while the time is trusted."""
+        self._jumped_at = 0
+
+    def trusts(self, now: int, monotonic: int) -> bool:
+        """Return whether the time `now`, which was read at a monotonic time, may be used. The first time always may."""
+        offset = now - monotonic
+        if self._trusted is not None and offset - self._trusted > _TOLERANCE_MS:
+            if self._jumped is None or abs(offset - self._jumped) > _TOLERANCE_MS:
+                self._jumped, self._jumped_at = offset, monotonic
+                ahead = (offset - self._trusted) / 1000
+                log.warning("the clock has jumped forward; nothing is deleted for an hour", extra={"seconds": ahead})
+            if monotonic - self._jumped_at < _TRUSTED_AFTER_MS:
+                return False
+        self._trusted, self._jumped = offset, None
+        return True
 
 
 class Retention:
     """A worker that deletes one batch per pass."""
 
-    def __init__(self, database: Database, retention: timedelta, delete: Delete) -> None:
+    def __init__(
+        self,
+        database: Database,
+        retention: timedelta,
+        delete: Delete,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`monotonic` returns seconds."""
         self._database = database
         self._keep_ms = retention // timedelta(milliseconds=1)
         self._delete = delete
+        self._monotonic = monotonic
+        self._guard = JumpGuard()
 
     async def tick(self, now: int) -> Pass:
-        """Delete one batch of rows that were settled longer ago than the retention period."""
+        """Delete one batch of rows that were settled longer ago than the retention period, if `now` can be trusted."""
+        if not self._guard.trusts(now, round(self._monotonic() * 1000)):
+            return Pass(0)
         deleted = await in_transaction(self._database, lambda tx: self._delete(tx, now - self._keep_ms, _BATCH))
         return Pass(deleted, now + _PAUSE_MS if deleted >= _BATCH else None)

@@ -12,6 +12,7 @@ from enum import StrEnum
 from timer_service.core.broker import Broker
 from timer_service.core.budget import DEFAULT_BUDGET, Budget
 from timer_service.core.clock import Clock
+from timer_service.core.clock_repair import TimedRows
 from timer_service.core.consumer import Consumer
 from timer_service.core.database import Database
 from timer_service.core.health import OutageLog, Publishing
@@ -106,6 +107,8 @@ class Slice:
     """The loops to wake after a command."""
     leased: tuple[LeasedTable, ...]
     counted: tuple[CountedRows, ...]
+    timed: tuple[TimedRows, ...] = ()
+    """Its rows that wait for an instant, without those of its leased tables."""
     events: tuple[type[Payload], ...] = ()
     views: Mapping[str, type[Payload]] = field(default_factory=dict)
     """The fields that a command's reply may have in addition to the outcome."""

@@ -19,7 +19,7 @@ from timer_service.runs.queries import QUERIES, RunView
 from timer_service.runs.retention import delete_settled
 from timer_service.runs.rules import Outcome
 from timer_service.runs.store import COUNTED
-from timer_service.runs.sweep import Sweep
+from timer_service.runs.sweep import TIMED, Sweep
 from timer_service.runs.usage import USAGES
 
 SLICE = Slice(
@@ -33,6 +33,7 @@ SLICE = Slice(
     wakes=("sweep", "outbox"),
     leased=(),
     counted=COUNTED,
+    timed=TIMED,
     events=(JobReady, JobSkipped, RunRejected, RunCompleted, RunStuck),
     views={"run": RunView},
     usages=USAGES,

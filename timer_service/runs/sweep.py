@@ -10,8 +10,9 @@ from collections.abc import Collection
 from datetime import timedelta
 from functools import partial
 
+from timer_service.core.clock_repair import SLACK_MS, TimedRows
 from timer_service.core.database import Reader, Transaction
-from timer_service.core.delays import Delays
+from timer_service.core.delays import LONGEST, Delays
 from timer_service.core.errors import DatabaseBlockedError, DatabaseUnavailableError
 from timer_service.core.loop import Pass
 from timer_service.core.slice import Parts
@@ -30,8 +31,30 @@ log = logging.getLogger(__name__)
 _SQL = load_sql("timer_service.runs", "sweep.sql")
 _MAX_RUNS = 50
 _MAX_STALE_JOBS = 500
+_AGE_SHARE = 4
 _RECHECK_MS = 1000
 """The delay until the broker is asked again whether the commands in the stream have been handled."""
+
+TIMED = (
+    TimedRows(
+        table="runs",
+        key=("tenant_id", "run_id"),
+        instant="sweep_at",
+        # later than `_interval` allows
+        is_wrong=f"sweep_at - {SWEEP_MS + SLACK_MS} > :now "
+        f"AND (sweep_at - :now) * {_AGE_SHARE} - {SLACK_MS * _AGE_SHARE} > :now - created_at",
+        repair="sweep_at = :now",
+    ),
+    TimedRows(
+        table="run_jobs",
+        key=("tenant_id", "run_id", "job_name"),
+        instant="stale_at",
+        # later than `stale_after_ms` and than a postponed sweep allow
+        is_wrong=f"stale_at - stale_after_ms - {SLACK_MS} > :now AND stale_at - {SWEEP_MS + SLACK_MS} > :now",
+        repair="stale_at = :now + stale_after_ms",
+    ),
+)
+"""The runs and the jobs that wait for the sweep."""
 
 
 class Sweep:
@@ -56,7 +79,8 @@ class Sweep:
         due: defaultdict[RunKey, list[str]] = defaultdict(list, {key: [] for key in await self._due_runs(now)})
         for key, name in await self._stale_jobs(now):
             due[key].append(name)
-        self._blocked_until = {key: until for key, until in self._blocked_until.items() if until > now}
+        latest = now + LONGEST // timedelta(milliseconds=1)  # a later instant is from a clock that was ahead
+        self._blocked_until = {key: until for key, until in self._blocked_until.items() if now < until <= latest}
         swept = {key: names for key, names in due.items() if key not in self._blocked_until}
         for key, names in swept.items():
             await self._sweep(key, names, now)
@@ -144,7 +168,7 @@ async def _sweep_locked(tx: Transaction, *, key: RunKey, stale: Collection[str],
 
 def _interval(age_ms: int) -> int:
     """Return the time until the next regular sweep. It grows with the age of the run, so that old runs cost little."""
-    return max(SWEEP_MS, age_ms // 4)
+    return max(SWEEP_MS, age_ms // _AGE_SHARE)
 
 
 def _end_stale(draft: Draft, stale: Collection[str]) -> None:

@@ -6,10 +6,10 @@ SELECT COUNT(*) AS used FROM (
 
 -- name: sum_rows
 -- Adds up the rows of the running runs of a tenant. The limit of running runs limits how many rows are read.
-SELECT COALESCE(SUM(row_count), 0) AS used FROM runs
+SELECT CAST(COALESCE(SUM(row_count), 0) AS BIGINT) AS used FROM runs
 WHERE tenant_id = :tenant_id AND status = 'running' AND digest IS NOT NULL AND :most > 0
 
 -- name: sum_pending
 -- Adds up the bytes of the commands that wait for their runs. Each run with such commands has some hundred bytes.
-SELECT COALESCE(SUM(pending_bytes), 0) AS used FROM runs
+SELECT CAST(COALESCE(SUM(pending_bytes), 0) AS BIGINT) AS used FROM runs
 WHERE tenant_id = :tenant_id AND pending_bytes > 0 AND :most > 0

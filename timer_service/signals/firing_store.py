@@ -35,6 +35,7 @@ FIRINGS = LeasedTable(
         "tracestate",
     ),
     oldest_first="due_at",
+    due_at_once="(position_epoch, position_sequence) > (defined_epoch, defined_sequence)",  # the cause is a transition
     state="status",
     waiting=FiringStatus.QUEUED,
     held=FiringStatus.PROCESSING,

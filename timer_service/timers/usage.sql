@@ -6,5 +6,5 @@ SELECT COUNT(*) AS used FROM (
 
 -- name: sum_large_data
 -- Adds up the characters of the large data of a tenant. Each row has more than 1,000, so few rows reach `most`.
-SELECT COALESCE(SUM(large_data), 0) AS used FROM timer_schedules
+SELECT CAST(COALESCE(SUM(large_data), 0) AS BIGINT) AS used FROM timer_schedules
 WHERE tenant_id = :tenant_id AND large_data IS NOT NULL AND :most > 0

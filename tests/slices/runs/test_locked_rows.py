@@ -38,5 +38,20 @@ async def test_a_locked_run(locks: LockedPostgres, memory_broker: MemoryBroker, 
     assert (await statuses(runs))["run-0"] == "failed"
 
 
+async def test_a_locked_run_while_the_clock_is_ahead(
+    locks: LockedPostgres, memory_broker: MemoryBroker, clock: ManualClock
+) -> None:
+    """A run that was locked while the clock was ahead is swept as soon as the clock is right again."""
+    runs = Runs(locks.database, memory_broker, clock)
+    await runs.request("StartRun", runId="run-0", jobs=jobs({"a": []}, staleAfterSeconds=60))
+    right = clock.advance(minutes=2)
+    clock.advance(days=365)
+    async with locks.locked(LOCK_RUN):
+        await runs.sweep.tick(clock.now())
+    clock.set(right)
+    await runs.sweep.tick(right)
+    assert await statuses(runs) == {"run-0": "failed"}
+
+
 async def statuses(runs: Runs) -> dict[str, str]:
     return {row["run_id"]: row["status"] for row in await runs.rows("runs")}

@@ -116,7 +116,23 @@ async def test_retention_counts_from_the_newest_command(timers: Timers, before: 
     await timers.tick()
     assert timers.outcomes()["ignored_stale"] == 2
     assert timers.fired() == (["call-1"] if before == "reached" else [])
-    assert (await retention.tick(EXPIRED - 1 + RETENTION // timedelta(milliseconds=1))).done == 1
+    later = Retention(timers.database, RETENTION, timer_store.delete_settled)  # to `retention`, the time would jump
+    assert (await later.tick(EXPIRED - 1 + RETENTION // timedelta(milliseconds=1))).done == 1
+
+
+async def test_cancelled_timer_while_the_clock_is_ahead(timers: Timers) -> None:
+    """A clock that is ahead for a while deletes no cancelled timer, so an old ScheduleTimer fires nothing."""
+    old = await timers.schedule(due_at=after(hours=1))
+    await timers.cancel()
+    retention = Retention(timers.database, RETENTION, timer_store.delete_settled)
+    found = []
+    for at in (NOW, after(days=365), after(hours=4)):
+        timers.clock.set(at)
+        found.append((await retention.tick(at)).done)
+    timers.broker.deliver(old)
+    await timers.consume()
+    await timers.tick()
+    assert (found, timers.fired(), timers.outcomes()["ignored_stale"]) == ([0, 0, 0], [], 1)
 
 
 async def test_late_schedule_is_ignored_again(timers: Timers) -> None:

@@ -75,6 +75,11 @@ class PostgresClock:
         at = self._monotonic()
         return self._time.at(at - _drift(at - self._measured_at)) // 1000
 
+    @property
+    def set_back_ms(self) -> int:
+        """By how many milliseconds the time has gone back since the start."""
+        return self._time.set_back // 1000
+
     async def measure(self) -> None:
         """Measure the offset. Raises `DatabaseUnavailableError`; the old offset then stays in use."""
         samples = [await self._sample() for _ in range(_SAMPLES)]
