@@ -30,7 +30,7 @@ def main(folder: Path, tenants: list[str]) -> None:
     if not server.exists():
         text = (SOURCE / "nats.conf").read_text().replace('"/data"', f'"{folder.resolve()}/data"')
         for user in ("operator", "timer-service"):
-            text = text.replace(f"user: {user}, password: ${variable(user)}", login(folder, user))
+            text = text.replace(f"password: ${variable(user)}", hashed(folder, user))
         write_private(server, text)
     found = accounts.read_text() if accounts.exists() else ""
     added = [tenant_block(folder, tenant) for tenant in tenants if f"\n{tenant} {{\n" not in f"\n{found}"]
@@ -43,9 +43,9 @@ def variable(user: str) -> str:
     return f"{user.upper().replace('-', '_')}_PASSWORD"
 
 
-def login(folder: Path, user: str) -> str:
-    """Return the login of a user, with the hash of its password."""
-    return f'user: {user}, password: "{hash_password(password(folder / "passwords" / user))}"'
+def hashed(folder: Path, user: str) -> str:
+    """Return the setting with the hash of the password of a user."""
+    return f'password: "{hash_password(password(folder / "passwords" / user))}"'
 
 
 def password(file: Path) -> str:
@@ -64,7 +64,7 @@ def write_private(file: Path, text: str) -> None:
 def tenant_block(folder: Path, tenant: str) -> str:
     """Return the account of a tenant: that of tenant-a, with another name and password."""
     block = (SOURCE / "tenants.conf").read_text().partition("\ntenant-a {")[2].partition("\n}\n")[0]
-    logged_in = block.replace("user: tenant-a, password: $TENANT_A_PASSWORD", login(folder, tenant))
+    logged_in = block.replace("password: $TENANT_A_PASSWORD", hashed(folder, tenant))
     return f"{tenant} {{{logged_in.replace('tenant-a', tenant)}\n}}\n\n"
 
 

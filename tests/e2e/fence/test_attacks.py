@@ -142,6 +142,9 @@ async def test_tenant_cannot_take_all_connections(broker: NatsServer, b: Peer, s
         await connect(broker, "tenant-a")
     with suppress(nats.errors.Error):  # the driver closes the connection
         await taken[0].subscribe(*(f"mine.{number}" for number in range(1_100)))
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while not taken[0].connection.is_closed:
+            await asyncio.sleep(0.02)
     assert str(taken[0].connection.last_error) == "nats: maximum subscriptions exceeded"
     other = await connect(broker, "tenant-b")
     assert (await other.schedule("tenant-b", "another", LONG_AFTER))["outcome"] == "scheduled"

@@ -92,8 +92,8 @@ def _wanted(subjects: Subjects, kind: Kind) -> dict[str, Any]:
         "discard": "new",  # a full stream refuses messages; `old` would delete stored ones
         "max_age": _nanoseconds(_MAX_AGE[kind]),
         "duplicate_window": _nanoseconds(_DUPLICATE_WINDOW),
-        # Not for commands: an open batch takes one of the 50 places of the stream for 10 s, and a disk without a limit. A
-        # tenant could take all of them.
+        # Not for commands: an open batch takes one of the 50 places of the stream for 10 s, and any space on the disk.
+        # One tenant could take all of that.
         "allow_atomic": kind is not Kind.COMMAND,
     }
 
