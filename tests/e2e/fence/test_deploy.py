@@ -5,13 +5,14 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from tests.harness.fence import CONFIG, DEPLOY, PASSWORDS, SERVICE_LOGIN, Operator
+from tests.harness.fence import CONFIG, DEPLOY, PASSWORDS, PATIENCE_SECONDS, SERVICE_LOGIN, Operator, connect
 from tests.harness.processes import NatsServer, Service
 from tests.harness.spawn import BIN
 from timer_service.app.slices import SLICES
@@ -86,6 +87,31 @@ async def test_service_runs_on_a_prepared_server(tmp_path: Path) -> None:
         assert {each["check"] for each in checks if "no max_bytes" in each["message"]} == {
             f"stream TIMER_{kind}" for kind in ("CMD", "EVT", "DLQ")
         }
+
+
+async def test_tenant_is_added_while_the_server_runs(tmp_path: Path) -> None:
+    """After two reloads a new tenant can use the service, and the connections of others stay open."""
+    start = CONFIG.index("tenant-b {")
+    block = CONFIG[start : CONFIG.index("\n}\n", start) + 3]
+    async with (
+        NatsServer(tmp_path / "nats", config=CONFIG.replace(block, ""), **PASSWORDS) as broker,
+        Service(tmp_path / "service", broker.url, **SERVICE_LOGIN) as service,
+    ):
+        a = await connect(broker, "tenant-a")
+        file = tmp_path / "nats" / "nats.conf"
+        file.write_text(file.read_text().rpartition("}")[0] + block + "}\n")
+        for count in (1, 2):
+            broker.signal(signal.SIGHUP)
+            async with asyncio.timeout(PATIENCE_SECONDS):
+                while broker.log.read_text().count("Reloaded server configuration") < count:
+                    await asyncio.sleep(0.02)
+        b = await connect(broker, "tenant-b")
+        for peer, tenant in ((a, "tenant-a"), (b, "tenant-b")):
+            assert (await peer.schedule(tenant, "call-1", "2100-01-01T00:00:00Z"))["outcome"] == "scheduled"
+            assert (await peer.request(f"timer.qry.v1.{tenant}.count-timers"))["counts"]["Scheduled"] == 1
+            await peer.connection.close()
+        assert (await service.page("/readyz"))[0] == 200
+        assert "unavailable" not in service.log.read_text()
 
 
 async def test_doctor_reports_a_login_with_all_rights(broker: NatsServer, service: Service, operator: Operator) -> None:

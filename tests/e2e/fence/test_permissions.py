@@ -248,6 +248,27 @@ async def test_tenant_receives_nothing_of_another_tenant(a: Peer, b: Peer) -> No
     assert await a.received(*listening) == []
 
 
+async def test_what_the_shared_stream_tells(a: Peer, b: Peer) -> None:
+    """A tenant can learn the sequences and the newest message id of others. docs/security.md lists this."""
+    subject = "timer.cmd.v1.tenant-b.schedule-timer"
+    stored = await b.connection.jetstream().publish(subject, b"no JSON", headers={"Nats-Msg-Id": "id-of-b"})
+
+    async def answer(**headers: str) -> Any:
+        named = {name.replace("_", "-"): value for name, value in headers.items()}
+        request = a.connection.request("timer.cmd.v1.tenant-a.schedule-timer", b"", headers=named, timeout=5)
+        return json.loads((await request).data)
+
+    last = {"Nats_Expected_Last_Subject_Sequence": "9", "Nats_Expected_Last_Subject_Sequence_Subject": subject}
+    for headers, told in (
+        ({"Nats_Expected_Last_Msg_Id": "x"}, "wrong last msg ID: id-of-b"),
+        ({"Nats_Expected_Last_Sequence": "9"}, f"wrong last sequence: {stored.seq}"),
+        (last, f"wrong last sequence: {stored.seq}"),
+    ):
+        assert (await answer(**headers))["error"]["description"] == told
+    assert await answer(Nats_Msg_Id="id-of-b") == {"stream": "TIMER_CMD", "seq": stored.seq, "duplicate": True}
+    assert (await answer())["seq"] == stored.seq + 1
+
+
 async def test_tenant_cannot_query_another_tenant(a: Peer, b: Peer) -> None:
     """A gets no reply to queries about B, and its own queries do not find the timers of B."""
     await b.schedule("tenant-b", "call-1")
