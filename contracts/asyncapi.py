@@ -17,7 +17,7 @@ _PLAIN = re.compile(r"[A-Za-z_$][A-Za-z0-9_$ ./()-]*")
 _YAML_KEYWORDS = {"true", "false", "null", "yes", "no", "on", "off", "y", "n"}
 
 _STREAMS = {
-    Kind.COMMAND: {"stream": "TIMER_CMD", "max_age": "7d", "allow_atomic": True},
+    Kind.COMMAND: {"stream": "TIMER_CMD", "max_age": "7d", "allow_atomic": False},
     Kind.EVENT: {"stream": "TIMER_EVT", "max_age": "7d", "allow_atomic": True},
     Kind.DEAD_LETTER: {"stream": "TIMER_DLQ", "max_age": "30d", "allow_atomic": True},
 }

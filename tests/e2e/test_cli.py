@@ -332,10 +332,10 @@ async def test_doctor_beside_a_running_service(cli: Cli, service: Service, user:
         "schema": "ok",
     }
     config = (await user.js.stream_info("TIMER_EVT")).config
-    await user.js.update_stream(config.evolve(max_bytes=10_000_000, duplicate_window=10))
+    await user.js.update_stream(config.evolve(max_msgs=10_000_000, duplicate_window=10))
     done = await cli.run("doctor")
     assert done.returncode == 0
-    assert "warn  stream TIMER_EVT: refuses messages at max_bytes = 10000000\n      Monitor how full" in done.stdout
+    assert "warn  stream TIMER_EVT: refuses messages at max_msgs = 10000000\n      Set max_bytes" in done.stdout
     assert "warn  stream TIMER_EVT: recognizes repeats for 0:00:10 only" in done.stdout
     assert (await service.page("/readyz"))[0] == 200
 

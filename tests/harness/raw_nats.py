@@ -1,12 +1,12 @@
 """A publisher that sends any bytes to a nats-server. A driver would refuse most of them."""
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from typing import NamedTuple, Self
 
 _WINDOW_BYTES = 4 * 1024 * 1024
-_CONNECT = b'CONNECT {"verbose":false,"pedantic":false,"headers":true,"name":"raw"}\r\n'
 
 
 class RawMessage(NamedTuple):
@@ -37,14 +37,16 @@ class RawNats:
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
         self._writer = writer
+        self._subscriptions = 0
 
     @classmethod
     @asynccontextmanager
-    async def connect(cls, port: int) -> AsyncIterator[Self]:
-        """Connect to a server on this machine."""
+    async def connect(cls, port: int, **login: str) -> AsyncIterator[Self]:
+        """Connect to a server on this machine, with `user` and `pass` if it asks for them."""
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         assert (await reader.readline()).startswith(b"INFO ")
-        writer.write(_CONNECT)
+        options = {"verbose": False, "pedantic": False, "headers": True, "name": "raw", **login}
+        writer.write(b"CONNECT %b\r\n" % json.dumps(options).encode())
         try:
             yield cls(reader, writer)
         finally:
@@ -62,6 +64,20 @@ class RawNats:
                 await self._flush()
                 unread = 0
         await self._flush()
+
+    async def repeat(self, messages: Iterable[RawMessage], times: int) -> None:
+        """Publish the same messages many times, with little work for this process."""
+        block = b"".join(each.encode() for each in messages)
+        for _ in range(times):
+            self._writer.write(block)
+            await self._flush()
+
+    async def subscribe(self, count: int) -> None:
+        """Add subscriptions. The next `publish` shows whether the server accepted them."""
+        for number in range(self._subscriptions, self._subscriptions + count):
+            self._writer.write(b"SUB any.%d %d\r\n" % (number, number + 1))
+        self._subscriptions += count
+        await self._writer.drain()
 
     async def _flush(self) -> None:
         self._writer.write(b"PING\r\n")

@@ -13,6 +13,7 @@ from timer_service.cli.doctor.broker import check_server
 from timer_service.cli.doctor.clocks import check_broker_clock, check_database_clock
 from timer_service.cli.doctor.command import summary
 from timer_service.cli.doctor.consumer import check_consumer
+from timer_service.cli.doctor.exposure import check_exposure, check_rights
 from timer_service.cli.doctor.finding import Finding, Status
 from timer_service.cli.doctor.flows import check_flows, check_readiness
 from timer_service.cli.doctor.permissions import check_permissions
@@ -29,9 +30,9 @@ HEALTHY: Mapping[str, Any] = {
     "name": "TIMER_CMD",
     "subjects": [SUBJECT],
     "discard": "new",
-    "allow_atomic": True,
+    "allow_atomic": False,
     "max_age": 7 * DAY,
-    "max_bytes": -1,
+    "max_bytes": 100_000,
     "max_msgs": -1,
     "duplicate_window": 120 * 10**9,
     "num_replicas": 1,
@@ -39,9 +40,8 @@ HEALTHY: Mapping[str, Any] = {
 UNHEALTHY: Mapping[str, Mapping[str, Any]] = {
     "does not take timer.cmd": {"subjects": ["timer.cmd.v1.acme.*"]},
     "drops its oldest messages": {"discard": "old"},
-    "does not take atomic batches": {"allow_atomic": False},
     "deletes messages after 1:00:00": {"max_age": DAY // 24},
-    "max_bytes = 1000": {"max_bytes": 1000},
+    "is nearly full: it has 900 of max_bytes = 1100": {"max_bytes": 1100},
     "max_msgs = 7": {"max_msgs": 7},
     "for 0:00:30 only": {"duplicate_window": 30 * 10**9},
 }
@@ -51,14 +51,17 @@ APPLIED = {each.number: (each.name, each.checksum) for each in MIGRATIONS}
 
 def stream(config: Mapping[str, Any], cluster: str | None = None, kind: Kind = Kind.COMMAND) -> list[Finding]:
     info = {"config": {**HEALTHY, **config}, "cluster": {"name": cluster}, "state": {"messages": 3, "bytes": 900}}
-    return list(check_stream(kind, SUBJECT, info))
+    return list(check_stream(kind, SUBJECT, info, shared=True))
 
 
 def test_healthy_stream() -> None:
     """A stream with the settings of the service is ok."""
     (finding,) = stream({})
-    assert (finding.status, finding.message) == (Status.OK, "3 messages, 900 bytes, max_age 7 d")
-    assert stream({"max_age": 0})[0].message.endswith("no max_age")
+    assert (finding.status, finding.message) == (
+        Status.OK,
+        "3 messages, 900 bytes, max_age 7 d, max_bytes 100000",
+    )
+    assert "no max_age" in stream({"max_age": 0})[0].message
 
 
 @pytest.mark.parametrize("message", UNHEALTHY)
@@ -75,6 +78,43 @@ def test_replicas_matter_in_a_cluster_only() -> None:
     (finding,) = stream({}, cluster="c1")
     assert "1 replica" in finding.message
     assert stream({"num_replicas": 3}, cluster="c1")[0].status is Status.OK
+
+
+def test_atomic_batches() -> None:
+    """The stream of events should take atomic batches, and that of commands should not."""
+    (slower,) = stream({}, kind=Kind.EVENT)
+    assert (slower.status, "publishing is slower" in slower.message) == (Status.WARN, True)
+    assert stream({"allow_atomic": True}, kind=Kind.EVENT)[0].status is Status.OK
+    (open_to_all,) = stream({"allow_atomic": True})
+    assert (open_to_all.status, "block the batches" in open_to_all.message) == (Status.NOTE, True)
+
+
+def test_stream_without_limit() -> None:
+    """A stream without `max_bytes` is named, with the command that sets it."""
+    (finding,) = stream({"max_bytes": -1})
+    assert (finding.status, "has no max_bytes" in finding.message) == (Status.NOTE, True)
+    assert "nats stream edit TIMER_CMD --max-bytes" in str(finding.remedy)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1", "localhost"])
+def test_connection_within_one_machine(host: str) -> None:
+    """A connection within one machine needs neither TLS nor a login."""
+    assert list(check_exposure(host, encrypted=False, authenticated=False)) == []
+
+
+def test_exposed_connection() -> None:
+    """A connection over the network without TLS, and a server without a login, are warnings."""
+    assert list(check_exposure("10.0.0.7", encrypted=True, authenticated=True)) == []
+    clear, open_to_all = check_exposure("nats.example", encrypted=False, authenticated=False)
+    assert (clear.status, "not encrypted" in clear.message) == (Status.WARN, True)
+    assert (open_to_all.status, "asks for no login" in open_to_all.message) == (Status.WARN, True)
+
+
+def test_login_with_all_rights() -> None:
+    """A login that sees the JetStream account may delete its streams, which is a warning."""
+    (finding,) = check_rights({"streams": 3})
+    assert (finding.status, "delete all streams" in finding.message) == (Status.WARN, True)
+    assert list(check_rights({"error": {"code": 503}})) == list(check_rights(None)) == []
 
 
 def test_stream_of_dead_letters() -> None:

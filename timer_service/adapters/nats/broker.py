@@ -243,29 +243,32 @@ class NatsBroker:
         await self._client.close()
 
     async def _connect(self, urls: str, login: Mapping[str, Any]) -> None:
-        deadline = time.monotonic() + _FIRST_CONNECT.total_seconds()
+        give_up_at = asyncio.get_running_loop().time() + _FIRST_CONNECT.total_seconds()
         while True:
             try:
-                await self._client.connect(
-                    [url.strip() for url in urls.split(",")],
-                    **login,
-                    name="timer-service",
-                    inbox_prefix=_INBOX_PREFIX,
-                    max_reconnect_attempts=1,
-                    connect_timeout=2,
-                    reconnect_time_wait=_RECONNECT_SECONDS,
-                    ping_interval=_PING_SECONDS,
-                    pending_size=_PENDING_BYTES,
-                    error_cb=self._on_error,
-                    disconnected_cb=self._on_disconnected,
-                    reconnected_cb=self._on_reconnected,
-                    closed_cb=self._on_closed,
-                )
+                async with asyncio.timeout_at(
+                    give_up_at
+                ):  # the driver hangs after a certificate that it does not trust
+                    await self._client.connect(
+                        [url.strip() for url in urls.split(",")],
+                        **login,
+                        name="timer-service",
+                        inbox_prefix=_INBOX_PREFIX,
+                        max_reconnect_attempts=1,
+                        connect_timeout=2,
+                        reconnect_time_wait=_RECONNECT_SECONDS,
+                        ping_interval=_PING_SECONDS,
+                        pending_size=_PENDING_BYTES,
+                        error_cb=self._on_error,
+                        disconnected_cb=self._on_disconnected,
+                        reconnected_cb=self._on_reconnected,
+                        closed_cb=self._on_closed,
+                    )
             except (nats.errors.Error, OSError) as error:
                 reason = self._last_error or str(error) or type(error).__name__
                 if _LOGIN_REFUSED.search(reason):
                     raise StartError(f"the broker refuses the login (TIMER_NATS_...): {reason}") from error
-                if time.monotonic() > deadline:
+                if asyncio.get_running_loop().time() >= give_up_at:
                     raise StartError(f"cannot connect to the broker (TIMER_BROKER_URL): {reason}") from error
                 await asyncio.sleep(_RECONNECT_SECONDS)
                 self._client = GuardedClient()

@@ -92,7 +92,9 @@ def _wanted(subjects: Subjects, kind: Kind) -> dict[str, Any]:
         "discard": "new",  # a full stream refuses messages; `old` would delete stored ones
         "max_age": _nanoseconds(_MAX_AGE[kind]),
         "duplicate_window": _nanoseconds(_DUPLICATE_WINDOW),
-        "allow_atomic": True,
+        # Not for commands: an open batch takes one of the 50 places of the stream for 10 s, and any space on the disk.
+        # One tenant could take all of that.
+        "allow_atomic": kind is not Kind.COMMAND,
     }
 
 
@@ -118,7 +120,7 @@ def _missing(found: Mapping[str, Any], subjects: Subjects, kind: Kind) -> dict[s
     if found.get("discard_new_per_subject"):
         missing["discard_new_per_subject"] = False  # one tenant's events or commands would be refused for ever
     # The server refuses atomic batches together with asynchronous writes.
-    if not found.get("allow_atomic") and found.get("persist_mode") != "async":
+    if wanted["allow_atomic"] and not found.get("allow_atomic") and found.get("persist_mode") != "async":
         missing["allow_atomic"] = True
     return missing
 

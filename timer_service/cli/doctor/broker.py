@@ -15,6 +15,7 @@ from timer_service.adapters.nats.subjects import Subjects
 from timer_service.app.login import nats_login
 from timer_service.cli.doctor.clocks import check_broker_clock
 from timer_service.cli.doctor.consumer import check_consumer
+from timer_service.cli.doctor.exposure import check_exposure, check_rights
 from timer_service.cli.doctor.finding import Finding, Status
 from timer_service.cli.doctor.permissions import check_permissions, needed_publishes
 from timer_service.cli.doctor.streams import check_missing_stream, check_stream
@@ -59,6 +60,8 @@ async def check_broker(config: Config, *, syncs: bool) -> AsyncIterator[Finding]
     try:
         version = client.connected_server_version
         yield check_server((version.major, version.minor, version.patch), _address(client))
+        async for finding in _check_access(client):
+            yield finding
         async for finding in _check_jetstream(client, config):
             yield finding
         if not syncs:
@@ -93,6 +96,22 @@ def _address(client: Client) -> str:
     return client.connected_url.netloc.rpartition("@")[2] if client.connected_url else "?"
 
 
+async def _check_access(client: Client) -> AsyncIterator[Finding]:
+    url, server = client.connected_url, client._server_info  # noqa: SLF001 - the driver has no public access to it
+    encrypted = bool(server.get("tls_required")) or (url is not None and url.scheme == "tls")
+    authenticated = _has_logins(client)
+    host = url.hostname if url else None
+    for finding in check_exposure(host or "?", encrypted=encrypted, authenticated=authenticated):
+        yield finding
+    if authenticated:
+        for finding in check_rights(await _request(client, "$JS.API.INFO")):
+            yield finding
+
+
+def _has_logins(client: Client) -> bool:
+    return bool(client._server_info.get("auth_required"))  # noqa: SLF001 - the driver has no public access to it
+
+
 async def _check_jetstream(client: Client, config: Config) -> AsyncIterator[Finding]:
     subjects = Subjects(config.subject_prefix)
     async for finding in _check_permissions(client, config, subjects):
@@ -106,7 +125,7 @@ async def _check_jetstream(client: Client, config: Config) -> AsyncIterator[Find
             yield Finding(f"stream {name}", Status.FAIL, "JetStream does not answer", remedy)
         elif "error" not in info:
             clock = clock or _check_clock(asked_at, info, config)
-            for finding in check_stream(kind, subjects.pattern(kind), info):
+            for finding in check_stream(kind, subjects.pattern(kind), info, shared=_has_logins(client)):
                 yield finding
         else:
             yield _stream_error(name, info["error"], config)

@@ -9,14 +9,18 @@ from timer_service.core.message import Kind
 
 _SHORT_AGE = timedelta(days=1)
 _SHORT_WINDOW = timedelta(minutes=2)
+_NEARLY_FULL = 0.8
 _NANOSECONDS = 1000
 _UPDATE = "Start the service once with TIMER_MANAGE_STREAMS=true, or ask the owner of the stream to change it."
 
 
-def check_stream(kind: Kind, subject: str, info: Mapping[str, Any]) -> Iterator[Finding]:
-    """Check a stream, as JetStream describes it."""
+def check_stream(kind: Kind, subject: str, info: Mapping[str, Any], *, shared: bool) -> Iterator[Finding]:
+    """Check a stream, as JetStream describes it. `shared`: the server asks for logins, so tenants may share it."""
     config = info["config"]
     problems = list(_problems(kind, subject, config, clustered=bool(info.get("cluster", {}).get("name"))))
+    problems += _room(config, info["state"])
+    if shared:
+        problems += _shared(kind, config)
     name = f"stream {config['name']}"
     for status, message, remedy in problems:
         yield Finding(name, status, message, remedy)
@@ -40,15 +44,14 @@ def _problems(
         yield Status.FAIL, f"does not take {subject}", _UPDATE
     if config["discard"] != "new":
         yield Status.WARN, "drops its oldest messages at a limit (discard: old) instead of refusing new ones", _UPDATE
-    if kind is not Kind.DEAD_LETTER and not config.get("allow_atomic"):
+    if kind is Kind.EVENT and not config.get("allow_atomic"):
         yield Status.WARN, "does not take atomic batches (allow_atomic): publishing is slower", _UPDATE
     if timedelta() < (age := _duration(config["max_age"])) < _SHORT_AGE:
         remedy = "Messages that were not read by then are lost: make max_age longer than any outage may last."
         yield Status.WARN, f"deletes messages after {age} (max_age)", remedy
-    for limit in ("max_bytes", "max_msgs"):
-        if config[limit] > 0:
-            remedy = "Monitor how full the stream is, or remove the limit."
-            yield Status.WARN, f"refuses messages at {limit} = {config[limit]}", remedy
+    if config["max_msgs"] > 0:
+        remedy = "Set max_bytes instead, which keeps room for the other streams."
+        yield Status.WARN, f"refuses messages at max_msgs = {config['max_msgs']}", remedy
     if kind is not Kind.DEAD_LETTER and (window := _duration(config["duplicate_window"])) < _SHORT_WINDOW:
         text = f"recognizes repeats for {window} only (duplicate_window)"
         yield Status.WARN, text, "Set duplicate_window to 2m or more."
@@ -57,9 +60,26 @@ def _problems(
         yield Status.WARN, text, "Set replicas to 3."
 
 
+def _room(config: Mapping[str, Any], state: Mapping[str, Any]) -> Iterator[tuple[Status, str, str]]:
+    limit: int = config["max_bytes"]
+    if 0 < limit * _NEARLY_FULL < state["bytes"]:
+        text = f"is nearly full: it has {state['bytes']} of max_bytes = {limit}, and refuses messages when it is full"
+        yield Status.WARN, text, "Raise the limit, or delete messages that nobody needs."
+
+
+def _shared(kind: Kind, config: Mapping[str, Any]) -> Iterator[tuple[Status, str, str]]:
+    """Yield what one tenant could use against the others."""
+    if config["max_bytes"] <= 0:
+        remedy = f"nats stream edit {config['name']} --max-bytes=20GB (docs/security.md, Limit the streams)"
+        yield Status.NOTE, "has no max_bytes: one tenant can fill the disk, and then all streams are full", remedy
+    if kind is Kind.COMMAND and config.get("allow_atomic"):
+        text = "takes atomic batches (allow_atomic): one tenant can block the batches of all others"
+        yield Status.NOTE, text, "Set allow_atomic to false, unless you trust all tenants."
+
+
 def _limits(config: Mapping[str, Any]) -> str:
     age = _duration(config["max_age"])
-    return f"max_age {age.days} d" if age else "no max_age"
+    return f"{f'max_age {age.days} d' if age else 'no max_age'}, max_bytes {config['max_bytes']}"
 
 
 def _duration(nanoseconds: int) -> timedelta:

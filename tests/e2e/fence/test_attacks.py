@@ -1,0 +1,196 @@
+"""Attacks of a tenant behind the fence of deploy/nats.conf, while another tenant uses the service.
+
+The other tenant gets the outcome of each command and the reply to each query within a second, and `/readyz` tells the
+truth. Attackers send raw bytes over several connections, faster than a driver could.
+"""
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator, Iterable
+from contextlib import AsyncExitStack, asynccontextmanager
+from statistics import median
+from typing import Any
+
+import nats.errors
+import nats.js.errors
+import pytest
+
+from tests.harness.fence import PASSWORDS, PATIENCE_SECONDS, Operator, Peer, command, connect
+from tests.harness.processes import NatsServer, Service
+from tests.harness.raw_nats import RawMessage, RawNats, header_block
+
+LONGEST_SECONDS = 1.0
+"""The longest time that tenant B waits, in the median."""
+LONGEST_IN_SHORT_SUITE_SECONDS = 5.0
+"""The longest time that tenant B ever waits. The short suite runs three tests at a time on two cores."""
+LONG_AFTER = "2100-01-01T00:00:00Z"
+SCHEDULE = b"timer.cmd.v1.tenant-a.schedule-timer"
+PULL = b'{"batch": 1, "no_wait": true}'
+LOGIN = {"user": "tenant-a", "pass": PASSWORDS["TENANT_A_PASSWORD"]}
+
+
+@asynccontextmanager
+async def attackers(broker: NatsServer, number: int) -> AsyncIterator[list[RawNats]]:
+    async with AsyncExitStack() as stack:
+        yield [await stack.enter_async_context(RawNats.connect(broker.port, **LOGIN)) for _ in range(number)]
+
+
+async def measure(b: Peer, attack: asyncio.Future[Any]) -> None:
+    """Use the service as tenant B until the attack ends, and at least 5 times. Fail if B waits for long."""
+    waits: list[float] = []
+    while len(waits) < 10 or not attack.done():
+        used = len(waits) // 2 + 1
+        started = time.monotonic()
+        assert (await b.schedule("tenant-b", f"call-{used}", LONG_AFTER))["outcome"] == "scheduled"
+        handled = time.monotonic()
+        assert (await b.request("timer.qry.v1.tenant-b.count-timers"))["counts"]["Scheduled"] == used
+        waits += [handled - started, time.monotonic() - handled]
+    await attack
+    assert median(waits) <= LONGEST_SECONDS
+    assert max(waits) <= LONGEST_IN_SHORT_SUITE_SECONDS
+
+
+def requests(*subjects: bytes, body: bytes = b"", reply: bytes = b"_INBOX.tenant-a.any") -> list[RawMessage]:
+    """Return 1,000 requests."""
+    return [RawMessage(subjects[n % len(subjects)], body, reply=reply) for n in range(1_000)]
+
+
+NEXT = b"$JS.API.CONSUMER.MSG.NEXT.TIMER_EVT.tenant-a"
+FLOODS = {
+    "requests to JetStream": requests(b"$JS.API.INFO", b"$JS.API.STREAM.INFO.TIMER_CMD", b"$JS.API.STREAM.NAMES"),
+    "requests about the own consumer": requests(
+        b"$JS.API.CONSUMER.INFO.TIMER_EVT.tenant-a", b"TIMERS.API.CONSUMER.INFO.TIMER_EVT.tenant-a"
+    ),
+    "requests to the system account": requests(b"$SYS.REQ.USER.INFO", b"$SYS.REQ.ACCOUNT.PING.CONNZ"),
+    "pulls": requests(NEXT, body=PULL),
+    "pulls that reply to JetStream": requests(NEXT, body=PULL, reply=b"$JS.API.INFO"),
+    "unknown commands and queries": requests(
+        b"timer.cmd.v1.tenant-a.\xff", b"timer.qry.v1.tenant-a.\xff", SCHEDULE + b"x" * 3_500
+    ),
+}
+BLOCKS = {"pulls": 20, "pulls that reply to JetStream": 20}
+"""How many thousand requests each attacker sends. 200 if not given."""
+
+
+@pytest.mark.parametrize("name", FLOODS)
+async def test_flood_delays_no_other_tenant(
+    name: str, broker: NatsServer, b: Peer, operator: Operator, service: Service
+) -> None:
+    """A flood of requests that JetStream or the fence answers delays neither tenant B nor the operator.
+
+    Nor does it fill the log of the server.
+    """
+    async with attackers(broker, 2) as raw:
+        flood = asyncio.gather(*(each.repeat(FLOODS[name], BLOCKS.get(name, 200)) for each in raw))
+        await measure(b, flood)
+        started = time.monotonic()
+        assert (await operator.connection.jetstream().stream_info("TIMER_EVT")).config.name == "TIMER_EVT"
+        assert time.monotonic() - started <= LONGEST_IN_SHORT_SUITE_SECONDS
+    assert (await service.page("/readyz"))[0] == 200
+    assert broker.log.stat().st_size < 100_000
+
+
+async def test_service_starts_during_a_flood(broker: NatsServer, b: Peer, service: Service) -> None:
+    """The service starts while a tenant floods JetStream with requests."""
+    assert await service.terminate() == 0
+    async with attackers(broker, 2) as raw:
+        flooding = [asyncio.create_task(each.repeat(FLOODS["requests to JetStream"], 100_000)) for each in raw]
+        await service.start()
+        for each in flooding:
+            assert not each.done()
+            each.cancel()
+        await asyncio.wait(flooding)
+    assert (await b.schedule("tenant-b", "call-1", LONG_AFTER))["outcome"] == "scheduled"
+
+
+async def test_reply_subjects_do_not_change_the_health(broker: NatsServer, b: Peer, service: Service) -> None:
+    """Commands and queries with strange reply subjects neither stop replies to others nor make the service unready."""
+    wanted = ("_INBOX.tenant-a..", "_INBOX.", "_INBOX.tenant-a.>", "_INBOX.tenant-a." + "x" * 3_000, "_INBOX.\xff", ">")
+    headers = [header_block(b"Timer-Reply-To: " + each.encode("latin-1")) for each in wanted]
+    body = command("tenant-a", "call-1", LONG_AFTER)
+    messages = [RawMessage(SCHEDULE, body, each) for each in headers]
+    messages += [RawMessage(b"timer.qry.v1.tenant-a.get-run", b"{}", reply=each.encode("latin-1")) for each in wanted]
+    async with attackers(broker, 1) as (raw,):
+        await measure(b, asyncio.ensure_future(raw.publish(messages * 50)))
+    assert (await service.page("/readyz"))[0] == 200
+    assert "violation" not in service.log.read_text().lower()
+
+
+def open_batches(count: int) -> Iterable[RawMessage]:
+    """Yield the first message of `count` atomic batches. None of them is ever committed."""
+    for number in range(count):
+        headers = header_block(b"Nats-Batch-Id: mine-%d" % number, b"Nats-Batch-Sequence: 1")
+        yield RawMessage(SCHEDULE, b"{}", headers, reply=b"_INBOX.tenant-a.any")
+
+
+async def test_open_batches_block_no_other_tenant(broker: NatsServer, a: Peer, b: Peer, service: Service) -> None:
+    """The stream of commands refuses atomic batches, so open batches of A take no room from those of others."""
+    async with attackers(broker, 1) as (raw,):
+        await measure(b, asyncio.ensure_future(raw.publish(open_batches(500))))
+    first = {"Nats_Batch_Id": "another", "Nats_Batch_Sequence": "1"}
+    (replies,) = await a.subscribe("_INBOX.tenant-a.mine")
+    await a.publish(SCHEDULE.decode(), b"{}", "_INBOX.tenant-a.mine", **first)
+    assert json.loads((await replies.next_msg(PATIENCE_SECONDS)).data)["error"]["err_code"] == 10174
+    assert (await service.page("/readyz"))[0] == 200
+
+
+async def test_tenant_cannot_take_all_connections(broker: NatsServer, service: Service) -> None:
+    """A tenant has at most 20 connections and 1,000 subscriptions on each. Others connect as before."""
+    async with attackers(broker, 20) as taken:
+        await asyncio.gather(*(each.publish([]) for each in taken))
+        async with attackers(broker, 1) as (one_more,):
+            with pytest.raises(AssertionError, match="maximum account active connections exceeded"):
+                await one_more.publish([])
+        await taken[0].subscribe(1_000)
+        await taken[0].publish([])
+        await taken[0].subscribe(1)
+        with pytest.raises(AssertionError, match="maximum subscriptions exceeded"):
+            await taken[0].publish([])
+        other = await connect(broker, "tenant-b")
+        assert (await other.schedule("tenant-b", "another", LONG_AFTER))["outcome"] == "scheduled"
+        await other.connection.close()
+    assert (await service.page("/readyz"))[0] == 200
+
+
+async def limit(operator: Operator, stream: str, max_bytes: int) -> None:
+    """Set `max_bytes` of a stream, as docs/security.md says."""
+    js = operator.connection.jetstream()
+    await js.update_stream((await js.stream_info(stream)).config.evolve(max_bytes=max_bytes))
+
+
+def rejects(count: int) -> Iterable[RawMessage]:
+    """Yield invalid commands: large ones, and then small ones for the rest of the room."""
+    yield from (RawMessage(SCHEDULE, b"no JSON" * 3_000) for _ in range(count))
+    yield from (RawMessage(SCHEDULE, b"no JSON") for _ in range(count))
+
+
+async def test_full_stream_of_dead_letters_stops_nobody(
+    broker: NatsServer, b: Peer, operator: Operator, service: Service
+) -> None:
+    """If rejected commands of A fill the stream of dead letters, B's commands are handled, and `/readyz` says it."""
+    await limit(operator, "TIMER_DLQ", 1_000_000)
+    async with attackers(broker, 1) as (raw,):
+        await measure(b, asyncio.ensure_future(raw.publish(rejects(200))))
+        assert "dead letters cannot be stored: maximum bytes exceeded" in await service.until_page("/readyz", 503)
+    assert (await b.schedule("tenant-b", "last", LONG_AFTER))["outcome"] == "scheduled"
+
+
+async def test_full_stream_of_commands_is_reported(
+    broker: NatsServer, b: Peer, operator: Operator, service: Service
+) -> None:
+    """If A fills the stream of commands, B's commands are refused at once and `/readyz` says it; queries go on.
+
+    The limit keeps room for the other streams. With a higher limit, B's commands are handled again.
+    """
+    await b.schedule("tenant-b", "first", LONG_AFTER)
+    await limit(operator, "TIMER_CMD", 1_000_000)
+    async with attackers(broker, 1) as (raw,):
+        await raw.publish(rejects(200))
+    with pytest.raises(nats.js.errors.APIError, match="maximum bytes exceeded"):
+        await b.schedule("tenant-b", "second", LONG_AFTER)
+    assert (await b.request("timer.qry.v1.tenant-b.count-timers"))["counts"]["Scheduled"] == 1
+    assert "stream TIMER_CMD is full" in await service.until_page("/readyz", 503)
+    await limit(operator, "TIMER_CMD", 100_000_000)
+    assert (await b.schedule("tenant-b", "second", LONG_AFTER))["outcome"] == "scheduled"
+    await service.until_page("/readyz", 200)

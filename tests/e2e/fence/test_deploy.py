@@ -1,0 +1,154 @@
+"""Tests of deploy/: the configuration matches the contracts, prepare.py makes a server that works, and TLS."""
+
+import asyncio
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.harness.fence import CONFIG, DEPLOY, PASSWORDS, PATIENCE_SECONDS, SERVICE_LOGIN, Operator, connect
+from tests.harness.processes import NatsServer, Service
+from tests.harness.spawn import BIN
+from timer_service.app.slices import SLICES
+from timer_service.core.message import kebab
+
+SECURITY = DEPLOY.parent / "docs" / "security.md"
+
+
+@pytest.mark.parametrize("tenant", ["tenant-a", "tenant-b"])
+def test_tenants_import_every_command_and_query_by_name(tenant: str) -> None:
+    """A tenant imports exactly the commands and queries of the contracts, and no wildcard."""
+    commands = {kebab(each.__name__) for slice_ in SLICES for each in slice_.commands}
+    queries = {each.name for slice_ in SLICES for each in slice_.queries}
+    for kind, names in (("cmd", commands), ("qry", queries)):
+        imported = re.findall(rf'service: {{ account: TIMERS, subject: "timer\.{kind}\.v1\.{tenant}\.([^"]+)"', CONFIG)
+        assert sorted(imported) == sorted(names)
+
+
+def prepare(folder: Path, *tenants: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, DEPLOY / "prepare.py", folder, *tenants], capture_output=True, text=True, check=False
+    )
+
+
+def test_prepared_server_accepts_the_passwords(tmp_path: Path) -> None:
+    """prepare.py writes a valid configuration without passwords. Run again, it adds tenants and changes nothing."""
+    assert prepare(tmp_path / "server", "tenant-a").returncode == 0
+    before = (tmp_path / "server" / "tenants.conf").read_text()
+    ran = prepare(tmp_path / "server", "tenant-a", "0815", "acme_2")
+    assert (ran.returncode, ran.stderr) == (0, "")
+    after = (tmp_path / "server" / "tenants.conf").read_text()
+    assert after.startswith(before)
+    assert re.findall(r"^(\S+) {$", after, re.MULTILINE) == ["tenant-a", "0815", "acme_2"]
+    secrets = [each.read_text() for each in (tmp_path / "server" / "passwords").iterdir()]
+    assert len(secrets) == 5
+    written = after + (tmp_path / "server" / "nats.conf").read_text() + ran.stdout
+    assert not [each for each in secrets if each in written]
+    assert {file.stat().st_mode & 0o077 for file in (tmp_path / "server").rglob("*") if file.is_file()} == {0}
+    checked = subprocess.run(
+        [BIN / "nats-server", "-t", "-c", tmp_path / "server" / "nats.conf"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert checked.returncode == 0, checked.stderr
+
+
+@pytest.mark.parametrize("name", ["operator", "TIMERS", "two words", "a.b", ""])
+def test_prepare_refuses_names(name: str, tmp_path: Path) -> None:
+    """A name that no tenant can have is refused before anything is written."""
+    ran = prepare(tmp_path / "server", "tenant-a", name)
+    assert (ran.returncode, "cannot be the name of a tenant" in ran.stderr) == (1, True)
+    assert not (tmp_path / "server").exists()
+
+
+async def test_service_runs_on_a_prepared_server(tmp_path: Path) -> None:
+    """The service logs in with the password file, and `doctor` finds no failure and no missing permission."""
+    await asyncio.to_thread(prepare, tmp_path / "server", "tenant-a")
+    config = (tmp_path / "server" / "nats.conf").read_text()
+    config = re.sub(r'store_dir: "[^"]*"', 'store_dir: "/data"', config)
+    config = config.replace('include "tenants.conf"', (tmp_path / "server" / "tenants.conf").read_text())
+    password = {"TIMER_NATS_PASSWORD_FILE": str(tmp_path / "server" / "passwords" / "timer-service")}
+    async with (
+        NatsServer(tmp_path / "nats", config=config) as broker,
+        Service(tmp_path / "service", broker.url, TIMER_NATS_USER="timer-service", **password) as service,
+    ):
+        checks = await doctor(service)
+        of_broker = [
+            each for each in checks if each["check"].startswith(("broker", "permissions", "stream", "consumer"))
+        ]
+        assert {each["status"] for each in of_broker} == {"ok", "note"}, of_broker
+        assert {each["check"] for each in checks if "no max_bytes" in each["message"]} == {
+            f"stream TIMER_{kind}" for kind in ("CMD", "EVT", "DLQ")
+        }
+
+
+async def test_tenant_is_added_while_the_server_runs(tmp_path: Path) -> None:
+    """After two reloads a new tenant can use the service, and the connections of others stay open."""
+    start = CONFIG.index("tenant-b {")
+    block = CONFIG[start : CONFIG.index("\n}\n", start) + 3]
+    async with (
+        NatsServer(tmp_path / "nats", config=CONFIG.replace(block, ""), **PASSWORDS) as broker,
+        Service(tmp_path / "service", broker.url, **SERVICE_LOGIN) as service,
+    ):
+        a = await connect(broker, "tenant-a")
+        file = tmp_path / "nats" / "nats.conf"
+        file.write_text(file.read_text().rpartition("}")[0] + block + "}\n")
+        for count in (1, 2):
+            broker.signal(signal.SIGHUP)
+            async with asyncio.timeout(PATIENCE_SECONDS):
+                while broker.log.read_text().count("Reloaded server configuration") < count:
+                    await asyncio.sleep(0.02)
+        b = await connect(broker, "tenant-b")
+        for peer, tenant in ((a, "tenant-a"), (b, "tenant-b")):
+            assert (await peer.schedule(tenant, "call-1", "2100-01-01T00:00:00Z"))["outcome"] == "scheduled"
+            assert (await peer.request(f"timer.qry.v1.{tenant}.count-timers"))["counts"]["Scheduled"] == 1
+            await peer.connection.close()
+        assert (await service.page("/readyz"))[0] == 200
+        assert "unavailable" not in service.log.read_text()
+
+
+async def test_doctor_reports_a_login_with_all_rights(broker: NatsServer, service: Service, operator: Operator) -> None:
+    """`doctor` warns if the service uses a login that could delete the streams."""
+    rights = "this login may read and delete all streams of its account"
+    operators = {"TIMER_NATS_USER": "operator", "TIMER_NATS_PASSWORD": PASSWORDS["OPERATOR_PASSWORD"]}
+    assert rights not in {each["message"] for each in await doctor(service)}
+    assert rights in {each["message"] for each in await doctor(service, **operators)}
+
+
+async def doctor(service: Service, **settings: str) -> list[dict[str, str]]:
+    environment = {**os.environ, **service._environment, **settings}
+    command = [sys.executable, "-m", "timer_service", "doctor", "--json"]
+    ran = await asyncio.to_thread(subprocess.run, command, env=environment, capture_output=True, text=True, check=False)
+    checks: list[dict[str, str]] = json.loads(ran.stdout)["checks"]
+    return checks
+
+
+async def test_connections_are_encrypted(tmp_path: Path) -> None:
+    """The commands of docs/security.md make certificates with which the service connects. Without them it does not."""
+    if shutil.which("openssl") is None:
+        pytest.skip("openssl is not installed")
+    section = SECURITY.read_text().partition("## Encrypt the connections")[2]
+    commands = section.partition("```sh\n")[2].partition("```")[0].replace("nats.example.com", "localhost")
+    made = await asyncio.to_thread(
+        subprocess.run, ["sh", "-e"], input=commands, cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert made.returncode == 0, made.stderr
+    line = '# tls { cert_file: "server.crt", key_file: "server.key" }'
+    assert line in CONFIG
+    config = CONFIG.replace(line, f'tls {{ cert_file: "{tmp_path}/server.crt", key_file: "{tmp_path}/server.key" }}')
+    async with NatsServer(tmp_path / "nats", config=config, **PASSWORDS) as broker:
+        url = broker.url.replace("nats://127.0.0.1", "tls://localhost")
+        trusted = {**SERVICE_LOGIN, "TIMER_NATS_TLS_CA": str(tmp_path / "ca.crt")}
+        async with Service(tmp_path / "service", url, **trusted) as service:
+            assert (await service.page("/readyz"))[0] == 200
+        untrusting = Service(tmp_path / "other", url, **SERVICE_LOGIN)
+        untrusting.launch()
+        assert await untrusting.wait() == 1
+        assert "certificate verify failed" in untrusting.log.read_text()

@@ -1,0 +1,127 @@
+"""The fence of deploy/nats.conf: its configuration for tests, and connections of its users."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import nats
+import nats.errors
+from nats.aio.client import Client
+from nats.aio.subscription import Subscription
+from nats.js.api import ConsumerConfig
+
+from tests.harness.nats_client import round_trip
+from tests.harness.processes import NatsServer, body
+
+DEPLOY = Path(__file__).parents[2] / "deploy"
+CONFIG = (DEPLOY / "nats.conf").read_text().replace('include "tenants.conf"', (DEPLOY / "tenants.conf").read_text())
+PASSWORDS = {
+    "TIMER_SERVICE_PASSWORD": "service-s3cret",
+    "OPERATOR_PASSWORD": "operator-s3cret",
+    "TENANT_A_PASSWORD": "tenant-a-s3cret",
+    "TENANT_B_PASSWORD": "tenant-b-s3cret",
+}
+STREAMS = ("TIMER_CMD", "TIMER_EVT", "TIMER_DLQ")
+MARKER = "marker"
+PATIENCE_SECONDS = 20
+SERVICE_LOGIN = {"TIMER_NATS_USER": "timer-service", "TIMER_NATS_PASSWORD": PASSWORDS["TIMER_SERVICE_PASSWORD"]}
+LONG_AGO = "2020-01-01T00:00:00Z"
+
+
+class Peer:
+    """A connection of one user. `violations` are the permission errors that it received."""
+
+    def __init__(self, connection: Client, violations: list[str]) -> None:
+        self.connection = connection
+        self.violations = violations
+
+    async def subscribe(self, *subjects: str) -> list[Subscription]:
+        """Subscribe. Return when the broker has processed the subscriptions."""
+        made = [await self.connection.subscribe(subject) for subject in subjects]
+        await round_trip(self.connection)
+        return made
+
+    async def publish(self, subject: str, content: bytes = b"", reply: str = "", **headers: str) -> None:
+        """Publish a message. Return when the broker has accepted or refused it."""
+        named = {name.replace("_", "-"): value for name, value in headers.items()}
+        await self.connection.publish(subject, content, reply, headers=named or None)
+        await round_trip(self.connection)
+
+    async def received(self, *subscriptions: Subscription) -> list[tuple[str, bytes]]:
+        """Return the messages that the subscriptions received so far."""
+        await round_trip(self.connection)
+        return [
+            (message.subject, message.data)
+            for subscription in subscriptions
+            for message in [await subscription.next_msg(1) for _ in range(subscription.pending_msgs)]
+        ]
+
+    async def request(self, subject: str, content: bytes = b"") -> Any:
+        """Return the reply to a request, or None if there is no reply."""
+        try:
+            return json.loads((await self.connection.request(subject, content, timeout=2)).data)
+        except (nats.errors.NoRespondersError, nats.errors.TimeoutError):
+            return None
+
+    async def schedule(self, tenant: str, call: str, due_at: str = LONG_AGO) -> Any:
+        """Schedule a timer and return the outcome that arrives in an inbox of this peer."""
+        inbox = self.connection.new_inbox()
+        (replies,) = await self.subscribe(inbox)
+        await self.connection.jetstream().publish(
+            f"timer.cmd.v1.{tenant}.schedule-timer", command(tenant, call, due_at), headers={"Timer-Reply-To": inbox}
+        )
+        return json.loads((await replies.next_msg(PATIENCE_SECONDS)).data)
+
+
+class Operator(Peer):
+    """The connection of the operator, who has all permissions."""
+
+    async def count_messages(self) -> Mapping[str, Mapping[str, int]]:
+        """Return the number of messages by stream and subject, after everything sent before has arrived."""
+        js = self.connection.jetstream()
+        for kind in ("cmd", "evt", "dlq"):
+            await js.publish(f"timer.{kind}.v1.{MARKER}.schedule-timer", command(MARKER, "any", "9000-01-01T00:00:00Z"))
+        return {stream: await self._counts(stream) for stream in STREAMS}
+
+    async def _counts(self, stream: str) -> Mapping[str, int]:
+        info = await self.connection.jetstream().stream_info(stream, subjects_filter=">")
+        return {subject: count for subject, count in (info.state.subjects or {}).items() if MARKER not in subject}
+
+    async def create_consumer(self, tenant: str) -> None:
+        """Create the consumer of a tenant, as described in docs/security.md."""
+        config = ConsumerConfig(durable_name=tenant, filter_subject=f"timer.evt.v1.{tenant}.>")
+        await self.connection.jetstream().add_consumer("TIMER_EVT", config)
+
+    async def unacknowledged(self, tenant: str) -> int:
+        """Return how many events were delivered to a tenant and not acknowledged."""
+        info = await self.connection.jetstream().consumer_info("TIMER_EVT", tenant)
+        return info.num_ack_pending or 0
+
+
+def command(tenant: str, call: str, due_at: str = LONG_AGO) -> bytes:
+    return body("ScheduleTimer", tenant, {"tenantId": tenant, "serviceCallId": call, "dueAt": due_at})
+
+
+async def connect(broker: NatsServer, user: str, kind: type[Peer] = Peer) -> Any:
+    violations: list[str] = []
+
+    async def on_error(error: Exception) -> None:
+        violations.append(str(error))
+
+    connection = await nats.connect(
+        broker.url,
+        user=user,
+        password=PASSWORDS[f"{user.upper().replace('-', '_')}_PASSWORD"],
+        inbox_prefix=f"_INBOX.{user}" if user.startswith("tenant") else "_INBOX",
+        allow_reconnect=False,
+        error_cb=on_error,
+    )
+    return kind(connection, violations)
+
+
+def deny_to_service(*subjects: str) -> str:
+    """Return the configuration with subjects that the service may neither publish nor subscribe to."""
+    login = "password: $TIMER_SERVICE_PASSWORD"
+    denied = json.dumps({"deny": list(subjects)})
+    return CONFIG.replace(login, f"{login}, permissions: {{ publish: {denied}, subscribe: {denied} }}")
