@@ -18,6 +18,7 @@ from timer_service.config import Config
 from timer_service.core.broker import Subscription
 from timer_service.core.budget import Budget
 from timer_service.core.command_streams import CommandHistory
+from timer_service.core.error_text import error_text
 from timer_service.core.errors import StartError
 from timer_service.core.health import HEALTHY, Health, OutageLog, worst
 from timer_service.core.instant import format_instant
@@ -243,4 +244,4 @@ class App:
 
 def _describe_end(task: asyncio.Task[Any]) -> str:
     error = None if task.cancelled() else task.exception()
-    return task.get_name() if error is None else f"{task.get_name()} ({error!r})"
+    return task.get_name() if error is None else f"{task.get_name()} ({error_text(error)})"

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from timer_service.core.applier import Accepted, Applier, Progress
 from timer_service.core.attempts import Attempts
+from timer_service.core.audit import AuditLog
 from timer_service.core.batch_size import BATCH_SECONDS, BatchSize
 from timer_service.core.blame import blame
 from timer_service.core.blocked import Blocked
@@ -66,6 +67,7 @@ class Consumer:
         self._batch_size = BatchSize(batch_size)
         self._part_bytes = budget.part
         self._attempts = Attempts()
+        audit = AuditLog()
         outages = outages or OutageLog()
         self._failures = Failures(self._attempts, outages)
         self._blocked = Blocked()
@@ -78,6 +80,7 @@ class Consumer:
             clock=clock,
             metrics=metrics,
             attempts=self._attempts,
+            audit=audit,
             failures=self._failures,
             blocked=self._blocked,
             outages=outages,
@@ -88,6 +91,7 @@ class Consumer:
             clock=clock,
             metrics=metrics,
             attempts=self._attempts,
+            audit=audit,
             command_types=self._payloads,
             reply_prefix=reply_prefix,
         )

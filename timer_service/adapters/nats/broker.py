@@ -27,6 +27,7 @@ from timer_service.adapters.nats.subjects import Subjects
 from timer_service.adapters.nats.subscription import NatsSubscription
 from timer_service.core.broker import BrokerFeatures, History, PublishResult, PublishStatus, QueryHandler, Reply
 from timer_service.core.budget import DEFAULT_BUDGET
+from timer_service.core.error_text import error_text
 from timer_service.core.errors import ConflictError, DatabaseUnavailableError, StartError
 from timer_service.core.health import HEALTHY, Health, OutageLog
 from timer_service.core.installation import Replay
@@ -183,7 +184,7 @@ class NatsBroker:
         try:
             return await self._consumer.replays(replay) and await self.caught_up()
         except (nats.errors.Error, JetStreamError, OSError) as error:
-            log.debug("cannot check the replay", extra={"reason": repr(error)})
+            log.debug("cannot check the replay", extra={"reason": error_text(error)})
             return False
 
     async def forget_replay(self) -> None:
@@ -191,7 +192,7 @@ class NatsBroker:
         try:
             await self._consumer.forget_replay()
         except (nats.errors.Error, JetStreamError, OSError) as error:
-            log.debug("the consumer still has the mark of a replay", extra={"reason": repr(error)})
+            log.debug("the consumer still has the mark of a replay", extra={"reason": error_text(error)})
 
     async def publish(self, messages: Sequence[Message]) -> Sequence[PublishResult]:
         """Store messages in their streams. Return one result each."""
