@@ -218,6 +218,7 @@ class App:
         workers: dict[str, Worker] = {**storage.upkeep, "database": DatabaseProbe(self._database)}
         if self._config.role != "worker":
             workers["backlog"] = BacklogWatch(self._database, self._broker.oldest_unsettled)
+            workers["audit"] = self._parts.audit
         return [
             *(loop(name, worker, self._parts.outages) for name, worker in workers.items()),
             loop(_STREAMS, self._broker.streams, OutageLog()),  # its passes say nothing about the database

@@ -1,6 +1,5 @@
 """The audit log: a line for each rejected command and for each command of an operator, within a limit."""
 
-import asyncio
 import logging
 import time
 from collections import Counter
@@ -8,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from timer_service.core.dead_letter import printable
+from timer_service.core.loop import Pass
 
 log = logging.getLogger(__name__)
 
@@ -22,7 +22,7 @@ _OTHERS = "(other tenants)"
 
 
 class AuditLog:
-    """Writes at most 10 lines a second for a tenant, and 100 in all. Then it counts, and writes the counts at the end.
+    """Writes at most 10 lines a second for a tenant, and 100 in all. Then it counts, and writes the counts later.
 
     A flood of rejected commands would fill the disk of the log otherwise. The stream of dead letters has all of them.
     """
@@ -44,6 +44,11 @@ class AuditLog:
         else:
             self._leave_out(line, tenant)
 
+    async def tick(self, now: int) -> Pass:  # noqa: ARG002 - part of the protocol
+        """Write the counts, so that the count of a flood that has ended is written too."""
+        self.write_counts()
+        return Pass(0)
+
     def write_counts(self) -> None:
         """Write how many lines were left out since the last call, one line for each tenant."""
         left_out, self._left_out = self._left_out, Counter()
@@ -56,7 +61,5 @@ class AuditLog:
         self._written.clear()
 
     def _leave_out(self, line: str, tenant: str) -> None:
-        if not self._left_out:
-            asyncio.get_running_loop().call_later(_SECONDS, self.write_counts)
         known = (line, tenant) in self._left_out or len(self._left_out) < _LINES
         self._left_out[line, tenant if known else _OTHERS] += 1

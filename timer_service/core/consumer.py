@@ -58,6 +58,7 @@ class Consumer:
         batch_size: int,
         reply_prefix: str,
         outages: OutageLog | None = None,
+        audit: AuditLog | None = None,
         budget: Budget = DEFAULT_BUDGET,
     ) -> None:
         self._database = database
@@ -67,7 +68,7 @@ class Consumer:
         self._batch_size = BatchSize(batch_size)
         self._part_bytes = budget.part
         self._attempts = Attempts()
-        audit = AuditLog()
+        audit = audit or AuditLog()
         outages = outages or OutageLog()
         self._failures = Failures(self._attempts, outages)
         self._blocked = Blocked()
