@@ -1,6 +1,6 @@
 """Secrets of settings are never printed, also if a server refuses them."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import asyncpg
@@ -12,7 +12,7 @@ from tests.harness.provision import RestartablePostgres
 
 SECRET = "hunter2-4711"
 SEED = "SUAAAAICAMCAKBQHBAEQUCYMBUHA6EARCIJRIFIWC4MBSGQ3DQOR4H776Y"
-BROKER_COMMANDS = {
+BROKER_COMMANDS: Mapping[str, Sequence[Sequence[str]]] = {
     "timers": [["list", "acme"], ["count", "acme"], ["get", "acme", "x"], ["cancel", "acme", "x"], ["watch", "acme"]],
     "signals": [["list", "acme"]],
     "runs": [["list", "acme"]],
@@ -20,7 +20,7 @@ BROKER_COMMANDS = {
     "doctor": [[], ["--json"]],
     "serve": [[]],
 }
-DATABASE_COMMANDS = {
+DATABASE_COMMANDS: Mapping[str, Sequence[Sequence[str]]] = {
     "migrate": [["up"], ["status"], ["check"]],
     "backup": [["backup.db"]],
     "restore": [["backup.db"]],
@@ -31,7 +31,7 @@ DATABASE_COMMANDS = {
 REFUSES = f'authorization {{ user: "timer", password: "another-{len(SECRET)}" }}'
 
 
-async def check_silent(cli: Cli, commands: Mapping[str, list[list[str]]], secret: str) -> None:
+async def check_silent(cli: Cli, commands: Mapping[str, Sequence[Sequence[str]]], secret: str) -> None:
     """Check that each command fails, and prints no secret at log level debug."""
     for name, argument_lists in commands.items():
         for arguments in argument_lists:
@@ -61,7 +61,9 @@ async def test_refused_by_the_broker(tmp_path: Path, login: dict[str, str]) -> N
         host = server.url.removeprefix("nats://")
         cli.settings |= {name: value.replace("HOST", host) for name, value in login.items()}
         every = "TIMER_NATS_PASSWORD" in login
-        commands = BROKER_COMMANDS if every else {"doctor": [[]], "events": [["list", "acme"]], "serve": [[]]}
+        commands: Mapping[str, Sequence[Sequence[str]]] = (
+            BROKER_COMMANDS if every else {"doctor": [[]], "events": [["list", "acme"]], "serve": [[]]}
+        )
         await check_silent(cli, commands, SEED if SEED in login.values() else SECRET)
 
 
@@ -79,7 +81,9 @@ async def test_refused_by_postgres(tmp_path: Path, broker: NatsServer, postgres_
         f"mysql://locked:{SECRET}@{host}",
     ):
         cli.settings["TIMER_DATABASE_URL"] = url
-        commands = DATABASE_COMMANDS if ":1/" not in url else {"doctor": [[]]}  # the others wait for 10 s
+        commands: Mapping[str, Sequence[Sequence[str]]] = (
+            DATABASE_COMMANDS if ":1/" not in url else {"doctor": [[]]}
+        )  # the others wait for 10 s
         await check_silent(cli, commands, SECRET)
 
 
