@@ -1,11 +1,12 @@
 """The roles and the TLS of PostgreSQL, as docs/operations.md describes them."""
 
+import asyncio
 import json
 import os
 import re
 import shutil
 import ssl
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from secrets import token_hex
 from typing import Any, NamedTuple
@@ -27,26 +28,26 @@ from timer_service.core.message import kebab
 OPERATIONS = (Path(__file__).parents[2] / "docs" / "operations.md").read_text("utf-8")
 DUE = "2020-01-01T00:00:00Z"
 TRIGGER = {"triggerKind": "event", "triggerSpec": {"kind": "work_item.status.transition", "to": ["blocked"]}}
-COMMANDS: Mapping[str, Mapping[str, Any]] = {
-    "ScheduleTimer": {"serviceCallId": "call-1", "dueAt": DUE},
-    "CancelTimer": {"serviceCallId": "call-2"},
-    "RetryTimer": {"serviceCallId": "call-1"},
-    "CreateWorkItem": {"workItemId": "item-1", "status": "open"},
-    "CreateWorkSignal": {"signalId": "signal-1", "workItemId": "item-1", **TRIGGER},
-    "PauseWorkSignal": {"signalId": "signal-1"},
-    "ActivateWorkSignal": {"signalId": "signal-1"},
-    "TransitionWorkItem": {"workItemId": "item-1", "to": "blocked"},
-    "CancelWorkSignal": {"signalId": "signal-2"},
-    "ResolveWorkSignal": {"signalId": "signal-1"},
-    "StartRun": {
-        "runId": "run-1",
-        "jobs": [{"name": "a", "staleAfterSeconds": 1}, {"name": "b", "needs": ["a"]}],
-    },
-    "ReportJobStatus": {"runId": "run-1", "jobName": "a", "status": "success"},
-    "ResolveGroup": {"runId": "run-1", "groupName": "none", "jobs": []},
-    "CancelRun": {"runId": "run-1"},
-    "RetryEvent": {"eventId": "event-1"},
-}
+JOBS = [{"name": "a", "staleAfterSeconds": 1}, {"name": "b", "needs": ["a"]}]
+COMMANDS: Sequence[tuple[str, Mapping[str, Any]]] = [
+    ("ScheduleTimer", {"serviceCallId": "call-1", "dueAt": DUE}),
+    ("CancelTimer", {"serviceCallId": "call-2"}),
+    ("RetryTimer", {"serviceCallId": "call-1"}),
+    ("CreateWorkItem", {"workItemId": "item-1", "status": "open"}),
+    ("CreateWorkSignal", {"signalId": "signal-1", "workItemId": "item-1", **TRIGGER}),
+    ("CreateWorkSignal", {"signalId": "signal-3", "workItemId": "item-1", **TRIGGER}),
+    ("PauseWorkSignal", {"signalId": "signal-1"}),
+    ("ActivateWorkSignal", {"signalId": "signal-1"}),
+    ("TransitionWorkItem", {"workItemId": "item-1", "to": "blocked"}),
+    ("CancelWorkSignal", {"signalId": "signal-2"}),
+    ("ResolveWorkSignal", {"signalId": "signal-1"}),
+    ("StartRun", {"runId": "run-1", "jobs": JOBS}),
+    ("StartRun", {"runId": "run-2", "jobs": JOBS}),
+    ("ReportJobStatus", {"runId": "run-1", "jobName": "a", "status": "success"}),
+    ("ResolveGroup", {"runId": "run-1", "groupName": "none", "jobs": []}),
+    ("CancelRun", {"runId": "run-1"}),
+    ("RetryEvent", {"eventId": "event-1"}),
+]
 
 
 class Roles(NamedTuple):
@@ -104,17 +105,19 @@ async def test_service_with_the_rights_of_the_page(
     tmp_path: Path, broker: NatsServer, user: User, roles: Roles
 ) -> None:
     """The service handles every type of command, and every loop works, with a role that owns nothing."""
-    assert set(COMMANDS) == {payload.type for each in SLICES for payload in each.commands}
+    names = {name for name, _ in COMMANDS}
+    assert names == {payload.type for each in SLICES for payload in each.commands}
     cli = Cli(tmp_path, broker.url)
     await migrate_as_owner(cli, roles)
     settings = {"TIMER_DATABASE_URL": roles.service, "TIMER_AUTO_MIGRATE": "false"}
     cli.settings |= settings
     async with Service(tmp_path / "service", broker.url, **settings) as service:
-        for name, payload in COMMANDS.items():
+        for name, payload in COMMANDS:
             data = body(name, "acme", {"tenantId": "acme", **payload})
             await user.js.publish(f"timer.cmd.v1.acme.{kebab(name)}", data)
         await user.until_handled()
-        await user.until_stored("TIMER_EVT", 3)
+        for event in ("due-time-reached", "work-signal-fired", "job-ready", "job-skipped", "run-completed"):
+            await until_published(user, event)
         for query in (each.name for slice_ in SLICES for each in slice_.queries):
             answer = await user.connection.request(f"timer.qry.v1.acme.{query}", b"{}", timeout=10)
             assert json.loads(answer.data).get("error", {}).get("code") != "INTERNAL", query
@@ -125,12 +128,18 @@ async def test_service_with_the_rights_of_the_page(
         loops = re.findall(r'timer_loop_last_tick_timestamp_seconds\{loop="([a-z-]+)"\} (\S+)', metrics)
         found = await statuses(cli, 0)
         log = (tmp_path / "service" / "service.log").read_text()
-    assert handled == set(COMMANDS)
+    assert handled == names
     assert {"timers", "firings", "outbox", "sweep", "runs-retention", "row-counts"} <= {loop for loop, _ in loops}
     assert [loop for loop, at in loops if float(at) == 0] == []
     assert found["privileges"] == "ok"
     assert "permission denied" not in log
     assert '"level": "error"' not in log
+
+
+async def until_published(user: User, event: str) -> None:
+    async with asyncio.timeout(30):
+        while not await user.read("TIMER_EVT", f"timer.evt.v1.acme.{event}"):
+            await asyncio.sleep(0.05)
 
 
 @pytest.mark.parametrize(
