@@ -2,15 +2,18 @@
 
 import json
 import logging
+import re
 import sqlite3
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import asyncpg
 import nats.errors
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
+import timer_service
 from timer_service.config import Config
 from timer_service.core.error_text import error_text, error_trace
 from timer_service.core.errors import DamagedDataError, DatabaseSetupError
@@ -112,3 +115,10 @@ def raise_and_log(body: str) -> None:
             raise RuntimeError("a bug") from error
     except RuntimeError:
         logging.getLogger("test").exception("it failed")
+
+
+def test_no_error_is_shown_as_it_is() -> None:
+    """The code shows an error of an unknown type with `error_text`, never with `repr`."""
+    files = Path(timer_service.__file__).parent.rglob("*.py")
+    found = [str(file) for file in files if re.search(r"\brepr\(error\)|\{error!r\}", file.read_text("utf-8"))]
+    assert found == []

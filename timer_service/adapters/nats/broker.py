@@ -149,7 +149,7 @@ class NatsBroker:
                 may_pass = isinstance(error, _PASSING) and self._denied is None
                 if not may_pass or time.monotonic() > deadline:
                     raise StartError(
-                        f"cannot join the command consumer: {error!r}; "
+                        f"cannot join the command consumer: {error_text(error)}; "
                         "`timer-service doctor` names every missing permission"
                     ) from error
         self._subscription = subscription
@@ -160,7 +160,7 @@ class NatsBroker:
         try:
             await self._consumer.check_database(await history.installation())
         except (nats.errors.Error, JetStreamError) as error:
-            raise StartError(f"cannot look up the command consumer: {error!r}") from error
+            raise StartError(f"cannot look up the command consumer: {error_text(error)}") from error
 
     async def caught_up(self, *, restart: bool = False) -> bool:
         """Return whether the backlog is settled, according to JetStream."""
