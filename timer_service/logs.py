@@ -2,16 +2,25 @@
 
 import logging
 import sys
+from typing import Any
 
 import structlog
 
 from timer_service.config import Config
+from timer_service.core.error_text import error_trace
 
 
 def configure_logs(config: Config) -> None:
-    """Send the logs of the service and its libraries to stderr, with the `extra` fields."""
+    """Send the logs of the service and its libraries to stderr, with the `extra` fields.
+
+    Tracebacks show neither local variables nor texts of errors that can contain values of users.
+    """
     console = config.log_format == "console" or (config.log_format is None and sys.stderr.isatty())
-    renderer = structlog.dev.ConsoleRenderer() if console else structlog.processors.JSONRenderer()
+    renderer = (
+        structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)
+        if console
+        else structlog.processors.JSONRenderer()
+    )
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
@@ -23,10 +32,15 @@ def configure_logs(config: Config) -> None:
             ],
             processors=[
                 structlog.stdlib.ProcessorFormatter.remove_processors_meta,
-                *([] if console else [structlog.processors.format_exc_info]),
+                structlog.processors.ExceptionRenderer(_format_error),
                 renderer,
             ],
         )
     )
     logging.basicConfig(level=config.log_level.upper(), handlers=[handler], force=True)
     logging.getLogger("aiosqlite").setLevel(logging.WARNING)  # it logs every statement
+
+
+def _format_error(exc_info: Any) -> str:
+    """Return the text of what `sys.exc_info` returned."""
+    return error_trace(exc_info[1])

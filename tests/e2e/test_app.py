@@ -123,7 +123,7 @@ async def test_consumer_that_fails_is_started_again(config: Config, monkeypatch:
 
         async def is_failing() -> bool:
             reason: str = (await page(config, "/readyz"))["commands"]
-            return reason.startswith("consumer failed: RuntimeError('no batch of")
+            return reason.startswith("consumer failed: RuntimeError: no batch of")
 
         async def are_handled() -> bool:
             info = await js.consumer_info("TIMER_CMD", "timer-service")

@@ -194,6 +194,9 @@ async def test_restore_of_a_backup_under_load(  # noqa: PLR0917
     await service.kill()
     before = (await happened(user)).counts
     print("\n".join(await cli.lines("restore", "backup.db")))
+    assert [(line["type"], line["file"], line["database"]) for line in cli.audit] == [
+        ("restore", "backup.db", str(tmp_path / "service" / "timers.db"))
+    ]
     check_replay_requested(tmp_path / "service" / "timers.db", started_ms)
     await service.start()
     found = await until_happened(user, load, seconds=span_ms / 1000 + 60)

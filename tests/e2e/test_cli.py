@@ -26,6 +26,8 @@ class Cli:
 
     def __init__(self, folder: Path, broker_url: str) -> None:
         self.folder = folder
+        self.audit: list[dict[str, Any]] = []
+        """The lines of the audit log that the last command of `lines` wrote."""
         self.program = [TIMER_SERVICE]
         self.settings = {
             "TIMER_BROKER_URL": broker_url,
@@ -43,9 +45,11 @@ class Cli:
             return subprocess.CompletedProcess(command, code, output.read_text(), errors.read_text())
 
     async def lines(self, *arguments: str) -> list[str]:
-        """Run a command that must succeed, and return its output."""
+        """Run a command that must succeed, and return its output. Its errors are only lines of the audit log."""
         done = await self.run(*arguments)
-        assert (done.returncode, done.stderr) == (0, "")
+        errors = done.stderr.splitlines()
+        self.audit = [json.loads(line) for line in errors if line.startswith('{"event": "operator action"')]
+        assert (done.returncode, errors[len(self.audit) :]) == (0, [])
         return done.stdout.splitlines()
 
     async def json(self, *arguments: str, code: int = 0) -> Any:

@@ -112,6 +112,8 @@ async def test_replay(cli: Cli, databases: Databases) -> None:
             "Commands that the database has already change nothing.",
             "Restart all instances.",
         ]
+        (line,) = cli.audit
+        assert (line["type"], line["since"], line["uid"]) == ("replay", "2026-01-01T09:00:00.000Z", os.geteuid())
         done = await cli.run("backup", "backup.db")
         assert (done.returncode, "pg_dump" in done.stderr) == (1, True)
         connection = await asyncpg.connect(url)
@@ -131,6 +133,8 @@ async def test_migrate(cli: Cli, databases: Databases) -> None:
         assert await tables(url) == 0
         assert await cli.lines("migrate", "status") == [f"pending  {each}" for each in shipped]
         assert await cli.lines("migrate", "up") == [f"applied  {each}" for each in shipped]
+        assert [(line["type"], line["migration"]) for line in cli.audit] == [("migration", each) for each in shipped]
         assert await cli.lines("migrate", "up") == ["nothing to apply"]
+        assert cli.audit == []
         assert await cli.lines("migrate", "status") == [f"applied  {each}" for each in shipped]
         assert await cli.lines("migrate", "check") == []

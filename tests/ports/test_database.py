@@ -348,6 +348,28 @@ async def test_sqlite_keeps_the_mode_of_an_existing_file(tmp_path: Path) -> None
     assert file_modes(tmp_path)["timers.db"] == 0o640
 
 
+@pytest.mark.parametrize("mode", [0o640, 0o644, 0o604, 0o666])
+async def test_sqlite_files_of_others(tmp_path: Path, mode: int, caplog: pytest.LogCaptureFixture) -> None:
+    """If others may use a file of the database, the log names it and the remedy. Its mode stays."""
+    path = tmp_path / "timers.db"
+    for each in (path, tmp_path / "timers.db.lock"):
+        each.touch()
+        each.chmod(mode)
+    await (await SqliteDatabase.open(path)).close()
+    warnings = [vars(record) for record in caplog.records if record.levelname == "WARNING"]
+    assert {(line["file"], line["mode"], line["remedy"]) for line in warnings} == {
+        (str(each), f"{mode:04o}", f"chmod 600 {each}") for each in (path, tmp_path / "timers.db.lock")
+    }
+    assert file_modes(tmp_path) == {"timers.db": mode, "timers.db.lock": mode}
+
+
+async def test_private_sqlite_files_have_no_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Files that the service has created cause no warning when they are opened again."""
+    for _ in range(2):
+        await (await SqliteDatabase.open(tmp_path / "timers.db")).close()
+    assert caplog.records == []
+
+
 async def test_second_instance_on_sqlite_is_refused(tmp_path: Path) -> None:
     """A second instance on the same file is refused, and the error names PostgreSQL. The first one continues."""
     path = tmp_path / "timers.db"

@@ -21,10 +21,12 @@ from timer_service.adapters.postgres import PostgresDatabase
 from timer_service.adapters.postgres import database as database_module
 from timer_service.core import transactions
 from timer_service.core.database import Database, Transaction
+from timer_service.core.error_text import error_text, error_trace
 from timer_service.core.errors import (
     ConflictError,
     DatabaseBlockedError,
     DatabaseBusyError,
+    DatabaseSetupError,
     DatabaseUnavailableError,
 )
 from timer_service.core.health import HEALTHY
@@ -358,3 +360,27 @@ async def test_retention_skips_a_timer_that_is_scheduled_again(postgres: Postgre
         deleted = await in_transaction(postgres, lambda other: timers.delete_settled(other, NOW + 1, 10))
     left = await timers.find(postgres.reader, [timer.key])
     assert (deleted, left[timer.key].state) == (0, State.SCHEDULED)
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "INSERT INTO people VALUES ('secret', 1)",
+        "INSERT INTO people VALUES ('secret-2', NULL)",
+        "INSERT INTO people VALUES ('secret-2', -1)",
+        "SELECT 'secret'::integer",
+        "SELECT 'secret'::jsonb",
+        "SELECT secret FROM people WHERE name = 'secret'",
+        "INSERT INTO people (name, secret) VALUES ('secret', 1)",
+    ],
+)
+async def test_errors_without_the_values_of_rows(postgres: PostgresDatabase, statement: str) -> None:
+    """Neither the text nor the traceback of an error contains a value of a row or of a statement."""
+    async with postgres.transaction() as tx:
+        await tx.execute("CREATE TABLE people (name TEXT PRIMARY KEY, age INTEGER NOT NULL CHECK (age > 0))")
+        await tx.execute("INSERT INTO people VALUES ('secret', 1)")
+    with pytest.raises((asyncpg.PostgresError, DatabaseSetupError)) as caught:
+        await in_transaction(postgres, lambda tx: tx.execute(statement))
+    lines = [line for line in error_trace(caught.value).splitlines() if "secret" in line]
+    assert all('column "secret"' in line for line in lines)
+    assert "SQLSTATE" in error_text(caught.value) or isinstance(caught.value, DatabaseSetupError)

@@ -1,19 +1,25 @@
 import asyncio
 import json
 import logging
+import resource
 import signal
 import socket
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 from prometheus_client import CollectorRegistry, Counter
 from prometheus_client.parser import text_string_to_metric_families
 from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
 
 from timer_service.core.errors import StartError
 from timer_service.core.health import HEALTHY, Health
-from timer_service.http import http_app, serve_http
+from timer_service.http import MOST_CONNECTIONS, http_app, serve_http
 
 HOST = "127.0.0.1"
 
@@ -171,13 +177,13 @@ async def test_the_port_is_free_again_at_once() -> None:
 
 
 async def test_stops_quickly_despite_open_connections() -> None:
-    """An idle connection or half a request does not delay the stop. Both are closed."""
+    """A connection without a request, or with half of one, does not delay the stop. Both are closed."""
     loop = asyncio.get_running_loop()
     async with serve_http(pages(), HOST, 0) as (port, _):
         idle = await asyncio.open_connection(HOST, port)
         half = await asyncio.open_connection(HOST, port)
         half[1].write(b"GET /livez HTTP/1.1\r\nHo")
-        assert (await ask(*idle, "/livez")).status == 200
+        assert (await get(port, "/livez")).status == 200
         stopping_at = loop.time()
     assert loop.time() - stopping_at < 1
     for reader, writer in (idle, half):
@@ -211,3 +217,78 @@ async def test_requests_are_not_logged(caplog: pytest.LogCaptureFixture) -> None
         await get(port, "/livez")
         await get(port, "/nothing")
     assert [record for record in caplog.records if record.name.startswith("uvicorn")] == []
+
+
+async def slow_connections(
+    port: int, count: int, sent: bytes
+) -> list[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    """Open connections that send `sent`, which is not a whole request, and then nothing."""
+    opened = [await asyncio.open_connection(HOST, port) for _ in range(count)]
+    for _, writer in opened:
+        writer.write(sent)
+        await writer.drain()
+    return opened
+
+
+@pytest.mark.parametrize("sent", [b"", b"GET /livez HTTP/1.1\r\nHo"], ids=["nothing", "half a header"])
+async def test_slow_connections_do_not_keep_out_a_probe(sent: bytes) -> None:
+    """Many slow connections do not use up the process's files: the oldest are closed, and a probe is answered."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    async with serve_http(pages(), HOST, 0) as (port, _):
+        slow = await slow_connections(port, 240, sent)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (open_files() + 8, limits[1]))
+        try:
+            answer = await asyncio.wait_for(get(port, "/livez"), 5)
+            ended = [reader for reader, _ in slow if reader.at_eof() or reader.exception()]
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        assert answer.status == 200
+        assert len(slow) - len(ended) <= MOST_CONNECTIONS
+        await close(slow)
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [b"", b"GET /livez HTTP/1.1\r\nHo", b"GET /large HTTP/1.1\r\nHost: test\r\n\r\n"],
+    ids=["nothing", "half a header", "reads no response"],
+)
+async def test_slow_connection_is_closed(sent: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A connection that does not send its request, or does not read its response, is closed after the limit."""
+    monkeypatch.setattr("timer_service.http._CONNECTION_SECONDS", 0.2)
+
+    async def large(_: Request) -> Response:
+        return Response(b"x" * 20_000_000)
+
+    app = Starlette(routes=[Route("/large", large)])
+    async with serve_http(app, HOST, 0) as (port, _):
+        loop = asyncio.get_running_loop()
+        with socket.create_connection((HOST, port)) as connection:
+            files = open_files()
+            connection.setblocking(False)  # noqa: FBT003
+            await loop.sock_sendall(connection, sent)
+            async with asyncio.timeout(10):
+                while open_files() <= files:  # the server has not accepted the connection yet
+                    await asyncio.sleep(0.01)
+                while open_files() > files:
+                    await asyncio.sleep(0.01)
+
+
+def open_files() -> int:
+    return sum(1 for _ in Path("/dev/fd").iterdir())
+
+
+async def test_a_connection_carries_one_request() -> None:
+    """The response closes the connection, so an idle client holds none."""
+    async with serve_http(pages(), HOST, 0) as (port, _):
+        reader, writer = await asyncio.open_connection(HOST, port)
+        answer = await ask(reader, writer, "/livez")
+        assert (answer.headers["connection"], await reader.read()) == ("close", b"")
+        writer.close()
+        await writer.wait_closed()
+
+
+async def close(opened: Sequence[tuple[asyncio.StreamReader, asyncio.StreamWriter]]) -> None:
+    for _, writer in opened:
+        writer.close()
+        with suppress(ConnectionError):
+            await writer.wait_closed()

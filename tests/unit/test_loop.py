@@ -302,7 +302,7 @@ def test_health_after_a_failed_pass() -> None:
         return found
 
     failed, repaired = in_virtual_time(main)
-    assert failed == Health.down("loop work fails: RuntimeError('this tick fails')")
+    assert failed == Health.down("loop work fails: RuntimeError: this tick fails")
     assert repaired == HEALTHY
 
 

@@ -14,6 +14,7 @@ from tests.harness.metrics import RecordingMetrics
 from timer_service.adapters.memory import MemoryBroker
 from timer_service.app.slices import SLICES
 from timer_service.core.attempts import Attempts
+from timer_service.core.audit import AuditLog
 from timer_service.core.broker import Delivery
 from timer_service.core.codec import MAX_BRACKETS, MAX_COMMAND_BYTES, MAX_FIELDS
 from timer_service.core.decoder import Decoded, decode, parts
@@ -164,6 +165,7 @@ async def test_other_tasks_run_between_dead_letters() -> None:
         clock=ManualClock(),
         metrics=RecordingMetrics(),
         attempts=Attempts(),
+        audit=AuditLog(),
         command_types=(),
         reply_prefix="_INBOX",
     )

@@ -1,5 +1,7 @@
 """Backups of a SQLite database: write one, restore one, and replay the commands that the database lacks."""
 
+import logging
+import os
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -16,11 +18,15 @@ from timer_service.adapters.sqlite.restore import copy_private, replace_database
 from timer_service.app.schema import bring_to_head, migrations
 from timer_service.app.storage import open_database
 from timer_service.config import Config
+from timer_service.core.audit import OPERATOR_ACTION
 from timer_service.core.database import Transaction
 from timer_service.core.errors import StartError
 from timer_service.core.installation import forget_replay, request_replay
+from timer_service.core.instant import format_instant
 from timer_service.core.replay import request_replay_of_later_commands
 from timer_service.core.transactions import in_transaction
+
+log = logging.getLogger(__name__)
 
 _ON_POSTGRES = (
     "TIMER_DATABASE_URL names a PostgreSQL database, and this command is for SQLite. Use PostgreSQL's own tools: "
@@ -82,6 +88,13 @@ async def restore(config: Config, file: Path, *, since: int | None = None, no_re
             else:
                 requested = await in_transaction(database, partial(_request_replay, since=since))
         kept = replace_database(path, draft)
+    _record(
+        "restore",
+        file=str(file),
+        database=str(path),
+        kept=None if kept is None else str(kept),
+        since=_instant(requested),
+    )
     return Restored(kept, requested)
 
 
@@ -95,9 +108,19 @@ async def replay(config: Config, since: int | None) -> int:
     try:
         async with open_database(config) as database:
             await bring_to_head(database, auto=config.auto_migrate)
-            return await in_transaction(database, partial(_request_replay, since=since))
+            requested = await in_transaction(database, partial(_request_replay, since=since))
     except DatabaseInUseError as error:
         raise StartError(f"a service uses the database {config.db_path} (TIMER_DB_PATH). Stop it first") from error
+    _record("replay", since=_instant(requested))
+    return requested
+
+
+def _record(kind: str, **about: str | None) -> None:
+    log.info(OPERATOR_ACTION, extra={"type": kind, **about, "uid": os.geteuid()})
+
+
+def _instant(at: int | None) -> str | None:
+    return None if at is None else format_instant(at)
 
 
 async def _request_replay(tx: Transaction, since: int | None) -> int:

@@ -1,11 +1,13 @@
 """The schema of the configured database, and its migrations."""
 
 import logging
+import os
 
 from timer_service.adapters.migrations import Migration, migrate, pending_migrations, read_migrations
 from timer_service.app.storage import open_database
 from timer_service.bundled_files import bundled_folder
 from timer_service.config import Config
+from timer_service.core.audit import OPERATOR_ACTION
 from timer_service.core.database import Database
 from timer_service.core.errors import StartError
 
@@ -20,7 +22,7 @@ def migrations(engine: str) -> list[Migration]:
 async def apply_migrations(config: Config) -> list[Migration]:
     """Migrate the configured database to head; return the applied migrations."""
     async with open_database(config) as database:
-        return await migrate(database, _bundled_migrations())
+        return await _migrate(database)
 
 
 async def unapplied_migrations(config: Config) -> list[Migration]:
@@ -32,13 +34,20 @@ async def unapplied_migrations(config: Config) -> list[Migration]:
 async def bring_to_head(database: Database, *, auto: bool) -> None:
     """Apply the missing migrations if `auto`. Otherwise raise `StartError` if a migration is missing."""
     if auto:
-        for migration in await migrate(database, _bundled_migrations()):
-            log.info("migration applied", extra={"migration": migration.name})
+        await _migrate(database)
     elif missing := await pending_migrations(database, _bundled_migrations()):
         raise StartError(
             f"the schema lacks {', '.join(each.name for each in missing)}, and TIMER_AUTO_MIGRATE is off: "
             "run `timer-service migrate up`"
         )
+
+
+async def _migrate(database: Database) -> list[Migration]:
+    applied = await migrate(database, _bundled_migrations())
+    for migration in applied:
+        about = {"type": "migration", "migration": migration.name, "uid": os.geteuid()}
+        log.info(OPERATOR_ACTION, extra=about)
+    return applied
 
 
 def _bundled_migrations() -> list[Migration]:

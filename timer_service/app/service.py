@@ -18,6 +18,7 @@ from timer_service.config import Config
 from timer_service.core.broker import Subscription
 from timer_service.core.budget import Budget
 from timer_service.core.command_streams import CommandHistory
+from timer_service.core.error_text import error_text
 from timer_service.core.errors import StartError
 from timer_service.core.health import HEALTHY, Health, OutageLog, worst
 from timer_service.core.instant import format_instant
@@ -221,6 +222,7 @@ class App:
         workers["clock-repair"] = build_clock_repair(self._parts)
         if self._config.role != "worker":
             workers["backlog"] = BacklogWatch(self._database, self._broker.oldest_unsettled)
+            workers["audit"] = self._parts.audit
         return [
             *(loop(name, worker, self._parts.outages) for name, worker in workers.items()),
             loop(_STREAMS, self._broker.streams, OutageLog()),  # its passes say nothing about the database
@@ -247,4 +249,4 @@ class App:
 
 def _describe_end(task: asyncio.Task[Any]) -> str:
     error = None if task.cancelled() else task.exception()
-    return task.get_name() if error is None else f"{task.get_name()} ({error!r})"
+    return task.get_name() if error is None else f"{task.get_name()} ({error_text(error)})"

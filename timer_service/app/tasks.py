@@ -5,6 +5,7 @@ import logging
 from collections.abc import Callable, Collection, Coroutine
 from typing import Any
 
+from timer_service.core.error_text import error_text
 from timer_service.core.health import Health, RecentFailure
 
 log = logging.getLogger(__name__)
@@ -40,7 +41,7 @@ class KeptTask:
                 await self._run()
             except Exception as error:
                 log.exception("task failed; starting it again", extra={"task": self.name})
-                self._failure.record(f"{self.name} failed: {error!r}")
+                self._failure.record(f"{self.name} failed: {error_text(error)}")
                 await asyncio.sleep(_RESTART_SECONDS)
             else:
                 return
@@ -60,7 +61,9 @@ async def finish(tasks: Collection[asyncio.Task[None]], seconds: float) -> None:
         if task in stuck:
             log.error("task does not end; stopping without it", extra={"task": task.get_name()})
         elif not task.cancelled() and (error := task.exception()) is not None:
-            log.warning("task failed while it was stopped", extra={"task": task.get_name(), "reason": repr(error)})
+            log.warning(
+                "task failed while it was stopped", extra={"task": task.get_name(), "reason": error_text(error)}
+            )
 
 
 async def close_within(seconds: float, closing: Coroutine[Any, Any, None], part: str) -> None:

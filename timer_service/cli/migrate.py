@@ -14,6 +14,7 @@ from timer_service.cli.doctor.sqlite import read_applied
 from timer_service.cli.process import run_async
 from timer_service.config import Config, load_config
 from timer_service.core.errors import StartError
+from timer_service.logs import configure_logs
 
 app = typer.Typer(help="The schema of the database: show it, bring it to this version.", no_args_is_help=True)
 
@@ -23,7 +24,9 @@ _ENGINES = {"sqlite": "SQLite", "postgres": "PostgreSQL"}
 @app.command()
 def up() -> None:
     """Apply the pending migrations."""
-    applied = run_async(apply_migrations(load_config()))
+    config = load_config()
+    configure_logs(config)
+    applied = run_async(apply_migrations(config))
     _print("applied", applied)
     if not applied:
         typer.echo("nothing to apply")

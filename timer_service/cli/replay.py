@@ -9,6 +9,7 @@ from timer_service.cli.database import database_config
 from timer_service.cli.output.replay import replay_text
 from timer_service.cli.parameters import read_past_instant
 from timer_service.cli.process import run_async
+from timer_service.logs import configure_logs
 
 Since = Annotated[
     int | None,
@@ -27,5 +28,6 @@ def replay(since: Since = None) -> None:
     On SQLite, stop the service first. On PostgreSQL, restart all instances afterwards.
     """
     config = database_config()
+    configure_logs(config)
     typer.echo(replay_text(run_async(request_replay(config, since))))
     typer.echo("Start the service." if config.postgres_url is None else "Restart all instances.")

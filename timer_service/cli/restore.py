@@ -10,6 +10,7 @@ from timer_service.cli.database import database_config
 from timer_service.cli.output.replay import replay_text
 from timer_service.cli.parameters import read_past_instant
 from timer_service.cli.process import run_async
+from timer_service.logs import configure_logs
 
 File = Annotated[Path, typer.Argument(metavar="FILE", help="The backup. It is not changed.")]
 Since = Annotated[
@@ -29,6 +30,7 @@ def restore(file: File, replay_since: Since = None, no_replay: NoReplay = False)
     if replay_since is not None and no_replay:
         raise typer.BadParameter("Give either --replay-since or --no-replay.")
     config = database_config()
+    configure_logs(config)
     done = run_async(restore_backup(config, file, since=replay_since, no_replay=no_replay))
     typer.echo(f"restored {config.db_path} from {file}")
     typer.echo(f"The old database is now {done.kept}." if done.kept else "There was no database before.")

@@ -8,6 +8,7 @@ from typing import NamedTuple
 from pydantic_core import to_json
 
 from timer_service.core.attempts import Attempts
+from timer_service.core.audit import OPERATOR_ACTION, AuditLog
 from timer_service.core.blame import Blame, blame
 from timer_service.core.blocked import Blocked
 from timer_service.core.broker import Broker, Delivery, Reply, Subscription
@@ -71,6 +72,7 @@ class Applier:
         clock: Clock,
         metrics: MetricsPort,
         attempts: Attempts,
+        audit: AuditLog,
         failures: Failures,
         blocked: Blocked,
         outages: OutageLog,
@@ -82,6 +84,7 @@ class Applier:
         self._clock = clock
         self._metrics = metrics
         self._attempts = attempts
+        self._audit = audit
         self._failures = failures
         self._blocked = blocked
         self._outages = outages
@@ -163,7 +166,9 @@ class Applier:
             log.warning("batch failed; handling it in parts", exc_info=error, extra={"count": len(accepted)})
             return [deferred for part in smaller for deferred in await self.apply(progress, part)]
         if cause is Blame.COMMAND:
-            log.error("command failed", exc_info=error, extra={"command_id": accepted[0].command.id})
+            command = accepted[0].command
+            about = {"tenant": command.tenant, "command_id": command.id, "type": command.payload.type}
+            log.error("command failed", exc_info=error, extra=about)
             progress.failed.append(Failed(accepted[0].delivery, accepted[0].route, error))
         else:
             await self.wait(progress, [each.delivery for each in accepted], cause, error)
@@ -174,6 +179,8 @@ class Applier:
         replies: list[Reply] = []
         for (delivery, command, _), result in applied:
             self._metrics.command_handled(command.payload.type, result.name)
+            if command.payload.is_operator_action:
+                self._record(command, result)
             self._attempts.forget(delivery)
             if command.reply_to and (to := inbox_of(delivery, self._reply_prefix)):
                 body = {"commandId": command.id, "outcome": result.name, **(result.view or {})}
@@ -182,6 +189,10 @@ class Applier:
         if replies:
             await self._broker.reply(replies)
         await subscription.acknowledge([each.delivery for each, _ in applied])
+
+    def _record(self, command: Command, result: CommandResult) -> None:
+        about = {"command_id": command.id, "type": command.payload.type, "outcome": str(result.name)}
+        self._audit.record(OPERATOR_ACTION, command.tenant, **about, sequence=command.position.sequence)
 
 
 def _divide(accepted: Sequence[Accepted], cause: Blame) -> list[Sequence[Accepted]]:

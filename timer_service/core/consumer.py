@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from timer_service.core.applier import Accepted, Applier, Progress
 from timer_service.core.attempts import Attempts
+from timer_service.core.audit import AuditLog
 from timer_service.core.batch_size import BATCH_SECONDS, BatchSize
 from timer_service.core.blame import blame
 from timer_service.core.blocked import Blocked
@@ -60,6 +61,7 @@ class Consumer:
         batch_size: int,
         reply_prefix: str,
         outages: OutageLog | None = None,
+        audit: AuditLog | None = None,
         budget: Budget = DEFAULT_BUDGET,
         limits: TenantLimits = DEFAULT_LIMITS,
     ) -> None:
@@ -71,6 +73,7 @@ class Consumer:
         self._part_bytes = budget.part
         self._pace = Pace(limits)
         self._attempts = Attempts()
+        audit = audit or AuditLog()
         outages = outages or OutageLog()
         self._failures = Failures(self._attempts, outages)
         self._blocked = Blocked()
@@ -83,6 +86,7 @@ class Consumer:
             clock=clock,
             metrics=metrics,
             attempts=self._attempts,
+            audit=audit,
             failures=self._failures,
             blocked=self._blocked,
             outages=outages,
@@ -93,6 +97,7 @@ class Consumer:
             clock=clock,
             metrics=metrics,
             attempts=self._attempts,
+            audit=audit,
             command_types=self._payloads,
             reply_prefix=reply_prefix,
         )

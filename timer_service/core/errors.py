@@ -67,5 +67,9 @@ class ChangedStreamError(Exception):
     """The history of the command stream has a part that the subscription does not know. Nothing was committed."""
 
 
+class DamagedDataError(ValueError):
+    """A stored value is damaged. The message does not contain the value."""
+
+
 class StartError(Exception):
     """The service cannot start or go on with its current settings or environment. The message says what to fix."""

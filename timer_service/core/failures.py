@@ -9,6 +9,7 @@ from timer_service.core.attempts import Attempts
 from timer_service.core.blame import Blame, Evidence
 from timer_service.core.broker import Delivery, Subscription
 from timer_service.core.decoder import reject
+from timer_service.core.error_text import error_text
 from timer_service.core.errors import Code, Rejection
 from timer_service.core.health import Health, OutageLog, RecentFailure
 from timer_service.core.rejection import Rejected
@@ -81,12 +82,14 @@ class Failures:
         for delivery, handler, error in failed:
             all_fail = self._evidence.is_environment(handler)
             if all_fail:
-                self._outages.record_failure(f"every command fails: {error!r}", part="commands")
-                self._failure.record(f"every command fails: {error!r}")
+                self._outages.record_failure(f"every command fails: {error_text(error)}", part="commands")
+                self._failure.record(f"every command fails: {error_text(error)}")
             attempts = self._attempts.fail(delivery)
             if attempts < (_MAX_ATTEMPTS_IF_ALL_FAIL if all_fail else _MAX_ATTEMPTS):
                 await subscription.retry([delivery], redelivery_delay(attempts))
             else:
                 self._evidence.forget(handler, delivery.position)
-                rejected.append(reject(delivery, Rejection(Code.INTERNAL, f"failed {attempts} times: {error!r}")))
+                rejected.append(
+                    reject(delivery, Rejection(Code.INTERNAL, f"failed {attempts} times: {error_text(error)}"))
+                )
         return rejected

@@ -9,6 +9,7 @@ from datetime import timedelta
 from typing import NamedTuple, Protocol
 
 from timer_service.core.clock import Clock
+from timer_service.core.error_text import error_text
 from timer_service.core.errors import DatabaseBlockedError, DatabaseUnavailableError
 from timer_service.core.health import HEALTHY, Health, OutageLog
 from timer_service.core.metrics_port import MetricsPort
@@ -121,7 +122,7 @@ class Loop:
             log.debug("pass failed: the database is unavailable", extra={"loop": self.name, "reason": str(error)})
             return now + _AFTER_FAILURE_MS
         except Exception as error:
-            self._failure = repr(error)
+            self._failure = error_text(error)
             log.exception("pass failed", extra={"loop": self.name})
             return now + _AFTER_FAILURE_MS
         finally:

@@ -68,6 +68,9 @@ class Payload(BaseModel):
 class TenantPayload(Payload):
     """A payload that names its tenant. A command may omit the tenant; decoding copies it from the envelope."""
 
+    is_operator_action: ClassVar[bool] = False
+    """Whether a handled command of this type is written to the audit log."""
+
     tenant_id: Tenant
 
 

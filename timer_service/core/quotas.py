@@ -1,4 +1,4 @@
-"""Checks in the transaction of a command whether its tenant may add more. See docs/decisions/0030.
+"""Checks in the transaction of a command whether its tenant may add more. See docs/decisions/0028.
 
 Nothing is counted when rows are written. Instead, the rows of a tenant are counted when one of its commands wants to
 add some, and it is then remembered how many more the tenant may add. When these are used up, they are counted again.

@@ -6,6 +6,7 @@ from datetime import timedelta
 from typing import NamedTuple
 
 from timer_service.core.attempts import Attempts
+from timer_service.core.audit import REJECTED, AuditLog
 from timer_service.core.broker import (
     PUBLISHED,
     TRANSIENT,
@@ -33,6 +34,7 @@ _BYTES_AT_ONCE = 16 * 1024
 """Their dead letters take 10 ms at most, also if they consist of tiny headers."""
 _MAX_REFUSALS = 10
 _MOST_REMEMBERED = 20_000
+_LONGEST_ID = 200
 
 
 class _Storing(NamedTuple):
@@ -67,6 +69,7 @@ class Rejector:
         clock: Clock,
         metrics: MetricsPort,
         attempts: Attempts,
+        audit: AuditLog,
         command_types: Collection[str],
         reply_prefix: str,
     ) -> None:
@@ -74,6 +77,7 @@ class Rejector:
         self._clock = clock
         self._metrics = metrics
         self._attempts = attempts
+        self._audit = audit
         self._command_types = command_types
         self._reply_prefix = reply_prefix
         self._failure = RecentFailure(_UNHEALTHY_SECONDS)
@@ -97,6 +101,8 @@ class Rejector:
         for each in waiting:
             await self._retry(subscription, each)
         if waiting:
+            about = {"count": len(waiting), "reason": waiting[0].reason}
+            log.error("dead letters not stored; retrying the commands", extra=about)
             self._failure.record(f"dead letters cannot be stored: {waiting[0].reason}")
         else:
             self._failure.clear()
@@ -158,10 +164,6 @@ class Rejector:
 
     async def _retry(self, subscription: Subscription, each: _Storing) -> None:
         delivery = each.rejected.delivery
-        log.error(
-            "dead letter not stored; retrying the command",
-            extra={"command_id": each.rejected.command_id, "reason": each.reason},
-        )
         if each.is_waiting:
             self._attempts.excuse(delivery)
         await subscription.retry([delivery], redelivery_delay(delivery.attempt))
@@ -170,19 +172,24 @@ class Rejector:
         rejected = each.rejected
         code = rejected.rejection.code
         known = rejected.envelope is not None and rejected.envelope.type in self._command_types
-        self._metrics.command_handled(rejected.envelope.type if rejected.envelope and known else "unknown", "rejected")
+        command_type = rejected.envelope.type if rejected.envelope and known else "unknown"
+        self._metrics.command_handled(command_type, "rejected")
+        tenant = rejected.delivery.address.tenant
         about = {
-            "tenant": printable(rejected.delivery.address.tenant),
-            "command_id": rejected.command_id,
+            "command_id": printable(rejected.command_id, _LONGEST_ID),
+            "type": command_type,
             "sequence": rejected.delivery.position.sequence,
-            "code": code,
+            "code": code.value,
         }
-        log.info("command rejected", extra={**about, "reason": rejected.rejection.message})
+        self._audit.record(REJECTED, tenant, **about)  # the reason quotes the command
         if each.letter.status is PublishStatus.PUBLISHED:
             self._metrics.dead_letter_stored(code)
         else:
             self._metrics.dead_letter_dropped(code)
-            log.error("dead letter dropped: the broker refuses it", extra={**about, "reason": each.reason})
+            log.error(
+                "dead letter dropped: the broker refuses it",
+                extra={"tenant": printable(tenant), **about, "reason": each.reason},
+            )
 
     async def _reply(self, rejected: Sequence[Rejected]) -> None:
         inboxes = [(each, inbox_of(each.delivery, self._reply_prefix)) for each in rejected]

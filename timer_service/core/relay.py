@@ -14,6 +14,7 @@ from timer_service.core.blame import Evidence
 from timer_service.core.broker import TRANSIENT, Broker, PublishResult, PublishStatus
 from timer_service.core.clock import Clock
 from timer_service.core.database import Database, Row, Transaction
+from timer_service.core.error_text import error_text
 from timer_service.core.health import Publishing
 from timer_service.core.lease import DEATHS_ALONE, GIVEN_UP, Failure, Lease
 from timer_service.core.loop import Pass
@@ -200,7 +201,7 @@ class Relay:
                 message = self._encode(row, settlement.at)
             except Exception as error:
                 log.exception("row cannot be encoded", extra={"table": self._lease.table.name})
-                self._fail(row, f"cannot be encoded: {error!r}", settlement)
+                self._fail(row, f"cannot be encoded: {error_text(error)}", settlement)
             else:
                 messages.append((row, message))
                 size += len(message.body)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from enum import StrEnum
 
+from timer_service.core.audit import AuditLog
 from timer_service.core.broker import Broker
 from timer_service.core.budget import DEFAULT_BUDGET, Budget
 from timer_service.core.clock import Clock
@@ -49,6 +50,7 @@ class Parts:
     limits: TenantLimits = DEFAULT_LIMITS
     outages: OutageLog = field(default_factory=OutageLog)
     """The outages of the database."""
+    audit: AuditLog = field(default_factory=AuditLog)
     publishing: Publishing = field(default_factory=Publishing)
     rng: random.Random = field(default_factory=random.Random)
     """The source of the jitter of retries."""
@@ -64,6 +66,7 @@ class Parts:
             batch_size=self.batch_size,
             reply_prefix=self.reply_prefix,
             outages=self.outages,
+            audit=self.audit,
             budget=self.budget,
             limits=self.limits,
         )

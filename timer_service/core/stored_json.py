@@ -7,6 +7,8 @@ from typing import Any
 
 from pydantic_core import SchemaSerializer, core_schema, from_json, to_json
 
+from timer_service.core.errors import DamagedDataError
+
 quote = encode_basestring
 """Returns a text as a JSON string, as `to_json` writes it."""
 
@@ -33,18 +35,18 @@ class RawJson:
 
 
 def check_stored(text: str) -> str:
-    """Return a text that `dump_data` wrote, for use in a message. Raises ValueError if the text is visibly damaged.
+    """Return a text that `dump_data` wrote, for use in a message. Raises `DamagedDataError` if it is visibly damaged.
 
     Only the ends of the text are compared with each other. This finds a truncated text, at a cost that does not depend
     on its length. Other damage is not found: the text was valid when it was stored.
     """
     if text[:1] + text[-1:] in _ENDS or _SCALAR.fullmatch(text):
         return text
-    raise ValueError(f"the stored JSON is damaged: it begins with {text[:20]!r} and ends with {text[-20:]!r}")
+    raise DamagedDataError(f"the stored JSON is damaged; it has {len(text)} characters")
 
 
 def read_stored(text: str | None) -> RawJson | None:
-    """Return a stored text for use in a message, or None for None. Raises ValueError as `check_stored`."""
+    """Return a stored text for use in a message, or None for None. Raises as `check_stored`."""
     return None if text is None else RawJson(check_stored(text))
 
 

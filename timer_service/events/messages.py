@@ -9,5 +9,6 @@ class RetryEvent(TenantPayload):
     """Publish a buried event now, under the same id. The count of attempts starts again at 0."""
 
     type: ClassVar[str] = "RetryEvent"
+    is_operator_action: ClassVar[bool] = True
 
     event_id: Identifier

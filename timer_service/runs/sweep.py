@@ -113,12 +113,17 @@ class Sweep:
         except DatabaseBlockedError as error:
             delay = self._delays.next(key)
             self._blocked_until[key] = now + delay // timedelta(milliseconds=1)
-            about = {"run_id": key.run_id, "reason": str(error), "seconds": delay.total_seconds()}
+            about = {
+                "tenant": key.tenant_id,
+                "run_id": key.run_id,
+                "reason": str(error),
+                "seconds": delay.total_seconds(),
+            }
             log.warning("sweep of a run blocked; trying it later", extra=about)
         except DatabaseUnavailableError:
             raise
         except Exception:
-            log.exception("sweep of a run failed", extra={"run_id": key.run_id})
+            log.exception("sweep of a run failed", extra={"tenant": key.tenant_id, "run_id": key.run_id})
             await in_transaction(self._database, partial(_postpone, key=key, at=now + SWEEP_MS))
         else:
             self._delays.forget(key)
@@ -160,7 +165,7 @@ async def _sweep_locked(tx: Transaction, *, key: RunKey, stale: Collection[str],
     _end_stale(draft, stale)
     stuck = repaired if run.evaluated else []  # after a deferred evaluation, waiting jobs are expected
     if stuck:
-        log.error("stuck jobs released", extra={"run_id": key.run_id, "count": len(stuck)})
+        log.error("stuck jobs released", extra={"tenant": key.tenant_id, "run_id": key.run_id, "count": len(stuck)})
     after = {key: draft.finish()}
     await store.save(tx, before, after)
     return await events.add(tx, before, after, now, {key: stuck})

@@ -13,6 +13,7 @@ from timer_service.core import outbox
 from timer_service.core.backoff import Backoff
 from timer_service.core.database import Row, Transaction
 from timer_service.core.delays import Delays
+from timer_service.core.error_text import error_text
 from timer_service.core.errors import ConflictError, DatabaseBlockedError, DatabaseUnavailableError
 from timer_service.core.lease import DEATHS_ALONE, GIVEN_UP, Failure, Lease
 from timer_service.core.loop import Pass
@@ -124,8 +125,9 @@ class FiringWorker:
                 await self._process(rows[:half])
                 await self._process(rows[half:])
                 return
-            log.exception("firing failed", extra={"firing_id": rows[0]["firing_id"]})
-            await self._fail(rows[0], repr(error))
+            about = {"tenant": rows[0]["tenant_id"], "firing_id": rows[0]["firing_id"]}
+            log.exception("firing failed", extra=about)
+            await self._fail(rows[0], error_text(error))
         else:
             self._record(done, len(rows), at)
 

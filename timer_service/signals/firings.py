@@ -59,7 +59,8 @@ def evaluate(transition: Transition, signals: Iterable[Signal]) -> tuple[list[Fi
             if matches(signal, transition):
                 found.append(transition_firing(signal, transition))
         except Exception:
-            log.exception("signal skipped: its trigger cannot be evaluated", extra={"signal_id": signal.key.signal_id})
+            about = {"tenant": signal.key.tenant_id, "signal_id": signal.key.signal_id}
+            log.exception("signal skipped: its trigger cannot be evaluated", extra=about)
             complete = False
     return found, complete
 

@@ -99,6 +99,7 @@ class ActivateWorkSignal(SignalPayload):
     """Activate a paused or fired signal. Only transitions after this command in the stream fire it."""
 
     type: ClassVar[str] = "ActivateWorkSignal"
+    is_operator_action: ClassVar[bool] = True
 
 
 class CancelWorkSignal(SignalPayload):

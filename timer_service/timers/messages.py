@@ -51,6 +51,7 @@ class RetryTimer(TimerPayload):
     """Publish the event of a Failed timer now. The count of attempts starts again at 0."""
 
     type: ClassVar[str] = "RetryTimer"
+    is_operator_action: ClassVar[bool] = True
 
 
 class DueTimeReached(TenantPayload):

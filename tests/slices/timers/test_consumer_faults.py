@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 import asyncpg
 import pytest
 
-from tests.harness.builders import schedule_timer
+from tests.harness.builders import command, schedule_timer
 from tests.harness.clock import ManualClock
 from tests.harness.databases import Databases
 from tests.harness.stores import bring_to_head
@@ -429,13 +429,48 @@ async def test_waiting_for_the_broker_does_not_count_as_refused(timers: Timers) 
 
 
 async def test_audit_line(timers: Timers, caplog: pytest.LogCaptureFixture) -> None:
-    """The log names the tenant of a rejected command, with escapes, and its sequence, but not its payload."""
+    """The log names the tenant of a rejected command, with escapes, its id, type, code and sequence."""
     caplog.set_level("INFO")
-    position = timers.send(b"{secret", tenant="te\nnant")
+    positions = [
+        timers.send(b"{secret", tenant="te\nnant", message_id="id-1"),
+        timers.send(command("ScheduleTimer", {"secret": 1}, envelope={"id": "id-2"})),
+        timers.send(command("secret", {}, envelope={"id": "id-3"})),
+    ]
     await timers.consume()
-    (line,) = [record for record in caplog.records if record.message == "command rejected"]
-    assert (vars(line)["tenant"], vars(line)["sequence"]) == (r"te\nnant", position.sequence)
-    assert "secret" not in str(vars(line))
+    lines = [vars(record) for record in caplog.records if record.message == "command rejected"]
+    names = ("tenant", "command_id", "type", "code", "sequence")
+    assert [tuple(line[name] for name in names) for line in lines] == [
+        (r"te\nnant", "id-1", "unknown", "INVALID_JSON", positions[0].sequence),
+        ("acme", "id-2", "ScheduleTimer", "INVALID_PAYLOAD", positions[1].sequence),
+        ("acme", "id-3", "unknown", "UNKNOWN_TYPE", positions[2].sequence),
+    ]
+    assert "secret" not in str(lines)
+
+
+async def test_audit_line_of_an_operator(timers: Timers, caplog: pytest.LogCaptureFixture) -> None:
+    """The log names the tenant, id and outcome of a command of an operator. Other commands have no line."""
+    caplog.set_level("INFO")
+    timers.send(schedule_timer("call-1"))
+    retry = command("RetryTimer", {"serviceCallId": "call-1"}, envelope={"id": "id-1"})
+    position = timers.send(retry, message="retry-timer")
+    await timers.consume()
+    (line,) = [vars(record) for record in caplog.records if record.message == "operator action"]
+    expected = {"tenant": "acme", "command_id": "id-1", "type": "RetryTimer", "outcome": "unchanged"}
+    assert expected.items() <= line.items()
+    assert line["sequence"] == position.sequence
+
+
+async def test_flood_of_rejected_commands(timers: Timers, caplog: pytest.LogCaptureFixture) -> None:
+    """A flood of rejected commands is a few lines of the log and a count. The dead letters are complete."""
+    caplog.set_level("INFO")
+    for _ in range(500):
+        timers.send(b"{")
+    await timers.consume()
+    timers.consumer._rejector._audit.write_counts()
+    lines = [record for record in caplog.records if record.message == "command rejected"]
+    counts = [vars(record)["count"] for record in caplog.records if record.message == "audit lines left out"]
+    assert len(lines) + sum(counts) == len(timers.broker.dead_letters) == 500
+    assert len(caplog.records) < 60
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from nats.js.errors import Error as JetStreamError
 from nats.js.errors import NotFoundError
 
 from timer_service.adapters.nats.durable import DurableConsumer
+from timer_service.core.error_text import error_text
 
 log = logging.getLogger(__name__)
 
@@ -61,7 +62,7 @@ class Backlog:
         try:
             settled = await self._check()
         except (nats.errors.Error, JetStreamError, OSError) as error:
-            self._log_outage(repr(error))
+            self._log_outage(error_text(error))
             return False
         if settled:
             self._mark = self._standstill = None

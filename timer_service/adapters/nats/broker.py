@@ -27,6 +27,7 @@ from timer_service.adapters.nats.subjects import Subjects
 from timer_service.adapters.nats.subscription import NatsSubscription
 from timer_service.core.broker import BrokerFeatures, History, PublishResult, PublishStatus, QueryHandler, Reply
 from timer_service.core.budget import DEFAULT_BUDGET
+from timer_service.core.error_text import error_text
 from timer_service.core.errors import ConflictError, DatabaseUnavailableError, StartError
 from timer_service.core.health import HEALTHY, Health, OutageLog
 from timer_service.core.installation import Replay
@@ -148,7 +149,7 @@ class NatsBroker:
                 may_pass = isinstance(error, _PASSING) and self._denied is None
                 if not may_pass or time.monotonic() > deadline:
                     raise StartError(
-                        f"cannot join the command consumer: {error!r}; "
+                        f"cannot join the command consumer: {error_text(error)}; "
                         "`timer-service doctor` names every missing permission"
                     ) from error
         self._subscription = subscription
@@ -159,7 +160,7 @@ class NatsBroker:
         try:
             await self._consumer.check_database(await history.installation())
         except (nats.errors.Error, JetStreamError) as error:
-            raise StartError(f"cannot look up the command consumer: {error!r}") from error
+            raise StartError(f"cannot look up the command consumer: {error_text(error)}") from error
 
     async def caught_up(self, *, restart: bool = False) -> bool:
         """Return whether the backlog is settled, according to JetStream."""
@@ -183,7 +184,7 @@ class NatsBroker:
         try:
             return await self._consumer.replays(replay) and await self.caught_up()
         except (nats.errors.Error, JetStreamError, OSError) as error:
-            log.debug("cannot check the replay", extra={"reason": repr(error)})
+            log.debug("cannot check the replay", extra={"reason": error_text(error)})
             return False
 
     async def forget_replay(self) -> None:
@@ -191,7 +192,7 @@ class NatsBroker:
         try:
             await self._consumer.forget_replay()
         except (nats.errors.Error, JetStreamError, OSError) as error:
-            log.debug("the consumer still has the mark of a replay", extra={"reason": repr(error)})
+            log.debug("the consumer still has the mark of a replay", extra={"reason": error_text(error)})
 
     async def publish(self, messages: Sequence[Message]) -> Sequence[PublishResult]:
         """Store messages in their streams. Return one result each."""

@@ -24,6 +24,7 @@ log = logging.getLogger(__name__)
 
 _LONGEST_LINE = 1024 * 1024  # an INFO line names every server of a cluster
 _END = b"\r\n"
+_OPERATIONS = {b"MSG", b"HMSG", b"INFO", b"PING", b"PONG", b"+OK", b"-ERR"}
 
 
 class GuardedClient(Client):
@@ -112,7 +113,10 @@ class _GuardedParser(Parser):
         except nats.errors.Error:
             raise
         except Exception as error:
-            log.warning("the broker sent a line that cannot be read", extra={"line": decode_text(line[:200])})
+            log.warning(
+                "the broker sent a line that cannot be read",
+                extra={"operation": operation.decode() if operation in _OPERATIONS else "unknown"},
+            )
             raise nats.errors.ProtocolError from error
 
     def _begin_message(self, tokens: list[bytes], *, has_headers: bool) -> None:

@@ -21,6 +21,7 @@ from timer_service.adapters.nats.subjects import Subjects
 from timer_service.adapters.nats.tenant_search import READ_ERRORS, TenantSearch
 from timer_service.core.broker import Delivery
 from timer_service.core.epochs import Epochs, StoredCommand
+from timer_service.core.error_text import error_text
 from timer_service.core.message import Kind
 
 log = logging.getLogger(__name__)
@@ -178,7 +179,7 @@ class ExpressLane:
         try:
             await work()
         except READ_ERRORS as error:
-            log.debug("could not look for waiting tenants", extra={"reason": repr(error)})
+            log.debug("could not look for waiting tenants", extra={"reason": error_text(error)})
         finally:
             self._task = None
             self._next_round_at = max(self._next_round_at, time.monotonic() + _ROUND_SECONDS)
@@ -220,7 +221,7 @@ class ExpressLane:
                 try:
                     await self._read_tenant(tenant)
                 except READ_ERRORS as error:
-                    log.debug("could not read a command ahead", extra={"tenant": tenant, "reason": repr(error)})
+                    log.debug("could not read a command ahead", extra={"tenant": tenant, "reason": error_text(error)})
 
         await asyncio.gather(*(read_some() for _ in range(reads_at_once(self._consumer.largest_body))))
 

@@ -12,6 +12,7 @@ from nats.micro.service import EndpointConfig, Service, ServiceConfig
 
 from timer_service.adapters.nats.subjects import Subjects
 from timer_service.core.broker import QueryHandler, QueryReply
+from timer_service.core.error_text import error_text
 from timer_service.core.message import Kind
 from timer_service.core.replies import may_reply_to
 
@@ -74,7 +75,7 @@ class QueryService(Service):
         try:
             await self._client.publish(to, reply.body, headers=_headers(reply))
         except (nats.errors.Error, ValueError) as error:  # ValueError: a header that the driver refuses
-            log.warning("could not send the reply to a query", extra={"query": name, "reason": repr(error)})
+            log.warning("could not send the reply to a query", extra={"query": name, "reason": error_text(error)})
 
 
 def _headers(reply: QueryReply) -> dict[str, str] | None:

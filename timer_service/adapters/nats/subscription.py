@@ -22,6 +22,7 @@ from timer_service.adapters.nats.stored import ACKNOWLEDGEMENT, StoredMessage
 from timer_service.adapters.nats.subjects import Subjects
 from timer_service.core.broker import Delivery, History
 from timer_service.core.epochs import Epochs
+from timer_service.core.error_text import error_text
 from timer_service.core.errors import ConflictError, DatabaseUnavailableError, StartError
 from timer_service.core.health import HEALTHY, Health
 from timer_service.core.message import Kind
@@ -233,7 +234,7 @@ class NatsSubscription:
             except nats.errors.TimeoutError:
                 self._report("JetStream does not answer")
             except _OUTAGES as error:
-                self._report(repr(error))
+                self._report(error_text(error))
 
     def _report(self, reason: str) -> None:
         if reason != self._why_lost:
@@ -369,6 +370,6 @@ class NatsSubscription:
         try:
             await self._consumer.restore_ack_wait()
         except (nats.errors.Error, JetStreamError, OSError) as error:
-            log.warning("could not restore the ack_wait of the consumer", extra={"reason": repr(error)})
+            log.warning("could not restore the ack_wait of the consumer", extra={"reason": error_text(error)})
             return
         self._redelivery = None

@@ -19,6 +19,7 @@ from timer_service.adapters.nats.durable import DurableConsumer
 from timer_service.adapters.nats.read_ahead import READ_BYTES, reads_at_once
 from timer_service.adapters.nats.subjects import Subjects
 from timer_service.core.broker import Delivery
+from timer_service.core.error_text import error_text
 from timer_service.core.message import Kind
 
 log = logging.getLogger(__name__)
@@ -135,7 +136,7 @@ class TenantSearch:
         try:
             command = await self._consumer.read(position + 1, subject)
         except READ_ERRORS as error:
-            log.debug("could not look for a waiting command", extra={"subject": subject, "reason": repr(error)})
+            log.debug("could not look for a waiting command", extra={"subject": subject, "reason": error_text(error)})
             return 0
         self._candidates.remove(subject)
         return 0 if command is None else 1 + len(command.get("data", "")) + len(command.get("hdrs", ""))

@@ -51,17 +51,34 @@ def is_outage(error: BaseException) -> bool:
 
 @contextmanager
 def translate_errors() -> Iterator[None]:
-    """Raise the core's error for an outage, a wrong set-up, a conflict and a lock. Other errors pass unchanged."""
+    """Raise the core's error for an outage, a wrong set-up, a conflict and a lock. Other errors pass, with a note.
+
+    The messages contain no values of rows.
+    """
     try:
         yield
     except _BLOCKED as error:
         where = getattr(error, "context", None)  # such as: while locking tuple (0,1) in relation "timer_schedules"
-        raise DatabaseBlockedError(f"{error}: {where}" if where else str(error)) from error
+        raise DatabaseBlockedError(f"{_text(error)}: {where}" if where else _text(error)) from error
     except _CONFLICTS as error:
-        raise ConflictError(str(error)) from error
+        raise ConflictError(_text(error)) from error
     except _WRONG_SETUP as error:
-        raise DatabaseSetupError(str(error)) from error
+        raise DatabaseSetupError(_text(error)) from error
     except Exception as error:
         if is_outage(error):
-            raise DatabaseUnavailableError(str(error) or type(error).__name__) from error
+            raise DatabaseUnavailableError(_text(error) or type(error).__name__) from error
+        if isinstance(error, asyncpg.PostgresError):
+            error.add_note(_place(error))
         raise
+
+
+def _text(error: BaseException) -> str:
+    """Return the message of an error without its detail, which can contain the values of a row."""
+    return str(error.args[0]) if isinstance(error, asyncpg.PostgresError) and error.args else str(error)
+
+
+def _place(error: asyncpg.PostgresError) -> str:
+    """Return where a statement failed. The message itself can contain the value that is wrong."""
+    names = ("table_name", "column_name", "constraint_name")
+    places = [f"{name.removesuffix('_name')} {place}" for name in names if (place := getattr(error, name, None))]
+    return ", ".join([f"SQLSTATE {error.sqlstate}", *places])

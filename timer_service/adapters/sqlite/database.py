@@ -16,7 +16,7 @@ from typing import TypeVar
 import aiosqlite
 
 from timer_service.adapters.sqlite.errors import translate_errors
-from timer_service.adapters.sqlite.files import create_if_missing
+from timer_service.adapters.sqlite.files import create_if_missing, warn_if_shared
 from timer_service.adapters.sqlite.lock_file import open_lock_file
 from timer_service.adapters.sqlite.restore import refuse_unfinished_restore
 from timer_service.adapters.sqlite.text import join, prepare
@@ -184,6 +184,7 @@ def _prepare_file(path: Path) -> None:
     aiosqlite does not stop the thread of a connection that fails to open, so this function opens the file first.
     """
     create_if_missing(path.resolve())
+    warn_if_shared(path.resolve())
     with closing(sqlite3.connect(path)) as connection:
         connection.execute("PRAGMA schema_version")
 

@@ -1,0 +1,82 @@
+"""The limit of the audit log."""
+
+import logging
+from collections import Counter
+
+import pytest
+
+from timer_service.core.audit import REJECTED, AuditLog
+
+
+class Time:
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def time() -> Time:
+    return Time()
+
+
+@pytest.fixture
+def audit(time: Time, caplog: pytest.LogCaptureFixture) -> AuditLog:
+    caplog.set_level(logging.INFO)
+    return AuditLog(time)
+
+
+def written(caplog: pytest.LogCaptureFixture) -> Counter[str]:
+    """Return how many lines each tenant has."""
+    return Counter(vars(record)["tenant"] for record in caplog.records if record.message == REJECTED)
+
+
+def counted(caplog: pytest.LogCaptureFixture) -> dict[str, int]:
+    """Return how many lines of each tenant were left out."""
+    lines = [vars(record) for record in caplog.records if record.message == "audit lines left out"]
+    return {line["tenant"]: line["count"] for line in lines}
+
+
+async def test_few_lines(audit: AuditLog, time: Time, caplog: pytest.LogCaptureFixture) -> None:
+    """Ten lines a second are all written, with their fields."""
+    for number in range(30):
+        time.now += 0.1
+        audit.record(REJECTED, "acme", command_id=str(number))
+    assert [vars(record)["command_id"] for record in caplog.records] == [str(number) for number in range(30)]
+
+
+async def test_flood(audit: AuditLog, time: Time, caplog: pytest.LogCaptureFixture) -> None:
+    """A flood of one tenant is ten lines and a count each second. Other tenants keep their lines."""
+    for _ in range(1000):
+        audit.record(REJECTED, "loud")
+    audit.record(REJECTED, "quiet")
+    time.now += 1
+    audit.record(REJECTED, "quiet")
+    assert (written(caplog), counted(caplog)) == ({"loud": 10, "quiet": 2}, {"loud": 990})
+
+
+async def test_many_tenants(audit: AuditLog, caplog: pytest.LogCaptureFixture) -> None:
+    """A flood with 10,000 names of tenants is 100 lines and at most 101 counts. Nothing is uncounted."""
+    for number in range(10_000):
+        audit.record(REJECTED, f"tenant-{number}")
+    audit.write_counts()
+    assert written(caplog).total() == 100
+    assert len(counted(caplog)) == 101
+    assert sum(counted(caplog).values()) == 9_900
+
+
+async def test_end_of_a_flood(audit: AuditLog, caplog: pytest.LogCaptureFixture) -> None:
+    """The next pass of the loop writes the count, also if no further command is rejected."""
+    for _ in range(12):
+        audit.record(REJECTED, "acme")
+    await audit.tick(0)
+    await audit.tick(0)
+    assert counted(caplog) == {"acme": 2}
+
+
+async def test_long_tenant(audit: AuditLog, caplog: pytest.LogCaptureFixture) -> None:
+    """The name of a tenant is written as printable text of at most 64 characters."""
+    audit.record(REJECTED, "\x1b[2J" + "x" * 1000)
+    (tenant,) = written(caplog)
+    assert (tenant[:8], len(tenant)) == (r"\x1b[2Jx", 64)

@@ -1,0 +1,65 @@
+"""The audit log: a line for each rejected command and for each command of an operator, within a limit."""
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+from timer_service.core.dead_letter import printable
+from timer_service.core.loop import Pass
+
+log = logging.getLogger(__name__)
+
+REJECTED = "command rejected"
+OPERATOR_ACTION = "operator action"
+
+_SECONDS = 1.0
+_LINES_OF_TENANT = 10
+_LINES = 100
+_LONGEST_TENANT = 64
+_OTHERS = "(other tenants)"
+
+
+class AuditLog:
+    """Writes at most 10 lines a second for a tenant, and 100 in all. Then it counts, and writes the counts later.
+
+    A flood of rejected commands would fill the disk of the log otherwise. The stream of dead letters has all of them.
+    """
+
+    def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
+        self._monotonic = monotonic
+        self._began_at = -_SECONDS
+        self._written = Counter[str]()
+        self._left_out = Counter[tuple[str, str]]()
+
+    def record(self, line: str, tenant: str, **about: Any) -> None:
+        """Write a line about a tenant, or count it. `about` must contain no payload."""
+        tenant = printable(tenant, _LONGEST_TENANT)
+        if self._monotonic() - self._began_at >= _SECONDS:
+            self._begin()
+        if self._written[tenant] < _LINES_OF_TENANT and self._written.total() < _LINES:
+            self._written[tenant] += 1
+            log.info(line, extra={"tenant": tenant, **about})
+        else:
+            self._leave_out(line, tenant)
+
+    async def tick(self, now: int) -> Pass:  # noqa: ARG002 - part of the protocol
+        """Write the counts, so that the count of a flood that has ended is written too."""
+        self.write_counts()
+        return Pass(0)
+
+    def write_counts(self) -> None:
+        """Write how many lines were left out since the last call, one line for each tenant."""
+        left_out, self._left_out = self._left_out, Counter()
+        for (line, tenant), count in left_out.items():
+            log.warning("audit lines left out", extra={"line": line, "tenant": tenant, "count": count})
+
+    def _begin(self) -> None:
+        self.write_counts()
+        self._began_at = self._monotonic()
+        self._written.clear()
+
+    def _leave_out(self, line: str, tenant: str) -> None:
+        known = (line, tenant) in self._left_out or len(self._left_out) < _LINES
+        self._left_out[line, tenant if known else _OTHERS] += 1
