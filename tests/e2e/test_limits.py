@@ -55,7 +55,7 @@ def usage(broker: NatsServer, tenant: str, *options: str) -> str:
     """Return what `timer-service tenants usage` prints."""
     command = [sys.executable, "-m", "timer_service", "tenants", "usage", tenant, *options]
     environment = {**os.environ, "TIMER_BROKER_URL": broker.url}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=30)  # noqa: S603
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=30)
     assert (done.returncode, done.stderr) == (0, "")
     return done.stdout
 
