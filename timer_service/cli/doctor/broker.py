@@ -38,10 +38,11 @@ _SYNC = Finding(
 )
 
 
-async def check_broker(config: Config, *, syncs: bool) -> AsyncIterator[Finding]:
+async def check_broker(config: Config, *, syncs: bool, runs: bool) -> AsyncIterator[Finding]:
     """Connect, and check the server, the permissions, the streams, the consumer and the clock.
 
-    `syncs`: the server is known to sync to disk before it acknowledges.
+    `syncs`: the server is known to sync to disk before it acknowledges. `runs`: a service that should consume commands
+    answers on its own page.
     """
     errors: list[str] = []
 
@@ -59,7 +60,7 @@ async def check_broker(config: Config, *, syncs: bool) -> AsyncIterator[Finding]
     try:
         version = client.connected_server_version
         yield check_server((version.major, version.minor, version.patch), _address(client))
-        async for finding in _check_jetstream(client, config):
+        async for finding in _check_jetstream(client, config, runs=runs):
             yield finding
         if not syncs:
             yield _SYNC
@@ -93,7 +94,7 @@ def _address(client: Client) -> str:
     return client.connected_url.netloc.rpartition("@")[2] if client.connected_url else "?"
 
 
-async def _check_jetstream(client: Client, config: Config) -> AsyncIterator[Finding]:
+async def _check_jetstream(client: Client, config: Config, *, runs: bool) -> AsyncIterator[Finding]:
     subjects = Subjects(config.subject_prefix)
     async for finding in _check_permissions(client, config, subjects):
         yield finding
@@ -110,7 +111,7 @@ async def _check_jetstream(client: Client, config: Config) -> AsyncIterator[Find
                 yield finding
         else:
             yield _stream_error(name, info["error"], config)
-    yield await _check_consumer(client, subjects)
+    yield await _check_consumer(client, subjects, runs=runs)
     if clock is not None:
         yield clock
 
@@ -147,7 +148,7 @@ async def _check_permissions(client: Client, config: Config, subjects: Subjects)
         yield finding
 
 
-async def _check_consumer(client: Client, subjects: Subjects) -> Finding:
+async def _check_consumer(client: Client, subjects: Subjects, *, runs: bool) -> Finding:
     """Look several times: between two pull requests, a running service is not visible."""
     subject = f"$JS.API.CONSUMER.INFO.{subjects.stream(Kind.COMMAND)}.{DURABLE}"
     info = await _request(client, subject)
@@ -159,7 +160,7 @@ async def _check_consumer(client: Client, subjects: Subjects) -> Finding:
             break
         await asyncio.sleep(_PAUSE_SECONDS)
         info = await _request(client, subject) or info
-    return check_consumer(DURABLE, info, subjects.pattern(Kind.COMMAND))
+    return check_consumer(DURABLE, info, subjects.pattern(Kind.COMMAND), runs=runs)
 
 
 async def _request(client: Client, subject: str) -> dict[str, Any] | None:
