@@ -363,6 +363,20 @@ async def test_doctor_beside_a_stopped_service(cli: Cli, service: Service) -> No
     assert sorted((cli.folder / "service").iterdir()) == before
 
 
+@pytest.mark.parametrize("stored", ["sqlite"], indirect=True)
+async def test_doctor_in_an_outage_of_the_database(cli: Cli, service: Service, user: User) -> None:
+    """While the service runs without its database, doctor names the outage and does not say to start the service."""
+    cli.settings["TIMER_HTTP_PORT"] = str(service.port)
+    with service.locked_database():
+        command = {"type": "CancelTimer", "tenantId": "acme", "payload": {"serviceCallId": "call-1"}}
+        await user.js.publish("timer.cmd.v1.acme.cancel-timer", json.dumps(command).encode())
+        await service.until_page("/readyz", 503)
+        done = await cli.run("doctor")
+    assert "fail  flow of commands: " in done.stdout
+    assert "warn  consumer timer-service: the service runs, but takes no commands at the moment; " in done.stdout
+    assert "Start the service" not in done.stdout
+
+
 async def test_doctor_without_a_broker(cli: Cli, broker: NatsServer) -> None:
     """An unreachable broker is a failure with the reason. The other checks still run."""
     await broker.terminate()

@@ -15,7 +15,7 @@ from timer_service.cli.doctor.command import summary
 from timer_service.cli.doctor.consumer import check_consumer
 from timer_service.cli.doctor.exposure import check_exposure, check_rights
 from timer_service.cli.doctor.finding import Finding, Status
-from timer_service.cli.doctor.flows import check_flows, check_readiness
+from timer_service.cli.doctor.flows import check_page, check_readiness, read_page
 from timer_service.cli.doctor.permissions import check_permissions
 from timer_service.cli.doctor.schema import check_schema
 from timer_service.cli.doctor.sqlite import check_version
@@ -231,9 +231,18 @@ CONSUMER = {"stream_name": "TIMER_CMD", "num_pending": 3, "num_ack_pending": 1, 
 )
 def test_consumer(info: Mapping[str, Any], status: Status, message: str) -> None:
     """The finding says whether a service consumes the commands."""
-    finding = check_consumer("timer-service", info, "timer.cmd.v1.*.*")
+    finding = check_consumer("timer-service", info, "timer.cmd.v1.*.*", runs=False)
     assert finding.status is status
     assert finding.message.startswith(message)
+
+
+@pytest.mark.parametrize("info", [{**CONSUMER, "num_waiting": 0}, {"error": {"code": 404}}])
+def test_consumer_of_a_service_that_runs(info: Mapping[str, Any]) -> None:
+    """If the service answers on its page but takes no commands, nobody is told to start it."""
+    stopped, running = (check_consumer("timer-service", info, "timer.cmd.v1.*.*", runs=runs) for runs in (False, True))
+    assert (stopped.status, running.status) == (Status.WARN, Status.WARN)
+    assert "run `timer-service serve`" in (stopped.remedy or "")
+    assert running.remedy == 'The "flow of commands" above names the reason. If it is ok, run doctor again.'
 
 
 def test_flows() -> None:
@@ -261,7 +270,8 @@ async def test_no_service_at_the_http_port(body: bytes | None) -> None:
     port = server.sockets[0].getsockname()[1]
     if body is None:
         server.close()
-    (finding,) = await check_flows(Config(http_port=port))
+    config = Config(http_port=port)
+    (finding,) = check_page(config, await read_page(config))
     server.close()
     assert (finding.check, finding.status) == ("service", Status.NOTE)
     assert finding.message == f"no service answers at http://127.0.0.1:{port}/readyz"

@@ -8,7 +8,7 @@ from timer_service.adapters.nats.faults import STORED, Answer, Fault, classify, 
 from timer_service.core.broker import PublishStatus
 from timer_service.core.message import Kind
 
-MESSAGE, BATCH, NO_ROOM, NOT_NOW, SETUP, UNKNOWN = Fault
+MESSAGE, BATCH, NO_ROOM, NO_STORAGE, NOT_NOW, SETUP, UNKNOWN = Fault
 
 ERRORS = [
     (400, 10054, "message size exceeds maximum allowed", MESSAGE),
@@ -22,11 +22,11 @@ ERRORS = [
     (400, 10201, "atomic publish batch contains duplicate message id", BATCH),
     (503, 10077, "maximum bytes exceeded", NO_ROOM),
     (503, 10077, "maximum messages exceeded", NO_ROOM),
-    (503, 10077, "write /data/1.blk: no space left on device", NO_ROOM),
-    (503, 10023, "insufficient resources", NO_ROOM),
-    (500, 10047, "insufficient storage resources available", NO_ROOM),
-    (500, 10028, "insufficient memory resources available", NO_ROOM),
-    (400, 10002, "resource limits exceeded for account", NO_ROOM),
+    (503, 10077, "write /data/1.blk: no space left on device", NO_STORAGE),
+    (503, 10023, "insufficient resources", NO_STORAGE),
+    (500, 10047, "insufficient storage resources available", NO_STORAGE),
+    (500, 10028, "insufficient memory resources available", NO_STORAGE),
+    (400, 10002, "resource limits exceeded for account", NO_STORAGE),
     (503, 10077, "store is closed", NOT_NOW),
     (429, 10167, "too many requests", NOT_NOW),
     (429, 10210, "atomic publish too many inflight", NOT_NOW),
@@ -46,7 +46,7 @@ ERRORS = [
 
 @pytest.mark.parametrize(("http", "code", "description", "fault"), ERRORS)
 def test_error(http: object, code: object, description: str, fault: Fault) -> None:
-    """Each error is the fault of the message, of the batch, of the stream's size, of the moment or of the set-up."""
+    """Each error is the fault of the message, of the batch, of the room, of the moment or of the set-up."""
     acknowledgement = {"error": {"code": http, "err_code": code, "description": description}}
     assert classify(http, code, description) == Answer(fault, f"{description} ({code})")
     assert read_acknowledgement(json.dumps(acknowledgement).encode()).fault is fault
@@ -88,6 +88,7 @@ def test_unknown_refusal() -> None:
         (None, PublishStatus.PUBLISHED),
         (MESSAGE, PublishStatus.REFUSED),
         (NO_ROOM, PublishStatus.FULL),
+        (NO_STORAGE, PublishStatus.FULL),
         (NOT_NOW, PublishStatus.UNAVAILABLE),
         (SETUP, PublishStatus.UNAVAILABLE),
         (BATCH, PublishStatus.UNAVAILABLE),

@@ -80,7 +80,11 @@ class ScriptedDriver:
 
 def publisher_of(driver: ScriptedDriver, *, atomic: bool = True) -> Publisher:
     return Publisher(
-        cast("Client", driver), Subjects("timer"), atomic=set(Kind) if atomic else (), monotonic=lambda: driver.now
+        cast("Client", driver),
+        Subjects("timer"),
+        atomic=set(Kind) if atomic else (),
+        on_answers=lambda _kind, _answers: None,
+        monotonic=lambda: driver.now,
     )
 
 

@@ -122,23 +122,25 @@ class QueryTurns:
     def __init__(
         self, limits: QueryLimits, metrics: MetricsPort, monotonic: Callable[[], float] = time.monotonic
     ) -> None:
-        self._queue = QueryQueue[asyncio.Future[None]](limits)
+        self._queue = QueryQueue[asyncio.Future[str | None]](limits)
         self._metrics = metrics
         self._monotonic = monotonic
 
     @asynccontextmanager
     async def turn(self, tenant: str, body_bytes: int) -> AsyncIterator[None]:
         """Wait for the turn of a query, which lasts until the block ends. Raises `Rejection` if it has to give up."""
-        turn = asyncio.get_running_loop().create_future()
+        turn: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
         for each in self._queue.add(tenant, turn, body_bytes, self._monotonic()):
             _refuse(each, "too many queries are waiting; ask again later")
         self._start_queries()
         try:
-            await turn
+            refusal = await turn
         except asyncio.CancelledError:
-            if turn.done() and not turn.cancelled() and turn.exception() is None:  # its turn had begun
+            if turn.done() and not turn.cancelled() and turn.result() is None:  # its turn had begun
                 self._end(tenant)
             raise
+        if refusal is not None:
+            raise Rejection(Code.BUSY, refusal)
         try:
             yield
         finally:
@@ -159,6 +161,10 @@ class QueryTurns:
         self._metrics.queries_waiting(len(self._queue))
 
 
-def _refuse(turn: asyncio.Future[None], message: str) -> None:
+def _refuse(turn: asyncio.Future[str | None], message: str) -> None:
+    """End the wait with a refusal. An exception in the future would be a cycle: it refers to a frame with the future.
+
+    Such cycles would keep the bodies of refused queries until the next garbage collection, which comes late.
+    """
     if not turn.cancelled():
-        turn.set_exception(Rejection(Code.BUSY, message))
+        turn.set_result(message)

@@ -21,6 +21,7 @@ from timer_service.adapters.nats.durable import DurableConsumer
 from timer_service.adapters.nats.login import Login
 from timer_service.adapters.nats.publisher import Publisher
 from timer_service.adapters.nats.queries import serve_queries
+from timer_service.adapters.nats.storage import Storage
 from timer_service.adapters.nats.stream_upkeep import StreamUpkeep
 from timer_service.adapters.nats.streams import prepare_streams
 from timer_service.adapters.nats.subjects import Subjects
@@ -59,6 +60,7 @@ class NatsBroker:
         self._subjects = subjects
         self._consumer: DurableConsumer
         self._backlog: Backlog
+        self._storage: Storage
         self._publisher: Publisher | None = None
         self._subscription: NatsSubscription | None = None
         self._denied: str | None = None
@@ -101,12 +103,21 @@ class NatsBroker:
             await broker._client.close()
             raise
         broker._consumer = DurableConsumer(broker._client, broker._subjects)
+        broker._storage = Storage(broker._client)
         broker.streams = StreamUpkeep(
-            broker._client, broker._subjects, broker._consumer, found, manage=manage_streams, retention=retention
+            broker._client,
+            broker._subjects,
+            broker._consumer,
+            broker._storage,
+            found,
+            manage=manage_streams,
+            retention=retention,
         )
         atomic = {kind for kind, stream in found.items() if stream["config"].get("allow_atomic")}
         broker._backlog = Backlog(broker._consumer)
-        broker._publisher = Publisher(broker._client, broker._subjects, atomic=atomic)
+        broker._publisher = Publisher(
+            broker._client, broker._subjects, atomic=atomic, on_answers=broker._storage.record
+        )
         return broker
 
     @property
@@ -283,6 +294,8 @@ class NatsBroker:
 
     async def _on_error(self, error: Exception) -> None:
         reason = str(error) or type(error).__name__
+        if self._publisher and self._storage.denied(reason):  # the service works without this permission
+            return
         # A denied hint does not count: without hints timers only fire later, and `doctor` reports the permission.
         if "permissions violation" in reason.lower() and self._subjects.hint("") not in reason:
             self._denied = reason
@@ -297,6 +310,7 @@ class NatsBroker:
         self._denied = None  # not in `_on_reconnected`: before that, the server may deny permissions again
         if self._publisher:
             self._publisher.connection_lost()
+            self._storage.connection_lost()
             self._backlog = Backlog(self._consumer)
         if self._subscription:
             self._subscription.connection_lost()

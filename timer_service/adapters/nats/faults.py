@@ -20,7 +20,9 @@ class Fault(Enum):
     BATCH = auto()
     """The atomic batch as a whole. Its messages may be stored one by one."""
     NO_ROOM = auto()
-    """The stream, the account or the server has no room. A smaller batch may fit."""
+    """The stream has no room. A smaller batch may fit."""
+    NO_STORAGE = auto()
+    """The account or the server has no room, so the other streams have none either. A smaller batch may fit."""
     NOT_NOW = auto()
     """The broker stores nothing now: it did not answer, or it is overloaded or has no leader."""
     SETUP = auto()
@@ -37,7 +39,7 @@ class Answer(NamedTuple):
 
 
 STORED = Answer(None)
-TRANSIENT = frozenset({Fault.NO_ROOM, Fault.NOT_NOW, Fault.SETUP})
+TRANSIENT = frozenset({Fault.NO_ROOM, Fault.NO_STORAGE, Fault.NOT_NOW, Fault.SETUP})
 """The faults that neither a message nor a batch caused. Other messages to the same stream would meet them too."""
 
 _TABLE = {
@@ -61,7 +63,7 @@ _TABLE = {
         10200: "wrong commit",
         10201: "duplicate message id",
     },
-    Fault.NO_ROOM: {
+    Fault.NO_STORAGE: {
         10002: "limits of the account",
         10023: "resources of the server",
         10028: "memory of the server",
@@ -78,7 +80,8 @@ _TABLE = {
 _FAULT_OF = {code: fault for fault, codes in _TABLE.items() for code in codes}
 
 _STORE_FAILED = 10077
-_NO_ROOM_TEXTS = ("maximum bytes exceeded", "maximum messages exceeded", "no space left")
+_NO_ROOM_TEXTS = ("maximum bytes exceeded", "maximum messages exceeded")
+_NO_STORAGE_TEXT = "no space left"
 _MESSAGE_TEXTS = ("per subject", "message to large", "message too large")  # the typing error is the server's
 
 _TOO_MANY_REQUESTS = 429
@@ -115,6 +118,8 @@ def _classify_text(description: str) -> Fault:
     """Return whose fault it is that a message could not be stored. The server gives the error of its file store."""
     if any(text in description for text in _MESSAGE_TEXTS):
         return Fault.MESSAGE
+    if _NO_STORAGE_TEXT in description:
+        return Fault.NO_STORAGE
     return Fault.NO_ROOM if any(text in description for text in _NO_ROOM_TEXTS) else Fault.NOT_NOW
 
 
@@ -128,7 +133,7 @@ def _to_result(answer: Answer, *, storing: bool) -> PublishResult:
     match answer.fault:
         case None:
             return PUBLISHED
-        case Fault.NO_ROOM:
+        case Fault.NO_ROOM | Fault.NO_STORAGE:
             return PublishResult(PublishStatus.FULL, answer.reason)
         case Fault.MESSAGE:
             return PublishResult(PublishStatus.REFUSED, answer.reason)

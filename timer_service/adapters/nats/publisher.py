@@ -26,6 +26,7 @@ _BYTES_AT_ONCE = 256 * 1024
 _HEADER_COST = 100
 """The bytes that each header counts in addition, because the driver encodes each by itself."""
 _HEADER_ALLOWANCE = 16 * 1024
+_NO_ROOM = frozenset({Fault.NO_ROOM, Fault.NO_STORAGE})
 _REFUSED_BATCH = frozenset({Fault.BATCH, Fault.MESSAGE, Fault.UNKNOWN})
 _DRIVER_ERRORS = (errors.Error, OSError, ValueError)
 """The errors of a publish. The driver raises `ValueError` for headers that it cannot encode."""
@@ -40,12 +41,14 @@ class Publisher:
         subjects: Subjects,
         *,
         atomic: Collection[Kind],
+        on_answers: Callable[[Kind, Collection[Answer]], None],
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`atomic`: the kinds whose streams accept atomic batches."""
+        """`atomic`: the kinds whose streams accept atomic batches. `on_answers`: gets the answers for each kind."""
         self._client = client
         self._subjects = subjects
         self._atomic = atomic
+        self._on_answers = on_answers
         self._monotonic = monotonic
         self._in_flight: set[asyncio.Task[Answer]] = set()
 
@@ -65,6 +68,7 @@ class Publisher:
                 results = await self._publish_parts(split(sent, _size), partial(self._publish_batch, ends_at), ends_at)
             else:
                 results = await self._publish_singly(ends_at, sent)
+            self._on_answers(kind, results)
             answers.update(zip(indexes, results, strict=True))
         return to_results([message.address.kind for message in messages], [answers[n] for n in range(len(messages))])
 
@@ -99,7 +103,7 @@ class Publisher:
         if len(messages) == 1:
             return await self._publish_window(messages)
         answer = await self._run_until_lost(self._commit(messages, secrets.token_hex(8)))
-        if answer.fault is Fault.NO_ROOM:
+        if answer.fault in _NO_ROOM:
             return await self._publish_halves(ends_at, messages)
         if answer.fault in _REFUSED_BATCH:
             # The server refuses a whole batch for one bad message or duplicate. Single publishes store the others.

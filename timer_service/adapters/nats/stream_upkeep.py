@@ -12,6 +12,7 @@ from nats.js.errors import NotFoundError
 
 from timer_service.adapters.nats.delivery_check import check_delivery
 from timer_service.adapters.nats.durable import DURABLE, DurableConsumer
+from timer_service.adapters.nats.storage import Storage
 from timer_service.adapters.nats.streams import STORED_KINDS, StreamInfo, check_age, prepare_stream
 from timer_service.adapters.nats.subjects import Subjects
 from timer_service.core.errors import StartError
@@ -38,6 +39,7 @@ class StreamUpkeep:
         client: Client,
         subjects: Subjects,
         consumer: DurableConsumer,
+        storage: Storage,
         found: Mapping[Kind, StreamInfo],
         *,
         manage: bool,
@@ -46,23 +48,35 @@ class StreamUpkeep:
         """`found`: the streams at the start. `retention`: how long the database keeps settled rows; None: for ever."""
         self._client = client
         self._consumer = consumer
+        self._storage = storage
         self._subjects = subjects
         self._manage = manage
         self._retention = retention
-        self._created = {kind: info["created"] for kind, info in found.items()}
+        self._found = dict(found)
         self._outages = {
             kind: OutageLog(part=f"stream {subjects.stream(kind)}", quiet_seconds=0) for kind in STORED_KINDS
         }
-        self.health: dict[Kind, Health] = {kind: check_room(info) for kind, info in found.items()}
-        """The health of each stream at the last check. Without a connection, nothing is known about the streams."""
+        self._checked: dict[Kind, Health] = {kind: check_room(info) for kind, info in found.items()}
+
+    @property
+    def health(self) -> Mapping[Kind, Health]:
+        """The health of each stream at the last check, or since then if the broker had no room.
+
+        Without a connection, nothing is known about the streams.
+        """
+        return {
+            kind: worst(checked, self._storage.health(kind, self._found.get(kind)))
+            for kind, checked in self._checked.items()
+        }
 
     async def tick(self, now: int) -> Pass:
         """Check every stream once, if the broker is connected. Check again soon while one has a problem."""
         if self._client.is_connected:
-            checked = await asyncio.gather(*map(self._check, STORED_KINDS))
+            checks = asyncio.gather(*map(self._check, STORED_KINDS))
+            _, checked = await asyncio.gather(self._storage.look_up(), checks)
             if self._client.is_connected:  # otherwise a check without an answer shows nothing about the stream
-                for kind, health in zip(STORED_KINDS, checked, strict=True):
-                    self._record(kind, health)
+                self._checked = dict(zip(STORED_KINDS, checked, strict=True))
+                self._log()
         well = all(health.reason is None for health in self.health.values())
         return Pass(0, None if well else now + _AGAIN_MS)
 
@@ -74,8 +88,9 @@ class StreamUpkeep:
             return Health.down(str(error))
         except (nats.errors.Error, JetStreamError, OSError) as error:
             return Health.down(f"JetStream does not answer about stream {name}: {str(error) or type(error).__name__}")
-        if info["created"] != self._created.get(kind):
-            self._created[kind] = info["created"]
+        is_new = kind not in self._found or info["created"] != self._found[kind]["created"]
+        self._found[kind] = info
+        if is_new:
             log.warning(
                 "a stream was created again; messages that only the old one had are lost", extra={"stream": name}
             )
@@ -93,12 +108,12 @@ class StreamUpkeep:
                 f"JetStream does not answer about consumer {DURABLE}: {str(error) or type(error).__name__}"
             )
 
-    def _record(self, kind: Kind, health: Health) -> None:
-        self.health[kind] = health
-        if health.reason is None:
-            self._outages[kind].record_success()
-        else:
-            self._outages[kind].record_failure(health.reason)
+    def _log(self) -> None:
+        for kind, health in self.health.items():
+            if health.reason is None:
+                self._outages[kind].record_success()
+            else:
+                self._outages[kind].record_failure(health.reason)
 
 
 def check_room(info: StreamInfo) -> Health:

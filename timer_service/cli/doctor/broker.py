@@ -39,10 +39,11 @@ _SYNC = Finding(
 )
 
 
-async def check_broker(config: Config, *, syncs: bool) -> AsyncIterator[Finding]:
+async def check_broker(config: Config, *, syncs: bool, runs: bool) -> AsyncIterator[Finding]:
     """Connect, and check the server, the permissions, the streams, the consumer and the clock.
 
-    `syncs`: the server is known to sync to disk before it acknowledges.
+    `syncs`: the server is known to sync to disk before it acknowledges. `runs`: a service that should consume commands
+    answers on its own page.
     """
     errors: list[str] = []
 
@@ -62,7 +63,7 @@ async def check_broker(config: Config, *, syncs: bool) -> AsyncIterator[Finding]
         yield check_server((version.major, version.minor, version.patch), _address(client))
         async for finding in _check_access(client):
             yield finding
-        async for finding in _check_jetstream(client, config):
+        async for finding in _check_jetstream(client, config, runs=runs):
             yield finding
         if not syncs:
             yield _SYNC
@@ -112,7 +113,7 @@ def _has_logins(client: Client) -> bool:
     return bool(client._server_info.get("auth_required"))  # noqa: SLF001 - the driver has no public access to it
 
 
-async def _check_jetstream(client: Client, config: Config) -> AsyncIterator[Finding]:
+async def _check_jetstream(client: Client, config: Config, *, runs: bool) -> AsyncIterator[Finding]:
     subjects = Subjects(config.subject_prefix)
     async for finding in _check_permissions(client, config, subjects):
         yield finding
@@ -129,7 +130,7 @@ async def _check_jetstream(client: Client, config: Config) -> AsyncIterator[Find
                 yield finding
         else:
             yield _stream_error(name, info["error"], config)
-    yield await _check_consumer(client, subjects)
+    yield await _check_consumer(client, subjects, runs=runs)
     if clock is not None:
         yield clock
 
@@ -166,7 +167,7 @@ async def _check_permissions(client: Client, config: Config, subjects: Subjects)
         yield finding
 
 
-async def _check_consumer(client: Client, subjects: Subjects) -> Finding:
+async def _check_consumer(client: Client, subjects: Subjects, *, runs: bool) -> Finding:
     """Look several times: between two pull requests, a running service is not visible."""
     subject = f"$JS.API.CONSUMER.INFO.{subjects.stream(Kind.COMMAND)}.{DURABLE}"
     info = await _request(client, subject)
@@ -178,7 +179,7 @@ async def _check_consumer(client: Client, subjects: Subjects) -> Finding:
             break
         await asyncio.sleep(_PAUSE_SECONDS)
         info = await _request(client, subject) or info
-    return check_consumer(DURABLE, info, subjects.pattern(Kind.COMMAND))
+    return check_consumer(DURABLE, info, subjects.pattern(Kind.COMMAND), runs=runs)
 
 
 async def _request(client: Client, subject: str) -> dict[str, Any] | None:

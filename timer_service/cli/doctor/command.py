@@ -13,7 +13,7 @@ from timer_service.cli.connection import Server, client_config
 from timer_service.cli.dev_server import DevServer, find_dev_server
 from timer_service.cli.doctor.broker import check_broker
 from timer_service.cli.doctor.finding import Finding, Status
-from timer_service.cli.doctor.flows import check_flows
+from timer_service.cli.doctor.flows import check_page, read_page
 from timer_service.cli.doctor.sqlite import check_sqlite
 from timer_service.cli.output.text import style
 from timer_service.cli.parameters import AsJson
@@ -66,8 +66,10 @@ async def _check_all(config: Config, dev: DevServer | None) -> Sequence[Finding]
     if dev is not None:
         text = f"the `dev` that runs in this folder (process {dev.pid}, database {dev.db_path})"
         findings.append(Finding("target", Status.OK, text))
-    findings += await check_flows(config)
-    findings += [finding async for finding in check_broker(config, syncs=dev is not None)]
+    page = await read_page(config)
+    findings += check_page(config, page)
+    runs = page is not None and "commands" in page
+    findings += [finding async for finding in check_broker(config, syncs=dev is not None, runs=runs)]
     if config.postgres_url is None:
         return [*findings, *check_sqlite(config)]
     return [*findings, *await _check_postgres(config, config.postgres_url)]

@@ -13,19 +13,27 @@ _TIMEOUT_SECONDS = 2
 _ANY_ADDRESS = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - nothing listens here
 
 
-async def check_flows(config: Config) -> list[Finding]:
-    """Read the page of the service at TIMER_HTTP_HOST and TIMER_HTTP_PORT, and return a finding for each flow."""
-    host = _ANY_ADDRESS.get(config.http_host, config.http_host)
-    page = await asyncio.to_thread(_read_page, host, config.http_port)
-    if page is None:
-        text = f"no service answers at http://{host}:{config.http_port}/readyz"
-        remedy = "Run doctor on the machine of the service, with its TIMER_HTTP_HOST and TIMER_HTTP_PORT."
-        return [Finding("service", Status.NOTE, text, remedy)]
-    return list(check_readiness(page))
+async def read_page(config: Config) -> Mapping[str, str] | None:
+    """Return the page at TIMER_HTTP_HOST and TIMER_HTTP_PORT, or None if nothing answers or another program does.
+
+    It has `ok` or a reason for each flow and for the service itself.
+    """
+    return await asyncio.to_thread(_read_page, *_address(config))
+
+
+def check_page(config: Config, page: Mapping[str, str] | None) -> Iterator[Finding]:
+    """Return a finding for each flow on the page. None: no service answers."""
+    if page is not None:
+        yield from check_readiness(page)
+        return
+    host, port = _address(config)
+    text = f"no service answers at http://{host}:{port}/readyz"
+    remedy = "Run doctor on the machine of the service, with its TIMER_HTTP_HOST and TIMER_HTTP_PORT."
+    yield Finding("service", Status.NOTE, text, remedy)
 
 
 def check_readiness(page: Mapping[str, str]) -> Iterator[Finding]:
-    """Check the page: it has `ok` or a reason for each flow and for the service itself."""
+    """Check the page of a service that answers."""
     for name, reason in page.items():
         check = "service" if name == "service" else f"flow of {name}"
         if reason == "ok":
@@ -36,8 +44,11 @@ def check_readiness(page: Mapping[str, str]) -> Iterator[Finding]:
             yield Finding(check, Status.FAIL, reason, "Fix the part that the reason names.")
 
 
+def _address(config: Config) -> tuple[str, int]:
+    return _ANY_ADDRESS.get(config.http_host, config.http_host), config.http_port
+
+
 def _read_page(host: str, port: int) -> Mapping[str, str] | None:
-    """Return the page, or None if nothing answers or another program does."""
     try:
         with closing(HTTPConnection(host, port, timeout=_TIMEOUT_SECONDS)) as connection:
             connection.request("GET", "/readyz")

@@ -1,0 +1,109 @@
+"""The storage of the account and of the server: without room, the commands of users are refused too."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+
+import nats
+import pytest
+from nats.js import JetStreamContext
+from nats.js.errors import APIError
+
+from tests.harness.builders import event
+from tests.harness.clock import NOW
+from tests.harness.processes import NatsServer
+from timer_service.adapters.nats import NatsBroker
+from timer_service.core.broker import PublishStatus
+from timer_service.core.health import HEALTHY
+from timer_service.core.message import Kind
+
+_STORE = '"/data"'
+SERVER_LIMIT = f"port: 4222\njetstream {{ store_dir: {_STORE}, max_file_store: 4MB }}"
+ACCOUNT_LIMIT = f"""
+port: 4222
+jetstream {{ store_dir: {_STORE} }}
+accounts {{ A {{ jetstream {{ max_file: 4MB, max_mem: 1MB }}, users: [
+  {{ user: operator, password: x }}
+  {{ user: service, password: x, permissions: {{ publish: {{ deny: [%s] }} }} }}
+] }} }}
+no_auth_user: service
+"""
+
+
+@asynccontextmanager
+async def connected(folder: Path, config: str) -> AsyncIterator[tuple[NatsBroker, JetStreamContext]]:
+    """Yield the broker of the service, and the operator's access to the streams."""
+    async with NatsServer(folder / "nats", config=config) as server:
+        broker = await NatsBroker.connect(server.url, "timer", reply_prefix="_INBOX.", manage_streams=True)
+        try:
+            async with await nats.connect(server.url, user="operator", password="x") as operator:
+                yield broker, operator.jetstream()
+        finally:
+            await broker.close()
+
+
+async def fill(js: JetStreamContext) -> None:
+    """Publish commands until the broker has no room for another one."""
+    with suppress(APIError):
+        for _ in range(100):
+            await js.publish("timer.cmd.v1.acme.test", b"x" * 60_000)
+    with pytest.raises(APIError, match="resource"):
+        await js.publish("timer.cmd.v1.acme.test", b"x" * 60_000)
+
+
+async def test_full_account(tmp_path: Path) -> None:
+    """An account without room is reported for each stream, with its limit, before any event is refused."""
+    async with connected(tmp_path, ACCOUNT_LIMIT % "") as (broker, js):
+        await broker.streams.tick(NOW)
+        room = dict(broker.streams.health)
+        await fill(js)
+        checked = await broker.streams.tick(NOW)
+        full = dict(broker.streams.health)
+        await js.purge_stream("TIMER_CMD")
+        await broker.streams.tick(NOW)
+        assert room == broker.streams.health == dict.fromkeys(full, HEALTHY)
+    assert checked.next_at == NOW + 1000
+    for health in full.values():
+        assert not health.usable
+        assert "the account of the streams is full: it has 4" in (health.reason or "")
+        assert "of max_file = 4194304 bytes" in (health.reason or "")
+
+
+async def test_account_that_is_not_shown(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Without the permission to look up the account, the service is healthy, logs nothing, and asks only once."""
+    async with connected(tmp_path, ACCOUNT_LIMIT % '"$JS.API.INFO"') as (broker, js):
+        await fill(js)
+        await broker.streams.tick(NOW)
+        async with asyncio.timeout(1.5):  # less than the timeout of a request
+            await broker.streams.tick(NOW)
+        assert broker.health == HEALTHY
+        assert broker.streams.health == dict.fromkeys(broker.streams.health, HEALTHY)
+    assert (tmp_path / "nats" / "nats.log").read_text().count('Subject "$JS.API.INFO"') == 1
+    assert [each.message for each in caplog.records if each.levelname == "WARNING"] == []
+
+
+@pytest.mark.parametrize("config", [SERVER_LIMIT, ACCOUNT_LIMIT % '"$JS.API.INFO"'], ids=["server", "account"])
+async def test_refused_event(tmp_path: Path, config: str) -> None:
+    """If the broker has no room for an event, it has none for commands either, until an event is stored again."""
+    async with connected(tmp_path, config) as (broker, js):
+        await fill(js)
+        await broker.streams.tick(NOW)
+        before = broker.streams.health[Kind.COMMAND]
+        (refused,) = await broker.publish([event(size=60_000)])
+        full = broker.streams.health[Kind.COMMAND]
+        await js.purge_stream("TIMER_CMD")
+        (stored,) = await broker.publish([event(size=60_000)])
+        assert before == broker.streams.health[Kind.COMMAND] == HEALTHY
+    assert [refused.status, stored.status] == [PublishStatus.FULL, PublishStatus.PUBLISHED]
+    assert full.reason == f"the broker has no room for events, and commands need the same storage: {refused.reason}"
+
+
+async def test_full_event_stream(tmp_path: Path) -> None:
+    """A full event stream says nothing about the storage of commands."""
+    async with connected(tmp_path, SERVER_LIMIT) as (broker, js):
+        config = (await js.stream_info("TIMER_EVT")).config
+        await js.update_stream(config.evolve(max_bytes=10_000))
+        (refused,) = await broker.publish([event(size=60_000)])
+        assert refused.status is PublishStatus.FULL
+        assert broker.streams.health[Kind.COMMAND] == HEALTHY
