@@ -15,7 +15,7 @@ import pytest
 from tests.harness.fence import CONFIG, DEPLOY, PASSWORDS, PATIENCE_SECONDS, SERVICE_LOGIN, Operator, connect
 from tests.harness.processes import NatsServer, Service
 from tests.harness.spawn import BIN
-from timer_service.app.slices import SLICES
+from timer_service.app.slices import QUERIES, SLICES
 from timer_service.core.message import kebab
 
 SECURITY = DEPLOY.parent / "docs" / "security.md"
@@ -25,7 +25,7 @@ SECURITY = DEPLOY.parent / "docs" / "security.md"
 def test_tenants_import_every_command_and_query_by_name(tenant: str) -> None:
     """A tenant imports exactly the commands and queries of the contracts, and no wildcard."""
     commands = {kebab(each.__name__) for slice_ in SLICES for each in slice_.commands}
-    queries = {each.name for slice_ in SLICES for each in slice_.queries}
+    queries = {each.name for each in QUERIES}
     for kind, names in (("cmd", commands), ("qry", queries)):
         imported = re.findall(rf'service: {{ account: TIMERS, subject: "timer\.{kind}\.v1\.{tenant}\.([^"]+)"', CONFIG)
         assert sorted(imported) == sorted(names)
