@@ -489,3 +489,40 @@ async def test_sqlite_locked_by_another_program(sqlite: SqliteDatabase, tmp_path
         await tx.execute(INSERT, {"number": 1})
     await intruder.close()
     assert (during, sqlite.health.reason) == ("database is locked", None)
+
+
+async def test_lost_file_refuses_commands(tmp_path: Path) -> None:
+    """Only transactions of commands fail while the file has no name. They work again when it has its name back."""
+    path, elsewhere = tmp_path / "timers.db", tmp_path / "elsewhere.db"
+    database = await SqliteDatabase.open(path)
+    async with database.accepting() as tx:
+        await tx.execute("CREATE TABLE numbers (number BIGINT PRIMARY KEY)")
+    path.rename(elsewhere)
+    with pytest.raises(DatabaseUnavailableError, match="was deleted or replaced"):
+        async with database.accepting() as tx:
+            await tx.execute(INSERT, {"number": 1})
+    async with database.transaction() as tx:
+        await tx.execute(INSERT, {"number": 2})
+    lost = database.health
+    elsewhere.rename(path)
+    async with database.accepting() as tx:
+        await tx.execute(INSERT, {"number": 3})
+    assert (lost.usable, database.health, await numbers(database)) == (False, HEALTHY, [2, 3])
+    await database.close()
+
+
+async def test_lost_file_is_noticed_without_commands(tmp_path: Path) -> None:
+    """A look at the files finds a file that was replaced, and a `-wal` file that was deleted."""
+    path = tmp_path / "timers.db"
+    database = await SqliteDatabase.open(path)
+    async with database.accepting() as tx:
+        await tx.execute("CREATE TABLE numbers (number BIGINT PRIMARY KEY)")
+    path.with_name("timers.db-wal").unlink()
+    with pytest.raises(DatabaseUnavailableError, match=r"timers\.db-wal was deleted"):
+        await database.check_files()
+    path.with_name("new.db").touch()
+    path.with_name("new.db").replace(path)
+    with pytest.raises(DatabaseUnavailableError, match=r"timers\.db was deleted or replaced"):
+        await database.check_files()
+    assert not database.health.usable
+    await database.close()

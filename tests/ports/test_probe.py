@@ -46,7 +46,7 @@ async def test_probe_keeps_the_identity_of_the_database(sqlite: SqliteDatabase) 
     """The probe writes the row of the database and changes nothing in it."""
     async with sqlite.transaction() as tx:
         await tx.execute("INSERT INTO installation (one, database_id, replay_since) VALUES (1, 'ours', 7)")
-    sqlite.health = sqlite.health.down("it was away")
+    sqlite._written = sqlite.health.down("it was away")
     await DatabaseProbe(sqlite).tick(NOW)
     (row,) = await sqlite.reader.fetch("SELECT * FROM installation")
     assert (row["one"], row["database_id"], row["replay_since"]) == (1, "ours", 7)

@@ -243,6 +243,7 @@ class FaultyDatabase:
             raise
         await self._gate.reach(Point.AFTER_COMMIT)
 
+    accepting = transaction
     migrating = transaction
 
     async def close(self) -> None:

@@ -123,7 +123,7 @@ async def test_health_of_the_workers(workers: Workers, failing: str) -> None:
     with patch.object(loop._worker, "tick", fail):
         await loop.run()
     fires = failing in {"timers", "firings", "evaluation", "outbox", "sweep"}
-    reason = f"loop {failing} fails: RuntimeError('a surprise')" if fires else None
+    reason = f"loop {failing} fails: RuntimeError: a surprise" if fires else None
     assert (before.reason, workers.health.reason) == (None, reason)
 
 

@@ -110,8 +110,9 @@ class App:
         """Serve until `stop` is called or the service cannot go on, then drain within the shutdown timeout.
 
         `on_draining` is called when draining starts. A consumer or a loop that fails is started again. The service
-        cannot go on without its HTTP pages, because nobody could see its health, or if the broker has closed the
-        connection for good. It then raises `StartError`, so that a supervisor starts it again.
+        cannot go on without its HTTP pages, because nobody could see its health, if the broker has closed the
+        connection for good, or if a service with a copy of its database has taken over the commands. It then raises
+        `StartError`, so that a supervisor starts it again.
         """
         if self._workers is not None:
             await self._workers.recover()
@@ -181,17 +182,21 @@ class App:
         """Wait until the service must stop. Return the reason; None if it was asked to stop."""
         stopping = asyncio.create_task(self._stopping.wait(), name="stop")
         lost = asyncio.create_task(self._broker.wait_lost(), name="broker-lost")
+        taken_over = asyncio.create_task(self._broker.wait_taken_over(), name="taken-over")
         try:
-            needed: list[asyncio.Task[Any]] = [*tasks, server.task, stopping, lost]
+            needed: list[asyncio.Task[Any]] = [*tasks, server.task, stopping, lost, taken_over]
             ended, _ = await asyncio.wait(needed, return_when=asyncio.FIRST_COMPLETED)
             if stopping in ended:
                 return None
             if lost in ended:
                 return f"the connection to the broker is closed and cannot be restored: {lost.result()}"
+            if taken_over in ended:
+                return taken_over.result()
             return f"a task ended unexpectedly: {', '.join(sorted(map(_describe_end, ended)))}"
         finally:
             stopping.cancel()
             lost.cancel()
+            taken_over.cancel()
 
     async def _drain(self, tasks: list[asyncio.Task[None]]) -> None:
         """Wait for the tasks to finish. Work that the timeout cancels is done again after a restart."""

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 _CLOSE_SECONDS = 5
 _READING_MS = 500
+_LOOKING_MS = 2000
 
 
 @dataclass(frozen=True)
@@ -46,13 +47,30 @@ class ClockReader:
         return Pass(0, self._clock.now() + _READING_MS)
 
 
+class FileWatch:
+    """A worker that looks whether the file of a SQLite database is still under its name.
+
+    Commands find out themselves. This is for a service that gets none.
+    """
+
+    def __init__(self, database: SqliteDatabase, clock: Clock) -> None:
+        self._database = database
+        self._clock = clock
+
+    async def tick(self, now: int) -> Pass:  # noqa: ARG002 - part of the protocol
+        """Look once. Raises `DatabaseUnavailableError` if the file was deleted or replaced."""
+        await self._database.check_files()
+        return Pass(0, self._clock.now() + _LOOKING_MS)
+
+
 @asynccontextmanager
 async def open_storage(config: Config, metrics: MetricsPort) -> AsyncIterator[Storage]:
     """Open the configured database and its clock. Raises `StartError` if that fails."""
     async with open_database(config) as database:
         if isinstance(database, SqliteDatabase):
             system_clock = SystemClock()
-            yield Storage(database, system_clock, {"clock": ClockReader(system_clock)})
+            upkeep: dict[str, Worker] = {"clock": ClockReader(system_clock), "file": FileWatch(database, system_clock)}
+            yield Storage(database, system_clock, upkeep)
         else:
             clock = await _postgres_clock(database, metrics)
             yield Storage(database, clock, {"clock": clock})

@@ -145,7 +145,7 @@ class Applier:
             await advance(tx, applied)
             return results
 
-        return await in_transaction(self._database, handle)
+        return await in_transaction(self._database, handle, accepting=True)
 
     async def _run_handlers(
         self, tx: Transaction, accepted: Sequence[Accepted], now: int

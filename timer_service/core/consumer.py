@@ -224,7 +224,7 @@ class Consumer:
         """Reject commands. They count as handled, so that a stream that is rolled back behind them is recognized."""
         deliveries = [each.delivery for each in rejected]
         try:
-            await in_transaction(self._database, lambda tx: advance(tx, deliveries))
+            await in_transaction(self._database, lambda tx: advance(tx, deliveries), accepting=True)
         except ChangedStreamError:
             progress.subscription.stream_changed()
         except Exception as error:  # noqa: BLE001 - `blame` knows every error

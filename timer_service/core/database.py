@@ -66,6 +66,13 @@ class Database(Protocol):
         """
         ...
 
+    def accepting(self) -> AbstractAsyncContextManager[Transaction]:
+        """Open a write transaction for commands, which are acknowledged after its commit.
+
+        Unlike another transaction, it fails if the next process would not find what it commits.
+        """
+        ...
+
     def migrating(self) -> AbstractAsyncContextManager[Transaction]:
         """Open a write transaction for migrations. Only one process can have such a transaction open; others wait."""
         ...

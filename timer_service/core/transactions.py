@@ -16,14 +16,17 @@ _TRIES = 5
 _LONGEST_PAUSE_SECONDS = 0.05
 
 
-async def in_transaction(database: Database, work: Callable[[Transaction], Awaitable[_T]]) -> _T:
+async def in_transaction(
+    database: Database, work: Callable[[Transaction], Awaitable[_T]], *, accepting: bool = False
+) -> _T:
     """Run `work` in a write transaction and return its result, retrying on `ConflictError`.
 
-    A conflict is, for example, a deadlock. Raises the error of the fifth try.
+    A conflict is, for example, a deadlock. Raises the error of the fifth try. `accepting`: the transaction handles
+    commands.
     """
 
     async def once() -> _T:
-        async with database.transaction() as tx:
+        async with database.accepting() if accepting else database.transaction() as tx:
             return await work(tx)
 
     return await retry_on_conflict(once)

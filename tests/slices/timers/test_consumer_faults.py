@@ -319,6 +319,7 @@ async def test_outage_while_suspects_are_handled(timers: Timers, monkeypatch: py
 
     with monkeypatch.context() as patch:
         patch.setattr(timers.database, "transaction", away)
+        patch.setattr(timers.database, "accepting", away)
         await consume_again_and_again(timers, 20)
     assert tried == 20
     await check_repair(timers, sent)
@@ -382,14 +383,14 @@ async def test_large_batch_in_parts(timers: Timers) -> None:
         timers.send(schedule_timer(f"call-{number}", data="x" * 60_000))
     subscription = await timers.broker.subscribe()
     transactions = 0
-    opened = timers.database.transaction
+    opened = timers.database.accepting
 
     def counting() -> object:
         nonlocal transactions
         transactions += 1
         return opened()
 
-    timers.database.transaction = counting  # type: ignore[method-assign, assignment]
+    timers.database.accepting = counting  # type: ignore[method-assign, assignment]
     await timers.consumer.handle(subscription, await subscription.next_batch(1000))
     assert (transactions, timers.outcomes()) == (2, {"scheduled": 30})
 

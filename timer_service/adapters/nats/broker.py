@@ -5,6 +5,7 @@ import logging
 import re
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
@@ -18,6 +19,7 @@ from nats.micro.service import Service
 from timer_service.adapters.nats.backlog import Backlog
 from timer_service.adapters.nats.driver import GuardedClient
 from timer_service.adapters.nats.durable import DurableConsumer
+from timer_service.adapters.nats.holding import TakenOverError
 from timer_service.adapters.nats.login import Login
 from timer_service.adapters.nats.publisher import Publisher
 from timer_service.adapters.nats.queries import serve_queries
@@ -42,6 +44,9 @@ _RECONNECT_SECONDS: Any = 0.2  # bounds how late timers fire after an outage; th
 _PING_SECONDS = 20
 _PENDING_BYTES = 64 * 1024 * 1024  # the client writes a whole batch at once
 _CLOSE_SECONDS = 2
+_CONFIRM_WITHIN = 2.5
+"""How long ago this process must have been seen to have the commands, when it publishes. A pull looks every second."""
+_CONFIRM_SECONDS = 0.5
 _INBOX_PREFIX = "_INBOX_TIMER_SERVICE"
 """Not a prefix of client inboxes. So the service needs no permission to read those."""
 _HINT_DIGITS = 15
@@ -67,6 +72,7 @@ class NatsBroker:
         self._last_error = ""
         self._lost = asyncio.Event()
         self._closing = False
+        self._confirm_at = 0.0
         self.streams: StreamUpkeep
         """A worker that checks the streams, and their health."""
         self._outage = OutageLog(part="the broker", quiet_seconds=0)
@@ -202,14 +208,27 @@ class NatsBroker:
         """Make the consumer forget a replay that has ended. If that fails, the next start does it."""
         try:
             await self._consumer.forget_replay()
-        except (nats.errors.Error, JetStreamError, OSError) as error:
+        except (nats.errors.Error, JetStreamError, OSError, TakenOverError) as error:
             log.debug("the consumer still has the mark of a replay", extra={"reason": error_text(error)})
 
     async def publish(self, messages: Sequence[Message]) -> Sequence[PublishResult]:
         """Store messages in their streams. Return one result each."""
         if self._publisher is None or not self.health.usable:
             return [PublishResult(PublishStatus.UNAVAILABLE, self.health.reason or "")] * len(messages)
+        if await self._is_taken_over():
+            return [PublishResult(PublishStatus.UNAVAILABLE, self._consumer.holding.reason)] * len(messages)
         return await self._publisher.publish(messages)
+
+    async def _is_taken_over(self) -> bool:
+        """Return whether another process is known to have the commands. Look if that is not known since a pause.
+
+        Timers of this database may be cancelled in the other one. Without an answer, events are published.
+        """
+        if not self._consumer.holding.is_confirmed(_CONFIRM_WITHIN) and time.monotonic() >= self._confirm_at:
+            self._confirm_at = time.monotonic() + _CONFIRM_WITHIN
+            with suppress(nats.errors.Error, JetStreamError, OSError, TakenOverError):
+                await self._consumer.confirm(_CONFIRM_WITHIN, seconds=_CONFIRM_SECONDS)
+        return self._consumer.holding.taken_over.is_set()
 
     async def serve_queries(self, names: Sequence[str], answer: QueryHandler) -> None:
         """Answer queries as the NATS micro service `timer-service`, which `$SRV.PING`, `INFO` and `STATS` find."""
@@ -241,6 +260,11 @@ class NatsBroker:
         """Wait until the connection is closed for good. Return the reason."""
         await self._lost.wait()
         return self._last_error
+
+    async def wait_taken_over(self) -> str:
+        """Wait until a service with a copy of the database has taken over the commands. Return what to do."""
+        await self._consumer.holding.taken_over.wait()
+        return self._consumer.holding.reason
 
     async def close(self) -> None:
         """Send what is buffered, such as acknowledgements, and disconnect."""

@@ -6,7 +6,8 @@ consumer's metadata. If this process dies before it restores the value, the next
 
 The metadata also names the database of the service. A service with another database does not join, because the two
 would divide the commands between them. It names the epoch of the stream for which the consumer counts. And during a
-replay it names the request of the replay, so that a second join does not begin again.
+replay it names the request of the replay, so that a second join does not begin again. If processes cannot share the
+database, it names the process that handles the commands, see `holding`.
 """
 
 import asyncio
@@ -19,6 +20,7 @@ from nats.aio.client import Client
 from nats.js.errors import NotFoundError
 
 from timer_service.adapters.nats.api import request
+from timer_service.adapters.nats.holding import HOLDER, Holding
 from timer_service.adapters.nats.listing import Listing, list_subjects
 from timer_service.adapters.nats.stored import nanoseconds
 from timer_service.adapters.nats.subjects import Subjects
@@ -65,6 +67,8 @@ class DurableConsumer:
         self._client = client
         self._pattern = subjects.pattern(Kind.COMMAND)
         self._stream = subjects.stream(Kind.COMMAND)
+        self.holding = Holding(self._stream)
+        """Whether this process still has the commands, if it joined with `alone`."""
 
     async def stream(self) -> Mapping[str, Any]:
         """Return the JetStream info of the command stream."""
@@ -100,6 +104,18 @@ class DurableConsumer:
         oldest = await self._find(info["ack_floor"]["stream_seq"] + 1)
         return None if oldest is None else oldest.stored_at // _NANOSECONDS_PER_MILLISECOND
 
+    async def confirm(self, within: float, *, seconds: float = 2) -> bool:
+        """Look whether this process still has the commands, unless a look has shown it in the last `within` seconds.
+
+        `seconds`: how long to wait for the answer. Returns False if the consumer has lost the token of this process.
+        Raises `TakenOverError` if another process has taken over, and `NotFoundError` if the consumer is missing.
+        """
+        if self.holding.is_confirmed(within):
+            return True
+        looked_at = self.holding.look()
+        found = await request(self._client, f"CONSUMER.INFO.{self._stream}.{DURABLE}", seconds=seconds)
+        return self.holding.check(found["config"], looked_at)
+
     async def check_database(self, installation: Installation) -> None:
         """Raises `StartError` if the consumer exists and belongs to another database."""
         with suppress(NotFoundError):
@@ -109,7 +125,8 @@ class DurableConsumer:
         """Create the consumer if it is missing, and restore `ack_wait`. Return the epochs of the stream.
 
         `received`: the newest command that the consumer has delivered to this instance. `alone`: no other instance can
-        share the database. Raises `StartError` if the consumer belongs to another database, or to a copy of this one.
+        share the database, so this process takes over the commands. It does that only once: later joins find its token.
+        Raises `StartError` if the consumer belongs to another database, or to a service with a copy of this one.
         """
         installation = await history.installation()
         try:
@@ -118,12 +135,15 @@ class DurableConsumer:
             found = None
         if found is not None:
             self._check_database(found["config"], installation.database_id)
-            if alone:
+            if alone and not self.holding.check(found["config"]):
                 await self._check_nobody_consumes(found)
         epochs = await history.recognize(self._look, self._find, received)
         marks = {_DATABASE: installation.database_id, _EPOCH: str(epochs.newest.epoch)}
         if (replay := installation.replay) is not None:
             marks[_REPLAY] = replay.id
+        if alone:
+            marks[HOLDER] = self.holding.token
+            self.holding.begin()
         if found is None:  # nobody knows which commands are settled, so a replay begins with all of them too
             await self._create(marks)
             return epochs
@@ -152,7 +172,7 @@ class DurableConsumer:
 
     async def forget_replay(self) -> None:
         """Remove the mark of a replay that has ended."""
-        config = (await self.info())["config"]
+        config = await self._own_config()
         await self._write("update", {**config, "metadata": _without_replay(config, None)})
 
     async def shorten_ack_wait(self) -> InFlight | None:
@@ -161,6 +181,7 @@ class DurableConsumer:
         Only for an instance that shares the commands with no other instance. `restore_ack_wait` ends it.
         """
         info = await self.info()
+        self.holding.check(info["config"])
         if not info["num_ack_pending"]:
             return None
         config = info["config"]
@@ -170,8 +191,13 @@ class DurableConsumer:
 
     async def restore_ack_wait(self) -> None:
         """Restore `ack_wait` if this process, or one that died, has shortened it."""
-        config = (await self.info())["config"]
-        await self._update_marks(config, {})
+        await self._update_marks(await self._own_config(), {})
+
+    async def _own_config(self) -> _Config:
+        """Return the settings of the consumer. Raises `TakenOverError` if another process may change them now."""
+        config: _Config = (await self.info())["config"]
+        self.holding.check(config)
+        return config
 
     async def _update_marks(self, config: _Config, marks: Mapping[str, str]) -> None:
         """Write the marks into the metadata, and restore `ack_wait` if it is shortened, if that changes anything."""

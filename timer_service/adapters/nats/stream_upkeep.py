@@ -12,6 +12,7 @@ from nats.js.errors import NotFoundError
 
 from timer_service.adapters.nats.delivery_check import check_delivery
 from timer_service.adapters.nats.durable import DURABLE, DurableConsumer
+from timer_service.adapters.nats.holding import TakenOverError
 from timer_service.adapters.nats.storage import Storage
 from timer_service.adapters.nats.streams import STORED_KINDS, StreamInfo, check_age, prepare_stream
 from timer_service.adapters.nats.subjects import Subjects
@@ -100,7 +101,11 @@ class StreamUpkeep:
 
     async def _check_consumer(self) -> Health:
         try:
-            return check_delivery(await self._consumer.info(), self._subjects.pattern(Kind.COMMAND))
+            info = await self._consumer.info()
+            self._consumer.holding.check(info["config"])
+            return check_delivery(info, self._subjects.pattern(Kind.COMMAND))
+        except TakenOverError as error:
+            return Health.down(str(error))
         except NotFoundError:
             return HEALTHY
         except (nats.errors.Error, JetStreamError, OSError) as error:

@@ -15,6 +15,7 @@ from nats.js.errors import Error as JetStreamError
 from nats.js.errors import NotFoundError
 
 from timer_service.adapters.nats.durable import DURABLE, DurableConsumer
+from timer_service.adapters.nats.holding import TakenOverError
 from timer_service.adapters.nats.pulls import PULL_SECONDS, Phase, Pulls
 from timer_service.adapters.nats.redelivery import Redelivery
 from timer_service.adapters.nats.stay import Stay
@@ -34,6 +35,11 @@ _REJOIN_SECONDS = 0.5
 _SETTLE_SECONDS = 5
 """How long a settlement waits for the subscription to join again. After that the commands are delivered again."""
 _SETTLED_AT_ONCE = 1000
+# How long ago this process must have been seen to have the commands. A pull looks every second while nothing arrives,
+# so that a command need not wait for a look before it is handed out.
+_PULL_WITHIN = 0.5
+_HAND_OUT_WITHIN = 2.5
+_SETTLE_WITHIN = 0.25
 _HOLD_SECONDS = 30
 """How long nothing is read ahead if commands were in flight at the start: perhaps a command ended the last process.
 
@@ -59,6 +65,8 @@ class NatsSubscription:
 
     If it is opened with `alone`, each join shortens `ack_wait` of the consumer, so that commands come again soon that a
     dead instance or a lost connection has not settled. It is restored when all have come, after 5 s, or on `close`.
+    It also looks from time to time, and before it settles, whether another process has taken over the commands. From
+    then on it hands out nothing, and gives back what it has not settled.
     """
 
     def __init__(
@@ -115,7 +123,7 @@ class NatsSubscription:
         """Wait for commands. Return 1 to `limit` of them, or none if the subscription is closed."""
         while not self._closed:
             await self._keep_pulling(limit)
-            if self._pulls.phase is not Phase.LOST:
+            if self._pulls.phase is not Phase.LOST and await self._has_commands(_HAND_OUT_WITHIN):
                 if self._stay.returned:
                     await self._renew()
                     await self._stay.lane.finish_round()  # the next command that was put back may take long
@@ -161,12 +169,12 @@ class NatsSubscription:
         while self._pulls.at(time.monotonic()).outstanding and self._client.is_connected:
             await self._wait()
         await self._interest.unsubscribe()
-        if self._pulls.phase is not Phase.LOST:
+        if self._pulls.phase is not Phase.LOST or self._is_taken_over:
             while returned := self._stay.returned.take(_SETTLED_AT_ONCE):
                 await self._settle(returned, b"-NAK")
             while messages := self._stay.buffer.take(_SETTLED_AT_ONCE):
                 await self._publish_each([message.reply for message in messages], b"-NAK")
-        if self._redelivery is not None:
+        if self._redelivery is not None and not self._is_taken_over:
             await self._restore_ack_wait()
 
     def stream_changed(self) -> None:
@@ -217,10 +225,30 @@ class NatsSubscription:
         )
         self._stay.lane.start()
 
+    @property
+    def _is_taken_over(self) -> bool:
+        return self._consumer.holding.taken_over.is_set()
+
+    async def _has_commands(self, within: float) -> bool:
+        """Return whether the commands are still those of this process, as seen in the last `within` seconds."""
+        try:
+            if await self._consumer.confirm(within):
+                return self._pulls.phase is not Phase.LOST
+            self._lose("the metadata of the consumer was changed")
+        except TakenOverError as error:
+            self._report(str(error))
+        except NotFoundError:
+            self._lose("the consumer is gone")
+        except nats.errors.TimeoutError:
+            self._lose("JetStream does not answer")
+        except _OUTAGES as error:
+            self._lose(error_text(error))
+        return False
+
     async def _rejoin(self) -> None:
         """Try to join again, at most twice a second."""
         async with self._join_lock:
-            if self._pulls.phase is not Phase.LOST or not self._client.is_connected:
+            if self._pulls.phase is not Phase.LOST or not self._client.is_connected or self._is_taken_over:
                 return
             if time.monotonic() < self._joined_at + _REJOIN_SECONDS:
                 return
@@ -251,7 +279,9 @@ class NatsSubscription:
         if self._redelivery is not None and self._redelivery.is_over():
             await self._restore_ack_wait()
         self._pulls = self._pulls.at(time.monotonic())
-        if self._pulls.phase is Phase.IDLE and not self._stay.buffer.fills_batch(limit):
+        if self._pulls.phase is not Phase.IDLE or self._stay.buffer.fills_batch(limit):
+            return
+        if await self._has_commands(_PULL_WITHIN) and self._pulls.phase is Phase.IDLE:
             await self._pull(limit)
 
     async def _pull(self, limit: int) -> None:
@@ -336,10 +366,17 @@ class NatsSubscription:
         await self._settle(deliveries, reply_body)
 
     async def _settle(self, deliveries: Sequence[Delivery], reply_body: bytes) -> None:
-        """Settle the deliveries of this stay. A delivery that was read ahead of the consumer needs no settlement."""
+        """Settle the deliveries of this stay. A delivery that was read ahead of the consumer needs no settlement.
+
+        If another process has taken over the commands, give them back, so that it gets them soon.
+        """
         handles = [delivery.handle for delivery in deliveries if delivery.handle is not None]
-        if not handles or not await self._is_joined():
+        if not handles:
             return
+        if not await self._is_joined():
+            if not self._is_taken_over:
+                return
+            reply_body = b"-NAK"
         await self._publish_each([handle.reply for handle in handles if handle.stay == self._stay.number], reply_body)
 
     async def _renew(self) -> None:
@@ -351,12 +388,14 @@ class NatsSubscription:
     async def _is_joined(self) -> bool:
         """Return whether the stream is recognized. Wait for that for some seconds, but only once in an outage."""
         give_up_at = time.monotonic() + (0 if self._gave_up_settling else _SETTLE_SECONDS)
-        while self._pulls.phase is Phase.LOST and time.monotonic() < give_up_at and not self._client.is_closed:
+        while not (joined := self._pulls.phase is not Phase.LOST and await self._has_commands(_SETTLE_WITHIN)):
+            if self._is_taken_over or self._client.is_closed or time.monotonic() >= give_up_at:
+                break
             await self._rejoin()
             if self._pulls.phase is Phase.LOST:
                 await self._wait()
-        self._gave_up_settling = self._pulls.phase is Phase.LOST
-        return not self._gave_up_settling
+        self._gave_up_settling = not joined
+        return joined
 
     async def _publish_each(self, replies: Collection[str], body: bytes) -> None:
         try:
@@ -369,7 +408,7 @@ class NatsSubscription:
     async def _restore_ack_wait(self) -> None:
         try:
             await self._consumer.restore_ack_wait()
-        except (nats.errors.Error, JetStreamError, OSError) as error:
+        except (nats.errors.Error, JetStreamError, OSError, TakenOverError) as error:
             log.warning("could not restore the ack_wait of the consumer", extra={"reason": error_text(error)})
             return
         self._redelivery = None

@@ -198,6 +198,8 @@ class PostgresDatabase:
         async with self._writing(_BEGIN, _STATEMENT_SECONDS) as session:
             yield session
 
+    accepting = transaction
+
     @asynccontextmanager
     async def migrating(self) -> AsyncIterator[_Session]:
         """Open a write transaction for migrations. One instance migrates at a time. A statement may take an hour.

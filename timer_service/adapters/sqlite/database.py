@@ -8,7 +8,7 @@ import asyncio
 import os
 import sqlite3
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, closing
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, closing
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -18,12 +18,13 @@ import aiosqlite
 from timer_service.adapters.sqlite.errors import translate_errors
 from timer_service.adapters.sqlite.files import create_if_missing, warn_if_shared
 from timer_service.adapters.sqlite.lock_file import open_lock_file
+from timer_service.adapters.sqlite.open_files import OpenFiles
 from timer_service.adapters.sqlite.restore import refuse_unfinished_restore
 from timer_service.adapters.sqlite.text import join, prepare
 from timer_service.core.cancellation import run_to_completion
 from timer_service.core.database import Parameters, Row
 from timer_service.core.errors import DatabaseUnavailableError, StartError
-from timer_service.core.health import HEALTHY, Health
+from timer_service.core.health import HEALTHY, Health, worst
 
 _T = TypeVar("_T")
 _NONE: Parameters = {}
@@ -61,10 +62,15 @@ class _Connection(aiosqlite.Connection):
         """Run a statement that has no parameters and returns no rows."""
         await self._run(lambda connection: connection.execute(sql).close())
 
-    async def control_counting(self, sql: str) -> int:
-        """Like `control`. Return how many rows the connection has changed so far, also those that it rolled back."""
+    async def control_counting(self, sql: str, check: Callable[[], None] | None = None) -> int:
+        """Like `control`. Return how many rows the connection has changed so far, also those that it rolled back.
+
+        `check` is called first. If it raises, the statement is not run.
+        """
 
         def run(connection: sqlite3.Connection) -> int:
+            if check is not None:
+                check()
             connection.execute(sql).close()
             return connection.total_changes
 
@@ -106,13 +112,16 @@ class SqliteDatabase:
     engine = "sqlite"
     exclusive = True
 
-    def __init__(self, writer: _Connection, reader: _Connection, queries: _Connection, lock_file: int) -> None:
+    def __init__(
+        self, writer: _Connection, reader: _Connection, queries: _Connection, lock_file: int, files: OpenFiles
+    ) -> None:
         self._writer = writer
         self._write_lock = asyncio.Lock()
         self._lock_file = lock_file
         self.reader = reader
         self.queries = queries
-        self.health = HEALTHY
+        self._files = files
+        self._written = HEALTHY
         self._changes = 0
 
     @classmethod
@@ -132,16 +141,34 @@ class SqliteDatabase:
             except (DatabaseUnavailableError, sqlite3.Error, OSError) as error:
                 raise StartError(f"cannot open the database {path} (TIMER_DB_PATH): {error}") from error
             opened.pop_all()
-        return cls(writer, reader, queries, lock_file)
+        return cls(writer, reader, queries, lock_file, OpenFiles(path))
+
+    @property
+    def health(self) -> Health:
+        """Whether the file is still the one that was opened, and the last attempt to write succeeded."""
+        return worst(self._files.health, self._written)
 
     @property
     def read_health(self) -> Health:
         """Whether the last read with `reader` succeeded."""
         return self.reader.health
 
-    @asynccontextmanager
-    async def transaction(self) -> AsyncIterator[_Transaction]:
+    def transaction(self) -> AbstractAsyncContextManager[_Transaction]:
         """Open a write transaction. Only one is open at a time; the others wait."""
+        return self._transaction(None)
+
+    def accepting(self) -> AbstractAsyncContextManager[_Transaction]:
+        """Open a write transaction that fails if the file was deleted or replaced."""
+        return self._transaction(self._files.check)
+
+    migrating = transaction
+
+    async def check_files(self) -> None:
+        """Raise `DatabaseUnavailableError` if the file was deleted or replaced. The health says so too."""
+        await asyncio.to_thread(self._files.check)
+
+    @asynccontextmanager
+    async def _transaction(self, check: Callable[[], None] | None) -> AsyncIterator[_Transaction]:
         async with self._write_lock:
             try:
                 try:
@@ -151,24 +178,22 @@ class SqliteDatabase:
                     # A cancelled await may leave its statement running. The rollback runs after it and undoes it.
                     await run_to_completion(self._writer.roll_back())
                     raise
-                await run_to_completion(self._commit())
+                await run_to_completion(self._commit(check))
             except DatabaseUnavailableError as error:
-                self.health = Health.down(str(error))
+                self._written = Health.down(str(error))
                 raise
-
-    migrating = transaction
 
     async def _begin(self) -> None:
         self._changes = await self._writer.control_counting("BEGIN IMMEDIATE")
 
-    async def _commit(self) -> None:
+    async def _commit(self, check: Callable[[], None] | None) -> None:
         try:
-            changes = await self._writer.control_counting("COMMIT")
+            changes = await self._writer.control_counting("COMMIT", check)
         except BaseException:
             await self._writer.roll_back()
             raise
         if changes != self._changes:  # a commit without changes writes nothing, so it succeeds on a full disk too
-            self.health = HEALTHY
+            self._written = HEALTHY
 
     async def close(self) -> None:
         """Close all connections and release the lock on the file."""
