@@ -137,3 +137,22 @@ async def test_shared_database_has_no_holder(server: NatsServer, js: JetStreamCo
         await first.acknowledge(await take(first, 1))
         assert HOLDER not in await metadata(js)
         assert (first.health.usable, second.health.usable) == (True, True)
+
+
+async def test_look_without_an_answer(
+    server: NatsServer, js: JetStreamContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A broker that answers late is no outage. Only without an answer for some seconds, nothing is settled."""
+    await send(js, "1")
+    async with joined(server, MemoryHistory()) as (_, subscription):
+        taken = await take(subscription, 1)
+
+        async def confirm(_within: float) -> bool:
+            raise nats.errors.TimeoutError
+
+        monkeypatch.setattr(subscription._consumer, "confirm", confirm)
+        found = [await subscription._has_commands(0.25)]
+        monkeypatch.setattr(subscription._consumer.holding, "is_confirmed", lambda _seconds: False)
+        found.append(await subscription._has_commands(0.25))
+        assert (len(taken), found) == (1, [True, False])
+        assert subscription.health.reason == "not subscribed to the commands: JetStream does not answer"

@@ -22,7 +22,7 @@ class Attempts:
 
     def of(self, delivery: Delivery) -> int:
         """Return how many deliveries count, this one included."""
-        return delivery.attempt - self._excused.get(delivery.position, 0)
+        return delivery.attempt - self._excused.get(delivery.position, 0) if self._excused else delivery.attempt
 
     def excuse(self, delivery: Delivery) -> None:
         """Count neither this delivery nor the earlier ones. Forgets the oldest of 20,000 commands."""
@@ -36,8 +36,9 @@ class Attempts:
 
     def forget(self, delivery: Delivery) -> None:
         """Forget a command that is settled."""
-        self._excused.pop(delivery.position, None)
-        self._failures.pop(delivery.position, None)
+        for counts in (self._excused, self._failures):
+            if counts:  # mostly there are none, and this is called for each command
+                counts.pop(delivery.position, None)
 
 
 def _remember(counts: dict[Position, int], position: Position, count: int) -> None:

@@ -7,6 +7,7 @@ add some, and it is then remembered how many more the tenant may add. When these
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from timer_service.core.database import Reader
@@ -46,16 +47,16 @@ class Excess(NamedTuple):
         return {"limit": {"name": self.limit, "most": self.most}}
 
 
-class _Room(NamedTuple):
+@dataclass(slots=True)
+class _Room:
     left: int
     """How much more the tenant may add, at least."""
     valid_until: float
     count_again_at: float
 
 
-class _Key(NamedTuple):
-    tenant: str
-    limit: str
+_Key = tuple[str, str]
+"""A tenant and the name of a limit."""
 
 
 class Quotas:
@@ -89,31 +90,30 @@ class Admission:
 
     async def exceeds(self, tenant: str, growth: Amounts) -> Excess | None:
         """Return the limit of the tenant that a command would exceed. If there is none, the command takes its room."""
+        rooms: list[tuple[_Room, int]] = []
         for usage, amount in growth.items():
-            key = _Key(tenant, usage.limit)
-            if not self._fits(key, amount):
-                await self._count(key, usage)
-                if not self._fits(key, amount):
-                    return Excess(usage.limit, self._most(key))
-        for usage, amount in growth.items():
-            key = _Key(tenant, usage.limit)
-            self._added[key] += amount
-            room = self._quotas.rooms[key]
-            self._quotas.rooms[key] = room._replace(left=room.left - amount)
+            room = self._quotas.rooms.get((tenant, usage.limit))
+            if room is None or not self._fits(room, amount):
+                room = await self._count(tenant, usage, room)
+                if not self._fits(room, amount):
+                    return Excess(usage.limit, self._quotas.limits.of(tenant).amount(usage.limit))
+            rooms.append((room, amount))
+        for (room, amount), usage in zip(rooms, growth, strict=True):
+            room.left -= amount
+            self._added[tenant, usage.limit] += amount
         return None
 
-    def _fits(self, key: "_Key", amount: int) -> bool:
-        room = self._quotas.rooms.get(key)
-        return room is not None and amount <= room.left and self._quotas.monotonic() < room.valid_until
+    def _fits(self, room: _Room, amount: int) -> bool:
+        return amount <= room.left and self._quotas.monotonic() < room.valid_until
 
-    async def _count(self, key: "_Key", usage: Usage) -> None:
+    async def _count(self, tenant: str, usage: Usage, known: _Room | None) -> _Room:
         """Count the rows of a tenant, unless that took long a short time ago."""
-        quotas = self._quotas
+        quotas, key = self._quotas, (tenant, usage.limit)
         began = quotas.monotonic()
-        if (known := quotas.rooms.get(key)) is not None and began < known.count_again_at:
-            return
-        most = self._most(key)
-        (row,) = await self._tx.fetch(usage.sql, {"tenant_id": key.tenant, "most": most + 1})
+        if known is not None and began < known.count_again_at:
+            return known
+        most = quotas.limits.of(tenant).amount(usage.limit)
+        (row,) = await self._tx.fetch(usage.sql, {"tenant_id": tenant, "most": most + 1})
         now = quotas.monotonic()
         if len(quotas.rooms) >= _MOST_ROOMS:
             del quotas.rooms[next(iter(quotas.rooms))]
@@ -122,6 +122,4 @@ class Admission:
             valid_until=now + quotas.valid_seconds,
             count_again_at=now + _COUNTING_SHARE * (now - began),
         )
-
-    def _most(self, key: "_Key") -> int:
-        return self._quotas.limits.of(key.tenant).amount(key.limit)
+        return quotas.rooms[key]

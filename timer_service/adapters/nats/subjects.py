@@ -1,6 +1,7 @@
 """NATS subjects of addresses: `<prefix>.<kind>.v1.<tenant>.<message>`."""
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 from timer_service.core.message import Address, Kind
 
@@ -30,8 +31,7 @@ class Subjects:
 
         A stream can have other subjects too, and an operator can let the consumer deliver them.
         """
-        *_, tenant, message = ("", *subject.rsplit(".", 2))
-        return Address(kind, tenant, message)
+        return _read_address(kind, subject)
 
     def hint(self, loop: str = "*") -> str:
         """Return the subject of wake-up hints for a loop, or the wildcard for all loops. No stream stores hints."""
@@ -40,6 +40,12 @@ class Subjects:
     def stream(self, kind: Kind) -> str:
         """Return the name of the stream that stores a kind, such as `TIMER_CMD`."""
         return f"{self.prefix}_{kind}".replace(".", "_").upper()
+
+
+@lru_cache(maxsize=1024)
+def _read_address(kind: Kind, subject: str) -> Address:
+    *_, tenant, message = ("", *subject.rsplit(".", 2))
+    return Address(kind, tenant, message)
 
 
 def covers(pattern: str, subject: str) -> bool:

@@ -40,6 +40,8 @@ _SETTLED_AT_ONCE = 1000
 _PULL_WITHIN = 0.5
 _HAND_OUT_WITHIN = 2.5
 _SETTLE_WITHIN = 0.25
+_BUSY_SECONDS = 5
+"""For how long a look may stay without an answer: a broker under load answers late."""
 _HOLD_SECONDS = 30
 """How long nothing is read ahead if commands were in flight at the start: perhaps a command ended the last process.
 
@@ -240,6 +242,8 @@ class NatsSubscription:
         except NotFoundError:
             self._lose("the consumer is gone")
         except nats.errors.TimeoutError:
+            if self._consumer.holding.is_confirmed(_BUSY_SECONDS):
+                return self._pulls.phase is not Phase.LOST
             self._lose("JetStream does not answer")
         except _OUTAGES as error:
             self._lose(error_text(error))
