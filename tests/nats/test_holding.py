@@ -143,8 +143,8 @@ async def test_look_without_an_answer(
     server: NatsServer, js: JetStreamContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A broker that answers late is no outage. Only without an answer for some seconds, nothing is settled."""
-    await send(js, "1")
     async with joined(server, MemoryHistory()) as (_, subscription):
+        await send(js, "1")
         taken = await take(subscription, 1)
 
         async def confirm(_within: float) -> bool:
