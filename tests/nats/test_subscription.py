@@ -395,6 +395,16 @@ async def test_close_returns_commands_that_were_put_back(site: Site) -> None:
     assert site.settlements == [("1", b"-NAK"), ("2", b"-NAK")]
 
 
+async def test_the_first_command_wakes_the_reader(site: Site) -> None:
+    """A command that arrives while nothing is buffered is handed out at once, although the pull has not ended."""
+    waiting = asyncio.create_task(site.next_batch())
+    await site.until_pulls(1)
+    began = time.monotonic()
+    await site.command(1)
+    assert [each.position.sequence for each in await waiting] == [1]
+    assert time.monotonic() - began < 0.5, "a pull lasts a second"
+
+
 async def test_long_waiting_commands_are_in_progress(site: Site) -> None:
     """The server is told from time to time that commands are in progress, those in the buffer too."""
     found = await take(site, 1, 2, 3)

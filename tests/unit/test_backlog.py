@@ -1,6 +1,7 @@
 """The end of the backlog, from what JetStream says about the consumer."""
 
 from collections.abc import Mapping
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -46,3 +47,22 @@ async def test_count_that_is_not_needed() -> None:
     consumer.delivered = consumer.settled = 5
     found = Backlog(consumer)  # type: ignore[arg-type]
     assert await found.is_settled(restart=True)
+
+
+async def test_progress_restarts_the_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Commands that are retried without success end the wait only if nothing is settled for ten minutes."""
+    now = 1000.0
+    monkeypatch.setattr(backlog, "time", SimpleNamespace(monotonic=lambda: now))
+    consumer = Consumer(5)
+    consumer.delivered = 5
+    found = Backlog(consumer)  # type: ignore[arg-type]
+    settled: list[bool] = [await found.is_settled(restart=True)]
+    for floor in (1, 2, 3):
+        now += 599
+        consumer.settled = floor
+        settled.append(await found.is_settled(restart=False))
+    now += 599
+    settled.append(await found.is_settled(restart=False))
+    now += 1
+    assert settled == [False] * 5
+    assert await found.is_settled(restart=False)

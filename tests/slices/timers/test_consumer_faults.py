@@ -303,6 +303,25 @@ async def test_planned_stop_is_no_death(timers: Timers, timers_route: Route) -> 
     assert await Suspects(timers.database).begin(suspect) == 0
 
 
+async def test_suspects_that_a_batch_does_not_reach(timers: Timers, timers_route: Route) -> None:
+    """A batch handles suspects one by one until its time is up. The others come again at once, and not redelivered."""
+
+    async def handle_slowly(tx: Transaction, commands: Sequence[Command], now: int) -> Sequence[CommandResult | None]:
+        timers.clock.advance(seconds=1)
+        return await timers_route.handle(tx, commands, now)
+
+    sent = [timers.send(schedule_timer(f"call-{number}")) for number in range(3)]
+    subscription = await timers.broker.subscribe()
+    for _ in range(5):
+        await subscription.next_batch(10)
+        timers.broker.redeliver()
+    parts = make_parts(timers.database, timers.broker, timers.clock, timers.metrics)
+    consumer = parts.consumer([replace(timers_route, handle=handle_slowly)])
+    left = [(await consumer.handle(subscription, await subscription.next_batch(10)))[1] for _ in sent]
+    assert left == [2, 1, 0]
+    assert sorted(timers.broker.settlements.acknowledged) == sent
+
+
 async def test_outage_while_suspects_are_handled(timers: Timers, monkeypatch: pytest.MonkeyPatch) -> None:
     """Suspects wait while the database is away: the first one finds out, and none is blamed, however long it takes."""
     sent = [timers.send(schedule_timer(f"call-{number}")) for number in range(5)]
