@@ -192,6 +192,15 @@ async def test_a_retried_command_is_read_again(stream: ScriptedStream) -> None:
     assert sequences(lane.take()) == sequences(taken) == [REACHED + 9]
 
 
+async def test_retried_commands_keep_their_order(stream: ScriptedStream) -> None:
+    """If several commands of a tenant could not be handled, they are read again from the oldest on."""
+    lane = Lane(stream)
+    failed = [delivery(address=command_address("b"), position=Position(1, REACHED + number)) for number in (3, 9, 6)]
+    for each in failed:
+        lane.lane.retry([each], timedelta(0))
+    assert lane.lane._position("b") == REACHED + 2
+
+
 async def test_a_tenant_that_waits_is_found_among_100_000(stream: ScriptedStream) -> None:
     """A new command is found in one round with few requests, however many tenants have handled commands."""
     stream.commands = {f"quiet-{number}": (1, b"") for number in range(100_000)}

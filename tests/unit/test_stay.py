@@ -3,18 +3,20 @@
 import asyncio
 from typing import cast
 
+from tests.harness.builders import command_address, delivery
 from timer_service.adapters.nats.durable import DurableConsumer
-from timer_service.adapters.nats.stay import Stay
+from timer_service.adapters.nats.stay import Handle, Stay
 from timer_service.adapters.nats.subjects import Subjects
+from timer_service.core.broker import Delivery
 from timer_service.core.budget import DEFAULT_BUDGET
 from timer_service.core.epochs import Epochs, Part, Received, StoredCommand
+from timer_service.core.message import Position
 
 EPOCHS = Epochs((Part(7, "created", 1, 0, 0),))
 
 
-def test_newest_command() -> None:
-    """The newest command is the newest in the buffer or read ahead. If the stream loses it, a new stay must begin."""
-    stay = Stay(
+def make_stay() -> Stay:
+    return Stay(
         1,
         EPOCHS,
         cast("DurableConsumer", None),
@@ -23,9 +25,42 @@ def test_newest_command() -> None:
         batch_bytes=DEFAULT_BUDGET.batch,
         ready=asyncio.Event(),
     )
+
+
+def test_newest_command() -> None:
+    """The newest command is the newest in the buffer or read ahead. If the stream loses it, a new stay must begin."""
+    stay = make_stay()
     found = [stay.newest]
     stay.buffer.newest = StoredCommand(80, 1080)
     found.append(stay.newest)
     stay.lane.newest = StoredCommand(3001, 4001)
     found.append(stay.newest)
     assert found == [None, Received(7, StoredCommand(80, 1080)), Received(7, StoredCommand(3001, 4001))]
+
+
+def command(sequence: int, tenant: str, handle: Handle | None = None) -> Delivery:
+    found = delivery(address=command_address(tenant), position=Position(7, sequence))
+    found.handle = handle
+    return found
+
+
+async def test_commands_put_back_and_commands_read_ahead_take_turns() -> None:
+    """While commands wait that were put back, others are not handed out before them twice in a row."""
+    stay = make_stay()
+    stay.put_back([command(1, "slow", Handle("reply", 1))])
+    ahead = []
+    for sequence in range(2, 5):
+        stay.lane._read.append(command(sequence, f"tenant-{sequence}"))
+        ahead.append([each.position.sequence for each in stay.take_ahead(1)])
+    assert ahead == [[2], [], [3]]
+
+
+async def test_tenants_of_commands_put_back() -> None:
+    """Commands of a tenant are read ahead again as soon as none of them is put back any more."""
+    stay = make_stay()
+    stay.put_back([command(number, "slow", Handle("reply", 1)) for number in (1, 2)])
+    found = [stay.returned.holds("slow")]
+    for _ in range(2):
+        stay.returned.take(1)
+        found.append(stay.returned.holds("slow"))
+    assert found == [True, True, False]

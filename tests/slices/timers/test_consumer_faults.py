@@ -27,12 +27,13 @@ from timer_service.adapters.postgres import PostgresDatabase
 from timer_service.adapters.sqlite import SqliteDatabase
 from timer_service.core.broker import Delivery
 from timer_service.core.database import Database, Transaction
-from timer_service.core.errors import DatabaseUnavailableError
+from timer_service.core.errors import DatabaseSetupError, DatabaseUnavailableError
 from timer_service.core.health import HEALTHY
 from timer_service.core.message import Command, Kind, Message, Position
 from timer_service.core.quotas import Quotas
 from timer_service.core.route import CommandResult, Route
 from timer_service.core.suspects import Suspects
+from timer_service.events import SLICE as EVENTS
 from timer_service.timers import SLICE
 
 ROUNDS = 30
@@ -518,6 +519,26 @@ async def test_health_during_a_long_batch(timers: Timers, monkeypatch: pytest.Mo
         monkeypatch.setattr(time, "monotonic", lambda: began + seconds)  # noqa: B023 - called at once
         found.append(timers.consumer.health.reason)
     assert found == [None, "one batch of commands has been handled for 11 s"]
+
+
+@pytest.mark.parametrize("works", [True, False])
+async def test_pause_only_if_nothing_works(timers: Timers, timers_route: Route, *, works: bool) -> None:
+    """If the commands of one slice cannot be handled, the consumer does not pause while those of another one can."""
+
+    async def fail(_tx: Transaction, _commands: Sequence[Command], _now: int) -> NoReturn:
+        raise DatabaseSetupError("no such table")
+
+    async def no_wake(_at: int) -> None:
+        pass
+
+    timers.send(schedule_timer())
+    timers.send(command("RetryEvent", {"eventId": "event-1"}), message="retry-event")
+    timers_route = timers_route if works else replace(timers_route, handle=fail)
+    parts = make_parts(timers.database, timers.broker, timers.clock, timers.metrics)
+    consumer = parts.consumer([timers_route, Route(EVENTS.commands, fail, no_wake)])
+    subscription = await timers.broker.subscribe()
+    must_pause, _ = await consumer.handle(subscription, await subscription.next_batch(10))
+    assert must_pause is not works
 
 
 async def test_stalled_after_an_unexpected_error(timers: Timers, monkeypatch: pytest.MonkeyPatch) -> None:
