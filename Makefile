@@ -22,7 +22,7 @@ run: $(VENV)/.run  ## Start NATS, SQLite and the service; show a timer firing; k
 	@$(BIN)/timer-service dev --demo
 
 test: $(VENV)/.dev  ## Run the test suite.
-	@$(BIN)/pytest -n 3 --dist worksteal $(ARGS)
+	@$(BIN)/pytest -n 4 --dist worksteal $(ARGS)
 
 soak: $(VENV)/.dev  ## Run the tests that take minutes, in one process.
 	@$(BIN)/pytest -m full -s $(ARGS)
