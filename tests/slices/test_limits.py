@@ -146,4 +146,4 @@ def test_every_limit_is_counted(slice_: Slice) -> None:
     """Each usage has a limit of that name, and all limits of rows belong to a slice."""
     assert {usage.limit for usage in slice_.usages} <= set(Limits.model_fields)
     counted = {usage.limit for each in (timers.SLICE, signals.SLICE, runs.SLICE) for usage in each.usages}
-    assert counted == set(Limits.model_fields) - {"commands_per_second"}
+    assert counted == set(Limits.model_fields)

@@ -1,9 +1,13 @@
 """What a stay knows about the commands that have arrived in it."""
 
 import asyncio
+from types import SimpleNamespace
 from typing import cast
 
+import pytest
+
 from tests.harness.builders import command_address, delivery
+from timer_service.adapters.nats import returned
 from timer_service.adapters.nats.durable import DurableConsumer
 from timer_service.adapters.nats.stay import Handle, Stay
 from timer_service.adapters.nats.subjects import Subjects
@@ -53,6 +57,20 @@ async def test_commands_put_back_and_commands_read_ahead_take_turns() -> None:
         stay.lane._read.append(command(sequence, f"tenant-{sequence}"))
         ahead.append([each.position.sequence for each in stay.take_ahead(1)])
     assert ahead == [[2], [], [3]]
+
+
+async def test_commands_put_back_again_and_again_are_renewed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Commands that are taken and put back every moment are still reported as in progress every five seconds."""
+    now = 1000.0
+    monkeypatch.setattr(returned, "time", SimpleNamespace(monotonic=lambda: now))
+    waiting = returned.Returned(DEFAULT_BUDGET.batch)
+    renewed_at: list[float] = []
+    while now < 1020:
+        waiting.put(waiting.take(10) or [command(1, "slow", Handle("reply", 1))])
+        if waiting.must_renew(soon=False):
+            renewed_at.append(now)
+        now += 0.5
+    assert renewed_at == [1005, 1010, 1015]
 
 
 async def test_tenants_of_commands_put_back() -> None:

@@ -8,8 +8,10 @@ from pydantic import Field
 from timer_service.core.database import Reader
 from timer_service.core.limits import TenantLimits
 from timer_service.core.message import Payload
-from timer_service.core.query import QueryRoute
+from timer_service.core.query import QueryRoute, omit_none
 from timer_service.core.quotas import Usage
+
+_MOST_COUNTED = 1_000_000
 
 
 class GetUsage(Payload):
@@ -20,15 +22,14 @@ class LimitUsage(Payload):
     """How much of one limit the tenant uses."""
 
     limit: str = Field(description="The name of the limit, as in TIMER_LIMITS_FILE.")
-    used: int = Field(ge=0, description="Counting stops one above `most`.")
-    most: int = Field(ge=0)
+    used: int = Field(ge=0, description="Counting stops one above `most`, or at 1,000,000 if there is no limit.")
+    most: int | None = Field(default=None, ge=0, description="Missing if there is no limit.")
 
 
 class TenantUsage(Payload):
     """What a tenant uses of each of its limits."""
 
     usage: list[LimitUsage]
-    commands_per_second: float = Field(gt=0, description="How many commands of the tenant are handled in a second.")
 
 
 def usage_query(limits: TenantLimits, usages: Sequence[Usage]) -> QueryRoute:
@@ -39,8 +40,9 @@ def usage_query(limits: TenantLimits, usages: Sequence[Usage]) -> QueryRoute:
         found: list[Mapping[str, Any]] = []
         for usage in usages:
             most = of_tenant.amount(usage.limit)
-            (row,) = await reader.fetch(usage.sql, {"tenant_id": tenant, "most": most + 1})
-            found.append({"limit": usage.limit, "used": row["used"], "most": most})
-        return {"usage": found, "commandsPerSecond": of_tenant.commands_per_second}
+            stop_at = _MOST_COUNTED if most is None else most + 1
+            (row,) = await reader.fetch(usage.sql, {"tenant_id": tenant, "most": stop_at})
+            found.append({"limit": usage.limit, "used": row["used"], **omit_none(most=most)})
+        return {"usage": found}
 
     return QueryRoute("get-usage", GetUsage, TenantUsage, answer)

@@ -18,8 +18,11 @@ async def usage(client: TimerClient, tenant: Tenant, as_json: AsJson = False) ->
     if as_json:
         typer.echo(json.dumps(found))
         return
-    rows = [(each["limit"], f"{each['used']:,}", f"{each['most']:,}") for each in found["usage"]]
-    rows.append(("commands_per_second", "", f"{found['commandsPerSecond']:,.0f}"))
+    rows = [(each["limit"], f"{each['used']:,}", _text(each.get("most"))) for each in found["usage"]]
     widths = [max(len(row[column]) for row in rows) for column in range(3)]
     for limit, used, most in rows:
-        typer.echo(f"{limit:<{widths[0]}}  {used:>{widths[1]}}{' of' if used else '   '} {most:>{widths[2]}}")
+        typer.echo(f"{limit:<{widths[0]}}  {used:>{widths[1]}} of {most:>{widths[2]}}")
+
+
+def _text(most: int | None) -> str:
+    return "unlimited" if most is None else f"{most:,}"

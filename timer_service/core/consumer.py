@@ -23,9 +23,7 @@ from timer_service.core.decoder import decode, parts
 from timer_service.core.errors import ChangedStreamError, Code, Rejection
 from timer_service.core.failures import Failures
 from timer_service.core.health import Health, OutageLog, worst
-from timer_service.core.limits import DEFAULT_LIMITS, TenantLimits
 from timer_service.core.metrics_port import MetricsPort
-from timer_service.core.pace import Pace
 from timer_service.core.rejection import Rejected
 from timer_service.core.rejector import Rejector
 from timer_service.core.route import Route
@@ -46,8 +44,7 @@ class Consumer:
     """The handler of one subscription's commands.
 
     It handles a batch in parts of limited size, each in one transaction or more. After 150 ms it puts the rest of the
-    batch back, so that the commands of other tenants get a turn. It puts back at once what a tenant sends faster than
-    its limit allows.
+    batch back, so that the commands of other tenants get a turn.
     """
 
     def __init__(
@@ -63,7 +60,6 @@ class Consumer:
         outages: OutageLog | None = None,
         audit: AuditLog | None = None,
         budget: Budget = DEFAULT_BUDGET,
-        limits: TenantLimits = DEFAULT_LIMITS,
     ) -> None:
         self._database = database
         self._routes = {payload: route for route in routes for payload in route.payloads}
@@ -71,7 +67,6 @@ class Consumer:
         self._clock = clock
         self._batch_size = BatchSize(batch_size)
         self._part_bytes = budget.part
-        self._pace = Pace(limits)
         self._attempts = Attempts()
         audit = audit or AuditLog()
         outages = outages or OutageLog()
@@ -135,13 +130,8 @@ class Consumer:
         """
         self._batch_began = time.monotonic()
         progress = Progress(subscription)
-        admitted, late = self._pace.divide(batch)
         try:
-            left = await self._handle_parts(progress, admitted)
-            if late:
-                await subscription.put_back(late)
-                if not admitted:
-                    await asyncio.sleep(self._pace.wait_seconds(late))
+            left = await self._handle_parts(progress, batch)
         finally:
             self._batch_began = None
         return progress.must_pause and not progress.worked, len(left)

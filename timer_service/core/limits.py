@@ -7,36 +7,30 @@ from pydantic import BaseModel, ByteSize, ConfigDict, Field
 
 from timer_service.core.message import Tenant
 
-_KIB = 1024
-_MIB = 1024 * _KIB
-_GIB = 1024 * _MIB
-
 _Count = Annotated[int, Field(ge=0)]
 
 
 class Limits(BaseModel):
-    """The limits of one tenant. The names are those in the file of `TIMER_LIMITS_FILE`."""
+    """The limits of one tenant; None means no limit. The names are those in the file of `TIMER_LIMITS_FILE`."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    pending_timers: _Count = 1_000_000
+    pending_timers: _Count | None = None
     """The timers that are still to fire."""
-    stored_data: ByteSize = ByteSize(_GIB)
+    stored_data: ByteSize | None = None
     """The `data` of its timers, settled ones included, as far as one has more than 1,000 characters."""
-    open_signals: _Count = 100_000
+    open_signals: _Count | None = None
     """The signals that have not ended."""
-    open_runs: _Count = 10_000
+    open_runs: _Count | None = None
     """The runs that are running."""
-    run_rows: _Count = 5_000_000
+    run_rows: _Count | None = None
     """The jobs, groups and needs of its running runs."""
-    early_commands: ByteSize = ByteSize(64 * _MIB)
+    early_commands: ByteSize | None = None
     """The commands that were delivered before the StartRun of their run, and wait for it."""
-    commands_per_second: Annotated[float, Field(gt=0)] = 20_000
-    """The commands that are handled in a second. More of them wait."""
 
-    def amount(self, name: str) -> int:
+    def amount(self, name: str) -> int | None:
         """Return the limit of a name."""
-        limit: int = getattr(self, name)
+        limit: int | None = getattr(self, name)
         return limit
 
 

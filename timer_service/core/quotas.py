@@ -17,8 +17,13 @@ OVER_QUOTA = "over_quota"
 """The outcome of a command that would exceed a limit of its tenant."""
 _VALID_SECONDS = 10
 """How long a count is valid if other instances add rows too."""
+_SLOW_SECONDS = 0.01
 _COUNTING_SHARE = 20
-"""Counting takes at most this part of the time: a tenant that is at its limit does not delay others."""
+"""After a slow count, the next one waits this many times as long, so that a tenant at its limit does not delay others.
+
+Until then the last count decides. So a tenant that had room may exceed its limit by what it adds in that time, and one
+that had none stays refused.
+"""
 _MOST_ROOMS = 50_000
 
 
@@ -49,6 +54,8 @@ class Excess(NamedTuple):
 
 @dataclass(slots=True)
 class _Room:
+    counted: int
+    """How much more the tenant might add when its rows were counted."""
     left: int
     """How much more the tenant may add, at least."""
     valid_until: float
@@ -74,6 +81,8 @@ class Quotas:
         self.valid_seconds = float("inf") if alone else _VALID_SECONDS
         self.monotonic = monotonic
         self.rooms: dict[_Key, _Room] = {}
+        self.suspended = False
+        """Whether nothing is refused: during a replay, timers that have fired before wait until it ends."""
 
     def admission(self, tx: Reader) -> "Admission":
         """Return what admits the commands of a transaction."""
@@ -87,39 +96,52 @@ class Admission:
         self._quotas = quotas
         self._tx = tx
         self._added = Counter[_Key]()
+        self._counted = set[_Key]()
 
     async def exceeds(self, tenant: str, growth: Amounts) -> Excess | None:
         """Return the limit of the tenant that a command would exceed. If there is none, the command takes its room."""
-        rooms: list[tuple[_Room, int]] = []
+        if self._quotas.suspended:
+            return None
+        limits = self._quotas.limits.of(tenant)
+        taken: list[tuple[_Room, _Key, int]] = []
         for usage, amount in growth.items():
+            if (most := limits.amount(usage.limit)) is None:
+                continue
             room = self._quotas.rooms.get((tenant, usage.limit))
             if room is None or not self._fits(room, amount):
-                room = await self._count(tenant, usage, room)
-                if not self._fits(room, amount):
-                    return Excess(usage.limit, self._quotas.limits.of(tenant).amount(usage.limit))
-            rooms.append((room, amount))
-        for (room, amount), usage in zip(rooms, growth, strict=True):
+                room = await self._count(tenant, usage, room, most)
+                if self._is_refused(room, amount):
+                    return Excess(usage.limit, most)
+            taken.append((room, (tenant, usage.limit), amount))
+        for room, key, amount in taken:
             room.left -= amount
-            self._added[tenant, usage.limit] += amount
+            self._added[key] += amount
         return None
 
     def _fits(self, room: _Room, amount: int) -> bool:
         return amount <= room.left and self._quotas.monotonic() < room.valid_until
 
-    async def _count(self, tenant: str, usage: Usage, known: _Room | None) -> _Room:
-        """Count the rows of a tenant, unless that took long a short time ago."""
+    def _is_refused(self, room: _Room, amount: int) -> bool:
+        if amount <= room.left:
+            return False
+        return amount > room.counted or self._quotas.monotonic() >= room.count_again_at
+
+    async def _count(self, tenant: str, usage: Usage, known: _Room | None, most: int) -> _Room:
+        """Count the rows of a tenant, once in each transaction. After a slow count, return what is known for a time."""
         quotas, key = self._quotas, (tenant, usage.limit)
         began = quotas.monotonic()
-        if known is not None and began < known.count_again_at:
+        if known is not None and (key in self._counted or began < known.count_again_at):
             return known
-        most = quotas.limits.of(tenant).amount(usage.limit)
+        self._counted.add(key)
         (row,) = await self._tx.fetch(usage.sql, {"tenant_id": tenant, "most": most + 1})
         now = quotas.monotonic()
         if len(quotas.rooms) >= _MOST_ROOMS:
             del quotas.rooms[next(iter(quotas.rooms))]
+        left = most - row["used"] - self._added[key]
         quotas.rooms[key] = _Room(
-            left=most - row["used"] - self._added[key],
+            counted=left,
+            left=left,
             valid_until=now + quotas.valid_seconds,
-            count_again_at=now + _COUNTING_SHARE * (now - began),
+            count_again_at=now + _COUNTING_SHARE * (now - began) if now - began > _SLOW_SECONDS else now,
         )
         return quotas.rooms[key]

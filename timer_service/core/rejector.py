@@ -77,6 +77,7 @@ class Rejector:
         self._clock = clock
         self._metrics = metrics
         self._attempts = attempts
+        self._refusals = Attempts()
         self._audit = audit
         self._command_types = command_types
         self._reply_prefix = reply_prefix
@@ -140,6 +141,7 @@ class Rejector:
     def _forget(self, ended: Iterable[_Storing]) -> None:
         for each in ended:
             self._attempts.forget(each.rejected.delivery)
+            self._refusals.forget(each.rejected.delivery)
             for name in each.rejected.message_ids:
                 self._stored.pop(name, None)
         while len(self._stored) > _MOST_REMEMBERED:
@@ -158,7 +160,7 @@ class Rejector:
             elif each.letter.status is PublishStatus.PUBLISHED:
                 ended.append(each)
             else:
-                is_dropped = self._attempts.fail(each.rejected.delivery) >= _MAX_REFUSALS
+                is_dropped = self._refusals.fail(each.rejected.delivery) >= _MAX_REFUSALS
                 (ended if is_dropped else waiting).append(each)
         return ended, waiting
 

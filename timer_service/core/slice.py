@@ -18,7 +18,6 @@ from timer_service.core.consumer import Consumer
 from timer_service.core.database import Database
 from timer_service.core.health import OutageLog, Publishing
 from timer_service.core.lease import Lease, LeasedTable
-from timer_service.core.limits import DEFAULT_LIMITS, TenantLimits
 from timer_service.core.loop import Worker
 from timer_service.core.message import Payload, TenantPayload
 from timer_service.core.metrics_port import MetricsPort
@@ -47,7 +46,6 @@ class Parts:
     """The service replies only to subjects with this prefix."""
     budget: Budget = DEFAULT_BUDGET
     """How many bytes of messages the parts may hold."""
-    limits: TenantLimits = DEFAULT_LIMITS
     outages: OutageLog = field(default_factory=OutageLog)
     """The outages of the database."""
     audit: AuditLog = field(default_factory=AuditLog)
@@ -68,7 +66,6 @@ class Parts:
             outages=self.outages,
             audit=self.audit,
             budget=self.budget,
-            limits=self.limits,
         )
 
     def queries(self, routes: Sequence[QueryRoute]) -> Queries:

@@ -143,7 +143,7 @@ class DurableConsumer:
             marks[_REPLAY] = replay.id
         if alone:
             marks[HOLDER] = self.holding.token
-            self.holding.begin()
+            self.holding.begin(found and found["config"])
         if found is None:  # nobody knows which commands are settled, so a replay begins with all of them too
             await self._create(marks)
             return epochs

@@ -35,11 +35,17 @@ class Holding:
         """Set when another process has taken over."""
         self._stream = stream
         self._begun = False
+        self._replaced: str | None = None
         self._confirmed_at = -math.inf
 
-    def begin(self) -> None:
-        """Begin to hold the consumer: the token is about to be written."""
+    def begin(self, found: Mapping[str, Any] | None) -> None:
+        """Begin to hold the consumer: the token is about to be written over that of `found`, the consumer's config.
+
+        Until it was seen there once, the replaced token shows only that the write is still to come, or has failed.
+        """
         self._begun = True
+        if self._confirmed_at == -math.inf:
+            self._replaced = None if found is None else found.get("metadata", {}).get(HOLDER)
 
     @property
     def reason(self) -> str:
@@ -64,7 +70,9 @@ class Holding:
         if not self._begun:
             return False
         found: str | None = config.get("metadata", {}).get(HOLDER)
-        if found not in {None, self.token}:
+        if found == self.token:
+            self._replaced = None
+        elif found not in {None, self._replaced}:
             self.taken_over.set()
         if self.taken_over.is_set():
             raise TakenOverError(self.reason)

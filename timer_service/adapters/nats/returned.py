@@ -43,7 +43,8 @@ class Returned:
 
     def put(self, deliveries: Sequence[Delivery]) -> None:
         """Add deliveries to the front, in their order."""
-        if not self._deliveries:
+        # What is put back again and again must be renewed too. So a recent instant stays.
+        if time.monotonic() - self._renew_at > _RENEW_SECONDS:
             self._renew_at = time.monotonic() + _RENEW_SECONDS
         self._deliveries.extendleft(reversed(deliveries))
         self._tenants.update(delivery.address.tenant for delivery in deliveries)

@@ -20,7 +20,11 @@ class OpenFiles:
     def check(self) -> None:
         """Raise `DatabaseUnavailableError` if a file was deleted or replaced: its new content ends with the process."""
         for number, path in enumerate(self._paths):
-            found = _identify(path)
+            try:
+                found = _identify(path)
+            except OSError as error:
+                self.health = Health.down(f"the file {path} (TIMER_DB_PATH) cannot be looked at: {error}")
+                raise DatabaseUnavailableError(self.health.reason) from error
             self._opened[number] = self._opened[number] or found  # SQLite creates the `-wal` file when it needs it
             if found != self._opened[number]:
                 self.health = Health.down(_lost(path))
