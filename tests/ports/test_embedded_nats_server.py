@@ -3,6 +3,7 @@ import os
 import signal
 import socket
 import sys
+import time
 from asyncio.subprocess import PIPE, Process
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -53,6 +54,15 @@ async def is_refused(port: int) -> bool:
         return True
     writer.close()
     return False
+
+
+async def test_end_of_the_block(tmp_path: Path) -> None:
+    """At the end of the block the server is asked to stop. It is not killed after a time limit."""
+    async with embedded_nats(tmp_path, free_port(4222)) as url:
+        await stored(url)
+        began = time.monotonic()
+    assert time.monotonic() - began < embedded._STOP_SECONDS / 2
+    assert "Server Exiting" in (tmp_path / "nats-server.log").read_text()
 
 
 @asynccontextmanager
