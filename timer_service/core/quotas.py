@@ -81,12 +81,13 @@ class Quotas:
         self.valid_seconds = float("inf") if alone else _VALID_SECONDS
         self.monotonic = monotonic
         self.rooms: dict[_Key, _Room] = {}
+        self._limits_nobody = limits == DEFAULT_LIMITS
         self.suspended = False
         """Whether nothing is refused: during a replay, timers that have fired before wait until it ends."""
 
-    def admission(self, tx: Reader) -> "Admission":
-        """Return what admits the commands of a transaction."""
-        return Admission(self, tx)
+    def admission(self, tx: Reader) -> "Admission | None":
+        """Return what admits the commands of a transaction; None if all may add what they want."""
+        return None if self.suspended or self._limits_nobody else Admission(self, tx)
 
 
 class Admission:
@@ -100,8 +101,6 @@ class Admission:
 
     async def exceeds(self, tenant: str, growth: Amounts) -> Excess | None:
         """Return the limit of the tenant that a command would exceed. If there is none, the command takes its room."""
-        if self._quotas.suspended:
-            return None
         limits = self._quotas.limits.of(tenant)
         taken: list[tuple[_Room, _Key, int]] = []
         for usage, amount in growth.items():

@@ -29,12 +29,14 @@ class Admitted(NamedTuple):
 
 
 async def admit(
-    admission: Admission,
+    admission: Admission | None,
     runs: Mapping[RunKey, Run],
     commands: Mapping[RunKey, Sequence[Command]],
     group_needs: Mapping[RunKey, GroupNeeds],
 ) -> Admitted:
     """Return the commands that exceed no limit of their tenant. `runs` are the runs that exist."""
+    if admission is None:
+        return Admitted(commands, {})
     admitted = defaultdict[RunKey, list[Command]](list)
     refused = defaultdict[RunKey, dict[int, Excess]](dict)
     for key, on_run in commands.items():
@@ -42,7 +44,7 @@ async def admit(
         is_started = run is not None and run.started
         for number, command in enumerate(on_run):
             added = _growth(run, command, group_needs.get(key, {}), is_started=is_started)
-            if added and (excess := await admission.exceeds(key.tenant_id, added)):
+            if excess := await admission.exceeds(key.tenant_id, added):
                 refused[key][number] = excess
             else:
                 admitted[key].append(command)

@@ -5,11 +5,13 @@ SELECT COUNT(*) AS used FROM (
 ) AS counted
 
 -- name: sum_rows
--- Adds up the rows of the running runs of a tenant. The limit of running runs limits how many rows are read.
-SELECT CAST(COALESCE(SUM(row_count), 0) AS BIGINT) AS used FROM runs
-WHERE tenant_id = :tenant_id AND status = 'running' AND digest IS NOT NULL AND :most > 0
+-- Adds up the rows of the running runs of a tenant. Each run has one at least, so `most` runs have `most` or more.
+SELECT CAST(COALESCE(SUM(row_count), 0) AS BIGINT) AS used FROM (
+    SELECT row_count FROM runs WHERE tenant_id = :tenant_id AND status = 'running' AND digest IS NOT NULL LIMIT :most
+) AS counted
 
 -- name: sum_pending
--- Adds up the bytes of the commands that wait for their runs. Each run with such commands has some hundred bytes.
-SELECT CAST(COALESCE(SUM(pending_bytes), 0) AS BIGINT) AS used FROM runs
-WHERE tenant_id = :tenant_id AND pending_bytes > 0 AND :most > 0
+-- Adds up the bytes of the commands that wait for their runs. Each run has one at least, as above.
+SELECT CAST(COALESCE(SUM(pending_bytes), 0) AS BIGINT) AS used FROM (
+    SELECT pending_bytes FROM runs WHERE tenant_id = :tenant_id AND pending_bytes > 0 LIMIT :most
+) AS counted

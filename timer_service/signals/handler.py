@@ -43,8 +43,7 @@ async def handle(
     results = []
     for number, (command, change) in enumerate(zip(commands, changes, strict=True), 1):
         applied, outcome = apply(batch, change, now)
-        added = growth(batch, applied, change)
-        if added and (excess := await admission.exceeds(change.key.tenant_id, added)):
+        if admission and (excess := await admission.exceeds(change.key.tenant_id, growth(batch, applied, change))):
             results.append(CommandResult(Outcome.OVER_QUOTA, view=excess.view))
             continue
         batch = applied

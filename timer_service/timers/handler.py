@@ -37,8 +37,7 @@ async def handle(
             continue
         found = after.get(key)
         applied = rules.apply(found, key, command, now)
-        added = growth(found, applied.timer)
-        if added and (excess := await admission.exceeds(key.tenant_id, added)):
+        if admission and (excess := await admission.exceeds(key.tenant_id, growth(found, applied.timer))):
             results.append(CommandResult(Outcome.OVER_QUOTA, view=excess.view))
             continue
         if applied.timer is not None:

@@ -5,6 +5,7 @@ SELECT COUNT(*) AS used FROM (
 ) AS counted
 
 -- name: sum_large_data
--- Adds up the characters of the large data of a tenant. Each row has more than 1,000, so few rows reach `most`.
-SELECT CAST(COALESCE(SUM(large_data), 0) AS BIGINT) AS used FROM timer_schedules
-WHERE tenant_id = :tenant_id AND large_data IS NOT NULL AND :most > 0
+-- Adds up the characters of the large data of a tenant. Each row has one at least, so `most` rows have `most` or more.
+SELECT CAST(COALESCE(SUM(large_data), 0) AS BIGINT) AS used FROM (
+    SELECT large_data FROM timer_schedules WHERE tenant_id = :tenant_id AND large_data IS NOT NULL LIMIT :most
+) AS counted

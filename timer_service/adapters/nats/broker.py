@@ -282,9 +282,8 @@ class NatsBroker:
         give_up_at = asyncio.get_running_loop().time() + _FIRST_CONNECT.total_seconds()
         while True:
             try:
-                async with asyncio.timeout_at(
-                    give_up_at
-                ):  # the driver hangs after a certificate that it does not trust
+                # The driver hangs after a certificate that it does not trust.
+                async with asyncio.timeout_at(give_up_at):
                     await self._client.connect(
                         [url.strip() for url in urls.split(",")],
                         **login,
