@@ -15,7 +15,6 @@ orders are the same, docs/runs.md describes the result. If not, these rules appl
   group is not resolved.
 """
 
-import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -224,7 +223,7 @@ class RunsModel:
         return handlers[kind](run, payload, position, now)
 
     def _start(self, run: RunModel, payload: Mapping[str, Any], position: Position, now: int) -> str:
-        graph = _canonical([payload["jobs"], sorted(payload.get("groups", ()))])
+        graph = (_described(payload["jobs"]), sorted(payload.get("groups", ())))
         if run.graph == graph:
             run.position = min(position, run.position)
             if not (run.is_open and position < run.since):
@@ -261,10 +260,10 @@ class RunsModel:
         if group not in run.groups:
             return "unknown_group" if run.is_open else "already_ended"
         if group in run.resolved_by:
-            return "unchanged" if run.resolved_by[group] == _canonical(jobs) else "exists"
+            return "unchanged" if run.resolved_by[group] == _described(jobs) else "exists"
         if not run.is_open:
             return "already_ended"
-        run.resolved_by[group] = _canonical(jobs)
+        run.resolved_by[group] = _described(jobs)
         if flaw := run.flaw_of(jobs):
             return self._reject(run, flaw)
         before = dict(run.jobs)
@@ -413,5 +412,8 @@ def _record(job: JobModel, payload: Mapping[str, Any], position: Position, now: 
         job.stale_at = now + job.stale_ms
 
 
-def _canonical(jobs: Any) -> str:
-    return json.dumps(jobs, sort_keys=True)
+def _described(jobs: Sequence[Mapping[str, Any]]) -> list[Any]:
+    """Return a value that is equal for the same jobs and needs in any order."""
+    return sorted(
+        (job["name"], sorted(map(_need, job.get("needs", ()))), job.get("staleAfterSeconds") or 0) for job in jobs
+    )

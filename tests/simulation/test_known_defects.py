@@ -123,6 +123,15 @@ CASES = {
     "R14 a transition after a newer CreateWorkItem": Case(
         [_transition("e1", to="open"), _create_item("new")], [[1], [0]]
     ),
+    "the same graph with its jobs and needs in another order": Case(
+        [
+            _start(_job("a"), _job("b"), _job("c", "a", "b", _GROUP), groups=["g", "h"]),
+            _start(_job("c", _GROUP, "b", "a"), _job("b"), _job("a"), groups=["h", "g"]),
+            _resolve("g", _job("m"), _job("n", "a", "b")),
+            _resolve("g", _job("n", "b", "a"), _job("m")),
+        ],
+        [[0], [1], [2, 3]],
+    ),
     "JobReady of a job that ended in the same batch": Case([_start(_job("a")), _report("a", "success")], [[0, 1]]),
 }
 
