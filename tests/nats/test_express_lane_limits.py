@@ -31,6 +31,10 @@ REACHED = 1000
 """The sequence up to which the consumer has delivered commands."""
 
 
+END = 10**6
+"""The last sequence of the stream."""
+
+
 class ScriptedStream:
     """The requests of the express lane to a stream with one command of each tenant."""
 
@@ -52,7 +56,7 @@ class ScriptedStream:
         if self.fails_to_list:
             raise nats.errors.TimeoutError
         numbers = {f"timer.cmd.v1.{tenant}.schedule-timer": 1 for tenant in self.commands}
-        info = {"state": {"last_seq": 10**6, "subjects": numbers}}
+        info = {"state": {"last_seq": END, "subjects": numbers}}
         return Listing(json.dumps(info, separators=(",", ":")).encode())
 
     async def read(self, sequence: int, subject: str) -> Mapping[str, Any] | None:
@@ -88,17 +92,23 @@ class Lane:
             returned=Returned(BATCH_BYTES),
         )
         self.lane._reached = REACHED
-        self.lane.observe([], behind=10**9)
+        self._end = END
+        self.lane.observe([], behind=10**9, end=END)
 
     async def start(self) -> None:
         self.lane.start()
         await self._until_it_rests()
 
-    async def run_round(self) -> None:
-        """Observe a batch with a backlog behind it. Wait until the lane has looked for waiting tenants."""
+    async def run_round(self, end: int | None = None) -> None:
+        """Observe a batch with a backlog behind it. Wait until the lane has looked for waiting tenants.
+
+        `end`: the last sequence of the stream; by default one more than in the last round.
+        """
+        self._end = self._end + 1 if end is None else end
         self.lane._next_round_at = 0.0
-        self.lane._search._listed_at = 0.0
-        self.lane.observe([], behind=10**9)
+        if end is None:
+            self.lane._search._listed_at = 0.0
+        self.lane.observe([], behind=10**9, end=self._end)
         await self._until_it_rests()
 
     async def _until_it_rests(self) -> None:
@@ -138,8 +148,8 @@ async def test_nothing_is_read_ahead_for_a_time(stream: ScriptedStream) -> None:
     stream.commands = {"b": (REACHED + 9, b"")}
     lane = Lane(stream)
     lane.lane.hold(30)
-    lane.lane.observe([], behind=10**9)
-    lane.lane.observe([], behind=10**9)
+    lane.lane.observe([], behind=10**9, end=END)
+    lane.lane.observe([], behind=10**9, end=END)
     assert lane.lane._task is None
     assert stream.reads == []
 
@@ -168,13 +178,34 @@ async def test_listings_that_fail(stream: ScriptedStream, monkeypatch: pytest.Mo
     assert stream.listings == before + 1
 
 
+async def test_a_backlog_that_does_not_grow_is_listed_once_in_a_second(
+    stream: ScriptedStream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A backlog is listed in each round only while commands are added to it. A new backlog is listed at once."""
+    now = 1000.0
+    monkeypatch.setattr(tenant_search, "time", SimpleNamespace(monotonic=lambda: now))
+    lane = Lane(stream)
+    counts: list[int] = []
+    for end in (END, END, END, END + 1, END + 1):
+        before = stream.listings
+        await lane.run_round(end)
+        counts.append(stream.listings - before)
+        now += 0.4
+    assert counts == [1, 0, 0, 1, 0]
+    lane.lane.observe([], behind=0, end=END + 1)
+    before = stream.listings
+    lane.lane.observe([], behind=10**9, end=END + 1)
+    await lane.run_round(END + 1)
+    assert stream.listings == before + 1
+
+
 async def test_tenants_of_a_long_backlog_are_forgotten(stream: ScriptedStream) -> None:
     """The memory of the lane does not grow with the tenants of a backlog, whatever their names are."""
     lane = Lane(stream)
     for number in range(2000):
         tenants = (f"tenant-{number}", f"{number}" * 1000)
         batch = [delivery(address=command_address(tenant), position=Position(1, number)) for tenant in tenants]
-        lane.lane.observe(batch, behind=10**9)
+        lane.lane.observe(batch, behind=10**9, end=END)
     known = len(lane.lane._served_at)
     lane.lane._served_at = {tenant: at - 1 for tenant, at in lane.lane._served_at.items()}
     await lane.run_round()

@@ -87,9 +87,13 @@ class ExpressLane:
         """Read nothing ahead for a time."""
         self._next_round_at = time.monotonic() + seconds
 
-    def observe(self, batch: Sequence[Delivery], *, behind: int) -> None:
-        """Observe a batch of the consumer, and how many commands are behind it. Look for tenants that wait too long."""
+    def observe(self, batch: Sequence[Delivery], *, behind: int, end: int | None) -> None:
+        """Observe a batch of the consumer, and how many commands are behind it. Look for tenants that wait too long.
+
+        `end`: see `TenantSearch.stream_ends_at`.
+        """
         now = time.monotonic()
+        self._search.stream_ends_at(end)
         for delivery in batch:
             # A command without a handle was read ahead, and one up to `_reached` was delivered before.
             if delivery.handle is not None and delivery.position.sequence > self._reached:
@@ -107,6 +111,7 @@ class ExpressLane:
 
     def observe_rest(self, count: int) -> None:
         """Observe that `count` commands of the last batch were not handled. Look for tenants that wait too long."""
+        self._search.stream_ends_at(None)
         began, size, behind = self._last_batch
         self._last_batch = began, size - count, behind
         self._start_round(time.monotonic())

@@ -86,15 +86,18 @@ class Stay:
         again = {delivery.position.sequence: delivery for delivery in batch}
         done: list[Delivery] = []
         used = sum(delivery.size for delivery in batch)
+        end: int | None = None
         for stored in () if self.returned else self.buffer.take(limit - len(batch), used=used):
             self._waiting = stored.receipt.waiting
             sequence = stored.receipt.sequence
+            end = max(end or 0, sequence + self._waiting)
             delivery = stored.delivery(self.epochs, self._subjects, Handle(stored.reply, self.number))
             if sequence in again:  # it was read ahead, or the server delivered it again
                 again[sequence].handle = delivery.handle
             else:
                 (done if self.lane.forget_handled(sequence) else batch).append(delivery)
-        self.lane.observe(batch, behind=self._waiting + len(self.buffer) + len(self.returned))
+        behind = self._waiting + len(self.buffer) + len(self.returned)
+        self.lane.observe(batch, behind=behind, end=end)
         return batch, done
 
     def put_back(self, deliveries: Sequence[Delivery]) -> None:

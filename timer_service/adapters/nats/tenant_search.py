@@ -33,6 +33,8 @@ _SPARE_LOOK_SECONDS = 0.05
 _MOST_LOOKS_AT_ONCE = 256
 _SMALL_ANSWER = READ_BYTES // _MOST_LOOKS_AT_ONCE
 _IDLE_LISTING_SECONDS = 10.0
+_SAME_LISTING_SECONDS = 1.0
+"""How long a backlog is not listed again while no command seems to be added to it."""
 _SHORTEST_PAUSE_SECONDS = 1.0
 _LONGEST_PAUSE_SECONDS = 300.0
 """How long nothing is listed after listings that failed.
@@ -53,10 +55,19 @@ class TenantSearch:
         self._candidates = Candidates()
         self._listed_at = 0.0
         self._listing_seconds = 0.0
+        self._end: int | None = None
+        self._listed_end: int | None = None
         self._pause_seconds = 0.0
         self._list_again_at = 0.0
         self._looks_at_once = 1
         self._knows_all = False
+
+    def stream_ends_at(self, end: int | None) -> None:
+        """Note the last sequence of the stream; None if it is not known. If it stays the same, no command was added.
+
+        It may be too low while commands are waiting that were deleted, but it grows with each command that is added.
+        """
+        self._end = end
 
     def count_delivered(self, delivery: Delivery) -> None:
         """Count a command that the consumer delivered."""
@@ -70,6 +81,7 @@ class TenantSearch:
     def forget_backlog(self) -> None:
         """Forget which subjects to look at, because nothing waits long."""
         self._candidates.forget_backlog()
+        self._listed_end = None
 
     def is_idle_listing_due(self, now: float) -> bool:
         """Return whether to list although nothing waits. That takes at most a hundredth of the time."""
@@ -79,7 +91,7 @@ class TenantSearch:
     async def list_while_idle(self) -> None:
         """Learn how many commands are stored, so that later ones are noticed. Raises `READ_ERRORS`."""
         await self._list()
-        self._candidates.forget_backlog()
+        self.forget_backlog()
 
     async def find(self, skip: Callable[[str], bool], position: Callable[[str], int]) -> list[str]:
         """Look for a moment for tenants with commands after their `position`. Return them. Raises `READ_ERRORS`.
@@ -87,7 +99,7 @@ class TenantSearch:
         Tenants to `skip` are looked at later.
         """
         now = time.monotonic()
-        if now >= self._list_again_at and now - self._listed_at > self._listing_seconds:  # at most half of the time
+        if self._is_listing_due(now):
             await self._list()
         found: list[str] = []
 
@@ -109,8 +121,14 @@ class TenantSearch:
         self._looks_at_once = await _look_at_each(others, look, least, max(self._looks_at_once, least), until)
         return found
 
+    def _is_listing_due(self, now: float) -> bool:
+        """Return whether to list in a backlog. That takes at most half of the time, and less if nothing is added."""
+        is_same = self._end is not None and self._end == self._listed_end
+        pause = max(self._listing_seconds, _SAME_LISTING_SECONDS if is_same else 0.0)
+        return now >= self._list_again_at and now - self._listed_at > pause
+
     async def _list(self) -> None:
-        began = time.monotonic()
+        began, end = time.monotonic(), self._end
         self._candidates.begin_listing()
         patterns = [self._subjects.pattern(Kind.COMMAND, message) for message in self._messages]
         try:
@@ -120,7 +138,7 @@ class TenantSearch:
             self._list_again_at = time.monotonic() + self._pause_seconds
             raise
         self._candidates.end_listing(min(ends, default=0))
-        self._listed_at = time.monotonic()
+        self._listed_at, self._listed_end = time.monotonic(), end
         self._listing_seconds = self._listed_at - began
         self._pause_seconds = 0.0
 
