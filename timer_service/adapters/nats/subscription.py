@@ -40,6 +40,8 @@ _SETTLED_AT_ONCE = 1000
 _PULL_WITHIN = 0.5
 _HAND_OUT_WITHIN = 2.5
 _SETTLE_WITHIN = 0.25
+_LOOK_AHEAD_AFTER = 0.1
+"""How old a look may be when a batch is handed out: it must still be new enough when the batch is settled."""
 _BUSY_SECONDS = 5
 """For how long a look may stay without an answer: a broker under load answers late."""
 _HOLD_SECONDS = 30
@@ -99,6 +101,7 @@ class NatsSubscription:
         self._joined_at = 0.0
         self._why_lost = ""
         self._redelivery: Redelivery | None = None
+        self._look_ahead: asyncio.Task[bool] | None = None
         self._gave_up_settling = False
 
     @property
@@ -133,6 +136,7 @@ class NatsSubscription:
                     return ahead
                 if self._stay.has_commands and (batch := await self._take(limit)):
                     await self._keep_pulling(limit)
+                    self._start_to_look_ahead()
                     return batch
             if not self._stay.has_commands or self._pulls.phase is Phase.LOST:
                 await self._wait()
@@ -166,6 +170,8 @@ class NatsSubscription:
         self._closed = True
         self._arrived.set()
         self._stay.lane.close()
+        if self._look_ahead is not None:
+            self._look_ahead.cancel()
         if self._interest is None or self._client.is_closed:
             return
         while self._pulls.at(time.monotonic()).outstanding and self._client.is_connected:
@@ -248,6 +254,12 @@ class NatsSubscription:
         except _OUTAGES as error:
             self._lose(error_text(error))
         return False
+
+    def _start_to_look_ahead(self) -> None:
+        """Look while the caller handles a batch, so that to settle the batch need not wait for a look."""
+        looks = self._look_ahead is not None and not self._look_ahead.done()
+        if not looks and not self._consumer.holding.is_confirmed(_LOOK_AHEAD_AFTER):
+            self._look_ahead = asyncio.create_task(self._has_commands(_LOOK_AHEAD_AFTER), name="look-ahead")
 
     async def _rejoin(self) -> None:
         """Try to join again, at most twice a second."""
