@@ -22,12 +22,13 @@ from timer_service.core.broker import (
     Reply,
 )
 from timer_service.core.budget import DEFAULT_BUDGET
-from timer_service.core.health import HEALTHY
+from timer_service.core.health import HEALTHY, Health
 from timer_service.core.message import Address, Kind, Message, Position
 
 FEATURES = BrokerFeatures(deduplicates=True, max_message_bytes=1024 * 1024)
 
 Predicate = Callable[[Message], bool]
+_NANOSECONDS_PER_MILLISECOND = 1_000_000
 
 
 def never(_message: Message) -> bool:
@@ -48,6 +49,7 @@ class _Command:
     message_id: str
     body: bytes
     headers: dict[str, str]
+    stored_at: int
     attempts: int = 0
     settled: bool = False
 
@@ -104,7 +106,10 @@ class MemoryBroker:
 
     def __init__(self, *, features: BrokerFeatures = FEATURES, epoch: int = 1) -> None:
         self.features = features
-        self.health = HEALTHY
+        self.time: Callable[[], int] | None = None
+        """Returns the time in Unix milliseconds, with which a command is stored. None: the time is its sequence."""
+        self.outages = 0
+        self._health = HEALTHY
         self.refuses: Predicate = never
         """Whether to refuse a message: its result is REFUSED."""
         self.loses_acknowledgement_of: Predicate = never
@@ -124,6 +129,16 @@ class MemoryBroker:
         self._backlog: frozenset[Position] | None = None
 
     @property
+    def health(self) -> Health:
+        """Whether messages can be published now. A test sets it."""
+        return self._health
+
+    @health.setter
+    def health(self, health: Health) -> None:
+        self.outages += self._health.usable and not health.usable
+        self._health = health
+
+    @property
     def unsettled(self) -> frozenset[Position]:
         """The positions of all commands that are neither acknowledged nor terminated."""
         return frozenset(position for position, command in self._log.items() if not command.settled)
@@ -138,7 +153,9 @@ class MemoryBroker:
     ) -> Position:
         """Append a command to the log, as a client does. Return its position."""
         position = Position(self._epoch, len(self._log) + 1)
-        command = _Command(position, address, message_id or f"message-{position.sequence}", body, dict(headers or {}))
+        stored_at = position.sequence if self.time is None else self.time() * _NANOSECONDS_PER_MILLISECOND
+        name = message_id or f"message-{position.sequence}"
+        command = _Command(position, address, name, body, dict(headers or {}), stored_at)
         self._log[position] = command
         self._queue.put([command])
         return position
@@ -302,7 +319,7 @@ class MemorySubscription:
             attempt=command.attempts,
             handle=None,
             size=command.size,
-            stored_at=command.position.sequence,
+            stored_at=command.stored_at,
             newest_epoch=command.position.epoch,
         )
         self._held[delivery] = command

@@ -57,6 +57,7 @@ def decode_command(delivery: Delivery, envelope: Envelope, payloads: Mapping[str
         correlation_id=envelope.correlation_id,
         trace=read_trace(delivery.headers),
         reply_to=delivery.headers.get(REPLY_TO),
+        stored_at=delivery.stored_at,
     )
 
 

@@ -104,6 +104,8 @@ class Command(NamedTuple):
     correlation_id: str | None
     trace: Trace
     reply_to: str | None
+    stored_at: int = 0
+    """When the broker stored it, in nanoseconds of the broker's clock. A redelivery has the same value."""
 
     @property
     def tenant(self) -> str:
