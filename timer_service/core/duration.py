@@ -34,3 +34,17 @@ def parse_duration(value: object) -> int:
         )
     whole = sum(int(match[name] or 0) * length for name, length in _UNITS.items())
     return whole + int((match["fraction"] or "").ljust(3, "0"))
+    return whole + int((match["fraction"] or "").ljust(3, "0"))
+
+
+def format_duration(milliseconds: int) -> str:
+    """Return a duration as ISO 8601, with days, hours, minutes and seconds: `P1DT30M`, `PT0S`, `PT1.5S`."""
+    days, rest = divmod(milliseconds, DAY)
+    hours, rest = divmod(rest, HOUR)
+    minutes, rest = divmod(rest, MINUTE)
+    seconds, fraction = divmod(rest, SECOND)
+    second = f"{seconds}.{fraction:03}".rstrip("0") if fraction else f"{seconds}"
+    parts = [(hours, f"{hours}H"), (minutes, f"{minutes}M"), (rest, f"{second}S")]
+    time = "".join(text for value, text in parts if value)
+    day = f"{days}D" if days else ""
+    return f"P{day}T{time}" if time else f"P{day}" if day else "PT0S"
