@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from timer_service.core.duration import DAY, SECOND, parse_duration
 from timer_service.core.instant import LATEST
-from timer_service.schedules.cron import first_match, is_fixed, last_match, never_fires, parse_cron
+from timer_service.schedules.cron import first_match, is_fixed, last_match, parse_cron
 from timer_service.schedules.errors import RecurrenceError
 from timer_service.schedules.zones import LAST_SECOND, Stretch, check_zone, stretch_at
 
@@ -19,7 +19,11 @@ MIN_EVERY = SECOND
 MAX_EVERY = 366 * DAY
 
 _HORIZON = 50 * 366 * DAY // SECOND
-"""How far a search goes, in seconds. Every date of a calendar comes again within 40 years."""
+"""How far a search goes, in seconds. Every date with every weekday comes again within 40 years."""
+_LARGEST_CHANGE = DAY // SECOND
+"""No clock changes by more, in seconds."""
+_LARGEST_OFFSET = 2 * DAY // SECOND
+"""No zone has a larger offset, in seconds."""
 
 
 class Recurrence(NamedTuple):
@@ -98,15 +102,13 @@ def parse_every(value: object) -> int:
 
 
 def check_fires(recurrence: Recurrence) -> None:
-    """Raise `RecurrenceError` (NEVER_FIRES) if a recurrence has no slot, whatever the time."""
+    """Raise `RecurrenceError` (NEVER_FIRES) if no slot is in [`start_at`, `end_at`), whatever the time."""
     if recurrence.first > recurrence.last:
         raise RecurrenceError("NEVER_FIRES", "endAt", "`endAt` must be later than `startAt`")
-    if next_slot(recurrence, recurrence.first - 1) is not None:
-        return
-    unlimited = recurrence._replace(start_at=None, end_at=None)
-    if recurrence.cron is not None and next_slot(unlimited, -1) is None:
-        raise never_fires(recurrence.cron)
-    raise RecurrenceError("NEVER_FIRES", "endAt", "no slot is between `startAt` and `endAt`; write a later `endAt`")
+    if next_slot(recurrence, recurrence.first - 1) is None:
+        end = "" if recurrence.end_at is None else " and before `endAt`"
+        text = f"no slot is at or after `startAt`{end}; write an earlier `startAt`{end and ' or a later `endAt`'}"
+        raise RecurrenceError("NEVER_FIRES", "startAt", text)
 
 
 @lru_cache(maxsize=1024)
@@ -196,7 +198,8 @@ def _first_cron_slot(cron: str, zone: str, second: int) -> int | None:
             return None
         if match < stretch.end + stretch.offset:
             return max(stretch.start, match - stretch.offset) * SECOND
-        second = stretch.end
+        near = stretch.end - second <= _LARGEST_CHANGE
+        second = stretch.end if near else max(stretch.end, match - _LARGEST_OFFSET)
     return None
 
 
@@ -214,7 +217,8 @@ def _last_cron_slot(cron: str, zone: str, second: int) -> int | None:
             return None
         if match >= _first_wall(stretch, fixed=fixed):
             return max(stretch.start, match - stretch.offset) * SECOND
-        second = stretch.start - 1
+        near = second - stretch.start <= _LARGEST_CHANGE
+        second = stretch.start - 1 if near else min(stretch.start - 1, match + _LARGEST_OFFSET)
     return None
 
 
