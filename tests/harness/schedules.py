@@ -1,7 +1,7 @@
 """Conversations about schedules: with the schedules slice in this process, and with the real service."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from tests.harness.clock import ManualClock
@@ -12,6 +12,7 @@ from timer_service.adapters.memory import MemoryBroker
 from timer_service.core.broker import Broker
 from timer_service.core.database import Database, Row
 from timer_service.core.limits import DEFAULT_LIMITS, TenantLimits
+from timer_service.core.message import Address
 from timer_service.schedules import SLICE
 from timer_service.schedules.firing_worker import FiringWorker
 
@@ -64,8 +65,11 @@ class Schedules(ScheduleConversation, InProcess):
         limits: TenantLimits = DEFAULT_LIMITS,
     ) -> None:
         super().__init__(database, broker, clock, SLICE, enabled=enabled, service_broker=service_broker, limits=limits)
-        broker.time = clock.now
         self.worker = FiringWorker(self.parts)
+
+    def _post(self, address: Address, body: bytes, headers: Mapping[str, str], message_id: str | None) -> None:
+        stored_at = self.clock.now() * 1_000_000
+        self.positions.append(self.broker.send(address, body, headers, message_id, stored_at=stored_at))
 
     async def fire(self) -> None:
         """Fire the due slots, in as many passes as it takes, and publish their events."""

@@ -28,7 +28,6 @@ from timer_service.core.message import Address, Kind, Message, Position
 FEATURES = BrokerFeatures(deduplicates=True, max_message_bytes=1024 * 1024)
 
 Predicate = Callable[[Message], bool]
-_NANOSECONDS_PER_MILLISECOND = 1_000_000
 
 
 def never(_message: Message) -> bool:
@@ -106,8 +105,6 @@ class MemoryBroker:
 
     def __init__(self, *, features: BrokerFeatures = FEATURES, epoch: int = 1) -> None:
         self.features = features
-        self.time: Callable[[], int] | None = None
-        """Returns the time in Unix milliseconds, with which a command is stored. None: the time is its sequence."""
         self.outages = 0
         self._health = HEALTHY
         self.refuses: Predicate = never
@@ -149,13 +146,22 @@ class MemoryBroker:
         return [command.position for command in self._queue.commands]
 
     def send(
-        self, address: Address, body: bytes, headers: Mapping[str, str] | None = None, message_id: str | None = None
+        self,
+        address: Address,
+        body: bytes,
+        headers: Mapping[str, str] | None = None,
+        message_id: str | None = None,
+        *,
+        stored_at: int | None = None,
     ) -> Position:
-        """Append a command to the log, as a client does. Return its position."""
+        """Append a command to the log, as a client does. Return its position.
+
+        `stored_at` is in nanoseconds. By default, the commands are stored one nanosecond after the other.
+        """
         position = Position(self._epoch, len(self._log) + 1)
-        stored_at = position.sequence if self.time is None else self.time() * _NANOSECONDS_PER_MILLISECOND
-        name = message_id or f"message-{position.sequence}"
-        command = _Command(position, address, name, body, dict(headers or {}), stored_at)
+        message_id = message_id or f"message-{position.sequence}"
+        stored_at = position.sequence if stored_at is None else stored_at
+        command = _Command(position, address, message_id, body, dict(headers or {}), stored_at)
         self._log[position] = command
         self._queue.put([command])
         return position

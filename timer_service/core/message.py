@@ -105,7 +105,7 @@ class Command(NamedTuple):
     trace: Trace
     reply_to: str | None
     stored_at: int = 0
-    """When the broker stored it, in nanoseconds of the broker's clock. A redelivery has the same value."""
+    """When the broker stored it, by the broker's clock, rounded up. It is the same at each delivery."""
 
     @property
     def tenant(self) -> str:

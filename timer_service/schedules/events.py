@@ -9,7 +9,7 @@ from timer_service.core.message import Command, Event
 from timer_service.core.stored_json import RawJson, read_stored, write_object
 from timer_service.schedules.firing import Decision
 from timer_service.schedules.messages import FiringCause, ScheduleEnded, ScheduleFired, Status
-from timer_service.schedules.schedule import Key, Schedule, command_time
+from timer_service.schedules.schedule import Key, Schedule
 
 _NOTHING: Mapping[str, str] = {}
 
@@ -29,7 +29,7 @@ def fired_events(decision: Decision, data: str | None, now: int) -> list[Event]:
 
 def trigger_event(schedule: Schedule, command: Command, data: str | None, now: int) -> Event:
     """Return the event of a TriggerSchedule with `data`. Its slot is the command time."""
-    payload = _fired(schedule.key, FiringCause.TRIGGER, command_time(command), now, data=data)
+    payload = _fired(schedule.key, FiringCause.TRIGGER, command.stored_at, now, data=data)
     about = ("trigger", *command.position)
     return _event(ScheduleFired.type, schedule.key, about, payload, cause=cause_of(command), at=now)
 

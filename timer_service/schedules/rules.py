@@ -15,7 +15,7 @@ from timer_service.schedules.messages import (
     Status,
     TriggerSchedule,
 )
-from timer_service.schedules.schedule import NEVER, Definition, Key, Schedule, aim, command_time, start, tombstone
+from timer_service.schedules.schedule import NEVER, Definition, Key, Schedule, aim, start, tombstone
 
 
 class Outcome(StrEnum):
@@ -72,7 +72,7 @@ def _put(before: Schedule, command: Command, payload: PutSchedule, now: int) -> 
         return Applied(_apply_late(before, command.position, now, starts_again=starts_again), Outcome.IGNORED_STALE)
     if command.position == before.defined_by:
         return Applied(before, Outcome.UNCHANGED)
-    positioned = before._replace(defined_by=command.position, defined_at=command_time(command))
+    positioned = before._replace(defined_by=command.position, defined_at=command.stored_at)
     if definition == known:
         return Applied(positioned, Outcome.UNCHANGED)
     put = positioned._replace(definition=definition, cause=cause_of(command))
@@ -123,7 +123,7 @@ def _pause(before: Schedule, command: Command, now: int, *, pauses: bool) -> App
         return Applied(before, Outcome.IGNORED_STALE)
     after = before._replace(paused_by=command.position, is_paused=pauses)
     if before.is_paused and not pauses:
-        after = after._replace(after_at=max(before.after_at, command_time(command)))
+        after = after._replace(after_at=max(before.after_at, command.stored_at))
     if before.definition is None:
         return Applied(after, Outcome.NOT_FOUND)
     if before.status is Status.ENDED:

@@ -4,13 +4,12 @@ from typing import NamedTuple
 
 from timer_service.core.cause import Cause
 from timer_service.core.error_text import error_text
-from timer_service.core.message import Command, Position
+from timer_service.core.message import Position
 from timer_service.schedules.messages import EndReason, Policy, Status
 from timer_service.schedules.recurrence import Recurrence, due_of, next_slot
 
 RETRY_MS = 60_000
 """How long a schedule waits whose next slot cannot be computed or fired."""
-_NANOSECONDS_PER_MILLISECOND = 1_000_000
 NEVER = Position(0, 0)
 """The position of a fact that no command has decided."""
 
@@ -94,11 +93,6 @@ class Schedule(NamedTuple):
         if not self.definition.jitter_ms:
             return slot
         return due_of(self.definition.recurrence, slot, self.definition.jitter_ms, *self.key)
-
-
-def command_time(command: Command) -> int:
-    """Return when the broker stored a command. It is the same each time the command is delivered."""
-    return command.stored_at // _NANOSECONDS_PER_MILLISECOND
 
 
 def tombstone(key: Key, now: int) -> Schedule:

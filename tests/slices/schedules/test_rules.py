@@ -48,7 +48,7 @@ class Sent(NamedTuple):
     def command(self) -> Command:
         fields: dict[str, Any] = {**KEY._asdict(), **self.fields}
         payload = PutSchedule(**fields) if self.verb == "put" else PAYLOADS[self.verb](**fields)
-        stored_at = (NOW + self.place * MINUTE) * 1_000_000
+        stored_at = NOW + self.place * MINUTE
         return Command(f"command-{self.place}", payload, Position(1, self.place), None, Trace(), None, stored_at)
 
 
