@@ -1,7 +1,7 @@
 """Conversations about schedules: with the schedules slice in this process, and with the real service."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from tests.harness.clock import ManualClock
@@ -10,7 +10,7 @@ from tests.harness.in_process import InProcess, exhaust
 from tests.harness.live_service import Live
 from timer_service.adapters.memory import MemoryBroker
 from timer_service.core.broker import Broker
-from timer_service.core.database import Database, Row
+from timer_service.core.database import Database
 from timer_service.core.limits import DEFAULT_LIMITS, TenantLimits
 from timer_service.core.message import Address
 from timer_service.schedules import SLICE
@@ -81,17 +81,17 @@ class Schedules(ScheduleConversation, InProcess):
         self.clock.advance(**duration)
         await self.fire()
 
-    async def row(self, schedule: str = "daily", tenant: str = "acme") -> Row:
+    async def row(self, schedule: str = "daily", tenant: str = "acme") -> dict[str, Any]:
         """Return the row of a schedule."""
-        (row,) = await self.database.reader.fetch(
-            "SELECT * FROM schedules WHERE tenant_id = :tenant AND schedule_id = :schedule",
-            {"tenant": tenant, "schedule": schedule},
-        )
+        (row,) = [
+            each for each in await self.all_rows() if (each["tenant_id"], each["schedule_id"]) == (tenant, schedule)
+        ]
         return row
 
-    async def all_rows(self) -> Sequence[Row]:
+    async def all_rows(self) -> list[dict[str, Any]]:
         """Return every row, in order of the keys."""
-        return await self.database.reader.fetch("SELECT * FROM schedules ORDER BY tenant_id, schedule_id")
+        rows = await self.database.reader.fetch("SELECT * FROM schedules ORDER BY tenant_id, schedule_id")
+        return [{name: row[name] for name in row.keys()} for row in rows]  # type: ignore[attr-defined]  # noqa: SIM118
 
 
 class LiveSchedules(ScheduleConversation, Live):

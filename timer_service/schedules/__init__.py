@@ -9,14 +9,14 @@ The states of a schedule. A tombstone (`deleted`) only remembers positions, the 
        |                |    +--------------------+----------------------------+
        +---- delete ----+------------------------------------------------------+
 
-What a crash leaves, and the test that shows it (`tests/slices/schedules/test_crashes.py`):
+What a crash leaves, and the test in `tests/slices/schedules/test_crashes.py` that shows it:
 
-- in a pass, before its commit: the slots are still due, with the same event ids (test_kill_before_the_commit)
-- in a pass, after its commit: the events are in the outbox (test_kill_after_the_commit)
-- after an event was published, before its row is deleted: it is published again, with the same id
-  (test_kill_after_publishing)
+- in a pass, before its commit: the slots are still due, with the same event ids (test_kill_in_a_pass)
+- in a pass, after its commit: the events are in the outbox (test_kill_around_the_commit)
+- after an event was published, before its row is deleted: it is published again, under the same id
+  (test_kill_around_publishing)
 - between the commit of a command and its acknowledgement: redelivered, it is `unchanged`; a TriggerSchedule is
-  `triggered` again, with the same event id (test_kill_before_the_acknowledgement)
+  `triggered` again, under the same event id (test_kill_before_the_acknowledgement)
 """
 
 from timer_service.core.slice import Slice

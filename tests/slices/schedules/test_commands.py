@@ -50,7 +50,8 @@ async def test_outcomes_of_a_life(schedules: Schedules) -> None:
     """Commands in one batch see the effects of the earlier ones, and each has its outcome."""
     verbs = ["Pause", "Trigger", "Put", "Put", "Resume", "Trigger", "Pause", "Delete", "Delete", "Put", "Resume"]
     for verb in verbs:
-        schedules.send(f"{verb}Schedule", **({"every": "PT1H"} if verb == "Put" else {}))
+        fields: dict[str, Any] = {"every": "PT1H"} if verb == "Put" else {}
+        schedules.send(f"{verb}Schedule", **fields)
     await schedules.consume()
     assert [schedules.reply(number)["outcome"] for number in range(len(verbs))] == [
         *("not_found", "not_found", "created", "unchanged", "resumed", "triggered"),
@@ -122,7 +123,13 @@ async def test_redelivered_trigger_has_the_same_event_id(schedules: Schedules) -
 
 async def test_reversed_delivery(schedules: Schedules) -> None:
     """Commands that are delivered newest first lead to the same schedule."""
-    for verb, fields in (("Put", {"every": "PT1H"}), ("Pause", {}), ("Delete", {}), ("Put", {"every": "PT2H"})):
+    sent: list[tuple[str, dict[str, Any]]] = [
+        ("Put", {"every": "PT1H"}),
+        ("Pause", {}),
+        ("Delete", {}),
+        ("Put", {"every": "PT2H"}),
+    ]
+    for verb, fields in sent:
         schedules.send(f"{verb}Schedule", **fields)
         schedules.clock.advance(seconds=1)
     await schedules.deliver_reversed()
@@ -166,7 +173,8 @@ async def test_large_data_is_deferred(schedules: Schedules) -> None:
     large = "x" * 65_000
     await schedules.put(data=large)
     for number in range(150):
-        schedules.send("TriggerSchedule", **({"data": large} if number % 2 else {}))
+        fields: dict[str, Any] = {"data": large} if number % 2 else {}
+        schedules.send("TriggerSchedule", **fields)
     await schedules.consume()
     assert schedules.metrics.commands["TriggerSchedule", "triggered"] == 150
     assert len(await schedules.events_of("ScheduleFired")) == 150

@@ -4,6 +4,7 @@ import json
 import time
 from collections import Counter
 from itertools import pairwise
+from typing import Any
 
 import pytest
 
@@ -116,6 +117,7 @@ async def test_jitter(schedules: Schedules) -> None:
     assert {row["slot_at"] for row in rows.values()} == {after(hours=1)}
     assert len(set(due.values())) > 10
     assert all(after(hours=1) <= at < after(hours=1, minutes=10) for at in due.values())
+    events: list[Any] = []
     for at in sorted(due.values()):
         schedules.clock.set(at)
         restarted = Schedules(schedules.database, schedules.broker, schedules.clock)
@@ -138,7 +140,7 @@ async def test_bounds_of_a_pass(schedules: Schedules) -> None:
     for number in range(12):
         await schedules.put(f"s-{number}", catchUp={"policy": "all", "limit": 150})
     schedules.clock.advance(minutes=150)
-    counts = []
+    counts: list[tuple[int, int]] = []
     while (done := (await schedules.worker.tick(schedules.clock.now())).done) or not counts:
         counts.append((done, len(await schedules.rows("outbox"))))
     assert max(later[1] - before[1] for before, later in pairwise([(0, 0), *counts])) <= 1000

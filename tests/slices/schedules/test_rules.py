@@ -189,14 +189,15 @@ def test_each_put_on_an_ended_schedule() -> None:
         slot_at=None, available_at=None, fired_count=1, ended_at=NOW, end_reason=EndReason.MAX_COUNT
     )
     found = {}
-    for name, fields in {
+    cases: dict[str, dict[str, Any]] = {
         "same": {},
         "data": {"data": 1},
         "jitter": {"jitter": 1},
         "max_count": {"max_count": 2},
         "recurrence": HOURLY,
         "no slot": {"end_at": iso(NOW)},
-    }.items():
+    }
+    for name, fields in cases.items():
         schedule, outcome = apply(ended, put(9, **{**EVERY, "max_count": 1, **fields}))
         found[name] = (str(outcome), str(schedule.status))
     assert found == {
