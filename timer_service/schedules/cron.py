@@ -54,7 +54,6 @@ def parse_cron(text: str) -> str:
     """Return an expression as it is stored.
 
     It is in upper case, has single spaces and no leading zeros, and aliases such as @daily are translated.
-
     Raises `RecurrenceError` with INVALID_CRON, or with NEVER_FIRES if no date matches.
     """
     if len(text) > MAX_LENGTH:
@@ -118,7 +117,7 @@ def _with_second(cron: str) -> list[str]:
 def _check_form(fields: list[str]) -> None:
     first = fields[0] if fields else ""
     if first == "@REBOOT":
-        raise _invalid("`@reboot` is not supported, because a schedule does not start; write times instead")
+        raise _invalid("`@reboot` is not supported; write the times at which the schedule fires instead")
     if first == "@EVERY":
         raise _invalid("`@every` is not supported; write the field `every` instead of `cron`, such as PT1H30M")
     if first.startswith("@"):
@@ -151,11 +150,8 @@ def _invalid(message: str) -> RecurrenceError:
 
 
 def _never_fires(cron: str) -> RecurrenceError:
-    return RecurrenceError(
-        "NEVER_FIRES",
-        "cron",
-        f"no date matches {cron!r}; write days that its months have",
-    )
+    text = f"no date matches {cron!r}; write days that its months have, and weekdays that these days can be"
+    return RecurrenceError("NEVER_FIRES", "cron", text)
 
 
 def _days_of_months(months: Collection[int]) -> Iterator[date]:
