@@ -88,9 +88,11 @@ def test_the_example_of_the_guide_runs(tmp_path: Path, capsys: pytest.CaptureFix
     assert lines[5] == "due next: order-1/payment"
     assert "'Scheduled': 998" in lines[6]
     assert lines[7:9] == ["transitioned", "reminder: call-kim Call Kim."]
-    assert lines[9:12] == ["started", "recorded", "ready: ['lint', 'publish']"]
-    assert lines[12].startswith("TOO_LARGE [{'path': 'payload.data'")
-    assert lines[13:] == ["fired: order-1/payment None"]
+    assert lines[9:12] == ["3 slots", "created", "paused"]
+    assert lines[12:13] == ["recurring: report paused 0 9 * * MON-FRI"]
+    assert lines[13:16] == ["started", "recorded", "ready: ['lint', 'publish']"]
+    assert lines[16].startswith("TOO_LARGE [{'path': 'payload.data'")
+    assert lines[17:] == ["fired: order-1/payment None"]
 
 
 async def test_schedule_returns_the_timer(client: TimerClient) -> None:

@@ -122,14 +122,13 @@ async def test_preview(client: TimerClient) -> None:
     ]
     last_two = await client.schedules.preview("acme", every=HOUR, start_at=start, end_at=start + 2 * HOUR, from_at=PAST)
     assert last_two == [start, start + HOUR]
-    leap = {"cron": "0 0 29 2 */7", "from": "2026-01-01T00:00:00Z", "count": 100}
-    one_reply = await client.query("acme", "preview-slots", leap)
+    begin, leap_sundays = datetime(2026, 1, 1, tzinfo=UTC), "0 0 29 2 */7"
+    question = {"cron": leap_sundays, "from": begin.isoformat(), "count": 100}
+    one_reply = await client.query("acme", "preview-slots", question)
     assert one_reply["complete"] is False
-    sundays = await client.schedules.preview(
-        "acme", cron=leap["cron"], from_at=datetime(2026, 1, 1, tzinfo=UTC), count=100
-    )
-    every_28_february = [datetime(year, 2, 29, tzinfo=UTC) for year in range(2028, 9999, 4) if is_leap(year)]
-    assert sundays == [day for day in every_28_february if day.isoweekday() == 7][:100]
+    found = await client.schedules.preview("acme", cron=leap_sundays, from_at=begin, count=100)
+    leap_days = [datetime(year, 2, 29, tzinfo=UTC) for year in range(2028, 9999, 4) if is_leap(year)]
+    assert found == [day for day in leap_days if day.isoweekday() == 7][:100]
     assert [each async for each in client.schedules.list("acme")] == []
 
 

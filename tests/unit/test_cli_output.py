@@ -184,7 +184,7 @@ def test_details_of_a_schedule() -> None:
         "  ends          2027-04-28T07:00:00Z  Wed 2027-04-28 09:00:00 CEST  (in 30 d 3 h)",
         "  last slot     2027-03-27T07:00:00Z  Sat 2027-03-27 08:00:00 CET  (1 d 21 h ago)",
         "  fired at      2027-03-27T07:00:00.007Z",
-        "  fired         3 of 20 slots",
+        "  slots fired   3 of 20",
         "  missed since  2027-03-28T07:00:00Z  Sun 2027-03-28 09:00:00 CEST  (21 h ago)",
         "  catch up      last: slots up to 1 min late, or else the newest slot; at most 100",
         "  jitter        up to 5 min",

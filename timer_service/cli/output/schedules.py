@@ -31,7 +31,7 @@ def schedule_details(schedule: Schedule, now: datetime) -> Iterator[str]:
             "next slot": None if schedule.upcoming else text(schedule.next_slot_at),
             "last slot": text(schedule.last_slot_at),
             "fired at": _exact(schedule.last_fired_at),
-            "fired": _fired_text(schedule),
+            "slots fired": _fired_text(schedule),
             "missed since": text(schedule.missed_since),
             "catch up": _catch_up_text(schedule.catch_up),
             "jitter": f"up to {format_duration(schedule.jitter)}" if schedule.jitter else None,
@@ -111,8 +111,7 @@ def _row(schedule: Schedule, now: datetime) -> tuple[str, ...]:
 
 
 def _fired_text(schedule: Schedule) -> str:
-    most = "" if schedule.max_count is None else f" of {schedule.max_count}"
-    return f"{schedule.fired_count}{most} slots"
+    return str(schedule.fired_count) + ("" if schedule.max_count is None else f" of {schedule.max_count}")
 
 
 def _catch_up_text(catch_up: CatchUp) -> str:
