@@ -54,7 +54,7 @@ class LimitExceeded(Payload):
 CommandHandled = create_model(
     "CommandHandled",
     __base__=Payload,
-    __doc__="The reply to a committed command, with the current state of its timer, signal or run, if there is one.",
+    __doc__="The reply to a committed command, with its timer, signal, schedule or run as it is then, if there is one.",
     command_id=(Identifier, ...),
     outcome=(Outcome, ...),
     limit=(LimitExceeded | None, None),
@@ -148,8 +148,8 @@ def _without_null(node: Any) -> Any:
         return node
     node = {name: _without_null(each) for name, each in node.items()}
     if {"type": "null"} in node.get("anyOf", ()):
-        (only,) = (each for each in node.pop("anyOf") if each != {"type": "null"})
-        return {**node, **only}
+        rest = [each for each in node.pop("anyOf") if each != {"type": "null"}]
+        return {**node, **rest[0]} if len(rest) == 1 else {**node, "anyOf": rest}
     return node
 
 

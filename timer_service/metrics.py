@@ -47,6 +47,9 @@ class Metrics:
         self._leases_lost = Counter(
             "timer_lease_lost", "Rows that were claimed again or changed before they were settled.", registry=registry
         )
+        self._slots_missed = Counter(
+            "timer_slots_missed", "Slots of schedules that were skipped because they were late.", registry=registry
+        )
         self._polling = cache(
             Histogram(
                 "timer_polling_duration_seconds",
@@ -183,6 +186,10 @@ class Metrics:
     def fired_late(self, table: str, seconds: float) -> None:
         """Record that a row was fired `seconds` after it was due."""
         self._lag(table).observe(seconds)
+
+    def slots_missed(self, count: int) -> None:
+        """Count slots of schedules that were skipped because they were late."""
+        self._slots_missed.inc(count)
 
     def leases_lost(self, count: int) -> None:
         """Count rows that were claimed again or changed before they could be settled."""

@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import re
+import signal
 import subprocess
 from collections.abc import AsyncIterator, Mapping
 from datetime import UTC, datetime, timedelta
@@ -195,6 +197,132 @@ async def test_life_of_a_signal_for_machines(cli: Cli, service: Service) -> None
     assert await cli.json("signals", "list", "acme") == [created["signal"]]
     assert (await cli.json("signals", "cancel", "acme", "noon"))["signal"]["status"] == "cancelled"
     assert (await cli.json("signals", "resolve", "acme", "noon", code=1))["outcome"] == "already_ended"
+
+
+@ON_SQLITE
+async def test_life_of_a_schedule(cli: Cli, service: Service) -> None:
+    """The schedule commands print what happened, and slots in UTC and in the zone. Without effect they end with 1."""
+    start, slot = "2100-01-01T00:00:00Z", "2100-01-01T08:00:00Z  Fri 2100-01-01 09:00:00 CET"
+    put = ["put", "acme", "report", "--cron", "0 9 * * mon-fri", "--zone", "Europe/Berlin", "--start-at", start]
+    (created,) = await cli.lines("schedules", *put, "--jitter", "5m", "--data", '{"to": "team"}')
+    assert created.startswith(f"created: acme/report (active, next slot {slot}  in ")
+    assert await cli.lines("schedules", "pause", "acme", "report") == ["paused: acme/report (paused)"]
+    assert await cli.lines("schedules", *put, "--catch-up", "all", "--late-by", "90s", "--catch-up-limit", "7") == [
+        "updated: acme/report (paused): it stays paused; `timer-service schedules resume` ends the pause"
+    ]
+    name, status, recurrence, *_, first, second = await cli.lines(
+        "schedules", "get", "acme", "report", "--upcoming", "2"
+    )
+    assert (name, status, recurrence) == (
+        "acme/report",
+        "  status       paused",
+        "  recurrence   0 9 * * MON-FRI in Europe/Berlin",
+    )
+    assert first.startswith(f"  {slot}  in ")
+    assert second.startswith("  2100-01-04T08:00:00Z  Mon 2100-01-04 09:00:00 CET  in ")
+    assert (await cli.lines("schedules", "resume", "acme", "report"))[0].startswith(
+        "resumed: acme/report (active, next"
+    )
+    assert (await cli.lines("schedules", "trigger", "acme", "report"))[0].startswith("triggered: acme/report (active, ")
+    head, row = await cli.lines("schedules", "list", "acme", "--status", "active")
+    assert head.split() == ["SCHEDULE", "STATUS", "NEXT", "SLOT", "RECURRENCE"]
+    assert row.startswith("report    active  2100-01-01T08:00:00Z  in ")
+    assert row.endswith("  0 9 * * MON-FRI in Europe/Berlin")
+    assert await cli.lines("schedules", "delete", "acme", "report") == ["deleted: acme/report"]
+    for arguments, complaint in {
+        ("get", "acme", "report"): "not found: acme/report",
+        (
+            "pause",
+            "acme",
+            "report",
+        ): "not_found: acme/report: there is no such schedule; if it is put later, it is paused",
+        ("trigger", "acme", "report"): "not_found: acme/report: there is no such schedule",
+        ("put", "acme", "old", "--every", "1h", "--end-at", "2020-01-01T00:00:00Z"): (
+            "ended: acme/old (ended: end_at): no slot is left, so it does not fire; give a later --end-at, or another "
+            "--cron or --every"
+        ),
+        ("resume", "acme", "old"): "already_ended: acme/old (ended: end_at): it has ended",
+    }.items():
+        done = await cli.run("schedules", *arguments)
+        assert (done.returncode, done.stdout, done.stderr.strip()) == (1, "", complaint)
+    assert await cli.lines("schedules", "put", "acme", "old", "--every", "1h", "--end-at", "2020-01-01T00:00:00Z") == [
+        "unchanged: acme/old (ended: end_at): it has ended and does not fire; delete it first to start it again"
+    ]
+
+
+@ON_SQLITE
+async def test_life_of_a_schedule_for_machines(cli: Cli, service: Service) -> None:
+    """With --json each command prints one JSON document with the field names of the messages."""
+    start = ["--start-at", "2100-01-01T00:00:00Z"]
+    created = await cli.json("schedules", "put", "acme", "report", "--every", "PT1H30M", *start, "--data", "null")
+    assert (created["outcome"], created["schedule"]["every"]) == ("created", "PT1H30M")
+    assert await cli.json("schedules", "list", "acme") == [created["schedule"] | {"data": None}]
+    slots = ["2100-01-01T00:00:00.000Z", "2100-01-01T01:30:00.000Z"]
+    assert await cli.json("schedules", "preview", "acme", "--every", "90m", *start, "--count", "2") == slots
+    assert await cli.json("schedules", "get", "acme", "report", "--upcoming", "2") == {
+        **created["schedule"],
+        "upcoming": slots,
+    }
+    assert (await cli.json("schedules", "pause", "acme", "report"))["schedule"]["status"] == "paused"
+    assert (await cli.json("schedules", "resume", "acme", "nobody", code=1))["outcome"] == "not_found"
+
+
+@ON_SQLITE
+async def test_preview_of_a_schedule(cli: Cli, service: Service) -> None:
+    """A preview prints slots in UTC and in the zone, also around a change of the clock."""
+    cron = ["--cron", "30 2 * * *", "--zone", "Europe/Berlin", "--from", "2027-03-27T00:00:00Z"]
+    lines = await cli.lines("schedules", "preview", "acme", *cron, "--count", "2")
+    assert [line.partition("  in ")[0] for line in lines] == [
+        "2027-03-27T01:30:00Z  Sat 2027-03-27 02:30:00 CET",
+        "2027-03-28T01:00:00Z  Sun 2027-03-28 03:00:00 CEST",
+    ]
+    done = await cli.run("schedules", "preview", "acme", "--every", "1h", "--end-at", "2020-01-01T00:00:00Z")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "no slots\n")
+
+
+@ON_SQLITE
+async def test_rejected_schedules(cli: Cli, service: Service) -> None:
+    """A field that the service refuses is reported as its option, with what to write instead."""
+    for arguments, complaint in {
+        ("--cron", "0 25 * * *"): "Invalid value for '--cron': the field hour is '25'; it allows `*`, 0 to 23, and",
+        (
+            "--cron",
+            "@every 1h",
+        ): "Invalid value for '--cron': `@every` is not supported; write --every instead of --cron",
+        ("--cron", "0 0 30 2 *"): "Invalid value for '--cron': no date matches '0 0 30 2 *'; write days that",
+        ("--cron", "@daily", "--zone", "Europe/Berln"): "Invalid value for '--zone': 'Europe/Berln' is not a time zone",
+        ("--every", "100ms"): "Invalid value for '--every': must be from PT1S to P366D",
+        ("--every", "1h", "--late-by", "2d"): "Invalid value for '--late-by': must be from PT1S to P1D",
+        ("--every", "1h", "--data", json.dumps("x" * 70_000)): "Invalid value for '--data': has 70002 bytes of JSON",
+    }.items():
+        done = await cli.run("schedules", "put", "acme", "report", *arguments, COLUMNS="200")
+        assert (done.returncode, done.stdout) == (2, "")
+        assert complaint in " ".join(done.stderr.replace("│", " ").split())
+    done = await cli.run("schedules", "preview", "acme", "--cron", "0 9 * * ?", COLUMNS="200")
+    assert (done.returncode, "Invalid value for '--cron': the field day of week is '?'" in done.stderr) == (2, True)
+
+
+@ON_SQLITE
+async def test_watch_one_schedule(cli: Cli, client: TimerClient) -> None:
+    """`schedules watch` prints the slots and the end of the named schedule until Ctrl-C."""
+    output = cli.folder / "watched"
+    watching = spawn(
+        [*cli.program, "schedules", "watch", "acme", "tick"], output, environment=cli.settings, cwd=cli.folder
+    )
+    try:
+        async with asyncio.timeout(30):
+            while "acme/tick  ended: max_count" not in (output.read_text() if output.exists() else ""):
+                for name in ("tick", "tock"):  # again, until the watch has subscribed
+                    await client.schedules.delete("acme", name)
+                    await client.schedules.put("acme", name, every=timedelta(seconds=1), max_count=1, data=name)
+                await asyncio.sleep(1.5)
+    finally:
+        watching.send_signal(signal.SIGINT)
+        code = await asyncio.to_thread(watching.wait, PATIENCE_SECONDS)
+    head, *lines = output.read_text().splitlines()
+    assert head == "Waiting for events of tenant acme and schedule tick. Stop with Ctrl-C."
+    assert re.fullmatch(r"\S+Z  acme/tick  slot \S+Z \(\+\d+ ms\)  \"tick\"", lines[0])
+    assert (code, "tock" in output.read_text()) == (0, False)
 
 
 @ON_SQLITE

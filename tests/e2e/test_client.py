@@ -88,9 +88,11 @@ def test_the_example_of_the_guide_runs(tmp_path: Path, capsys: pytest.CaptureFix
     assert lines[5] == "due next: order-1/payment"
     assert "'Scheduled': 998" in lines[6]
     assert lines[7:9] == ["transitioned", "reminder: call-kim Call Kim."]
-    assert lines[9:12] == ["started", "recorded", "ready: ['lint', 'publish']"]
-    assert lines[12].startswith("TOO_LARGE [{'path': 'payload.data'")
-    assert lines[13:] == ["fired: order-1/payment None"]
+    assert lines[9:12] == ["3 slots", "created", "paused"]
+    assert lines[12:13] == ["recurring: report paused 0 9 * * MON-FRI"]
+    assert lines[13:16] == ["started", "recorded", "ready: ['lint', 'publish']"]
+    assert lines[16].startswith("TOO_LARGE [{'path': 'payload.data'")
+    assert lines[17:] == ["fired: order-1/payment None"]
 
 
 async def test_schedule_returns_the_timer(client: TimerClient) -> None:
@@ -217,6 +219,23 @@ MISTAKES: dict[str, Any] = {
     "jobs must be smaller": lambda client: client.runs.start(
         "acme", "run", [{"name": "x", "payload": "x" * 1_100_000}]
     ),
+    "schedule must be 1 to 200": lambda client: client.schedules.pause("acme", ""),
+    "either cron or every must be given": lambda client: client.schedules.put("acme", "daily"),
+    "either cron or every must be given$": lambda client: client.schedules.preview(
+        "acme", cron="@daily", every=timedelta(days=1)
+    ),
+    "every must be whole milliseconds": lambda client: client.schedules.put(
+        "acme", "daily", every=timedelta(seconds=1, microseconds=1)
+    ),
+    "jitter must be whole milliseconds, and not negative": lambda client: client.schedules.put(
+        "acme", "daily", cron="@daily", jitter=timedelta(seconds=-1)
+    ),
+    "catch_up must be one of last, skip, all": lambda client: client.schedules.put(
+        "acme", "daily", cron="@daily", catch_up="newest"
+    ),
+    "start_at must have": lambda client: client.schedules.put("acme", "daily", cron="@daily", start_at=NAIVE),
+    "from_at must have": lambda client: client.schedules.preview("acme", cron="@daily", from_at=NAIVE),
+    "status must be one of active": lambda client: anext(client.schedules.list("acme", status="deleted")),
     "status must be one of dispatched": lambda client: client.runs.report("acme", "run", "job", "pending"),
 }
 

@@ -1,4 +1,4 @@
-"""The examples of README.md, as a reader runs them."""
+"""The examples of README.md and docs/schedules.md, as a reader runs them."""
 
 import asyncio
 import os
@@ -14,6 +14,7 @@ from tests.harness.spawn import BIN
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text("utf-8")
+SCHEDULES = (ROOT / "docs" / "schedules.md").read_text("utf-8")
 DEFAULT_URL = "nats://localhost:4222"
 NATS_CLI = f"""nats() {{ [ "$1" != pub ] || '{sys.executable}' -c '
 import asyncio, os, sys, nats
@@ -25,9 +26,9 @@ asyncio.run(publish())' "$2" "$3"; }}
 """A stand-in for the `nats` command line: `nats pub` publishes, `nats sub` does nothing."""
 
 
-def block(language: str, part: str) -> str:
-    """Return the only code block of README.md in a language that contains `part`."""
-    blocks = re.findall(rf"^```{language}\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
+def block(language: str, part: str, page: str = README) -> str:
+    """Return the only code block of a page in a language that contains `part`."""
+    blocks = re.findall(rf"^```{language}\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
     (found,) = (each for each in blocks if part in each)
     return str(found)
 
@@ -78,6 +79,7 @@ async def test_nats_cli(user: User, broker: NatsServer, service: Service) -> Non
     ("part", "expected"),
     [
         ("timers schedule", ["scheduled: acme/call-"]),
+        ("schedules put", ["created: acme/report-", "paused: acme/report-", "triggered: acme/report-"]),
         ("signals create", ["created: acme/ask-ticket-", "transitioned: acme/ticket-"]),
         ("runs start", ["started: acme/push-"]),
     ],
@@ -90,3 +92,31 @@ async def test_timer_service(part: str, expected: list[str], broker: NatsServer,
         output = await run_shell(broker, script)
         for text in expected:
             assert any(line.startswith(text) for line in output), output
+
+
+@ON_SQLITE
+async def test_shell_of_schedules(broker: NatsServer, service: Service) -> None:
+    """The commands of docs/schedules.md succeed in their order, and twice."""
+    parts = ("schedules preview", "schedules put", "schedules trigger", "schedules get")
+    script = "".join(block("sh", part, SCHEDULES) for part in parts)
+    outcomes = ["created", "triggered", "paused", "resumed", "deleted"]
+    for _ in range(2):
+        output = await run_shell(broker, script)
+        ended = [line.partition(":")[0] for line in output if re.match(r"\w+: acme/report", line)]
+        assert ended == outcomes
+
+
+@ON_SQLITE
+async def test_python_of_schedules(tmp_path: Path, broker: NatsServer, service: Service) -> None:
+    """The script of docs/schedules.md prints what its comments say. It can be run twice."""
+    script = tmp_path / "example.py"
+    example = block("python", "TimerClient", SCHEDULES)
+    assert DEFAULT_URL in example
+    script.write_text(example.replace(DEFAULT_URL, broker.url), "utf-8")
+    for _ in range(2):
+        lines = await run(broker, sys.executable, str(script))
+        assert [line.split()[1].partition("+")[0] for line in lines[:3]] == ["09:00:00"] * 3
+        assert lines[3:7] == ["created active", "paused", "resumed", "deleted"]
+        types = [line.split()[0] for line in lines[7:-1]]
+        assert (types[-1], {*types[:-1]}) == ("ScheduleEnded", {"ScheduleFired"})
+        assert lines[-1].startswith("INVALID_CRON [{'path': 'payload.cron', 'reason': \"the field day of week is '?'")

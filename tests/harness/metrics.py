@@ -22,6 +22,7 @@ class RecordingMetrics:
         """The number of rows by (table, outcome)."""
         self.lateness: list[float] = []
         self.lost = 0
+        self.missed = 0
         self.given_up: Counter[str] = Counter()
         self.ticks: Counter[str] = Counter()
         self.counts: dict[tuple[str, str], int] = {}
@@ -59,6 +60,9 @@ class RecordingMetrics:
 
     def fired_late(self, table: str, seconds: float) -> None:  # noqa: ARG002
         self.lateness.append(seconds)
+
+    def slots_missed(self, count: int) -> None:
+        self.missed += count
 
     def leases_lost(self, count: int) -> None:
         self.lost += count

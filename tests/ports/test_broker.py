@@ -192,7 +192,10 @@ async def test_subscription_takes_every_tenant(harness: BrokerHarness) -> None:
 
 
 async def test_unsettled_command_comes_again(harness: BrokerHarness) -> None:
-    """An unsettled command comes again as the next attempt, at the same position. Acknowledged commands do not."""
+    """An unsettled command comes again as the next attempt, at the same position and with the same command time.
+
+    Acknowledged commands do not come again.
+    """
     subscription = await harness.broker.subscribe(MemoryHistory())
     await send(harness, "a", "b", "c")
     first = await take(subscription, 3)
@@ -200,6 +203,7 @@ async def test_unsettled_command_comes_again(harness: BrokerHarness) -> None:
     await harness.expire_deliveries()
     (again,) = await take(subscription, 1)
     assert (again.message_id, again.attempt, again.position) == ("id-b", 2, first[1].position)
+    assert again.stored_at == first[1].stored_at > 0
     assert (again.body, dict(again.headers.items())) == (first[1].body, dict(first[1].headers.items()))
 
 
@@ -473,6 +477,7 @@ async def test_caught_up_after_each_outage(harness: BrokerHarness) -> None:
         await wait_until(harness.broker.caught_up)
     await reconnect(harness)
     await wait_until(harness.broker.caught_up)
+    assert harness.broker.outages == 3
 
 
 @pytest.mark.parametrize(

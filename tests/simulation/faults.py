@@ -281,6 +281,10 @@ class FaultyBroker:
     def health(self) -> Health:
         return self._inner.health
 
+    @property
+    def outages(self) -> int:
+        return self._inner.outages
+
     async def caught_up(self, *, restart: bool = False) -> bool:
         self._gate.check()
         return await self._inner.caught_up(restart=restart) and self._backlog.isdisjoint(self._inner.unsettled)

@@ -6,12 +6,13 @@ import pytest
 
 from tests.harness.clock import ManualClock, after, iso
 from tests.harness.in_process import InProcess
-from timer_service import runs, signals, timers
+from timer_service import runs, schedules, signals, timers
 from timer_service.adapters.memory import MemoryBroker
 from timer_service.core.database import Database
 from timer_service.core.limits import Limits, TenantLimits
 from timer_service.core.slice import Slice
 
+SLICES = (timers.SLICE, signals.SLICE, schedules.SLICE, runs.SLICE)
 LATER = iso(after(hours=1))
 
 
@@ -101,6 +102,23 @@ async def test_open_signals(store: Database) -> None:
     assert await outcome(talk, "CreateWorkSignal", signalId="s5", **fields) == over
 
 
+async def test_schedules(store: Database) -> None:
+    """A tenant with as many schedules as it may have can change, pause and trigger them. One that goes makes room."""
+    talk = conversation(store, schedules.SLICE, schedules=1)
+    over = {"name": "schedules", "most": 1}
+    assert [
+        await outcome(talk, "PutSchedule", scheduleId="s1", every="PT1H"),
+        await outcome(talk, "PutSchedule", scheduleId="s2", every="PT1H"),
+        await outcome(talk, "PutSchedule", scheduleId="s1", every="PT2H"),
+        await outcome(talk, "PauseSchedule", scheduleId="s1"),
+        await outcome(talk, "PutSchedule", scheduleId="s2", every="PT1H"),
+        await outcome(talk, "PauseSchedule", scheduleId="s2"),
+        await outcome(talk, "TriggerSchedule", scheduleId="s1"),
+        await outcome(talk, "DeleteSchedule", scheduleId="s1"),
+        await outcome(talk, "PutSchedule", scheduleId="s2", every="PT1H"),
+    ] == ["created", over, "updated", "paused", over, "not_found", "triggered", "deleted", "created"]
+
+
 async def test_open_runs(store: Database) -> None:
     """A tenant with as many running runs as it may have can report and cancel. A run that ends makes room."""
     talk = conversation(store, runs.SLICE, open_runs=1)
@@ -141,9 +159,9 @@ async def test_early_commands(store: Database) -> None:
     ] == ["started", "kept"]
 
 
-@pytest.mark.parametrize("slice_", [timers.SLICE, signals.SLICE, runs.SLICE], ids=lambda each: each.name)
+@pytest.mark.parametrize("slice_", SLICES, ids=lambda each: each.name)
 def test_every_limit_is_counted(slice_: Slice) -> None:
     """Each usage has a limit of that name, and all limits of rows belong to a slice."""
     assert {usage.limit for usage in slice_.usages} <= set(Limits.model_fields)
-    counted = {usage.limit for each in (timers.SLICE, signals.SLICE, runs.SLICE) for usage in each.usages}
+    counted = {usage.limit for each in SLICES for usage in each.usages}
     assert counted == set(Limits.model_fields)

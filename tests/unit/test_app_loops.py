@@ -26,13 +26,14 @@ from timer_service.signals.firing_store import FIRINGS
 from timer_service.timers.store import TIMERS
 
 ALL = {
-    *("timers", "firings", "evaluation", "outbox", "sweep"),
-    *("timers-retention", "signals-retention", "runs-retention"),
+    *("timers", "firings", "evaluation", "schedules", "outbox", "sweep"),
+    *("timers-retention", "signals-retention", "schedules-retention", "runs-retention"),
     "row-counts",
 }
 WOKEN = {
     "timers": {"timers"},
     "signals": {"firings", "evaluation"},
+    "schedules": {"schedules", "outbox"},
     "runs": {"sweep", "outbox"},
     "events": {"outbox"},
 }
@@ -73,7 +74,12 @@ def test_loop_names(workers: Workers) -> None:
 
 
 @pytest.mark.parametrize(
-    ("setting", "missing"), [("signals_enabled", {"firings", "evaluation"}), ("runs_enabled", {"sweep"})]
+    ("setting", "missing"),
+    [
+        ("signals_enabled", {"firings", "evaluation"}),
+        ("schedules_enabled", {"schedules"}),
+        ("runs_enabled", {"sweep"}),
+    ],
 )
 def test_loops_of_a_disabled_slice(
     sqlite: SqliteDatabase, memory_broker: MemoryBroker, setting: str, missing: set[str]
@@ -122,7 +128,7 @@ async def test_health_of_the_workers(workers: Workers, failing: str) -> None:
 
     with patch.object(loop._worker, "tick", fail):
         await loop.run()
-    fires = failing in {"timers", "firings", "evaluation", "outbox", "sweep"}
+    fires = failing in {"timers", "firings", "evaluation", "schedules", "outbox", "sweep"}
     reason = f"loop {failing} fails: RuntimeError: a surprise" if fires else None
     assert (before.reason, workers.health.reason) == (None, reason)
 

@@ -2,7 +2,8 @@
 
 import json
 import re
-from collections.abc import Iterable
+import time
+from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -12,10 +13,11 @@ from rich.cells import cell_len
 from timer_service.cli.output.lists import Listing, print_list
 from timer_service.cli.output.outcomes import rejection_text
 from timer_service.cli.output.runs import graph_lines, run_table
+from timer_service.cli.output.schedules import schedule_details, schedule_event_line, schedule_table, slot_lines
 from timer_service.cli.output.signals import signal_table
-from timer_service.cli.output.text import format_distance, format_time, style
+from timer_service.cli.output.text import format_distance, format_duration, format_time, style
 from timer_service.cli.output.timers import timer_table
-from timer_service.client import CommandError, Run, RunGraph, RunJob, Signal, State, Timer
+from timer_service.client import CatchUp, CommandError, Run, RunGraph, RunJob, Schedule, Signal, State, Timer
 from timer_service.core.codec import plain_words
 
 LATER = datetime(2100, 1, 1, 9, 30, tzinfo=UTC)
@@ -109,6 +111,142 @@ def test_graph_on_a_terminal() -> None:
     assert f"2     {name}" in lines
     assert max(cell_len(line) for line in lines if name not in line) <= 80
     assert "\x1b" not in "".join(lines)
+
+
+NINE = datetime(2027, 3, 29, 7, tzinfo=UTC)
+"""09:00 in Berlin, one day after the clock went forward."""
+
+
+def a_schedule(name: str, **fields: Any) -> Schedule:
+    known = {
+        "tenant": "acme",
+        "status": "active",
+        "jitter": timedelta(),
+        "catch_up": CatchUp(policy="last", late_by=timedelta(minutes=1), limit=100),
+        "created_at": PAST,
+        "fired_count": 0,
+    }
+    recurrence = {} if "every" in fields else {"cron": "0 9 * * MON-FRI", "zone": "Europe/Berlin"}
+    return Schedule(name=name, **{**known, **recurrence, **fields})
+
+
+@pytest.fixture
+def machine_in_tokyo(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("TZ", "Asia/Tokyo")
+    time.tzset()
+    yield
+    monkeypatch.undo()
+    time.tzset()
+
+
+@pytest.mark.parametrize(
+    ("zone", "local"),
+    [
+        ("Europe/Berlin", "Mon 2027-03-29 09:00:00 CEST"),
+        ("UTC", "Mon 2027-03-29 16:00:00 JST"),
+        (None, "Mon 2027-03-29 16:00:00 JST"),
+        ("Mars/Olympus", None),
+        ("../passwd", None),
+    ],
+)
+def test_slots(zone: str | None, local: str | None, machine_in_tokyo: None) -> None:
+    """A slot is shown in UTC and in the zone of its schedule. Without one, this machine's zone is shown."""
+    (line,) = slot_lines([NINE], zone, NINE - timedelta(hours=3))
+    assert line == "  ".join(filter(None, ["2027-03-29T07:00:00Z", local, "in 3 h"]))
+
+
+def test_slot_at_the_end_of_time(machine_in_tokyo: None) -> None:
+    """A slot in the last hours of the year 9999 has no local time in a zone in which the year is 10000."""
+    last = datetime(9999, 12, 31, 23, tzinfo=UTC)
+    assert list(slot_lines([last], None, last)) == ["9999-12-31T23:00:00Z  now"]
+
+
+def test_details_of_a_schedule() -> None:
+    """Every field of a schedule is shown in words, and text of users does not act on the terminal."""
+    schedule = a_schedule(
+        "report",
+        end_at=NINE + timedelta(days=30),
+        max_count=20,
+        jitter=timedelta(minutes=5),
+        fired_count=3,
+        next_slot_at=NINE,
+        missed_since=NINE - timedelta(days=1),
+        last_slot_at=NINE - timedelta(days=2),
+        last_fired_at=NINE - timedelta(days=2) + timedelta(milliseconds=7),
+        upcoming=[NINE],
+        data={"to": "\x1b[2J"},
+    )
+    lines = list(schedule_details(schedule, NINE - timedelta(hours=3)))
+    assert lines == [
+        "acme/report",
+        "  status        active",
+        "  recurrence    0 9 * * MON-FRI in Europe/Berlin",
+        "  ends          2027-04-28T07:00:00Z  Wed 2027-04-28 09:00:00 CEST  (in 30 d 3 h)",
+        "  last slot     2027-03-27T07:00:00Z  Sat 2027-03-27 08:00:00 CET  (1 d 21 h ago)",
+        "  fired at      2027-03-27T07:00:00.007Z",
+        "  slots fired   3 of 20",
+        "  missed since  2027-03-28T07:00:00Z  Sun 2027-03-28 09:00:00 CEST  (21 h ago)",
+        "  catch up      last: slots up to 1 min late, or else the newest slot; at most 100",
+        "  jitter        up to 5 min",
+        "  created       2020-01-01T00:00:00.000Z",
+        '  data          {"to": "\\u001b[2J"}',
+        "upcoming:",
+        "  2027-03-29T07:00:00Z  Mon 2027-03-29 09:00:00 CEST  in 3 h",
+    ]
+
+
+def test_details_of_a_schedule_that_does_not_fire() -> None:
+    """A paused schedule shows its slots after a resume, an ended one its reason, and a failing one its error."""
+    paused = list(schedule_details(a_schedule("report", status="paused", upcoming=[NINE]), NINE))
+    assert paused[-2:] == ["upcoming, if it is resumed:", "  2027-03-29T07:00:00Z  Mon 2027-03-29 09:00:00 CEST  now"]
+    ended = schedule_details(a_schedule("report", status="ended", end_reason="max_count", ended_at=NINE), NINE)
+    assert {"  status       ended: max_count", "  ended        2027-03-29T07:00:00.000Z"} <= set(ended)
+    failing = schedule_details(a_schedule("report", last_error="no zone\x1b[2J"), NINE)
+    assert "  last error   no zone [2J (tried again every minute)" in list(failing)
+
+
+def test_schedules_on_a_terminal() -> None:
+    """Lines fit the terminal, an id is never cut, and an error is wrapped."""
+    schedules = [
+        a_schedule("x" * 200, next_slot_at=NINE),
+        a_schedule("tick", every=timedelta(minutes=90), status="paused"),
+        a_schedule("broken", last_error=ERROR),
+    ]
+    _, long_id, *lines = plain(schedule_table(schedules, NINE - timedelta(minutes=3), 80))
+    assert long_id == "x" * 200
+    assert max(map(cell_len, lines)) <= 80
+    assert "\x1b" not in "".join(lines)
+    text = " ".join(" ".join(lines).split())
+    assert "active 2027-03-29T07:00:00Z in 3 min 0 9 * * MON-FRI in Europe/Berlin" in text
+    assert "tick paused every 1 h 30 min" in text
+    assert "(error: message size exceeds maximum allowed [2J (10054))" in text
+
+
+def test_events_of_schedules() -> None:
+    """An event is one line: when, which schedule, its slot and how late it fired."""
+    names = {"tenantId": "acme", "scheduleId": "report"}
+    slot = {**names, "slotAt": "2027-03-29T07:00:00.000Z", "firedAt": "2027-03-29T07:00:00.004Z", "cause": "slot"}
+    late = {**slot, "missedSince": "2027-03-28T07:00:00.000Z", "data": {"to": "team"}}
+    fired = "2027-03-29T07:00:00.004Z  acme/report  slot 2027-03-29T07:00:00.000Z (+4 ms)"
+    assert schedule_event_line({"type": "ScheduleFired", "payload": slot}) == fired
+    assert schedule_event_line({"type": "ScheduleFired", "payload": late}) == (
+        f'{fired}  missed since 2027-03-28T07:00:00.000Z  {{"to": "team"}}'
+    )
+    ended = {"type": "ScheduleEnded", "timestampMs": 1, "payload": {**names, "reason": "max_count"}}
+    assert schedule_event_line(ended) == "1970-01-01T00:00:00.001Z  acme/report  ended: max_count"
+
+
+@pytest.mark.parametrize(
+    ("duration", "text"),
+    [
+        (timedelta(), "0 s"),
+        (timedelta(milliseconds=1500), "1 s 500 ms"),
+        (timedelta(days=366, hours=1, minutes=2), "366 d 1 h 2 min"),
+    ],
+)
+def test_durations(duration: timedelta, text: str) -> None:
+    """A duration has all its units."""
+    assert format_duration(duration) == text
 
 
 def test_times() -> None:

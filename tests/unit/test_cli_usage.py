@@ -8,7 +8,7 @@ from typer.testing import CliRunner, Result
 from timer_service import __version__
 from timer_service.cli import create_app
 
-NAMES = ["doctor", "backup", "restore", "replay", "migrate", "timers", "signals", "runs", "events"]
+NAMES = ["doctor", "backup", "restore", "replay", "migrate", "timers", "signals", "schedules", "runs", "events"]
 
 USAGE = {
     "backup": "Missing argument 'FILE'",
@@ -21,6 +21,22 @@ USAGE = {
     "runs list acme --status done": "Invalid value for '--status': 'done' is not one of 'running'",
     "runs start acme push-1 missing.json": "Invalid value for 'FILE': cannot read 'missing.json': No such file",
     "runs report acme push-1 lint success --outputs [1]": "Invalid value for '--outputs': must be a JSON object",
+    "schedules list acme --status deleted": "Invalid value for '--status': 'deleted' is not one of 'active', 'paused'",
+    "schedules preview acme": "Give either --cron or --every",
+    "schedules preview acme --every 1h --count 101": "Invalid value for '--count': must be less than or equal to 100",
+    "schedules preview acme --every 1h --from today": "Invalid value for '--from': 'today' must be an ISO 8601 instant",
+    "schedules put acme daily": "Give either --cron or --every",
+    "schedules put acme daily --cron @daily --every 1d": "Give either --cron or --every",
+    "schedules put acme daily --cron 0 9 * * *": "Got unexpected extra argument",
+    "schedules put acme daily --every 1d --catch-up newest": "Invalid value for '--catch-up': 'newest' is not one of",
+    "schedules put acme daily --every 1d --catch-up-limit 0": "Invalid value for '--catch-up-limit': must be greater",
+    "schedules put acme daily --every 1d --data {": "Invalid value for '--data': must be JSON",
+    "schedules put acme daily --every 1d --end-at tomorrow": "Invalid value for '--end-at': 'tomorrow' must be",
+    "schedules put acme daily --every 1d --max-count 0": "Invalid value for '--max-count': must be greater than or",
+    "schedules put acme daily --every 1d --zone UTC": "--zone needs --cron: --every is elapsed time",
+    "schedules put acme daily --every P1M": "Invalid value for '--every': 'P1M' must be a duration, such as 500ms",
+    "schedules put acme daily --every 99999999999d": "Invalid value for '--every': '99999999999d' is too long",
+    "schedules watch a.b": "Invalid value for 'TENANT': 'a.b' must be 1 to 64 letters",
     "signals create acme help": "Give either --on (with --item) or --at",
     "signals create acme help --on blocked": "--on needs --item",
     "signals create acme help --on blocked --item ticket-7 --at 2100-01-01T00:00:00Z": "Give either --on",

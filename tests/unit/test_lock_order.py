@@ -10,10 +10,15 @@ from tests.harness.builders import scheduled
 from tests.harness.clock import NOW
 from timer_service.core import outbox
 from timer_service.core.database import Parameters, Row
+from timer_service.core.due_rows import DueRows
 from timer_service.core.lease import Failure, Lease
 from timer_service.core.message import Event, Position
 from timer_service.core.outbox import OUTBOX
 from timer_service.core.settlement import Settlement
+from timer_service.schedules import schedule
+from timer_service.schedules import store as schedules
+from timer_service.schedules.schedule import Schedule
+from timer_service.schedules.store import SCHEDULES
 from timer_service.signals import firing_store
 from timer_service.signals import store as signals
 from timer_service.signals.firing_store import FIRINGS
@@ -124,3 +129,17 @@ async def test_firings_are_locked_in_key_order() -> None:
     await firing_store.lock_held(tx, rows)
     await firing_store.fail(tx, failures(rows), NOW)
     assert tx.statements == [sorted(tx.statements[0])] * 2
+
+
+async def test_schedules_are_locked_and_written_in_key_order() -> None:
+    """Schedules are locked, written and advanced in the order of their keys."""
+    made = {
+        key: Schedule(key, NOW, ended_at=NOW) for key in (schedule.Key(f"t{n % 2}", name) for n, name in enumerate(IDS))
+    }
+    tx = Recorder("tenant_id", "schedule_id")
+    await schedules.load(tx, made.keys())
+    await schedules.save(tx, {}, made)
+    await schedules.save(tx, made, {key: each._replace(ended_at=NOW + 1) for key, each in made.items()})
+    await schedules.advance(tx, made.values())
+    await DueRows(SCHEDULES).select_keys(tx, list(made), NOW)
+    assert [statement for statement in tx.statements if statement] == [sorted(made)] * 5

@@ -44,13 +44,14 @@ def test_whole_command() -> None:
         envelope={"id": "cmd-1", "correlationId": "corr", "causationId": "cause", "timestampMs": NOW},
     )
     headers = {"traceparent": TRACEPARENT, "tracestate": "a=b", REPLY_TO: "_INBOX.x"}
-    assert decode(delivery(body, headers=headers, position=Position(3, 4))) == Command(
+    assert decode(delivery(body, headers=headers, position=Position(3, 4), stored_at=76_000_001)) == Command(
         id="cmd-1",
         payload=ScheduleTimer(tenant_id="acme", service_call_id="call-7", due_at=iso(NOW), data={"a": [1, None]}),
         position=Position(3, 4),
         correlation_id="corr",
         trace=Trace(TRACEPARENT, "a=b"),
         reply_to="_INBOX.x",
+        stored_at=77,
     )
 
 

@@ -19,6 +19,7 @@ from tests.harness.clock import NOW as START
 from tests.harness.clock import ManualClock, after
 from tests.harness.metrics import RecordingMetrics
 from tests.harness.runs import Runs
+from tests.harness.schedules import Schedules
 from tests.harness.signals import Signals
 from tests.harness.timers import Timers, fires
 from tests.harness.wiring import MAX_ATTEMPTS
@@ -417,5 +418,52 @@ async def test_messages_about_runs_fit_their_schemas(
         read_any(f"{name}-answer", body)
     assert len(runs.broker.replies) == 8
     for reply in runs.broker.replies:
+        assert fits_schema("command-outcome", reply.body), reply.body
+        read_any("command-outcome", reply.body)
+
+
+async def test_messages_about_schedules_fit_their_schemas(
+    sqlite: SqliteDatabase, memory_broker: MemoryBroker, clock: ManualClock
+) -> None:
+    """Every event, outcome and reply about schedules of every status fits its schema."""
+    schedules = Schedules(sqlite, memory_broker, clock)
+    recurrence = {"startAt": "2026-11-21T00:00:00Z", "endAt": "2027-11-21T00:00:00Z"}
+    await schedules.put("active", cron="* * * * *", zone="Europe/Berlin", data={"n": 1}, jitter=500, **recurrence)
+    await schedules.put("late", catchUp={"lateBy": 1000}, envelope={"correlationId": "order-4711"})
+    await schedules.put("ended", maxCount=1)
+    await schedules.put("paused")
+    await schedules.put("broken", cron="@daily")
+    await schedules.about("Pause", "paused")
+    await schedules.about("Trigger", "paused", data=None)
+    await schedules.about("Delete", "nobody")
+    await schedules.request("PutSchedule", cron="61 * * * *")
+    await schedules.sql(
+        "UPDATE schedules SET zone = 'Mars/Olympus' WHERE schedule_id = 'broken'"
+    )
+    await schedules.advance(days=1)
+    types = {message.address.message for message in schedules.broker.events}
+    assert types == {"schedule-fired", "schedule-ended", "command-rejected"}
+    assert any(b"missedSince" in message.body for message in schedules.broker.events)
+    for message in schedules.broker.events:
+        assert fits_schema(message.address.message, message.body), message.body
+        read(MESSAGES[message.address.message], message.body)
+    asked: list[tuple[str, dict[str, Any]]] = [
+        *(("get-schedule", {"scheduleId": each, "upcoming": 2}) for each in ("active", "ended", "paused", "nobody")),
+        ("get-schedule", {"scheduleId": "broken"}),
+        ("list-schedules", {}),
+        ("list-schedules", {"status": "paused", "limit": 1}),
+        ("list-schedules", {"limit": 0}),
+        ("preview-slots", {"every": 1000}),
+        ("preview-slots", {"every": 1}),
+    ]
+    answers = [
+        (name, (await schedules.queries.answer(name, "acme", to_json(question))).body) for name, question in asked
+    ]
+    assert b"lastError" in answers[4][1]
+    for name, body in answers:
+        assert fits_schema(f"{name}-answer", body), body
+        read_any(f"{name}-answer", body)
+    assert len(schedules.broker.replies) == 9
+    for reply in schedules.broker.replies:
         assert fits_schema("command-outcome", reply.body), reply.body
         read_any("command-outcome", reply.body)

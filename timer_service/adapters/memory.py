@@ -22,7 +22,7 @@ from timer_service.core.broker import (
     Reply,
 )
 from timer_service.core.budget import DEFAULT_BUDGET
-from timer_service.core.health import HEALTHY
+from timer_service.core.health import HEALTHY, Health
 from timer_service.core.message import Address, Kind, Message, Position
 
 FEATURES = BrokerFeatures(deduplicates=True, max_message_bytes=1024 * 1024)
@@ -48,6 +48,7 @@ class _Command:
     message_id: str
     body: bytes
     headers: dict[str, str]
+    stored_at: int
     attempts: int = 0
     settled: bool = False
 
@@ -104,7 +105,8 @@ class MemoryBroker:
 
     def __init__(self, *, features: BrokerFeatures = FEATURES, epoch: int = 1) -> None:
         self.features = features
-        self.health = HEALTHY
+        self.outages = 0
+        self._health = HEALTHY
         self.refuses: Predicate = never
         """Whether to refuse a message: its result is REFUSED."""
         self.loses_acknowledgement_of: Predicate = never
@@ -124,6 +126,16 @@ class MemoryBroker:
         self._backlog: frozenset[Position] | None = None
 
     @property
+    def health(self) -> Health:
+        """Whether messages can be published now. A test sets it."""
+        return self._health
+
+    @health.setter
+    def health(self, health: Health) -> None:
+        self.outages += self._health.usable and not health.usable
+        self._health = health
+
+    @property
     def unsettled(self) -> frozenset[Position]:
         """The positions of all commands that are neither acknowledged nor terminated."""
         return frozenset(position for position, command in self._log.items() if not command.settled)
@@ -134,11 +146,22 @@ class MemoryBroker:
         return [command.position for command in self._queue.commands]
 
     def send(
-        self, address: Address, body: bytes, headers: Mapping[str, str] | None = None, message_id: str | None = None
+        self,
+        address: Address,
+        body: bytes,
+        headers: Mapping[str, str] | None = None,
+        message_id: str | None = None,
+        *,
+        stored_at: int | None = None,
     ) -> Position:
-        """Append a command to the log, as a client does. Return its position."""
+        """Append a command to the log, as a client does. Return its position.
+
+        `stored_at` is in nanoseconds. By default, the commands are stored one nanosecond after the other.
+        """
         position = Position(self._epoch, len(self._log) + 1)
-        command = _Command(position, address, message_id or f"message-{position.sequence}", body, dict(headers or {}))
+        message_id = message_id or f"message-{position.sequence}"
+        stored_at = position.sequence if stored_at is None else stored_at
+        command = _Command(position, address, message_id, body, dict(headers or {}), stored_at)
         self._log[position] = command
         self._queue.put([command])
         return position
@@ -302,7 +325,7 @@ class MemorySubscription:
             attempt=command.attempts,
             handle=None,
             size=command.size,
-            stored_at=command.position.sequence,
+            stored_at=command.stored_at,
             newest_epoch=command.position.epoch,
         )
         self._held[delivery] = command

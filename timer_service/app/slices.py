@@ -4,7 +4,7 @@ from collections.abc import Collection
 from datetime import timedelta
 from functools import partial
 
-from timer_service import events, runs, signals, timers
+from timer_service import events, runs, schedules, signals, timers
 from timer_service.app.usage import usage_query
 from timer_service.config import Config
 from timer_service.core.clock_repair import ClockRepair, leased_rows
@@ -21,7 +21,13 @@ from timer_service.core.row_counts import RowCounts
 from timer_service.core.slice import Parts, Slice
 from timer_service.core.wakeups import Wakeups
 
-SLICES: tuple[Slice, ...] = (timers.SLICE, signals.SLICE, runs.SLICE, events.SLICE)
+SLICES: tuple[Slice, ...] = (
+    timers.SLICE,
+    signals.SLICE,
+    schedules.SLICE,
+    runs.SLICE,
+    events.SLICE,
+)
 """In the order in which the consumer handles a batch, so that all instances lock rows in the same order."""
 
 

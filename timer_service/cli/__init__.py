@@ -15,7 +15,7 @@ from timer_service.core.codec import plain_words
 from timer_service.core.errors import DatabaseUnavailableError, StartError
 
 _COMMANDS = ("serve", "dev", "doctor", "backup", "restore", "replay")
-_GROUPS = ("migrate", "timers", "signals", "runs", "events", "tenants")
+_GROUPS = ("migrate", "timers", "signals", "schedules", "runs", "events", "tenants")
 
 
 def main() -> None:

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from timer_service.core.duration import parse_duration
 from timer_service.core.instant import parse_instant
 from timer_service.core.message import IDENTIFIER_PATTERN, TENANT_PATTERN
 
@@ -29,7 +30,7 @@ def read_tenant_or_all(text: str) -> str:
 
 
 def read_identifier(text: str) -> str:
-    """Return an identifier of a timer, signal, work item, run, job, group or event."""
+    """Return an identifier of a timer, signal, work item, schedule, run, job, group or event."""
     if not re.fullmatch(IDENTIFIER_PATTERN, text):
         raise typer.BadParameter(f"{text!r} must be 1 to 200 characters without control characters.")
     return text
@@ -51,14 +52,24 @@ def read_past_instant(text: str) -> int:
     return round(at.timestamp() * 1000)
 
 
+def read_duration(text: str) -> timedelta:
+    """Return a duration, rounded to milliseconds. An ISO 8601 duration such as PT1H30M is allowed, too."""
+    parts = _DURATION.findall(text)
+    try:
+        if not parts or "".join(number + unit for number, unit in parts) != text:
+            return timedelta(milliseconds=parse_duration(text))
+        duration = sum((timedelta(**{_UNITS[unit]: float(number)}) for number, unit in parts), timedelta())
+        return timedelta(milliseconds=round(duration / timedelta(milliseconds=1)))
+    except ValueError as error:
+        raise typer.BadParameter(f"{text!r} must be a duration, {_FORMS}.") from error
+    except OverflowError as error:
+        raise typer.BadParameter(f"{text!r} is too long.") from error
+
+
 def read_due_after(text: str) -> datetime:
     """Return the instant that is a duration from now."""
-    parts = _DURATION.findall(text)
-    if not parts or "".join(number + unit for number, unit in parts) != text:
-        raise typer.BadParameter(f"{text!r} must be a duration, {_FORMS}.")
     try:
-        duration = sum((timedelta(**{_UNITS[unit]: float(number)}) for number, unit in parts), timedelta())
-        return datetime.now(UTC) + duration
+        return datetime.now(UTC) + read_duration(text)
     except OverflowError as error:
         raise typer.BadParameter(f"{text!r} is too long: the instant must be before the year 10000.") from error
 

@@ -1,8 +1,10 @@
-"""The Python client: schedule, cancel, query and watch timers, signals and runs over NATS (see docs/client.md)."""
+"""The Python client: commands, queries and events of timers, signals, schedules and runs (see docs/client.md)."""
 
 from timer_service.client.errors import CommandError, NoAnswerError, QueryError, TimerServiceError
 from timer_service.client.models import (
     BuriedEvent,
+    CatchUp,
+    CatchUpPolicy,
     Counts,
     NewTimer,
     Outcome,
@@ -10,6 +12,8 @@ from timer_service.client.models import (
     RunGraph,
     RunJob,
     RunStatus,
+    Schedule,
+    ScheduleStatus,
     Signal,
     SignalStatus,
     State,
@@ -19,6 +23,8 @@ from timer_service.client.timer_client import TimerClient
 
 __all__ = [
     "BuriedEvent",
+    "CatchUp",
+    "CatchUpPolicy",
     "CommandError",
     "Counts",
     "NewTimer",
@@ -29,6 +35,8 @@ __all__ = [
     "RunGraph",
     "RunJob",
     "RunStatus",
+    "Schedule",
+    "ScheduleStatus",
     "Signal",
     "SignalStatus",
     "State",

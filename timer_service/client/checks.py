@@ -3,10 +3,11 @@
 import json
 import re
 from collections.abc import Sequence
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from typing import Any
 
+from timer_service.core.duration import format_duration
 from timer_service.core.instant import parse_instant
 from timer_service.core.message import IDENTIFIER_PATTERN, TENANT_PATTERN
 
@@ -22,7 +23,7 @@ def check_tenant(tenant: str) -> str:
 
 
 def check_identifier(argument: str, name: str) -> str:
-    """Return a valid id of a timer, signal, work item, run or job."""
+    """Return a valid id of a timer, signal, work item, schedule, run or job."""
     if not re.fullmatch(IDENTIFIER_PATTERN, name) or _SURROGATE.search(name):
         raise ValueError(f"{argument} must be 1 to 200 characters, without control characters and surrogates")
     return name
@@ -52,6 +53,14 @@ def wire_instant(argument: str, at: datetime) -> str:
     except (ValueError, OverflowError) as error:
         raise ValueError(f"{argument} must lie between 1970-01-01 and 9999-12-31 (UTC)") from error
     return text
+
+
+def wire_duration(argument: str, duration: timedelta) -> str:
+    """Return a duration in its wire form."""
+    milliseconds, rest = divmod(duration, timedelta(milliseconds=1))
+    if milliseconds < 0 or rest:
+        raise ValueError(f"{argument} must be whole milliseconds, and not negative")
+    return format_duration(milliseconds)
 
 
 def write_json(argument: str, body: Any) -> bytes:

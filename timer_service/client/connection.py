@@ -112,8 +112,10 @@ class Connection:
                 raise TimerServiceError("the service sent an answer with a wrong cursor")
             question = {**question, "cursor": page["cursor"]}
 
-    async def events(self, tenant: str, message: str) -> AsyncIterator[dict[str, Any]]:
+    async def events(self, tenant: str, *messages: str) -> AsyncIterator[dict[str, Any]]:
         """Iterate over the events that the service publishes from now on. `tenant` is a tenant or `*` for all.
+
+        `messages` are the types of the events in kebab case.
 
         Raises `NoAnswerError` when the connection is lost, because events may be missing after that.
         """
@@ -123,10 +125,12 @@ class Connection:
             raise NoAnswerError("not connected to the broker")
         watch = _Watch()
         self._watches.add(watch)
-        subscription: Subscription | None = None
+        subscriptions: list[Subscription] = []
         try:
-            subscription = await self._client.subscribe(f"{self._prefix}.evt.v1.{tenant}.{message}", cb=watch.receive)
-            # The driver sends a flush before data that it holds back: only the second one follows the subscription.
+            for message in messages:
+                subject = f"{self._prefix}.evt.v1.{tenant}.{message}"
+                subscriptions.append(await self._client.subscribe(subject, cb=watch.receive))
+            # The driver sends a flush before data that it holds back: only the second one follows the subscriptions.
             await self._calls.run(self._client.flush())
             await self._calls.run(self._client.flush())
             while (body := await watch.next()) is not None:
@@ -136,8 +140,9 @@ class Connection:
             raise NoAnswerError(str(error) or type(error).__name__) from error
         finally:
             self._watches.remove(watch)
-            if subscription is not None and not self._client.is_closed:
-                await subscription.unsubscribe()
+            for subscription in subscriptions:
+                if not self._client.is_closed:
+                    await subscription.unsubscribe()
         raise NoAnswerError("the connection to the broker has ended; events may be missing from here on")
 
 

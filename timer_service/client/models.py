@@ -1,40 +1,13 @@
 """The values that the client returns, with timezone-aware datetimes. Each field is stated once, with its wire name."""
 
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
+from datetime import datetime
 from enum import StrEnum
-from typing import Annotated, Any, NamedTuple, Self
+from typing import Annotated, Any, NamedTuple
 
-from pydantic import BaseModel, ConfigDict, Field, PlainSerializer, ValidationError
-from pydantic.alias_generators import to_camel
+from pydantic import Field
 
-from timer_service.client.errors import TimerServiceError
-
-
-def _iso(at: datetime) -> str:
-    return at.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-
-
-_Instant = Annotated[datetime, PlainSerializer(_iso, when_used="json")]
-_Tenant = Annotated[str, Field(alias="tenantId")]
-
-
-class View(BaseModel):
-    """A value that the service returned. Fields that a newer service adds are ignored."""
-
-    model_config = ConfigDict(alias_generator=to_camel, validate_by_name=True, frozen=True, extra="ignore")
-
-    @classmethod
-    def read(cls, answer: Mapping[str, Any]) -> Self:
-        """Return the value in an answer of the service. Raises `TimerServiceError` if the answer has another form."""
-        try:
-            return cls.model_validate(answer)
-        except ValidationError as error:
-            raise TimerServiceError(f"the service sent an answer that this client cannot read: {error}") from error
-
-    def document(self) -> dict[str, Any]:
-        """Return the value as JSON data with the field names of the messages, without fields at their default."""
-        return self.model_dump(mode="json", by_alias=True, exclude_defaults=True)
+from timer_service.client.view import Duration, Instant, TenantId, View
 
 
 class State(StrEnum):
@@ -68,14 +41,14 @@ class NewTimer(NamedTuple):
 class Timer(View):
     """A timer."""
 
-    tenant: _Tenant
+    tenant: TenantId
     call: Annotated[str, Field(alias="serviceCallId")]
     state: str
     """A `State`, or a state that a newer service has added."""
-    due_at: _Instant
-    registered_at: _Instant
+    due_at: Instant
+    registered_at: Instant
     attempt: int
-    reached_at: _Instant | None = None
+    reached_at: Instant | None = None
     last_error: str | None = None
     correlation_id: str | None = None
     data: Any = None
@@ -89,7 +62,7 @@ class Counts(View):
     """How many Scheduled timers are past their due time."""
     exact: bool
     """False if the service stopped counting at its limit. The numbers are lower bounds then."""
-    oldest_due: _Instant | None = None
+    oldest_due: Instant | None = None
     """The earliest due time of the Scheduled timers."""
 
 
@@ -106,17 +79,17 @@ class SignalStatus(StrEnum):
 class Signal(View):
     """A work signal."""
 
-    tenant: _Tenant
+    tenant: TenantId
     name: Annotated[str, Field(alias="signalId")]
     status: str
     """A `SignalStatus`, or a status that a newer service has added."""
     trigger_kind: str
     trigger_spec: Mapping[str, Any]
-    created_at: _Instant
+    created_at: Instant
     trigger_error: str | None = None
     item: Annotated[str | None, Field(alias="workItemId")] = None
     note: str | None = None
-    last_fired_at: _Instant | None = None
+    last_fired_at: Instant | None = None
     last_error: str | None = None
 
 
@@ -146,14 +119,14 @@ class ReportedStatus(StrEnum):
 class Run(View):
     """A run, without its jobs."""
 
-    tenant: _Tenant
+    tenant: TenantId
     name: Annotated[str, Field(alias="runId")]
     status: str
     """A `RunStatus`, or a status that a newer service has added."""
-    created_at: _Instant
+    created_at: Instant
     open_jobs: int
     unresolved_groups: int
-    settled_at: _Instant | None = None
+    settled_at: Instant | None = None
     code: str | None = None
     """Why the service rejected the graph."""
     path: Sequence[str] = ()
@@ -168,8 +141,8 @@ class RunJob(View):
     needs: Sequence[Mapping[str, str]]
     """The needs in their wire form: `job` or `group`, and `ifFailed`."""
     group: Annotated[str | None, Field(alias="groupName")] = None
-    ready_at: _Instant | None = None
-    settled_at: _Instant | None = None
+    ready_at: Instant | None = None
+    settled_at: Instant | None = None
     reason: str | None = None
     outputs: Mapping[str, Any] | None = None
 
@@ -189,25 +162,87 @@ class RunGraph(NamedTuple):
         return {**self.run.document(), "counts": self.counts, "groups": self.groups, "jobs": jobs}
 
 
+class ScheduleStatus(StrEnum):
+    """The status of a schedule."""
+
+    ACTIVE = "active"
+    PAUSED = "paused"
+    ENDED = "ended"
+
+
+class CatchUpPolicy(StrEnum):
+    """Which slots fire that are more than `late_by` late: only the newest if all are that late, none, or all."""
+
+    LAST = "last"
+    SKIP = "skip"
+    ALL = "all"
+
+
+class CatchUp(View):
+    """Which slots of a schedule fire although they are late."""
+
+    policy: str
+    """A `CatchUpPolicy`, or a policy that a newer service has added."""
+    late_by: Duration
+    """Slots that are at most this late fire."""
+    limit: int
+    """At most this many late slots fire, the newest ones."""
+
+
+class Schedule(View):
+    """A schedule."""
+
+    tenant: TenantId
+    name: Annotated[str, Field(alias="scheduleId")]
+    status: str
+    """A `ScheduleStatus`, or a status that a newer service has added."""
+    cron: str | None = None
+    zone: str | None = None
+    every: Duration | None = None
+    start_at: Instant | None = None
+    end_at: Instant | None = None
+    max_count: int | None = None
+    jitter: Duration
+    catch_up: CatchUp
+    created_at: Instant
+    next_slot_at: Instant | None = None
+    fired_count: int
+    """How many slots fired since the schedule started, without triggers."""
+    missed_since: Instant | None = None
+    """The first slot that was skipped since the last firing."""
+    last_slot_at: Instant | None = None
+    """The last slot that fired."""
+    last_fired_at: Instant | None = None
+    """When the last slot fired."""
+    last_error: str | None = None
+    """Why the next slot cannot fire. It is tried again every minute."""
+    ended_at: Instant | None = None
+    end_reason: str | None = None
+    upcoming: Sequence[Instant] | None = None
+    """The next slots, if `Schedules.get` was asked for them."""
+    data: Any = None
+
+
 class BuriedEvent(View):
     """An event that the service stopped trying to publish."""
 
-    tenant: _Tenant
+    tenant: TenantId
     event_id: str
     type: Annotated[str, Field(alias="eventType")]
     about: Mapping[str, str]
     """The ids in its payload, for example the run and the job."""
-    added_at: _Instant
+    added_at: Instant
     attempt: int
     last_error: str
 
 
 class Outcome(View):
-    """How a command ended. It also holds the timer, signal or run after the command, if there is one."""
+    """How a command ended. It also holds the timer, signal, schedule or run after the command, if there is one."""
 
     command_id: str
     name: Annotated[str, Field(alias="outcome")]
     """One of the outcomes in contracts/README.md, or an outcome that a newer service has added."""
     timer: Timer | None = None
     signal: Signal | None = None
+    schedule: Schedule | None = None
     run: Run | None = None

@@ -15,6 +15,7 @@ from timer_service.client.errors import NoAnswerError
 from timer_service.client.events import Events
 from timer_service.client.models import UNSET, Counts, NewTimer, Outcome, State, Timer
 from timer_service.client.runs import Runs
+from timer_service.client.schedules import Schedules
 from timer_service.client.signals import Signals
 
 
@@ -32,6 +33,8 @@ class TimerClient:
         self._connection = connection
         self.signals = Signals(connection)
         """The methods for work signals."""
+        self.schedules = Schedules(connection)
+        """The methods for schedules, which are recurring timers."""
         self.runs = Runs(connection)
         """The methods for runs."""
         self.events = Events(connection)

@@ -188,6 +188,11 @@ class Broker(Protocol):
         """Whether messages can be published now, and the reason if not."""
         ...
 
+    @property
+    def outages(self) -> int:
+        """How many times the connection was lost. Commands may have been stored meanwhile that were not delivered."""
+        ...
+
     async def subscribe(
         self,
         history: History,

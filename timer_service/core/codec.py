@@ -42,6 +42,7 @@ _PHRASES = {
 _SHOULD = re.compile(r"^(Input|Value|String|List|Tuple|Dictionary|Number) should ")
 
 REPLY_TO = "Timer-Reply-To"
+_NANOSECONDS_PER_MILLISECOND = 1_000_000
 
 
 def decode_command(delivery: Delivery, envelope: Envelope, payloads: Mapping[str, type[TenantPayload]]) -> Command:
@@ -57,6 +58,7 @@ def decode_command(delivery: Delivery, envelope: Envelope, payloads: Mapping[str
         correlation_id=envelope.correlation_id,
         trace=read_trace(delivery.headers),
         reply_to=delivery.headers.get(REPLY_TO),
+        stored_at=-(-delivery.stored_at // _NANOSECONDS_PER_MILLISECOND),
     )
 
 

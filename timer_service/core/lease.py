@@ -17,6 +17,7 @@ from timer_service.core.budget import DEFAULT_BUDGET
 from timer_service.core.claim_bytes import split_by_bytes
 from timer_service.core.database import Reader, Row, Transaction
 from timer_service.core.sql import load_sql
+from timer_service.core.tenant_turns import TenantTurns
 
 _SQL = load_sql("timer_service.core", "lease.sql")
 
@@ -113,9 +114,8 @@ class Lease:
         """How long a lease lasts."""
         self._claim = table.sql("claim")
         self._count_available = table.sql("count_available")
-        self._unsettled_tenants = table.sql("unsettled_tenants")
         self._claim_of_tenant = table.sql("claim_of_tenant")
-        self._last_tenant = ""
+        self._turns = TenantTurns(table.sql("unsettled_tenants"))
         self._order_of = itemgetter(*table.order)
         self.key_of = itemgetter(*table.key)
         """Returns the key of a row."""
@@ -184,22 +184,9 @@ class Lease:
         return count
 
     async def _claim_shares(self, tx: Transaction, claim: Mapping[str, Any], limit: int) -> list[Row]:
-        tenants = await self._next_tenants(tx, limit)
-        due = [row["tenant_id"] for row in tenants if row["oldest"] <= claim["now"]]
-        if len(due) == 1 and len(tenants) < limit:  # only one tenant has due rows
-            return []
-        shares = [{**claim, "tenant_id": tenant, "limit": limit // len(due)} for tenant in due]
-        return list(await tx.fetch_each(self._claim_of_tenant, shares))
-
-    async def _next_tenants(self, tx: Transaction, limit: int) -> list[Row]:
-        """Return up to `limit` tenants that have unsettled rows, round-robin from the end of the last claim."""
-        last = self._last_tenant
-        tenants = list(await tx.fetch(self._unsettled_tenants, {"after": last, "limit": limit}))
-        if last and len(tenants) < limit:
-            first = await tx.fetch(self._unsettled_tenants, {"after": "", "limit": limit - len(tenants)})
-            tenants += [row for row in first if row["tenant_id"] <= last]
-        self._last_tenant = tenants[-1]["tenant_id"] if len(tenants) == limit else ""
-        return tenants
+        shares = await self._turns.shares(tx, claim["now"], limit)
+        each = [{**claim, "tenant_id": tenant, "limit": share} for tenant, share in shares]
+        return list(await tx.fetch_each(self._claim_of_tenant, each))
 
     async def lock(self, tx: Transaction, rows: Sequence[Row]) -> None:
         """Lock held rows. A transaction that settles rows in several ways locks all of them first, in one order."""

@@ -139,3 +139,26 @@ WHERE available_at > :now AND available_at <= :until AND lease_token IS NOT NULL
 -- name: next_available
 -- When the next row is available.
 SELECT MIN(available_at) AS at FROM {table} WHERE available_at IS NOT NULL
+
+
+-- name: due
+-- Locks and returns the rows that have been due longest, up to a limit, as `claim` does, but without a lease.
+SELECT {columns} FROM {table}
+WHERE available_at <= :now
+ORDER BY available_at
+LIMIT :limit
+/* skip locked */
+
+-- name: due_of_tenant
+-- Locks and returns the oldest due rows of one tenant, up to a limit, as `claim_of_tenant` does, but without a lease.
+SELECT {columns} FROM {table}
+WHERE tenant_id = :tenant_id AND {oldest_first} <= :now AND available_at <= :now
+ORDER BY {oldest_first}
+LIMIT :limit
+/* skip locked */
+
+-- name: due_by_key
+-- Locks and returns a due row, unless another transaction has locked it.
+SELECT {columns} FROM {table}
+WHERE {key_is} AND available_at <= :now
+/* skip locked */

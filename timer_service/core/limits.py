@@ -21,6 +21,8 @@ class Limits(BaseModel):
     """The `data` of its timers, settled ones included, as far as one has more than 1,000 characters."""
     open_signals: _Count | None = None
     """The signals that have not ended."""
+    schedules: _Count | None = None
+    """The schedules that are active or paused."""
     open_runs: _Count | None = None
     """The runs that are running."""
     run_rows: _Count | None = None

@@ -104,6 +104,8 @@ class Command(NamedTuple):
     correlation_id: str | None
     trace: Trace
     reply_to: str | None
+    stored_at: int = 0
+    """When the broker stored it, by the broker's clock, rounded up. It is the same at each delivery."""
 
     @property
     def tenant(self) -> str:

@@ -46,6 +46,10 @@ class MetricsPort(Protocol):
         """Record that a row was fired `seconds` after it was due."""
         ...
 
+    def slots_missed(self, count: int) -> None:
+        """Count slots of schedules that were skipped because they were late."""
+        ...
+
     def leases_lost(self, count: int) -> None:
         """Count rows that were claimed again or changed before they could be settled."""
         ...

@@ -69,6 +69,7 @@ class NatsBroker:
         self._publisher: Publisher | None = None
         self._subscription: NatsSubscription | None = None
         self._denied: str | None = None
+        self._outages = 0
         self._last_error = ""
         self._lost = asyncio.Event()
         self._closing = False
@@ -139,6 +140,11 @@ class NatsBroker:
         if self._denied is not None:
             return Health(reason=f"{self._denied}; `timer-service doctor` names every missing permission")
         return HEALTHY
+
+    @property
+    def outages(self) -> int:
+        """How many times the connection was lost."""
+        return self._outages
 
     @property
     def reading(self) -> bool:
@@ -330,6 +336,7 @@ class NatsBroker:
         log.log(logging.DEBUG if of_connection else logging.WARNING, "broker error", extra={"reason": reason})
 
     async def _on_disconnected(self) -> None:
+        self._outages += 1
         self._denied = None  # not in `_on_reconnected`: before that, the server may deny permissions again
         if self._publisher:
             self._publisher.connection_lost()

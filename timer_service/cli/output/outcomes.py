@@ -21,8 +21,8 @@ def print_outcome(
 ) -> None:
     """Print an outcome. Exits with 1 if the command had no effect.
 
-    `subject` names the timer, signal or run, and `state` describes it. `explanations` has a sentence for the outcomes
-    that need one.
+    `subject` names the timer, signal, schedule or run, and `state` describes it. `explanations` has a sentence for the
+    outcomes that need one.
     """
     if as_json:
         typer.echo(json.dumps(outcome.document()))
@@ -35,7 +35,7 @@ def print_outcome(
 
 
 def exit_not_found(subject: str) -> NoReturn:
-    """Print that a timer, signal or run does not exist, and exit with 1."""
+    """Print that a timer, signal, schedule or run does not exist, and exit with 1."""
     typer.echo(f"not found: {subject}", err=True)
     raise typer.Exit(1)
 

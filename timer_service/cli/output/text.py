@@ -25,17 +25,28 @@ def format_time(at: datetime, *, milliseconds: bool = False) -> str:
 
 def format_distance(at: datetime, now: datetime) -> str:
     """Return how far an instant is from now in its two largest units, rounded down, such as `in 2 h 59 min`."""
-    milliseconds = abs(at - now) // timedelta(milliseconds=1)
-    numbers = []
-    for unit, length in _UNITS:
-        number, milliseconds = divmod(milliseconds, length)
-        numbers.append((number, unit))
+    numbers = _split(abs(at - now))
     largest = next((place for place, (number, _) in enumerate(numbers) if number), None)
     if largest is None:
         return "now"
     shown = numbers[largest : largest + 2]
     text = " ".join(f"{number} {unit}" for number, unit in shown if number and (unit != "ms" or len(shown) == 1))
     return f"in {text}" if at > now else f"{text} ago"
+
+
+def format_duration(duration: timedelta) -> str:
+    """Return a duration in its units, such as `1 h 30 min`."""
+    return " ".join(f"{number} {unit}" for number, unit in _split(duration) if number) or "0 s"
+
+
+def _split(duration: timedelta) -> list[tuple[int, str]]:
+    """Return the number of each unit, the largest unit first."""
+    milliseconds = duration // timedelta(milliseconds=1)
+    numbers = []
+    for unit, length in _UNITS:
+        number, milliseconds = divmod(milliseconds, length)
+        numbers.append((number, unit))
+    return numbers
 
 
 def one_line(text: str) -> str:

@@ -1,0 +1,86 @@
+-- Schedules. A row is one schedule or a tombstone: a schedule that was deleted, or commands that are remembered for a schedule that
+-- does not exist. See docs/schedules.md.
+CREATE TABLE schedules (
+    tenant_id TEXT NOT NULL,
+    schedule_id TEXT NOT NULL,
+    status TEXT NOT NULL,
+    cron TEXT,
+    every_ms BIGINT CHECK (every_ms >= 1000),
+    zone TEXT,
+    start_at BIGINT,
+    end_at BIGINT,
+    max_count INTEGER CHECK (max_count > 0),
+    jitter_ms BIGINT CHECK (jitter_ms >= 0),
+    catch_up TEXT,
+    late_by_ms BIGINT CHECK (late_by_ms > 0),
+    catch_up_limit INTEGER CHECK (catch_up_limit > 0),
+    data TEXT,
+    data_size INTEGER NOT NULL,  -- the number of characters of `data`, which a pass does not read
+    defined_at BIGINT NOT NULL,
+    after_at BIGINT NOT NULL,  -- the cursor: each slot up to this instant has been fired or skipped
+    slot_at BIGINT,
+    available_at BIGINT,
+    fired_count INTEGER NOT NULL CHECK (fired_count >= 0),
+    missed_since BIGINT,
+    last_slot_at BIGINT,
+    last_fired_at BIGINT,
+    last_error TEXT,
+    is_paused INTEGER NOT NULL CHECK (CASE is_paused WHEN 0 THEN TRUE WHEN 1 THEN TRUE ELSE FALSE END),
+    created_at BIGINT NOT NULL,
+    ended_at BIGINT,
+    end_reason TEXT,
+    confirmed_at BIGINT,
+    correlation_id TEXT,
+    causation_id TEXT,
+    traceparent TEXT,
+    tracestate TEXT,
+    -- The positions of the last PutSchedule or DeleteSchedule, of the PutSchedule that started the schedule, of the last
+    -- DeleteSchedule, and of the last PauseSchedule or ResumeSchedule.
+    defined_epoch BIGINT NOT NULL,
+    defined_sequence BIGINT NOT NULL,
+    started_epoch BIGINT NOT NULL,
+    started_sequence BIGINT NOT NULL,
+    deleted_epoch BIGINT NOT NULL,
+    deleted_sequence BIGINT NOT NULL,
+    paused_epoch BIGINT NOT NULL,
+    paused_sequence BIGINT NOT NULL,
+    PRIMARY KEY (tenant_id, schedule_id),
+    -- A schedule fires if and only if it is active.
+    CHECK (CASE status
+        WHEN 'active' THEN slot_at IS NOT NULL AND available_at IS NOT NULL AND ended_at IS NULL AND is_paused = 0
+        WHEN 'paused' THEN COALESCE(slot_at, available_at, ended_at) IS NULL AND is_paused = 1
+        WHEN 'ended' THEN COALESCE(slot_at, available_at) IS NULL AND ended_at IS NOT NULL
+        WHEN 'deleted' THEN COALESCE(slot_at, available_at) IS NULL AND ended_at IS NOT NULL
+        ELSE FALSE
+    END),
+    CHECK ((status = 'ended') = (end_reason IS NOT NULL)),
+    -- A schedule has one recurrence, and a tombstone has none.
+    CHECK (CASE status
+        WHEN 'deleted' THEN cron IS NULL AND every_ms IS NULL AND data IS NULL
+        ELSE (cron IS NULL) <> (every_ms IS NULL) AND zone IS NOT NULL AND jitter_ms IS NOT NULL
+            AND catch_up IS NOT NULL AND late_by_ms IS NOT NULL AND catch_up_limit IS NOT NULL
+    END),
+    CHECK ((data IS NULL) = (data_size = 0)),
+    -- A slot fires once, and never early.
+    CHECK (slot_at > after_at),
+    CHECK (available_at >= slot_at),
+    CHECK (slot_at < end_at),
+    CHECK (fired_count <= max_count),
+    CHECK (last_error IS NULL OR status = 'active'),
+    CHECK (confirmed_at IS NULL OR ended_at IS NOT NULL)
+);
+
+-- Used by `due`, `count_available` and `next_available` of lease.sql, and by the gauge that counts active schedules.
+CREATE INDEX schedules_available ON schedules (available_at) WHERE available_at IS NOT NULL;
+
+-- Used by `unsettled_tenants`, which steps from tenant to tenant, and by `due_of_tenant`.
+CREATE INDEX schedules_due ON schedules (tenant_id, slot_at) WHERE available_at IS NOT NULL;
+
+-- Used by `page` and `count_live`.
+CREATE INDEX schedules_by_status ON schedules (tenant_id, status, schedule_id);
+
+-- Used by the gauge that counts schedules whose next slot cannot be computed.
+CREATE INDEX schedules_failing ON schedules (tenant_id, schedule_id) WHERE last_error IS NOT NULL;
+
+-- Used by `delete_settled`. Retention counts from the end of a schedule, or from the newest command that found it ended.
+CREATE INDEX schedules_ended ON schedules (COALESCE(confirmed_at, ended_at)) WHERE ended_at IS NOT NULL;

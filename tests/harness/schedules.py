@@ -1,0 +1,98 @@
+"""Conversations about schedules: with the schedules slice in this process, and with the real service."""
+
+import json
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from tests.harness.clock import ManualClock
+from tests.harness.conversation import Conversation
+from tests.harness.in_process import InProcess, exhaust
+from tests.harness.live_service import Live
+from timer_service.adapters.memory import MemoryBroker
+from timer_service.core.broker import Broker
+from timer_service.core.database import Database
+from timer_service.core.limits import DEFAULT_LIMITS, TenantLimits
+from timer_service.core.message import Address
+from timer_service.schedules import SLICE
+from timer_service.schedules.firing_worker import FiringWorker
+
+
+class ScheduleConversation(Conversation):
+    """A conversation about `daily`, unless a test names another schedule."""
+
+    fields: ClassVar = {"scheduleId": "daily"}
+
+    async def put(self, schedule: str = "daily", **fields: Any) -> str:
+        """Put a schedule and return the outcome. By default it has a slot each minute."""
+        recurrence = {} if "cron" in fields or "every" in fields else {"every": "PT1M"}
+        return str((await self.request("PutSchedule", scheduleId=schedule, **recurrence, **fields))["outcome"])
+
+    async def about(self, verb: str, schedule: str = "daily", **fields: Any) -> str:
+        """Send a command about a schedule and return the outcome. `verb` is Pause, Resume, Delete or Trigger."""
+        return str((await self.request(f"{verb}Schedule", scheduleId=schedule, **fields))["outcome"])
+
+    async def events_of(self, message_type: str, schedule: str = "daily", tenant: str | None = None) -> list[Any]:
+        """Return the published events of a type about a schedule, in order of publication."""
+        events = [json.loads(each.body) for each in await self.stored(tenant)]
+        about = [each for each in events if each["payload"].get("scheduleId") == schedule]
+        return [each for each in about if each["type"] == message_type]
+
+    async def fired(self, schedule: str = "daily", tenant: str | None = None) -> list[str]:
+        """Return the slots of a schedule that fired, in order."""
+        events = await self.events_of("ScheduleFired", schedule, tenant)
+        return sorted(each["payload"]["slotAt"] for each in events if each["payload"]["cause"] == "slot")
+
+    async def view(self, schedule: str = "daily", **fields: Any) -> Any:
+        """Return the reply to get-schedule."""
+        return await self.ask("get-schedule", scheduleId=schedule, **fields)
+
+    async def status(self, schedule: str = "daily") -> str:
+        """Return the status of a schedule."""
+        return str((await self.view(schedule))["status"])
+
+
+class Schedules(ScheduleConversation, InProcess):
+    """The schedules slice in this process. Commands are stored at the time of the clock."""
+
+    def __init__(
+        self,
+        database: Database,
+        broker: MemoryBroker,
+        clock: ManualClock,
+        *,
+        enabled: bool = True,
+        service_broker: Broker | None = None,
+        limits: TenantLimits = DEFAULT_LIMITS,
+    ) -> None:
+        super().__init__(database, broker, clock, SLICE, enabled=enabled, service_broker=service_broker, limits=limits)
+        self.worker = FiringWorker(self.parts)
+
+    def _post(self, address: Address, body: bytes, headers: Mapping[str, str], message_id: str | None) -> None:
+        stored_at = self.clock.now() * 1_000_000
+        self.positions.append(self.broker.send(address, body, headers, message_id, stored_at=stored_at))
+
+    async def fire(self) -> None:
+        """Fire the due slots, in as many passes as it takes, and publish their events."""
+        await exhaust(self.worker, self.clock.now())
+        await self.publish()
+
+    async def advance(self, **duration: float) -> None:
+        """Advance the clock and fire what is due then."""
+        self.clock.advance(**duration)
+        await self.fire()
+
+    async def row(self, schedule: str = "daily", tenant: str = "acme") -> dict[str, Any]:
+        """Return the row of a schedule."""
+        (row,) = [
+            each for each in await self.all_rows() if (each["tenant_id"], each["schedule_id"]) == (tenant, schedule)
+        ]
+        return row
+
+    async def all_rows(self) -> list[dict[str, Any]]:
+        """Return every row, in order of the keys."""
+        rows = await self.database.reader.fetch("SELECT * FROM schedules ORDER BY tenant_id, schedule_id")
+        return [{name: row[name] for name in row.keys()} for row in rows]  # type: ignore[attr-defined]  # noqa: SIM118
+
+
+class LiveSchedules(ScheduleConversation, Live):
+    """The real service."""

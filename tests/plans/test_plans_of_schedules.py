@@ -1,0 +1,109 @@
+"""Query plans of the schedules slice: an index on both engines, with and without statistics, and no sort."""
+
+import re
+from collections.abc import Iterator
+
+import pytest
+
+from tests.harness.databases import Databases
+from tests.harness.plans import MODES, FilledDatabase, filled_database
+from timer_service.adapters.sqlite import SqliteDatabase
+from timer_service.schedules import store
+from timer_service.schedules.messages import ShownStatus
+from timer_service.schedules.store import COUNTED, SCHEDULES, TIMED
+from timer_service.schedules.usage import SCHEDULES as LIMIT
+
+ACTIVE = """
+INSERT INTO schedules (
+    tenant_id, schedule_id, status, every_ms, zone, jitter_ms, catch_up, late_by_ms, catch_up_limit, data_size,
+    defined_at, after_at, slot_at, available_at, fired_count, is_paused, created_at, defined_epoch, defined_sequence,
+    started_epoch, started_sequence, deleted_epoch, deleted_sequence, paused_epoch, paused_sequence
+)
+SELECT 'tenant-' || n % 100, 'schedule-' || n, 'active', 60000, 'UTC', 0, 'last', 60000, 100, 0, 0,
+    n, n + 1, n + 1, 0, 0, n, 1, n, 1, n, 0, 0, 0, 0
+FROM generate_series(1, $1::bigint) AS n
+"""
+ENDED = """
+INSERT INTO schedules (
+    tenant_id, schedule_id, status, data_size, defined_at, after_at, fired_count, is_paused, created_at, ended_at,
+    defined_epoch, defined_sequence, started_epoch, started_sequence, deleted_epoch, deleted_sequence, paused_epoch,
+    paused_sequence
+)
+SELECT 'tenant-' || n % 100, 'deleted-' || n, 'deleted', 0, 0, n, 0, 0, n, n, 1, n, 0, 0, 1, n, 0, 0
+FROM generate_series(1, $1::bigint) AS n
+"""
+
+KEY = "Index Scan schedules_pkey"
+DUE = "Index Scan schedules_available"
+PARTIAL = ("SCAN schedules USING COVERING INDEX schedules_available", "SCAN schedules USING INDEX schedules_failing")
+"""Reads of a whole partial index, whose predicate is the condition."""
+
+
+PLANS = {
+    "a schedule, locked": (store._FIND_LOCKED, ["LockRows", KEY]),
+    "the data of a schedule": (store._SQL["load_data"], [KEY]),
+    "a changed schedule": (store._SQL["update"], [KEY]),
+    "a fired schedule": (store._SQL["advance"], [KEY]),
+    "due schedules": (SCHEDULES.sql("due"), ["LockRows", DUE]),
+    "due schedules of a tenant": (SCHEDULES.sql("due_of_tenant"), ["LockRows", "Index Scan schedules_due"]),
+    "a due schedule": (SCHEDULES.sql("due_by_key"), ["LockRows", KEY]),
+    "how many are due": (SCHEDULES.sql("count_available"), ["Index Only Scan schedules_available"]),
+    "when the next is due": (SCHEDULES.sql("next_available"), ["Index Only Scan schedules_available"]),
+    "a page": (store._SQL["page"].format(status=ShownStatus.ACTIVE), ["Index Scan schedules_by_status"]),
+    "active schedules, counted": (COUNTED[0].sql, ["Index Only Scan schedules_available"]),
+    "failing schedules, counted": (COUNTED[1].sql, ["Index Only Scan schedules_failing"]),
+    "the schedules of a tenant, counted": (LIMIT.sql, ["Index Only Scan schedules_by_status"]),
+    "the end of a page of the clock repair": (TIMED[0].sql("page_end"), ["Index Only Scan schedules_available"]),
+    "rows with a wrong instant": (TIMED[0].sql("find_wrong"), [DUE]),
+    "a row with a wrong instant": (TIMED[0].sql("repair"), [KEY]),
+}
+
+
+@pytest.fixture(scope="module", params=[True, False], ids=["analyzed", "not analyzed"])
+def filled(request: pytest.FixtureRequest, databases: Databases) -> Iterator[FilledDatabase]:
+    """Return a database with many active and deleted schedules."""
+    with filled_database(databases, [ACTIVE, ENDED], (20_000, request.param)) as database:
+        yield database
+
+
+def test_plans_on_postgres(filled: FilledDatabase) -> None:
+    """Every frequent statement uses its index, also on tables without statistics."""
+    for mode in MODES:
+        found = {name: filled.plan(sql, mode) for name, (sql, _) in PLANS.items()}
+        assert found == {name: nodes for name, (_, nodes) in PLANS.items()}
+
+
+def test_tenants_and_retention_on_postgres(filled: FilledDatabase) -> None:
+    """The tenants are found by steps through an index, and retention reads only old rows."""
+    for mode in MODES:
+        tenants = filled.plan(SCHEDULES.sql("unsettled_tenants"), mode)
+        retention = filled.plan(store._SQL["delete_settled"], mode)
+        assert {node for node in tenants if "schedules" in node} == {"Index Only Scan schedules_due"}
+        assert {node for node in retention if "schedules" in node} == {"Index Scan schedules_ended", KEY}
+        assert not [node for node in (*tenants, *retention) if "Seq Scan" in node or node == "Sort"]
+
+
+async def test_plans_on_sqlite(sqlite: SqliteDatabase) -> None:
+    """On SQLite no frequent statement scans or sorts, for one or for many parameter sets."""
+    statements = {name: sql for name, (sql, _) in PLANS.items()}
+    for name, sql in statements.items():
+        parameters = dict.fromkeys(re.findall(r":(\w+)", sql), 1)
+        async with sqlite.transaction() as tx:
+            once = [row["detail"] for row in await tx.fetch(f"EXPLAIN QUERY PLAN {sql}", parameters)]
+            many = [row["detail"] for row in await tx.fetch_each(f"EXPLAIN QUERY PLAN {sql}", [parameters])]
+        steps = [step for step in once if not step.startswith(("CO-ROUTINE", "SCAN counted", *PARTIAL))]
+        assert all(step.startswith("SEARCH") for step in steps), (name, once)
+        assert [step for step in many if not step.startswith("SCAN json_each VIRTUAL TABLE")] == once, (name, many)
+
+
+async def test_retention_and_tenants_on_sqlite(sqlite: SqliteDatabase) -> None:
+    """On SQLite too."""
+    for sql, index in (
+        (SCHEDULES.sql("unsettled_tenants"), "schedules_due"),
+        (store._SQL["delete_settled"], "schedules_ended"),
+    ):
+        parameters = dict.fromkeys(re.findall(r":(\w+)", sql), 1)
+        async with sqlite.transaction() as tx:
+            steps = [row["detail"] for row in await tx.fetch(f"EXPLAIN QUERY PLAN {sql}", parameters)]
+        assert [step for step in steps if "schedules USING" in step and index in step], steps
+        assert not [step for step in steps if step.startswith("SCAN schedules") or "TEMP B-TREE" in step], steps

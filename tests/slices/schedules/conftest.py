@@ -1,0 +1,22 @@
+from collections.abc import AsyncIterator
+
+import pytest
+
+from tests.harness.clock import ManualClock
+from tests.harness.live_service import Server
+from tests.harness.schedules import LiveSchedules, Schedules
+from timer_service.adapters.memory import MemoryBroker
+from timer_service.core.database import Database
+
+
+@pytest.fixture
+def schedules(store: Database, memory_broker: MemoryBroker, clock: ManualClock) -> Schedules:
+    """Return the schedules slice on each store in turn."""
+    return Schedules(store, memory_broker, clock)
+
+
+@pytest.fixture
+async def live_schedules(service_on_sqlite: Server) -> AsyncIterator[LiveSchedules]:
+    """Return a conversation about schedules with the real service, on SQLite."""
+    async with LiveSchedules.connect(service_on_sqlite) as live:
+        yield live

@@ -1,0 +1,125 @@
+"""A crash at each await of the handler, the firing worker and the relay: no slot is lost, and none has two ids."""
+
+import itertools
+import json
+from collections import Counter, defaultdict
+
+import pytest
+
+from tests.harness.clock import ManualClock, after, iso
+from tests.harness.schedules import Schedules
+from tests.simulation.faults import BrokerObserver, Crash, FaultyBroker, FaultyDatabase, Gate, Point, Process, crash
+from timer_service.adapters.memory import FEATURES, MemoryBroker
+from timer_service.core.broker import BrokerFeatures
+from timer_service.core.database import Database
+
+FORGETFUL = BrokerFeatures(deduplicates=False, max_message_bytes=FEATURES.max_message_bytes)
+HOLD_MS = 30_000
+
+
+def _do_nothing(_: object) -> None:
+    """Do nothing. The test checks the committed rows at the end."""
+
+
+def mortal(store: Database, broker: MemoryBroker, clock: ManualClock, gate: Gate) -> Schedules:
+    """Return a process that crashes at the armed point of its gate."""
+    database = FaultyDatabase(store, gate, exclusive=store.exclusive, committed=_do_nothing, failed=_do_nothing)
+    return Schedules(database, broker, clock, service_broker=FaultyBroker(broker, gate, BrokerObserver()))
+
+
+async def run_everything(schedules: Schedules) -> None:
+    """Handle the commands, fire the due slots and publish."""
+    await schedules.consume()
+    await schedules.fire()
+
+
+async def slots_by_id(schedules: Schedules, tenant: str) -> tuple[dict[str, set[str]], dict[str, set[str]]]:
+    """Return the ids of each slot, and the slots of each id, of the published events of a tenant."""
+    ids, slots = defaultdict[str, set[str]](set), defaultdict[str, set[str]](set)
+    for message in schedules.broker.events:
+        event = json.loads(message.body)
+        if event["tenantId"] == tenant and event["type"] == "ScheduleFired":
+            name = f"{event['payload']['cause']} {event['payload']['slotAt']}"
+            ids[name].add(event["id"])
+            slots[event["id"]].add(name)
+    return ids, slots
+
+
+async def crash_at_every_call(store: Database, point: Point, *, begin: bool) -> int:
+    """Crash at the first call of a kind, then at the second, until a run has no further call. Return how many it has.
+
+    `begin`: the process dies while it handles the commands; otherwise, while it fires.
+    """
+    broker, clock = MemoryBroker(features=FORGETFUL), ManualClock()
+    for nth in itertools.count(1):
+        start = clock.now()
+        tenant = f"tenant-{nth}"
+        user = Schedules(store, broker, clock)
+        user.send("PutSchedule", tenant=tenant, every="PT1M", startAt=iso(start), maxCount=3, catchUp={"policy": "all"})
+        user.send("TriggerSchedule", tenant=tenant)
+        gate = Gate(life := Process(lambda: None), Counter())
+        victim = mortal(store, broker, clock, gate)
+        try:
+            if not begin:
+                await user.consume()
+            else:
+                gate.arm(crash(point, nth))
+                await victim.consume()
+            clock.advance(minutes=5)
+            if not begin:
+                gate.arm(crash(point, nth))
+            await run_everything(victim)
+        except Crash:
+            broker.redeliver()
+            clock.advance(milliseconds=HOLD_MS)
+            clock.set(max(clock.now(), start + 5 * 60_000))
+            await run_everything(user)
+        ids, slots = await slots_by_id(user, tenant)
+        wanted = {f"slot {iso(start + number * 60_000)}" for number in (1, 2, 3)} | {f"trigger {iso(start)}"}
+        assert set(ids) == wanted, point
+        assert all(len(each) == 1 for each in (*ids.values(), *slots.values())), point
+        assert await user.rows("outbox") == []
+        if not life.ended:
+            return nth - 1
+        clock.advance(minutes=1)
+    raise AssertionError
+
+
+HANDLING = [point for point in Point if "publish" not in point]
+FIRING = [point for point in Point if "reply" not in point and "settling" not in point]
+
+
+@pytest.mark.parametrize("point", HANDLING)
+async def test_kill_before_the_acknowledgement(store: Database, point: Point) -> None:
+    """A process that dies while it handles commands: they are delivered again, and end as `unchanged` or as before."""
+    assert await crash_at_every_call(store, point, begin=True) > 0
+
+
+@pytest.mark.parametrize("point", [point for point in FIRING if "commit" not in point and "publish" not in point])
+async def test_kill_in_a_pass(store: Database, point: Point) -> None:
+    """A process that dies in a pass leaves its slots due, with the same ids."""
+    assert await crash_at_every_call(store, point, begin=False) > 0
+
+
+@pytest.mark.parametrize("point", [Point.BEFORE_COMMIT, Point.AFTER_COMMIT])
+async def test_kill_around_the_commit(store: Database, point: Point) -> None:
+    """Before the commit the slots are still due. After it the events are in the outbox."""
+    assert await crash_at_every_call(store, point, begin=False) > 0
+
+
+@pytest.mark.parametrize("point", [Point.BEFORE_PUBLISH, Point.AFTER_PUBLISH])
+async def test_kill_around_publishing(store: Database, point: Point) -> None:
+    """An event that was published before its row was deleted is published again, under the same id."""
+    assert await crash_at_every_call(store, point, begin=False) > 0
+
+
+async def test_redelivered_put_is_unchanged(store: Database, memory_broker: MemoryBroker, clock: ManualClock) -> None:
+    """A Put that is delivered again after slots have fired changes nothing, although its time has passed."""
+    schedules = Schedules(store, memory_broker, clock)
+    await schedules.put(maxCount=5)
+    await schedules.advance(minutes=2)
+    before = await schedules.row()
+    await schedules.deliver_again(0)
+    assert (await schedules.row(), schedules.outcomes()) == (before, ["created", "unchanged"])
+    await schedules.advance(minutes=1)
+    assert await schedules.fired() == [iso(after(minutes=number)) for number in (1, 2, 3)]

@@ -1,0 +1,251 @@
+"""Which slots fire and which are skipped: the table of policies in docs/schedules.md."""
+
+import time
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.harness.clock import NOW
+from timer_service.core.instant import LATEST
+from timer_service.schedules.firing import Decision, decide
+from timer_service.schedules.messages import EndReason, Policy, Status
+from timer_service.schedules.recurrence import Recurrence, due_of, slots_between
+from timer_service.schedules.schedule import Definition, Key, Schedule, aim
+
+KEY = Key("acme", "daily")
+SECOND, MINUTE, HOUR, DAY = 1000, 60_000, 3_600_000, 86_400_000
+EVERY_MINUTE = Recurrence(None, MINUTE)
+CRON_EVERY_MINUTE = Recurrence("* * * * *", None)
+RECURRENCES = {"every": EVERY_MINUTE, "cron": CRON_EVERY_MINUTE}
+MOST = 100
+MISSED = [0, 1, 5, 10_000]
+
+
+def schedule(recurrence: Recurrence = EVERY_MINUTE, after_at: int = NOW, **fields: Any) -> Schedule:
+    values = {
+        "max_count": None,
+        "jitter_ms": 0,
+        "policy": Policy.LAST,
+        "late_by_ms": MINUTE,
+        "limit": 100,
+        "data": None,
+    }
+    definition = Definition(recurrence, **(values | fields))
+    return aim(Schedule(KEY, NOW, definition, after_at=after_at), NOW)
+
+
+def numbers(decision: Decision) -> list[int]:
+    """Return the slots that fired, as minutes after `NOW`."""
+    return [(slot - NOW) // MINUTE for slot in decision.fired]
+
+
+def range_of(newest: int, count: int) -> list[int]:
+    return list(range(newest - count + 1, newest + 1))
+
+
+@pytest.mark.parametrize("recurrence", RECURRENCES.values(), ids=RECURRENCES)
+@pytest.mark.parametrize("missed", MISSED)
+@pytest.mark.parametrize("policy", Policy)
+def test_policies(policy: Policy, missed: int, recurrence: Recurrence) -> None:
+    """Slots in time fire. The policy decides on late slots: the newest one if all are late, none, or the newest 100.
+
+    All slots up to the one in time are late, by more than a minute.
+    """
+    newest = missed + 1
+    now = NOW + newest * MINUTE + SECOND
+    decision = decide(schedule(recurrence, policy=policy, late_by_ms=59 * SECOND), now, MOST)
+    fired = {Policy.LAST: [newest], Policy.SKIP: [newest], Policy.ALL: range_of(newest, min(newest, 100))}[policy]
+    skipped = newest - len(fired)
+    assert numbers(decision) == fired
+    assert decision.skipped == (skipped if recurrence is EVERY_MINUTE else min(skipped, 100))
+    assert decision.missed_since == (NOW + MINUTE if skipped else None)
+    after = decision.schedule
+    assert (after.after_at, after.slot_at, after.fired_count) == (
+        NOW + newest * MINUTE,
+        NOW + (newest + 1) * MINUTE,
+        len(fired),
+    )
+    assert (after.missed_since, after.last_slot_at, after.last_fired_at) == (None, decision.fired[-1], now)
+
+
+@pytest.mark.parametrize("recurrence", RECURRENCES.values(), ids=RECURRENCES)
+@pytest.mark.parametrize("missed", MISSED[1:])
+@pytest.mark.parametrize("policy", Policy)
+def test_policies_if_all_slots_are_late(policy: Policy, missed: int, recurrence: Recurrence) -> None:
+    """`last` fires the newest slot, however late. `skip` fires none, and remembers the first one that it skipped."""
+    now = NOW + missed * MINUTE + 30 * SECOND
+    decision = decide(schedule(recurrence, policy=policy, late_by_ms=29 * SECOND), now, MOST)
+    count = {Policy.LAST: 1, Policy.SKIP: 0, Policy.ALL: min(missed, 100)}[policy]
+    assert numbers(decision) == range_of(missed, count)
+    assert decision.schedule.after_at == NOW + missed * MINUTE
+    assert decision.schedule.missed_since == (NOW + MINUTE if policy is Policy.SKIP else None)
+
+
+@pytest.mark.parametrize(("late_ms", "fires"), [(MINUTE, True), (MINUTE + 1, False)])
+def test_exactly_late_by(late_ms: int, *, fires: bool) -> None:
+    """A slot that is late by exactly `lateBy` fires."""
+    hourly = schedule(Recurrence(None, HOUR), policy=Policy.SKIP)
+    assert hourly.slot_at is not None
+    assert bool(decide(hourly, hourly.slot_at + late_ms, MOST).fired) is fires
+
+
+def test_not_due_yet() -> None:
+    """A slot does not fire early, also if the row is selected too early."""
+    due = schedule()
+    decision = decide(due, NOW + MINUTE - 1, MOST)
+    assert (decision.fired, decision.schedule) == ((), due)
+
+
+def test_missed_since_is_kept_until_the_next_firing() -> None:
+    """The first skipped slot is announced with the next slot that fires, once."""
+    skipping = schedule(policy=Policy.SKIP, late_by_ms=SECOND)
+    first = decide(skipping, NOW + 3 * MINUTE + 30 * SECOND, MOST)
+    second = decide(first.schedule, NOW + 5 * MINUTE + 30 * SECOND, MOST)
+    third = decide(second.schedule, NOW + 6 * MINUTE, MOST)
+    fourth = decide(third.schedule, NOW + 7 * MINUTE, MOST)
+    assert [numbers(each) for each in (first, second, third, fourth)] == [[], [], [6], [7]]
+    assert [each.missed_since for each in (first, second, third, fourth)] == [None, None, NOW + MINUTE, None]
+
+
+def test_rest_stays_due() -> None:
+    """Slots beyond the bounds of a pass stay due, in order. The first pass skips what the limit excludes."""
+    now = NOW + 1000 * MINUTE
+    left = schedule(policy=Policy.ALL, limit=250)
+    fired: list[int] = []
+    passes = 0
+    while left.available_at is not None and left.available_at <= now:
+        decision = decide(left, now, MOST)
+        passes += 1
+        assert decision.missed_since == (NOW + MINUTE if passes == 1 else None)
+        fired += numbers(decision)
+        left = decision.schedule
+    assert (fired, passes, left.after_at) == (range_of(1000, 250), 3, now)
+
+
+@pytest.mark.parametrize("policy", [Policy.ALL, Policy.LAST])
+def test_max_count(policy: Policy) -> None:
+    """The schedule ends after `maxCount` slots that fired. Skipped slots do not count, and later ones do not fire."""
+    now = NOW + 9 * MINUTE
+    limited = schedule(policy=policy, max_count=2, late_by_ms=3 * MINUTE)
+    decision = decide(limited, now, MOST)
+    assert numbers(decision) == {Policy.ALL: [1, 2], Policy.LAST: [6, 7]}[policy]
+    after = decision.schedule
+    assert (after.status, after.end_reason, after.ended_at) == (Status.ENDED, EndReason.MAX_COUNT, now)
+    assert (after.slot_at, after.available_at, after.fired_count) == (None, None, 2)
+
+
+@pytest.mark.parametrize("most", [1, 2, 3])
+def test_max_count_in_parts(most: int) -> None:
+    """The bounds of a pass do not change how many slots fire."""
+    left, fired = schedule(policy=Policy.ALL, max_count=3), []
+    while left.status is Status.ACTIVE:
+        decision = decide(left, NOW + 9 * MINUTE, most)
+        fired += numbers(decision)
+        left = decision.schedule
+    assert fired == [1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("recurrence", "reason"),
+    [
+        (EVERY_MINUTE._replace(end_at=NOW + 2 * MINUTE), EndReason.END_AT),
+        (Recurrence(None, MINUTE, start_at=LATEST), EndReason.NO_MORE_SLOTS),
+        (Recurrence(None, MINUTE, start_at=LATEST, end_at=LATEST + 1), EndReason.NO_MORE_SLOTS),
+    ],
+)
+def test_end_reasons(recurrence: Recurrence, reason: EndReason) -> None:
+    """A schedule ends with its last slot. The reason says whether another slot would follow without `endAt`."""
+    last = schedule(recurrence)
+    assert last.slot_at is not None
+    decision = decide(last, last.slot_at, MOST)
+    assert (len(decision.fired), decision.schedule.end_reason) == (1, reason)
+
+
+def test_all_slots_skipped_at_the_end() -> None:
+    """A schedule ends also if its last slots were skipped."""
+    late = schedule(EVERY_MINUTE._replace(end_at=NOW + 5 * MINUTE), policy=Policy.SKIP)
+    decision = decide(late, NOW + HOUR, MOST)
+    assert (decision.fired, decision.skipped, decision.schedule.status) == ((), 4, Status.ENDED)
+
+
+def test_row_with_an_error_finds_its_slot_again() -> None:
+    """A row that could not be computed before has no trustworthy slot. The slot follows from the cursor."""
+    broken = schedule()._replace(slot_at=NOW + 1, available_at=NOW + 1, last_error="no zone")
+    early = decide(broken, NOW + SECOND, MOST).schedule
+    assert (early.slot_at, early.available_at, early.last_error) == (NOW + MINUTE, NOW + MINUTE, None)
+    assert numbers(decide(broken, NOW + MINUTE, MOST)) == [1]
+
+
+def reference(due: Schedule, now: int) -> list[int]:
+    """Return the slots that fire, by the words of the specification, one slot at a time."""
+    definition = due.definition
+    assert definition is not None
+    slots = [
+        slot
+        for slot in slots_between(definition.recurrence, due.after_at, now)
+        if due_of(definition.recurrence, slot, definition.jitter_ms, *KEY) <= now
+    ][-definition.limit :]
+    lateness = {slot: now - due_of(definition.recurrence, slot, definition.jitter_ms, *KEY) for slot in slots}
+    in_time = [slot for slot in slots if lateness[slot] <= definition.late_by_ms]
+    if definition.policy is Policy.ALL:
+        fires = slots
+    elif definition.policy is Policy.LAST:
+        fires = in_time or slots[-1:]
+    else:
+        fires = in_time
+    return fires if definition.max_count is None else fires[: definition.max_count]
+
+
+@given(
+    recurrence=st.sampled_from([*RECURRENCES.values(), Recurrence("*/7 * * * *", None), Recurrence(None, 90 * SECOND)]),
+    policy=st.sampled_from(Policy),
+    late_by_ms=st.integers(SECOND, 10 * MINUTE),
+    jitter_ms=st.sampled_from([0, 30 * SECOND, HOUR]),
+    limit=st.integers(1, 8),
+    max_count=st.none() | st.integers(1, 9),
+    most=st.integers(1, 9),
+    waits=st.lists(st.integers(1, 20 * MINUTE), min_size=1, max_size=6),
+)
+def test_generated_schedules(  # noqa: PLR0917 - hypothesis passes names
+    recurrence: Recurrence,
+    policy: Policy,
+    late_by_ms: int,
+    jitter_ms: int,
+    limit: int,
+    max_count: int | None,
+    most: int,
+    waits: list[int],
+) -> None:
+    """Exactly the slots of the specification fire, in order, each once, and never before they are due."""
+    left = schedule(
+        recurrence, policy=policy, late_by_ms=late_by_ms, jitter_ms=jitter_ms, limit=limit, max_count=max_count
+    )
+    now = NOW
+    for wait in waits:
+        now += wait
+        if left.status is not Status.ACTIVE:
+            break
+        assert left.definition is not None
+        room = None if max_count is None else max_count - left.fired_count
+        wanted = reference(left._replace(definition=left.definition._replace(max_count=room)), now)
+        fired: list[int] = []
+        while left.available_at is not None and left.available_at <= now:
+            decision = decide(left, now, most)
+            assert decision.schedule.after_at >= left.after_at
+            fired += decision.fired
+            left = decision.schedule
+        assert fired == wanted
+        assert all(due_of(recurrence, slot, jitter_ms, *KEY) <= now for slot in fired)
+
+
+@pytest.mark.parametrize("policy", Policy)
+def test_long_backlog_takes_bounded_time(policy: Policy) -> None:
+    """A year of missed slots of a cron expression takes no longer than some hundred slots."""
+    expression = Recurrence("*/10 * * * * *", None, "Europe/Berlin")
+    late = schedule(expression, NOW - 366 * DAY, policy=policy)
+    began = time.process_time()
+    decision = decide(late, NOW, MOST)
+    assert time.process_time() - began < 1
+    assert (len(decision.fired), decision.schedule.after_at) == ({"last": 7, "skip": 7, "all": 100}[policy], NOW)

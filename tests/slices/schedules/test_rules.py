@@ -1,0 +1,291 @@
+"""What each command does to a schedule, also if commands are delivered in another order."""
+
+from itertools import permutations
+from typing import Any, NamedTuple
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.harness.clock import NOW, after, iso
+from timer_service.core.message import Command, Position, Trace
+from timer_service.schedules import rules
+from timer_service.schedules.messages import (
+    DeleteSchedule,
+    EndReason,
+    PauseSchedule,
+    PutSchedule,
+    ResumeSchedule,
+    SchedulePayload,
+    Status,
+    TriggerSchedule,
+)
+from timer_service.schedules.rules import Outcome
+from timer_service.schedules.schedule import Key, Schedule
+
+KEY = Key("acme", "daily")
+MINUTE = 60_000
+EVERY = {"every": "PT1M"}
+HOURLY = {"every": "PT1H"}
+LATER = {**EVERY, "start_at": iso(after(days=1))}
+PAST = {**EVERY, "end_at": iso(NOW - MINUTE)}
+PAYLOADS: dict[str, type[SchedulePayload]] = {
+    "pause": PauseSchedule,
+    "resume": ResumeSchedule,
+    "delete": DeleteSchedule,
+    "trigger": TriggerSchedule,
+}
+
+
+class Sent(NamedTuple):
+    """A command at a place in the stream. It is stored as many minutes after `NOW`."""
+
+    place: int
+    verb: str
+    fields: dict[str, Any] = {}  # noqa: RUF012 - never changed
+
+    @property
+    def command(self) -> Command:
+        fields: dict[str, Any] = {**KEY._asdict(), **self.fields}
+        payload = PutSchedule(**fields) if self.verb == "put" else PAYLOADS[self.verb](**fields)
+        stored_at = NOW + self.place * MINUTE
+        return Command(f"command-{self.place}", payload, Position(1, self.place), None, Trace(), None, stored_at)
+
+
+def put(place: int, **fields: Any) -> Sent:
+    return Sent(place, "put", fields or EVERY)
+
+
+def apply(schedule: Schedule | None, sent: Sent, *, minutes: float = 0) -> tuple[Schedule, Outcome]:
+    """Apply a command so many minutes after it was stored."""
+    now = NOW + sent.place * MINUTE + round(minutes * MINUTE)
+    schedule, outcome = rules.apply(schedule, KEY, sent.command, now)
+    return schedule, outcome
+
+
+def after_all(*commands: Sent) -> Schedule:
+    schedule: Schedule | None = None
+    for each in commands:
+        if each.verb != "trigger":
+            schedule, _ = apply(schedule, each)
+    assert schedule is not None
+    return schedule
+
+
+NONE: tuple[Sent, ...] = ()
+ACTIVE = (put(1),)
+PAUSED = (put(1), Sent(2, "pause"))
+ENDED = (put(1, **PAST),)
+DELETED = (put(1), Sent(2, "delete"))
+REMEMBERED = (Sent(1, "pause"),)
+OUTCOMES: dict[str, tuple[tuple[Sent, ...], Sent, Outcome, Status]] = {
+    "put, none": (NONE, put(9), Outcome.CREATED, Status.ACTIVE),
+    "put, deleted": (DELETED, put(9), Outcome.CREATED, Status.ACTIVE),
+    "put, remembered pause": (REMEMBERED, put(9), Outcome.CREATED, Status.PAUSED),
+    "put another, active": (ACTIVE, put(9, **HOURLY), Outcome.UPDATED, Status.ACTIVE),
+    "put another, paused": (PAUSED, put(9, **HOURLY), Outcome.UPDATED, Status.PAUSED),
+    "put another, ended": (ENDED, put(9, **HOURLY), Outcome.UPDATED, Status.ACTIVE),
+    "put other data, ended": (ENDED, put(9, **PAST, data=1), Outcome.UPDATED, Status.ENDED),
+    "put the same, active": (ACTIVE, put(9), Outcome.UNCHANGED, Status.ACTIVE),
+    "put the same, paused": (PAUSED, put(9), Outcome.UNCHANGED, Status.PAUSED),
+    "put the same, ended": (ENDED, put(9, **PAST), Outcome.UNCHANGED, Status.ENDED),
+    "put without a slot, none": (NONE, put(9, **PAST), Outcome.ENDED, Status.ENDED),
+    "put without a slot, active": (ACTIVE, put(9, **PAST), Outcome.ENDED, Status.ENDED),
+    "put without a slot, paused": (PAUSED, put(9, **PAST), Outcome.ENDED, Status.ENDED),
+    "put without a slot, deleted": (DELETED, put(9, **PAST), Outcome.ENDED, Status.ENDED),
+    "pause, none": (NONE, Sent(9, "pause"), Outcome.NOT_FOUND, Status.DELETED),
+    "pause, deleted": (DELETED, Sent(9, "pause"), Outcome.NOT_FOUND, Status.DELETED),
+    "pause, active": (ACTIVE, Sent(9, "pause"), Outcome.PAUSED, Status.PAUSED),
+    "pause, paused": (PAUSED, Sent(9, "pause"), Outcome.UNCHANGED, Status.PAUSED),
+    "pause, ended": (ENDED, Sent(9, "pause"), Outcome.ALREADY_ENDED, Status.ENDED),
+    "resume, none": (NONE, Sent(9, "resume"), Outcome.NOT_FOUND, Status.DELETED),
+    "resume, deleted": (DELETED, Sent(9, "resume"), Outcome.NOT_FOUND, Status.DELETED),
+    "resume, active": (ACTIVE, Sent(9, "resume"), Outcome.UNCHANGED, Status.ACTIVE),
+    "resume, paused": (PAUSED, Sent(9, "resume"), Outcome.RESUMED, Status.ACTIVE),
+    "resume, ended": (ENDED, Sent(9, "resume"), Outcome.ALREADY_ENDED, Status.ENDED),
+    "delete, none": (NONE, Sent(9, "delete"), Outcome.NOT_FOUND, Status.DELETED),
+    "delete, remembered pause": (REMEMBERED, Sent(9, "delete"), Outcome.NOT_FOUND, Status.DELETED),
+    "delete, active": (ACTIVE, Sent(9, "delete"), Outcome.DELETED, Status.DELETED),
+    "delete, paused": (PAUSED, Sent(9, "delete"), Outcome.DELETED, Status.DELETED),
+    "delete, ended": (ENDED, Sent(9, "delete"), Outcome.DELETED, Status.DELETED),
+    "delete, deleted": (DELETED, Sent(9, "delete"), Outcome.UNCHANGED, Status.DELETED),
+    "trigger, none": (NONE, Sent(9, "trigger"), Outcome.NOT_FOUND, Status.DELETED),
+    "trigger, deleted": (DELETED, Sent(9, "trigger"), Outcome.NOT_FOUND, Status.DELETED),
+    "trigger, active": (ACTIVE, Sent(9, "trigger"), Outcome.TRIGGERED, Status.ACTIVE),
+    "trigger, paused": (PAUSED, Sent(9, "trigger"), Outcome.TRIGGERED, Status.PAUSED),
+    "trigger, ended": (ENDED, Sent(9, "trigger"), Outcome.TRIGGERED, Status.ENDED),
+    "old put": ((put(10),), put(9, **HOURLY), Outcome.IGNORED_STALE, Status.ACTIVE),
+    "old put, deleted": ((Sent(10, "delete"),), put(9), Outcome.IGNORED_STALE, Status.DELETED),
+    "old delete": ((put(10),), Sent(9, "delete"), Outcome.IGNORED_STALE, Status.ACTIVE),
+    "old pause, resumed": ((put(1), Sent(10, "resume")), Sent(9, "pause"), Outcome.IGNORED_STALE, Status.ACTIVE),
+    "old pause, deleted": ((Sent(10, "delete"),), Sent(9, "pause"), Outcome.IGNORED_STALE, Status.DELETED),
+    "old resume": ((put(1), Sent(10, "pause")), Sent(9, "resume"), Outcome.IGNORED_STALE, Status.PAUSED),
+    "old pause, new put": ((put(10),), Sent(9, "pause"), Outcome.PAUSED, Status.PAUSED),
+    "old trigger": ((put(10),), Sent(9, "trigger"), Outcome.TRIGGERED, Status.ACTIVE),
+}
+
+
+def before(commands: tuple[Sent, ...]) -> Schedule | None:
+    return after_all(*commands) if commands else None
+
+
+@pytest.mark.parametrize("case", OUTCOMES)
+def test_outcomes(case: str) -> None:
+    """Each command has the outcome of the table in docs/schedules.md, and leaves the status of that table."""
+    history, sent, outcome, status = OUTCOMES[case]
+    schedule, found = apply(before(history), sent)
+    assert (found, schedule.status) == (outcome, status)
+
+
+AGAIN = {Outcome.NOT_FOUND, Outcome.ALREADY_ENDED, Outcome.IGNORED_STALE, Outcome.TRIGGERED}
+
+
+@pytest.mark.parametrize("case", OUTCOMES)
+def test_redelivery_changes_nothing(case: str) -> None:
+    """A command that is delivered again changes nothing. It ends as `unchanged`, or as before."""
+    history, sent, outcome, _ = OUTCOMES[case]
+    once, _ = apply(before(history), sent)
+    twice, found = apply(once, sent, minutes=5)
+    assert twice == once
+    deleted_nothing = outcome is Outcome.NOT_FOUND and sent.verb == "delete"
+    assert found is (outcome if outcome in AGAIN and not deleted_nothing else Outcome.UNCHANGED)
+
+
+def test_put_starts_at_its_command_time() -> None:
+    """The first slot follows the time at which the command was stored, however late it is handled."""
+    schedule, _ = apply(None, put(3), minutes=30)
+    assert (schedule.after_at, schedule.slot_at, schedule.available_at) == (after(minutes=3), *[after(minutes=4)] * 2)
+
+
+@pytest.mark.parametrize("fields", [HOURLY, {**EVERY, "max_count": 3}, {**EVERY, "end_at": iso(after(days=9))}, LATER])
+def test_put_starts_again(fields: dict[str, Any]) -> None:
+    """A Put that changes the recurrence, the end or the maximum moves the cursor to its time and the count to 0."""
+    fired = after_all(put(1))._replace(fired_count=7, after_at=after(minutes=7), slot_at=after(minutes=8))
+    schedule, _ = apply(fired, put(9, **fields))
+    assert (schedule.after_at, schedule.fired_count) == (after(minutes=9), 0)
+    earlier, _ = apply(fired._replace(after_at=after(minutes=20), slot_at=after(minutes=21)), put(9, **fields))
+    assert earlier.after_at == after(minutes=20), "the cursor never moves back"
+
+
+@pytest.mark.parametrize("fields", [{"data": 1}, {"jitter": 1000}, {"catch_up": {"policy": "all"}}])
+def test_put_that_goes_on(fields: dict[str, Any]) -> None:
+    """A Put of other data, jitter or another policy keeps the cursor and the count."""
+    fired = after_all(put(1))._replace(fired_count=7, after_at=after(minutes=7), slot_at=after(minutes=8))
+    schedule, outcome = apply(fired, put(9, **EVERY, **fields))
+    kept = (schedule.after_at, schedule.slot_at, schedule.fired_count)
+    assert (outcome, kept) == (Outcome.UPDATED, (after(minutes=7), after(minutes=8), 7))
+
+
+def test_lower_max_count() -> None:
+    """A Put with a lower maximum starts again, also if more slots have fired."""
+    fired = after_all(put(1, **EVERY, max_count=9))._replace(fired_count=7)
+    schedule, outcome = apply(fired, put(9, **EVERY, max_count=2))
+    assert (outcome, schedule.status, schedule.fired_count) == (Outcome.UPDATED, Status.ACTIVE, 0)
+
+
+def test_each_put_on_an_ended_schedule() -> None:
+    """Only a Put that starts the schedule again ends its end."""
+    ended = after_all(put(1, **EVERY, max_count=1))._replace(
+        slot_at=None, available_at=None, fired_count=1, ended_at=NOW, end_reason=EndReason.MAX_COUNT
+    )
+    found = {}
+    cases: dict[str, dict[str, Any]] = {
+        "same": {},
+        "data": {"data": 1},
+        "jitter": {"jitter": 1},
+        "max_count": {"max_count": 2},
+        "recurrence": HOURLY,
+        "no slot": {"end_at": iso(NOW)},
+    }
+    for name, fields in cases.items():
+        schedule, outcome = apply(ended, put(9, **{**EVERY, "max_count": 1, **fields}))
+        found[name] = (str(outcome), str(schedule.status))
+    assert found == {
+        "same": ("unchanged", "ended"),
+        "data": ("updated", "ended"),
+        "jitter": ("updated", "ended"),
+        "max_count": ("updated", "active"),
+        "recurrence": ("updated", "active"),
+        "no slot": ("ended", "ended"),
+    }
+
+
+def test_put_after_a_delete_starts_again() -> None:
+    """The count of the deleted schedule is gone, and its cursor stays."""
+    fired = after_all(put(1))._replace(fired_count=7, after_at=after(minutes=30), slot_at=after(minutes=31))
+    deleted, _ = apply(fired, Sent(8, "delete"))
+    schedule, _ = apply(deleted, put(9))
+    assert (schedule.fired_count, schedule.after_at) == (0, after(minutes=30))
+
+
+def test_resume_skips_the_slots_of_the_pause() -> None:
+    """The cursor moves to the time of the Resume, so the slots of the pause are neither late nor missed."""
+    schedule = after_all(put(1), Sent(2, "pause"), Sent(9, "resume"))
+    assert (schedule.after_at, schedule.slot_at) == (after(minutes=9), after(minutes=10))
+    again = after_all(put(1), Sent(9, "resume"))
+    assert again.after_at == after(minutes=1), "it ended no pause"
+
+
+def test_resume_after_the_last_slot() -> None:
+    """A schedule whose last slot was in the pause ends when it is resumed."""
+    paused = after_all(put(1, **EVERY, end_at=iso(after(minutes=5))), Sent(2, "pause"))
+    schedule, outcome = apply(paused, Sent(9, "resume"))
+    assert (outcome, schedule.status, schedule.end_reason) == (Outcome.RESUMED, Status.ENDED, EndReason.END_AT)
+
+
+def test_delete_ends_the_pause() -> None:
+    """A schedule that is put after a Delete is active. A pause after the Delete holds."""
+    assert after_all(put(1), Sent(2, "pause"), Sent(3, "delete"), put(4)).status is Status.ACTIVE
+    assert after_all(put(1), Sent(3, "delete"), Sent(4, "pause"), put(5)).status is Status.PAUSED
+
+
+def test_retention_restarts_with_each_command() -> None:
+    """A row that is settled outlives each command that changed its positions."""
+    deleted = after_all(put(1), Sent(2, "delete"))
+    paused, _ = apply(deleted, Sent(5, "pause"))
+    assert (deleted.ended_at, deleted.confirmed_at) == (after(minutes=2), after(minutes=2))
+    assert (paused.ended_at, paused.confirmed_at) == (after(minutes=2), after(minutes=5))
+    assert apply(paused, put(6))[0].confirmed_at is None
+
+
+def facts(schedule: Schedule) -> tuple[object, ...]:
+    """Return what any order of delivery must lead to."""
+    return schedule.definition, schedule.status, schedule.is_paused, schedule.defined_by, schedule.deleted_by
+
+
+HISTORIES = [
+    (put(1), Sent(2, "pause"), Sent(3, "delete"), put(4)),
+    (Sent(1, "pause"), Sent(2, "resume"), put(3), Sent(4, "pause")),
+    (put(1), Sent(2, "delete"), Sent(3, "pause"), put(4, **HOURLY)),
+    (put(1), put(2, **HOURLY), put(3), Sent(4, "resume")),
+    (Sent(1, "pause"), put(2), Sent(3, "delete"), Sent(4, "resume")),
+]
+
+
+@pytest.mark.parametrize("history", HISTORIES, ids=lambda history: "-".join(each.verb for each in history))
+def test_any_order(history: tuple[Sent, ...]) -> None:
+    """Every order of delivery leads to the same definition and pause."""
+    assert {facts(after_all(*order)) for order in permutations(history)} == {facts(after_all(*history))}
+
+
+@given(st.data())
+def test_generated_orders(data: st.DataObject) -> None:
+    """Any order of any commands, with redeliveries, leads to the same definition and pause."""
+    kinds = st.sampled_from([("put", EVERY), ("put", HOURLY), *((verb, {}) for verb in ("pause", "resume", "delete"))])
+    history = [Sent(place, *kind) for place, kind in enumerate(data.draw(st.lists(kinds, min_size=1, max_size=6)), 1)]
+    order = data.draw(st.permutations(history))
+    again = data.draw(st.lists(st.sampled_from(history), max_size=4))
+    assert facts(after_all(*order, *again)) == facts(after_all(*history))
+
+
+def test_late_delete_starts_an_ended_schedule_again() -> None:
+    """A Delete that is delivered after the Put that followed it starts the schedule again, as in their order."""
+    ended = after_all(put(1, **EVERY, max_count=1))._replace(
+        slot_at=None, available_at=None, fired_count=1, ended_at=NOW, end_reason=EndReason.MAX_COUNT
+    )
+    same, _ = apply(ended, put(6, **EVERY, max_count=1))
+    schedule, outcome = apply(same, Sent(5, "delete"), minutes=30)
+    assert (same.status, outcome, schedule.status) == (Status.ENDED, Outcome.IGNORED_STALE, Status.ACTIVE)
+    assert (schedule.after_at, schedule.fired_count) == (after(minutes=6), 0)
+    twice, _ = apply(schedule._replace(fired_count=1), Sent(5, "delete"), minutes=40)
+    assert twice.fired_count == 1

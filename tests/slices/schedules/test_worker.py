@@ -1,0 +1,273 @@
+"""The firing worker: what it waits for, broken rows beside good ones, and several instances."""
+
+import asyncio
+from collections import Counter
+from random import Random
+
+import pytest
+
+from tests.harness.clock import NOW, ManualClock, after, iso
+from tests.harness.in_process import exhaust, next_at
+from tests.harness.schedules import Schedules
+from timer_service.adapters.memory import MemoryBroker
+from timer_service.adapters.postgres import PostgresDatabase
+from timer_service.core.database import Database
+from timer_service.core.health import HEALTHY, Health
+
+RECHECK_MS = 250
+
+
+def restarted(schedules: Schedules) -> Schedules:
+    return Schedules(schedules.database, schedules.broker, schedules.clock)
+
+
+# Commands that were stored before
+
+
+async def test_pause_that_was_sent_while_the_service_was_away(schedules: Schedules) -> None:
+    """After a start nothing fires before the commands are handled that were stored before."""
+    await schedules.put()
+    schedules.send("PauseSchedule")
+    schedules.clock.advance(minutes=5)
+    new = restarted(schedules)
+    assert await next_at(new.worker, new.clock.now()) == new.clock.now() + RECHECK_MS
+    await new.consume()
+    await new.fire()
+    assert (await new.status(), await new.fired()) == ("paused", [])
+
+
+@pytest.mark.parametrize("noticed", [True, False], ids=["a pass ran meanwhile", "no pass ran meanwhile"])
+async def test_pause_that_was_sent_while_the_broker_was_away(schedules: Schedules, *, noticed: bool) -> None:
+    """After an outage of the broker too, also if it was so short that no pass ran meanwhile."""
+    await schedules.put()
+    await schedules.advance(minutes=1)
+    schedules.broker.health = Health.down("away")
+    if noticed:
+        await schedules.worker.tick(schedules.clock.now())
+    schedules.send("PauseSchedule")
+    schedules.broker.health = HEALTHY
+    await schedules.advance(minutes=1)
+    assert await schedules.fired() == [iso(after(minutes=1))]
+    await schedules.consume()
+    await schedules.fire()
+    assert await schedules.fired() == [iso(after(minutes=1))]
+
+
+async def test_stuck_command_beside_due_slots(schedules: Schedules) -> None:
+    """A command that is never handled delays the slots by a minute at most."""
+    await schedules.put(catchUp={"policy": "all"})
+    schedules.send("PauseSchedule", scheduleId="other")
+    new = restarted(schedules)
+    await new.fire()
+    await new.advance(seconds=59, milliseconds=999)
+    assert await new.fired() == []
+    await new.advance(milliseconds=1)
+    assert await new.fired() == [iso(after(minutes=1))]
+    await new.advance(minutes=1)
+    assert len(await new.fired()) == 2
+
+
+async def test_later_commands_do_not_delay_slots(schedules: Schedules) -> None:
+    """Once the commands from before are handled, slots fire whatever arrives later."""
+    await schedules.put()
+    await schedules.fire()
+    schedules.send("PauseSchedule", scheduleId="other")
+    await schedules.advance(minutes=1)
+    assert len(await schedules.fired()) == 1
+
+
+async def test_clock_that_is_set_back_while_waiting(schedules: Schedules) -> None:
+    """The wait ends a minute after the clock was set back."""
+    await schedules.put(startAt=iso(NOW - 10 * 60_000))
+    schedules.send("PauseSchedule", scheduleId="other")
+    new = restarted(schedules)
+    new.clock.advance(days=1)
+    await new.fire()
+    new.clock.set(after(minutes=2))
+    await new.fire()
+    await new.advance(minutes=1)
+    assert await new.fired() == [iso(after(minutes=2)), iso(after(minutes=3))]
+
+
+# Broken rows
+
+
+async def put_many(schedules: Schedules, count: int) -> None:
+    for number in range(count):
+        schedules.send("PutSchedule", scheduleId=f"s-{number:04}", every="PT1M")
+    await schedules.consume()
+
+
+async def test_unknown_zone_beside_good_schedules(schedules: Schedules) -> None:
+    """A schedule whose zone this instance lacks keeps its slot, shows the error and is tried again every minute."""
+    await put_many(schedules, 1000)
+    await schedules.put("broken", cron="* * * * *", zone="Europe/Berlin")
+    await schedules.sql("UPDATE schedules SET zone = 'Mars/Olympus' WHERE schedule_id = 'broken'")
+    await schedules.advance(minutes=1)
+    assert len(await schedules.stored()) == 1000
+    row, view = await schedules.row("broken"), await schedules.view("broken", upcoming=3)
+    assert (row["slot_at"], row["available_at"]) == (after(minutes=1), after(minutes=2))
+    assert ("Mars/Olympus" in view["lastError"], view["status"], view.get("upcoming")) == (True, "active", None)
+    assert schedules.metrics.settled_in["schedules", "failed"] == 1
+    await schedules.sql("UPDATE schedules SET zone = 'Europe/Berlin' WHERE schedule_id = 'broken'")
+    await schedules.advance(seconds=30)
+    assert await schedules.fired("broken") == []
+    await schedules.advance(seconds=30)
+    assert await schedules.fired("broken") == [iso(after(minutes=1)), iso(after(minutes=2))]
+    assert "lastError" not in await schedules.view("broken")
+
+
+async def test_commands_on_a_schedule_with_an_unknown_zone(schedules: Schedules) -> None:
+    """A Resume or a change of a schedule that this instance cannot compute is handled. A pass finds the slot later."""
+    await schedules.put(cron="0 * * * *", zone="Europe/Berlin")
+    await schedules.about("Pause")
+    await schedules.sql("UPDATE schedules SET zone = 'Mars/Olympus'")
+    assert await schedules.about("Resume") == "resumed"
+    view = await schedules.view()
+    assert ("Mars/Olympus" in view["lastError"], "nextSlotAt" in view) == (True, False)
+    await schedules.advance(minutes=1)
+    await schedules.sql("UPDATE schedules SET zone = 'Europe/Berlin'")
+    await schedules.advance(minutes=1)
+    assert ((await schedules.view())["nextSlotAt"], await schedules.fired()) == (iso(after(hours=1)), [])
+
+
+async def test_damaged_data_beside_good_schedules(schedules: Schedules) -> None:
+    """A schedule whose data is damaged keeps its slot, and the others fire."""
+    await put_many(schedules, 10)
+    await schedules.put("broken", data={"n": 1})
+    await schedules.sql("""UPDATE schedules SET data = '{"n"' WHERE schedule_id = 'broken'""")
+    await schedules.advance(minutes=1)
+    assert len(await schedules.stored()) == 10
+    row = await schedules.row("broken")
+    assert (row["slot_at"], row["fired_count"], "damaged" in row["last_error"]) == (after(minutes=1), 0, True)
+
+
+REFUSE = {
+    "sqlite": [
+        """CREATE TRIGGER refuse BEFORE INSERT ON outbox WHEN NEW.body LIKE '%broken%'
+        BEGIN SELECT RAISE(ABORT, 'refused'); END"""
+    ],
+    "postgres": [
+        """CREATE FUNCTION refuse() RETURNS trigger AS $$ BEGIN
+        IF NEW.body LIKE '%broken%' THEN RAISE check_violation USING MESSAGE = 'refused'; END IF; RETURN NEW; END $$
+        LANGUAGE plpgsql""",
+        "CREATE TRIGGER refuse BEFORE INSERT ON outbox FOR EACH ROW EXECUTE FUNCTION refuse()",
+    ],
+}
+
+
+async def refuse_events_of_broken(schedules: Schedules) -> None:
+    """Make the database refuse the events of schedules named `broken`, as after a bug."""
+    for statement in REFUSE[schedules.database.engine]:
+        await schedules.sql(statement)
+
+
+async def test_row_that_fails_the_transaction(schedules: Schedules) -> None:
+    """The transaction is halved until the broken row is alone. It waits a minute; the 1,000 others fire."""
+    await put_many(schedules, 1000)
+    await schedules.put("broken")
+    await refuse_events_of_broken(schedules)
+    await schedules.advance(minutes=1)
+    assert len(await schedules.stored()) == 1000
+    row = await schedules.row("broken")
+    assert (row["slot_at"], row["available_at"]) == (after(minutes=1), after(minutes=2))
+    assert row["last_error"] is not None
+    await schedules.advance(minutes=1)
+    assert len(await schedules.stored()) == 2000
+
+
+async def test_environment_that_fails_every_row(schedules: Schedules) -> None:
+    """If no part of a failed pass succeeds, no schedule is blamed, and the pass fails."""
+    for number in range(200):
+        await schedules.put(f"broken-{number}")
+    await refuse_events_of_broken(schedules)
+    schedules.clock.advance(minutes=1)
+    with pytest.raises(Exception, match="refused"):
+        await schedules.worker.tick(schedules.clock.now())
+    assert {row["last_error"] for row in await schedules.all_rows()} == {None}
+    await schedules.sql("DROP TRIGGER refuse" + (" ON outbox" if schedules.database.engine == "postgres" else ""))
+    await schedules.fire()
+    assert len(await schedules.stored()) == 200
+
+
+async def test_single_row_that_fails(schedules: Schedules) -> None:
+    """If only one schedule is due, it is blamed, so that the next pass can fire others."""
+    await schedules.put("broken")
+    await refuse_events_of_broken(schedules)
+    await schedules.advance(minutes=1)
+    assert (await schedules.row("broken"))["available_at"] == after(minutes=2)
+
+
+# Several instances
+
+
+async def test_two_instances_fire_each_slot_once(
+    postgres: PostgresDatabase, memory_broker: MemoryBroker, clock: ManualClock
+) -> None:
+    """Two workers share the due schedules. No slot fires twice, and none is lost."""
+    both = [Schedules(postgres, memory_broker, clock) for _ in range(2)]
+    await put_many(both[0], 3000)
+    for each in both:
+        await each.fire()
+    clock.advance(minutes=1)
+    await asyncio.gather(*(exhaust(each.worker, clock.now()) for each in both))
+    rows = await both[0].rows("outbox")
+    names = Counter(row["body"].partition('"scheduleId":"')[2].partition('"')[0] for row in rows)
+    assert (len(names), set(names.values())) == (3000, {1})
+    shares = [each.metrics.settled_in["schedules", "fired"] for each in both]
+    assert (sum(shares), min(shares) > 0) == (3000, True)
+
+
+async def test_locked_rows_are_skipped(
+    postgres: PostgresDatabase, memory_broker: MemoryBroker, clock: ManualClock
+) -> None:
+    """A pass does not wait for schedules that another transaction has locked. It looks again after 5 ms."""
+    schedules = Schedules(postgres, memory_broker, clock)
+    await put_many(schedules, 3)
+    clock.advance(minutes=1)
+    async with asyncio.timeout(10), postgres.transaction() as tx:
+        await tx.fetch("SELECT 1 FROM schedules WHERE schedule_id <> 's-0001' FOR UPDATE")
+        await schedules.fire()
+        assert [await schedules.fired(f"s-000{number}") for number in range(3)] == [[], [iso(after(minutes=1))], []]
+        assert await next_at(schedules.worker, clock.now()) == clock.now() + 5
+    await schedules.fire()
+    assert len(await schedules.stored()) == 3
+
+
+async def test_triggers_on_two_instances(
+    postgres: PostgresDatabase, memory_broker: MemoryBroker, clock: ManualClock
+) -> None:
+    """Two triggers that two instances handle at once both fire."""
+    both = [Schedules(postgres, memory_broker, clock) for _ in range(2)]
+    await both[0].put(every="PT1H")
+    for _ in range(20):
+        both[0].send("TriggerSchedule")
+    await asyncio.gather(*(each.consume(batch_size=1) for each in both))
+    assert len(await both[0].events_of("ScheduleFired")) == 20
+
+
+async def test_puts_of_one_new_schedule_on_two_instances(
+    postgres: PostgresDatabase, memory_broker: MemoryBroker, clock: ManualClock
+) -> None:
+    """Two instances that create a schedule at once do not overwrite each other: the newer command wins."""
+    both = [Schedules(postgres, memory_broker, clock) for _ in range(2)]
+    for number in range(30):
+        for every in ("PT1H", "PT2H"):
+            both[0].send("PutSchedule", scheduleId=f"s-{number}", every=every)
+        both[0].send("PauseSchedule", scheduleId=f"s-{number}")
+    memory_broker.shuffle(Random(1))
+    await asyncio.gather(*(each.consume(batch_size=1) for each in both))
+    rows = await both[0].all_rows()
+    assert {(row["every_ms"], row["status"]) for row in rows} == {(7_200_000, "paused")}
+
+
+async def test_database_without_due_rows_is_not_written(
+    store: Database, memory_broker: MemoryBroker, clock: ManualClock
+) -> None:
+    """Idle schedules cost nothing: a pass without due rows writes nothing."""
+    schedules = Schedules(store, memory_broker, clock)
+    await schedules.put(every="PT1H")
+    before = await schedules.all_rows()
+    await schedules.fire()
+    assert await schedules.all_rows() == before
+    assert schedules.worker_wakes == []

@@ -1,0 +1,255 @@
+from datetime import datetime, timedelta
+from itertools import product
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from tests.harness.cron_texts import cron_texts
+from tests.harness.reference_slots import PlainCron
+from timer_service.schedules.cron import first_match, is_fixed, last_match, parse_cron
+from timer_service.schedules.errors import RecurrenceError
+
+EPOCH = datetime(1970, 1, 1)  # noqa: DTZ001 - a wall clock has no zone
+LAST = (datetime(9999, 12, 31, 23, 59, 59) - EPOCH) // timedelta(seconds=1)  # noqa: DTZ001
+
+
+def wall(text: str) -> int:
+    return (datetime.fromisoformat(text) - EPOCH) // timedelta(seconds=1)
+
+
+@pytest.mark.parametrize(
+    ("text", "stored"),
+    [
+        ("30 2 * * *", "30 2 * * *"),
+        ("  30\t2 * *  mon-fri\n", "30 2 * * MON-FRI"),
+        ("0 30 2 * jan *", "0 30 2 * JAN *"),
+        ("00 09 * 01 */02", "0 9 * 1 */2"),
+        ("10-010/5,5-5/5,5/5 * * * *", "10,5,5/5 * * * *"),
+        ("0 9-9/2 * JAN-JAN/1 MON-MON/7", "0 9 * JAN MON"),
+        ("@yearly", "0 0 1 1 *"),
+        ("@annually", "0 0 1 1 *"),
+        ("@monthly", "0 0 1 * *"),
+        ("@weekly", "0 0 * * 0"),
+        ("@daily", "0 0 * * *"),
+        ("@midnight", "0 0 * * *"),
+        (" @Hourly ", "0 * * * *"),
+    ],
+)
+def test_stored_text(text: str, stored: str) -> None:
+    """Two texts that differ only in case, spaces, zeros, an alias or a range of one value are stored as one."""
+    assert parse_cron(text) == stored
+    assert parse_cron(stored) == stored
+
+
+@pytest.mark.parametrize(
+    ("text", "after", "match"),
+    [
+        ("30 2 * * *", "2027-01-01T02:30:00", "2027-01-02T02:30:00"),
+        ("15 30 2 * * *", "2027-01-01T00:00:00", "2027-01-01T02:30:15"),
+        ("0 0 L * *", "2028-02-01T00:00:00", "2028-02-29T00:00:00"),
+        ("0 0 LW * *", "2027-01-01T00:00:00", "2027-01-29T00:00:00"),
+        ("0 0 * * 5L", "2027-01-01T00:00:00", "2027-01-29T00:00:00"),
+        ("0 0 * * MON#2", "2027-01-01T00:00:00", "2027-01-11T00:00:00"),
+        ("0 0 * * 0", "2027-01-01T00:00:00", "2027-01-03T00:00:00"),
+        ("0 0 * * 7", "2027-01-01T00:00:00", "2027-01-03T00:00:00"),
+        ("0 0 13 * FRI", "2027-01-02T00:00:00", "2027-01-08T00:00:00"),
+        ("0 0 */13 * FRI", "2027-01-02T00:00:00", "2027-05-14T00:00:00"),
+        ("0 0 13 * */5", "2027-01-01T00:00:00", "2027-06-13T00:00:00"),
+        ("0 0 29 2 *", "2096-03-01T00:00:00", "2104-02-29T00:00:00"),
+        ("0 0 29 2 */7", "2088-03-01T00:00:00", "2128-02-29T00:00:00"),
+    ],
+    ids=[
+        "fixed time",
+        "second",
+        "last day",
+        "last weekday",
+        "last Friday",
+        "second Monday",
+        "0 is Sunday",
+        "7 is Sunday",
+        "either day field",
+        "both day fields, as one begins with *",
+        "both day fields, as the other begins with *",
+        "no leap day in 2100",
+        "the longest wait, 40 years",
+    ],
+)
+def test_fields(text: str, after: str, match: str) -> None:
+    """The fields mean the same as in Debian's cron."""
+    assert first_match(parse_cron(text), wall(after) + 1) == wall(match)
+    assert last_match(parse_cron(text), wall(match)) == wall(match)
+    assert (last_match(parse_cron(text), wall(match) - 1) or 0) <= wall(after)
+
+
+@settings(deadline=None)
+@given(cron_texts, st.integers(0, LAST), st.integers(0, 600))
+def test_searches_agree_with_a_plain_evaluator(text: str, start: int, lead: int) -> None:
+    """Around a match, a search ahead and a search back find the seconds that match one by one."""
+    plain = PlainCron(text)
+    assume(_verdict(text) is None)
+    cron = parse_cron(text)
+    match = first_match(cron, start)
+    assume(match is not None)
+    assert match is not None
+    window = range(match - lead, min(match + 600, LAST + 1))
+    expected = [second for second in window if plain.matches(EPOCH + timedelta(seconds=second))]
+    assert match in expected
+
+    ahead: list[int] = []
+    at = first_match(cron, window.start)
+    while at is not None and at in window:
+        ahead.append(at)
+        at = first_match(cron, at + 1)
+    assert ahead == expected
+
+    back: list[int] = []
+    at = last_match(cron, window.stop - 1)
+    while at is not None and at in window:
+        back.append(at)
+        at = last_match(cron, at - 1)
+    assert back == expected[::-1]
+
+
+@pytest.mark.parametrize(
+    ("text", "fixed"),
+    [
+        ("30 2 * * *", True),
+        ("0-59 0-23 * * *", True),
+        ("1,*/2 2 * * *", True),
+        ("0 30 2 * * *", True),
+        ("*/30 2 * * *", False),
+        ("30 * * * *", False),
+        ("30 */2 * * *", False),
+        ("* 30 2 * * *", False),
+        ("*/20 30 2 * * *", False),
+    ],
+)
+def test_fixed_times(text: str, *, fixed: bool) -> None:
+    """An expression names fixed times if neither its second, minute nor hour begins with `*`."""
+    assert is_fixed(text) == fixed
+
+
+DAYS = ("29", "30", "31", "29-31", "30,31", "L", "LW", "*", "*/30", "*/29")
+MONTHS = ("2", "4", "2,4", "FEB-APR", "*")
+WEEKDAYS = ("*", "0", "*/7", "*/6", "MON#5", "MON#1", "0L", "SUN#5")
+
+
+@pytest.mark.parametrize("month", MONTHS)
+def test_never_fires_is_the_same_as_no_match_in_28_years(month: str) -> None:
+    """NEVER_FIRES is the verdict for exactly the expressions that match no day of 28 years."""
+    verdicts = {
+        text: _verdict(text) for text in (f"0 0 {day} {month} {weekday}" for day, weekday in product(DAYS, WEEKDAYS))
+    }
+    assert verdicts == {text: None if _fires_in_28_years(text) else "NEVER_FIRES" for text in verdicts}
+    assert set(verdicts.values()) == {None, "NEVER_FIRES"}
+
+
+def _verdict(text: str) -> str | None:
+    try:
+        parse_cron(text)
+    except RecurrenceError as error:
+        return error.code
+    return None
+
+
+def _fires_in_28_years(text: str) -> bool:
+    plain = PlainCron(text)
+    return any(plain.matches(EPOCH + timedelta(days=passed)) for passed in range(28 * 366))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("60 * * * *", "the field minute is '60'; it allows `*`, 0 to 59, and lists"),
+        ("60 * * * * *", "the field second is '60'; it allows `*`, 0 to 59, and lists"),
+        ("* 24 * * *", "the field hour is '24'; it allows `*`, 0 to 23, and lists"),
+        ("* * 0 * *", "the field day of month is '0'; it allows `*`, 1 to 31, L"),
+        ("* * 32 * *", "the field day of month is '32'; it allows `*`, 1 to 31, L"),
+        ("* * * 13 *", "the field month is '13'; it allows `*`, 1 to 12, JAN to DEC"),
+        ("* * * MON *", "the field month is 'MON'; it allows `*`, 1 to 12, JAN to DEC"),
+        ("* * * * 8", "the field day of week is '8'; it allows `*`, 0 to 7 (0 and 7 are Sunday)"),
+        ("* * * * MONDAY", "the field day of week is 'MONDAY'; it allows `*`, 0 to 7"),
+        ("* * * * MON#6", "the field day of week is 'MON#6'; it allows `*`, 0 to 7"),
+        ("* * * * FRI-MON", "ranges that go up (`22-23,0-2`, not `22-2`)"),
+        ("* 22-2 * * *", "ranges that go up (`22-23,0-2`, not `22-2`)"),
+        ("*/0 * * * *", "the field minute is '*/0'; it allows"),
+        ("5-5/0 * * * *", "the field minute is '5-5/0'; it allows"),
+        ("5-5/1/1 * * * *", "the field minute is '5-5/1/1'; it allows"),
+        ("1,,2 * * * *", "the field minute is '1,,2'; it allows"),
+        ("-5 * * * *", "the field minute is '-5'; it allows"),
+        ("* * L-3 * *", "the field day of month is 'L-3'; it allows"),
+        ("* * L/2,L/2 * L", "the field day of week is 'L'; `L` needs a day; write `6` for Saturday"),
+        ("* * * * FRIL", "the field day of week is 'FRIL'; write the day before `L` as a number"),
+        ("* * ? * MON", "the field day of month is '?'; `?` is not supported; write `*` instead"),
+        ("* * * * ?", "the field day of week is '?'; `?` is not supported; write `*` instead"),
+        ("* * 15W * *", "the field day of month is '15W'; `W` is not supported; write `LW`"),
+        ("* * 1,15w * *", "the field day of month is '1,15W'; `W` is not supported; write `LW`"),
+        ("@reboot", "`@reboot` is not supported"),
+        ("@every 1h30m", "`@every` is not supported; write the field `every` instead of `cron`"),
+        ("@fortnightly", "'@FORTNIGHTLY' is not known; write @yearly, @annually, @monthly, @weekly, @daily"),
+        ("@daily *", "'@DAILY *' is not known; write @yearly"),
+        ("0 0 12 * * * 2027", "the expression has seven fields; leave out the year, and write `startAt` and `endAt`"),
+        ("0 0 12 * * ? 2027", "the expression has seven fields; leave out the year, and write `startAt` and `endAt`"),
+        ("CRON_TZ=Europe/Berlin 0 9 * * *", "the expression names a zone; write the field `zone` instead"),
+        ("TZ=UTC 0 9 * * *", "the expression names a zone; write the field `zone` instead"),
+        ("", "the expression has 0 fields; write five (minute, hour, day of month, month, day of week)"),
+        ("\0 \x1f", "the expression has 1 fields; write five"),
+        ("* * * *", "the expression has 4 fields; write five"),
+        ("* * * * * * * *", "the expression has 8 fields; write five"),
+        ("\N{ARABIC-INDIC DIGIT THREE} * * * *", "the expression has characters that are not ASCII"),
+        ("0 0 * * fr\N{LATIN SMALL LETTER DOTLESS I}", "the expression has characters that are not ASCII"),
+        ("1" * 5000, "the expression has 5000 characters; the limit is 200"),
+        ("1" * 190 + " * * * *", f"the field minute is '{'1' * 40}'; it allows"),
+        ("* " * 100, "the expression has 100 fields"),
+        ("* * * * *" + " " * 192, "the expression has 201 characters; the limit is 200"),
+    ],
+    ids=lambda text: text[:30],
+)
+def test_invalid_expressions(text: str, message: str) -> None:
+    """An invalid expression is refused. The text names the field and what it allows, or what to write instead."""
+    with pytest.raises(RecurrenceError) as raised:
+        parse_cron(text)
+    assert (raised.value.code, raised.value.field) == ("INVALID_CRON", "cron")
+    assert message in str(raised.value)
+    assert len(str(raised.value)) < 400
+
+
+def test_longest_expression() -> None:
+    """An expression may have 200 characters."""
+    assert parse_cron("* * * * *" + " " * 191) == "* * * * *"
+    longest = "0," * 95 + "0 0 * * * "
+    assert len(longest) == 200
+    assert first_match(parse_cron(longest), 1) == 86_400
+
+
+@given(st.text(st.sampled_from("0123456789*/,-#?LW@ MONJANFRISUN\t\0é"), max_size=40) | st.text(max_size=40))
+def test_any_text_is_accepted_or_refused(text: str) -> None:
+    """Any text is stored, and then fires, or is refused with INVALID_CRON or NEVER_FIRES."""
+    if (verdict := _verdict(text)) is None:
+        stored = parse_cron(text)
+        assert first_match(stored, 0) is not None
+        assert parse_cron(stored) == stored
+    else:
+        assert verdict in {"INVALID_CRON", "NEVER_FIRES"}
+
+
+def test_stored_text_that_does_not_parse() -> None:
+    """A stored expression that this version cannot read is INVALID_CRON, too."""
+    for search in (first_match, last_match):
+        with pytest.raises(RecurrenceError, match="cannot be read by this version") as raised:
+            search("61 * * * *", 0)
+        assert raised.value.code == "INVALID_CRON"
+
+
+def test_ends_of_time() -> None:
+    """A search ends with the year 9999, without an error. A wall clock may be in the year before 1970."""
+    assert first_match("59 59 23 31 12 *", LAST) == LAST
+    assert first_match("59 59 23 31 12 *", LAST + 1) is None
+    assert first_match("* * * * * *", LAST + 50_000) is None
+    assert first_match("0 0 1 1 *", LAST - 1000) is None
+    assert first_match("0 0 29 2 *", LAST - 1000) is None
+    assert first_match("0 0 * * *", -50_000) == 0
+    assert last_match("* * * * * *", LAST) == LAST
+    assert last_match("* * * * * *", LAST + 50_000) == LAST
+    assert last_match("0 0 * * *", -1) == -86_400

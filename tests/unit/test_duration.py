@@ -1,0 +1,82 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from timer_service.core.duration import DAY, HOUR, MINUTE, SECOND, WEEK, parse_duration
+
+
+@pytest.mark.parametrize(
+    ("value", "duration"),
+    [
+        ("PT1H30M", HOUR + 30 * MINUTE),
+        ("P1W", WEEK),
+        ("P1D", DAY),
+        ("P1W2DT3H4M5S", WEEK + 2 * DAY + 3 * HOUR + 4 * MINUTE + 5 * SECOND),
+        ("PT90M", 90 * MINUTE),
+        ("PT0S", 0),
+        ("PT0.5S", 500),
+        ("PT1.25S", 1250),
+        ("PT1.001S", 1001),
+        ("PT000000000001S", SECOND),
+        (0, 0),
+        (1500, 1500),
+    ],
+)
+def test_durations(value: object, duration: int) -> None:
+    """A duration is an ISO 8601 duration, or whole milliseconds. A day has 24 hours."""
+    assert parse_duration(value) == duration
+
+
+@given(st.integers(0, 99), st.integers(0, 999), st.integers(0, 999), st.integers(0, 999), st.integers(0, 999))
+def test_parts_are_added(weeks: int, days: int, hours: int, minutes: int, seconds: int) -> None:
+    """The parts of a duration are added, however large each part is."""
+    expected = weeks * WEEK + days * DAY + hours * HOUR + minutes * MINUTE + seconds * SECOND
+    assert parse_duration(f"P{weeks}W{days}DT{hours}H{minutes}M{seconds}S") == expected
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "",
+        "P",
+        "PT",
+        "P1DT",
+        "1H",
+        "T1H",
+        "PT1",
+        "P1H",
+        "PT1D",
+        "P1M",
+        "P1Y",
+        "P1Y2M",
+        "-PT1S",
+        "PT-1S",
+        "+PT1S",
+        "pt1s",
+        " PT1S",
+        "PT1S\n",
+        "PT1.5M",
+        "PT0.0001S",
+        "PT1.S",
+        "PT1,5S",
+        "PT1S1M",
+        "PT1H1H",
+        "PT\N{ARABIC-INDIC DIGIT ONE}S",
+        pytest.param("PT" + "9" * 5000 + "S", id="5000 digits"),
+        None,
+        True,
+        1.5,
+        b"PT1S",
+        ["PT1S"],
+    ],
+)
+def test_not_durations(value: object) -> None:
+    """Anything else is refused with an example."""
+    with pytest.raises(ValueError, match="such as PT1H30M or P1D, or a whole number of milliseconds"):
+        parse_duration(value)
+
+
+def test_negative_milliseconds() -> None:
+    """A negative number of milliseconds is refused."""
+    with pytest.raises(ValueError, match="must not be negative"):
+        parse_duration(-1)

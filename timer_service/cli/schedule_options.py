@@ -1,0 +1,97 @@
+"""The arguments and options of `timer-service schedules`."""
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import datetime, timedelta
+from typing import Annotated
+
+import typer
+
+from timer_service.cli.parameters import check_json, read_duration, read_identifier, read_instant
+from timer_service.client import CatchUpPolicy, CommandError, QueryError, ScheduleStatus
+
+Name = Annotated[str, typer.Argument(parser=read_identifier, metavar="SCHEDULE", help="The scheduleId.")]
+OnlyName = Annotated[
+    str | None, typer.Argument(parser=read_identifier, metavar="SCHEDULE", help="Only this scheduleId.")
+]
+Cron = Annotated[str | None, typer.Option(metavar="EXPR", help="A cron expression in quotes: '0 9 * * MON-FRI'.")]
+Every = Annotated[
+    timedelta | None,
+    typer.Option(parser=read_duration, metavar="DURATION", help="The time between slots: 30s, 5m, 1h30m or 1d."),
+]
+Zone = Annotated[
+    str | None, typer.Option(metavar="ZONE", help="The time zone of --cron, such as Europe/Berlin. Default: UTC.")
+]
+StartAt = Annotated[
+    datetime | None,
+    typer.Option(parser=read_instant, metavar="TIME", help="No slot is earlier: ISO 8601 with an offset."),
+]
+EndAt = Annotated[
+    datetime | None,
+    typer.Option(parser=read_instant, metavar="TIME", help="Every slot is earlier: ISO 8601 with an offset."),
+]
+MaxCount = Annotated[int | None, typer.Option(min=1, metavar="N", help="End after N slots.")]
+Jitter = Annotated[
+    timedelta | None,
+    typer.Option(
+        parser=read_duration, metavar="DURATION", help="Fire each slot up to so much later. Spreads many schedules."
+    ),
+]
+Policy = Annotated[
+    CatchUpPolicy | None,
+    typer.Option(
+        case_sensitive=False,
+        help="After an outage, of the slots that are later than --late-by: fire the newest if all are that late "
+        "(last, the default), none (skip) or all.",
+    ),
+]
+LateBy = Annotated[
+    timedelta | None,
+    typer.Option(parser=read_duration, metavar="DURATION", help="Slots that are at most so late fire. Default: 1m."),
+]
+CatchUpLimit = Annotated[
+    int | None, typer.Option(min=1, max=1000, metavar="N", help="Fire at most the newest N late slots. Default: 100.")
+]
+Data = Annotated[
+    str | None, typer.Option(parser=check_json, metavar="JSON", help="JSON that the events return. Default: no data.")
+]
+TriggerData = Annotated[
+    str | None, typer.Option(parser=check_json, metavar="JSON", help="JSON instead of the data of the schedule.")
+]
+FromTime = Annotated[
+    datetime | None,
+    typer.Option("--from", parser=read_instant, metavar="TIME", help="Show slots from then on. Default: from now on."),
+]
+Count = Annotated[int, typer.Option(min=1, max=100, metavar="N", help="How many slots to show.")]
+Upcoming = Annotated[int, typer.Option(min=0, max=100, metavar="N", help="How many of the next slots to show.")]
+StatusFilter = Annotated[
+    ScheduleStatus | None, typer.Option(case_sensitive=False, help="Only schedules in this status.")
+]
+
+_OPTIONS = {
+    "startAt": "--start-at",
+    "endAt": "--end-at",
+    "maxCount": "--max-count",
+    "catchUp.policy": "--catch-up",
+    "catchUp.lateBy": "--late-by",
+    "catchUp.limit": "--catch-up-limit",
+} | {name: f"--{name}" for name in ("cron", "every", "zone", "jitter", "data", "from", "count", "upcoming")}
+_FIELD = re.compile(r"(the field )?`(?P<name>\w+)`")
+
+
+@contextmanager
+def named_options() -> Iterator[None]:
+    """Report a field that the service refuses as the option with which the user gave it."""
+    try:
+        yield
+    except (CommandError, QueryError) as error:
+        for fault in error.errors:
+            if option := _OPTIONS.get(fault["path"].removeprefix("payload.")):
+                reason = _FIELD.sub(_name_option, fault["reason"])
+                raise typer.BadParameter(f"{reason}.", param_hint=f"'{option}'") from error
+        raise
+
+
+def _name_option(field: re.Match[str]) -> str:
+    return _OPTIONS.get(field["name"], field[0])

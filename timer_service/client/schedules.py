@@ -1,0 +1,164 @@
+"""The methods of the client for schedules (recurring timers)."""
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import Any
+
+from timer_service.client.checks import (
+    check_choice,
+    check_identifier,
+    check_tenant,
+    wire_duration,
+    wire_instant,
+)
+from timer_service.client.connection import Connection
+from timer_service.client.models import UNSET, CatchUpPolicy, Outcome, Schedule, ScheduleStatus
+from timer_service.client.view import Instant, View
+
+
+class _Slots(View):
+    """A reply to `preview-slots`."""
+
+    slots: Sequence[Instant]
+    complete: bool
+
+
+class Schedules:
+    """Methods for schedules, as `TimerClient.schedules`. They raise the same exceptions as `TimerClient`."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    async def put(
+        self,
+        tenant: str,
+        schedule: str,
+        *,
+        cron: str | None = None,
+        every: timedelta | None = None,
+        zone: str | None = None,
+        start_at: datetime | None = None,
+        end_at: datetime | None = None,
+        max_count: int | None = None,
+        jitter: timedelta | None = None,
+        catch_up: str | None = None,
+        late_by: timedelta | None = None,
+        catch_up_limit: int | None = None,
+        data: Any = UNSET,
+        timeout_seconds: float = 10,
+    ) -> Outcome:
+        """Create a schedule, or replace its whole definition. A paused schedule stays paused.
+
+        Its slots are those of `cron` in `zone` (default: UTC), or are `every` apart, from `start_at` (inclusive) to
+        `end_at` (exclusive). It ends after `max_count` slots. `catch_up` is a `CatchUpPolicy`, and docs/schedules.md
+        has the defaults. The events carry `data`, any JSON value.
+        """
+        late = _given(
+            policy=None if catch_up is None else check_choice("catch_up", catch_up, CatchUpPolicy),
+            lateBy=None if late_by is None else wire_duration("late_by", late_by),
+            limit=catch_up_limit,
+        )
+        fields = {
+            **_recurrence(cron=cron, every=every, zone=zone, start_at=start_at, end_at=end_at),
+            **_given(maxCount=max_count, jitter=None if jitter is None else wire_duration("jitter", jitter)),
+            **_given(catchUp=late or None),
+            **_data_field(data),
+        }
+        return await self._send("PutSchedule", tenant, schedule, fields, timeout_seconds)
+
+    async def pause(self, tenant: str, schedule: str, *, timeout_seconds: float = 10) -> Outcome:
+        """Pause a schedule: no slot fires until it is resumed. If there is none, the next one is paused when put."""
+        return await self._send("PauseSchedule", tenant, schedule, {}, timeout_seconds)
+
+    async def resume(self, tenant: str, schedule: str, *, timeout_seconds: float = 10) -> Outcome:
+        """End the pause of a schedule. The slots of the pause do not fire."""
+        return await self._send("ResumeSchedule", tenant, schedule, {}, timeout_seconds)
+
+    async def trigger(self, tenant: str, schedule: str, *, data: Any = UNSET, timeout_seconds: float = 10) -> Outcome:
+        """Fire once, now, also if the schedule is paused or has ended. `data` replaces the data of the schedule."""
+        return await self._send("TriggerSchedule", tenant, schedule, _data_field(data), timeout_seconds)
+
+    async def delete(self, tenant: str, schedule: str, *, timeout_seconds: float = 10) -> Outcome:
+        """Delete a schedule, and end its pause."""
+        return await self._send("DeleteSchedule", tenant, schedule, {}, timeout_seconds)
+
+    async def get(
+        self, tenant: str, schedule: str, *, upcoming: int = 0, timeout_seconds: float = 10
+    ) -> Schedule | None:
+        """Return a schedule with the next `upcoming` slots (at most 100), or None if it does not exist."""
+        question = {"scheduleId": check_identifier("schedule", schedule), "upcoming": upcoming}
+        view = await self._connection.find(tenant, "get-schedule", question, timeout_seconds)
+        return None if view is None else Schedule.read(view)
+
+    def list(self, tenant: str, *, status: str | None = None, timeout_seconds: float = 10) -> AsyncIterator[Schedule]:
+        """Iterate over the schedules of a tenant in order of their ids. `status` filters them."""
+        check_tenant(tenant)
+        question = {} if status is None else {"status": check_choice("status", status, ScheduleStatus)}
+        views = self._connection.pages(tenant, "list-schedules", question, "schedules", timeout_seconds)
+        return (Schedule.read(view) async for view in views)
+
+    async def preview(
+        self,
+        tenant: str,
+        *,
+        cron: str | None = None,
+        every: timedelta | None = None,
+        zone: str | None = None,
+        start_at: datetime | None = None,
+        end_at: datetime | None = None,
+        from_at: datetime | None = None,
+        count: int = 10,
+        timeout_seconds: float = 10,
+    ) -> Sequence[datetime]:
+        """Return the first `count` slots (at most 100) of a recurrence from `from_at` on (default: now).
+
+        The other arguments are those of `put`. Nothing is stored. If the slots take long to compute, there are several
+        requests, and `timeout_seconds` applies to each of them.
+        """
+        recurrence = _recurrence(cron=cron, every=every, zone=zone, start_at=start_at, end_at=end_at)
+        question = {**recurrence, "count": count}
+        if from_at is not None:
+            question["from"] = wire_instant("from_at", from_at)
+        slots: list[datetime] = []
+        while True:
+            page = _Slots.read(await self._connection.ask(tenant, "preview-slots", question, timeout_seconds))
+            slots += page.slots
+            if page.complete or not page.slots:
+                return slots
+            following = wire_instant("from_at", slots[-1] + timedelta(milliseconds=1))
+            question |= {"from": following, "count": count - len(slots)}
+
+    def watch(self, tenant: str = "*") -> AsyncIterator[dict[str, Any]]:
+        """Iterate over the `ScheduleFired` and `ScheduleEnded` events of a tenant, or of all, from now on.
+
+        See `TimerClient.watch`.
+        """
+        return self._connection.events(tenant, "schedule-fired", "schedule-ended")
+
+    async def _send(
+        self, message_type: str, tenant: str, schedule: str, fields: Mapping[str, Any], timeout_seconds: float
+    ) -> Outcome:
+        named = {"scheduleId": check_identifier("schedule", schedule), **fields}
+        return await self._connection.send(message_type, tenant, named, timeout_seconds)
+
+
+def _recurrence(
+    *, cron: str | None, every: timedelta | None, zone: str | None, start_at: datetime | None, end_at: datetime | None
+) -> dict[str, Any]:
+    if (cron is None) == (every is None):
+        raise ValueError("either cron or every must be given")
+    return _given(
+        cron=cron,
+        every=None if every is None else wire_duration("every", every),
+        zone=zone,
+        startAt=None if start_at is None else wire_instant("start_at", start_at),
+        endAt=None if end_at is None else wire_instant("end_at", end_at),
+    )
+
+
+def _given(**fields: Any) -> dict[str, Any]:
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+def _data_field(data: Any) -> Mapping[str, Any]:
+    return {} if data is UNSET else {"data": data}

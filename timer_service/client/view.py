@@ -1,0 +1,42 @@
+"""The base class of the values that the client returns, and the types of their fields."""
+
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+from typing import Annotated, Any, Self
+
+from pydantic import BaseModel, ConfigDict, Field, PlainSerializer, ValidationError
+from pydantic.alias_generators import to_camel
+
+from timer_service.client.errors import TimerServiceError
+from timer_service.core.duration import format_duration
+
+
+def _write_instant(at: datetime) -> str:
+    return at.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def _write_duration(duration: timedelta) -> str:
+    return format_duration(duration // timedelta(milliseconds=1))
+
+
+Instant = Annotated[datetime, PlainSerializer(_write_instant, when_used="json")]
+Duration = Annotated[timedelta, PlainSerializer(_write_duration, when_used="json")]
+TenantId = Annotated[str, Field(alias="tenantId")]
+
+
+class View(BaseModel):
+    """A value that the service returned. Fields that a newer service adds are ignored."""
+
+    model_config = ConfigDict(alias_generator=to_camel, validate_by_name=True, frozen=True, extra="ignore")
+
+    @classmethod
+    def read(cls, answer: Mapping[str, Any]) -> Self:
+        """Return the value in an answer of the service. Raises `TimerServiceError` if the answer has another form."""
+        try:
+            return cls.model_validate(answer)
+        except ValidationError as error:
+            raise TimerServiceError(f"the service sent an answer that this client cannot read: {error}") from error
+
+    def document(self) -> dict[str, Any]:
+        """Return the value as JSON data with the field names of the messages, without fields at their default."""
+        return self.model_dump(mode="json", by_alias=True, exclude_defaults=True)

@@ -1,0 +1,80 @@
+"""The due rows of a table, selected fairly and locked for one transaction, without a lease.
+
+A worker that finishes rows in the transaction that selects them needs no lease: if it dies, the rows are due as before.
+The table has the columns `tenant_id` and `available_at`, and two indexes over the rows with an `available_at`:
+(available_at) and (tenant_id, oldest_first).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from operator import itemgetter
+from typing import Any
+
+from timer_service.core.database import Reader, Row, Transaction
+from timer_service.core.sql import load_sql
+from timer_service.core.tenant_turns import TenantTurns
+
+_SQL = load_sql("timer_service.core", "lease.sql")
+
+
+@dataclass(frozen=True, slots=True)
+class DueTable:
+    """A table whose rows become due: its key, and the columns that a select returns."""
+
+    name: str
+    key: tuple[str, ...]
+    columns: tuple[str, ...]
+    """The selected columns or expressions. They include the key and `available_at`."""
+    oldest_first: str
+    """The column that orders the rows of a tenant: an instant that is never later than `available_at`."""
+
+    def sql(self, name: str) -> str:
+        """Return the named statement of `lease.sql` for this table."""
+        return _SQL[name].format(
+            table=self.name,
+            key=", ".join(self.key),
+            key_is=" AND ".join(f"{column} = :{column}" for column in self.key),
+            columns=", ".join(self.columns),
+            oldest_first=self.oldest_first,
+        )
+
+
+class DueRows:
+    """Selects due rows. No row is returned that another transaction has locked."""
+
+    def __init__(self, table: DueTable) -> None:
+        self.key_of = itemgetter(*table.key)
+        """Returns the key of a row."""
+        self._table = table
+        self._due = table.sql("due")
+        self._due_of_tenant = table.sql("due_of_tenant")
+        self._due_by_key = table.sql("due_by_key")
+        self._count_available = table.sql("count_available")
+        self._next_available = table.sql("next_available")
+        self._turns = TenantTurns(table.sql("unsettled_tenants"))
+
+    async def select(self, tx: Transaction, now: int, limit: int) -> list[Row]:
+        """Lock and return up to `limit` rows that are due at `now`, in the order in which they became due.
+
+        If more rows are due, each tenant gets an equal share first, and the oldest rows get the rest.
+        """
+        (row,) = await tx.fetch(self._count_available, {"now": now, "limit": limit + 1})
+        shares = await self._turns.shares(tx, now, limit) if row["count"] > limit else []
+        each = [{"tenant_id": tenant, "now": now, "limit": share} for tenant, share in shares]
+        rows = list(await tx.fetch_each(self._due_of_tenant, each))
+        if len(rows) < limit:
+            known = set(map(self.key_of, rows))
+            oldest = await tx.fetch(self._due, {"now": now, "limit": limit})
+            rows += [row for row in oldest if self.key_of(row) not in known][: limit - len(rows)]
+        return sorted(rows, key=itemgetter("available_at"))
+
+    async def select_keys(self, tx: Transaction, keys: Sequence[Any], now: int) -> list[Row]:
+        """Lock and return the rows among `keys` that are due at `now`."""
+        many = [{**dict(zip(self._table.key, key, strict=True)), "now": now} for key in sorted(keys)]
+        return list(await tx.fetch_each(self._due_by_key, many))
+
+    async def next_available(self, reader: Reader) -> int | None:
+        """Return when the next row is due; None if no row is waiting."""
+        (row,) = await reader.fetch(self._next_available)
+        at: int | None = row["at"]
+        return at

@@ -1,0 +1,56 @@
+"""The schedules slice: a `PutSchedule` command leads to a `ScheduleFired` event at each slot of its recurrence.
+
+The states of a schedule. A tombstone (`deleted`) only remembers positions, the pause and the cursor::
+
+                 put                      the last slot fires or is skipped
+    none, deleted --> active or paused ------------------------------------> ended
+       ^                |    ^   pause: paused    |                            |
+       |                |    |   resume: active   | put that starts again      |
+       |                |    +--------------------+----------------------------+
+       +---- delete ----+------------------------------------------------------+
+
+What a crash leaves, and the test in `tests/slices/schedules/test_crashes.py` that shows it:
+
+- in a pass, before its commit: the slots are still due, with the same event ids (test_kill_in_a_pass)
+- in a pass, after its commit: the events are in the outbox (test_kill_around_the_commit)
+- after an event was published, before its row is deleted: it is published again, under the same id
+  (test_kill_around_publishing)
+- between the commit of a command and its acknowledgement: redelivered, it is `unchanged`; a TriggerSchedule is
+  `triggered` again, under the same event id (test_kill_before_the_acknowledgement)
+"""
+
+from timer_service.core.slice import Slice
+from timer_service.schedules.firing_worker import FiringWorker
+from timer_service.schedules.handler import handle
+from timer_service.schedules.messages import (
+    DeleteSchedule,
+    PauseSchedule,
+    PutSchedule,
+    ResumeSchedule,
+    ScheduleEnded,
+    ScheduleFired,
+    ScheduleView,
+    TriggerSchedule,
+)
+from timer_service.schedules.queries import QUERIES
+from timer_service.schedules.rules import Outcome
+from timer_service.schedules.store import COUNTED, TIMED, delete_settled
+from timer_service.schedules.usage import USAGES
+
+SLICE = Slice(
+    name="schedules",
+    commands=(PutSchedule, PauseSchedule, ResumeSchedule, DeleteSchedule, TriggerSchedule),
+    outcomes=Outcome,
+    handle=handle,
+    handle_when_off=handle,
+    queries=QUERIES,
+    workers={"schedules": FiringWorker},
+    wakes=("schedules", "outbox"),
+    leased=(),
+    counted=COUNTED,
+    timed=TIMED,
+    events=(ScheduleFired, ScheduleEnded),
+    views={"schedule": ScheduleView},
+    usages=USAGES,
+    delete_settled=delete_settled,
+)

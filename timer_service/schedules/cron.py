@@ -1,0 +1,171 @@
+"""Cron expressions: their text, and the seconds of a wall clock that they match. Pure, and without time zones.
+
+A wall second is a reading of a wall clock, counted in seconds since 1970-01-01 00:00:00 on that clock. This is the only
+module that imports cronsim. cronsim parses an expression and searches on datetimes without a zone.
+"""
+
+import re
+from calendar import monthrange
+from collections.abc import Collection, Iterator, Mapping
+from datetime import date, datetime, timedelta
+from functools import cache
+
+from cronsim import CronSim
+
+from timer_service.schedules.errors import RecurrenceError
+
+MAX_LENGTH = 200
+"""The number of characters that an expression may have."""
+
+_ALIASES = {
+    "@YEARLY": "0 0 1 1 *",
+    "@ANNUALLY": "0 0 1 1 *",
+    "@MONTHLY": "0 0 1 * *",
+    "@WEEKLY": "0 0 * * 0",
+    "@DAILY": "0 0 * * *",
+    "@MIDNIGHT": "0 0 * * *",
+    "@HOURLY": "0 * * * *",
+}
+_FIELDS = {  # the fields in their order, and the values that each allows
+    "second": "0 to 59",
+    "minute": "0 to 59",
+    "hour": "0 to 23",
+    "day of month": "1 to 31, L (the last day), LW (the last day from Monday to Friday)",
+    "month": "1 to 12, JAN to DEC",
+    "day of week": "0 to 7 (0 and 7 are Sunday), SUN to SAT, MON#2 (the second Monday), 5L (the last Friday)",
+}
+_SYNTAX = "lists (`1,2`), ranges that go up (`22-23,0-2`, not `22-2`) and steps (`*/2`)"
+_HINTS = (  # texts that other programs accept: the field, the form, and the remedy
+    ("", r".*\?.*", "`?` is not supported; write `*` instead"),
+    ("day of month", r".*\dW.*", "`W` is not supported; write `LW` for the last day from Monday to Friday"),
+    ("day of week", r"L", "`L` needs a day; write `6` for Saturday, or `6L` for the last Saturday of the month"),
+    ("day of week", r".*[A-Z]{3}L.*", "write the day before `L` as a number, such as `5L` for the last Friday"),
+)
+_LEADING_ZEROS = re.compile(r"\b0+(?=\d)")
+_ONE_VALUE = re.compile(r"(?<![^ ,])(\w+)-\1/[1-9]\d*(?![^ ,])")
+"""A range of one value with a step, such as `9-9/2`. cronsim would read it as `9/2`."""
+_EPOCH = datetime(1970, 1, 1)  # noqa: DTZ001 - a wall clock has no zone
+_SECOND = timedelta(seconds=1)
+_LAST = (datetime(9999, 12, 31, 23, 59, 59) - _EPOCH) // _SECOND  # noqa: DTZ001 - a wall clock has no zone
+_QUOTED = 40
+
+
+def parse_cron(text: str) -> str:
+    """Return an expression as it is stored.
+
+    It is in upper case, has single spaces and no leading zeros, and aliases such as @daily are translated.
+    Raises `RecurrenceError` with INVALID_CRON, or with NEVER_FIRES if no date matches.
+    """
+    if len(text) > MAX_LENGTH:
+        raise _invalid(f"the expression has {len(text)} characters; the limit is {MAX_LENGTH}. Use several schedules")
+    if not text.isascii():
+        raise _invalid("the expression has characters that are not ASCII; write digits, English names and `* , - / #`")
+    words = " ".join(text.upper().split())
+    cron = _ONE_VALUE.sub(r"\1", _LEADING_ZEROS.sub("", _ALIASES.get(words, words)))
+    _check_form(cron.split())
+    try:
+        parsed = CronSim(cron, _EPOCH)
+    except Exception as error:  # whatever the parser raises
+        for name, field in zip(_FIELDS, _with_second(cron), strict=True):
+            _check_field(name, field)
+        raise _never_fires(cron) from error  # each field is valid by itself
+    if not any(map(parsed.match_day, _days_of_months(parsed.months))):
+        raise _never_fires(cron)
+    return cron
+
+
+def is_fixed(cron: str) -> bool:
+    """Return whether an expression names fixed times: neither its second, minute nor hour begins with `*`."""
+    return not any(field.startswith("*") for field in _with_second(cron)[:3])
+
+
+def first_match(cron: str, first: int) -> int | None:
+    """Return the first wall second from `first` on that matches, or None if there is none in 50 years.
+
+    No match is later than the year 9999. Raises `RecurrenceError` (INVALID_CRON) if the expression does not parse.
+    """
+    return _search(cron, first - 1, reverse=False) if first <= _LAST else None
+
+
+def last_match(cron: str, last: int) -> int | None:
+    """Return the last wall second up to `last` that matches, or None if there is none in 50 years.
+
+    Raises `RecurrenceError` (INVALID_CRON) if the expression does not parse.
+    """
+    return _search(cron, min(last, _LAST), reverse=True)
+
+
+def _search(cron: str, start: int, *, reverse: bool) -> int | None:
+    # With a fraction of a second, a search back includes the second itself. A search ahead begins after it.
+    begin = _EPOCH + timedelta(seconds=start, microseconds=int(reverse))
+    try:
+        search = CronSim(cron, begin, reverse)
+    except Exception as error:
+        raise _invalid(f"{cron[:_QUOTED]!r} cannot be read by this version of the service; write it again") from error
+    try:
+        return (next(search) - _EPOCH) // _SECOND
+    except (StopIteration, OverflowError):  # no match in 50 years, or none before the year 10000
+        return None
+
+
+def _with_second(cron: str) -> list[str]:
+    """Return the six fields of an expression. An expression with five fields has the second 0."""
+    fields = cron.split()
+    return ["0", *fields] if len(fields) == len(_FIELDS) - 1 else fields
+
+
+def _check_form(fields: list[str]) -> None:
+    first = fields[0] if fields else ""
+    if first == "@REBOOT":
+        raise _invalid("`@reboot` is not supported; write the times at which the schedule fires instead")
+    if first == "@EVERY":
+        raise _invalid("`@every` is not supported; write the field `every` instead of `cron`, such as PT1H30M")
+    if first.startswith("@"):
+        known = ", ".join(each.lower() for each in _ALIASES)
+        raise _invalid(f"{' '.join(fields)[:_QUOTED]!r} is not known; write {known} or five fields")
+    if re.match(r"(CRON_)?TZ=", first):
+        raise _invalid("the expression names a zone; write the field `zone` instead")
+    if len(fields) == len(_FIELDS) + 1:
+        raise _invalid("the expression has seven fields; leave out the year, and write `startAt` and `endAt` instead")
+    if len(fields) not in (len(_FIELDS) - 1, len(_FIELDS)):
+        names = ", ".join(list(_FIELDS)[1:])
+        raise _invalid(f"the expression has {len(fields)} fields; write five ({names}), or six with the second first")
+
+
+def _check_field(name: str, field: str) -> None:
+    for of, form, remedy in _HINTS:
+        if of in ("", name) and re.fullmatch(form, field):
+            raise _invalid(f"the field {name} is {field[:_QUOTED]!r}; {remedy}")
+    alone = " ".join(field if each == name else "*" for each in _FIELDS)
+    try:
+        CronSim(alone, _EPOCH)
+    except Exception as error:  # whatever the parser raises
+        raise _invalid(
+            f"the field {name} is {field[:_QUOTED]!r}; it allows `*`, {_FIELDS[name]}, and {_SYNTAX}"
+        ) from error
+
+
+def _invalid(message: str) -> RecurrenceError:
+    return RecurrenceError("INVALID_CRON", "cron", message)
+
+
+def _never_fires(cron: str) -> RecurrenceError:
+    text = f"no date matches {cron!r}; write days that its months have, and weekdays that these days can be"
+    return RecurrenceError("NEVER_FIRES", "cron", text)
+
+
+def _days_of_months(months: Collection[int]) -> Iterator[date]:
+    """Yield the days of one month of each kind that the months can have: at most 826 days.
+
+    A kind is a length and a first weekday. Whether a day matches depends on nothing else.
+    """
+    lengths = {monthrange(year, month)[1] for month in months for year in (1972, 1973)}  # with a 29 February, without
+    for (_, length), first in _month_kinds().items():
+        if length in lengths:
+            yield from (first + timedelta(days=passed) for passed in range(length))
+
+
+@cache
+def _month_kinds() -> Mapping[tuple[int, int], date]:
+    """Return a first day for each first weekday and length of a month. The kinds repeat after 28 years."""
+    return {monthrange(year, month): date(year, month, 1) for year in range(1972, 2000) for month in range(1, 13)}

@@ -1,0 +1,59 @@
+"""The events of schedules. The id of each follows from its cause, so a repeated event has the same id."""
+
+import hashlib
+from collections.abc import Mapping
+
+from timer_service.core.cause import Cause, cause_of
+from timer_service.core.instant import format_instant
+from timer_service.core.message import Command, Event
+from timer_service.core.stored_json import RawJson, read_stored, write_object
+from timer_service.schedules.firing import Decision
+from timer_service.schedules.messages import FiringCause, ScheduleEnded, ScheduleFired, Status
+from timer_service.schedules.schedule import Key, Schedule
+
+_NOTHING: Mapping[str, str] = {}
+
+
+def fired_events(decision: Decision, data: str | None, now: int) -> list[Event]:
+    """Return the events of the slots that fired, in order. Only the first names the slots that were skipped before."""
+    schedule = decision.schedule
+    events = []
+    missed_since = decision.missed_since
+    for slot in decision.fired:
+        missed = {} if missed_since is None else {"missedSince": format_instant(missed_since)}
+        payload = _fired(schedule.key, FiringCause.SLOT, slot, now, data=data, more=missed)
+        events.append(_event(ScheduleFired.type, schedule.key, ("slot", slot), payload, cause=schedule.cause, at=now))
+        missed_since = None
+    return events
+
+
+def trigger_event(schedule: Schedule, command: Command, data: str | None, now: int) -> Event:
+    """Return the event of a TriggerSchedule with `data`. Its slot is the command time."""
+    payload = _fired(schedule.key, FiringCause.TRIGGER, command.stored_at, now, data=data)
+    about = ("trigger", *command.position)
+    return _event(ScheduleFired.type, schedule.key, about, payload, cause=cause_of(command), at=now)
+
+
+def ended_events(before: Schedule | None, after: Schedule, now: int) -> list[Event]:
+    """Return the ScheduleEnded of a schedule whose status becomes `ended`."""
+    if after.status is not Status.ENDED or (before is not None and before.status is Status.ENDED):
+        return []
+    payload = write_object({**_names(after.key), "reason": after.end_reason}, {})
+    return [_event(ScheduleEnded.type, after.key, ("ended", *after.defined_by), payload, cause=after.cause, at=now)]
+
+
+def _fired(
+    key: Key, cause: FiringCause, slot: int, now: int, *, data: str | None, more: Mapping[str, str] = _NOTHING
+) -> RawJson:
+    fields = {"slotAt": format_instant(slot), "firedAt": format_instant(now), "cause": cause, **more}
+    return write_object({**_names(key), **fields}, {"data": read_stored(data)})
+
+
+def _event(message_type: str, key: Key, about: tuple[object, ...], payload: RawJson, *, cause: Cause, at: int) -> Event:
+    event_id = hashlib.blake2b("\0".join((*key, *map(str, about))).encode(), digest_size=16).hexdigest()
+    command_id, correlation_id, trace = cause
+    return Event(event_id, message_type, key.tenant_id, payload, at, correlation_id, command_id, trace)
+
+
+def _names(key: Key) -> dict[str, str]:
+    return {"tenantId": key.tenant_id, "scheduleId": key.schedule_id}

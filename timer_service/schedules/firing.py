@@ -1,0 +1,127 @@
+"""Which slots of a schedule fire, and which are skipped. Pure: the current time is an argument."""
+
+from collections.abc import Generator
+from itertools import islice
+from typing import NamedTuple, TypeVar
+
+from timer_service.schedules.messages import Policy
+from timer_service.schedules.recurrence import newest_slots, next_slot, slots_between
+from timer_service.schedules.schedule import Definition, Schedule, aim
+
+_PIECE = 50
+"""How many slots are computed at a time. A slot takes about 0.1 ms."""
+_MOST_COUNTED = 100
+"""Counting the skipped slots of a cron expression stops there. Each must be computed."""
+
+_T = TypeVar("_T")
+Steps = Generator[None, None, _T]
+"""Work in pieces of a few milliseconds: other tasks may run at each `yield`."""
+
+
+class Decision(NamedTuple):
+    """What becomes of the due slots of a schedule."""
+
+    schedule: Schedule
+    """The schedule afterwards. If more slots are due than it may fire, the rest stays due."""
+    fired: tuple[int, ...] = ()
+    missed_since: int | None = None
+    """The first slot that was skipped since the firing before the first of `fired`."""
+    skipped: int = 0
+    """How many slots were skipped. Counting stops at 100 for a cron expression."""
+
+
+class _Due(NamedTuple):
+    """The due slots of a schedule, as far as its policy needs them."""
+
+    slots: tuple[int, ...]
+    """The newest slots in order, at least those that can fire."""
+    newest: int
+
+
+def decide(schedule: Schedule, now: int, most: int) -> Decision:
+    """Like `decide_in_steps`, all at once."""
+    steps = decide_in_steps(schedule, now, most)
+    while True:
+        try:
+            next(steps)
+        except StopIteration as stop:
+            decision: Decision = stop.value
+            return decision
+
+
+def decide_in_steps(schedule: Schedule, now: int, most: int) -> Steps[Decision]:
+    """Return which slots of an active schedule fire at `now`, at most `most` of them.
+
+    Raises whatever the recurrence raises if this instance cannot compute it.
+    """
+    definition = schedule.definition
+    assert definition is not None  # noqa: S101 - only schedules are active
+    recurrence = definition.recurrence
+    first = next_slot(recurrence, schedule.after_at) if schedule.last_error else schedule.slot_at
+    if first is None or schedule.due_of(first) > now:
+        return Decision(aim(schedule, now))
+    due = yield from _find_due(schedule, definition, first, now)
+    fires = _select(schedule, definition, due.slots, now)
+    if definition.max_count is not None:
+        fires = fires[: definition.max_count - schedule.fired_count]
+    fired, rest = fires[:most], fires[most:]
+    is_used_up = definition.max_count == schedule.fired_count + len(fired)
+    skipped = _count_skipped(definition, first, fires[0] if fires else None, due.newest)
+    missed_since = schedule.missed_since if schedule.missed_since is not None or not skipped else first
+    after = schedule._replace(
+        after_at=fired[-1] if rest or is_used_up else due.newest,
+        fired_count=schedule.fired_count + len(fired),
+        missed_since=None if fired else missed_since,
+    )
+    if fired:
+        after = after._replace(last_slot_at=fired[-1], last_fired_at=now)
+    return Decision(aim(after, now), fired, missed_since if fired else None, skipped)
+
+
+def _find_due(schedule: Schedule, definition: Definition, first: int, now: int) -> Steps[_Due]:
+    """Return the due slots from `first` on, which is due. They are found from the newest one back."""
+    recurrence = definition.recurrence
+    second = next_slot(recurrence, first)
+    if second is None or second > now or schedule.due_of(second) > now:
+        return _Due((first,), first)
+    after = first - 1
+    if definition.policy is not Policy.ALL:  # later slots are all that can fire, except for the newest one
+        after = max(after, now - definition.late_by_ms - definition.jitter_ms - 1)
+    newest = _newest_due(schedule, first, now)
+    found: list[int] = []
+    until = newest
+    while until > after and (missing := definition.limit - len(found)) > 0:
+        piece = newest_slots(recurrence, after, until, min(missing, _PIECE)).slots
+        if not piece:
+            break
+        found[:0] = piece
+        until = piece[0] - 1
+        yield
+    return _Due(tuple(found) or (newest,), newest)
+
+
+def _newest_due(schedule: Schedule, first: int, now: int) -> int:
+    """Return the newest due slot. Jitter keeps the order of slots, so only the newest slot may not be due yet."""
+    assert schedule.definition is not None  # noqa: S101 - as above
+    slots = newest_slots(schedule.definition.recurrence, first - 1, now, 2).slots
+    return slots[-1] if schedule.due_of(slots[-1]) <= now else slots[0]
+
+
+def _select(schedule: Schedule, definition: Definition, slots: tuple[int, ...], now: int) -> tuple[int, ...]:
+    """Return the due slots that the policy fires."""
+    if definition.policy is Policy.ALL:
+        return slots
+    earliest = now - definition.late_by_ms
+    in_time = tuple(slot for slot in slots if slot >= earliest or schedule.due_of(slot) >= earliest)
+    return in_time or (slots[-1:] if definition.policy is Policy.LAST else ())
+
+
+def _count_skipped(definition: Definition, first: int, fires: int | None, newest: int) -> int:
+    """Return how many due slots are older than the first one that fires."""
+    recurrence = definition.recurrence
+    last = newest if fires is None else fires - 1
+    if last < first:
+        return 0
+    if recurrence.every_ms is not None:
+        return (last - first) // recurrence.every_ms + 1
+    return sum(1 for _ in islice(slots_between(recurrence, first - 1, last), _MOST_COUNTED))

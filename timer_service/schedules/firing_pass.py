@@ -1,0 +1,134 @@
+"""One transaction of the firing worker: it decides on locked schedules, writes their cursors and adds their events."""
+
+import asyncio
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from timer_service.core import outbox
+from timer_service.core.budget import MIB
+from timer_service.core.database import Row, Transaction
+from timer_service.core.error_text import error_text
+from timer_service.core.message import Event
+from timer_service.schedules import store
+from timer_service.schedules.events import ended_events, fired_events
+from timer_service.schedules.firing import Decision, decide_in_steps
+from timer_service.schedules.schedule import Schedule, fail
+
+MOST_SLOTS = 1000
+MOST_SLOTS_OF_SCHEDULE = 100
+MOST_DATA = 8 * MIB
+MOST_COMPUTING_SECONDS = 0.02
+"""The bounds of one transaction. Slots beyond them stay due. A single slot may have more data, or take longer."""
+_PIECE_SECONDS = 0.005
+"""How long slots are computed before other tasks get a turn."""
+
+
+class Firing(NamedTuple):
+    """A schedule before the transaction, and what became of its due slots."""
+
+    before: Schedule
+    decision: Decision
+    data_size: int
+    """The number of characters of its data."""
+
+
+@dataclass(slots=True)
+class Fired:
+    """What one transaction has done."""
+
+    firings: list[Firing] = field(default_factory=list)
+    failed: list[Schedule] = field(default_factory=list)
+    """The schedules whose slots cannot be computed or fired. They wait a minute."""
+    is_whole: bool = True
+    """Whether no bound was reached."""
+
+    @property
+    def handled(self) -> int:
+        """The number of schedules."""
+        return len(self.firings) + len(self.failed)
+
+
+class _Room:
+    """What a transaction may still do."""
+
+    def __init__(self) -> None:
+        self.slots = MOST_SLOTS
+        self.data = MOST_DATA
+        self.seconds = MOST_COMPUTING_SECONDS
+        self._piece = 0.0
+
+    def most_slots(self, data_size: int) -> int:
+        """Return how many slots of a schedule may fire, each with `data_size` characters. The first one always may."""
+        if self.slots == MOST_SLOTS:
+            return min(MOST_SLOTS_OF_SCHEDULE, max(self.data // max(data_size, 1), 1))
+        if self.seconds <= 0:
+            return 0
+        return min(MOST_SLOTS_OF_SCHEDULE, self.slots, self.data // max(data_size, 1))
+
+    async def compute(self, schedule: Schedule, now: int, most: int) -> Decision:
+        """Return the decision on a schedule. Other tasks run after each piece of computing."""
+        steps = decide_in_steps(schedule, now, most)
+        while True:
+            began = time.perf_counter()
+            try:
+                next(steps)
+            except StopIteration as stop:
+                decision: Decision = stop.value
+                return decision
+            finally:
+                seconds = time.perf_counter() - began
+                self.seconds -= seconds
+                self._piece += seconds
+            await self.turn()
+
+    async def turn(self) -> None:
+        """Let other tasks run if a piece of computing is done."""
+        if self._piece > _PIECE_SECONDS:
+            self._piece = 0.0
+            await asyncio.sleep(0)
+
+
+async def fire(tx: Transaction, rows: Sequence[Row], now: int) -> Fired:
+    """Fire the due slots of locked schedules, as many as the bounds allow.
+
+    A schedule that this instance cannot compute gets the error and waits a minute. The others are not affected.
+    """
+    done = await _decide(rows, now)
+    data = await store.load_data(
+        tx, [each.before.key for each in done.firings if each.decision.fired and each.data_size]
+    )
+    events: list[Event] = []
+    firings, done.firings = done.firings, []
+    for firing in firings:
+        try:
+            fired = fired_events(firing.decision, data.get(firing.before.key), now)
+        except Exception as error:  # noqa: BLE001 - damaged data
+            done.failed.append(fail(firing.before, error_text(error), now))
+        else:
+            done.firings.append(firing)
+            events += [*fired, *ended_events(firing.before, firing.decision.schedule, now)]
+    await store.advance(tx, [*(each.decision.schedule for each in done.firings), *done.failed])
+    await outbox.add(tx, events, now)
+    return done
+
+
+async def _decide(rows: Sequence[Row], now: int) -> Fired:
+    done = Fired()
+    room = _Room()
+    for row in rows:
+        if not (most := room.most_slots(row["data_size"])):
+            done.is_whole = False
+            break
+        schedule = store.read_schedule(row)
+        try:
+            decision = await room.compute(schedule, now, most)
+        except Exception as error:  # noqa: BLE001 - whatever the parser or the zone data raise
+            done.failed.append(fail(schedule, error_text(error), now))
+        else:
+            room.slots -= max(len(decision.fired), 1)
+            room.data -= len(decision.fired) * row["data_size"]
+            done.firings.append(Firing(schedule, decision, row["data_size"]))
+        await room.turn()
+    return done

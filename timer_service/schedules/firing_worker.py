@@ -1,0 +1,143 @@
+"""The worker that fires due slots.
+
+One pass is one transaction: it selects due schedules, decides which slots fire, writes the cursors and adds the events
+to the outbox. If the process dies before the commit, the slots are still due, with the same event ids.
+"""
+
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+
+from timer_service.core.database import Row, Transaction
+from timer_service.core.due_rows import DueRows
+from timer_service.core.error_text import error_text
+from timer_service.core.errors import ConflictError, DatabaseUnavailableError
+from timer_service.core.loop import Pass
+from timer_service.core.slice import Parts
+from timer_service.core.transactions import in_transaction
+from timer_service.schedules import store
+from timer_service.schedules.backlog_gate import RECHECK_MS, BacklogGate
+from timer_service.schedules.firing_pass import MOST_SLOTS, Fired, fire
+from timer_service.schedules.schedule import Key, Schedule, fail
+from timer_service.schedules.store import SCHEDULES
+
+log = logging.getLogger(__name__)
+
+_LEAST_ROWS = 50
+_LOCKED_ROWS_PAUSE_MS = 5
+"""How long to wait before the next pass if another instance has locked all due schedules."""
+_MOST_PARTS = 64
+"""If so many parts of a failed pass fail too, and none succeeds, the fault is not in the schedules."""
+
+_Select = Callable[[Transaction], Awaitable[list[Row]]]
+
+
+class FiringWorker:
+    """A worker that fires the due slots of many schedules in each tick."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._database = parts.database
+        self._metrics = parts.metrics
+        self._wake = partial(parts.wake, "outbox")
+        self._rows = DueRows(SCHEDULES)
+        self._gate = BacklogGate(parts.broker)
+        self._limit = MOST_SLOTS
+        """How many schedules to select: not many more than one pass can handle."""
+        self._selected: list[Key] = []
+        """The schedules that the transaction in progress has selected."""
+
+    async def tick(self, now: int) -> Pass:
+        """Fire the slots that are due at `now`. The pass counts the schedules.
+
+        While the broker is away nothing fires, so that the outbox does not fill up. After that, each schedule follows
+        its policy.
+        """
+        if not await self._gate.is_open(now):
+            return Pass(0, now + RECHECK_MS)
+        self._selected = []
+        try:
+            fired = await self._fire(lambda tx: self._rows.select(tx, now, self._limit), now)
+        except (DatabaseUnavailableError, ConflictError):
+            raise
+        except Exception as error:
+            if not self._selected:
+                raise
+            log.warning("pass failed; firing its schedules in parts", exc_info=error)
+            return Pass(await self._fire_in_parts(self._selected, now), await self._next_at(now, found=True))
+        self._limit = min(2 * self._limit, MOST_SLOTS) if fired.is_whole else max(2 * fired.handled, _LEAST_ROWS)
+        return Pass(fired.handled, await self._next_at(now, found=fired.handled > 0))
+
+    async def _next_at(self, now: int, *, found: bool) -> int | None:
+        at = await self._rows.next_available(self._database.reader)
+        return now + _LOCKED_ROWS_PAUSE_MS if at is not None and at <= now and not found else at
+
+    async def _fire(self, select: _Select, now: int) -> Fired:
+        """Select and fire schedules in one transaction."""
+
+        async def fire_selected(tx: Transaction) -> Fired:
+            rows = await select(tx)
+            self._selected = [Key(*self._rows.key_of(row)) for row in rows]
+            return await fire(tx, rows, now) if rows else Fired()
+
+        fired = await in_transaction(self._database, fire_selected)
+        self._record(fired, now)
+        return fired
+
+    async def _fire_in_parts(self, keys: Sequence[Key], now: int) -> int:
+        """Fire schedules of a failed transaction, in parts that are halved until each broken schedule is alone.
+
+        A broken schedule gets the error and waits a minute. If no part succeeds, the environment is at fault: raise the
+        error, and change no schedule. Return the number of handled schedules.
+        """
+        parts, handled, successes = [keys], 0, 0
+        broken: dict[Key, str] = {}
+        while parts:
+            failed: list[Sequence[Key]] = []
+            error: Exception | None = None
+            for part in parts:
+                try:
+                    handled += (await self._fire(partial(self._rows.select_keys, keys=part, now=now), now)).handled
+                    successes += 1
+                except (DatabaseUnavailableError, ConflictError):
+                    raise
+                except Exception as caught:  # noqa: BLE001 - any error can be the fault of one schedule
+                    error = caught
+                    failed.append(part)
+            is_last = len(parts) >= min(_MOST_PARTS, len(keys))
+            if error is not None and not successes and is_last and len(keys) > 1:
+                raise error
+            broken |= {part[0]: error_text(error) for part in failed if len(part) == 1 and error is not None}
+            parts = [half for part in failed if len(part) > 1 for half in _halves(part)]
+        for key, reason in broken.items():
+            log.error("schedule cannot fire", extra={"tenant": key.tenant_id, "schedule_id": key.schedule_id})
+            await in_transaction(self._database, partial(self._postpone, key=key, reason=reason, now=now))
+        return handled + len(broken)
+
+    async def _postpone(self, tx: Transaction, *, key: Key, reason: str, now: int) -> None:
+        rows = await self._rows.select_keys(tx, [key], now)
+        await store.advance(tx, [fail(store.read_schedule(row), reason, now) for row in rows])
+
+    def _record(self, fired: Fired, now: int) -> None:
+        """Count what a transaction has committed, and wake the relay."""
+        slots = [(each.before, slot) for each in fired.firings for slot in each.decision.fired]
+        for schedule, slot in slots:
+            self._metrics.fired_late(SCHEDULES.name, (now - schedule.due_of(slot)) / 1000)
+        if skipped := sum(each.decision.skipped for each in fired.firings):
+            self._metrics.slots_missed(skipped)
+        for name, count in (("fired", len(slots)), ("failed", len(fired.failed))):
+            if count:
+                self._metrics.settled(SCHEDULES.name, name, count)
+        for schedule in fired.failed:
+            _log_failure(schedule)
+        if fired.firings:
+            self._wake(now)
+
+
+def _halves(keys: Sequence[Key]) -> tuple[Sequence[Key], Sequence[Key]]:
+    half = len(keys) // 2
+    return keys[:half], keys[half:]
+
+
+def _log_failure(schedule: Schedule) -> None:
+    about = {"tenant": schedule.key.tenant_id, "schedule_id": schedule.key.schedule_id, "reason": schedule.last_error}
+    log.error("the next slot of a schedule cannot be computed; trying it again in a minute", extra=about)

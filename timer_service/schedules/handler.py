@@ -1,0 +1,95 @@
+"""The handler of schedule commands: it loads, applies and saves in the consumer's transaction."""
+
+import asyncio
+from collections.abc import Collection, Sequence
+
+from timer_service.core import outbox
+from timer_service.core.data import dump_data
+from timer_service.core.database import Transaction
+from timer_service.core.message import Command, Event
+from timer_service.core.quotas import Quotas
+from timer_service.core.route import CommandResult
+from timer_service.schedules import rules, store
+from timer_service.schedules.events import ended_events, trigger_event
+from timer_service.schedules.messages import TriggerSchedule
+from timer_service.schedules.queries import schedule_view
+from timer_service.schedules.rules import Outcome
+from timer_service.schedules.schedule import Key, Schedule
+from timer_service.schedules.usage import growth
+
+_READ_AT_ONCE = 250
+_MOST_DATA = 4 * 1024 * 1024
+"""The characters of data that one transaction may read, and that its triggers may publish. The rest is deferred."""
+_COMMANDS_PER_TURN = 50
+"""The number of commands after which other tasks of the event loop get a turn. A command takes about 0.1 ms."""
+
+
+async def handle(
+    tx: Transaction, commands: Sequence[Command], now: int, *, quotas: Quotas
+) -> Sequence[CommandResult | None]:
+    """Apply commands in order. Each command sees the effects of the earlier ones.
+
+    A trigger fires here: its event is added in this transaction. A command that would exceed a limit of its tenant has
+    no effect. If the schedules or the triggers have much data, the commands on some schedules are deferred.
+    """
+    keys = [rules.key_of(command) for command in commands]
+    before, deferred = await _load(tx, set(keys))
+    admission = quotas.admission(tx)
+    after = dict(before)
+    triggered: list[Event] = []
+    room = _MOST_DATA
+    results: list[CommandResult | None] = []
+    for number, (key, command) in enumerate(zip(keys, commands, strict=True), 1):
+        if number % _COMMANDS_PER_TURN == 0:
+            await asyncio.sleep(0)
+        if key in deferred:
+            results.append(None)
+            continue
+        applied = rules.apply(after.get(key), key, command, now)
+        if admission and (excess := await admission.exceeds(key.tenant_id, growth(after.get(key), applied.schedule))):
+            results.append(CommandResult(Outcome.OVER_QUOTA, view=excess.view))
+            continue
+        if applied.outcome is Outcome.TRIGGERED:
+            data = _data_of(command, applied.schedule)
+            if triggered and len(data or "") > room:
+                deferred.add(key)
+                results.append(None)
+                continue
+            room -= len(data or "")
+            triggered.append(trigger_event(applied.schedule, command, data, now))
+        elif not isinstance(command.payload, TriggerSchedule):
+            after[key] = applied.schedule
+        results.append(_result(applied, now, wants_view=command.reply_to is not None))
+    await store.save(tx, before, after)
+    ended = [event for key, schedule in after.items() for event in ended_events(before.get(key), schedule, now)]
+    await outbox.add(tx, [*triggered, *ended], now)
+    return results
+
+
+async def _load(tx: Transaction, keys: Collection[Key]) -> tuple[dict[Key, Schedule], set[Key]]:
+    """Lock schedules in the order of their keys. Return those that exist, and the keys that were not looked for."""
+    found: dict[Key, Schedule] = {}
+    in_order = sorted(keys)
+    room = _MOST_DATA
+    for begin in range(0, len(in_order), _READ_AT_ONCE):
+        if room <= 0:
+            return found, set(in_order[begin:])
+        schedules = await store.load(tx, in_order[begin : begin + _READ_AT_ONCE])
+        room -= sum(len(each.definition.data or "") for each in schedules.values() if each.definition)
+        found |= schedules
+    return found, set()
+
+
+def _data_of(command: Command, schedule: Schedule) -> str | None:
+    """Return the data that a trigger publishes: its own, or the schedule's."""
+    payload = command.payload
+    assert isinstance(payload, TriggerSchedule)  # noqa: S101 - only triggers are triggered
+    assert schedule.definition is not None  # noqa: S101 - no tombstone is triggered
+    return dump_data(payload.data) if "data" in payload.model_fields_set else schedule.definition.data
+
+
+def _result(applied: rules.Applied, now: int, *, wants_view: bool) -> CommandResult:
+    schedule = applied.schedule
+    adds_event = applied.outcome is Outcome.TRIGGERED or schedule.ended_at == now
+    view = {"schedule": schedule_view(schedule)} if wants_view and schedule.definition is not None else None
+    return CommandResult(applied.outcome, now if adds_event else schedule.available_at, view)

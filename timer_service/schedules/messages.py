@@ -1,0 +1,290 @@
+"""Wire models of the commands, events and queries of schedules."""
+
+from enum import StrEnum
+from typing import Annotated, Any, ClassVar, NoReturn, Self
+
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    PlainSerializer,
+    StrictStr,
+    ValidationError,
+    WithJsonSchema,
+    model_validator,
+)
+from pydantic_core import InitErrorDetails, PydanticCustomError
+
+from timer_service.core.data import check_fits
+from timer_service.core.duration import DAY, SECOND, format_duration, parse_duration
+from timer_service.core.instant import Instant
+from timer_service.core.message import Identifier, Payload, Tenant, TenantPayload
+from timer_service.core.paging import PageCursor, PageLimit
+from timer_service.schedules.errors import RecurrenceError
+from timer_service.schedules.recurrence import MAX_EVERY, MIN_EVERY, Recurrence, parse_recurrence
+
+MAX_SLOTS = 100
+"""The most slots that a query returns."""
+MAX_LIMIT = 1000
+"""The most late slots of a schedule that fire."""
+
+
+class Status(StrEnum):
+    """The status of a schedule. A tombstone is `deleted`; no reply shows it."""
+
+    ACTIVE = "active"
+    PAUSED = "paused"
+    ENDED = "ended"
+    DELETED = "deleted"
+
+
+class ShownStatus(StrEnum):
+    """The status of a schedule in replies."""
+
+    ACTIVE = Status.ACTIVE
+    PAUSED = Status.PAUSED
+    ENDED = Status.ENDED
+
+
+class EndReason(StrEnum):
+    """Why a schedule has ended."""
+
+    END_AT = "end_at"
+    MAX_COUNT = "max_count"
+    NO_MORE_SLOTS = "no_more_slots"
+
+
+class FiringCause(StrEnum):
+    """What fired a schedule."""
+
+    SLOT = "slot"
+    TRIGGER = "trigger"
+
+
+class Policy(StrEnum):
+    """Which slots fire that are later than `lateBy`: only the newest if all are late, none, or all."""
+
+    LAST = "last"
+    SKIP = "skip"
+    ALL = "all"
+
+
+def _parse_between(least: int, most: int) -> BeforeValidator:
+    """Return the validator of a duration from `least` to `most` milliseconds."""
+
+    def parse(value: object) -> int:
+        try:
+            found = parse_duration(value)
+        except ValueError as error:
+            raise PydanticCustomError("duration", "{reason}", {"reason": str(error)}) from error
+        if not least <= found <= most:
+            bounds = {"least": format_duration(least), "most": format_duration(most)}
+            raise PydanticCustomError("duration", "must be from {least} to {most}", bounds)
+        return found
+
+    return BeforeValidator(parse)
+
+
+def _schema(least: int, most: int) -> WithJsonSchema:
+    integer = {"type": "integer", "minimum": least, "maximum": most}
+    return WithJsonSchema({"anyOf": [{"type": "string", "pattern": "^P"}, integer]})
+
+
+_WRITE = PlainSerializer(format_duration)
+Every = Annotated[int, _parse_between(MIN_EVERY, MAX_EVERY), _WRITE, _schema(MIN_EVERY, MAX_EVERY)]
+Jitter = Annotated[int, _parse_between(0, DAY), _WRITE, _schema(0, DAY)]
+LateBy = Annotated[int, _parse_between(SECOND, DAY), _WRITE, _schema(SECOND, DAY)]
+
+ScheduleData = Annotated[
+    Any, AfterValidator(check_fits), Field(description="Any JSON of at most 64 KiB. The events carry it unchanged.")
+]
+
+
+class CatchUp(Payload):
+    """Which slots fire that are late, because the service or the broker was away."""
+
+    policy: Policy = Policy.LAST
+    late_by: LateBy = Field(default=60 * SECOND, description="Slots that are at most this late fire. Default: PT1M.")
+    limit: int = Field(
+        default=100, ge=1, le=MAX_LIMIT, strict=True, description="At most the newest `limit` late slots fire."
+    )
+
+
+class _RecurrenceFields(Payload):
+    """The fields that define slots."""
+
+    cron: StrictStr | None = Field(
+        default=None, description="A cron expression of 5 fields, or of 6 with seconds first."
+    )
+    every: Every | None = Field(
+        default=None, description="The distance of slots: an ISO 8601 duration, or whole milliseconds."
+    )
+    zone: StrictStr | None = Field(default=None, description="An IANA time zone, for `cron`. Default: UTC.")
+    start_at: Instant | None = Field(default=None, description="No slot is earlier.")
+    end_at: Instant | None = Field(default=None, description="Every slot is earlier.")
+
+    @property
+    def recurrence(self) -> Recurrence:
+        """The slots of these fields."""
+        return parse_recurrence(
+            cron=self.cron, every=self.every, zone=self.zone, start_at=self.start_at, end_at=self.end_at
+        )
+
+    @model_validator(mode="after")
+    def _check_recurrence(self) -> Self:
+        try:
+            _ = self.recurrence
+        except RecurrenceError as error:
+            _refuse(error)
+        return self
+
+
+def _refuse(error: RecurrenceError) -> NoReturn:
+    """Raise the error of a field. Its type becomes the code of the rejection."""
+    fault = PydanticCustomError(error.code.lower(), "{reason}", {"reason": error.message})
+    raise ValidationError.from_exception_data(
+        "recurrence", [InitErrorDetails(type=fault, loc=(error.field,), input=None)]
+    ) from error
+
+
+class SchedulePayload(TenantPayload):
+    """The payload of a command on one schedule."""
+
+    schedule_id: Identifier
+
+
+class PutSchedule(SchedulePayload, _RecurrenceFields):
+    """Create a schedule, or replace its whole definition. A paused schedule stays paused."""
+
+    type: ClassVar[str] = "PutSchedule"
+
+    max_count: int | None = Field(default=None, ge=1, lt=2**31, strict=True, description="End after so many slots.")
+    jitter: Jitter = Field(
+        default=0, description="Each slot fires later by a part of this, which depends only on the slot."
+    )
+    catch_up: CatchUp = CatchUp()
+    data: ScheduleData = None
+
+
+class PauseSchedule(SchedulePayload):
+    """Fire no slot until the schedule is resumed. If there is no such schedule, the next one is paused."""
+
+    type: ClassVar[str] = "PauseSchedule"
+    is_operator_action: ClassVar[bool] = True
+
+
+class ResumeSchedule(SchedulePayload):
+    """End a pause. The slots of the pause do not fire."""
+
+    type: ClassVar[str] = "ResumeSchedule"
+    is_operator_action: ClassVar[bool] = True
+
+
+class DeleteSchedule(SchedulePayload):
+    """Delete the schedule, and end its pause."""
+
+    type: ClassVar[str] = "DeleteSchedule"
+
+
+class TriggerSchedule(SchedulePayload):
+    """Fire once, now, also if the schedule is paused or has ended."""
+
+    type: ClassVar[str] = "TriggerSchedule"
+    is_operator_action: ClassVar[bool] = True
+
+    data: ScheduleData = None
+
+
+class ScheduleFired(SchedulePayload):
+    """A slot of the schedule fired, or a trigger. If the event is sent more than once, the envelope id is the same."""
+
+    type: ClassVar[str] = "ScheduleFired"
+
+    slot_at: Instant
+    fired_at: Instant
+    cause: FiringCause
+    missed_since: Instant | None = Field(
+        default=None, description="The first slot that was skipped since the last firing."
+    )
+    data: ScheduleData = None
+
+
+class ScheduleEnded(SchedulePayload):
+    """The schedule has no further slot."""
+
+    type: ClassVar[str] = "ScheduleEnded"
+
+    reason: EndReason
+
+
+class GetSchedule(Payload):
+    """Ask for one schedule by its id."""
+
+    schedule_id: Identifier
+    upcoming: int = Field(
+        default=0, ge=0, le=MAX_SLOTS, strict=True, description="How many of the next slots to return."
+    )
+
+
+class ListSchedules(Payload):
+    """Ask for one page of schedules in order of their ids."""
+
+    status: ShownStatus | None = None
+    limit: PageLimit = 100
+    cursor: PageCursor | None = None
+
+
+class PreviewSlots(_RecurrenceFields):
+    """Ask for the slots of a recurrence. Nothing is stored."""
+
+    from_: Instant | None = Field(default=None, alias="from", description="No slot is earlier. Default: now.")
+    count: int = Field(default=10, ge=1, le=MAX_SLOTS, strict=True)
+
+
+class ScheduleView(Payload):
+    """A schedule in a reply to a command or a query."""
+
+    tenant_id: Tenant
+    schedule_id: Identifier
+    status: ShownStatus
+    cron: str | None = None
+    zone: str | None = None
+    every: str | None = Field(default=None, description="An ISO 8601 duration.")
+    start_at: Instant | None = None
+    end_at: Instant | None = None
+    max_count: int | None = None
+    jitter: str = Field(description="An ISO 8601 duration.")
+    catch_up: CatchUp
+    created_at: Instant
+    next_slot_at: Instant | None = Field(default=None, description="The next slot; missing unless it is active.")
+    fired_count: int = Field(ge=0, description="The slots that fired since the schedule started, without triggers.")
+    missed_since: Instant | None = Field(
+        default=None, description="The first slot that was skipped since the last firing."
+    )
+    last_slot_at: Instant | None = Field(default=None, description="The last slot that fired.")
+    last_fired_at: Instant | None = Field(default=None, description="When the last slot fired.")
+    last_error: str | None = Field(
+        default=None, description="Why the next slot cannot fire. It is tried again every minute."
+    )
+    ended_at: Instant | None = None
+    end_reason: EndReason | None = None
+    upcoming: list[Instant] | None = Field(
+        default=None, description="The next slots; fewer if computing them takes too long."
+    )
+    data: Any = None
+
+
+class SchedulePage(Payload):
+    """A page of schedules in order of their ids. If `cursor` is set, send it with the same filter for the next page."""
+
+    schedules: list[ScheduleView]
+    cursor: str | None = None
+
+
+class SlotPreview(Payload):
+    """The slots of a recurrence, in order."""
+
+    slots: list[Instant]
+    complete: bool = Field(
+        description="False: computing took too long. Ask again, with `from` after the last slot, for the rest."
+    )

@@ -1,0 +1,133 @@
+"""Queries about schedules. A tenant sees only its own schedules."""
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from timer_service.core.database import Reader
+from timer_service.core.duration import format_duration
+from timer_service.core.errors import Code, Rejection
+from timer_service.core.instant import format_instant, format_optional
+from timer_service.core.paging import read_cursor, read_page
+from timer_service.core.query import QueryRoute, omit_none
+from timer_service.core.stored_json import RawJson, read_stored, write_object
+from timer_service.schedules import store
+from timer_service.schedules.errors import RecurrenceError
+from timer_service.schedules.messages import (
+    GetSchedule,
+    ListSchedules,
+    PreviewSlots,
+    SchedulePage,
+    ScheduleView,
+    ShownStatus,
+    SlotPreview,
+)
+from timer_service.schedules.recurrence import Recurrence, next_slot
+from timer_service.schedules.schedule import Key, Schedule
+
+_COMPUTING_SECONDS = 0.02
+"""How long a query may compute slots. It blocks the event loop meanwhile."""
+
+
+def schedule_view(schedule: Schedule, **more: Any) -> RawJson:
+    """Return the view of a schedule for replies, with more fields: the fields of `ScheduleView` that are not None."""
+    definition = schedule.definition
+    assert definition is not None  # noqa: S101 - tombstones are not shown
+    recurrence = definition.recurrence
+    fields = omit_none(
+        tenantId=schedule.key.tenant_id,
+        scheduleId=schedule.key.schedule_id,
+        status=schedule.status,
+        cron=recurrence.cron,
+        zone=None if recurrence.cron is None else recurrence.zone,
+        every=None if recurrence.every_ms is None else format_duration(recurrence.every_ms),
+        startAt=format_optional(recurrence.start_at),
+        endAt=format_optional(recurrence.end_at),
+        maxCount=definition.max_count,
+        jitter=format_duration(definition.jitter_ms),
+        catchUp={
+            "policy": definition.policy,
+            "lateBy": format_duration(definition.late_by_ms),
+            "limit": definition.limit,
+        },
+        createdAt=format_instant(schedule.created_at),
+        nextSlotAt=None if schedule.last_error else format_optional(schedule.slot_at),
+        firedCount=schedule.fired_count,
+        missedSince=format_optional(schedule.missed_since),
+        lastSlotAt=format_optional(schedule.last_slot_at),
+        lastFiredAt=format_optional(schedule.last_fired_at),
+        lastError=schedule.last_error,
+        endedAt=format_optional(schedule.ended_at),
+        endReason=schedule.end_reason,
+        **more,
+    )
+    return write_object(fields, {"data": read_stored(definition.data)})
+
+
+async def _get(reader: Reader, tenant: str, request: GetSchedule, now: int) -> RawJson:
+    key = Key(tenant, request.schedule_id)
+    schedule = (await store.find(reader, [key])).get(key)
+    if schedule is None or schedule.definition is None:
+        raise Rejection(Code.NOT_FOUND, f"no schedule {request.schedule_id!r}")
+    return schedule_view(schedule, upcoming=_upcoming(schedule, request.upcoming, now) if request.upcoming else None)
+
+
+def _upcoming(schedule: Schedule, count: int, now: int) -> list[str] | None:
+    """Return the next slots of a schedule, also if it is paused; None if they cannot be computed."""
+    definition = schedule.definition
+    assert definition is not None  # noqa: S101 - tombstones are not shown
+    if schedule.ended_at is not None:
+        return []
+    if definition.max_count is not None:
+        count = min(count, definition.max_count - schedule.fired_count)
+    try:
+        after = max(schedule.after_at, now) if schedule.is_paused else schedule.after_at
+        slots, _ = _compute(definition.recurrence, after, count)
+    except RecurrenceError:
+        return None
+    return slots
+
+
+async def _list(reader: Reader, tenant: str, request: ListSchedules, _now: int) -> RawJson:
+    statuses = list(ShownStatus) if request.status is None else [request.status]
+
+    async def read(after: tuple[str], limit: int) -> list[Schedule]:
+        return await store.page(reader, tenant, statuses, after=after[0], limit=limit)
+
+    (after,) = ("",) if request.cursor is None else read_cursor(request.cursor, str)
+    return await read_page(
+        "schedules",
+        read,
+        after=(after,),
+        limit=request.limit,
+        view=schedule_view,
+        cursor_of=lambda schedule: (schedule.key.schedule_id,),
+    )
+
+
+async def _preview(_reader: Reader, _tenant: str, request: PreviewSlots, now: int) -> Mapping[str, Any]:
+    first = now if request.from_ is None else request.from_
+    slots, complete = _compute(request.recurrence, first - 1, request.count)
+    return {"slots": slots, "complete": complete}
+
+
+def _compute(recurrence: Recurrence, after: int, count: int) -> tuple[list[str], bool]:
+    """Return up to `count` slots later than an instant, and whether no more of them are missing."""
+    slots: list[str] = []
+    give_up_at = time.monotonic() + _COMPUTING_SECONDS
+    while len(slots) < count:
+        if time.monotonic() > give_up_at:
+            return slots, False
+        slot = next_slot(recurrence, after)
+        if slot is None:
+            break
+        slots.append(format_instant(slot))
+        after = slot
+    return slots, True
+
+
+QUERIES = (
+    QueryRoute("get-schedule", GetSchedule, ScheduleView, _get),
+    QueryRoute("list-schedules", ListSchedules, SchedulePage, _list),
+    QueryRoute("preview-slots", PreviewSlots, SlotPreview, _preview),
+)

@@ -1,0 +1,231 @@
+"""Recurrences and their slots. Pure functions: no clock, no I/O but the time zone data.
+
+Instants are milliseconds since 1970 UTC, as everywhere. docs/schedules.md has the rules for clock changes.
+"""
+
+import hashlib
+from collections.abc import Iterator
+from functools import lru_cache
+from itertools import islice
+from typing import NamedTuple
+
+from timer_service.core.duration import DAY, SECOND, parse_duration
+from timer_service.core.instant import LATEST
+from timer_service.schedules.cron import first_match, is_fixed, last_match, parse_cron
+from timer_service.schedules.errors import RecurrenceError
+from timer_service.schedules.zones import LAST_SECOND, Stretch, check_zone, stretch_at
+
+MIN_EVERY = SECOND
+MAX_EVERY = 366 * DAY
+
+_HORIZON = 50 * 366 * DAY // SECOND
+"""How far a search goes, in seconds. Every date with every weekday comes again within 40 years."""
+_LARGEST_CHANGE = DAY // SECOND
+"""No clock changes by more, in seconds."""
+_LARGEST_OFFSET = 2 * DAY // SECOND
+"""No zone has a larger offset, in seconds."""
+
+
+class Recurrence(NamedTuple):
+    """The definition of slots: `cron` in a zone, or `every_ms` from `start_at` (or 1970) on.
+
+    Slots are in [`start_at`, `end_at`).
+    """
+
+    cron: str | None
+    every_ms: int | None
+    zone: str = "UTC"
+    start_at: int | None = None
+    end_at: int | None = None
+
+    @property
+    def first(self) -> int:
+        """The first instant at which a slot may be."""
+        return self.start_at or 0
+
+    @property
+    def last(self) -> int:
+        """The last instant at which a slot may be."""
+        return LATEST if self.end_at is None else min(self.end_at - 1, LATEST)
+
+
+class NewestSlots(NamedTuple):
+    """The newest slots of a range, in order, and the oldest slot of the range if it is not among them."""
+
+    slots: tuple[int, ...]
+    first_older: int | None
+
+
+def parse_recurrence(
+    *,
+    cron: str | None,
+    every: str | int | None,
+    zone: str | None = None,
+    start_at: int | None = None,
+    end_at: int | None = None,
+) -> Recurrence:
+    """Return the recurrence of a command or a query.
+
+    Raises `RecurrenceError` with the code INVALID_CRON, UNKNOWN_ZONE, NEVER_FIRES or INVALID_PAYLOAD.
+    """
+    if (cron is None) == (every is None):
+        raise RecurrenceError("INVALID_PAYLOAD", "cron", "write either `cron` or `every`, and not both")
+    if every is not None and zone is not None:
+        raise RecurrenceError(
+            "INVALID_PAYLOAD", "zone", "`every` is elapsed time and has no zone; leave out `zone`, or write `cron`"
+        )
+    if zone is not None:
+        check_zone(zone)
+    recurrence = Recurrence(
+        cron=None if cron is None else parse_cron(cron),
+        every_ms=None if every is None else parse_every(every),
+        zone=zone or "UTC",
+        start_at=start_at,
+        end_at=end_at,
+    )
+    check_fires(recurrence)
+    return recurrence
+
+
+def parse_every(value: object) -> int:
+    """Return the distance of slots in milliseconds, from 1 s to 366 days.
+
+    Raises `RecurrenceError` (INVALID_PAYLOAD) if the value is not such a duration.
+    """
+    try:
+        every = parse_duration(value)
+    except ValueError as error:
+        raise RecurrenceError("INVALID_PAYLOAD", "every", f"`every` {error}") from error
+    if not MIN_EVERY <= every <= MAX_EVERY:
+        raise RecurrenceError("INVALID_PAYLOAD", "every", "`every` must be from 1 s (PT1S) to 366 days (P366D)")
+    return every
+
+
+def check_fires(recurrence: Recurrence) -> None:
+    """Raise `RecurrenceError` (NEVER_FIRES) if no slot is in [`start_at`, `end_at`), whatever the time."""
+    if recurrence.first > recurrence.last:
+        raise RecurrenceError("NEVER_FIRES", "endAt", "`endAt` must be later than `startAt`")
+    if next_slot(recurrence, recurrence.first - 1) is None:
+        end = "" if recurrence.end_at is None else " and before `endAt`"
+        text = f"no slot is at or after `startAt`{end}; write an earlier `startAt`{end and ' or a later `endAt`'}"
+        raise RecurrenceError("NEVER_FIRES", "startAt", text)
+
+
+@lru_cache(maxsize=1024)
+def next_slot(recurrence: Recurrence, after: int) -> int | None:
+    """Return the first slot later than `after`; None if there is none within 50 years, or before the year 10000.
+
+    Raises `RecurrenceError` if this instance does not know the zone or cannot read the expression.
+    """
+    first = max(after + 1, recurrence.first)
+    if first > recurrence.last:
+        return None
+    slot = _first_slot(recurrence, first)
+    return slot if slot is not None and slot <= recurrence.last else None
+
+
+def slots_between(recurrence: Recurrence, after: int, until: int) -> Iterator[int]:
+    """Yield the slots later than `after` and not later than `until`, in order, and compute each on demand."""
+    while (slot := next_slot(recurrence, after)) is not None and slot <= until:
+        yield slot
+        after = slot
+
+
+def newest_slots(recurrence: Recurrence, after: int, until: int, limit: int) -> NewestSlots:
+    """Return the newest `limit` slots later than `after` and not later than `until`. Older slots are not computed.
+
+    To compute in pieces, call it again with `until` before the oldest slot that it returned.
+    """
+    newest = tuple(islice(_slots_back(recurrence, after, until), limit))[::-1]
+    oldest = next_slot(recurrence, after)
+    all_found = oldest is None or oldest > until or oldest in newest[:1]
+    return NewestSlots(newest, None if all_found else oldest)
+
+
+def due_of(recurrence: Recurrence, slot: int, jitter_ms: int, tenant_id: str, schedule_id: str) -> int:
+    """Return the earliest instant at which a slot may fire: less than `jitter_ms` later, and before the next slot.
+
+    It depends on nothing but the arguments, so it is the same after a restart.
+    """
+    following = next_slot(recurrence, slot)
+    distance = (LATEST + 1 if following is None else following) - slot
+    span = min(jitter_ms, distance)
+    if span <= 1:
+        return slot
+    name = "\0".join((tenant_id, schedule_id, str(slot)))
+    return slot + int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest()) % span
+
+
+def _slots_back(recurrence: Recurrence, after: int, until: int) -> Iterator[int]:
+    """Yield the slots not later than `until` and later than `after`, the newest first."""
+    first = max(after + 1, recurrence.first)
+    last = min(until, recurrence.last)
+    while last >= first:
+        slot = _last_slot(recurrence, last)
+        if slot is None or slot < first:
+            return
+        yield slot
+        last = slot - 1
+
+
+def _first_slot(recurrence: Recurrence, first: int) -> int | None:
+    """Return the first slot from `first` on, without regard to the end."""
+    if recurrence.every_ms is not None:
+        return first + (recurrence.first - first) % recurrence.every_ms
+    return _first_cron_slot(recurrence.cron or "", recurrence.zone, -(-first // SECOND))
+
+
+def _last_slot(recurrence: Recurrence, last: int) -> int | None:
+    """Return the last slot up to `last`, without regard to the start."""
+    if recurrence.every_ms is not None:
+        return last - (last - recurrence.first) % recurrence.every_ms
+    return _last_cron_slot(recurrence.cron or "", recurrence.zone, last // SECOND)
+
+
+def _first_cron_slot(cron: str, zone: str, second: int) -> int | None:
+    """Return the first slot from a second on. Each stretch of the zone is searched until a match is in it."""
+    fixed = is_fixed(cron)
+    horizon = min(second + _HORIZON, LAST_SECOND)
+    searched, match = 0, None
+    while second <= horizon:
+        stretch = stretch_at(zone, second)
+        wall = _first_wall(stretch, fixed=fixed)
+        if second > stretch.start:
+            wall = max(wall, second + stretch.offset)
+        if match is None or not searched <= wall <= match:
+            searched, match = wall, first_match(cron, wall)
+        if match is None:
+            return None
+        if match < stretch.end + stretch.offset:
+            return max(stretch.start, match - stretch.offset) * SECOND
+        near = stretch.end - second <= _LARGEST_CHANGE
+        second = stretch.end if near else max(stretch.end, match - _LARGEST_OFFSET)
+    return None
+
+
+def _last_cron_slot(cron: str, zone: str, second: int) -> int | None:
+    """Return the last slot up to a second. Each stretch of the zone is searched until a match is in it."""
+    fixed = is_fixed(cron)
+    horizon = max(second - _HORIZON, 0)
+    searched, match = 0, None
+    while second >= horizon:
+        stretch = stretch_at(zone, second)
+        wall = second + stretch.offset
+        if match is None or not match <= wall <= searched:
+            searched, match = wall, last_match(cron, wall)
+        if match is None:
+            return None
+        if match >= _first_wall(stretch, fixed=fixed):
+            return max(stretch.start, match - stretch.offset) * SECOND
+        near = second - stretch.start <= _LARGEST_CHANGE
+        second = stretch.start - 1 if near else min(stretch.start - 1, match + _LARGEST_OFFSET)
+    return None
+
+
+def _first_wall(stretch: Stretch, *, fixed: bool) -> int:
+    """Return the first wall second that becomes a slot in a stretch.
+
+    A fixed time in the gap before the stretch becomes its first instant. A fixed time in an overlap was in the stretch
+    before. A wildcard matches each second as the clocks show it.
+    """
+    return stretch.start + (stretch.offset_before if fixed else stretch.offset)

@@ -1,0 +1,158 @@
+"""The values of a schedule: its definition, its cursor and the positions of its facts. Pure."""
+
+from typing import NamedTuple
+
+from timer_service.core.cause import Cause
+from timer_service.core.error_text import error_text
+from timer_service.core.message import Position
+from timer_service.schedules.messages import EndReason, Policy, Status
+from timer_service.schedules.recurrence import Recurrence, due_of, next_slot
+
+RETRY_MS = 60_000
+"""How long a schedule waits whose next slot cannot be computed or fired."""
+NEVER = Position(0, 0)
+"""The position of a fact that no command has decided."""
+
+
+class Key(NamedTuple):
+    """The key of a schedule."""
+
+    tenant_id: str
+    schedule_id: str
+
+
+class Definition(NamedTuple):
+    """The values of a PutSchedule."""
+
+    recurrence: Recurrence
+    max_count: int | None
+    jitter_ms: int
+    policy: Policy
+    late_by_ms: int
+    limit: int
+    data: str | None
+
+    @property
+    def slots(self) -> tuple[Recurrence, int | None]:
+        """What decides which slots there are. If a PutSchedule changes it, the schedule starts again."""
+        return self.recurrence, self.max_count
+
+
+class Schedule(NamedTuple):
+    """A schedule, or a tombstone if `definition` is None.
+
+    Three facts have their own positions: the definition (`defined_by`, the last Put or Delete), the pause (`paused_by`,
+    the last Pause or Resume) and the last Delete (`deleted_by`). `started_by` is the Put that started the schedule.
+    """
+
+    key: Key
+    created_at: int
+    definition: Definition | None = None
+    defined_at: int = 0
+    """The command time of the definition."""
+    cause: Cause = Cause()
+    defined_by: Position = NEVER
+    started_by: Position = NEVER
+    deleted_by: Position = NEVER
+    paused_by: Position = NEVER
+    is_paused: bool = False
+    """The pause belongs to the id: it is kept while the schedule has ended, and for a schedule that is put later."""
+    after_at: int = 0
+    """Every slot up to and including this instant has been fired or skipped. It never moves back."""
+    slot_at: int | None = None
+    """The next slot; None unless the schedule is active."""
+    available_at: int | None = None
+    """When the next slot is due, or is tried again."""
+    fired_count: int = 0
+    missed_since: int | None = None
+    last_slot_at: int | None = None
+    last_fired_at: int | None = None
+    last_error: str | None = None
+    ended_at: int | None = None
+    end_reason: EndReason | None = None
+    confirmed_at: int | None = None
+    """When the newest command was handled that found the schedule ended or deleted. Retention counts from then."""
+
+    @property
+    def status(self) -> Status:
+        """The status, which follows from the other fields."""
+        if self.definition is None:
+            return Status.DELETED
+        if self.ended_at is not None:
+            return Status.ENDED
+        return Status.PAUSED if self.is_paused else Status.ACTIVE
+
+    @property
+    def is_live(self) -> bool:
+        """Whether the schedule is active or paused."""
+        return self.definition is not None and self.ended_at is None
+
+    def due_of(self, slot: int) -> int:
+        """Return the earliest instant at which a slot may fire."""
+        assert self.definition is not None  # noqa: S101 - only schedules have slots
+        if not self.definition.jitter_ms:
+            return slot
+        return due_of(self.definition.recurrence, slot, self.definition.jitter_ms, *self.key)
+
+
+def tombstone(key: Key, now: int) -> Schedule:
+    """Return the tombstone of a schedule that no command has named yet."""
+    return Schedule(key, now, ended_at=now)
+
+
+def start(schedule: Schedule, now: int) -> Schedule:
+    """Return a schedule after its definition has started it: the count is 0, and no slot up to its time is left."""
+    return aim(
+        schedule._replace(
+            started_by=schedule.defined_by,
+            after_at=max(schedule.after_at, schedule.defined_at),
+            fired_count=0,
+            missed_since=None,
+            ended_at=None,
+            end_reason=None,
+        ),
+        now,
+    )
+
+
+def aim(schedule: Schedule, now: int) -> Schedule:
+    """Return a schedule with its next slot, or ended if no slot follows its cursor.
+
+    If the slot cannot be computed, for example because this instance does not know the zone, the schedule is tried
+    again in a minute.
+    """
+    definition = schedule.definition
+    without = schedule._replace(slot_at=None, available_at=None, last_error=None)
+    if definition is None or schedule.ended_at is not None:
+        return without
+    try:
+        slot = next_slot(definition.recurrence, schedule.after_at)
+        if slot is None or schedule.fired_count == definition.max_count:
+            return end(without, now)
+        return without if schedule.is_paused else without._replace(slot_at=slot, available_at=schedule.due_of(slot))
+    except Exception as error:  # noqa: BLE001 - whatever the parser or the zone data raise
+        return without if schedule.is_paused else fail(without, error_text(error), now)
+
+
+def fail(schedule: Schedule, error: str, now: int) -> Schedule:
+    """Return a schedule whose next slot cannot be computed or fired. It is tried again in a minute."""
+    slot = schedule.after_at + 1 if schedule.slot_at is None else schedule.slot_at
+    return schedule._replace(slot_at=slot, available_at=max(now + RETRY_MS, slot), last_error=error)
+
+
+def end(schedule: Schedule, now: int) -> Schedule:
+    """Return a schedule that has no further slot."""
+    return schedule._replace(
+        slot_at=None, available_at=None, last_error=None, ended_at=now, end_reason=_end_reason(schedule)
+    )
+
+
+def _end_reason(schedule: Schedule) -> EndReason:
+    definition = schedule.definition
+    assert definition is not None  # noqa: S101 - only schedules end
+    if definition.max_count is not None and schedule.fired_count >= definition.max_count:
+        return EndReason.MAX_COUNT
+    if definition.recurrence.end_at is None:
+        return EndReason.NO_MORE_SLOTS
+    without_end = definition.recurrence._replace(end_at=None)
+    return EndReason.NO_MORE_SLOTS if next_slot(without_end, schedule.after_at) is None else EndReason.END_AT

@@ -1,0 +1,192 @@
+"""Reads and writes of schedules: rows of `schedules` to `Schedule` values and back."""
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from timer_service.core.cause import cause_columns, read_cause
+from timer_service.core.clock_repair import SLACK_MS, TimedRows
+from timer_service.core.database import Reader, Row, Transaction
+from timer_service.core.due_rows import DueTable
+from timer_service.core.errors import ConflictError
+from timer_service.core.message import Position
+from timer_service.core.row_counts import CountedRows
+from timer_service.core.sql import load_sql
+from timer_service.schedules.messages import EndReason, Policy, ShownStatus, Status
+from timer_service.schedules.recurrence import Recurrence
+from timer_service.schedules.schedule import RETRY_MS, Definition, Key, Schedule
+
+_KEY = ("tenant_id", "schedule_id")
+_ADVANCES = (
+    *("status", "after_at", "slot_at", "available_at", "fired_count", "missed_since", "last_slot_at", "last_fired_at"),
+    *("last_error", "ended_at", "end_reason"),
+)
+"""The columns that a pass can change."""
+_DEFINITION = (
+    *("cron", "every_ms", "zone", "start_at", "end_at", "max_count", "jitter_ms"),
+    *("catch_up", "late_by_ms", "catch_up_limit", "data_size"),
+)
+_FACTS = ("defined", "started", "deleted", "paused")
+_OTHERS = (
+    *("defined_at", "is_paused", "created_at", "confirmed_at"),
+    *("correlation_id", "causation_id", "traceparent", "tracestate"),
+    *(f"{fact}_{part}" for fact in _FACTS for part in Position._fields),
+)
+_WITHOUT_DATA = (*_KEY, *_ADVANCES, *_DEFINITION, *_OTHERS)
+_COLUMNS = (*_WITHOUT_DATA, "data")
+
+_SQL = load_sql("timer_service.schedules", "store.sql")
+_SQL["insert"] = _SQL["insert"].format(
+    columns=", ".join(_COLUMNS), values=", ".join(f":{column}" for column in _COLUMNS)
+)
+_SQL["update"] = _SQL["update"].format(updates=", ".join(f"{name} = :{name}" for name in _COLUMNS[len(_KEY) :]))
+_SQL["advance"] = _SQL["advance"].format(advances=", ".join(f"{name} = :{name}" for name in _ADVANCES))
+for _name in ("find", "page"):  # not `*`: a new column would break the prepared statements of older instances
+    _SQL[_name] = _SQL[_name].replace("{columns}", ", ".join(_COLUMNS))
+_FIND_LOCKED = f"{_SQL['find']}\n/* for update */"
+
+SCHEDULES = DueTable(name="schedules", key=_KEY, columns=_WITHOUT_DATA, oldest_first="slot_at")
+
+COUNTED = (
+    CountedRows(SCHEDULES.name, Status.ACTIVE, "available_at IS NOT NULL"),
+    CountedRows(SCHEDULES.name, "failing", "last_error IS NOT NULL"),
+)
+"""The schedules that the gauges count."""
+
+TIMED = (
+    TimedRows(
+        table=SCHEDULES.name,
+        key=_KEY,
+        instant="available_at",
+        # later than its slot can be due, and later than it can be tried again
+        is_wrong=f"available_at - {RETRY_MS + SLACK_MS} > :now AND available_at > slot_at + jitter_ms",
+        repair="available_at = CASE WHEN slot_at > :now THEN slot_at ELSE :now END",
+    ),
+)
+"""The schedules that wait for their next slot, or for the next attempt."""
+
+
+async def find(reader: Reader, keys: Collection[Key]) -> dict[Key, Schedule]:
+    """Return the schedules that exist among `keys`, tombstones included."""
+    return _by_key(await reader.fetch_each(_SQL["find"], [key._asdict() for key in keys]))
+
+
+async def load(tx: Transaction, keys: Collection[Key]) -> dict[Key, Schedule]:
+    """Like `find`, but lock the rows, in the order of their keys, until the transaction ends."""
+    return _by_key(await tx.fetch_each(_FIND_LOCKED, [key._asdict() for key in sorted(keys)]))
+
+
+async def save(tx: Transaction, before: Mapping[Key, Schedule], after: Mapping[Key, Schedule]) -> None:
+    """Write the schedules of `after` that differ from `before`. `load` locked the rows of `before`.
+
+    Raises `ConflictError` if another instance has inserted one of the schedules since `load`.
+    """
+    changed = [after[key] for key in sorted(after) if after[key] != before.get(key)]
+    new = [_parameters(each) for each in changed if each.key not in before]
+    if await tx.executemany(_SQL["insert"], new) < len(new):
+        raise ConflictError("another instance inserted some of the same schedules")
+    await tx.executemany(_SQL["update"], [_parameters(each) for each in changed if each.key in before])
+
+
+async def advance(tx: Transaction, schedules: Collection[Schedule]) -> None:
+    """Write what a pass has changed of schedules. Their rows are locked."""
+    in_order = sorted(schedules, key=lambda schedule: schedule.key)
+    await tx.executemany(_SQL["advance"], [{**each.key._asdict(), **_advance_parameters(each)} for each in in_order])
+
+
+async def load_data(tx: Transaction, keys: Collection[Key]) -> dict[Key, str]:
+    """Return the data of schedules that have any."""
+    rows = await tx.fetch_each(_SQL["load_data"], [key._asdict() for key in sorted(keys)])
+    return {_key(row): row["data"] for row in rows}
+
+
+async def page(
+    reader: Reader, tenant_id: str, statuses: Sequence[ShownStatus], *, after: str, limit: int
+) -> list[Schedule]:
+    """Return up to `limit` schedules of a tenant with these statuses after an id, in order of their ids."""
+    pages = (f"SELECT * FROM ({_SQL['page'].format(status=status)}) AS page" for status in statuses)  # noqa: S608 - no user input
+    parameters = {"tenant_id": tenant_id, "after": after, "limit": limit}
+    rows = await reader.fetch("\nUNION ALL\n".join(pages), parameters)
+    return sorted(_by_key(rows).values(), key=lambda schedule: schedule.key)[:limit]
+
+
+async def delete_settled(tx: Transaction, before: int, limit: int) -> int:
+    """Delete up to `limit` rows that ended and were last confirmed before the instant `before`; return how many."""
+    return await tx.execute(_SQL["delete_settled"], {"before": before, "limit": limit})
+
+
+def read_schedule(row: Row, data: str | None = None) -> Schedule:
+    """Return the schedule in a row of `schedules`, with `data`."""
+    values: dict[str, Any] = {name: row[name] for name in _ADVANCES if name != "status"}
+    values |= {f"{fact}_by": Position(row[f"{fact}_epoch"], row[f"{fact}_sequence"]) for fact in _FACTS}
+    values["end_reason"] = None if row["end_reason"] is None else EndReason(row["end_reason"])
+    return Schedule(
+        key=_key(row),
+        created_at=row["created_at"],
+        definition=None if row["zone"] is None else _definition(row, data),
+        defined_at=row["defined_at"],
+        cause=read_cause(row),
+        is_paused=bool(row["is_paused"]),
+        confirmed_at=row["confirmed_at"],
+        **values,
+    )
+
+
+def _by_key(rows: Sequence[Row]) -> dict[Key, Schedule]:
+    return {schedule.key: schedule for schedule in (read_schedule(row, row["data"]) for row in rows)}
+
+
+def _key(row: Row) -> Key:
+    return Key(row["tenant_id"], row["schedule_id"])
+
+
+def _definition(row: Row, data: str | None) -> Definition:
+    return Definition(
+        recurrence=Recurrence(**{name: row[name] for name in Recurrence._fields}),
+        max_count=row["max_count"],
+        jitter_ms=row["jitter_ms"],
+        policy=Policy(row["catch_up"]),
+        late_by_ms=row["late_by_ms"],
+        limit=row["catch_up_limit"],
+        data=data,
+    )
+
+
+def _advance_parameters(schedule: Schedule) -> Mapping[str, Any]:
+    return {name: getattr(schedule, name) for name in _ADVANCES}
+
+
+def _parameters(schedule: Schedule) -> Mapping[str, Any]:
+    positions = {fact: getattr(schedule, f"{fact}_by") for fact in _FACTS}
+    return {
+        **schedule.key._asdict(),
+        **_advance_parameters(schedule),
+        **_definition_parameters(schedule.definition),
+        "defined_at": schedule.defined_at,
+        "is_paused": int(schedule.is_paused),
+        "created_at": schedule.created_at,
+        "confirmed_at": schedule.confirmed_at,
+        **cause_columns(schedule.cause),
+        **{
+            f"{fact}_{part}": getattr(position, part)
+            for fact, position in positions.items()
+            for part in position._fields
+        },
+    }
+
+
+_TOMBSTONE: Mapping[str, Any] = {**dict.fromkeys(_DEFINITION), "data": None, "data_size": 0}
+
+
+def _definition_parameters(definition: Definition | None) -> Mapping[str, Any]:
+    if definition is None:
+        return _TOMBSTONE
+    return {
+        **definition.recurrence._asdict(),
+        "max_count": definition.max_count,
+        "jitter_ms": definition.jitter_ms,
+        "catch_up": definition.policy,
+        "late_by_ms": definition.late_by_ms,
+        "catch_up_limit": definition.limit,
+        "data": definition.data,
+        "data_size": len(definition.data or ""),
+    }

@@ -1,0 +1,45 @@
+-- name: find
+-- Returns the schedule with a key, tombstones included.
+SELECT {columns}
+FROM /* each of many */ schedules
+WHERE tenant_id = :tenant_id AND schedule_id = :schedule_id
+
+-- name: insert
+-- Inserts a schedule, unless another instance has just inserted it.
+INSERT INTO schedules ({columns}) VALUES ({values})
+ON CONFLICT (tenant_id, schedule_id) DO NOTHING
+
+-- name: update
+-- Writes a locked schedule.
+UPDATE schedules SET {updates} WHERE tenant_id = :tenant_id AND schedule_id = :schedule_id
+
+-- name: advance
+-- Writes what a pass can change of a locked schedule: its cursor, its next slot, its counts, its error and its end.
+UPDATE schedules SET {advances} WHERE tenant_id = :tenant_id AND schedule_id = :schedule_id
+
+-- name: load_data
+-- Returns the data of a schedule.
+SELECT tenant_id, schedule_id, data
+FROM /* each of many */ schedules
+WHERE tenant_id = :tenant_id AND schedule_id = :schedule_id
+
+-- name: page
+-- Returns the next schedules of a tenant in one status after a cursor, in order of their ids.
+SELECT {columns}
+FROM schedules
+WHERE tenant_id = :tenant_id AND status = '{status}' AND schedule_id > :after
+ORDER BY schedule_id
+LIMIT :limit
+
+-- name: delete_settled
+-- Deletes ended schedules and tombstones whose end and newest command are older than an instant, oldest first.
+DELETE FROM schedules
+WHERE (tenant_id, schedule_id) IN (
+    WITH picked AS MATERIALIZED (  -- locked, so that a schedule that a command has just put again is not deleted
+        SELECT tenant_id, schedule_id FROM schedules
+        WHERE ended_at IS NOT NULL AND COALESCE(confirmed_at, ended_at) < :before
+        ORDER BY COALESCE(confirmed_at, ended_at) LIMIT :limit
+        /* skip locked */
+    )
+    SELECT tenant_id, schedule_id FROM picked
+)

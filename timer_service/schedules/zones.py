@@ -1,0 +1,130 @@
+"""Time zones: their names, and the stretches of time in which a zone has one offset. Pure, but for the zone data."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from difflib import get_close_matches
+from functools import cache, lru_cache
+from itertools import groupby
+from typing import NamedTuple
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError, available_timezones
+
+from timer_service.core.instant import LATEST
+from timer_service.schedules.errors import RecurrenceError
+
+LAST_SECOND = LATEST // 1000
+"""The last second of the year 9999 (UTC)."""
+
+_DAY = 86_400
+_LAST_YEAR = 9999
+_LONGEST_NAME = 64
+_QUOTED = 40
+
+
+class Stretch(NamedTuple):
+    """A time in which a zone has one offset. It ends at the end of a year (UTC) at the latest.
+
+    `start` (included) and `end` (not included) are seconds since 1970 UTC. `offset` and `offset_before`, the offset
+    of the second before `start`, are seconds east of UTC.
+    """
+
+    start: int
+    end: int
+    offset: int
+    offset_before: int
+
+
+def check_zone(name: str) -> None:
+    """Raise `RecurrenceError` (UNKNOWN_ZONE) if the time zone data of this instance does not have the IANA name."""
+    if name not in _names():
+        raise _unknown(name)
+
+
+def stretch_at(zone: str, second: int) -> Stretch:
+    """Return the stretch of a zone in which a second lies, from 1970-01-01 to `LAST_SECOND`.
+
+    Raises `RecurrenceError` (UNKNOWN_ZONE) if this instance does not know the zone.
+    """
+    year = datetime.fromtimestamp(second, UTC).year
+    return next(each for each in _stretches_of_year(zone, year) if second < each.end)
+
+
+@lru_cache(maxsize=2048)  # computing one takes 0.3 ms
+def _stretches_of_year(zone: str, year: int) -> tuple[Stretch, ...]:
+    """Return the stretches of a zone in a year (UTC)."""
+    try:
+        info = ZoneInfo(zone)
+    except (ZoneInfoNotFoundError, ValueError, OSError) as error:
+        raise _unknown(zone) from error
+    return tuple(_find_stretches(info, _start_of(year), _start_of(year + 1)))
+
+
+def _find_stretches(zone: ZoneInfo, start: int, end: int) -> Iterator[Stretch]:
+    offset_before = _offset(zone, start - 1)
+    while start < end:
+        offset = _offset(zone, start)
+        change = _next_change(zone, start, end)
+        yield Stretch(start, change, offset, offset_before)
+        start, offset_before = change, offset
+
+
+def _next_change(zone: ZoneInfo, start: int, end: int) -> int:
+    """Return the first second after `start` at which the offset differs, or `end`.
+
+    One offset is read for each day: since 1970 no zone has changed its offset and changed it back within six days.
+    """
+    offset = _offset(zone, start)
+    same = start
+    while (other := min(same + _DAY, end - 1)) > same and _offset(zone, other) == offset:
+        same = other
+    if other == same:
+        return end
+    while other - same > 1:
+        middle = (same + other) // 2
+        if _offset(zone, middle) == offset:
+            same = middle
+        else:
+            other = middle
+    return other
+
+
+def _offset(zone: ZoneInfo, second: int) -> int:
+    # In the last day of the year 9999 the local year may be 10000, which datetime does not have.
+    there = datetime.fromtimestamp(min(second, LAST_SECOND - _DAY), zone)
+    return (there.utcoffset() or timedelta()) // timedelta(seconds=1)
+
+
+def _start_of(year: int) -> int:
+    return LAST_SECOND + 1 if year > _LAST_YEAR else int(datetime(year, 1, 1, tzinfo=UTC).timestamp())
+
+
+@cache
+def _names() -> frozenset[str]:
+    """Return the IANA names in the zone data. `localtime` is the machine's own zone, so it is no name."""
+    return frozenset(available_timezones() - {"localtime"})
+
+
+def _unknown(name: str) -> RecurrenceError:
+    near = _nearest(name)
+    remedy = f"write {' or '.join(near)} instead" if near else "write an IANA name such as Europe/Berlin instead"
+    text = f"{name[:_QUOTED]!r} is not a time zone that this instance knows; {remedy}"
+    return RecurrenceError("UNKNOWN_ZONE", "zone", text)
+
+
+def _nearest(name: str) -> list[str]:
+    """Return at most three known names that look like a name and whose last part begins with the same letter."""
+    if len(name) > _LONGEST_NAME:
+        return []
+    lower = name.lower()
+    known = {each.lower(): each for each in _names_by_letter().get(_letter(lower), ())}
+    return [known[lower]] if lower in known else [known[each] for each in get_close_matches(lower, known, 3)]
+
+
+@cache
+def _names_by_letter() -> Mapping[str, Sequence[str]]:
+    """Return the names by the first letter of their last part, because a comparison with all names takes 3 ms."""
+    ordered = sorted(_names(), key=_letter)
+    return {letter: sorted(names) for letter, names in groupby(ordered, _letter)}
+
+
+def _letter(name: str) -> str:
+    return name.rpartition("/")[2][:1].lower()
