@@ -32,6 +32,7 @@ log = logging.getLogger(__name__)
 
 _LINGER_SECONDS = 0.002  # commands that arrive together are then committed together
 _REJOIN_SECONDS = 0.5
+_SHORT_WAIT_SECONDS = 0.3
 _SETTLE_SECONDS = 5
 """How long a settlement waits for the subscription to join again. After that the commands are delivered again."""
 _SETTLED_AT_ONCE = 1000
@@ -139,7 +140,9 @@ class NatsSubscription:
                     self._start_to_look_ahead()
                     return batch
             if not self._stay.has_commands or self._pulls.phase is Phase.LOST:
-                await self._wait()
+                arrived = await self._wait()
+                if not arrived and self._pulls.phase is not Phase.LOST:
+                    self._stay.lane.observe_silence()
         return []
 
     async def acknowledge(self, deliveries: Sequence[Delivery]) -> None:
@@ -148,7 +151,7 @@ class NatsSubscription:
 
     async def retry(self, deliveries: Sequence[Delivery], delay: timedelta) -> None:
         """Settle deliveries that were not handled: the server delivers them again after `delay`."""
-        self._stay.lane.retry([delivery for delivery in deliveries if delivery.handle is None], delay)
+        self._stay.lane.retry(deliveries, delay)
         await self._settle(deliveries, b'-NAK {"delay": %d}' % (delay // timedelta(microseconds=1) * 1000))
 
     async def terminate(self, deliveries: Sequence[Delivery]) -> None:
@@ -366,14 +369,16 @@ class NatsSubscription:
             await self._settle(done, b"+ACK")
         return batch if stay is self._stay else []
 
-    async def _wait(self) -> None:
+    async def _wait(self) -> bool:
+        """Wait until something arrives, but not for long. Return whether it did."""
         self._arrived.clear()
-        wait_seconds = _REJOIN_SECONDS if self._pulls.phase in {Phase.LOST, Phase.PAUSED} else PULL_SECONDS
+        is_short = self._pulls.phase in {Phase.LOST, Phase.PAUSED} or self._stay.lane.awaits_retries
         try:
-            async with asyncio.timeout(wait_seconds):
+            async with asyncio.timeout(_SHORT_WAIT_SECONDS if is_short else PULL_SECONDS):
                 await self._arrived.wait()
         except TimeoutError:
-            return
+            return False
+        return True
 
     # Settling
 
