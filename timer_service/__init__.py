@@ -54,7 +54,7 @@ slot          an instant of a recurrence; (tenant, schedule, slot) identifies a 
 sweep         the worker that checks runs without waiting for a command
 tenant        the owner of a row; the first part of every key and a token of every subject
 timer         one row of `timer_schedules`, keyed (tenant_id, service_call_id)
-tombstone     a row for a timer, signal, schedule or run that does not exist (yet); it keeps the position of an early command
+tombstone     a row for a timer, signal, schedule or run that does not exist; it keeps the position of an early command
 transition    the change of a work item's status
 wake          tell a loop that it has work at an instant
 work item     something that belongs to a user and has a status
