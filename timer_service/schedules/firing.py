@@ -72,9 +72,9 @@ def decide_in_steps(schedule: Schedule, now: int, most: int) -> Steps[Decision]:
         after_at=fired[-1] if rest or is_used_up else due.newest,
         fired_count=schedule.fired_count + len(fired),
         missed_since=None if fired else missed_since,
+        last_slot_at=fired[-1] if fired else schedule.last_slot_at,
+        last_fired_at=now if fired else schedule.last_fired_at,
     )
-    if fired:
-        after = after._replace(last_slot_at=fired[-1], last_fired_at=now)
     return Decision(aim(after, now), fired, missed_since if fired else None, skipped)
 
 
