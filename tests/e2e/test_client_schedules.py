@@ -1,0 +1,150 @@
+"""Schedules through the Python client, with the real broker and the real service."""
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from zoneinfo import ZoneInfo
+
+import pytest
+
+from tests.e2e.conftest import ON_SQLITE
+from tests.harness.processes import NatsServer, Service
+from timer_service.client import (
+    CatchUp,
+    CatchUpPolicy,
+    CommandError,
+    QueryError,
+    Schedule,
+    ScheduleStatus,
+    TimerClient,
+)
+
+BERLIN = ZoneInfo("Europe/Berlin")
+WEEKDAYS = "0 9 * * MON-FRI"
+HOUR = timedelta(hours=1)
+LATER = datetime(2100, 1, 1, 9, 30, tzinfo=UTC)
+PAST = datetime(2020, 1, 1, tzinfo=UTC)
+
+
+@pytest.fixture
+async def client(tmp_path: Path, broker: NatsServer, stored: Mapping[str, str]) -> AsyncIterator[TimerClient]:
+    async with (
+        Service(tmp_path / "service", broker.url, **stored),
+        TimerClient.connect(broker.url) as connected,
+    ):
+        yield connected
+
+
+async def test_put_returns_the_schedule(client: TimerClient) -> None:
+    """The outcome of a command holds the schedule after the command. `get` adds the next slots."""
+    outcome = await client.schedules.put(
+        "acme",
+        "report",
+        cron=WEEKDAYS,
+        zone="Europe/Berlin",
+        start_at=PAST,
+        end_at=LATER,
+        max_count=1000,
+        jitter=timedelta(minutes=5),
+        catch_up=CatchUpPolicy.SKIP,
+        late_by=timedelta(seconds=90),
+        catch_up_limit=7,
+        data={"to": ["team", None]},
+    )
+    schedule = outcome.schedule
+    assert schedule is not None
+    assert (outcome.name, schedule.tenant, schedule.name, schedule.status) == ("created", "acme", "report", "active")
+    assert (schedule.cron, schedule.zone, schedule.every) == (WEEKDAYS, "Europe/Berlin", None)
+    assert (schedule.start_at, schedule.end_at, schedule.max_count) == (PAST, LATER, 1000)
+    assert schedule.jitter == timedelta(minutes=5)
+    assert schedule.catch_up == CatchUp(policy="skip", late_by=timedelta(seconds=90), limit=7)
+    assert (schedule.data, schedule.fired_count) == ({"to": ["team", None]}, 0)
+    found = await client.schedules.get("acme", "report", upcoming=3)
+    assert found is not None
+    assert found.upcoming is not None
+    assert (len(found.upcoming), found.upcoming[0]) == (3, schedule.next_slot_at)
+    assert {slot.astimezone(BERLIN).time().isoformat() for slot in found.upcoming} == {"09:00:00"}
+    assert await client.schedules.get("acme", "report") == schedule
+    assert Schedule.read(schedule.document()) == schedule
+    assert await client.schedules.get("other", "report") is None
+
+
+async def test_life_of_a_schedule(client: TimerClient) -> None:
+    """Each method ends with the outcome of the reference, and a list shows what is left."""
+    schedules = client.schedules
+    outcomes = [
+        await schedules.pause("acme", "hourly"),
+        await schedules.put("acme", "hourly", every=HOUR),
+        await schedules.put("acme", "hourly", every=HOUR, data=1),
+        await schedules.put("acme", "hourly", every=HOUR, data=1),
+        await schedules.resume("acme", "hourly"),
+        await schedules.trigger("acme", "hourly"),
+        await schedules.put("acme", "other", every=HOUR, end_at=PAST),
+        await schedules.resume("acme", "other"),
+    ]
+    names = ["not_found", "created", "updated", "unchanged", "resumed", "triggered", "ended", "already_ended"]
+    assert [each.name for each in outcomes] == names
+    statuses = [None if each.schedule is None else each.schedule.status for each in outcomes]
+    assert statuses == [None, *["paused"] * 3, *["active"] * 2, *["ended"] * 2]
+    assert [each.name async for each in schedules.list("acme")] == ["hourly", "other"]
+    assert [each.name async for each in schedules.list("acme", status=ScheduleStatus.ENDED)] == ["other"]
+    gone = [await schedules.delete("acme", name) for name in ("hourly", "hourly", "nobody")]
+    assert [each.name for each in gone] == ["deleted", "unchanged", "not_found"]
+    assert [each.name async for each in schedules.list("acme")] == ["other"]
+
+
+@ON_SQLITE
+async def test_watch_schedules(client: TimerClient) -> None:
+    """`schedules.watch` yields the slots and triggers of a schedule, and its end."""
+    events = client.schedules.watch("acme")
+    first = asyncio.ensure_future(anext(events))
+    await client.count("acme")  # the subscriptions were sent before it on this connection
+    await client.schedules.put("acme", "tick", every=timedelta(seconds=1), max_count=2, data="own")
+    await client.schedules.trigger("acme", "tick", data=None)
+    async with asyncio.timeout(20):
+        seen = [await first, *[await anext(events) for _ in range(3)]]
+    fired = {each["payload"]["cause"]: each["payload"] for each in seen if each["type"] == "ScheduleFired"}
+    assert (fired["slot"]["data"], fired["trigger"]["data"]) == ("own", None)
+    assert sorted(each["type"] for each in seen) == ["ScheduleEnded", *["ScheduleFired"] * 3]
+    assert [each["payload"]["reason"] for each in seen if each["type"] == "ScheduleEnded"] == ["max_count"]
+
+
+@ON_SQLITE
+async def test_preview(client: TimerClient) -> None:
+    """A preview shows the slots around a clock change. It reads all of them, however long they take to compute."""
+    start = datetime(2027, 3, 27, tzinfo=UTC)
+    slots = await client.schedules.preview("acme", cron="30 2 * * *", zone="Europe/Berlin", from_at=start, count=3)
+    assert [slot.isoformat() for slot in slots] == [
+        "2027-03-27T01:30:00+00:00",
+        "2027-03-28T01:00:00+00:00",  # 02:30 does not exist on that day
+        "2027-03-29T00:30:00+00:00",
+    ]
+    last_two = await client.schedules.preview("acme", every=HOUR, start_at=start, end_at=start + 2 * HOUR, from_at=PAST)
+    assert last_two == [start, start + HOUR]
+    begin, leap_sundays = datetime(2026, 1, 1, tzinfo=UTC), "0 0 29 2 */7"
+    question = {"cron": leap_sundays, "from": begin.isoformat(), "count": 100}
+    one_reply = await client.query("acme", "preview-slots", question)
+    assert one_reply["complete"] is False
+    found = await client.schedules.preview("acme", cron=leap_sundays, from_at=begin, count=100)
+    leap_days = [datetime(year, 2, 29, tzinfo=UTC) for year in range(2028, 9999, 4) if is_leap(year)]
+    assert found == [day for day in leap_days if day.isoweekday() == 7][:100]
+    assert [each async for each in client.schedules.list("acme")] == []
+
+
+def is_leap(year: int) -> bool:
+    return year % 4 == 0 and (year % 100 != 0 or year % 400 == 0)
+
+
+@ON_SQLITE
+async def test_rejected_recurrences(client: TimerClient) -> None:
+    """A recurrence that is wrong, or never fires, is refused with its code and its field."""
+    with pytest.raises(CommandError) as rejected:
+        await client.schedules.put("acme", "report", cron="0 9 * * ?")
+    assert (rejected.value.code, rejected.value.errors[0]["path"]) == ("INVALID_CRON", "payload.cron")
+    with pytest.raises(QueryError) as refused:
+        await client.schedules.preview("acme", cron="@daily", zone="Europe/Berln")
+    assert (refused.value.code, refused.value.errors[0]["path"]) == ("UNKNOWN_ZONE", "zone")
+    with pytest.raises(QueryError) as never:
+        await client.schedules.preview("acme", cron="0 0 30 2 *")
+    assert never.value.code == "NEVER_FIRES"
