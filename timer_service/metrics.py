@@ -117,8 +117,10 @@ class Metrics:
         ).labels(version("timer-service"), platform.python_version()).set(1)
         ProcessCollector(registry=registry)
 
-    def create_failure_series(self, *, commands: Iterable[str], queries: Iterable[str], tables: Iterable[str]) -> None:
-        """Create the series of all failures at 0, for types of commands, names of queries and leased tables.
+    def create_failure_series(
+        self, *, commands: Iterable[str], queries: Iterable[str], leased: Iterable[str], due: Iterable[str]
+    ) -> None:
+        """Create the series of all failures at 0, for types of commands, names of queries, and tables with due rows.
 
         A series must exist before the first failure: otherwise an alert on its increase misses this failure.
         """
@@ -133,10 +135,12 @@ class Metrics:
         for query in queries:
             for code in (Code.BUSY, Code.INTERNAL):
                 self._queries(query, code)
-        for table in tables:
+        for table in leased:
             self._buried(table)
             for outcome in ("retried", "buried"):
                 self._settled(table, outcome)
+        for table in due:
+            self._settled(table, "failed")
 
     def watch_broker(self, connected: Callable[[], bool]) -> None:
         """Call `connected` at every scrape to find out whether the broker can be used."""

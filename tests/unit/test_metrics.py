@@ -78,7 +78,7 @@ def test_samples_replace_each_other(metrics: Metrics, registry: CollectorRegistr
 
 def test_failure_series_begin_at_zero(metrics: Metrics, registry: CollectorRegistry) -> None:
     """Every series of a failure exists before the first failure, so that an alert sees the increase from 0 to 1."""
-    metrics.create_failure_series(commands=["CancelTimer"], queries=["get-run"], tables=["outbox"])
+    metrics.create_failure_series(commands=["CancelTimer"], queries=["get-run"], leased=["outbox"], due=["schedules"])
     series: list[tuple[str, dict[str, str]]] = [
         *(("timer_publish_failures_total", {"reason": reason}) for reason in ("refused", "full", "unavailable")),
         *(("timer_dead_letters_total", {"code": str(code)}) for code in Code),
@@ -87,6 +87,7 @@ def test_failure_series_begin_at_zero(metrics: Metrics, registry: CollectorRegis
         *(("timer_queries_total", {"query": "get-run", "outcome": code}) for code in ("BUSY", "INTERNAL")),
         ("timer_buried_total", {"table": "outbox"}),
         *(("timer_schedules_processed_total", {"table": "outbox", "outcome": o}) for o in ("retried", "buried")),
+        ("timer_schedules_processed_total", {"table": "schedules", "outcome": "failed"}),
         ("timer_lease_lost_total", {}),
     ]
     assert [(*each, registry.get_sample_value(*each)) for each in series] == [(*each, 0) for each in series]

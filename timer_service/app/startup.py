@@ -33,7 +33,8 @@ async def open_app(config: Config) -> AsyncIterator[App]:
     metrics.create_failure_series(
         commands=[payload.type for each in SLICES for payload in each.commands],
         queries=[query.name for query in QUERIES],
-        tables=[table.name for each in SLICES for table in each.leased],
+        leased=[table.name for each in SLICES for table in each.leased],
+        due=[table.name for each in SLICES for table in each.due],
     )
     async with open_storage(config, metrics) as storage:
         await bring_to_head(storage.database, auto=config.auto_migrate)

@@ -48,8 +48,17 @@ ItemFilter = Annotated[
 ]
 
 _LIST = ListQuery("list-signals", "signals")
-_WITHOUT_EFFECT = {"exists", "created_invalid", "not_found", "already_fired", "already_ended", "ignored_stale"}
+_WITHOUT_EFFECT = {
+    "exists",
+    "created_invalid",
+    "not_found",
+    "already_fired",
+    "already_ended",
+    "ignored_stale",
+    "over_quota",
+}
 _EXPLANATIONS = {
+    "over_quota": "the tenant has as much as it may have; see `timer-service tenants usage`",
     "unchanged": "already in that state",
     "exists": "another signal has this name; it is not changed",
     "created_invalid": "the service cannot read its trigger, so it never fires",

@@ -56,8 +56,9 @@ DueAfter = Annotated[
 AsJsonLines = Annotated[bool, typer.Option("--json", help="Print each event as a line of JSON.")]
 
 _LIST = ListQuery("list-timers", "timers")
-_WITHOUT_EFFECT = {"not_found", "already_reached", "ignored_reached", "ignored_stale"}
+_WITHOUT_EFFECT = {"not_found", "already_reached", "ignored_reached", "ignored_stale", "over_quota"}
 _EXPLANATIONS = {
+    "over_quota": "the tenant has as much as it may have; see `timer-service tenants usage`",
     "unchanged": "already in that state",
     "not_found": "there is no such timer",
     "already_reached": "it has fired",

@@ -34,7 +34,6 @@ def parse_duration(value: object) -> int:
         )
     whole = sum(int(match[name] or 0) * length for name, length in _UNITS.items())
     return whole + int((match["fraction"] or "").ljust(3, "0"))
-    return whole + int((match["fraction"] or "").ljust(3, "0"))
 
 
 def format_duration(milliseconds: int) -> str:

@@ -129,7 +129,7 @@ def _check_form(fields: list[str]) -> None:
         raise _invalid("the expression has seven fields; leave out the year, and write `startAt` and `endAt` instead")
     if len(fields) not in (len(_FIELDS) - 1, len(_FIELDS)):
         names = ", ".join(list(_FIELDS)[1:])
-        raise _invalid(f"the expression has {len(fields)} fields; write five ({names}), or six with the second first")
+        raise _invalid(f"write five fields ({names}), or six with the second first; this expression has {len(fields)}")
 
 
 def _check_field(name: str, field: str) -> None:

@@ -52,14 +52,21 @@ COUNTED = (
 )
 """The schedules that the gauges count."""
 
+_IS_AHEAD = f"after_at - {SLACK_MS} > :now"
+
 TIMED = (
     TimedRows(
         table=SCHEDULES.name,
         key=_KEY,
         instant="available_at",
-        # later than its slot can be due, and later than it can be tried again
-        is_wrong=f"available_at - {RETRY_MS + SLACK_MS} > :now AND available_at > slot_at + jitter_ms",
-        repair="available_at = CASE WHEN slot_at > :now THEN slot_at ELSE :now END",
+        # later than its slot can be due, and later than it can be tried again; or the cursor is later than now
+        is_wrong=f"(available_at - {RETRY_MS + SLACK_MS} > :now AND available_at > slot_at + jitter_ms) OR {_IS_AHEAD}",
+        # A cursor that was ahead goes back. A pass soon computes the next slot of a schedule with an error again. Slots
+        # that have fired already keep their event ids.
+        repair=f"after_at = CASE WHEN {_IS_AHEAD} THEN :now ELSE after_at END, "
+        f"slot_at = CASE WHEN {_IS_AHEAD} THEN :now + 1 ELSE slot_at END, "
+        f"available_at = CASE WHEN {_IS_AHEAD} THEN :now + 1 WHEN slot_at > :now THEN slot_at ELSE :now END, "
+        f"last_error = CASE WHEN {_IS_AHEAD} THEN 'the clock was set back' ELSE last_error END",
     ),
 )
 """The schedules that wait for their next slot, or for the next attempt."""

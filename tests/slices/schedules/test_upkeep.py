@@ -77,6 +77,26 @@ async def test_attempt_of_a_clock_that_was_ahead(schedules: Schedules) -> None:
     assert await schedules.fired("broken") == [iso(after(hours=1))]
 
 
+async def test_cursor_of_a_clock_that_was_ahead(schedules: Schedules) -> None:
+    """A schedule that fired while the clock was ahead by a year does not stay silent for a year.
+
+    A slot that has fired in that time fires again, under the same event id.
+    """
+    await schedules.put("hourly", every="PT1H", startAt=iso(after(hours=1)))
+    schedules.clock.set(after(hours=9000))
+    await schedules.fire()
+    schedules.clock.set(NOW)
+    repair = ClockRepair(schedules.database, schedules.clock, TIMED)
+    repaired = 0
+    for _ in range(3):
+        repaired += (await repair.tick(schedules.clock.now())).done
+    await schedules.advance(milliseconds=1)
+    row = await schedules.row("hourly")
+    assert (repaired, row["slot_at"], row["last_error"]) == (1, after(hours=1), None)
+    await schedules.advance(hours=1)
+    assert iso(after(hours=1)) in await schedules.fired("hourly")
+
+
 # Queries
 
 
