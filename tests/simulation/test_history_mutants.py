@@ -10,9 +10,9 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
+from tests.simulation.draws import Scenario
 from tests.simulation.faults import FaultyBroker
 from tests.simulation.scenarios import (
-    Scenario,
     any_order_with_faults,
     any_order_with_repeats,
     many_signals_in_batches,
