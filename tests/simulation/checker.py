@@ -118,7 +118,7 @@ class Checker(CommitObserver):
         for _ in range(_SLOTS_AT_END):
             if (due := self.schedules.next_due()) is not None:
                 self.service.clock.set(max(due, self.service.clock.now()))
-                self._settle()
+                self.service.settle("schedules", "outbox")
         self._check_idle()
         run_check.check_run_events(self.runs, self.service)
         self.schedules.check_events()

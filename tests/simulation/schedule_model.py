@@ -4,7 +4,8 @@
 - If, in stream order, a PutSchedule started the schedule later than its last start here, it starts again here. Its
   cursor moves to the command time of its definition.
 - A Resume moves the cursor if it is the newest command on the pause and finds the schedule paused.
-- A pass may fire any first part of the slots that the policy fires. The rest stays due, and the next pass decides again.
+- A pass may fire any first part of the slots that the policy fires. The rest stays due, and the next pass decides
+  again.
 """
 
 import json
@@ -142,8 +143,8 @@ class ScheduleModel:
 
     name: ScheduleName
     seen: dict[Position, Seen] = field(default_factory=dict)
-    facts: Facts = Facts()
-    progress: Progress = Progress()
+    facts: Facts = field(default_factory=Facts)
+    progress: Progress = field(default_factory=Progress)
 
     @property
     def status(self) -> str:

@@ -179,8 +179,8 @@ class Service(BrokerObserver):
 
     def begin(self, observer: CommitObserver) -> None:
         """Begin a history with empty tables."""
-        for table in self._tables:
-            self._reader.execute(f"DELETE FROM {table}")
+        deletes = "".join(f"DELETE FROM {table};" for table in self._tables)
+        self._reader.executescript(f"BEGIN; {deletes} COMMIT;")
         self.observer = observer
         self.clock = ManualClock()
         self.broker = MemoryBroker()
@@ -289,11 +289,11 @@ class Service(BrokerObserver):
         if self._process.ended:
             self.crash()
 
-    def settle(self) -> None:
-        """Run the workers until nothing is due."""
+    def settle(self, *workers: str) -> None:
+        """Run some workers, or all of them, until nothing is due."""
         self.resume()
         for _ in range(_SETTLING_ROUNDS):
-            if not sum(self._settle_worker(name) for name in self.instances[0].workers):
+            if not sum(self._settle_worker(name) for name in workers or self.instances[0].workers):
                 return
         raise AssertionError("the workers do not finish")
 
