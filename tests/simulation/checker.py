@@ -4,7 +4,8 @@ from collections.abc import Sequence
 
 from tests.simulation import run_check, signal_check
 from tests.simulation.run_model import RunsModel
-from tests.simulation.service import CommitObserver, Handled, SentCommand, Service
+from tests.simulation.schedule_check import SchedulesChecker
+from tests.simulation.service import INSTANCES, CommitObserver, Handled, SentCommand, Service
 from tests.simulation.signal_model import SignalsModel
 from tests.simulation.timer_check import TimersChecker
 from timer_service.app.slices import SLICES
@@ -25,13 +26,25 @@ class Checker(CommitObserver):
         self.runs = RunsModel()
         self.signals = SignalsModel()
         self.timers = TimersChecker(service)
+        self.schedules = SchedulesChecker(service)
         self.firings = signal_check.FiredFirings()
         self.outcomes: dict[Position, str] = {}
         """The outcome of each command when it was first handled."""
         self._in_order = in_order
+        self.positions: list[Position] = []
+        self._sent: dict[Position, tuple[SentCommand, int]] = {}
         service.begin(self)
-        self.positions = service.send(history)
-        self._sent = dict(zip(self.positions, history, strict=True))
+        for instance in range(INSTANCES):  # the commands are sent after the start, so schedules do not wait for them
+            service.tick("schedules", instance)
+        self.send(history)
+
+    def send(self, history: Sequence[SentCommand]) -> list[Position]:
+        """Append commands to the stream at the current time. Return their positions."""
+        positions = self.service.send(history)
+        self.positions += positions
+        now = self.service.clock.now()
+        self._sent |= {position: (sent, now) for position, sent in zip(positions, history, strict=True)}
+        return positions
 
     # Commits of the service
 
@@ -40,24 +53,30 @@ class Checker(CommitObserver):
             self._check_outcome(each, now)
             self.outcomes.setdefault(each.command.position, each.outcome)
         self.runs.commit()
+        self.schedules.committed()
         self._check()
 
     def _check_outcome(self, handled: Handled, now: int) -> None:
         command, outcome = handled
-        sent = self._sent[command.position]
+        sent, sent_at = self._sent[command.position]
         match _SLICE_OF[sent.type]:
             case "runs":
                 wanted = self.runs.command(sent.type, sent.payload, command.position, now)
             case "timers":
                 wanted = self.timers.command(sent, command.position)
+            case "schedules":
+                wanted = self.schedules.command(sent, command.position, now, sent_at)
             case _ if not self._in_order or command.position in self.outcomes:
                 return
             case _:
                 wanted = self.signals.command(sent.type, sent.payload, command.position, command.id)
         assert outcome == wanted, f"{sent} at {command.position}: {outcome}, not {wanted}"
 
-    def worker_committed(self, worker: str, now: int) -> None:
+    def worker_committed(self, worker: str, now: int, began_at: int) -> None:
         match worker:
+            case "schedules":
+                self.schedules.pass_committed(began_at)
+                self.schedules.committed()
             case "sweep":
                 run_check.follow_sweep(self.runs, self.service, now)
             case "timers":
@@ -69,9 +88,13 @@ class Checker(CommitObserver):
                     signal_check.apply_firings(self.signals, fired, now)
         self._check()
 
+    def started(self) -> None:
+        self.schedules.hold_back()
+
     def _check(self) -> None:
         run_check.check_runs(self.runs, self.service)
         self.timers.check()
+        self.schedules.check()
         if self._in_order:
             signal_check.check_signals(self.signals, self.service)
 
@@ -92,13 +115,19 @@ class Checker(CommitObserver):
         while (at := self.service.next_at()) is not None and at < self.service.clock.now() + _FAR_MS:
             self.service.clock.set(max(at, self.service.clock.now() + 1))
             self.service.settle()
+        for _ in range(_SLOTS_AT_END):
+            if (due := self.schedules.next_due()) is not None:
+                self.service.clock.set(max(due, self.service.clock.now()))
+                self.service.settle("schedules", "outbox")
         self._check_idle()
         run_check.check_run_events(self.runs, self.service)
+        self.schedules.check_events()
         signal_check.check_signal_events(self.service)
         self.timers.check_finished()
 
     def deliver_unsettled(self) -> None:
         """Deliver all unsettled commands until they are settled."""
+        self.service.start_broker()
         self.service.resume()
         while self.service.broker.unsettled:
             self.service.broker.redeliver()
@@ -114,6 +143,7 @@ class Checker(CommitObserver):
     def _check_idle(self) -> None:
         self._check()
         signal_check.check_nothing_missed(self.service)
+        self.schedules.check_idle()
         running = [run for run in self.runs.runs.values() if run.status == "running"]
         assert all(run.evaluated for run in running), "the sweep did not do the deferred evaluations"
         if self._in_order:
@@ -124,6 +154,8 @@ class Checker(CommitObserver):
         self.service.delete_settled()
         run_check.check_deleted(self.runs, self.service)
         signal_check.check_signals_deleted(self.service)
+        self.schedules.check_deleted()
 
 
+_SLOTS_AT_END = 3
 _FAR_MS = 9 * 60 * 1000  # later than every instant in a history, earlier than the next regular sweep

@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from tests.harness.clock import after, iso
 from tests.simulation.run_histories import run_commands
+from tests.simulation.schedule_histories import schedule_commands
 from tests.simulation.service import SentCommand
 from tests.simulation.signal_histories import signal_commands
 
@@ -24,7 +25,7 @@ def timer_commands(draw: st.DrawFn) -> list[SentCommand]:
 @st.composite
 def mixed_commands(draw: st.DrawFn) -> list[SentCommand]:
     """Draw commands of all slices. The commands of each slice keep their order."""
-    parts = [draw(run_commands(6)), draw(signal_commands(6)), draw(timer_commands())]
+    parts = [draw(run_commands(6)), draw(signal_commands(6)), draw(timer_commands()), draw(schedule_commands(4))]
     return _interleave(parts, draw(st.randoms(use_true_random=False)).random)
 
 

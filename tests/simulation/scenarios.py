@@ -5,46 +5,27 @@ without faults. Its `Checker` compares every commit with the models.
 """
 
 import json
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from hypothesis import assume
 from hypothesis import strategies as st
 
 from tests.simulation.checker import Checker
-from tests.simulation.faults import (
-    CONSUMER_PAUSE_POINTS,
-    OUTAGE_POINTS,
-    RELAY_PAUSE_POINTS,
-    RELAY_POINTS,
-    Fault,
-    Point,
-    crash,
-    outage,
-    pause,
-)
+from tests.simulation.draws import Draw, Scenario, consumer_faults, crashes, instances, outages, worker_faults
+from tests.simulation.faults import RELAY_POINTS, Point
 from tests.simulation.mixed_histories import mixed_commands, splits
 from tests.simulation.order_guarantees import executed_runs, final_state_of_runs, guaranteed_run_orders
 from tests.simulation.run_histories import run_commands
 from tests.simulation.run_model import RunsModel
+from tests.simulation.schedule_scenarios import schedules_in_any_order, schedules_one_by_one, schedules_with_faults
 from tests.simulation.service import INSTANCES, Row, SentCommand, Service
 from tests.simulation.signal_check import final_state_of_signals
 from tests.simulation.signal_histories import many_signals, signal_commands
 from timer_service.core.message import Position
 
-_T = TypeVar("_T")
-
-
-class Draw(Protocol):
-    """A function that draws a value from a strategy."""
-
-    def __call__(self, strategy: st.SearchStrategy[_T], /) -> _T: ...
-
-
-Scenario = Callable[[Service, Draw], None]
-
-_WORKERS = ["timers", "firings", "evaluation", "sweep", "outbox"]
-_SWITCHABLE = ["signals", "runs"]
+_WORKERS = ["timers", "firings", "evaluation", "sweep", "schedules", "outbox"]
+_SWITCHABLE = ["signals", "runs", "schedules"]
 
 
 def play_one_by_one(service: Service, history: Sequence[SentCommand]) -> Checker:
@@ -142,15 +123,15 @@ def signals_in_any_order(service: Service, draw: Draw) -> None:
 def stream_order_with_faults(service: Service, draw: Draw) -> None:
     """A crash or an error can happen at any await. Unhandled commands are redelivered before newer commands."""
     checker = Checker(service, draw(mixed_commands()))
-    faults = st.one_of(st.none(), _crashes(Point), _outages)
+    faults = st.one_of(st.none(), crashes(Point), outages)
     for size in draw(splits(len(checker.positions))):
         left = [each for each in checker.positions if each not in checker.outcomes]
-        service.deliver(left[:size], draw(_instances), draw(faults))
+        service.deliver(left[:size], draw(instances), draw(faults))
         while any(each not in checker.outcomes for each in left[:size]):
             service.broker.redeliver()
             service.deliver(left[:size])
         for worker in draw(st.lists(st.sampled_from(_WORKERS), max_size=3)):
-            service.tick(worker, draw(_instances), draw(st.one_of(st.none(), _crashes(RELAY_POINTS), _outages)))
+            service.tick(worker, draw(instances), draw(st.one_of(st.none(), crashes(RELAY_POINTS), outages)))
         if draw(st.integers(0, 4)) == 4:
             checker.toggle(draw(st.sampled_from(_SWITCHABLE)))
     checker.finish()
@@ -162,10 +143,10 @@ def any_order_with_faults(service: Service, draw: Draw) -> None:
     order = list(draw(st.permutations(checker.positions)))
     for size in draw(splits(len(order))):
         repeats = draw(st.lists(st.sampled_from(checker.positions), max_size=2))
-        service.deliver([*order[:size], *repeats], draw(_instances), draw(_consumer_faults))
+        service.deliver([*order[:size], *repeats], draw(instances), draw(consumer_faults))
         del order[:size]
         for worker in draw(st.lists(st.sampled_from(_WORKERS), max_size=4)):
-            service.tick(worker, draw(_instances), draw(_worker_faults))
+            service.tick(worker, draw(instances), draw(worker_faults))
         match draw(st.sampled_from(["nothing", "nothing", "resume", "crash", "wait", "toggle", "redeliver"])):
             case "resume":
                 service.resume()
@@ -194,22 +175,11 @@ SCENARIOS: Mapping[str, Scenario] = {
         signals_in_any_order,
         stream_order_with_faults,
         any_order_with_faults,
+        schedules_one_by_one,
+        schedules_in_any_order,
+        schedules_with_faults,
     )
 }
-
-_instances = st.integers(0, INSTANCES - 1)
-_occurrences = st.sampled_from([1, 1, 2, 3, 7])
-_outages = st.builds(outage, point=st.sampled_from(OUTAGE_POINTS), nth=_occurrences)
-_consumer_pauses = st.builds(pause, point=st.sampled_from(CONSUMER_PAUSE_POINTS), nth=_occurrences)
-_worker_pauses = st.builds(pause, point=st.sampled_from(RELAY_PAUSE_POINTS), nth=_occurrences)
-
-
-def _crashes(points: Sequence[Point] | type[Point]) -> st.SearchStrategy[Fault]:
-    return st.builds(crash, point=st.sampled_from(list(points)), nth=_occurrences)
-
-
-_consumer_faults = st.one_of(st.none(), _consumer_pauses, _crashes(Point), _outages)
-_worker_faults = st.one_of(st.none(), _worker_pauses, _crashes(RELAY_POINTS), _outages)
 
 
 def _deliver_split(checker: Checker, order: Sequence[Position], draw: Draw) -> None:

@@ -7,6 +7,7 @@ files survive a crash.
 
 import asyncio
 import json
+import math
 import sqlite3
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
@@ -16,6 +17,8 @@ from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
+
+import pytest
 
 from tests.harness.builders import command_address
 from tests.harness.clock import ManualClock
@@ -32,11 +35,13 @@ from timer_service.core.broker import Delivery, Subscription
 from timer_service.core.codec import REPLY_TO
 from timer_service.core.database import Transaction
 from timer_service.core.errors import DatabaseUnavailableError
+from timer_service.core.health import HEALTHY, Health
 from timer_service.core.loop import Pass, Worker
 from timer_service.core.message import Command, Position, kebab
 from timer_service.core.quotas import Quotas
 from timer_service.core.route import CommandResult, Handle, Route
 from timer_service.core.slice import Slice
+from timer_service.schedules import firing_pass
 
 INSTANCES = 2
 ROWS_AT_ONCE = 3
@@ -48,6 +53,7 @@ SMALLEST_PORTIONS: Mapping[str, Mapping[str, int]] = {
     "timers": {},
     "signals": {"most_signals": 0},
     "runs": {"most_rows": 0},
+    "schedules": {},
     "events": {},
 }
 """Arguments of the handlers with which a transaction applies as few commands as possible."""
@@ -80,8 +86,11 @@ class CommitObserver:
     def commands_committed(self, handled: Sequence[Handled], now: int) -> None:
         """Observe the commit of a batch. `handled` has the order in which the handlers applied the commands."""
 
-    def worker_committed(self, worker: str, now: int) -> None:
-        """Observe a commit of a worker."""
+    def worker_committed(self, worker: str, now: int, began_at: int) -> None:
+        """Observe a commit of a worker, in a pass that began at an instant."""
+
+    def started(self) -> None:
+        """Observe the start of a process, or the end of an outage of the broker."""
 
 
 class GatedTask:
@@ -109,6 +118,8 @@ class Instance:
         self.consumer = parts(consumer_database, self._broker).consumer(routes)
         self.workers: dict[str, tuple[GatedTask, Worker]] = {}
         self.slice_of: dict[str, Slice] = {}
+        self.began_at: dict[str, int] = {}
+        """When the last pass of each worker began."""
         for each in SLICES:
             for name in each.workers:
                 task = GatedTask(process, service.counts)
@@ -149,7 +160,7 @@ class Instance:
 
     def _worker_committed(self, name: str, _tx: Transaction) -> None:
         now = self._service.clock.now()
-        self._service.notify(lambda observer: observer.worker_committed(name, now))
+        self._service.notify(lambda observer: observer.worker_committed(name, now, self.began_at[name]))
 
 
 class Service(BrokerObserver):
@@ -168,8 +179,8 @@ class Service(BrokerObserver):
 
     def begin(self, observer: CommitObserver) -> None:
         """Begin a history with empty tables."""
-        for table in self._tables:
-            self._reader.execute(f"DELETE FROM {table}")
+        deletes = "".join(f"DELETE FROM {table};" for table in self._tables)
+        self._reader.executescript(f"BEGIN; {deletes} COMMIT;")
         self.observer = observer
         self.clock = ManualClock()
         self.broker = MemoryBroker()
@@ -191,6 +202,7 @@ class Service(BrokerObserver):
     def _start(self) -> None:
         self._process = Process(lambda: None)
         self.instances = [Instance(self, self.database, self._process) for _ in range(INSTANCES)]
+        self.observer.started()
 
     def crash(self) -> None:
         """Crash the process and start a new one."""
@@ -217,7 +229,9 @@ class Service(BrokerObserver):
 
     def _send(self, sent: SentCommand) -> Position:
         body = json.dumps({"type": sent.type, "tenantId": sent.tenant, "payload": sent.payload}).encode()
-        return self.broker.send(command_address(sent.tenant, kebab(sent.type)), body, {REPLY_TO: "_INBOX.sender"})
+        headers = {REPLY_TO: "_INBOX.sender"}
+        address = command_address(sent.tenant, kebab(sent.type))
+        return self.broker.send(address, body, headers, stored_at=self.clock.now() * 1_000_000)
 
     def deliver(self, positions: Sequence[Position], instance: int = 0, fault: Fault | None = None) -> None:
         """Deliver commands as one batch, if the consumer of the instance is idle."""
@@ -235,7 +249,8 @@ class Service(BrokerObserver):
         task, instance_worker = one.workers[worker]
         if task.task is not None or one.slice_of[worker].name in self.disabled:
             return None
-        done: Pass | None = self._begin(task, instance_worker.tick(self.clock.now()), fault)
+        now = one.began_at[worker] = self.clock.now()
+        done: Pass | None = self._begin(task, instance_worker.tick(now), fault)
         return done
 
     def resume(self) -> None:
@@ -243,6 +258,16 @@ class Service(BrokerObserver):
         for each in self._tasks():
             each.gate.resume()
         self._run()
+
+    def stop_broker(self) -> None:
+        """Let an outage of the broker begin."""
+        self.broker.health = Health.down("the broker is unavailable")
+
+    def start_broker(self) -> None:
+        """Let the outage of the broker end, if there is one."""
+        if not self.broker.health.usable:
+            self.broker.health = HEALTHY
+            self.observer.started()
 
     def _begin(self, gated: GatedTask, work: Coroutine[Any, Any, Any], fault: Fault | None) -> Any:
         gated.gate.arm(fault)
@@ -264,11 +289,11 @@ class Service(BrokerObserver):
         if self._process.ended:
             self.crash()
 
-    def settle(self) -> None:
-        """Run the workers until nothing is due."""
+    def settle(self, *workers: str) -> None:
+        """Run some workers, or all of them, until nothing is due."""
         self.resume()
         for _ in range(_SETTLING_ROUNDS):
-            if not sum(self._settle_worker(name) for name in self.instances[0].workers):
+            if not sum(self._settle_worker(name) for name in workers or self.instances[0].workers):
                 return
         raise AssertionError("the workers do not finish")
 
@@ -277,8 +302,11 @@ class Service(BrokerObserver):
         return done is not None and done.done > 0
 
     def next_at(self) -> int | None:
-        """Run one pass of every worker. Return the earliest time at which a worker wants its next pass."""
-        passes = [self.tick(name) for name in self.instances[0].workers]
+        """Run one pass of every worker. Return the earliest time at which a worker wants its next pass.
+
+        Schedules are left out, because most of them have slots for ever.
+        """
+        passes = [self.tick(name) for name in self.instances[0].workers if name != "schedules"]
         return min((each.next_at for each in passes if each is not None and each.next_at is not None), default=None)
 
     # Observation
@@ -354,9 +382,20 @@ def _ignore_crashes(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) ->
 
 
 @contextmanager
+def small_passes() -> Iterator[None]:
+    """Let a pass fire few slots, however long computing them takes."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(firing_pass, "MOST_SLOTS", 20)
+        patch.setattr(firing_pass, "MOST_SLOTS_OF_SCHEDULE", 7)
+        patch.setattr(firing_pass, "MOST_COMPUTING_SECONDS", math.inf)
+        yield
+
+
+@contextmanager
 def running_service() -> Iterator[Service]:
     """Yield a service for many histories."""
     with ExitStack() as opened:
         opened.enter_context(sqlite_without_threads())
+        opened.enter_context(small_passes())
         folder = opened.enter_context(TemporaryDirectory())
         yield opened.enter_context(closing(Service(Path(folder) / "service.db")))

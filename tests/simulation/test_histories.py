@@ -9,7 +9,8 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
-from tests.simulation.scenarios import SCENARIOS, Scenario
+from tests.simulation.draws import Scenario
+from tests.simulation.scenarios import SCENARIOS
 from tests.simulation.service import Service, running_service
 
 _LONG_SECONDS = float(os.environ.get("TIMER_TEST_SIMULATION_SECONDS", "180"))

@@ -3,16 +3,16 @@
 import sqlite3
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
+from tests.simulation.draws import Scenario
 from tests.simulation.faults import FaultyBroker
 from tests.simulation.scenarios import (
-    Scenario,
     any_order_with_faults,
     any_order_with_repeats,
     many_signals_in_batches,
@@ -23,14 +23,13 @@ from tests.simulation.scenarios import (
     signals_in_batches,
     signals_one_by_one,
 )
+from tests.simulation.schedule_mutants import SCHEDULE_MUTANTS, Mutate
 from tests.simulation.service import running_service
 from timer_service.core.message import Position
 from timer_service.runs import events, rules, run
 from timer_service.runs.draft import Draft
 from timer_service.signals import batch, firing_worker, firings, signal
 from timer_service.signals.messages import Outcome
-
-Mutate = Callable[[pytest.MonkeyPatch], None]
 
 _NEWEST = Position(2**40, 0)
 _REPEATED = 100
@@ -181,6 +180,7 @@ MUTANTS: Mapping[Mutate, Sequence[Scenario]] = {
     tombstone_moves_to_older_position: [any_order_with_repeats],
     cancelled_upstream_does_not_skip: _RUNS,
     new_signal_ignores_newer_transitions: [any_order_with_repeats, signals_in_any_order],
+    **SCHEDULE_MUTANTS,
 }
 
 

@@ -1,0 +1,202 @@
+"""Compares the rows and the published events of schedules with the model of schedules."""
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from tests.harness.clock import iso
+from tests.simulation.schedule_model import (
+    Facts,
+    Firing,
+    Progress,
+    ScheduleModel,
+    ScheduleName,
+    Seen,
+    read_definition,
+)
+from tests.simulation.service import Row, SentCommand, Service
+from timer_service.core.message import Position
+
+_LONGEST_WAIT_MS = 60_000
+
+
+class ExpectedEvent(NamedTuple):
+    """An event that must be published."""
+
+    type: str
+    payload: Mapping[str, Any]
+
+
+class SchedulesChecker:
+    """Applies commands and passes to the model of schedules, and compares the service with it."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._schedules: dict[ScheduleName, ScheduleModel] = {}
+        self._expected: dict[str, ExpectedEvent] = {}
+        """The events that must be published, by their ids."""
+        self._allowed: set[str] = set()
+        """The ids of ends that replaced an end in the same transaction. They may have an event."""
+        self._ended: dict[ScheduleName, Position] = {}
+        """The schedules that had ended at the last commit, and which PutSchedule had started them."""
+        self._backlog: frozenset[Position] = frozenset()
+        self._backlog_since = 0, 0
+
+    # Commits of the service
+
+    def command(self, sent: SentCommand, position: Position, now: int, sent_at: int) -> str:
+        """Apply one command to the model and return its outcome."""
+        name = ScheduleName(sent.tenant, sent.fields["scheduleId"])
+        if sent.type == "TriggerSchedule":
+            return self._trigger(name, sent, position, now, sent_at)
+        schedule = self._schedules.setdefault(name, ScheduleModel(name))
+        definition = read_definition(sent.payload) if sent.type == "PutSchedule" else None
+        return schedule.command(Seen(position, sent.type, sent_at, definition))
+
+    def _trigger(self, name: ScheduleName, sent: SentCommand, position: Position, now: int, sent_at: int) -> str:
+        definition = self._schedules[name].facts.definition if name in self._schedules else None
+        if definition is None:
+            return "not_found"
+        data = json.dumps(sent.fields["data"]) if "data" in sent.fields else definition.data
+        payload = _fired(name, "trigger", sent_at, now, data)
+        self._expected.setdefault(_event_id(name, "trigger", *position), ExpectedEvent("ScheduleFired", payload))
+        return "triggered"
+
+    def pass_committed(self, began_at: int) -> None:
+        """Apply a pass that began at an instant. Assert that the policy fires what it fired."""
+        rows = self._rows()
+        for name, schedule in self._schedules.items():
+            if rows[name]["after_at"] != schedule.progress.after:
+                self._apply_firing(schedule, rows[name], began_at)
+
+    def _apply_firing(self, schedule: ScheduleModel, row: Row, now: int) -> None:
+        possible = {each.progress.after: each for each in schedule.possible_firings(now)}
+        assert row["after_at"] in possible, f"{schedule} fired up to {row}, not {list(possible.values())}"
+        firing = possible[row["after_at"]]
+        assert not self._is_held_back(now), (
+            f"{firing.slots} of {schedule.name} fired before older commands were handled"
+        )
+        self._expect_slots(schedule, firing, now)
+        schedule.fire(firing)
+
+    def _expect_slots(self, schedule: ScheduleModel, firing: Firing, now: int) -> None:
+        assert schedule.facts.definition is not None
+        missed_since = firing.missed_since
+        for slot in firing.slots:
+            event_id = _event_id(schedule.name, "slot", slot)
+            assert event_id not in self._expected, f"{slot} of {schedule.name} fired twice"
+            payload = _fired(schedule.name, "slot", slot, now, schedule.facts.definition.data)
+            if missed_since is not None:
+                payload["missedSince"] = iso(missed_since)
+            self._expected[event_id] = ExpectedEvent("ScheduleFired", payload)
+            missed_since = None
+
+    def committed(self) -> None:
+        """End a transaction: expect an event of each schedule that has ended in it."""
+        ended = {name: each for name, each in self._schedules.items() if each.status == "ended"}
+        for name, schedule in ended.items():
+            if self._ended.get(name) != schedule.progress.started_by:
+                event_id = _event_id(name, "ended", *schedule.facts.defined_by)
+                payload = {"tenantId": name.tenant, "scheduleId": name.schedule, "reason": schedule.progress.end}
+                self._expected.setdefault(event_id, ExpectedEvent("ScheduleEnded", payload))
+                if name in self._ended:
+                    self._allowed.add(event_id)
+        self._ended = {name: schedule.progress.started_by for name, schedule in ended.items()}
+
+    # The backlog
+
+    def hold_back(self) -> None:
+        """Expect that nothing fires before the commands that are stored now are handled, for at most a minute."""
+        self._backlog = self._service.broker.unsettled
+        self._backlog_since = self._service.clock.now(), self._service.clock.set_back_ms
+
+    def _is_held_back(self, now: int) -> bool:
+        since, set_back_ms = self._backlog_since
+        waited = now - since >= _LONGEST_WAIT_MS or self._service.clock.set_back_ms != set_back_ms
+        return not waited and not self._backlog.isdisjoint(self._service.broker.unsettled)
+
+    # Comparisons
+
+    def check(self) -> None:
+        """Assert that the table equals the model."""
+        rows = self._rows()
+        assert rows.keys() == self._schedules.keys()
+        for name, schedule in self._schedules.items():
+            _check_facts(schedule.facts, rows[name])
+            assert rows[name]["status"] == schedule.status, (
+                f"{schedule} is {rows[name]['status']}, not {schedule.status}"
+            )
+            _check_progress(schedule.progress, rows[name])
+            _check_next(schedule, rows[name])
+
+    def check_idle(self) -> None:
+        """Assert that no slot is due."""
+        now = self._service.clock.now()
+        assert not [each for each in self._schedules.values() if each.is_due(now)], "slots did not fire"
+
+    def next_due(self) -> int | None:
+        """Return when the next slot is due."""
+        slots = ((each, each.next_slot) for each in self._schedules.values())
+        return min((each.due_of(slot) for each, slot in slots if slot is not None), default=None)
+
+    def check_events(self) -> None:
+        """Assert that exactly the expected events were published, each once and with its own id."""
+        events = [each for each in self._service.events() if each["type"] in {"ScheduleFired", "ScheduleEnded"}]
+        found = {event["id"]: ExpectedEvent(event["type"], event["payload"]) for event in events}
+        assert len(found) == len(events)
+        missing = self._expected.keys() - found.keys() - self._allowed
+        assert not missing, f"not published: {[self._expected[each] for each in missing]}"
+        for event_id, event in found.items():
+            wanted = self._expected.get(event_id)
+            assert event == wanted, f"published {event}, not {wanted}"
+
+    def check_deleted(self) -> None:
+        """Assert that retention deleted the ended schedules and the tombstones, and no others."""
+        live = {name for name, each in self._schedules.items() if each.status in {"active", "paused"}}
+        assert self._rows().keys() == live
+
+    def _rows(self) -> dict[ScheduleName, Row]:
+        return {ScheduleName(row["tenant_id"], row["schedule_id"]): row for row in self._service.rows("schedules")}
+
+
+def _check_facts(facts: Facts, row: Row) -> None:
+    wanted: Sequence[Any] = (None,) * 11
+    if (definition := facts.definition) is not None:
+        recurrence, max_count, jitter, policy, late_by, limit, data = definition
+        data = None if data is None else json.loads(data)
+        wanted = (*recurrence, max_count, jitter, policy, late_by, limit, data)
+    found = [
+        *(row[name] for name in ("cron", "every_ms", "zone", "start_at", "end_at", "max_count", "jitter_ms")),
+        *(row[name] for name in ("catch_up", "late_by_ms", "catch_up_limit")),
+        None if row["data"] is None else json.loads(row["data"]),
+    ]
+    assert found == list(wanted), f"the definition is {found}, not {wanted}"
+    assert bool(row["is_paused"]) == facts.is_paused, f"is_paused is {row['is_paused']}: {facts}"
+    for name, position in (("defined", facts.defined_by), ("deleted", facts.deleted_by)):
+        assert Position(row[f"{name}_epoch"], row[f"{name}_sequence"]) == position, f"{name} is wrong: {facts}"
+
+
+def _check_progress(progress: Progress, row: Row) -> None:
+    names = ("after_at", "fired_count", "missed_since", "last_slot_at", "last_fired_at", "end_reason")
+    found = tuple(row[name] for name in names)
+    assert found == progress[: len(names)], f"the progress is {found}, not {progress}"
+
+
+def _check_next(schedule: ScheduleModel, row: Row) -> None:
+    slot = schedule.next_slot
+    wanted = (slot, None if slot is None else schedule.due_of(slot))
+    found = (row["slot_at"], row["available_at"])
+    assert found == wanted, f"the next slot and its due are {found}, not {wanted}: {schedule}"
+    assert row["last_error"] is None
+
+
+def _fired(name: ScheduleName, cause: str, slot: int, now: int, data: str | None) -> dict[str, Any]:
+    fields = {"tenantId": name.tenant, "scheduleId": name.schedule, "slotAt": iso(slot), "firedAt": iso(now)}
+    return {**fields, "cause": cause, **({} if data is None else {"data": json.loads(data)})}
+
+
+def _event_id(name: ScheduleName, *about: object) -> str:
+    """Return the id of an event. It depends on nothing but the schedule and the cause of the event."""
+    text = "\0".join((*name, *map(str, about)))
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()

@@ -1,0 +1,187 @@
+"""Mutants of schedules that the history simulation must find."""
+
+from collections.abc import Callable, Mapping, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests.simulation.draws import Scenario
+from tests.simulation.schedule_scenarios import schedules_in_any_order, schedules_one_by_one, schedules_with_faults
+from timer_service.core import outbox
+from timer_service.core.message import Event
+from timer_service.core.transactions import in_transaction
+from timer_service.schedules import (
+    backlog_gate,
+    events,
+    firing,
+    firing_pass,
+    firing_worker,
+    recurrence,
+    rules,
+    schedule,
+)
+
+Mutate = Callable[[pytest.MonkeyPatch], None]
+
+
+def cursor_moved_before_the_outbox_write(patch: pytest.MonkeyPatch) -> None:
+    """The events of a pass are written in a second transaction, after the cursors."""
+    held: list[Event] = []
+
+    async def hold(_tx: Any, new: Sequence[Event], _now: int) -> None:
+        held.extend(new)
+
+    fire = firing_worker.FiringWorker._fire
+
+    async def fire_and_then_write(self: Any, select: Any, now: int) -> Any:
+        held.clear()
+        fired = await fire(self, select, now)
+        await in_transaction(self._database, lambda tx: outbox.add(tx, held, now))
+        return fired
+
+    patch.setattr(firing_pass, "outbox", SimpleNamespace(add=hold))
+    patch.setattr(firing_worker.FiringWorker, "_fire", fire_and_then_write)
+
+
+def event_id_from_the_count(patch: pytest.MonkeyPatch) -> None:
+    """The id of a slot is its number since the start of the schedule, not its instant."""
+    inner = events.fired_events
+
+    def fired_events(decision: Any, data: Any, now: int) -> list[Event]:
+        last = decision.schedule.fired_count
+        first = last - len(decision.fired) + 1
+        about = [(*decision.schedule.key, "slot", str(number)) for number in range(first, last + 1)]
+        ids = [events.hashlib.blake2b("\0".join(each).encode(), digest_size=16).hexdigest() for each in about]
+        found = inner(decision, data, now)
+        return [each._replace(id=event_id) for each, event_id in zip(found, ids, strict=True)]
+
+    patch.setattr(firing_pass, "fired_events", fired_events)
+
+
+def catch_up_without_bound(patch: pytest.MonkeyPatch) -> None:
+    """`limit` is not obeyed."""
+    decide = firing.decide_in_steps
+
+    def decide_without_limit(found: Any, now: int, most: int) -> Any:
+        return decide(found._replace(definition=found.definition._replace(limit=10**6)), now, most)
+
+    patch.setattr(firing_pass, "decide_in_steps", decide_without_limit)
+
+
+def jitter_that_reorders(patch: pytest.MonkeyPatch) -> None:
+    """A slot may be due after the next one."""
+    due_of = schedule.due_of
+
+    def due_without_bound(of: Any, slot: int, *rest: Any) -> int:
+        return due_of(of._replace(end_at=slot + 1), slot, *rest)
+
+    patch.setattr(schedule, "due_of", due_without_bound)
+
+
+def classes_of_cron_swapped(patch: pytest.MonkeyPatch) -> None:
+    """Fixed times follow the rule of wildcards at a clock change, and wildcards that of fixed times."""
+    is_fixed = recurrence.is_fixed
+    patch.setattr(recurrence, "is_fixed", lambda cron: not is_fixed(cron))
+    uncached = recurrence.next_slot.__wrapped__  # the cache has slots that were found without the mutant
+    for module in (recurrence, schedule, firing):
+        patch.setattr(module, "next_slot", uncached)
+
+
+def put_resumes(patch: pytest.MonkeyPatch) -> None:
+    """A PutSchedule ends the pause."""
+    put = rules._put
+
+    def put_and_resume(before: Any, command: Any, payload: Any, now: int) -> Any:
+        applied = put(before, command, payload, now)
+        return applied._replace(schedule=schedule.aim(applied.schedule._replace(is_paused=False), now))
+
+    patch.setattr(rules, "_put", put_and_resume)
+
+
+def late_delete_ends_a_newer_pause(patch: pytest.MonkeyPatch) -> None:
+    """A DeleteSchedule that is handled late ends a pause that is newer than the delete."""
+    delete = rules._delete
+    patch.setattr(rules, "_delete", lambda before, *rest: delete(before._replace(paused_by=schedule.NEVER), *rest))
+
+
+def late_put_decides(patch: pytest.MonkeyPatch) -> None:
+    """An older PutSchedule that is handled late replaces a newer one."""
+    put = rules._put
+
+    def put_anyway(before: Any, command: Any, payload: Any, now: int) -> Any:
+        older = min(before.defined_by, command.position._replace(sequence=command.position.sequence - 1))
+        return put(before._replace(defined_by=older), command, payload, now)
+
+    patch.setattr(rules, "_put", put_anyway)
+
+
+def count_kept_after_a_new_start(patch: pytest.MonkeyPatch) -> None:
+    """A PutSchedule that starts the schedule again keeps the count of fired slots, unless it has ended."""
+    start = schedule.start
+
+    def start_and_count_on(before: Any, now: int) -> Any:
+        most = None if before.definition is None else before.definition.max_count
+        kept = before.fired_count if most is None else min(before.fired_count, most - 1)
+        return start(before, now)._replace(fired_count=kept)
+
+    patch.setattr(rules, "start", start_and_count_on)
+
+
+def slots_of_a_pause_fire_later(patch: pytest.MonkeyPatch) -> None:
+    """A ResumeSchedule does not move the cursor."""
+    pause = rules._pause
+
+    def pause_without_cursor(before: Any, command: Any, now: int, *, pauses: bool) -> Any:
+        return pause(before, command._replace(stored_at=0), now, pauses=pauses)
+
+    patch.setattr(rules, "_pause", pause_without_cursor)
+
+
+def late_from_the_slot(patch: pytest.MonkeyPatch) -> None:
+    """A slot is late by the time since the slot, not since its due."""
+    select = firing._select
+
+    def select_by_slot(found: Any, definition: Any, slots: Any, now: int) -> Any:
+        return select(found._replace(definition=definition._replace(jitter_ms=0)), definition, slots, now)
+
+    patch.setattr(firing, "_select", select_by_slot)
+
+
+def missed_slots_forgotten(patch: pytest.MonkeyPatch) -> None:
+    """A pass that fires no slot does not keep the first slot that it skipped."""
+    decide = firing.decide_in_steps
+
+    def decide_and_forget(*arguments: Any) -> Any:
+        decision = yield from decide(*arguments)
+        return decision._replace(schedule=decision.schedule._replace(missed_since=None))
+
+    patch.setattr(firing_pass, "decide_in_steps", decide_and_forget)
+
+
+def slots_fire_before_the_backlog(patch: pytest.MonkeyPatch) -> None:
+    """After a start or an outage, slots fire before the commands that were stored until then are handled."""
+
+    async def is_open(gate: Any, _now: int) -> bool:
+        usable: bool = gate._broker.health.usable
+        return usable
+
+    patch.setattr(backlog_gate.BacklogGate, "is_open", is_open)
+
+
+_ALL = (schedules_one_by_one, schedules_in_any_order, schedules_with_faults)
+SCHEDULE_MUTANTS: Mapping[Mutate, Sequence[Scenario]] = {
+    cursor_moved_before_the_outbox_write: [schedules_with_faults],
+    event_id_from_the_count: _ALL,
+    catch_up_without_bound: _ALL,
+    jitter_that_reorders: _ALL,
+    classes_of_cron_swapped: _ALL,
+    put_resumes: _ALL,
+    late_delete_ends_a_newer_pause: [schedules_in_any_order, schedules_with_faults],
+    late_put_decides: [schedules_in_any_order, schedules_with_faults],
+    count_kept_after_a_new_start: _ALL,
+    slots_of_a_pause_fire_later: _ALL,
+    late_from_the_slot: _ALL,
+    missed_slots_forgotten: _ALL,
+    slots_fire_before_the_backlog: [schedules_with_faults],
+}
