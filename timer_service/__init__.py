@@ -12,6 +12,7 @@ bury          give a row up after too many attempts; it stays in the table with 
 cause         the command that led to an event: its id, correlation id and trace
 claim         take a batch of available rows under a new lease
 command       a request to change something, applied in a transaction
+command time  when the broker stored a command, by the broker's clock; the same at each delivery
 consumer      the part that handles commands, each part of a batch in one transaction or more
 cursor        the end of a page of a list; the next page begins after it
 dead letter   a command that can never be handled, stored whole with the reason

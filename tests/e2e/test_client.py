@@ -86,7 +86,7 @@ def test_the_example_of_the_guide_runs(tmp_path: Path, capsys: pytest.CaptureFix
     assert [line.split()[0] for line in lines[:4]] == ["scheduled", "rescheduled", "cancelled", "not_found"]
     assert lines[4].startswith("Scheduled 20")
     assert lines[5] == "due next: order-1/payment"
-    assert "'Scheduled': 998" in lines[6]
+    assert "'Scheduled': 999" in lines[6]
     assert lines[7:9] == ["transitioned", "reminder: call-kim Call Kim."]
     assert lines[9:12] == ["started", "recorded", "ready: ['lint', 'publish']"]
     assert lines[12].startswith("TOO_LARGE [{'path': 'payload.data'")
@@ -105,6 +105,18 @@ async def test_schedule_returns_the_timer(client: TimerClient) -> None:
     assert abs(timer.registered_at - datetime.now(UTC)) < timedelta(seconds=10)
     assert await client.get("acme", "call-1") == timer
     assert await client.get("other", "call-1") is None
+
+
+async def test_relative_due_time(client: TimerClient) -> None:
+    """A timer with `due_in` is due this long after the broker has stored the command."""
+    before = datetime.now(UTC)
+    outcome = await client.schedule("acme", "call-1", due_in=timedelta(hours=1, microseconds=1))
+    (many,) = await client.schedule_many([NewTimer("acme", "call-2", due_in=timedelta(hours=1))])
+    after = datetime.now(UTC)
+    for ended in (outcome, many):
+        assert isinstance(ended, Outcome)
+        assert ended.timer is not None
+        assert before <= ended.timer.due_at - timedelta(hours=1) <= after + timedelta(milliseconds=2)
 
 
 @pytest.mark.parametrize("atomic", [True, False], ids=["atomic", "singly"])
@@ -196,6 +208,10 @@ MISTAKES: dict[str, Any] = {
     "tenant must": lambda client: client.retry("", "call"),
     "due_at must have": lambda client: client.schedule("acme", "call", NAIVE),
     "due_at must lie": lambda client: client.schedule("acme", "call", datetime(1969, 12, 31, tzinfo=UTC)),
+    "due_at or due_in must be given, and not both": lambda client: client.schedule("acme", "call"),
+    "due_at or due_in must": lambda client: client.schedule("acme", "call", LATER, due_in=timedelta(1)),
+    "due_in must lie between 0 and 366 days": lambda client: client.schedule("acme", "call", due_in=timedelta(367)),
+    "due_in must lie": lambda client: client.schedule("acme", "call", due_in=timedelta(seconds=-1)),
     "data must be JSON": lambda client: client.schedule("acme", "call", LATER, data=object()),
     "data must be JSON: Out of range": lambda client: client.schedule("acme", "call", LATER, data=float("nan")),
     "data must be smaller": lambda client: client.schedule("acme", "call", LATER, data="x" * 1_100_000),

@@ -63,7 +63,8 @@ class Timers:
         message: str = "schedule-timer",
     ) -> Position:
         """Send a command and return its position."""
-        return self.broker.send(command_address(tenant, message), body, headers, message_id)
+        stored_at = self.clock.now() * 1_000_000
+        return self.broker.send(command_address(tenant, message), body, headers, message_id, stored_at=stored_at)
 
     async def consume(self) -> None:
         """Handle all waiting commands, in batches of `batch_size`."""

@@ -100,6 +100,12 @@ def update_is_ignored(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(rules, "_schedule", schedule_due_times)
 
 
+def due_in_counts_from_the_handling(patch: pytest.MonkeyPatch) -> None:
+    """A relative due time counts from when the command is handled, not from when it was stored."""
+    due_at = rules._due_at
+    patch.setattr(rules, "_due_at", lambda command, payload, now: due_at(command._replace(stored_at=now), payload, now))
+
+
 def settle_before_publish(patch: pytest.MonkeyPatch) -> None:
     """Rows are completed before they are published."""
 
@@ -177,6 +183,7 @@ MUTANTS = [
     update_keeps_its_id,
     update_keeps_its_claim,
     update_is_ignored,
+    due_in_counts_from_the_handling,
     settle_before_publish,
     random_event_id,
     no_tombstone,

@@ -23,6 +23,7 @@ from tests.simulation.faults import (
 )
 from tests.simulation.timer_model import TimerCommand, TimerName
 from tests.simulation.timer_system import INSTANCES, BrokerMode, TimerSystem
+from timer_service.core.duration import format_duration
 from timer_service.core.message import kebab
 
 TALLY: Counter[str] = Counter()
@@ -42,6 +43,7 @@ names = st.sampled_from(_NAMES)
 broker_modes = st.sampled_from([BrokerMode.NORMAL, BrokerMode.NORMAL, *BrokerMode])
 contents = st.sampled_from([None, None, "1", "2"])
 replacements = st.sampled_from([True, True, False])
+relatives = st.sampled_from([False, False, True])
 due_offsets = st.sampled_from([0, 0, -1, 1, 3])
 occurrences = st.sampled_from([1, 1, 2, 3])
 crashes = st.builds(crash, point=st.sampled_from(RELAY_POINTS), nth=occurrences)
@@ -75,20 +77,31 @@ class TimerStateMachine(RuleBasedStateMachine):
         """Schedule some timers."""
         self.system.set_broker_mode(mode)
         for name, each in zip(_NAMES, due, strict=False):
-            self.schedule(name, each, None, at_once=True, replace=False)
+            self.schedule(name, each, None, at_once=True, replace=False, relative=False)
 
-    @rule(
-        name=names, due=due_offsets, data=contents, at_once=st.booleans(), replace=st.sampled_from([True, True, False])
-    )
-    def schedule(self, name: TimerName, due: int, data: str | None, at_once: bool, replace: bool) -> None:  # noqa: FBT001
+    @rule(name=names, due=due_offsets, data=contents, at_once=st.booleans(), replace=replacements, relative=relatives)
+    def schedule(
+        self,
+        name: TimerName,
+        due: int,
+        data: str | None,
+        at_once: bool,  # noqa: FBT001
+        replace: bool,  # noqa: FBT001
+        relative: bool,  # noqa: FBT001
+    ) -> None:
         """Schedule a timer at a multiple of ten seconds near now. Due times and data are few, so that many are equal.
 
-        A reached timer never changes again. If `replace` is set, its name then stands for a new call.
+        A reached timer never changes again. If `replace` is set, its name then stands for a new call. If `relative` is
+        set, the due time is a duration from now on.
         """
         if replace and self.system.reached(self._current(name)):
             self._generations[name] += 1
         due_at = (self.system.clock.now() // _GRID_MS + due) * _GRID_MS
-        self._send("ScheduleTimer", name, {"dueAt": iso(due_at)}, due_at, data)
+        fields = {"dueAt": iso(due_at)}
+        if relative:
+            due_in = max(due_at - self.system.clock.now(), 0)
+            fields, due_at = {"dueIn": format_duration(due_in)}, self.system.clock.now() + due_in
+        self._send("ScheduleTimer", name, fields, due_at, data)
         self._handle(at_once=at_once)
 
     @rule(name=names, message=st.sampled_from(["CancelTimer", "CancelTimer", "RetryTimer"]), at_once=st.booleans())

@@ -271,7 +271,9 @@ class TimerSystem(BrokerObserver):
     # Users and the broker
 
     def send(self, sent: TimerCommand, address: str, tenant: str) -> None:
-        position = self.broker.send(command_address(tenant, address), sent.body, {REPLY_TO: "_INBOX.sender"})
+        stored_at = self.clock.now() * 1_000_000
+        headers = {REPLY_TO: "_INBOX.sender"}
+        position = self.broker.send(command_address(tenant, address), sent.body, headers, stored_at=stored_at)
         self.sent[position] = sent
 
     def set_broker_mode(self, mode: BrokerMode) -> None:

@@ -28,7 +28,7 @@ USAGE = {
     "signals list acme --status done": "Invalid value for '--status': 'done' is not one of",
     "timers schedule acme call-1": "Give either --at or --in",
     "timers schedule acme call-1 --in 5s --at 2100-01-01T00:00:00Z": "Give either --at or --in",
-    "timers schedule acme call-1 --in 10000000d": "Invalid value for '--in': '10000000d' is too long",
+    "timers schedule acme call-1 --in 10000000d": "'10000000d' is too long: give at most 366 days",
     "timers schedule acme call-1 --in 99999999999d": "Invalid value for '--in': '99999999999d' is too long",
     "timers schedule acme call-1 --in soon": "Invalid value for '--in': 'soon' must be a duration, such as",
     "timers schedule acme call-1 --in 5s --data {": "Invalid value for '--data': must be JSON",

@@ -48,6 +48,7 @@ class _Command:
     message_id: str
     body: bytes
     headers: dict[str, str]
+    stored_at: int
     attempts: int = 0
     settled: bool = False
 
@@ -134,11 +135,22 @@ class MemoryBroker:
         return [command.position for command in self._queue.commands]
 
     def send(
-        self, address: Address, body: bytes, headers: Mapping[str, str] | None = None, message_id: str | None = None
+        self,
+        address: Address,
+        body: bytes,
+        headers: Mapping[str, str] | None = None,
+        message_id: str | None = None,
+        *,
+        stored_at: int | None = None,
     ) -> Position:
-        """Append a command to the log, as a client does. Return its position."""
+        """Append a command to the log, as a client does. Return its position.
+
+        `stored_at` is in nanoseconds. By default, the commands are stored one nanosecond after the other.
+        """
         position = Position(self._epoch, len(self._log) + 1)
-        command = _Command(position, address, message_id or f"message-{position.sequence}", body, dict(headers or {}))
+        message_id = message_id or f"message-{position.sequence}"
+        stored_at = position.sequence if stored_at is None else stored_at
+        command = _Command(position, address, message_id, body, dict(headers or {}), stored_at)
         self._log[position] = command
         self._queue.put([command])
         return position
@@ -302,7 +314,7 @@ class MemorySubscription:
             attempt=command.attempts,
             handle=None,
             size=command.size,
-            stored_at=command.position.sequence,
+            stored_at=command.stored_at,
             newest_epoch=command.position.epoch,
         )
         self._held[delivery] = command

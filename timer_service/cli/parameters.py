@@ -2,12 +2,14 @@
 
 import json
 import re
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from timer_service.core.duration import LONGEST
 from timer_service.core.instant import parse_instant
 from timer_service.core.message import IDENTIFIER_PATTERN, TENANT_PATTERN
 
@@ -51,16 +53,16 @@ def read_past_instant(text: str) -> int:
     return round(at.timestamp() * 1000)
 
 
-def read_due_after(text: str) -> datetime:
-    """Return the instant that is a duration from now."""
+def read_duration(text: str) -> timedelta:
+    """Return a duration of at most 366 days."""
     parts = _DURATION.findall(text)
     if not parts or "".join(number + unit for number, unit in parts) != text:
         raise typer.BadParameter(f"{text!r} must be a duration, {_FORMS}.")
-    try:
+    with suppress(OverflowError):
         duration = sum((timedelta(**{_UNITS[unit]: float(number)}) for number, unit in parts), timedelta())
-        return datetime.now(UTC) + duration
-    except OverflowError as error:
-        raise typer.BadParameter(f"{text!r} is too long: the instant must be before the year 10000.") from error
+        if duration <= LONGEST:
+            return duration
+    raise typer.BadParameter(f"{text!r} is too long: give at most {LONGEST.days} days, or an instant.")
 
 
 def check_json(text: str) -> str:

@@ -4,7 +4,7 @@ import asyncio
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any
 
 import typer
@@ -23,7 +23,7 @@ from timer_service.cli.parameters import (
     Tenant,
     TenantOrAll,
     check_json,
-    read_due_after,
+    read_duration,
     read_identifier,
     read_instant,
 )
@@ -37,8 +37,8 @@ DueTime = Annotated[
     typer.Option(parser=read_instant, metavar="TIME", help="Due time: ISO 8601 with an offset."),
 ]
 DueIn = Annotated[
-    datetime | None,
-    typer.Option("--in", parser=read_due_after, metavar="DURATION", help="Due after: 500ms, 10s, 5m, 2h, 1d or 1h30m."),
+    timedelta | None,
+    typer.Option("--in", parser=read_duration, metavar="DURATION", help="Due after: 500ms, 10s, 5m, 2h, 1d or 1h30m."),
 ]
 Data = Annotated[
     str | None, typer.Option(parser=check_json, metavar="JSON", help="JSON that the event returns. Default: no data.")
@@ -66,7 +66,7 @@ _EXPLANATIONS = {
 }
 
 
-def _check_due_time(*, at: datetime | None, in_: datetime | None, **_: object) -> None:
+def _check_due_time(*, at: datetime | None, in_: timedelta | None, **_: object) -> None:
     if (at is None) == (in_ is None):
         raise typer.BadParameter("Give either --at or --in.")
 
@@ -82,9 +82,8 @@ async def schedule(
     as_json: AsJson = False,
 ) -> None:
     """Schedule a timer, or change its due time and data."""
-    due_at: Any = at or in_
     more = {} if data is None else {"data": json.loads(data)}
-    _print_outcome(await client.schedule(tenant, call, due_at, **more), tenant, call, as_json)
+    _print_outcome(await client.schedule(tenant, call, at, due_in=in_, **more), tenant, call, as_json)
 
 
 @broker_command(app)

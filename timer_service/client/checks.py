@@ -3,10 +3,11 @@
 import json
 import re
 from collections.abc import Sequence
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from typing import Any
 
+from timer_service.core.duration import LONGEST, format_duration
 from timer_service.core.instant import parse_instant
 from timer_service.core.message import IDENTIFIER_PATTERN, TENANT_PATTERN
 
@@ -52,6 +53,13 @@ def wire_instant(argument: str, at: datetime) -> str:
     except (ValueError, OverflowError) as error:
         raise ValueError(f"{argument} must lie between 1970-01-01 and 9999-12-31 (UTC)") from error
     return text
+
+
+def wire_duration(argument: str, duration: timedelta) -> str:
+    """Return a duration in its wire form, rounded up to the millisecond."""
+    if not timedelta() <= duration <= LONGEST:
+        raise ValueError(f"{argument} must lie between 0 and {LONGEST.days} days")
+    return format_duration(-(-duration // timedelta(milliseconds=1)))
 
 
 def write_json(argument: str, body: Any) -> bytes:

@@ -1,7 +1,7 @@
 """The values that the client returns, with timezone-aware datetimes. Each field is stated once, with its wire name."""
 
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from typing import Annotated, Any, NamedTuple, Self
 
@@ -61,8 +61,9 @@ class NewTimer(NamedTuple):
 
     tenant: str
     call: str
-    due_at: datetime
+    due_at: datetime | None = None
     data: Any = UNSET
+    due_in: timedelta | None = None
 
 
 class Timer(View):

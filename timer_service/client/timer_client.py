@@ -2,13 +2,13 @@
 
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 import nats.errors
 from nats.aio.client import Client
 
-from timer_service.client.checks import check_choice, check_identifier, check_tenant, wire_instant
+from timer_service.client.checks import check_choice, check_identifier, check_tenant, wire_duration, wire_instant
 from timer_service.client.commands import Ended
 from timer_service.client.connection import Connection, url_without_login
 from timer_service.client.errors import NoAnswerError
@@ -82,14 +82,22 @@ class TimerClient:
             await client.close()
 
     async def schedule(
-        self, tenant: str, call: str, due_at: datetime, *, data: Any = UNSET, timeout_seconds: float = 10
+        self,
+        tenant: str,
+        call: str,
+        due_at: datetime | None = None,
+        *,
+        due_in: timedelta | None = None,
+        data: Any = UNSET,
+        timeout_seconds: float = 10,
     ) -> Outcome:
         """Schedule a timer, or change its due time and data.
 
-        `due_at` must have a timezone. `data` is any JSON value; the event returns it. A call without `data` removes the
-        data of an earlier call. Raises `CommandError` if the service rejects the command.
+        Give either `due_at`, which must have a timezone, or `due_in`, which counts from when the broker has stored the
+        command. `data` is any JSON value; the event returns it. A call without `data` removes the data of an earlier
+        call. Raises `CommandError` if the service rejects the command.
         """
-        fields = _schedule_fields(NewTimer(tenant, call, due_at, data))
+        fields = _schedule_fields(NewTimer(tenant, call, due_at, data, due_in))
         return await self._connection.send("ScheduleTimer", tenant, fields, timeout_seconds)
 
     async def schedule_many(
@@ -170,7 +178,13 @@ class TimerClient:
 
 
 def _schedule_fields(timer: NewTimer) -> Mapping[str, Any]:
-    fields = {**_call_field(timer.call), "dueAt": wire_instant("due_at", timer.due_at)}
+    if (timer.due_at is None) == (timer.due_in is None):
+        raise ValueError("due_at or due_in must be given, and not both")
+    fields = dict(_call_field(timer.call))
+    if timer.due_at is not None:
+        fields["dueAt"] = wire_instant("due_at", timer.due_at)
+    if timer.due_in is not None:
+        fields["dueIn"] = wire_duration("due_in", timer.due_in)
     return fields if timer.data is UNSET else {**fields, "data": timer.data}
 
 

@@ -7,6 +7,7 @@ from functools import lru_cache
 from typing import Any
 
 from pydantic import ValidationError
+from pydantic.alias_generators import to_camel
 from pydantic_core import ErrorDetails, from_json
 
 from timer_service.core.broker import Delivery, Headers
@@ -42,6 +43,7 @@ _PHRASES = {
 _SHOULD = re.compile(r"^(Input|Value|String|List|Tuple|Dictionary|Number) should ")
 
 REPLY_TO = "Timer-Reply-To"
+_NANOSECONDS_PER_MILLISECOND = 1_000_000
 
 
 def decode_command(delivery: Delivery, envelope: Envelope, payloads: Mapping[str, type[TenantPayload]]) -> Command:
@@ -57,6 +59,7 @@ def decode_command(delivery: Delivery, envelope: Envelope, payloads: Mapping[str
         correlation_id=envelope.correlation_id,
         trace=read_trace(delivery.headers),
         reply_to=delivery.headers.get(REPLY_TO),
+        stored_at=-(-delivery.stored_at // _NANOSECONDS_PER_MILLISECOND),
     )
 
 
@@ -179,7 +182,10 @@ def _special_code(details: Sequence[ErrorDetails]) -> Code | None:
 
 
 def _fault(detail: ErrorDetails, prefix: Sequence[str]) -> Fault:
-    path = ".".join(map(str, (*prefix, *detail["loc"]))) or "(body)"
+    loc = detail["loc"]
+    if loc and detail["type"] != "extra_forbidden":  # an invalid default has the name of the field in the model
+        loc = (to_camel(str(loc[0])), *loc[1:])
+    path = ".".join(map(str, (*prefix, *loc))) or "(body)"
     return Fault(path[:300], plain_words(detail["msg"]))
 
 

@@ -104,6 +104,8 @@ class Command(NamedTuple):
     correlation_id: str | None
     trace: Trace
     reply_to: str | None
+    stored_at: int = 0
+    """The command time: when the broker stored the command, in Unix milliseconds, rounded up; 0 if not known."""
 
     @property
     def tenant(self) -> str:

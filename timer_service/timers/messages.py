@@ -4,9 +4,12 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import Annotated, Any, ClassVar
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, ConfigDict, Field, ValidationInfo
+from pydantic.config import JsonDict
+from pydantic_core import PydanticCustomError
 
 from timer_service.core.data import check_fits
+from timer_service.core.duration import Duration
 from timer_service.core.instant import Instant
 from timer_service.core.message import Identifier, Payload, Tenant, TenantPayload
 from timer_service.core.paging import PageCursor, PageLimit
@@ -26,6 +29,19 @@ Data = Annotated[
 ]
 
 
+def _is_set(field: str) -> JsonDict:
+    """Return a schema for objects in which a field has a text."""
+    return {"required": [field], "properties": {field: {"type": "string"}}}
+
+
+def _check_one_due_time(due_at: int | None, info: ValidationInfo) -> int | None:
+    """Return `due_at`. Raises if `due_in`, the field before it, is set too, or if neither is."""
+    if "due_in" in info.data and (due_at is None) == (info.data["due_in"] is None):
+        reason = "is missing" if due_at is None else "cannot be combined with dueIn"
+        raise PydanticCustomError("due_time", "{reason}: give either dueAt or dueIn", {"reason": reason})
+    return due_at
+
+
 class TimerPayload(TenantPayload):
     """The payload of a command on one timer."""
 
@@ -33,11 +49,15 @@ class TimerPayload(TenantPayload):
 
 
 class ScheduleTimer(TimerPayload):
-    """Publish a `DueTimeReached` with `data` at `dueAt`. A newer ScheduleTimer for this service call replaces it."""
+    """Publish a `DueTimeReached` at `dueAt` or after `dueIn`. A newer ScheduleTimer for this call replaces it."""
 
+    model_config = ConfigDict(json_schema_extra={"oneOf": [_is_set("dueAt"), _is_set("dueIn")]})
     type: ClassVar[str] = "ScheduleTimer"
 
-    due_at: Instant
+    due_in: Duration | None = Field(
+        default=None, description="The time from when the broker stores the command to the due time, at most 366 days."
+    )
+    due_at: Annotated[Instant | None, AfterValidator(_check_one_due_time)] = Field(default=None, validate_default=True)
     data: Data = None
 
 

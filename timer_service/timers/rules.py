@@ -101,7 +101,7 @@ def apply(timer: Timer | None, key: Key, command: Command, now: int) -> Applied:
         return Applied(timer, Outcome.UNCHANGED)
     match command.payload:
         case ScheduleTimer() as payload:
-            return _schedule(timer, key, _requested_schedule(key, command, payload), command.position, now)
+            return _schedule(timer, key, _requested_schedule(key, command, payload, now), command.position, now)
         case CancelTimer():
             return _cancel(timer, key, command.position, now)
         case _:
@@ -114,15 +114,27 @@ def event_id(key: Key, due_at: int, position: Position) -> str:
     return hashlib.blake2b(cause.encode(), digest_size=16).hexdigest()
 
 
-def _requested_schedule(key: Key, command: Command, payload: ScheduleTimer) -> Schedule:
+def _requested_schedule(key: Key, command: Command, payload: ScheduleTimer, now: int) -> Schedule:
+    due_at = _due_at(command, payload, now)
     return Schedule(
-        due_at=payload.due_at,
-        event_id=event_id(key, payload.due_at, command.position),
+        due_at=due_at,
+        event_id=event_id(key, due_at, command.position),
         data=dump_data(payload.data) if "data" in payload.model_fields_set else None,
         correlation_id=command.correlation_id,
         causation_id=command.id,
         trace=command.trace,
     )
+
+
+def _due_at(command: Command, payload: ScheduleTimer, now: int) -> int:
+    """Return when a timer is due. `dueIn` counts from the command time, which is the same at each delivery.
+
+    If the broker does not know this time, `dueIn` counts from `now`, so that the timer is not early.
+    """
+    if payload.due_at is not None:
+        return payload.due_at
+    assert payload.due_in is not None  # noqa: S101 - the model has one of both
+    return (command.stored_at or now) + payload.due_in
 
 
 def _schedule(timer: Timer | None, key: Key, requested: Schedule, position: Position, now: int) -> Applied:

@@ -89,6 +89,30 @@ def confirmed(row: Timer, outcome: Outcome = Outcome.UNCHANGED) -> Applied:
 # ScheduleTimer
 
 
+def relative(stored_at: int) -> Command:
+    payload = ScheduleTimer(**KEY._asdict(), due_in="PT1H")
+    return Command(command_id(NEW), payload, NEW, None, NO_TRACE, reply_to=None, stored_at=stored_at)
+
+
+def test_relative_due_time_counts_from_the_command_time() -> None:
+    """A timer with `dueIn` is due this long after the command time, whenever the command is handled."""
+    stored_at = after(minutes=-20)
+    due_at = after(minutes=40)
+    for now in (NOW, RECEIVED, after(days=3)):
+        applied = rules.apply(None, KEY, relative(stored_at), now)
+        assert applied == Applied(scheduled(due_at, NEW, registered_at=now), Outcome.SCHEDULED)
+        assert applied.timer is not None
+        again = rules.apply(applied.timer, KEY, relative(stored_at), now + 1)
+        assert again == Applied(applied.timer, Outcome.UNCHANGED)
+
+
+def test_relative_due_time_without_a_command_time() -> None:
+    """If the broker does not know when it stored the command, `dueIn` counts from the instant of the handling."""
+    applied = rules.apply(None, KEY, relative(0), RECEIVED)
+    assert applied.timer == scheduled(after(minutes=90), NEW, registered_at=RECEIVED)
+    assert rules.apply(applied.timer, KEY, relative(0), RECEIVED + 1000).outcome is Outcome.UNCHANGED
+
+
 def test_schedule_new() -> None:
     """A ScheduleTimer for an unknown timer creates it. It is registered now and available at its due time."""
     made = scheduled(LATER, NEW, registered_at=RECEIVED, data='{"a":1}', correlation_id="order-1")
