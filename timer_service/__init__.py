@@ -22,6 +22,7 @@ definition    the trigger and the note of a signal, from the command that create
 delivery      one command as the broker hands it over; acknowledged, retried or terminated, once
 due_at        the earliest instant at which an event may be published; no retry changes it
 epoch         the creation time of a command stream; a recreated stream has a later one
+expire        fire at or after the expiry (`expires_at`) of a timer: its event is TimerExpired
 event         something that happened, published to its tenant
 fire          publish the event of a timer or firing
 firing        a record that the trigger of a signal became true once; leased like a timer

@@ -119,6 +119,27 @@ async def test_relative_due_time(client: TimerClient) -> None:
         assert before <= ended.timer.due_at - timedelta(hours=1) <= after + timedelta(milliseconds=2)
 
 
+async def test_expiry(client: TimerClient) -> None:
+    """A timer that is past its expiry when it fires expires. It can be scheduled again, but not cancelled."""
+    long_ago = datetime(2026, 1, 1, tzinfo=UTC)
+    await client.schedule("acme", "at", long_ago, expires_at=long_ago + timedelta(seconds=1))
+    await client.schedule_many([NewTimer("acme", "late", long_ago, late_by=timedelta(seconds=1))])
+    for call in ("at", "late"):
+        timer = await until_expired(client, call)
+        assert timer.expires_at == long_ago + timedelta(seconds=1)
+        assert timer.expired_at is not None
+        assert abs(timer.expired_at - datetime.now(UTC)) < timedelta(seconds=10)
+        assert (await client.cancel("acme", call)).name == "already_expired"
+        assert (await client.schedule("acme", call, LATER)).name == "scheduled"
+
+
+async def until_expired(client: TimerClient, call: str) -> Timer:
+    async with asyncio.timeout(10):
+        while (timer := await client.get("acme", call)) is None or timer.state != State.EXPIRED:
+            await asyncio.sleep(0.02)
+    return timer
+
+
 @pytest.mark.parametrize("atomic", [True, False], ids=["atomic", "singly"])
 @ON_SQLITE
 async def test_schedule_many(user: User, client: TimerClient, service: Service, *, atomic: bool) -> None:
@@ -166,7 +187,7 @@ async def test_list_and_count(client: TimerClient) -> None:
     window = client.list("acme", state="Scheduled", due_after=due[20], due_before=due[23])
     assert [each.due_at async for each in window] == due[20:23]
     counts = await client.count("acme")
-    assert counts.by_state == {"Scheduled": 240, "Reached": 0, "Cancelled": 10, "Failed": 0}
+    assert counts.by_state == {"Scheduled": 240, "Reached": 0, "Expired": 0, "Cancelled": 10, "Failed": 0}
     assert (counts.overdue, counts.exact, counts.oldest_due) == (0, True, due[10])
     assert (await client.count("nobody")).oldest_due is None
 
@@ -211,6 +232,8 @@ MISTAKES: dict[str, Any] = {
     "due_at or due_in must be given, and not both": lambda client: client.schedule("acme", "call"),
     "due_at or due_in must": lambda client: client.schedule("acme", "call", LATER, due_in=timedelta(1)),
     "due_in must lie between 0 and 366 days": lambda client: client.schedule("acme", "call", due_in=timedelta(367)),
+    "expires_at must have": lambda client: client.schedule("acme", "call", LATER, expires_at=NAIVE),
+    "late_by must lie": lambda client: client.schedule("acme", "call", LATER, late_by=timedelta(-1)),
     "due_in must lie": lambda client: client.schedule("acme", "call", due_in=timedelta(seconds=-1)),
     "data must be JSON": lambda client: client.schedule("acme", "call", LATER, data=object()),
     "data must be JSON: Out of range": lambda client: client.schedule("acme", "call", LATER, data=float("nan")),

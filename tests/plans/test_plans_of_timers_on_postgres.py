@@ -56,7 +56,7 @@ STATEMENTS = {
     ),
 } | {
     f"list {state}": (timers._SQL["page"].format(where=timers._WHERE[state]), [f"Index Scan timer_schedules_{index}"])
-    for state, index in zip(State, ("scheduled", "reached", "cancelled", "failed"), strict=True)
+    for state, index in zip(State, ("scheduled", "reached", "expired", "cancelled", "failed"), strict=True)
 }
 
 

@@ -148,6 +148,7 @@ async def test_put(database: Database) -> None:
 LISTED_BY = {
     State.SCHEDULED: SCHEDULED,
     State.REACHED: "timer_schedules_reached",
+    State.EXPIRED: "timer_schedules_expired",
     State.CANCELLED: "timer_schedules_cancelled",
     State.FAILED: "timer_schedules_failed",
 }
@@ -177,6 +178,7 @@ async def test_count(database: Database, state: State) -> None:
     [
         ("available_at IS NOT NULL", f"SEARCH timer_schedules USING INDEX {AVAILABLE} (available_at>?)"),
         ("state = 'Reached'", "SCAN timer_schedules USING INDEX timer_schedules_reached"),
+        ("state = 'Expired'", "SCAN timer_schedules USING INDEX timer_schedules_expired"),
         ("state = 'Cancelled'", "SCAN timer_schedules USING INDEX timer_schedules_cancelled"),
         ("state = 'Failed'", "SCAN timer_schedules USING INDEX timer_schedules_failed"),
     ],

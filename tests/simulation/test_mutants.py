@@ -20,6 +20,7 @@ from timer_service.core.message import Message, Position
 from timer_service.core.relay import Relay
 from timer_service.core.settlement import Settlement
 from timer_service.timers import events, rules, store
+from timer_service.timers.messages import State
 from timer_service.timers.rules import Applied, Outcome
 
 Mutate = Callable[[pytest.MonkeyPatch], None]
@@ -106,6 +107,39 @@ def due_in_counts_from_the_handling(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(rules, "_due_at", lambda command, payload, now: due_at(command._replace(stored_at=now), payload, now))
 
 
+def state_by_the_settlement(patch: pytest.MonkeyPatch) -> None:
+    """The state of a fired timer follows from the instant of the settlement, and its event from that of publishing."""
+    complete, complete_claim = lease.Lease.complete, lease.Lease.complete_claim
+    patch.setattr(lease.Lease, "complete", lambda self, tx, rows, at: complete(self, tx, rows, at + 300))
+    patch.setattr(
+        lease.Lease,
+        "complete_claim",
+        lambda self, tx, rows, at, **shared: complete_claim(self, tx, rows, at + 300, **shared),
+    )
+
+
+def expiry_is_exclusive(patch: pytest.MonkeyPatch) -> None:
+    """A timer that fires exactly at its expiry is announced as reached."""
+    encode = events.timer_event
+    patch.setattr(timers, "timer_event", lambda row, at: encode(row, at - (row["expires_at"] == at)))
+
+
+def expired_is_final(patch: pytest.MonkeyPatch) -> None:
+    """An expired timer cannot be scheduled again."""
+    apply = rules.apply
+
+    def final(timer: rules.Timer | None, *rest: Any) -> Applied:
+        expired = timer is not None and timer.state is State.EXPIRED
+        return Applied(timer, Outcome.ALREADY_EXPIRED) if expired else apply(timer, *rest)
+
+    patch.setattr(rules, "apply", final)
+
+
+def one_id_for_both_events(patch: pytest.MonkeyPatch) -> None:
+    """A timer is announced as reached and as expired under one event id."""
+    patch.setattr(events, "expired_event_id", lambda event_id: event_id)
+
+
 def settle_before_publish(patch: pytest.MonkeyPatch) -> None:
     """Rows are completed before they are published."""
 
@@ -120,7 +154,7 @@ def settle_before_publish(patch: pytest.MonkeyPatch) -> None:
 def random_event_id(patch: pytest.MonkeyPatch) -> None:
     """Each attempt to fire has a new event id."""
     rng = random.Random(0)
-    encode = events.due_time_reached
+    encode = events.timer_event
 
     def with_another_id(row: Row, at: int) -> Message:
         message = encode(row, at)
@@ -128,7 +162,7 @@ def random_event_id(patch: pytest.MonkeyPatch) -> None:
         body = json.dumps({**json.loads(message.body), "id": another}).encode()
         return message._replace(id=another, body=body)
 
-    patch.setattr(timers, "due_time_reached", with_another_id)
+    patch.setattr(timers, "timer_event", with_another_id)
 
 
 def no_tombstone(patch: pytest.MonkeyPatch) -> None:
@@ -184,6 +218,10 @@ MUTANTS = [
     update_keeps_its_claim,
     update_is_ignored,
     due_in_counts_from_the_handling,
+    state_by_the_settlement,
+    expiry_is_exclusive,
+    expired_is_final,
+    one_id_for_both_events,
     settle_before_publish,
     random_event_id,
     no_tombstone,

@@ -34,7 +34,7 @@ from tests.simulation.faults import (
     Process,
 )
 from tests.simulation.stepped_loop import SteppedLoop, sqlite_without_threads
-from tests.simulation.timer_model import FAILED, REACHED, Fire, Row, Rows, TimerCommand, TimerName, TimersModel
+from tests.simulation.timer_model import EXPIRED, FAILED, REACHED, Fire, Row, Rows, TimerCommand, TimerName, TimersModel
 from timer_service.adapters.memory import MemoryBroker, Predicate, never
 from timer_service.adapters.sqlite import SqliteDatabase
 from timer_service.app.slices import build_workers
@@ -61,9 +61,11 @@ INSTANCES = 2
 
 _ROWS = """
 SELECT tenant_id, service_call_id, position_epoch, position_sequence, state, due_at, data, event_id, available_at,
-    lease_token, attempt
+    lease_token, attempt, expires_at, COALESCE(reached_at, expired_at)
 FROM timer_schedules
 """
+_STATES = {"DueTimeReached": (REACHED, "reachedAt"), "TimerExpired": (EXPIRED, "expiredAt")}
+"""What each type of event announces: the state of its timer, and the field with the instant."""
 _DROPPED_AT = 10
 _FINISHING_ROUNDS = 200
 
@@ -295,10 +297,12 @@ class TimerSystem(BrokerObserver):
         for message in self.broker.events[self.counts["events"] :]:
             self.counts["events"] += 1
             body = json.loads(message.body)
-            if body["type"] == "DueTimeReached":
-                self.counts["fired"] += 1
+            if body["type"] in _STATES:
+                state, instant = _STATES[body["type"]]
+                self.counts["fired" if state == REACHED else "expired"] += 1
                 assert body["id"] == message.id
-                self.model.record_event(message.id, _read_fire(body), self.clock.now())
+                at = parse_instant(body["payload"][instant])
+                self.model.record_event(message.id, _read_fire(body), state, at, self.clock.now())
 
     def acknowledged(self, deliveries: Sequence[Delivery]) -> None:
         for delivery in deliveries:
@@ -390,7 +394,7 @@ def _timer(tenant: str, call: str, epoch: int, sequence: int, *others: Any) -> t
 
 def _fires_call(message: Message, prefix: str) -> bool:
     body = json.loads(message.body)
-    return bool(body["type"] == "DueTimeReached" and body["payload"]["serviceCallId"].startswith(prefix))
+    return bool(body["type"] in _STATES and body["payload"]["serviceCallId"].startswith(prefix))
 
 
 def _always(_message: Message) -> bool:

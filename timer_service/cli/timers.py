@@ -40,6 +40,14 @@ DueIn = Annotated[
     timedelta | None,
     typer.Option("--in", parser=read_duration, metavar="DURATION", help="Due after: 500ms, 10s, 5m, 2h, 1d or 1h30m."),
 ]
+ExpiresAt = Annotated[
+    datetime | None,
+    typer.Option(parser=read_instant, metavar="TIME", help="If it fires then or later, it expires (needs --at)."),
+]
+LateBy = Annotated[
+    timedelta | None,
+    typer.Option(parser=read_duration, metavar="DURATION", help="If it fires that long after it is due, it expires."),
+]
 Data = Annotated[
     str | None, typer.Option(parser=check_json, metavar="JSON", help="JSON that the event returns. Default: no data.")
 ]
@@ -56,34 +64,47 @@ DueAfter = Annotated[
 AsJsonLines = Annotated[bool, typer.Option("--json", help="Print each event as a line of JSON.")]
 
 _LIST = ListQuery("list-timers", "timers")
-_WITHOUT_EFFECT = {"not_found", "already_reached", "ignored_reached", "ignored_stale"}
+_WITHOUT_EFFECT = {"not_found", "already_reached", "already_expired", "ignored_reached", "ignored_stale"}
 _EXPLANATIONS = {
     "unchanged": "already in that state",
     "not_found": "there is no such timer",
     "already_reached": "it has fired",
+    "already_expired": "it has expired",
     "ignored_reached": "it has fired and cannot be moved",
     "ignored_stale": "a newer command was handled earlier",
 }
 
 
-def _check_due_time(*, at: datetime | None, in_: timedelta | None, **_: object) -> None:
+def _check_times(
+    *,
+    at: datetime | None,
+    in_: timedelta | None,
+    expires_at: datetime | None,
+    late_by: timedelta | None,
+    **_: object,
+) -> None:
     if (at is None) == (in_ is None):
         raise typer.BadParameter("Give either --at or --in.")
+    if expires_at is not None and (late_by is not None or at is None):
+        raise typer.BadParameter("Give --expires-at with --at and without --late-by.")
 
 
-@broker_command(app, check=_check_due_time)
+@broker_command(app, check=_check_times)
 async def schedule(
     client: TimerClient,
     tenant: Tenant,
     call: Call,
     at: DueTime = None,
     in_: DueIn = None,
+    expires_at: ExpiresAt = None,
+    late_by: LateBy = None,
     data: Data = None,
     as_json: AsJson = False,
 ) -> None:
     """Schedule a timer, or change its due time and data."""
     more = {} if data is None else {"data": json.loads(data)}
-    _print_outcome(await client.schedule(tenant, call, at, due_in=in_, **more), tenant, call, as_json)
+    outcome = await client.schedule(tenant, call, at, due_in=in_, expires_at=expires_at, late_by=late_by, **more)
+    _print_outcome(outcome, tenant, call, as_json)
 
 
 @broker_command(app)

@@ -42,6 +42,7 @@ class State(StrEnum):
 
     SCHEDULED = "Scheduled"
     REACHED = "Reached"
+    EXPIRED = "Expired"
     CANCELLED = "Cancelled"
     FAILED = "Failed"
 
@@ -64,6 +65,8 @@ class NewTimer(NamedTuple):
     due_at: datetime | None = None
     data: Any = UNSET
     due_in: timedelta | None = None
+    expires_at: datetime | None = None
+    late_by: timedelta | None = None
 
 
 class Timer(View):
@@ -76,7 +79,9 @@ class Timer(View):
     due_at: _Instant
     registered_at: _Instant
     attempt: int
+    expires_at: _Instant | None = None
     reached_at: _Instant | None = None
+    expired_at: _Instant | None = None
     last_error: str | None = None
     correlation_id: str | None = None
     data: Any = None

@@ -7,6 +7,7 @@ from typing import Any
 
 import nats.errors
 from nats.aio.client import Client
+from pydantic.alias_generators import to_camel
 
 from timer_service.client.checks import check_choice, check_identifier, check_tenant, wire_duration, wire_instant
 from timer_service.client.commands import Ended
@@ -88,16 +89,19 @@ class TimerClient:
         due_at: datetime | None = None,
         *,
         due_in: timedelta | None = None,
+        expires_at: datetime | None = None,
+        late_by: timedelta | None = None,
         data: Any = UNSET,
         timeout_seconds: float = 10,
     ) -> Outcome:
         """Schedule a timer, or change its due time and data.
 
         Give either `due_at`, which must have a timezone, or `due_in`, which counts from when the broker has stored the
-        command. `data` is any JSON value; the event returns it. A call without `data` removes the data of an earlier
-        call. Raises `CommandError` if the service rejects the command.
+        command. If the timer fires at `expires_at` or later, or `late_by` after its due time or later, it expires: its
+        event is `TimerExpired`. `data` is any JSON value; the event returns it. A call without `data` or an expiry
+        removes that of an earlier call. Raises `CommandError` if the service rejects the command.
         """
-        fields = _schedule_fields(NewTimer(tenant, call, due_at, data, due_in))
+        fields = _schedule_fields(NewTimer(tenant, call, due_at, data, due_in, expires_at, late_by))
         return await self._connection.send("ScheduleTimer", tenant, fields, timeout_seconds)
 
     async def schedule_many(
@@ -181,10 +185,12 @@ def _schedule_fields(timer: NewTimer) -> Mapping[str, Any]:
     if (timer.due_at is None) == (timer.due_in is None):
         raise ValueError("due_at or due_in must be given, and not both")
     fields = dict(_call_field(timer.call))
-    if timer.due_at is not None:
-        fields["dueAt"] = wire_instant("due_at", timer.due_at)
-    if timer.due_in is not None:
-        fields["dueIn"] = wire_duration("due_in", timer.due_in)
+    for name, at in (("due_at", timer.due_at), ("expires_at", timer.expires_at)):
+        if at is not None:
+            fields[to_camel(name)] = wire_instant(name, at)
+    for name, duration in (("due_in", timer.due_in), ("late_by", timer.late_by)):
+        if duration is not None:
+            fields[to_camel(name)] = wire_duration(name, duration)
     return fields if timer.data is UNSET else {**fields, "data": timer.data}
 
 

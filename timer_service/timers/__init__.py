@@ -1,9 +1,16 @@
-"""The timers slice: a `ScheduleTimer` command leads to a `DueTimeReached` event at its due time."""
+"""The timers slice: a `ScheduleTimer` command leads to a `DueTimeReached` event, or to `TimerExpired` if it is late."""
 
 from timer_service.core.slice import Slice
-from timer_service.timers.events import due_time_reached
+from timer_service.timers.events import timer_event
 from timer_service.timers.handler import handle
-from timer_service.timers.messages import CancelTimer, DueTimeReached, RetryTimer, ScheduleTimer, TimerView
+from timer_service.timers.messages import (
+    CancelTimer,
+    DueTimeReached,
+    RetryTimer,
+    ScheduleTimer,
+    TimerExpired,
+    TimerView,
+)
 from timer_service.timers.queries import QUERIES
 from timer_service.timers.rules import Outcome
 from timer_service.timers.store import COUNTED, TIMERS, delete_settled
@@ -15,11 +22,11 @@ SLICE = Slice(
     outcomes=Outcome,
     handle=handle,
     queries=QUERIES,
-    workers={"timers": lambda parts: parts.relay(TIMERS, due_time_reached)},
+    workers={"timers": lambda parts: parts.relay(TIMERS, timer_event)},
     wakes=("timers",),
     leased=(TIMERS,),
     counted=COUNTED,
-    events=(DueTimeReached,),
+    events=(DueTimeReached, TimerExpired),
     views={"timer": TimerView},
     usages=USAGES,
     delete_settled=delete_settled,

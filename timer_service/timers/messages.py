@@ -10,7 +10,7 @@ from pydantic_core import PydanticCustomError
 
 from timer_service.core.data import check_fits
 from timer_service.core.duration import Duration
-from timer_service.core.instant import Instant
+from timer_service.core.instant import LATEST, Instant, out_of_range
 from timer_service.core.message import Identifier, Payload, Tenant, TenantPayload
 from timer_service.core.paging import PageCursor, PageLimit
 
@@ -20,6 +20,7 @@ class State(StrEnum):
 
     SCHEDULED = "Scheduled"
     REACHED = "Reached"
+    EXPIRED = "Expired"
     CANCELLED = "Cancelled"
     FAILED = "Failed"
 
@@ -42,6 +43,31 @@ def _check_one_due_time(due_at: int | None, info: ValidationInfo) -> int | None:
     return due_at
 
 
+def _check_expires_at(expires_at: int | None, info: ValidationInfo) -> int | None:
+    """Return `expires_at`. Raises if it is not after `due_at`."""
+    if expires_at is None or "due_at" not in info.data:
+        return expires_at
+    due_at = info.data["due_at"]
+    if due_at is None:
+        raise PydanticCustomError("expiry", "needs dueAt: with dueIn, give lateBy")
+    if expires_at <= due_at:
+        raise PydanticCustomError("expiry", "must be after dueAt")
+    return expires_at
+
+
+def _check_late_by(late_by: int | None, info: ValidationInfo) -> int | None:
+    """Return `late_by`. Raises if it is 0, if `expires_at` is set too, or if the expiry is after the year 9999."""
+    if late_by is None:
+        return None
+    if late_by == 0:
+        raise PydanticCustomError("expiry", "must be longer than 0")
+    if info.data.get("expires_at") is not None:
+        raise PydanticCustomError("expiry", "cannot be combined with expiresAt")
+    if (info.data.get("due_at") or 0) + late_by > LATEST:
+        raise out_of_range()
+    return late_by
+
+
 class TimerPayload(TenantPayload):
     """The payload of a command on one timer."""
 
@@ -58,6 +84,13 @@ class ScheduleTimer(TimerPayload):
         default=None, description="The time from when the broker stores the command to the due time, at most 366 days."
     )
     due_at: Annotated[Instant | None, AfterValidator(_check_one_due_time)] = Field(default=None, validate_default=True)
+    expires_at: Annotated[Instant | None, AfterValidator(_check_expires_at)] = Field(
+        default=None,
+        description="If the timer fires at or after this instant, its event is TimerExpired. It is later than dueAt.",
+    )
+    late_by: Annotated[Duration | None, AfterValidator(_check_late_by)] = Field(
+        default=None, description="The time from the due time to the expiry, at most 366 days. It replaces expiresAt."
+    )
     data: Data = None
 
 
@@ -82,6 +115,17 @@ class DueTimeReached(TenantPayload):
     service_call_id: Identifier
     due_at: Instant
     reached_at: Instant
+    data: Data = None
+
+
+class TimerExpired(TenantPayload):
+    """A timer fired at or after its expiry. If the event is sent more than once, the envelope id is the same."""
+
+    type: ClassVar[str] = "TimerExpired"
+
+    service_call_id: Identifier
+    due_at: Instant
+    expired_at: Instant
     data: Data = None
 
 
@@ -114,7 +158,9 @@ class TimerView(Payload):
     state: State
     registered_at: Instant
     attempt: int = Field(ge=0, description="The number of attempts to publish the event.")
+    expires_at: Instant | None = None
     reached_at: Instant | None = None
+    expired_at: Instant | None = None
     last_error: str | None = None
     correlation_id: Identifier | None = None
     data: Any = None

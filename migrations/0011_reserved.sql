@@ -1,0 +1,1 @@
+-- Reserved for a migration that is developed beside this one. Its file replaces this file, which does nothing.
