@@ -9,6 +9,7 @@ attempt       the number of times a row was claimed; a released claim does not c
 available_at  when a row may be claimed (new: due_at; claimed: end of the lease; retried: after a backoff), else null
 blocked       waiting for a lock of another session, or for a statement that takes too long
 bury          give a row up after too many attempts; it stays in the table with the reason
+cancellation  one row of `timer_cancellations`: a CancelTimers, and how far its passes over the timers are
 cause         the command that led to an event: its id, correlation id and trace
 claim         take a batch of available rows under a new lease
 command       a request to change something, applied in a transaction

@@ -133,6 +133,19 @@ async def test_expiry(client: TimerClient) -> None:
         assert (await client.schedule("acme", call, LATER)).name == "scheduled"
 
 
+async def test_cancel_prefix(user: User, client: TimerClient) -> None:
+    """The timers whose ids begin with the prefix are cancelled, and an event then has their number."""
+    timers = [NewTimer("acme", f"order-{number}/reminder", LATER) for number in (1, 1, 10, 2)]
+    timers += [NewTimer("acme", f"order-1/{number}", LATER) for number in range(1500)]
+    await client.schedule_many(timers)
+    outcome = await client.cancel_prefix("acme", "order-1/")
+    assert outcome.name == "cancelling"
+    async with asyncio.timeout(30):
+        while (counts := await client.count("acme")).by_state["Cancelled"] < 1501:
+            await asyncio.sleep(0.02)
+    assert counts.by_state["Scheduled"] == 2
+
+
 async def until_expired(client: TimerClient, call: str) -> Timer:
     async with asyncio.timeout(10):
         while (timer := await client.get("acme", call)) is None or timer.state != State.EXPIRED:
@@ -234,6 +247,7 @@ MISTAKES: dict[str, Any] = {
     "due_in must lie between 0 and 366 days": lambda client: client.schedule("acme", "call", due_in=timedelta(367)),
     "expires_at must have": lambda client: client.schedule("acme", "call", LATER, expires_at=NAIVE),
     "late_by must lie": lambda client: client.schedule("acme", "call", LATER, late_by=timedelta(-1)),
+    "prefix must be 1 to 200": lambda client: client.cancel_prefix("acme", ""),
     "due_in must lie": lambda client: client.schedule("acme", "call", due_in=timedelta(seconds=-1)),
     "data must be JSON": lambda client: client.schedule("acme", "call", LATER, data=object()),
     "data must be JSON: Out of range": lambda client: client.schedule("acme", "call", LATER, data=float("nan")),

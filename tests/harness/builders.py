@@ -72,6 +72,11 @@ def cancel_timer(call: str = "call-1", *, tenant: str = "acme", envelope: Mappin
     return command("CancelTimer", {"tenantId": tenant, "serviceCallId": call}, tenant=tenant, envelope=envelope)
 
 
+def cancel_timers(prefix: str, *, tenant: str = "acme", envelope: Mapping[str, Any] | None = None) -> bytes:
+    """Return the body of a CancelTimers."""
+    return command("CancelTimers", {"tenantId": tenant, "prefix": prefix}, tenant=tenant, envelope=envelope)
+
+
 def retry_timer(call: str = "call-1", *, tenant: str = "acme", envelope: Mapping[str, Any] | None = None) -> bytes:
     """Return the body of a RetryTimer."""
     return command("RetryTimer", {"tenantId": tenant, "serviceCallId": call}, tenant=tenant, envelope=envelope)

@@ -19,7 +19,7 @@ from timer_service.core.database import Row
 from timer_service.core.message import Message, Position
 from timer_service.core.relay import Relay
 from timer_service.core.settlement import Settlement
-from timer_service.timers import events, rules, store
+from timer_service.timers import cancellation_store, cancellations, events, rules, store
 from timer_service.timers.messages import State
 from timer_service.timers.rules import Applied, Outcome
 
@@ -140,6 +140,33 @@ def one_id_for_both_events(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(events, "expired_event_id", lambda event_id: event_id)
 
 
+def no_tombstone_of_many(patch: pytest.MonkeyPatch) -> None:
+    """A schedule that is older than a cancellation of many timers, and handled later, is accepted."""
+    patch.setattr(cancellations.PrefixPositions, "cancel_later", lambda *_: False)
+
+
+def no_tombstone_in_the_same_batch(patch: pytest.MonkeyPatch) -> None:
+    """A cancellation of many timers does not concern older commands that are later in its batch."""
+    patch.setattr(cancellations.PrefixPositions, "add", lambda *_: None)
+
+
+def cancels_newer_timers(patch: pytest.MonkeyPatch) -> None:
+    """A cancellation of many timers also cancels timers of newer commands."""
+    guard = """
+    AND (position_epoch, position_sequence) < (:position_epoch, :position_sequence)"""
+    _replace(patch, cancellation_store._SQL, "cancel", guard)
+
+
+def only_one_page(patch: pytest.MonkeyPatch) -> None:
+    """A cancellation of many timers ends after its first page."""
+    after_page = cancellations.Cancellation.after_page
+    patch.setattr(
+        cancellations.Cancellation,
+        "after_page",
+        lambda self, calls, cancelled, limit, *rest: after_page(self, calls, cancelled, limit + 1, *rest),
+    )
+
+
 def settle_before_publish(patch: pytest.MonkeyPatch) -> None:
     """Rows are completed before they are published."""
 
@@ -222,6 +249,10 @@ MUTANTS = [
     expiry_is_exclusive,
     expired_is_final,
     one_id_for_both_events,
+    no_tombstone_of_many,
+    no_tombstone_in_the_same_batch,
+    cancels_newer_timers,
+    only_one_page,
     settle_before_publish,
     random_event_id,
     no_tombstone,

@@ -88,6 +88,10 @@ class TimersModel:
     """The event ids of claimed schedules. Only these events may be published."""
     stored: set[tuple[str, str]] = field(default_factory=set)
     """The states that events have announced, by the event id of the schedule. The broker stored these events."""
+    cancellations: dict[Position, TimerName] = field(default_factory=dict)
+    """The accepted cancellations of many timers: the tenant and the prefix."""
+    cancelled: Counter[Position] = field(default_factory=Counter)
+    """How many timers each of them has cancelled."""
     outcomes: Counter[str] = field(default_factory=Counter)
     accepted: set[TimerName] = field(default_factory=set)
     """The timers that got a new schedule in the current transaction."""
@@ -99,13 +103,19 @@ class TimersModel:
     def command(self, sent: TimerCommand, position: Position) -> str:
         """Apply a command and return its outcome."""
         assert sent.name is not None, f"{sent} was accepted"
-        timer = self.timers.get(sent.name)
-        outcome = self._decide(sent, timer, position)
+        if sent.type == "CancelTimers":
+            outcome = "unchanged" if position in self.cancellations else "cancelling"
+            self.cancellations[position] = sent.name
+        else:
+            outcome = self._decide(sent, self.timers.get(sent.name), position)
         self.outcomes[outcome] += 1
         return outcome
 
     def _decide(self, sent: TimerCommand, timer: Timer | None, position: Position) -> str:
         if timer is not None and timer.position > position:
+            return "ignored_stale"
+        assert sent.name is not None
+        if (timer is None or timer.position < position) and self._newest_cancellation(sent.name) > position:
             return "ignored_stale"
         if sent.type == "RetryTimer" and (timer is None or timer.due_at is None):
             return "not_found"
@@ -119,6 +129,11 @@ class TimersModel:
                 return self._cancel(sent, timer, position)
             case _:
                 return self._retry(sent, timer, position)
+
+    def _newest_cancellation(self, name: TimerName) -> Position:
+        """Return the position of the newest cancellation of many timers that concerns a timer."""
+        found = [position for position, each in self.cancellations.items() if _concerns(each, name)]
+        return max(found, default=Position(-1, -1))
 
     def _schedule(self, sent: TimerCommand, timer: Timer | None, position: Position) -> str:
         assert sent.name is not None
@@ -248,6 +263,39 @@ class TimersModel:
                 assert row.available_at <= now, f"{name} is not available after the recovery: {row}"
         self.check_rows(after)
 
+    # Cancellations of many timers
+
+    def apply_cancellation_commit(self, before: Rows, after: Rows, finished: Collection[Position]) -> None:
+        """Apply the changes of a transaction that cancels many timers, and assert that they are allowed.
+
+        A cancellation that is `finished` has left no older timer pending.
+        """
+        for name, row in after.items():
+            old, timer = before[name], self.timers[name]
+            if row != old:
+                assert old.state in {SCHEDULED, FAILED}, f"{name} was not pending: {old} -> {row}"
+                assert old.position < row.position, f"a newer command on {name} was undone: {old} -> {row}"
+                cancellation = self.cancellations.get(row.position)
+                assert cancellation is not None, f"{row.position} is no cancellation"
+                assert _concerns(cancellation, name), f"{cancellation} does not concern {name}"
+                wanted = old._replace(state=CANCELLED, position=row.position, available_at=None, lease_token=None)
+                assert row == wanted, f"{name} was not cancelled: {old} -> {row}"
+                timer.state, timer.position = CANCELLED, row.position
+                self.cancelled[row.position] += 1
+        self.check_rows(after)
+        for position in finished:
+            for name, timer in self.timers.items():
+                is_left = timer.state in {SCHEDULED, FAILED} and timer.position < position
+                assert not (is_left and _concerns(self.cancellations[position], name)), f"{name} was not cancelled"
+
+    def check_cancellations(self, announced: Mapping[str, tuple[int, int]]) -> None:
+        """Assert that all cancellations were announced once.
+
+        `announced` has by command id how often a cancellation was announced, and how many timers it has cancelled.
+        """
+        wanted = {f"message-{position.sequence}": (1, self.cancelled[position]) for position in self.cancellations}
+        assert announced == wanted, f"announced {announced}, not {wanted}"
+
     # Events
 
     def record_event(self, event_id: str, fire: Fire, state: str, at: int, now: int) -> None:
@@ -274,3 +322,8 @@ class TimersModel:
             assert row.state != SCHEDULED, f"{name} did not fire: {row}"
             fired = row.state in {REACHED, EXPIRED}
             assert not fired or (row.event_id, row.state) in self.stored, f"the event of {name} was lost: {row}"
+
+
+def _concerns(cancellation: TimerName, name: TimerName) -> bool:
+    """Return whether a cancellation, whose `call` is a prefix, concerns a timer."""
+    return name.tenant == cancellation.tenant and name.call.startswith(cancellation.call)

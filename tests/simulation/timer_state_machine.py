@@ -46,7 +46,7 @@ class Expiry(NamedTuple):
     late_by: int | None = None
 
 
-_NAMES = [TimerName(tenant, call) for tenant in ("acme", "globex") for call in ("a", "b")]
+_NAMES = [TimerName(*name.split("/")) for name in ("acme/xa", "acme/xb", "globex/xa", "acme/xc", "globex/xb")]
 names = st.sampled_from(_NAMES)
 broker_modes = st.sampled_from([BrokerMode.NORMAL, BrokerMode.NORMAL, *BrokerMode])
 contents = st.sampled_from([None, None, "1", "2"])
@@ -118,8 +118,9 @@ class TimerStateMachine(RuleBasedStateMachine):
         self._send("ScheduleTimer", name, fields, due_at=due_at, data=data, expires_at=expires_at)
         self._handle(at_once=at_once)
 
-    @rule(name=names, message=st.sampled_from(["CancelTimer", "CancelTimer", "RetryTimer"]), at_once=st.booleans())
+    @rule(name=names, message=st.sampled_from(["CancelTimer", "CancelTimers", "RetryTimer"]), at_once=st.booleans())
     def change(self, name: TimerName, message: str, at_once: bool) -> None:  # noqa: FBT001
+        """Cancel or retry a timer, or cancel all timers of a tenant, or those whose ids begin with a name."""
         self._send(message, name, {})
         self._handle(at_once=at_once)
 
@@ -150,8 +151,12 @@ class TimerStateMachine(RuleBasedStateMachine):
         data: str | None = None,
         expires_at: int | None = None,
     ) -> None:
-        name = self._current(name)
-        payload = {"serviceCallId": name.call, **fields, **({} if data is None else {"data": json.loads(data)})}
+        if message == "CancelTimers":
+            name = name._replace(call="x") if name.call == "xa" else name
+        else:
+            name = self._current(name)
+        target = "prefix" if message == "CancelTimers" else "serviceCallId"
+        payload = {target: name.call, **fields, **({} if data is None else {"data": json.loads(data)})}
         body = json.dumps({"type": message, "tenantId": name.tenant, "payload": payload}).encode()
         self.system.send(TimerCommand(message, name, body, due_at, data, expires_at), kebab(message), name.tenant)
 
@@ -200,6 +205,12 @@ class TimerStateMachine(RuleBasedStateMachine):
     def tick_with_fault(self, which: int, fault: Fault) -> None:
         idle = self.system.idle_relays
         self.system.tick(idle[which % len(idle)], fault)
+
+    @precondition(lambda self: self.system.idle_cancellations)
+    @rule(which=st.integers(0, INSTANCES - 1), fault=st.none() | relay_faults)
+    def pass_cancellations(self, which: int, fault: Fault | None) -> None:
+        idle = self.system.idle_cancellations
+        self.system.pass_cancellations(idle[which % len(idle)], fault)
 
     @precondition(lambda self: self.system.paused)
     @rule(which=st.integers(0, 3), fault=st.none() | relay_faults)

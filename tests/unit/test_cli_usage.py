@@ -32,6 +32,8 @@ USAGE = {
     "timers schedule acme call-1 --in 99999999999d": "Invalid value for '--in': '99999999999d' is too long",
     "timers schedule acme call-1 --in 5s --expires-at 2100-01-01T00:00:00Z": "Give --expires-at with --at",
     "timers schedule acme call-1 --in 5s --late-by 400d": "Invalid value for '--late-by': '400d' is too long",
+    "timers cancel acme": "Give either CALL or --prefix",
+    "timers cancel acme call-1 --prefix call": "Give either CALL or --prefix",
     "timers schedule acme call-1 --in soon": "Invalid value for '--in': 'soon' must be a duration, such as",
     "timers schedule acme call-1 --in 5s --data {": "Invalid value for '--data': must be JSON",
     "timers list acme --state pending": "Invalid value for '--state': 'pending' is not one of",

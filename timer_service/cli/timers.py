@@ -32,6 +32,13 @@ from timer_service.client import Outcome, State, Timer, TimerClient
 app = typer.Typer(help="Schedule, cancel and look up timers, and watch them fire.", no_args_is_help=True)
 
 Call = Annotated[str, typer.Argument(parser=read_identifier, metavar="CALL", help="The serviceCallId of the timer.")]
+OptionalCall = Annotated[
+    str | None, typer.Argument(parser=read_identifier, metavar="CALL", help="The serviceCallId of the timer.")
+]
+Prefix = Annotated[
+    str | None,
+    typer.Option(parser=read_identifier, metavar="PREFIX", help="Cancel all timers whose serviceCallId begins so."),
+]
 DueTime = Annotated[
     datetime | None,
     typer.Option(parser=read_instant, metavar="TIME", help="Due time: ISO 8601 with an offset."),
@@ -66,6 +73,7 @@ AsJsonLines = Annotated[bool, typer.Option("--json", help="Print each event as a
 _LIST = ListQuery("list-timers", "timers")
 _WITHOUT_EFFECT = {"not_found", "already_reached", "already_expired", "ignored_reached", "ignored_stale"}
 _EXPLANATIONS = {
+    "cancelling": "an event TimersCancelled follows",
     "unchanged": "already in that state",
     "not_found": "there is no such timer",
     "already_reached": "it has fired",
@@ -107,10 +115,20 @@ async def schedule(
     _print_outcome(outcome, tenant, call, as_json)
 
 
-@broker_command(app)
-async def cancel(client: TimerClient, tenant: Tenant, call: Call, as_json: AsJson = False) -> None:
-    """Cancel a timer that has not fired."""
-    _print_outcome(await client.cancel(tenant, call), tenant, call, as_json)
+def _check_timers(*, call: str | None, prefix: str | None, **_: object) -> None:
+    if (call is None) == (prefix is None):
+        raise typer.BadParameter("Give either CALL or --prefix.")
+
+
+@broker_command(app, check=_check_timers)
+async def cancel(
+    client: TimerClient, tenant: Tenant, call: OptionalCall = None, prefix: Prefix = None, as_json: AsJson = False
+) -> None:
+    """Cancel a timer that has not fired, or all timers whose serviceCallId begins with a prefix."""
+    if prefix is None:
+        _print_outcome(await client.cancel(tenant, str(call)), tenant, str(call), as_json)
+    else:
+        _print_outcome(await client.cancel_prefix(tenant, prefix), tenant, f"{prefix}*", as_json)
 
 
 @broker_command(app)

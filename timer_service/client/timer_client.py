@@ -129,6 +129,15 @@ class TimerClient:
         """Cancel a timer that has not fired. Raises `CommandError` if the service rejects the command."""
         return await self._connection.send("CancelTimer", tenant, _call_field(call), timeout_seconds)
 
+    async def cancel_prefix(self, tenant: str, prefix: str, *, timeout_seconds: float = 10) -> Outcome:
+        """Cancel all timers of a tenant that have not fired and whose ids begin with `prefix`.
+
+        The outcome `cancelling` comes at once. The service then cancels the timers, and publishes a `TimersCancelled`
+        with the id of the command and the number of timers. Raises `CommandError` if the service rejects the command.
+        """
+        fields = {"prefix": check_identifier("prefix", prefix)}
+        return await self._connection.send("CancelTimers", tenant, fields, timeout_seconds)
+
     async def retry(self, tenant: str, call: str, *, timeout_seconds: float = 10) -> Outcome:
         """Fire a Failed timer now. Raises `CommandError` if the service rejects the command."""
         return await self._connection.send("RetryTimer", tenant, _call_field(call), timeout_seconds)

@@ -100,6 +100,14 @@ class CancelTimer(TimerPayload):
     type: ClassVar[str] = "CancelTimer"
 
 
+class CancelTimers(TenantPayload):
+    """Cancel every timer whose id begins with `prefix` and that has not fired yet. Newer commands win."""
+
+    type: ClassVar[str] = "CancelTimers"
+
+    prefix: Identifier
+
+
 class RetryTimer(TimerPayload):
     """Publish the event of a Failed timer now. The count of attempts starts again at 0."""
 
@@ -127,6 +135,16 @@ class TimerExpired(TenantPayload):
     due_at: Instant
     expired_at: Instant
     data: Data = None
+
+
+class TimersCancelled(TenantPayload):
+    """A CancelTimers is finished: `count` timers were cancelled. The envelope id is the same each time it is sent."""
+
+    type: ClassVar[str] = "TimersCancelled"
+
+    command_id: Identifier
+    prefix: Identifier
+    count: int = Field(ge=0)
 
 
 class GetTimer(Payload):

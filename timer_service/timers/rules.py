@@ -17,6 +17,7 @@ class Outcome(StrEnum):
     RESCHEDULED = "rescheduled"
     UPDATED = "updated"
     CANCELLED = "cancelled"
+    CANCELLING = "cancelling"
     RETRIED = "retried"
     UNCHANGED = "unchanged"
     NOT_FOUND = "not_found"
