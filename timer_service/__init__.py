@@ -9,11 +9,12 @@ attempt       the number of times a row was claimed; a released claim does not c
 available_at  when a row may be claimed (new: due_at; claimed: end of the lease; retried: after a backoff), else null
 blocked       waiting for a lock of another session, or for a statement that takes too long
 bury          give a row up after too many attempts; it stays in the table with the reason
+cancellation  one row of `timer_cancellations`: a CancelTimers, and how far its passes over the timers are
 catch up      fire slots that are late; the policy of a schedule says which ones
 cause         the command that led to an event: its id, correlation id and trace
 claim         take a batch of available rows under a new lease
 command       a request to change something, applied in a transaction
-command time  when the broker stored a command; the same at each delivery
+command time  when the broker stored a command, by the broker's clock; the same at each delivery
 consumer      the part that handles commands, each part of a batch in one transaction or more
 cursor        where the next step continues: a list after the end of a page, a schedule after the slots that are done
 dead letter   a command that can never be handled, stored whole with the reason
@@ -24,6 +25,7 @@ delivery      one command as the broker hands it over; acknowledged, retried or 
 due           may fire from now on; a slot is due at its instant, or later by its jitter
 due_at        the earliest instant at which an event may be published; no retry changes it
 epoch         the creation time of a command stream; a recreated stream has a later one
+expire        fire at or after the expiry (`expires_at`) of a timer: its event is TimerExpired
 event         something that happened, published to its tenant
 fire          publish the event of a timer, a firing or a slot
 firing        a record that the trigger of a signal became true once; leased like a timer

@@ -86,7 +86,7 @@ def test_the_example_of_the_guide_runs(tmp_path: Path, capsys: pytest.CaptureFix
     assert [line.split()[0] for line in lines[:4]] == ["scheduled", "rescheduled", "cancelled", "not_found"]
     assert lines[4].startswith("Scheduled 20")
     assert lines[5] == "due next: order-1/payment"
-    assert "'Scheduled': 998" in lines[6]
+    assert "'Scheduled': 999" in lines[6]
     assert lines[7:9] == ["transitioned", "reminder: call-kim Call Kim."]
     assert lines[9:12] == ["3 slots", "created", "paused"]
     assert lines[12:13] == ["recurring: report paused 0 9 * * MON-FRI"]
@@ -107,6 +107,52 @@ async def test_schedule_returns_the_timer(client: TimerClient) -> None:
     assert abs(timer.registered_at - datetime.now(UTC)) < timedelta(seconds=10)
     assert await client.get("acme", "call-1") == timer
     assert await client.get("other", "call-1") is None
+
+
+async def test_relative_due_time(client: TimerClient) -> None:
+    """A timer with `due_in` is due this long after the broker has stored the command."""
+    before = datetime.now(UTC)
+    outcome = await client.schedule("acme", "call-1", due_in=timedelta(hours=1, microseconds=1))
+    (many,) = await client.schedule_many([NewTimer("acme", "call-2", due_in=timedelta(hours=1))])
+    after = datetime.now(UTC)
+    for ended in (outcome, many):
+        assert isinstance(ended, Outcome)
+        assert ended.timer is not None
+        assert before <= ended.timer.due_at - timedelta(hours=1) <= after + timedelta(milliseconds=2)
+
+
+async def test_expiry(client: TimerClient) -> None:
+    """A timer that is past its expiry when it fires expires. It can be scheduled again, but not cancelled."""
+    long_ago = datetime(2026, 1, 1, tzinfo=UTC)
+    await client.schedule("acme", "at", long_ago, expires_at=long_ago + timedelta(seconds=1))
+    await client.schedule_many([NewTimer("acme", "late", long_ago, late_by=timedelta(seconds=1))])
+    for call in ("at", "late"):
+        timer = await until_expired(client, call)
+        assert timer.expires_at == long_ago + timedelta(seconds=1)
+        assert timer.expired_at is not None
+        assert abs(timer.expired_at - datetime.now(UTC)) < timedelta(seconds=10)
+        assert (await client.cancel("acme", call)).name == "already_expired"
+        assert (await client.schedule("acme", call, LATER)).name == "scheduled"
+
+
+async def test_cancel_prefix(user: User, client: TimerClient) -> None:
+    """The timers whose ids begin with the prefix are cancelled, and an event then has their number."""
+    timers = [NewTimer("acme", f"order-{number}/reminder", LATER) for number in (1, 1, 10, 2)]
+    timers += [NewTimer("acme", f"order-1/{number}", LATER) for number in range(1500)]
+    await client.schedule_many(timers)
+    outcome = await client.cancel_prefix("acme", "order-1/")
+    assert outcome.name == "cancelling"
+    async with asyncio.timeout(30):
+        while (counts := await client.count("acme")).by_state["Cancelled"] < 1501:
+            await asyncio.sleep(0.02)
+    assert counts.by_state["Scheduled"] == 2
+
+
+async def until_expired(client: TimerClient, call: str) -> Timer:
+    async with asyncio.timeout(10):
+        while (timer := await client.get("acme", call)) is None or timer.state != State.EXPIRED:
+            await asyncio.sleep(0.02)
+    return timer
 
 
 @pytest.mark.parametrize("atomic", [True, False], ids=["atomic", "singly"])
@@ -156,7 +202,7 @@ async def test_list_and_count(client: TimerClient) -> None:
     window = client.list("acme", state="Scheduled", due_after=due[20], due_before=due[23])
     assert [each.due_at async for each in window] == due[20:23]
     counts = await client.count("acme")
-    assert counts.by_state == {"Scheduled": 240, "Reached": 0, "Cancelled": 10, "Failed": 0}
+    assert counts.by_state == {"Scheduled": 240, "Reached": 0, "Expired": 0, "Cancelled": 10, "Failed": 0}
     assert (counts.overdue, counts.exact, counts.oldest_due) == (0, True, due[10])
     assert (await client.count("nobody")).oldest_due is None
 
@@ -198,6 +244,13 @@ MISTAKES: dict[str, Any] = {
     "tenant must": lambda client: client.retry("", "call"),
     "due_at must have": lambda client: client.schedule("acme", "call", NAIVE),
     "due_at must lie": lambda client: client.schedule("acme", "call", datetime(1969, 12, 31, tzinfo=UTC)),
+    "due_at or due_in must be given, and not both": lambda client: client.schedule("acme", "call"),
+    "due_at or due_in must": lambda client: client.schedule("acme", "call", LATER, due_in=timedelta(1)),
+    "due_in must lie between 0 and 366 days": lambda client: client.schedule("acme", "call", due_in=timedelta(367)),
+    "expires_at must have": lambda client: client.schedule("acme", "call", LATER, expires_at=NAIVE),
+    "late_by must lie": lambda client: client.schedule("acme", "call", LATER, late_by=timedelta(-1)),
+    "prefix must be 1 to 200": lambda client: client.cancel_prefix("acme", ""),
+    "due_in must lie": lambda client: client.schedule("acme", "call", due_in=timedelta(seconds=-1)),
     "data must be JSON": lambda client: client.schedule("acme", "call", LATER, data=object()),
     "data must be JSON: Out of range": lambda client: client.schedule("acme", "call", LATER, data=float("nan")),
     "data must be smaller": lambda client: client.schedule("acme", "call", LATER, data="x" * 1_100_000),

@@ -36,7 +36,7 @@ async def test_doctor_beside_a_running_service(cli: Cli, databases: Databases) -
         cli.settings["TIMER_DATABASE_URL"] = url
         async with Service(cli.folder / "service", cli.settings["TIMER_BROKER_URL"], TIMER_DATABASE_URL=url):
             found = await statuses(cli, 0)
-        names = ("database", "schema", "privileges", "database connections", "database clock", "permissions")
+        names = ("database", "schema", "privileges", "database connections", "database clock", "clocks", "permissions")
         assert [found[each] for each in names] == ["ok"] * len(names)
         assert (found["database durability"], found["autovacuum"]) == ("warn", "warn")
         assert "sqlite" not in found

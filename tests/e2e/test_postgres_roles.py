@@ -32,6 +32,7 @@ JOBS = [{"name": "a", "staleAfterSeconds": 1}, {"name": "b", "needs": ["a"]}]
 COMMANDS: Sequence[tuple[str, Mapping[str, Any]]] = [
     ("ScheduleTimer", {"serviceCallId": "call-1", "dueAt": DUE}),
     ("CancelTimer", {"serviceCallId": "call-2"}),
+    ("CancelTimers", {"prefix": "call-2"}),
     ("RetryTimer", {"serviceCallId": "call-1"}),
     ("CreateWorkItem", {"workItemId": "item-1", "status": "open"}),
     ("CreateWorkSignal", {"signalId": "signal-1", "workItemId": "item-1", **TRIGGER}),

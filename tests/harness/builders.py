@@ -72,6 +72,11 @@ def cancel_timer(call: str = "call-1", *, tenant: str = "acme", envelope: Mappin
     return command("CancelTimer", {"tenantId": tenant, "serviceCallId": call}, tenant=tenant, envelope=envelope)
 
 
+def cancel_timers(prefix: str, *, tenant: str = "acme", envelope: Mapping[str, Any] | None = None) -> bytes:
+    """Return the body of a CancelTimers."""
+    return command("CancelTimers", {"tenantId": tenant, "prefix": prefix}, tenant=tenant, envelope=envelope)
+
+
 def retry_timer(call: str = "call-1", *, tenant: str = "acme", envelope: Mapping[str, Any] | None = None) -> bytes:
     """Return the body of a RetryTimer."""
     return command("RetryTimer", {"tenantId": tenant, "serviceCallId": call}, tenant=tenant, envelope=envelope)
@@ -102,6 +107,12 @@ def in_state(state: State, timer: Timer, at: int = NOW) -> Timer:
     match state:
         case State.REACHED:
             return timer._replace(state=state, available_at=None, settled_at=at, attempt=1)
+        case State.EXPIRED:
+            assert timer.schedule is not None
+            expires_at = timer.schedule.expires_at or timer.schedule.due_at + 1
+            schedule = timer.schedule._replace(expires_at=expires_at)
+            settled_at = max(at, expires_at)
+            return timer._replace(state=state, schedule=schedule, available_at=None, settled_at=settled_at, attempt=1)
         case State.CANCELLED:
             return timer._replace(state=state, available_at=None, settled_at=at)
         case State.FAILED:

@@ -130,7 +130,7 @@ class InProcess(Conversation):
         """Return the rows of a table."""
         return list(await self.database.reader.fetch(f"SELECT * FROM {table} ORDER BY 1, 2, 3"))
 
-    async def _woken(self, at: int) -> None:
+    async def _woken(self, at: int, _loop: str | None) -> None:
         self.command_wakes.append(at)
 
     def _before_batch(self) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from tests.harness.builders import cancel_timer, command_address, retry_timer, schedule_timer
+from tests.harness.builders import cancel_timer, cancel_timers, command_address, retry_timer, schedule_timer
 from tests.harness.clock import ManualClock
 from tests.harness.metrics import RecordingMetrics
 from tests.harness.wiring import BATCH, MAX_ATTEMPTS, VISIBILITY_TIMEOUT, make_parts
@@ -40,18 +40,20 @@ class Timers:
         self.clock = clock
         self.metrics = RecordingMetrics()
         self.wakes: list[int] = []
+        self.cancellation_wakes: list[int] = []
         self.batch_size = batch_size
         parts = make_parts(database, broker, clock, self.metrics, batch_size=batch_size)
         handle = partial(SLICE.handle, quotas=Quotas(limits))
         self.consumer = parts.consumer([Route(SLICE.commands, handle, self._wake)])
         self.publishing = parts.publishing
         self.lease = Lease(TIMERS, VISIBILITY_TIMEOUT)
-        self.relay = build_workers(SLICE, parts)["timers"]
+        workers = build_workers(SLICE, parts)
+        self.relay, self.cancellation_worker = workers["timers"], workers["cancellations"]
         self.queries = parts.queries(SLICE.queries)
         self._subscription: MemorySubscription | None = None
 
-    async def _wake(self, at: int) -> None:
-        self.wakes.append(at)
+    async def _wake(self, at: int, loop: str | None) -> None:
+        (self.wakes if loop is None else self.cancellation_wakes).append(at)
 
     def send(
         self,
@@ -63,7 +65,8 @@ class Timers:
         message: str = "schedule-timer",
     ) -> Position:
         """Send a command and return its position."""
-        return self.broker.send(command_address(tenant, message), body, headers, message_id)
+        stored_at = self.clock.now() * 1_000_000
+        return self.broker.send(command_address(tenant, message), body, headers, message_id, stored_at=stored_at)
 
     async def consume(self) -> None:
         """Handle all waiting commands, in batches of `batch_size`."""
@@ -85,6 +88,19 @@ class Timers:
         position = self.send(cancel_timer(call, tenant=tenant), tenant=tenant, message="cancel-timer")
         await self.consume()
         return position
+
+    async def cancel_many(self, prefix: str, *, tenant: str = "acme") -> Position:
+        """Send one CancelTimers and handle it."""
+        position = self.send(cancel_timers(prefix, tenant=tenant), tenant=tenant, message="cancel-timers")
+        await self.consume()
+        return position
+
+    async def pass_cancellations(self) -> int:
+        """Run passes of the worker of cancellations until no page is due. Return how many pages there were."""
+        pages = 0
+        while done := (await self.cancellation_worker.tick(self.clock.now())).done:
+            pages += done
+        return pages
 
     async def retry(self, call: str = "call-1", *, tenant: str = "acme") -> Position:
         """Send one RetryTimer and handle it."""

@@ -11,7 +11,7 @@ from timer_service.core.slice import Slice
 
 
 def recording_route(
-    slice_: Slice, wake: Callable[[int], Awaitable[None]], *, handle: Handle | None = None
+    slice_: Slice, wake: Callable[[int, str | None], Awaitable[None]], *, handle: Handle | None = None
 ) -> tuple[Route, list[list[TenantPayload]]]:
     """Return the route of a slice, and a list that gets the payloads that each call of its handler has applied."""
     applied: list[list[TenantPayload]] = []

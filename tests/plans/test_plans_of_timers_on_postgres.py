@@ -7,6 +7,7 @@ from tests.harness.databases import Databases
 from tests.harness.plans import MODES, SIZES, FilledDatabase, filled_database
 from timer_service.core.clock_repair import leased_rows
 from timer_service.core.row_counts import overdue_sql
+from timer_service.timers import cancellation_store as cancellations
 from timer_service.timers import store as timers
 from timer_service.timers.messages import State
 from timer_service.timers.store import TIMERS
@@ -25,7 +26,18 @@ FROM (
 ) AS rows
 """
 
+CANCELLATIONS = """
+INSERT INTO timer_cancellations (
+    tenant_id, position_epoch, position_sequence, prefix, command_id, added_at, next_call_id, available_at, finished_at
+)
+SELECT 'tenant-' || (n % 50), 1, n, 'call-' || n, 'command-' || n, 0, 'call-' || n,
+    CASE WHEN n % 50 = 0 THEN n END, CASE WHEN n % 50 > 0 THEN n END
+FROM generate_series(1, $1::bigint) AS n
+"""
+
 KEY = "Index Scan timer_schedules_pkey"
+CANCELLATION_KEY = "timer_cancellations_pkey"
+NEWEST = "timer_cancellations_newest"
 AVAILABLE = "timer_schedules_available"
 SCHEDULED = "timer_schedules_scheduled"
 REPAIRED = leased_rows(TIMERS, timedelta(seconds=30))
@@ -50,19 +62,30 @@ STATEMENTS = {
     "the end of a page of the clock repair": (REPAIRED.sql("page_end"), [f"Index Only Scan {AVAILABLE}"]),
     "rows to repair": (REPAIRED.sql("find_wrong"), [f"Index Scan {AVAILABLE}"]),
     "repair": (REPAIRED.sql("repair"), [KEY]),
+    "any newer cancellation": (cancellations._SQL["any_newer"], [f"Index Only Scan {NEWEST}"]),
+    "newer cancellations of a tenant": (cancellations._SQL["newer"], [f"Index Scan {CANCELLATION_KEY}"]),
+    "find a cancellation": (cancellations._SQL["find"], [f"Index Scan {NEWEST}"]),
+    "next page": (cancellations._SQL["next_available"], ["Index Only Scan timer_cancellations_available"]),
+    "due cancellations": (
+        cancellations._SQL["lock_due"],
+        ["LockRows", "Index Scan timer_cancellations_available"],
+    ),
+    "page of a cancellation": (cancellations._SQL["page"], ["Index Only Scan timer_schedules_pkey"]),
+    "cancel a page": (cancellations._SQL["cancel"], [KEY]),
+    "save a cancellation": (cancellations._SQL["save"], [f"Index Scan {NEWEST}"]),
     "delete settled": (
         timers._SQL["delete_settled"],
         ["CTE Scan", "LockRows", "Index Scan timer_schedules_settled", KEY],
     ),
 } | {
     f"list {state}": (timers._SQL["page"].format(where=timers._WHERE[state]), [f"Index Scan timer_schedules_{index}"])
-    for state, index in zip(State, ("scheduled", "reached", "cancelled", "failed"), strict=True)
+    for state, index in zip(State, ("scheduled", "reached", "expired", "cancelled", "failed"), strict=True)
 }
 
 
 @pytest.fixture(scope="module", params=SIZES)
 def filled(request: pytest.FixtureRequest, databases: Databases) -> Iterator[FilledDatabase]:
-    with filled_database(databases, [ROWS], request.param) as database:
+    with filled_database(databases, [ROWS, CANCELLATIONS], request.param) as database:
         yield database
 
 

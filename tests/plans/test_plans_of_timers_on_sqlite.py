@@ -15,6 +15,7 @@ from timer_service.core.clock_repair import leased_rows
 from timer_service.core.database import Database
 from timer_service.core.message import Position
 from timer_service.core.row_counts import CountedRows, overdue_sql
+from timer_service.timers import cancellation_store
 from timer_service.timers import store as timers
 from timer_service.timers.messages import State
 from timer_service.timers.store import TIMERS
@@ -148,6 +149,7 @@ async def test_put(database: Database) -> None:
 LISTED_BY = {
     State.SCHEDULED: SCHEDULED,
     State.REACHED: "timer_schedules_reached",
+    State.EXPIRED: "timer_schedules_expired",
     State.CANCELLED: "timer_schedules_cancelled",
     State.FAILED: "timer_schedules_failed",
 }
@@ -177,6 +179,7 @@ async def test_count(database: Database, state: State) -> None:
     [
         ("available_at IS NOT NULL", f"SEARCH timer_schedules USING INDEX {AVAILABLE} (available_at>?)"),
         ("state = 'Reached'", "SCAN timer_schedules USING INDEX timer_schedules_reached"),
+        ("state = 'Expired'", "SCAN timer_schedules USING INDEX timer_schedules_expired"),
         ("state = 'Cancelled'", "SCAN timer_schedules USING INDEX timer_schedules_cancelled"),
         ("state = 'Failed'", "SCAN timer_schedules USING INDEX timer_schedules_failed"),
     ],
@@ -215,3 +218,30 @@ async def test_delete(database: Database) -> None:
         "SEARCH timer_schedules USING INDEX timer_schedules_settled (<expr><?)",
         "SCAN picked",
     ]
+
+
+CANCELLATION = "SEARCH timer_cancellations USING INDEX"
+CANCELLATION_KEY = f"{CANCELLATION} sqlite_autoindex_timer_cancellations_1"
+ONE_CANCELLATION = "(tenant_id=? AND position_epoch=? AND position_sequence=?)"
+PAGE = "(tenant_id=? AND service_call_id>? AND service_call_id<?)"
+OF_CANCELLATIONS = {
+    "any_newer": [f"{CANCELLATION} timer_cancellations_newest ((position_epoch,position_sequence)>(?,?))"],
+    "newer": [f"{CANCELLATION_KEY} ((tenant_id,position_epoch,position_sequence)>(?,?,?) AND tenant_id<?)"],
+    "find": [f"{CANCELLATION_KEY} {ONE_CANCELLATION}"],
+    "next_available": [f"{CANCELLATION} timer_cancellations_available (available_at>?)"],
+    "lock_due": [f"{CANCELLATION} timer_cancellations_available (available_at<?)"],
+    "page": [f"SEARCH timer_schedules USING INDEX {PRIMARY} {PAGE}"],
+    "cancel": [f"SEARCH timer_schedules USING INDEX {PRIMARY} {PAGE}"],
+    "save": [f"{CANCELLATION_KEY} {ONE_CANCELLATION}"],
+    "delete_finished": [
+        f"{CANCELLATION_KEY} {ONE_CANCELLATION}",
+        "LIST SUBQUERY 1",
+        f"{CANCELLATION} timer_cancellations_finished (finished_at>? AND finished_at<?)",
+    ],
+}
+
+
+@pytest.mark.parametrize("name", OF_CANCELLATIONS)
+async def test_cancellations(database: Database, name: str) -> None:
+    """Every statement on cancellations, and on the timers of a page, uses its index and sorts nothing."""
+    assert await plan(database, cancellation_store._SQL[name]) == OF_CANCELLATIONS[name]

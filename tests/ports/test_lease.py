@@ -84,7 +84,9 @@ STEPS = ["complete", "complete_claim", "release", "charge", "retry", "bury"]
 
 async def test_claim_returns_the_columns_of_an_event(store: Database, lease: Lease) -> None:
     """A claim returns the columns of the event, the attempt and the lease token."""
-    made = scheduled(data="1", correlation_id="corr", causation_id="cause", trace=Trace("parent", "state"))
+    made = scheduled(
+        data="1", correlation_id="corr", causation_id="cause", trace=Trace("parent", "state"), expires_at=LATER
+    )
     await put(store, made)
     row = await claim_one(store, lease)
     claimed = {column: row[column] for column in TIMERS.claimed}
@@ -98,6 +100,7 @@ async def test_claim_returns_the_columns_of_an_event(store: Database, lease: Lea
         "traceparent": "parent",
         "tracestate": "state",
         "event_id": made.schedule.event_id if made.schedule else None,
+        "expires_at": LATER,
     }
     assert (row["attempt"], bool(row["lease_token"])) == (1, True)
 
@@ -542,6 +545,15 @@ FORBIDDEN = {
     "scheduled with an instant of reaching": "reached_at = due_at",
     "scheduled and never available": "available_at = NULL",
     "available before due": "available_at = due_at - 1",
+    "expires when it is due": "expires_at = due_at",
+    "reached when it has expired": "state = 'Reached', available_at = NULL, expires_at = due_at + 1, "
+    "reached_at = due_at + 1",
+    "expired before its expiry": "state = 'Expired', available_at = NULL, expires_at = due_at + 2, "
+    "expired_at = due_at + 1",
+    "expired without an expiry": "state = 'Expired', available_at = NULL, expired_at = due_at + 1",
+    "expired without an instant": "state = 'Expired', available_at = NULL, expires_at = due_at + 1",
+    "expired and available": "state = 'Expired', expires_at = due_at + 1, expired_at = due_at + 1",
+    "scheduled with an instant of expiring": "expires_at = due_at + 1, expired_at = due_at + 1",
     "failed and available": "state = 'Failed'",
     "cancelled and available": "state = 'Cancelled', cancelled_at = due_at",
     "failed without a due time": "state = 'Failed', available_at = NULL, due_at = NULL",

@@ -13,7 +13,7 @@ from timer_service.core.errors import StartError
 # `store` has the bundled schema. The migrations below come after it.
 BUNDLED = read_migrations(MIGRATIONS)
 FOR_SQLITE = [each for each in BUNDLED if each.engine in {None, "sqlite"}]
-FIRST = len(BUNDLED) + 1
+FIRST = BUNDLED[-1].number + 1
 A = Migration(FIRST, f"{FIRST:04}_a", "-- A; with a comment\nCREATE TABLE a (n BIGINT);\nINSERT INTO a VALUES (1);\n")
 B = Migration(FIRST + 1, f"{FIRST + 1:04}_b", "INSERT INTO a VALUES (2)")
 BROKEN = Migration(FIRST + 1, f"{FIRST + 1:04}_broken", "CREATE TABLE b (n BIGINT);\nINSERT INTO nowhere VALUES (1);")
@@ -132,6 +132,29 @@ def test_migrations_are_read_in_order(tmp_path: Path) -> None:
     ]
 
 
+async def test_one_step_for_each_engine(store: Database) -> None:
+    """If the files of a step have the same number, each engine applies its own, and ignores the text of the other."""
+    step = [
+        Migration(FIRST, f"{FIRST:04}_a", f"CREATE TABLE a (n BIGINT); INSERT INTO a VALUES ({number})", engine)
+        for number, engine in ((1, "postgres"), (2, "sqlite"))
+    ]
+    own = [each for each in step if each.engine == store.engine]
+    assert await migrate(store, [*BUNDLED, *step]) == own
+    assert await rows_of_a(store) == [1 if store.engine == "postgres" else 2]
+    assert await migrate(store, [*BUNDLED, *step]) == []
+
+
+def test_files_of_one_step(tmp_path: Path) -> None:
+    """Files with the same number are one step if each is for another engine."""
+    folder = write_files(tmp_path, "0001_a.sql", "0002_b.sqlite.sql", "0002_b.postgres.sql", "0003_c.sql")
+    assert [(each.number, each.engine) for each in read_migrations(folder)] == [
+        (1, None),
+        (2, "postgres"),
+        (2, "sqlite"),
+        (3, None),
+    ]
+
+
 @pytest.mark.parametrize(
     "names",
     [
@@ -139,9 +162,11 @@ def test_migrations_are_read_in_order(tmp_path: Path) -> None:
         ["0002_b.sql"],
         ["0001_a.sql", "0003_c.sql"],
         ["0001_a.sql", "0001_b.sql"],
+        ["0001_a.sqlite.sql", "0001_b.postgres.sql"],
+        ["0001_a.sql", "0001_a.postgres.sql"],
         ["0000_a.sql", "0001_b.sql"],
     ],
-    ids=["none", "no first", "a gap", "one twice", "from zero"],
+    ids=["none", "no first", "a gap", "one twice", "two steps", "for all engines and for one", "from zero"],
 )
 def test_missing_number(tmp_path: Path, names: list[str]) -> None:
     """A folder in which a number is missing or exists twice is refused. The error names the folder."""
@@ -157,7 +182,7 @@ def test_name_without_number(tmp_path: Path) -> None:
 
 def test_bundled_migrations() -> None:
     """The bundled migrations are numbered without a gap, and each has a name."""
-    assert [each.number for each in BUNDLED] == list(range(1, len(BUNDLED) + 1))
+    assert sorted({each.number for each in BUNDLED}) == list(range(1, FIRST))
     assert all(each.name[4] == "_" and len(each.name) > 5 for each in BUNDLED)
 
 

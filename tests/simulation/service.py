@@ -366,7 +366,7 @@ def _sorted(rows: Iterator[Row]) -> list[Row]:
     return sorted(rows, key=lambda row: json.dumps(row, default=str))
 
 
-async def _wake(_at: int) -> None:
+async def _wake(_at: int, _loop: str | None) -> None:
     """Do nothing, because no loop sleeps here."""
 
 

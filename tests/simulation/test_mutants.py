@@ -19,7 +19,8 @@ from timer_service.core.database import Row
 from timer_service.core.message import Message, Position
 from timer_service.core.relay import Relay
 from timer_service.core.settlement import Settlement
-from timer_service.timers import events, rules, store
+from timer_service.timers import cancellation_store, cancellations, events, rules, store
+from timer_service.timers.messages import State
 from timer_service.timers.rules import Applied, Outcome
 
 Mutate = Callable[[pytest.MonkeyPatch], None]
@@ -100,6 +101,72 @@ def update_is_ignored(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(rules, "_schedule", schedule_due_times)
 
 
+def due_in_counts_from_the_handling(patch: pytest.MonkeyPatch) -> None:
+    """A relative due time counts from when the command is handled, not from when it was stored."""
+    due_at = rules._due_at
+    patch.setattr(rules, "_due_at", lambda command, payload, now: due_at(command._replace(stored_at=now), payload, now))
+
+
+def state_by_the_settlement(patch: pytest.MonkeyPatch) -> None:
+    """The state of a fired timer follows from the instant of the settlement, and its event from that of publishing."""
+    complete, complete_claim = lease.Lease.complete, lease.Lease.complete_claim
+    patch.setattr(lease.Lease, "complete", lambda self, tx, rows, at: complete(self, tx, rows, at + 300))
+    patch.setattr(
+        lease.Lease,
+        "complete_claim",
+        lambda self, tx, rows, at, **shared: complete_claim(self, tx, rows, at + 300, **shared),
+    )
+
+
+def expiry_is_exclusive(patch: pytest.MonkeyPatch) -> None:
+    """A timer that fires exactly at its expiry is announced as reached."""
+    encode = events.timer_event
+    patch.setattr(timers, "timer_event", lambda row, at: encode(row, at - (row["expires_at"] == at)))
+
+
+def expired_is_final(patch: pytest.MonkeyPatch) -> None:
+    """An expired timer cannot be scheduled again."""
+    apply = rules.apply
+
+    def final(timer: rules.Timer | None, *rest: Any) -> Applied:
+        expired = timer is not None and timer.state is State.EXPIRED
+        return Applied(timer, Outcome.ALREADY_EXPIRED) if expired else apply(timer, *rest)
+
+    patch.setattr(rules, "apply", final)
+
+
+def one_id_for_both_events(patch: pytest.MonkeyPatch) -> None:
+    """A timer is announced as reached and as expired under one event id."""
+    patch.setattr(events, "expired_event_id", lambda event_id: event_id)
+
+
+def no_tombstone_of_many(patch: pytest.MonkeyPatch) -> None:
+    """A schedule that is older than a cancellation of many timers, and handled later, is accepted."""
+    patch.setattr(cancellations.PrefixPositions, "cancel_later", lambda *_: False)
+
+
+def no_tombstone_in_the_same_batch(patch: pytest.MonkeyPatch) -> None:
+    """A cancellation of many timers does not concern older commands that are later in its batch."""
+    patch.setattr(cancellations.PrefixPositions, "add", lambda *_: None)
+
+
+def cancels_newer_timers(patch: pytest.MonkeyPatch) -> None:
+    """A cancellation of many timers also cancels timers of newer commands."""
+    guard = """
+    AND (position_epoch, position_sequence) < (:position_epoch, :position_sequence)"""
+    _replace(patch, cancellation_store._SQL, "cancel", guard)
+
+
+def only_one_page(patch: pytest.MonkeyPatch) -> None:
+    """A cancellation of many timers ends after its first page."""
+    after_page = cancellations.Cancellation.after_page
+    patch.setattr(
+        cancellations.Cancellation,
+        "after_page",
+        lambda self, calls, cancelled, limit, *rest: after_page(self, calls, cancelled, limit + 1, *rest),
+    )
+
+
 def settle_before_publish(patch: pytest.MonkeyPatch) -> None:
     """Rows are completed before they are published."""
 
@@ -114,7 +181,7 @@ def settle_before_publish(patch: pytest.MonkeyPatch) -> None:
 def random_event_id(patch: pytest.MonkeyPatch) -> None:
     """Each attempt to fire has a new event id."""
     rng = random.Random(0)
-    encode = events.due_time_reached
+    encode = events.timer_event
 
     def with_another_id(row: Row, at: int) -> Message:
         message = encode(row, at)
@@ -122,7 +189,7 @@ def random_event_id(patch: pytest.MonkeyPatch) -> None:
         body = json.dumps({**json.loads(message.body), "id": another}).encode()
         return message._replace(id=another, body=body)
 
-    patch.setattr(timers, "due_time_reached", with_another_id)
+    patch.setattr(timers, "timer_event", with_another_id)
 
 
 def no_tombstone(patch: pytest.MonkeyPatch) -> None:
@@ -177,6 +244,15 @@ MUTANTS = [
     update_keeps_its_id,
     update_keeps_its_claim,
     update_is_ignored,
+    due_in_counts_from_the_handling,
+    state_by_the_settlement,
+    expiry_is_exclusive,
+    expired_is_final,
+    one_id_for_both_events,
+    no_tombstone_of_many,
+    no_tombstone_in_the_same_batch,
+    cancels_newer_timers,
+    only_one_page,
     settle_before_publish,
     random_event_id,
     no_tombstone,

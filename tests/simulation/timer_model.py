@@ -6,8 +6,9 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from timer_service.core.message import Position
+from timer_service.timers.events import expired_event_id
 
-SCHEDULED, REACHED, CANCELLED, FAILED = "Scheduled", "Reached", "Cancelled", "Failed"
+SCHEDULED, REACHED, EXPIRED, CANCELLED, FAILED = "Scheduled", "Reached", "Expired", "Cancelled", "Failed"
 
 
 class TimerName(NamedTuple):
@@ -26,6 +27,7 @@ class TimerCommand(NamedTuple):
     due_at: int | None = None
     data: str | None = None
     """The data of the timer as JSON text."""
+    expires_at: int | None = None
 
 
 class Row(NamedTuple):
@@ -39,6 +41,8 @@ class Row(NamedTuple):
     available_at: int | None
     lease_token: str | None
     attempt: int
+    expires_at: int | None
+    settled_at: int | None
 
 
 Rows = Mapping[TimerName, Row]
@@ -52,6 +56,13 @@ class Fire(NamedTuple):
     data: str | None
 
 
+class Scheduled(NamedTuple):
+    """What an accepted schedule announces: the content, and from when on as expired."""
+
+    fire: Fire
+    expires_at: int | None
+
+
 @dataclass(slots=True)
 class Timer:
     """The expected state of a timer. A tombstone has no due time."""
@@ -60,6 +71,7 @@ class Timer:
     position: Position
     due_at: int | None
     data: str | None = None
+    expires_at: int | None = None
     claims: int = 0
     """The number of claims since the last accepted schedule or retry."""
 
@@ -70,12 +82,16 @@ class TimersModel:
 
     max_attempts: int
     timers: dict[TimerName, Timer] = field(default_factory=dict)
-    fires: dict[str, Fire] = field(default_factory=dict)
+    fires: dict[str, Scheduled] = field(default_factory=dict)
     """The event of each accepted schedule, by event id."""
     claimed: set[str] = field(default_factory=set)
     """The event ids of claimed schedules. Only these events may be published."""
-    stored: set[str] = field(default_factory=set)
-    """The ids of the events that the broker stored."""
+    stored: set[tuple[str, str]] = field(default_factory=set)
+    """The states that events have announced, by the event id of the schedule. The broker stored these events."""
+    cancellations: dict[Position, TimerName] = field(default_factory=dict)
+    """The accepted cancellations of many timers: the tenant and the prefix."""
+    cancelled: Counter[Position] = field(default_factory=Counter)
+    """How many timers each of them has cancelled."""
     outcomes: Counter[str] = field(default_factory=Counter)
     accepted: set[TimerName] = field(default_factory=set)
     """The timers that got a new schedule in the current transaction."""
@@ -87,13 +103,19 @@ class TimersModel:
     def command(self, sent: TimerCommand, position: Position) -> str:
         """Apply a command and return its outcome."""
         assert sent.name is not None, f"{sent} was accepted"
-        timer = self.timers.get(sent.name)
-        outcome = self._decide(sent, timer, position)
+        if sent.type == "CancelTimers":
+            outcome = "unchanged" if position in self.cancellations else "cancelling"
+            self.cancellations[position] = sent.name
+        else:
+            outcome = self._decide(sent, self.timers.get(sent.name), position)
         self.outcomes[outcome] += 1
         return outcome
 
     def _decide(self, sent: TimerCommand, timer: Timer | None, position: Position) -> str:
         if timer is not None and timer.position > position:
+            return "ignored_stale"
+        assert sent.name is not None
+        if (timer is None or timer.position < position) and self._newest_cancellation(sent.name) > position:
             return "ignored_stale"
         if sent.type == "RetryTimer" and (timer is None or timer.due_at is None):
             return "not_found"
@@ -108,13 +130,20 @@ class TimersModel:
             case _:
                 return self._retry(sent, timer, position)
 
+    def _newest_cancellation(self, name: TimerName) -> Position:
+        """Return the position of the newest cancellation of many timers that concerns a timer."""
+        found = [position for position, each in self.cancellations.items() if _concerns(each, name)]
+        return max(found, default=Position(-1, -1))
+
     def _schedule(self, sent: TimerCommand, timer: Timer | None, position: Position) -> str:
         assert sent.name is not None
-        wanted = SCHEDULED, sent.due_at, sent.data
-        if timer is not None and (timer.position == position or (timer.state, timer.due_at, timer.data) == wanted):
-            timer.position = position
-            return "unchanged"
-        self.timers[sent.name] = Timer(SCHEDULED, position, sent.due_at, sent.data)
+        wanted = SCHEDULED, sent.due_at, sent.data, sent.expires_at
+        if timer is not None:
+            found = timer.state, timer.due_at, timer.data, timer.expires_at
+            if timer.position == position or found == wanted:
+                timer.position = position
+                return "unchanged"
+        self.timers[sent.name] = Timer(SCHEDULED, position, sent.due_at, sent.data, sent.expires_at)
         self.accepted.add(sent.name)
         if timer is None or timer.state != SCHEDULED:
             return "scheduled"
@@ -126,6 +155,8 @@ class TimersModel:
             self.timers[sent.name] = Timer(CANCELLED, position, None)
             return "not_found"
         timer.position = position
+        if timer.state == EXPIRED:
+            return "already_expired"
         if timer.state == CANCELLED:
             return "unchanged"
         timer.state = CANCELLED
@@ -160,12 +191,15 @@ class TimersModel:
     def _accept(self, name: TimerName, row: Row) -> None:
         assert row.event_id is not None, f"{name} has no event id: {row}"
         assert row.event_id not in self.fires, f"{self.fires[row.event_id]} and {name} have the same event id: {row}"
-        self.fires[row.event_id] = Fire(name, row.due_at or 0, row.data)
+        self.fires[row.event_id] = Scheduled(Fire(name, row.due_at or 0, row.data), row.expires_at)
 
     def check_rows(self, rows: Rows) -> None:
         """Assert that the rows equal the model."""
-        wanted = {name: (timer.state, timer.position, timer.due_at, timer.data) for name, timer in self.timers.items()}
-        found = {name: (row.state, row.position, row.due_at, row.data) for name, row in rows.items()}
+        wanted = {
+            name: (timer.state, timer.position, timer.due_at, timer.data, timer.expires_at)
+            for name, timer in self.timers.items()
+        }
+        found = {name: (row.state, row.position, row.due_at, row.data, row.expires_at) for name, row in rows.items()}
         assert found == wanted, f"the database has {found}, not {wanted}"
 
     # Relays
@@ -179,7 +213,7 @@ class TimersModel:
             old = before[name]
             if row != old:
                 assert old.state == SCHEDULED, f"{name} was already settled: {old} -> {row}"
-                settling = {"state", "available_at", "lease_token", "attempt"}
+                settling = {"state", "available_at", "lease_token", "attempt", "settled_at"}
                 assert all(getattr(row, each) == getattr(old, each) for each in {*Row._fields} - settling), row
                 if row.lease_token in tokens and row.lease_token == old.lease_token:
                     self._charge(name, old, row)
@@ -209,8 +243,10 @@ class TimersModel:
     def _settle(self, name: TimerName, row: Row) -> None:
         timer = self.timers[name]
         match row.state:
-            case "Reached":
-                assert row.event_id in self.stored, f"{name} is Reached, but its event was not stored: {row}"
+            case "Reached" | "Expired":
+                assert (row.event_id, row.state) in self.stored, f"{name}: its event was not stored: {row}"
+                is_late = row.expires_at is not None and row.expires_at <= (row.settled_at or 0)
+                assert is_late == (row.state == EXPIRED), f"{name} has the wrong state for its instant: {row}"
             case "Failed":
                 assert timer.claims >= self.max_attempts, f"{name} failed after only {timer.claims} attempts"
             case state:
@@ -227,15 +263,56 @@ class TimersModel:
                 assert row.available_at <= now, f"{name} is not available after the recovery: {row}"
         self.check_rows(after)
 
+    # Cancellations of many timers
+
+    def apply_cancellation_commit(self, before: Rows, after: Rows, finished: Collection[Position]) -> None:
+        """Apply the changes of a transaction that cancels many timers, and assert that they are allowed.
+
+        A cancellation that is `finished` has left no older timer pending.
+        """
+        for name, row in after.items():
+            old, timer = before[name], self.timers[name]
+            if row != old:
+                assert old.state in {SCHEDULED, FAILED}, f"{name} was not pending: {old} -> {row}"
+                assert old.position < row.position, f"a newer command on {name} was undone: {old} -> {row}"
+                cancellation = self.cancellations.get(row.position)
+                assert cancellation is not None, f"{row.position} is no cancellation"
+                assert _concerns(cancellation, name), f"{cancellation} does not concern {name}"
+                wanted = old._replace(state=CANCELLED, position=row.position, available_at=None, lease_token=None)
+                assert row == wanted, f"{name} was not cancelled: {old} -> {row}"
+                timer.state, timer.position = CANCELLED, row.position
+                self.cancelled[row.position] += 1
+        self.check_rows(after)
+        for position in finished:
+            for name, timer in self.timers.items():
+                is_left = timer.state in {SCHEDULED, FAILED} and timer.position < position
+                assert not (is_left and _concerns(self.cancellations[position], name)), f"{name} was not cancelled"
+
+    def check_cancellations(self, announced: Mapping[str, tuple[int, int]]) -> None:
+        """Assert that all cancellations were announced once.
+
+        `announced` has by command id how often a cancellation was announced, and how many timers it has cancelled.
+        """
+        wanted = {f"message-{position.sequence}": (1, self.cancelled[position]) for position in self.cancellations}
+        assert announced == wanted, f"announced {announced}, not {wanted}"
+
     # Events
 
-    def record_event(self, event_id: str, fire: Fire, now: int) -> None:
-        """Record an event that the broker has just stored, and assert that it is allowed."""
-        assert event_id in self.fires, f"{event_id} of {fire} belongs to no accepted schedule"
-        assert self.fires[event_id] == fire, f"{event_id} belongs to {self.fires[event_id]}, not to {fire}"
-        assert fire.due_at <= now, f"{fire} fired early, at {now}"
+    def record_event(self, event_id: str, fire: Fire, state: str, at: int, now: int) -> None:
+        """Record an event that the broker has just stored, and assert that it is allowed.
+
+        The event announces that the timer has had a state since `at`.
+        """
+        ids = {expired_event_id(each) if state == EXPIRED else each: each for each in self.fires}
+        event_id = ids.get(event_id, "")
+        assert event_id, f"the id of {fire}, {state}, belongs to no accepted schedule"
+        assert self.fires[event_id].fire == fire, f"{event_id} belongs to {self.fires[event_id]}, not to {fire}"
+        assert fire.due_at <= at <= now, f"{fire} fired early, at {at}"
+        expires_at = self.fires[event_id].expires_at
+        is_late = expires_at is not None and expires_at <= at
+        assert is_late == (state == EXPIRED), f"{fire} was announced as {state} at {at}; it expires at {expires_at}"
         assert event_id in self.claimed, f"{fire} fired, but it was cancelled or replaced before any claim"
-        self.stored.add(event_id)
+        self.stored.add((event_id, state))
 
     def check_finished(self, rows: Rows) -> None:
         """Assert that no work is left after all faults were removed."""
@@ -243,4 +320,10 @@ class TimersModel:
         for name, row in rows.items():
             assert row.lease_token is None, f"{name} is still leased"
             assert row.state != SCHEDULED, f"{name} did not fire: {row}"
-            assert row.state != REACHED or row.event_id in self.stored, f"the event of {name} was lost: {row}"
+            fired = row.state in {REACHED, EXPIRED}
+            assert not fired or (row.event_id, row.state) in self.stored, f"the event of {name} was lost: {row}"
+
+
+def _concerns(cancellation: TimerName, name: TimerName) -> bool:
+    """Return whether a cancellation, whose `call` is a prefix, concerns a timer."""
+    return name.tenant == cancellation.tenant and name.call.startswith(cancellation.call)

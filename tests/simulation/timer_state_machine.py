@@ -4,7 +4,7 @@ import json
 import sys
 from collections import Counter
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -23,6 +23,7 @@ from tests.simulation.faults import (
 )
 from tests.simulation.timer_model import TimerCommand, TimerName
 from tests.simulation.timer_system import INSTANCES, BrokerMode, TimerSystem
+from timer_service.core.duration import format_duration
 from timer_service.core.message import kebab
 
 TALLY: Counter[str] = Counter()
@@ -37,11 +38,22 @@ _INVALID_COMMANDS = {
     "without a payload": b'{"type": "CancelTimer", "tenantId": "acme", "payload": {}}',
 }
 
-_NAMES = [TimerName(tenant, call) for tenant in ("acme", "globex") for call in ("a", "b")]
+
+class Expiry(NamedTuple):
+    """Whether the due time of a command is relative, and after how many milliseconds the timer then expires."""
+
+    relative: bool = False
+    late_by: int | None = None
+
+
+_NAMES = [TimerName(*name.split("/")) for name in ("acme/xa", "acme/xb", "globex/xa", "acme/xc", "globex/xb")]
 names = st.sampled_from(_NAMES)
 broker_modes = st.sampled_from([BrokerMode.NORMAL, BrokerMode.NORMAL, *BrokerMode])
 contents = st.sampled_from([None, None, "1", "2"])
 replacements = st.sampled_from([True, True, False])
+expiries = st.builds(
+    Expiry, relative=st.sampled_from([False, False, True]), late_by=st.sampled_from([None, None, None, 250, 10_000])
+)
 due_offsets = st.sampled_from([0, 0, -1, 1, 3])
 occurrences = st.sampled_from([1, 1, 2, 3])
 crashes = st.builds(crash, point=st.sampled_from(RELAY_POINTS), nth=occurrences)
@@ -75,24 +87,40 @@ class TimerStateMachine(RuleBasedStateMachine):
         """Schedule some timers."""
         self.system.set_broker_mode(mode)
         for name, each in zip(_NAMES, due, strict=False):
-            self.schedule(name, each, None, at_once=True, replace=False)
+            self.schedule(name, each, None, at_once=True, replace=False, expiry=Expiry())
 
-    @rule(
-        name=names, due=due_offsets, data=contents, at_once=st.booleans(), replace=st.sampled_from([True, True, False])
-    )
-    def schedule(self, name: TimerName, due: int, data: str | None, at_once: bool, replace: bool) -> None:  # noqa: FBT001
+    @rule(name=names, due=due_offsets, data=contents, at_once=st.booleans(), replace=replacements, expiry=expiries)
+    def schedule(
+        self,
+        name: TimerName,
+        due: int,
+        data: str | None,
+        *,
+        at_once: bool,
+        replace: bool,
+        expiry: Expiry,
+    ) -> None:
         """Schedule a timer at a multiple of ten seconds near now. Due times and data are few, so that many are equal.
 
-        A reached timer never changes again. If `replace` is set, its name then stands for a new call.
+        A reached timer never changes again. If `replace` is set, its name then stands for a new call. If `expiry` says
+        so, the due time is a duration from now on, and the timer expires.
         """
         if replace and self.system.reached(self._current(name)):
             self._generations[name] += 1
         due_at = (self.system.clock.now() // _GRID_MS + due) * _GRID_MS
-        self._send("ScheduleTimer", name, {"dueAt": iso(due_at)}, due_at, data)
+        fields = {"dueAt": iso(due_at)}
+        if expiry.relative:
+            due_in = max(due_at - self.system.clock.now(), 0)
+            fields, due_at = {"dueIn": format_duration(due_in)}, self.system.clock.now() + due_in
+        if expiry.late_by is not None:
+            fields["lateBy"] = format_duration(expiry.late_by)
+        expires_at = None if expiry.late_by is None else due_at + expiry.late_by
+        self._send("ScheduleTimer", name, fields, due_at=due_at, data=data, expires_at=expires_at)
         self._handle(at_once=at_once)
 
-    @rule(name=names, message=st.sampled_from(["CancelTimer", "CancelTimer", "RetryTimer"]), at_once=st.booleans())
+    @rule(name=names, message=st.sampled_from(["CancelTimer", "CancelTimers", "RetryTimer"]), at_once=st.booleans())
     def change(self, name: TimerName, message: str, at_once: bool) -> None:  # noqa: FBT001
+        """Cancel or retry a timer, or cancel all timers of a tenant, or those whose ids begin with a name."""
         self._send(message, name, {})
         self._handle(at_once=at_once)
 
@@ -118,13 +146,19 @@ class TimerStateMachine(RuleBasedStateMachine):
         message: str,
         name: TimerName,
         fields: Mapping[str, Any],
+        *,
         due_at: int | None = None,
         data: str | None = None,
+        expires_at: int | None = None,
     ) -> None:
-        name = self._current(name)
-        payload = {"serviceCallId": name.call, **fields, **({} if data is None else {"data": json.loads(data)})}
+        if message == "CancelTimers":
+            name = name._replace(call="x") if name.call == "xa" else name
+        else:
+            name = self._current(name)
+        target = "prefix" if message == "CancelTimers" else "serviceCallId"
+        payload = {target: name.call, **fields, **({} if data is None else {"data": json.loads(data)})}
         body = json.dumps({"type": message, "tenantId": name.tenant, "payload": payload}).encode()
-        self.system.send(TimerCommand(message, name, body, due_at, data), kebab(message), name.tenant)
+        self.system.send(TimerCommand(message, name, body, due_at, data, expires_at), kebab(message), name.tenant)
 
     # The broker
 
@@ -171,6 +205,12 @@ class TimerStateMachine(RuleBasedStateMachine):
     def tick_with_fault(self, which: int, fault: Fault) -> None:
         idle = self.system.idle_relays
         self.system.tick(idle[which % len(idle)], fault)
+
+    @precondition(lambda self: self.system.idle_cancellations)
+    @rule(which=st.integers(0, INSTANCES - 1), fault=st.none() | relay_faults)
+    def pass_cancellations(self, which: int, fault: Fault | None) -> None:
+        idle = self.system.idle_cancellations
+        self.system.pass_cancellations(idle[which % len(idle)], fault)
 
     @precondition(lambda self: self.system.paused)
     @rule(which=st.integers(0, 3), fault=st.none() | relay_faults)

@@ -16,6 +16,7 @@ from functools import cache, partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
+from unittest.mock import patch
 
 from tests.harness.builders import command_address
 from tests.harness.clock import ManualClock
@@ -34,7 +35,7 @@ from tests.simulation.faults import (
     Process,
 )
 from tests.simulation.stepped_loop import SteppedLoop, sqlite_without_threads
-from tests.simulation.timer_model import FAILED, REACHED, Fire, Row, Rows, TimerCommand, TimerName, TimersModel
+from tests.simulation.timer_model import EXPIRED, FAILED, REACHED, Fire, Row, Rows, TimerCommand, TimerName, TimersModel
 from timer_service.adapters.memory import MemoryBroker, Predicate, never
 from timer_service.adapters.sqlite import SqliteDatabase
 from timer_service.app.slices import build_workers
@@ -50,7 +51,7 @@ from timer_service.core.message import Command, Kind, Message, Position
 from timer_service.core.quotas import Quotas
 from timer_service.core.recovery import take_over_claims
 from timer_service.core.route import CommandResult, Route
-from timer_service.timers import SLICE, handler
+from timer_service.timers import SLICE, cancellation_worker, handler
 from timer_service.timers.store import TIMERS
 
 COMMANDS_AT_ONCE = 3
@@ -61,11 +62,15 @@ INSTANCES = 2
 
 _ROWS = """
 SELECT tenant_id, service_call_id, position_epoch, position_sequence, state, due_at, data, event_id, available_at,
-    lease_token, attempt
+    lease_token, attempt, expires_at, COALESCE(reached_at, expired_at)
 FROM timer_schedules
 """
+_FINISHED = "SELECT position_epoch, position_sequence FROM timer_cancellations WHERE finished_at IS NOT NULL"
+_STATES = {"DueTimeReached": (REACHED, "reachedAt"), "TimerExpired": (EXPIRED, "expiredAt")}
+"""What each type of event announces: the state of its timer, and the field with the instant."""
 _DROPPED_AT = 10
 _FINISHING_ROUNDS = 200
+_TIMERS_OF_A_PAGE = 2
 
 
 class BrokerMode(StrEnum):
@@ -74,13 +79,13 @@ class BrokerMode(StrEnum):
     NORMAL = "normal"
     UNAVAILABLE = "unavailable"
     LOSES_ACKS = "stores messages, but loses their acknowledgements"
-    LOSES_ACKS_OF_A = "stores messages, but loses the acknowledgements of events whose call begins with a"
-    REFUSES_A = "refuses the events whose call begins with a"
+    LOSES_ACKS_OF_A = "stores messages, but loses the acknowledgements of events whose call begins with xa"
+    REFUSES_A = "refuses the events whose call begins with xa"
     REFUSES_EVENTS = "refuses every event"
     REFUSES_DEAD_LETTERS = "refuses dead letters"
 
 
-async def _wake(_at: int) -> None:
+async def _wake(_at: int, _loop: str | None) -> None:
     """Do nothing, because no loop sleeps here."""
 
 
@@ -97,6 +102,7 @@ class Instance:
 
     def __init__(self, system: "TimerSystem", database: SqliteDatabase, process: Process, *, exclusive: bool) -> None:
         self.consumer_task, self.relay_task = GatedTask(process, system.counts), GatedTask(process, system.counts)
+        self.cancellation_task = GatedTask(process, system.counts)
         self.decided: list[tuple[Command, CommandResult]] = []
         self.decided_in: Transaction | None = None
         self.metrics = RecordingMetrics()
@@ -112,6 +118,11 @@ class Instance:
         relay_broker = FaultyBroker(system.broker, self.relay_task.gate, system)
         relay_parts = parts(self._relay_database, relay_broker, batch_size=FIRED_AT_ONCE)
         self.relay = build_workers(SLICE, relay_parts)["timers"]
+        cancellation_database = faulty(
+            self.cancellation_task.gate, committed=lambda _: system.cancellations_committed()
+        )
+        cancellation_parts = parts(cancellation_database, relay_broker, batch_size=FIRED_AT_ONCE)
+        self.cancellations = build_workers(SLICE, cancellation_parts)["cancellations"]
         self._subscription: Subscription | None = None
 
     async def _handle(self, tx: Transaction, commands: Sequence[Command], now: int) -> Sequence[CommandResult | None]:
@@ -138,6 +149,7 @@ class TimerSystem(BrokerObserver):
     def __init__(self) -> None:
         self._open = ExitStack()
         self._open.enter_context(sqlite_without_threads())
+        self._open.enter_context(patch.object(cancellation_worker, "_TIMERS", _TIMERS_OF_A_PAGE))
         self.loop = self._open.enter_context(closing(SteppedLoop()))
         self.loop.set_exception_handler(_ignore_crashes)
         self._folder = Path(self._open.enter_context(TemporaryDirectory()))
@@ -154,6 +166,7 @@ class TimerSystem(BrokerObserver):
         """The errors of transactions, except outages. The consumer would reject the command that it was handling."""
         self.counts: Counter[str] = Counter()
         self._rows: Rows = {}
+        self._finished: set[Position] = set()
         self._recovering = False
         self._last_pass = Pass(0)
         self._process = Process(self._copy_files)
@@ -212,7 +225,9 @@ class TimerSystem(BrokerObserver):
         return self._folder / f"timers-{self._crashes}.db"
 
     def _tasks(self) -> list[GatedTask]:
-        return [task for each in self.instances for task in (each.consumer_task, each.relay_task)]
+        return [
+            task for each in self.instances for task in (each.consumer_task, each.relay_task, each.cancellation_task)
+        ]
 
     # Steps of the process
 
@@ -226,12 +241,20 @@ class TimerSystem(BrokerObserver):
         """The instances with an idle relay."""
         return [each for each in self.instances if each.relay_task.task is None]
 
+    @property
+    def idle_cancellations(self) -> list[Instance]:
+        """The instances whose worker of cancellations is idle."""
+        return [each for each in self.instances if each.cancellation_task.task is None]
+
     def consume(self, instance: Instance, fault: Fault | None = None) -> None:
         self._begin(instance.consumer_task, instance.consume(), fault)
 
     def tick(self, instance: Instance, fault: Fault | None = None) -> None:
         self.counts["ticks"] += 1
         self._begin(instance.relay_task, instance.relay.tick(self.clock.now()), fault)
+
+    def pass_cancellations(self, instance: Instance, fault: Fault | None = None) -> None:
+        self._begin(instance.cancellation_task, instance.cancellations.tick(self.clock.now()), fault)
 
     def resume(self, gated: GatedTask, fault: Fault | None = None) -> None:
         gated.gate.arm(fault)
@@ -271,7 +294,9 @@ class TimerSystem(BrokerObserver):
     # Users and the broker
 
     def send(self, sent: TimerCommand, address: str, tenant: str) -> None:
-        position = self.broker.send(command_address(tenant, address), sent.body, {REPLY_TO: "_INBOX.sender"})
+        stored_at = self.clock.now() * 1_000_000
+        headers = {REPLY_TO: "_INBOX.sender"}
+        position = self.broker.send(command_address(tenant, address), sent.body, headers, stored_at=stored_at)
         self.sent[position] = sent
 
     def set_broker_mode(self, mode: BrokerMode) -> None:
@@ -293,10 +318,12 @@ class TimerSystem(BrokerObserver):
         for message in self.broker.events[self.counts["events"] :]:
             self.counts["events"] += 1
             body = json.loads(message.body)
-            if body["type"] == "DueTimeReached":
-                self.counts["fired"] += 1
+            if body["type"] in _STATES:
+                state, instant = _STATES[body["type"]]
+                self.counts["fired" if state == REACHED else "expired"] += 1
                 assert body["id"] == message.id
-                self.model.record_event(message.id, _read_fire(body), self.clock.now())
+                at = parse_instant(body["payload"][instant])
+                self.model.record_event(message.id, _read_fire(body), state, at, self.clock.now())
 
     def acknowledged(self, deliveries: Sequence[Delivery]) -> None:
         for delivery in deliveries:
@@ -330,6 +357,24 @@ class TimerSystem(BrokerObserver):
         else:
             self.model.apply_relay_commit(before, self._rows, tx.tokens, self.clock.now())
 
+    def cancellations_committed(self) -> None:
+        before, self._rows = self._rows, self._read_rows()
+        self.counts["cancelled by prefix"] += before != self._rows
+        assert self._reader is not None
+        finished = {Position(*row) for row in self._reader.execute(_FINISHED)}
+        self.model.apply_cancellation_commit(before, self._rows, finished - self._finished)
+        self._finished = finished
+
+    def _announced(self) -> dict[str, tuple[int, int]]:
+        """Return by command id how many events announce a cancellation, and how many timers the last one names."""
+        assert self._reader is not None
+        found: dict[str, tuple[int, int]] = {}
+        for (body,) in self._reader.execute("SELECT body FROM outbox WHERE message = 'timers-cancelled'"):
+            payload = json.loads(body)["payload"]
+            times, _ = found.get(payload["commandId"], (0, 0))
+            found[payload["commandId"]] = times + 1, payload["count"]
+        return found
+
     def _read_rows(self) -> Rows:
         assert self._reader is not None
         return dict(_timer(*row) for row in self._reader.execute(_ROWS))
@@ -355,16 +400,21 @@ class TimerSystem(BrokerObserver):
         assert self.settled == set(self.sent), "commands were lost"
         assert self.handled == {position for position, sent in self.sent.items() if sent.name}, "commands were lost"
         self.model.check_finished(self._rows)
+        self.model.check_cancellations(self._announced())
 
     def _do_more(self, instance: Instance) -> bool:
         self.broker.redeliver()
         while self.broker.waiting:
             self.consume(instance)
-        self._last_pass = Pass(0)
-        self.tick(instance)
-        if (at := self._last_pass.next_at) is not None:
-            self.clock.set(max(self.clock.now(), at))
-        return at is not None
+        times: list[int] = []
+        for step in (self.tick, self.pass_cancellations):
+            self._last_pass = Pass(0)
+            step(instance)
+            if (at := self._last_pass.next_at) is not None:
+                times.append(at)
+        if times:
+            self.clock.set(max(self.clock.now(), min(times)))
+        return bool(times)
 
     def close(self) -> None:
         """End the process, and close everything, also if a defect keeps the process from ending."""
@@ -388,7 +438,7 @@ def _timer(tenant: str, call: str, epoch: int, sequence: int, *others: Any) -> t
 
 def _fires_call(message: Message, prefix: str) -> bool:
     body = json.loads(message.body)
-    return bool(body["type"] == "DueTimeReached" and body["payload"]["serviceCallId"].startswith(prefix))
+    return bool(body["type"] in _STATES and body["payload"]["serviceCallId"].startswith(prefix))
 
 
 def _always(_message: Message) -> bool:
@@ -400,7 +450,7 @@ def _is_event(message: Message) -> bool:
 
 
 def _is_event_of_a(message: Message) -> bool:
-    return _is_event(message) and _fires_call(message, "a")
+    return _is_event(message) and _fires_call(message, "xa")
 
 
 def _is_dead_letter(message: Message) -> bool:

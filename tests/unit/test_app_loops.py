@@ -26,7 +26,7 @@ from timer_service.signals.firing_store import FIRINGS
 from timer_service.timers.store import TIMERS
 
 ALL = {
-    *("timers", "firings", "evaluation", "schedules", "outbox", "sweep"),
+    *("timers", "cancellations", "firings", "evaluation", "schedules", "outbox", "sweep"),
     *("timers-retention", "signals-retention", "schedules-retention", "runs-retention"),
     "row-counts",
 }
@@ -104,9 +104,17 @@ async def test_wakes_of_each_route(workers: Workers, memory_broker: MemoryBroker
     assert [route.payloads for route in found] == [each.commands for each in SLICES]
     woken: dict[str, set[str]] = {}
     for slice_, route in zip(SLICES, found, strict=True):
-        await route.wake(WAKE_AT)
+        await route.wake(WAKE_AT, None)
         woken[slice_.name] = {loop.name for loop in workers.loops if take_wake(loop)}
     assert woken == WOKEN
+
+
+async def test_wake_of_one_loop(workers: Workers, memory_broker: MemoryBroker) -> None:
+    """A command can wake one other loop instead of those of its slice."""
+    wakeups = Wakeups(memory_broker, ManualClock(), timedelta(seconds=5), workers.loops, alone=True)
+    route = routes(Config().enabled, wakeups, Quotas())[0]
+    await route.wake(WAKE_AT, "cancellations")
+    assert {loop.name for loop in workers.loops if take_wake(loop)} == {"cancellations"}
 
 
 def take_wake(loop: Loop) -> bool:
@@ -128,7 +136,7 @@ async def test_health_of_the_workers(workers: Workers, failing: str) -> None:
 
     with patch.object(loop._worker, "tick", fail):
         await loop.run()
-    fires = failing in {"timers", "firings", "evaluation", "schedules", "outbox", "sweep"}
+    fires = failing in {"timers", "cancellations", "firings", "evaluation", "schedules", "outbox", "sweep"}
     reason = f"loop {failing} fails: RuntimeError: a surprise" if fires else None
     assert (before.reason, workers.health.reason) == (None, reason)
 

@@ -10,11 +10,11 @@ import pytest
 from timer_service.adapters.migrations import Migration
 from timer_service.adapters.nats.subjects import covers
 from timer_service.cli.doctor.broker import check_server
-from timer_service.cli.doctor.clocks import check_broker_clock, check_database_clock
+from timer_service.cli.doctor.clocks import check_broker_clock, check_clocks, check_database_clock
 from timer_service.cli.doctor.command import summary
 from timer_service.cli.doctor.consumer import check_consumer
 from timer_service.cli.doctor.exposure import check_exposure, check_rights
-from timer_service.cli.doctor.finding import Finding, Status
+from timer_service.cli.doctor.finding import Finding, Skew, Status
 from timer_service.cli.doctor.flows import check_page, check_readiness, read_page
 from timer_service.cli.doctor.permissions import check_permissions
 from timer_service.cli.doctor.schema import check_schema
@@ -135,7 +135,7 @@ def test_missing_stream() -> None:
 )
 def test_clock_skew(seconds: float, status: Status) -> None:
     """A skew is a warning if it is more than a second longer than the uncertainty, in either direction."""
-    finding = check_broker_clock(timedelta(seconds=seconds), timedelta(seconds=0.1), decides=True)
+    finding = check_broker_clock(Skew(timedelta(seconds=seconds), timedelta(seconds=0.1)), decides=True)
     assert finding.status is status
     assert ("ahead of" if seconds > 0 else "behind") in finding.message
 
@@ -143,13 +143,23 @@ def test_clock_skew(seconds: float, status: Status) -> None:
 @pytest.mark.parametrize(("seconds", "status"), [(0.9, Status.OK), (5, Status.NOTE), (-5, Status.NOTE)])
 def test_clock_that_does_not_decide(seconds: float, status: Status) -> None:
     """If the clock of the database decides when timers fire, another wrong clock is only a note."""
-    skew = timedelta(seconds=seconds)
-    for finding in (
-        check_broker_clock(skew, timedelta(), decides=False),
-        check_database_clock(skew, timedelta()),
-    ):
+    skew = Skew(timedelta(seconds=seconds), timedelta())
+    for finding in (check_broker_clock(skew, decides=False), check_database_clock(skew)):
         assert finding.status is status
         assert ("ahead of" if seconds > 0 else "behind") in finding.message
+
+
+@pytest.mark.parametrize(
+    ("broker", "database", "status"), [(9, 9.5, Status.OK), (9, 7.8, Status.WARN), (-2, 2, Status.WARN)]
+)
+def test_clocks_of_broker_and_database(broker: float, database: float, status: Status) -> None:
+    """The clocks of the broker and of the database are compared with each other, whatever the clock of this machine."""
+    uncertainty = timedelta(seconds=0.05)
+    skews = [Skew(timedelta(seconds=seconds), uncertainty) for seconds in (broker, database)]
+    finding = check_clocks(*skews)
+    assert (finding.status, f"{abs(broker - database):.3f} s" in finding.message) == (status, True)
+    assert ("ahead of" if broker > database else "behind") in finding.message
+    assert ("dueIn" in (finding.remedy or "")) == (status is Status.WARN)
 
 
 def test_versions() -> None:

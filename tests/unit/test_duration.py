@@ -1,8 +1,34 @@
+"""Durations on the wire."""
+
+import re
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import TypeAdapter, ValidationError
 
-from timer_service.core.duration import DAY, HOUR, MINUTE, SECOND, WEEK, parse_duration
+from timer_service.core.duration import (
+    _SCHEMA_PATTERN,
+    DAY,
+    HOUR,
+    LONGEST_MS,
+    MINUTE,
+    SECOND,
+    WEEK,
+    Duration,
+    format_duration,
+    parse_duration,
+)
+
+DURATION: TypeAdapter[int] = TypeAdapter(Duration)
+
+
+@given(st.integers(0, LONGEST_MS))
+def test_round_trip(milliseconds: int) -> None:
+    """Every duration is read back from its own text."""
+    text = format_duration(milliseconds)
+    assert parse_duration(text) == milliseconds
+    assert re.search(_SCHEMA_PATTERN, text)
 
 
 @pytest.mark.parametrize(
@@ -25,6 +51,8 @@ from timer_service.core.duration import DAY, HOUR, MINUTE, SECOND, WEEK, parse_d
 def test_durations(value: object, duration: int) -> None:
     """A duration is an ISO 8601 duration, or whole milliseconds. A day has 24 hours."""
     assert parse_duration(value) == duration
+    if isinstance(value, str):
+        assert re.search(_SCHEMA_PATTERN, value)
 
 
 @given(st.integers(0, 99), st.integers(0, 999), st.integers(0, 999), st.integers(0, 999), st.integers(0, 999))
@@ -55,6 +83,7 @@ def test_parts_are_added(weeks: int, days: int, hours: int, minutes: int, second
         "pt1s",
         " PT1S",
         "PT1S\n",
+        "PT.5S",
         "PT1.5M",
         "PT0.0001S",
         "PT1.S",
@@ -71,12 +100,21 @@ def test_parts_are_added(weeks: int, days: int, hours: int, minutes: int, second
     ],
 )
 def test_not_durations(value: object) -> None:
-    """Anything else is refused with an example."""
+    """Anything else is refused with an example. The pattern of the schema refuses the texts too."""
     with pytest.raises(ValueError, match="such as PT1H30M or P1D, or a whole number of milliseconds"):
         parse_duration(value)
+    if isinstance(value, str):
+        assert re.search(_SCHEMA_PATTERN.replace("$", r"\Z"), value) is None
 
 
 def test_negative_milliseconds() -> None:
     """A negative number of milliseconds is refused."""
     with pytest.raises(ValueError, match="must not be negative"):
         parse_duration(-1)
+
+
+@pytest.mark.parametrize("value", ["P366DT0.001S", "P53W", "PT999999999H", "P999999999999W", LONGEST_MS + 1])
+def test_too_long(value: object) -> None:
+    """A field refuses a duration over 366 days."""
+    with pytest.raises(ValidationError, match="must be from PT0S to P366D"):
+        DURATION.validate_python(value)

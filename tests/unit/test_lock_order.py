@@ -12,7 +12,7 @@ from timer_service.core import outbox
 from timer_service.core.database import Parameters, Row
 from timer_service.core.due_rows import DueRows
 from timer_service.core.lease import Failure, Lease
-from timer_service.core.message import Event, Position
+from timer_service.core.message import Event, Position, Trace
 from timer_service.core.outbox import OUTBOX
 from timer_service.core.settlement import Settlement
 from timer_service.schedules import schedule
@@ -24,7 +24,9 @@ from timer_service.signals import store as signals
 from timer_service.signals.firing_store import FIRINGS
 from timer_service.signals.items import ItemKey
 from timer_service.signals.signal import Key
+from timer_service.timers import cancellation_store as cancellations
 from timer_service.timers import store as timers
+from timer_service.timers.cancellations import Cancellation, CancellationKey
 from timer_service.timers.store import TIMERS
 
 HOLD = timedelta(seconds=30)
@@ -109,6 +111,18 @@ async def test_timers_are_saved_in_key_order() -> None:
     await timers.load(tx, made.keys())
     await timers.save(tx, {}, made)
     assert [statement for statement in tx.statements if statement] == [[("acme", name) for name in sorted(IDS)]] * 2
+
+
+async def test_cancellations_are_written_in_key_order() -> None:
+    """Cancellations are added and saved in the order of their keys, after the timers of their batch."""
+    made = [
+        Cancellation(CancellationKey("acme", Position(1, number)), "a", "id", None, Trace(), NOW, "a", NOW)
+        for number in (3, 1, 2)
+    ]
+    tx = Recorder("tenant_id", "position_sequence")
+    await cancellations.add(tx, made)
+    await cancellations.save(tx, made)
+    assert tx.statements == [[("acme", 1), ("acme", 2), ("acme", 3)]] * 2
 
 
 async def test_signals_and_work_items_are_locked_in_key_order() -> None:

@@ -187,6 +187,31 @@ def test_invalid_payload(payload: dict[str, Any], path: str) -> None:
     assert path in rejected.message
 
 
+@pytest.mark.parametrize(
+    ("fields", "path", "reason"),
+    [
+        ({}, "dueAt", "is missing: give either dueAt or dueIn"),
+        ({"dueIn": None}, "dueAt", "is missing: give either dueAt or dueIn"),
+        ({"dueAt": iso(NOW), "dueIn": "PT1S"}, "dueAt", "cannot be combined with dueIn"),
+        ({"dueIn": "90s"}, "dueIn", "must be an ISO 8601 duration"),
+        ({"dueIn": "P367D"}, "dueIn", "must be from PT0S to P366D"),
+        ({"dueIn": True}, "dueIn", "must be an ISO 8601 duration"),
+    ],
+)
+def test_invalid_due_time(fields: dict[str, Any], path: str, reason: str) -> None:
+    """A ScheduleTimer without a due time, with two, or with a wrong duration is rejected, and the field is named."""
+    rejected = rejection(delivery(command("ScheduleTimer", {"serviceCallId": "a", **fields})))
+    (fault,) = rejected.faults
+    assert (rejected.code, fault.path) == (Code.INVALID_PAYLOAD, f"payload.{path}")
+    assert reason in fault.reason
+
+
+@pytest.mark.parametrize(("nanoseconds", "expected"), [(0, 0), (1, 1), (1_000_000, 1), (1_000_001, 2)])
+def test_command_time(nanoseconds: int, expected: int) -> None:
+    """A command has the time when the broker stored it, rounded up to the millisecond."""
+    assert decode(delivery(schedule_timer(), stored_at=nanoseconds)).stored_at == expected
+
+
 def test_snake_case_payload() -> None:
     """The names of the payload's fields are camelCase only. Other spellings are unknown fields."""
     body = command("ScheduleTimer", {"tenant_id": "acme", "service_call_id": "a", "due_at": iso(NOW)})

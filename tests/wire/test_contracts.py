@@ -42,7 +42,7 @@ from timer_service.core.message import (
 from timer_service.core.query import Queries, QueryRoute
 from timer_service.core.rejection import Rejected
 from timer_service.signals.events import failed_event, fired_event
-from timer_service.timers.events import due_time_reached
+from timer_service.timers.events import timer_event
 
 CONTRACTS = Path(__file__).parents[2] / "contracts"
 SCHEMAS = CONTRACTS / "schemas"
@@ -201,6 +201,7 @@ def sent_events() -> dict[str, Message]:
         "traceparent": None,
         "tracestate": None,
         "event_id": "3b1a55a7c7b94f3f9c0d1b1f0e7a2c44",
+        "expires_at": None,
     }
     firing = {
         "tenant_id": "acme",
@@ -215,8 +216,10 @@ def sent_events() -> dict[str, Message]:
     cause = {"work_item_id": "ticket-7", "correlation_id": "order-4711", "causation_id": "command-1"}
     known = {"data": '{"step":1}', "correlation_id": "order-4711", "causation_id": "command-1"}
     return {
-        "due time reached, bare": due_time_reached(row, NOW),
-        "due time reached, full": due_time_reached(row | known, NOW + 4),
+        "due time reached, bare": timer_event(row, NOW),
+        "due time reached, full": timer_event(row | known, NOW + 4),
+        "timer expired, bare": timer_event(row | {"expires_at": NOW + 1}, NOW + 1),
+        "timer expired, full": timer_event(row | known | {"expires_at": NOW + 1}, NOW + 4),
         "work signal fired, bare": encode(fired_event(firing, NOW)),
         "work signal fired, full": encode(fired_event(firing | cause, NOW)),
         "work signal failed, bare": encode(failed_event(Failure(firing, "refused", NOW), NOW)),
@@ -253,7 +256,7 @@ async def test_replies_about_timers_fit_their_schemas(
     """Every reply and outcome about timers of every state fits its schema."""
     timers = await timers_of_every_state(sqlite, memory_broker, clock)
     queries = Queries(sqlite, clock, QUERIES, RecordingMetrics())
-    calls = ["scheduled", "reached", "cancelled", "failed", "nobody"]
+    calls = ["scheduled", "reached", "expired", "cancelled", "failed", "nobody"]
     asked: list[tuple[str, Any]] = [
         *(("get-timer", {"serviceCallId": call}) for call in calls),
         ("get-timer", {}),
@@ -267,8 +270,8 @@ async def test_replies_about_timers_fit_their_schemas(
     for name, body in answers:
         assert fits_schema(f"{name}-answer", body), body
         read_any(f"{name}-answer", body)
-    states = [json.loads(body).get("state") for _, body in answers[:5]]
-    assert states == ["Scheduled", "Reached", "Cancelled", "Failed", None]
+    states = [json.loads(body).get("state") for _, body in answers[: len(calls)]]
+    assert states == ["Scheduled", "Reached", "Expired", "Cancelled", "Failed", None]
     assert len(timers.broker.replies) == len(calls) + 2
     for reply in timers.broker.replies:
         assert fits_schema("command-outcome", reply.body), reply.body
@@ -283,6 +286,7 @@ async def timers_of_every_state(sqlite: SqliteDatabase, broker: MemoryBroker, cl
     broker.refuses = fires("failed")
     for call, due_at in {"scheduled": after(hours=1), "reached": START, "failed": START, "cancelled": START}.items():
         timers.send(schedule_timer(call, due_at, data={"step": 1}, envelope=envelope), headers)
+    timers.send(schedule_timer("expired", after(hours=-1), lateBy="PT1H"), headers)
     for call in ("cancelled", "nobody-knew"):
         cancel = command("CancelTimer", {"tenantId": "acme", "serviceCallId": call})
         timers.send(cancel, headers, message="cancel-timer")

@@ -1,7 +1,8 @@
 """Migrations: read them from files, find the pending ones, apply them in order in one locked transaction.
 
 A file `NNNN_name.sql` is for every engine. A file `NNNN_name.<engine>.sql` is for one engine and holds SQL that is not
-portable. The database keeps a checksum of each applied migration.
+portable. If each engine needs its own SQL for one step, the files of the step have the same number. The database keeps
+a checksum of each applied migration.
 """
 
 import hashlib
@@ -9,6 +10,8 @@ import re
 import sqlite3
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
+from operator import attrgetter
 from pathlib import Path
 
 from timer_service.core.database import Database, Reader
@@ -51,10 +54,19 @@ class Migration:
 def read_migrations(folder: Path) -> list[Migration]:
     """Return the migrations of all engines, in order. Raises `StartError` if there are none or a number is missing."""
     paths = sorted(folder.glob("*.sql"))
-    numbers = [f"{number:04}" for number in range(1, len(paths) + 1)]
-    if not paths or [path.stem[:4] for path in paths] != numbers:
+    numbers = sorted({path.stem[:4] for path in paths})
+    if not numbers or numbers != [f"{number:04}" for number in range(1, len(numbers) + 1)]:
         raise StartError(f"the migrations in {folder} are not numbered 0001, 0002, ...")
-    return [_read(path) for path in paths]
+    migrations = [_read(path) for path in paths]
+    for number, step in groupby(migrations, attrgetter("number")):
+        _check_step(folder, number, list(step))
+    return migrations
+
+
+def _check_step(folder: Path, number: int, step: Sequence[Migration]) -> None:
+    """Raise `StartError` if a number has several names, or a file for all engines beside another file."""
+    if len({each.name for each in step}) > 1 or (len(step) > 1 and any(each.engine is None for each in step)):
+        raise StartError(f"the migrations in {folder} are not numbered 0001, 0002, ...: {number:04} is there twice")
 
 
 def _read(path: Path) -> Migration:
@@ -104,14 +116,14 @@ def _pending(applied: dict[int, tuple[str, str]], migrations: Sequence[Migration
             f"the database is newer than this version of the service: it has migration {applied[newer[0]][0]}. "
             "Start the version that applied it, or restore a backup"
         )
-    for migration in migrations:
+    for_engine = [migration for migration in migrations if migration.engine in {None, engine}]
+    for migration in for_engine:
         _, checksum = applied.get(migration.number, ("", migration.checksum))
         if checksum != migration.checksum:
             raise StartError(
                 f"migration {migration.name} was applied to this database with another text. "
                 "Start the version that applied it, or restore a backup"
             )
-    for_engine = (migration for migration in migrations if migration.engine in {None, engine})
     return [migration for migration in for_engine if migration.number not in applied]
 
 

@@ -1,6 +1,6 @@
 """The slices of one instance: the routes of their commands, their queries, and the loops of their workers."""
 
-from collections.abc import Collection
+from collections.abc import Awaitable, Callable, Collection
 from datetime import timedelta
 from functools import partial
 
@@ -46,7 +46,16 @@ _ROW_COUNTS_INTERVAL = timedelta(seconds=15)
 
 def routes(enabled: Collection[str], wakeups: Wakeups, quotas: Quotas) -> list[Route]:
     """Return the route of each slice's commands. `enabled` has the names of the slices that are not disabled."""
-    return [Route(each.commands, handler(each, enabled, quotas), partial(wakeups.wake, each.wakes)) for each in SLICES]
+    return [Route(each.commands, handler(each, enabled, quotas), _waker(wakeups, each)) for each in SLICES]
+
+
+def _waker(wakeups: Wakeups, slice_: Slice) -> Callable[[int, str | None], Awaitable[None]]:
+    """Return what wakes the loops of a slice, or one of them."""
+
+    async def wake(at: int, loop: str | None) -> None:
+        await wakeups.wake(slice_.wakes if loop is None else (loop,), at)
+
+    return wake
 
 
 def handler(slice_: Slice, enabled: Collection[str], quotas: Quotas) -> Handle:

@@ -37,7 +37,8 @@ def status() -> None:
     """List every migration and whether it is applied. Changes nothing; the service may be running."""
     config = database_config()
     pending = _read_pending(config)
-    known = {migration.number: migration for engine in _ENGINES for migration in migrations(engine)}
+    engines = sorted(_ENGINES, key=lambda engine: engine == config.engine)  # its own file of a step comes last
+    known = {migration.number: migration for engine in engines for migration in migrations(engine)}
     for number, migration in sorted(known.items()):
         if migration.engine not in {None, config.engine}:
             typer.echo(f"skipped  {migration.name} (only for {_ENGINES[str(migration.engine)]})")

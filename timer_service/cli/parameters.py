@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from timer_service.core.duration import parse_duration
+from timer_service.core.duration import LONGEST, parse_duration
 from timer_service.core.instant import parse_instant
 from timer_service.core.message import IDENTIFIER_PATTERN, TENANT_PATTERN
 
@@ -53,25 +53,20 @@ def read_past_instant(text: str) -> int:
 
 
 def read_duration(text: str) -> timedelta:
-    """Return a duration, rounded to milliseconds. An ISO 8601 duration such as PT1H30M is allowed, too."""
+    """Return a duration of at most 366 days, rounded to milliseconds. An ISO 8601 duration is allowed, too."""
     parts = _DURATION.findall(text)
     try:
         if not parts or "".join(number + unit for number, unit in parts) != text:
-            return timedelta(milliseconds=parse_duration(text))
-        duration = sum((timedelta(**{_UNITS[unit]: float(number)}) for number, unit in parts), timedelta())
-        return timedelta(milliseconds=round(duration / timedelta(milliseconds=1)))
+            duration = timedelta(milliseconds=parse_duration(text))
+        else:
+            duration = sum((timedelta(**{_UNITS[unit]: float(number)}) for number, unit in parts), timedelta())
     except ValueError as error:
         raise typer.BadParameter(f"{text!r} must be a duration, {_FORMS}.") from error
-    except OverflowError as error:
-        raise typer.BadParameter(f"{text!r} is too long.") from error
-
-
-def read_due_after(text: str) -> datetime:
-    """Return the instant that is a duration from now."""
-    try:
-        return datetime.now(UTC) + read_duration(text)
-    except OverflowError as error:
-        raise typer.BadParameter(f"{text!r} is too long: the instant must be before the year 10000.") from error
+    except OverflowError:
+        duration = timedelta.max
+    if duration > LONGEST:
+        raise typer.BadParameter(f"{text!r} is too long: give at most {LONGEST.days} days, or an instant.")
+    return timedelta(milliseconds=round(duration / timedelta(milliseconds=1)))
 
 
 def check_json(text: str) -> str:

@@ -4,7 +4,7 @@ import asyncio
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any
 
 import typer
@@ -23,7 +23,7 @@ from timer_service.cli.parameters import (
     Tenant,
     TenantOrAll,
     check_json,
-    read_due_after,
+    read_duration,
     read_identifier,
     read_instant,
 )
@@ -32,13 +32,28 @@ from timer_service.client import Outcome, State, Timer, TimerClient
 app = typer.Typer(help="Schedule, cancel and look up timers, and watch them fire.", no_args_is_help=True)
 
 Call = Annotated[str, typer.Argument(parser=read_identifier, metavar="CALL", help="The serviceCallId of the timer.")]
+OptionalCall = Annotated[
+    str | None, typer.Argument(parser=read_identifier, metavar="CALL", help="The serviceCallId of the timer.")
+]
+Prefix = Annotated[
+    str | None,
+    typer.Option(parser=read_identifier, metavar="PREFIX", help="Cancel all timers whose serviceCallId begins so."),
+]
 DueTime = Annotated[
     datetime | None,
     typer.Option(parser=read_instant, metavar="TIME", help="Due time: ISO 8601 with an offset."),
 ]
 DueIn = Annotated[
+    timedelta | None,
+    typer.Option("--in", parser=read_duration, metavar="DURATION", help="Due after: 500ms, 10s, 5m, 2h, 1d or 1h30m."),
+]
+ExpiresAt = Annotated[
     datetime | None,
-    typer.Option("--in", parser=read_due_after, metavar="DURATION", help="Due after: 500ms, 10s, 5m, 2h, 1d or 1h30m."),
+    typer.Option(parser=read_instant, metavar="TIME", help="If it fires then or later, it expires (needs --at)."),
+]
+LateBy = Annotated[
+    timedelta | None,
+    typer.Option(parser=read_duration, metavar="DURATION", help="If it fires that long after it is due, it expires."),
 ]
 Data = Annotated[
     str | None, typer.Option(parser=check_json, metavar="JSON", help="JSON that the event returns. Default: no data.")
@@ -56,42 +71,67 @@ DueAfter = Annotated[
 AsJsonLines = Annotated[bool, typer.Option("--json", help="Print each event as a line of JSON.")]
 
 _LIST = ListQuery("list-timers", "timers")
-_WITHOUT_EFFECT = {"not_found", "already_reached", "ignored_reached", "ignored_stale", "over_quota"}
+_WITHOUT_EFFECT = {
+    *("not_found", "already_reached", "already_expired", "ignored_reached", "ignored_stale", "over_quota"),
+}
 _EXPLANATIONS = {
     "over_quota": "the tenant has as much as it may have; see `timer-service tenants usage`",
+    "cancelling": "an event TimersCancelled follows",
     "unchanged": "already in that state",
     "not_found": "there is no such timer",
     "already_reached": "it has fired",
+    "already_expired": "it has expired",
     "ignored_reached": "it has fired and cannot be moved",
     "ignored_stale": "a newer command was handled earlier",
 }
 
 
-def _check_due_time(*, at: datetime | None, in_: datetime | None, **_: object) -> None:
+def _check_times(
+    *,
+    at: datetime | None,
+    in_: timedelta | None,
+    expires_at: datetime | None,
+    late_by: timedelta | None,
+    **_: object,
+) -> None:
     if (at is None) == (in_ is None):
         raise typer.BadParameter("Give either --at or --in.")
+    if expires_at is not None and (late_by is not None or at is None):
+        raise typer.BadParameter("Give --expires-at with --at and without --late-by.")
 
 
-@broker_command(app, check=_check_due_time)
+@broker_command(app, check=_check_times)
 async def schedule(
     client: TimerClient,
     tenant: Tenant,
     call: Call,
     at: DueTime = None,
     in_: DueIn = None,
+    expires_at: ExpiresAt = None,
+    late_by: LateBy = None,
     data: Data = None,
     as_json: AsJson = False,
 ) -> None:
     """Schedule a timer, or change its due time and data."""
-    due_at: Any = at or in_
     more = {} if data is None else {"data": json.loads(data)}
-    _print_outcome(await client.schedule(tenant, call, due_at, **more), tenant, call, as_json)
+    outcome = await client.schedule(tenant, call, at, due_in=in_, expires_at=expires_at, late_by=late_by, **more)
+    _print_outcome(outcome, tenant, call, as_json)
 
 
-@broker_command(app)
-async def cancel(client: TimerClient, tenant: Tenant, call: Call, as_json: AsJson = False) -> None:
-    """Cancel a timer that has not fired."""
-    _print_outcome(await client.cancel(tenant, call), tenant, call, as_json)
+def _check_timers(*, call: str | None, prefix: str | None, **_: object) -> None:
+    if (call is None) == (prefix is None):
+        raise typer.BadParameter("Give either CALL or --prefix.")
+
+
+@broker_command(app, check=_check_timers)
+async def cancel(
+    client: TimerClient, tenant: Tenant, call: OptionalCall = None, prefix: Prefix = None, as_json: AsJson = False
+) -> None:
+    """Cancel a timer that has not fired, or all timers whose serviceCallId begins with a prefix."""
+    if prefix is None:
+        _print_outcome(await client.cancel(tenant, str(call)), tenant, str(call), as_json)
+    else:
+        _print_outcome(await client.cancel_prefix(tenant, prefix), tenant, f"{prefix}*", as_json)
 
 
 @broker_command(app)

@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from typing import Any
 
-from timer_service.core.duration import format_duration
+from timer_service.core.duration import LONGEST, format_duration
 from timer_service.core.instant import parse_instant
 from timer_service.core.message import IDENTIFIER_PATTERN, TENANT_PATTERN
 
@@ -56,11 +56,10 @@ def wire_instant(argument: str, at: datetime) -> str:
 
 
 def wire_duration(argument: str, duration: timedelta) -> str:
-    """Return a duration in its wire form."""
-    milliseconds, rest = divmod(duration, timedelta(milliseconds=1))
-    if milliseconds < 0 or rest:
-        raise ValueError(f"{argument} must be whole milliseconds, and not negative")
-    return format_duration(milliseconds)
+    """Return a duration in its wire form, rounded up to the millisecond."""
+    if not timedelta() <= duration <= LONGEST:
+        raise ValueError(f"{argument} must lie between 0 and {LONGEST.days} days")
+    return format_duration(-(-duration // timedelta(milliseconds=1)))
 
 
 def write_json(argument: str, body: Any) -> bytes:

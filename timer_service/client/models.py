@@ -1,7 +1,7 @@
 """The values that the client returns, with timezone-aware datetimes. Each field is stated once, with its wire name."""
 
 from collections.abc import Mapping, Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Annotated, Any, NamedTuple
 
@@ -15,6 +15,7 @@ class State(StrEnum):
 
     SCHEDULED = "Scheduled"
     REACHED = "Reached"
+    EXPIRED = "Expired"
     CANCELLED = "Cancelled"
     FAILED = "Failed"
 
@@ -34,8 +35,11 @@ class NewTimer(NamedTuple):
 
     tenant: str
     call: str
-    due_at: datetime
+    due_at: datetime | None = None
     data: Any = UNSET
+    due_in: timedelta | None = None
+    expires_at: datetime | None = None
+    late_by: timedelta | None = None
 
 
 class Timer(View):
@@ -48,7 +52,9 @@ class Timer(View):
     due_at: Instant
     registered_at: Instant
     attempt: int
+    expires_at: Instant | None = None
     reached_at: Instant | None = None
+    expired_at: Instant | None = None
     last_error: str | None = None
     correlation_id: str | None = None
     data: Any = None

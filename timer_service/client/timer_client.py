@@ -2,13 +2,14 @@
 
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 import nats.errors
 from nats.aio.client import Client
+from pydantic.alias_generators import to_camel
 
-from timer_service.client.checks import check_choice, check_identifier, check_tenant, wire_instant
+from timer_service.client.checks import check_choice, check_identifier, check_tenant, wire_duration, wire_instant
 from timer_service.client.commands import Ended
 from timer_service.client.connection import Connection, url_without_login
 from timer_service.client.errors import NoAnswerError
@@ -85,14 +86,25 @@ class TimerClient:
             await client.close()
 
     async def schedule(
-        self, tenant: str, call: str, due_at: datetime, *, data: Any = UNSET, timeout_seconds: float = 10
+        self,
+        tenant: str,
+        call: str,
+        due_at: datetime | None = None,
+        *,
+        due_in: timedelta | None = None,
+        expires_at: datetime | None = None,
+        late_by: timedelta | None = None,
+        data: Any = UNSET,
+        timeout_seconds: float = 10,
     ) -> Outcome:
         """Schedule a timer, or change its due time and data.
 
-        `due_at` must have a timezone. `data` is any JSON value; the event returns it. A call without `data` removes the
-        data of an earlier call. Raises `CommandError` if the service rejects the command.
+        Give either `due_at`, which must have a timezone, or `due_in`, which counts from when the broker has stored the
+        command. If the timer fires at `expires_at` or later, or `late_by` after its due time or later, it expires: its
+        event is `TimerExpired`. `data` is any JSON value; the event returns it. A call without `data` or an expiry
+        removes that of an earlier call. Raises `CommandError` if the service rejects the command.
         """
-        fields = _schedule_fields(NewTimer(tenant, call, due_at, data))
+        fields = _schedule_fields(NewTimer(tenant, call, due_at, data, due_in, expires_at, late_by))
         return await self._connection.send("ScheduleTimer", tenant, fields, timeout_seconds)
 
     async def schedule_many(
@@ -119,6 +131,15 @@ class TimerClient:
     async def cancel(self, tenant: str, call: str, *, timeout_seconds: float = 10) -> Outcome:
         """Cancel a timer that has not fired. Raises `CommandError` if the service rejects the command."""
         return await self._connection.send("CancelTimer", tenant, _call_field(call), timeout_seconds)
+
+    async def cancel_prefix(self, tenant: str, prefix: str, *, timeout_seconds: float = 10) -> Outcome:
+        """Cancel all timers of a tenant that have not fired and whose ids begin with `prefix`.
+
+        The outcome `cancelling` comes at once. The service then cancels the timers, and publishes a `TimersCancelled`
+        with the id of the command and the number of timers. Raises `CommandError` if the service rejects the command.
+        """
+        fields = {"prefix": check_identifier("prefix", prefix)}
+        return await self._connection.send("CancelTimers", tenant, fields, timeout_seconds)
 
     async def retry(self, tenant: str, call: str, *, timeout_seconds: float = 10) -> Outcome:
         """Fire a Failed timer now. Raises `CommandError` if the service rejects the command."""
@@ -173,7 +194,15 @@ class TimerClient:
 
 
 def _schedule_fields(timer: NewTimer) -> Mapping[str, Any]:
-    fields = {**_call_field(timer.call), "dueAt": wire_instant("due_at", timer.due_at)}
+    if (timer.due_at is None) == (timer.due_in is None):
+        raise ValueError("due_at or due_in must be given, and not both")
+    fields = dict(_call_field(timer.call))
+    for name, at in (("due_at", timer.due_at), ("expires_at", timer.expires_at)):
+        if at is not None:
+            fields[to_camel(name)] = wire_instant(name, at)
+    for name, duration in (("due_in", timer.due_in), ("late_by", timer.late_by)):
+        if duration is not None:
+            fields[to_camel(name)] = wire_duration(name, duration)
     return fields if timer.data is UNSET else {**fields, "data": timer.data}
 
 

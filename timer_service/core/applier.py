@@ -207,10 +207,10 @@ def _divide(accepted: Sequence[Accepted], cause: Blame) -> list[Sequence[Accepte
 
 async def _wake(applied: Applied) -> None:
     """Wake the loops of each route for the earliest row that it wrote."""
-    wakes: dict[Callable[[int], Awaitable[None]], int] = {}
+    wakes: dict[tuple[Callable[[int, str | None], Awaitable[None]], str | None], int] = {}
     for accepted, result in applied:
         if result.wake_at is not None:
-            wake = accepted.route.wake
-            wakes[wake] = min(result.wake_at, wakes.get(wake, result.wake_at))
-    for wake, at in wakes.items():
-        await wake(at)
+            waking = accepted.route.wake, result.loop
+            wakes[waking] = min(result.wake_at, wakes.get(waking, result.wake_at))
+    for (wake, loop), at in wakes.items():
+        await wake(at, loop)

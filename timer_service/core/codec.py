@@ -7,6 +7,7 @@ from functools import lru_cache
 from typing import Any
 
 from pydantic import ValidationError
+from pydantic.alias_generators import to_camel
 from pydantic_core import ErrorDetails, from_json
 
 from timer_service.core.broker import Delivery, Headers
@@ -181,7 +182,10 @@ def _special_code(details: Sequence[ErrorDetails]) -> Code | None:
 
 
 def _fault(detail: ErrorDetails, prefix: Sequence[str]) -> Fault:
-    path = ".".join(map(str, (*prefix, *detail["loc"]))) or "(body)"
+    loc = detail["loc"]
+    if loc and detail["type"] != "extra_forbidden":  # an invalid default has the name of the field in the model
+        loc = (to_camel(str(loc[0])), *loc[1:])
+    path = ".".join(map(str, (*prefix, *loc))) or "(body)"
     return Fault(path[:300], plain_words(detail["msg"]))
 
 

@@ -29,18 +29,19 @@ def parse_instant(text: object) -> int:
     if match is None:
         raise PydanticCustomError("instant", "must be an ISO 8601 instant with an offset, such as 2026-11-21T09:00:00Z")
     if match["year"] == "0000":  # a year of ISO 8601 that datetime does not support
-        raise _out_of_range()
+        raise out_of_range()
     try:
         whole = datetime.fromisoformat(f"{match['date']}{match['offset']}".upper())
     except ValueError as error:
         raise PydanticCustomError("instant", "is not a valid instant: {why}", {"why": str(error)}) from error
     at = (whole - _EPOCH) // timedelta(milliseconds=1) + _ceil_milliseconds(match["fraction"] or "0")
     if not 0 <= at <= LATEST:
-        raise _out_of_range()
+        raise out_of_range()
     return at
 
 
-def _out_of_range() -> PydanticCustomError:
+def out_of_range() -> PydanticCustomError:
+    """Return the error of an instant that cannot be written with a four-digit year."""
     return PydanticCustomError("due_at_out_of_range", "must be between 1970-01-01 and 9999-12-31 (UTC)")
 
 

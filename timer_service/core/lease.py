@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from operator import itemgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 from timer_service.core.budget import DEFAULT_BUDGET
 from timer_service.core.claim_bytes import split_by_bytes
@@ -25,6 +25,17 @@ DEATHS_ALONE = 3
 """A row is given up if the process dies this many times while it handles this row alone."""
 GIVEN_UP = "gave up: claimed and never settled"
 """The error of a row that is given up because of such deaths."""
+
+
+class Expiry(NamedTuple):
+    """How rows expire: completed at this instant or later, a row gets another state than `done`."""
+
+    expires_at: str
+    """The column in `claimed` for the instant from which the row is expired; NULL: never."""
+    expired: str
+    """The state of an expired row."""
+    expired_at: str
+    """The column for the instant of completion of an expired row."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +62,8 @@ class LeasedTable:
     """The condition for rows that are due when they are written, so that `oldest_first` is never a later instant."""
     large: str | None = None
     """The column in `claimed` that may hold a long text."""
+    expiry: Expiry | None = None
+    """None: rows never expire."""
 
     @property
     def order(self) -> tuple[str, ...]:
@@ -75,10 +88,28 @@ class LeasedTable:
             held=self.held,
             oldest_first=self.oldest_first,
             then="" if self.ordinal is None else f", {self.ordinal}",
-            done=self.done,
             buried=self.buried,
-            done_at=self.done_at,
+            complete=self._complete,
         )
+
+    @property
+    def _complete(self) -> str:
+        """The assignments that complete a row at `:at`."""
+        if self.expiry is None:
+            return f"{self.state} = '{self.done}', {self.done_at} = :at"
+        expires_at, expired, expired_at = self.expiry
+        return (
+            f"{self.state} = CASE WHEN {expires_at} <= :at THEN '{expired}' ELSE '{self.done}' END, "
+            f"{self.done_at} = CASE WHEN {expires_at} <= :at THEN NULL ELSE :at END, "
+            f"{expired_at} = CASE WHEN {expires_at} <= :at THEN :at END"
+        )
+
+    def is_expired(self, row: Row, at: int) -> bool:
+        """Return whether a claimed row is expired at an instant."""
+        if self.expiry is None:
+            return False
+        expires_at: int | None = row[self.expiry.expires_at]
+        return expires_at is not None and expires_at <= at
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,13 +51,13 @@ RETURNING {claimed}{size}, attempt, lease_token, available_at
 -- name: complete
 -- Settles a held row as done.
 UPDATE {table}
-SET {state} = '{done}', {done_at} = :at, available_at = NULL, lease_token = NULL, last_error = NULL
+SET {complete}, available_at = NULL, lease_token = NULL, last_error = NULL
 WHERE {key_is} AND lease_token = :token
 
 -- name: complete_claim
 -- Settles all rows of one claim as done.
 UPDATE {table}
-SET {state} = '{done}', {done_at} = :at, available_at = NULL, lease_token = NULL, last_error = NULL
+SET {complete}, available_at = NULL, lease_token = NULL, last_error = NULL
 WHERE available_at = :until AND lease_token = :token
 
 -- name: complete_claim_shared
@@ -67,7 +67,7 @@ WITH held AS MATERIALIZED (
     /* skip locked */
 )
 UPDATE {table}
-SET {state} = '{done}', {done_at} = :at, available_at = NULL, lease_token = NULL, last_error = NULL
+SET {complete}, available_at = NULL, lease_token = NULL, last_error = NULL
 WHERE ({key}) IN (SELECT {key} FROM held)
 
 -- name: complete_and_delete

@@ -105,7 +105,7 @@ class Command(NamedTuple):
     trace: Trace
     reply_to: str | None
     stored_at: int = 0
-    """When the broker stored it, by the broker's clock, rounded up. It is the same at each delivery."""
+    """The command time: when the broker stored the command, in Unix milliseconds, rounded up; 0 if not known."""
 
     @property
     def tenant(self) -> str:

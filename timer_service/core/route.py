@@ -17,6 +17,8 @@ class CommandResult(NamedTuple):
     """When a row it wrote becomes available."""
     view: Mapping[str, Any] | None = None
     """The fields of its reply in addition to the outcome, if the command asked for them."""
+    loop: str | None = None
+    """The loop to wake for the row; None: the loops of the slice."""
 
 
 Handle = Callable[[Transaction, Sequence[Command], int], Awaitable[Sequence[CommandResult | None]]]
@@ -44,4 +46,5 @@ class Route:
 
     payloads: tuple[type[TenantPayload], ...]
     handle: Handle
-    wake: Callable[[int], Awaitable[None]]
+    wake: Callable[[int, str | None], Awaitable[None]]
+    """Wakes the loops of the slice at an instant, or the named one."""

@@ -189,7 +189,9 @@ class Settler:
 
     def _record(self, part: Settlement, changed: Mapping[str, int], waiting: int) -> None:
         table = self._lease.table
-        for outcome, count in changed.items():
+        fired = part.complete[: changed.get("fired", 0)]
+        expired = sum(table.is_expired(row, part.at) for row in fired) if table.expiry else 0
+        for outcome, count in {**changed, "fired": len(fired) - expired, "expired": expired}.items():
             if count:
                 self._metrics.settled(table.name, outcome, count)
         if lost := part.count() - sum(changed.values()) - waiting:
@@ -202,5 +204,5 @@ class Settler:
                 extra={"table": table.name, "count": buried, "reason": reason},
             )
         now = self._clock.now()
-        for row in part.complete[: changed.get("fired", 0)]:
+        for row in fired:
             self._metrics.fired_late(table.name, (now - row[table.oldest_first]) / 1000)

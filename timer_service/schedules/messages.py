@@ -5,18 +5,15 @@ from typing import Annotated, Any, ClassVar, NoReturn, Self
 
 from pydantic import (
     AfterValidator,
-    BeforeValidator,
     Field,
-    PlainSerializer,
     StrictStr,
     ValidationError,
-    WithJsonSchema,
     model_validator,
 )
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from timer_service.core.data import check_fits
-from timer_service.core.duration import DAY, SECOND, format_duration, parse_duration
+from timer_service.core.duration import DAY, SECOND, WRITE_DURATION, parse_between, schema_between
 from timer_service.core.instant import Instant
 from timer_service.core.message import Identifier, Payload, Tenant, TenantPayload
 from timer_service.core.paging import PageCursor, PageLimit
@@ -69,31 +66,9 @@ class Policy(StrEnum):
     ALL = "all"
 
 
-def _parse_between(least: int, most: int) -> BeforeValidator:
-    """Return the validator of a duration from `least` to `most` milliseconds."""
-
-    def parse(value: object) -> int:
-        try:
-            found = parse_duration(value)
-        except ValueError as error:
-            raise PydanticCustomError("duration", "{reason}", {"reason": str(error)}) from error
-        if not least <= found <= most:
-            bounds = {"least": format_duration(least), "most": format_duration(most)}
-            raise PydanticCustomError("duration", "must be from {least} to {most}", bounds)
-        return found
-
-    return BeforeValidator(parse)
-
-
-def _schema(least: int, most: int) -> WithJsonSchema:
-    integer = {"type": "integer", "minimum": least, "maximum": most}
-    return WithJsonSchema({"anyOf": [{"type": "string", "pattern": "^P"}, integer]})
-
-
-_WRITE = PlainSerializer(format_duration)
-Every = Annotated[int, _parse_between(MIN_EVERY, MAX_EVERY), _WRITE, _schema(MIN_EVERY, MAX_EVERY)]
-Jitter = Annotated[int, _parse_between(0, DAY), _WRITE, _schema(0, DAY)]
-LateBy = Annotated[int, _parse_between(SECOND, DAY), _WRITE, _schema(SECOND, DAY)]
+Every = Annotated[int, parse_between(MIN_EVERY, MAX_EVERY), WRITE_DURATION, schema_between(MIN_EVERY, MAX_EVERY)]
+Jitter = Annotated[int, parse_between(0, DAY), WRITE_DURATION, schema_between(0, DAY)]
+LateBy = Annotated[int, parse_between(SECOND, DAY), WRITE_DURATION, schema_between(SECOND, DAY)]
 
 ScheduleData = Annotated[
     Any, AfterValidator(check_fits), Field(description="Any JSON of at most 64 KiB. The events carry it unchanged.")

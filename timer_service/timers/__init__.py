@@ -1,25 +1,39 @@
-"""The timers slice: a `ScheduleTimer` command leads to a `DueTimeReached` event at its due time."""
+"""The timers slice: a `ScheduleTimer` command leads to a `DueTimeReached` event, or to `TimerExpired` if it is late."""
 
 from timer_service.core.slice import Slice
-from timer_service.timers.events import due_time_reached
+from timer_service.timers import cancellation_store, store
+from timer_service.timers.cancellation_worker import CancellationWorker
+from timer_service.timers.cancelling import LOOP
+from timer_service.timers.events import timer_event
 from timer_service.timers.handler import handle
-from timer_service.timers.messages import CancelTimer, DueTimeReached, RetryTimer, ScheduleTimer, TimerView
+from timer_service.timers.messages import (
+    CancelTimer,
+    CancelTimers,
+    DueTimeReached,
+    RetryTimer,
+    ScheduleTimer,
+    TimerExpired,
+    TimersCancelled,
+    TimerView,
+)
 from timer_service.timers.queries import QUERIES
+from timer_service.timers.retention import delete_settled
 from timer_service.timers.rules import Outcome
-from timer_service.timers.store import COUNTED, TIMERS, delete_settled
+from timer_service.timers.store import TIMERS
 from timer_service.timers.usage import USAGES
 
 SLICE = Slice(
     name="timers",
-    commands=(ScheduleTimer, CancelTimer, RetryTimer),
+    commands=(ScheduleTimer, CancelTimer, CancelTimers, RetryTimer),
     outcomes=Outcome,
     handle=handle,
     queries=QUERIES,
-    workers={"timers": lambda parts: parts.relay(TIMERS, due_time_reached)},
+    workers={"timers": lambda parts: parts.relay(TIMERS, timer_event), LOOP: CancellationWorker},
     wakes=("timers",),
     leased=(TIMERS,),
-    counted=COUNTED,
-    events=(DueTimeReached,),
+    counted=(*store.COUNTED, *cancellation_store.COUNTED),
+    timed=(cancellation_store.TIMED,),
+    events=(DueTimeReached, TimerExpired, TimersCancelled),
     views={"timer": TimerView},
     usages=USAGES,
     delete_settled=delete_settled,

@@ -1,31 +1,51 @@
-"""The `DueTimeReached` event of a claimed timer."""
+"""The event of a claimed timer: `DueTimeReached`, or `TimerExpired` if it fires too late."""
+
+import hashlib
 
 from timer_service.core.codec import encode_event
 from timer_service.core.database import Row
 from timer_service.core.instant import format_instant
 from timer_service.core.message import Message
 from timer_service.core.stored_json import check_stored, quote
-from timer_service.timers.messages import DueTimeReached
+from timer_service.timers.messages import DueTimeReached, TimerExpired
+
+
+def timer_event(row: Row, at: int) -> Message:
+    """Return the event of a claimed timer that fires at `at`: `TimerExpired` if this is at or after its expiry."""
+    expires_at: int | None = row["expires_at"]
+    return due_time_reached(row, at) if expires_at is None or at < expires_at else timer_expired(row, at)
 
 
 def due_time_reached(row: Row, at: int) -> Message:
-    """Return the event of a claimed timer that fires at `at`. The event id comes from the row, so it never changes."""
+    """Return the `DueTimeReached` of a timer. The event id comes from the row, so it never changes."""
+    return _event(row, at, DueTimeReached.type, row["event_id"], "reachedAt")
+
+
+def timer_expired(row: Row, at: int) -> Message:
+    """Return the `TimerExpired` of a timer. Its id differs from that of the `DueTimeReached`, and never changes."""
+    return _event(row, at, TimerExpired.type, expired_event_id(row["event_id"]), "expiredAt")
+
+
+def expired_event_id(event_id: str) -> str:
+    """Return the id of the `TimerExpired` of a timer whose `DueTimeReached` would have the id `event_id`."""
+    return hashlib.blake2b(f"{event_id}\0expired".encode(), digest_size=16).hexdigest()
+
+
+def _event(row: Row, at: int, message_type: str, event_id: str, instant: str) -> Message:
+    """Return an event of a timer. `instant` is the name of the field for `at`."""
+    data = "" if row["data"] is None else f',"data":{check_stored(row["data"])}'
+    payload = (
+        f'{{"tenantId":{quote(row["tenant_id"])},"serviceCallId":{quote(row["service_call_id"])},'
+        f'"dueAt":"{format_instant(row["due_at"])}","{instant}":"{format_instant(at)}"{data}}}'
+    )
     return encode_event(
-        row["event_id"],
-        DueTimeReached.type,
+        event_id,
+        message_type,
         row["tenant_id"],
-        _payload(row, at),
+        payload,
         at,
         row["correlation_id"],
         row["causation_id"],
         row["traceparent"],
         row["tracestate"],
-    )
-
-
-def _payload(row: Row, at: int) -> str:
-    data = "" if row["data"] is None else f',"data":{check_stored(row["data"])}'
-    return (
-        f'{{"tenantId":{quote(row["tenant_id"])},"serviceCallId":{quote(row["service_call_id"])},'
-        f'"dueAt":"{format_instant(row["due_at"])}","reachedAt":"{format_instant(at)}"{data}}}'
     )

@@ -7,6 +7,8 @@ from timer_service.core.message import Command
 from timer_service.core.quotas import Quotas
 from timer_service.core.route import CommandResult
 from timer_service.timers import rules, store
+from timer_service.timers.cancelling import Cancelling
+from timer_service.timers.messages import CancelTimers
 from timer_service.timers.queries import timer_view
 from timer_service.timers.rules import Applied, Key, Outcome, Timer
 from timer_service.timers.usage import growth
@@ -26,16 +28,24 @@ async def handle(
     The batch takes at most two writes, and one read for each 250 timers. If the timers have much data, the commands on
     some of them are deferred.
     """
-    keys = [rules.key_of(command) for command in commands]
-    before, deferred = await _load(tx, set(keys))
+    keys = [None if isinstance(command.payload, CancelTimers) else rules.key_of(command) for command in commands]
+    before, deferred = await _load(tx, {key for key in keys if key is not None})
+    cancelling = await Cancelling.load(tx, commands)
     admission = quotas.admission(tx)
     after = dict(before)
     results: list[CommandResult | None] = []
     for key, command in zip(keys, commands, strict=True):
+        if key is None:
+            results.append(cancelling.apply(command, now))
+            continue
         if key in deferred:
             results.append(None)
             continue
         found = after.get(key)
+        if cancelling.concerns(key, command, found):
+            stale = Applied(found, Outcome.IGNORED_STALE)
+            results.append(_result(found, stale, wants_view=command.reply_to is not None))
+            continue
         applied = rules.apply(found, key, command, now)
         if admission and (excess := await admission.exceeds(key.tenant_id, growth(found, applied.timer))):
             results.append(CommandResult(Outcome.OVER_QUOTA, view=excess.view))
@@ -44,6 +54,7 @@ async def handle(
             after[key] = applied.timer
         results.append(_result(found, applied, wants_view=command.reply_to is not None))
     await store.save(tx, before, after)
+    await cancelling.save(tx)
     return results
 
 

@@ -4,10 +4,13 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import Annotated, Any, ClassVar
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, ConfigDict, Field, ValidationInfo
+from pydantic.config import JsonDict
+from pydantic_core import PydanticCustomError
 
 from timer_service.core.data import check_fits
-from timer_service.core.instant import Instant
+from timer_service.core.duration import Duration
+from timer_service.core.instant import LATEST, Instant, out_of_range
 from timer_service.core.message import Identifier, Payload, Tenant, TenantPayload
 from timer_service.core.paging import PageCursor, PageLimit
 
@@ -17,6 +20,7 @@ class State(StrEnum):
 
     SCHEDULED = "Scheduled"
     REACHED = "Reached"
+    EXPIRED = "Expired"
     CANCELLED = "Cancelled"
     FAILED = "Failed"
 
@@ -26,6 +30,44 @@ Data = Annotated[
 ]
 
 
+def _is_set(field: str) -> JsonDict:
+    """Return a schema for objects in which a field has a value."""
+    return {"required": [field], "properties": {field: {"type": ["string", "integer"]}}}
+
+
+def _check_one_due_time(due_at: int | None, info: ValidationInfo) -> int | None:
+    """Return `due_at`. Raises if `due_in`, the field before it, is set too, or if neither is."""
+    if "due_in" in info.data and (due_at is None) == (info.data["due_in"] is None):
+        reason = "is missing" if due_at is None else "cannot be combined with dueIn"
+        raise PydanticCustomError("due_time", "{reason}: give either dueAt or dueIn", {"reason": reason})
+    return due_at
+
+
+def _check_expires_at(expires_at: int | None, info: ValidationInfo) -> int | None:
+    """Return `expires_at`. Raises if it is not after `due_at`."""
+    if expires_at is None or "due_at" not in info.data:
+        return expires_at
+    due_at = info.data["due_at"]
+    if due_at is None:
+        raise PydanticCustomError("expiry", "needs dueAt: with dueIn, give lateBy")
+    if expires_at <= due_at:
+        raise PydanticCustomError("expiry", "must be after dueAt")
+    return expires_at
+
+
+def _check_late_by(late_by: int | None, info: ValidationInfo) -> int | None:
+    """Return `late_by`. Raises if it is 0, if `expires_at` is set too, or if the expiry is after the year 9999."""
+    if late_by is None:
+        return None
+    if late_by == 0:
+        raise PydanticCustomError("expiry", "must be longer than 0")
+    if info.data.get("expires_at") is not None:
+        raise PydanticCustomError("expiry", "cannot be combined with expiresAt")
+    if (info.data.get("due_at") or 0) + late_by > LATEST:
+        raise out_of_range()
+    return late_by
+
+
 class TimerPayload(TenantPayload):
     """The payload of a command on one timer."""
 
@@ -33,11 +75,22 @@ class TimerPayload(TenantPayload):
 
 
 class ScheduleTimer(TimerPayload):
-    """Publish a `DueTimeReached` with `data` at `dueAt`. A newer ScheduleTimer for this service call replaces it."""
+    """Publish a `DueTimeReached` at `dueAt` or after `dueIn`. A newer ScheduleTimer for this call replaces it."""
 
+    model_config = ConfigDict(json_schema_extra={"oneOf": [_is_set("dueAt"), _is_set("dueIn")]})
     type: ClassVar[str] = "ScheduleTimer"
 
-    due_at: Instant
+    due_in: Duration | None = Field(
+        default=None, description="The time from when the broker stores the command to the due time, at most 366 days."
+    )
+    due_at: Annotated[Instant | None, AfterValidator(_check_one_due_time)] = Field(default=None, validate_default=True)
+    expires_at: Annotated[Instant | None, AfterValidator(_check_expires_at)] = Field(
+        default=None,
+        description="If the timer fires at or after this instant, its event is TimerExpired. It is later than dueAt.",
+    )
+    late_by: Annotated[Duration | None, AfterValidator(_check_late_by)] = Field(
+        default=None, description="The time from the due time to the expiry, at most 366 days. It replaces expiresAt."
+    )
     data: Data = None
 
 
@@ -45,6 +98,14 @@ class CancelTimer(TimerPayload):
     """Cancel the timer if it has not fired yet. An older ScheduleTimer that is delivered later is ignored."""
 
     type: ClassVar[str] = "CancelTimer"
+
+
+class CancelTimers(TenantPayload):
+    """Cancel every timer whose id begins with `prefix` and that has not fired yet. Newer commands win."""
+
+    type: ClassVar[str] = "CancelTimers"
+
+    prefix: Identifier
 
 
 class RetryTimer(TimerPayload):
@@ -63,6 +124,27 @@ class DueTimeReached(TenantPayload):
     due_at: Instant
     reached_at: Instant
     data: Data = None
+
+
+class TimerExpired(TenantPayload):
+    """A timer fired at or after its expiry. If the event is sent more than once, the envelope id is the same."""
+
+    type: ClassVar[str] = "TimerExpired"
+
+    service_call_id: Identifier
+    due_at: Instant
+    expired_at: Instant
+    data: Data = None
+
+
+class TimersCancelled(TenantPayload):
+    """A CancelTimers is finished: `count` timers were cancelled. The envelope id is the same each time it is sent."""
+
+    type: ClassVar[str] = "TimersCancelled"
+
+    command_id: Identifier
+    prefix: Identifier
+    count: int = Field(ge=0)
 
 
 class GetTimer(Payload):
@@ -94,7 +176,9 @@ class TimerView(Payload):
     state: State
     registered_at: Instant
     attempt: int = Field(ge=0, description="The number of attempts to publish the event.")
+    expires_at: Instant | None = None
     reached_at: Instant | None = None
+    expired_at: Instant | None = None
     last_error: str | None = None
     correlation_id: Identifier | None = None
     data: Any = None

@@ -17,10 +17,12 @@ class Outcome(StrEnum):
     RESCHEDULED = "rescheduled"
     UPDATED = "updated"
     CANCELLED = "cancelled"
+    CANCELLING = "cancelling"
     RETRIED = "retried"
     UNCHANGED = "unchanged"
     NOT_FOUND = "not_found"
     ALREADY_REACHED = "already_reached"
+    ALREADY_EXPIRED = "already_expired"
     IGNORED_REACHED = "ignored_reached"
     IGNORED_STALE = "ignored_stale"
     OVER_QUOTA = OVER_QUOTA
@@ -43,6 +45,8 @@ class Schedule(NamedTuple):
     due_at: int
     event_id: str
     data: str | None = None
+    expires_at: int | None = None
+    """If the timer fires at this instant or later, it expires."""
     correlation_id: str | None = None
     causation_id: str | None = None
     trace: Trace = Trace()
@@ -68,6 +72,11 @@ class Timer(NamedTuple):
     """When the service handled the newest command that found the timer settled. Retention counts from this instant."""
     attempt: int = 0
     last_error: str | None = None
+
+    @property
+    def expired_at(self) -> int | None:
+        """When the timer expired, or None if it has not expired."""
+        return self.settled_at if self.state is State.EXPIRED else None
 
     @property
     def reached_at(self) -> int | None:
@@ -97,11 +106,13 @@ def apply(timer: Timer | None, key: Key, command: Command, now: int) -> Applied:
     if timer is not None and timer.state is State.REACHED:
         outcome = Outcome.IGNORED_REACHED if is_schedule else Outcome.ALREADY_REACHED
         return Applied(_confirm(timer, command.position, now), outcome)
+    if timer is not None and timer.state is State.EXPIRED and isinstance(command.payload, CancelTimer):
+        return Applied(_confirm(timer, command.position, now), Outcome.ALREADY_EXPIRED)
     if timer is not None and timer.position == command.position:  # this command was delivered before
         return Applied(timer, Outcome.UNCHANGED)
     match command.payload:
         case ScheduleTimer() as payload:
-            return _schedule(timer, key, _requested_schedule(key, command, payload), command.position, now)
+            return _schedule(timer, key, _requested_schedule(key, command, payload, now), command.position, now)
         case CancelTimer():
             return _cancel(timer, key, command.position, now)
         case _:
@@ -114,15 +125,28 @@ def event_id(key: Key, due_at: int, position: Position) -> str:
     return hashlib.blake2b(cause.encode(), digest_size=16).hexdigest()
 
 
-def _requested_schedule(key: Key, command: Command, payload: ScheduleTimer) -> Schedule:
+def _requested_schedule(key: Key, command: Command, payload: ScheduleTimer, now: int) -> Schedule:
+    due_at = _due_at(command, payload, now)
     return Schedule(
-        due_at=payload.due_at,
-        event_id=event_id(key, payload.due_at, command.position),
+        due_at=due_at,
+        event_id=event_id(key, due_at, command.position),
         data=dump_data(payload.data) if "data" in payload.model_fields_set else None,
+        expires_at=payload.expires_at if payload.late_by is None else due_at + payload.late_by,
         correlation_id=command.correlation_id,
         causation_id=command.id,
         trace=command.trace,
     )
+
+
+def _due_at(command: Command, payload: ScheduleTimer, now: int) -> int:
+    """Return when a timer is due. `dueIn` counts from the command time, which is the same at each delivery.
+
+    If the broker does not know this time, `dueIn` counts from `now`, so that the timer is not early.
+    """
+    if payload.due_at is not None:
+        return payload.due_at
+    assert payload.due_in is not None  # noqa: S101 - the model has one of both
+    return (command.stored_at or now) + payload.due_in
 
 
 def _schedule(timer: Timer | None, key: Key, requested: Schedule, position: Position, now: int) -> Applied:
@@ -130,9 +154,14 @@ def _schedule(timer: Timer | None, key: Key, requested: Schedule, position: Posi
         return Applied(_scheduled(key, requested, position, now), Outcome.SCHEDULED)
     if timer.schedule.due_at != requested.due_at:
         return Applied(_scheduled(key, requested, position, timer.registered_at), Outcome.RESCHEDULED)
-    if (timer.schedule.data, timer.schedule.correlation_id) != (requested.data, requested.correlation_id):
+    if _content(timer.schedule) != _content(requested):
         return Applied(_scheduled(key, requested, position, timer.registered_at), Outcome.UPDATED)
     return Applied(_confirm(timer, position, now), Outcome.UNCHANGED)
+
+
+def _content(schedule: Schedule) -> tuple[object, ...]:
+    """Return the values that make a ScheduleTimer with the same due time an update if they differ."""
+    return schedule.data, schedule.correlation_id, schedule.expires_at
 
 
 def _cancel(timer: Timer | None, key: Key, position: Position, now: int) -> Applied:

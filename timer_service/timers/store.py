@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 from timer_service.core.database import Reader, Row, Transaction
 from timer_service.core.errors import ConflictError
-from timer_service.core.lease import LeasedTable
+from timer_service.core.lease import Expiry, LeasedTable
 from timer_service.core.message import Position, Trace
 from timer_service.core.row_counts import CountedRows
 from timer_service.core.sql import load_sql
@@ -20,6 +20,7 @@ _VALUES = (
     *("position_epoch", "position_sequence", "available_at", "attempt", "last_error"),
 )
 _COLUMNS = ("tenant_id", "service_call_id", *_VALUES)
+_SETTLED_AT = "COALESCE(reached_at, cancelled_at, expired_at) AS settled_at"
 _SQL["put"] = _SQL["put"].format(
     columns=", ".join(_COLUMNS),
     values=", ".join(f":{name}" for name in _COLUMNS),
@@ -29,7 +30,7 @@ for _name in (
     "find",
     "page",
 ):  # not `*`: a new column would break the prepared statements of older instances
-    _SQL[_name] = _SQL[_name].replace("{columns}", ", ".join((*_COLUMNS, "reached_at")))
+    _SQL[_name] = _SQL[_name].replace("{columns}", ", ".join((*_COLUMNS, _SETTLED_AT)))
 _FIND_LOCKED = f"{_SQL['find']}\n/* for update */"
 
 TIMERS = LeasedTable(
@@ -44,12 +45,14 @@ TIMERS = LeasedTable(
     buried=State.FAILED,
     done=State.REACHED,
     done_at="reached_at",
+    expiry=Expiry("expires_at", State.EXPIRED, "expired_at"),
 )
 
 
 _WHERE = {
     State.SCHEDULED: "available_at IS NOT NULL",
     State.REACHED: "state = 'Reached'",
+    State.EXPIRED: "state = 'Expired'",
     State.CANCELLED: "state = 'Cancelled'",
     State.FAILED: "state = 'Failed'",
 }
@@ -152,7 +155,7 @@ def _timer(row: Row) -> Timer:
         registered_at=row["registered_at"],
         schedule=_schedule(row) if row["due_at"] is not None else None,
         available_at=row["available_at"],
-        settled_at=row["cancelled_at"] if row["reached_at"] is None else row["reached_at"],
+        settled_at=row["settled_at"],
         confirmed_at=row["confirmed_at"],
         attempt=row["attempt"],
         last_error=row["last_error"],

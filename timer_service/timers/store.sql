@@ -5,9 +5,9 @@ FROM /* each of many */ timer_schedules
 WHERE tenant_id = :tenant_id AND service_call_id = :service_call_id
 
 -- name: put
--- Inserts or replaces a timer and ends its claim. Skips a Reached timer and a timer with the same or a newer position.
+-- Inserts or replaces a timer, and ends its claim and its expiry. Skips a Reached timer and a timer with the same or a newer position.
 INSERT INTO timer_schedules ({columns}) VALUES ({values})
-ON CONFLICT (tenant_id, service_call_id) DO UPDATE SET {updates}, lease_token = NULL
+ON CONFLICT (tenant_id, service_call_id) DO UPDATE SET {updates}, lease_token = NULL, expired_at = NULL
 WHERE timer_schedules.state <> 'Reached'
     AND (timer_schedules.position_epoch, timer_schedules.position_sequence)
         < (excluded.position_epoch, excluded.position_sequence)
@@ -46,9 +46,9 @@ DELETE FROM timer_schedules
 WHERE (tenant_id, service_call_id) IN (
     WITH picked AS MATERIALIZED (  -- locked, so that a timer that a command has just scheduled again is not deleted
         SELECT tenant_id, service_call_id FROM timer_schedules
-        WHERE (reached_at IS NOT NULL OR cancelled_at IS NOT NULL)
-            AND COALESCE(confirmed_at, reached_at, cancelled_at) < :before
-        ORDER BY COALESCE(confirmed_at, reached_at, cancelled_at) LIMIT :limit
+        WHERE COALESCE(reached_at, cancelled_at, expired_at) IS NOT NULL
+            AND COALESCE(confirmed_at, reached_at, cancelled_at, expired_at) < :before
+        ORDER BY COALESCE(confirmed_at, reached_at, cancelled_at, expired_at) LIMIT :limit
         /* skip locked */
     )
     SELECT tenant_id, service_call_id FROM picked

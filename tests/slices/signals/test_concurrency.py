@@ -239,5 +239,5 @@ async def test_slices_lock_in_one_order(
     assert handled == ["timers", "signals"]
 
 
-async def no_wake(_at: int) -> None:
+async def no_wake(_at: int, _loop: str | None) -> None:
     """Do nothing."""

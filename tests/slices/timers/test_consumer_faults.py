@@ -226,7 +226,7 @@ class Killed(BaseException):
     """The end of the process."""
 
 
-async def _wake(_at: int) -> None:
+async def _wake(_at: int, _loop: str | None) -> None:
     pass
 
 
@@ -528,7 +528,7 @@ async def test_pause_only_if_nothing_works(timers: Timers, timers_route: Route, 
     async def fail(_tx: Transaction, _commands: Sequence[Command], _now: int) -> NoReturn:
         raise DatabaseSetupError("no such table")
 
-    async def no_wake(_at: int) -> None:
+    async def no_wake(_at: int, _loop: str | None) -> None:
         pass
 
     timers.send(schedule_timer())

@@ -19,7 +19,7 @@ from timer_service.core.database import Parameters, Reader, Row
 from timer_service.core.errors import Code
 from timer_service.core.instant import LATEST
 from timer_service.core.stored_json import RawJson
-from timer_service.timers.messages import ListTimers
+from timer_service.timers.messages import ListTimers, State
 from timer_service.timers.queries import QUERIES
 
 DUE = after(minutes=1)
@@ -34,6 +34,7 @@ async def create_one_in_each_state(timers: Timers) -> None:
     """Create a timer in each state, due in the order of their names, and a tombstone."""
     await timers.fail("a failed")
     await timers.schedule("b reached", after(minutes=10))
+    await timers.schedule("bb expired", after(minutes=11), lateBy="PT1M")
     timers.clock.set(after(hours=1))
     await timers.tick()
     await timers.schedule("c cancelled", after(hours=2))
@@ -42,7 +43,13 @@ async def create_one_in_each_state(timers: Timers) -> None:
     await timers.cancel("e tombstone")
 
 
-STATES = {"a failed": "Failed", "b reached": "Reached", "c cancelled": "Cancelled", "d scheduled": "Scheduled"}
+STATES = {
+    "a failed": "Failed",
+    "b reached": "Reached",
+    "bb expired": "Expired",
+    "c cancelled": "Cancelled",
+    "d scheduled": "Scheduled",
+}
 
 
 async def all_pages(timers: Timers, limit: int, **filters: Any) -> list[list[str]]:
@@ -76,17 +83,20 @@ async def test_get(timers: Timers) -> None:
 
 
 async def test_get_in_every_state(timers: Timers) -> None:
-    """A reached timer shows when it fired, a failed timer shows its error, and all timers show their attempts."""
+    """A timer shows when it fired or expired, or its error, and the number of attempts."""
     await create_one_in_each_state(timers)
     views = {call: await timers.ask("get-timer", {"serviceCallId": call}) for call in STATES}
     assert {call: view["state"] for call, view in views.items()} == STATES
     assert [(call, view["reachedAt"]) for call, view in views.items() if "reachedAt" in view] == [
         ("b reached", iso(after(hours=1)))
     ]
+    assert [(call, view["expiredAt"]) for call, view in views.items() if "expiredAt" in view] == [
+        ("bb expired", iso(after(hours=1)))
+    ]
     assert [(call, view["lastError"]) for call, view in views.items() if "lastError" in view] == [
         ("a failed", "refused")
     ]
-    assert [view["attempt"] for view in views.values()] == [MAX_ATTEMPTS, 1, 0, 0]
+    assert [view["attempt"] for view in views.values()] == [MAX_ATTEMPTS, 1, 1, 0, 0]
 
 
 @pytest.mark.parametrize(("data", "shown"), [({"data": None}, True), ({}, False)])
@@ -330,7 +340,7 @@ async def test_count(timers: Timers) -> None:
     await timers.schedule("due this moment", timers.clock.now())
     await timers.schedule("others'", 0, tenant="other")
     assert await timers.ask("count-timers") == {
-        "counts": {"Scheduled": 3, "Reached": 1, "Cancelled": 1, "Failed": 1},
+        "counts": {"Scheduled": 3, "Reached": 1, "Expired": 1, "Cancelled": 1, "Failed": 1},
         "overdue": 1,
         "oldestDue": iso(after(minutes=59)),
         "exact": True,
@@ -342,7 +352,7 @@ async def test_count_of_a_tenant_without_timers(timers: Timers) -> None:
     await timers.schedule(tenant="other")
     await timers.cancel("tombstone")
     assert await timers.ask("count-timers") == {
-        "counts": {"Scheduled": 0, "Reached": 0, "Cancelled": 0, "Failed": 0},
+        "counts": dict.fromkeys(State, 0),
         "overdue": 0,
         "exact": True,
     }

@@ -89,6 +89,68 @@ def confirmed(row: Timer, outcome: Outcome = Outcome.UNCHANGED) -> Applied:
 # ScheduleTimer
 
 
+def relative(stored_at: int) -> Command:
+    payload = ScheduleTimer(**KEY._asdict(), due_in="PT1H")
+    return Command(command_id(NEW), payload, NEW, None, NO_TRACE, reply_to=None, stored_at=stored_at)
+
+
+def test_relative_due_time_counts_from_the_command_time() -> None:
+    """A timer with `dueIn` is due this long after the command time, whenever the command is handled."""
+    stored_at = after(minutes=-20)
+    due_at = after(minutes=40)
+    for now in (NOW, RECEIVED, after(days=3)):
+        applied = rules.apply(None, KEY, relative(stored_at), now)
+        assert applied == Applied(scheduled(due_at, NEW, registered_at=now), Outcome.SCHEDULED)
+        assert applied.timer is not None
+        again = rules.apply(applied.timer, KEY, relative(stored_at), now + 1)
+        assert again == Applied(applied.timer, Outcome.UNCHANGED)
+
+
+def test_relative_due_time_without_a_command_time() -> None:
+    """If the broker does not know when it stored the command, `dueIn` counts from the instant of the handling."""
+    applied = rules.apply(None, KEY, relative(0), RECEIVED)
+    assert applied.timer == scheduled(after(minutes=90), NEW, registered_at=RECEIVED)
+    assert rules.apply(applied.timer, KEY, relative(0), RECEIVED + 1000).outcome is Outcome.UNCHANGED
+
+
+EXPIRIES: dict[str, tuple[dict[str, Any], int | None]] = {
+    "none": ({}, None),
+    "at an instant": ({"expires_at": iso(LATER + 1)}, LATER + 1),
+    "late": ({"late_by": "PT0.001S"}, LATER + 1),
+    "later": ({"late_by": "P366D"}, after(days=366, hours=1)),
+}
+
+
+@pytest.mark.parametrize("name", EXPIRIES)
+def test_expiry(name: str) -> None:
+    """A ScheduleTimer sets the instant from which the timer is expired."""
+    fields, expires_at = EXPIRIES[name]
+    made = scheduled(LATER, NEW, registered_at=RECEIVED, expires_at=expires_at)
+    assert schedule_for(LATER, **fields)(None, NEW) == Applied(made, Outcome.SCHEDULED)
+
+
+def test_expiry_with_a_relative_due_time() -> None:
+    """With `dueIn`, `lateBy` counts from the due time that results."""
+    payload = ScheduleTimer(**KEY._asdict(), due_in="PT1H", late_by="PT1M")
+    sent = Command(command_id(NEW), payload, NEW, None, NO_TRACE, reply_to=None, stored_at=NOW)
+    made = rules.apply(None, KEY, sent, RECEIVED).timer
+    assert made == scheduled(after(hours=1), NEW, registered_at=RECEIVED, expires_at=after(hours=1, minutes=1))
+
+
+@pytest.mark.parametrize("had", EXPIRIES)
+@pytest.mark.parametrize("wants", EXPIRIES)
+def test_update_of_the_expiry(had: str, wants: str) -> None:
+    """A ScheduleTimer with the same due time and another expiry is an update. The same expiry changes nothing."""
+    before = schedule_for(LATER, **EXPIRIES[had][0])(None, MIDDLE).timer
+    assert before is not None
+    left = schedule_for(LATER, **EXPIRIES[wants][0])(before, NEW)
+    if EXPIRIES[had][1] == EXPIRIES[wants][1]:
+        assert left == confirmed(before)
+    else:
+        made = scheduled(LATER, NEW, registered_at=RECEIVED, expires_at=EXPIRIES[wants][1])
+        assert left == Applied(made, Outcome.UPDATED)
+
+
 def test_schedule_new() -> None:
     """A ScheduleTimer for an unknown timer creates it. It is registered now and available at its due time."""
     made = scheduled(LATER, NEW, registered_at=RECEIVED, data='{"a":1}', correlation_id="order-1")
@@ -153,10 +215,10 @@ def test_other_content_updates(had: str, wants: str) -> None:
         assert left == Applied(updated._replace(registered_at=NOW), Outcome.UPDATED)
 
 
-@pytest.mark.parametrize("state", [State.CANCELLED, State.FAILED])
+@pytest.mark.parametrize("state", [State.CANCELLED, State.EXPIRED, State.FAILED])
 @pytest.mark.parametrize("due_at", [NOW, LATER])
-def test_schedule_cancelled_or_failed(state: State, due_at: int) -> None:
-    """A newer ScheduleTimer schedules a cancelled or failed timer as if it were new."""
+def test_schedule_ended(state: State, due_at: int) -> None:
+    """A newer ScheduleTimer schedules a cancelled, expired or failed timer as if it were new."""
     again = scheduled(due_at, NEW, registered_at=RECEIVED)
     assert schedule_for(due_at)(timer(state), NEW) == Applied(again, Outcome.SCHEDULED)
 
@@ -188,6 +250,14 @@ def test_cancel_cancelled(row: Timer) -> None:
     assert cancel(row, NEW) == confirmed(row)
 
 
+@pytest.mark.parametrize(("position", "again"), [(NEW, False), (MIDDLE, True)])
+def test_cancel_expired(position: Position, again: bool) -> None:  # noqa: FBT001
+    """A CancelTimer for an expired timer changes only the position, also if it is delivered again."""
+    expired = timer(State.EXPIRED)
+    wanted = confirmed(expired, Outcome.ALREADY_EXPIRED)
+    assert cancel(expired, position) == (wanted._replace(timer=expired) if again else wanted)
+
+
 def test_cancel_unknown() -> None:
     """A CancelTimer for an unknown timer leaves a tombstone that is cancelled now."""
     assert cancel(None, MIDDLE) == Applied(tombstone(), Outcome.NOT_FOUND)
@@ -205,9 +275,9 @@ def test_retry_failed(due_at: int, available_at: int) -> None:
     assert back.schedule == failed.schedule
 
 
-@pytest.mark.parametrize("state", [State.SCHEDULED, State.CANCELLED])
+@pytest.mark.parametrize("state", [State.SCHEDULED, State.CANCELLED, State.EXPIRED])
 def test_retry_not_failed(state: State) -> None:
-    """A RetryTimer for a scheduled or cancelled timer changes only the position."""
+    """A RetryTimer for a scheduled, cancelled or expired timer changes only the position."""
     assert retry(timer(state), NEW) == confirmed(timer(state))
 
 
@@ -255,7 +325,7 @@ def test_tombstone_beats_older_commands(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", RULES)
-@pytest.mark.parametrize("row", [*(timer(state) for state in State if state is not State.REACHED), tombstone()])
+@pytest.mark.parametrize("row", [*map(timer, (State.SCHEDULED, State.CANCELLED, State.FAILED)), tombstone()])
 def test_same_command_delivered_again(name: str, row: Timer) -> None:
     """The newest command on a timer changes nothing when it is delivered again."""
     assert RULES[name](row, MIDDLE) == Applied(row, Outcome.UNCHANGED)

@@ -38,6 +38,29 @@ def replies(timers: Timers) -> list[tuple[str, Any]]:
 # Firing
 
 
+async def test_relative_due_time(timers: Timers) -> None:
+    """A timer with `dueIn` fires this long after its command was stored. A redelivery does not move it."""
+    fields = {"serviceCallId": "call-1", "dueIn": "PT1M"}
+    first = timers.send(command("ScheduleTimer", fields))
+    timers.clock.advance(seconds=30)  # the command waits in the stream
+    await timers.consume()
+    timers.clock.advance(seconds=10)
+    timers.broker.deliver(first)
+    await timers.consume()
+    assert ((await timers.row())["due_at"], timers.outcomes()) == (after(minutes=1), {"scheduled": 1, "unchanged": 1})
+    timers.send(command("ScheduleTimer", fields))
+    await timers.consume()
+    assert timers.outcomes() == {"scheduled": 1, "unchanged": 1, "rescheduled": 1}
+    due_at = after(minutes=1, seconds=40)
+    assert (await timers.row())["due_at"] == due_at
+    found = []
+    for at in (due_at - 1, due_at):
+        timers.clock.set(at)
+        await timers.tick()
+        found.append(len(timers.fired()))
+    assert found == [0, 1]
+
+
 async def test_fires_at_its_due_time(timers: Timers) -> None:
     """A timer fires once, at its due time and not a millisecond earlier."""
     await timers.schedule(due_at=DUE)

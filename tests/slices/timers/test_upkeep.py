@@ -28,17 +28,25 @@ def retention(store: Database) -> Retention:
 
 async def write(database: Database, *timers: Timer) -> None:
     """Write timers in any state."""
-    reached = [timer for timer in timers if timer.state is State.REACHED]
+    fired = [timer for timer in timers if timer.state in {State.REACHED, State.EXPIRED}]
     async with database.transaction() as tx:
-        await put_timers(tx, [timer for timer in timers if timer.state is not State.REACHED])
+        await put_timers(tx, [timer for timer in timers if timer not in fired])
         await put_timers(
             tx,
-            [each._replace(state=State.SCHEDULED, available_at=each.settled_at, settled_at=None) for each in reached],
+            [each._replace(state=State.SCHEDULED, available_at=each.settled_at, settled_at=None) for each in fired],
         )
         await tx.executemany(
-            "UPDATE timer_schedules SET state = 'Reached', available_at = NULL, reached_at = :at "
-            "WHERE tenant_id = :tenant_id AND service_call_id = :service_call_id",
-            [{**timer.key._asdict(), "at": timer.settled_at} for timer in reached],
+            "UPDATE timer_schedules SET state = :state, available_at = NULL, reached_at = :reached_at, "
+            "expired_at = :expired_at WHERE tenant_id = :tenant_id AND service_call_id = :service_call_id",
+            [
+                {
+                    **each.key._asdict(),
+                    "state": each.state,
+                    "reached_at": each.reached_at,
+                    "expired_at": each.expired_at,
+                }
+                for each in fired
+            ],
         )
 
 
@@ -55,8 +63,9 @@ def tombstone(call: str, at: int = NOW) -> Timer:
 
 
 async def test_retention_through_the_service(timers: Timers) -> None:
-    """Reached timers, cancelled timers and tombstones are deleted exactly one millisecond after the retention time."""
+    """Every settled timer and tombstone is deleted exactly one millisecond after the retention time."""
     await timers.schedule("fired")
+    await timers.schedule("expired", NOW - 1, lateBy="PT0.001S")
     await timers.tick()
     await timers.schedule("cancelled", after(days=400))
     await timers.cancel("cancelled")
@@ -65,8 +74,8 @@ async def test_retention_through_the_service(timers: Timers) -> None:
     retention = Retention(timers.database, RETENTION, timer_store.delete_settled)
     kept = (await retention.tick(EXPIRED - 1)).done, await remaining(timers.database)
     deleted = (await retention.tick(EXPIRED)).done, await remaining(timers.database)
-    assert kept == (0, ["cancelled", "fired", "tombstone", "waits"])
-    assert deleted == (3, ["waits"])
+    assert kept == (0, ["cancelled", "expired", "fired", "tombstone", "waits"])
+    assert deleted == (4, ["waits"])
 
 
 @pytest.mark.parametrize("state", [State.SCHEDULED, State.FAILED])
@@ -155,11 +164,13 @@ def settled(kind: str, call: str, at: int) -> Timer:
             return tombstone(call, at)
         case "cancelled":
             return in_state(State.CANCELLED, scheduled(call), at=at)
+        case "expired":
+            return in_state(State.EXPIRED, scheduled(call, due_at=0), at=at)
         case _:
             return in_state(State.REACHED, scheduled(call), at=at)
 
 
-@pytest.mark.parametrize("kind", ["reached", "cancelled", "tombstones"])
+@pytest.mark.parametrize("kind", ["reached", "expired", "cancelled", "tombstones"])
 async def test_retention_in_batches(store: Database, retention: Retention, kind: str) -> None:
     """A pass deletes at most one batch, oldest first, and asks for another pass until no expired row remains."""
     calls = [f"call-{number:04}" for number in range(2 * BATCH + 1)]
@@ -196,14 +207,16 @@ async def test_row_counts(store: Database, metrics: RecordingMetrics, clock: Man
         in_state(State.REACHED, scheduled("d")),
         in_state(State.REACHED, scheduled("e")),
         in_state(State.CANCELLED, scheduled("f")),
+        in_state(State.EXPIRED, scheduled("i")),
         tombstone("g"),
         in_state(State.FAILED, scheduled("h", NOW - 90_000)),
     )
     row_counts = row_counts_of(store, metrics)
-    assert await row_counts.tick(clock.now()) == Pass(8)
+    assert await row_counts.tick(clock.now()) == Pass(9)
     assert metrics.counts == {
         ("timer_schedules", "Scheduled"): 3,
         ("timer_schedules", "Reached"): 2,
+        ("timer_schedules", "Expired"): 1,
         ("timer_schedules", "Cancelled"): 2,
         ("timer_schedules", "Failed"): 1,
     }

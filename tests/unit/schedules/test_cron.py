@@ -195,7 +195,7 @@ def _fires_in_28_years(text: str) -> bool:
         ("TZ=UTC 0 9 * * *", "the expression names a zone; write the field `zone` instead"),
         (
             "",
-            "write five fields (minute, hour, day of month, month, day of week), or six with the second first; this expression has 0",
+            "(minute, hour, day of month, month, day of week), or six with the second first; this expression has 0",
         ),
         ("\0 \x1f", "this expression has 1"),
         ("* * * *", "this expression has 4"),

@@ -16,7 +16,7 @@ from timer_service.app.login import nats_login
 from timer_service.cli.doctor.clocks import check_broker_clock
 from timer_service.cli.doctor.consumer import check_consumer
 from timer_service.cli.doctor.exposure import check_exposure, check_rights
-from timer_service.cli.doctor.finding import Finding, Status
+from timer_service.cli.doctor.finding import Finding, Skew, Status
 from timer_service.cli.doctor.permissions import check_permissions, needed_publishes
 from timer_service.cli.doctor.streams import check_missing_stream, check_stream
 from timer_service.client.connection import url_without_login
@@ -139,8 +139,8 @@ def _check_clock(asked_at: datetime, info: dict[str, Any], config: Config) -> Fi
     """Compare clocks: the broker read its clock between the request and the reply."""
     replied_at = datetime.now(UTC)
     half = (replied_at - asked_at) / 2
-    skew = asked_at + half - datetime.fromisoformat(info["ts"])
-    return check_broker_clock(skew, half, decides=config.engine == "sqlite")
+    skew = Skew(asked_at + half - datetime.fromisoformat(info["ts"]), half)
+    return check_broker_clock(skew, decides=config.engine == "sqlite")
 
 
 def _stream_error(name: str, error: dict[str, Any], config: Config) -> Finding:

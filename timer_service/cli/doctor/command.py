@@ -12,6 +12,7 @@ import typer
 from timer_service.cli.connection import Server, client_config
 from timer_service.cli.dev_server import DevServer, find_dev_server
 from timer_service.cli.doctor.broker import check_broker
+from timer_service.cli.doctor.clocks import check_clocks
 from timer_service.cli.doctor.finding import Finding, Status
 from timer_service.cli.doctor.flows import check_page, read_page
 from timer_service.cli.doctor.sqlite import check_sqlite
@@ -21,6 +22,8 @@ from timer_service.cli.process import run_async
 from timer_service.config import Config
 
 _INDENT = " " * 6
+_CLOCKS = 2
+"""The clocks of the broker and of the database."""
 _COLOURS = {Status.OK: "green", Status.WARN: "yellow", Status.FAIL: "red"}
 
 
@@ -72,7 +75,9 @@ async def _check_all(config: Config, dev: DevServer | None) -> Sequence[Finding]
     findings += [finding async for finding in check_broker(config, syncs=dev is not None, runs=runs)]
     if config.postgres_url is None:
         return [*findings, *check_sqlite(config)]
-    return [*findings, *await _check_postgres(config, config.postgres_url)]
+    findings += await _check_postgres(config, config.postgres_url)
+    skews = [finding.skew for finding in findings if finding.skew is not None]
+    return [*findings, check_clocks(*skews)] if len(skews) == _CLOCKS else findings
 
 
 async def _check_postgres(config: Config, url: str) -> list[Finding]:

@@ -1,7 +1,9 @@
 """The result of a check."""
 
 from dataclasses import dataclass
+from datetime import timedelta
 from enum import StrEnum
+from typing import NamedTuple
 
 
 class Status(StrEnum):
@@ -13,6 +15,13 @@ class Status(StrEnum):
     FAIL = "fail"
 
 
+class Skew(NamedTuple):
+    """How far one clock is ahead of another."""
+
+    value: timedelta
+    uncertainty: timedelta
+
+
 @dataclass(frozen=True, slots=True)
 class Finding:
     """The result of one check: what was checked, what was found, and how to fix it."""
@@ -21,3 +30,5 @@ class Finding:
     status: Status
     message: str
     remedy: str | None = None
+    skew: Skew | None = None
+    """Of a comparison of clocks: how far the clock of this machine is ahead."""

@@ -11,7 +11,7 @@ import asyncpg
 from timer_service.adapters.postgres.database import MOST_CONNECTIONS, OLDEST_VERSION
 from timer_service.app.schema import migrations
 from timer_service.cli.doctor.clocks import check_database_clock
-from timer_service.cli.doctor.finding import Finding, Status
+from timer_service.cli.doctor.finding import Finding, Skew, Status
 from timer_service.cli.doctor.postgres_checks import (
     Connections,
     Rights,
@@ -132,4 +132,4 @@ async def _check_clock(connection: _Connection) -> Finding:
     asked_at = datetime.now(UTC)
     read: datetime = await connection.fetchval("SELECT clock_timestamp()")
     half = (datetime.now(UTC) - asked_at) / 2
-    return check_database_clock(asked_at + half - read, half)
+    return check_database_clock(Skew(asked_at + half - read, half))

@@ -11,7 +11,12 @@ from timer_service.client import State, Timer
 from timer_service.core.instant import parse_instant
 
 _HEAD = ("CALL", "STATE", "DUE", "", "ATTEMPT", "LAST ERROR")
-_COLOURS: Mapping[str, str] = {State.REACHED: "green", State.CANCELLED: "yellow", State.FAILED: "red"}
+_COLOURS: Mapping[str, str] = {
+    State.REACHED: "green",
+    State.EXPIRED: "yellow",
+    State.CANCELLED: "yellow",
+    State.FAILED: "red",
+}
 
 
 def timer_details(timer: Timer, now: datetime) -> Iterator[str]:

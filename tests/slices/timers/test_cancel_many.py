@@ -1,0 +1,489 @@
+"""CancelTimers: timers that are cancelled by the prefix of their ids."""
+
+import itertools
+import json
+import random
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.harness.builders import cancel_timers, retry_timer, schedule_timer, scheduled
+from tests.harness.clock import NOW, ManualClock, after
+from tests.harness.timers import Timers, always, bodies, put_timers
+from tests.harness.wiring import MAX_ATTEMPTS
+from timer_service.adapters.memory import MemoryBroker, never
+from timer_service.adapters.postgres import PostgresDatabase
+from timer_service.core.clock_repair import ClockRepair
+from timer_service.core.database import Database
+from timer_service.core.message import Message, Position
+from timer_service.core.outbox import OUTBOX
+from timer_service.core.retention import Retention
+from timer_service.timers import SLICE, cancellation_store, cancellation_worker, retention
+from timer_service.timers.cancellations import SECOND_PASS_MS, CancellationKey, PrefixPositions, prefix_end
+from timer_service.timers.rules import Key
+
+DUE = after(hours=1)
+LAST = "\U0010ffff"
+
+
+async def finish(timers: Timers) -> None:
+    """Run every pass of all cancellations. On a shared database, the second pass begins a minute later."""
+    await timers.pass_cancellations()
+    if not timers.database.exclusive:
+        timers.clock.advance(milliseconds=SECOND_PASS_MS)
+        await timers.pass_cancellations()
+
+
+async def states(timers: Timers, tenant: str = "acme") -> dict[str, str]:
+    rows = await timers.database.reader.fetch(
+        "SELECT service_call_id, state FROM timer_schedules WHERE tenant_id = :tenant", {"tenant": tenant}
+    )
+    return {row["service_call_id"]: row["state"] for row in rows}
+
+
+async def scheduled_calls(timers: Timers, tenant: str = "acme") -> set[str]:
+    return {call for call, state in (await states(timers, tenant)).items() if state == "Scheduled"}
+
+
+async def announced(timers: Timers) -> list[dict[str, Any]]:
+    """Return the payloads of the TimersCancelled in the outbox."""
+    rows = await timers.database.reader.fetch("SELECT body FROM outbox WHERE message = 'timers-cancelled'")
+    return [json.loads(row["body"])["payload"] for row in rows]
+
+
+async def test_cancelled_by_prefix(timers: Timers) -> None:
+    """Exactly the pending and Failed timers of the tenant whose ids begin with the prefix are cancelled."""
+    await timers.fail("order-1/failed")
+    for call in ("order-1/reached", "order-1/expired"):
+        await timers.schedule(call, NOW, **({"lateBy": "PT0.001S"} if "expired" in call else {}))
+    await timers.tick()
+    for call in ("order-1/a", "order-1/b", "order-1", "order-10/a", "order-0", "order-2"):
+        await timers.schedule(call, after(days=1))
+    await timers.schedule("order-1/a", after(days=1), tenant="other")
+    position = await timers.cancel_many("order-1/")
+    assert timers.cancellation_wakes == [timers.clock.now()]
+    assert await announced(timers) == []
+    await finish(timers)
+    assert await states(timers) == {
+        "order-1/failed": "Cancelled",
+        "order-1/reached": "Reached",
+        "order-1/expired": "Expired",
+        "order-1/a": "Cancelled",
+        "order-1/b": "Cancelled",
+        **dict.fromkeys(("order-1", "order-10/a", "order-0", "order-2"), "Scheduled"),
+    }
+    assert await states(timers, "other") == {"order-1/a": "Scheduled"}
+    row = await timers.row("order-1/a")
+    assert (row["available_at"], row["position_sequence"], row["cancelled_at"] is None) == (
+        None,
+        position.sequence,
+        False,
+    )
+    command_id = f"message-{position.sequence}"
+    assert await announced(timers) == [{"tenantId": "acme", "commandId": command_id, "prefix": "order-1/", "count": 3}]
+    assert timers.outcomes()["cancelling"] == 1
+
+
+async def test_event_after_the_passes(timers: Timers) -> None:
+    """The event has the ids of its command. A redelivered command starts no pass and announces nothing."""
+    timers.send(cancel_timers("a", envelope={"id": "cancel-1", "correlationId": "corr-1"}), message="cancel-timers")
+    await timers.consume()
+    timers.broker.deliver(Position(1, 1))
+    await timers.consume()
+    await finish(timers)
+    timers.broker.deliver(Position(1, 1))
+    await timers.consume()
+    await finish(timers)
+    (row,) = await timers.database.reader.fetch("SELECT * FROM outbox")
+    event = json.loads(row["body"])
+    assert (event["type"], event["causationId"], event["correlationId"]) == ("TimersCancelled", "cancel-1", "corr-1")
+    assert (event["payload"]["commandId"], event["payload"]["count"]) == ("cancel-1", 0)
+    assert timers.outcomes() == {"cancelling": 1, "unchanged": 2}
+
+
+@pytest.mark.parametrize("batch_size", [1, 2, 3, 1000])
+@pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
+async def test_any_order(
+    store: Database, memory_broker: MemoryBroker, clock: ManualClock, order: Sequence[int], batch_size: int
+) -> None:
+    """In any order and any batches, older schedules are cancelled, and newer ones are not."""
+    timers = Timers(store, memory_broker, clock, batch_size=batch_size)
+    sent = [
+        timers.send(schedule_timer("a/older", DUE)),
+        timers.send(cancel_timers("a/"), message="cancel-timers"),
+        timers.send(schedule_timer("a/newer", DUE)),
+    ]
+    timers.broker.deliver(*(sent[index] for index in order))
+    await timers.consume()
+    await finish(timers)
+    assert await scheduled_calls(timers) == {"a/newer"}
+    for position in sent:
+        timers.broker.deliver(position)
+        await timers.consume()
+    await finish(timers)
+    assert await scheduled_calls(timers) == {"a/newer"}
+
+
+async def test_older_schedule_after_the_cancellation(timers: Timers) -> None:
+    """A ScheduleTimer that is older than a cancellation and handled later is stale, and a newer one is not."""
+    late = timers.send(schedule_timer("a/1", DUE), {"Timer-Reply-To": "_INBOX.me"})
+    other = timers.send(schedule_timer("b", DUE))
+    timers.broker.withhold(late, other)
+    await timers.cancel_many("a/")
+    await finish(timers)
+    timers.broker.deliver(late, other)
+    await timers.consume()
+    await timers.schedule("a/2", DUE)
+    assert timers.outcomes() == {"cancelling": 1, "ignored_stale": 1, "scheduled": 2}
+    assert json.loads(timers.broker.replies[0].body) == {"commandId": "message-1", "outcome": "ignored_stale"}
+    assert await scheduled_calls(timers) == {"a/2", "b"}
+
+
+async def test_newer_command_before_the_pass(timers: Timers) -> None:
+    """A timer that a newer command has scheduled before the pass is not cancelled, and keeps its claim."""
+    await timers.schedule("a/1", DUE)
+    await timers.schedule("a/2", DUE)
+    await timers.cancel_many("a/")
+    await timers.schedule("a/1", DUE)
+    await finish(timers)
+    assert await states(timers) == {"a/1": "Scheduled", "a/2": "Cancelled"}
+    (event,) = await announced(timers)
+    assert event["count"] == 1
+
+
+async def test_older_retry_after_the_cancellation(timers: Timers) -> None:
+    """A RetryTimer that is older than a cancellation does not retry a Failed timer before the pass."""
+    await timers.fail("a")
+    retry = timers.send(retry_timer("a"), message="retry-timer")
+    timers.broker.withhold(retry)
+    await timers.cancel_many("a")
+    timers.broker.deliver(retry)
+    await timers.consume()
+    assert (timers.outcomes()["ignored_stale"], (await timers.row("a"))["state"]) == (1, "Failed")
+    await finish(timers)
+    assert (await timers.row("a"))["state"] == "Cancelled"
+
+
+async def test_cancelled_during_publishing(timers: Timers) -> None:
+    """A timer that is being published is cancelled, and its event may still go out once."""
+    await timers.schedule("a", NOW)
+
+    async def cancel(_: Sequence[Message]) -> None:
+        timers.broker.before_publishing = ignore
+        await timers.cancel_many("a")
+        await timers.pass_cancellations()
+
+    timers.broker.before_publishing = cancel
+    await timers.tick()
+    row = await timers.row("a")
+    assert (row["state"], row["lease_token"], timers.fired(), timers.metrics.lost) == ("Cancelled", None, ["a"], 1)
+
+
+async def ignore(_: Sequence[Message]) -> None:
+    pass
+
+
+# Pages
+
+
+@pytest.fixture
+def small_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cancellation_worker, "_TIMERS", 4)
+    monkeypatch.setattr(cancellation_worker, "_CANCELLATIONS", 2)
+
+
+@pytest.mark.usefixtures("small_pages")
+@pytest.mark.parametrize("count", [0, 1, 3, 4, 5, 8, 9, 30])
+async def test_pages(timers: Timers, count: int) -> None:
+    """Each transaction reads a bounded number of timers. No timer is missed, and none is counted twice."""
+    calls = [f"a/{number:02}" for number in range(count)]
+    async with timers.database.transaction() as tx:
+        await put_timers(tx, [scheduled(call, DUE, Position(0, 1)) for call in ("a", *calls, "b")])
+    await timers.cancel_many("a/")
+    await finish(timers)
+    assert await scheduled_calls(timers) == {"a", "b"}
+    assert [event["count"] for event in await announced(timers)] == [count]
+
+
+@pytest.mark.usefixtures("small_pages")
+async def test_small_cancellation_beside_a_large_one(timers: Timers) -> None:
+    """A cancellation does not wait for the end of a large one."""
+    async with timers.database.transaction() as tx:
+        await put_timers(tx, [scheduled(f"a/{number:03}", DUE, Position(0, 1)) for number in range(100)])
+        await put_timers(tx, [scheduled("small", DUE, Position(0, 1), tenant="other")])
+    await timers.cancel_many("a/")
+    await timers.cancel_many("small", tenant="other")
+    ticks = 0
+    while await scheduled_calls(timers, "other"):
+        timers.clock.advance(milliseconds=1)
+        await timers.cancellation_worker.tick(timers.clock.now())
+        ticks += 1
+    assert ticks <= 3
+    assert len(await scheduled_calls(timers)) > 80
+
+
+@pytest.mark.usefixtures("small_pages")
+async def test_overlapping_cancellations(timers: Timers) -> None:
+    """Cancellations whose ranges overlap are each announced once, and together cancel each timer once."""
+    async with timers.database.transaction() as tx:
+        calls = [f"a/{number}/{part}" for number in range(3) for part in range(3)]
+        await put_timers(tx, [scheduled(call, DUE, Position(0, 1)) for call in calls])
+    for prefix in ("a/1/", "a/", "a/1", "a/1/2"):
+        timers.send(cancel_timers(prefix), message="cancel-timers")
+    await timers.consume()
+    await finish(timers)
+    events = await announced(timers)
+    assert (len(events), sum(event["count"] for event in events)) == (4, len(calls))
+    assert await scheduled_calls(timers) == set()
+
+
+async def test_more_cancellations_than_timers_of_a_page(timers: Timers, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each cancellation gets on, also if the shares of a page are very small."""
+    monkeypatch.setattr(cancellation_worker, "_TIMERS", 2)
+    calls = [f"{letter}/{number}" for letter in "abcde" for number in range(3)]
+    async with timers.database.transaction() as tx:
+        await put_timers(tx, [scheduled(call, DUE, Position(0, 1)) for call in calls])
+    for letter in "abcde":
+        timers.send(cancel_timers(f"{letter}/"), message="cancel-timers")
+    await timers.consume()
+    await finish(timers)
+    assert ([event["count"] for event in await announced(timers)], await scheduled_calls(timers)) == ([3] * 5, set())
+
+
+FORBIDDEN = {
+    "neither waiting nor finished": "available_at = NULL",
+    "waiting and finished": "finished_at = 1",
+    "empty prefix": "prefix = ''",
+    "no pass": "pass_number = 0",
+    "negative count": "cancelled_count = -1",
+}
+
+
+@pytest.mark.parametrize("change", FORBIDDEN.values(), ids=FORBIDDEN)
+async def test_schema_refuses(timers: Timers, change: str) -> None:
+    """The schema refuses cancellations that would never end, or that make no sense."""
+    await timers.cancel_many("a")
+    with pytest.raises(Exception, match=r"(?i)check constraint"):
+        await timers.sql(f"UPDATE timer_cancellations SET {change}")
+
+
+async def test_second_pass_on_a_shared_database(timers: Timers) -> None:
+    """On a shared database, a timer that is committed after the first pass is cancelled by the second one."""
+    await timers.cancel_many("a/")
+    await timers.pass_cancellations()
+    async with timers.database.transaction() as tx:  # of an instance that has not seen the cancellation
+        await put_timers(tx, [scheduled("a/1", DUE, Position(0, 1))])
+    worker = timers.cancellation_worker
+    if timers.database.exclusive:
+        assert (await worker.tick(NOW), len(await announced(timers))) == ((0, None), 1)
+        return
+    assert (await worker.tick(NOW), await announced(timers)) == ((0, NOW + SECOND_PASS_MS), [])
+    timers.clock.advance(milliseconds=SECOND_PASS_MS)
+    await timers.pass_cancellations()
+    assert (await states(timers), [event["count"] for event in await announced(timers)]) == ({"a/1": "Cancelled"}, [1])
+
+
+async def test_two_instances(postgres: PostgresDatabase, memory_broker: MemoryBroker, clock: ManualClock) -> None:
+    """An instance skips a cancellation that another instance has locked, and asks for another look soon."""
+    ours, theirs = (Timers(postgres, memory_broker, clock) for _ in range(2))
+    await ours.schedule("a", DUE)
+    await ours.cancel_many("a")
+    async with postgres.transaction() as tx:
+        assert len(await cancellation_store.lock_due(tx, NOW, 10)) == 1
+        assert await theirs.cancellation_worker.tick(NOW) == (0, NOW + 50)
+    assert await theirs.pass_cancellations() == 1
+    assert await states(ours) == {"a": "Cancelled"}
+
+
+async def test_locked_timer_holds_only_its_cancellation(
+    postgres: PostgresDatabase, memory_broker: MemoryBroker, clock: ManualClock
+) -> None:
+    """A timer that another session has locked delays its own cancellation, and no other one."""
+    timers = Timers(postgres, memory_broker, clock)
+    for call in ("a", "b", "c"):
+        await timers.schedule(call, DUE)
+    async with postgres.transaction() as session:
+        await session.fetch("SELECT 1 AS one FROM timer_schedules WHERE service_call_id = 'b' FOR UPDATE")
+        for prefix in ("a", "b", "c"):
+            timers.send(cancel_timers(prefix), message="cancel-timers")
+        await timers.consume()
+        await timers.cancellation_worker.tick(NOW)
+        assert await states(timers) == {"a": "Cancelled", "b": "Scheduled", "c": "Cancelled"}
+        assert await cancellation_store.next_available(postgres.reader) == NOW + 1000
+    clock.advance(seconds=1)
+    await timers.pass_cancellations()
+    assert (await states(timers))["b"] == "Cancelled"
+
+
+# Prefixes
+
+
+HOSTILE = ["%", "_", "a%", "a_b", "\\", "'", '"', "a/", "é", "É", "ß", "ss", "z", "\ud7ff", "\ue000", LAST, f"a{LAST}"]
+
+
+@pytest.mark.parametrize("prefix", HOSTILE)
+async def test_hostile_prefixes(timers: Timers, prefix: str) -> None:
+    """A prefix is compared character by character: no character is a wildcard, equal to another one, or ignored."""
+    calls = {*HOSTILE, *(f"{each}{tail}" for each in HOSTILE for tail in ("x", LAST, "\ue000")), "axb", "ab", "e\u0301"}
+    async with timers.database.transaction() as tx:
+        await put_timers(tx, [scheduled(call, DUE, Position(0, 1)) for call in calls])
+    await timers.cancel_many(prefix)
+    await finish(timers)
+    assert await scheduled_calls(timers) == {call for call in calls if not call.startswith(prefix)}
+
+
+characters = st.characters(exclude_categories=["Cs", "Cc"]) | st.sampled_from(["\ud7ff", "\ue000", LAST, "%", "_"])
+
+
+@given(st.text(characters, min_size=1, max_size=4), st.text(characters, min_size=1, max_size=6))
+def test_end_of_a_prefix(prefix: str, call: str) -> None:
+    """An id begins with a prefix exactly if it lies between the prefix and its end, as characters and as bytes."""
+    between = prefix <= call < prefix_end(prefix)
+    in_bytes = prefix.encode() <= call.encode() < prefix_end(prefix).encode()
+    assert between == in_bytes == call.startswith(prefix)
+
+
+@given(st.lists(st.tuples(st.text("ab", min_size=1, max_size=3), st.integers(1, 9)), max_size=8), st.text("ab"))
+def test_newest_cancellation_of_a_timer(cancellations: list[tuple[str, int]], call: str) -> None:
+    """A command on a timer is stale exactly if a newer cancellation has a prefix of its id."""
+    found = PrefixPositions((CancellationKey("acme", Position(1, number)), prefix) for prefix, number in cancellations)
+    for number in range(10):
+        wanted = any(call.startswith(prefix) and newer > number for prefix, newer in cancellations)
+        assert found.cancel_later(Key("acme", call), Position(1, number)) == wanted
+        assert not found.cancel_later(Key("other", call), Position(1, number))
+
+
+@pytest.mark.parametrize("prefix", ["", "x" * 201, "a\0", "a\x1f", 7, None])
+async def test_invalid_prefix(timers: Timers, prefix: object) -> None:
+    """A prefix that is empty, too long, no text, or has control characters is rejected."""
+    await timers.schedule("a", DUE)
+    body = {"type": "CancelTimers", "tenantId": "acme", "payload": {"prefix": prefix}}
+    timers.send(json.dumps(body).encode(), message="cancel-timers")
+    await timers.consume()
+    assert [each["payload"]["code"] for each in bodies(timers.broker.events)] == ["INVALID_PAYLOAD"]
+    assert await timers.pass_cancellations() == 0
+
+
+async def test_prefix_with_a_surrogate(timers: Timers) -> None:
+    """A prefix with half a surrogate pair is no JSON."""
+    body = b'{"type": "CancelTimers", "tenantId": "acme", "payload": {"prefix": "a\\ud800"}}'
+    timers.send(body, message="cancel-timers")
+    await timers.consume()
+    assert [each["payload"]["code"] for each in bodies(timers.broker.events)] == ["INVALID_JSON"]
+
+
+# Upkeep
+
+
+async def test_retention(timers: Timers) -> None:
+    """A finished cancellation is deleted after the retention time, an unfinished one never."""
+    await timers.cancel_many("a")
+    upkeep = Retention(timers.database, timedelta(days=7), retention.delete_settled)
+    timers.clock.advance(days=1)
+    kept = (await upkeep.tick(timers.clock.now())).done
+    await finish(timers)
+    finished_at = timers.clock.now()
+    found = []
+    for at in (finished_at, finished_at + 7 * 86_400_000, finished_at + 7 * 86_400_000 + 1):
+        later = Retention(timers.database, timedelta(days=7), retention.delete_settled)
+        found.append((await later.tick(at)).done)
+    assert (kept, found) == (0, [0, 0, 1])
+
+
+async def test_unfinished_cancellation_is_kept(timers: Timers) -> None:
+    """Retention does not delete a cancellation whose passes are not finished, however old it is."""
+    await timers.cancel_many("a")
+    upkeep = Retention(timers.database, timedelta(days=7), retention.delete_settled)
+    assert (await upkeep.tick(after(days=100))).done == 0
+
+
+async def test_clock_repair(timers: Timers) -> None:
+    """A page that waits for a wrong clock is read when the clock was set back."""
+    timers.clock.set(after(days=365))
+    await timers.cancel_many("a")
+    await timers.schedule("a", after(days=400))
+    timers.clock.set(NOW)
+    repair = ClockRepair(timers.database, timers.clock, SLICE.timed)
+    assert (await repair.tick(NOW)).done == 1
+    assert await timers.pass_cancellations() == 1
+
+
+async def test_failing_cancellation_does_not_hold_the_others(timers: Timers, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cancellation that cannot be handled waits, and the others go on."""
+    for call in ("a", "b", "c"):
+        await timers.schedule(call, DUE)
+    for prefix in ("a", "b", "c"):
+        timers.send(cancel_timers(prefix), message="cancel-timers")
+    await timers.consume()
+    read_page = cancellation_store.read_page
+
+    async def fail(reader: Any, cancellation: Any, limit: int) -> list[str]:
+        if cancellation.prefix == "b":
+            raise ValueError("a surprise")
+        return await read_page(reader, cancellation, limit)
+
+    monkeypatch.setattr(cancellation_store, "read_page", fail)
+    await timers.cancellation_worker.tick(NOW)
+    assert await states(timers) == {"a": "Cancelled", "b": "Scheduled", "c": "Cancelled"}
+    monkeypatch.setattr(cancellation_store, "read_page", read_page)
+    timers.clock.advance(seconds=1)
+    await timers.pass_cancellations()
+    assert (await states(timers))["b"] == "Cancelled"
+
+
+async def test_event_goes_through_the_outbox(timers: Timers) -> None:
+    """The event of a finished cancellation waits in the outbox, like the events of signals and runs."""
+    await timers.cancel_many("a")
+    await finish(timers)
+    rows = await timers.database.reader.fetch(f"SELECT message, state FROM {OUTBOX.name}")
+    assert [(row["message"], row["state"]) for row in rows] == [("timers-cancelled", "Waiting")]
+
+
+async def test_random_histories(store: Database, clock: ManualClock) -> None:
+    """In any order, with repeats, any batches and passes in between, the newest command on each timer decides."""
+    rng = random.Random(7)
+    for round_ in range(6):
+        tenant = f"tenant-{round_}"
+        timers = Timers(store, MemoryBroker(epoch=round_ + 1), clock, batch_size=rng.randint(1, 5))
+        newest: dict[str, bool] = {}
+        calls = ["a", "aa", "ab", "b", "ba"]
+        for _ in range(25):
+            if rng.random() < 0.25:
+                prefix = rng.choice(["a", "aa", "b"])
+                timers.send(cancel_timers(prefix, tenant=tenant), tenant=tenant, message="cancel-timers")
+                newest |= {call: False for call in newest if call.startswith(prefix)}
+            else:
+                call = rng.choice(calls)
+                timers.send(schedule_timer(call, after(days=9), tenant=tenant), tenant=tenant)
+                newest[call] = True
+        waiting = timers.broker.waiting
+        rng.shuffle(waiting)
+        for position in [*waiting, *rng.sample(waiting, 5)]:
+            timers.broker.deliver(position)
+            if rng.random() < 0.5:
+                await timers.consume()
+            if rng.random() < 0.2:
+                await timers.cancellation_worker.tick(clock.now())
+        for position in waiting:
+            timers.broker.deliver(position)
+        await timers.consume()
+        await finish(timers)
+        assert await scheduled_calls(timers, tenant) == {call for call, lives in newest.items() if lives}
+
+
+async def test_failed_timer_of_the_broker(timers: Timers) -> None:
+    """A timer whose event is refused is cancelled before its next attempt."""
+    await timers.schedule("a", NOW)
+    timers.broker.refuses = always
+    await timers.tick()
+    await timers.cancel_many("a")
+    await timers.pass_cancellations()
+    timers.broker.refuses = never
+    for _ in range(MAX_ATTEMPTS):
+        timers.clock.advance(minutes=10)
+        await timers.tick()
+    assert timers.fired() == []

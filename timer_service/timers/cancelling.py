@@ -1,0 +1,59 @@
+"""The cancellations in the transaction of a batch of commands."""
+
+from collections.abc import Collection, Sequence
+
+from timer_service.core.database import Transaction
+from timer_service.core.message import Command
+from timer_service.core.route import CommandResult
+from timer_service.timers import cancellation_store as store
+from timer_service.timers.cancellations import Cancellation, CancellationKey, PrefixPositions, new_cancellation
+from timer_service.timers.messages import CancelTimers
+from timer_service.timers.rules import Key, Outcome, Timer
+
+LOOP = "cancellations"
+"""The loop of the worker that cancels the timers."""
+
+
+class Cancelling:
+    """The stored cancellations that concern a batch, and the new ones of the batch."""
+
+    def __init__(self, stored: Collection[CancellationKey], newer: PrefixPositions) -> None:
+        """`newer`: the stored cancellations that are newer than the oldest command of the batch."""
+        self._stored = stored
+        self._newer = newer
+        self._new: dict[CancellationKey, Cancellation] = {}
+
+    @classmethod
+    async def load(cls, tx: Transaction, commands: Sequence[Command]) -> "Cancelling":
+        """Read the cancellations that concern commands. If there are none, this is one look into an index."""
+        keys = {CancellationKey(each.tenant, each.position) for each in commands if _cancels_many(each)}
+        stored = await store.find(tx, keys) if keys else set()
+        others = [each for each in commands if not _cancels_many(each)]
+        if not others:
+            return cls(stored, PrefixPositions())
+        oldest = min(each.position for each in others)
+        return cls(stored, await store.find_newer(tx, {each.tenant for each in others}, oldest))
+
+    def apply(self, command: Command, now: int) -> CommandResult:
+        """Apply a CancelTimers."""
+        assert isinstance(command.payload, CancelTimers)  # noqa: S101 - the handler passes no other command
+        key = CancellationKey(command.tenant, command.position)
+        if key in self._stored or key in self._new:
+            return CommandResult(Outcome.UNCHANGED)
+        self._new[key] = new_cancellation(command, command.payload, now)
+        self._newer.add(key, command.payload.prefix)
+        return CommandResult(Outcome.CANCELLING, wake_at=now, loop=LOOP)
+
+    def concerns(self, key: Key, command: Command, timer: Timer | None) -> bool:
+        """Return whether a newer cancellation has decided about a timer that a command would change."""
+        would_change = timer is None or timer.position < command.position
+        return would_change and self._newer.cancel_later(key, command.position)
+
+    async def save(self, tx: Transaction) -> None:
+        """Write the new cancellations."""
+        if self._new:
+            await store.add(tx, self._new.values())
+
+
+def _cancels_many(command: Command) -> bool:
+    return isinstance(command.payload, CancelTimers)
