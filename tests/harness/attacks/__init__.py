@@ -9,6 +9,7 @@ from tests.harness.attacks.fuzz import fuzz
 from tests.harness.attacks.queries import QUERIES
 from tests.harness.attacks.rejects import REJECTS
 
+__all__ = ["ATTACKS", "COMMANDS", "find"]
 ATTACKS: Mapping[str, Attack] = {**COMMANDS, **REJECTS, **QUERIES, **BROKER_USE}
 
 

@@ -36,6 +36,12 @@ def _prepared(*made: tuple[str, Mapping[str, Any]]) -> list[RawMessage]:
     return [RawMessage(address(kind), body(kind, payload)) for kind, payload in made]
 
 
+def _many_statuses(count: int, item: str) -> list[RawMessage]:
+    """Return 500 signals with triggers of so many statuses. More than 100 are invalid."""
+    spec = {"kind": "work_item.status.transition", "to": [f"{n:x}" for n in range(count)]}
+    return _prepared(*(_signal(f"{count}-{n}", workItemId=item, triggerSpec=spec) for n in range(500)))
+
+
 STAR: _Jobs = [
     {"name": "job-0"},
     *({"name": f"job-{number}", "needs": ["job-0"]} for number in range(1, 10_000)),
@@ -111,18 +117,9 @@ COMMANDS: Mapping[str, Attack] = {
         ("TransitionWorkItem", {"workItemId": "item", "to": "blocked"}),
         ("TransitionWorkItem", {"workItemId": "item", "to": "doing"}),
     ),
-    "signals with 6,000 statuses": commands(
+    "signals with many statuses": commands(
         ("TransitionWorkItem", {"workItemId": "item", "to": "status-NUMBER"}),
-        prepare=_prepared(
-            *(
-                _signal(
-                    f"signal-{number}",
-                    workItemId="item",
-                    triggerSpec={"kind": "work_item.status.transition", "to": [f"{n:x}" for n in range(6_000)]},
-                )
-                for number in range(100)
-            )
-        ),
+        prepare=[*_many_statuses(100, "item"), *_many_statuses(6_000, "item")],
     ),
     "signals by time": commands(
         _signal("signal-NUMBER", triggerKind="time", triggerSpec={"kind": "time.at", "at": LONG_AGO}, note="x" * 1_900)
