@@ -9,6 +9,7 @@ import os
 import random
 from collections.abc import AsyncIterator
 from pathlib import Path
+from statistics import quantiles
 
 import pytest
 
@@ -21,6 +22,8 @@ SEED = int(os.environ.get("TIMER_TEST_FUZZ_SEED", "0")) or random.randrange(1, 2
 LONGEST_MS = 1_000
 LATEST_MS = 500
 LONGEST_BLOCK_MS = 250
+LONGEST_QUERY_MS = 250
+"""For 99 % of the queries beside 10,000 of another tenant."""
 MOST_MIB = 256
 """The default of TIMER_MEMORY_BUDGET."""
 SHORT = ("invalid queries", "replies that are not read", "interest churn", "connections opened and closed")
@@ -102,9 +105,15 @@ async def test_cancel_beside_100000_commands(attacked: Attacked) -> None:
 @pytest.mark.timeout(300)
 async def test_queries_beside_10000_queries(attacked: Attacked) -> None:
     """While a tenant sends 10,000 queries at once, 99 % of the queries of another tenant take less than 250 ms."""
-    figures = await attacked.attack("small queries", 60, most=10_000)
-    print(f"\n{HEADER}\n{figures.row('10,000 queries')}; p99 of queries {figures.query_p99_ms:.0f} ms")
-    assert figures.query_p99_ms <= LONGEST_BLOCK_MS
+    print(f"\n{HEADER}")
+    waits: list[float] = []
+    for _ in range(10):
+        figures = await attacked.attack("small queries", 60, most=10_000)
+        print(figures.row("10,000 queries"))
+        waits += figures.queries_ms
+    p99 = quantiles(waits, n=100)[-1]
+    print(f"{len(waits)} queries of the other tenant: p99 {p99:.0f} ms")
+    assert p99 <= LONGEST_QUERY_MS
 
 
 @pytest.mark.full
