@@ -23,6 +23,7 @@ from timer_service.core.broker import (
     QueryHandler,
     QueryReply,
     Reply,
+    SendReply,
     Subscription,
 )
 from timer_service.core.errors import Code, Rejection
@@ -518,12 +519,17 @@ async def test_single_instance_gets_unsettled_commands_at_once(harness: BrokerHa
 # Queries
 
 
-async def repeat(name: str, tenant: str, body: bytes) -> QueryReply:
-    """Answer a query with its name, tenant and body. The body `error` gets an error."""
+def repeated(name: str, tenant: str, body: bytes) -> QueryReply:
+    """Return the reply to a query: its name, tenant and body. The body `error` gets an error."""
     answer = f"{name} of {tenant}: ".encode() + body
     if body == b"error":
         return QueryReply(answer, Code.INVALID_PAYLOAD, "the query is invalid: é, and two\r\nlines: of it")
     return QueryReply(answer)
+
+
+async def repeat(name: str, tenant: str, body: bytes, send: SendReply) -> None:
+    """Answer a query with `repeated`."""
+    await send(repeated(name, tenant, body))
 
 
 async def test_queries_are_answered(harness: BrokerHarness) -> None:
@@ -535,7 +541,7 @@ async def test_queries_are_answered(harness: BrokerHarness) -> None:
         ("get-timer", "other", b"\x00\xff\r\n"),
     ]
     answers = [await harness.ask(*query) for query in asked]
-    assert answers == [await repeat(*query) for query in asked]
+    assert answers == [repeated(*query) for query in asked]
 
 
 async def test_concurrent_queries(harness: BrokerHarness) -> None:
@@ -543,7 +549,7 @@ async def test_concurrent_queries(harness: BrokerHarness) -> None:
     await harness.broker.serve_queries(["get-timer"], repeat)
     asked = [("get-timer", f"tenant-{number % 7}", str(number).encode()) for number in range(50)]
     answers = await asyncio.gather(*(harness.ask(*query) for query in asked))
-    assert list(answers) == [await repeat(*query) for query in asked]
+    assert list(answers) == [repeated(*query) for query in asked]
 
 
 async def test_query_error(harness: BrokerHarness) -> None:
@@ -559,8 +565,8 @@ async def test_large_reply(harness: BrokerHarness) -> None:
     """A reply of the largest allowed size arrives whole."""
     body = b"x" * harness.broker.features.max_message_bytes
 
-    async def answer(_name: str, _tenant: str, _body: bytes) -> QueryReply:
-        return QueryReply(body)
+    async def answer(_name: str, _tenant: str, _body: bytes, send: SendReply) -> None:
+        await send(QueryReply(body))
 
     await harness.broker.serve_queries(["list-timers"], answer)
     assert (await harness.ask("list-timers", "acme", b"")).body == body
@@ -643,9 +649,9 @@ async def test_nats_reply_subject_outside_inboxes(nats_harness: NatsHarness, rep
     """A query whose reply subject is not an inbox is ignored. Its handler does not run."""
     asked: list[bytes] = []
 
-    async def answer(name: str, tenant: str, body: bytes) -> QueryReply:
+    async def answer(name: str, tenant: str, body: bytes, send: SendReply) -> None:
         asked.append(body)
-        return await repeat(name, tenant, body)
+        await repeat(name, tenant, body, send)
 
     await nats_harness.broker.serve_queries(["get-timer"], answer)
     seen = await nats_harness.user.subscribe(reply or ">")
@@ -664,9 +670,9 @@ async def test_nats_instances_share_queries(nats_harness: NatsHarness) -> None:
     answered: list[int] = []
 
     def by(number: int) -> QueryHandler:
-        async def answer(name: str, tenant: str, body: bytes) -> QueryReply:
+        async def answer(name: str, tenant: str, body: bytes, send: SendReply) -> None:
             answered.append(number)
-            return await repeat(name, tenant, body)
+            await repeat(name, tenant, body, send)
 
         return answer
 

@@ -6,7 +6,8 @@ from collections.abc import AsyncIterator
 import pytest
 
 from tests.harness.brokers import HARNESSES, NatsHarness
-from timer_service.core.broker import QueryReply
+from timer_service.core.broker import QueryReply, SendReply
+from timer_service.core.errors import Code
 from timer_service.core.health import HEALTHY
 
 SUBJECT = "timer.qry.v1.acme.get-timer"
@@ -27,11 +28,11 @@ class Handler:
         self.asked: list[bytes] = []
         self.go_on = asyncio.Event()
 
-    async def answer(self, _name: str, _tenant: str, body: bytes) -> QueryReply:
+    async def answer(self, _name: str, _tenant: str, body: bytes, send: SendReply) -> None:
         self.asked.append(body)
         if body == b"slow":
             await self.go_on.wait()
-        return QueryReply(body)
+        await send(QueryReply(body))
 
 
 async def test_slow_query_does_not_delay_others(harness: NatsHarness) -> None:
@@ -51,9 +52,9 @@ async def test_close_while_a_query_is_answered(harness: NatsHarness) -> None:
     handler = Handler()
     cancelled = asyncio.Event()
 
-    async def answer(name: str, tenant: str, body: bytes) -> QueryReply:
+    async def answer(name: str, tenant: str, body: bytes, send: SendReply) -> None:
         try:
-            return await handler.answer(name, tenant, body)
+            await handler.answer(name, tenant, body, send)
         except asyncio.CancelledError:
             cancelled.set()
             raise
@@ -94,3 +95,36 @@ async def test_strange_headers(harness: NatsHarness, headers: dict[str, str]) ->
     await harness.broker.serve_queries(["get-timer"], Handler().answer)
     found = await harness.user.request(SUBJECT, b"\x00\xff", headers=headers, timeout=10)
     assert found.data == b"\x00\xff"
+
+
+async def test_query_that_is_refused_unread(harness: NatsHarness) -> None:
+    """A query that is refused unread gets this reply, with the headers of an error. Its handler does not run."""
+    handler = Handler()
+    busy = QueryReply(b"busy", Code.BUSY, "ask later")
+
+    def refuse(name: str, tenant: str) -> QueryReply | None:
+        return busy if (name, tenant) == ("get-timer", "acme") else None
+
+    await harness.broker.serve_queries(["get-timer"], handler.answer, refuse)
+    assert await harness.ask("get-timer", "acme", b"refused") == busy
+    await harness.user.publish(SUBJECT, b"no reply subject")
+    await harness.user.publish(SUBJECT, b"no inbox", reply="timer.cmd.v1.other.x")
+    assert (await harness.ask("get-timer", "other", b"answered")).body == b"answered"
+    assert handler.asked == [b"answered"]
+
+
+async def test_lost_connection_of_queries(harness: NatsHarness) -> None:
+    """If only the connection for queries is lost, only queries are down, and they are answered again later."""
+    await harness.broker.serve_queries(["get-timer"], Handler().answer)
+    assert harness.broker.query_health == HEALTHY
+    client = harness.broker._queries._client  # type: ignore[union-attr]
+    assert client._transport is not None
+    client._transport.close()
+    async with asyncio.timeout(10):
+        while harness.broker.query_health.usable:
+            await asyncio.sleep(0.001)
+        assert harness.broker.health == HEALTHY
+        while not harness.broker.query_health.usable:
+            await asyncio.sleep(0.001)
+    await client.flush()
+    assert (await harness.ask("get-timer", "acme", b"again")).body == b"again"

@@ -18,9 +18,11 @@ from timer_service.core.broker import (
     Delivery,
     History,
     PublishResult,
+    QueryFilter,
     QueryHandler,
     Reply,
     Subscription,
+    read_all,
 )
 from timer_service.core.budget import DEFAULT_BUDGET
 from timer_service.core.database import Database, Parameters, Reader, Row, Transaction
@@ -317,7 +319,7 @@ class FaultyBroker:
     async def subscribe_hints(self, on_hint: Callable[[str, int], None]) -> None:
         raise NotImplementedError
 
-    async def serve_queries(self, names: Sequence[str], answer: QueryHandler) -> None:
+    async def serve_queries(self, names: Sequence[str], answer: QueryHandler, refuse: QueryFilter = read_all) -> None:
         raise NotImplementedError
 
     async def reply(self, replies: Sequence[Reply]) -> None:

@@ -18,6 +18,7 @@ from timer_service.core.database import Database, Reader
 from timer_service.core.errors import Code, DatabaseUnavailableError, Rejection
 from timer_service.core.message import Payload
 from timer_service.core.query import MAX_QUERY_BYTES, Queries, QueryRoute
+from timer_service.core.refusals import MOST_REFUSALS
 
 
 class Ask(Payload):
@@ -79,6 +80,35 @@ async def test_query_with_many_fields(asked: Asked) -> None:
     assert len(body) < MAX_QUERY_BYTES
     refused = await asked.ask(body)
     assert (refused.code, refused.message) == (Code.INVALID_PAYLOAD, "the query has 7000 fields; the limit is 100")
+
+
+@pytest.mark.parametrize(
+    ("body", "is_refused"),
+    [(b"{", True), (b'{"x": 1}', True), (b"x" * (MAX_QUERY_BYTES + 1), True), (b'{"text": "NOT_FOUND"}', False)],
+)
+async def test_many_refused_queries(asked: Asked, body: bytes, is_refused: bool) -> None:  # noqa: FBT001
+    """After 100 refused queries in a second, the queries of this tenant are refused unread and counted as BUSY."""
+    await asyncio.gather(*(asked.ask(body) for _ in range(MOST_REFUSALS)))
+    refusal = asked.queries.refuse("ask", "acme")
+    assert (refusal is not None and refusal.code == Code.BUSY) is is_refused
+    assert asked.metrics.queries["ask", "BUSY"] == int(is_refused)
+    assert asked.queries.refuse("ask", "other") is None
+
+
+async def test_a_turn_lasts_until_the_reply_is_sent(asked: Asked) -> None:
+    """While replies of a tenant are sent slowly, its next queries wait. Their replies would fill the memory."""
+    may_send = asyncio.Event()
+
+    async def send(_: QueryReply) -> None:
+        await may_send.wait()
+
+    waiting = [asyncio.create_task(asked.queries.answer("ask", "acme", b"{}", send)) for _ in range(50)]
+    async with asyncio.timeout(10):
+        assert (await asked.queries.answer("ask", "other", b"{}")).code is None
+    assert len(asked.readers) == 4  # three of one tenant are answered at a time
+    may_send.set()
+    await asyncio.gather(*waiting)
+    assert len(asked.readers) == 51
 
 
 @pytest.fixture

@@ -29,6 +29,7 @@ def stream_down(kind: Kind) -> Observed:
         (ALL_HEALTHY, set()),
         (replace(ALL_HEALTHY, broker=DOWN), {"commands", "events", "queries"}),
         (replace(ALL_HEALTHY, reading=DOWN), {"commands", "events", "queries"}),
+        (replace(ALL_HEALTHY, queries=DOWN), {"queries"}),
         (replace(ALL_HEALTHY, writing=DOWN), {"commands", "events"}),
         (replace(ALL_HEALTHY, subscription=DOWN), {"commands"}),
         (replace(ALL_HEALTHY, consumer=DOWN), {"commands"}),

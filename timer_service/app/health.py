@@ -17,6 +17,8 @@ class Observed:
     """Whether the database can be read."""
     writing: Health
     """Whether the database can be written. It is known only since the last attempt."""
+    queries: Health = HEALTHY
+    """Whether queries arrive."""
     subscription: Health = HEALTHY
     consumer: Health = HEALTHY
     publishing: Health = HEALTHY
@@ -39,7 +41,7 @@ def flows(observed: Observed, role: str) -> dict[str, Health]:
             of.streams[Kind.DEAD_LETTER],  # without it, rejected commands are retried and take the place of others
             of.consumer,
         ),
-        "queries": worst(of.broker, of.reading),
+        "queries": worst(of.broker, of.queries, of.reading),
     }
     works = {"events": worst(of.broker, of.streams[Kind.EVENT], of.publishing, database, of.workers)}
     match role:

@@ -95,6 +95,7 @@ class App:
         subscription = self._subscription
         observed = Observed(
             broker=self._broker.health,
+            queries=self._broker.query_health,
             streams=self._broker.streams.health,
             reading=self._database.read_health,
             writing=self._database.health,
@@ -139,7 +140,7 @@ class App:
             raise StartError(failure)
 
     async def _serve_commands(self) -> Subscription:
-        await self._broker.serve_queries(self._queries.names, self._queries.answer)
+        await self._broker.serve_queries(self._queries.names, self._queries.answer, self._queries.refuse)
         messages = [kebab(payload.type) for each in SLICES for payload in each.commands]
         return await self._broker.subscribe(
             self._history,

@@ -103,8 +103,18 @@ class QueryReply(NamedTuple):
     message: str = ""
 
 
-QueryHandler = Callable[[str, str, bytes], Awaitable[QueryReply]]
-"""Answers a query. The arguments are the query's name, the tenant, and the body."""
+SendReply = Callable[[QueryReply], Awaitable[None]]
+"""Sends the reply to a query. It waits while the broker takes replies slowly, and raises nothing."""
+
+QueryHandler = Callable[[str, str, bytes, SendReply], Awaitable[object]]
+"""Answers a query. The arguments are the query's name, the tenant, the body, and what sends the reply."""
+
+QueryFilter = Callable[[str, str], QueryReply | None]
+"""Returns the reply to a query that is refused unread. The arguments are the query's name and the tenant."""
+
+
+def read_all(_name: str, _tenant: str) -> None:
+    """Refuse no query unread."""
 
 
 class History(Protocol):
@@ -222,8 +232,11 @@ class Broker(Protocol):
         """Store messages durably; return one result for each, in order. A broker failure is a result, not an error."""
         ...
 
-    async def serve_queries(self, names: Sequence[str], answer: QueryHandler) -> None:
-        """Answer the named queries of every tenant with `answer` until this broker is closed."""
+    async def serve_queries(self, names: Sequence[str], answer: QueryHandler, refuse: QueryFilter = read_all) -> None:
+        """Answer the named queries of every tenant with `answer` until this broker is closed.
+
+        `refuse` is asked first. It decides faster than `answer` could, so that a flood of queries costs little.
+        """
         ...
 
     async def reply(self, replies: Sequence[Reply]) -> None:

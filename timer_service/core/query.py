@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from pydantic import ValidationError
 from pydantic_core import from_json, to_json
 
-from timer_service.core.broker import QueryReply
+from timer_service.core.broker import QueryReply, SendReply
 from timer_service.core.budget import DEFAULT_BUDGET, Budget
 from timer_service.core.clock import Clock
 from timer_service.core.codec import rejection_of
@@ -16,6 +16,7 @@ from timer_service.core.errors import Code, DatabaseUnavailableError, Rejection
 from timer_service.core.message import MAX_MESSAGE_BYTES, Payload
 from timer_service.core.metrics_port import MetricsPort
 from timer_service.core.query_queue import QueryLimits, QueryTurns
+from timer_service.core.refusals import Refusals
 from timer_service.core.rejection import error_body
 from timer_service.core.stored_json import RawJson, write
 
@@ -24,6 +25,9 @@ log = logging.getLogger(__name__)
 MAX_QUERY_BYTES = 64 * 1024
 _MAX_FIELDS = 100
 """More fields than any query has. Each unknown field costs a fault, which takes longer to describe than to send."""
+
+_REFUSED = frozenset({Code.BUSY, Code.TOO_LARGE, Code.INVALID_JSON, Code.INVALID_PAYLOAD})
+"""The codes of queries that nobody sends in large numbers, except by mistake or to do harm."""
 
 ANSWERED = "answered"
 """The outcome of a query in the metrics. The outcome of an error is its code."""
@@ -44,6 +48,10 @@ def omit_none(**fields: Any) -> Mapping[str, Any]:
     return {name: value for name, value in fields.items() if value is not None}
 
 
+async def _discard(_reply: QueryReply) -> None:
+    """Send no reply."""
+
+
 class Queries:
     """The queries of every slice. A few are answered at a time, and the tenants take turns."""
 
@@ -61,17 +69,30 @@ class Queries:
         self._metrics = metrics
         self._routes = {route.name: route for route in routes}
         self._turns = QueryTurns(QueryLimits.of(budget.queries), metrics)
+        self._refusals = Refusals()
 
     @property
     def names(self) -> Sequence[str]:
         """The names of the queries."""
         return list(self._routes)
 
-    async def answer(self, name: str, tenant: str, body: bytes) -> QueryReply:
-        """Answer one query of a tenant. An error is a reply too, so this raises nothing."""
+    def refuse(self, name: str, tenant: str) -> QueryReply | None:
+        """Return the error BUSY if too many queries of the tenant were just refused, else None."""
+        if not self._refusals.too_many(tenant):
+            return None
+        self._metrics.query_answered(name, Code.BUSY)
+        return _TOO_MANY_REFUSED
+
+    async def answer(self, name: str, tenant: str, body: bytes, send: SendReply = _discard) -> QueryReply:
+        """Answer one query of a tenant, and send the reply. An error is a reply too, so this raises nothing.
+
+        The turn of a query ends when its reply is sent. So replies that are sent slowly need little memory.
+        """
         try:
-            reply = QueryReply(await self._answer(name, tenant, body))
+            return await self._answer(name, tenant, body, send)
         except Rejection as rejection:
+            if rejection.code in _REFUSED:
+                self._refusals.record(tenant)
             reply = _error(rejection)
         except DatabaseUnavailableError as error:
             # No outage: a slow query also ends like this. The loops report a real outage.
@@ -80,21 +101,25 @@ class Queries:
         except Exception:
             log.exception("query failed", extra={"query": name})
             reply = _error(Rejection(Code.INTERNAL, "the query failed; see the log of the service"))
-        self._metrics.query_answered(name, reply.code or ANSWERED)
+        self._metrics.query_answered(name, reply.code or Code.INTERNAL)
+        await send(reply)
         return reply
 
-    async def _answer(self, name: str, tenant: str, body: bytes) -> bytes:
+    async def _answer(self, name: str, tenant: str, body: bytes, send: SendReply) -> QueryReply:
         if len(body) > MAX_QUERY_BYTES:
             raise Rejection(Code.TOO_LARGE, f"the query has {len(body)} bytes; the limit is {MAX_QUERY_BYTES}")
         route = self._routes[name]
         async with self._turns.turn(tenant, len(body)):
             request = _read(route.request, body)
-            reply = await route.answer(self._database.queries, tenant, request, self._clock.now())
-            encoded = write(reply).encode()
-        if len(encoded) > MAX_MESSAGE_BYTES:
-            message = f"the reply would have {len(encoded)} bytes; the limit is {MAX_MESSAGE_BYTES}"
-            raise Rejection(Code.TOO_LARGE, message)
-        return encoded
+            document = await route.answer(self._database.queries, tenant, request, self._clock.now())
+            encoded = write(document).encode()
+            if len(encoded) > MAX_MESSAGE_BYTES:
+                message = f"the reply would have {len(encoded)} bytes; the limit is {MAX_MESSAGE_BYTES}"
+                raise Rejection(Code.TOO_LARGE, message)
+            self._metrics.query_answered(name, ANSWERED)
+            reply = QueryReply(encoded)
+            await send(reply)
+            return reply
 
 
 def _read(model: type[Payload], body: bytes) -> Payload:
@@ -112,3 +137,6 @@ def _read(model: type[Payload], body: bytes) -> Payload:
 
 def _error(rejection: Rejection) -> QueryReply:
     return QueryReply(to_json({"error": error_body(rejection)}), rejection.code, rejection.message)
+
+
+_TOO_MANY_REFUSED = _error(Rejection(Code.BUSY, "too many queries were refused; ask again in a second"))

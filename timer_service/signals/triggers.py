@@ -11,6 +11,9 @@ from timer_service.core.instant import Instant
 from timer_service.core.message import Payload
 from timer_service.signals.messages import ItemStatus, TriggerKind
 
+_MAX_STATUSES = 100
+"""With more, a thousand signals of one work item would block the event loop for seconds at each of its transitions."""
+
 
 class StatusTransition(Payload):
     """A trigger that becomes true when the work item reaches one of the statuses in `to`.
@@ -19,7 +22,7 @@ class StatusTransition(Payload):
     """
 
     kind: Literal["work_item.status.transition"]
-    to: list[ItemStatus] = Field(min_length=1)
+    to: list[ItemStatus] = Field(min_length=1, max_length=_MAX_STATUSES, fail_fast=True)
 
     def matches(self, status: str) -> bool:
         """Return whether `to` contains the status."""

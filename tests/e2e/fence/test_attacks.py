@@ -27,6 +27,7 @@ LONGEST_IN_SHORT_SUITE_SECONDS = 5.0
 LONG_AFTER = "2100-01-01T00:00:00Z"
 SCHEDULE = b"timer.cmd.v1.tenant-a.schedule-timer"
 PULL = b'{"batch": 1, "no_wait": true}'
+HANDLED = 'timer_commands_received_total{outcome="scheduled",type="ScheduleTimer"}'
 LOGIN = {"user": "tenant-a", "pass": PASSWORDS["TENANT_A_PASSWORD"]}
 
 
@@ -136,13 +137,13 @@ async def test_open_batches_block_no_other_tenant(broker: NatsServer, a: Peer, b
 
 
 async def test_tenant_cannot_take_all_connections(broker: NatsServer, service: Service) -> None:
-    """A tenant has at most 20 connections and 1,000 subscriptions on each. Others connect as before."""
+    """A tenant has at most 20 connections and 100 subscriptions on each. Others connect as before."""
     async with attackers(broker, 20) as taken:
         await asyncio.gather(*(each.publish([]) for each in taken))
         async with attackers(broker, 1) as (one_more,):
             with pytest.raises(AssertionError, match="maximum account active connections exceeded"):
                 await one_more.publish([])
-        await taken[0].subscribe(1_000)
+        await taken[0].subscribe(100)
         await taken[0].publish([])
         await taken[0].subscribe(1)
         with pytest.raises(AssertionError, match="maximum subscriptions exceeded"):
@@ -151,6 +152,16 @@ async def test_tenant_cannot_take_all_connections(broker: NatsServer, service: S
         assert (await other.schedule("tenant-b", "another", LONG_AFTER))["outcome"] == "scheduled"
         await other.connection.close()
     assert (await service.page("/readyz"))[0] == 200
+
+
+@pytest.mark.xfail(reason="an empty message ends the pull of the service: the server takes it for the end of a stream")
+async def test_empty_command_delays_no_other_command(broker: NatsServer, service: Service) -> None:
+    """A command without headers and body does not delay the commands behind it."""
+    commands = [RawMessage(SCHEDULE, command("tenant-a", f"call-{number}", LONG_AFTER)) for number in range(900)]
+    async with attackers(broker, 1) as (raw,):
+        await raw.publish([*commands[:300], RawMessage(SCHEDULE), *commands[300:]])
+    async with asyncio.timeout(10):
+        await service.until_metric(HANDLED, at_least=len(commands))
 
 
 async def limit(operator: Operator, stream: str, max_bytes: int) -> None:

@@ -2,33 +2,40 @@
 
 import asyncio
 import logging
-import re
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
-import nats
 import nats.errors
 from nats.aio.msg import Msg
 from nats.js.errors import Error as JetStreamError
 from nats.js.errors import NotFoundError
-from nats.micro.service import Service
 
 from timer_service.adapters.nats.backlog import Backlog
+from timer_service.adapters.nats.connect import connect
 from timer_service.adapters.nats.driver import GuardedClient
 from timer_service.adapters.nats.durable import DurableConsumer
 from timer_service.adapters.nats.holding import TakenOverError
 from timer_service.adapters.nats.login import Login
 from timer_service.adapters.nats.publisher import Publisher
-from timer_service.adapters.nats.queries import serve_queries
+from timer_service.adapters.nats.query_connection import QueryConnection
 from timer_service.adapters.nats.storage import Storage
 from timer_service.adapters.nats.stream_upkeep import StreamUpkeep
 from timer_service.adapters.nats.streams import prepare_streams
 from timer_service.adapters.nats.subjects import Subjects
 from timer_service.adapters.nats.subscription import NatsSubscription
-from timer_service.core.broker import BrokerFeatures, History, PublishResult, PublishStatus, QueryHandler, Reply
+from timer_service.core.broker import (
+    BrokerFeatures,
+    History,
+    PublishResult,
+    PublishStatus,
+    QueryFilter,
+    QueryHandler,
+    Reply,
+    read_all,
+)
 from timer_service.core.budget import DEFAULT_BUDGET
 from timer_service.core.error_text import error_text
 from timer_service.core.errors import ConflictError, DatabaseUnavailableError, StartError
@@ -38,23 +45,17 @@ from timer_service.core.message import Message
 
 log = logging.getLogger(__name__)
 
-_FIRST_CONNECT = timedelta(seconds=10)
 _FIRST_JOIN = timedelta(seconds=10)  # a busy server may answer late
-_RECONNECT_SECONDS: Any = 0.2  # bounds how late timers fire after an outage; the driver types it as int
-_PING_SECONDS = 20
-_PENDING_BYTES = 64 * 1024 * 1024  # the client writes a whole batch at once
 _CLOSE_SECONDS = 2
+_UNSENT_BYTES = 64 * 1024 * 1024  # the client writes a whole batch at once
 _CONFIRM_WITHIN = 2.5
 """How long ago this process must have been seen to have the commands, when it publishes. A pull looks every second."""
 _CONFIRM_SECONDS = 0.5
-_INBOX_PREFIX = "_INBOX_TIMER_SERVICE"
-"""Not a prefix of client inboxes. So the service needs no permission to read those."""
 _HINT_DIGITS = 15
 _ANONYMOUS = Login()
 _PASSING = (nats.errors.TimeoutError, NotFoundError, ConflictError, DatabaseUnavailableError)
 """Errors of joining that may pass: a busy server or database, or another instance that is creating the consumer."""
 _CONNECTION_ERRORS = (OSError, nats.errors.StaleConnectionError)
-_LOGIN_REFUSED = re.compile("authorization|authentication", re.IGNORECASE)
 
 
 class NatsBroker:
@@ -78,7 +79,9 @@ class NatsBroker:
         """A worker that checks the streams, and their health."""
         self._outage = OutageLog(part="the broker", quiet_seconds=0)
         self._reply_prefix = reply_prefix
-        self._queries: Service | None = None
+        self._queries: QueryConnection | None = None
+        self._urls = ""
+        self._login: Mapping[str, Any] = {}
 
     @classmethod
     async def connect(
@@ -147,9 +150,15 @@ class NatsBroker:
         return self._outages
 
     @property
+    def query_health(self) -> Health:
+        """Whether queries arrive: their connection is down, or healthy."""
+        return HEALTHY if self._queries is None else self._queries.health
+
+    @property
     def reading(self) -> bool:
-        """Whether the connection is read, or is being restored."""
-        return self._client.reading or not self._client.is_connected
+        """Whether the connections are read, or are being restored."""
+        of_queries = self._queries is None or self._queries.reading
+        return of_queries and (self._client.reading or not self._client.is_connected)
 
     async def subscribe(
         self,
@@ -236,9 +245,10 @@ class NatsBroker:
                 await self._consumer.confirm(_CONFIRM_WITHIN, seconds=_CONFIRM_SECONDS)
         return self._consumer.holding.taken_over.is_set()
 
-    async def serve_queries(self, names: Sequence[str], answer: QueryHandler) -> None:
-        """Answer queries as the NATS micro service `timer-service`, which `$SRV.PING`, `INFO` and `STATS` find."""
-        self._queries = await serve_queries(self._client, self._subjects, self._reply_prefix, names, answer)
+    async def serve_queries(self, names: Sequence[str], answer: QueryHandler, refuse: QueryFilter = read_all) -> None:
+        """Answer queries on a connection of their own. Raises `StartError` if it cannot be opened."""
+        self._queries = QueryConnection(self._subjects, self._reply_prefix, refuse, self._on_error, self._on_closed)
+        await self._queries.open(self._urls, self._login, names, answer)
 
     async def reply(self, replies: Sequence[Reply]) -> None:
         """Send replies over core NATS."""
@@ -275,51 +285,35 @@ class NatsBroker:
     async def close(self) -> None:
         """Send what is buffered, such as acknowledgements, and disconnect."""
         self._closing = True
+        if self._queries is not None:
+            await self._queries.close()
         if self._client.is_connected:
             try:
-                if self._queries is not None:
-                    await self._queries.stop()
                 await self._client.flush(_CLOSE_SECONDS)
             except nats.errors.Error:
                 log.warning("could not flush the connection to the broker", exc_info=True)
         await self._client.close()
 
     async def _connect(self, urls: str, login: Mapping[str, Any]) -> None:
-        give_up_at = asyncio.get_running_loop().time() + _FIRST_CONNECT.total_seconds()
-        while True:
-            try:
-                # The driver hangs after a certificate that it does not trust.
-                async with asyncio.timeout_at(give_up_at):
-                    await self._client.connect(
-                        [url.strip() for url in urls.split(",")],
-                        **login,
-                        name="timer-service",
-                        inbox_prefix=_INBOX_PREFIX,
-                        max_reconnect_attempts=1,
-                        connect_timeout=2,
-                        reconnect_time_wait=_RECONNECT_SECONDS,
-                        ping_interval=_PING_SECONDS,
-                        pending_size=_PENDING_BYTES,
-                        error_cb=self._on_error,
-                        disconnected_cb=self._on_disconnected,
-                        reconnected_cb=self._on_reconnected,
-                        closed_cb=self._on_closed,
-                    )
-            except (nats.errors.Error, OSError) as error:
-                reason = self._last_error or str(error) or type(error).__name__
-                if _LOGIN_REFUSED.search(reason):
-                    raise StartError(f"the broker refuses the login (TIMER_NATS_...): {reason}") from error
-                if asyncio.get_running_loop().time() >= give_up_at:
-                    raise StartError(f"cannot connect to the broker (TIMER_BROKER_URL): {reason}") from error
-                await asyncio.sleep(_RECONNECT_SECONDS)
-                self._client = GuardedClient()
-            else:
-                break
-        # Not earlier: with -1 the driver would retry the first connect forever, without an error.
-        options: dict[str, Any] = self._client.options
-        options["max_reconnect_attempts"] = -1
+        self._urls, self._login = urls, login
+        await connect(
+            self._new_client,
+            urls,
+            name="timer-service",
+            pending_size=_UNSENT_BYTES,
+            last_error=lambda: self._last_error,
+            **login,
+            error_cb=self._on_error,
+            disconnected_cb=self._on_disconnected,
+            reconnected_cb=self._on_reconnected,
+            closed_cb=self._on_closed,
+        )
         self._lost.clear()
         self._last_error = ""
+
+    def _new_client(self) -> GuardedClient:
+        self._client = GuardedClient()
+        return self._client
 
     async def _on_error(self, error: Exception) -> None:
         reason = str(error) or type(error).__name__

@@ -56,7 +56,7 @@ class QueryService(Service):
     async def _receive(self, request: Request) -> None:
         """Start to answer a request. The driver reads the next request of this name when this method returns."""
         reply_to = request._msg.reply  # noqa: SLF001 - the driver has no public access to it
-        if not may_reply_to(reply_to, self._reply_prefix, _IMPORTED_REPLY_PREFIX):
+        if not may_answer(reply_to, self._reply_prefix):
             self._ignore()
             return
         address = self._subjects.address(Kind.QUERY, request.subject)
@@ -71,14 +71,22 @@ class QueryService(Service):
             log.warning("queries ignored: their reply subjects are not inboxes", extra={"count": self._ignored})
 
     async def _reply(self, to: str, name: str, tenant: str, body: bytes) -> None:
-        reply = await self._answer(name, tenant, body)
-        try:
-            await self._client.publish(to, reply.body, headers=_headers(reply))
-        except (nats.errors.Error, ValueError) as error:  # ValueError: a header that the driver refuses
-            log.warning("could not send the reply to a query", extra={"query": name, "reason": error_text(error)})
+        async def send(reply: QueryReply) -> None:
+            try:
+                await self._client.publish(to, reply.body, headers=error_headers(reply))
+            except (nats.errors.Error, ValueError) as error:  # ValueError: a header that the driver refuses
+                log.warning("could not send the reply to a query", extra={"query": name, "reason": error_text(error)})
+
+        await self._answer(name, tenant, body, send)
 
 
-def _headers(reply: QueryReply) -> dict[str, str] | None:
+def may_answer(reply_to: str, reply_prefix: str) -> bool:
+    """Return whether the service may send a reply to a query to this subject."""
+    return may_reply_to(reply_to, reply_prefix, _IMPORTED_REPLY_PREFIX)
+
+
+def error_headers(reply: QueryReply) -> dict[str, str] | None:
+    """Return the headers of a reply: those of a micro service if it is an error."""
     return None if reply.code is None else {ERROR_CODE_HEADER: reply.code, ERROR_HEADER: reply.message}
 
 

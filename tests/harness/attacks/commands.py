@@ -1,0 +1,143 @@
+"""Attacks with valid commands: many, costly, or large."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tests.harness.attacks.attack import LONG_AFTER, LONG_AGO, Attack, address, body, commands
+from tests.harness.raw_nats import RawMessage, header_block
+
+LARGE = "x" * 60_000
+_TO_INBOX = b"Timer-Reply-To: _INBOX.tenant-a.NUMBER"
+_Jobs = Sequence[Mapping[str, Any]]
+_BLOCKED = {"kind": "work_item.status.transition", "to": ["blocked"]}
+
+
+def _timer(call: str, due_at: str = LONG_AFTER, **fields: Any) -> tuple[str, Mapping[str, Any]]:
+    return "ScheduleTimer", {"serviceCallId": call, "dueAt": due_at, **fields}
+
+
+def _cancel(call: str) -> tuple[str, Mapping[str, Any]]:
+    return "CancelTimer", {"serviceCallId": call}
+
+
+def _run(run: str, jobs: _Jobs, **fields: Any) -> tuple[str, Mapping[str, Any]]:
+    return "StartRun", {"runId": run, "jobs": jobs, **fields}
+
+
+def _report(run: str, job: str, status: str = "success", **fields: Any) -> tuple[str, Mapping[str, Any]]:
+    return "ReportJobStatus", {"runId": run, "jobName": job, "status": status, **fields}
+
+
+def _signal(signal: str, **fields: Any) -> tuple[str, Mapping[str, Any]]:
+    return "CreateWorkSignal", {"signalId": signal, "triggerKind": "event", "triggerSpec": _BLOCKED, **fields}
+
+
+def _prepared(*made: tuple[str, Mapping[str, Any]]) -> list[RawMessage]:
+    return [RawMessage(address(kind), body(kind, payload)) for kind, payload in made]
+
+
+def _many_statuses(count: int, item: str) -> list[RawMessage]:
+    """Return 500 signals with triggers of so many statuses. More than 100 are invalid."""
+    spec = {"kind": "work_item.status.transition", "to": [f"{n:x}" for n in range(count)]}
+    return _prepared(*(_signal(f"{count}-{n}", workItemId=item, triggerSpec=spec) for n in range(500)))
+
+
+STAR: _Jobs = [
+    {"name": "job-0"},
+    *({"name": f"job-{number}", "needs": ["job-0"]} for number in range(1, 10_000)),
+]
+"""As many jobs as a run can have."""
+LAYERS: _Jobs = [{"name": f"top-{number}"} for number in range(310)] + [
+    {"name": f"bottom-{number}", "needs": [f"top-{each}" for each in range(310)]} for number in range(310)
+]
+"""Nearly as many needs as a run can have."""
+_SMALL: _Jobs = [
+    {"name": "first"},
+    {"name": "second"},
+    {"name": "last", "needs": ["first", "second"]},
+]
+_CHAIN: _Jobs = [
+    {"name": "job-0"},
+    *({"name": f"job-{n}", "needs": [f"job-{n - 1}"]} for n in range(1, 10_000)),
+]
+_FAN: _Jobs = [
+    {"name": "first"},
+    *({"name": f"job-{number}", "needs": ["first"]} for number in range(1_000)),
+]
+
+COMMANDS: Mapping[str, Attack] = {
+    "timers": commands(_timer("call-NUMBER")),
+    "timers whose outcomes are sent": commands(_timer("call-NUMBER"), headers=header_block(_TO_INBOX)),
+    "timers that are due": commands(_timer("call-NUMBER", LONG_AGO)),
+    "timers that are due at one instant": commands(_timer("call-NUMBER", "SOON")),
+    "timers with much data": commands(_timer("call-NUMBER", data=LARGE), size=20),
+    "due timers with much data": commands(_timer("call-NUMBER", LONG_AGO, data=LARGE), size=20),
+    "timers with long ids": commands(_timer("\U0001f525" * 185 + "NUMBER")),
+    "timers with long traces": commands(
+        _timer("call-NUMBER", LONG_AGO),
+        headers=header_block(b"traceparent: 00-" + b"a" * 32 + b"-" + b"b" * 16 + b"-01", b"tracestate: " + b"x" * 500),
+    ),
+    "one timer again and again": commands(
+        _timer("call", data="NUMBER"), _timer("call", "2101-01-01T00:00:00Z", data="NUMBER")
+    ),
+    "one timer again and again, due": commands(_timer("call", LONG_AGO, data="NUMBER")),
+    "timers and their cancels": commands(_timer("call"), _cancel("call")),
+    "cancels of unknown timers": commands(_cancel("call-NUMBER")),
+    "retries": commands(("RetryTimer", {"serviceCallId": "call-NUMBER"}), ("RetryEvent", {"eventId": "event-NUMBER"})),
+    "small runs": commands(_run("run-NUMBER", _SMALL)),
+    "runs of 10,000 jobs": commands(_run("run-NUMBER", STAR), size=2),
+    "runs that are a chain": commands(_run("run-NUMBER", _CHAIN), size=2),
+    "runs of 96,100 needs": commands(_run("run-NUMBER", LAYERS), size=2),
+    "runs with large payloads": commands(
+        _run("run-NUMBER", [{"name": f"job-{n}", "payload": LARGE} for n in range(16)]), size=2
+    ),
+    "runs and their cancels": commands(_run("run-NUMBER", STAR), ("CancelRun", {"runId": "run-NUMBER"}), size=2),
+    "a large output for 1,000 jobs": commands(
+        _run("run-NUMBER", _FAN), _report("run-NUMBER", "first", outputs={"log": LARGE}), size=2
+    ),
+    "reports of one run": commands(
+        _report("run", "job-0", "running"),
+        _report("run", "job-1", "failed", outputs={"log": "NUMBER"}),
+        prepare=_prepared(_run("run", STAR)),
+    ),
+    "early reports": commands(_report("unknown", "job-NUMBER", outputs={"log": LARGE}), size=20),
+    "early reports of many runs": commands(_report("run-NUMBER", "job")),
+    "early groups": commands(
+        ("ResolveGroup", {"runId": "run-NUMBER", "groupName": "group", "jobs": [{"name": f"{n}"} for n in range(500)]}),
+        size=20,
+    ),
+    "cancels of unknown runs": commands(("CancelRun", {"runId": "run-NUMBER"})),
+    "groups of one run": commands(
+        *(("ResolveGroup", {"runId": "run", "groupName": f"g{n}", "jobs": [{"name": f"j{n}"}]}) for n in range(1_000)),
+        prepare=_prepared(_run("run", STAR[:8_000], groups=[f"g{number}" for number in range(1_000)])),
+    ),
+    "signals": commands(_signal("signal-NUMBER", workItemId="item-NUMBER")),
+    "signals of one work item": commands(
+        _signal("signal-NUMBER", workItemId="item"),
+        ("TransitionWorkItem", {"workItemId": "item", "to": "blocked"}),
+        ("TransitionWorkItem", {"workItemId": "item", "to": "doing"}),
+    ),
+    "signals with many statuses": commands(
+        ("TransitionWorkItem", {"workItemId": "item", "to": "status-NUMBER"}),
+        prepare=[*_many_statuses(100, "item"), *_many_statuses(6_000, "item")],
+    ),
+    "signals by time": commands(
+        _signal("signal-NUMBER", triggerKind="time", triggerSpec={"kind": "time.at", "at": LONG_AGO}, note="x" * 1_900)
+    ),
+    "signals that are paused and activated": commands(
+        ("PauseWorkSignal", {"signalId": "signal"}),
+        ("ActivateWorkSignal", {"signalId": "signal"}),
+        ("TransitionWorkItem", {"workItemId": "item", "to": "blocked"}),
+        prepare=_prepared(_signal("signal", workItemId="item")),
+    ),
+    "every kind of command, unknown ids": commands(
+        *(
+            (kind, {"signalId": "signal-NUMBER"})
+            for kind in ("CancelWorkSignal", "ResolveWorkSignal", "PauseWorkSignal", "ActivateWorkSignal")
+        ),
+        ("CreateWorkItem", {"workItemId": "item-NUMBER", "status": "new"}),
+        ("TransitionWorkItem", {"workItemId": "item-NUMBER", "to": "blocked"}),
+        ("CancelRun", {"runId": "run-NUMBER"}),
+        _cancel("call-NUMBER"),
+    ),
+}

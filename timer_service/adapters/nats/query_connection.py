@@ -1,0 +1,108 @@
+"""The connection for queries. A flood of queries does not delay what the other connection reads, such as commands."""
+
+import logging
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any
+
+import nats.errors
+from nats.micro.service import Service
+
+from timer_service.adapters.nats.connect import connect
+from timer_service.adapters.nats.driver import GuardedClient
+from timer_service.adapters.nats.headers import decode_text
+from timer_service.adapters.nats.queries import error_headers, may_answer, serve_queries
+from timer_service.adapters.nats.subjects import Subjects
+from timer_service.core.broker import QueryFilter, QueryHandler
+from timer_service.core.health import HEALTHY, Health
+from timer_service.core.message import Kind
+
+log = logging.getLogger(__name__)
+
+_CLOSE_SECONDS = 2
+_UNSENT_BYTES = 1024 * 1024
+
+
+class QueryConnection:
+    """A connection that answers queries as the micro service `timer-service`, which `$SRV.PING` and `INFO` find."""
+
+    def __init__(
+        self,
+        subjects: Subjects,
+        reply_prefix: str,
+        refuse: QueryFilter,
+        on_denied: Callable[[Exception], Awaitable[None]],
+        on_closed: Callable[[], Awaitable[None]],
+    ) -> None:
+        """`on_denied` is called if the server denies a permission, and `on_closed` if the connection ends for good."""
+        self._subjects = subjects
+        self._reply_prefix = reply_prefix
+        self._refuse = refuse
+        self._on_denied = on_denied
+        self._on_closed = on_closed
+        self._client = GuardedClient()
+        self._service: Service | None = None
+        self._last_error = ""
+
+    @property
+    def health(self) -> Health:
+        """Down while the connection is lost."""
+        if self._client.is_connected:
+            return HEALTHY
+        return Health.down(f"not connected to the broker for queries: {self._last_error or 'connection lost'}")
+
+    @property
+    def reading(self) -> bool:
+        """Whether the connection is read, or is being restored."""
+        return self._client.reading or not self._client.is_connected
+
+    async def open(self, urls: str, login: Mapping[str, Any], names: Sequence[str], answer: QueryHandler) -> None:
+        """Connect, and start to answer the named queries. Raises `StartError` if no server accepts the connection."""
+        self._client = await connect(
+            lambda: _QueryClient(self._subjects, self._reply_prefix, self._refuse),
+            urls,
+            name="timer-service queries",
+            pending_size=_UNSENT_BYTES,
+            last_error=lambda: self._last_error,
+            **login,
+            error_cb=self._on_error,
+        )
+        self._client.options["closed_cb"] = self._on_closed
+        self._service = await serve_queries(self._client, self._subjects, self._reply_prefix, names, answer)
+
+    async def close(self) -> None:
+        """Stop to answer, send the replies that are ready, and disconnect."""
+        if self._client.is_connected and self._service is not None:
+            try:
+                await self._service.stop()
+                await self._client.flush(_CLOSE_SECONDS)
+            except nats.errors.Error:
+                log.warning("could not flush the connection for queries", exc_info=True)
+        await self._client.close()
+
+    async def _on_error(self, error: Exception) -> None:
+        self._last_error = str(error) or type(error).__name__
+        log.debug("broker error on the connection for queries", extra={"reason": self._last_error})
+        if "permissions violation" in self._last_error.lower():
+            await self._on_denied(error)
+
+
+class _QueryClient(GuardedClient):
+    """A client that refuses queries unread, before the driver spends time on them."""
+
+    def __init__(self, subjects: Subjects, reply_prefix: str, refuse: QueryFilter) -> None:
+        super().__init__()
+        self._prefix = subjects.pattern(Kind.QUERY).partition("*")[0].encode()
+        self._reply_prefix = reply_prefix
+        self._refuse = refuse
+
+    async def _process_msg(self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: Any) -> None:
+        if subject.startswith(self._prefix):
+            tenant, _, name = subject[len(self._prefix) :].decode("ascii", "replace").partition(".")
+            if not reply:
+                return  # nobody waits for an answer
+            if (refusal := self._refuse(name, tenant)) is not None:
+                to = decode_text(reply)
+                if may_answer(to, self._reply_prefix):
+                    await self.publish(to, refusal.body, headers=error_headers(refusal))
+                return
+        await super()._process_msg(sid, subject, reply, data, headers)
