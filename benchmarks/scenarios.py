@@ -29,6 +29,7 @@ from benchmarks.processes import BenchmarkError
 from benchmarks.report import Result
 from benchmarks.runs import runs
 from benchmarks.scheduler import scheduler
+from benchmarks.schedules import crons, intervals, slots
 from benchmarks.signals import signals
 from benchmarks.timers import Fired, Timer, due_together, faults, fired, lateness, now, sleep_until, soon
 
@@ -179,6 +180,9 @@ SCENARIOS = {
     "fair": Scenario(fair, 20_000, 100_000),
     "signals": Scenario(signals, 15, 60),
     "runs": Scenario(runs, 300, 1000),
+    "intervals": Scenario(intervals, 20_000, 100_000),
+    "crons": Scenario(crons, 20_000, 100_000),
+    "slots": Scenario(slots, 15, 60),
     "pending": Scenario(pending, 100_000, 1_000_000),
     "scheduler": Scenario(scheduler, 50_000, 200_000, ("sqlite",)),
     "bloat": Scenario(bloat, 100_000, 1_000_000, ("postgres",)),

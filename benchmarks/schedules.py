@@ -1,0 +1,162 @@
+"""Schedules that are due at one instant, and schedules that fire at a steady rate."""
+
+import asyncio
+import json
+import math
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from functools import partial
+from typing import Any, NamedTuple
+
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+
+from benchmarks.harness import Publisher, Rig, stored_events, unhandled, until_none
+from benchmarks.processes import BenchmarkError
+from benchmarks.report import Result
+from benchmarks.timers import instant, now, percentiles, sleep_until
+
+_RATE = 200
+_DUPLICATES_SECONDS = 1
+
+
+class Put(NamedTuple):
+    """A PutSchedule."""
+
+    tenant: str
+    schedule: str
+    fields: Mapping[str, Any]
+
+    @property
+    def subject(self) -> str:
+        return f"timer.cmd.v1.{self.tenant}.put-schedule"
+
+    @property
+    def id(self) -> str:
+        return f"put-{self.tenant}-{self.schedule}"
+
+    def body(self) -> bytes:
+        payload = {"scheduleId": self.schedule, "data": {"order": 4711, "step": "payment"}, **self.fields}
+        return json.dumps({"id": self.id, "type": "PutSchedule", "tenantId": self.tenant, "payload": payload}).encode()
+
+
+class Slot(NamedTuple):
+    """A slot that fired, and when its event arrived, in epoch milliseconds."""
+
+    tenant: str
+    schedule: str
+    at: int
+    arrived: int
+
+
+async def intervals(rig: Rig, size: int) -> Result:
+    """Put schedules with `every` for one instant, and one of another tenant. Measure how fast all fire."""
+    return await _fire_together("intervals", rig, size, lambda at, _: {"every": "P1D", "startAt": instant(at)})
+
+
+async def crons(rig: Rig, size: int) -> Result:
+    """Like `intervals`, with a different cron expression for each schedule."""
+    return await _fire_together("crons", rig, size, _cron)
+
+
+async def slots(rig: Rig, seconds: int) -> Result:
+    """Put schedules that fire each second. Measure how late each event arrives at a subscriber."""
+    begin = _next_second(5000)
+    end = begin + 1000 * seconds
+    puts = [
+        Put("bench", f"s-{n}", {"every": 1000, "startAt": instant(begin + 1000 * n // _RATE), "endAt": instant(end)})
+        for n in range(_RATE)
+    ]
+
+    async def missing(arrived: Sequence[Slot]) -> int:
+        return _RATE * seconds - len(arrived)
+
+    async with rig.broker() as client, rig.service() as service:
+        arrived = await _listen(client)
+        await _put(client, puts)
+        await until_none(service, partial(unhandled, client))
+        await sleep_until(end)
+        await until_none(service, partial(missing, arrived))
+        await asyncio.sleep(_DUPLICATES_SECONDS)
+    figures = {
+        "slots": len(arrived),
+        "slots/s": _RATE,
+        **percentiles("lateness", [slot.arrived - slot.at for slot in arrived], (0.5, 0.99, 1)),
+    }
+    expected = {(f"s-{n}", begin + 1000 * n // _RATE + 1000 * k) for n in range(_RATE) for k in range(seconds)}
+    return Result("slots", figures, _faults(arrived, expected))
+
+
+async def _fire_together(name: str, rig: Rig, size: int, fields_of: Callable[[int, int], Mapping[str, Any]]) -> Result:
+    async with rig.broker() as client, rig.service() as service:
+        due_at = _next_second(15_000 + size // 2)
+        puts = [Put("bench", f"s-{n}", {**fields_of(due_at, n), "maxCount": 1}) for n in range(size)]
+        puts.append(Put("single", "s", {"every": "P1D", "startAt": instant(due_at), "maxCount": 1}))
+        arrived = await _listen(client)
+        await _put(client, puts)
+        await until_none(service, partial(unhandled, client))
+        if now() >= due_at:
+            raise BenchmarkError(f"this machine did not store {size} schedules before they were due")
+
+        async def missing() -> int:
+            return 2 * len(puts) - await stored_events(client)  # each has fired, and has ended
+
+        await sleep_until(due_at)
+        seconds = await until_none(service, missing) - due_at / 1000
+        await asyncio.sleep(_DUPLICATES_SECONDS)
+    late = next((slot.arrived - due_at for slot in arrived if slot.tenant == "single"), math.nan)
+    figures = {
+        "schedules": size,
+        "seconds from the instant to the last event": seconds,
+        "events/s": 2 * len(puts) / seconds,
+        "lateness of another tenant's schedule, ms": late,
+    }
+    return Result(name, figures, _faults(arrived, {(put.schedule, due_at) for put in puts}))
+
+
+def _cron(due_at: int, number: int) -> Mapping[str, Any]:
+    """Return a cron expression with a slot at an instant. Each number gives another expression."""
+    at = datetime.fromtimestamp(due_at / 1000, UTC)
+    seconds, minutes, days = number % 59, number // 59 % 59, number // (59 * 59)
+    other = [(value + 1 + shift) % 60 for value, shift in ((at.second, seconds), (at.minute, minutes))]
+    day = (at.day + days) % 28 + 1
+    fields = (f"{at.second},{other[0]}", f"{at.minute},{other[1]}", at.hour, f"{at.day},{day}", "*", "*")
+    return {"cron": " ".join(map(str, fields)), "startAt": instant(due_at)}
+
+
+def _next_second(ahead_ms: int) -> int:
+    return (now() + ahead_ms) // 1000 * 1000 + 1000
+
+
+async def _put(client: Client, puts: Sequence[Put]) -> None:
+    publisher = Publisher(client)
+    await publisher.open()
+    for put in puts:
+        await publisher.send(put)
+    await publisher.flush()
+
+
+async def _listen(client: Client) -> list[Slot]:
+    """Return a list to which each slot is added when its event arrives."""
+    arrived: list[Slot] = []
+
+    async def arrive(message: Msg) -> None:
+        event, at = json.loads(message.data), now()
+        slot_at = datetime.fromisoformat(event["payload"]["slotAt"])
+        slot = round(slot_at.timestamp() * 1000)
+        arrived.append(Slot(event["tenantId"], event["payload"]["scheduleId"], slot, at))
+
+    await client.subscribe("timer.evt.v1.*.schedule-fired", cb=arrive)
+    return arrived
+
+
+def _faults(arrived: Sequence[Slot], expected: set[tuple[str, int]]) -> list[str]:
+    times = Counter((slot.schedule, slot.at) for slot in arrived)
+    counts = {
+        "missing": len(expected - times.keys()),
+        "duplicate": times.total() - len(times),
+        "unexpected": len(times.keys() - expected),
+        "early": sum(slot.arrived < slot.at for slot in arrived),
+    }
+    return [f"{count} {fault} events" for fault, count in counts.items() if count]
