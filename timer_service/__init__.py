@@ -12,12 +12,13 @@ bury          give a row up after too many attempts; it stays in the table with 
 cause         the command that led to an event: its id, correlation id and trace
 claim         take a batch of available rows under a new lease
 command       a request to change something, applied in a transaction
+command time  when the broker stored a command; it is the same at each delivery
 consumer      the part that handles commands, each part of a batch in one transaction or more
-cursor        the end of a page of a list; the next page begins after it
+cursor        the end of a page of a list; of a schedule: the instant up to which all slots are fired or skipped
 dead letter   a command that can never be handled, stored whole with the reason
 dedupe key    identifies the cause of a firing, so that one cause fires a signal once
 defer         leave a command of a transaction to a later one, because the transaction has enough work
-definition    the trigger and the note of a signal, from the command that created it
+definition    the trigger and the note of a signal, or the recurrence and the data of a schedule, from its command
 delivery      one command as the broker hands it over; acknowledged, retried or terminated, once
 due_at        the earliest instant at which an event may be published; no retry changes it
 epoch         the creation time of a command stream; a recreated stream has a later one
@@ -38,19 +39,22 @@ pending       delivered before its run or job is known, and kept until then (of 
 position      where a command is in its stream: (epoch, sequence); an older command never overwrites a newer one
 put back      return a delivery that was not handled yet to the subscription, which hands it out again
 ready         all needs of a job are met, so the users' workers may execute it (event JobReady)
+recurrence    a cron expression in a time zone, or a distance; it names slots, whether or not anything fires
 relay         the worker that claims rows, publishes their events and settles the rows
 release       end a claim as if it had not been made
 requeue       return a buried row to state Waiting
 retry         end a claim after a failure; the row is available again after a backoff
 run           a graph of jobs, executed by the users' workers
+schedule      a recurrence and what it fires, keyed (tenant_id, schedule_id)
 settle        end a claim: complete, retry, bury or release
 signal        a reminder that fires on a transition of a work item, or at an instant
 skipped       the status of a job that cannot run because of the status of an upstream job
-slice         one kind of thing the service handles, in its own folder: timers, signals, runs, events
+slice         one kind of thing the service handles, in its own folder: timers, signals, schedules, runs, events
+slot          an instant of a recurrence; (tenant, schedule, slot) identifies a firing of a schedule
 sweep         the worker that checks runs without waiting for a command
 tenant        the owner of a row; the first part of every key and a token of every subject
 timer         one row of `timer_schedules`, keyed (tenant_id, service_call_id)
-tombstone     a row for a timer, signal or run that does not exist yet; it keeps the position of an early command
+tombstone     a row for a timer, signal, schedule or run that does not exist; it keeps the position of an early command
 transition    the change of a work item's status
 wake          tell a loop that it has work at an instant
 work item     something that belongs to a user and has a status

@@ -41,6 +41,12 @@ COMMANDS: Sequence[tuple[str, Mapping[str, Any]]] = [
     ("TransitionWorkItem", {"workItemId": "item-1", "to": "blocked"}),
     ("CancelWorkSignal", {"signalId": "signal-2"}),
     ("ResolveWorkSignal", {"signalId": "signal-1"}),
+    ("PutSchedule", {"scheduleId": "schedule-1", "every": "PT1S"}),
+    ("PutSchedule", {"scheduleId": "schedule-2", "every": "PT1S", "endAt": DUE}),
+    ("PauseSchedule", {"scheduleId": "schedule-2"}),
+    ("ResumeSchedule", {"scheduleId": "schedule-2"}),
+    ("TriggerSchedule", {"scheduleId": "schedule-2"}),
+    ("DeleteSchedule", {"scheduleId": "schedule-2"}),
     ("StartRun", {"runId": "run-1", "jobs": JOBS}),
     ("StartRun", {"runId": "run-2", "jobs": JOBS}),
     ("ReportJobStatus", {"runId": "run-1", "jobName": "a", "status": "success"}),
@@ -116,7 +122,15 @@ async def test_service_with_the_rights_of_the_page(
             data = body(name, "acme", {"tenantId": "acme", **payload})
             await user.js.publish(f"timer.cmd.v1.acme.{kebab(name)}", data)
         await user.until_handled()
-        for event in ("due-time-reached", "work-signal-fired", "job-ready", "job-skipped", "run-completed"):
+        events = (
+            "due-time-reached",
+            "work-signal-fired",
+            "schedule-fired",
+            "job-ready",
+            "job-skipped",
+            "run-completed",
+        )
+        for event in events:
             await until_published(user, event)
         for query in (each.name for slice_ in SLICES for each in slice_.queries):
             answer = await user.connection.request(f"timer.qry.v1.acme.{query}", b"{}", timeout=10)
@@ -129,7 +143,9 @@ async def test_service_with_the_rights_of_the_page(
         found = await statuses(cli, 0)
         log = (tmp_path / "service" / "service.log").read_text()
     assert handled == names
-    assert {"timers", "firings", "outbox", "sweep", "runs-retention", "row-counts"} <= {loop for loop, _ in loops}
+    assert {"timers", "firings", "schedules", "outbox", "sweep", "runs-retention", "row-counts"} <= {
+        loop for loop, _ in loops
+    }
     assert [loop for loop, at in loops if float(at) == 0] == []
     assert found["privileges"] == "ok"
     assert "permission denied" not in log

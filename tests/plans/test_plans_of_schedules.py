@@ -8,6 +8,7 @@ import pytest
 from tests.harness.databases import Databases
 from tests.harness.plans import MODES, FilledDatabase, filled_database
 from timer_service.adapters.sqlite import SqliteDatabase
+from timer_service.core.row_counts import overdue_sql
 from timer_service.schedules import store
 from timer_service.schedules.messages import ShownStatus
 from timer_service.schedules.store import COUNTED, SCHEDULES, TIMED
@@ -49,6 +50,7 @@ PLANS = {
     "a due schedule": (SCHEDULES.sql("due_by_key"), ["LockRows", KEY]),
     "how many are due": (SCHEDULES.sql("count_available"), ["Index Only Scan schedules_available"]),
     "when the next is due": (SCHEDULES.sql("next_available"), ["Index Only Scan schedules_available"]),
+    "overdue schedules": (overdue_sql(SCHEDULES), ["Index Only Scan schedules_available"]),
     "a page": (store._SQL["page"].format(status=ShownStatus.ACTIVE), ["Index Scan schedules_by_status"]),
     "active schedules, counted": (COUNTED[0].sql, ["Index Only Scan schedules_available"]),
     "failing schedules, counted": (COUNTED[1].sql, ["Index Only Scan schedules_failing"]),

@@ -158,7 +158,7 @@ async def test_refused_event_is_buried(
     assert (row["event_id"], row["state"], row["available_at"]) == ("event-1", "Buried", None)
     assert (row["attempt"], row["last_error"]) == (MAX_ATTEMPTS, "refused")
     assert metrics.given_up == {"outbox": 1}
-    await RowCounts(store, metrics, counted=outbox.COUNTED, leased=[OUTBOX]).tick(clock.now())
+    await RowCounts(store, metrics, counted=outbox.COUNTED, due=[OUTBOX]).tick(clock.now())
     assert metrics.counts == {("outbox", "Waiting"): 0, ("outbox", "Buried"): 1}
 
 

@@ -437,9 +437,7 @@ async def test_messages_about_schedules_fit_their_schemas(
     await schedules.about("Trigger", "paused", data=None)
     await schedules.about("Delete", "nobody")
     await schedules.request("PutSchedule", cron="61 * * * *")
-    await schedules.sql(
-        "UPDATE schedules SET zone = 'Mars/Olympus' WHERE schedule_id = 'broken'"
-    )
+    await schedules.sql("UPDATE schedules SET zone = 'Mars/Olympus' WHERE schedule_id = 'broken'")
     await schedules.advance(days=1)
     types = {message.address.message for message in schedules.broker.events}
     assert types == {"schedule-fired", "schedule-ended", "command-rejected"}

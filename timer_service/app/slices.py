@@ -106,7 +106,10 @@ class Workers:
             self._parts.database,
             self._parts.metrics,
             counted=[rows for each in SLICES for rows in each.counted],
-            leased=[table for each in SLICES for table in each.leased],
+            due=[
+                *(table for each in SLICES for table in each.leased),
+                *(table for each in SLICES for table in each.due),
+            ],
         )
         self._add_loop("row-counts", row_counts, _ROW_COUNTS_INTERVAL)
 

@@ -56,13 +56,14 @@ class DueRows:
     async def select(self, tx: Transaction, now: int, limit: int) -> list[Row]:
         """Lock and return up to `limit` rows that are due at `now`, in the order in which they became due.
 
-        If more rows are due, each tenant gets an equal share first, and the oldest rows get the rest.
+        If more rows are due, each tenant gets an equal share. If these are less than half of the limit, the oldest rows
+        get the rest.
         """
         (row,) = await tx.fetch(self._count_available, {"now": now, "limit": limit + 1})
         shares = await self._turns.shares(tx, now, limit) if row["count"] > limit else []
         each = [{"tenant_id": tenant, "now": now, "limit": share} for tenant, share in shares]
         rows = list(await tx.fetch_each(self._due_of_tenant, each))
-        if len(rows) < limit:
+        if 2 * len(rows) < limit:
             known = set(map(self.key_of, rows))
             oldest = await tx.fetch(self._due, {"now": now, "limit": limit})
             rows += [row for row in oldest if self.key_of(row) not in known][: limit - len(rows)]

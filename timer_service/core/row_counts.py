@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from timer_service.core.database import Database
+from timer_service.core.due_rows import DueTable
 from timer_service.core.lease import LeasedTable
 from timer_service.core.loop import Pass
 from timer_service.core.metrics_port import MetricsPort
@@ -35,12 +36,13 @@ class RowCounts:
         metrics: MetricsPort,
         *,
         counted: Sequence[CountedRows],
-        leased: Sequence[LeasedTable],
+        due: Sequence[LeasedTable | DueTable],
     ) -> None:
+        """`counted`: the rows to count by state. `due`: the tables whose overdue rows to count."""
         self._database = database
         self._metrics = metrics
         self._counted = counted
-        self._leased = {table.name: overdue_sql(table) for table in leased}
+        self._due = {table.name: overdue_sql(table) for table in due}
 
     async def tick(self, now: int) -> Pass:
         """Count the rows of each state and the overdue rows of each table, each up to a million."""
@@ -50,13 +52,13 @@ class RowCounts:
             (row,) = await reader.fetch(each.sql, {"limit": _LIMIT})
             self._metrics.counted(each.table, each.state, row["count"])
             total += row["count"]
-        for table, sql in self._leased.items():
+        for table, sql in self._due.items():
             (row,) = await reader.fetch(sql, {"now": now, "limit": _LIMIT})
             since = now if row["oldest_at"] is None else row["oldest_at"]
             self._metrics.overdue(table, row["count"], (now - since) / 1000)
         return Pass(total)
 
 
-def overdue_sql(table: LeasedTable) -> str:
+def overdue_sql(table: LeasedTable | DueTable) -> str:
     """Return the statement that counts the claimable rows and finds when the oldest of them became claimable."""
     return _SQL["overdue"].format(table=table.name)

@@ -16,6 +16,7 @@ from timer_service.core.clock import Clock
 from timer_service.core.clock_repair import TimedRows
 from timer_service.core.consumer import Consumer
 from timer_service.core.database import Database
+from timer_service.core.due_rows import DueTable
 from timer_service.core.health import OutageLog, Publishing
 from timer_service.core.lease import Lease, LeasedTable
 from timer_service.core.loop import Worker
@@ -107,6 +108,8 @@ class Slice:
     """The loops to wake after a command."""
     leased: tuple[LeasedTable, ...]
     counted: tuple[CountedRows, ...]
+    due: tuple[DueTable, ...] = ()
+    """Its tables whose rows become due, without the leased ones."""
     timed: tuple[TimedRows, ...] = ()
     """Its rows that wait for an instant, without those of its leased tables."""
     events: tuple[type[Payload], ...] = ()

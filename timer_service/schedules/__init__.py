@@ -34,7 +34,7 @@ from timer_service.schedules.messages import (
 )
 from timer_service.schedules.queries import QUERIES
 from timer_service.schedules.rules import Outcome
-from timer_service.schedules.store import COUNTED, TIMED, delete_settled
+from timer_service.schedules.store import COUNTED, SCHEDULES, TIMED, delete_settled
 from timer_service.schedules.usage import USAGES
 
 SLICE = Slice(
@@ -48,6 +48,7 @@ SLICE = Slice(
     wakes=("schedules", "outbox"),
     leased=(),
     counted=COUNTED,
+    due=(SCHEDULES,),
     timed=TIMED,
     events=(ScheduleFired, ScheduleEnded),
     views={"schedule": ScheduleView},

@@ -65,16 +65,15 @@ def decide_in_steps(schedule: Schedule, now: int, most: int) -> Steps[Decision]:
     if definition.max_count is not None:
         fires = fires[: definition.max_count - schedule.fired_count]
     fired, rest = fires[:most], fires[most:]
-    is_used_up = definition.max_count == schedule.fired_count + len(fired)
     skipped = _count_skipped(definition, first, fires[0] if fires else None, due.newest)
     missed_since = schedule.missed_since if schedule.missed_since is not None or not skipped else first
     after = schedule._replace(
-        after_at=fired[-1] if rest or is_used_up else due.newest,
+        after_at=fired[-1] if rest else due.newest,
         fired_count=schedule.fired_count + len(fired),
         missed_since=None if fired else missed_since,
+        last_slot_at=fired[-1] if fired else schedule.last_slot_at,
+        last_fired_at=now if fired else schedule.last_fired_at,
     )
-    if fired:
-        after = after._replace(last_slot_at=fired[-1], last_fired_at=now)
     return Decision(aim(after, now), fired, missed_since if fired else None, skipped)
 
 

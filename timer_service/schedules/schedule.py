@@ -122,16 +122,22 @@ def aim(schedule: Schedule, now: int) -> Schedule:
     again in a minute.
     """
     definition = schedule.definition
-    without = schedule._replace(slot_at=None, available_at=None, last_error=None)
     if definition is None or schedule.ended_at is not None:
-        return without
+        return _without_slot(schedule)
     try:
         slot = next_slot(definition.recurrence, schedule.after_at)
         if slot is None or schedule.fired_count == definition.max_count:
-            return end(without, now)
-        return without if schedule.is_paused else without._replace(slot_at=slot, available_at=schedule.due_of(slot))
+            return end(schedule, now)
+        if schedule.is_paused:
+            return _without_slot(schedule)
+        return schedule._replace(slot_at=slot, available_at=schedule.due_of(slot), last_error=None)
     except Exception as error:  # noqa: BLE001 - whatever the parser or the zone data raise
+        without = _without_slot(schedule)
         return without if schedule.is_paused else fail(without, error_text(error), now)
+
+
+def _without_slot(schedule: Schedule) -> Schedule:
+    return schedule._replace(slot_at=None, available_at=None, last_error=None)
 
 
 def fail(schedule: Schedule, error: str, now: int) -> Schedule:

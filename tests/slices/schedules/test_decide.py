@@ -240,6 +240,15 @@ def test_generated_schedules(  # noqa: PLR0917 - hypothesis passes names
         assert all(due_of(recurrence, slot, jitter_ms, *KEY) <= now for slot in fired)
 
 
+@pytest.mark.parametrize("policy", [Policy.LAST, Policy.SKIP])
+def test_lateness_counts_from_due(policy: Policy) -> None:
+    """A slot that jitter has delayed is late from when it was due, at each second of some minutes."""
+    jittered = schedule(policy=policy, jitter_ms=HOUR, late_by_ms=2 * MINUTE)
+    for second in range(90, 600):
+        now = NOW + second * SECOND
+        assert list(decide(jittered, now, MOST).fired) == reference(jittered, now), second
+
+
 @pytest.mark.parametrize("policy", Policy)
 def test_long_backlog_takes_bounded_time(policy: Policy) -> None:
     """A year of missed slots of a cron expression takes no longer than some hundred slots."""

@@ -60,6 +60,8 @@ def apply(schedule: Schedule | None, sent: Sent, *, minutes: float = 0) -> tuple
     """Apply a command so many minutes after it was stored."""
     now = NOW + sent.place * MINUTE + round(minutes * MINUTE)
     schedule, outcome = rules.apply(schedule, KEY, sent.command, now)
+    is_active = schedule.status is Status.ACTIVE
+    assert (schedule.slot_at is not None, schedule.available_at is not None) == (is_active, is_active)
     return schedule, outcome
 
 
@@ -259,6 +261,7 @@ HISTORIES = [
     (put(1), Sent(2, "delete"), Sent(3, "pause"), put(4, **HOURLY)),
     (put(1), put(2, **HOURLY), put(3), Sent(4, "resume")),
     (Sent(1, "pause"), put(2), Sent(3, "delete"), Sent(4, "resume")),
+    (Sent(1, "pause"), Sent(2, "delete"), put(3)),
 ]
 
 
@@ -289,3 +292,16 @@ def test_late_delete_starts_an_ended_schedule_again() -> None:
     assert (schedule.after_at, schedule.fired_count) == (after(minutes=6), 0)
     twice, _ = apply(schedule._replace(fired_count=1), Sent(5, "delete"), minutes=40)
     assert twice.fired_count == 1
+
+
+def test_late_put_starts_an_ended_schedule_again() -> None:
+    """So does another recurrence that came between. A Put that would have changed only the data does not."""
+    ended = after_all(put(1, **EVERY, max_count=1))._replace(
+        slot_at=None, available_at=None, fired_count=1, ended_at=NOW, end_reason=EndReason.MAX_COUNT
+    )
+    same, _ = apply(ended, put(6, **EVERY, max_count=1))
+    again, outcome = apply(same, put(5, **HOURLY), minutes=30)
+    data, _ = apply(same, put(5, **EVERY, max_count=1, data=1), minutes=30)
+    assert (outcome, again.status, again.after_at) == (Outcome.IGNORED_STALE, Status.ACTIVE, after(minutes=6))
+    assert data.status is Status.ENDED
+    assert apply(same, put(1, **HOURLY))[0].status is Status.ENDED, "older than the start"

@@ -10,7 +10,7 @@ from tests.harness.schedules import Schedules
 from timer_service.core.clock_repair import ClockRepair
 from timer_service.core.retention import Retention
 from timer_service.core.row_counts import RowCounts
-from timer_service.schedules.store import COUNTED, TIMED, delete_settled
+from timer_service.schedules.store import COUNTED, SCHEDULES, TIMED, delete_settled
 
 
 async def run_retention(schedules: Schedules) -> int:
@@ -48,14 +48,15 @@ async def test_retention_counts_from_the_last_command(schedules: Schedules) -> N
 
 
 async def test_row_counts(schedules: Schedules) -> None:
-    """The gauges show active schedules, and those whose next slot cannot be computed."""
+    """The gauges show active schedules, overdue ones, and those whose next slot cannot be computed."""
     for name in ("active", "paused", "broken"):
         await schedules.put(name, cron="* * * * *", zone="Europe/Berlin")
     await schedules.about("Pause", "paused")
     await schedules.sql("UPDATE schedules SET zone = 'Mars/Olympus' WHERE schedule_id = 'broken'")
     await schedules.advance(minutes=1)
-    await RowCounts(schedules.database, schedules.metrics, counted=COUNTED, leased=[]).tick(NOW)
+    await RowCounts(schedules.database, schedules.metrics, counted=COUNTED, due=[SCHEDULES]).tick(after(minutes=4))
     assert schedules.metrics.counts == {("schedules", "active"): 2, ("schedules", "failing"): 1}
+    assert schedules.metrics.overdues == {"schedules": [(2, 120.0)]}
 
 
 async def test_attempt_of_a_clock_that_was_ahead(schedules: Schedules) -> None:

@@ -88,7 +88,7 @@ async def test_row_counts(signals: Signals) -> None:
     await signals.remind(iso(NOW), "cancelled")
     await signals.about("Cancel", "cancelled")
     metrics: MetricsPort = signals.metrics
-    await RowCounts(signals.database, metrics, counted=COUNTED, leased=[FIRINGS]).tick(NOW)
+    await RowCounts(signals.database, metrics, counted=COUNTED, due=[FIRINGS]).tick(NOW)
     assert signals.metrics.counts == {
         ("work_signal_firings", "pending"): 2,
         ("work_signal_firings", "failed"): 1,

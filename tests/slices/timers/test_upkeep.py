@@ -183,7 +183,7 @@ async def test_retention_in_batches(store: Database, retention: Retention, kind:
 
 
 def row_counts_of(store: Database, metrics: RecordingMetrics) -> RowCounts:
-    return RowCounts(store, metrics, counted=timer_store.COUNTED, leased=[timer_store.TIMERS])
+    return RowCounts(store, metrics, counted=timer_store.COUNTED, due=[timer_store.TIMERS])
 
 
 async def test_row_counts(store: Database, metrics: RecordingMetrics, clock: ManualClock) -> None:

@@ -1,0 +1,122 @@
+"""Schedules whose service, or one of its instances, is killed, and schedules that are disabled."""
+
+import asyncio
+import json
+import time
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e.conftest import User, iso
+from tests.harness.fleet import Fleet
+from tests.harness.processes import NatsServer, Service, body
+
+SECOND = 1000
+
+
+def put(schedule: str, **fields: Any) -> tuple[str, bytes]:
+    """Return the subject and the body of a PutSchedule."""
+    return _command("PutSchedule", "put-schedule", {"scheduleId": schedule, **fields})
+
+
+def about(verb: str, schedule: str) -> tuple[str, bytes]:
+    """Return the subject and the body of a command. `verb` is Pause, Delete or Trigger."""
+    return _command(f"{verb}Schedule", f"{verb.lower()}-schedule", {"scheduleId": schedule})
+
+
+def _command(message_type: str, message: str, payload: Mapping[str, Any]) -> tuple[str, bytes]:
+    return f"timer.cmd.v1.acme.{message}", body(message_type, "acme", payload)
+
+
+async def read_fired(user: User) -> list[Any]:
+    """Return the payloads of all ScheduleFired in the stream, with the ids of the events and when they were stored."""
+    messages = await user.read("TIMER_EVT", "timer.evt.v1.*.schedule-fired")
+    return [
+        {**event["payload"], "id": event["id"], "stored": message.metadata.timestamp.timestamp() * 1000}
+        for message, event in ((each, json.loads(each.data)) for each in messages)
+    ]
+
+
+def to_ms(instant: str) -> int:
+    return round(datetime.fromisoformat(instant).timestamp() * 1000)
+
+
+def slots_of(events: Sequence[Any]) -> dict[str, list[int]]:
+    """Return the slots of each schedule, in order. Assert that each slot has one id, and that none was early."""
+    ids = defaultdict[tuple[str, int], set[str]](set)
+    for event in events:
+        slot = to_ms(event["slotAt"])
+        assert event["stored"] >= slot
+        ids[event["scheduleId"], slot].add(event["id"])
+    assert {len(each) for each in ids.values()} == {1}
+    slots = defaultdict[str, list[int]](list)
+    for schedule, slot in sorted(ids):
+        slots[schedule].append(slot)
+    return slots
+
+
+async def test_killed_again_and_again(user: User, service: Service) -> None:
+    """A service that is killed again and again fires every slot, each under one id. Deleted schedules stay silent."""
+    names = [f"s-{number}" for number in range(20)]
+    everything = {"policy": "all", "lateBy": "P1D", "limit": 1000}
+    await user.send([put(name, every=SECOND, catchUp=everything) for name in names])
+    await user.until_handled()
+    for _ in range(3):
+        before = await user.stored("TIMER_EVT")
+        await user.until_stored("TIMER_EVT", before + 1)
+        await service.kill()
+        await service.start()
+    await user.until_stored("TIMER_EVT", await user.stored("TIMER_EVT") + 40)
+    await user.send([about("Delete", name) for name in names])
+    await user.until_handled()
+    async with service.backlog() as backlog, asyncio.timeout(30):
+        while await backlog("acme"):
+            await asyncio.sleep(0.02)
+    slots = slots_of(await read_fired(user))
+    assert slots.keys() == set(names)
+    for each in slots.values():
+        assert each == list(range(each[0], each[-1] + 1, SECOND))
+
+
+@pytest.mark.parametrize(
+    "count", [pytest.param(1000, id="short"), pytest.param(30_000, id="full", marks=pytest.mark.full)]
+)
+async def test_one_of_three_is_killed_at_midnight(count: int, user: User, fleet: Fleet) -> None:
+    """One of three instances is killed while many schedules fire at one instant. Each slot fires, under one id."""
+    async with fleet.running(3) as (victim, *others):
+        midnight = int(time.time() * 1000) // SECOND * SECOND + max(4, count // 1000) * SECOND
+        fields = {"every": "P1D", "startAt": iso(midnight), "endAt": iso(midnight + 1)}
+        await user.send([put(f"s-{number}", **fields) for number in range(count)])
+        await user.until_handled()
+        async with asyncio.timeout(60):
+            while not await user.read("TIMER_EVT", "timer.evt.v1.*.schedule-fired"):
+                await asyncio.sleep(0.005)
+        await victim.kill()
+        await fleet.expire_outbox_leases()
+        async with others[0].backlog() as backlog, asyncio.timeout(60):
+            while await backlog("acme"):
+                await fleet.expire_outbox_leases()
+                await asyncio.sleep(0.1)
+    events = await read_fired(user)
+    assert slots_of(events) == {f"s-{number}": [midnight] for number in range(count)}
+    latest = max(event["stored"] for event in events) - midnight
+    print(f"{count} schedules at one instant, 3 instances, 1 killed: {len(events) - count} duplicates, {latest:.0f} ms")
+
+
+async def test_disabled_and_enabled(tmp_path: Path, broker: NatsServer, user: User) -> None:
+    """With TIMER_SCHEDULES_ENABLED=false commands are stored and triggers fire. With true, the newest slot fires."""
+    async with Service(tmp_path / "service", broker.url, TIMER_SCHEDULES_ENABLED="false") as off:
+        await user.send([put("s", every=SECOND, catchUp={"lateBy": SECOND}), about("Trigger", "s")])
+        await user.until_stored("TIMER_EVT", 1)
+        await asyncio.sleep(3)  # slots pass; nothing announces that they do not fire
+        assert [event["cause"] for event in await read_fired(user)] == ["trigger"]
+        assert await off.metric('timer_loop_last_tick_timestamp_seconds{loop="schedules"}') == 0
+    async with Service(tmp_path / "service", broker.url) as on:
+        await user.until_stored("TIMER_EVT", 3)
+        assert await on.metric("timer_slots_missed_total") > 0
+    first = next(event for event in await read_fired(user) if event["cause"] == "slot")
+    assert to_ms(first["missedSince"]) < to_ms(first["slotAt"])
