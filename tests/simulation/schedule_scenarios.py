@@ -16,7 +16,7 @@ from timer_service.core.message import Position
 _STEPS = [0, SECOND, 20 * SECOND, 59 * SECOND, 61 * SECOND, 10 * MINUTE, 10 * MINUTE, HOUR, 2 * HOUR]
 _faults_of_passes = st.one_of(worker_faults, crashes([Point.AFTER_STATEMENT, Point.BEFORE_COMMIT, Point.AFTER_COMMIT]))
 _MOST_DELIVERIES = 3
-"""After the fifth delivery, a command is suspected of ending the process."""
+"""How often a command is delivered before the end. From the sixth time on, it is suspected of ending the process."""
 
 
 def schedules_one_by_one(service: Service, draw: Draw) -> None:
