@@ -53,13 +53,14 @@ class Checker(CommitObserver):
             self._check_outcome(each, now)
             self.outcomes.setdefault(each.command.position, each.outcome)
         self.runs.commit()
-        self.schedules.committed()
+        if any(self._slice_of(each.command.position) == "schedules" for each in handled):
+            self.schedules.committed()
         self._check()
 
     def _check_outcome(self, handled: Handled, now: int) -> None:
         command, outcome = handled
         sent, sent_at = self._sent[command.position]
-        match _SLICE_OF[sent.type]:
+        match self._slice_of(command.position):
             case "runs":
                 wanted = self.runs.command(sent.type, sent.payload, command.position, now)
             case "timers":
@@ -71,6 +72,9 @@ class Checker(CommitObserver):
             case _:
                 wanted = self.signals.command(sent.type, sent.payload, command.position, command.id)
         assert outcome == wanted, f"{sent} at {command.position}: {outcome}, not {wanted}"
+
+    def _slice_of(self, position: Position) -> str:
+        return _SLICE_OF[self._sent[position][0].type]
 
     def worker_committed(self, worker: str, now: int, began_at: int) -> None:
         match worker:
@@ -94,7 +98,6 @@ class Checker(CommitObserver):
     def _check(self) -> None:
         run_check.check_runs(self.runs, self.service)
         self.timers.check()
-        self.schedules.check()
         if self._in_order:
             signal_check.check_signals(self.signals, self.service)
 

@@ -21,8 +21,17 @@ def _instant(wall: str) -> int:
 BEGINNINGS = [NOW, _instant("2027-03-28T00:50"), _instant("2027-10-30T23:50")]
 """When histories begin. In Berlin, the clock goes forward at 01:00Z on 2027-03-28, and back on 2027-10-31."""
 
-_EVERY = ["PT1M", "PT1M", "PT60S", 60_000, "PT20S", "PT1H30M", "P1D"]
-_CRONS = ["* * * * *", "*/20 * * * *", "0 * * * *", "30 2 * * *", "0,30 2 * * *", "*/30 2 * * *", "15 1-3 * * *"]
+_EVERY = ["PT1M", "PT60S", 60_000, "PT20S", "PT20S", "PT1H30M", "P1D"]
+_CRONS = [
+    "* * * * *",
+    "* * * * *",
+    "*/20 * * * *",
+    "0 * * * *",
+    "30 2 * * *",
+    "0,30 2 * * *",
+    "*/30 2 * * *",
+    "15 1-3 * * *",
+]
 _POLICIES = ["last", "skip", "all"]
 
 

@@ -74,7 +74,7 @@ class Progress(NamedTuple):
 
     after: int = 0
     """The cursor: every slot up to this instant has been fired or skipped."""
-    count: int = 0
+    fired_count: int = 0
     missed_since: int | None = None
     last_slot: int | None = None
     last_fired: int | None = None
@@ -180,7 +180,7 @@ class ScheduleModel:
             self.progress = Progress(after=self.progress.after)
         elif self.facts.started_by > self.progress.started_by:
             cursor = max(self.progress.after, self.facts.defined_at)
-            kept = self.progress._replace(after=cursor, count=0, missed_since=None, end=None)
+            kept = self.progress._replace(after=cursor, fired_count=0, missed_since=None, end=None)
             self.progress = kept._replace(started_by=self.facts.defined_by)
         if new.kind == "ResumeSchedule" and new.position >= before.paused_by and before.is_paused:
             self.progress = self.progress._replace(after=max(self.progress.after, new.at))
@@ -193,7 +193,7 @@ class ScheduleModel:
         definition, progress = self.facts.definition, self.progress
         if definition is None or progress.end is not None:
             return
-        if progress.count == definition.max_count:
+        if progress.fired_count == definition.max_count:
             self.progress = progress._replace(end="max_count")
         elif next_slot(definition.recurrence, progress.after) is None:
             self.progress = progress._replace(end="end_at")
@@ -227,10 +227,10 @@ class ScheduleModel:
         if due and not fires:
             yield Firing(progress._replace(after=due[-1], missed_since=missed_since), (), None)
         for count, last in enumerate(fires, 1):
-            is_over = progress.count + count == definition.max_count
+            is_over = progress.fired_count + count == definition.max_count
             fired = progress._replace(
                 after=last if is_over or count < len(fires) else due[-1],
-                count=progress.count + count,
+                fired_count=progress.fired_count + count,
                 missed_since=None,
                 last_slot=last,
                 last_fired=now,
@@ -248,7 +248,7 @@ class ScheduleModel:
         if definition.policy != "all":
             in_time = [slot for slot in newest if now - self.due_of(slot) <= definition.late_by]
             newest = in_time or (due[-1:] if definition.policy == "last" else [])
-        left = len(newest) if definition.max_count is None else definition.max_count - self.progress.count
+        left = len(newest) if definition.max_count is None else definition.max_count - self.progress.fired_count
         return newest[:left]
 
 

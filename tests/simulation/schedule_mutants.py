@@ -1,5 +1,6 @@
 """Mutants of schedules that the history simulation must find."""
 
+import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -13,6 +14,7 @@ from timer_service.core.message import Event
 from timer_service.core.transactions import in_transaction
 from timer_service.schedules import (
     backlog_gate,
+    cron,
     events,
     firing,
     firing_pass,
@@ -52,7 +54,7 @@ def event_id_from_the_count(patch: pytest.MonkeyPatch) -> None:
         last = decision.schedule.fired_count
         first = last - len(decision.fired) + 1
         about = [(*decision.schedule.key, "slot", str(number)) for number in range(first, last + 1)]
-        ids = [events.hashlib.blake2b("\0".join(each).encode(), digest_size=16).hexdigest() for each in about]
+        ids = [hashlib.blake2b("\0".join(each).encode(), digest_size=16).hexdigest() for each in about]
         found = inner(decision, data, now)
         return [each._replace(id=event_id) for each, event_id in zip(found, ids, strict=True)]
 
@@ -71,7 +73,7 @@ def catch_up_without_bound(patch: pytest.MonkeyPatch) -> None:
 
 def jitter_that_reorders(patch: pytest.MonkeyPatch) -> None:
     """A slot may be due after the next one."""
-    due_of = schedule.due_of
+    due_of = recurrence.due_of
 
     def due_without_bound(of: Any, slot: int, *rest: Any) -> int:
         return due_of(of._replace(end_at=slot + 1), slot, *rest)
@@ -81,8 +83,8 @@ def jitter_that_reorders(patch: pytest.MonkeyPatch) -> None:
 
 def classes_of_cron_swapped(patch: pytest.MonkeyPatch) -> None:
     """Fixed times follow the rule of wildcards at a clock change, and wildcards that of fixed times."""
-    is_fixed = recurrence.is_fixed
-    patch.setattr(recurrence, "is_fixed", lambda cron: not is_fixed(cron))
+    is_fixed = cron.is_fixed
+    patch.setattr(recurrence, "is_fixed", lambda text: not is_fixed(text))
     uncached = recurrence.next_slot.__wrapped__  # the cache has slots that were found without the mutant
     for module in (recurrence, schedule, firing):
         patch.setattr(module, "next_slot", uncached)

@@ -6,15 +6,17 @@ from collections.abc import Callable
 from hypothesis import strategies as st
 
 from tests.simulation.checker import Checker
-from tests.simulation.draws import Draw, consumer_faults, instances, worker_faults
+from tests.simulation.draws import Draw, consumer_faults, crashes, instances, worker_faults
+from tests.simulation.faults import Point
 from tests.simulation.mixed_histories import splits
 from tests.simulation.schedule_histories import BEGINNINGS, HOUR, MINUTE, SECOND, schedule_commands
 from tests.simulation.service import INSTANCES, SentCommand, Service
 from timer_service.core.message import Position
 
 _STEPS = [0, SECOND, 20 * SECOND, 59 * SECOND, 61 * SECOND, 10 * MINUTE, 10 * MINUTE, HOUR, 2 * HOUR]
+_faults_of_passes = st.one_of(worker_faults, crashes([Point.AFTER_STATEMENT, Point.BEFORE_COMMIT, Point.AFTER_COMMIT]))
 _MOST_DELIVERIES = 3
-"""After the fifth delivery, a command is suspected of ending the process."""
+"""How often a command is delivered before the end. From the sixth time on, it is suspected of ending the process."""
 
 
 def schedules_one_by_one(service: Service, draw: Draw) -> None:
@@ -22,9 +24,9 @@ def schedules_one_by_one(service: Service, draw: Draw) -> None:
     checker, history = _begin(service, draw)
     for sent in history:
         _wait(service, draw)
-        service.deliver(checker.send([sent]))
         if draw(st.booleans()):
             service.settle("schedules", "outbox")
+        service.deliver(checker.send([sent]))
     _wait(service, draw)
     checker.finish()
     checker.check_retention()
@@ -52,13 +54,18 @@ def schedules_with_faults(service: Service, draw: Draw) -> None:
     """Deliver in any order, with any fault at any await, outages of the broker, pauses and clock steps."""
     checker, history = _begin(service, draw)
     steps = _Steps(checker, draw)
-    common = [steps.deliver] * 4 + [steps.fire] * 3 + [steps.publish, steps.wait, steps.wait, service.resume]
+    common = [steps.deliver] * 4 + [steps.fire] * 2 + [steps.fire_later] * 4 + [steps.publish, service.resume]
     rare = [service.crash, steps.set_clock_back, service.stop_broker, service.start_broker, steps.switch]
-    actions: st.SearchStrategy[list[Callable[[], None]]] = st.lists(st.sampled_from([*common, *rare]), max_size=8)
-    for sent in history:
-        checker.send([sent])
+    actions: st.SearchStrategy[list[Callable[[], None]]] = st.lists(
+        st.sampled_from([*common, *rare]), min_size=1, max_size=8
+    )
+    service.deliver(checker.send(history[:1]))
+    for sent in history[1:]:
         for act in draw(actions):
             act()
+        checker.send([sent])
+    for act in draw(actions):
+        act()
     service.clock.set(service.clock.now() + service.clock.set_back_ms)  # not earlier than it ever was
     checker.finish()
 
@@ -81,13 +88,14 @@ class _Steps:
             self._service.deliver(chosen, self._draw(instances), self._draw(consumer_faults))
 
     def fire(self) -> None:
-        self._service.tick("schedules", self._draw(instances), self._draw(worker_faults))
+        self._service.tick("schedules", self._draw(instances), self._draw(_faults_of_passes))
+
+    def fire_later(self) -> None:
+        _wait(self._service, self._draw)
+        self.fire()
 
     def publish(self) -> None:
         self._service.tick("outbox", self._draw(instances), self._draw(worker_faults))
-
-    def wait(self) -> None:
-        _wait(self._service, self._draw)
 
     def set_clock_back(self) -> None:
         self._service.clock.set(self._service.clock.now() - self._draw(st.sampled_from(_STEPS)))

@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from tests.harness.clock import after, iso
 from tests.simulation.checker import Checker
 from tests.simulation.service import SentCommand, Service, running_service
 from tests.simulation.signal_check import final_state_of_signals
@@ -172,3 +173,39 @@ def test_r3_undelivered_report_prevents_the_timeout(service: Service) -> None:
     service.deliver(checker.positions[1:])
     checker.finish()
     assert [event["payload"]["status"] for event in service.events() if event["type"] == "RunCompleted"] == ["success"]
+
+
+_PAST = iso(after(minutes=-1))
+
+
+def _schedule(verb: str, **fields: Any) -> SentCommand:
+    return SentCommand(f"{verb}Schedule", "acme", {"scheduleId": "s1", **fields})
+
+
+_ENDS_AGAIN = {
+    "deleted and put": [_schedule("Delete"), _schedule("Put", every="PT1M", endAt=_PAST)],
+    "started and ended": [_schedule("Put", every="PT1M"), _schedule("Put", every="PT1M", endAt=_PAST)],
+}
+
+
+@pytest.mark.parametrize("name", _ENDS_AGAIN)
+def test_schedule_that_ends_again_has_another_event(service: Service, name: str) -> None:
+    """A schedule that ended, starts again and ends again has two events."""
+    assert _ends(service, name, [[0], [1], [2]]) == 2
+
+
+@pytest.mark.xfail(strict=True, reason="open defect: the event is lost if one batch starts the schedule and ends it")
+@pytest.mark.parametrize("name", _ENDS_AGAIN)
+def test_schedule_that_ends_again_in_one_batch_has_another_event(service: Service, name: str) -> None:
+    """A schedule that ended has two events if one batch starts it again and ends it again."""
+    assert _ends(service, name, [[0], [1, 2]]) == 2
+
+
+def _ends(service: Service, name: str, batches: Sequence[Sequence[int]]) -> int:
+    """Return the number of events after a schedule has ended, and the commands with a name follow."""
+    checker = Checker(service, [_schedule("Put", every="PT20S", endAt=_PAST), *_ENDS_AGAIN[name]])
+    for batch in batches:
+        service.deliver([checker.positions[index] for index in batch])
+        service.settle()
+    checker.finish()
+    return sum(event["type"] == "ScheduleEnded" for event in service.events())
