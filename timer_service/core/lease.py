@@ -104,12 +104,12 @@ class LeasedTable:
             f"{expired_at} = CASE WHEN {expires_at} <= :at THEN :at END"
         )
 
-    def is_expired(self, row: Row, at: int) -> bool:
-        """Return whether a claimed row is expired at an instant."""
+    def count_expired(self, rows: Sequence[Row], at: int) -> int:
+        """Return how many claimed rows are expired at an instant."""
         if self.expiry is None:
-            return False
-        expires_at: int | None = row[self.expiry.expires_at]
-        return expires_at is not None and expires_at <= at
+            return 0
+        expiries = map(itemgetter(self.expiry.expires_at), rows)
+        return sum(expires_at <= at for expires_at in expiries if expires_at is not None)
 
 
 @dataclass(frozen=True, slots=True)

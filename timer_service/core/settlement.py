@@ -190,7 +190,7 @@ class Settler:
     def _record(self, part: Settlement, changed: Mapping[str, int], waiting: int) -> None:
         table = self._lease.table
         fired = part.complete[: changed.get("fired", 0)]
-        expired = sum(table.is_expired(row, part.at) for row in fired) if table.expiry else 0
+        expired = table.count_expired(fired, part.at)
         for outcome, count in {**changed, "fired": len(fired) - expired, "expired": expired}.items():
             if count:
                 self._metrics.settled(table.name, outcome, count)

@@ -11,18 +11,13 @@ from timer_service.timers.messages import DueTimeReached, TimerExpired
 
 
 def timer_event(row: Row, at: int) -> Message:
-    """Return the event of a claimed timer that fires at `at`: `TimerExpired` if this is at or after its expiry."""
+    """Return the event of a claimed timer that fires at `at`: `TimerExpired` if this is at or after its expiry.
+
+    The two events differ in their ids. An id never changes, because it comes from the row.
+    """
     expires_at: int | None = row["expires_at"]
-    return due_time_reached(row, at) if expires_at is None or at < expires_at else timer_expired(row, at)
-
-
-def due_time_reached(row: Row, at: int) -> Message:
-    """Return the `DueTimeReached` of a timer. The event id comes from the row, so it never changes."""
-    return _event(row, at, DueTimeReached.type, row["event_id"], "reachedAt")
-
-
-def timer_expired(row: Row, at: int) -> Message:
-    """Return the `TimerExpired` of a timer. Its id differs from that of the `DueTimeReached`, and never changes."""
+    if expires_at is None or at < expires_at:
+        return _event(row, at, DueTimeReached.type, row["event_id"], "reachedAt")
     return _event(row, at, TimerExpired.type, expired_event_id(row["event_id"]), "expiredAt")
 
 
