@@ -37,7 +37,7 @@ class SchedulesChecker:
         self._expected: dict[str, ExpectedEvent] = {}
         """The events that must be published, by their ids."""
         self._allowed: set[str] = set()
-        """The ids of ends that replaced another end in one transaction. test_known_defects.py says why they may lack."""
+        """The ids of ends that replaced another end in one transaction. An open defect: they may have no event."""
         self._ended: dict[ScheduleName, Position] = {}
         """The schedules that had ended at the last commit, and which PutSchedule had started them."""
         self._backlog: frozenset[Position] = frozenset()

@@ -209,3 +209,18 @@ def _ends(service: Service, name: str, batches: Sequence[Sequence[int]]) -> int:
         service.settle()
     checker.finish()
     return sum(event["type"] == "ScheduleEnded" for event in service.events())
+
+
+@pytest.mark.xfail(strict=True, reason="open defect: the cursor passes due slots that maxCount left over")
+def test_slot_after_the_last_of_max_count_fires(service: Service) -> None:
+    """A Put that was sent before a slot fires it, although the schedule ended before the Put was delivered."""
+    checker = Checker(service, [_schedule("Put", every="PT20S", maxCount=1)])
+    service.deliver(checker.positions)
+    service.clock.advance(seconds=30)
+    late = checker.send([_schedule("Put", every="PT20S", maxCount=2)])
+    service.clock.advance(seconds=20)
+    service.settle()
+    service.deliver(late)
+    checker.finish()
+    fired = [event["payload"]["slotAt"] for event in service.events() if event["type"] == "ScheduleFired"]
+    assert fired == [iso(after(seconds=seconds)) for seconds in (20, 40, 60)]
