@@ -194,7 +194,6 @@ def test_schedule_that_ends_again_has_another_event(service: Service, name: str)
     assert _ends(service, name, [[0], [1], [2]]) == 2
 
 
-@pytest.mark.xfail(strict=True, reason="open defect: the event is lost if one batch starts the schedule and ends it")
 @pytest.mark.parametrize("name", _ENDS_AGAIN)
 def test_schedule_that_ends_again_in_one_batch_has_another_event(service: Service, name: str) -> None:
     """A schedule that ended has two events if one batch starts it again and ends it again."""
@@ -211,7 +210,6 @@ def _ends(service: Service, name: str, batches: Sequence[Sequence[int]]) -> int:
     return sum(event["type"] == "ScheduleEnded" for event in service.events())
 
 
-@pytest.mark.xfail(strict=True, reason="open defect: the cursor passes due slots that maxCount left over")
 def test_slot_after_the_last_of_max_count_fires(service: Service) -> None:
     """A Put that was sent before a slot fires it, although the schedule ended before the Put was delivered."""
     checker = Checker(service, [_schedule("Put", every="PT20S", maxCount=1)])

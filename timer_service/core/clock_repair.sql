@@ -5,7 +5,7 @@ SELECT {instant} AS at FROM {table} WHERE {instant} > :after ORDER BY {instant} 
 -- name: find_wrong
 -- The rows of a page whose instant is wrong, up to a limit.
 SELECT {key} FROM {table}
-WHERE {instant} > :after AND {instant} <= :until AND {is_wrong}
+WHERE {instant} > :after AND {instant} <= :until AND ({is_wrong})
 ORDER BY {instant}{then}
 LIMIT :limit
 

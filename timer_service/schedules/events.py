@@ -35,8 +35,9 @@ def trigger_event(schedule: Schedule, command: Command, data: str | None, now: i
 
 
 def ended_events(before: Schedule | None, after: Schedule, now: int) -> list[Event]:
-    """Return the ScheduleEnded of a schedule whose status becomes `ended`."""
-    if after.status is not Status.ENDED or (before is not None and before.status is Status.ENDED):
+    """Return the ScheduleEnded of a schedule whose status becomes `ended`, also if it started again in between."""
+    had_ended = before is not None and before.status is Status.ENDED and before.started_by == after.started_by
+    if after.status is not Status.ENDED or had_ended:
         return []
     payload = write_object({**_names(after.key), "reason": after.end_reason}, {})
     return [_event(ScheduleEnded.type, after.key, ("ended", *after.defined_by), payload, cause=after.cause, at=now)]

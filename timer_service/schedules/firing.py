@@ -65,10 +65,11 @@ def decide_in_steps(schedule: Schedule, now: int, most: int) -> Steps[Decision]:
     if definition.max_count is not None:
         fires = fires[: definition.max_count - schedule.fired_count]
     fired, rest = fires[:most], fires[most:]
+    is_used_up = fired and definition.max_count == schedule.fired_count + len(fired)
     skipped = _count_skipped(definition, first, fires[0] if fires else None, due.newest)
     missed_since = schedule.missed_since if schedule.missed_since is not None or not skipped else first
     after = schedule._replace(
-        after_at=fired[-1] if rest else due.newest,
+        after_at=fired[-1] if rest or is_used_up else due.newest,  # a later Put may fire what maxCount left over
         fired_count=schedule.fired_count + len(fired),
         missed_since=None if fired else missed_since,
         last_slot_at=fired[-1] if fired else schedule.last_slot_at,
