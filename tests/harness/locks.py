@@ -33,6 +33,10 @@ class LockedPostgres:
             await self._transaction.rollback()
             self._transaction = None
 
+    async def close(self) -> None:
+        """End the second session."""
+        await self._other.close()
+
     @asynccontextmanager
     async def locked(self, statement: str) -> AsyncIterator[None]:
         """Hold the locks of a statement."""
@@ -47,7 +51,7 @@ async def open_locked_postgres(databases: Databases, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(database_module, "_BEGIN", database_module._BEGIN.replace("1500ms", "100ms"))
     async with databases.database(bring_to_head) as url:
         database = await PostgresDatabase.open(url)
-        other = await asyncpg.connect(url)
-        yield LockedPostgres(database, other)
-        await other.close()
+        locks = LockedPostgres(database, await asyncpg.connect(url))
+        yield locks
+        await locks.close()
         await database.close()

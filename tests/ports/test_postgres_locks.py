@@ -1,24 +1,48 @@
 """Statements on PostgreSQL that wait too long for a lock, or take too long: not an outage, while the server answers."""
 
+import asyncio
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import timedelta
 from urllib.parse import urlsplit
 
+import asyncpg
 import pytest
 
+from tests.harness.builders import scheduled
+from tests.harness.clock import NOW, ManualClock
 from tests.harness.databases import Databases
 from tests.harness.locks import LockedPostgres, open_locked_postgres
+from tests.harness.metrics import RecordingMetrics
 from tests.harness.stores import bring_to_head
-from tests.harness.tcp_proxy import TcpProxy
+from tests.harness.tcp_proxy import GOOD, STALLED, TcpProxy
+from tests.harness.timers import put_timers
 from timer_service.adapters.postgres import PostgresDatabase
 from timer_service.adapters.postgres import database as database_module
 from timer_service.core.errors import DatabaseBlockedError, DatabaseUnavailableError
 from timer_service.core.health import HEALTHY
+from timer_service.core.lease import Lease
+from timer_service.core.settlement import Settlement, Settler
+from timer_service.core.transactions import in_transaction
+from timer_service.timers.store import TIMERS
 
 
 @pytest.fixture
 async def locks(databases: Databases, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[LockedPostgres]:
     async with open_locked_postgres(databases, monkeypatch) as opened:
         yield opened
+
+
+@asynccontextmanager
+async def behind_a_proxy(url: str) -> AsyncIterator[tuple[TcpProxy, PostgresDatabase]]:
+    """Open a database through a proxy, with one connection."""
+    parts = urlsplit(url)
+    assert parts.port is not None
+    async with TcpProxy(parts.port) as proxy:
+        netloc = parts.netloc.replace(f":{parts.port}", f":{proxy.port}")
+        database = await PostgresDatabase.open(parts._replace(netloc=netloc).geturl())
+        yield proxy, database
+        await database.close()
 
 
 async def lock_a_command_stream(database: PostgresDatabase) -> None:
@@ -76,21 +100,57 @@ async def test_slow_statement_on_a_dead_connection(databases: Databases, monkeyp
     """A statement that reaches its time limit, on a connection that does not answer, is an outage."""
     monkeypatch.setattr(database_module, "_STATEMENT_SECONDS", 0.5)
     monkeypatch.setattr(database_module, "_ROLLBACK_SECONDS", 0.5)
-    async with databases.database(bring_to_head) as url:
-        parts = urlsplit(url)
-        assert parts.port is not None
-        async with TcpProxy(parts.port) as proxy:
-            netloc = parts.netloc.replace(f":{parts.port}", f":{proxy.port}")
-            database = await PostgresDatabase.open(parts._replace(netloc=netloc).geturl())
+    async with databases.database(bring_to_head) as url, behind_a_proxy(url) as (proxy, database):
 
-            async def read_after_a_stall() -> None:
-                async with database.transaction() as tx:
-                    proxy.stall_open_connections()
-                    await tx.fetch("SELECT 1 AS one")
+        async def read_after_a_stall() -> None:
+            async with database.transaction() as tx:
+                proxy.stall_open_connections()
+                await tx.fetch("SELECT 1 AS one")
 
-            with pytest.raises(DatabaseUnavailableError) as found:
-                await read_after_a_stall()
-            assert not isinstance(found.value, DatabaseBlockedError)
-            assert not database.health.usable
-            proxy.cut()
-            await database.close()
+        with pytest.raises(DatabaseUnavailableError) as found:
+            await read_after_a_stall()
+        assert not isinstance(found.value, DatabaseBlockedError)
+        assert not database.health.usable
+        proxy.cut()
+
+
+async def test_server_that_accepts_no_connection(databases: Databases, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If a new connection gets no answer, the database is away, and not busy: not all connections are in use."""
+    monkeypatch.setattr(database_module, "_STATEMENT_SECONDS", 0.3)
+    async with databases.database() as url, behind_a_proxy(url) as (proxy, database):
+
+        async def write() -> None:
+            async with database.transaction():
+                pass
+
+        async def read() -> None:
+            await database.reader.fetch("SELECT 1 AS one")
+
+        async with database.transaction():  # the only open connection
+            proxy.set_link(STALLED)
+            found = await asyncio.gather(write(), read(), return_exceptions=True)
+            during = (database.health.usable, database.read_health.usable)
+            proxy.set_link(GOOD)
+    assert [type(each) for each in found] == [DatabaseUnavailableError] * 2
+    assert during == (False, False)
+
+
+async def test_outage_while_locked_rows_wait(databases: Databases, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Published rows of several claims, which wait for a lock when an outage begins, are all settled after it."""
+    monkeypatch.setattr(database_module, "_BEGIN", database_module._BEGIN.replace("1500ms", "100ms"))
+    lease = Lease(TIMERS, timedelta(seconds=30))
+    async with databases.database(bring_to_head) as url, behind_a_proxy(url) as (proxy, database):
+        locks = LockedPostgres(database, await asyncpg.connect(url))
+        settler = Settler(database, lease, ManualClock(), RecordingMetrics())
+        async with database.transaction() as tx:
+            await put_timers(tx, [scheduled(f"call-{number}", NOW) for number in range(6)])
+        claims = [await in_transaction(database, lambda tx: lease.claim(tx, NOW, 2)) for _ in range(3)]
+        async with locks.locked("SELECT 1 FROM timer_schedules FOR UPDATE"):
+            for rows in claims:
+                await settler.settle(Settlement(NOW, whole=True, complete=rows))
+        with proxy.refusing(), pytest.raises(DatabaseUnavailableError):
+            await settler.settle_left()
+        await settler.settle_left()
+        states = await database.reader.fetch("SELECT state FROM timer_schedules")
+        await locks.close()
+    assert [row["state"] for row in states] == ["Reached"] * 6

@@ -79,6 +79,21 @@ async def test_several_refused_events_do_not_stop_the_others(timers: Timers) -> 
     assert len(timers.broker.events) == ROWS - BATCH
 
 
+async def test_second_time_in_which_every_event_is_refused(timers: Timers) -> None:
+    """Single events wait for some seconds at first, also if every event was refused for long before and then stored."""
+    timers.broker.refuses = always
+    await run_slowly(timers)
+    timers.broker.refuses = never
+    await run_slowly(timers)
+    for number in range(ROWS):
+        timers.send(schedule_timer(f"again-{number:02}"))
+    await timers.consume()
+    timers.broker.refuses = always
+    await run_for(timers, 5)
+    (latest,) = await timers.database.reader.fetch("SELECT MAX(available_at) AS at FROM timer_schedules")
+    assert 10_000 < latest["at"] - timers.clock.now() < 30_000
+
+
 async def test_refused_event_among_others(timers: Timers, caplog: pytest.LogCaptureFixture) -> None:
     """An event that is refused while others are stored is given up, and one line says so."""
     timers.broker.refuses = fires("call-03")

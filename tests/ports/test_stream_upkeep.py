@@ -177,6 +177,23 @@ async def test_settings_that_lose_messages(
         assert (found, reason) == (value, f"{problem} TIMER_MANAGE_STREAMS=true")
 
 
+@pytest.mark.parametrize("kind", STREAMS)
+@pytest.mark.parametrize("manage", [True, False])
+async def test_subjects_of_the_operator(server: NatsServer, js: JetStreamContext, kind: Kind, *, manage: bool) -> None:
+    """A stream that lacks the subject of the service gets it or is reported. The operator's subjects stay in it."""
+    async with connected(server, manage=manage) as broker:
+        config = (await js.stream_info(STREAMS[kind])).config
+        own = ["ours.>", "zone.*"]
+        both = ["ours.>", *(config.subjects or ()), "zone.*"]
+        await js.update_stream(config.evolve(subjects=own))
+        await broker.streams.tick(NOW)
+        found = (await js.stream_info(STREAMS[kind])).config.subjects
+        reason = broker.streams.health[kind].reason or ""
+    assert (found, reason.partition(":")[0]) == (
+        (both, "") if manage else (own, f"stream {STREAMS[kind]} needs subjects = {json.dumps(both)}")
+    )
+
+
 @pytest.mark.parametrize("manage", [True, False])
 async def test_events_that_a_subject_refuses(
     server: NatsServer, js: JetStreamContext, caplog: pytest.LogCaptureFixture, *, manage: bool

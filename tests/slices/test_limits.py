@@ -8,6 +8,7 @@ from tests.harness.clock import ManualClock, after, iso
 from tests.harness.in_process import InProcess
 from timer_service import runs, schedules, signals, timers
 from timer_service.adapters.memory import MemoryBroker
+from timer_service.app.slices import queries
 from timer_service.core.database import Database
 from timer_service.core.limits import Limits, TenantLimits
 from timer_service.core.slice import Slice
@@ -157,6 +158,44 @@ async def test_early_commands(store: Database) -> None:
         await outcome(talk, "StartRun", runId="r1", jobs=[{"name": "a"}]),
         await outcome(talk, "ReportJobStatus", runId="r4", **report),
     ] == ["started", "kept"]
+
+
+async def fill(store: Database) -> InProcess:
+    """Store three things of each kind that can be limited. Return the last slice."""
+    on_timers = conversation(store, timers.SLICE)
+    on_signals = conversation(store, signals.SLICE)
+    on_schedules = conversation(store, schedules.SLICE)
+    on_runs = conversation(store, runs.SLICE)
+    for number in range(3):
+        on_timers.send("ScheduleTimer", serviceCallId=f"call-{number}", dueAt=LATER, data="x" * 2000)
+        spec = {"kind": "at", "at": LATER}
+        on_signals.send("CreateWorkSignal", signalId=f"s{number}", triggerKind="time", triggerSpec=spec)
+        on_schedules.send("PutSchedule", scheduleId=f"s{number}", every="PT1H")
+        on_runs.send("StartRun", runId=f"r{number}", jobs=[{"name": "a"}])
+        on_runs.send("ReportJobStatus", runId=f"early-{number}", jobName="a", status="success")
+    for each in (on_timers, on_signals, on_schedules, on_runs):
+        await each.consume()
+    return on_runs
+
+
+async def usage(talk: InProcess, most: int | None) -> dict[str, int]:
+    """Return what a tenant uses of each limit, if each of its limits is `most`."""
+    limits = TenantLimits(default=Limits(**dict.fromkeys(Limits.model_fields, most)))
+    talk.queries = talk.parts.queries(queries(limits))
+    found = (await talk.ask("get-usage"))["usage"]
+    assert {each.get("most") for each in found} == {most}
+    return {each["limit"]: each["used"] for each in found}
+
+
+async def test_usage(store: Database) -> None:
+    """The usage of each limit tells a tenant that is over it from one that is at it. It counts one row more."""
+    talk = await fill(store)
+    whole = await usage(talk, None)
+    assert whole.keys() == Limits.model_fields.keys()
+    assert [whole[name] for name in ("pending_timers", "open_signals", "schedules", "open_runs", "run_rows")] == [3] * 5
+    assert min(whole["stored_data"], whole["early_commands"]) > 100
+    for most, counted in ((4, 3), (3, 3), (2, 3), (1, 2), (0, 1)):
+        assert await usage(talk, most) == {name: used // 3 * counted for name, used in whole.items()}, most
 
 
 @pytest.mark.parametrize("slice_", SLICES, ids=lambda each: each.name)

@@ -96,7 +96,10 @@ async def test_many_refused_queries(asked: Asked, body: bytes, is_refused: bool)
 
 
 async def test_a_turn_lasts_until_the_reply_is_sent(asked: Asked) -> None:
-    """While replies of a tenant are sent slowly, its next queries wait. Their replies would fill the memory."""
+    """While replies of a tenant are sent slowly, its next queries wait. Their replies would fill the memory.
+
+    The queries of other tenants are answered meanwhile, also if those of the tenant came first.
+    """
     may_send = asyncio.Event()
 
     async def send(_: QueryReply) -> None:
@@ -104,6 +107,8 @@ async def test_a_turn_lasts_until_the_reply_is_sent(asked: Asked) -> None:
 
     waiting = [asyncio.create_task(asked.queries.answer("ask", "acme", b"{}", send)) for _ in range(50)]
     async with asyncio.timeout(10):
+        while len(asked.readers) < 3:
+            await asyncio.sleep(0)
         assert (await asked.queries.answer("ask", "other", b"{}")).code is None
     assert len(asked.readers) == 4  # three of one tenant are answered at a time
     may_send.set()

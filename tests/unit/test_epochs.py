@@ -57,7 +57,8 @@ OPERATIONS = st.lists(
         st.tuples(st.just("join"), st.just(0)),
         st.tuples(st.just("join"), st.just(0)),
     ),
-    max_size=40,
+    min_size=20,  # shorter histories rarely lose a handled command
+    max_size=60,
 )
 
 
@@ -150,6 +151,28 @@ async def test_rolled_back_stream() -> None:
     _, epochs = await join(parts, rolled_back)
     assert epochs.position(6) == before.position(6)
     assert epochs.position(7) > before.position(10)
+
+
+async def test_joins_after_a_rollback() -> None:
+    """A rollback is noticed once: the next joins change nothing, before and after a new command is handled."""
+    parts, _ = await after_handling(FIRST, 10)
+    rolled_back = FIRST._replace(commands=(*FIRST.commands[:6], StoredCommand(7, 5_000)))
+    parts, epochs = await join(parts, rolled_back)
+    again, _ = await join(parts, rolled_back)
+    advanced = handled(parts, rolled_back.commands[6], epochs)
+    later, same = await join(advanced, rolled_back)
+    assert (again, later, same) == (parts, advanced, epochs._replace(parts=tuple(advanced)))
+
+
+async def test_second_rollback() -> None:
+    """A rollback that loses commands stored after another rollback is noticed too."""
+    parts, _ = await after_handling(FIRST, 10)
+    parts, between = await join(parts, FIRST._replace(commands=FIRST.commands[:6]))
+    once = FIRST._replace(commands=(*FIRST.commands[:6], StoredCommand(7, 5_000), StoredCommand(8, 5_001)))
+    parts = handled(parts, once.commands[7], between)
+    _, epochs = await join(parts, once._replace(commands=(*once.commands[:7], StoredCommand(8, 9_000))))
+    assert epochs.position(7) == between.position(7)
+    assert epochs.position(8) > between.position(8)
 
 
 async def test_rolled_back_stream_that_is_longer_again() -> None:

@@ -3,11 +3,15 @@
 from dataclasses import replace
 from datetime import timedelta
 
+import pytest
+
+from tests.harness.builders import command_address
 from tests.harness.clock import NOW, ManualClock
 from tests.harness.metrics import RecordingMetrics
-from tests.harness.wiring import make_parts
+from tests.harness.wiring import BATCH, make_parts
 from timer_service.adapters.memory import MemoryBroker
 from timer_service.adapters.sqlite import SqliteDatabase
+from timer_service.core.audit import AuditLog
 from timer_service.core.budget import LEAST_MEMORY_BYTES, Budget
 from timer_service.core.query_queue import QueryLimits
 from timer_service.core.retention import Retention
@@ -21,6 +25,21 @@ async def test_parts_share_the_budget(sqlite: SqliteDatabase, memory_broker: Mem
     parts = replace(make_parts(sqlite, memory_broker, ManualClock(), RecordingMetrics()), budget=BUDGET)
     assert parts.queries([])._turns._queue._limits == QueryLimits.of(BUDGET.queries)
     assert parts.consumer([])._part_bytes == BUDGET.part
+
+
+async def test_consumer_has_the_audit_log_of_the_instance(
+    sqlite: SqliteDatabase, memory_broker: MemoryBroker, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The loop of the audit log writes how many lines about rejected commands the consumer left out."""
+    audit = AuditLog(lambda: 0.0)
+    parts = replace(make_parts(sqlite, memory_broker, ManualClock(), RecordingMetrics()), audit=audit)
+    for _ in range(12):
+        memory_broker.send(command_address("acme", "schedule-timer"), b"not JSON")
+    subscription = await memory_broker.subscribe()
+    await parts.consumer([]).handle(subscription, await subscription.next_batch(BATCH))
+    await audit.tick(NOW)
+    counts = [vars(line)["count"] for line in caplog.records if line.message == "audit lines left out"]
+    assert counts == [2]
 
 
 async def test_retention_goes_on_after_a_full_batch(sqlite: SqliteDatabase) -> None:

@@ -11,7 +11,8 @@ from timer_service.core.errors import Code, Rejection
 from timer_service.core.message import MAX_MESSAGE_BYTES
 from timer_service.core.query_queue import QueryLimits, QueryQueue, QueryTurns
 
-LIMITS = QueryLimits(waiting_bytes=MIB, waiting_of_tenant=10, seconds=5, running=4, running_of_tenant=3)
+LIMITS = QueryLimits(waiting_bytes=MIB, waiting_of_tenant=10)
+"""The other limits are the defaults, which the service uses."""
 ONE_AT_A_TIME = LIMITS._replace(running=1, running_of_tenant=1)
 
 

@@ -66,6 +66,16 @@ async def test_rows_of_the_same_transaction() -> None:
     assert await add(quotas, rows, [2, 1, 1]) == [False, True, False]
 
 
+async def test_count_after_rows_were_admitted() -> None:
+    """Rows that took the room of an earlier transaction's count are subtracted from the next count too."""
+    rows = Rows()
+    quotas = rows.quotas()
+    assert await add(quotas, rows, [1]) == [True]
+    rows.used = 0  # the timer fires
+    assert await add(quotas, rows, [9, 1, 1]) == [True, True, False]
+    assert rows.counts == ["acme"] * 2
+
+
 async def test_slow_count_of_a_tenant_without_room() -> None:
     """After a slow count, the next one waits 20 times as long. Until then the tenant stays refused."""
     rows = Rows()

@@ -15,7 +15,7 @@ from tests.harness.wiring import make_parts
 from timer_service.adapters.memory import MemoryBroker
 from timer_service.adapters.postgres import database as database_module
 from timer_service.core.database import Transaction
-from timer_service.core.health import HEALTHY
+from timer_service.core.health import HEALTHY, Health
 from timer_service.core.message import Command, Message, Position
 from timer_service.core.quotas import Quotas
 from timer_service.core.route import CommandResult, Route
@@ -105,6 +105,22 @@ async def test_the_health_beside_a_locked_row(timers: Timers, locks: LockedPostg
         await timers.consume()
         await try_again(timers)
         assert (timers.consumer.health, timers.database.health) == (HEALTHY, HEALTHY)
+
+
+async def test_the_health_if_rows_are_locked_one_after_the_other(timers: Timers, locks: LockedPostgres) -> None:
+    """Locked rows with handled commands between them are no outage, however many there have been."""
+    calls = ["call-1", "call-2", "call-3"]
+    schedule(timers, *calls)
+    await timers.consume()
+    found: list[Health] = []
+    for call in calls:
+        async with locks.locked(LOCK_TIMER.format(call)):
+            cancel(timers, call)
+            await timers.consume()
+            found.append(timers.consumer.health)
+        await try_again(timers)
+    assert timers.outcomes() == {"scheduled": 3, "cancelled": 3}
+    assert found == [HEALTHY] * 3
 
 
 async def test_the_health_if_nothing_can_be_handled(timers: Timers, locks: LockedPostgres) -> None:
