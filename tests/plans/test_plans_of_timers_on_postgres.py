@@ -10,6 +10,7 @@ from timer_service.core.row_counts import overdue_sql
 from timer_service.timers import store as timers
 from timer_service.timers.messages import State
 from timer_service.timers.store import TIMERS
+from timer_service.timers.usage import PENDING, STORED_DATA
 
 ROWS = """
 INSERT INTO timer_schedules (
@@ -46,6 +47,8 @@ STATEMENTS = {
     "find and lock": (timers._FIND_LOCKED, ["LockRows", KEY]),
     "confirm": (timers._SQL["confirm"], [KEY]),
     "overdue": (overdue_sql(TIMERS), [f"Index Only Scan {AVAILABLE}"]),
+    "pending timers of a tenant": (PENDING.sql, [f"Index Only Scan {SCHEDULED}"]),
+    "large data of a tenant": (STORED_DATA.sql, ["Index Only Scan timer_schedules_large"]),
     "oldest due": (timers._SQL["oldest_due"], [f"Index Only Scan {SCHEDULED}"]),
     "the end of a page of the clock repair": (REPAIRED.sql("page_end"), [f"Index Only Scan {AVAILABLE}"]),
     "rows to repair": (REPAIRED.sql("find_wrong"), [f"Index Scan {AVAILABLE}"]),

@@ -28,7 +28,7 @@ async def handle(
     """
     keys = [rules.key_of(command) for command in commands]
     before, deferred = await _load(tx, set(keys))
-    admission = quotas.admission(tx)
+    admission = quotas.admission(tx, now)
     after = dict(before)
     results: list[CommandResult | None] = []
     for key, command in zip(keys, commands, strict=True):
@@ -37,9 +37,11 @@ async def handle(
             continue
         found = after.get(key)
         applied = rules.apply(found, key, command, now)
-        if admission and (excess := await admission.exceeds(key.tenant_id, growth(found, applied.timer))):
-            results.append(CommandResult(Outcome.OVER_QUOTA, view=excess.view))
-            continue
+        if admission:
+            added = growth(found, applied.timer, now)
+            if excess := await admission.exceeds(key.tenant_id, added, command.position):
+                results.append(CommandResult(Outcome.OVER_QUOTA, view=excess.view))
+                continue
         if applied.timer is not None:
             after[key] = applied.timer
         results.append(_result(found, applied, wants_view=command.reply_to is not None))
