@@ -26,6 +26,7 @@ from pydantic_core import ErrorDetails, PydanticCustomError
 from pydantic_settings import BaseSettings, DotEnvSettingsSource, NoDecode, SettingsConfigDict
 
 from timer_service.core.budget import DEFAULT_MEMORY_BYTES, LEAST_MEMORY_BYTES, MIB
+from timer_service.core.codec import plain_words
 from timer_service.core.errors import StartError
 from timer_service.core.limits import DEFAULT_LIMITS, TenantLimits
 
@@ -145,10 +146,13 @@ def _limits(path: object) -> object:
     try:
         return TenantLimits.model_validate(tomllib.loads(text))
     except ValidationError as error:
-        lines = (f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors(include_url=False))
-        raise PydanticCustomError("limits", "{reason}", {"reason": f"{path}: {'; '.join(lines)}"}) from error
+        lines = (f"{'.'.join(map(str, each['loc']))}: {plain_words(each['msg'])}" for each in error.errors())
+        reason = f"{path}: {'; '.join(lines)}"
+    except RecursionError:
+        reason = f"{path} is not TOML: it is nested too deeply"
     except ValueError as error:
-        raise PydanticCustomError("limits", "{reason}", {"reason": f"{path} is not TOML: {error}"}) from error
+        reason = f"{path} is not TOML: {error}"
+    raise PydanticCustomError("limits", "{reason}", {"reason": reason})
 
 
 ReadableFile = Annotated[Path, AfterValidator(_readable)]

@@ -4,6 +4,7 @@ from secrets import token_hex
 
 from timer_service.core.epochs import Epochs, FindCommand, LookAtStream, Part, Received, recognize
 from timer_service.core.installation import Installation, Replay
+from timer_service.core.message import Position
 
 
 class MemoryHistory:
@@ -12,6 +13,8 @@ class MemoryHistory:
     def __init__(self, database_id: str = "tests") -> None:
         self._installation = Installation(database_id, None, None)
         self.parts: list[Part] = []
+        self.exempt: Position | None = None
+        """The newest command that no limit refuses."""
 
     def replay(self, since: int) -> Replay:
         """Ask for the commands since an instant, as an operator does after a restore."""
@@ -26,6 +29,9 @@ class MemoryHistory:
 
     async def installation(self) -> Installation:
         return self._installation
+
+    async def exempt_until(self, position: Position) -> None:
+        self.exempt = position
 
     def replay_ended(self) -> None:
         """Record that the replay has ended, as the service does."""

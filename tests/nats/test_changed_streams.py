@@ -3,7 +3,8 @@
 import asyncio
 import shutil
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import nats
 import pytest
 from nats.aio.client import Client
+from nats.js.errors import NotFoundError
 
 from tests.harness.history import MemoryHistory
 from tests.harness.processes import NatsServer
@@ -18,6 +20,7 @@ from timer_service.adapters.nats import NatsBroker
 from timer_service.adapters.nats.subscription import NatsSubscription
 from timer_service.core.broker import Delivery
 from timer_service.core.errors import StartError
+from timer_service.core.message import Position
 
 PATIENCE_SECONDS = 20
 CONSUMER = ("TIMER_CMD", "timer-service")
@@ -175,6 +178,58 @@ async def test_deleted_consumer(site: Site) -> None:
     await site.user.jetstream().delete_consumer(*CONSUMER)
     after = await site.handle(2)
     assert [each.position for each in after] == [each.position for each in before]
+
+
+async def add_consumer_without_marks(site: Site) -> None:
+    """Create the consumer again, as an operator can."""
+    js = site.user.jetstream()
+    config = (await js.consumer_info(*CONSUMER)).config
+    await js.delete_consumer(*CONSUMER)
+    await js.add_consumer("TIMER_CMD", config.evolve(metadata={}))
+
+
+async def request_replay(site: Site) -> None:
+    site.history.replay(0)
+
+
+async def delete_consumer(site: Site) -> None:
+    await site.user.jetstream().delete_consumer(*CONSUMER)
+
+
+@pytest.mark.parametrize(
+    ("change", "deliverable"), [(request_replay, [0]), (delete_consumer, []), (add_consumer_without_marks, [3])]
+)
+async def test_no_limit_for_commands_that_come_again(
+    site: Site, change: Callable[[Site], Awaitable[None]], deliverable: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before commands come again, the database learns up to which one. A join that repeats nothing tells nothing.
+
+    `deliverable`: how many commands an existing consumer would deliver at that time.
+    """
+    found: list[int | None] = []
+    exempt_until = site.history.exempt_until
+
+    async def look_and_exempt(position: Position) -> None:
+        with suppress(NotFoundError):
+            found.append((await site.user.jetstream().consumer_info(*CONSUMER)).num_pending)
+        await exempt_until(position)
+
+    monkeypatch.setattr(site.history, "exempt_until", look_and_exempt)
+    await site.send("1", "2", "3")
+    before = await site.handle(3)
+    first = site.history.exempt
+    await site.subscription.close()
+    await change(site)
+    site.subscription = await site.broker.subscribe(site.history)
+    assert (first, site.history.exempt) == (before[0].position._replace(sequence=0), before[-1].position)
+    assert found == deliverable
+    assert [each.position for each in await site.handle(3)] == [each.position for each in before]
+    await site.send("4")
+    await site.handle(1)
+    await site.restart()
+    await site.send("5")
+    await site.handle(1)
+    assert site.history.exempt == before[-1].position
 
 
 async def test_another_database(site: Site) -> None:

@@ -69,6 +69,7 @@ PLANS = {
             ("repair", f"Index Scan {key}"),
         )
     },
+    "the row of an unused run": (loader._SQL["delete_unused_run"], [f"Index Scan {RUN}"]),
     "old runs": (retention._SQL["settled_runs"], ["LockRows", "Index Scan runs_settled"]),
 }
 

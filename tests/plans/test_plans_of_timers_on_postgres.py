@@ -11,6 +11,7 @@ from timer_service.timers import cancellation_store as cancellations
 from timer_service.timers import store as timers
 from timer_service.timers.messages import State
 from timer_service.timers.store import TIMERS
+from timer_service.timers.usage import PENDING, STORED_DATA
 
 ROWS = """
 INSERT INTO timer_schedules (
@@ -58,6 +59,8 @@ STATEMENTS = {
     "find and lock": (timers._FIND_LOCKED, ["LockRows", KEY]),
     "confirm": (timers._SQL["confirm"], [KEY]),
     "overdue": (overdue_sql(TIMERS), [f"Index Only Scan {AVAILABLE}"]),
+    "pending timers of a tenant": (PENDING.sql, [f"Index Only Scan {SCHEDULED}"]),
+    "large data of a tenant": (STORED_DATA.sql, ["Index Only Scan timer_schedules_large"]),
     "oldest due": (timers._SQL["oldest_due"], [f"Index Only Scan {SCHEDULED}"]),
     "the end of a page of the clock repair": (REPAIRED.sql("page_end"), [f"Index Only Scan {AVAILABLE}"]),
     "rows to repair": (REPAIRED.sql("find_wrong"), [f"Index Scan {AVAILABLE}"]),

@@ -14,11 +14,14 @@ from tests.harness.timers import put_timers
 from timer_service.core.clock_repair import leased_rows
 from timer_service.core.database import Database
 from timer_service.core.message import Position
+from timer_service.core.quotas import Usage
 from timer_service.core.row_counts import CountedRows, overdue_sql
 from timer_service.timers import cancellation_store
 from timer_service.timers import store as timers
 from timer_service.timers.messages import State
 from timer_service.timers.store import TIMERS
+from timer_service.timers.usage import PENDING as PENDING_TIMERS
+from timer_service.timers.usage import STORED_DATA
 
 PENDING = 10_000
 AVAILABLE = "timer_schedules_available"
@@ -198,6 +201,22 @@ async def test_overdue(database: Database) -> None:
     assert await plan(database, overdue_sql(TIMERS)) == [
         "CO-ROUTINE counted",
         f"SEARCH timer_schedules USING INDEX {AVAILABLE} (available_at<?)",
+        "SCAN counted",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("usage", "step"),
+    [
+        (PENDING_TIMERS, f"{SCHEDULED} (tenant_id=? AND due_at>?)"),
+        (STORED_DATA, "timer_schedules_large (tenant_id=? AND large_data>?)"),
+    ],
+)
+async def test_usage(database: Database, usage: Usage, step: str) -> None:
+    """What counts in a limit is found in the index of the tenant, and nothing is sorted."""
+    assert await plan(database, usage.sql) == [
+        "CO-ROUTINE counted",
+        f"SEARCH timer_schedules USING INDEX {step}",
         "SCAN counted",
     ]
 

@@ -9,9 +9,13 @@ from tests.harness.in_process import InProcess
 from timer_service import runs, schedules, signals, timers
 from timer_service.adapters.memory import MemoryBroker
 from timer_service.app.slices import queries
+from timer_service.app.usage import GetUsage, usage_query
+from timer_service.core.command_streams import CommandHistory
 from timer_service.core.database import Database
-from timer_service.core.limits import Limits, TenantLimits
+from timer_service.core.limits import DEFAULT_LIMITS, Limits, TenantLimits
+from timer_service.core.message import Position
 from timer_service.core.slice import Slice
+from timer_service.runs import applier
 
 SLICES = (timers.SLICE, signals.SLICE, schedules.SLICE, runs.SLICE)
 LATER = iso(after(hours=1))
@@ -21,6 +25,12 @@ def conversation(store: Database, slice_: Slice, **limits: Any) -> InProcess:
     """Return a slice in which `acme` has the limits. The other tenants have the default limits."""
     tenants = TenantLimits(tenants={"acme": Limits(**limits)})
     return InProcess(store, MemoryBroker(), ManualClock(), slice_, limits=tenants)
+
+
+async def usage(talk: InProcess) -> Any:
+    """Return the reply of the query `get-usage`."""
+    query = usage_query(DEFAULT_LIMITS, [each for slice_ in (timers.SLICE, runs.SLICE) for each in slice_.usages])
+    return await query.answer(talk.database.reader, talk.tenant, GetUsage(), talk.clock.now())
 
 
 async def outcome(talk: InProcess, message_type: str, **fields: Any) -> Any:
@@ -50,20 +60,40 @@ async def test_pending_timers(store: Database) -> None:
 
 
 async def test_pending_timers_in_one_batch(store: Database) -> None:
-    """The limit holds within a batch too. A timer that the batch cancels makes room only for a later batch."""
+    """The limit holds within a batch too. A timer that the batch cancels makes room for the commands behind it."""
     talk = conversation(store, timers.SLICE, pending_timers=3)
     for number in range(5):
         talk.send("ScheduleTimer", serviceCallId=f"call-{number}", dueAt=LATER)
     talk.send("CancelTimer", serviceCallId="call-0")
+    talk.send("ScheduleTimer", serviceCallId="call-5", dueAt=LATER)
+    talk.send("ScheduleTimer", serviceCallId="call-6", dueAt=LATER)
     talk.send("ScheduleTimer", tenant="globex", serviceCallId="call-0", dueAt=LATER)
     await talk.consume()
-    assert [talk.reply(n)["outcome"] for n in range(7)] == [
+    assert [talk.reply(n)["outcome"] for n in range(9)] == [
         *["scheduled"] * 3,
         *["over_quota"] * 2,
-        "cancelled",
-        "scheduled",
+        *("cancelled", "scheduled", "over_quota", "scheduled"),
     ]
-    assert await outcome(talk, "ScheduleTimer", serviceCallId="call-9", dueAt=LATER) == "scheduled"
+
+
+async def test_timers_that_are_due(store: Database) -> None:
+    """Timers that are due count no more. So a tenant that was below its limit is not refused after an outage."""
+    talk = conversation(store, timers.SLICE, pending_timers=2)
+    over = {"name": "pending_timers", "most": 2}
+    await outcome(talk, "ScheduleTimer", serviceCallId="old", dueAt=iso(after(seconds=1)))
+    talk.clock.advance(seconds=60)
+    for number in range(20):  # one after the other, each until it fires: the tenant never had more than two
+        due = iso(after(seconds=number))
+        talk.send("ScheduleTimer", serviceCallId=f"call-{number}", dueAt=due)
+    talk.send("ScheduleTimer", serviceCallId="old", dueAt=LATER)
+    await talk.consume()
+    assert {talk.reply(n)["outcome"] for n in range(1, 22)} == {"scheduled", "rescheduled"}
+    assert [await outcome(talk, "ScheduleTimer", serviceCallId=f"new-{n}", dueAt=LATER) for n in (1, 2)] == [
+        "scheduled",
+        over,
+    ]
+    (used, *_) = (await usage(talk))["usage"]
+    assert (used["limit"], used["used"]) == ("pending_timers", 2)
 
 
 async def test_stored_data(store: Database) -> None:
@@ -80,13 +110,14 @@ async def test_stored_data(store: Database) -> None:
         await outcome(talk, "ScheduleTimer", serviceCallId="call-9", dueAt=LATER, data="x" * 2000),
         await outcome(talk, "ScheduleTimer", serviceCallId="call-1", dueAt=LATER, data="small"),
         await outcome(talk, "ScheduleTimer", serviceCallId="call-9", dueAt=LATER, data="x" * 2000),
-    ] == ["cancelled", over, "updated", "scheduled"]
+        await outcome(talk, "ScheduleTimer", serviceCallId="call-1", dueAt=LATER, data="x" * 2000),
+    ] == ["cancelled", over, "updated", "scheduled", over]
 
 
 async def test_open_signals(store: Database) -> None:
     """A tenant with as many open signals as it may have can change them. One that ends makes room."""
     talk = conversation(store, signals.SLICE, open_signals=2)
-    fields: dict[str, Any] = {"triggerKind": "time", "triggerSpec": {"kind": "at", "at": LATER}}
+    fields: dict[str, Any] = {"triggerKind": "time", "triggerSpec": {"kind": "time.at", "at": LATER}}
     over = {"name": "open_signals", "most": 2}
     found = [await outcome(talk, "CreateWorkSignal", signalId=f"s{n}", **fields) for n in (1, 2, 3)]
     assert [each if isinstance(each, dict) else each.partition("_")[0] for each in found] == [
@@ -135,25 +166,99 @@ async def test_open_runs(store: Database) -> None:
     ] == ["started", over, "unchanged", "recorded", "cancelled", "started"]
 
 
+def jobs(count: int, prefix: str = "j", **fields: Any) -> list[dict[str, Any]]:
+    return [{"name": f"{prefix}{number}", **fields} for number in range(count)]
+
+
 async def test_run_rows(store: Database) -> None:
-    """Jobs and needs of running runs count, those of groups too."""
+    """Jobs, needs and groups of running runs count. What a command does not change does not count again."""
     talk = conversation(store, runs.SLICE, run_rows=10)
     over = {"name": "run_rows", "most": 10}
     assert [
-        await outcome(talk, "StartRun", runId="r1", jobs=[{"name": f"j{n}"} for n in range(5)], groups=["g"]),
-        await outcome(talk, "StartRun", runId="r2", jobs=[{"name": f"j{n}"} for n in range(5)]),
-        await outcome(talk, "ResolveGroup", runId="r1", groupName="g", jobs=[{"name": f"g{n}"} for n in range(9)]),
-        await outcome(talk, "ResolveGroup", runId="r1", groupName="g", jobs=[{"name": "g1"}]),
-    ] == ["started", over, over, "resolved"]
+        await outcome(talk, "StartRun", runId="r1", jobs=jobs(5), groups=["g"]),
+        await outcome(talk, "StartRun", runId="r2", jobs=jobs(5)),
+        await outcome(talk, "StartRun", runId="r2", jobs=[], groups=[f"g{n}" for n in range(5)]),
+        await outcome(talk, "ResolveGroup", runId="r1", groupName="g", jobs=jobs(5, "g")),
+        await outcome(talk, "ResolveGroup", runId="r1", groupName="g", jobs=jobs(4, "g")),
+        await outcome(talk, "ResolveGroup", runId="r1", groupName="g", jobs=jobs(4, "g")),
+        await outcome(talk, "StartRun", runId="r1", jobs=jobs(5), groups=["g"]),
+        await outcome(talk, "CancelRun", runId="r1"),
+        await outcome(talk, "StartRun", runId="r2", jobs=jobs(10)),
+    ] == ["started", over, over, over, "resolved", "unchanged", "unchanged", "cancelled", "started"]
+
+
+async def test_needs_that_a_group_makes(store: Database) -> None:
+    """If jobs need a group, each job of the group is one more need for each of them."""
+    talk = conversation(store, runs.SLICE, run_rows=30)
+    needing = jobs(5, needs=[{"group": "g"}])
+    assert [
+        await outcome(talk, "StartRun", runId="r1", jobs=needing, groups=["g"]),
+        await outcome(talk, "ResolveGroup", runId="r1", groupName="g", jobs=jobs(4, "g")),
+        await outcome(talk, "ResolveGroup", runId="r1", groupName="g", jobs=jobs(3, "g")),
+    ] == ["started", {"name": "run_rows", "most": 30}, "resolved"]
+    await has_as_many_rows_as_counted(talk)
+
+
+async def test_early_commands_that_a_run_applies(store: Database) -> None:
+    """The jobs of a group that was resolved early count when the run is started. A refused StartRun changes nothing."""
+    talk = conversation(store, runs.SLICE, run_rows=10)
+    over = {"name": "run_rows", "most": 10}
+    assert [
+        await outcome(talk, "ResolveGroup", runId="r1", groupName="g", jobs=jobs(10, "g")),
+        await outcome(talk, "StartRun", runId="r1", jobs=[], groups=["g"]),
+        await outcome(talk, "StartRun", runId="r2", jobs=jobs(11)),
+    ] == ["kept", over, over]
+    (row,) = await talk.rows("runs")
+    assert (row["run_id"], row["status"]) == ("r1", None)
+    assert len(await talk.rows("run_pending_commands")) == 1
+    assert await outcome(talk, "StartRun", runId="r1", jobs=[], groups=["g", "h"]) == over
+    assert await outcome(talk, "CancelRun", runId="r1") == "not_found"
+
+
+async def has_as_many_rows_as_counted(talk: InProcess) -> None:
+    tables = ("run_jobs", "run_needs", "run_groups", "run_group_needs")
+    stored = sum([len(await talk.rows(table)) for table in tables])
+    shown = {each["limit"]: each["used"] for each in (await usage(talk))["usage"]}
+    assert shown["run_rows"] == stored
+
+
+@pytest.mark.parametrize("copied", [100_000, -1])
+async def test_batch_on_one_run(store: Database, copied: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a batch on one run, only the commands that exceed the limit are refused, also if some are deferred."""
+    monkeypatch.setattr(applier, "_MOST_COPIED", copied)
+    talk = conversation(store, runs.SLICE, run_rows=11)
+    groups = [f"g{number}" for number in range(4)]
+    talk.send("StartRun", runId="r1", jobs=jobs(3), groups=groups)
+    for group in groups:
+        talk.send("ResolveGroup", runId="r1", groupName=group, jobs=jobs(3, group))
+    talk.send("ReportJobStatus", runId="r1", jobName="j1", status="success")
+    talk.send("ResolveGroup", runId="r1", groupName="g2", jobs=jobs(1, "g2"))
+    await talk.consume()
+    assert [talk.reply(n)["outcome"] for n in range(7)] == [
+        *("started", "resolved", "over_quota", "over_quota", "over_quota"),
+        *("recorded", "resolved"),
+    ]
+    await has_as_many_rows_as_counted(talk)
+
+
+async def test_run_that_starts_and_ends_in_one_batch(store: Database) -> None:
+    """Commands of a batch that do not exceed the limit together are accepted."""
+    talk = conversation(store, runs.SLICE, open_runs=0)
+    talk.send("StartRun", runId="r1", jobs=jobs(1))
+    talk.send("CancelRun", runId="r1")
+    await talk.consume()
+    assert [talk.reply(n)["outcome"] for n in range(2)] == ["started", "cancelled"]
 
 
 async def test_early_commands(store: Database) -> None:
-    """Commands that wait for their runs count until the runs begin."""
+    """Commands that wait for their runs count until the runs begin. A repeated command does not count again."""
     talk = conversation(store, runs.SLICE, early_commands=1000)
     over = {"name": "early_commands", "most": 1000}
     report = {"jobName": "a", "status": "success"}
     found = [await outcome(talk, "ReportJobStatus", runId=f"r{n}", **report) for n in range(4)]
     assert found == ["kept", "kept", "kept", over]
+    await talk.deliver_again(0)
+    assert [talk.metrics.commands["ReportJobStatus", each] for each in ("kept", "over_quota")] == [4, 1]
     assert [
         await outcome(talk, "StartRun", runId="r1", jobs=[{"name": "a"}]),
         await outcome(talk, "ReportJobStatus", runId="r4", **report),
@@ -178,7 +283,7 @@ async def fill(store: Database) -> InProcess:
     return on_runs
 
 
-async def usage(talk: InProcess, most: int | None) -> dict[str, int]:
+async def usage_of_each(talk: InProcess, most: int | None) -> dict[str, int]:
     """Return what a tenant uses of each limit, if each of its limits is `most`."""
     limits = TenantLimits(default=Limits(**dict.fromkeys(Limits.model_fields, most)))
     talk.queries = talk.parts.queries(queries(limits))
@@ -190,12 +295,57 @@ async def usage(talk: InProcess, most: int | None) -> dict[str, int]:
 async def test_usage(store: Database) -> None:
     """The usage of each limit tells a tenant that is over it from one that is at it. It counts one row more."""
     talk = await fill(store)
-    whole = await usage(talk, None)
+    whole = await usage_of_each(talk, None)
     assert whole.keys() == Limits.model_fields.keys()
     assert [whole[name] for name in ("pending_timers", "open_signals", "schedules", "open_runs", "run_rows")] == [3] * 5
     assert min(whole["stored_data"], whole["early_commands"]) > 100
     for most, counted in ((4, 3), (3, 3), (2, 3), (1, 2), (0, 1)):
-        assert await usage(talk, most) == {name: used // 3 * counted for name, used in whole.items()}, most
+        assert await usage_of_each(talk, most) == {name: used // 3 * counted for name, used in whole.items()}, most
+
+
+async def test_commands_that_wait_for_a_group(store: Database) -> None:
+    """Commands that wait for a group of a running run count in the same way."""
+    talk = conversation(store, runs.SLICE, early_commands=1000)
+    over = {"name": "early_commands", "most": 1000}
+    await outcome(talk, "StartRun", runId="r1", jobs=[], groups=["g"])
+    found = [await outcome(talk, "ReportJobStatus", runId="r1", jobName=f"g{n}", status="dispatched") for n in range(4)]
+    assert found == ["kept", "kept", "kept", over]
+    assert [
+        await outcome(talk, "ResolveGroup", runId="r1", groupName="g", jobs=jobs(3, "g")),
+        await outcome(talk, "ReportJobStatus", runId="r2", jobName="a", status="dispatched"),
+    ] == ["resolved", "kept"]
+
+
+async def test_repeated_signals(store: Database) -> None:
+    """At the limit, a command that changes nothing ends as it does below the limit."""
+    talk = conversation(store, signals.SLICE, open_signals=1)
+    fields: dict[str, Any] = {"triggerKind": "time", "triggerSpec": {"kind": "time.at", "at": LATER}}
+    found = [await outcome(talk, "CreateWorkSignal", signalId=name, **fields) for name in ("s1", "s1", "s2")]
+    assert found == ["created", "unchanged", {"name": "open_signals", "most": 1}]
+
+
+async def test_commands_that_are_handled_again(store: Database) -> None:
+    """No limit refuses the commands up to the recorded position, whatever the service has of them."""
+    timer_talk = conversation(store, timers.SLICE, pending_timers=0)
+    signal_talk = conversation(store, signals.SLICE, open_signals=0)
+    run_talk = conversation(store, runs.SLICE, open_runs=0, run_rows=0, early_commands=0)
+    schedule_talk = conversation(store, schedules.SLICE, schedules=0)
+    trigger = {"kind": "time.at", "at": LATER}
+    timer_talk.send("ScheduleTimer", serviceCallId="call-1", dueAt=LATER, data="x" * 2000)
+    signal_talk.send("CreateWorkSignal", signalId="s1", triggerKind="time", triggerSpec=trigger)
+    run_talk.send("ReportJobStatus", runId="r1", jobName="a", status="dispatched")
+    run_talk.send("StartRun", runId="r2", jobs=jobs(2))
+    schedule_talk.send("PutSchedule", scheduleId="s1", every="PT1H")
+    talks = (timer_talk, signal_talk, run_talk, schedule_talk)
+    newest = max(position for talk in talks for position in talk.positions)
+    history = CommandHistory(store)
+    for position in (newest, Position(newest.epoch, 0)):  # the mark is never lowered
+        await history.exempt_until(position)
+    for talk in talks:
+        await talk.consume()
+    found = [timer_talk.reply(0), signal_talk.reply(0), run_talk.reply(0), run_talk.reply(1), schedule_talk.reply(0)]
+    assert [each["outcome"] for each in found] == ["scheduled", "created", "kept", "started", "created"]
+    assert await outcome(run_talk, "StartRun", runId="r3", jobs=jobs(1)) == {"name": "open_runs", "most": 0}
 
 
 @pytest.mark.parametrize("slice_", SLICES, ids=lambda each: each.name)

@@ -6,10 +6,13 @@ from typing import Any
 import pytest
 
 from timer_service.core.limits import Limits, TenantLimits
-from timer_service.core.quotas import Excess, Quotas, Usage
+from timer_service.core.message import Position
+from timer_service.core.quotas import Admission, Excess, Quotas, Usage
 
 TIMERS = Usage("pending_timers", "the statement")
 RUNS = Usage("open_runs", "another statement")
+NOW = 5
+HERE = Position(1, 7)
 
 
 class Rows:
@@ -20,8 +23,12 @@ class Rows:
         self.counts: list[str] = []
         self.now = 0.0
         self.seconds = 0.0
+        self.exempt = Position(0, 0)
 
     async def fetch(self, _sql: str, parameters: Any = None, /) -> Sequence[Any]:
+        if parameters is None:
+            return [{f"exempt_{name}": value for name, value in self.exempt._asdict().items()}]
+        assert parameters["now"] == NOW
         self.counts.append(parameters["tenant_id"])
         self.now += self.seconds
         return [{"used": min(self.used, parameters["most"])}]
@@ -30,15 +37,21 @@ class Rows:
         raise NotImplementedError
 
     def quotas(self, *, most: int = 10, alone: bool = True) -> Quotas:
-        limits = TenantLimits(tenants={"acme": Limits(pending_timers=most, open_runs=1)})
-        return Quotas(limits, alone=alone, monotonic=lambda: self.now)
+        limited = Limits(pending_timers=most, open_runs=1)
+        tenants = {"acme": limited, **{f"tenant-{number}": limited for number in range(100)}}
+        return Quotas(TenantLimits(tenants=tenants), alone=alone, monotonic=lambda: self.now)
 
 
-async def add(quotas: Quotas, rows: Rows, amounts: Sequence[int]) -> list[bool]:
-    """Add rows in one transaction. Return which amounts were admitted."""
-    admission = quotas.admission(rows)
+def begin(quotas: Quotas, rows: Rows) -> Admission:
+    admission = quotas.admission(rows, NOW)
     assert admission is not None
-    admitted = [await admission.exceeds("acme", {TIMERS: amount}) is None for amount in amounts]
+    return admission
+
+
+async def add(quotas: Quotas, rows: Rows, amounts: Sequence[int], tenant: str = "acme") -> list[bool]:
+    """Add rows in one transaction. Return which amounts were admitted."""
+    admission = begin(quotas, rows)
+    admitted = [await admission.exceeds(tenant, {TIMERS: amount}, HERE) is None for amount in amounts]
     rows.used += sum(amount for amount, fits in zip(amounts, admitted, strict=True) if fits)
     return admitted
 
@@ -76,34 +89,67 @@ async def test_count_after_rows_were_admitted() -> None:
     assert rows.counts == ["acme"] * 2
 
 
-async def test_slow_count_of_a_tenant_without_room() -> None:
-    """After a slow count, the next one waits 20 times as long. Until then the tenant stays refused."""
+async def test_a_transaction_that_removes_rows() -> None:
+    """Commands that remove rows make room for the later ones of their transaction, and for nothing if it fails."""
     rows = Rows()
     quotas = rows.quotas()
-    rows.used, rows.seconds = 10, 0.5
+    assert await add(quotas, rows, [9, -4, 4, 1, 1, -2, 2, 1]) == [*[True] * 4, False, True, True, False]
+    rows.used = 10
+    failed = begin(quotas, rows)
+    assert [await failed.exceeds("acme", {TIMERS: amount}, HERE) for amount in (-5, 5)] == [None, None]
+    assert await add(quotas, rows, [1]) == [False]
+    assert await add(quotas, rows, [-1, -1]) == [True, True]
+    assert await add(quotas, rows, [2, 1]) == [True, False]
+
+
+async def test_slow_counts_and_the_limit() -> None:
+    """A limit is never exceeded, however long its counts take."""
+    rows = Rows()
+    rows.seconds = 0.5
+    quotas = rows.quotas()
+    admitted = []
+    for _ in range(400):
+        admitted += await add(quotas, rows, [1])
+        rows.now += 0.001
+    assert (sum(admitted), rows.used) == (10, 10)
+
+
+@pytest.mark.parametrize(("seconds", "pause"), [(0.001, 0.02), (0.1, 2), (3, 10)])
+async def test_time_until_the_next_count(seconds: float, pause: float) -> None:
+    """The next count waits 20 times as long as the last one took, at most 10 s. Until then the tenant is refused."""
+    rows = Rows()
+    quotas = rows.quotas()
+    rows.used, rows.seconds = 10, seconds
     assert [await add(quotas, rows, [1]) for _ in range(3)] == [[False]] * 3
     rows.used = 0
-    rows.now += 9.9
+    rows.now += pause - 0.001
     assert (await add(quotas, rows, [1]), rows.counts) == ([False], ["acme"])
-    rows.now += 0.1
+    rows.now += 0.002
     assert (await add(quotas, rows, [1]), rows.counts) == ([True], ["acme"] * 2)
 
 
-@pytest.mark.parametrize("alone", [True, False])
-async def test_slow_count_of_a_tenant_with_room(*, alone: bool) -> None:
-    """A tenant that had room is not refused because its rows cannot be counted yet, whatever the count took."""
+async def test_counts_of_many_tenants() -> None:
+    """A hundred tenants at their limits that try again and again take a small part of the time."""
     rows = Rows()
-    quotas = rows.quotas(alone=alone)
+    quotas = rows.quotas()
+    rows.used, rows.seconds = 10, 0.005
+    while rows.now < 20:
+        for number in range(100):
+            assert await add(quotas, rows, [1], f"tenant-{number}") == [False]
+        rows.now += 0.01
+    assert 200 <= len(rows.counts) <= 20 * 0.2 / rows.seconds
+
+
+async def test_a_tenant_far_below_its_limit() -> None:
+    """A tenant that has room is not refused because its rows cannot be counted yet."""
+    rows = Rows()
+    quotas = rows.quotas()
     rows.used, rows.seconds = 5, 1.0
     found = []
-    for _ in range(19):
+    for _ in range(5):
         found += await add(quotas, rows, [1])
-        rows.used = 5  # as many timers fire
         rows.now += 1
-    assert (found, rows.counts) == ([True] * 19, ["acme"])
-    rows.used = 10
-    rows.now += 10
-    assert await add(quotas, rows, [1]) == [False]
+    assert (found, rows.counts) == ([True] * 5, ["acme"])
 
 
 async def test_flood_of_a_tenant_at_its_limit() -> None:
@@ -115,16 +161,24 @@ async def test_flood_of_a_tenant_at_its_limit() -> None:
     assert rows.counts == ["acme"]
 
 
-async def test_no_limit_and_a_replay() -> None:
-    """Without a limit, and during a replay, nothing is counted and nothing is refused."""
+async def test_no_limit() -> None:
+    """Without a limit nothing is counted and nothing is refused."""
     rows = Rows()
     rows.used = 10
+    assert await begin(rows.quotas(), rows).exceeds("globex", {TIMERS: 10**9}, HERE) is None
+    assert (Quotas().admission(rows, NOW), rows.counts) == (None, [])
+
+
+async def test_commands_that_are_handled_again() -> None:
+    """Commands up to the recorded position are not refused. Later ones are, until enough rows are gone."""
+    rows = Rows()
     quotas = rows.quotas()
-    admission = quotas.admission(rows)
-    assert admission is not None
-    assert await admission.exceeds("globex", {TIMERS: 10**9}) is None
-    quotas.suspended = True
-    assert (quotas.admission(rows), Quotas().admission(rows), rows.counts) == (None, None, [])
+    rows.exempt = Position(1, 6)
+    admission = begin(quotas, rows)
+    found = [await admission.exceeds("acme", {TIMERS: 8}, Position(1, number)) is None for number in (4, 5, 6, 7)]
+    assert found == [True, True, True, False]
+    rows.used = 24
+    assert await add(quotas, rows, [1, -8, -8, 1, 1]) == [False, True, True, True, True]
 
 
 async def test_other_instances_add_rows_too() -> None:
@@ -142,11 +196,10 @@ async def test_other_instances_add_rows_too() -> None:
 async def test_a_command_that_exceeds_one_limit_takes_no_room() -> None:
     """If one of two limits is exceeded, the command is refused by name, and takes nothing of the other."""
     rows = Rows()
-    quotas = rows.quotas()
-    admission = quotas.admission(rows)
-    assert admission is not None
-    assert await admission.exceeds("acme", {RUNS: 1, TIMERS: 10}) is None
-    assert await admission.exceeds("acme", {TIMERS: 0, RUNS: 1}) == Excess("open_runs", 1)
+    admission = begin(rows.quotas(), rows)
+    assert await admission.exceeds("acme", {TIMERS: 10, RUNS: 2}, HERE) == Excess("open_runs", 1)
+    assert await admission.exceeds("acme", {TIMERS: 10, RUNS: 1}, HERE) is None
+    assert await admission.exceeds("acme", {TIMERS: 0, RUNS: 1}, HERE) == Excess("open_runs", 1)
 
 
 async def test_limit_of_nothing() -> None:

@@ -80,8 +80,8 @@ class App:
         self._history = CommandHistory(storage.database)
         self._replayed = asyncio.Event()
         self._queries = self._parts.queries(queries(config.limits))
-        self._quotas = Quotas(config.limits, alone=self._database.exclusive)
-        self._consumer = self._parts.consumer(routes(config.enabled, self._wakeups, self._quotas))
+        quotas = Quotas(config.limits, alone=self._database.exclusive)
+        self._consumer = self._parts.consumer(routes(config.enabled, self._wakeups, quotas))
         self._subscription: Subscription | None = None
         self._consuming = KeptTask("consumer", self._consume)
         self._stopping = asyncio.Event()
@@ -117,8 +117,7 @@ class App:
         if self._workers is not None:
             await self._workers.recover()
         await self._wakeups.subscribe()
-        self._quotas.suspended = (await self._history.installation()).replay is not None
-        if not self._quotas.suspended:
+        if (await self._history.installation()).replay is None:
             self._replayed.set()
         if self._config.role == "worker":
             await self._broker.check_database(self._history)
@@ -163,7 +162,6 @@ class App:
                 )
             else:
                 await asyncio.sleep(_REPLAY_SECONDS)
-        self._quotas.suspended = False
         self._replayed.set()
 
     async def _run_worker(self, loop: Loop) -> None:

@@ -35,14 +35,14 @@ class TenantUsage(Payload):
 def usage_query(limits: TenantLimits, usages: Sequence[Usage]) -> QueryRoute:
     """Return the query `get-usage`."""
 
-    async def answer(reader: Reader, tenant: str, _request: GetUsage, _now: int) -> Mapping[str, Any]:
+    async def answer(reader: Reader, tenant: str, _request: GetUsage, now: int) -> Mapping[str, Any]:
         of_tenant = limits.of(tenant)
         found: list[Mapping[str, Any]] = []
         for usage in usages:
             most = of_tenant.amount(usage.limit)
             stop_at = _MOST_COUNTED if most is None else most + 1
-            (row,) = await reader.fetch(usage.sql, {"tenant_id": tenant, "most": stop_at})
-            found.append({"limit": usage.limit, "used": row["used"], **omit_none(most=most)})
+            used = await usage.amount_of(reader, tenant, now, stop_at)
+            found.append({"limit": usage.limit, "used": used, **omit_none(most=most)})
         return {"usage": found}
 
     return QueryRoute("get-usage", GetUsage, TenantUsage, answer)

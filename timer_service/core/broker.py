@@ -134,6 +134,13 @@ class History(Protocol):
         """
         ...
 
+    async def exempt_until(self, position: Position) -> None:
+        """Record that no limit refuses the commands up to a position, because they are handled again.
+
+        A subscription calls this before the broker can deliver them again.
+        """
+        ...
+
 
 class Subscription(Protocol):
     """A share of the commands. An unsettled command is delivered again, to this instance or another."""

@@ -6,7 +6,8 @@ from timer_service.core.broker import Delivery
 from timer_service.core.database import Database, Reader, Row, Transaction
 from timer_service.core.epochs import Epochs, FindCommand, LookAtStream, Part, Received, recognize
 from timer_service.core.errors import ChangedStreamError
-from timer_service.core.installation import Installation, forget_replay, read_or_create
+from timer_service.core.installation import Installation, exempt_until, forget_replay, read_or_create
+from timer_service.core.message import Position
 from timer_service.core.sql import load_sql
 from timer_service.core.transactions import in_transaction
 
@@ -27,6 +28,10 @@ class CommandHistory:
     async def replay_ended(self) -> None:
         """Record that the commands since a restore are handled again, so that no further start delivers them."""
         await in_transaction(self._database, forget_replay)
+
+    async def exempt_until(self, position: Position) -> None:
+        """Record that no limit refuses the commands up to a position, because they are handled again."""
+        await in_transaction(self._database, lambda tx: exempt_until(tx, position))
 
     async def recognize(self, look: LookAtStream, find: FindCommand, received: Received | None = None) -> Epochs:
         """Return the epochs of the commands of a stream, and store what is new about its history.

@@ -3,7 +3,8 @@
 import secrets
 from typing import NamedTuple
 
-from timer_service.core.database import Transaction
+from timer_service.core.database import Reader, Transaction
+from timer_service.core.message import Position
 from timer_service.core.sql import load_sql
 
 _SQL = load_sql("timer_service.core", "installation.sql")
@@ -51,3 +52,15 @@ async def forget_replay(tx: Transaction) -> None:
 async def set_unsettled_since(tx: Transaction, at: int | None) -> None:
     """Record when the broker stored the oldest command that is not settled."""
     await tx.execute(_SQL["set_unsettled_since"], {"at": at})
+
+
+async def exempt_until(tx: Transaction, position: Position) -> None:
+    """Record that no limit refuses the commands up to a position, because they are handled again."""
+    await read_or_create(tx)
+    await tx.execute(_SQL["raise_exempt"], position._asdict())
+
+
+async def read_exempt(reader: Reader) -> Position:
+    """Return the position up to which no limit refuses a command."""
+    rows = await reader.fetch(_SQL["find_exempt"])
+    return Position(rows[0]["exempt_epoch"], rows[0]["exempt_sequence"]) if rows else Position(0, 0)

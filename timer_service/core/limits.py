@@ -1,13 +1,25 @@
 """How much each tenant may have at most."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Annotated
 
-from pydantic import BaseModel, ByteSize, ConfigDict, Field
+from pydantic import BaseModel, ByteSize, ConfigDict, Field, WrapValidator
 
 from timer_service.core.message import Tenant
 
-_Count = Annotated[int, Field(ge=0)]
+_MOST = 10**15
+"""Larger than any database. Sums of such numbers stay far below the largest number of a database."""
+
+
+def _size(value: object, read: Callable[[object], ByteSize]) -> ByteSize:
+    try:
+        return read("" if isinstance(value, bool | float) else value)
+    except ValueError as error:
+        raise ValueError("must be a whole number, or a text such as '1GiB'") from error
+
+
+_Count = Annotated[int, Field(strict=True, ge=0, le=_MOST)]
+_Size = Annotated[ByteSize, WrapValidator(_size), Field(le=_MOST)]
 
 
 class Limits(BaseModel):
@@ -17,7 +29,7 @@ class Limits(BaseModel):
 
     pending_timers: _Count | None = None
     """The timers that are still to fire."""
-    stored_data: ByteSize | None = None
+    stored_data: _Size | None = None
     """The `data` of its timers, settled ones included, as far as one has more than 1,000 characters."""
     open_signals: _Count | None = None
     """The signals that have not ended."""
@@ -27,7 +39,7 @@ class Limits(BaseModel):
     """The runs that are running."""
     run_rows: _Count | None = None
     """The jobs, groups and needs of its running runs."""
-    early_commands: ByteSize | None = None
+    early_commands: _Size | None = None
     """The commands that were delivered before the StartRun of their run, and wait for it."""
 
     def amount(self, name: str) -> int | None:

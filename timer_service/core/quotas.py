@@ -1,28 +1,30 @@
 """Checks in the transaction of a command whether its tenant may add more. See docs/decisions/0028.
 
 Nothing is counted when rows are written. Instead, the rows of a tenant are counted when one of its commands wants to
-add some, and it is then remembered how many more the tenant may add. When these are used up, they are counted again.
+add some, and it is then remembered how many more the tenant may add. When these are used up, they are counted again,
+but not too often.
 """
 
 import time
-from collections import Counter
+from collections import defaultdict, deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from timer_service.core.database import Reader
+from timer_service.core.installation import read_exempt
 from timer_service.core.limits import DEFAULT_LIMITS, TenantLimits
+from timer_service.core.message import Position
 
 OVER_QUOTA = "over_quota"
 """The outcome of a command that would exceed a limit of its tenant."""
 _VALID_SECONDS = 10
-"""How long a count is valid if other instances add rows too."""
-_SLOW_SECONDS = 0.01
+"""How long a count is valid if other instances add rows too, and the longest time until the next one is possible."""
+_RECENT_SECONDS = 1
 _COUNTING_SHARE = 20
-"""After a slow count, the next one waits this many times as long, so that a tenant at its limit does not delay others.
+"""The next count waits this many times as long as all counts of the last second took.
 
-Until then the last count decides. So a tenant that had room may exceed its limit by what it adds in that time, and one
-that had none stays refused.
+So tenants at their limits do not delay others by counting. Until then, a command that finds no room is refused.
 """
 _MOST_ROOMS = 50_000
 
@@ -33,11 +35,17 @@ class Usage(NamedTuple):
     limit: str
     """The name of its limit in `Limits`."""
     sql: str
-    """Returns `used`, the amount of a tenant. Its parameters are `tenant_id` and `most`: it need not count further."""
+    """Returns `used`, the amount of a tenant at the instant `now`. It need not count further than `most`."""
+
+    async def amount_of(self, reader: Reader, tenant: str, now: int, most: int) -> int:
+        """Return how much a tenant has, at most `most`; of a sum, `most` or more."""
+        (row,) = await reader.fetch(self.sql, {"tenant_id": tenant, "now": now, "most": most})
+        used: int = row["used"]
+        return used
 
 
 Amounts = Mapping[Usage, int]
-"""How much a command adds at most."""
+"""How much more a tenant has after a change than before; negative if it has less."""
 
 
 class Excess(NamedTuple):
@@ -54,12 +62,11 @@ class Excess(NamedTuple):
 
 @dataclass(slots=True)
 class _Room:
-    counted: int
-    """How much more the tenant might add when its rows were counted."""
     left: int
-    """How much more the tenant may add, at least."""
-    valid_until: float
+    """How much more the tenant may add, at least. Negative if it has more than its limit."""
     count_again_at: float
+    """The rows are not counted again before."""
+    valid_until: float
 
 
 _Key = tuple[str, str]
@@ -78,69 +85,100 @@ class Quotas:
     ) -> None:
         """`alone`: only this process writes rows."""
         self.limits = limits
-        self.valid_seconds = float("inf") if alone else _VALID_SECONDS
         self.monotonic = monotonic
         self.rooms: dict[_Key, _Room] = {}
+        self._valid_seconds = float("inf") if alone else _VALID_SECONDS
         self._limits_nobody = limits == DEFAULT_LIMITS
-        self.suspended = False
-        """Whether nothing is refused: during a replay, timers that have fired before wait until it ends."""
+        self._counts = deque[tuple[float, float]]()
+        """When the counts of the last second ended, and how long each took."""
+        self._counting_seconds = 0.0
+        """How long these took together."""
 
-    def admission(self, tx: Reader) -> "Admission | None":
-        """Return what admits the commands of a transaction; None if all may add what they want."""
-        return None if self.suspended or self._limits_nobody else Admission(self, tx)
+    def admission(self, tx: Reader, now: int) -> "Admission | None":
+        """Return what admits the commands of a transaction at an instant; None if all may add what they want."""
+        return None if self._limits_nobody else Admission(self, tx, now)
+
+    def must_count(self, room: _Room, amount: int) -> bool:
+        """Return whether to count the rows again because an amount does not fit, or because others add rows too."""
+        now = self.monotonic()
+        return now >= room.count_again_at and (amount > room.left or now >= room.valid_until)
+
+    def counted(self, key: _Key, left: int, began: float) -> _Room:
+        """Return the room that a count has found."""
+        now = self.monotonic()
+        self._counts.append((now, now - began))
+        self._counting_seconds += now - began
+        while self._counts[0][0] <= now - _RECENT_SECONDS:
+            self._counting_seconds -= self._counts.popleft()[1]
+        if key not in self.rooms and len(self.rooms) >= _MOST_ROOMS:
+            del self.rooms[next(iter(self.rooms))]
+        pause = min(_COUNTING_SHARE * self._counting_seconds, _VALID_SECONDS)
+        room = self.rooms[key] = _Room(left, now + pause, now + self._valid_seconds)
+        return room
+
+
+@dataclass(slots=True)
+class _Share:
+    """What the commands of one transaction add to the amount of a tenant."""
+
+    added: int = 0
+    """So far. Negative if they remove more than they add."""
+    taken: int = 0
+    """What they took from the room: the highest value of `added`. The transaction may fail, so nothing is returned."""
+    room: _Room | None = None
+    is_counted: bool = False
+    """Whether this transaction has counted the rows. Another count would find the same."""
+
+    def add(self, amount: int) -> None:
+        self.added += amount
+        if self.room is not None and self.added > self.taken:
+            self.room.left -= self.added - self.taken
+            self.taken = self.added
 
 
 class Admission:
     """Admits the commands of one transaction. It writes its rows at its end, so a count in it does not have them."""
 
-    def __init__(self, quotas: Quotas, tx: Reader) -> None:
+    def __init__(self, quotas: Quotas, tx: Reader, now: int) -> None:
         self._quotas = quotas
         self._tx = tx
-        self._added = Counter[_Key]()
-        self._counted = set[_Key]()
+        self._now = now
+        self._shares = defaultdict[_Key, _Share](_Share)
+        self._exempt: Position | None = None
 
-    async def exceeds(self, tenant: str, growth: Amounts) -> Excess | None:
-        """Return the limit of the tenant that a command would exceed. If there is none, the command takes its room."""
+    async def exceeds(self, tenant: str, growth: Amounts, position: Position) -> Excess | None:
+        """Return the limit of the tenant that a change would exceed. If there is none, the change takes its room.
+
+        `position`: that of the newest command of the change. A command that is handled again exceeds no limit.
+        """
         limits = self._quotas.limits.of(tenant)
-        taken: list[tuple[_Room, _Key, int]] = []
+        changed: list[tuple[_Share, int]] = []
         for usage, amount in growth.items():
-            if (most := limits.amount(usage.limit)) is None:
+            if not amount or (most := limits.amount(usage.limit)) is None:
                 continue
-            room = self._quotas.rooms.get((tenant, usage.limit))
-            if room is None or not self._fits(room, amount):
-                room = await self._count(tenant, usage, room, most)
-                if self._is_refused(room, amount):
-                    return Excess(usage.limit, most)
-            taken.append((room, (tenant, usage.limit), amount))
-        for room, key, amount in taken:
-            room.left -= amount
-            self._added[key] += amount
+            share = self._shares[tenant, usage.limit]
+            fits = amount < 0 or await self._fits(tenant, usage, most, share, amount)
+            if not fits and not await self._is_exempt(position):
+                return Excess(usage.limit, most)
+            changed.append((share, amount))
+        for share, amount in changed:
+            share.add(amount)
         return None
 
-    def _fits(self, room: _Room, amount: int) -> bool:
-        return amount <= room.left and self._quotas.monotonic() < room.valid_until
-
-    def _is_refused(self, room: _Room, amount: int) -> bool:
-        if amount <= room.left:
-            return False
-        return amount > room.counted or self._quotas.monotonic() >= room.count_again_at
-
-    async def _count(self, tenant: str, usage: Usage, known: _Room | None, most: int) -> _Room:
-        """Count the rows of a tenant, once in each transaction. After a slow count, return what is known for a time."""
+    async def _fits(self, tenant: str, usage: Usage, most: int, share: _Share, amount: int) -> bool:
         quotas, key = self._quotas, (tenant, usage.limit)
-        began = quotas.monotonic()
-        if known is not None and (key in self._counted or began < known.count_again_at):
-            return known
-        self._counted.add(key)
-        (row,) = await self._tx.fetch(usage.sql, {"tenant_id": tenant, "most": most + 1})
-        now = quotas.monotonic()
-        if len(quotas.rooms) >= _MOST_ROOMS:
-            del quotas.rooms[next(iter(quotas.rooms))]
-        left = most - row["used"] - self._added[key]
-        quotas.rooms[key] = _Room(
-            counted=left,
-            left=left,
-            valid_until=now + quotas.valid_seconds,
-            count_again_at=now + _COUNTING_SHARE * (now - began) if now - began > _SLOW_SECONDS else now,
-        )
-        return quotas.rooms[key]
+        needed = share.added + amount - share.taken
+        if needed <= 0:  # the transaction has removed as much
+            return True
+        share.room = share.room or quotas.rooms.get(key)
+        if share.room is None or (not share.is_counted and quotas.must_count(share.room, needed)):
+            began = quotas.monotonic()
+            used = await usage.amount_of(self._tx, tenant, self._now, most + 1)
+            share.room = quotas.counted(key, most - used - share.taken, began)
+            share.is_counted = True
+        return needed <= share.room.left
+
+    async def _is_exempt(self, position: Position) -> bool:
+        if self._exempt is None:
+            self._exempt = await read_exempt(self._tx)
+        return position <= self._exempt

@@ -1,23 +1,19 @@
 """Handles commands on runs in the consumer's transaction: load, apply, save, add events."""
 
-import asyncio
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from timer_service.core.database import Transaction
 from timer_service.core.message import Command
-from timer_service.core.quotas import Quotas
+from timer_service.core.quotas import Excess, Quotas
 from timer_service.core.route import CommandResult
-from timer_service.runs import events, loader, run, store
+from timer_service.runs import events, loader, store
+from timer_service.runs.applier import End, RunApplier
 from timer_service.runs.draft import RunState
 from timer_service.runs.messages import RunPayload
 from timer_service.runs.portion import MOST_ROWS, choose_commands, may_make_many_needs
 from timer_service.runs.queries import run_view
 from timer_service.runs.rules import Outcome, Run, RunKey
-from timer_service.runs.usage import admit
-
-_COMMANDS_PER_TURN = 200
-"""The number of commands after which other tasks of the event loop get a turn."""
 
 
 async def handle(
@@ -44,43 +40,27 @@ async def handle(
     resolving = [key for key, run in locked.items() if may_make_many_needs(run, grouped[key], most_rows)]
     group_needs = await loader.count_group_needs(tx, resolving)
     chosen = choose_commands(locked, grouped, most_rows, group_needs)
-    admitted, refused = await admit(quotas.admission(tx), locked, chosen, group_needs)
-    runs = {key: run for key, run in locked.items() if key in admitted}
-    runs |= await loader.insert_runs(tx, admitted.keys() - locked.keys(), now)
-    before = await loader.load(tx, runs, admitted, evaluating=evaluating)
-    after, outcomes = await _apply(before, admitted, now, evaluating=evaluating)
+    inserted = await loader.insert_runs(tx, chosen.keys() - locked.keys(), now)
+    runs = {key: run for key, run in locked.items() if key in chosen} | inserted
+    before = await loader.load(tx, runs, chosen, evaluating=evaluating)
+    applier = RunApplier(quotas.admission(tx, now), now, evaluating=evaluating)
+    after: dict[RunKey, RunState] = {}
+    ends: dict[RunKey, list[End]] = {}
+    for key, on_run in chosen.items():
+        after[key], ends[key] = await applier.apply(before[key], on_run)
     await store.save(tx, before, after)
+    await loader.delete_unused_runs(tx, (key for key in inserted if after[key] == before[key]))
     added = await events.add(tx, before, after, now)
     results: dict[int, CommandResult] = {}
-    for key, on_run in chosen.items():
-        left = iter(outcomes.get(key, ()))
-        for number, index in enumerate(indexes_of_run[key][: len(on_run)]):  # the others are deferred
-            if excess := refused.get(key, {}).get(number):
-                results[index] = CommandResult(Outcome.OVER_QUOTA, view=excess.view)
+    for key, ends_on_run in ends.items():
+        state = after[key].run
+        wake_at = now if added else state.sweep_at
+        for index, end in zip(indexes_of_run[key], ends_on_run, strict=False):  # the others are deferred
+            if isinstance(end, Excess):
+                results[index] = CommandResult(Outcome.OVER_QUOTA, view=end.view)
             else:
-                state = after[key].run
-                wake_at = now if added else state.sweep_at
-                results[index] = CommandResult(next(left), wake_at, _view(commands[index], state))
+                results[index] = CommandResult(end, wake_at, _view(commands[index], state))
     return [results.get(index) for index in range(len(commands))]
-
-
-async def _apply(
-    before: Mapping[RunKey, RunState], commands: Mapping[RunKey, Sequence[Command]], now: int, *, evaluating: bool
-) -> tuple[dict[RunKey, RunState], dict[RunKey, list[Outcome]]]:
-    """Apply the commands on each run. Return the states and outcomes by run."""
-    after = dict(before)
-    outcomes = defaultdict[RunKey, list[Outcome]](list)
-    applied = 0
-    for key, on_run in commands.items():
-        for start in range(0, len(on_run), _COMMANDS_PER_TURN):
-            part = on_run[start : start + _COMMANDS_PER_TURN]
-            after[key], found = run.apply(after[key], part, now, evaluating=evaluating)
-            outcomes[key] += found
-            applied += len(part)
-            if applied >= _COMMANDS_PER_TURN:
-                applied = 0
-                await asyncio.sleep(0)
-    return after, outcomes
 
 
 def _key(command: Command) -> RunKey:

@@ -71,6 +71,11 @@ async def insert_runs(tx: Transaction, keys: Collection[RunKey], now: int) -> di
     return inserted
 
 
+async def delete_unused_runs(tx: Transaction, keys: Iterable[RunKey]) -> None:
+    """Delete inserted runs that no command has changed."""
+    await tx.executemany(_SQL["delete_unused_run"], [key._asdict() for key in sorted(keys)])
+
+
 async def lock_run(tx: Transaction, key: RunKey) -> Run | None:
     """Lock and return a run. No other transaction writes the run or its jobs until this transaction ends."""
     rows = await tx.fetch(_FIND_LOCKED, key._asdict())

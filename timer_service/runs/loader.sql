@@ -4,6 +4,10 @@ INSERT INTO runs (tenant_id, run_id, created_at, settled_at, position_epoch, pos
 VALUES (:tenant_id, :run_id, :now, :now, :no_position, :no_position)
 ON CONFLICT (tenant_id, run_id) DO NOTHING
 
+-- name: delete_unused_run
+-- Deletes the row of a run that holds nothing.
+DELETE FROM runs WHERE tenant_id = :tenant_id AND run_id = :run_id AND status IS NULL AND pending_bytes = 0
+
 -- name: find_run
 -- Returns a run.
 SELECT tenant_id, run_id, status, digest, open_jobs, failed_jobs, open_groups, row_count, pending_bytes, has_outputs, evaluated,

@@ -54,7 +54,7 @@ def _count_fitting(
     loaded = own = 0
     for count, command in enumerate(commands):
         more_loaded = 0 if is_first else max(loaded, _loaded_rows(run, command))
-        more_own = own + own_rows(command, group_needs)
+        more_own = own + _own_rows(command, group_needs)
         if more_loaded + more_own > room and not (is_first and count == 0):
             return count, loaded + own
         loaded, own = more_loaded, more_own
@@ -70,7 +70,7 @@ def _loaded_rows(run: Run | None, command: Command) -> int:
     return run.pending_bytes // _PENDING_BYTES_PER_ROW + (run.row_count if run.is_open else 0)
 
 
-def own_rows(command: Command, group_needs: GroupNeeds) -> int:
+def _own_rows(command: Command, group_needs: GroupNeeds) -> int:
     """Return how many rows a command names or makes."""
     payload = command.payload
     if isinstance(payload, StartRun | ResolveGroup):

@@ -11,7 +11,7 @@ SELECT CAST(COALESCE(SUM(row_count), 0) AS BIGINT) AS used FROM (
 ) AS counted
 
 -- name: sum_pending
--- Adds up the bytes of the commands that wait for their runs. Each run has one at least, as above.
+-- Adds up the bytes of the commands that wait for a StartRun or a ResolveGroup. Each run has one at least, as above.
 SELECT CAST(COALESCE(SUM(pending_bytes), 0) AS BIGINT) AS used FROM (
     SELECT pending_bytes FROM runs WHERE tenant_id = :tenant_id AND pending_bytes > 0 LIMIT :most
 ) AS counted

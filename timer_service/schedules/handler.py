@@ -34,7 +34,7 @@ async def handle(
     """
     keys = [rules.key_of(command) for command in commands]
     before, deferred = await _load(tx, set(keys))
-    admission = quotas.admission(tx)
+    admission = quotas.admission(tx, now)
     after = dict(before)
     triggered: list[Event] = []
     room = _MOST_DATA
@@ -46,9 +46,11 @@ async def handle(
             results.append(None)
             continue
         applied = rules.apply(after.get(key), key, command, now)
-        if admission and (excess := await admission.exceeds(key.tenant_id, growth(after.get(key), applied.schedule))):
-            results.append(CommandResult(Outcome.OVER_QUOTA, view=excess.view))
-            continue
+        if admission:
+            added = growth(after.get(key), applied.schedule)
+            if excess := await admission.exceeds(key.tenant_id, added, command.position):
+                results.append(CommandResult(Outcome.OVER_QUOTA, view=excess.view))
+                continue
         if applied.outcome is Outcome.TRIGGERED:
             data = _data_of(command, applied.schedule)
             if triggered and len(data or "") > room:

@@ -8,10 +8,8 @@ _SQL = load_sql("timer_service.schedules", "usage.sql")
 
 SCHEDULES = Usage("schedules", _SQL["count_live"])
 USAGES = (SCHEDULES,)
-_NOTHING: Amounts = {}
-_ONE: Amounts = {SCHEDULES: 1}
 
 
 def growth(before: Schedule | None, after: Schedule) -> Amounts:
-    """Return what a tenant has more after a command on one of its schedules."""
-    return _ONE if after.is_live and not (before is not None and before.is_live) else _NOTHING
+    """Return how much more a tenant has after a command on one of its schedules than before."""
+    return {SCHEDULES: after.is_live - (before is not None and before.is_live)}

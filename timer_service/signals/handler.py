@@ -39,13 +39,15 @@ async def handle(
     count = await store.count_changes(tx, changes, most_signals) if evaluating else len(changes)
     commands, changes, deferred = commands[:count], changes[:count], len(commands) - count
     before = batch = await store.load(tx, changes, now, evaluating=evaluating)
-    admission = quotas.admission(tx)
+    admission = quotas.admission(tx, now)
     results = []
     for number, (command, change) in enumerate(zip(commands, changes, strict=True), 1):
         applied, outcome = apply(batch, change, now)
-        if admission and (excess := await admission.exceeds(change.key.tenant_id, growth(batch, applied, change))):
-            results.append(CommandResult(Outcome.OVER_QUOTA, view=excess.view))
-            continue
+        if admission:
+            added = growth(batch, applied, change)
+            if excess := await admission.exceeds(change.key.tenant_id, added, command.position):
+                results.append(CommandResult(Outcome.OVER_QUOTA, view=excess.view))
+                continue
         batch = applied
         if number % _COMMANDS_PER_TURN == 0:
             await asyncio.sleep(0)  # let other tasks run

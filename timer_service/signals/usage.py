@@ -12,12 +12,12 @@ USAGES = (OPEN_SIGNALS,)
 
 
 def growth(before: Batch, after: Batch, change: Change) -> Amounts:
-    """Return what a tenant has more after a change: one signal, if the signal was not there or had ended."""
-    if not isinstance(change, SignalCommand) or _is_live(before, change.key) or not _is_live(after, change.key):
+    """Return how many more open signals a tenant has after a change than before."""
+    if not isinstance(change, SignalCommand):
         return {}
-    return {OPEN_SIGNALS: 1}
+    return {OPEN_SIGNALS: _is_open(after, change.key) - _is_open(before, change.key)}
 
 
-def _is_live(batch: Batch, key: Key) -> bool:
+def _is_open(batch: Batch, key: Key) -> bool:
     signal = batch.signal(key)
     return signal is not None and signal.state.is_live

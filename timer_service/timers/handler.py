@@ -31,7 +31,7 @@ async def handle(
     keys = [None if isinstance(command.payload, CancelTimers) else rules.key_of(command) for command in commands]
     before, deferred = await _load(tx, {key for key in keys if key is not None})
     cancelling = await Cancelling.load(tx, commands)
-    admission = quotas.admission(tx)
+    admission = quotas.admission(tx, now)
     after = dict(before)
     results: list[CommandResult | None] = []
     for key, command in zip(keys, commands, strict=True):
@@ -47,9 +47,11 @@ async def handle(
             results.append(_result(found, stale, wants_view=command.reply_to is not None))
             continue
         applied = rules.apply(found, key, command, now)
-        if admission and (excess := await admission.exceeds(key.tenant_id, growth(found, applied.timer))):
-            results.append(CommandResult(Outcome.OVER_QUOTA, view=excess.view))
-            continue
+        if admission:
+            added = growth(found, applied.timer, now)
+            if excess := await admission.exceeds(key.tenant_id, added, command.position):
+                results.append(CommandResult(Outcome.OVER_QUOTA, view=excess.view))
+                continue
         if applied.timer is not None:
             after[key] = applied.timer
         results.append(_result(found, applied, wants_view=command.reply_to is not None))

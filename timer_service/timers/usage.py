@@ -9,20 +9,24 @@ _SQL = load_sql("timer_service.timers", "usage.sql")
 PENDING = Usage("pending_timers", _SQL["count_pending"])
 STORED_DATA = Usage("stored_data", _SQL["sum_large_data"])
 USAGES = (PENDING, STORED_DATA)
-_NOTHING: Amounts = {}
-_ONE_TIMER: Amounts = {PENDING: 1}
 
 
-def growth(before: Timer | None, after: Timer | None) -> Amounts:
-    """Return what a tenant has more after a command on one of its timers."""
-    is_added = _is_pending(after) and not _is_pending(before)
-    if (data := _large_data(after) - _large_data(before)) > 0:
-        return {PENDING: 1, STORED_DATA: data} if is_added else {STORED_DATA: data}
-    return _ONE_TIMER if is_added else _NOTHING
+def growth(before: Timer | None, after: Timer | None, now: int) -> Amounts:
+    """Return how much more a tenant has after a command on one of its timers than before."""
+    return {
+        PENDING: _is_pending(after, now) - _is_pending(before, now),
+        STORED_DATA: _large_data(after) - _large_data(before),
+    }
 
 
-def _is_pending(timer: Timer | None) -> bool:
-    return timer is not None and timer.available_at is not None
+def _is_pending(timer: Timer | None, now: int) -> bool:
+    """Return whether a timer fires later. One that is due does not count, because it fires now."""
+    return (
+        timer is not None
+        and timer.available_at is not None
+        and timer.schedule is not None
+        and timer.schedule.due_at > now
+    )
 
 
 def _large_data(timer: Timer | None) -> int:

@@ -1,7 +1,9 @@
 -- name: count_pending
--- Counts the timers of a tenant that are still to fire, at most `most`.
+-- Counts the timers of a tenant that fire later, at most `most`. The order makes PostgreSQL use the index of the tenant.
 SELECT COUNT(*) AS used FROM (
-    SELECT 1 AS one FROM timer_schedules WHERE tenant_id = :tenant_id AND available_at IS NOT NULL LIMIT :most
+    SELECT 1 AS one FROM timer_schedules
+    WHERE tenant_id = :tenant_id AND available_at IS NOT NULL AND due_at > :now
+    ORDER BY due_at, service_call_id LIMIT :most
 ) AS counted
 
 -- name: sum_large_data

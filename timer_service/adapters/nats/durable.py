@@ -144,12 +144,16 @@ class DurableConsumer:
         if alone:
             marks[HOLDER] = self.holding.token
             self.holding.begin(found and found["config"])
+        # Look at the stream after the consumer: other instances go on, so an older state would seem to lack commands.
+        stream = await self._look()
+        last_valid = None if found is None else _last_valid(found, stream, epochs)
+        metadata = {} if found is None else found["config"].get("metadata", {})
+        begins_replay = replay is not None and metadata.get(_REPLAY) != replay.id
+        if begins_replay or last_valid is not None or _DATABASE not in metadata:  # also if there is no consumer yet
+            await history.exempt_until(epochs.position(stream.last_sequence))
         if found is None:  # nobody knows which commands are settled, so a replay begins with all of them too
             await self._create(marks)
-            return epochs
-        # Look at the stream after the consumer: other instances go on, so an older state would seem to lack commands.
-        last_valid = _last_valid(found, await self._look(), epochs)
-        if replay is not None and found["config"].get("metadata", {}).get(_REPLAY) != replay.id:
+        elif replay is not None and begins_replay:
             settled = found["ack_floor"]["stream_seq"] if last_valid is None else last_valid
             await self._create_again(marks, await self._start_of_replay(replay, settled))
         elif last_valid is not None:
