@@ -6,22 +6,30 @@ import json
 import sqlite3
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, closing
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
 from pydantic import SecretStr
 
-from tests.harness.builders import schedule_timer
+from tests.harness.builders import schedule_timer, scheduled
+from tests.harness.clock import NOW
 from tests.harness.databases import Databases
 from tests.harness.processes import PATIENCE_SECONDS, NatsServer, unused_port
+from tests.harness.timers import put_timers
 from timer_service.adapters.nats import NatsBroker
 from timer_service.app.service import App
 from timer_service.app.startup import open_app
+from timer_service.client import TimerClient
 from timer_service.config import Config
 from timer_service.core import loop as loop_module
+from timer_service.core import quotas as quotas_module
 from timer_service.core.command_streams import CommandHistory
 from timer_service.core.errors import DatabaseUnavailableError, StartError
+from timer_service.core.limits import Limits, TenantLimits
+
+TOMORROW = datetime.now(UTC) + timedelta(days=1)
 
 
 @pytest.fixture
@@ -214,6 +222,23 @@ async def test_loops_on_postgres(
             names = {loop.name for loop in app._loops}
     assert ("backlog" in names, "timers" in names, "outbox" in names) == (handles, fires, fires)
     assert {"database", "streams", "clock"} <= names
+
+
+async def test_limit_of_a_tenant_that_uses_several_instances(
+    config: Config, databases: Databases, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On PostgreSQL, an instance counts again after a time, because other instances add rows too."""
+    monkeypatch.setattr(quotas_module, "_VALID_SECONDS", 0)  # otherwise ten seconds
+    monkeypatch.setattr(quotas_module, "_SLOW_SECONDS", 60)  # a busy machine may count slowly
+    limits = TenantLimits(default=Limits(pending_timers=2))
+    async with databases.database() as url:
+        settings = config.model_copy(update={"limits_file": limits, "database_url": SecretStr(url)})
+        async with running(settings) as (app, _), TimerClient.connect(str(config.broker_url)) as client:
+            outcomes = [(await client.schedule("acme", "call-1", TOMORROW)).name]
+            async with app._database.transaction() as another_instance:
+                await put_timers(another_instance, [scheduled("call-2", NOW + 10**12)])
+            outcomes.append((await client.schedule("acme", "call-3", TOMORROW)).name)
+    assert outcomes == ["scheduled", "over_quota"]
 
 
 async def test_loops_of_each_role(config: Config) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.harness.disk_order import DiskOrder
 from tests.harness.sqlite_files import KILLED, kill_while_open, read_epochs, run_until_step, write_database
 from timer_service.adapters.sqlite.files import new_file
 from timer_service.app.backup import back_up
@@ -52,6 +53,14 @@ async def test_backup_killed_at_each_step(tmp_path: Path) -> None:
     print(f"killed at {len(found) - 1} steps; after {missing} of them there was no file")
     assert found == [None] * missing + [ROWS] * (len(found) - missing)
     assert min(missing, len(found) - missing) > 1
+
+
+async def test_backup_and_a_power_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The content of a backup is on the disk before it gets its name, and the name before the command ends."""
+    await write_database(tmp_path / "timers.db", ROWS[0])
+    disk = DiskOrder(monkeypatch, tmp_path)
+    await _back_up(tmp_path)
+    assert (disk.steps, disk.unwritten) == (["backup.db", "sync"], [])
 
 
 def test_file_that_appears_meanwhile(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
+from tests.harness.disk_order import DiskOrder
 from tests.harness.sqlite_files import KILLED, kill_while_open, read_epochs, run_until_step, write_database
 from timer_service.app.backup import restore
 from timer_service.config import Config, load_config
@@ -66,6 +67,17 @@ async def test_restore_killed_at_each_step(prepared: Path, tmp_path: Path) -> No
     old, new = [OLD, OLD_IN_WAL], [NEW]
     assert found == [old] * found.count(old) + [new] * found.count(new)
     assert min(found.count(old), found.count(new)) > 1
+
+
+async def test_restore_and_a_power_cut(prepared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each step of a restore is on the disk before the next one begins, and the new content before its name."""
+    disk = DiskOrder(monkeypatch, prepared)
+    await _restore(prepared)
+    kept, *steps = disk.steps
+    assert kept.startswith("timers.db.before-restore-")
+    side_files = ["-timers.db-wal", "-timers.db-shm"]
+    assert steps == ["sync", *side_files, "sync", "timers.db", "sync", "-timers.db.restore-unfinished"]
+    assert "timers.db" not in disk.unwritten
 
 
 async def test_restore_of_a_damaged_database_killed_at_each_step(prepared: Path, tmp_path: Path) -> None:

@@ -1,11 +1,13 @@
 """What the parts of an instance get from its settings."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import timedelta
+from typing import NoReturn
 
 import pytest
 
-from tests.harness.builders import command_address
+from tests.harness.builders import command_address, schedule_timer
 from tests.harness.clock import NOW, ManualClock
 from tests.harness.metrics import RecordingMetrics
 from tests.harness.wiring import BATCH, make_parts
@@ -13,8 +15,13 @@ from timer_service.adapters.memory import MemoryBroker
 from timer_service.adapters.sqlite import SqliteDatabase
 from timer_service.core.audit import AuditLog
 from timer_service.core.budget import LEAST_MEMORY_BYTES, Budget
+from timer_service.core.database import Transaction
+from timer_service.core.errors import DatabaseUnavailableError
+from timer_service.core.message import Command
 from timer_service.core.query_queue import QueryLimits
 from timer_service.core.retention import Retention
+from timer_service.core.route import Route
+from timer_service.timers import SLICE
 
 RETENTION = timedelta(days=1)
 BUDGET = Budget.of(LEAST_MEMORY_BYTES)
@@ -40,6 +47,27 @@ async def test_consumer_has_the_audit_log_of_the_instance(
     await audit.tick(NOW)
     counts = [vars(line)["count"] for line in caplog.records if line.message == "audit lines left out"]
     assert counts == [2]
+
+
+async def test_consumer_has_the_outages_of_the_instance(
+    sqlite: SqliteDatabase, memory_broker: MemoryBroker, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An outage of the database that the consumer and a loop meet is logged once."""
+
+    async def fail(_tx: Transaction, _commands: Sequence[Command], _now: int) -> NoReturn:
+        raise DatabaseUnavailableError("gone")
+
+    async def wake(_at: int, _loop: str | None) -> None:
+        """Wake no loop."""
+
+    parts = make_parts(sqlite, memory_broker, ManualClock(), RecordingMetrics())
+    memory_broker.send(command_address(), schedule_timer())
+    subscription = await memory_broker.subscribe()
+    consumer = parts.consumer([Route(SLICE.commands, fail, wake)])
+    await consumer.handle(subscription, await subscription.next_batch(BATCH))
+    parts.outages.record_failure("gone", loop="timers")
+    lines = [line for line in caplog.records if line.message == "the database is unavailable"]
+    assert [vars(line)["part"] for line in lines] == ["commands"]
 
 
 async def test_retention_goes_on_after_a_full_batch(sqlite: SqliteDatabase) -> None:
