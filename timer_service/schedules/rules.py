@@ -15,7 +15,7 @@ from timer_service.schedules.messages import (
     Status,
     TriggerSchedule,
 )
-from timer_service.schedules.schedule import NEVER, Definition, Key, Schedule, aim, start, tombstone
+from timer_service.schedules.schedule import NEVER, Definition, Key, Schedule, aim, cursor, start, tombstone
 
 
 class Outcome(StrEnum):
@@ -123,7 +123,7 @@ def _pause(before: Schedule, command: Command, now: int, *, pauses: bool) -> App
         return Applied(before, Outcome.IGNORED_STALE)
     after = before._replace(paused_by=command.position, is_paused=pauses)
     if before.is_paused and not pauses:
-        after = after._replace(after_at=max(before.after_at, command.stored_at))
+        after = after._replace(after_at=max(cursor(before, now), command.stored_at))
     if before.definition is None:
         return Applied(after, Outcome.NOT_FOUND)
     if before.status is Status.ENDED:

@@ -10,6 +10,8 @@ from timer_service.schedules.recurrence import Recurrence, due_of, next_slot
 
 RETRY_MS = 60_000
 """How long a schedule waits whose next slot cannot be computed or fired."""
+CLOCKS_APART_MS = 3_600_000
+"""How far the broker's clock may be ahead of the service's. A cursor further ahead shows that a clock was wrong."""
 NEVER = Position(0, 0)
 """The position of a fact that no command has decided."""
 
@@ -95,6 +97,11 @@ class Schedule(NamedTuple):
         return due_of(self.definition.recurrence, slot, self.definition.jitter_ms, *self.key)
 
 
+def cursor(schedule: Schedule, now: int) -> int:
+    """Return the cursor of a schedule; `now` if it was written while the clock was ahead."""
+    return schedule.after_at if schedule.after_at <= now + CLOCKS_APART_MS else now
+
+
 def tombstone(key: Key, now: int) -> Schedule:
     """Return the tombstone of a schedule that no command has named yet."""
     return Schedule(key, now, ended_at=now)
@@ -105,7 +112,7 @@ def start(schedule: Schedule, now: int) -> Schedule:
     return aim(
         schedule._replace(
             started_by=schedule.defined_by,
-            after_at=max(schedule.after_at, schedule.defined_at),
+            after_at=max(cursor(schedule, now), schedule.defined_at),
             fired_count=0,
             missed_since=None,
             ended_at=None,

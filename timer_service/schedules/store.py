@@ -13,7 +13,7 @@ from timer_service.core.row_counts import CountedRows
 from timer_service.core.sql import load_sql
 from timer_service.schedules.messages import EndReason, Policy, ShownStatus, Status
 from timer_service.schedules.recurrence import Recurrence
-from timer_service.schedules.schedule import RETRY_MS, Definition, Key, Schedule
+from timer_service.schedules.schedule import CLOCKS_APART_MS, RETRY_MS, Definition, Key, Schedule
 
 _KEY = ("tenant_id", "schedule_id")
 _ADVANCES = (
@@ -52,7 +52,7 @@ COUNTED = (
 )
 """The schedules that the gauges count."""
 
-_IS_AHEAD = f"after_at - {SLACK_MS} > :now"
+_IS_AHEAD = f"after_at - {CLOCKS_APART_MS} > :now"
 
 TIMED = (
     TimedRows(

@@ -97,6 +97,34 @@ async def test_cursor_of_a_clock_that_was_ahead(schedules: Schedules) -> None:
     assert iso(after(hours=1)) in await schedules.fired("hourly")
 
 
+@pytest.mark.parametrize("verb", ["Resume", "Put"])
+async def test_start_after_a_clock_that_was_ahead(schedules: Schedules, verb: str) -> None:
+    """A schedule that was paused or deleted while the clock was ahead fires again after a Resume or a Put."""
+    await schedules.put("hourly", every="PT1H")
+    schedules.clock.set(after(hours=9000))
+    await schedules.fire()
+    await schedules.about("Pause" if verb == "Resume" else "Delete", "hourly")
+    schedules.clock.set(NOW)
+    await schedules.advance(minutes=1)
+    await (schedules.about("Resume", "hourly") if verb == "Resume" else schedules.put("hourly", every="PT1H"))
+    assert (await schedules.row("hourly"))["slot_at"] == after(hours=1)
+
+
+async def test_repair_beside_schedules_without_a_next_slot(schedules: Schedules) -> None:
+    """Ended, paused and deleted schedules of a clock that was ahead do not stop the repair of the others."""
+    for name, fields in {"hourly": {}, "paused": {}, "deleted": {}, "ended": {"maxCount": 1}}.items():
+        await schedules.put(name, every="PT1H", **fields)
+    schedules.clock.set(after(hours=9000))
+    await schedules.fire()
+    await schedules.about("Pause", "paused")
+    await schedules.about("Delete", "deleted")
+    schedules.clock.set(NOW)
+    repair = ClockRepair(schedules.database, schedules.clock, TIMED)
+    assert sum([(await repair.tick(schedules.clock.now())).done for _ in range(3)]) == 1
+    await schedules.advance(milliseconds=1)
+    assert (await schedules.row("hourly"))["slot_at"] == after(hours=1)
+
+
 # Queries
 
 

@@ -23,6 +23,7 @@ from timer_service.schedules.recurrence import (
     parse_recurrence,
     slots_between,
 )
+from timer_service.schedules.zones import _stretches_of_year
 
 ZONES = ("UTC", "Europe/Berlin", "Australia/Lord_Howe", "Pacific/Apia", "America/Sao_Paulo", "Africa/Casablanca")
 NEW_YEAR = parse_instant("2027-01-01T00:00:00Z")
@@ -357,3 +358,11 @@ def test_recurrence_that_cannot_be_computed() -> None:
             with pytest.raises(RecurrenceError) as raised:
                 compute(broken)
             assert raised.value.code == code
+
+
+def test_an_expression_whose_matches_are_all_in_gaps() -> None:
+    """It has no slot, and that is found without a search of all time zone data: anybody may put such a schedule."""
+    recurrence = Recurrence("* 2 8-14 3 */7", None, "America/New_York")
+    _stretches_of_year.cache_clear()
+    assert next_slot(recurrence, 1_800_000_000_000) is None
+    assert _stretches_of_year.cache_info().misses <= 20

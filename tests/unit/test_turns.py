@@ -1,0 +1,31 @@
+"""The turns of long work."""
+
+import asyncio
+from types import SimpleNamespace
+
+import pytest
+
+from timer_service.core import turns
+from timer_service.core.turns import Turns
+
+
+@pytest.mark.parametrize(("sizes", "seconds", "others"), [([1] * 4, 0.0, 0), ([60] * 4, 0.0, 3), ([1] * 4, 0.004, 1)])
+async def test_others_run(sizes: list[int], seconds: float, others: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other tasks run if the messages of a turn have too many bytes, or take more than 5 ms."""
+    now = 0.0
+    runs = 0
+
+    async def other() -> None:
+        nonlocal runs
+        while True:
+            runs += 1
+            await asyncio.sleep(0)
+
+    monkeypatch.setattr(turns, "time", SimpleNamespace(perf_counter=lambda: now))
+    task = asyncio.create_task(other())
+    work = Turns(100)
+    for size in sizes:
+        await work.take(size)
+        now += seconds
+    task.cancel()
+    assert runs == others
