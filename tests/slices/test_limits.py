@@ -15,7 +15,6 @@ from timer_service.core.database import Database
 from timer_service.core.limits import DEFAULT_LIMITS, Limits, TenantLimits
 from timer_service.core.message import Position
 from timer_service.core.slice import Slice
-from timer_service.runs import applier
 
 SLICES = (timers.SLICE, signals.SLICE, schedules.SLICE, runs.SLICE)
 LATER = iso(after(hours=1))
@@ -222,23 +221,23 @@ async def has_as_many_rows_as_counted(talk: InProcess) -> None:
     assert shown["run_rows"] == stored
 
 
-@pytest.mark.parametrize("copied", [100_000, -1])
-async def test_batch_on_one_run(store: Database, copied: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a batch on one run, only the commands that exceed the limit are refused, also if some are deferred."""
-    monkeypatch.setattr(applier, "_MOST_COPIED", copied)
-    talk = conversation(store, runs.SLICE, run_rows=11)
+async def test_batch_on_one_run(store: Database) -> None:
+    """Of a batch on one run, only the commands that exceed the limit are refused. They leave no trace in the run."""
+    talk = conversation(store, runs.SLICE, run_rows=12)
     groups = [f"g{number}" for number in range(4)]
     talk.send("StartRun", runId="r1", jobs=jobs(3), groups=groups)
     for group in groups:
         talk.send("ResolveGroup", runId="r1", groupName=group, jobs=jobs(3, group))
     talk.send("ReportJobStatus", runId="r1", jobName="j1", status="success")
-    talk.send("ResolveGroup", runId="r1", groupName="g2", jobs=jobs(1, "g2"))
+    talk.send("ResolveGroup", runId="r1", groupName="g2", jobs=jobs(1, "g2", needs=[{"group": "g3"}]))
     await talk.consume()
     assert [talk.reply(n)["outcome"] for n in range(7)] == [
         *("started", "resolved", "over_quota", "over_quota", "over_quota"),
         *("recorded", "resolved"),
     ]
     await has_as_many_rows_as_counted(talk)
+    found = {row["job_name"] for row in await talk.rows("run_jobs")}
+    assert found == {"j0", "j1", "j2", "g00", "g01", "g02", "g20"}
 
 
 async def test_run_that_starts_and_ends_in_one_batch(store: Database) -> None:

@@ -6,14 +6,12 @@ from collections.abc import Sequence
 from timer_service.core.message import Command
 from timer_service.core.quotas import Admission, Excess
 from timer_service.runs import run
-from timer_service.runs.draft import RunState
-from timer_service.runs.rules import Outcome
+from timer_service.runs.draft import Draft, RunState
+from timer_service.runs.rules import Outcome, Run
 from timer_service.runs.usage import growth
 
 _COMMANDS_PER_TURN = 200
 """The number of commands after which other tasks of the event loop get a turn."""
-_MOST_COPIED = 100_000
-"""How many jobs and needs a transaction copies to apply commands one by one. It takes 150 ms at most."""
 
 End = Outcome | Excess
 """How a command ended."""
@@ -28,45 +26,50 @@ class RunApplier:
         self._now = now
         self._evaluating = evaluating
         self._applied = 0
-        self._copied = 0
 
     async def apply(self, state: RunState, commands: Sequence[Command]) -> tuple[RunState, list[End]]:
-        """Return a run after commands, and how each ended. The last ones may be missing: they are deferred."""
+        """Return a run after commands, and how each command ended."""
         ends: list[End] = []
         for start in range(0, len(commands), _COMMANDS_PER_TURN):
             part = commands[start : start + _COMMANDS_PER_TURN]
             state, found = await self._apply_part(state, part)
             ends += found
-            if len(found) < len(part):
-                break
             self._applied += len(part)
             if self._applied >= _COMMANDS_PER_TURN:
                 self._applied = 0
                 await asyncio.sleep(0)
         return state, ends
 
-    async def _apply_part(self, state: RunState, part: Sequence[Command]) -> tuple[RunState, list[End]]:
-        """Apply commands together. If they exceed a limit, apply them one by one."""
+    async def _apply_part(self, state: RunState, part: Sequence[Command]) -> tuple[RunState, Sequence[End]]:
+        """Apply commands together. If they exceed a limit, apply only those that do not."""
         after, outcomes = run.apply(state, part, self._now, evaluating=self._evaluating)
-        if (excess := await self._exceed(state, after, part)) is None:
-            return after, list(outcomes)
+        if (excess := await self._exceed(state.run, after.run, part)) is None:
+            return after, outcomes
         if len(part) == 1:
             return state, [excess]
-        size = len(state.jobs) + len(state.pending) + sum(map(len, state.downstream.values()))
-        ends: list[End] = []
-        for command in part:
-            if ends and self._copied > _MOST_COPIED:
-                break
-            self._copied += size
-            after, (outcome,) = run.apply(state, [command], self._now, evaluating=self._evaluating)
-            excess = await self._exceed(state, after, [command])
-            ends.append(excess or outcome)
-            state = state if excess else after
-        return state, ends
+        refused = await self._refuse(state, part)
+        admitted = [command for number, command in enumerate(part) if number not in refused]
+        after, outcomes = run.apply(state, admitted, self._now, evaluating=self._evaluating)
+        left = iter(outcomes)
+        return after, [refused.get(number) or next(left) for number in range(len(part))]
 
-    async def _exceed(self, before: RunState, after: RunState, commands: Sequence[Command]) -> Excess | None:
-        """Return the limit that commands on a run exceed."""
+    async def _refuse(self, state: RunState, part: Sequence[Command]) -> dict[int, Excess]:
+        """Return the commands that exceed a limit if the others are applied one by one, by their numbers."""
+        draft, before = Draft(state, self._now, evaluating=self._evaluating), state.run
+        refused: dict[int, Excess] = {}
+        for number, command in enumerate(part):
+            tried = draft.copy()
+            run.apply_to(tried, command)
+            after = tried.finish().run
+            if excess := await self._exceed(before, after, [command]):
+                refused[number] = excess
+            else:
+                draft, before = tried, after
+        return refused
+
+    async def _exceed(self, before: Run, after: Run, commands: Sequence[Command]) -> Excess | None:
+        """Return the limit that a run exceeds after commands."""
         if self._admission is None:
             return None
         newest = max(command.position for command in commands)
-        return await self._admission.exceeds(before.run.key.tenant_id, growth(before.run, after.run), newest)
+        return await self._admission.exceeds(before.key.tenant_id, growth(before, after), newest)

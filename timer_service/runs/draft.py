@@ -9,6 +9,7 @@ open need less. The cost is the number of edges of the ended jobs. It does not d
 
 from collections import Counter, defaultdict, deque
 from collections.abc import Iterable, Mapping, Sequence
+from copy import copy
 from functools import cached_property
 from typing import NamedTuple
 
@@ -72,6 +73,14 @@ class Draft:
         self.need_count += sum(map(len, before.downstream_of_groups.values()))
         self._downstream = dict(before.downstream)
         self._evaluating = evaluating
+
+    def copy(self) -> "Draft":
+        """Return a copy that commands can change by itself. The values in the collections are immutable."""
+        copied = copy(self)
+        for name in ("jobs", "added_edges", "groups", "pending", "downstream_of_groups", "_downstream"):
+            setattr(copied, name, copy(getattr(self, name)))
+        vars(copied).pop("members", None)  # `_pending_for` may be shared: its readers look into `pending` too
+        return copied
 
     def finish(self) -> RunState:
         """Return the run after the commands. It is completed if no job and no group is open."""

@@ -37,6 +37,11 @@ def apply(
     return applier.draft.finish(), outcomes
 
 
+def apply_to(draft: Draft, command: Command) -> Outcome:
+    """Apply one command to a draft, without a search for cycles. Return its outcome."""
+    return _CommandApplier(draft, {}).apply(command)
+
+
 class _CommandApplier:
     """Applies commands to the draft of their run."""
 

@@ -1,6 +1,7 @@
 """The rules of runs, and their agreement with the reference evaluator."""
 
 from collections.abc import Sequence
+from copy import deepcopy
 
 import pytest
 from hypothesis import given, settings
@@ -8,25 +9,27 @@ from hypothesis import strategies as st
 
 from tests.harness.clock import NOW
 from tests.harness.reference_evaluator import Edges, evaluate_from_scratch
-from timer_service.core.message import Command, Position, Trace
+from timer_service.core.message import Command, Position, TenantPayload, Trace
 from timer_service.runs import rules
 from timer_service.runs.draft import Draft, RunState
 from timer_service.runs.graph import AddedEdges, Edge, build_edges, check_names, check_size, find_cycle
 from timer_service.runs.messages import (
     MAX_JOBS,
     MAX_NEEDS,
+    CancelRun,
     FlawCode,
     GroupNeed,
     IfFailed,
     JobNeed,
     JobStatus,
     NewJob,
+    ReportJobStatus,
     ResolveGroup,
     RunStatus,
     StartRun,
 )
 from timer_service.runs.rules import Job, Outcome, Run, RunKey
-from timer_service.runs.run import apply
+from timer_service.runs.run import apply, apply_to
 
 RUN = Run(RunKey("acme", "run-1"), RunStatus.RUNNING, Position(1, 1), NOW)
 ENDS = [JobStatus.SUCCESS, JobStatus.FAILED, JobStatus.CANCELLED, JobStatus.DRIFT_DROPPED, JobStatus.TIMED_OUT_STALE]
@@ -231,3 +234,41 @@ def test_needs_of_unresolved_groups_count() -> None:
         before = RunState(Run(RunKey("acme", "run-1"), None, rules.NO_POSITION, NOW), {}, {}, {}, {}, {})
         outcomes.append(apply(before, commands, NOW, evaluating=True)[1])
     assert outcomes == [[Outcome.STARTED, Outcome.RESOLVED], [Outcome.STARTED, Outcome.RUN_REJECTED]]
+
+
+def test_copy_of_a_draft() -> None:
+    """Commands on the copy of a draft change nothing of the draft."""
+    about = {"tenant_id": "acme", "run_id": "run-1"}
+    waiting = NewJob(name="waiting", needs=[GroupNeed(group="g")])
+    payloads: list[TenantPayload] = [
+        StartRun(**about, jobs=[NewJob(name="a"), waiting], groups=["g", "h", "k"]),
+        ResolveGroup(**about, group_name="h", jobs=[]),
+        ReportJobStatus(**about, job_name="of-g", status=JobStatus.RUNNING),
+        ResolveGroup(
+            **about, group_name="g", jobs=[NewJob(name="of-g", needs=[JobNeed(job="a"), GroupNeed(group="k")])]
+        ),
+        ReportJobStatus(**about, job_name="a", status=JobStatus.SUCCESS),
+        CancelRun(**about),
+    ]
+    commands = [
+        Command(f"cmd-{place}", payload, Position(1, place), None, Trace(), None)
+        for place, payload in enumerate(payloads, 1)
+    ]
+    before = RunState(Run(RunKey("acme", "run-1"), None, rules.NO_POSITION, NOW), {}, {}, {}, {}, {})
+
+    def seen(draft: Draft) -> object:
+        return deepcopy(
+            (draft.finish(), draft.members, draft.added_edges, draft.need_count, draft.pending_for(["of-g"]))
+        )
+
+    def applied(draft: Draft, commands: Sequence[Command]) -> Draft:
+        for command in commands:
+            apply_to(draft, command)
+        return draft
+
+    for count in range(1, len(commands)):
+        draft = applied(Draft(before, NOW, evaluating=True), commands[:count])
+        unchanged = seen(draft)
+        copied = applied(draft.copy(), commands[count:])
+        assert seen(draft) == unchanged != seen(copied)
+        assert seen(copied) == seen(applied(Draft(before, NOW, evaluating=True), commands))
