@@ -106,6 +106,32 @@ async def test_a_retried_command_comes_again(harness: NatsHarness) -> None:
     assert seen == [FLOOD + 1] * 2
 
 
+async def test_others_overtake_a_consumer_full_of_retries(harness: NatsHarness) -> None:
+    """Commands that wait for a retry can fill the consumer, so that it delivers nothing. Others need not wait for them.
+
+    For example, the dead letters of one tenant cannot be stored for minutes.
+    """
+    subscription = await harness.broker.subscribe(MemoryHistory(), messages=MESSAGES)
+    jetstream = harness.user.jetstream()
+    config = (await jetstream.consumer_info("TIMER_CMD", "timer-service")).config
+    config.max_ack_pending = 20
+    await jetstream.add_consumer("TIMER_CMD", config)
+    await publish(harness, "evil", 30)
+    retried = 0
+    async with asyncio.timeout(60):
+        while retried < 20:
+            batch = await subscription.next_batch(LIMIT)
+            await subscription.retry(batch, timedelta(minutes=5))
+            retried += len([each for each in batch if each.handle is not None])
+        await publish(harness, "good", 1)
+        taken: list[Delivery] = []
+        while "good 0" not in keys(taken):
+            taken = list(await subscription.next_batch(LIMIT))
+            await subscription.retry([each for each in taken if each.address.tenant == "evil"], timedelta(minutes=5))
+    info = await jetstream.consumer_info("TIMER_CMD", "timer-service")
+    assert info.num_ack_pending == 20
+
+
 async def test_two_floods(harness: NatsHarness) -> None:
     """The tenant behind two floods overtakes both."""
     await publish(harness, "flood-1", FLOOD // 2)

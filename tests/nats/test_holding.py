@@ -129,6 +129,19 @@ async def test_token_that_somebody_removed(server: NatsServer, js: JetStreamCont
         assert (await metadata(js))[HOLDER] == token
 
 
+async def test_look_while_a_batch_is_handled(server: NatsServer, js: JetStreamContext) -> None:
+    """With a batch, a look begins if the last one is old, so that to settle the batch need not wait for a look."""
+    async with joined(server, MemoryHistory()) as (_, subscription):
+        holding = subscription._consumer.holding
+        await send(js, "1")
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            while not await take(subscription, 1) or subscription._look_ahead is None:
+                await send(js, "2")
+            before = holding._confirmed_at
+            assert await subscription._look_ahead
+        assert holding._confirmed_at > before
+
+
 async def test_shared_database_has_no_holder(server: NatsServer, js: JetStreamContext) -> None:
     """Processes that share a database share the consumer: none of them writes a token."""
     history = MemoryHistory()

@@ -9,7 +9,9 @@ import pytest
 from tests.harness.builders import command_address, delivery
 from timer_service.adapters.nats import returned
 from timer_service.adapters.nats.durable import DurableConsumer
+from timer_service.adapters.nats.headers import RawHeaders
 from timer_service.adapters.nats.stay import Handle, Stay
+from timer_service.adapters.nats.stored import Receipt, StoredMessage
 from timer_service.adapters.nats.subjects import Subjects
 from timer_service.core.broker import Delivery
 from timer_service.core.budget import DEFAULT_BUDGET
@@ -35,7 +37,8 @@ def test_newest_command() -> None:
     """The newest command is the newest in the buffer or read ahead. If the stream loses it, a new stay must begin."""
     stay = make_stay()
     found = [stay.newest]
-    stay.buffer.newest = StoredCommand(80, 1080)
+    receipt = Receipt(attempt=1, sequence=80, delivery=1, stored_at=1080, waiting=0)
+    stay.buffer.append(StoredMessage("timer.cmd.v1.acme.cancel-timer", b"", RawHeaders(b""), receipt, "reply", 30))
     found.append(stay.newest)
     stay.lane.newest = StoredCommand(3001, 4001)
     found.append(stay.newest)

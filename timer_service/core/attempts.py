@@ -2,8 +2,7 @@
 
 from timer_service.core.broker import Delivery
 from timer_service.core.message import Position
-
-_MOST = 20_000
+from timer_service.core.recent import Recent
 
 
 class Attempts:
@@ -17,8 +16,8 @@ class Attempts:
     """
 
     def __init__(self) -> None:
-        self._excused: dict[Position, int] = {}
-        self._failures: dict[Position, int] = {}
+        self._excused: Recent[Position, int] = Recent()
+        self._failures: Recent[Position, int] = Recent()
 
     def of(self, delivery: Delivery) -> int:
         """Return how many deliveries count, this one included."""
@@ -26,12 +25,12 @@ class Attempts:
 
     def excuse(self, delivery: Delivery) -> None:
         """Count neither this delivery nor the earlier ones. Forgets the oldest of 20,000 commands."""
-        _remember(self._excused, delivery.position, delivery.attempt)
+        self._excused[delivery.position] = delivery.attempt
 
     def fail(self, delivery: Delivery) -> int:
         """Count a failure of a command, and return how many it has. Forgets the oldest of 20,000 commands."""
         failures = self._failures.get(delivery.position, 0) + 1
-        _remember(self._failures, delivery.position, failures)
+        self._failures[delivery.position] = failures
         return failures
 
     def forget(self, delivery: Delivery) -> None:
@@ -39,10 +38,3 @@ class Attempts:
         for counts in (self._excused, self._failures):
             if counts:  # mostly there are none, and this is called for each command
                 counts.pop(delivery.position, None)
-
-
-def _remember(counts: dict[Position, int], position: Position, count: int) -> None:
-    counts.pop(position, None)
-    if len(counts) >= _MOST:
-        del counts[next(iter(counts))]
-    counts[position] = count

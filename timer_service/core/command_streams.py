@@ -48,14 +48,11 @@ async def advance(tx: Transaction, deliveries: Sequence[Delivery]) -> None:
     Only one row of the newest part is written, so that a stream that was rolled back is recognized. Raises
     `ChangedStreamError` if the history has a part that the subscription did not know when it handed the commands out.
     """
-    (row,) = await tx.fetch(_SQL["newest_epoch"])
+    newest = max(deliveries, key=lambda delivery: delivery.position)
+    values = {"epoch": newest.position.epoch, "sequence": newest.position.sequence, "stored_at": newest.stored_at}
+    (row,) = await tx.fetch(_SQL["advance"], values) or await tx.fetch(_SQL["newest_epoch"])
     if row["epoch"] is not None and any(row["epoch"] > each.newest_epoch for each in deliveries):
         raise ChangedStreamError
-    newest = max(deliveries, key=lambda delivery: delivery.position)
-    await tx.execute(
-        _SQL["advance"],
-        {"epoch": newest.position.epoch, "sequence": newest.position.sequence, "stored_at": newest.stored_at},
-    )
 
 
 async def _load(reader: Reader) -> list[Part]:

@@ -13,9 +13,10 @@ ON CONFLICT (epoch) DO NOTHING
 UPDATE command_streams SET created = :created WHERE epoch = :epoch
 
 -- name: advance
--- Writes the newest handled command of a part.
+-- Writes the newest handled command of a part. Returns the epoch of the newest part if the part has changed.
 UPDATE command_streams SET last_sequence = :sequence, last_stored_at = :stored_at
 WHERE epoch = :epoch AND last_sequence < :sequence
+RETURNING (SELECT MAX(epoch) FROM command_streams) AS epoch
 
 -- name: newest_epoch
 -- The epoch of the newest part; NULL if there is none.

@@ -5,11 +5,12 @@ import json
 from pydantic_core import PydanticCustomError, to_json
 
 MAX_DATA_BYTES = 64 * 1024
+_ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 
 
 def dump_data(data: object) -> str:
     """Return `data` as the compact JSON text that is stored. Raises ValueError for numbers that JSON cannot hold."""
-    return json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    return _ENCODER.encode(data)
 
 
 def check_fits(data: object) -> object:

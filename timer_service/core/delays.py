@@ -3,7 +3,8 @@
 from collections.abc import Hashable
 from datetime import timedelta
 
-_MOST_KEYS = 20_000
+from timer_service.core.recent import Recent
+
 LONGEST = timedelta(minutes=1)
 
 
@@ -11,7 +12,7 @@ class Delays:
     """How long each of some things waits before its next attempt. Forgets the oldest of 20,000."""
 
     def __init__(self) -> None:
-        self._times: dict[Hashable, int] = {}
+        self._times: Recent[Hashable, int] = Recent()
 
     def __bool__(self) -> bool:
         return bool(self._times)
@@ -22,9 +23,7 @@ class Delays:
 
     def next(self, key: Hashable) -> timedelta:
         """Record a failed attempt, and return the delay before the next one."""
-        times = self._times.pop(key, 0)
-        if len(self._times) >= _MOST_KEYS:
-            del self._times[next(iter(self._times))]
+        times = self._times.get(key, 0)
         self._times[key] = times + 1
         return min(timedelta(seconds=2 ** min(times, 10)), LONGEST)
 

@@ -21,6 +21,7 @@ from timer_service.core.dead_letter import printable
 from timer_service.core.health import Health, RecentFailure
 from timer_service.core.message import Message
 from timer_service.core.metrics_port import MetricsPort
+from timer_service.core.recent import Recent
 from timer_service.core.rejection import Rejected
 from timer_service.core.replies import inbox_of
 from timer_service.core.turns import Turns
@@ -33,7 +34,6 @@ _UNHEALTHY_SECONDS = 5 + _LONGEST_REDELIVERY_DELAY.total_seconds()
 _BYTES_AT_ONCE = 16 * 1024
 """Their dead letters take 10 ms at most, also if they consist of tiny headers."""
 _MAX_REFUSALS = 10
-_MOST_REMEMBERED = 20_000
 _LONGEST_ID = 200
 
 
@@ -83,7 +83,7 @@ class Rejector:
         self._reply_prefix = reply_prefix
         self._failure = RecentFailure(_UNHEALTHY_SECONDS)
         # If one of two messages waits for longer than the broker drops duplicates, the other must not be stored again.
-        self._stored: dict[str, None] = {}
+        self._stored: Recent[str, None] = Recent()
 
     @property
     def health(self) -> Health:
@@ -144,8 +144,6 @@ class Rejector:
             self._refusals.forget(each.rejected.delivery)
             for name in each.rejected.message_ids:
                 self._stored.pop(name, None)
-        while len(self._stored) > _MOST_REMEMBERED:
-            del self._stored[next(iter(self._stored))]
 
     def _divide(self, storing: Sequence[_Storing]) -> tuple[list[_Storing], list[_Storing]]:
         """Return the deliveries that can be terminated, and the others. Count the refusals of dead letters.

@@ -168,16 +168,18 @@ _TOMBSTONE: Mapping[str, Any] = dict.fromkeys(_SCHEDULE_COLUMNS)
 
 
 def _parameters(timer: Timer) -> Mapping[str, Any]:
+    schedule = timer.schedule
+    values = zip(_SCHEDULE_COLUMNS, (*schedule[:-1], *schedule.trace), strict=True) if schedule else _TOMBSTONE
     return {
         **_confirmation(timer),
         "state": timer.state,
-        "large_data": timer.schedule.large_data if timer.schedule else None,
+        "large_data": schedule.large_data if schedule else None,
         "registered_at": timer.registered_at,
         "cancelled_at": timer.settled_at,
         "available_at": timer.available_at,
         "attempt": timer.attempt,
         "last_error": timer.last_error,
-        **({**timer.schedule._asdict(), **timer.schedule.trace._asdict()} if timer.schedule else _TOMBSTONE),
+        **dict(values),
     }
 
 

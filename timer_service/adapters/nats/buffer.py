@@ -2,7 +2,7 @@
 
 from collections import deque
 
-from timer_service.adapters.nats.stored import StoredMessage
+from timer_service.adapters.nats.stored import Receipt, StoredMessage
 from timer_service.core.epochs import StoredCommand
 
 
@@ -13,8 +13,7 @@ class Buffer:
         self._batch_bytes = batch_bytes
         self._messages: deque[StoredMessage] = deque()
         self._bytes = 0
-        self.newest: StoredCommand | None = None
-        """The newest command that was ever added."""
+        self._newest: Receipt | None = None
         self.last_delivery = 0
         """The number of the last delivery that was added."""
 
@@ -24,14 +23,19 @@ class Buffer:
     def __len__(self) -> int:
         return len(self._messages)
 
+    @property
+    def newest(self) -> StoredCommand | None:
+        """The newest command that was ever added."""
+        return self._newest and StoredCommand(self._newest.sequence, self._newest.stored_at)
+
     def append(self, message: StoredMessage) -> None:
         """Add a message to the end."""
         self._messages.append(message)
         self._bytes += message.size
         receipt = message.receipt
         self.last_delivery = receipt.delivery
-        if self.newest is None or receipt.sequence > self.newest.sequence:
-            self.newest = StoredCommand(receipt.sequence, receipt.stored_at)
+        if self._newest is None or receipt.sequence > self._newest.sequence:
+            self._newest = receipt
 
     def fills_batch(self, limit: int) -> bool:
         """Return whether the buffer holds a full batch: `limit` messages or the bytes of a batch."""

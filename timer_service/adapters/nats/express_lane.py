@@ -74,6 +74,7 @@ class ExpressLane:
         self._waiting: dict[str, None] = {}  # in the order in which they are served
         self._ahead: dict[str, int] = {}
         self._paused_until: dict[str, float] = {}
+        self._retries_until = 0.0
         self.newest: StoredCommand | None = None
         """The newest command that was ever read ahead."""
         self._next_round_at = 0.0
@@ -116,6 +117,17 @@ class ExpressLane:
         self._last_batch = began, size - count, behind
         self._start_round(time.monotonic())
 
+    @property
+    def awaits_retries(self) -> bool:
+        """Whether commands wait for their retry. They keep their place in the consumer, which may be full of them."""
+        return time.monotonic() < self._retries_until
+
+    def observe_silence(self) -> None:
+        """Observe that no command arrives. If the consumer may be full of retries, look for tenants that wait."""
+        if self.awaits_retries:
+            self._search.stream_ends_at(None)
+            self._start_round(time.monotonic())
+
     async def finish_round(self) -> None:
         """Wait for the commands that are being read, but not for long."""
         if self._task is not None:
@@ -130,8 +142,11 @@ class ExpressLane:
         self._handled.update(delivery.position.sequence for delivery in deliveries)
 
     def retry(self, deliveries: Collection[Delivery], delay: timedelta) -> None:
-        """Read commands again, after a delay, that were read ahead and could not be handled."""
+        """Observe that commands could not be handled. Read those again, after the delay, that were read ahead."""
+        self._retries_until = max(self._retries_until, time.monotonic() + delay.total_seconds())
         for delivery in deliveries:
+            if delivery.handle is not None:
+                continue
             self._paused_until[delivery.address.tenant] = time.monotonic() + delay.total_seconds()
             tenant, before = delivery.address.tenant, delivery.position.sequence - 1
             self._ahead[tenant] = min(before, self._ahead.get(tenant, before))

@@ -100,7 +100,7 @@ class Pulls(NamedTuple):
         """A command arrived."""
         missing = self.missing - 1
         phase = Phase.IDLE if self.outstanding and missing <= 0 else self.phase
-        return self._replace(phase=phase, missing=missing, received=self.received + 1, refusal=None, silent=0)
+        return Pulls(phase, self.number, missing, self.received + 1, self.until, self.wants_one)  # for each command
 
     def status(self, number: int, code: str, description: str, now: float) -> "Pulls":
         """The server ended a pull."""

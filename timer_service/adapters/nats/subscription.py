@@ -32,6 +32,7 @@ log = logging.getLogger(__name__)
 
 _LINGER_SECONDS = 0.002  # commands that arrive together are then committed together
 _REJOIN_SECONDS = 0.5
+_SHORT_WAIT_SECONDS = 0.3
 _SETTLE_SECONDS = 5
 """How long a settlement waits for the subscription to join again. After that the commands are delivered again."""
 _SETTLED_AT_ONCE = 1000
@@ -40,6 +41,8 @@ _SETTLED_AT_ONCE = 1000
 _PULL_WITHIN = 0.5
 _HAND_OUT_WITHIN = 2.5
 _SETTLE_WITHIN = 0.25
+_LOOK_AHEAD_AFTER = 0.1
+"""How old a look may be when a batch is handed out: it must still be new enough when the batch is settled."""
 _BUSY_SECONDS = 5
 """For how long a look may stay without an answer: a broker under load answers late."""
 _HOLD_SECONDS = 30
@@ -99,6 +102,7 @@ class NatsSubscription:
         self._joined_at = 0.0
         self._why_lost = ""
         self._redelivery: Redelivery | None = None
+        self._look_ahead: asyncio.Task[bool] | None = None
         self._gave_up_settling = False
 
     @property
@@ -133,9 +137,12 @@ class NatsSubscription:
                     return ahead
                 if self._stay.has_commands and (batch := await self._take(limit)):
                     await self._keep_pulling(limit)
+                    self._start_to_look_ahead()
                     return batch
             if not self._stay.has_commands or self._pulls.phase is Phase.LOST:
-                await self._wait()
+                arrived = await self._wait()
+                if not arrived and self._pulls.phase is not Phase.LOST:
+                    self._stay.lane.observe_silence()
         return []
 
     async def acknowledge(self, deliveries: Sequence[Delivery]) -> None:
@@ -144,7 +151,7 @@ class NatsSubscription:
 
     async def retry(self, deliveries: Sequence[Delivery], delay: timedelta) -> None:
         """Settle deliveries that were not handled: the server delivers them again after `delay`."""
-        self._stay.lane.retry([delivery for delivery in deliveries if delivery.handle is None], delay)
+        self._stay.lane.retry(deliveries, delay)
         await self._settle(deliveries, b'-NAK {"delay": %d}' % (delay // timedelta(microseconds=1) * 1000))
 
     async def terminate(self, deliveries: Sequence[Delivery]) -> None:
@@ -166,6 +173,8 @@ class NatsSubscription:
         self._closed = True
         self._arrived.set()
         self._stay.lane.close()
+        if self._look_ahead is not None:
+            self._look_ahead.cancel()
         if self._interest is None or self._client.is_closed:
             return
         while self._pulls.at(time.monotonic()).outstanding and self._client.is_connected:
@@ -248,6 +257,12 @@ class NatsSubscription:
         except _OUTAGES as error:
             self._lose(error_text(error))
         return False
+
+    def _start_to_look_ahead(self) -> None:
+        """Look while the caller handles a batch, so that to settle the batch need not wait for a look."""
+        looks = self._look_ahead is not None and not self._look_ahead.done()
+        if not looks and not self._consumer.holding.is_confirmed(_LOOK_AHEAD_AFTER):
+            self._look_ahead = asyncio.create_task(self._has_commands(_LOOK_AHEAD_AFTER), name="look-ahead")
 
     async def _rejoin(self) -> None:
         """Try to join again, at most twice a second."""
@@ -354,14 +369,16 @@ class NatsSubscription:
             await self._settle(done, b"+ACK")
         return batch if stay is self._stay else []
 
-    async def _wait(self) -> None:
+    async def _wait(self) -> bool:
+        """Wait until something arrives, but not for long. Return whether it did."""
         self._arrived.clear()
-        wait_seconds = _REJOIN_SECONDS if self._pulls.phase in {Phase.LOST, Phase.PAUSED} else PULL_SECONDS
+        is_short = self._pulls.phase in {Phase.LOST, Phase.PAUSED} or self._stay.lane.awaits_retries
         try:
-            async with asyncio.timeout(wait_seconds):
+            async with asyncio.timeout(_SHORT_WAIT_SECONDS if is_short else PULL_SECONDS):
                 await self._arrived.wait()
         except TimeoutError:
-            return
+            return False
+        return True
 
     # Settling
 
