@@ -155,3 +155,19 @@ async def test_unsent_messages_are_discarded(peer: ScriptedPeer, client: Guarded
     await client.publish("later", b"")
     await client.flush()
     assert [subject for subject, _, _ in peer.published] == ["later"]
+
+
+async def test_subscription_that_cannot_be_drained(peer: ScriptedPeer, client: GuardedClient) -> None:
+    """A subscription is forgotten although its end fails: it is not renewed after a reconnect."""
+    await collect(peer, client)
+    kept = await client.subscribe("kept")
+    ended = await client.subscribe("ended")
+    await peer.until(lambda: peer.subscribed("ended"))
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0):
+            await client.drain_subscription(ended)
+    peer.disconnect()
+    await peer.until(lambda: peer.connections == 2 and peer.subscribed("kept"))
+    await client.flush()
+    assert not peer.subscribed("ended")
+    await client.drain_subscription(kept)

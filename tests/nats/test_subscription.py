@@ -11,7 +11,7 @@ import pytest
 
 from tests.harness.history import MemoryHistory
 from tests.harness.nats_peer import ScriptedPeer, scripted_peer
-from timer_service.adapters.nats import subscription
+from timer_service.adapters.nats import inbox, subscription
 from timer_service.adapters.nats.driver import GuardedClient
 from timer_service.adapters.nats.durable import DurableConsumer
 from timer_service.adapters.nats.subjects import Subjects
@@ -332,6 +332,103 @@ async def test_settling_waits_for_the_stream(site: Site) -> None:
     await site.client.flush()
     assert site.settlements == [("1", b"+ACK")]
     assert site.peer.connections == 2
+
+
+# Empty commands, after which the server may drop the rest of a pull
+
+
+async def cut(site: Site, *, delivered: int) -> asyncio.Task[list[Delivery]]:
+    """Deliver the empty command 1. Return a task that waits for the next batch."""
+    waiting = asyncio.create_task(site.next_batch())
+    await site.until_pulls(1)
+    site.js.delivered = delivered
+    await site.command(1, b"")
+    return waiting
+
+
+async def test_lost_commands_are_returned(site: Site) -> None:
+    """The pull is forgotten, its lost commands are returned to the server, and come with the next pull."""
+    waiting = await cut(site, delivered=4)
+    first_inbox = site.inbox
+    assert [each.position.sequence for each in await waiting] == [1]
+    waiting = asyncio.create_task(site.next_batch())
+    await site.until_pulls(11)
+    assert site.inbox != first_inbox
+    assert site.settlements == [("2", b"-NAK"), ("3", b"-NAK"), ("4", b"-NAK")]
+    assert [request for _, request in site.pulls[1:]] == [{"batch": 1, "expires": SECOND, "max_bytes": 1000}] * 10
+    assert len({reply for reply, _ in site.pulls[1:]}) == 1
+    await site.command(2, reply=b"$JS.ACK.TIMER_CMD.timer-service.2.2.5.17.0")
+    assert [each.position.sequence for each in await waiting] == [2]
+
+
+async def test_commands_that_arrive_are_not_lost(site: Site) -> None:
+    """Without a fence the server sends the rest. Nothing is returned then."""
+    waiting = await cut(site, delivered=3)
+    await site.command(2)
+    await site.command(3)
+    found = await waiting
+    while len(found) < 3:
+        found += await site.next_batch()
+    waiting = asyncio.create_task(site.next_batch())
+    await site.until_pulls(11)
+    waiting.cancel()
+    assert site.settlements == []
+
+
+async def test_second_look_for_lost_commands(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """When the pull has expired, commands are returned that were lost after the first look or again."""
+    monkeypatch.setattr(subscription, "LOOK_AGAIN_SECONDS", 0.1)
+    await (await cut(site, delivered=2))
+    await site.peer.until(lambda: len(site.settlements) == 1)
+    site.js.delivered = 3
+    await site.peer.until(lambda: len(site.settlements) == 3)
+    assert [sequence for sequence, _ in site.settlements] == ["2", "2", "3"]
+    assert site.subscription._lost is None
+
+
+async def test_lost_commands_after_an_outage(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If JetStream does not answer to the look, it is repeated, and commands are pulled meanwhile."""
+    monkeypatch.setattr(subscription, "LOOK_AGAIN_SECONDS", 0.1)
+    waiting = asyncio.create_task(site.next_batch())
+    await site.until_pulls(1)
+    site.js.is_down = True
+    await site.command(1, b"")
+    await waiting
+    waiting = asyncio.create_task(site.next_batch())
+    await site.until_pulls(11)
+    assert site.settlements == []
+    site.js.is_down, site.js.delivered = False, 2
+    await site.peer.until(lambda: site.settlements == [("2", b"-NAK")])
+    waiting.cancel()
+
+
+async def test_close_waits_for_the_lost_commands(site: Site) -> None:
+    """A subscription that is closed returns what is lost, so that another instance gets it at once."""
+    waiting = await cut(site, delivered=2)
+    async with asyncio.timeout(10):
+        while site.subscription._lost is None:
+            await asyncio.sleep(0)
+    closing = asyncio.create_task(site.subscription.close())
+    await waiting
+    await site.status("408 Request Timeout")
+    await closing
+    await site.client.flush()
+    assert ("2", b"-NAK") in site.settlements
+
+
+async def test_inbox_is_replaced_after_many_pulls(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between accounts the server keeps something for each pull until its inbox is closed. No command is lost."""
+    monkeypatch.setattr(inbox, "_MOST_REQUESTS", 2)
+    found = []
+    for sequence in range(1, 6):
+        waiting = asyncio.create_task(site.next_batch())
+        await site.until_pulls(sequence)
+        await site.command(sequence)
+        await site.status("408 Request Timeout")
+        found += [each.position.sequence for each in await waiting]
+    assert found == [1, 2, 3, 4, 5]
+    assert len({reply.rpartition(".")[0] for reply, _ in site.pulls}) == 3
+    assert site.settlements == []
 
 
 # Commands that were put back

@@ -2,10 +2,11 @@
 
 import pytest
 
-from timer_service.adapters.nats.pulls import Phase, Pulls
+from timer_service.adapters.nats.pulls import Demand, Phase, Pulls
 
+TEN = Demand(requests=1, batch=10, max_bytes=1000)
 IDLE = Pulls().joined()
-PULLING = IDLE.sent(10, now=100.0)
+PULLING = IDLE.sent(TEN, now=100.0)
 RECEIVING = PULLING.command()
 NOW = 100.2
 
@@ -53,7 +54,7 @@ def test_status(before: Pulls, code: str, description: str, after: Phase) -> Non
 @pytest.mark.parametrize("number", [0, 1, 3])
 def test_status_of_another_pull(number: int) -> None:
     """A status of an earlier pull, or of one that was never sent, changes nothing."""
-    second = PULLING.at(102.0).sent(10, now=102.0)
+    second = PULLING.at(102.0).sent(TEN, now=102.0)
     assert second.number == 2
     assert second.status(number, "503", "", 102.1) == second
 
@@ -62,8 +63,53 @@ def test_a_command_larger_than_a_batch() -> None:
     """If the next command is too large for a pull, one pull asks for one command. Then all is as before."""
     state = PULLING.status(1, "409", "Message Size Exceeds MaxBytes", NOW)
     assert (state.phase, state.wants_one) == (Phase.IDLE, True)
-    assert not state.sent(1, NOW).wants_one
+    assert state.demand(10, 1000, NOW) == Demand(requests=1, batch=1, max_bytes=None)
+    assert not state.sent(TEN, NOW).wants_one
     assert not RECEIVING.status(1, "409", "Message Size Exceeds MaxBytes", NOW).wants_one
+
+
+def test_an_empty_command_cuts_a_pull() -> None:
+    """After an empty command nothing ends the pull but the look for its lost commands. Then all is as before."""
+    cut = RECEIVING.empty(NOW)
+    assert (cut.phase, cut.missing) == (Phase.CUT, 9)
+    without_fence = cut
+    for _ in range(9):
+        without_fence = without_fence.command()
+    others = [cut.command(), without_fence, cut.empty(NOW), cut.status(1, "408", "", NOW), cut.at(NOW + 100)]
+    assert [each.phase for each in others] == [Phase.CUT] * 5
+    assert [cut.found().phase, RECEIVING.found().phase, cut.lost().found().phase] == [
+        Phase.IDLE,
+        Phase.PULLING,
+        Phase.LOST,
+    ]
+
+
+def test_the_last_command_is_empty() -> None:
+    """An empty command that ends its pull cuts nothing off."""
+    state = PULLING
+    for _ in range(10):
+        state = state.command()
+    assert state.empty(NOW).phase is Phase.IDLE
+
+
+def test_pulls_are_split_after_an_empty_command() -> None:
+    """For ten seconds each command is asked for by itself, also after a lost connection. Others then lose nothing."""
+    found = RECEIVING.empty(NOW).found()
+    split = Demand(requests=32, batch=1, max_bytes=2000 // 32)
+    assert [found.demand(1000, 2000, now) for now in (NOW, NOW + 9.9)] == [split, split]
+    assert found.demand(5, 2000, NOW) == Demand(requests=5, batch=1, max_bytes=400)
+    assert found.lost().joined().demand(1000, 2000, NOW) == split
+    assert found.demand(1000, 2000, NOW + 10) == Demand(requests=1, batch=1000, max_bytes=2000)
+    pulling = found.sent(split, NOW).command()
+    assert (pulling.missing, pulling.empty(NOW).phase) == (31, Phase.PULLING)
+
+
+def test_each_empty_command_prolongs_the_split() -> None:
+    """Pulls are split until ten seconds after the newest empty command."""
+    first = RECEIVING.empty(NOW).found()
+    pulling = first.sent(first.demand(1000, 2000, NOW + 8), NOW + 8).command()
+    assert pulling.empty(NOW + 8).demand(1000, 2000, NOW + 17).batch == 1
+    assert pulling.demand(1000, 2000, NOW + 17).batch == 1000
 
 
 def test_refusals() -> None:
@@ -71,7 +117,7 @@ def test_refusals() -> None:
     refused = PULLING.status(1, "409", "Exceeded MaxWaiting", NOW)
     assert refused.refusal == "409 Exceeded MaxWaiting"
     assert [refused.at(NOW + 0.9).phase, refused.at(NOW + 1.0).phase] == [Phase.PAUSED, Phase.IDLE]
-    again = refused.at(NOW + 1).sent(10, NOW + 1)
+    again = refused.at(NOW + 1).sent(TEN, NOW + 1)
     assert again.refusal == refused.refusal
     assert again.command().refusal is None
     assert again.status(2, "408", "", NOW + 2).refusal is None
@@ -87,8 +133,8 @@ def test_pulls_without_an_answer() -> None:
     state = IDLE
     refusals = []
     for now in (0.0, 2.0, 4.0):
-        state = state.sent(10, now).at(now + 2)
+        state = state.sent(TEN, now).at(now + 2)
         refusals.append(state.refusal)
     assert refusals == [None, None, "it does not answer pull requests"]
-    assert state.sent(10, 6.0).status(4, "408", "", 7.0).refusal is None
-    assert state.sent(10, 6.0).command().silent == 0
+    assert state.sent(TEN, 6.0).status(4, "408", "", 7.0).refusal is None
+    assert state.sent(TEN, 6.0).command().silent == 0

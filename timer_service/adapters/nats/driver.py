@@ -16,6 +16,7 @@ from typing import Any
 import nats.errors
 from nats.aio.client import Client
 from nats.aio.msg import Msg
+from nats.aio.subscription import Subscription
 from nats.protocol.parser import AWAITING_CONTROL_LINE, AWAITING_MSG_PAYLOAD, PERMISSIONS_ERR, Parser
 
 from timer_service.adapters.nats.headers import RawHeaders, decode_text
@@ -47,6 +48,15 @@ class GuardedClient(Client):
         """
         self._pending = []
         self._pending_data_size = 0
+
+    async def drain_subscription(self, subscription: Subscription) -> None:
+        """Like `Subscription.drain`, but forget the subscription too if that fails. The driver would renew it later."""
+        driver: Any = subscription
+        try:
+            await driver.drain()
+        finally:
+            subscription._stop_processing()
+            self._remove_sub(subscription._id)
 
     async def _process_headers(self, headers: bytes | None) -> Any:
         """Return `RawHeaders` where the driver has a dictionary. It calls only `get` of it."""

@@ -17,6 +17,9 @@ _GONE = {"503": "", "409": "Consumer Deleted"}
 _MOST_SILENT = 3
 _SILENCE = "it does not answer pull requests"
 _TOO_LARGE = "Message Size Exceeds MaxBytes"
+_SPLIT_SECONDS = 10
+_PARTS = 32
+"""The consumer holds 512 requests of all instances (`max_waiting`)."""
 
 
 class Phase(StrEnum):
@@ -25,7 +28,24 @@ class Phase(StrEnum):
     LOST = "lost"
     IDLE = "idle"
     PULLING = "pulling"
+    CUT = "cut"
     PAUSED = "paused"
+
+
+class Demand(NamedTuple):
+    """How much a pull asks for."""
+
+    requests: int
+    """How many requests are sent. All have the reply subject of the pull."""
+    batch: int
+    """How many commands each request asks for."""
+    max_bytes: int | None
+    """The most bytes of the commands for one request; None if there is no limit."""
+
+    @property
+    def commands(self) -> int:
+        """The number of commands that the pull may bring."""
+        return self.requests * self.batch
 
 
 class Pulls(NamedTuple):
@@ -37,6 +57,7 @@ class Pulls(NamedTuple):
     Lost     not joined: the connection is lost, or the consumer or its stream is gone
     Idle     joined, no pull is outstanding
     Pulling  a pull is outstanding, until 1.5 s after it was sent
+    Cut      the server may have dropped the rest of the answer; the lost commands are looked for
     Paused   the server refused a pull; the next one waits until `until`
     =======  ===========================================================================
 
@@ -48,6 +69,8 @@ class Pulls(NamedTuple):
     Lost     `joined`                                           Idle
     Idle     `sent`                                             Pulling
     Pulling  `command`: the last one that the pull asked for    Idle
+    Pulling  `empty`, unless the pull is split                  Cut
+    Cut      `found`: the lost commands were looked for         Idle
     Pulling  `status` 404 or 408: the pull expired              Idle
     Pulling  `status` 503, or 409 "Consumer Deleted"            Lost
     Pulling  `status` any other, after at least one command     Idle
@@ -57,6 +80,10 @@ class Pulls(NamedTuple):
     Paused   `at`: the pause is over                            Idle
     any      `lost`                                             Lost
     =======  =================================================  ======================================
+
+    If the service and its streams are in different accounts, the server takes an empty command (no headers, no body)
+    for the end of the answer to a request, and drops the rest. So for 10 s after an empty command each pull is split:
+    it has 32 requests for one command each. Such a pull loses nothing. See docs/decisions/0040.
 
     A command does not name its pull. A late command of an earlier pull counts for the current one, so the next pull is
     sent a little early.
@@ -77,6 +104,10 @@ class Pulls(NamedTuple):
     """Why the server refused the newest pull; None if it did not."""
     silent: int = 0
     """How many pulls in a row the server has not answered."""
+    is_split: bool = False
+    """Whether each request of the newest pull asks for one command."""
+    split_until: float = 0
+    """Until when pulls are split, as monotonic seconds."""
 
     @property
     def outstanding(self) -> bool:
@@ -85,22 +116,57 @@ class Pulls(NamedTuple):
 
     def joined(self) -> "Pulls":
         """The consumer exists, and its stream is known."""
-        return Pulls(Phase.IDLE, self.number)
+        return Pulls(Phase.IDLE, self.number, split_until=self.split_until)
 
     def lost(self) -> "Pulls":
         """The connection is lost, or the consumer is gone. An outstanding pull may be forgotten."""
-        return Pulls(Phase.LOST, self.number)
+        return Pulls(Phase.LOST, self.number, split_until=self.split_until)
 
-    def sent(self, count: int, now: float) -> "Pulls":
-        """A pull for `count` commands is sent."""
-        until = now + PULL_SECONDS + _GRACE_SECONDS
-        return Pulls(Phase.PULLING, self.number + 1, count, until=until, refusal=self.refusal, silent=self.silent)
+    def demand(self, limit: int, max_bytes: int, now: float) -> Demand:
+        """Return what the next pull asks for. `limit` and `max_bytes`: the most commands and bytes of a batch."""
+        if self.wants_one:
+            return Demand(1, 1, None)
+        if now < self.split_until:
+            parts = min(limit, _PARTS)
+            return Demand(parts, 1, max_bytes // parts)
+        return Demand(1, limit, max_bytes)
+
+    def sent(self, demand: Demand, now: float) -> "Pulls":
+        """A pull is sent."""
+        return Pulls(
+            Phase.PULLING,
+            self.number + 1,
+            demand.commands,
+            until=now + PULL_SECONDS + _GRACE_SECONDS,
+            refusal=self.refusal,
+            silent=self.silent,
+            is_split=demand.batch == 1,
+            split_until=self.split_until,
+        )
 
     def command(self) -> "Pulls":
         """A command arrived."""
         missing = self.missing - 1
         phase = Phase.IDLE if self.outstanding and missing <= 0 else self.phase
-        return Pulls(phase, self.number, missing, self.received + 1, self.until, self.wants_one)  # for each command
+        return Pulls(  # for each command; `_replace` takes longer
+            phase,
+            self.number,
+            missing,
+            self.received + 1,
+            self.until,
+            self.wants_one,
+            is_split=self.is_split,
+            split_until=self.split_until,
+        )
+
+    def empty(self, now: float) -> "Pulls":
+        """The command that arrived is empty: it has neither headers nor a body."""
+        phase = Phase.CUT if self.outstanding and not self.is_split else self.phase
+        return self._replace(phase=phase, split_until=now + _SPLIT_SECONDS)
+
+    def found(self) -> "Pulls":
+        """The lost commands were looked for, and the server sends nothing more for the pull that was cut."""
+        return self._replace(phase=Phase.IDLE, missing=0) if self.phase is Phase.CUT else self
 
     def status(self, number: int, code: str, description: str, now: float) -> "Pulls":
         """The server ended a pull."""

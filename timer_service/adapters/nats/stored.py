@@ -44,6 +44,14 @@ def read_receipt(reply: str) -> Receipt:
     return Receipt(*map(int, tokens[first : first + 5]))
 
 
+def reply_for(reply: str, sequence: int, delivery: int) -> str:
+    """Return the reply subject of another command of the same consumer. `reply`: that of a delivered command."""
+    tokens = reply.split(".")
+    first = 4 if len(tokens) == _TOKENS_WITHOUT_DOMAIN else 6
+    tokens[first : first + 3] = "1", str(sequence), str(delivery)
+    return ".".join(tokens)
+
+
 class StoredMessage(NamedTuple):
     """A message of the command stream."""
 

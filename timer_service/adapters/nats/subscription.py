@@ -4,18 +4,19 @@ import asyncio
 import json
 import logging
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from datetime import timedelta
 
 import nats.errors
-from nats.aio.client import Client
 from nats.aio.msg import Msg
-from nats.aio.subscription import Subscription as Interest
 from nats.js.errors import Error as JetStreamError
 from nats.js.errors import NotFoundError
 
+from timer_service.adapters.nats.driver import GuardedClient
 from timer_service.adapters.nats.durable import DURABLE, DurableConsumer
 from timer_service.adapters.nats.holding import TakenOverError
+from timer_service.adapters.nats.inbox import PullInbox
+from timer_service.adapters.nats.lost_answers import LOOK_AGAIN_SECONDS, LostAnswers, Progress
 from timer_service.adapters.nats.pulls import PULL_SECONDS, Phase, Pulls
 from timer_service.adapters.nats.redelivery import Redelivery
 from timer_service.adapters.nats.stay import Stay
@@ -65,6 +66,9 @@ class NatsSubscription:
     other tenants before them. While they wait, the server is told every 5 s that they are in progress, so that it does
     not deliver them again.
 
+    After an empty command, commands may be lost on their way from the server. They are found and come again, see
+    `lost_answers`.
+
     Nothing is handed out or settled after a reconnect before the stream is recognized. If it is another stream, or was
     rolled back, a new stay begins.
 
@@ -76,7 +80,7 @@ class NatsSubscription:
 
     def __init__(
         self,
-        client: Client,
+        client: GuardedClient,
         subjects: Subjects,
         consumer: DurableConsumer,
         history: History,
@@ -91,8 +95,7 @@ class NatsSubscription:
         self._history = history
         self._messages = messages
         self._batch_bytes = batch_bytes
-        self._inbox = client.new_inbox()
-        self._interest: Interest | None = None
+        self._inbox = PullInbox(client, self._receive)
         self._arrived = asyncio.Event()
         self._pulls = Pulls()
         self._closed = False
@@ -103,6 +106,8 @@ class NatsSubscription:
         self._why_lost = ""
         self._redelivery: Redelivery | None = None
         self._look_ahead: asyncio.Task[bool] | None = None
+        self._lost: LostAnswers | None = None
+        self._recovery: asyncio.Task[None] | None = None
         self._gave_up_settling = False
 
     @property
@@ -120,10 +125,7 @@ class NatsSubscription:
         await self._join(None)
         if (await self._consumer.info())["num_ack_pending"]:
             self._stay.lane.hold(_HOLD_SECONDS)
-        # No limits in the client: it would drop messages above them. The pulls limit the buffer already.
-        self._interest = await self._client.subscribe(
-            f"{self._inbox}.*", cb=self._receive, pending_msgs_limit=0, pending_bytes_limit=0
-        )
+        await self._inbox.open()
 
     async def next_batch(self, limit: int) -> Sequence[Delivery]:
         """Wait for commands. Return 1 to `limit` of them, or none if the subscription is closed."""
@@ -175,11 +177,13 @@ class NatsSubscription:
         self._stay.lane.close()
         if self._look_ahead is not None:
             self._look_ahead.cancel()
-        if self._interest is None or self._client.is_closed:
+        if not self._inbox.is_open or self._client.is_closed:
             return
-        while self._pulls.at(time.monotonic()).outstanding and self._client.is_connected:
+        while self._may_receive() and self._client.is_connected:
             await self._wait()
-        await self._interest.unsubscribe()
+        if self._recovery is not None:
+            self._recovery.cancel()
+        await self._inbox.close()
         if self._pulls.phase is not Phase.LOST or self._is_taken_over:
             while returned := self._stay.returned.take(_SETTLED_AT_ONCE):
                 await self._settle(returned, b"-NAK")
@@ -187,6 +191,10 @@ class NatsSubscription:
                 await self._publish_each([message.reply for message in messages], b"-NAK")
         if self._redelivery is not None and not self._is_taken_over:
             await self._restore_ack_wait()
+
+    def _may_receive(self) -> bool:
+        self._pulls = self._pulls.at(time.monotonic())
+        return self._pulls.phase in {Phase.PULLING, Phase.CUT}
 
     def stream_changed(self) -> None:
         """Join again: the database knows a newer part of the stream's history."""
@@ -225,6 +233,7 @@ class NatsSubscription:
         self._gave_up_settling = False
 
     def _begin_stay(self, number: int, epochs: Epochs) -> None:
+        self._lost = None
         self._stay = Stay(
             number,
             epochs,
@@ -300,25 +309,30 @@ class NatsSubscription:
         self._pulls = self._pulls.at(time.monotonic())
         if self._pulls.phase is not Phase.IDLE or self._stay.buffer.fills_batch(limit):
             return
+        if self._inbox.must_be_replaced:
+            await self._replace_inbox()
         if await self._has_commands(_PULL_WITHIN) and self._pulls.phase is Phase.IDLE:
             await self._pull(limit)
 
     async def _pull(self, limit: int) -> None:
-        request = {"batch": limit, "expires": PULL_SECONDS * 1_000_000_000, "max_bytes": self._batch_bytes}
-        if self._pulls.wants_one:
-            request["batch"] = 1
-            del request["max_bytes"]
-        self._pulls = self._pulls.sent(request["batch"], time.monotonic())
-        stream = self._subjects.stream(Kind.COMMAND)
-        await self._client.publish(
-            f"$JS.API.CONSUMER.MSG.NEXT.{stream}.{DURABLE}",
-            json.dumps(request).encode(),
-            reply=f"{self._inbox}.{self._pulls.number}",
-        )
+        demand = self._pulls.demand(limit, self._batch_bytes, time.monotonic())
+        request: dict[str, int] = {"batch": demand.batch, "expires": PULL_SECONDS * 1_000_000_000}
+        if demand.max_bytes is not None:
+            request["max_bytes"] = demand.max_bytes
+        self._pulls = self._pulls.sent(demand, time.monotonic())
+        subject = f"$JS.API.CONSUMER.MSG.NEXT.{self._subjects.stream(Kind.COMMAND)}.{DURABLE}"
+        body = json.dumps(request).encode()
+        await self._inbox.request(subject, body, pull=self._pulls.number, times=demand.requests)
+
+    async def _replace_inbox(self) -> None:
+        try:
+            await self._inbox.replace()
+        except _OUTAGES as error:
+            log.debug("the last inbox of the pulls may still be open", extra={"reason": error_text(error)})
 
     async def _receive(self, message: Msg) -> None:
         """Take a message of the inbox. Only the server can send one with the subject of a command there."""
-        if message.subject.startswith(self._inbox):
+        if self._inbox.contains(message.subject):
             self._receive_status(message)
         elif message.reply.startswith(ACKNOWLEDGEMENT):
             reader_is_awake = bool(self._stay.buffer)
@@ -341,6 +355,19 @@ class NatsSubscription:
             return
         self._stay.buffer.append(stored)
         self._pulls = self._pulls.command()
+        if message.headers is None and not message.data:
+            self._receive_empty(stored)
+        if self._lost is not None:
+            self._lost.arrive(stored.receipt)
+
+    def _receive_empty(self, stored: StoredMessage) -> None:
+        """Receive a command without headers and body. The server may have dropped the rest of the pull's answer."""
+        before = self._pulls.phase
+        self._pulls = self._pulls.empty(time.monotonic())
+        if self._pulls.phase is Phase.CUT and before is not Phase.CUT:
+            newest = self._stay.buffer.newest
+            self._lost = LostAnswers(stored, newest.sequence if newest else 0, self._pulls.missing)
+            self._recovery = asyncio.create_task(self._recover(self._lost), name="recovery")
 
     def _receive_status(self, message: Msg) -> None:
         headers = message.headers
@@ -356,6 +383,31 @@ class NatsSubscription:
             self._lose(f"{code} {description}".strip())
         if self._pulls.refusal is not None and self._pulls.refusal != before.refusal:
             log.warning("the broker refuses to deliver commands", extra={"reason": self._pulls.refusal})
+
+    async def _recover(self, lost: LostAnswers) -> None:
+        """Make the server forget the pull that was cut, and return its lost commands. They come with the next pulls."""
+        await self._replace_inbox()
+        await self._return_lost(lost, lost.find)
+        if lost is self._lost:
+            self._pulls = self._pulls.found()
+            self._arrived.set()
+        while lost is self._lost and not self._client.is_closed:
+            await asyncio.sleep(LOOK_AGAIN_SECONDS)
+            if await self._return_lost(lost, lost.find_again):
+                self._lost = None
+
+    async def _return_lost(self, lost: LostAnswers, find: Callable[[Progress], Sequence[str]]) -> bool:
+        """Return lost commands to the consumer. Return whether it worked."""
+        try:
+            progress = Progress.read(await self._consumer.info())
+            await self._client.flush()  # commands that are on their way arrive first
+        except _OUTAGES as error:
+            log.debug("could not look for lost commands", extra={"reason": error_text(error)})
+            return False
+        if self._pulls.phase is Phase.LOST or lost is not self._lost:
+            return False
+        await self._publish_each(find(progress), b"-NAK")
+        return True
 
     async def _take(self, limit: int) -> list[Delivery]:
         """Take a batch. Commands that were handled ahead are acknowledged and left out."""

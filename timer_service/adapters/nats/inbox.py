@@ -1,0 +1,71 @@
+"""The inbox of the pulls: where the server sends commands and the status of each pull."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from nats.aio.msg import Msg
+from nats.aio.subscription import Subscription as Interest
+
+from timer_service.adapters.nats.driver import GuardedClient
+
+_REPLACE_SECONDS = 2
+_MOST_REQUESTS = 5_000
+
+
+class PullInbox:
+    """An inbox that can be replaced. Then the server forgets the pulls that name it, and delivers nothing for them."""
+
+    def __init__(self, client: GuardedClient, receive: Callable[[Msg], Awaitable[None]]) -> None:
+        """`receive` gets each message."""
+        self._client = client
+        self._receive = receive
+        self._name = client.new_inbox()
+        self._requests = 0
+        self._interest: Interest | None = None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it was opened."""
+        return self._interest is not None
+
+    @property
+    def must_be_replaced(self) -> bool:
+        """Whether the server remembers many requests.
+
+        Between accounts, it remembers where to send answers for 2 minutes, or until the inbox is closed.
+        """
+        return self._requests >= _MOST_REQUESTS
+
+    async def open(self) -> None:
+        """Subscribe."""
+        # No limits in the client: it would drop messages above them. The pulls limit the buffer already.
+        self._interest = await self._client.subscribe(
+            f"{self._name}.*", cb=self._receive, pending_msgs_limit=0, pending_bytes_limit=0
+        )
+
+    def contains(self, subject: str) -> bool:
+        """Return whether a message was sent to the inbox itself, as the status of a pull is."""
+        return subject.startswith(self._name)
+
+    async def request(self, subject: str, body: bytes, *, pull: int, times: int) -> None:
+        """Send the requests of a pull."""
+        self._requests += times
+        for _ in range(times):
+            await self._client.publish(subject, body, reply=f"{self._name}.{pull}")
+
+    async def replace(self) -> None:
+        """Open another inbox, and close this one. Return when all messages were received that the server had sent.
+
+        Raises `nats.errors.Error` or `OSError` if the server does not answer. The other inbox is open then too.
+        """
+        old = self._interest
+        self._name, self._requests = self._client.new_inbox(), 0
+        await self.open()
+        if old is not None:
+            async with asyncio.timeout(_REPLACE_SECONDS):
+                await self._client.drain_subscription(old)
+
+    async def close(self) -> None:
+        """Unsubscribe."""
+        if self._interest is not None:
+            await self._interest.unsubscribe()
