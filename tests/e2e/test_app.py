@@ -229,7 +229,6 @@ async def test_limit_of_a_tenant_that_uses_several_instances(
 ) -> None:
     """On PostgreSQL, an instance counts again after a time, because other instances add rows too."""
     monkeypatch.setattr(quotas_module, "_VALID_SECONDS", 0)  # otherwise ten seconds
-    monkeypatch.setattr(quotas_module, "_SLOW_SECONDS", 60)  # a busy machine may count slowly
     limits = TenantLimits(default=Limits(pending_timers=2))
     async with databases.database() as url:
         settings = config.model_copy(update={"limits_file": limits, "database_url": SecretStr(url)})

@@ -272,7 +272,7 @@ async def fill(store: Database) -> InProcess:
     on_runs = conversation(store, runs.SLICE)
     for number in range(3):
         on_timers.send("ScheduleTimer", serviceCallId=f"call-{number}", dueAt=LATER, data="x" * 2000)
-        spec = {"kind": "at", "at": LATER}
+        spec = {"kind": "time.at", "at": LATER}
         on_signals.send("CreateWorkSignal", signalId=f"s{number}", triggerKind="time", triggerSpec=spec)
         on_schedules.send("PutSchedule", scheduleId=f"s{number}", every="PT1H")
         on_runs.send("StartRun", runId=f"r{number}", jobs=[{"name": "a"}])
