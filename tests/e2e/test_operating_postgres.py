@@ -125,7 +125,7 @@ async def test_replay(cli: Cli, databases: Databases) -> None:
 
 async def test_migrate(cli: Cli, databases: Databases) -> None:
     """`check` and `status` list pending migrations. `up` applies them, including those for PostgreSQL only."""
-    shipped = sorted(path.name.split(".")[0] for path in MIGRATIONS.glob("*.sql"))
+    shipped = sorted({path.name.split(".")[0] for path in MIGRATIONS.glob("*.sql")})
     async with databases.database() as url:
         cli.settings["TIMER_DATABASE_URL"] = url
         done = await cli.run("migrate", "check")

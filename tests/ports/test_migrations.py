@@ -1,8 +1,10 @@
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tests.harness.databases import Databases
 from tests.harness.stores import MIGRATIONS
 from timer_service.adapters.migrations import Migration, migrate, pending_migrations, read_migrations
 from timer_service.adapters.postgres import PostgresDatabase
@@ -14,6 +16,7 @@ from timer_service.core.errors import StartError
 BUNDLED = read_migrations(MIGRATIONS)
 FOR_SQLITE = [each for each in BUNDLED if each.engine in {None, "sqlite"}]
 FIRST = BUNDLED[-1].number + 1
+EXPIRY = 12
 A = Migration(FIRST, f"{FIRST:04}_a", "-- A; with a comment\nCREATE TABLE a (n BIGINT);\nINSERT INTO a VALUES (1);\n")
 B = Migration(FIRST + 1, f"{FIRST + 1:04}_b", "INSERT INTO a VALUES (2)")
 BROKEN = Migration(FIRST + 1, f"{FIRST + 1:04}_broken", "CREATE TABLE b (n BIGINT);\nINSERT INTO nowhere VALUES (1);")
@@ -184,6 +187,54 @@ def test_bundled_migrations() -> None:
     """The bundled migrations are numbered without a gap, and each has a name."""
     assert sorted({each.number for each in BUNDLED}) == list(range(1, FIRST))
     assert all(each.name[4] == "_" and len(each.name) > 5 for each in BUNDLED)
+
+
+ROWS = """
+INSERT INTO timer_schedules (
+    tenant_id, service_call_id, state, due_at, event_id, registered_at, reached_at, cancelled_at, confirmed_at,
+    position_epoch, position_sequence, available_at, lease_token, attempt, last_error, data, large_data
+) VALUES
+    ('acme', 'scheduled', 'Scheduled', 5, 'e1', 1, NULL, NULL, NULL, 1, 1, 9, 'token', 2, 'refused', '"x"', 2000),
+    ('acme', 'reached', 'Reached', 5, 'e2', 1, 6, NULL, 7, 1, 2, NULL, NULL, 1, NULL, NULL, NULL),
+    ('acme', 'tombstone', 'Cancelled', NULL, NULL, 1, NULL, 6, NULL, 1, 3, NULL, NULL, 0, NULL, NULL, NULL),
+    ('acme', 'failed', 'Failed', 5, 'e4', 1, NULL, NULL, NULL, 1, 4, NULL, NULL, 3, 'refused', NULL, NULL)
+"""
+
+
+def _as_dict(row: Any) -> dict[str, Any]:
+    return {name: row[name] for name in row.keys()}  # noqa: SIM118 - a row of SQLite iterates over its values
+
+
+async def keep_timers(database: Database) -> None:
+    """Migrate an empty database to the schema before the expiry, write timers, and migrate it to head."""
+    await migrate(database, [each for each in BUNDLED if each.number < EXPIRY])
+    async with database.transaction() as tx:
+        await tx.execute(ROWS)
+    old = await database.reader.fetch("SELECT * FROM timer_schedules AS old ORDER BY service_call_id")
+    await migrate(database, BUNDLED)
+    new = await database.reader.fetch("SELECT * FROM timer_schedules AS new ORDER BY service_call_id")
+    assert len(new) == 4
+    for before, after in zip(map(_as_dict, old), map(_as_dict, new), strict=True):
+        assert after == {**before, "expires_at": None, "expired_at": None}
+
+
+async def test_timers_are_kept_on_sqlite(tmp_path: Path) -> None:
+    """On SQLite, the new table of timers with an expiry has every timer of the old one, with all its values."""
+    database = await SqliteDatabase.open(tmp_path / "old.db")
+    try:
+        await keep_timers(database)
+    finally:
+        await database.close()
+
+
+async def test_timers_are_kept_on_postgres(databases: Databases) -> None:
+    """On PostgreSQL, every timer keeps its values when the table gets an expiry."""
+    async with databases.database() as url:
+        database = await PostgresDatabase.open(url)
+        try:
+            await keep_timers(database)
+        finally:
+            await database.close()
 
 
 async def test_deadlock_with_a_running_instance(postgres: PostgresDatabase) -> None:
