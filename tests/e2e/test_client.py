@@ -277,10 +277,8 @@ MISTAKES: dict[str, Any] = {
     "either cron or every must be given$": lambda client: client.schedules.preview(
         "acme", cron="@daily", every=timedelta(days=1)
     ),
-    "every must be whole milliseconds": lambda client: client.schedules.put(
-        "acme", "daily", every=timedelta(seconds=1, microseconds=1)
-    ),
-    "jitter must be whole milliseconds, and not negative": lambda client: client.schedules.put(
+    "every must be a timedelta": lambda client: client.schedules.put("acme", "daily", every=5),
+    "jitter must lie between 0 and 366 days": lambda client: client.schedules.put(
         "acme", "daily", cron="@daily", jitter=timedelta(seconds=-1)
     ),
     "catch_up must be one of last, skip, all": lambda client: client.schedules.put(

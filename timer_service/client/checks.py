@@ -57,6 +57,8 @@ def wire_instant(argument: str, at: datetime) -> str:
 
 def wire_duration(argument: str, duration: timedelta) -> str:
     """Return a duration in its wire form, rounded up to the millisecond."""
+    if not isinstance(duration, timedelta):
+        raise ValueError(f"{argument} must be a timedelta")  # noqa: TRY004 - like every wrong argument
     if not timedelta() <= duration <= LONGEST:
         raise ValueError(f"{argument} must lie between 0 and {LONGEST.days} days")
     return format_duration(-(-duration // timedelta(milliseconds=1)))
