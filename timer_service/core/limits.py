@@ -28,7 +28,7 @@ class Limits(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     pending_timers: _Count | None = None
-    """The timers that are still to fire."""
+    """The timers that fire later. Timers that are due do not count."""
     stored_data: _Size | None = None
     """The `data` of its timers, settled ones included, as far as one has more than 1,000 characters."""
     open_signals: _Count | None = None
@@ -38,9 +38,9 @@ class Limits(BaseModel):
     open_runs: _Count | None = None
     """The runs that are running."""
     run_rows: _Count | None = None
-    """The jobs, groups and needs of its running runs."""
+    """The jobs, groups and needs of its running runs, as stored."""
     early_commands: _Size | None = None
-    """The commands that were delivered before the StartRun of their run, and wait for it."""
+    """The pending commands, which wait for the StartRun of their run or for a ResolveGroup."""
 
     def amount(self, name: str) -> int | None:
         """Return the limit of a name."""
