@@ -111,6 +111,8 @@ class MemoryBroker:
         self._health = HEALTHY
         self.refuses: Predicate = never
         """Whether to refuse a message: its result is REFUSED."""
+        self.has_no_room_for: Predicate = never
+        """Whether a message finds the stream full: its result is FULL."""
         self.loses_acknowledgement_of: Predicate = never
         """Whether to store a message but report it as UNAVAILABLE."""
         self.before_publishing: Callable[[Sequence[Message]], Awaitable[None]] = _do_nothing
@@ -260,6 +262,8 @@ class MemoryBroker:
             return PublishResult(PublishStatus.REFUSED, f"larger than {self.features.max_message_bytes} bytes")
         if self.refuses(message):
             return PublishResult(PublishStatus.REFUSED, "refused")
+        if self.has_no_room_for(message):
+            return PublishResult(PublishStatus.FULL, "full")
         self._append(message)
         if self.loses_acknowledgement_of(message):
             return PublishResult(PublishStatus.UNAVAILABLE, "the acknowledgement was lost")

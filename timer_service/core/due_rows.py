@@ -5,7 +5,7 @@ The table has the columns `tenant_id` and `available_at`, and two indexes over t
 (available_at) and (tenant_id, oldest_first).
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any
@@ -15,6 +15,7 @@ from timer_service.core.sql import load_sql
 from timer_service.core.tenant_turns import TenantTurns
 
 _SQL = load_sql("timer_service.core", "lease.sql")
+NOTHING: Mapping[str, int] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,20 +54,21 @@ class DueRows:
         self._next_available = table.sql("next_available")
         self._turns = TenantTurns(table.sql("unsettled_tenants"))
 
-    async def select(self, tx: Transaction, now: int, limit: int) -> list[Row]:
+    async def select(self, tx: Transaction, now: int, limit: int, beyond: Mapping[str, int] = NOTHING) -> list[Row]:
         """Lock and return up to `limit` rows that are due at `now`, in the order in which they became due.
 
         If more rows are due, each tenant gets an equal share. If these are less than half of the limit, the oldest rows
-        get the rest.
+        get the rest. A tenant in `beyond` gets so many rows in addition: its oldest rows are not those that come first.
         """
         (row,) = await tx.fetch(self._count_available, {"now": now, "limit": limit + 1})
         shares = await self._turns.shares(tx, now, limit) if row["count"] > limit else []
-        each = [{"tenant_id": tenant, "now": now, "limit": share} for tenant, share in shares]
+        each = [{"tenant_id": tenant, "now": now, "limit": share + beyond.get(tenant, 0)} for tenant, share in shares]
         rows = list(await tx.fetch_each(self._due_of_tenant, each))
         if 2 * len(rows) < limit:
             known = set(map(self.key_of, rows))
-            oldest = await tx.fetch(self._due, {"now": now, "limit": limit})
-            rows += [row for row in oldest if self.key_of(row) not in known][: limit - len(rows)]
+            most = limit + sum(beyond.values())
+            oldest = await tx.fetch(self._due, {"now": now, "limit": most})
+            rows += [row for row in oldest if self.key_of(row) not in known][: most - len(rows)]
         return sorted(rows, key=itemgetter("available_at"))
 
     async def select_keys(self, tx: Transaction, keys: Sequence[Any], now: int) -> list[Row]:

@@ -129,6 +129,8 @@ class Publishing:
         self._monotonic = monotonic
         self._failure: str | None = None
         self._failed_at = 0.0
+        self.failures = 0
+        """How many times publishing has failed. It may work again before anyone asks for the health."""
         self.on_failure: Callable[[], None] = lambda: None
         """Called when publishing fails for the first time since it last succeeded."""
 
@@ -144,6 +146,7 @@ class Publishing:
         first = self.health.usable
         self._failure = reason
         self._failed_at = self._monotonic()
+        self.failures += 1
         if first:
             self.on_failure()
 

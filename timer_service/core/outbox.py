@@ -33,6 +33,8 @@ OUTBOX = LeasedTable(
     buried="Buried",
 )
 
+_NEXT_AVAILABLE = OUTBOX.sql("next_available")
+
 COUNTED = (
     CountedRows(OUTBOX.name, OUTBOX.waiting, "available_at IS NOT NULL"),
     CountedRows(OUTBOX.name, OUTBOX.buried, "state = 'Buried'"),
@@ -59,6 +61,13 @@ async def add(tx: Transaction, events: Collection[Event], now: int) -> None:
     """
     rows = [_parameters(event, now) for event in events]  # numbers the events in their order
     await tx.executemany(_SQL["add"], sorted(rows, key=_KEY))  # in the order in which every transaction locks rows
+
+
+async def oldest_available(reader: Reader) -> int | None:
+    """Return when the event became available that has waited longest; None if none waits."""
+    (row,) = await reader.fetch(_NEXT_AVAILABLE)
+    at: int | None = row["at"]
+    return at
 
 
 async def lock_events(tx: Transaction, keys: Collection[EventKey]) -> dict[EventKey, str]:

@@ -1,11 +1,15 @@
-"""Lets slots fire only after the commands that were stored during an outage have been handled.
+"""Lets slots fire only while events can be published, and after the commands of an outage have been handled.
 
 A PauseSchedule that was sent while the service or the broker was away shall stop the slots that became due meanwhile.
+While the event stream is full, slots wait too, so that the outbox does not grow.
 """
 
 import logging
 
+from timer_service.core import outbox
 from timer_service.core.broker import Broker
+from timer_service.core.database import Database
+from timer_service.core.health import Publishing
 
 log = logging.getLogger(__name__)
 
@@ -16,31 +20,65 @@ LONGEST_WAIT_MS = 60_000
 
 
 class BacklogGate:
-    """Open after the commands have been handled that were stored before the start or before the last outage ended."""
+    """Open after the commands have been handled that were stored before the start or before the last outage ended.
 
-    def __init__(self, broker: Broker) -> None:
+    Closed while events cannot be published, and until those have been published that waited then.
+    """
+
+    def __init__(self, broker: Broker, publishing: Publishing, database: Database) -> None:
         self._broker = broker
+        self._publishing = publishing
+        self._database = database
         self._outages: int | None = None
         """The outages of the broker whose commands have been handled; None before the first ones were."""
         self._waiting_for: int | None = None
         """The outages for whose commands the gate waits; None: it does not wait."""
-        self._since = 0
+        self._waited_ms = 0
+        """How long the gate has waited for commands since it was last open, while the broker could be used."""
+        self._looked_at: int | None = None
+        """When the gate last looked for unhandled commands; None if it does not wait or the broker was away since."""
+        self._is_overdue = False
+        """Whether the gate opened by its limit. It then stays open until the commands have been handled."""
+        self._failures = 0
+        """The failures of publishing that the gate has seen."""
+        self._full_at: int | None = None
+        """When publishing was last seen to fail; None after the events of then have been published."""
 
     async def is_open(self, now: int) -> bool:
         """Return whether slots may fire at `now`. If not, ask again after `RECHECK_MS`."""
         if not self._broker.health.usable:
-            self._waiting_for = None
+            self._waiting_for = self._looked_at = None
             return False
+        return await self._commands_are_handled(now) and await self._events_flow(now)
+
+    async def _commands_are_handled(self, now: int) -> bool:
         outages = self._broker.outages
         if outages == self._outages:
             return True
-        restart = outages != self._waiting_for
-        if restart:
-            self._waiting_for, self._since = outages, now
-        self._since = min(self._since, now)  # the clock may have been set back
-        if not await self._broker.caught_up(restart=restart):
-            if now - self._since < LONGEST_WAIT_MS:
-                return False
+        if self._is_overdue and self._looked_at is not None and 0 <= now - self._looked_at < RECHECK_MS:
+            return True
+        if self._looked_at is not None:  # the clock may have been set back
+            self._waited_ms += max(now - self._looked_at, 0)
+        self._looked_at = now
+        restart, self._waiting_for = outages != self._waiting_for, outages
+        if await self._broker.caught_up(restart=restart):
+            self._outages, self._waiting_for, self._looked_at = outages, None, None
+            self._waited_ms, self._is_overdue = 0, False
+            return True
+        if self._waited_ms >= LONGEST_WAIT_MS and not self._is_overdue:
+            self._is_overdue = True
             log.warning("commands from before the start or an outage are not handled; schedules fire without them")
-        self._outages, self._waiting_for = outages, None
+        return self._is_overdue
+
+    async def _events_flow(self, now: int) -> bool:
+        if self._failures != self._publishing.failures:
+            self._failures, self._full_at = self._publishing.failures, now
+        if not self._publishing.health.usable:
+            return False
+        if self._full_at is not None:
+            self._full_at = min(self._full_at, now)  # the clock may have been set back
+            oldest = await outbox.oldest_available(self._database.reader)
+            if oldest is not None and oldest <= self._full_at:
+                return False
+            self._full_at = None
         return True

@@ -15,6 +15,7 @@ from timer_service.schedules import store
 from timer_service.schedules.events import ended_events, fired_events
 from timer_service.schedules.firing import Decision, decide_in_steps
 from timer_service.schedules.schedule import Schedule, fail
+from timer_service.schedules.turns import Turns, has_rest
 
 MOST_SLOTS = 1000
 MOST_SLOTS_OF_SCHEDULE = 100
@@ -56,14 +57,15 @@ class _Room:
     def __init__(self) -> None:
         self.slots = MOST_SLOTS
         self.data = MOST_DATA
-        self.seconds = MOST_COMPUTING_SECONDS
+        self.seconds = 0.0
+        """How long slots have been computed."""
         self._piece = 0.0
 
     def most_slots(self, data_size: int) -> int:
         """Return how many slots of a schedule may fire, each with `data_size` characters. The first one always may."""
         if self.slots == MOST_SLOTS:
             return min(MOST_SLOTS_OF_SCHEDULE, max(self.data // max(data_size, 1), 1))
-        if self.seconds <= 0:
+        if self.seconds >= MOST_COMPUTING_SECONDS:
             return 0
         return min(MOST_SLOTS_OF_SCHEDULE, self.slots, self.data // max(data_size, 1))
 
@@ -79,9 +81,16 @@ class _Room:
                 return decision
             finally:
                 seconds = time.perf_counter() - began
-                self.seconds -= seconds
+                self.seconds += seconds
                 self._piece += seconds
             await self.turn()
+
+    def use(self, slots: int, data_size: int, seconds: float) -> float:
+        """Take what a schedule has used. Return which part of a transaction it is. Computing has taken `seconds`."""
+        data = slots * data_size
+        self.slots -= max(slots, 1)
+        self.data -= data
+        return max(max(slots, 1) / MOST_SLOTS, data / MOST_DATA, seconds / MOST_COMPUTING_SECONDS)
 
     async def turn(self) -> None:
         """Let other tasks run if a piece of computing is done."""
@@ -90,12 +99,12 @@ class _Room:
             await asyncio.sleep(0)
 
 
-async def fire(tx: Transaction, rows: Sequence[Row], now: int) -> Fired:
-    """Fire the due slots of locked schedules, as many as the bounds allow.
+async def fire(tx: Transaction, rows: Sequence[Row], turns: Turns, now: int) -> Fired:
+    """Fire the due slots of locked schedules in `turns`, as many as the bounds allow.
 
     A schedule that this instance cannot compute gets the error and waits a minute. The others are not affected.
     """
-    done = await _decide(rows, now)
+    done = await _decide(rows, turns, now)
     data = await store.load_data(
         tx, [each.before.key for each in done.firings if each.decision.fired and each.data_size]
     )
@@ -114,21 +123,31 @@ async def fire(tx: Transaction, rows: Sequence[Row], now: int) -> Fired:
     return done
 
 
-async def _decide(rows: Sequence[Row], now: int) -> Fired:
+async def _decide(rows: Sequence[Row], turns: Turns, now: int) -> Fired:
     done = Fired()
     room = _Room()
-    for row in rows:
+    for row in turns.of(rows):
         if not (most := room.most_slots(row["data_size"])):
             done.is_whole = False
             break
-        schedule = store.read_schedule(row)
+        schedule, slots, seconds = store.read_schedule(row), 0, room.seconds
         try:
             decision = await room.compute(schedule, now, most)
         except Exception as error:  # noqa: BLE001 - whatever the parser or the zone data raise
             done.failed.append(fail(schedule, error_text(error), now))
         else:
-            room.slots -= max(len(decision.fired), 1)
-            room.data -= len(decision.fired) * row["data_size"]
+            slots = len(decision.fired)
             done.firings.append(Firing(schedule, decision, row["data_size"]))
+        turns.charge(schedule.key.tenant_id, room.use(slots, row["data_size"], room.seconds - seconds))
         await room.turn()
+    left = _left(rows, done)
+    rests = [each.before.key.tenant_id for each in done.firings if each.decision.schedule.is_due(now)]
+    turns.end(
+        {row["tenant_id"] for row in left} | {*rests}, rests + [row["tenant_id"] for row in left if has_rest(row)]
+    )
     return done
+
+
+def _left(rows: Sequence[Row], done: Fired) -> list[Row]:
+    handled = {each.before.key for each in done.firings} | {each.key for each in done.failed}
+    return [row for row in rows if (row["tenant_id"], row["schedule_id"]) not in handled]

@@ -89,6 +89,10 @@ class Schedule(NamedTuple):
         """Whether the schedule is active or paused."""
         return self.definition is not None and self.ended_at is None
 
+    def is_due(self, now: int) -> bool:
+        """Return whether a slot is due, or is tried again, at `now`."""
+        return self.available_at is not None and self.available_at <= now
+
     def due_of(self, slot: int) -> int:
         """Return the earliest instant at which a slot may fire."""
         assert self.definition is not None  # noqa: S101 - only schedules have slots

@@ -9,7 +9,8 @@ import pytest
 from tests.harness.clock import NOW, ManualClock, after, iso
 from tests.harness.in_process import exhaust, next_at
 from tests.harness.schedules import Schedules
-from timer_service.adapters.memory import MemoryBroker
+from tests.harness.timers import always
+from timer_service.adapters.memory import MemoryBroker, never
 from timer_service.adapters.postgres import PostgresDatabase
 from timer_service.core.database import Database
 from timer_service.core.health import HEALTHY, Health
@@ -65,6 +66,76 @@ async def test_stuck_command_beside_due_slots(schedules: Schedules) -> None:
     assert await new.fired() == [iso(after(minutes=1))]
     await new.advance(minutes=1)
     assert len(await new.fired()) == 2
+
+
+async def test_reconnects_beside_a_stuck_command(schedules: Schedules) -> None:
+    """The minute does not begin again at a reconnect. Slots then fire through reconnects, until nothing is stuck."""
+    await schedules.put(catchUp={"policy": "all"})
+    schedules.send("PauseSchedule", scheduleId="other")
+    new = restarted(schedules)
+    fired: list[int] = []
+    for _ in range(5):
+        await new.fire()
+        await new.advance(seconds=50)
+        fired.append(len(await new.fired()))
+        new.broker.health = Health.down("away")
+        new.broker.health = HEALTHY
+    assert fired == [0, 1, 2, 3, 4]
+    await new.consume()
+    await new.advance(milliseconds=RECHECK_MS)
+    new.broker.health = Health.down("away")
+    new.broker.health = HEALTHY
+    new.send("PauseSchedule", scheduleId="other")
+    await new.advance(minutes=1)
+    assert len(await new.fired()) == 4, "the next outage is waited for again"
+
+
+async def test_time_without_the_broker_is_no_wait_for_commands(schedules: Schedules) -> None:
+    """A PauseSchedule that was sent in the second of two outages is in time, however long that one was."""
+    await schedules.put()
+    new = restarted(schedules)
+    new.send("PauseSchedule", scheduleId="other")
+    await new.fire()
+    new.broker.health = Health.down("away")
+    await new.advance(minutes=5)
+    new.send("PauseSchedule")
+    new.broker.health = HEALTHY
+    await new.fire()
+    await new.consume()
+    await new.fire()
+    assert (await new.status(), await new.fired()) == ("paused", [])
+
+
+# A full event stream
+
+
+async def test_full_event_stream(schedules: Schedules) -> None:
+    """While events cannot be published, no slot fires, so the outbox does not grow. Then the policy decides."""
+    await schedules.put()
+    schedules.broker.has_no_room_for = always
+    for _ in range(10):
+        await schedules.advance(minutes=1)
+    assert len(await schedules.rows("outbox")) == 1
+    schedules.broker.has_no_room_for = never
+    await schedules.advance(seconds=10)
+    await schedules.fire()
+    assert await schedules.fired() == [iso(after(minutes=1)), iso(after(minutes=10))]
+
+
+async def test_room_for_a_few_events(schedules: Schedules) -> None:
+    """While older events still wait, room for single events lets no slot fire."""
+    for number in range(5):
+        await schedules.put(f"s-{number}")
+    schedules.broker.has_no_room_for = always
+    await schedules.advance(minutes=1)
+    schedules.clock.advance(minutes=1)
+    schedules.parts.publishing.record_success()
+    await exhaust(schedules.worker, schedules.clock.now())
+    waiting = len(await schedules.rows("outbox"))
+    schedules.broker.has_no_room_for = never
+    await schedules.fire()
+    await schedules.fire()
+    assert (waiting, len(await schedules.stored())) == (5, 10)
 
 
 async def test_later_commands_do_not_delay_slots(schedules: Schedules) -> None:
