@@ -67,9 +67,8 @@ async def test_all_commands_arrive(instances: int, tmp_path: Path) -> None:
         await publisher.publish(messages)
         found = await read(subscriptions, len(messages))
     assert set(found) == set(range(1, len(messages) + 1))
-    assert max(found.values()) <= 2
-    if instances == 1:
-        assert max(found.values()) == 1, "no other instance has any of them"
+    if instances == 1:  # otherwise the other instance may have some that look lost
+        assert found.total() - len(messages) <= 32, "only what is on its way at the second look may come twice"
 
 
 async def test_a_waiting_pull(tmp_path: Path) -> None:
