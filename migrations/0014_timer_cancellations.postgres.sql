@@ -6,7 +6,7 @@ CREATE TABLE timer_cancellations (
     tenant_id TEXT COLLATE "C" NOT NULL,
     position_epoch BIGINT NOT NULL,
     position_sequence BIGINT NOT NULL,
-    prefix TEXT NOT NULL CHECK (prefix <> ''),
+    prefix TEXT COLLATE "C" NOT NULL CHECK (prefix <> ''),
     command_id TEXT NOT NULL,
     correlation_id TEXT,
     traceparent TEXT,
@@ -24,8 +24,18 @@ CREATE TABLE timer_cancellations (
 -- Used by `any_newer`, which each batch of commands asks.
 CREATE INDEX timer_cancellations_newest ON timer_cancellations (position_epoch, position_sequence);
 
--- Used by `lock_due`, `next_available`, the clock repair and the gauges.
+-- Used by `next_available`, the clock repair and the gauges.
 CREATE INDEX timer_cancellations_available ON timer_cancellations (available_at) WHERE available_at IS NOT NULL;
+
+-- Used by `lock_due`, and to find the tenants that have unfinished cancellations.
+CREATE INDEX timer_cancellations_unfinished ON timer_cancellations (tenant_id, available_at, position_epoch, position_sequence)
+WHERE available_at IS NOT NULL;
+
+-- Used by `prefix_lengths`.
+CREATE INDEX timer_cancellations_lengths ON timer_cancellations (tenant_id, length(prefix));
+
+-- Used by `newest_of_prefix`.
+CREATE INDEX timer_cancellations_prefix ON timer_cancellations (tenant_id, prefix, position_epoch, position_sequence);
 
 -- Used by `delete_finished`.
 CREATE INDEX timer_cancellations_finished ON timer_cancellations (finished_at) WHERE finished_at IS NOT NULL;

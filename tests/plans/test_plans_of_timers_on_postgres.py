@@ -32,12 +32,13 @@ INSERT INTO timer_cancellations (
     tenant_id, position_epoch, position_sequence, prefix, command_id, added_at, next_call_id, available_at, finished_at
 )
 SELECT 'tenant-' || (n % 50), 1, n, 'call-' || n, 'command-' || n, 0, 'call-' || n,
-    CASE WHEN n % 50 = 0 THEN n END, CASE WHEN n % 50 > 0 THEN n END
+    CASE WHEN n % 49 = 0 THEN n END, CASE WHEN n % 49 > 0 THEN n END
 FROM generate_series(1, $1::bigint) AS n
 """
 
 KEY = "Index Scan timer_schedules_pkey"
-CANCELLATION_KEY = "timer_cancellations_pkey"
+UNFINISHED = "timer_cancellations_unfinished"
+LENGTHS = "timer_cancellations_lengths"
 NEWEST = "timer_cancellations_newest"
 AVAILABLE = "timer_schedules_available"
 SCHEDULED = "timer_schedules_scheduled"
@@ -66,12 +67,19 @@ STATEMENTS = {
     "rows to repair": (REPAIRED.sql("find_wrong"), [f"Index Scan {AVAILABLE}"]),
     "repair": (REPAIRED.sql("repair"), [KEY]),
     "any newer cancellation": (cancellations._SQL["any_newer"], [f"Index Only Scan {NEWEST}"]),
-    "newer cancellations of a tenant": (cancellations._SQL["newer"], [f"Index Scan {CANCELLATION_KEY}"]),
+    "lengths of the prefixes of a tenant": (
+        cancellations._SQL["prefix_lengths"],
+        ["CTE Scan", f"Index Scan {LENGTHS}", "WorkTable Scan"],
+    ),
+    "newest cancellation of a prefix": (
+        cancellations._SQL["newest_of_prefix"],
+        [f"Index Scan {NEWEST}", "Index Only Scan"],
+    ),
     "find a cancellation": (cancellations._SQL["find"], [f"Index Scan {NEWEST}"]),
     "next page": (cancellations._SQL["next_available"], ["Index Only Scan timer_cancellations_available"]),
     "due cancellations": (
         cancellations._SQL["lock_due"],
-        ["LockRows", "Index Scan timer_cancellations_available"],
+        ["LockRows", f"Index Only Scan {UNFINISHED}", f"Index Scan {NEWEST}"],
     ),
     "page of a cancellation": (cancellations._SQL["page"], ["Index Only Scan timer_schedules_pkey"]),
     "cancel a page": (cancellations._SQL["cancel"], [KEY]),
@@ -105,3 +113,10 @@ def test_pending_tenants(filled: FilledDatabase, mode: str) -> None:
     """Each tenant with rows to fire is found by one index lookup."""
     found = filled.plan(TIMERS.sql("unsettled_tenants"), mode)
     assert set(found) == {f"Index Only Scan {SCHEDULED}", "WorkTable Scan", "CTE Scan"}
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_tenants_of_cancellations(filled: FilledDatabase, mode: str) -> None:
+    """Each tenant with unfinished cancellations is found by one index lookup."""
+    found = filled.plan(cancellations.UNFINISHED_TENANTS, mode)
+    assert set(found) == {f"Index Only Scan {UNFINISHED}", "WorkTable Scan", "CTE Scan"}

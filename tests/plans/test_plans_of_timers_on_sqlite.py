@@ -11,6 +11,7 @@ from tests.harness.builders import scheduled
 from tests.harness.clock import NOW
 from tests.harness.stores import open_sqlite
 from tests.harness.timers import put_timers
+from timer_service.adapters.sqlite.text import join
 from timer_service.core.clock_repair import leased_rows
 from timer_service.core.database import Database
 from timer_service.core.message import Position
@@ -245,10 +246,30 @@ ONE_CANCELLATION = "(tenant_id=? AND position_epoch=? AND position_sequence=?)"
 PAGE = "(tenant_id=? AND service_call_id>? AND service_call_id<?)"
 OF_CANCELLATIONS = {
     "any_newer": [f"{CANCELLATION} timer_cancellations_newest ((position_epoch,position_sequence)>(?,?))"],
-    "newer": [f"{CANCELLATION_KEY} ((tenant_id,position_epoch,position_sequence)>(?,?,?) AND tenant_id<?)"],
+    "prefix_lengths": [
+        "CO-ROUTINE lengths",
+        "SETUP",
+        "CO-ROUTINE shortest",
+        f"{CANCELLATION} timer_cancellations_lengths (tenant_id=?)",
+        "SCAN shortest",
+        "RECURSIVE STEP",
+        "SCAN lengths",
+        "CORRELATED SCALAR SUBQUERY 3",
+        f"{CANCELLATION} timer_cancellations_lengths (tenant_id=? AND <expr>>?)",
+        "SCAN lengths",
+    ],
+    "newest_of_prefix": [
+        f"{CANCELLATION_KEY} {ONE_CANCELLATION}",
+        "SCALAR SUBQUERY 1",
+        f"{CANCELLATION} timer_cancellations_prefix (tenant_id=? AND prefix=?)",
+    ],
     "find": [f"{CANCELLATION_KEY} {ONE_CANCELLATION}"],
     "next_available": [f"{CANCELLATION} timer_cancellations_available (available_at>?)"],
-    "lock_due": [f"{CANCELLATION} timer_cancellations_available (available_at<?)"],
+    "lock_due": [
+        f"{CANCELLATION_KEY} {ONE_CANCELLATION}",
+        "SCALAR SUBQUERY 1",
+        f"{CANCELLATION} timer_cancellations_unfinished (tenant_id=? AND available_at>?)",
+    ],
     "page": [f"SEARCH timer_schedules USING INDEX {PRIMARY} {PAGE}"],
     "cancel": [f"SEARCH timer_schedules USING INDEX {PRIMARY} {PAGE}"],
     "save": [f"{CANCELLATION_KEY} {ONE_CANCELLATION}"],
@@ -264,3 +285,23 @@ OF_CANCELLATIONS = {
 async def test_cancellations(database: Database, name: str) -> None:
     """Every statement on cancellations, and on the timers of a page, uses its index and sorts nothing."""
     assert await plan(database, cancellation_store._SQL[name]) == OF_CANCELLATIONS[name]
+
+
+async def test_tenants_of_cancellations(database: Database) -> None:
+    """Each tenant with unfinished cancellations is found by one index lookup."""
+    steps = await plan(database, cancellation_store.UNFINISHED_TENANTS)
+    assert [step for step in steps if "timer_cancellations" in step] == [
+        f"{CANCELLATION} timer_cancellations_unfinished ({step})"
+        for step in ("tenant_id>?", "tenant_id>?", "tenant_id=? AND available_at>?")
+    ]
+
+
+async def test_joined_prefixes(database: Database) -> None:
+    """The prefixes of a batch are looked for in one statement, each by one index lookup."""
+    joined = join(cancellation_store._SQL["newest_of_prefix"], [{"tenant_id": "a", "prefix": "a"}])
+    assert joined is not None
+    steps = await plan(database, joined[0].replace("?1", "'[]'"))
+    assert [step for step in steps if "timer_cancellations" in step] == [
+        f"{CANCELLATION_KEY} {ONE_CANCELLATION}",
+        f"{CANCELLATION} timer_cancellations_prefix (tenant_id=? AND prefix=?)",
+    ]

@@ -1,13 +1,16 @@
 """The turns of tenants: which tenants a select or a claim shares its rows between."""
 
-from timer_service.core.database import Row, Transaction
+from timer_service.core.database import Reader, Row, Transaction
+
+_LOOKED_AT = 1000
+"""How many tenants `due` looks at in one call."""
 
 
 class TenantTurns:
     """The tenants that have rows to fire, round-robin: each call continues where the last one ended."""
 
     def __init__(self, unsettled_tenants: str) -> None:
-        """`unsettled_tenants`: that statement of `lease.sql` for a table."""
+        """`unsettled_tenants`: that statement of `lease.sql` for a table, or one with its parameters and columns."""
         self._statement = unsettled_tenants
         self._last = ""
 
@@ -22,7 +25,14 @@ class TenantTurns:
             return []
         return [(tenant, limit // len(due)) for tenant in due]
 
-    async def _next(self, tx: Transaction, limit: int) -> list[Row]:
+    async def due(self, reader: Reader, now: int, limit: int) -> list[str]:
+        """Return up to `limit` tenants with rows that are due at `now`. Looks at 1,000 tenants at most."""
+        due = [row["tenant_id"] for row in await self._next(reader, _LOOKED_AT) if row["oldest"] <= now][:limit]
+        if len(due) == limit:
+            self._last = due[-1]
+        return due
+
+    async def _next(self, tx: Reader, limit: int) -> list[Row]:
         """Return up to `limit` tenants that have unsettled rows."""
         last = self._last
         tenants = list(await tx.fetch(self._statement, {"after": last, "limit": limit}))

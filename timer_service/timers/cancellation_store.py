@@ -10,12 +10,18 @@ from timer_service.core.message import Position, Trace
 from timer_service.core.row_counts import CountedRows
 from timer_service.core.sql import load_sql
 from timer_service.timers.cancellations import SECOND_PASS_MS, Cancellation, CancellationKey, PrefixPositions
+from timer_service.timers.rules import Key
 
 _SQL = load_sql("timer_service.timers", "cancellations.sql")
 _PLAIN_COLUMNS = tuple(name for name in Cancellation._fields if name not in {"key", "trace"})
 _COLUMNS = ("tenant_id", "position_epoch", "position_sequence", *Trace._fields, *_PLAIN_COLUMNS)
 _SQL["add"] = _SQL["add"].format(columns=", ".join(_COLUMNS), values=", ".join(f":{name}" for name in _COLUMNS))
 _SQL["lock_due"] = _SQL["lock_due"].format(columns=", ".join(_COLUMNS))
+_MOST_PREFIXES = 20_000
+"""How many prefixes one transaction looks for. On SQLite, 20,000 take 0.1 s."""
+
+UNFINISHED_TENANTS = _SQL["unfinished_tenants"]
+"""The statement that finds the tenants with unfinished cancellations, for `TenantTurns`."""
 
 TIMED = TimedRows(
     table="timer_cancellations",
@@ -30,13 +36,37 @@ COUNTED = (CountedRows("timer_cancellations", "Waiting", "available_at IS NOT NU
 """The cancellations that the gauges count."""
 
 
-async def find_newer(reader: Reader, tenants: Collection[str], position: Position) -> PrefixPositions:
-    """Return the cancellations of some tenants that are newer than a position. Normally, there are none."""
-    newer_than = _position(position)
-    if not await reader.fetch(_SQL["any_newer"], newer_than):
-        return PrefixPositions()
-    rows = await reader.fetch_each(_SQL["newer"], [{"tenant_id": tenant, **newer_than} for tenant in sorted(tenants)])
-    return PrefixPositions((_key(row), row["prefix"]) for row in rows)
+async def find_newer(
+    reader: Reader, keys: Collection[Key], position: Position
+) -> tuple[PrefixPositions, frozenset[Key]]:
+    """Return the newest cancellation of each prefix of some timers, or none if none is newer than a position.
+
+    Also return the timers that were not looked for, because there were too many prefixes. Timers of tenants that have
+    prefixes of few lengths come first.
+    """
+    if not await reader.fetch(_SQL["any_newer"], _position(position)):
+        return PrefixPositions(), frozenset()
+    lengths = await _prefix_lengths(reader, {key.tenant_id for key in keys})
+    prefixes: set[tuple[str, str]] = set()
+    in_turn = sorted(keys, key=lambda key: (len(lengths[key.tenant_id]), key))
+    for index, (tenant, call) in enumerate(in_turn):
+        if len(prefixes) >= _MOST_PREFIXES:
+            left = frozenset(in_turn[index:])
+            break
+        prefixes |= {(tenant, call[:length]) for length in lengths[tenant] if length <= len(call)}
+    else:
+        left = frozenset()
+    named = [{"tenant_id": tenant, "prefix": each} for tenant, each in sorted(prefixes)]
+    rows = await reader.fetch_each(_SQL["newest_of_prefix"], named)
+    return PrefixPositions((_key(row), row["prefix"]) for row in rows), left
+
+
+async def _prefix_lengths(reader: Reader, tenants: Collection[str]) -> Mapping[str, Collection[int]]:
+    """Return the different lengths of the prefixes that each tenant has cancelled."""
+    lengths: dict[str, list[int]] = {tenant: [] for tenant in tenants}
+    for row in await reader.fetch_each(_SQL["prefix_lengths"], [{"tenant_id": tenant} for tenant in sorted(tenants)]):
+        lengths[row["tenant_id"]].append(row["length"])
+    return lengths
 
 
 async def find(reader: Reader, keys: Collection[CancellationKey]) -> set[CancellationKey]:
@@ -58,9 +88,13 @@ async def next_available(reader: Reader) -> int | None:
     return at
 
 
-async def lock_due(tx: Transaction, now: int, limit: int) -> list[Cancellation]:
-    """Lock up to `limit` due cancellations that no other instance has locked, longest available first."""
-    return [_cancellation(row) for row in await tx.fetch(_SQL["lock_due"], {"now": now, "limit": limit})]
+async def lock_due(tx: Transaction, tenants: Collection[str], now: int) -> list[Cancellation]:
+    """Lock the oldest due cancellation of each tenant, in the order of the tenants.
+
+    A tenant whose oldest one is locked by another instance is skipped.
+    """
+    rows = await tx.fetch_each(_SQL["lock_due"], [{"tenant_id": tenant, "now": now} for tenant in sorted(tenants)])
+    return [_cancellation(row) for row in rows]
 
 
 async def read_page(reader: Reader, cancellation: Cancellation, limit: int) -> list[str]:

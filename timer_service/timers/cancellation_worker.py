@@ -1,7 +1,7 @@
 """The worker that cancels the timers of a CancelTimers, page by page, and then announces how many it has cancelled."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Collection
 from datetime import timedelta
 from functools import partial
 
@@ -12,6 +12,7 @@ from timer_service.core.error_text import error_text
 from timer_service.core.errors import DatabaseBlockedError, DatabaseUnavailableError
 from timer_service.core.loop import Pass
 from timer_service.core.slice import Parts
+from timer_service.core.tenant_turns import TenantTurns
 from timer_service.core.transactions import in_transaction
 from timer_service.timers import cancellation_store as store
 from timer_service.timers.cancellations import Cancellation
@@ -19,18 +20,20 @@ from timer_service.timers.cancellations import Cancellation
 log = logging.getLogger(__name__)
 
 _TIMERS = 1000
-"""How many timers one transaction reads, shared equally by the due cancellations. On SQLite it takes 10 to 20 ms, so
+"""How many timers one transaction reads, shared equally by the tenants. On SQLite it takes 10 to 20 ms, so
 commands and claims hardly wait."""
 _LEAST_TIMERS = 2
 """A page repeats the last timer of the page before. With room for only one, a pass would not end."""
-_CANCELLATIONS = 100
-"""How many cancellations one transaction handles, so that many small ones do not delay those of other tenants."""
+_TENANTS = 20
+"""How many tenants one transaction serves, with one cancellation of each. So each page has 50 timers or more."""
 _LOCKED_PAUSE_MS = 50
 """How long to wait for cancellations that another instance has locked."""
 
 
 class CancellationWorker:
-    """A worker that handles the next pages of the due cancellations in each tick.
+    """A worker that handles the next page of the oldest due cancellation of some tenants in each tick.
+
+    Tenants take turns, so many cancellations of one tenant do not delay those of others.
 
     Other instances may write the same database. One of them may be about to commit the timer of an older ScheduleTimer,
     which did not see the cancellation, and which the pass does not see. So if the database is shared, there is a second
@@ -41,6 +44,7 @@ class CancellationWorker:
         self._database = parts.database
         self._wake = partial(parts.wake, "outbox")
         self._passes = 1 if parts.database.exclusive else 2
+        self._turns = TenantTurns(store.UNFINISHED_TENANTS)
         self._delays = Delays()
 
     async def tick(self, now: int) -> Pass:
@@ -48,68 +52,57 @@ class CancellationWorker:
         at = await store.next_available(self._database.reader)
         if at is None or at > now:
             return Pass(0, at)
+        tenants = await self._turns.due(self._database.reader, now, _TENANTS)
         try:
-            handled = await self._handle_in_transaction(now, _CANCELLATIONS)
+            handled = await self._handle_in_transaction(now, tenants)
         except DatabaseUnavailableError as error:
             if not isinstance(error, DatabaseBlockedError):
                 raise
-            handled = await self._handle_each(now)
+            handled = await self._handle_each(now, tenants)
         except Exception:
             log.exception("cancelling timers failed; handling each cancellation alone")
-            handled = await self._handle_each(now)
+            handled = await self._handle_each(now, tenants)
         return Pass(handled, now if handled else now + _LOCKED_PAUSE_MS)
 
-    async def _handle_in_transaction(self, now: int, limit: int) -> int:
-        handled, finished = await in_transaction(self._database, partial(self._handle, now=now, limit=limit))
+    async def _handle_in_transaction(self, now: int, tenants: Collection[str]) -> int:
+        handled, finished = await in_transaction(self._database, partial(self._handle, now=now, tenants=tenants))
         if finished:
             self._wake(now)
         return handled
 
-    async def _handle(self, tx: Transaction, now: int, limit: int) -> tuple[int, int]:
-        """Handle the next pages of due cancellations. Return how many had a page, and how many are finished."""
-        due = await store.lock_due(tx, now, limit)
+    async def _handle(self, tx: Transaction, now: int, tenants: Collection[str]) -> tuple[int, int]:
+        """Handle one page of each tenant. Return how many had a page, and how many cancellations are finished."""
+        due = await store.lock_due(tx, tenants, now)
         share = max(_TIMERS // max(len(due), 1), _LEAST_TIMERS)
         after: list[Cancellation] = []
-        locked_to = ("", "")
-        for each in sorted(due, key=_start):
-            if _start(each) <= locked_to:
-                continue  # its page would lock rows out of order
+        for each in due:
             calls = await store.read_page(tx, each, share)
             cancelled = await store.cancel_page(tx, each, calls, now)
             after.append(each.after_page(calls, cancelled, share, self._passes, now))
-            if calls:
-                locked_to = (each.key.tenant_id, calls[-1])
         await store.save(tx, after)
         finished = [each for each in after if each.finished_at is not None]
         await outbox.add(tx, [each.event(now) for each in finished], now)
         return len(after), len(finished)
 
-    async def _handle_each(self, now: int) -> int:
-        """Handle each due cancellation in a transaction of its own. One that fails waits, and holds no other."""
+    async def _handle_each(self, now: int, tenants: Collection[str]) -> int:
+        """Handle each tenant in a transaction of its own. A cancellation that fails waits, and holds no other."""
         handled = 0
-        for _ in range(_CANCELLATIONS):
+        for tenant in tenants:
             try:
-                done = await self._handle_in_transaction(now, 1)
+                handled += await self._handle_in_transaction(now, [tenant])
             except Exception as error:
                 if isinstance(error, DatabaseUnavailableError) and not isinstance(error, DatabaseBlockedError):
                     raise
-                done = await in_transaction(self._database, partial(self._postpone, now=now, reason=error_text(error)))
-            if not done:
-                break
-            handled += done
+                postpone = partial(self._postpone, now=now, tenant=tenant, reason=error_text(error))
+                handled += await in_transaction(self._database, postpone)
         return handled
 
-    async def _postpone(self, tx: Transaction, now: int, reason: str) -> int:
-        """Postpone the next due cancellation, which has failed."""
-        due: Sequence[Cancellation] = await store.lock_due(tx, now, 1)
+    async def _postpone(self, tx: Transaction, now: int, tenant: str, reason: str) -> int:
+        """Postpone the oldest due cancellation of a tenant, which has failed."""
+        due = await store.lock_due(tx, [tenant], now)
         for each in due:
             delay = self._delays.next(each.key)
             about = {"tenant": each.key.tenant_id, "command_id": each.command_id, "seconds": delay.total_seconds()}
             log.warning("cancelling timers failed; trying it later", extra={**about, "reason": reason})
             await store.save(tx, [each._replace(available_at=now + delay // timedelta(milliseconds=1))])
         return len(due)
-
-
-def _start(cancellation: Cancellation) -> tuple[str, str]:
-    """Return the key of the first timer that the next page may have."""
-    return cancellation.key.tenant_id, cancellation.next_call_id

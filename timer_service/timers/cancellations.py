@@ -39,7 +39,8 @@ class Cancellation(NamedTuple):
     next_call_id: str
     """Where the next page begins."""
     available_at: int | None
-    """When the next page may be read; None if the cancellation is finished."""
+    """When the pass may begin; None if the cancellation is finished. It stays during a pass, so a pass that has begun
+    remains the oldest of its tenant."""
     pass_number: int = 1
     cancelled_count: int = 0
     """How many timers were cancelled."""
@@ -54,7 +55,7 @@ class Cancellation(NamedTuple):
         """Return the cancellation after a page that found `calls`, at most `limit`, and cancelled some of them."""
         counted = self._replace(cancelled_count=self.cancelled_count + cancelled)
         if len(calls) == limit:
-            return counted._replace(next_call_id=calls[-1], available_at=now)
+            return counted._replace(next_call_id=calls[-1])
         if self.pass_number < passes:
             return counted._replace(
                 next_call_id=self.prefix, pass_number=self.pass_number + 1, available_at=now + SECOND_PASS_MS

@@ -4,13 +4,32 @@ SELECT 1 AS one FROM timer_cancellations
 WHERE (position_epoch, position_sequence) > (:position_epoch, :position_sequence)
 LIMIT 1
 
--- name: newer
--- Returns the cancellations of a tenant that are newer than a position. As a range of the primary key: with `tenant_id = ...`,
--- planners would read all cancellations of the tenant, or the newer ones of all tenants.
+-- name: prefix_lengths
+-- Returns the different lengths of the prefixes that a tenant has cancelled, in characters. One index step per length.
+WITH RECURSIVE lengths (tenant_id, length) AS (
+    SELECT tenant_id, length(prefix) FROM (
+        SELECT tenant_id, prefix FROM timer_cancellations WHERE tenant_id = :tenant_id ORDER BY length(prefix) LIMIT 1
+    ) AS shortest
+    UNION ALL
+    SELECT tenant_id, (
+        SELECT length(prefix) FROM timer_cancellations
+        WHERE tenant_id = :tenant_id AND length(prefix) > lengths.length
+        ORDER BY length(prefix) LIMIT 1
+    )
+    FROM lengths WHERE length IS NOT NULL
+)
+SELECT tenant_id, length FROM lengths WHERE length IS NOT NULL
+
+-- name: newest_of_prefix
+-- Returns the newest cancellation of one prefix.
 SELECT tenant_id, position_epoch, position_sequence, prefix
-FROM timer_cancellations
-WHERE (tenant_id, position_epoch, position_sequence) > (:tenant_id, :position_epoch, :position_sequence)
-    AND tenant_id <= :tenant_id
+FROM /* each of many */ timer_cancellations
+WHERE tenant_id = :tenant_id AND (position_epoch, position_sequence) = (
+    SELECT position_epoch, position_sequence FROM timer_cancellations
+    WHERE tenant_id = :tenant_id AND prefix = :prefix
+    ORDER BY position_epoch DESC, position_sequence DESC
+    LIMIT 1
+)
 
 -- name: find
 -- Returns the key of a cancellation if it exists.
@@ -27,13 +46,36 @@ ON CONFLICT (tenant_id, position_epoch, position_sequence) DO NOTHING
 -- Returns when the next page may be read.
 SELECT MIN(available_at) AS at FROM timer_cancellations WHERE available_at IS NOT NULL
 
+-- name: unfinished_tenants
+-- Like `unsettled_tenants` of `lease.sql`. Ordered like the whole index, so that planners use it also for the oldest row.
+WITH RECURSIVE unfinished (tenant_id, number) AS (
+    SELECT MIN(tenant_id), 1 FROM timer_cancellations WHERE available_at IS NOT NULL AND tenant_id > :after
+    UNION ALL
+    SELECT (
+        SELECT MIN(tenant_id) FROM timer_cancellations WHERE available_at IS NOT NULL AND tenant_id > unfinished.tenant_id
+    ), number + 1
+    FROM unfinished WHERE tenant_id IS NOT NULL AND number < :limit
+)
+SELECT tenant_id, (
+    SELECT available_at FROM timer_cancellations
+    WHERE available_at IS NOT NULL AND tenant_id = unfinished.tenant_id
+    ORDER BY available_at, position_epoch, position_sequence
+    LIMIT 1
+) AS oldest
+FROM unfinished WHERE tenant_id IS NOT NULL
+
 -- name: lock_due
--- Locks the cancellations whose next pages have been available longest, except those that another instance has locked.
+-- Locks the oldest due cancellation of a tenant. If another instance has locked it, locks none: the next one may have the
+-- same timers, and would wait for the other instance.
 SELECT {columns}
 FROM timer_cancellations
-WHERE available_at <= :now
-ORDER BY available_at
-LIMIT :limit
+WHERE COALESCE(available_at <= :now, FALSE)  -- in this form, planners use no index for it
+    AND tenant_id = :tenant_id AND (position_epoch, position_sequence) = (
+    SELECT position_epoch, position_sequence FROM timer_cancellations
+    WHERE tenant_id = :tenant_id AND available_at IS NOT NULL
+    ORDER BY available_at, position_epoch, position_sequence
+    LIMIT 1
+)
 /* skip locked */
 
 -- name: page

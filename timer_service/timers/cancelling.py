@@ -8,7 +8,7 @@ from timer_service.core.route import CommandResult
 from timer_service.timers import cancellation_store as store
 from timer_service.timers.cancellations import Cancellation, CancellationKey, PrefixPositions, new_cancellation
 from timer_service.timers.messages import CancelTimers
-from timer_service.timers.rules import Key, Outcome, Timer
+from timer_service.timers.rules import Key, Outcome, Timer, key_of
 
 LOOP = "cancellations"
 """The loop of the worker that cancels the timers."""
@@ -17,10 +17,14 @@ LOOP = "cancellations"
 class Cancelling:
     """The stored cancellations that concern a batch, and the new ones of the batch."""
 
-    def __init__(self, stored: Collection[CancellationKey], newer: PrefixPositions) -> None:
+    def __init__(
+        self, stored: Collection[CancellationKey], newer: PrefixPositions, deferred: Collection[Key] = frozenset()
+    ) -> None:
         """`newer`: the stored cancellations that are newer than the oldest command of the batch."""
         self._stored = stored
         self._newer = newer
+        self.deferred = deferred
+        """The timers whose cancellations were not read. Their commands are deferred."""
         self._new: dict[CancellationKey, Cancellation] = {}
 
     @classmethod
@@ -32,7 +36,7 @@ class Cancelling:
         if not others:
             return cls(stored, PrefixPositions())
         oldest = min(each.position for each in others)
-        return cls(stored, await store.find_newer(tx, {each.tenant for each in others}, oldest))
+        return cls(stored, *await store.find_newer(tx, {key_of(each) for each in others}, oldest))
 
     def apply(self, command: Command, now: int) -> CommandResult:
         """Apply a CancelTimers."""

@@ -25,8 +25,8 @@ async def handle(
 
     A command that would exceed a limit of its tenant has no effect.
 
-    The batch takes at most two writes, and one read for each 250 timers. If the timers have much data, the commands on
-    some of them are deferred.
+    The batch takes at most two writes, and one read for each 250 timers. If the timers have much data, or very many
+    prefixes of their ids may be cancelled, the commands on some of them are deferred.
     """
     keys = [None if isinstance(command.payload, CancelTimers) else rules.key_of(command) for command in commands]
     before, deferred = await _load(tx, {key for key in keys if key is not None})
@@ -38,7 +38,7 @@ async def handle(
         if key is None:
             results.append(cancelling.apply(command, now))
             continue
-        if key in deferred:
+        if key in deferred or key in cancelling.deferred:
             results.append(None)
             continue
         found = after.get(key)

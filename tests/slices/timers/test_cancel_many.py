@@ -193,7 +193,7 @@ async def ignore(_: Sequence[Message]) -> None:
 @pytest.fixture
 def small_pages(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cancellation_worker, "_TIMERS", 4)
-    monkeypatch.setattr(cancellation_worker, "_CANCELLATIONS", 2)
+    monkeypatch.setattr(cancellation_worker, "_TENANTS", 2)
 
 
 @pytest.mark.usefixtures("small_pages")
@@ -242,7 +242,7 @@ async def test_overlapping_cancellations(timers: Timers) -> None:
 
 
 async def test_more_cancellations_than_timers_of_a_page(timers: Timers, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each cancellation gets on, also if the shares of a page are very small."""
+    """Each cancellation of a tenant is finished, also if the pages are very small."""
     monkeypatch.setattr(cancellation_worker, "_TIMERS", 2)
     calls = [f"{letter}/{number}" for letter in "abcde" for number in range(3)]
     async with timers.database.transaction() as tx:
@@ -293,7 +293,7 @@ async def test_two_instances(postgres: PostgresDatabase, memory_broker: MemoryBr
     await ours.schedule("a", DUE)
     await ours.cancel_many("a")
     async with postgres.transaction() as tx:
-        assert len(await cancellation_store.lock_due(tx, NOW, 10)) == 1
+        assert len(await cancellation_store.lock_due(tx, ["acme"], NOW)) == 1
         assert await theirs.cancellation_worker.tick(NOW) == (0, NOW + 50)
     assert await theirs.pass_cancellations() == 1
     assert await states(ours) == {"a": "Cancelled"}
@@ -311,7 +311,7 @@ async def test_locked_timer_holds_only_its_cancellation(
         for prefix in ("a", "b", "c"):
             timers.send(cancel_timers(prefix), message="cancel-timers")
         await timers.consume()
-        await timers.cancellation_worker.tick(NOW)
+        await timers.pass_cancellations()
         assert await states(timers) == {"a": "Cancelled", "b": "Scheduled", "c": "Cancelled"}
         assert await cancellation_store.next_available(postgres.reader) == NOW + 1000
     clock.advance(seconds=1)
@@ -319,7 +319,117 @@ async def test_locked_timer_holds_only_its_cancellation(
     assert (await states(timers))["b"] == "Cancelled"
 
 
+# Turns of tenants
+
+
+async def test_many_cancellations_of_one_tenant(timers: Timers) -> None:
+    """A tenant with many cancellations of one prefix does not delay the cancellation of another tenant."""
+    async with timers.database.transaction() as tx:
+        await put_timers(tx, [scheduled(f"a/{number:03}", DUE, Position(0, 1)) for number in range(300)])
+        await put_timers(tx, [scheduled("a/1", DUE, Position(0, 1), tenant="other")])
+    for _ in range(150):
+        timers.send(cancel_timers("a/"), message="cancel-timers")
+    await timers.cancel_many("a/", tenant="other")
+    await timers.cancellation_worker.tick(timers.clock.now())
+    assert await states(timers, "other") == {"a/1": "Cancelled"}
+    await finish(timers)
+    assert [event["count"] for event in await announced(timers) if event["tenantId"] == "acme"] == [300] + [0] * 149
+
+
+async def test_oldest_cancellation_of_a_tenant_first(timers: Timers, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tenant's second cancellation begins when the pass of the first one has ended."""
+    monkeypatch.setattr(cancellation_worker, "_TIMERS", 2)
+    async with timers.database.transaction() as tx:
+        calls = [f"{letter}{number}" for letter in "ba" for number in range(3)]
+        await put_timers(tx, [scheduled(call, DUE, Position(0, 1)) for call in calls])
+    for prefix in "ba":
+        timers.send(cancel_timers(prefix), message="cancel-timers")
+    await timers.consume()
+    while "b2" in (left := await scheduled_calls(timers)):
+        assert {"a0", "a1", "a2"} <= left
+        timers.clock.advance(milliseconds=1)
+        await timers.cancellation_worker.tick(timers.clock.now())
+    await timers.pass_cancellations()
+    assert await scheduled_calls(timers) == set()
+
+
+@pytest.mark.usefixtures("small_pages")
+async def test_tenants_take_turns(timers: Timers) -> None:
+    """A transaction handles a bounded number of tenants, and the next one continues with the next tenants."""
+    tenants = [f"tenant-{number}" for number in range(5)]
+    async with timers.database.transaction() as tx:
+        for tenant in tenants:
+            rows = [scheduled(f"a/{number}", DUE, Position(0, 1), tenant=tenant) for number in range(9)]
+            await put_timers(tx, rows)
+    for tenant in tenants:
+        await timers.cancel_many("a/", tenant=tenant)
+    left = []
+    for _ in range(3):
+        await timers.cancellation_worker.tick(timers.clock.now())
+        left.append([len(await scheduled_calls(timers, tenant)) for tenant in tenants])
+    assert left == [[7, 7, 9, 9, 9], [7, 7, 7, 7, 9], [6, 7, 7, 7, 7]]
+    await finish(timers)
+    assert {event["tenantId"]: event["count"] for event in await announced(timers)} == dict.fromkeys(tenants, 9)
+
+
+async def test_instances_share_no_tenant(
+    postgres: PostgresDatabase, memory_broker: MemoryBroker, clock: ManualClock
+) -> None:
+    """While an instance handles a cancellation, another one skips its tenant, whose pages may overlap."""
+    timers = Timers(postgres, memory_broker, clock)
+    for tenant in ("acme", "acme", "other"):
+        await timers.cancel_many("a", tenant=tenant)
+    async with postgres.transaction() as tx, postgres.transaction() as another:
+        assert len(await cancellation_store.lock_due(tx, ["acme"], NOW)) == 1
+        locked = await cancellation_store.lock_due(another, ["acme", "other"], NOW)
+        assert [each.key.tenant_id for each in locked] == ["other"]
+
+
 # Prefixes
+
+
+async def test_older_schedule_after_many_cancellations(timers: Timers, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A late ScheduleTimer reads one row for each prefix of its id that was cancelled, however many cancellations."""
+    late = timers.send(schedule_timer("a/1", DUE))
+    timers.broker.withhold(late)
+    for number in range(100):
+        for prefix in ("a/", "a", f"b{number:03}", "a/1/2", "é"):
+            timers.send(cancel_timers(prefix), message="cancel-timers")
+    await timers.consume()
+    found: list[str] = []
+    add = PrefixPositions.add
+
+    def record(positions: PrefixPositions, key: CancellationKey, prefix: str) -> None:
+        found.append(prefix)
+        add(positions, key, prefix)
+
+    monkeypatch.setattr(PrefixPositions, "add", record)
+    timers.broker.deliver(late)
+    await timers.consume()
+    assert (sorted(found), timers.outcomes()["ignored_stale"]) == (["a", "a/"], 1)
+
+
+async def test_ids_with_very_many_prefixes(timers: Timers, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A batch looks for a bounded number of prefixes. It defers other commands of the tenant with the most lengths."""
+    monkeypatch.setattr(cancellation_store, "_MOST_PREFIXES", 4)
+    late = [timers.send(schedule_timer(f"{letter}xyz", DUE)) for letter in "abc"]
+    other = timers.send(schedule_timer("a", DUE, tenant="other"), tenant="other")
+    timers.broker.withhold(*late, other)
+    for prefix in ("a", "bx", "cxy", "dxyz"):
+        await timers.cancel_many(prefix)
+    await timers.cancel_many("b", tenant="other")
+    asked: list[int] = []
+    find_newer = cancellation_store.find_newer
+
+    async def record(*arguments: Any) -> Any:
+        result = await find_newer(*arguments)
+        asked.append(len(result[1]))
+        return result
+
+    monkeypatch.setattr(cancellation_store, "find_newer", record)
+    timers.broker.deliver(*late, other)
+    await timers.consume()
+    assert (asked[0], timers.outcomes()["ignored_stale"], await scheduled_calls(timers, "other")) == (2, 3, {"a"})
 
 
 HOSTILE = ["%", "_", "a%", "a_b", "\\", "'", '"', "a/", "é", "É", "ß", "ss", "z", "\ud7ff", "\ue000", LAST, f"a{LAST}"]
@@ -427,7 +537,7 @@ async def test_failing_cancellation_does_not_hold_the_others(timers: Timers, mon
         return await read_page(reader, cancellation, limit)
 
     monkeypatch.setattr(cancellation_store, "read_page", fail)
-    await timers.cancellation_worker.tick(NOW)
+    await timers.pass_cancellations()
     assert await states(timers) == {"a": "Cancelled", "b": "Scheduled", "c": "Cancelled"}
     monkeypatch.setattr(cancellation_store, "read_page", read_page)
     timers.clock.advance(seconds=1)
