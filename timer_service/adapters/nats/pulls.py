@@ -148,16 +148,9 @@ class Pulls(NamedTuple):
         """A command arrived."""
         missing = self.missing - 1
         phase = Phase.IDLE if self.outstanding and missing <= 0 else self.phase
-        return Pulls(  # for each command; `_replace` takes longer
-            phase,
-            self.number,
-            missing,
-            self.received + 1,
-            self.until,
-            self.wants_one,
-            is_split=self.is_split,
-            split_until=self.split_until,
-        )
+        # This is called for each command, and `_replace` takes longer.
+        one, split, until = self.wants_one, self.is_split, self.split_until
+        return Pulls(phase, self.number, missing, self.received + 1, self.until, one, None, 0, split, until)
 
     def empty(self, now: float) -> "Pulls":
         """The command that arrived is empty: it has neither headers nor a body."""
