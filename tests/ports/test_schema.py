@@ -26,7 +26,7 @@ class Index(NamedTuple):
     table: str
     unique: bool
     columns: tuple[str, ...]
-    """The columns, or the one expression of the index."""
+    """The columns and the expressions of the index."""
     only_where: str | None
 
 
@@ -72,8 +72,9 @@ async def sqlite_indexes(reader: Reader) -> set[Index]:
         columns = await reader.fetch("SELECT name FROM pragma_index_info(:name) ORDER BY seqno", {"name": row["name"]})
         names = tuple(column["name"] for column in columns)
         definition, _, where = " ".join((row["sql"] or "").split()).partition(" WHERE ")
-        if None in names:  # an expression, which must be the only column
-            names = (definition.partition(f" ON {row['table']} (")[2][:-1],)
+        if None in names:  # an expression
+            listed = definition.partition(f" ON {row['table']} (")[2][:-1]
+            names = tuple(re.split(r", (?![^(]*\))", listed))  # at the commas outside of parentheses
         found.add(Index(row["table"], bool(row["is_unique"]), names, _normalize(where)))
     return found
 
