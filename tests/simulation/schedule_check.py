@@ -42,6 +42,8 @@ class SchedulesChecker:
         """The schedules that had ended at the last commit, and which PutSchedule had started them."""
         self._backlog: frozenset[Position] = frozenset()
         self._backlog_since = 0, 0
+        self._held_back: object = None
+        """The instances that hold slots back since then."""
 
     # Commits of the service
 
@@ -108,9 +110,14 @@ class SchedulesChecker:
     # The backlog
 
     def hold_back(self) -> None:
-        """Expect that nothing fires before the commands that are stored now are handled, for at most a minute."""
-        self._backlog = self._service.broker.unsettled
-        self._backlog_since = self._service.clock.now(), self._service.clock.set_back_ms
+        """Expect that nothing fires before the commands that are stored now are handled, for at most a minute.
+
+        The minute is that of the process: what an instance has waited for earlier commands counts after an outage of
+        the broker too, unless it has seen in between that they were handled, which the model does not know.
+        """
+        if self._service.instances is not self._held_back:
+            self._backlog_since = self._service.clock.now(), self._service.clock.set_back_ms
+        self._held_back, self._backlog = self._service.instances, self._service.broker.unsettled
 
     def _is_held_back(self, now: int) -> bool:
         since, set_back_ms = self._backlog_since
