@@ -38,19 +38,8 @@ class _Due(NamedTuple):
     newest: int
 
 
-def decide(schedule: Schedule, now: int, most: int) -> Decision:
-    """Like `decide_in_steps`, all at once."""
-    steps = decide_in_steps(schedule, now, most)
-    while True:
-        try:
-            next(steps)
-        except StopIteration as stop:
-            decision: Decision = stop.value
-            return decision
-
-
 def decide_in_steps(schedule: Schedule, now: int, most: int) -> Steps[Decision]:
-    """Return which slots of an active schedule fire at `now`, at most `most` of them.
+    """Decide which slots of an active schedule fire at `now`, at most `most` of them.
 
     Raises whatever the recurrence raises if this instance cannot compute it.
     """

@@ -14,8 +14,8 @@ from timer_service.core.message import Event
 from timer_service.schedules import store
 from timer_service.schedules.events import ended_events, fired_events
 from timer_service.schedules.firing import Decision, decide_in_steps
+from timer_service.schedules.pass_order import PassOrder, has_rest
 from timer_service.schedules.schedule import Schedule, fail
-from timer_service.schedules.turns import Turns, has_rest
 
 MOST_SLOTS = 1000
 MOST_SLOTS_OF_SCHEDULE = 100
@@ -99,12 +99,12 @@ class _Room:
             await asyncio.sleep(0)
 
 
-async def fire(tx: Transaction, rows: Sequence[Row], turns: Turns, now: int) -> Fired:
-    """Fire the due slots of locked schedules in `turns`, as many as the bounds allow.
+async def fire(tx: Transaction, rows: Sequence[Row], order: PassOrder, now: int) -> Fired:
+    """Fire the due slots of locked schedules in the order of `order`, as many as the bounds allow.
 
     A schedule that this instance cannot compute gets the error and waits a minute. The others are not affected.
     """
-    done = await _decide(rows, turns, now)
+    done = await _decide(rows, order, now)
     data = await store.load_data(
         tx, [each.before.key for each in done.firings if each.decision.fired and each.data_size]
     )
@@ -123,10 +123,10 @@ async def fire(tx: Transaction, rows: Sequence[Row], turns: Turns, now: int) -> 
     return done
 
 
-async def _decide(rows: Sequence[Row], turns: Turns, now: int) -> Fired:
+async def _decide(rows: Sequence[Row], order: PassOrder, now: int) -> Fired:
     done = Fired()
     room = _Room()
-    for row in turns.of(rows):
+    for row in order.of(rows):
         if not (most := room.most_slots(row["data_size"])):
             done.is_whole = False
             break
@@ -138,11 +138,11 @@ async def _decide(rows: Sequence[Row], turns: Turns, now: int) -> Fired:
         else:
             slots = len(decision.fired)
             done.firings.append(Firing(schedule, decision, row["data_size"]))
-        turns.charge(schedule.key.tenant_id, room.use(slots, row["data_size"], room.seconds - seconds))
+        order.charge(schedule.key.tenant_id, room.use(slots, row["data_size"], room.seconds - seconds))
         await room.turn()
     left = _left(rows, done)
     rests = [each.before.key.tenant_id for each in done.firings if each.decision.schedule.is_due(now)]
-    turns.end(
+    order.end(
         {row["tenant_id"] for row in left} | {*rests}, rests + [row["tenant_id"] for row in left if has_rest(row)]
     )
     return done

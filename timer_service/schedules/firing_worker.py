@@ -18,9 +18,9 @@ from timer_service.core.transactions import in_transaction
 from timer_service.schedules import store
 from timer_service.schedules.backlog_gate import RECHECK_MS, BacklogGate
 from timer_service.schedules.firing_pass import MOST_SLOTS, Fired, fire
+from timer_service.schedules.pass_order import PassOrder
 from timer_service.schedules.schedule import Key, Schedule, fail
 from timer_service.schedules.store import SCHEDULES
-from timer_service.schedules.turns import Turns
 
 log = logging.getLogger(__name__)
 
@@ -42,7 +42,7 @@ class FiringWorker:
         self._wake = partial(parts.wake, "outbox")
         self._rows = DueRows(SCHEDULES)
         self._gate = BacklogGate(parts.broker, parts.publishing, parts.database)
-        self._turns = Turns()
+        self._order = PassOrder()
         self._limit = MOST_SLOTS
         """How many schedules to select: not many more than one pass can handle."""
         self._selected: list[Key] = []
@@ -58,7 +58,7 @@ class FiringWorker:
             return Pass(0, now + RECHECK_MS)
         self._selected = []
         try:
-            fired = await self._fire(lambda tx: self._rows.select(tx, now, self._limit, self._turns.rests), now)
+            fired = await self._fire(lambda tx: self._rows.select(tx, now, self._limit, self._order.rests), now)
         except (DatabaseUnavailableError, ConflictError):
             raise
         except Exception as error:
@@ -79,7 +79,7 @@ class FiringWorker:
         async def fire_selected(tx: Transaction) -> Fired:
             rows = await select(tx)
             self._selected = [Key(*self._rows.key_of(row)) for row in rows]
-            return await fire(tx, rows, self._turns, now) if rows else Fired()
+            return await fire(tx, rows, self._order, now) if rows else Fired()
 
         fired = await in_transaction(self._database, fire_selected)
         self._record(fired, now)

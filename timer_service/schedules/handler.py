@@ -1,12 +1,14 @@
 """The handler of schedule commands: it loads, applies and saves in the consumer's transaction."""
 
 import asyncio
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
+from functools import partial
 
 from timer_service.core import outbox
 from timer_service.core.data import dump_data
 from timer_service.core.database import Transaction
 from timer_service.core.message import Command, Event
+from timer_service.core.portions import MOST_DATA, load_in_portions
 from timer_service.core.quotas import Quotas
 from timer_service.core.route import CommandResult
 from timer_service.schedules import rules, store
@@ -14,12 +16,9 @@ from timer_service.schedules.events import ended_events, trigger_event
 from timer_service.schedules.messages import TriggerSchedule
 from timer_service.schedules.queries import schedule_view
 from timer_service.schedules.rules import Outcome
-from timer_service.schedules.schedule import Key, Schedule
+from timer_service.schedules.schedule import Schedule
 from timer_service.schedules.usage import growth
 
-_READ_AT_ONCE = 250
-_MOST_DATA = 4 * 1024 * 1024
-"""The characters of data that one transaction may read, and that its triggers may publish. The rest is deferred."""
 _COMMANDS_PER_TURN = 50
 """The number of commands after which other tasks of the event loop get a turn. A command takes about 0.1 ms."""
 
@@ -33,11 +32,12 @@ async def handle(
     no effect. If the schedules or the triggers have much data, the commands on some schedules are deferred.
     """
     keys = [rules.key_of(command) for command in commands]
-    before, deferred = await _load(tx, set(keys))
+    before, not_read = await load_in_portions(set(keys), partial(store.load, tx), _characters)
+    deferred = set(not_read)
     admission = quotas.admission(tx, now)
     after = dict(before)
     triggered: list[Event] = []
-    room = _MOST_DATA
+    room = MOST_DATA
     results: list[CommandResult | None] = []
     for number, (key, command) in enumerate(zip(keys, commands, strict=True), 1):
         if number % _COMMANDS_PER_TURN == 0:
@@ -68,18 +68,8 @@ async def handle(
     return results
 
 
-async def _load(tx: Transaction, keys: Collection[Key]) -> tuple[dict[Key, Schedule], set[Key]]:
-    """Lock schedules in the order of their keys. Return those that exist, and the keys that were not looked for."""
-    found: dict[Key, Schedule] = {}
-    in_order = sorted(keys)
-    room = _MOST_DATA
-    for begin in range(0, len(in_order), _READ_AT_ONCE):
-        if room <= 0:
-            return found, set(in_order[begin:])
-        schedules = await store.load(tx, in_order[begin : begin + _READ_AT_ONCE])
-        room -= sum(len(each.definition.data or "") for each in schedules.values() if each.definition)
-        found |= schedules
-    return found, set()
+def _characters(schedule: Schedule) -> int:
+    return len((schedule.definition and schedule.definition.data) or "")
 
 
 def _data_of(command: Command, schedule: Schedule) -> str | None:

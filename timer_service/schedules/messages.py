@@ -1,6 +1,7 @@
 """Wire models of the commands, events and queries of schedules."""
 
 from enum import StrEnum
+from functools import cached_property
 from typing import Annotated, Any, ClassVar, NoReturn, Self
 
 from pydantic import (
@@ -98,7 +99,7 @@ class _RecurrenceFields(Payload):
     start_at: Instant | None = Field(default=None, description="No slot is earlier.")
     end_at: Instant | None = Field(default=None, description="Every slot is earlier.")
 
-    @property
+    @cached_property
     def recurrence(self) -> Recurrence:
         """The slots of these fields."""
         return parse_recurrence(

@@ -1,21 +1,19 @@
 """The handler of timer commands: it loads, applies and saves in the consumer's transaction."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
+from functools import partial
 
 from timer_service.core.database import Transaction
 from timer_service.core.message import Command
+from timer_service.core.portions import load_in_portions
 from timer_service.core.quotas import Quotas
 from timer_service.core.route import CommandResult
 from timer_service.timers import rules, store
 from timer_service.timers.cancelling import Cancelling
 from timer_service.timers.messages import CancelTimers
 from timer_service.timers.queries import timer_view
-from timer_service.timers.rules import Applied, Key, Outcome, Timer
+from timer_service.timers.rules import Applied, Outcome, Timer
 from timer_service.timers.usage import growth
-
-_READ_AT_ONCE = 250
-_MOST_DATA = 4 * 1024 * 1024
-"""No more timers are read for the commands of one transaction when the data of these has so many characters."""
 
 
 async def handle(
@@ -29,7 +27,8 @@ async def handle(
     prefixes of their ids may be cancelled, the commands on some of them are deferred.
     """
     keys = [None if isinstance(command.payload, CancelTimers) else rules.key_of(command) for command in commands]
-    before, deferred = await _load(tx, {key for key in keys if key is not None})
+    wanted = {key for key in keys if key is not None}
+    before, deferred = await load_in_portions(wanted, partial(store.load, tx), _characters)
     cancelling = await Cancelling.load(tx, commands)
     admission = quotas.admission(tx, now)
     after = dict(before)
@@ -60,18 +59,8 @@ async def handle(
     return results
 
 
-async def _load(tx: Transaction, keys: Collection[Key]) -> tuple[dict[Key, Timer], frozenset[Key]]:
-    """Lock timers in the order of their keys. Return those that exist, and the keys that were not looked for."""
-    found: dict[Key, Timer] = {}
-    in_order = sorted(keys)
-    room = _MOST_DATA
-    for start in range(0, len(in_order), _READ_AT_ONCE):
-        if room <= 0:
-            return found, frozenset(in_order[start:])
-        timers = await store.load(tx, in_order[start : start + _READ_AT_ONCE])
-        room -= sum(len(timer.schedule.data or "") for timer in timers.values() if timer.schedule)
-        found |= timers
-    return found, frozenset()
+def _characters(timer: Timer) -> int:
+    return len((timer.schedule and timer.schedule.data) or "")
 
 
 def _result(found: Timer | None, applied: Applied, *, wants_view: bool) -> CommandResult:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tests.harness.clock import NOW
 from timer_service.core.instant import LATEST
-from timer_service.schedules.firing import Decision, decide
+from timer_service.schedules.firing import Decision, decide_in_steps
 from timer_service.schedules.messages import EndReason, Policy, Status
 from timer_service.schedules.recurrence import Recurrence, due_of, slots_between
 from timer_service.schedules.schedule import Definition, Key, Schedule, aim
@@ -34,6 +34,17 @@ def schedule(recurrence: Recurrence = EVERY_MINUTE, after_at: int = NOW, **field
     }
     definition = Definition(recurrence, **(values | fields))
     return aim(Schedule(KEY, NOW, definition, after_at=after_at), NOW)
+
+
+def decide(schedule: Schedule, now: int, most: int) -> Decision:
+    """Return the decision on a schedule."""
+    steps = decide_in_steps(schedule, now, most)
+    while True:
+        try:
+            next(steps)
+        except StopIteration as stop:
+            decision: Decision = stop.value
+            return decision
 
 
 def numbers(decision: Decision) -> list[int]:

@@ -10,8 +10,8 @@ _MOST_RESTS = 1000
 """How many schedules are selected at most beyond those that a pass can handle."""
 
 
-class Turns:
-    """The turns of tenants, and what each has used. It is kept from pass to pass.
+class PassOrder:
+    """The order of schedules in a pass, and what each tenant has used. It is kept from pass to pass.
 
     So the tenants that a pass did not reach come first in the next one, and a tenant whose schedules cost much gets
     fewer turns.

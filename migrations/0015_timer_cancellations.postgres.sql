@@ -1,0 +1,4 @@
+-- Settings of cancellations for PostgreSQL only: the collation of keys and prefixes. See 0005_engine.postgres.sql.
+ALTER TABLE timer_cancellations
+    ALTER COLUMN tenant_id TYPE TEXT COLLATE "C",
+    ALTER COLUMN prefix TYPE TEXT COLLATE "C";
