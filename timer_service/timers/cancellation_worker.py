@@ -22,11 +22,10 @@ log = logging.getLogger(__name__)
 _TIMERS = 1000
 """How many timers one transaction reads, shared equally by the tenants. On SQLite it takes 10 to 20 ms, so
 commands and claims hardly wait."""
+_LEAST_TIMERS = 2
+"""A page repeats the last timer of the page before. With room for only one, a pass would not end."""
 _TENANTS = 20
-"""How many tenants one transaction serves, with one cancellation of each. So each page has 50 timers or more.
-
-A page repeats the last timer of the page before, so it must have more than one.
-"""
+"""How many tenants one transaction serves, with one cancellation of each. So each page has 50 timers or more."""
 _LOCKED_PAUSE_MS = 50
 """How long to wait for cancellations that another instance has locked."""
 
@@ -74,7 +73,7 @@ class CancellationWorker:
     async def _handle(self, tx: Transaction, now: int, tenants: Collection[str]) -> tuple[int, int]:
         """Handle one page of each tenant. Return how many had a page, and how many cancellations are finished."""
         due = await store.lock_due(tx, tenants, now)
-        share = _TIMERS // max(len(due), 1)
+        share = max(_TIMERS // max(len(due), 1), _LEAST_TIMERS)
         after: list[Cancellation] = []
         for each in due:
             calls = await store.read_page(tx, each, share)
