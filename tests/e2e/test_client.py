@@ -226,6 +226,22 @@ async def test_watch(client: TimerClient) -> None:
 
 
 @ON_SQLITE
+async def test_watch_of_all_endings(client: TimerClient) -> None:
+    """`watch` yields a timer that fires, one that expires, and the end of a cancellation by prefix."""
+    watch = client.watch("acme")
+    first = asyncio.ensure_future(anext(watch))
+    await client.count("acme")  # the subscriptions were sent before it on this connection
+    await client.schedule("acme", "call-1", PAST)
+    async with asyncio.timeout(5):
+        types = [(await first)["type"]]
+        await client.schedule("acme", "call-2", PAST, late_by=timedelta(seconds=1))
+        types.append((await anext(watch))["type"])
+        await client.cancel_prefix("acme", "call")
+        types.append((await anext(watch))["type"])
+    assert types == ["DueTimeReached", "TimerExpired", "TimersCancelled"]
+
+
+@ON_SQLITE
 async def test_watch_runs(client: TimerClient) -> None:
     """`runs.watch` yields a JobReady event for each job that becomes ready."""
     first = asyncio.ensure_future(anext(client.runs.watch("acme")))

@@ -36,8 +36,6 @@ class SchedulesChecker:
         self._schedules: dict[ScheduleName, ScheduleModel] = {}
         self._expected: dict[str, ExpectedEvent] = {}
         """The events that must be published, by their ids."""
-        self._allowed: set[str] = set()
-        """The ids of ends that replaced another end in one transaction. An open defect: they may have no event."""
         self._ended: dict[ScheduleName, Position] = {}
         """The schedules that had ended at the last commit, and which PutSchedule had started them."""
         self._backlog: frozenset[Position] = frozenset()
@@ -102,8 +100,6 @@ class SchedulesChecker:
                 event_id = _event_id(name, "ended", *schedule.facts.defined_by)
                 payload = {"tenantId": name.tenant, "scheduleId": name.schedule, "reason": schedule.progress.end}
                 self._expected.setdefault(event_id, ExpectedEvent("ScheduleEnded", payload))
-                if name in self._ended:
-                    self._allowed.add(event_id)
         self._ended = {name: schedule.progress.started_by for name, schedule in ended.items()}
         self.check()
 
@@ -154,7 +150,7 @@ class SchedulesChecker:
         events = [each for each in self._service.events() if each["type"] in {"ScheduleFired", "ScheduleEnded"}]
         found = {event["id"]: ExpectedEvent(event["type"], event["payload"]) for event in events}
         assert len(found) == len(events)
-        missing = self._expected.keys() - found.keys() - self._allowed
+        missing = self._expected.keys() - found.keys()
         assert not missing, f"not published: {[self._expected[each] for each in missing]}"
         for event_id, event in found.items():
             wanted = self._expected.get(event_id)

@@ -236,8 +236,6 @@ class ScheduleModel:
                 last_fired=now,
             )
             yield Firing(fired, fires[:count], missed_since)
-            if is_over:  # an open defect, see test_slot_after_the_last_of_max_count_fires in test_known_defects.py
-                yield Firing(fired._replace(after=due[-1]), fires[:count], missed_since)
 
     def fire(self, firing: Firing) -> None:
         """Apply a possible result of a pass."""

@@ -55,8 +55,11 @@ def read_past_instant(text: str) -> int:
 def read_duration(text: str) -> timedelta:
     """Return a duration of at most 366 days, rounded to milliseconds. An ISO 8601 duration is allowed, too."""
     parts = _DURATION.findall(text)
+    is_short = "".join(number + unit for number, unit in parts) == text and len(dict(map(reversed, parts))) == len(
+        parts
+    )
     try:
-        if not parts or "".join(number + unit for number, unit in parts) != text:
+        if not parts or not is_short:
             duration = timedelta(milliseconds=parse_duration(text))
         else:
             duration = sum((timedelta(**{_UNITS[unit]: float(number)}) for number, unit in parts), timedelta())

@@ -14,7 +14,7 @@ from timer_service.cli.output.lists import ListQuery, print_list, read_list
 from timer_service.cli.output.outcomes import exit_not_found, print_outcome
 from timer_service.cli.output.table import terminal_width
 from timer_service.cli.output.text import format_time
-from timer_service.cli.output.timers import due_time_reached_line, timer_details, timer_table
+from timer_service.cli.output.timers import timer_details, timer_event_line, timer_table
 from timer_service.cli.parameters import (
     All,
     AsJson,
@@ -189,12 +189,12 @@ async def count(client: TimerClient, tenant: Tenant, as_json: AsJson = False) ->
 
 @broker_command(app)
 async def watch(client: TimerClient, tenant: TenantOrAll = "*", as_json: AsJsonLines = False) -> None:
-    """Print the DueTimeReached events that are published from now on."""
+    """Print the events of timers that are published from now on: fired, expired, and cancelled by prefix."""
     whose = "all tenants" if tenant == "*" else f"tenant {tenant}"
-    typer.echo(f"Waiting for DueTimeReached events of {whose}. Stop with Ctrl-C.", err=True)
+    typer.echo(f"Waiting for events of {whose}. Stop with Ctrl-C.", err=True)
     with suppress(asyncio.CancelledError):  # Ctrl-C
         async for event in client.watch(tenant):
-            typer.echo(json.dumps(event) if as_json else due_time_reached_line(event))
+            typer.echo(json.dumps(event) if as_json else timer_event_line(event))
 
 
 def _print_outcome(outcome: Outcome, tenant: str, call: str, as_json: bool) -> None:

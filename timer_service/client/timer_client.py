@@ -184,13 +184,13 @@ class TimerClient:
         return await self._connection.ask(tenant, name, request, timeout_seconds)
 
     def watch(self, tenant: str = "*") -> AsyncIterator[dict[str, Any]]:
-        """Iterate over the `DueTimeReached` events of a tenant, or of all tenants.
+        """Iterate over the `DueTimeReached`, `TimerExpired` and `TimersCancelled` events of a tenant, or of all.
 
         Starts with the events published after the iteration has begun. Each event has the form of contracts/README.md.
         Raises `NoAnswerError` when the connection is lost, because events may be missing after that. To miss no event,
         read the stream TIMER_EVT with a JetStream consumer instead.
         """
-        return self._connection.events(tenant, "due-time-reached")
+        return self._connection.events(tenant, "due-time-reached", "timer-expired", "timers-cancelled")
 
 
 def _schedule_fields(timer: NewTimer) -> Mapping[str, Any]:

@@ -8,7 +8,7 @@ from typing import Any
 from timer_service.cli.output.table import Table
 from timer_service.cli.output.text import field_lines, format_distance, format_time, one_line
 from timer_service.client import State, Timer
-from timer_service.core.instant import parse_instant
+from timer_service.core.instant import format_instant, parse_instant
 
 _HEAD = ("CALL", "STATE", "DUE", "", "ATTEMPT", "LAST ERROR")
 _COLOURS: Mapping[str, str] = {
@@ -50,10 +50,15 @@ def timer_table(timers: Sequence[Timer], now: datetime, width: int | None) -> It
     return Table(_HEAD, rows, width, id_column=0, status_column=1, colours=_COLOURS).lines()
 
 
-def due_time_reached_line(event: Mapping[str, Any]) -> str:
-    """Return a DueTimeReached event as a line."""
+def timer_event_line(event: Mapping[str, Any]) -> str:
+    """Return a DueTimeReached, TimerExpired or TimersCancelled event as a line."""
     payload = event["payload"]
-    late = parse_instant(payload["reachedAt"]) - parse_instant(payload["dueAt"])
+    if event["type"] == "TimersCancelled":
+        at = format_instant(event["timestampMs"])
+        return f"{at}  {payload['tenantId']}/{payload['prefix']}*  cancelled: {payload['count']}"
+    at = payload["reachedAt" if event["type"] == "DueTimeReached" else "expiredAt"]
+    late = parse_instant(at) - parse_instant(payload["dueAt"])
+    how = "" if event["type"] == "DueTimeReached" else "expired, "
     data = f"  {json.dumps(payload['data'])}" if "data" in payload else ""
     name = f"{payload['tenantId']}/{payload['serviceCallId']}"
-    return f"{payload['reachedAt']}  {name}  due {payload['dueAt']} (+{late} ms){data}"
+    return f"{at}  {name}  {how}due {payload['dueAt']} (+{late} ms){data}"
