@@ -1,0 +1,146 @@
+"""What the broker of NATS remembers of a connection, and forgets with it, against a scripted server."""
+
+import asyncio
+import json
+import logging
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import pytest
+
+from tests.harness.builders import event
+from tests.harness.nats_peer import ScriptedPeer, scripted_peer
+from timer_service.adapters.nats import NatsBroker
+from timer_service.adapters.nats.holding import HOLDER
+from timer_service.adapters.nats.query_connection import QueryConnection
+from timer_service.adapters.nats.subjects import Subjects
+from timer_service.core.broker import read_all
+from timer_service.core.health import HEALTHY
+
+NONSENSE = b"NONSENSE\r\n"
+"""The client ends the connection after this line, and reports no error."""
+DENIED = b"-ERR 'Permissions Violation for Publish to \"timer.evt.v1.acme.due-time-reached\"'\r\n"
+
+
+class JetStream:
+    """The answers of a JetStream whose streams are always there, and whose consumer has a token."""
+
+    def __init__(self) -> None:
+        self.looks = 0
+        """How many times somebody looked at the consumer."""
+        self.token = ""
+
+    def answer(self, subject: str, body: bytes) -> dict[str, Any] | None:
+        if subject.startswith("$JS.API.STREAM.INFO."):
+            return {"error": {"code": 404, "err_code": 10059, "description": "stream not found"}}
+        if subject.startswith("$JS.API.STREAM.CREATE."):
+            state = {"messages": 0, "bytes": 0, "first_seq": 1, "last_seq": 0}
+            return {"config": {"max_bytes": -1, "max_msgs": -1, **json.loads(body)}, "state": state, "created": "now"}
+        if subject.startswith("$JS.API.CONSUMER.INFO."):
+            self.looks += 1
+            return {"config": {"metadata": {HOLDER: self.token}}}
+        return {"stream": "TIMER_EVT", "seq": 1}
+
+
+@pytest.fixture
+async def peer() -> AsyncIterator[ScriptedPeer]:
+    """Return a peer that plays JetStream."""
+    async with scripted_peer() as started:
+        started.answer = JetStream().answer
+        yield started
+
+
+@pytest.fixture
+async def broker(peer: ScriptedPeer) -> AsyncIterator[NatsBroker]:
+    """Return a broker that is connected to the peer."""
+    connected = await NatsBroker.connect(peer.url, "timer", reply_prefix="_INBOX.", manage_streams=True)
+    yield connected
+    await connected.close()
+
+
+async def until(reached: Callable[[], bool]) -> None:
+    async with asyncio.timeout(10):
+        while not reached():
+            await asyncio.sleep(0.001)
+
+
+async def reconnect(peer: ScriptedPeer, broker: NatsBroker) -> None:
+    """Cut the connection, and wait until the broker is connected again."""
+    before = broker.outages
+    peer.disconnect()
+    await until(lambda: broker.outages > before and broker._client.is_connected)
+
+
+async def test_a_denied_permission_is_forgotten_with_the_connection(peer: ScriptedPeer, broker: NatsBroker) -> None:
+    """A permission that one server has denied says nothing about the next server."""
+    await peer.send(DENIED)
+    await until(lambda: broker.health.reason is not None)
+    denied = broker.health
+    await reconnect(peer, broker)
+    assert denied.usable
+    assert "permissions violation" in (denied.reason or "").lower()
+    assert broker.health == HEALTHY
+
+
+async def test_the_reason_of_an_outage_is_forgotten_with_it(peer: ScriptedPeer, broker: NatsBroker) -> None:
+    """The error of an earlier outage is not the reason of the next one, which has none."""
+    reasons: list[str | None] = []
+    for raw in (b"-ERR 'Stale Connection'\r\n", NONSENSE):
+        await peer.send(raw)
+        await until(lambda: not broker.health.usable)
+        reasons.append(broker.health.reason)
+        await until(lambda: broker.health.usable)
+    away = "not connected to the broker:"
+    assert reasons == [f"{away} nats: stale connection", f"{away} connection lost"]
+
+
+async def test_the_reason_of_an_outage_of_queries_is_forgotten_with_it(peer: ScriptedPeer) -> None:
+    """The same is true for the connection for queries."""
+
+    async def ignore(*_arguments: object) -> None:
+        pass
+
+    connection = QueryConnection(Subjects("timer"), "_INBOX.", read_all, ignore, ignore)
+    await connection.open(peer.url, {}, [], ignore)
+    reasons: list[str | None] = []
+    for raw in (b"-ERR 'Stale Connection'\r\n", NONSENSE):
+        await peer.send(raw)
+        await until(lambda: not connection.health.usable)
+        reasons.append(connection.health.reason)
+        await until(lambda: connection.health.usable)
+    await connection.close()
+    away = "not connected to the broker for queries:"
+    assert reasons == [f"{away} nats: stale connection", f"{away} connection lost"]
+
+
+async def test_the_same_error_is_logged_once(
+    peer: ScriptedPeer, broker: NatsBroker, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An error that the server repeats is logged once, and again after a reconnect."""
+    await peer.send(DENIED * 2)
+    await until(lambda: "broker error" in caplog.messages)
+    await reconnect(peer, broker)
+    await peer.send(DENIED * 2)
+    await until(lambda: broker.health.reason is not None)
+    await broker._client.flush()
+    warnings = [each for each in caplog.records if (each.message, each.levelno) == ("broker error", logging.WARNING)]
+    assert len(warnings) == 2
+
+
+async def test_closing_is_no_outage(broker: NatsBroker, caplog: pytest.LogCaptureFixture) -> None:
+    """A broker that is closed logs no outage."""
+    await broker.close()
+    assert (broker.outages, caplog.messages) == (1, [])
+
+
+async def test_publishing_looks_rarely_for_a_take_over(
+    peer: ScriptedPeer, broker: NatsBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Publishing looks whether another process has the commands, but not for each call if nothing confirms that."""
+    js = JetStream()
+    monkeypatch.setattr(peer, "answer", js.answer)
+    holding = broker._consumer.holding
+    holding.begin({"metadata": {HOLDER: js.token}})  # the token is never written, so no look confirms it
+    for _ in range(3):
+        await broker.publish([event()])
+    assert js.looks == 1
