@@ -181,3 +181,14 @@ def test_token_of_a_dead_process() -> None:
     assert found == [False, True, True]
     with pytest.raises(TakenOverError):
         holding.check(old)
+
+
+def test_a_take_over_ends_what_was_confirmed() -> None:
+    """A process that has just seen its own token does not count as the holder any more after it found another one."""
+    holding = Holding("TIMER_CMD")
+    holding.begin(None)
+    holding.check({"metadata": {HOLDER: holding.token}}, holding.look())
+    before = holding.is_confirmed(60)
+    with pytest.raises(TakenOverError):
+        holding.check({"metadata": {HOLDER: "other"}}, holding.look())
+    assert (before, holding.is_confirmed(60)) == (True, False)

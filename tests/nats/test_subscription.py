@@ -17,6 +17,7 @@ from timer_service.adapters.nats.durable import DurableConsumer
 from timer_service.adapters.nats.subjects import Subjects
 from timer_service.adapters.nats.subscription import NatsSubscription
 from timer_service.core.broker import Delivery
+from timer_service.core.health import HEALTHY
 from timer_service.core.message import Address, Kind
 
 SUBJECT = b"timer.cmd.v1.acme.schedule-timer"
@@ -30,7 +31,7 @@ class JetStream:
     def __init__(self) -> None:
         self.created = "2026-01-01T00:00:00.000000001Z"
         self.consumer: dict[str, Any] | None = None
-        self.last_sequence = self.delivered = self.settled = 0
+        self.last_sequence = self.delivered = self.settled = self.in_flight = 0
         self.is_down = False
         self.stored_at: str | None = None
         """When each message was stored; None if none can be read any more."""
@@ -47,7 +48,8 @@ class JetStream:
             case "CONSUMER.INFO":
                 floor = {"stream_seq": self.settled, "consumer_seq": self.settled}
                 delivered = {"stream_seq": self.delivered, "consumer_seq": self.delivered}
-                return {"config": self.consumer, "ack_floor": floor, "delivered": delivered, "num_ack_pending": 0}
+                counts = {"ack_floor": floor, "delivered": delivered, "num_ack_pending": self.in_flight}
+                return {"config": self.consumer, **counts}
             case "CONSUMER.DELETE":
                 self.consumer = None
                 return {}
@@ -577,3 +579,28 @@ async def test_the_buffer_waits_for_commands_that_were_put_back(site: Site) -> N
     await site.buffered_command(3)
     batches = [await site.subscription.next_batch(1), await site.next_batch()]
     assert [[each.position.sequence for each in batch] for batch in batches] == [[1], [2, 3]]
+
+
+# Joining
+
+
+async def test_deliveries_that_are_counted_again_after_a_reconnect(site: Site) -> None:
+    """After a reconnect another leader may count the deliveries from an earlier one. Its commands are handed out."""
+    await take(site, 7, 8)
+    await site.lose_connection()
+    pulls = len(site.pulls)
+    waiting = asyncio.create_task(site.next_batch())
+    await site.until_pulls(pulls + 1)
+    await site.command(9, reply=b"$JS.ACK.TIMER_CMD.timer-service.1.9.3.17.0")
+    assert [each.position.sequence for each in await waiting] == [9]
+    assert (site.settlements, site.subscription.health) == ([], HEALTHY)
+
+
+@pytest.mark.parametrize(("in_flight", "seconds"), [(0, 0), (1, 30)])
+async def test_hold_of_the_express_lane(site: Site, in_flight: int, seconds: int) -> None:
+    """If commands are in flight at the start, nothing is read ahead for 30 s: one of them may end the process."""
+    site.js.in_flight = in_flight
+    began = time.monotonic()
+    await site.subscription.open(alone=False)
+    held = site.subscription._stay.lane._next_round_at - began
+    assert seconds <= held < seconds + 5

@@ -85,3 +85,22 @@ async def test_tenants_of_commands_put_back() -> None:
         stay.returned.take(1)
         found.append(stay.returned.holds("slow"))
     assert found == [True, True, False]
+
+
+def message(sequence: int, size: int) -> StoredMessage:
+    """Return a command of `size` bytes that the consumer delivers."""
+    receipt = Receipt(attempt=1, sequence=sequence, delivery=sequence, stored_at=1000 + sequence, waiting=0)
+    return StoredMessage("timer.cmd.v1.acme.cancel-timer", b"", RawHeaders(b""), receipt, f"reply-{sequence}", size)
+
+
+async def test_bytes_of_a_mixed_batch() -> None:
+    """Commands that were put back and commands of the buffer share the bytes of a batch."""
+    stay = make_stay()
+    back = command(1, "acme", Handle("reply", 1))
+    back.size = DEFAULT_BUDGET.batch // 2
+    stay.put_back([back])
+    stay.buffer.append(message(2, DEFAULT_BUDGET.batch // 2))
+    stay.buffer.append(message(3, 1))
+    batches = [stay.take(10)[0] for _ in range(2)]
+    stay.lane.close()
+    assert [[each.position.sequence for each in batch] for batch in batches] == [[1, 2], [3]]
