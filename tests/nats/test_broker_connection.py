@@ -3,22 +3,25 @@
 import asyncio
 import json
 import logging
+import time
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
 
 from tests.harness.builders import event
+from tests.harness.clock import NOW
 from tests.harness.nats_peer import ScriptedPeer, scripted_peer
 from timer_service.adapters.nats import NatsBroker
 from timer_service.adapters.nats.holding import HOLDER
 from timer_service.adapters.nats.query_connection import QueryConnection
 from timer_service.adapters.nats.subjects import Subjects
-from timer_service.core.broker import read_all
+from timer_service.core.broker import PublishResult, PublishStatus, read_all
 from timer_service.core.health import HEALTHY
 
 NONSENSE = b"NONSENSE\r\n"
 """The client ends the connection after this line, and reports no error."""
+DENIED_ACCOUNT = b"-ERR 'Permissions Violation for Publish to \"$JS.API.INFO\"'\r\n"
 DENIED = b"-ERR 'Permissions Violation for Publish to \"timer.evt.v1.acme.due-time-reached\"'\r\n"
 
 
@@ -38,7 +41,8 @@ class JetStream:
             return {"config": {"max_bytes": -1, "max_msgs": -1, **json.loads(body)}, "state": state, "created": "now"}
         if subject.startswith("$JS.API.CONSUMER.INFO."):
             self.looks += 1
-            return {"config": {"metadata": {HOLDER: self.token}}}
+            config = {"metadata": {HOLDER: self.token}}
+            return {"stream_name": "TIMER_CMD", "config": config, "num_ack_pending": 0}
         return {"stream": "TIMER_EVT", "seq": 1}
 
 
@@ -144,3 +148,37 @@ async def test_publishing_looks_rarely_for_a_take_over(
     for _ in range(3):
         await broker.publish([event()])
     assert js.looks == 1
+
+
+async def test_publishes_in_progress_end_with_the_connection(peer: ScriptedPeer, broker: NatsBroker) -> None:
+    """An event whose acknowledgement cannot arrive any more is unavailable at once, not after the usual timeout."""
+    peer.answer = lambda _subject, _body: None
+    publishing = asyncio.create_task(broker.publish([event()]))
+    await peer.until(lambda: any(subject.startswith("timer.evt") for subject, _, _ in peer.published))
+    began = time.monotonic()
+    peer.disconnect()
+    (result,) = await publishing
+    assert result == PublishResult(PublishStatus.UNAVAILABLE, "connection lost")
+    assert time.monotonic() - began < 2.5, "an acknowledgement may take 5 s"
+
+
+async def test_unsent_messages_do_not_reach_the_next_server(peer: ScriptedPeer, broker: NatsBroker) -> None:
+    """What was not sent before the connection was lost, such as an acknowledgement, is not sent later."""
+    broker._client._pending.append(b"PUB acknowledgement 0\r\n\r\n")
+    await reconnect(peer, broker)
+    await broker._client.flush()
+    assert "acknowledgement" not in [subject for subject, _, _ in peer.published]
+
+
+async def test_the_account_is_looked_up_again_after_a_reconnect(peer: ScriptedPeer, broker: NatsBroker) -> None:
+    """If one server denies the look-up of the account, the service is healthy, and asks the next server."""
+    looks: list[int] = []
+    for _ in range(3):
+        await broker.streams.tick(NOW)
+        looks.append(sum(subject == "$JS.API.INFO" for subject, _, _ in peer.published))
+        if len(looks) == 1:
+            await peer.send(DENIED_ACCOUNT)
+            await until(lambda: not broker._storage._may_look_up)
+        elif len(looks) == 2:
+            await reconnect(peer, broker)
+    assert (looks, broker.health) == ([1, 1, 2], HEALTHY)

@@ -326,3 +326,42 @@ async def test_no_round_while_enough_waits(stream: ScriptedStream) -> None:
         pass
     await lane.run_round()
     assert len(stream.reads) > before
+
+
+async def test_no_round_while_too_many_were_handled_ahead(
+    stream: ScriptedStream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was handled ahead is remembered, until the consumer delivers it or is far behind. So it is limited."""
+    monkeypatch.setattr(express_lane, "_MOST_HANDLED_AHEAD", 2)
+    monkeypatch.setattr(express_lane, "_FAR_BEHIND", 10)
+    stream.commands = {"b": (REACHED + 9, b"")}
+    lane = Lane(stream)
+    handled = [delivery(position=Position(1, sequence)) for sequence in (REACHED - 11, REACHED - 10, REACHED - 9)]
+    lane.lane.record_handled(handled[:2])
+    await lane.run_round()
+    before = len(stream.reads)
+    lane.lane.forget_handled(REACHED - 10)
+    await lane.run_round()
+    lane.lane.record_handled(handled[2:])
+    await lane.run_round()
+    assert (before, lane.lane._handled) == (0, {REACHED - 9})
+    assert sequences(lane.take()) == [REACHED + 9]
+
+
+async def test_newest_command_that_was_read_ahead(stream: ScriptedStream) -> None:
+    """The newest command is the one with the highest sequence, not the one that was read last."""
+    stream.commands = {"a": (REACHED + 9, b""), "b": (REACHED + 5, b"")}
+    lane = Lane(stream)
+    await lane.run_round()
+    assert sorted(sequences(lane.take())) == [REACHED + 5, REACHED + 9]
+    assert lane.lane.newest is not None
+    assert lane.lane.newest.sequence == REACHED + 9
+
+
+async def test_a_closed_lane_hands_out_nothing(stream: ScriptedStream) -> None:
+    """Commands that were read ahead and not handed out before the end are dropped: the consumer delivers them."""
+    stream.commands = {"b": (REACHED + 9, b"")}
+    lane = Lane(stream)
+    await lane.run_round()
+    lane.lane.close()
+    assert lane.take() == []

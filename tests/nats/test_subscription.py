@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests.harness.history import MemoryHistory
+from tests.harness.jetstream import ScriptedJetStream
 from tests.harness.nats_peer import ScriptedPeer, scripted_peer
 from timer_service.adapters.nats import inbox, subscription
 from timer_service.adapters.nats.driver import GuardedClient
@@ -25,51 +26,13 @@ PULL = "$JS.API.CONSUMER.MSG.NEXT.TIMER_CMD.timer-service"
 SECOND = 1_000_000_000
 
 
-class JetStream:
-    """The answers of a JetStream with one stream, which the test can change."""
-
-    def __init__(self) -> None:
-        self.created = "2026-01-01T00:00:00.000000001Z"
-        self.consumer: dict[str, Any] | None = None
-        self.last_sequence = self.delivered = self.settled = self.in_flight = 0
-        self.is_down = False
-        self.stored_at: str | None = None
-        """When each message was stored; None if none can be read any more."""
-
-    def answer(self, subject: str, body: bytes) -> dict[str, Any] | None:
-        if self.is_down and subject.startswith("$JS.API."):
-            return {"error": {"code": 503, "err_code": 10008, "description": "temporarily unavailable"}}
-        match subject.removeprefix("$JS.API.").partition(".TIMER_CMD")[0]:
-            case "STREAM.INFO":
-                state = {"first_seq": 1, "last_seq": self.last_sequence, "messages": self.last_sequence}
-                return {"created": self.created, "state": state}
-            case "CONSUMER.INFO" if self.consumer is None:
-                return {"error": {"code": 404, "err_code": 10014, "description": "consumer not found"}}
-            case "CONSUMER.INFO":
-                floor = {"stream_seq": self.settled, "consumer_seq": self.settled}
-                delivered = {"stream_seq": self.delivered, "consumer_seq": self.delivered}
-                counts = {"ack_floor": floor, "delivered": delivered, "num_ack_pending": self.in_flight}
-                return {"config": self.consumer, **counts}
-            case "CONSUMER.DELETE":
-                self.consumer = None
-                return {}
-            case "CONSUMER.DURABLE.CREATE":
-                self.consumer = json.loads(body)["config"]
-                return {}
-            case "STREAM.MSG.GET" if self.stored_at and (sequence := json.loads(body)["seq"]) <= self.last_sequence:
-                return {"message": {"seq": sequence, "time": self.stored_at}}
-            case "STREAM.MSG.GET":
-                return {"error": {"code": 404, "err_code": 10037, "description": "no message found"}}
-        return None
-
-
 class Site:
     """A peer that plays JetStream, and a subscription."""
 
     def __init__(self, peer: ScriptedPeer, client: GuardedClient) -> None:
         self.peer = peer
         self.client = client
-        self.js = JetStream()
+        self.js = ScriptedJetStream()
         self.history = MemoryHistory()
         peer.answer = self.js.answer
         subjects = Subjects("timer")
