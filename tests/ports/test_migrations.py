@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from tests.harness.databases import Databases
-from tests.harness.stores import MIGRATIONS
+from tests.harness.stores import MIGRATIONS, opened_sqlite
 from timer_service.adapters.migrations import Migration, migrate, pending_migrations, read_migrations
 from timer_service.adapters.postgres import PostgresDatabase
 from timer_service.adapters.sqlite import SqliteDatabase
@@ -34,12 +34,11 @@ def write_files(folder: Path, *names: str) -> Path:
 
 async def test_empty_database(tmp_path: Path) -> None:
     """An empty database gets every bundled migration and then has the table of timers."""
-    database = await SqliteDatabase.open(tmp_path / "fresh.db")
-    waiting = await pending_migrations(database, BUNDLED)
-    applied = await migrate(database, BUNDLED)
-    left = await pending_migrations(database, BUNDLED)
-    rows = await database.reader.fetch("SELECT * FROM timer_schedules")
-    await database.close()
+    async with opened_sqlite(tmp_path / "fresh.db") as database:
+        waiting = await pending_migrations(database, BUNDLED)
+        applied = await migrate(database, BUNDLED)
+        left = await pending_migrations(database, BUNDLED)
+        rows = await database.reader.fetch("SELECT * FROM timer_schedules")
     assert (waiting, applied, left, rows) == (FOR_SQLITE, FOR_SQLITE, [], [])
 
 
@@ -86,10 +85,9 @@ async def test_pending_migrations_changes_nothing(store: Database) -> None:
 
 async def test_pending_migrations_of_an_empty_database(tmp_path: Path) -> None:
     """`pending_migrations` creates no table in an empty database."""
-    database = await SqliteDatabase.open(tmp_path / "empty.db")
-    waiting = await pending_migrations(database, BUNDLED)
-    made = await database.reader.fetch("SELECT name FROM sqlite_master")
-    await database.close()
+    async with opened_sqlite(tmp_path / "empty.db") as database:
+        waiting = await pending_migrations(database, BUNDLED)
+        made = await database.reader.fetch("SELECT name FROM sqlite_master")
     assert (waiting, made) == (FOR_SQLITE, [])
 
 
@@ -238,11 +236,8 @@ async def keep_timers(database: Database) -> None:
 
 async def test_timers_are_kept_on_sqlite(tmp_path: Path) -> None:
     """On SQLite, the new table of timers with an expiry has every timer of the old one, with all its values."""
-    database = await SqliteDatabase.open(tmp_path / "old.db")
-    try:
+    async with opened_sqlite(tmp_path / "old.db") as database:
         await keep_timers(database)
-    finally:
-        await database.close()
 
 
 async def test_timers_are_kept_on_postgres(databases: Databases) -> None:
