@@ -182,3 +182,21 @@ async def test_the_account_is_looked_up_again_after_a_reconnect(peer: ScriptedPe
         elif len(looks) == 2:
             await reconnect(peer, broker)
     assert (looks, broker.health) == ([1, 1, 2], HEALTHY)
+
+
+async def test_a_check_during_an_outage_shows_nothing(peer: ScriptedPeer, broker: NatsBroker) -> None:
+    """If the connection is lost while the streams are checked, what the last check has shown stays."""
+    await broker.streams.tick(NOW)
+    js = JetStream()
+
+    def cut(subject: str, body: bytes) -> dict[str, Any] | None:
+        if subject.startswith("$JS.API.STREAM.INFO."):
+            assert peer._server is not None
+            peer._server.close()  # so that the client cannot connect again
+            peer.disconnect()
+            return None
+        return js.answer(subject, body)
+
+    peer.answer = cut
+    await broker.streams.tick(NOW)
+    assert broker.streams.health == dict.fromkeys(broker.streams.health, HEALTHY)

@@ -8,8 +8,11 @@ from typing import Any, cast
 import pytest
 from nats.aio.client import Client
 
+from timer_service.adapters.nats import storage as storage_module
+from timer_service.adapters.nats.faults import STORED, Answer, Fault
 from timer_service.adapters.nats.storage import Storage, check_account
 from timer_service.core.message import Kind
+from timer_service.core.rejector import redelivery_delay
 
 MIB = 1024 * 1024
 
@@ -99,3 +102,31 @@ async def test_what_the_last_server_said() -> None:
     await storage.look_up()
     found.append(is_full(storage))
     assert found == [True, False, True, False]
+
+
+def test_refusals_of_each_kind() -> None:
+    """Commands need the same storage as dead letters and events. So each of them must be stored again first."""
+    storage = Storage(cast("Client", None))
+    refused = Answer(Fault.NO_STORAGE, "no room")
+    reasons: list[str | None] = []
+    for kind, answer in (
+        (Kind.DEAD_LETTER, refused),
+        (Kind.EVENT, STORED),
+        (Kind.EVENT, refused),
+        (Kind.DEAD_LETTER, Answer(Fault.MESSAGE)),
+        (Kind.DEAD_LETTER, STORED),
+        (Kind.EVENT, STORED),
+    ):
+        storage.record(kind, [answer])
+        reasons.append(storage.health(Kind.COMMAND, stream()).reason)
+    letters, events = (
+        f"the broker has no room for {name}, and commands need the same storage: no room"
+        for name in ("dead letters", "events")
+    )
+    assert reasons == [letters, letters, letters, letters, events, None]
+    assert storage.health(Kind.EVENT, stream()).usable
+
+
+def test_a_refusal_counts_until_the_next_attempt() -> None:
+    """A rejected command whose dead letter finds no room comes again within a minute. Until then the refusal counts."""
+    assert redelivery_delay(1000).total_seconds() < storage_module._REFUSED_SECONDS
