@@ -18,6 +18,7 @@ from timer_service.adapters.nats.query_connection import QueryConnection
 from timer_service.adapters.nats.subjects import Subjects
 from timer_service.core.broker import PublishResult, PublishStatus, read_all
 from timer_service.core.health import HEALTHY
+from timer_service.core.message import Kind
 
 NONSENSE = b"NONSENSE\r\n"
 """The client ends the connection after this line, and reports no error."""
@@ -200,3 +201,14 @@ async def test_a_check_during_an_outage_shows_nothing(peer: ScriptedPeer, broker
     peer.answer = cut
     await broker.streams.tick(NOW)
     assert broker.streams.health == dict.fromkeys(broker.streams.health, HEALTHY)
+
+
+async def test_a_check_notices_a_take_over(peer: ScriptedPeer, broker: NatsBroker) -> None:
+    """A service that handles nothing notices that another one has its commands, when it checks the streams."""
+    broker._consumer.holding.begin(None)
+    await broker.streams.tick(NOW)
+    assert broker._consumer.holding.taken_over.is_set()
+    assert "copy of this database has taken over" in (broker.streams.health[Kind.COMMAND].reason or "")
+    (result,) = await broker.publish([event()])
+    assert (result.status, result.reason) == (PublishStatus.UNAVAILABLE, broker._consumer.holding.reason)
+    assert not [subject for subject, _, _ in peer.published if subject.startswith("timer.evt")]
