@@ -375,7 +375,6 @@ async def test_close_waits_for_the_lost_commands(site: Site) -> None:
             await asyncio.sleep(0)
     closing = asyncio.create_task(site.subscription.close())
     await waiting
-    await site.status("408 Request Timeout")
     await closing
     await site.client.flush()
     assert ("2", b"-NAK") in site.settlements

@@ -22,7 +22,7 @@ EPOCHS = Epochs((Part(7, "created", 1, 0, 0),))
 
 
 def make_stay() -> Stay:
-    return Stay(
+    stay = Stay(
         1,
         EPOCHS,
         cast("DurableConsumer", None),
@@ -31,6 +31,8 @@ def make_stay() -> Stay:
         batch_bytes=DEFAULT_BUDGET.batch,
         ready=asyncio.Event(),
     )
+    stay.lane.hold(60)
+    return stay
 
 
 def test_newest_command() -> None:
@@ -181,7 +183,6 @@ async def test_commands_read_ahead_that_are_put_back(monkeypatch: pytest.MonkeyP
     """Commands that were read ahead and put back do not count as unhandled commands of the consumer's last batch."""
     stay = make_stay()
     stay.lane._last_batch = 1.0, 5, 7
-    stay.lane.hold(60)
     stay.lane._read.append(command(2, "quick"))
     stay.put_back(stay.take_ahead(1))
     assert stay.lane._last_batch == (1.0, 5, 7)
