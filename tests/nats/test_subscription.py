@@ -12,7 +12,7 @@ import pytest
 from tests.harness.history import MemoryHistory
 from tests.harness.jetstream import ScriptedJetStream
 from tests.harness.nats_peer import ScriptedPeer, scripted_peer
-from timer_service.adapters.nats import inbox, subscription
+from timer_service.adapters.nats import inbox, recovery, subscription
 from timer_service.adapters.nats.driver import GuardedClient
 from timer_service.adapters.nats.durable import DurableConsumer
 from timer_service.adapters.nats.subjects import Subjects
@@ -342,18 +342,18 @@ async def test_commands_that_arrive_are_not_lost(site: Site) -> None:
 
 async def test_second_look_for_lost_commands(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     """When the pull has expired, commands are returned that were lost after the first look or again."""
-    monkeypatch.setattr(subscription, "LOOK_AGAIN_SECONDS", 0.1)
+    monkeypatch.setattr(recovery, "LOOK_AGAIN_SECONDS", 0.1)
     await (await cut(site, delivered=2))
     await site.peer.until(lambda: len(site.settlements) == 1)
     site.js.delivered = 3
     await site.peer.until(lambda: len(site.settlements) == 3)
     assert [sequence for sequence, _ in site.settlements] == ["2", "2", "3"]
-    assert site.subscription._lost is None
+    assert not site.subscription._recovery.goes_on
 
 
 async def test_lost_commands_after_an_outage(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     """If JetStream does not answer to the look, it is repeated, and commands are pulled meanwhile."""
-    monkeypatch.setattr(subscription, "LOOK_AGAIN_SECONDS", 0.1)
+    monkeypatch.setattr(recovery, "LOOK_AGAIN_SECONDS", 0.1)
     waiting = asyncio.create_task(site.next_batch())
     await site.until_pulls(1)
     site.js.is_down = True
@@ -371,7 +371,7 @@ async def test_close_waits_for_the_lost_commands(site: Site) -> None:
     """A subscription that is closed returns what is lost, so that another instance gets it at once."""
     waiting = await cut(site, delivered=2)
     async with asyncio.timeout(10):
-        while site.subscription._lost is None:
+        while not site.subscription._recovery.goes_on:
             await asyncio.sleep(0)
     closing = asyncio.create_task(site.subscription.close())
     await waiting

@@ -522,9 +522,7 @@ async def test_a_claim_tells_whether_rows_were_left_out(store: Database) -> None
     """The relay claims again at once if a claim has left out rows for their bytes, and only then."""
     lease = Lease(TIMERS, timedelta(milliseconds=HOLD_MS), claim_bytes=1000)
     await put(store, *large("a", 2, 5000), timer("small", NOW, "b"))
-    found: list[tuple[int, bool]] = []
-    for _ in range(4):
-        found.append((len(await claim(store, lease)), lease.was_cut))
+    found = [(len(await claim(store, lease)), lease.was_cut) for _ in range(4)]
     lease.was_cut = True
     found.append((len(await claim(store, lease)), lease.was_cut))
     assert found[0][1]
