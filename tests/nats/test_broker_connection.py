@@ -33,8 +33,11 @@ class JetStream:
         self.looks = 0
         """How many times somebody looked at the consumer."""
         self.token = ""
+        self.settled = self.last_sequence = 0
 
     def answer(self, subject: str, body: bytes) -> dict[str, Any] | None:
+        if subject.startswith("$JS.API.STREAM.INFO.") and self.last_sequence:
+            return {"state": {"messages": self.last_sequence, "last_seq": self.last_sequence}}
         if subject.startswith("$JS.API.STREAM.INFO."):
             return {"error": {"code": 404, "err_code": 10059, "description": "stream not found"}}
         if subject.startswith("$JS.API.STREAM.CREATE."):
@@ -43,7 +46,9 @@ class JetStream:
         if subject.startswith("$JS.API.CONSUMER.INFO."):
             self.looks += 1
             config = {"metadata": {HOLDER: self.token}}
-            return {"stream_name": "TIMER_CMD", "config": config, "num_ack_pending": 0}
+            counts = {"num_pending": 0, "num_ack_pending": self.last_sequence - self.settled}
+            progress = {"delivered": {"stream_seq": self.last_sequence}, "ack_floor": {"stream_seq": self.settled}}
+            return {"stream_name": "TIMER_CMD", "created": "now", "config": config, **counts, **progress}
         return {"stream": "TIMER_EVT", "seq": 1}
 
 
@@ -212,3 +217,18 @@ async def test_a_check_notices_a_take_over(peer: ScriptedPeer, broker: NatsBroke
     (result,) = await broker.publish([event()])
     assert (result.status, result.reason) == (PublishStatus.UNAVAILABLE, broker._consumer.holding.reason)
     assert not [subject for subject, _, _ in peer.published if subject.startswith("timer.evt")]
+
+
+async def test_each_outage_begins_a_new_backlog(peer: ScriptedPeer, broker: NatsBroker) -> None:
+    """After a reconnect, the commands that wait then must be settled, also if an older backlog was not settled yet."""
+    js = JetStream()
+    peer.answer = js.answer
+    js.settled, js.last_sequence = 4, 5
+    found = [await broker.caught_up()]
+    await reconnect(peer, broker)
+    js.last_sequence = 9
+    found.append(await broker.caught_up())
+    js.settled = 5
+    found.append(await broker.caught_up())
+    js.settled = 9
+    assert [*found, await broker.caught_up()] == [False, False, False, True]
