@@ -182,3 +182,14 @@ async def test_an_old_look_is_repeated_before_a_batch(site: Site, seconds: float
             await asyncio.sleep(0.001)
     assert waiting.done() is is_handed_out
     waiting.cancel()
+
+
+async def test_the_next_batch_is_asked_for_before_this_one_is_handled(site: Site) -> None:
+    """With a batch, the next pull is sent, so that commands arrive while the caller handles the batch."""
+    waiting = asyncio.create_task(site.subscription.next_batch(1))
+    await site.until_pulls(1)
+    await site.command(1)
+    async with asyncio.timeout(10):
+        await waiting
+    await site.client.flush()
+    assert len(site.pulls) == 2
