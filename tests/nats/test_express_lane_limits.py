@@ -299,7 +299,8 @@ async def test_tenants_that_do_not_wait_are_looked_at_once(stream: ScriptedStrea
 async def test_bytes_of_reads(size: int, most_bytes: int) -> None:
     """Many tenants with large commands: what is read, held and handed out at once is bounded in bytes."""
     stream = ScriptedStream(largest_body=size)
-    stream.commands = {f"large-{number}": (REACHED + number, b"x" * size) for number in range(1, 101)}
+    body = b"x" * size  # one for all: a hundred of them have 800 MB
+    stream.commands = {f"large-{number}": (REACHED + number, body) for number in range(1, 101)}
     lane = Lane(stream)
     taken: set[int] = set()
     async with asyncio.timeout(60):
@@ -316,7 +317,8 @@ async def test_bytes_of_reads(size: int, most_bytes: int) -> None:
 
 async def test_no_round_while_enough_waits(stream: ScriptedStream) -> None:
     """Nothing is read while a full batch waits to be taken."""
-    stream.commands = {f"large-{number}": (REACHED + number, b"x" * MB) for number in range(1, 101)}
+    body = b"x" * MB
+    stream.commands = {f"large-{number}": (REACHED + number, body) for number in range(1, 101)}
     lane = Lane(stream)
     await lane.run_round()
     before = len(stream.reads)

@@ -34,7 +34,7 @@ async def test_a_pull_names_its_limits(site: Site) -> None:
     assert (delivery.attempt, delivery.position.sequence, delivery.stored_at) == (1, 1, 17)
 
 
-@pytest.mark.parametrize("line", ["999 Unknown", "409 Exceeded MaxWaiting", "400 Bad Request", "423 Pin"])
+@pytest.mark.parametrize("line", ["999 Unknown", "409 Exceeded MaxWaiting"])
 async def test_refused_pull(site: Site, line: str) -> None:
     """After a status that no one knows the next pull waits a second. The health gives the reason until a pull works."""
     waiting = asyncio.create_task(site.next_batch())

@@ -38,6 +38,7 @@ def test_a_pull_ends_with_its_last_command() -> None:
         (PULLING, "409", "Exceeded MaxWaiting", Phase.PAUSED),
         (PULLING, "409", "Leadership Change", Phase.PAUSED),
         (PULLING, "423", "Nats-Pin-Id mismatch", Phase.PAUSED),
+        (PULLING, "400", "Bad Request", Phase.PAUSED),
         (PULLING, "999", "", Phase.PAUSED),
         (RECEIVING, "409", "Message Size Exceeds MaxBytes", Phase.IDLE),
         (RECEIVING, "999", "", Phase.IDLE),
