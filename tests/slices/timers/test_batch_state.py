@@ -27,6 +27,8 @@ class Site:
 
     def __init__(self, timers: Timers) -> None:
         self.timers = timers
+        self.wakes: list[tuple[int, str | None]] = []
+        """The instants for which loops were woken, and the loops."""
         self.handle: Handle = lambda commands: [DONE] * len(commands)
         parts = make_parts(timers.database, timers.broker, timers.clock, timers.metrics)
         self.consumer: Consumer = parts.consumer([Route(SLICE.commands, self._handle, self._wake)])
@@ -34,8 +36,8 @@ class Site:
     async def _handle(self, _tx: Transaction, commands: Sequence[Command], _now: int) -> Sequence[CommandResult | None]:
         return self.handle(commands)
 
-    async def _wake(self, _at: int, _loop: str | None) -> None:
-        """Wake nothing."""
+    async def _wake(self, at: int, loop: str | None) -> None:
+        self.wakes.append((at, loop))
 
     async def run(self, *tenants: str) -> tuple[bool, int]:
         """Send a command of each tenant, if any, and handle one batch."""
@@ -86,18 +88,20 @@ async def test_tenants_with_a_handled_command_come_last(site: Site) -> None:
 
 
 async def test_an_outage_leaves_nothing_behind(site: Site) -> None:
-    """Deliveries that did not count because of an outage are forgotten when their commands are handled."""
+    """When commands are handled again, the outage is over for them, and their deliveries that did not count."""
 
     def fail(_commands: Sequence[Command]) -> Sequence[CommandResult | None]:
         raise DatabaseUnavailableError("away")
 
+    outages = site.consumer._applier._outages
     works, site.handle = site.handle, fail
     assert await site.run(*"ab") == (True, 0)
-    excused = len(site.consumer._attempts._excused)
+    before = (len(site.consumer._attempts._excused), list(outages._failing))
     site.handle = works
     site.timers.broker.redeliver()
     assert await site.run() == (False, 0)
-    assert (excused, site.consumer._attempts._excused) == (2, {})
+    assert before == (2, ["commands"])
+    assert (site.consumer._attempts._excused, outages._failing) == ({}, {})
 
 
 async def test_a_lock_leaves_nothing_behind(site: Site) -> None:
@@ -145,3 +149,13 @@ async def test_a_rejected_command_leaves_nothing_behind(site: Site) -> None:
         broker.redeliver()
         remembered.append((len(rejector._stored), len(rejector._refusals._failures)))
     assert remembered == [(1, 1)] * 9 + [(0, 0)]
+
+
+async def test_loops_are_woken_for_the_earliest_row(site: Site) -> None:
+    """A batch wakes each loop once, for the earliest row that its commands wrote for this loop."""
+    results = [
+        CommandResult("scheduled", at, loop=loop) for at, loop in ((5, None), (3, None), (4, "outbox"), (9, None))
+    ]
+    site.handle = lambda _commands: results
+    await site.run(*"aaaa")
+    assert site.wakes == [(3, None), (4, "outbox")]
