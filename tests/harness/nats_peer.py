@@ -88,6 +88,8 @@ class ScriptedPeer:
                 await self.send(b"PONG\r\n")
             case ["SUB", pattern, *_, sid]:
                 self._subscriptions[pattern] = sid
+            case ["UNSUB", sid]:
+                self._subscriptions = {each: of for each, of in self._subscriptions.items() if of != sid}
             case ["PUB" | "HPUB" as operation, subject, *rest]:
                 sizes = 2 if operation == "HPUB" else 1
                 reply = rest[0] if len(rest) > sizes else ""

@@ -9,8 +9,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import closing
 from pathlib import Path
 
-from tests.harness.stores import open_sqlite
-from timer_service.adapters.sqlite import SqliteDatabase
+from tests.harness.stores import open_sqlite, opened_sqlite
 from timer_service.core.installation import read_or_create
 
 STREAM = "2026-11-22T09:00:00Z"
@@ -43,11 +42,8 @@ def _commit_and_die(path: Path, epoch: int) -> None:
 
 async def read_epochs(path: Path) -> list[int]:
     """Return the epochs in a database, read as the service reads it. Raises `StartError` if it would not start."""
-    database = await SqliteDatabase.open(path)
-    try:
+    async with opened_sqlite(path) as database:
         return [row["epoch"] for row in await database.reader.fetch("SELECT epoch FROM command_streams ORDER BY 1")]
-    finally:
-        await database.close()
 
 
 def read_replay_since(path: Path) -> int | None:

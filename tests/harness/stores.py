@@ -20,6 +20,13 @@ MIGRATIONS = Path(__file__).parents[2] / "migrations"
 async def open_sqlite(path: Path) -> AsyncIterator[SqliteDatabase]:
     """Open a SQLite file. Create it with the schema if it does not exist."""
     _write_if_missing(await _sqlite_at_head(), path)
+    async with opened_sqlite(path) as database:
+        yield database
+
+
+@asynccontextmanager
+async def opened_sqlite(path: Path) -> AsyncIterator[SqliteDatabase]:
+    """Open a SQLite file as it is. Close it even if the test fails: its threads would keep the process from ending."""
     database = await SqliteDatabase.open(path)
     try:
         yield database
@@ -43,11 +50,8 @@ async def _sqlite_at_head() -> bytes:
     if not _head_files:
         with TemporaryDirectory() as folder:
             path = Path(folder) / "timers.db"
-            database = await SqliteDatabase.open(path)
-            try:
+            async with opened_sqlite(path) as database:
                 await migrate(database, read_migrations(MIGRATIONS))
-            finally:
-                await database.close()
             _head_files.append(path.read_bytes())
     return _head_files[0]
 

@@ -14,7 +14,7 @@ import pytest
 from nats.js.errors import Error as JetStreamError
 
 from tests.harness.builders import command_address, delivery
-from timer_service.adapters.nats import tenant_search
+from timer_service.adapters.nats import express_lane, tenant_search
 from timer_service.adapters.nats.durable import DurableConsumer
 from timer_service.adapters.nats.express_lane import ExpressLane
 from timer_service.adapters.nats.listing import Listing
@@ -97,7 +97,7 @@ class Lane:
 
     async def start(self) -> None:
         self.lane.start()
-        await self._until_it_rests()
+        await self.until_it_rests()
 
     async def run_round(self, end: int | None = None) -> None:
         """Observe a batch with a backlog behind it. Wait until the lane has looked for waiting tenants.
@@ -109,9 +109,10 @@ class Lane:
         if end is None:
             self.lane._search._listed_at = 0.0
         self.lane.observe([], behind=10**9, end=self._end)
-        await self._until_it_rests()
+        await self.until_it_rests()
 
-    async def _until_it_rests(self) -> None:
+    async def until_it_rests(self) -> None:
+        """Wait for the work in the background."""
         async with asyncio.timeout(10):
             while (task := self.lane._task) is not None:
                 await asyncio.wait([task])
@@ -154,6 +155,26 @@ async def test_nothing_is_read_ahead_for_a_time(stream: ScriptedStream) -> None:
     assert stream.reads == []
 
 
+async def test_a_listing_does_not_end_the_hold(stream: ScriptedStream, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The listing that goes on at the start ends after the hold has begun. The hold stays as long as it was."""
+    now = 1000.0
+    for module in (express_lane, tenant_search):
+        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now))
+    stream.commands = {"b": (REACHED + 9, b"")}
+    lane = Lane(stream)
+    lane.lane.start()
+    lane.lane.hold(30)
+    await lane.until_it_rests()
+    reads: list[int] = []
+    for seconds in (1, 28, 2):
+        now += seconds
+        lane.lane.observe_rest(1)
+        await lane.until_it_rests()
+        reads.append(len(stream.reads))
+    assert reads[:2] == [0, 0]
+    assert reads[2] > 0
+
+
 async def test_listings_that_fail(stream: ScriptedStream, monkeypatch: pytest.MonkeyPatch) -> None:
     """After a listing that failed, a growing time passes before the next one: it may have closed the connection."""
     now = 1000.0
@@ -176,6 +197,23 @@ async def test_listings_that_fail(stream: ScriptedStream, monkeypatch: pytest.Mo
     before = stream.listings
     await lane.run_round()
     assert stream.listings == before + 1
+
+
+async def test_a_listing_that_works_ends_the_long_pauses(
+    stream: ScriptedStream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a listing that worked, the pauses after failures begin with the shortest one again."""
+    now = 1000.0
+    monkeypatch.setattr(tenant_search, "time", SimpleNamespace(monotonic=lambda: now))
+    lane = Lane(stream)
+    counts: list[int] = []
+    for seconds, fails in ((0, True), (1, True), (2, False), (0, True), (0.9, True), (0.1, True), (1.9, False)):
+        now += seconds
+        stream.fails_to_list = fails
+        before = stream.listings
+        await lane.run_round()
+        counts.append(stream.listings - before)
+    assert counts == [1, 1, 1, 1, 0, 1, 0]
 
 
 async def test_a_backlog_that_does_not_grow_is_listed_once_in_a_second(
@@ -261,7 +299,8 @@ async def test_tenants_that_do_not_wait_are_looked_at_once(stream: ScriptedStrea
 async def test_bytes_of_reads(size: int, most_bytes: int) -> None:
     """Many tenants with large commands: what is read, held and handed out at once is bounded in bytes."""
     stream = ScriptedStream(largest_body=size)
-    stream.commands = {f"large-{number}": (REACHED + number, b"x" * size) for number in range(1, 101)}
+    body = b"x" * size  # one for all: a hundred of them have 800 MB
+    stream.commands = {f"large-{number}": (REACHED + number, body) for number in range(1, 101)}
     lane = Lane(stream)
     taken: set[int] = set()
     async with asyncio.timeout(60):
@@ -278,7 +317,8 @@ async def test_bytes_of_reads(size: int, most_bytes: int) -> None:
 
 async def test_no_round_while_enough_waits(stream: ScriptedStream) -> None:
     """Nothing is read while a full batch waits to be taken."""
-    stream.commands = {f"large-{number}": (REACHED + number, b"x" * MB) for number in range(1, 101)}
+    body = b"x" * MB
+    stream.commands = {f"large-{number}": (REACHED + number, body) for number in range(1, 101)}
     lane = Lane(stream)
     await lane.run_round()
     before = len(stream.reads)
@@ -288,3 +328,42 @@ async def test_no_round_while_enough_waits(stream: ScriptedStream) -> None:
         pass
     await lane.run_round()
     assert len(stream.reads) > before
+
+
+async def test_no_round_while_too_many_were_handled_ahead(
+    stream: ScriptedStream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was handled ahead is remembered, until the consumer delivers it or is far behind. So it is limited."""
+    monkeypatch.setattr(express_lane, "_MOST_HANDLED_AHEAD", 2)
+    monkeypatch.setattr(express_lane, "_FAR_BEHIND", 10)
+    stream.commands = {"b": (REACHED + 9, b"")}
+    lane = Lane(stream)
+    handled = [delivery(position=Position(1, sequence)) for sequence in (REACHED - 11, REACHED - 10, REACHED - 9)]
+    lane.lane.record_handled(handled[:2])
+    await lane.run_round()
+    before = len(stream.reads)
+    lane.lane.forget_handled(REACHED - 10)
+    await lane.run_round()
+    lane.lane.record_handled(handled[2:])
+    await lane.run_round()
+    assert (before, lane.lane._handled) == (0, {REACHED - 9})
+    assert sequences(lane.take()) == [REACHED + 9]
+
+
+async def test_newest_command_that_was_read_ahead(stream: ScriptedStream) -> None:
+    """The newest command is the one with the highest sequence, not the one that was read last."""
+    stream.commands = {"a": (REACHED + 9, b""), "b": (REACHED + 5, b"")}
+    lane = Lane(stream)
+    await lane.run_round()
+    assert sorted(sequences(lane.take())) == [REACHED + 5, REACHED + 9]
+    assert lane.lane.newest is not None
+    assert lane.lane.newest.sequence == REACHED + 9
+
+
+async def test_a_closed_lane_hands_out_nothing(stream: ScriptedStream) -> None:
+    """Commands that were read ahead and not handed out before the end are dropped: the consumer delivers them."""
+    stream.commands = {"b": (REACHED + 9, b"")}
+    lane = Lane(stream)
+    await lane.run_round()
+    lane.lane.close()
+    assert lane.take() == []

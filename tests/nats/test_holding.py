@@ -13,7 +13,7 @@ from nats.js import JetStreamContext
 from tests.harness.history import MemoryHistory
 from tests.harness.processes import PATIENCE_SECONDS, NatsServer
 from timer_service.adapters.nats import NatsBroker
-from timer_service.adapters.nats.holding import HOLDER, Holding, TakenOverError
+from timer_service.adapters.nats.holding import HOLDER
 from timer_service.adapters.nats.subscription import NatsSubscription
 from timer_service.core.broker import Delivery
 
@@ -169,15 +169,3 @@ async def test_look_without_an_answer(
         found.append(await subscription._has_commands(0.25))
         assert (len(taken), found) == (1, [True, False])
         assert subscription.health.reason == "not subscribed to the commands: JetStream does not answer"
-
-
-def test_token_of_a_dead_process() -> None:
-    """The token that a process replaces shows only that its write is still to come. Afterwards it is a take-over."""
-    old, own = ({"metadata": {HOLDER: token}} for token in ("old", "own"))
-    holding = Holding("TIMER_CMD")
-    own["metadata"][HOLDER] = holding.token
-    holding.begin(old)
-    found = [holding.check(old), holding.check(own), holding.check(own)]
-    assert found == [False, True, True]
-    with pytest.raises(TakenOverError):
-        holding.check(old)

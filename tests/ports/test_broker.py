@@ -902,7 +902,7 @@ async def test_nats_fault(
 ) -> None:
     """A limit that one message exceeds refuses this message. A full or sealed stream refuses none."""
     await change_events(nats_harness, **settings, allow_atomic=atomic and "sealed" not in settings)
-    nats_harness.broker._publisher._atomic = set(Kind) if atomic else ()  # type: ignore[union-attr]
+    nats_harness.broker._publisher._atomic = set(Kind) if atomic else ()
     assert await statuses(nats_harness, [event(1), event(2, size=300), event(3)]) == wanted
 
 

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.harness.stores import opened_sqlite
 from timer_service.adapters.sqlite import SqliteDatabase
 from timer_service.core.database import Database, Reader
 from timer_service.core.errors import DatabaseSetupError, DatabaseUnavailableError, StartError
@@ -308,15 +309,16 @@ async def test_sqlite_is_durable(sqlite: SqliteDatabase) -> None:
 async def test_sqlite_file_is_opened_again(tmp_path: Path) -> None:
     """A file that is closed and opened again holds the committed rows."""
     path = tmp_path / "a new folder" / "timers.db"
-    first = await SqliteDatabase.open(path)
-    async with first.transaction() as tx:
+    async with opened_sqlite(path) as first, first.transaction() as tx:
         await tx.execute("CREATE TABLE numbers (number BIGINT)")
         await tx.execute(INSERT, {"number": 1})
-    await first.close()
-    second = await SqliteDatabase.open(path)
-    found = await numbers(second)
-    await second.close()
-    assert found == [1]
+    async with opened_sqlite(path) as second:
+        assert await numbers(second) == [1]
+
+
+async def open_and_close(path: Path) -> None:
+    async with opened_sqlite(path):
+        pass
 
 
 def file_modes(folder: Path) -> dict[str, int]:
@@ -328,11 +330,10 @@ async def test_sqlite_files_are_private(tmp_path: Path, umask: int) -> None:
     """The database file and the files next to it are created with mode 0600, whatever the umask."""
     before = os.umask(umask)
     try:
-        database = await SqliteDatabase.open(tmp_path / "timers.db")
-        async with database.transaction() as tx:
-            await tx.execute("CREATE TABLE numbers (number BIGINT)")
-        found = file_modes(tmp_path)
-        await database.close()
+        async with opened_sqlite(tmp_path / "timers.db") as database:
+            async with database.transaction() as tx:
+                await tx.execute("CREATE TABLE numbers (number BIGINT)")
+            found = file_modes(tmp_path)
     finally:
         os.umask(before)
     assert found == dict.fromkeys(["timers.db", "timers.db-wal", "timers.db-shm", "timers.db.lock"], 0o600)
@@ -343,8 +344,7 @@ async def test_sqlite_keeps_the_mode_of_an_existing_file(tmp_path: Path) -> None
     path = tmp_path / "timers.db"
     path.touch()
     path.chmod(0o640)
-    database = await SqliteDatabase.open(path)
-    await database.close()
+    await open_and_close(path)
     assert file_modes(tmp_path)["timers.db"] == 0o640
 
 
@@ -355,7 +355,7 @@ async def test_sqlite_files_of_others(tmp_path: Path, mode: int, caplog: pytest.
     for each in (path, tmp_path / "timers.db.lock"):
         each.touch()
         each.chmod(mode)
-    await (await SqliteDatabase.open(path)).close()
+    await open_and_close(path)
     warnings = [vars(record) for record in caplog.records if record.levelname == "WARNING"]
     assert {(line["file"], line["mode"], line["remedy"]) for line in warnings} == {
         (str(each), f"{mode:04o}", f"chmod 600 {each}") for each in (path, tmp_path / "timers.db.lock")
@@ -366,28 +366,26 @@ async def test_sqlite_files_of_others(tmp_path: Path, mode: int, caplog: pytest.
 async def test_private_sqlite_files_have_no_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Files that the service has created cause no warning when they are opened again."""
     for _ in range(2):
-        await (await SqliteDatabase.open(tmp_path / "timers.db")).close()
+        await open_and_close(tmp_path / "timers.db")
     assert caplog.records == []
 
 
 async def test_second_instance_on_sqlite_is_refused(tmp_path: Path) -> None:
     """A second instance on the same file is refused, and the error names PostgreSQL. The first one continues."""
     path = tmp_path / "timers.db"
-    first = await SqliteDatabase.open(path)
-    with pytest.raises(StartError, match=r"another instance uses .*timers\.db.*TIMER_DATABASE_URL"):
-        await SqliteDatabase.open(path)
-    async with first.transaction() as tx:
-        await tx.execute("CREATE TABLE numbers (number BIGINT)")
-    await first.close()
-    second = await SqliteDatabase.open(path)
-    await second.close()
+    async with opened_sqlite(path) as first:
+        with pytest.raises(StartError, match=r"another instance uses .*timers\.db.*TIMER_DATABASE_URL"):
+            await open_and_close(path)
+        async with first.transaction() as tx:
+            await tx.execute("CREATE TABLE numbers (number BIGINT)")
+    await open_and_close(path)
 
 
 async def test_sqlite_path_below_a_file(tmp_path: Path) -> None:
     """If the path cannot be written to, the error names the setting."""
     (tmp_path / "file").touch()
     with pytest.raises(StartError, match=r"cannot create .*file/timers\.db\.lock \(TIMER_DB_PATH\)"):
-        await SqliteDatabase.open(tmp_path / "file" / "timers.db")
+        await open_and_close(tmp_path / "file" / "timers.db")
 
 
 async def test_sqlite_path_is_a_folder(tmp_path: Path) -> None:
@@ -395,10 +393,9 @@ async def test_sqlite_path_is_a_folder(tmp_path: Path) -> None:
     path = tmp_path / "timers.db"
     path.mkdir()
     with pytest.raises(StartError, match=r"cannot open the database .*timers\.db \(TIMER_DB_PATH\)"):
-        await SqliteDatabase.open(path)
+        await open_and_close(path)
     path.rmdir()
-    database = await SqliteDatabase.open(path)
-    await database.close()
+    await open_and_close(path)
 
 
 async def test_sqlite_file_that_is_not_a_database(tmp_path: Path) -> None:
@@ -406,7 +403,7 @@ async def test_sqlite_file_that_is_not_a_database(tmp_path: Path) -> None:
     path = tmp_path / "timers.db"
     path.write_text("dear diary, " * 100)
     with pytest.raises(StartError, match="file is not a database"):
-        await SqliteDatabase.open(path)
+        await open_and_close(path)
     assert path.read_text().startswith("dear diary")
 
 
@@ -471,58 +468,55 @@ async def test_sqlite_locked_under_another_name(sqlite: SqliteDatabase, tmp_path
     (tmp_path / "folder").symlink_to(tmp_path)
     for name in ("timers.db", "link.db", "folder/timers.db"):
         with pytest.raises(StartError, match="another instance uses the database"):
-            await SqliteDatabase.open(tmp_path / name)
+            await open_and_close(tmp_path / name)
 
 
 async def test_sqlite_locked_by_another_program(sqlite: SqliteDatabase, tmp_path: Path) -> None:
     """While another program locks the file, the database is unavailable and unhealthy. The next write ends this."""
-    intruder = await SqliteDatabase.open(tmp_path / "link" / "other.db")
-    await sqlite._writer.control("PRAGMA busy_timeout = 0")
-    await intruder._writer.control(f"ATTACH DATABASE '{tmp_path / 'timers.db'}' AS ours")
-    async with intruder.transaction() as tx:
-        await tx.execute("CREATE TABLE ours.numbers (number BIGINT)")
-        with pytest.raises(DatabaseUnavailableError, match="locked"):
-            async with sqlite.transaction():
-                pass
-        during = sqlite.health.reason
-    async with sqlite.transaction() as tx:
-        await tx.execute(INSERT, {"number": 1})
-    await intruder.close()
+    async with opened_sqlite(tmp_path / "link" / "other.db") as intruder:
+        await sqlite._writer.control("PRAGMA busy_timeout = 0")
+        await intruder._writer.control(f"ATTACH DATABASE '{tmp_path / 'timers.db'}' AS ours")
+        async with intruder.transaction() as tx:
+            await tx.execute("CREATE TABLE ours.numbers (number BIGINT)")
+            with pytest.raises(DatabaseUnavailableError, match="locked"):
+                async with sqlite.transaction():
+                    pass
+            during = sqlite.health.reason
+        async with sqlite.transaction() as tx:
+            await tx.execute(INSERT, {"number": 1})
     assert (during, sqlite.health.reason) == ("database is locked", None)
 
 
 async def test_lost_file_refuses_commands(tmp_path: Path) -> None:
     """Only transactions of commands fail while the file has no name. They work again when it has its name back."""
     path, elsewhere = tmp_path / "timers.db", tmp_path / "elsewhere.db"
-    database = await SqliteDatabase.open(path)
-    async with database.accepting() as tx:
-        await tx.execute("CREATE TABLE numbers (number BIGINT PRIMARY KEY)")
-    path.rename(elsewhere)
-    with pytest.raises(DatabaseUnavailableError, match="was deleted or replaced"):
+    async with opened_sqlite(path) as database:
         async with database.accepting() as tx:
-            await tx.execute(INSERT, {"number": 1})
-    async with database.transaction() as tx:
-        await tx.execute(INSERT, {"number": 2})
-    lost = database.health
-    elsewhere.rename(path)
-    async with database.accepting() as tx:
-        await tx.execute(INSERT, {"number": 3})
-    assert (lost.usable, database.health, await numbers(database)) == (False, HEALTHY, [2, 3])
-    await database.close()
+            await tx.execute("CREATE TABLE numbers (number BIGINT PRIMARY KEY)")
+        path.rename(elsewhere)
+        with pytest.raises(DatabaseUnavailableError, match="was deleted or replaced"):
+            async with database.accepting() as tx:
+                await tx.execute(INSERT, {"number": 1})
+        async with database.transaction() as tx:
+            await tx.execute(INSERT, {"number": 2})
+        lost = database.health
+        elsewhere.rename(path)
+        async with database.accepting() as tx:
+            await tx.execute(INSERT, {"number": 3})
+        assert (lost.usable, database.health, await numbers(database)) == (False, HEALTHY, [2, 3])
 
 
 async def test_lost_file_is_noticed_without_commands(tmp_path: Path) -> None:
     """A look at the files finds a file that was replaced, and a `-wal` file that was deleted."""
     path = tmp_path / "timers.db"
-    database = await SqliteDatabase.open(path)
-    async with database.accepting() as tx:
-        await tx.execute("CREATE TABLE numbers (number BIGINT PRIMARY KEY)")
-    path.with_name("timers.db-wal").unlink()
-    with pytest.raises(DatabaseUnavailableError, match=r"timers\.db-wal was deleted"):
-        await database.check_files()
-    path.with_name("new.db").touch()
-    path.with_name("new.db").replace(path)
-    with pytest.raises(DatabaseUnavailableError, match=r"timers\.db was deleted or replaced"):
-        await database.check_files()
-    assert not database.health.usable
-    await database.close()
+    async with opened_sqlite(path) as database:
+        async with database.accepting() as tx:
+            await tx.execute("CREATE TABLE numbers (number BIGINT PRIMARY KEY)")
+        path.with_name("timers.db-wal").unlink()
+        with pytest.raises(DatabaseUnavailableError, match=r"timers\.db-wal was deleted"):
+            await database.check_files()
+        path.with_name("new.db").touch()
+        path.with_name("new.db").replace(path)
+        with pytest.raises(DatabaseUnavailableError, match=r"timers\.db was deleted or replaced"):
+            await database.check_files()
+        assert not database.health.usable

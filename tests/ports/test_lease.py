@@ -518,6 +518,17 @@ async def test_row_larger_than_a_claim(store: Database) -> None:
     assert [[len(row["data"]) for row in rows] for rows in claims] == [[5000], [5000], [5000], []]
 
 
+async def test_a_claim_tells_whether_rows_were_left_out(store: Database) -> None:
+    """The relay claims again at once if a claim has left out rows for their bytes, and only then."""
+    lease = Lease(TIMERS, timedelta(milliseconds=HOLD_MS), claim_bytes=1000)
+    await put(store, *large("a", 2, 5000), timer("small", NOW, "b"))
+    found = [(len(await claim(store, lease)), lease.was_cut) for _ in range(4)]
+    lease.was_cut = True
+    found.append((len(await claim(store, lease)), lease.was_cut))
+    assert found[0][1]
+    assert (sum(count for count, _ in found), found[3:]) == (3, [(0, False)] * 2)
+
+
 async def test_large_rows_of_one_tenant_leave_room_for_others(store: Database) -> None:
     """If the rows of one tenant fill a claim with bytes, the next claim still holds the rows of another tenant."""
     lease = Lease(TIMERS, timedelta(milliseconds=HOLD_MS), claim_bytes=10_000)

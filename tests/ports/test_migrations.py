@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from tests.harness.databases import Databases
-from tests.harness.stores import MIGRATIONS
+from tests.harness.stores import MIGRATIONS, opened_sqlite
 from timer_service.adapters.migrations import Migration, migrate, pending_migrations, read_migrations
 from timer_service.adapters.postgres import PostgresDatabase
 from timer_service.adapters.sqlite import SqliteDatabase
@@ -34,12 +34,11 @@ def write_files(folder: Path, *names: str) -> Path:
 
 async def test_empty_database(tmp_path: Path) -> None:
     """An empty database gets every bundled migration and then has the table of timers."""
-    database = await SqliteDatabase.open(tmp_path / "fresh.db")
-    waiting = await pending_migrations(database, BUNDLED)
-    applied = await migrate(database, BUNDLED)
-    left = await pending_migrations(database, BUNDLED)
-    rows = await database.reader.fetch("SELECT * FROM timer_schedules")
-    await database.close()
+    async with opened_sqlite(tmp_path / "fresh.db") as database:
+        waiting = await pending_migrations(database, BUNDLED)
+        applied = await migrate(database, BUNDLED)
+        left = await pending_migrations(database, BUNDLED)
+        rows = await database.reader.fetch("SELECT * FROM timer_schedules")
     assert (waiting, applied, left, rows) == (FOR_SQLITE, FOR_SQLITE, [], [])
 
 
@@ -86,10 +85,9 @@ async def test_pending_migrations_changes_nothing(store: Database) -> None:
 
 async def test_pending_migrations_of_an_empty_database(tmp_path: Path) -> None:
     """`pending_migrations` creates no table in an empty database."""
-    database = await SqliteDatabase.open(tmp_path / "empty.db")
-    waiting = await pending_migrations(database, BUNDLED)
-    made = await database.reader.fetch("SELECT name FROM sqlite_master")
-    await database.close()
+    async with opened_sqlite(tmp_path / "empty.db") as database:
+        waiting = await pending_migrations(database, BUNDLED)
+        made = await database.reader.fetch("SELECT name FROM sqlite_master")
     assert (waiting, made) == (FOR_SQLITE, [])
 
 
@@ -118,11 +116,29 @@ async def test_newer_database(store: Database) -> None:
         await pending_migrations(store, [*BUNDLED, A])
 
 
-async def test_concurrent_migrations(store: Database) -> None:
-    """If several processes migrate at once, one applies the migrations and the others apply none."""
-    applied = await asyncio.gather(*(migrate(store, [*BUNDLED, A, B]) for _ in range(4)))
-    assert sorted(applied, key=len) == [[], [], [], [A, B]]
-    assert await rows_of_a(store) == [1, 2]
+async def test_concurrent_migrations_on_sqlite(sqlite: SqliteDatabase) -> None:
+    """If several tasks migrate at once, one applies the migrations and the others apply none."""
+    async with asyncio.TaskGroup() as group:  # no task may go on when the database is closed
+        tasks = [group.create_task(migrate(sqlite, [*BUNDLED, A, B])) for _ in range(4)]
+    assert sorted((task.result() for task in tasks), key=len) == [[], [], [], [A, B]]
+    assert await rows_of_a(sqlite) == [1, 2]
+
+
+async def test_concurrent_migrations_on_postgres(postgres: PostgresDatabase) -> None:
+    """The same is true for several processes. None of them ends before all have begun."""
+    async with asyncio.TaskGroup() as group, postgres.transaction() as holder:
+        await holder.execute("LOCK TABLE schema_migrations")
+        tasks = [group.create_task(migrate(postgres, [*BUNDLED, A, B])) for _ in range(4)]
+        await until_waiting(postgres, len(tasks))
+    assert sorted((task.result() for task in tasks), key=len) == [[], [], [], [A, B]]
+    assert await rows_of_a(postgres) == [1, 2]
+
+
+async def until_waiting(database: PostgresDatabase, sessions: int) -> None:
+    """Return when so many sessions wait for a lock."""
+    async with asyncio.timeout(30):
+        while len(await database.reader.fetch("SELECT 1 AS one FROM pg_locks WHERE NOT granted")) < sessions:
+            await asyncio.sleep(0.01)
 
 
 def test_migrations_are_read_in_order(tmp_path: Path) -> None:
@@ -220,11 +236,8 @@ async def keep_timers(database: Database) -> None:
 
 async def test_timers_are_kept_on_sqlite(tmp_path: Path) -> None:
     """On SQLite, the new table of timers with an expiry has every timer of the old one, with all its values."""
-    database = await SqliteDatabase.open(tmp_path / "old.db")
-    try:
+    async with opened_sqlite(tmp_path / "old.db") as database:
         await keep_timers(database)
-    finally:
-        await database.close()
 
 
 async def test_timers_are_kept_on_postgres(databases: Databases) -> None:
@@ -244,9 +257,7 @@ async def test_deadlock_with_a_running_instance(postgres: PostgresDatabase) -> N
     async with postgres.transaction() as instance:
         await instance.execute("LOCK TABLE timer_schedules")
         migrating = asyncio.create_task(migrate(postgres, [*BUNDLED, A, Migration(FIRST + 1, "change", change)]))
-        async with asyncio.timeout(30):
-            while not await postgres.reader.fetch("SELECT 1 AS one FROM pg_locks WHERE NOT granted"):
-                await asyncio.sleep(0.01)
+        await until_waiting(postgres, 1)
         await instance.execute("SET LOCAL deadlock_timeout = '10s'")  # so the database rolls the migration back
         await instance.fetch("SELECT n FROM a")
     assert [each.name for each in await migrating] == ["change"]

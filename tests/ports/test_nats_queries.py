@@ -128,3 +128,15 @@ async def test_lost_connection_of_queries(harness: NatsHarness) -> None:
             await asyncio.sleep(0.001)
     await client.flush()
     assert (await harness.ask("get-timer", "acme", b"again")).body == b"again"
+
+
+async def test_answered_queries_are_forgotten(harness: NatsHarness) -> None:
+    """The service keeps nothing of a query after its answer."""
+    await harness.broker.serve_queries(["get-timer"], Handler().answer)
+    for body in (b"1", b"2"):
+        await harness.ask("get-timer", "acme", body)
+    assert harness.broker._queries is not None
+    service = harness.broker._queries._service
+    async with asyncio.timeout(10):
+        while service._tasks:  # type: ignore[union-attr]
+            await asyncio.sleep(0)

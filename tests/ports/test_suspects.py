@@ -31,3 +31,14 @@ async def test_a_process_that_lives_does_not_count(store: Database) -> None:
     await Suspects(store).begin(SUSPECT)
     living = Suspects(store)
     assert [await living.begin(SUSPECT) for _ in range(5)] == [1, 1, 1, 1, 1]
+
+
+async def test_a_process_that_has_ended_a_command_begins_it_again(store: Database) -> None:
+    """If a process ends a command and handles it again later, the processes that died in between count."""
+    process = Suspects(store)
+    await process.begin(SUSPECT)
+    await process.end(SUSPECT)
+    await Suspects(store).begin(SUSPECT)
+    assert await process.begin(SUSPECT) == 1
+    await process.end(SUSPECT)
+    assert process._begun_here == set()

@@ -73,6 +73,7 @@ async def test_end_of_a_flood(audit: AuditLog, caplog: pytest.LogCaptureFixture)
     await audit.tick(0)
     await audit.tick(0)
     assert counted(caplog) == {"acme": 2}
+    assert caplog.messages.count("audit lines left out") == 1
 
 
 async def test_long_tenant(audit: AuditLog, caplog: pytest.LogCaptureFixture) -> None:

@@ -66,3 +66,40 @@ async def test_progress_restarts_the_patience(monkeypatch: pytest.MonkeyPatch) -
     now += 1
     assert settled == [False] * 5
     assert await found.is_settled(restart=False)
+
+
+async def test_newer_commands_do_not_belong_to_the_backlog() -> None:
+    """Commands that were stored after the start of the backlog may be delivered and unsettled when it ends."""
+    consumer = Consumer(5)
+    consumer.delivered, consumer.settled = 5, 4
+    found = Backlog(consumer)  # type: ignore[arg-type]
+    settled = [await found.is_settled(restart=True)]
+    consumer.last_sequence = consumer.delivered = 7
+    consumer.settled = 5
+    assert [*settled, await found.is_settled(restart=False)] == [False, True]
+
+
+async def test_a_backlog_that_is_settled_ends() -> None:
+    """After a backlog is settled, the next question begins a new one, with the commands that have come since."""
+    consumer = Consumer(5)
+    consumer.delivered = consumer.settled = 5
+    found = Backlog(consumer)  # type: ignore[arg-type]
+    settled = [await found.is_settled(restart=True)]
+    consumer.last_sequence = consumer.delivered = 6
+    settled.append(await found.is_settled(restart=False))
+    assert settled == [True, False]
+
+
+@pytest.mark.parametrize("restart", [False, True])
+async def test_each_backlog_has_the_whole_patience(monkeypatch: pytest.MonkeyPatch, *, restart: bool) -> None:
+    """Commands that stood still in the last backlog, until it was given up or begun again, are waited for again."""
+    now = 1000.0
+    monkeypatch.setattr(backlog, "time", SimpleNamespace(monotonic=lambda: now))
+    consumer = Consumer(5)
+    consumer.delivered = 5
+    found = Backlog(consumer)  # type: ignore[arg-type]
+    settled = [await found.is_settled(restart=True)]
+    for seconds in (599 if restart else 600, 1, 599, 1):
+        now += seconds
+        settled.append(await found.is_settled(restart=restart and seconds == 1 and len(settled) == 2))
+    assert settled == [False, not restart, False, False, True]

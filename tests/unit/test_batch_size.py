@@ -52,3 +52,35 @@ def test_cut_batches() -> None:
         limits.append(size.limit)
     assert limits == [50] * 20
     assert handle(size, lambda count: count * 0.0001, 6) == [50, 100, 200, 400, 800, 800]
+
+
+SLOW_OF_ANY_SIZE = ((1000, 0.2), (400, 0.19), (100, 0.19))
+"""Batches that hardly become faster when they are smaller."""
+
+
+def test_a_fast_batch_ends_the_comparison() -> None:
+    """Smaller batches that did not help count against small batches only until a batch is fast."""
+    size = BatchSize(1000)
+    for count, seconds in (*SLOW_OF_ANY_SIZE[:2], (300, 0.1), *SLOW_OF_ANY_SIZE[1:]):
+        size.record(count, seconds)
+    assert size.limit == 78
+
+
+def test_a_cut_batch_ends_the_comparison() -> None:
+    """A batch that was cut shows that the time comes from the commands, so earlier batches are not compared."""
+    size = BatchSize(1000)
+    size.record(*SLOW_OF_ANY_SIZE[0])
+    size.record(10, 0.5, cut=True)
+    for each in SLOW_OF_ANY_SIZE[1:]:
+        size.record(*each)
+    assert size.limit == 78
+
+
+def test_large_batches_for_a_while() -> None:
+    """After smaller batches did not help, five batches are large, whatever time they take."""
+    size = BatchSize(1000)
+    limits = []
+    for each in (*SLOW_OF_ANY_SIZE, *[(1000, 0.3)] * 6):
+        size.record(*each)
+        limits.append(size.limit)
+    assert limits == [750, 315, 1000, 1000, 1000, 1000, 1000, 1000, 500]

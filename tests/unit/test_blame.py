@@ -58,6 +58,14 @@ def test_evidence_of_a_command_that_was_given_up() -> None:
     assert not evidence.is_environment("timers")
 
 
+def test_evidence_is_bounded() -> None:
+    """However many commands fail, evidence keeps as few as it needs."""
+    evidence = Evidence()
+    for command in range(1000):
+        evidence.record([], [("timers", command)])
+    assert len(evidence._failed["timers"]) == 2
+
+
 def delivered(sequence: int, attempt: int) -> Delivery:
     address = Address(Kind.COMMAND, "acme", "x")
     return Delivery(address, "x", "x", b"", {}, Position(1, sequence), attempt, None, 0)

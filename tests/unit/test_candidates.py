@@ -89,6 +89,28 @@ def test_a_listing_that_failed() -> None:
     assert sorted(candidates.changed()) == ["a", "b"]
 
 
+def test_a_full_listing_that_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The parts of a listing that did not end do not count for the limit of the next one."""
+    monkeypatch.setattr(module, "MOST_SUBJECTS", 3)
+    candidates = Candidates()
+    list_subjects(candidates, {"a": 1})
+    candidates.begin_listing()
+    candidates.compare([b'x":1', b'y":1', b'z":1'])
+    list_subjects(candidates, {"a": 2})
+    assert "a" in candidates.changed()
+
+
+def test_delivered_commands_count_for_one_listing() -> None:
+    """A command that a listing has is not counted again: it would hide the next command of its subject."""
+    candidates = Candidates()
+    list_subjects(candidates, {"a": 1}, last_sequence=100)
+    candidates.count_delivered("a", 101)
+    list_subjects(candidates, {"a": 2}, last_sequence=101)
+    before = list(candidates.changed())
+    list_subjects(candidates, {"a": 3}, last_sequence=102)
+    assert (before, list(candidates.changed())) == ([], ["a"])
+
+
 def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Parts of a listing beyond the limit are left out."""
     monkeypatch.setattr(module, "MOST_SUBJECTS", 3)

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 
 import pytest
 
+from timer_service.adapters.nats import listing as module
 from timer_service.adapters.nats.listing import Listing, read_entry, with_number
 
 
@@ -63,3 +64,12 @@ def test_with_number() -> None:
     (before,) = next(Listing(answer({'timer.cmd.v1.a"b.x': 5})).parts())
     (after,) = next(Listing(answer({'timer.cmd.v1.a"b.x': 12})).parts())
     assert with_number(before, 12) == after
+
+
+def test_an_answer_that_is_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An answer with more bytes than the subjects of valid commands can have is not read."""
+    largest = answer({"timer.cmd.v1.a.schedule-timer": 1})
+    monkeypatch.setattr(module, "_MOST_BYTES", len(largest))
+    assert len(read_all(Listing(largest))) == 1
+    with pytest.raises(ValueError, match="the subjects of the stream have"):
+        Listing(largest + b" ")

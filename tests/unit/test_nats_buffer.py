@@ -63,3 +63,25 @@ def test_newest_command() -> None:
         buffer.append(message(1, sequence=sequence))
     buffer.take(10)
     assert (buffer.newest, buffer.last_delivery) == (StoredCommand(9, 1009), 8)
+
+
+def test_a_batch_that_has_bytes_already() -> None:
+    """The bytes that a batch has already leave less room for messages. Without room, it gets none."""
+    buffer = Buffer(BATCH_BYTES)
+    small = message(1).size
+    for _ in range(4):
+        buffer.append(message(1))
+    assert buffer.take(10, used=BATCH_BYTES) == []
+    assert buffer.take(10, used=BATCH_BYTES - small + 1) == []
+    assert len(buffer.take(10, used=BATCH_BYTES - 2 * small)) == 2
+    assert len(buffer.take(10)) == 2
+
+
+def test_bytes_of_messages_that_were_taken() -> None:
+    """The bytes of messages that were taken do not count any more. A buffer with the bytes of a batch fills one."""
+    buffer = Buffer(BATCH_BYTES)
+    buffer.append(message(BATCH_BYTES - message(0).size))
+    full = buffer.fills_batch(10)
+    buffer.take(10)
+    buffer.append(message(1))
+    assert [full, buffer.fills_batch(10)] == [True, False]

@@ -262,3 +262,10 @@ async def test_windows_of_many_headers() -> None:
     await asyncio.sleep(0)
     publishing.cancel()
     assert 50 < len(driver.requests) < 120
+
+
+async def test_nothing_more_is_sent_to_a_full_stream() -> None:
+    """If the stream has no room for a single event, the other halves of the batch are not sent."""
+    driver = ScriptedDriver(lambda _: error(503, 10077, "maximum bytes exceeded"))
+    assert await publish(driver, *map(message, range(8))) == [FULL] * 8
+    assert (driver.batches(), driver.requests[-1]) == ([8, 4, 2], "id-0")

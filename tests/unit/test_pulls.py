@@ -38,6 +38,7 @@ def test_a_pull_ends_with_its_last_command() -> None:
         (PULLING, "409", "Exceeded MaxWaiting", Phase.PAUSED),
         (PULLING, "409", "Leadership Change", Phase.PAUSED),
         (PULLING, "423", "Nats-Pin-Id mismatch", Phase.PAUSED),
+        (PULLING, "400", "Bad Request", Phase.PAUSED),
         (PULLING, "999", "", Phase.PAUSED),
         (RECEIVING, "409", "Message Size Exceeds MaxBytes", Phase.IDLE),
         (RECEIVING, "999", "", Phase.IDLE),
@@ -138,3 +139,10 @@ def test_pulls_without_an_answer() -> None:
     assert refusals == [None, None, "it does not answer pull requests"]
     assert state.sent(TEN, 6.0).status(4, "408", "", 7.0).refusal is None
     assert state.sent(TEN, 6.0).command().silent == 0
+
+
+def test_pulls_after_a_loss_have_other_numbers() -> None:
+    """A late status of a pull from before the loss must not end a pull after it."""
+    again = PULLING.lost().joined().sent(TEN, now=NOW)
+    assert again.number == PULLING.number + 1
+    assert again.status(PULLING.number, "503", "", NOW) == again

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from timer_service.core import quotas as module
 from timer_service.core.limits import Limits, TenantLimits
 from timer_service.core.message import Position
 from timer_service.core.quotas import Admission, Excess, Quotas, Usage
@@ -206,3 +207,27 @@ async def test_limit_of_nothing() -> None:
     """A tenant whose limit is 0 may add nothing."""
     rows = Rows()
     assert await add(rows.quotas(most=0), rows, [1]) == [False]
+
+
+async def test_only_the_counts_of_the_last_second_delay_the_next_one() -> None:
+    """What older counts took does not delay the next count."""
+    rows = Rows()
+    quotas = rows.quotas()
+    rows.used, rows.seconds = 10, 0.1
+    for _ in range(5):
+        await add(quotas, rows, [1])
+        rows.now += 10
+    await add(quotas, rows, [1])
+    rows.now += 2.01
+    await add(quotas, rows, [1])
+    assert rows.counts == ["acme"] * 7
+
+
+async def test_few_tenants_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The room of a limited number of tenants is known, however many send commands."""
+    monkeypatch.setattr(module, "_MOST_ROOMS", 3)
+    rows = Rows()
+    quotas = rows.quotas()
+    for number in range(5):
+        await add(quotas, rows, [1], f"tenant-{number}")
+    assert [tenant for tenant, _ in quotas.rooms] == ["tenant-2", "tenant-3", "tenant-4"]

@@ -32,3 +32,21 @@ def test_delivered_commands_are_dropped() -> None:
         read.append(command(number))
     assert sequences(read.take(1, after=1, waits=lambda _: False)) == [2]
     assert sequences(read.take(1, after=1, waits=lambda _: False)) == [3]
+
+
+def test_room() -> None:
+    """There is room until the commands have the bytes of a batch, and again when they are taken or dropped."""
+    read = ReadAhead(batch_bytes=20)
+    found = [read.has_room]
+    for end in ("take", "clear"):
+        for number in (1, 2):
+            each = command(number)
+            each.size = 10
+            read.append(each)
+            found.append(read.has_room)
+        if end == "take":
+            read.take(10, after=0, waits=lambda _: False)
+        else:
+            read.clear()
+        found.append(read.has_room)
+    assert found == [True, True, False, True, True, False, True]

@@ -26,3 +26,16 @@ def test_refusals_of_different_seconds_do_not_add_up() -> None:
         for _ in range(MOST_REFUSALS - 1):
             refusals.record("a")
         assert not refusals.too_many("a")
+
+
+def test_refusals_of_a_later_second() -> None:
+    """Refusals are counted in each second, not only in the first one."""
+    now = [0.0]
+    refusals = Refusals(lambda: now[0])
+    found = []
+    for second in (1, 2, 7):
+        now[0] = float(second)
+        for _ in range(MOST_REFUSALS):
+            refusals.record("a")
+        found.append(refusals.too_many("a"))
+    assert found == [True, True, True]

@@ -98,3 +98,14 @@ async def test_first_pass(retained: Retained) -> None:
     retained.machine.jump(YEAR)
     assert retained._clock.now() == NOW + YEAR * 1000
     assert await retained.deletes()
+
+
+async def test_the_same_jump_again(retained: Retained) -> None:
+    """A jump starts the hour, also if the clock was ahead by as much before and was set back."""
+    found = []
+    for jump in (0, YEAR, -YEAR, YEAR):
+        retained.machine.jump(jump)
+        found.append(await retained.deletes())
+        retained.machine.advance(1800)
+    found.append(await retained.deletes())
+    assert found == [True, False, True, False, False]

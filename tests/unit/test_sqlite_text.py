@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from timer_service.adapters.sqlite import SqliteDatabase
+from tests.harness.stores import opened_sqlite
 from timer_service.adapters.sqlite.text import join, prepare
 
 FIND = "SELECT key, number FROM /* each of many */ kept WHERE key = :key AND number = :number"
@@ -29,8 +29,7 @@ def test_statement_without_the_mark_is_not_joined() -> None:
 @pytest.mark.parametrize("number", NUMBERS)
 async def test_joined_statement_returns_the_same_rows(tmp_path: Path, number: int) -> None:
     """A joined statement finds the same rows as one statement for each parameter set, whatever the keys contain."""
-    database = await SqliteDatabase.open(tmp_path / "kept.db")
-    try:
+    async with opened_sqlite(tmp_path / "kept.db") as database:
         async with database.transaction() as tx:
             await tx.execute("CREATE TABLE kept (key TEXT, number INTEGER)")
             rows = [{"key": key, "number": number} for key in KEYS]
@@ -43,8 +42,6 @@ async def test_joined_statement_returns_the_same_rows(tmp_path: Path, number: in
         with_nul = {"key": "x\0y", "number": number}  # SQLite would end the JSON string there, and find x
         assert await database.reader.fetch_each(FIND, [with_nul]) == []
         assert await database.reader.fetch_each(FIND, []) == []
-    finally:
-        await database.close()
 
 
 def _rows(rows: object) -> list[sqlite3.Row]:

@@ -22,7 +22,7 @@ EPOCHS = Epochs((Part(7, "created", 1, 0, 0),))
 
 
 def make_stay() -> Stay:
-    return Stay(
+    stay = Stay(
         1,
         EPOCHS,
         cast("DurableConsumer", None),
@@ -31,6 +31,8 @@ def make_stay() -> Stay:
         batch_bytes=DEFAULT_BUDGET.batch,
         ready=asyncio.Event(),
     )
+    stay.lane.hold(60)
+    return stay
 
 
 def test_newest_command() -> None:
@@ -85,3 +87,102 @@ async def test_tenants_of_commands_put_back() -> None:
         stay.returned.take(1)
         found.append(stay.returned.holds("slow"))
     assert found == [True, True, False]
+
+
+def message(sequence: int, size: int, waiting: int = 0) -> StoredMessage:
+    """Return a command of `size` bytes that the consumer delivers while `waiting` others wait."""
+    receipt = Receipt(attempt=1, sequence=sequence, delivery=sequence, stored_at=1000 + sequence, waiting=waiting)
+    return StoredMessage("timer.cmd.v1.acme.cancel-timer", b"", RawHeaders(b""), receipt, f"reply-{sequence}", size)
+
+
+async def test_bytes_of_a_mixed_batch() -> None:
+    """Commands that were put back and commands of the buffer share the bytes of a batch."""
+    stay = make_stay()
+    back = command(1, "acme", Handle("reply", 1))
+    back.size = DEFAULT_BUDGET.batch // 2
+    stay.put_back([back])
+    stay.buffer.append(message(2, DEFAULT_BUDGET.batch // 2))
+    stay.buffer.append(message(3, 1))
+    batches = [stay.take(10)[0] for _ in range(2)]
+    stay.lane.close()
+    assert [[each.position.sequence for each in batch] for batch in batches] == [[1, 2], [3]]
+
+
+def sized(sequence: int, size: int) -> Delivery:
+    found = command(sequence, "slow", Handle(f"reply-{sequence}", 1))
+    found.size = size
+    return found
+
+
+def test_commands_put_back_are_limited_in_bytes() -> None:
+    """Nothing is handed out before commands put back that have the bytes of two batches, until some are taken."""
+    waiting = returned.Returned(100)
+    waiting.put([sized(1, 100)])
+    found = [waiting.is_full]
+    waiting.put([sized(2, 100)])
+    found.append(waiting.is_full)
+    waiting.take(1)
+    found.append(waiting.is_full)
+    assert found == [False, True, False]
+
+
+def test_commands_put_back_are_limited_in_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is handed out before very many commands that were put back, however small they are."""
+    monkeypatch.setattr(returned, "_MOST_COMMANDS", 2)
+    waiting = returned.Returned(100)
+    found = []
+    for sequence in (1, 2):
+        waiting.put([sized(sequence, 1)])
+        found.append(waiting.is_full)
+    assert found == [False, True]
+
+
+def test_commands_are_renewed_soon_if_they_would_come_again_soon() -> None:
+    """While `ack_wait` is shortened, the server is told each time that commands are in progress."""
+    waiting = returned.Returned(100)
+    found = [waiting.must_renew(soon=True)]
+    waiting.put([sized(1, 1)])
+    found += [waiting.must_renew(soon=soon) for soon in (False, True, True)]
+    assert found == [False, False, True, True]
+
+
+async def test_commands_of_an_earlier_stay_are_not_put_back() -> None:
+    """A command that was handed out in another stay, or read ahead in another epoch, is dropped when it comes back."""
+    stay = make_stay()
+    other_epoch = delivery(address=command_address("slow"), position=Position(6, 2))
+    stay.put_back([command(1, "slow", Handle("reply", 2)), other_epoch, command(3, "slow", Handle("reply", 1))])
+    assert [each.position.sequence for each in stay.returned.deliveries] == [3]
+
+
+async def test_what_the_lane_observes() -> None:
+    """Behind a batch are the commands put back, those in the buffer, and those that the consumer has not delivered."""
+    stay = make_stay()
+    for sequence, waiting in ((1, 12), (2, 11), (3, 10)):
+        stay.buffer.append(message(sequence, 10, waiting))
+    batches = [stay.take(2)[0]]
+    observed = [(stay.lane._last_batch[1:], stay.lane._search._end)]
+    stay.put_back(batches[0])
+    observed.append((stay.lane._last_batch[1:], stay.lane._search._end))
+    batches.append(stay.take(1)[0])
+    observed.append((stay.lane._last_batch[1:], stay.lane._search._end))
+    stay.lane.close()
+    assert [[each.position.sequence for each in batch] for batch in batches] == [[1, 2], [1]]
+    assert observed == [((2, 12), 13), ((0, 12), None), ((1, 13), None)]
+
+
+async def test_commands_read_ahead_come_first_if_there_were_none_before() -> None:
+    """Commands that were put back wait for those that were read ahead, also if there was nothing to hand out before."""
+    stay = make_stay()
+    stay.put_back([command(1, "slow", Handle("reply", 1))])
+    before = stay.take_ahead(1)
+    stay.lane._read.append(command(2, "quick"))
+    assert (before, [each.position.sequence for each in stay.take_ahead(1)]) == ([], [2])
+
+
+async def test_commands_read_ahead_that_are_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Commands that were read ahead and put back do not count as unhandled commands of the consumer's last batch."""
+    stay = make_stay()
+    stay.lane._last_batch = 1.0, 5, 7
+    stay.lane._read.append(command(2, "quick"))
+    stay.put_back(stay.take_ahead(1))
+    assert stay.lane._last_batch == (1.0, 5, 7)

@@ -1,11 +1,18 @@
 """The room of an account, by its limits."""
 
+import json
 from collections.abc import Mapping
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
+from nats.aio.client import Client
 
-from timer_service.adapters.nats.storage import check_account
+from timer_service.adapters.nats import storage as storage_module
+from timer_service.adapters.nats.faults import STORED, Answer, Fault
+from timer_service.adapters.nats.storage import Storage, check_account
+from timer_service.core.message import Kind
+from timer_service.core.rejector import redelivery_delay
 
 MIB = 1024 * 1024
 
@@ -47,3 +54,79 @@ def test_memory() -> None:
     assert check_account(account(10 * MIB, 10 * MIB), stream(storage="memory")).usable
     full = check_account(account(0, 10 * MIB, memory=MIB), stream(storage="memory"))
     assert (full.reason or "").startswith("the account of the streams is full: it has 1048576 of max_mem = 1048576")
+
+
+class Account:
+    """A connection on which the account can be looked up."""
+
+    def __init__(self, found: Mapping[str, Any]) -> None:
+        self.found = found
+        self.requests = 0
+
+    async def request(self, _subject: str, _body: bytes, *, timeout: float) -> SimpleNamespace:  # noqa: ARG002, ASYNC109
+        self.requests += 1
+        return SimpleNamespace(data=json.dumps(self.found).encode())
+
+
+FULL = account(10 * MIB, 10 * MIB)
+
+
+def is_full(storage: Storage) -> bool:
+    return not storage.health(Kind.EVENT, stream()).usable
+
+
+async def test_permission_after_a_lost_connection() -> None:
+    """A server that denies the look-up of the account is not asked again. The next server is."""
+    connection = Account(FULL)
+    storage = Storage(cast("Client", connection))
+    assert storage.denied('nats: Permissions Violation for Publish to "$JS.API.INFO"')
+    await storage.look_up()
+    denied = (connection.requests, is_full(storage))
+    storage.connection_lost()
+    await storage.look_up()
+    assert (denied, (connection.requests, is_full(storage))) == ((0, False), (1, True))
+
+
+async def test_what_the_last_server_said() -> None:
+    """Without a connection, or without an answer, nothing is known about the room of the account."""
+    connection = Account(FULL)
+    storage = Storage(cast("Client", connection))
+    found = []
+    await storage.look_up()
+    found.append(is_full(storage))
+    storage.connection_lost()
+    found.append(is_full(storage))
+    await storage.look_up()
+    found.append(is_full(storage))
+    connection.found = {"error": {"code": 503, "err_code": 10008, "description": "temporarily unavailable"}}
+    await storage.look_up()
+    found.append(is_full(storage))
+    assert found == [True, False, True, False]
+
+
+def test_refusals_of_each_kind() -> None:
+    """Commands need the same storage as dead letters and events. So each of them must be stored again first."""
+    storage = Storage(cast("Client", None))
+    refused = Answer(Fault.NO_STORAGE, "no room")
+    reasons: list[str | None] = []
+    for kind, answer in (
+        (Kind.DEAD_LETTER, refused),
+        (Kind.EVENT, STORED),
+        (Kind.EVENT, refused),
+        (Kind.DEAD_LETTER, Answer(Fault.MESSAGE)),
+        (Kind.DEAD_LETTER, STORED),
+        (Kind.EVENT, STORED),
+    ):
+        storage.record(kind, [answer])
+        reasons.append(storage.health(Kind.COMMAND, stream()).reason)
+    letters, events = (
+        f"the broker has no room for {name}, and commands need the same storage: no room"
+        for name in ("dead letters", "events")
+    )
+    assert reasons == [letters, letters, letters, letters, events, None]
+    assert storage.health(Kind.EVENT, stream()).usable
+
+
+def test_a_refusal_counts_until_the_next_attempt() -> None:
+    """A rejected command whose dead letter finds no room comes again within a minute. Until then the refusal counts."""
+    assert redelivery_delay(1000).total_seconds() < storage_module._REFUSED_SECONDS

@@ -3,37 +3,35 @@
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import accumulate
-from typing import Any
 
-from pydantic_core import from_json, to_json
-
-from timer_service.core.cause import cause_columns, read_cause
-from timer_service.core.database import Reader, Row, Transaction
+from timer_service.core.database import Reader, Transaction
 from timer_service.core.errors import ConflictError
 from timer_service.core.message import Position
 from timer_service.core.sql import load_sql
 from timer_service.signals import firing_store
 from timer_service.signals.batch import MAX_INLINE_SIGNALS, Batch, Change, LoadedRows
-from timer_service.signals.firing_store import position_of, position_parameters
 from timer_service.signals.items import ItemKey, Transition, WorkItem
-from timer_service.signals.messages import TriggerKind
+from timer_service.signals.rows import (
+    item_parameters,
+    read_item,
+    read_signal,
+    read_transition,
+    signal_parameters,
+    state_parameters,
+    transition_parameters,
+)
 from timer_service.signals.signal import (
-    Definition,
     History,
     Key,
     Signal,
     SignalCommand,
-    SignalState,
     Status,
-    Step,
-    Verb,
     starts_waiting,
 )
 
 _SQL = load_sql("timer_service.signals", "store.sql")
 _FIND_LOCKED = f"{_SQL['find']}\n/* for update */"
 _NO_HISTORY = History()
-_TOMBSTONE: Mapping[str, Any] = dict.fromkeys(Definition._fields)
 
 
 async def load(tx: Transaction, changes: Sequence[Change], now: int, *, evaluating: bool) -> Batch:
@@ -102,10 +100,10 @@ async def save_signals(tx: Transaction, before: Mapping[Key, Signal], after: Map
     known = [signal for signal in changed if signal.key in before]
     same_definition = [signal for signal in known if _keeps_definition(before[signal.key], signal)]
     new_definition = [signal for signal in known if not _keeps_definition(before[signal.key], signal)]
-    if await tx.executemany(_SQL["add"], list(map(_parameters, new))) != len(new):
+    if await tx.executemany(_SQL["add"], list(map(signal_parameters, new))) != len(new):
         raise ConflictError("a signal was created by another instance")
-    await tx.executemany(_SQL["put"], list(map(_parameters, new_definition)))
-    await tx.executemany(_SQL["move"], list(map(_state_parameters, same_definition)))
+    await tx.executemany(_SQL["put"], list(map(signal_parameters, new_definition)))
+    await tx.executemany(_SQL["move"], list(map(state_parameters, same_definition)))
 
 
 def _keeps_definition(before: Signal, after: Signal) -> bool:
@@ -131,23 +129,12 @@ async def lock_items(tx: Transaction, keys: Collection[ItemKey], now: int) -> di
     """
     parameters = [key._asdict() for key in sorted(keys)]
     await tx.executemany(_SQL["insert_item"], [{**key, "now": now} for key in parameters])
-    return {item.key: item for item in map(_item, await tx.fetch_each(_SQL["find_item"], parameters))}
+    return {item.key: item for item in map(read_item, await tx.fetch_each(_SQL["find_item"], parameters))}
 
 
 async def put_items(tx: Transaction, items: Iterable[WorkItem]) -> None:
     """Write locked work items."""
-    parameters = [
-        {
-            **item.key._asdict(),
-            "status": item.status,
-            "created_epoch": item.created.epoch,
-            "created_sequence": item.created.sequence,
-            "moved_epoch": item.moved.epoch,
-            "moved_sequence": item.moved.sequence,
-        }
-        for item in items
-    ]
-    await tx.executemany(_SQL["put_item"], parameters)
+    await tx.executemany(_SQL["put_item"], list(map(item_parameters, items)))
 
 
 async def find_known_transitions(
@@ -161,7 +148,7 @@ async def find_known_transitions(
 
 async def add_transitions(tx: Transaction, transitions: Iterable[Transition]) -> None:
     """Insert new transitions."""
-    await tx.executemany(_SQL["add_event"], [_transition_parameters(transition) for transition in transitions])
+    await tx.executemany(_SQL["add_event"], list(map(transition_parameters, transitions)))
 
 
 async def requeue_newer_transitions(tx: Transaction, signals: Iterable[Signal], now: int) -> int:
@@ -192,7 +179,7 @@ async def lock_next_transitions(tx: Transaction, tenants: Sequence[str], limit: 
     Transitions that another instance has locked are skipped.
     """
     shares = [{"tenant_id": tenant, "limit": limit} for tenant in tenants]
-    return [_transition(row) for row in await tx.fetch_each(_SQL["next_events"], shares)]
+    return [read_transition(row) for row in await tx.fetch_each(_SQL["next_events"], shares)]
 
 
 async def save_progress(tx: Transaction, transitions: Iterable[Transition]) -> None:
@@ -269,125 +256,3 @@ async def delete_settled(tx: Transaction, before: int, limit: int) -> int:
     await firing_store.delete_tasks(tx, [Key(**key) for key in unused])
     firings = await firing_store.delete_settled(tx, before, limit)
     return len(unused) + firings + await tx.execute(_SQL["delete_events"], {"before": before, "limit": limit})
-
-
-def read_signal(row: Row, history: History | None = None) -> Signal:
-    """Return the signal in a row of `work_signals`. `history` replaces the history in the row."""
-    definition = None
-    if row["trigger_kind"] is not None:
-        kind = TriggerKind(row["trigger_kind"])
-        definition = Definition(row["work_item_id"], kind, row["trigger_spec"], row["note"])
-    return Signal(
-        key=Key(row["tenant_id"], row["signal_id"]),
-        state=SignalState(
-            None if row["status"] is None else Status(row["status"]),
-            definition,
-            Position(row["defined_epoch"], row["defined_sequence"]),
-            Position(row["since_epoch"], row["since_sequence"]),
-            row["last_fired_at"],
-        ),
-        history=_read_history(row["history"], definition) if history is None else history,
-        created_at=row["created_at"],
-        last_error=row["last_error"],
-        unused_since=row["unused_since"],
-    )
-
-
-def _state_parameters(signal: Signal) -> Mapping[str, Any]:
-    """Return the columns that a command can change if it does not change the definition."""
-    state = signal.state
-    return {
-        **signal.key._asdict(),
-        "status": state.status,
-        "last_fired_at": state.fired_at,
-        "last_error": signal.last_error,
-        "unused_since": signal.unused_since,
-        "since_epoch": state.since.epoch,
-        "since_sequence": state.since.sequence,
-        "history": _dump_history(signal.history, state.definition),
-    }
-
-
-def _parameters(signal: Signal) -> Mapping[str, Any]:
-    state = signal.state
-    return {
-        **_state_parameters(signal),
-        **(state.definition._asdict() if state.definition else _TOMBSTONE),
-        "created_at": signal.created_at,
-        "defined_epoch": state.defined.epoch,
-        "defined_sequence": state.defined.sequence,
-    }
-
-
-def _dump_history(history: History, current: Definition | None) -> str:
-    """Return a history as JSON: `[forgotten, base, definitions, steps]`.
-
-    Definitions have numbers. Number 0 is the current definition, which the row holds in columns. The list `definitions`
-    has the others.
-    """
-    definitions = [current]
-
-    def number(definition: Definition | None) -> int | None:
-        if definition is None:
-            return None
-        if definition not in definitions:
-            definitions.append(definition)
-        return definitions.index(definition)
-
-    status, definition, defined, since, fired_at = history.base
-    base = None if status is None else [status, number(definition), *defined, *since, fired_at]
-    steps = [(*step.position, step.verb, number(step.definition), step.fired_at) for step in history.steps]
-    return to_json([history.forgotten, base, definitions[1:], steps]).decode()
-
-
-def _read_history(text: str, current: Definition | None) -> History:
-    forgotten, base, others, steps = from_json(text)
-    definitions = [current, *(Definition(item, TriggerKind(kind), spec, note) for item, kind, spec, note in others)]
-    state = SignalState()
-    if base is not None:
-        status, number, *positions, fired_at = base
-        defined, since = Position(*positions[:2]), Position(*positions[2:])
-        state = SignalState(Status(status), definitions[number], defined, since, fired_at)
-    read = [
-        Step(Position(epoch, sequence), Verb(verb), None if number is None else definitions[number], fired_at)
-        for epoch, sequence, verb, number, fired_at in steps
-    ]
-    return History(tuple(read), state, Position(*forgotten))
-
-
-def _item(row: Row) -> WorkItem:
-    return WorkItem(
-        ItemKey(row["tenant_id"], row["work_item_id"]),
-        row["status"],
-        Position(row["created_epoch"], row["created_sequence"]),
-        Position(row["moved_epoch"], row["moved_sequence"]),
-    )
-
-
-def _transition(row: Row) -> Transition:
-    return Transition(
-        key=ItemKey(row["tenant_id"], row["work_item_id"]),
-        event_id=row["event_id"],
-        from_status=row["from_status"],
-        to_status=row["to_status"],
-        occurred_at=row["occurred_at"],
-        recorded_at=row["recorded_at"],
-        position=position_of(row),
-        cause=read_cause(row),
-        evaluate_at=row["evaluate_at"],
-        evaluated_to=row["evaluated_to"],
-    )
-
-
-def _transition_parameters(transition: Transition) -> Mapping[str, Any]:
-    return {
-        **transition.key._asdict(),
-        "event_id": transition.event_id,
-        "from_status": transition.from_status,
-        "to_status": transition.to_status,
-        "occurred_at": transition.occurred_at,
-        "recorded_at": transition.recorded_at,
-        **position_parameters(transition.position),
-        **cause_columns(transition.cause),
-        "evaluate_at": transition.evaluate_at,
-    }

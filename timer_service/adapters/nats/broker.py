@@ -1,6 +1,5 @@
 """The NATS connection behind the broker port."""
 
-import asyncio
 import logging
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -14,7 +13,7 @@ from nats.js.errors import Error as JetStreamError
 from nats.js.errors import NotFoundError
 
 from timer_service.adapters.nats.backlog import Backlog
-from timer_service.adapters.nats.connect import connect
+from timer_service.adapters.nats.connection import Connection
 from timer_service.adapters.nats.driver import GuardedClient
 from timer_service.adapters.nats.durable import DurableConsumer
 from timer_service.adapters.nats.holding import TakenOverError
@@ -39,15 +38,13 @@ from timer_service.core.broker import (
 from timer_service.core.budget import DEFAULT_BUDGET
 from timer_service.core.error_text import error_text
 from timer_service.core.errors import ConflictError, DatabaseUnavailableError, StartError
-from timer_service.core.health import HEALTHY, Health, OutageLog
+from timer_service.core.health import HEALTHY, Health
 from timer_service.core.installation import Replay
 from timer_service.core.message import Message
 
 log = logging.getLogger(__name__)
 
 _FIRST_JOIN = timedelta(seconds=10)  # a busy server may answer late
-_CLOSE_SECONDS = 2
-_UNSENT_BYTES = 64 * 1024 * 1024  # the client writes a whole batch at once
 _CONFIRM_WITHIN = 2.5
 """How long ago this process must have been seen to have the commands, when it publishes. A pull looks every second."""
 _CONFIRM_SECONDS = 0.5
@@ -55,29 +52,21 @@ _HINT_DIGITS = 15
 _ANONYMOUS = Login()
 _PASSING = (nats.errors.TimeoutError, NotFoundError, ConflictError, DatabaseUnavailableError)
 """Errors of joining that may pass: a busy server or database, or another instance that is creating the consumer."""
-_CONNECTION_ERRORS = (OSError, nats.errors.StaleConnectionError)
 
 
 class NatsBroker:
     """`core.broker.Broker` on NATS JetStream."""
 
     def __init__(self, subjects: Subjects, reply_prefix: str) -> None:
-        self._client = GuardedClient()
+        self._connection = Connection(harmless=subjects.hint(""))
         self._subjects = subjects
         self._consumer: DurableConsumer
         self._backlog: Backlog
         self._storage: Storage
-        self._publisher: Publisher | None = None
-        self._subscription: NatsSubscription | None = None
-        self._denied: str | None = None
-        self._outages = 0
-        self._last_error = ""
-        self._lost = asyncio.Event()
-        self._closing = False
+        self._publisher: Publisher
         self._confirm_at = 0.0
         self.streams: StreamUpkeep
         """A worker that checks the streams, and their health."""
-        self._outage = OutageLog(part="the broker", quiet_seconds=0)
         self._reply_prefix = reply_prefix
         self._queries: QueryConnection | None = None
         self._urls = ""
@@ -103,7 +92,8 @@ class NatsBroker:
         last reason, if no server answers.
         """
         broker = cls(Subjects(subject_prefix), reply_prefix)
-        await broker._connect(urls, login.options())
+        broker._urls, broker._login = urls, login.options()
+        await broker._connection.open(broker._urls, broker._login)
         try:
             found = await prepare_streams(broker._client, broker._subjects, manage=manage_streams, retention=retention)
         except nats.errors.Error as error:
@@ -128,7 +118,20 @@ class NatsBroker:
         broker._publisher = Publisher(
             broker._client, broker._subjects, atomic=atomic, on_answers=broker._storage.record
         )
+        broker._connection.tolerates = broker._storage.denied
+        broker._connection.on_lost += [
+            broker._publisher.connection_lost,
+            broker._storage.connection_lost,
+            broker._begin_backlog,
+        ]
         return broker
+
+    @property
+    def _client(self) -> GuardedClient:
+        return self._connection.client
+
+    def _begin_backlog(self) -> None:
+        self._backlog = Backlog(self._consumer)
 
     @property
     def features(self) -> BrokerFeatures:
@@ -138,16 +141,12 @@ class NatsBroker:
     @property
     def health(self) -> Health:
         """Down without a connection. Otherwise usable, with a reason if the server denied a permission."""
-        if not self._client.is_connected:
-            return Health.down(f"not connected to the broker: {self._last_error or 'connection lost'}")
-        if self._denied is not None:
-            return Health(reason=f"{self._denied}; `timer-service doctor` names every missing permission")
-        return HEALTHY
+        return self._connection.health
 
     @property
     def outages(self) -> int:
         """How many times the connection was lost."""
-        return self._outages
+        return self._connection.outages
 
     @property
     def query_health(self) -> Health:
@@ -158,7 +157,7 @@ class NatsBroker:
     def reading(self) -> bool:
         """Whether the connections are read, or are being restored."""
         of_queries = self._queries is None or self._queries.reading
-        return of_queries and (self._client.reading or not self._client.is_connected)
+        return of_queries and self._connection.reading
 
     async def subscribe(
         self,
@@ -178,14 +177,15 @@ class NatsBroker:
                 await subscription.open(alone=alone)
                 break
             except (nats.errors.Error, JetStreamError, ConflictError, DatabaseUnavailableError) as error:
-                may_pass = isinstance(error, _PASSING) and self._denied is None
+                may_pass = isinstance(error, _PASSING) and not self._connection.denies
                 if not may_pass or time.monotonic() > deadline:
                     raise StartError(
                         f"cannot join the command consumer: {error_text(error)}; "
                         "`timer-service doctor` names every missing permission"
                     ) from error
-        self._subscription = subscription
-        return self._subscription
+        self._connection.on_lost.append(subscription.connection_lost)
+        self._connection.on_restored.append(subscription.connection_restored)
+        return subscription
 
     async def check_database(self, history: History) -> None:
         """Check that the commands belong to this database. Raises `StartError` if another one has them."""
@@ -228,7 +228,7 @@ class NatsBroker:
 
     async def publish(self, messages: Sequence[Message]) -> Sequence[PublishResult]:
         """Store messages in their streams. Return one result each."""
-        if self._publisher is None or not self.health.usable:
+        if not self.health.usable:
             return [PublishResult(PublishStatus.UNAVAILABLE, self.health.reason or "")] * len(messages)
         if await self._is_taken_over():
             return [PublishResult(PublishStatus.UNAVAILABLE, self._consumer.holding.reason)] * len(messages)
@@ -247,7 +247,9 @@ class NatsBroker:
 
     async def serve_queries(self, names: Sequence[str], answer: QueryHandler, refuse: QueryFilter = read_all) -> None:
         """Answer queries on a connection of their own. Raises `StartError` if it cannot be opened."""
-        self._queries = QueryConnection(self._subjects, self._reply_prefix, refuse, self._on_error, self._on_closed)
+        self._queries = QueryConnection(
+            self._subjects, self._reply_prefix, refuse, self._connection.record_error, self._connection.end
+        )
         await self._queries.open(self._urls, self._login, names, answer)
 
     async def reply(self, replies: Sequence[Reply]) -> None:
@@ -274,8 +276,7 @@ class NatsBroker:
 
     async def wait_lost(self) -> str:
         """Wait until the connection is closed for good. Return the reason."""
-        await self._lost.wait()
-        return self._last_error
+        return await self._connection.wait_closed()
 
     async def wait_taken_over(self) -> str:
         """Wait until a service with a copy of the database has taken over the commands. Return what to do."""
@@ -284,69 +285,7 @@ class NatsBroker:
 
     async def close(self) -> None:
         """Send what is buffered, such as acknowledgements, and disconnect."""
-        self._closing = True
+        self._connection.begin_to_close()
         if self._queries is not None:
             await self._queries.close()
-        if self._client.is_connected:
-            try:
-                await self._client.flush(_CLOSE_SECONDS)
-            except nats.errors.Error:
-                log.warning("could not flush the connection to the broker", exc_info=True)
-        await self._client.close()
-
-    async def _connect(self, urls: str, login: Mapping[str, Any]) -> None:
-        self._urls, self._login = urls, login
-        await connect(
-            self._new_client,
-            urls,
-            name="timer-service",
-            pending_size=_UNSENT_BYTES,
-            last_error=lambda: self._last_error,
-            **login,
-            error_cb=self._on_error,
-            disconnected_cb=self._on_disconnected,
-            reconnected_cb=self._on_reconnected,
-            closed_cb=self._on_closed,
-        )
-        self._lost.clear()
-        self._last_error = ""
-
-    def _new_client(self) -> GuardedClient:
-        self._client = GuardedClient()
-        return self._client
-
-    async def _on_error(self, error: Exception) -> None:
-        reason = str(error) or type(error).__name__
-        if self._publisher and self._storage.denied(reason):  # the service works without this permission
-            return
-        # A denied hint does not count: without hints timers only fire later, and `doctor` reports the permission.
-        if "permissions violation" in reason.lower() and self._subjects.hint("") not in reason:
-            self._denied = reason
-        if reason == self._last_error:  # each attempt to reconnect reports the same error
-            return
-        self._last_error = reason
-        # The outage is logged with its reason when the connection is lost.
-        of_connection = not self._client.is_connected or isinstance(error, _CONNECTION_ERRORS)
-        log.log(logging.DEBUG if of_connection else logging.WARNING, "broker error", extra={"reason": reason})
-
-    async def _on_disconnected(self) -> None:
-        self._outages += 1
-        self._denied = None  # not in `_on_reconnected`: before that, the server may deny permissions again
-        if self._publisher:
-            self._publisher.connection_lost()
-            self._storage.connection_lost()
-            self._backlog = Backlog(self._consumer)
-        if self._subscription:
-            self._subscription.connection_lost()
-        self._client.discard_unsent()
-        if not self._closing:
-            self._outage.record_failure(self._last_error or "connection lost")
-
-    async def _on_reconnected(self) -> None:
-        self._last_error = ""
-        if self._subscription:
-            self._subscription.connection_restored()
-        self._outage.record_success()
-
-    async def _on_closed(self) -> None:
-        self._lost.set()
+        await self._connection.close()

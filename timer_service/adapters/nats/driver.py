@@ -140,7 +140,6 @@ class _GuardedParser(Parser):
 
     async def _process_message(self, body: bytes) -> None:
         split = self.header_needed
-        self.header_needed = 0
         argument = self.msg_arg
         try:
             await self.nc._process_msg(

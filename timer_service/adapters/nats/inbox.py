@@ -1,12 +1,17 @@
 """The inbox of the pulls: where the server sends commands and the status of each pull."""
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable
 
+import nats.errors
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription as Interest
 
 from timer_service.adapters.nats.driver import GuardedClient
+from timer_service.core.error_text import error_text
+
+log = logging.getLogger(__name__)
 
 _REPLACE_SECONDS = 2
 _MOST_REQUESTS = 5_000
@@ -56,14 +61,17 @@ class PullInbox:
     async def replace(self) -> None:
         """Open another inbox, and close this one. Return when all messages were received that the server had sent.
 
-        Raises `nats.errors.Error` or `OSError` if the server does not answer. The other inbox is open then too.
+        If the server does not answer, the last inbox may still be open there. The other inbox is open too.
         """
         old = self._interest
         self._name, self._requests = self._client.new_inbox(), 0
-        await self.open()
-        if old is not None:
-            async with asyncio.timeout(_REPLACE_SECONDS):
-                await self._client.drain_subscription(old)
+        try:
+            await self.open()
+            if old is not None:
+                async with asyncio.timeout(_REPLACE_SECONDS):
+                    await self._client.drain_subscription(old)
+        except (nats.errors.Error, OSError) as error:
+            log.debug("the last inbox of the pulls may still be open", extra={"reason": error_text(error)})
 
     async def close(self) -> None:
         """Unsubscribe."""

@@ -1,6 +1,6 @@
 """The commands that are lost with the rest of a pull's answer, which the server drops after an empty command.
 
-Pure: `subscription` asks the consumer for its progress, and returns the lost commands to it, so that they come again.
+Pure: `recovery` asks the consumer for its progress, and returns the lost commands to it, so that they come again.
 See docs/decisions/0040.
 """
 

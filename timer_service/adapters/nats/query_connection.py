@@ -65,7 +65,9 @@ class QueryConnection:
             last_error=lambda: self._last_error,
             **login,
             error_cb=self._on_error,
+            reconnected_cb=self._on_connected,
         )
+        await self._on_connected()
         self._client.options["closed_cb"] = self._on_closed
         self._service = await serve_queries(self._client, self._subjects, self._reply_prefix, names, answer)
 
@@ -84,6 +86,9 @@ class QueryConnection:
         log.debug("broker error on the connection for queries", extra={"reason": self._last_error})
         if "permissions violation" in self._last_error.lower():
             await self._on_denied(error)
+
+    async def _on_connected(self) -> None:
+        self._last_error = ""
 
 
 class _QueryClient(GuardedClient):

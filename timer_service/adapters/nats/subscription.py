@@ -4,7 +4,7 @@ import asyncio
 import json
 import logging
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from datetime import timedelta
 
 import nats.errors
@@ -16,8 +16,9 @@ from timer_service.adapters.nats.driver import GuardedClient
 from timer_service.adapters.nats.durable import DURABLE, DurableConsumer
 from timer_service.adapters.nats.holding import TakenOverError
 from timer_service.adapters.nats.inbox import PullInbox
-from timer_service.adapters.nats.lost_answers import LOOK_AGAIN_SECONDS, LostAnswers, Progress
+from timer_service.adapters.nats.lost_answers import LostAnswers
 from timer_service.adapters.nats.pulls import PULL_SECONDS, Phase, Pulls
+from timer_service.adapters.nats.recovery import Recovery
 from timer_service.adapters.nats.redelivery import Redelivery
 from timer_service.adapters.nats.stay import Stay
 from timer_service.adapters.nats.stored import ACKNOWLEDGEMENT, StoredMessage
@@ -106,8 +107,14 @@ class NatsSubscription:
         self._why_lost = ""
         self._redelivery: Redelivery | None = None
         self._look_ahead: asyncio.Task[bool] | None = None
-        self._lost: LostAnswers | None = None
-        self._recovery: asyncio.Task[None] | None = None
+        self._recovery = Recovery(
+            client,
+            consumer,
+            self._inbox,
+            give_back=lambda replies: self._publish_each(replies, b"-NAK"),
+            is_joined=lambda: self._pulls.phase is not Phase.LOST,
+            on_found=self._end_cut,
+        )
         self._gave_up_settling = False
 
     @property
@@ -181,8 +188,7 @@ class NatsSubscription:
             return
         while self._may_receive() and self._client.is_connected:
             await self._wait()
-        if self._recovery is not None:
-            self._recovery.cancel()
+        self._recovery.cancel()
         await self._inbox.close()
         if self._pulls.phase is not Phase.LOST or self._is_taken_over:
             while returned := self._stay.returned.take(_SETTLED_AT_ONCE):
@@ -233,7 +239,7 @@ class NatsSubscription:
         self._gave_up_settling = False
 
     def _begin_stay(self, number: int, epochs: Epochs) -> None:
-        self._lost = None
+        self._recovery.forget()
         self._stay = Stay(
             number,
             epochs,
@@ -310,7 +316,7 @@ class NatsSubscription:
         if self._pulls.phase is not Phase.IDLE or self._stay.buffer.fills_batch(limit):
             return
         if self._inbox.must_be_replaced:
-            await self._replace_inbox()
+            await self._inbox.replace()
         if await self._has_commands(_PULL_WITHIN) and self._pulls.phase is Phase.IDLE:
             await self._pull(limit)
 
@@ -323,12 +329,6 @@ class NatsSubscription:
         subject = f"$JS.API.CONSUMER.MSG.NEXT.{self._subjects.stream(Kind.COMMAND)}.{DURABLE}"
         body = json.dumps(request).encode()
         await self._inbox.request(subject, body, pull=self._pulls.number, times=demand.requests)
-
-    async def _replace_inbox(self) -> None:
-        try:
-            await self._inbox.replace()
-        except _OUTAGES as error:
-            log.debug("the last inbox of the pulls may still be open", extra={"reason": error_text(error)})
 
     async def _receive(self, message: Msg) -> None:
         """Take a message of the inbox. Only the server can send one with the subject of a command there."""
@@ -357,8 +357,7 @@ class NatsSubscription:
         self._pulls = self._pulls.command()
         if message.headers is None and not message.data:
             self._receive_empty(stored)
-        if self._lost is not None:
-            self._lost.arrive(stored.receipt)
+        self._recovery.arrive(stored.receipt)
 
     def _receive_empty(self, stored: StoredMessage) -> None:
         """Receive a command without headers and body. The server may have dropped the rest of the pull's answer."""
@@ -366,8 +365,11 @@ class NatsSubscription:
         self._pulls = self._pulls.empty(time.monotonic())
         if self._pulls.phase is Phase.CUT and before is not Phase.CUT:
             newest = self._stay.buffer.newest
-            self._lost = LostAnswers(stored, newest.sequence if newest else 0, self._pulls.missing)
-            self._recovery = asyncio.create_task(self._recover(self._lost), name="recovery")
+            self._recovery.begin(LostAnswers(stored, newest.sequence if newest else 0, self._pulls.missing))
+
+    def _end_cut(self) -> None:
+        self._pulls = self._pulls.found()
+        self._arrived.set()
 
     def _receive_status(self, message: Msg) -> None:
         headers = message.headers
@@ -383,31 +385,6 @@ class NatsSubscription:
             self._lose(f"{code} {description}".strip())
         if self._pulls.refusal is not None and self._pulls.refusal != before.refusal:
             log.warning("the broker refuses to deliver commands", extra={"reason": self._pulls.refusal})
-
-    async def _recover(self, lost: LostAnswers) -> None:
-        """Make the server forget the pull that was cut, and return its lost commands. They come with the next pulls."""
-        await self._replace_inbox()
-        await self._return_lost(lost, lost.find)
-        if lost is self._lost:
-            self._pulls = self._pulls.found()
-            self._arrived.set()
-        while lost is self._lost and not self._client.is_closed:
-            await asyncio.sleep(LOOK_AGAIN_SECONDS)
-            if await self._return_lost(lost, lost.find_again):
-                self._lost = None
-
-    async def _return_lost(self, lost: LostAnswers, find: Callable[[Progress], Sequence[str]]) -> bool:
-        """Return lost commands to the consumer. Return whether it worked."""
-        try:
-            progress = Progress.read(await self._consumer.info())
-            await self._client.flush()  # commands that are on their way arrive first
-        except _OUTAGES as error:
-            log.debug("could not look for lost commands", extra={"reason": error_text(error)})
-            return False
-        if self._pulls.phase is Phase.LOST or lost is not self._lost:
-            return False
-        await self._publish_each(find(progress), b"-NAK")
-        return True
 
     async def _take(self, limit: int) -> list[Delivery]:
         """Take a batch. Commands that were handled ahead are acknowledged and left out."""

@@ -1,19 +1,13 @@
-"""A broker inside this process, for tests and for the simulation.
+"""The in-memory broker."""
 
-It delivers commands only when a test asks for them. A test can read everything that it stored and settled.
-"""
-
-import asyncio
 import random
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
-from datetime import timedelta
-from itertools import accumulate
 
+from timer_service.adapters.memory.commands import CommandQueue, LoggedCommand
+from timer_service.adapters.memory.subscription import MemorySubscription, Settlements
 from timer_service.core.broker import (
     PUBLISHED,
     BrokerFeatures,
-    Delivery,
     History,
     PublishResult,
     PublishStatus,
@@ -41,64 +35,6 @@ async def _do_nothing(_messages: Sequence[Message]) -> None:
     pass
 
 
-@dataclass(slots=True)
-class _Command:
-    """One command in the log."""
-
-    position: Position
-    address: Address
-    message_id: str
-    body: bytes
-    headers: dict[str, str]
-    stored_at: int
-    attempts: int = 0
-    settled: bool = False
-
-    @property
-    def source(self) -> str:
-        return ".".join(self.address)
-
-    @property
-    def size(self) -> int:
-        headers = sum(len(f"{name}: {value}\r\n") for name, value in self.headers.items())
-        return len(self.source) + headers + len(self.body)
-
-
-class _Queue:
-    """The commands to deliver next. All subscriptions share one queue."""
-
-    def __init__(self) -> None:
-        self.commands: list[_Command] = []
-        self.changed = asyncio.Event()
-
-    def put(self, commands: Sequence[_Command]) -> None:
-        self.commands += commands
-        self.changed.set()
-
-    def put_first(self, commands: Sequence[_Command]) -> None:
-        self.commands[:0] = commands
-        self.changed.set()
-
-    def take(self, limit: int, most_bytes: int) -> list[_Command]:
-        sizes = accumulate(command.size for command in self.commands[:limit])
-        count = max(1, sum(size <= most_bytes for size in sizes))
-        taken = self.commands[:count]
-        del self.commands[:count]
-        return taken
-
-    def remove(self, positions: Collection[Position]) -> None:
-        self.commands = [command for command in self.commands if command.position not in positions]
-
-
-@dataclass(slots=True)
-class Settlements:
-    """All settlements so far, in order."""
-
-    acknowledged: list[Position] = field(default_factory=list)
-    retried: list[tuple[Position, timedelta]] = field(default_factory=list)
-    terminated: list[Position] = field(default_factory=list)
-
-
 class MemoryBroker:
     """A `core.broker.Broker` in memory. Tests can make it fail.
 
@@ -122,8 +58,8 @@ class MemoryBroker:
         self.replies: list[Reply] = []
         self.settlements = Settlements()
         self._epoch = epoch
-        self._log: dict[Position, _Command] = {}
-        self._queue = _Queue()
+        self._log: dict[Position, LoggedCommand] = {}
+        self._queue = CommandQueue()
         self._ids: set[tuple[Kind, str]] = set()
         self._query_handlers: dict[str, QueryHandler] = {}
         self._hint_listeners: list[Callable[[str, int], None]] = []
@@ -165,7 +101,7 @@ class MemoryBroker:
         position = Position(self._epoch, len(self._log) + 1)
         message_id = message_id or f"message-{position.sequence}"
         stored_at = position.sequence if stored_at is None else stored_at
-        command = _Command(position, address, message_id, body, dict(headers or {}), stored_at)
+        command = LoggedCommand(position, address, message_id, body, dict(headers or {}), stored_at)
         self._log[position] = command
         self._queue.put([command])
         return position
@@ -221,7 +157,7 @@ class MemoryBroker:
         messages: Collection[str] = (),  # noqa: ARG002 - nothing overtakes here
         alone: bool = False,
         batch_bytes: int = DEFAULT_BUDGET.batch,
-    ) -> "MemorySubscription":
+    ) -> MemorySubscription:
         """Return a new subscription. `alone`: queue again the commands that were delivered and not settled.
 
         The epochs come from the test, not from the history.
@@ -276,79 +212,3 @@ class MemoryBroker:
         self._ids.add(name)
         stored = self.dead_letters if message.address.kind is Kind.DEAD_LETTER else self.events
         stored.append(message)
-
-
-class MemorySubscription:
-    """One subscriber of a `MemoryBroker`."""
-
-    def __init__(self, queue: _Queue, settlements: Settlements, batch_bytes: int) -> None:
-        self._queue = queue
-        self._batch_bytes = batch_bytes
-        self._settlements = settlements
-        self._held: dict[Delivery, _Command] = {}
-        self._closed = False
-        self.health = HEALTHY
-
-    async def next_batch(self, limit: int) -> Sequence[Delivery]:
-        """Wait for commands. Return up to `limit` of them, or none if the subscription is closed."""
-        while not self._queue.commands and not self._closed:
-            self._queue.changed.clear()
-            await self._queue.changed.wait()
-        if self._closed:
-            return []
-        return [self._deliver(command) for command in self._queue.take(limit, self._batch_bytes)]
-
-    async def acknowledge(self, deliveries: Sequence[Delivery]) -> None:
-        """Settle deliveries as handled."""
-        self._settlements.acknowledged += self._settle(deliveries)
-
-    async def retry(self, deliveries: Sequence[Delivery], delay: timedelta) -> None:
-        """Return deliveries to the log. They come again when a test calls `MemoryBroker.redeliver`."""
-        released = [self._held.pop(delivery) for delivery in deliveries]
-        self._settlements.retried += [(command.position, delay) for command in released]
-
-    async def terminate(self, deliveries: Sequence[Delivery]) -> None:
-        """Settle deliveries as never to be handled."""
-        self._settlements.terminated += self._settle(deliveries)
-
-    def stream_changed(self) -> None:
-        """Do nothing: the epochs come from the test."""
-
-    async def put_back(self, deliveries: Sequence[Delivery]) -> None:
-        """Put deliveries at the front of the queue, in their order. Their attempts do not count."""
-        commands = [self._held.pop(delivery) for delivery in deliveries]
-        for command in commands:
-            command.attempts -= 1
-        self._queue.put_first(commands)
-
-    async def close(self) -> None:
-        """Stop delivering commands."""
-        self._closed = True
-        self._queue.changed.set()
-
-    def _deliver(self, command: _Command) -> Delivery:
-        command.attempts += 1
-        delivery = Delivery(
-            address=command.address,
-            source=command.source,
-            message_id=command.message_id,
-            body=command.body,
-            headers=dict(command.headers),
-            position=command.position,
-            attempt=command.attempts,
-            handle=None,
-            size=command.size,
-            stored_at=command.stored_at,
-            newest_epoch=command.position.epoch,
-        )
-        self._held[delivery] = command
-        return delivery
-
-    def _settle(self, deliveries: Sequence[Delivery]) -> list[Position]:
-        """Return the positions. Raises KeyError if a delivery is not held."""
-        commands = [self._held.pop(delivery) for delivery in deliveries]
-        for command in commands:
-            command.settled = True
-        positions = [command.position for command in commands]
-        self._queue.remove(set(positions))
-        return positions

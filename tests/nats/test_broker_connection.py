@@ -1,0 +1,234 @@
+"""What the broker of NATS remembers of a connection, and forgets with it, against a scripted server."""
+
+import asyncio
+import json
+import logging
+import time
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import pytest
+
+from tests.harness.builders import event
+from tests.harness.clock import NOW
+from tests.harness.nats_peer import ScriptedPeer, scripted_peer
+from timer_service.adapters.nats import NatsBroker
+from timer_service.adapters.nats.holding import HOLDER
+from timer_service.adapters.nats.query_connection import QueryConnection
+from timer_service.adapters.nats.subjects import Subjects
+from timer_service.core.broker import PublishResult, PublishStatus, read_all
+from timer_service.core.health import HEALTHY
+from timer_service.core.message import Kind
+
+NONSENSE = b"NONSENSE\r\n"
+"""The client ends the connection after this line, and reports no error."""
+DENIED_ACCOUNT = b"-ERR 'Permissions Violation for Publish to \"$JS.API.INFO\"'\r\n"
+DENIED = b"-ERR 'Permissions Violation for Publish to \"timer.evt.v1.acme.due-time-reached\"'\r\n"
+
+
+class JetStream:
+    """The answers of a JetStream whose streams are always there, and whose consumer has a token."""
+
+    def __init__(self) -> None:
+        self.looks = 0
+        """How many times somebody looked at the consumer."""
+        self.token = ""
+        self.settled = self.last_sequence = 0
+
+    def answer(self, subject: str, body: bytes) -> dict[str, Any] | None:
+        if subject.startswith("$JS.API.STREAM.INFO.") and self.last_sequence:
+            return {"state": {"messages": self.last_sequence, "last_seq": self.last_sequence}}
+        if subject.startswith("$JS.API.STREAM.INFO."):
+            return {"error": {"code": 404, "err_code": 10059, "description": "stream not found"}}
+        if subject.startswith("$JS.API.STREAM.CREATE."):
+            state = {"messages": 0, "bytes": 0, "first_seq": 1, "last_seq": 0}
+            return {"config": {"max_bytes": -1, "max_msgs": -1, **json.loads(body)}, "state": state, "created": "now"}
+        if subject.startswith("$JS.API.CONSUMER.INFO."):
+            self.looks += 1
+            config = {"metadata": {HOLDER: self.token}}
+            counts = {"num_pending": 0, "num_ack_pending": self.last_sequence - self.settled}
+            progress = {"delivered": {"stream_seq": self.last_sequence}, "ack_floor": {"stream_seq": self.settled}}
+            return {"stream_name": "TIMER_CMD", "created": "now", "config": config, **counts, **progress}
+        return {"stream": "TIMER_EVT", "seq": 1}
+
+
+@pytest.fixture
+async def peer() -> AsyncIterator[ScriptedPeer]:
+    """Return a peer that plays JetStream."""
+    async with scripted_peer() as started:
+        started.answer = JetStream().answer
+        yield started
+
+
+@pytest.fixture
+async def broker(peer: ScriptedPeer) -> AsyncIterator[NatsBroker]:
+    """Return a broker that is connected to the peer."""
+    connected = await NatsBroker.connect(peer.url, "timer", reply_prefix="_INBOX.", manage_streams=True)
+    yield connected
+    await connected.close()
+
+
+async def until(reached: Callable[[], bool]) -> None:
+    async with asyncio.timeout(10):
+        while not reached():
+            await asyncio.sleep(0.001)
+
+
+async def reconnect(peer: ScriptedPeer, broker: NatsBroker) -> None:
+    """Cut the connection, and wait until the broker is connected again."""
+    before = broker.outages
+    peer.disconnect()
+    await until(lambda: broker.outages > before and broker._client.is_connected)
+
+
+async def test_a_denied_permission_is_forgotten_with_the_connection(peer: ScriptedPeer, broker: NatsBroker) -> None:
+    """A permission that one server has denied says nothing about the next server."""
+    await peer.send(DENIED)
+    await until(lambda: broker.health.reason is not None)
+    denied = broker.health
+    await reconnect(peer, broker)
+    assert denied.usable
+    assert "permissions violation" in (denied.reason or "").lower()
+    assert broker.health == HEALTHY
+
+
+async def test_the_reason_of_an_outage_is_forgotten_with_it(peer: ScriptedPeer, broker: NatsBroker) -> None:
+    """The error of an earlier outage is not the reason of the next one, which has none."""
+    reasons: list[str | None] = []
+    for raw in (b"-ERR 'Stale Connection'\r\n", NONSENSE):
+        await peer.send(raw)
+        await until(lambda: not broker.health.usable)
+        reasons.append(broker.health.reason)
+        await until(lambda: broker.health.usable)
+    away = "not connected to the broker:"
+    assert reasons == [f"{away} nats: stale connection", f"{away} connection lost"]
+
+
+async def test_the_reason_of_an_outage_of_queries_is_forgotten_with_it(peer: ScriptedPeer) -> None:
+    """The same is true for the connection for queries."""
+
+    async def ignore(*_arguments: object) -> None:
+        pass
+
+    connection = QueryConnection(Subjects("timer"), "_INBOX.", read_all, ignore, ignore)
+    await connection.open(peer.url, {}, [], ignore)
+    reasons: list[str | None] = []
+    for raw in (b"-ERR 'Stale Connection'\r\n", NONSENSE):
+        await peer.send(raw)
+        await until(lambda: not connection.health.usable)
+        reasons.append(connection.health.reason)
+        await until(lambda: connection.health.usable)
+    await connection.close()
+    away = "not connected to the broker for queries:"
+    assert reasons == [f"{away} nats: stale connection", f"{away} connection lost"]
+
+
+async def test_the_same_error_is_logged_once(
+    peer: ScriptedPeer, broker: NatsBroker, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An error that the server repeats is logged once, and again after a reconnect."""
+    await peer.send(DENIED * 2)
+    await until(lambda: "broker error" in caplog.messages)
+    await reconnect(peer, broker)
+    await peer.send(DENIED * 2)
+    await until(lambda: broker.health.reason is not None)
+    await broker._client.flush()
+    warnings = [each for each in caplog.records if (each.message, each.levelno) == ("broker error", logging.WARNING)]
+    assert len(warnings) == 2
+
+
+async def test_closing_is_no_outage(broker: NatsBroker, caplog: pytest.LogCaptureFixture) -> None:
+    """A broker that is closed logs no outage."""
+    await broker.close()
+    assert (broker.outages, caplog.messages) == (1, [])
+
+
+async def test_publishing_looks_rarely_for_a_take_over(
+    peer: ScriptedPeer, broker: NatsBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Publishing looks whether another process has the commands, but not for each call if nothing confirms that."""
+    js = JetStream()
+    monkeypatch.setattr(peer, "answer", js.answer)
+    holding = broker._consumer.holding
+    holding.begin({"metadata": {HOLDER: js.token}})  # the token is never written, so no look confirms it
+    for _ in range(3):
+        await broker.publish([event()])
+    assert js.looks == 1
+
+
+async def test_publishes_in_progress_end_with_the_connection(peer: ScriptedPeer, broker: NatsBroker) -> None:
+    """An event whose acknowledgement cannot arrive any more is unavailable at once, not after the usual timeout."""
+    peer.answer = lambda _subject, _body: None
+    publishing = asyncio.create_task(broker.publish([event()]))
+    await peer.until(lambda: any(subject.startswith("timer.evt") for subject, _, _ in peer.published))
+    began = time.monotonic()
+    peer.disconnect()
+    (result,) = await publishing
+    assert result == PublishResult(PublishStatus.UNAVAILABLE, "connection lost")
+    assert time.monotonic() - began < 2.5, "an acknowledgement may take 5 s"
+
+
+async def test_unsent_messages_do_not_reach_the_next_server(peer: ScriptedPeer, broker: NatsBroker) -> None:
+    """What was not sent before the connection was lost, such as an acknowledgement, is not sent later."""
+    broker._client._pending.append(b"PUB acknowledgement 0\r\n\r\n")
+    await reconnect(peer, broker)
+    await broker._client.flush()
+    assert "acknowledgement" not in [subject for subject, _, _ in peer.published]
+
+
+async def test_the_account_is_looked_up_again_after_a_reconnect(peer: ScriptedPeer, broker: NatsBroker) -> None:
+    """If one server denies the look-up of the account, the service is healthy, and asks the next server."""
+    looks: list[int] = []
+    for _ in range(3):
+        await broker.streams.tick(NOW)
+        looks.append(sum(subject == "$JS.API.INFO" for subject, _, _ in peer.published))
+        if len(looks) == 1:
+            await peer.send(DENIED_ACCOUNT)
+            await until(lambda: not broker._storage._may_look_up)
+        elif len(looks) == 2:
+            await reconnect(peer, broker)
+    assert (looks, broker.health) == ([1, 1, 2], HEALTHY)
+
+
+async def test_a_check_during_an_outage_shows_nothing(peer: ScriptedPeer, broker: NatsBroker) -> None:
+    """If the connection is lost while the streams are checked, what the last check has shown stays."""
+    await broker.streams.tick(NOW)
+    js = JetStream()
+
+    def cut(subject: str, body: bytes) -> dict[str, Any] | None:
+        if subject.startswith("$JS.API.STREAM.INFO."):
+            assert peer._server is not None
+            peer._server.close()  # so that the client cannot connect again
+            peer.disconnect()
+            return None
+        return js.answer(subject, body)
+
+    peer.answer = cut
+    await broker.streams.tick(NOW)
+    assert broker.streams.health == dict.fromkeys(broker.streams.health, HEALTHY)
+
+
+async def test_a_check_notices_a_take_over(peer: ScriptedPeer, broker: NatsBroker) -> None:
+    """A service that handles nothing notices that another one has its commands, when it checks the streams."""
+    broker._consumer.holding.begin(None)
+    await broker.streams.tick(NOW)
+    assert broker._consumer.holding.taken_over.is_set()
+    assert "copy of this database has taken over" in (broker.streams.health[Kind.COMMAND].reason or "")
+    (result,) = await broker.publish([event()])
+    assert (result.status, result.reason) == (PublishStatus.UNAVAILABLE, broker._consumer.holding.reason)
+    assert not [subject for subject, _, _ in peer.published if subject.startswith("timer.evt")]
+
+
+async def test_each_outage_begins_a_new_backlog(peer: ScriptedPeer, broker: NatsBroker) -> None:
+    """After a reconnect, the commands that wait then must be settled, also if an older backlog was not settled yet."""
+    js = JetStream()
+    peer.answer = js.answer
+    js.settled, js.last_sequence = 4, 5
+    found = [await broker.caught_up()]
+    await reconnect(peer, broker)
+    js.last_sequence = 9
+    found.append(await broker.caught_up())
+    js.settled = 5
+    found.append(await broker.caught_up())
+    js.settled = 9
+    assert [*found, await broker.caught_up()] == [False, False, False, True]

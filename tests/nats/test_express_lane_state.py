@@ -1,0 +1,122 @@
+"""What the express lane remembers, and when it forgets it."""
+
+import asyncio
+import math
+from collections.abc import Sequence
+from datetime import timedelta
+from types import SimpleNamespace
+from typing import cast
+
+import pytest
+
+from tests.harness.builders import command_address, delivery
+from timer_service.adapters.nats import express_lane
+from timer_service.adapters.nats.durable import DurableConsumer
+from timer_service.adapters.nats.express_lane import ExpressLane
+from timer_service.adapters.nats.returned import Returned
+from timer_service.adapters.nats.stay import Handle
+from timer_service.adapters.nats.subjects import Subjects
+from timer_service.core.broker import Delivery
+from timer_service.core.budget import DEFAULT_BUDGET
+from timer_service.core.epochs import Epochs, Part
+from timer_service.core.message import Position
+
+SECOND = timedelta(seconds=1)
+NO_STREAM = cast("DurableConsumer", SimpleNamespace(largest_body=1))
+
+
+class Lane:
+    """An express lane that reads nothing, and its clock."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+        self.lane = ExpressLane(
+            NO_STREAM,
+            Subjects("timer"),
+            Epochs((Part(1, "created", 1, 0, 0),)),
+            ["schedule-timer"],
+            asyncio.Event(),
+            batch_bytes=DEFAULT_BUDGET.batch,
+            returned=Returned(DEFAULT_BUDGET.batch),
+        )
+        self.lane._next_round_at = math.inf
+
+    def observe(self, batch: Sequence[Delivery], *, behind: int) -> None:
+        """Observe a batch. No listing while nothing waits is due."""
+        self.lane._search._listed_at = self.now
+        self.lane.observe(batch, behind=behind, end=None)
+
+
+@pytest.fixture
+def lane(monkeypatch: pytest.MonkeyPatch) -> Lane:
+    """Return a lane with a clock of its own."""
+    started = Lane()
+    monkeypatch.setattr(express_lane, "time", SimpleNamespace(monotonic=lambda: started.now))
+    return started
+
+
+def delivered(sequence: int, tenant: str = "acme") -> Delivery:
+    """Return a command that the consumer has delivered."""
+    found = ahead(sequence, tenant)
+    found.handle = Handle(f"reply-{sequence}", 1)
+    return found
+
+
+def ahead(sequence: int, tenant: str = "acme") -> Delivery:
+    """Return a command that was read ahead."""
+    return delivery(address=command_address(tenant), position=Position(1, sequence))
+
+
+async def test_a_backlog_that_has_ended(lane: Lane) -> None:
+    """When nothing waits any more, tenants are forgotten, and what the consumer has delivered since."""
+    lane.lane.record_handled([ahead(5), ahead(50)])
+    lane.lane.retry([ahead(6, "b"), ahead(60, "c")], SECOND)
+    lane.observe([delivered(10, "a")], behind=0)
+    known = lane.lane
+    assert (known._served_at, known._waiting, known._handled, known._ahead) == ({}, {}, {50}, {"c": 59})
+
+
+async def test_a_backlog_that_goes_on(lane: Lane) -> None:
+    """While commands wait, nothing is forgotten."""
+    lane.lane.record_handled([ahead(5)])
+    lane.lane.retry([ahead(6, "b")], SECOND)
+    for sequence in (10, 11):
+        lane.now += 1
+        lane.observe([delivered(sequence, "a")], behind=10**9)
+    known = lane.lane
+    assert (list(known._served_at), list(known._waiting), known._handled, known._ahead) == (["a"], ["b"], {5}, {"b": 5})
+
+
+async def test_a_command_that_was_handled_ahead_is_forgotten_once(lane: Lane) -> None:
+    """A command that was handled ahead is left out once, when the consumer delivers it. Its place is free then."""
+    lane.lane.record_handled([ahead(5)])
+    assert [lane.lane.forget_handled(sequence) for sequence in (4, 5, 5)] == [False, True, False]
+
+
+async def test_the_longest_retry_counts(lane: Lane) -> None:
+    """Commands wait for their retry until the longest delay is over, whatever delays follow."""
+    lane.lane.retry([delivered(1)], 10 * SECOND)
+    lane.lane.retry([delivered(2)], SECOND)
+    found = []
+    for seconds in (0, 9, 1):
+        lane.now += seconds
+        found.append(lane.lane.awaits_retries)
+    assert found == [True, True, False]
+
+
+async def test_tenants_that_wait_take_turns(lane: Lane, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If more tenants wait than are served in one round, the next round begins with the others."""
+    monkeypatch.setattr(express_lane, "_TENANTS_AT_ONCE", 2)
+    lane.lane.retry([ahead(number, tenant) for number, tenant in enumerate("abc", 1)], timedelta(0))
+    assert [lane.lane._pick_tenants(lane.now) for _ in range(3)] == [["a", "b"], ["c", "a"], ["b", "c"]]
+
+
+async def test_tenants_that_wait_for_a_retry(lane: Lane) -> None:
+    """A tenant whose command waits for a retry is left out until then. Delays that are over are forgotten."""
+    lane.lane.retry([ahead(1, "a")], SECOND)
+    lane.lane.retry([ahead(2, "b")], 2 * SECOND)
+    found = []
+    for seconds in (0, 1, 1):
+        lane.now += seconds
+        found.append((lane.lane._pick_tenants(lane.now), list(lane.lane._paused_until)))
+    assert found == [([], ["a", "b"]), (["a"], ["b"]), (["b", "a"], [])]

@@ -1,0 +1,195 @@
+"""What the subscription remembers of a stay, a connection and an outage, and when it forgets it."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from datetime import timedelta
+
+import pytest
+
+from tests.harness.builders import command_address, delivery
+from tests.harness.subscription_site import Site, open_site
+from timer_service.adapters.nats import recovery, subscription
+from timer_service.core.message import Position
+
+LONG = 30
+"""Seconds that no test waits for."""
+
+
+@pytest.fixture
+async def site() -> AsyncIterator[Site]:
+    """Return an open subscription."""
+    async with open_site() as opened:
+        yield opened
+
+
+async def until_joined(site: Site) -> None:
+    """Let the subscription try to join until it has, as it does before each batch."""
+    async with asyncio.timeout(10):
+        while not site.subscription.health.usable:
+            await site.subscription._keep_pulling(10)
+            await asyncio.sleep(0.001)
+
+
+async def rejoin(site: Site) -> None:
+    """Lose the connection, and wait until the subscription has joined again."""
+    await site.lose_connection()
+    await until_joined(site)
+
+
+async def meet_another_stream(site: Site) -> None:
+    """Replace the stream during an outage."""
+    site.history.handle(1, 17)
+    site.js.created = "2026-01-02T00:00:00Z"
+    site.js.consumer = None
+    await rejoin(site)
+
+
+async def test_each_reconnect_joins_at_once(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a reconnect, or if the database knows another stream, the pause after the last attempt does not count."""
+    monkeypatch.setattr(subscription, "_REJOIN_SECONDS", LONG)
+    for _ in range(2):
+        await rejoin(site)
+    for _ in range(2):
+        site.subscription.stream_changed()
+        await until_joined(site)
+
+
+async def test_attempts_to_join_are_limited(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While JetStream does not answer, the subscription does not try again before a pause is over."""
+    monkeypatch.setattr(subscription, "_REJOIN_SECONDS", LONG)
+    site.js.is_down = True
+    site.subscription.stream_changed()
+    site.js.requests.clear()
+    for _ in range(3):
+        await site.subscription._keep_pulling(10)
+    assert site.js.requests == ["CONSUMER.INFO"]
+
+
+async def test_settling_waits_in_each_outage(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A settlement that gave up in one outage does not keep those in the next outage from waiting."""
+    monkeypatch.setattr(subscription, "_SETTLE_SECONDS", 0)
+    found = await site.take(1, 2)
+    site.js.is_down = True
+    await site.lose_connection()
+    await site.subscription.retry(found[:1], timedelta(0))
+    site.js.is_down = False
+    await rejoin(site)
+    monkeypatch.setattr(subscription, "_SETTLE_SECONDS", 5)
+    await site.lose_connection()
+    await site.subscription.acknowledge(found[1:])
+    await site.client.flush()
+    assert site.settlements == [("2", b"+ACK")]
+
+
+async def test_what_was_read_ahead_of_another_stream_is_dropped(site: Site) -> None:
+    """If the stream is another one, the commands that were read ahead of the last one are dropped with its lane."""
+    await site.take(1)
+    lane = site.subscription._stay.lane
+    lane._read.append(delivery(address=command_address("b"), position=Position(1, 9)))
+    await meet_another_stream(site)
+    assert site.subscription._stay.lane is not lane
+    assert lane.take(10) == []
+
+
+async def test_lost_commands_of_another_stream_are_forgotten(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If the stream is another one, no command of it is returned because the last stream has lost some."""
+    monkeypatch.setattr(recovery, "LOOK_AGAIN_SECONDS", LONG)
+    waiting = asyncio.create_task(site.next_batch())
+    await site.until_pulls(1)
+    site.js.delivered = 1
+    await site.command(1, b"")
+    await waiting
+    goes_on = site.subscription._recovery.goes_on
+    await meet_another_stream(site)
+    assert (goes_on, site.subscription._recovery.goes_on) == (True, False)
+    site.subscription._recovery.cancel()
+
+
+async def test_commands_in_flight_of_the_last_connection(site: Site) -> None:
+    """Each join of a process that is alone finds out anew which commands are in flight, and waits for these."""
+    waits: list[bool] = []
+    await site.subscription.open(alone=True)
+    site.js.last_sequence = site.js.delivered = 1
+    for in_flight in (2, 0, 1):
+        site.js.in_flight = in_flight
+        await rejoin(site)
+        waits.append(site.subscription._redelivery is not None)
+    assert waits == [True, False, True]
+    await site.take(1)
+    await site.subscription._keep_pulling(10)
+    assert site.subscription._redelivery is None
+    assert site.js.consumer is not None
+    assert "timer-service.ack-wait" not in site.js.consumer["metadata"]
+
+
+async def test_a_command_without_a_stream_comes_later(site: Site) -> None:
+    """A command that arrives while the stream is not recognized comes again after 2 s, longer than a pull lasts."""
+    await site.take(1)
+    site.js.is_down = True
+    site.subscription.stream_changed()
+    await site.command(2)
+    await site.peer.until(lambda: bool(site.settlements))
+    assert site.settlements == [("2", b'-NAK {"delay": 2000000000}')]
+    assert not site.subscription._stay.buffer
+
+
+async def test_commands_that_were_handled_ahead_have_come_too(site: Site) -> None:
+    """A command that was read ahead and settled is left out when the consumer delivers it, and counts as delivered."""
+    await site.subscription.open(alone=True)
+    site.js.last_sequence = site.js.delivered = site.js.in_flight = 1
+    await rejoin(site)
+    await site.subscription.acknowledge([delivery(address=command_address("b"), position=Position(1, 1))])
+    waiting = asyncio.create_task(site.next_batch())
+    await site.until_pulls(1)
+    await site.command(1)
+    await site.command(2)
+    assert [each.position.sequence for each in await waiting] == [2]
+    await site.subscription._keep_pulling(10)
+    await site.client.flush()
+    assert (site.settlements, site.subscription._redelivery) == ([("1", b"+ACK")], None)
+
+
+async def test_the_express_lane_knows_of_retries(site: Site) -> None:
+    """While commands wait for a retry, the express lane looks for others: the consumer may be full of retries."""
+    found = await site.take(1)
+    before = site.subscription._stay.lane.awaits_retries
+    await site.subscription.retry(found, timedelta(seconds=LONG))
+    assert (before, site.subscription._stay.lane.awaits_retries) == (False, True)
+
+
+@pytest.mark.parametrize("number", [1, 2])
+async def test_a_consumer_that_was_created_again(site: Site, number: int) -> None:
+    """If the deliveries are counted again, another consumer delivers. Its commands come again after another join."""
+    await site.take(1, 2)
+    await site.command(3, reply=b"$JS.ACK.TIMER_CMD.timer-service.1.3.%d.17.0" % number)
+    await site.peer.until(lambda: bool(site.settlements))
+    assert site.settlements == [("3", b'-NAK {"delay": 2000000000}')]
+    assert site.subscription.health.reason == "not subscribed to the commands: the consumer was created again"
+
+
+@pytest.mark.parametrize(("seconds", "is_handed_out"), [(2, True), (3, False)])
+async def test_an_old_look_is_repeated_before_a_batch(site: Site, seconds: float, *, is_handed_out: bool) -> None:
+    """A process that is alone hands out nothing if it has not seen its token for 2.5 s, and cannot see it now."""
+    await site.subscription.open(alone=True)
+    waiting = asyncio.create_task(site.next_batch())
+    await site.until_pulls(1)
+    holding = site.subscription._consumer.holding
+    holding._confirmed_at = holding.look() - seconds
+    site.js.is_down = True
+    await site.command(1)
+    async with asyncio.timeout(10):
+        while not waiting.done() and site.subscription.health.usable:
+            await asyncio.sleep(0.001)
+    assert waiting.done() is is_handed_out
+    waiting.cancel()
+
+
+async def test_the_next_batch_is_asked_for_before_this_one_is_handled(site: Site) -> None:
+    """With a batch, the next pull is sent, so that commands arrive while the caller handles the batch."""
+    waiting = asyncio.create_task(site.subscription.next_batch(1))
+    await site.until_pulls(1)
+    await site.command(1)
+    async with asyncio.timeout(10):
+        await waiting
+    await site.client.flush()
+    assert len(site.pulls) == 2

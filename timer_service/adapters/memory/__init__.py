@@ -1,0 +1,9 @@
+"""A broker inside this process, for tests and for the simulation.
+
+It delivers commands only when a test asks for them. A test can read everything that it stored and settled.
+"""
+
+from timer_service.adapters.memory.broker import FEATURES, MemoryBroker, Predicate, never
+from timer_service.adapters.memory.subscription import MemorySubscription
+
+__all__ = ["FEATURES", "MemoryBroker", "MemorySubscription", "Predicate", "never"]
