@@ -1,0 +1,122 @@
+"""A stream for the commands of each tenant, from which the stream of commands takes them.
+
+The server stores the commands of one stream one after the other, so a flood of one tenant delays all tenants of its
+stream. A tenant's stream has a queue of its own. It keeps a command only until the stream of commands has stored it.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from nats.aio.client import Client
+from nats.js.errors import APIError, NotFoundError
+
+from timer_service.adapters.nats.api import request
+from timer_service.adapters.nats.streams import TENANT_CONSUMER, wanted_stream
+from timer_service.adapters.nats.subjects import Subjects, covers
+from timer_service.core.errors import StartError
+from timer_service.core.message import Kind
+
+_WINDOW = 64
+"""How many commands of one tenant may wait in the stream of commands, before a new one of another tenant."""
+_MAX_BYTES = 256 * 1024 * 1024
+_SECONDS = 5
+_HEARTBEAT_NANOSECONDS = 1_000_000_000  # the only one that the server accepts here
+
+_Config = Mapping[str, Any]
+
+
+async def separate_tenants(client: Client, subjects: Subjects, tenants: Sequence[str]) -> list[str]:
+    """Give each tenant a stream of its own, and return the tenants that had none. Existing settings stay.
+
+    Tenants without a stream of their own can publish no command afterwards. If it fails, run it again. Raises
+    `StartError` with the reason of the server.
+    """
+    try:
+        commands = await _find(client, subjects.stream(Kind.COMMAND))
+        found = {tenant: await _find(client, subjects.tenant_stream(tenant)) for tenant in tenants}
+        replicas = 1 if commands is None else commands["num_replicas"]
+        configs = {
+            tenant: config or await _create(client, _empty_stream(subjects, tenant, replicas))
+            for tenant, config in found.items()
+        }
+        for tenant in tenants:
+            await _create_consumer(client, subjects, tenant)
+        await _take_from(client, subjects, tenants, commands)
+        # Last, because until now the stream of commands had these subjects.
+        for tenant, config in configs.items():
+            await _update(client, config, {"subjects": [subjects.pattern_of_tenant(Kind.COMMAND, tenant)]})
+    except APIError as error:
+        raise StartError(f"the streams of the tenants cannot be set up: {error.description}") from error
+    return [tenant for tenant, config in found.items() if config is None]
+
+
+async def _take_from(client: Client, subjects: Subjects, tenants: Sequence[str], commands: _Config | None) -> None:
+    """Make the stream of commands take them from the streams of these tenants, and from nobody else."""
+    if commands is None:
+        wanted = {**wanted_stream(subjects, Kind.COMMAND), "subjects": []}
+        await _create(client, {**wanted, "sources": [_source(subjects, tenant) for tenant in tenants]})
+        return
+    pattern = subjects.pattern(Kind.COMMAND)
+    sources = list(commands.get("sources") or ())
+    known = {source["name"] for source in sources}
+    sources += [_source(subjects, tenant) for tenant in tenants if subjects.tenant_stream(tenant) not in known]
+    others = [each for each in commands.get("subjects") or () if not covers(each, pattern)]
+    await _update(client, commands, {"subjects": others, "sources": sources})
+
+
+async def _create_consumer(client: Client, subjects: Subjects, tenant: str) -> None:
+    """Create the consumer by which the stream of commands reads a tenant's stream.
+
+    It makes the window small, and it works at once after a restart of the server. A consumer that the server makes by
+    itself needs 10 s for that.
+    """
+    stream = subjects.tenant_stream(tenant)
+    try:
+        await request(client, f"CONSUMER.INFO.{stream}.{TENANT_CONSUMER}")
+    except NotFoundError:
+        config = {
+            "durable_name": TENANT_CONSUMER,
+            "deliver_subject": subjects.intake(tenant),
+            "ack_policy": "flow_control",
+            "flow_control": True,
+            "idle_heartbeat": _HEARTBEAT_NANOSECONDS,
+            "max_ack_pending": _WINDOW,
+        }
+        name = f"CONSUMER.DURABLE.CREATE.{stream}.{TENANT_CONSUMER}"
+        await request(client, name, {"stream_name": stream, "config": config}, seconds=_SECONDS)
+
+
+def _source(subjects: Subjects, tenant: str) -> _Config:
+    consumer = {"name": TENANT_CONSUMER, "deliver_subject": subjects.intake(tenant)}
+    return {"name": subjects.tenant_stream(tenant), "consumer": consumer}
+
+
+def _empty_stream(subjects: Subjects, tenant: str, replicas: int) -> _Config:
+    """Return the settings of a tenant's stream. The server gives a stream without subjects its own name as subject."""
+    return {
+        **wanted_stream(subjects, Kind.COMMAND),
+        "name": subjects.tenant_stream(tenant),
+        "subjects": [],
+        "retention": "workqueue",
+        "max_age": 0,
+        "max_bytes": _MAX_BYTES,
+        "num_replicas": replicas,
+    }
+
+
+async def _find(client: Client, name: str) -> _Config | None:
+    try:
+        config: _Config = (await request(client, f"STREAM.INFO.{name}"))["config"]
+    except NotFoundError:
+        return None
+    return config
+
+
+async def _create(client: Client, config: _Config) -> _Config:
+    created: _Config = (await request(client, f"STREAM.CREATE.{config['name']}", config, seconds=_SECONDS))["config"]
+    return created
+
+
+async def _update(client: Client, config: _Config, changes: _Config) -> None:
+    if any((config.get(name) or []) != value for name, value in changes.items()):
+        await request(client, f"STREAM.UPDATE.{config['name']}", {**config, **changes}, seconds=_SECONDS)
