@@ -126,7 +126,11 @@ async def connect(broker: NatsServer, user: str, kind: type[Peer] = Peer) -> Any
 
 async def separate_tenants(broker: NatsServer, password: Path, *tenants: str) -> str:
     """Give each tenant a stream of its own as the operator, as described in docs/security.md. Return the output."""
-    settings = {"TIMER_BROKER_URL": broker.url, "TIMER_NATS_USER": "operator", "TIMER_NATS_PASSWORD_FILE": str(password)}
+    settings = {
+        "TIMER_BROKER_URL": broker.url,
+        "TIMER_NATS_USER": "operator",
+        "TIMER_NATS_PASSWORD_FILE": str(password),
+    }
     command = [sys.executable, "-m", "timer_service", "tenants", "separate", *tenants]
     ran = await asyncio.to_thread(
         subprocess.run, command, env={**os.environ, **settings}, capture_output=True, text=True, check=False

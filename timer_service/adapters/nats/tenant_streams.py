@@ -16,8 +16,11 @@ from timer_service.adapters.nats.subjects import Subjects, covers
 from timer_service.core.errors import StartError
 from timer_service.core.message import Kind
 
-_WINDOW = 64
-"""How many commands of one tenant may wait in the stream of commands, before a new one of another tenant."""
+_WINDOW = 16
+"""How many commands of a tenant the stream of commands takes at a time. One of another tenant waits for these."""
+_SHORTEST_WINDOW = 100_000_000
+"""In nanoseconds. The streams of the tenants recognize repeats. The stream of commands would drop a command with an id
+that another tenant has used, although the server has acknowledged it."""
 _MAX_BYTES = 256 * 1024 * 1024
 _SECONDS = 5
 _HEARTBEAT_NANOSECONDS = 1_000_000_000  # the only one that the server accepts here
@@ -53,15 +56,17 @@ async def separate_tenants(client: Client, subjects: Subjects, tenants: Sequence
 async def _take_from(client: Client, subjects: Subjects, tenants: Sequence[str], commands: _Config | None) -> None:
     """Make the stream of commands take them from the streams of these tenants, and from nobody else."""
     if commands is None:
-        wanted = {**wanted_stream(subjects, Kind.COMMAND), "subjects": []}
-        await _create(client, {**wanted, "sources": [_source(subjects, tenant) for tenant in tenants]})
+        sources = [_source(subjects, tenant) for tenant in tenants]
+        wanted = {"subjects": [], "sources": sources, "duplicate_window": _SHORTEST_WINDOW}
+        await _create(client, {**wanted_stream(subjects, Kind.COMMAND), **wanted})
         return
     pattern = subjects.pattern(Kind.COMMAND)
     sources = list(commands.get("sources") or ())
     known = {source["name"] for source in sources}
     sources += [_source(subjects, tenant) for tenant in tenants if subjects.tenant_stream(tenant) not in known]
     others = [each for each in commands.get("subjects") or () if not covers(each, pattern)]
-    await _update(client, commands, {"subjects": others, "sources": sources})
+    wanted = {"subjects": others, "sources": sources, "duplicate_window": _SHORTEST_WINDOW}
+    await _update(client, commands, wanted)
 
 
 async def _create_consumer(client: Client, subjects: Subjects, tenant: str) -> None:

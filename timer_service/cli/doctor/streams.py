@@ -11,7 +11,7 @@ from timer_service.core.message import Kind
 _SHORT_AGE = timedelta(days=1)
 _SHORT_WINDOW = timedelta(minutes=2)
 _NEARLY_FULL = 0.8
-_QUIET = timedelta(seconds=10)
+_QUIET_NANOSECONDS = 10_000_000_000
 _NANOSECONDS = 1000
 _SEPARATE = "Give each tenant a stream of its own"
 _UPDATE = "Start the service once with TIMER_MANAGE_STREAMS=true, or ask the owner of the stream to change it."
@@ -56,7 +56,8 @@ def _problems(
     if config["max_msgs"] > 0:
         remedy = "Set max_bytes instead, which keeps room for the other streams."
         yield Status.WARN, f"refuses messages at max_msgs = {config['max_msgs']}", remedy
-    if kind is not Kind.DEAD_LETTER and (window := _duration(config["duplicate_window"])) < _SHORT_WINDOW:
+    repeats = kind is Kind.EVENT or (kind is Kind.COMMAND and not has_tenant_streams(config))
+    if repeats and (window := _duration(config["duplicate_window"])) < _SHORT_WINDOW:
         text = f"recognizes repeats for {window} only (duplicate_window)"
         yield Status.WARN, text, "Set duplicate_window to 2m or more."
     if clustered and config["num_replicas"] == 1:
@@ -72,10 +73,10 @@ def _room(config: Mapping[str, Any], state: Mapping[str, Any]) -> Iterator[tuple
 
 
 def _sources(config: Mapping[str, Any], sources: Iterable[Mapping[str, Any]]) -> Iterator[tuple[Status, str, str]]:
-    """Yield the streams of tenants whose commands do not arrive, or wait. An idle one sends a sign every second."""
+    """Yield the streams of tenants whose commands do not arrive, or wait. An idle one gives a sign every second."""
     for source in sources if has_tenant_streams(config) else ():
-        name, waiting, quiet = source["name"], source.get("lag", 0), _duration(source.get("active", -1))
-        if not timedelta() <= quiet < _QUIET:
+        name, waiting, quiet = source["name"], source.get("lag", 0), source.get("active", -1)
+        if not 0 <= quiet < _QUIET_NANOSECONDS:
             reason = source.get("error", {}).get("description", "it does not answer")
             text = f"takes no commands from {name}: {reason}"
             yield Status.WARN, text, "`timer-service tenants separate TENANT` as the operator creates what is missing."
