@@ -139,6 +139,8 @@ async def test_unfinished_run_is_continued(server: NatsServer) -> None:
     """If a run has ended early, the next one completes it."""
     async with operator(server) as client:
         await separate_tenants(client, SUBJECTS, ["a", "b"])
+        await publish(client, "b", "before")
+        await until_taken(client, 1)
         await request(
             client, "STREAM.UPDATE.TIMER_CMD_a", {**await config(client, "TIMER_CMD_a"), "subjects": ["other"]}
         )
@@ -146,7 +148,7 @@ async def test_unfinished_run_is_continued(server: NatsServer) -> None:
         assert await separate_tenants(client, SUBJECTS, ["a", "b"]) == ["b"]
         await publish(client, "a", "of a")
         await publish(client, "b", "of b")
-        assert sorted(await until_taken(client, 2)) == ["of a", "of b"]
+        assert sorted(await until_taken(client, 3)) == ["before", "of a", "of b"]
 
 
 @pytest.mark.parametrize("kill", [True, False])
@@ -156,9 +158,9 @@ async def test_restart_of_the_server(server: NatsServer, *, kill: bool) -> None:
     async with operator(server) as client:
         await separate_tenants(client, SUBJECTS, ["a"])
         js = client.jetstream()
-        for body in bodies:
-            await js.publish_async("timer.cmd.v1.a.schedule-timer", body.encode())
-        await js.publish_async_completed()
+        await asyncio.gather(
+            *[await js.publish_async("timer.cmd.v1.a.schedule-timer", body.encode()) for body in bodies]
+        )
         assert await waiting(client) > 0
         await (server.kill() if kill else server.terminate())
     await server.start()

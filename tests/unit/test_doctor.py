@@ -58,7 +58,7 @@ def stream(
 
 def separate_stream(**source: Any) -> list[Finding]:
     """Check a stream that takes the commands from the stream of a tenant. `source`: how that works."""
-    consumer = {"name": "commands", "deliver_subject": "timer.intake.v1.acme"}
+    consumer = {"name": "commands-7", "deliver_subject": "timer.intake.v1.acme.7"}
     sources = {"subjects": [], "duplicate_window": 1, "sources": [{"name": "TIMER_CMD_acme", "consumer": consumer}]}
     state = {"name": "TIMER_CMD_acme", "active": 10**9, **source}
     info = {"config": {**HEALTHY, **sources}, "state": {"messages": 3, "bytes": 900}, "sources": [state]}

@@ -28,8 +28,8 @@ _MAX_AGE = {
 }
 STORED_KINDS = tuple(_MAX_AGE)
 """The kinds of messages that streams store."""
-TENANT_CONSUMER = "commands"
-"""The consumer by which the stream of commands reads a tenant's stream. No other source of a stream has this name."""
+TENANT_CONSUMER = "commands-"
+"""How the name of a consumer begins by which the stream of commands reads a tenant's stream."""
 _DUPLICATE_WINDOW = timedelta(minutes=2)
 _WRITE_SECONDS = 5
 
@@ -103,9 +103,8 @@ def wanted_stream(subjects: Subjects, kind: Kind) -> dict[str, Any]:
 
 def has_tenant_streams(commands: Mapping[str, Any]) -> bool:
     """Return whether the stream of commands takes them from streams of the tenants. `commands`: its settings."""
-    return any(
-        (source.get("consumer") or {}).get("name") == TENANT_CONSUMER for source in commands.get("sources") or ()
-    )
+    consumers = (source.get("consumer") or {} for source in commands.get("sources") or ())
+    return any(consumer.get("name", "").startswith(TENANT_CONSUMER) for consumer in consumers)
 
 
 def _missing(found: Mapping[str, Any], subjects: Subjects, kind: Kind) -> dict[str, Any]:

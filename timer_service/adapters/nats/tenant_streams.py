@@ -11,7 +11,8 @@ from nats.aio.client import Client
 from nats.js.errors import APIError, NotFoundError
 
 from timer_service.adapters.nats.api import request
-from timer_service.adapters.nats.streams import TENANT_CONSUMER, wanted_stream
+from timer_service.adapters.nats.stored import nanoseconds
+from timer_service.adapters.nats.streams import TENANT_CONSUMER, StreamInfo, wanted_stream
 from timer_service.adapters.nats.subjects import Subjects, covers
 from timer_service.core.errors import StartError
 from timer_service.core.message import Kind
@@ -37,63 +38,59 @@ async def separate_tenants(client: Client, subjects: Subjects, tenants: Sequence
     try:
         commands = await _find(client, subjects.stream(Kind.COMMAND))
         found = {tenant: await _find(client, subjects.tenant_stream(tenant)) for tenant in tenants}
-        replicas = 1 if commands is None else commands["num_replicas"]
-        configs = {
-            tenant: config or await _create(client, _empty_stream(subjects, tenant, replicas))
-            for tenant, config in found.items()
+        replicas = 1 if commands is None else commands["config"]["num_replicas"]
+        streams = {
+            tenant: info or await _create(client, _empty_stream(subjects, tenant, replicas))
+            for tenant, info in found.items()
         }
-        for tenant in tenants:
-            await _create_consumer(client, subjects, tenant)
-        await _take_from(client, subjects, tenants, commands)
+        sources = [await _source(client, subjects, tenant, info) for tenant, info in streams.items()]
+        await _take_from(client, subjects, commands, sources)
         # Last, because until now the stream of commands had these subjects.
-        for tenant, config in configs.items():
-            await _update(client, config, {"subjects": [subjects.pattern_of_tenant(Kind.COMMAND, tenant)]})
+        for tenant, info in streams.items():
+            await _update(client, info, {"subjects": [subjects.pattern_of_tenant(Kind.COMMAND, tenant)]})
     except APIError as error:
         raise StartError(f"the streams of the tenants cannot be set up: {error.description}") from error
-    return [tenant for tenant, config in found.items() if config is None]
+    return [tenant for tenant, info in found.items() if info is None]
 
 
-async def _take_from(client: Client, subjects: Subjects, tenants: Sequence[str], commands: _Config | None) -> None:
-    """Make the stream of commands take them from the streams of these tenants, and from nobody else."""
-    if commands is None:
-        sources = [_source(subjects, tenant) for tenant in tenants]
-        wanted = {"subjects": [], "sources": sources, "duplicate_window": _SHORTEST_WINDOW}
-        await _create(client, {**wanted_stream(subjects, Kind.COMMAND), **wanted})
-        return
-    pattern = subjects.pattern(Kind.COMMAND)
-    sources = list(commands.get("sources") or ())
-    known = {source["name"] for source in sources}
-    sources += [_source(subjects, tenant) for tenant in tenants if subjects.tenant_stream(tenant) not in known]
-    others = [each for each in commands.get("subjects") or () if not covers(each, pattern)]
-    wanted = {"subjects": others, "sources": sources, "duplicate_window": _SHORTEST_WINDOW}
-    await _update(client, commands, wanted)
+async def _source(client: Client, subjects: Subjects, tenant: str, info: StreamInfo) -> _Config:
+    """Return the source that reads a tenant's stream. Create its consumer if it is missing.
 
-
-async def _create_consumer(client: Client, subjects: Subjects, tenant: str) -> None:
-    """Create the consumer by which the stream of commands reads a tenant's stream.
-
-    It makes the window small, and it works at once after a restart of the server. A consumer that the server makes by
-    itself needs 10 s for that.
+    The consumer makes the window small, and works at once after a restart of the server. One that the server makes by
+    itself needs 10 s for that. A stream that was created again has a consumer with another name, so another source. The
+    old source would ignore the commands of the new stream until they have reached the sequence of the old one.
     """
-    stream = subjects.tenant_stream(tenant)
+    stream, created = info["config"]["name"], nanoseconds(info["created"])
+    consumer = {"name": f"{TENANT_CONSUMER}{created}", "deliver_subject": subjects.intake(tenant, created)}
     try:
-        await request(client, f"CONSUMER.INFO.{stream}.{TENANT_CONSUMER}")
+        await request(client, f"CONSUMER.INFO.{stream}.{consumer['name']}")
     except NotFoundError:
         config = {
-            "durable_name": TENANT_CONSUMER,
-            "deliver_subject": subjects.intake(tenant),
+            "durable_name": consumer["name"],
+            "deliver_subject": consumer["deliver_subject"],
             "ack_policy": "flow_control",
             "flow_control": True,
             "idle_heartbeat": _HEARTBEAT_NANOSECONDS,
             "max_ack_pending": _WINDOW,
         }
-        name = f"CONSUMER.DURABLE.CREATE.{stream}.{TENANT_CONSUMER}"
+        name = f"CONSUMER.DURABLE.CREATE.{stream}.{consumer['name']}"
         await request(client, name, {"stream_name": stream, "config": config}, seconds=_SECONDS)
+    return {"name": stream, "consumer": consumer}
 
 
-def _source(subjects: Subjects, tenant: str) -> _Config:
-    consumer = {"name": TENANT_CONSUMER, "deliver_subject": subjects.intake(tenant)}
-    return {"name": subjects.tenant_stream(tenant), "consumer": consumer}
+async def _take_from(
+    client: Client, subjects: Subjects, commands: StreamInfo | None, sources: Sequence[_Config]
+) -> None:
+    """Make the stream of commands take them from these sources, from those that it has, and from nobody else."""
+    if commands is None:
+        wanted = {"subjects": [], "sources": sources, "duplicate_window": _SHORTEST_WINDOW}
+        await _create(client, {**wanted_stream(subjects, Kind.COMMAND), **wanted})
+        return
+    config, pattern, names = commands["config"], subjects.pattern(Kind.COMMAND), {each["name"] for each in sources}
+    kept = [each for each in config.get("sources") or () if each["name"] not in names]
+    others = [each for each in config.get("subjects") or () if not covers(each, pattern)]
+    wanted = {"subjects": others, "sources": [*kept, *sources], "duplicate_window": _SHORTEST_WINDOW}
+    await _update(client, commands, wanted)
 
 
 def _empty_stream(subjects: Subjects, tenant: str, replicas: int) -> _Config:
@@ -109,19 +106,18 @@ def _empty_stream(subjects: Subjects, tenant: str, replicas: int) -> _Config:
     }
 
 
-async def _find(client: Client, name: str) -> _Config | None:
+async def _find(client: Client, name: str) -> StreamInfo | None:
     try:
-        config: _Config = (await request(client, f"STREAM.INFO.{name}"))["config"]
+        return await request(client, f"STREAM.INFO.{name}")
     except NotFoundError:
         return None
-    return config
 
 
-async def _create(client: Client, config: _Config) -> _Config:
-    created: _Config = (await request(client, f"STREAM.CREATE.{config['name']}", config, seconds=_SECONDS))["config"]
-    return created
+async def _create(client: Client, config: _Config) -> StreamInfo:
+    return await request(client, f"STREAM.CREATE.{config['name']}", config, seconds=_SECONDS)
 
 
-async def _update(client: Client, config: _Config, changes: _Config) -> None:
+async def _update(client: Client, info: StreamInfo, changes: _Config) -> None:
+    config = info["config"]
     if any((config.get(name) or []) != value for name, value in changes.items()):
         await request(client, f"STREAM.UPDATE.{config['name']}", {**config, **changes}, seconds=_SECONDS)
