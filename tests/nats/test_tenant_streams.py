@@ -198,6 +198,20 @@ async def test_stream_of_commands_is_created_again(server: NatsServer) -> None:
         assert await until_taken(client, 1) == ["waited"]
 
 
+async def test_stream_of_commands_is_purged(server: NatsServer) -> None:
+    """Commands do not come again after the stream of commands was purged and the server was restarted."""
+    async with operator(server) as client:
+        await separate_tenants(client, SUBJECTS, ["a"])
+        await publish(client, "a", "before")
+        await until_taken(client, 1)
+        await request(client, "STREAM.PURGE.TIMER_CMD")
+    await server.terminate()
+    await server.start()
+    async with operator(server) as client:
+        await publish(client, "a", "after")
+        assert await until_taken(client, 1) == ["after"]
+
+
 async def test_repeats(server: NatsServer) -> None:
     """A repeated id is dropped if it is of the same tenant, and does not matter for another tenant."""
     async with operator(server) as client:

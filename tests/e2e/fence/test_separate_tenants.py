@@ -89,12 +89,13 @@ async def test_tenants_do_not_reach_the_way_between_the_streams(
     separate: None, operator: Operator, a: Peer, b: Peer
 ) -> None:
     """A tenant can neither send to the subject of the intake nor read commands of others there."""
-    (read,) = await a.subscribe("timer.intake.v1.>")
-    before = await operator.connection.jetstream().stream_info("TIMER_CMD")
-    await a.publish(
-        "timer.intake.v1.tenant-b", command("tenant-b", "stolen"), "$JS.ACK.TIMER_CMD_tenant-b.commands.1.9.9.9.0"
-    )
+    js = operator.connection.jetstream()
+    (consumer,) = await js.consumers_info("TIMER_CMD_tenant-b")
+    subject = consumer.config.deliver_subject or ""
+    (read,) = await a.subscribe(subject)
+    stored = (await js.stream_info("TIMER_CMD")).state.messages
+    reply = f"$JS.ACK.TIMER_CMD_tenant-b.{consumer.name}.1.9.9.9.0"
+    await a.publish(subject, command("tenant-b", "stolen"), reply)
     assert (await b.schedule("tenant-b", "call-1", LONG_AFTER))["outcome"] == "scheduled"
-    after = await operator.connection.jetstream().stream_info("TIMER_CMD")
-    assert after.state.messages == before.state.messages + 1
+    assert (await js.stream_info("TIMER_CMD")).state.messages == stored + 1
     assert await a.received(read) == []
