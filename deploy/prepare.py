@@ -36,6 +36,7 @@ def main(folder: Path, tenants: list[str]) -> None:
     added = [tenant_block(folder, tenant) for tenant in tenants if f"\n{tenant} {{\n" not in f"\n{found}"]
     write_private(accounts, found + "".join(added))
     print(f"The passwords are in {folder}/passwords. Start the server: nats-server -c {server}")
+    print(f"Then give each tenant its stream, as the operator: timer-service tenants separate {' '.join(tenants)}")
 
 
 def variable(user: str) -> str:

@@ -12,7 +12,7 @@ from pathlib import Path
 from secrets import token_hex
 from typing import NamedTuple, Self
 
-from tests.harness.fence import DEPLOY
+from tests.harness.fence import DEPLOY, separate_tenants
 from tests.harness.memory import MIB, peak_bytes
 from tests.harness.neighbour import Neighbour
 from tests.harness.processes import NatsServer, Service
@@ -91,6 +91,7 @@ class Attacked:
         login = {"TIMER_NATS_USER": "timer-service"}
         login["TIMER_NATS_PASSWORD_FILE"] = str(prepared / "passwords" / "timer-service")
         async with NatsServer(folder / "nats", config=config) as broker:
+            await separate_tenants(broker, prepared / "passwords" / "operator", *_TENANTS)
             service = Service(folder / "service", broker.url, **login, **{PAUSES: str(pauses)}, **settings)
             service.command = [sys.executable, "-m", "tests.harness.watched_service", "serve"]
             async with service:

@@ -1,6 +1,10 @@
 """The fence of deploy/nats.conf: its configuration for tests, and connections of its users."""
 
+import asyncio
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -118,6 +122,21 @@ async def connect(broker: NatsServer, user: str, kind: type[Peer] = Peer) -> Any
         error_cb=on_error,
     )
     return kind(connection, violations)
+
+
+async def separate_tenants(broker: NatsServer, password: Path, *tenants: str) -> str:
+    """Give each tenant a stream of its own as the operator, as described in docs/security.md. Return the output."""
+    settings = {
+        "TIMER_BROKER_URL": broker.url,
+        "TIMER_NATS_USER": "operator",
+        "TIMER_NATS_PASSWORD_FILE": str(password),
+    }
+    command = [sys.executable, "-m", "timer_service", "tenants", "separate", *tenants]
+    ran = await asyncio.to_thread(
+        subprocess.run, command, env={**os.environ, **settings}, capture_output=True, text=True, check=False
+    )
+    assert ran.returncode == 0, ran.stderr
+    return ran.stdout
 
 
 def deny_to_service(*subjects: str) -> str:

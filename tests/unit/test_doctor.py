@@ -49,9 +49,20 @@ MIGRATIONS = [Migration(1, "0001_one", "ONE"), Migration(2, "0002_two", "TWO")]
 APPLIED = {each.number: (each.name, each.checksum) for each in MIGRATIONS}
 
 
-def stream(config: Mapping[str, Any], cluster: str | None = None, kind: Kind = Kind.COMMAND) -> list[Finding]:
+def stream(
+    config: Mapping[str, Any], cluster: str | None = None, kind: Kind = Kind.COMMAND, *, shared: bool = False
+) -> list[Finding]:
     info = {"config": {**HEALTHY, **config}, "cluster": {"name": cluster}, "state": {"messages": 3, "bytes": 900}}
-    return list(check_stream(kind, SUBJECT, info, shared=True))
+    return list(check_stream(kind, SUBJECT, info, shared=shared))
+
+
+def separate_stream(**source: Any) -> list[Finding]:
+    """Check a stream that takes the commands from the stream of a tenant. `source`: how that works."""
+    consumer = {"name": "commands-7", "deliver_subject": "timer.intake.v1.acme.7"}
+    sources = {"subjects": [], "duplicate_window": 1, "sources": [{"name": "TIMER_CMD_acme", "consumer": consumer}]}
+    state = {"name": "TIMER_CMD_acme", "active": 10**9, **source}
+    info = {"config": {**HEALTHY, **sources}, "state": {"messages": 3, "bytes": 900}, "sources": [state]}
+    return list(check_stream(Kind.COMMAND, SUBJECT, info, shared=True))
 
 
 def test_healthy_stream() -> None:
@@ -85,15 +96,34 @@ def test_atomic_batches() -> None:
     (slower,) = stream({}, kind=Kind.EVENT)
     assert (slower.status, "publishing is slower" in slower.message) == (Status.WARN, True)
     assert stream({"allow_atomic": True}, kind=Kind.EVENT)[0].status is Status.OK
-    (open_to_all,) = stream({"allow_atomic": True})
+    _, open_to_all = stream({"allow_atomic": True}, shared=True)
     assert (open_to_all.status, "block the batches" in open_to_all.message) == (Status.NOTE, True)
 
 
 def test_stream_without_limit() -> None:
     """A stream without `max_bytes` is named, with the command that sets it."""
-    (finding,) = stream({"max_bytes": -1})
+    finding, _ = stream({"max_bytes": -1}, shared=True)
     assert (finding.status, "has no max_bytes" in finding.message) == (Status.NOTE, True)
     assert "nats stream edit TIMER_CMD --max-bytes" in str(finding.remedy)
+
+
+def test_stream_that_tenants_share() -> None:
+    """If tenants may share the stream of commands, the command that separates them is named."""
+    (finding,) = stream({}, shared=True)
+    assert (finding.status, "is shared by all tenants" in finding.message) == (Status.NOTE, True)
+    assert "timer-service tenants separate" in str(finding.remedy)
+    assert stream({}, kind=Kind.DEAD_LETTER, shared=True)[0].status is Status.OK
+
+
+def test_streams_of_the_tenants() -> None:
+    """A tenant's stream that gives no sign is a warning with the reason. Commands that wait there are a note."""
+    assert separate_stream()[0].status is Status.OK
+    (waiting,) = separate_stream(lag=7)
+    assert (waiting.status, "has not taken 7 commands of TIMER_CMD_acme yet" in waiting.message) == (Status.NOTE, True)
+    (lost,) = separate_stream(active=-1, error={"description": "stream not found"})
+    assert (lost.status, lost.message) == (Status.WARN, "takes no commands from TIMER_CMD_acme: stream not found")
+    (quiet,) = separate_stream(active=11 * 10**9)
+    assert (quiet.status, "it does not answer" in quiet.message) == (Status.WARN, True)
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1", "localhost"])

@@ -1,14 +1,18 @@
 """`timer-service tenants`. These commands use the broker only, never the database."""
 
 import json
+from typing import Annotated
 
 import typer
 
-from timer_service.cli.connection import broker_command
-from timer_service.cli.parameters import AsJson, Tenant
+from timer_service.cli.connection import Server, broker_command, client_config
+from timer_service.cli.parameters import AsJson, Tenant, read_tenant
+from timer_service.cli.process import run_async
 from timer_service.client import TimerClient
 
-app = typer.Typer(help="Tenants: what they use of their limits.", no_args_is_help=True)
+Tenants = Annotated[list[str], typer.Argument(parser=read_tenant, metavar="TENANT...", help="Every tenant.")]
+
+app = typer.Typer(help="Tenants: what they use of their limits, and their streams of commands.", no_args_is_help=True)
 
 
 @broker_command(app)
@@ -22,6 +26,20 @@ async def usage(client: TimerClient, tenant: Tenant, as_json: AsJson = False) ->
     widths = [max(len(row[column]) for row in rows) for column in range(3)]
     for limit, used, most in rows:
         typer.echo(f"{limit:<{widths[0]}}  {used:>{widths[1]}} of {most:>{widths[2]}}")
+
+
+@app.command()
+def separate(tenants: Tenants, server: Server = None) -> None:
+    """Give each tenant a stream of its own for its commands, with the login of the operator.
+
+    Then a flood of commands of one tenant does not delay the others. A tenant without such a stream can publish no
+    command afterwards. Run it again for new tenants.
+    """
+    from timer_service.app.tenant_streams import separate_tenants  # noqa: PLC0415 - `usage` needs no adapter
+
+    new = run_async(separate_tenants(client_config(server), tenants))
+    for tenant in tenants:
+        typer.echo(f"{tenant}: {'has a new stream' if tenant in new else 'had its stream already'}")
 
 
 def _text(most: int | None) -> str:

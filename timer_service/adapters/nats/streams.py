@@ -28,6 +28,8 @@ _MAX_AGE = {
 }
 STORED_KINDS = tuple(_MAX_AGE)
 """The kinds of messages that streams store."""
+TENANT_CONSUMER = "commands-"
+"""How the name of a consumer begins by which the stream of commands reads a tenant's stream."""
 _DUPLICATE_WINDOW = timedelta(minutes=2)
 _WRITE_SECONDS = 5
 
@@ -54,7 +56,7 @@ async def prepare_stream(client: Client, subjects: Subjects, kind: Kind, *, mana
         except NotFoundError:
             if not manage:
                 raise StartError(f"stream {name} is missing: create it, or set TIMER_MANAGE_STREAMS=true") from None
-            return await request(client, f"STREAM.CREATE.{name}", _wanted(subjects, kind), seconds=_WRITE_SECONDS)
+            return await request(client, f"STREAM.CREATE.{name}", wanted_stream(subjects, kind), seconds=_WRITE_SECONDS)
         missing = _missing(info["config"], subjects, kind)
         if missing and manage:
             wanted = {**info["config"], **missing}
@@ -82,7 +84,8 @@ def check_age(commands: StreamInfo, retention: timedelta | None) -> Health:
     )
 
 
-def _wanted(subjects: Subjects, kind: Kind) -> dict[str, Any]:
+def wanted_stream(subjects: Subjects, kind: Kind) -> dict[str, Any]:
+    """Return the settings with which a stream is created."""
     return {
         "name": subjects.stream(kind),
         "subjects": [subjects.pattern(kind)],
@@ -98,12 +101,18 @@ def _wanted(subjects: Subjects, kind: Kind) -> dict[str, Any]:
     }
 
 
+def has_tenant_streams(commands: Mapping[str, Any]) -> bool:
+    """Return whether the stream of commands takes them from streams of the tenants. `commands`: its settings."""
+    consumers = (source.get("consumer") or {} for source in commands.get("sources") or ())
+    return any(consumer.get("name", "").startswith(TENANT_CONSUMER) for consumer in consumers)
+
+
 def _missing(found: Mapping[str, Any], subjects: Subjects, kind: Kind) -> dict[str, Any]:
     """Return the settings that an existing stream must change. The operator owns its limits, replicas and ages."""
-    wanted = _wanted(subjects, kind)
+    wanted = wanted_stream(subjects, kind)
     missing: dict[str, Any] = {}
     taken = set(found.get("subjects") or ())
-    if not taken.issuperset(wanted["subjects"]):
+    if not taken.issuperset(wanted["subjects"]) and not has_tenant_streams(found):
         missing["subjects"] = sorted({*taken, *wanted["subjects"]})
     if found["discard"] != wanted["discard"]:
         missing["discard"] = wanted["discard"]

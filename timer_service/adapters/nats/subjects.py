@@ -41,6 +41,17 @@ class Subjects:
         """Return the name of the stream that stores a kind, such as `TIMER_CMD`."""
         return f"{self.prefix}_{kind}".replace(".", "_").upper()
 
+    def tenant_stream(self, tenant: str) -> str:
+        """Return the name of a tenant's own stream of commands, such as `TIMER_CMD_acme`."""
+        return f"{self.stream(Kind.COMMAND)}_{tenant}"
+
+    def intake(self, tenant: str, stream_created: int) -> str:
+        """Return the subject by which commands go from a tenant's own stream to the stream of commands.
+
+        `stream_created`: when the tenant's stream was created, in Unix nanoseconds. Another stream has another subject.
+        """
+        return f"{self.prefix}.intake.{_VERSION}.{tenant}.{stream_created}"
+
 
 @lru_cache(maxsize=1024)
 def _read_address(kind: Kind, subject: str) -> Address:

@@ -1,16 +1,19 @@
 """The configuration of the streams."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import timedelta
 from typing import Any
 
+from timer_service.adapters.nats.streams import has_tenant_streams
 from timer_service.cli.doctor.finding import Finding, Status
 from timer_service.core.message import Kind
 
 _SHORT_AGE = timedelta(days=1)
 _SHORT_WINDOW = timedelta(minutes=2)
 _NEARLY_FULL = 0.8
+_QUIET_NANOSECONDS = 10_000_000_000
 _NANOSECONDS = 1000
+_SEPARATE = "Give each tenant a stream of its own"
 _UPDATE = "Start the service once with TIMER_MANAGE_STREAMS=true, or ask the owner of the stream to change it."
 
 
@@ -19,6 +22,7 @@ def check_stream(kind: Kind, subject: str, info: Mapping[str, Any], *, shared: b
     config = info["config"]
     problems = list(_problems(kind, subject, config, clustered=bool(info.get("cluster", {}).get("name"))))
     problems += _room(config, info["state"])
+    problems += _sources(config, info.get("sources") or ())
     if shared:
         problems += _shared(kind, config)
     name = f"stream {config['name']}"
@@ -40,7 +44,7 @@ def check_missing_stream(name: str, *, managed: bool) -> Finding:
 def _problems(
     kind: Kind, subject: str, config: Mapping[str, Any], *, clustered: bool
 ) -> Iterator[tuple[Status, str, str]]:
-    if subject not in config.get("subjects", ()):
+    if subject not in config.get("subjects", ()) and not has_tenant_streams(config):
         yield Status.FAIL, f"does not take {subject}", _UPDATE
     if config["discard"] != "new":
         yield Status.WARN, "drops its oldest messages at a limit (discard: old) instead of refusing new ones", _UPDATE
@@ -52,7 +56,8 @@ def _problems(
     if config["max_msgs"] > 0:
         remedy = "Set max_bytes instead, which keeps room for the other streams."
         yield Status.WARN, f"refuses messages at max_msgs = {config['max_msgs']}", remedy
-    if kind is not Kind.DEAD_LETTER and (window := _duration(config["duplicate_window"])) < _SHORT_WINDOW:
+    repeats = kind is Kind.EVENT or (kind is Kind.COMMAND and not has_tenant_streams(config))
+    if repeats and (window := _duration(config["duplicate_window"])) < _SHORT_WINDOW:
         text = f"recognizes repeats for {window} only (duplicate_window)"
         yield Status.WARN, text, "Set duplicate_window to 2m or more."
     if clustered and config["num_replicas"] == 1:
@@ -67,11 +72,27 @@ def _room(config: Mapping[str, Any], state: Mapping[str, Any]) -> Iterator[tuple
         yield Status.WARN, text, "Raise the limit, or delete messages that nobody needs."
 
 
+def _sources(config: Mapping[str, Any], sources: Iterable[Mapping[str, Any]]) -> Iterator[tuple[Status, str, str]]:
+    """Yield the streams of tenants whose commands do not arrive, or wait. An idle one gives a sign every second."""
+    for source in sources if has_tenant_streams(config) else ():
+        name, waiting, quiet = source["name"], source.get("lag", 0), source.get("active", -1)
+        if not 0 <= quiet < _QUIET_NANOSECONDS:
+            reason = source.get("error", {}).get("description", "it does not answer")
+            text = f"takes no commands from {name}: {reason}"
+            yield Status.WARN, text, "`timer-service tenants separate TENANT` as the operator creates what is missing."
+        elif waiting:
+            remedy = f"If the number does not fall, see docs/security.md ({_SEPARATE})."
+            yield Status.NOTE, f"has not taken {waiting} commands of {name} yet", remedy
+
+
 def _shared(kind: Kind, config: Mapping[str, Any]) -> Iterator[tuple[Status, str, str]]:
     """Yield what one tenant could use against the others."""
     if config["max_bytes"] <= 0:
         remedy = f"nats stream edit {config['name']} --max-bytes=20GB (docs/security.md, Limit the streams)"
         yield Status.NOTE, "has no max_bytes: one tenant can fill the disk, and then all streams are full", remedy
+    if kind is Kind.COMMAND and not has_tenant_streams(config):
+        remedy = f"`timer-service tenants separate TENANT...` as the operator (docs/security.md, {_SEPARATE})"
+        yield Status.NOTE, "is shared by all tenants: a flood of commands of one delays the others for seconds", remedy
     if kind is Kind.COMMAND and config.get("allow_atomic"):
         text = "takes atomic batches (allow_atomic): one tenant can block the batches of all others"
         yield Status.NOTE, text, "Set allow_atomic to false, unless you trust all tenants."

@@ -1,0 +1,101 @@
+"""Tenants with streams of their own for their commands, behind the fence of deploy/nats.conf."""
+
+import asyncio
+import json
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from nats.js.errors import NoStreamResponseError, NotFoundError
+
+from tests.harness.attacks.attack import LONG_AFTER
+from tests.harness.fence import PASSWORDS, PATIENCE_SECONDS, Operator, Peer, command, separate_tenants
+from tests.harness.processes import NatsServer, Service
+from tests.harness.raw_nats import RawMessage, RawNats
+
+FLOOD = 20_000
+A_SUBJECT = "timer.cmd.v1.tenant-a.schedule-timer"
+B_SUBJECT = "timer.cmd.v1.tenant-b.schedule-timer"
+
+
+@pytest.fixture
+def password(tmp_path: Path) -> Path:
+    """Return the file with the password of the operator."""
+    file = tmp_path / "operator"
+    file.write_text(PASSWORDS["OPERATOR_PASSWORD"])
+    return file
+
+
+@pytest.fixture
+async def separate(broker: NatsServer, operator: Operator, password: Path) -> None:
+    """Separate the tenants while the service runs."""
+    await separate_tenants(broker, password, "tenant-a", "tenant-b")
+
+
+async def test_command_overtakes_a_flood(separate: None, broker: NatsServer, operator: Operator, b: Peer) -> None:
+    """A command of B is stored and handled before commands that the server had received from A earlier."""
+    message = RawMessage(A_SUBJECT.encode(), command("tenant-a", "call-1", LONG_AFTER))
+    login = {"user": "tenant-a", "pass": PASSWORDS["TENANT_A_PASSWORD"]}
+    async with RawNats.connect(broker.port, **login) as raw:
+        await raw.repeat([message] * 1_000, FLOOD // 1_000)
+        assert (await b.schedule("tenant-b", "call-1", LONG_AFTER))["outcome"] == "scheduled"
+    of_b = await last_sequence(operator, B_SUBJECT)
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while await last_sequence(operator, A_SUBJECT) < of_b:
+            await asyncio.sleep(0.05)
+
+
+async def last_sequence(operator: Operator, subject: str) -> int:
+    """Return the sequence of the newest command with a subject, or 0."""
+    with suppress(NotFoundError):
+        return (await operator.connection.jetstream().get_last_msg("TIMER_CMD", subject)).seq or 0
+    return 0
+
+
+async def test_acknowledgement_tells_nothing_about_others(separate: None, a: Peer, b: Peer) -> None:
+    """No answer to a command depends on the commands of another tenant."""
+    js = b.connection.jetstream()
+    for number in range(3):
+        await js.publish(B_SUBJECT, b"no JSON", headers={"Nats-Msg-Id": f"id-{number}"})
+
+    async def answer(**headers: str) -> object:
+        named = {name.replace("_", "-"): value for name, value in headers.items()}
+        request = a.connection.request(A_SUBJECT, b"", headers=named, timeout=5)
+        return json.loads((await request).data)
+
+    last = {"Nats_Expected_Last_Subject_Sequence": "0", "Nats_Expected_Last_Subject_Sequence_Subject": B_SUBJECT}
+    assert await answer(Nats_Msg_Id="id-2") == {"stream": "TIMER_CMD_tenant-a", "seq": 1}
+    assert await answer(Nats_Expected_Last_Msg_Id="id-2") == {"stream": "TIMER_CMD_tenant-a", "seq": 2}
+    assert await answer(**last) == {"stream": "TIMER_CMD_tenant-a", "seq": 3}
+
+
+async def test_tenants_are_separated_while_the_service_runs(
+    broker: NatsServer, a: Peer, b: Peer, service: Service, password: Path
+) -> None:
+    """Commands before and after are handled. A tenant that was not named can publish nothing until it is named."""
+    assert (await a.schedule("tenant-a", "call-1", LONG_AFTER))["outcome"] == "scheduled"
+    assert await separate_tenants(broker, password, "tenant-a") == "tenant-a: has a new stream\n"
+    assert (await a.schedule("tenant-a", "call-2", LONG_AFTER))["outcome"] == "scheduled"
+    with pytest.raises(NoStreamResponseError):
+        await b.schedule("tenant-b", "call-1", LONG_AFTER)
+    added = await separate_tenants(broker, password, "tenant-a", "tenant-b")
+    assert added == "tenant-a: had its stream already\ntenant-b: has a new stream\n"
+    assert (await b.schedule("tenant-b", "call-1", LONG_AFTER))["outcome"] == "scheduled"
+    assert (await a.request("timer.qry.v1.tenant-a.count-timers"))["counts"]["Scheduled"] == 2
+    assert (await service.page("/readyz"))[0] == 200
+
+
+async def test_tenants_do_not_reach_the_way_between_the_streams(
+    separate: None, operator: Operator, a: Peer, b: Peer
+) -> None:
+    """A tenant can neither send to the subject of the intake nor read commands of others there."""
+    js = operator.connection.jetstream()
+    (consumer,) = await js.consumers_info("TIMER_CMD_tenant-b")
+    subject = consumer.config.deliver_subject or ""
+    (read,) = await a.subscribe(subject)
+    stored = (await js.stream_info("TIMER_CMD")).state.messages
+    reply = f"$JS.ACK.TIMER_CMD_tenant-b.{consumer.name}.1.9.9.9.0"
+    await a.publish(subject, command("tenant-b", "stolen"), reply)
+    assert (await b.schedule("tenant-b", "call-1", LONG_AFTER))["outcome"] == "scheduled"
+    assert (await js.stream_info("TIMER_CMD")).state.messages == stored + 1
+    assert await a.received(read) == []

@@ -1,0 +1,232 @@
+"""Streams for the commands of each tenant, from which the stream of commands takes them, on a real server."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import nats
+import pytest
+from nats.aio.client import Client
+from nats.js.errors import NoStreamResponseError
+
+from tests.harness.clock import NOW
+from tests.harness.history import MemoryHistory
+from tests.harness.processes import PATIENCE_SECONDS, NatsServer
+from timer_service.adapters.nats import NatsBroker
+from timer_service.adapters.nats.api import request
+from timer_service.adapters.nats.subjects import Subjects
+from timer_service.adapters.nats.tenant_streams import separate_tenants
+from timer_service.core.broker import Subscription
+from timer_service.core.errors import StartError
+from timer_service.core.health import HEALTHY
+from timer_service.core.message import Kind, Position
+
+SUBJECTS = Subjects("timer")
+
+
+@pytest.fixture
+async def server(tmp_path: Path) -> AsyncIterator[NatsServer]:
+    async with NatsServer(tmp_path / "nats") as server:
+        yield server
+
+
+@asynccontextmanager
+async def operator(server: NatsServer) -> AsyncIterator[Client]:
+    async with await nats.connect(server.url, allow_reconnect=False) as client:
+        yield client
+
+
+@asynccontextmanager
+async def service(server: NatsServer, history: MemoryHistory) -> AsyncIterator[tuple[NatsBroker, Subscription]]:
+    broker = await NatsBroker.connect(server.url, "timer", reply_prefix="_INBOX.", manage_streams=True)
+    try:
+        yield broker, await broker.subscribe(history, messages=["schedule-timer"])
+    finally:
+        await broker.close()
+
+
+async def publish(client: Client, tenant: str, *bodies: str, **headers: str) -> None:
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    for body in bodies:
+        await client.jetstream().publish(f"timer.cmd.v1.{tenant}.schedule-timer", body.encode(), headers=named or None)
+
+
+async def take(subscription: Subscription, count: int) -> dict[str, Position]:
+    """Take and settle commands. Return their bodies with their positions, in the order of the deliveries."""
+    taken: dict[str, Position] = {}
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while len(taken) < count:
+            batch = await subscription.next_batch(100)
+            taken |= {each.body.decode(): each.position for each in batch}
+            await subscription.acknowledge(batch)
+    return taken
+
+
+async def until_taken(client: Client, count: int, *, left: int = 0) -> Sequence[str]:
+    """Wait until the stream of commands has so many, and only `left` wait. Return all that it has."""
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while (found := await state(client, "TIMER_CMD"))["messages"] < count or await waiting(client) > left:
+            await asyncio.sleep(0.02)
+    js = client.jetstream()
+    stored = range(found["first_seq"], found["last_seq"] + 1)
+    return [((await js.get_msg("TIMER_CMD", each)).data or b"").decode() for each in stored]
+
+
+async def waiting(client: Client) -> int:
+    """Return how many commands the streams of the tenants still have."""
+    sources = (await config(client, "TIMER_CMD"))["sources"]
+    return sum([(await state(client, each["name"]))["messages"] for each in sources])
+
+
+async def state(client: Client, stream: str) -> Mapping[str, Any]:
+    found: Mapping[str, Any] = (await request(client, f"STREAM.INFO.{stream}"))["state"]
+    return found
+
+
+async def config(client: Client, stream: str) -> Mapping[str, Any]:
+    found: Mapping[str, Any] = (await request(client, f"STREAM.INFO.{stream}"))["config"]
+    return found
+
+
+async def test_shared_stream_is_converted(server: NatsServer, caplog: pytest.LogCaptureFixture) -> None:
+    """A shared stream keeps its commands, and those from the new streams are newer. The service keeps that."""
+    async with operator(server) as client, service(server, MemoryHistory()) as (broker, subscription):
+        await publish(client, "a", "old")
+        before = await take(subscription, 1)
+        assert await separate_tenants(client, SUBJECTS, ["a", "b"]) == ["a", "b"]
+        await publish(client, "a", "new of a")
+        await publish(client, "b", "new of b")
+        after = await take(subscription, 2)
+        await broker.streams.tick(NOW)
+        assert broker.streams.health[Kind.COMMAND] == HEALTHY
+        assert min(after.values()) > before["old"]
+    assert [each.message for each in caplog.records if each.levelno >= logging.WARNING] == []
+
+
+async def test_streams_before_the_first_start(server: NatsServer) -> None:
+    """The service uses the streams if they exist before its first start, also if it creates its consumer again."""
+    async with operator(server) as client:
+        await separate_tenants(client, SUBJECTS, ["a"])
+        for count in (1, 2):
+            async with service(server, MemoryHistory()) as (_, subscription):
+                await publish(client, "a", f"command {count}")
+                await take(subscription, count)
+            await request(client, "CONSUMER.DELETE.TIMER_CMD.timer-service")
+
+
+async def test_tenants_are_added(server: NatsServer) -> None:
+    """A second run adds only what is missing, and keeps the settings that the operator has changed."""
+    async with operator(server) as client:
+        await separate_tenants(client, SUBJECTS, ["a"])
+        changed = {**await config(client, "TIMER_CMD_a"), "max_bytes": 7_000_000}
+        await request(client, "STREAM.UPDATE.TIMER_CMD_a", changed)
+        before = [await config(client, name) for name in ("TIMER_CMD", "TIMER_CMD_a")]
+        assert await separate_tenants(client, SUBJECTS, ["a"]) == []
+        assert [await config(client, name) for name in ("TIMER_CMD", "TIMER_CMD_a")] == before
+        assert await separate_tenants(client, SUBJECTS, ["a", "b"]) == ["b"]
+        assert await config(client, "TIMER_CMD_a") == before[1]
+        await publish(client, "a", "of a")
+        await publish(client, "b", "of b")
+        assert sorted(await until_taken(client, 2)) == ["of a", "of b"]
+        with pytest.raises(NoStreamResponseError):
+            await publish(client, "c", "of c")
+
+
+async def test_unfinished_run_is_continued(server: NatsServer) -> None:
+    """If a run has ended early, the next one completes it."""
+    async with operator(server) as client:
+        await separate_tenants(client, SUBJECTS, ["a", "b"])
+        await publish(client, "b", "before")
+        await until_taken(client, 1)
+        await request(
+            client, "STREAM.UPDATE.TIMER_CMD_a", {**await config(client, "TIMER_CMD_a"), "subjects": ["other"]}
+        )
+        await request(client, "STREAM.DELETE.TIMER_CMD_b")
+        assert await separate_tenants(client, SUBJECTS, ["a", "b"]) == ["b"]
+        await publish(client, "a", "of a")
+        await publish(client, "b", "of b")
+        assert sorted(await until_taken(client, 3)) == ["before", "of a", "of b"]
+
+
+@pytest.mark.parametrize("kill", [True, False])
+async def test_restart_of_the_server(server: NatsServer, *, kill: bool) -> None:
+    """A restart in the middle of a backlog loses, repeats and reorders nothing."""
+    bodies = [f"command {number}" for number in range(3_000)]
+    async with operator(server) as client:
+        await separate_tenants(client, SUBJECTS, ["a"])
+        js = client.jetstream()
+        await asyncio.gather(
+            *[await js.publish_async("timer.cmd.v1.a.schedule-timer", body.encode()) for body in bodies]
+        )
+        assert await waiting(client) > 0
+        await (server.kill() if kill else server.terminate())
+    await server.start()
+    async with operator(server) as client:
+        assert await until_taken(client, len(bodies)) == bodies
+
+
+async def test_stream_of_commands_has_no_room(server: NatsServer) -> None:
+    """While the stream of commands is full, commands wait in the streams of the tenants. None is lost or repeated."""
+    async with operator(server) as client:
+        await separate_tenants(client, SUBJECTS, ["a", "b"])
+        free = await config(client, "TIMER_CMD")
+        await request(client, "STREAM.UPDATE.TIMER_CMD", {**free, "max_msgs": 10})
+        for tenant in ("a", "b"):
+            await publish(client, tenant, *(f"{tenant} {number}" for number in range(100)))
+        assert len(await until_taken(client, 10, left=200)) == 10
+        await request(client, "STREAM.UPDATE.TIMER_CMD", free)
+        found = await until_taken(client, 200)
+        assert [each for each in found if each[0] == "a"] == [f"a {number}" for number in range(100)]
+        assert [each for each in found if each[0] == "b"] == [f"b {number}" for number in range(100)]
+
+
+async def test_stream_of_commands_is_created_again(server: NatsServer) -> None:
+    """If the stream of commands was deleted, the next run creates it, and it takes what it has not taken yet."""
+    async with operator(server) as client:
+        await separate_tenants(client, SUBJECTS, ["a"])
+        await publish(client, "a", "taken before")
+        await until_taken(client, 1)
+        await request(client, "STREAM.DELETE.TIMER_CMD")
+        await publish(client, "a", "waited")
+        with pytest.raises(StartError, match="TIMER_CMD cannot be set up: subjects overlap"):
+            async with service(server, MemoryHistory()):
+                pass
+        await separate_tenants(client, SUBJECTS, ["a"])
+        assert await until_taken(client, 1) == ["waited"]
+
+
+async def test_stream_of_commands_is_purged(server: NatsServer) -> None:
+    """Commands do not come again after the stream of commands was purged and the server was restarted."""
+    async with operator(server) as client:
+        await separate_tenants(client, SUBJECTS, ["a"])
+        await publish(client, "a", "before")
+        await until_taken(client, 1)
+        await request(client, "STREAM.PURGE.TIMER_CMD")
+    await server.terminate()
+    await server.start()
+    async with operator(server) as client:
+        await publish(client, "a", "after")
+        assert await until_taken(client, 1) == ["after"]
+
+
+async def test_repeats(server: NatsServer) -> None:
+    """A repeated id is dropped if it is of the same tenant, and does not matter for another tenant."""
+    async with operator(server) as client:
+        await separate_tenants(client, SUBJECTS, ["a", "b"])
+        await publish(client, "a", "first", "second", Nats_Msg_Id="one")
+        assert await until_taken(client, 1) == ["first"]
+        await publish(client, "b", "of b", Nats_Msg_Id="one")
+        assert await until_taken(client, 2) == ["first", "of b"]
+
+
+async def test_refusal_of_the_server(server: NatsServer) -> None:
+    """A refusal is reported with the reason of the server, and the tenants can go on as before."""
+    async with operator(server) as client, service(server, MemoryHistory()) as (_, subscription):
+        await client.jetstream().add_stream(name="OTHER", subjects=["TIMER_CMD_a"])
+        with pytest.raises(StartError, match="the streams of the tenants cannot be set up: subjects overlap"):
+            await separate_tenants(client, SUBJECTS, ["a"])
+        await publish(client, "a", "as before")
+        await take(subscription, 1)
