@@ -1,0 +1,25 @@
+"""Durable functions: workflows and the worker that executes them (see docs/workflows.md)."""
+
+from timer_service.worker.context import Context
+from timer_service.worker.definition import Retry, Workflow, workflow
+from timer_service.worker.errors import (
+    Interrupted,
+    NonDeterministicError,
+    NotInWorkflowError,
+    PermanentError,
+    RetryAfter,
+    StepFailed,
+)
+
+__all__ = [
+    "Context",
+    "Interrupted",
+    "NonDeterministicError",
+    "NotInWorkflowError",
+    "PermanentError",
+    "Retry",
+    "RetryAfter",
+    "StepFailed",
+    "Workflow",
+    "workflow",
+]
