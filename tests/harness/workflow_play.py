@@ -28,7 +28,11 @@ class Play:
         self.dropped: list[str] = []
         self.history: list[StoredEffect] = []
         self.finished: Finished | None = None
-        self._take(self.replay.advance())
+        try:
+            self._take(self.replay.advance())
+        except BaseException:
+            self.replay.close()
+            raise
 
     def give(self, key: str, value: Any = None) -> "Play":
         """Give the function a result, which is a value or an `Outcome`."""

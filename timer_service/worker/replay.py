@@ -4,8 +4,9 @@ The function runs until it is idle, gets one result, runs until it is idle, and 
 next number, `seq`. A replay gives the stored results in the order of their numbers, so the function does the same.
 """
 
+import asyncio
 from collections import Counter, deque
-from collections.abc import Iterable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
 from typing import Any
 
 from timer_service.worker.context import Context
@@ -39,14 +40,16 @@ class Replay:
         self._fault: NonDeterministicError | None = None
         self._limit: Exception | None = None
         self._interrupts: int | None = None
-        context = Context(identity, self, workflow.retry)
-        self._main = self._loop.create_task(_call(workflow, context, data))
+        self._function = workflow.function
+        self._arguments = (Context(identity, self, workflow.retry), data)
+        self._main: asyncio.Task[Any] | None = None
 
     def advance(self) -> Decision:
         """Run the function with its stored results. Raises `NonDeterministicError` if they do not match.
 
         Stored results without a number are not given: see `unseen`.
         """
+        self._main = self._loop.create_task(_call(self._function, *self._arguments))
         self._run()
         numbered = [effect for effect in self._stored.values() if effect.seq is not None]
         for effect in sorted(numbered, key=lambda effect: effect.seq or 0):
@@ -166,7 +169,7 @@ class Replay:
         """Return what the idle function wants."""
         if self._limit is not None:
             return Decision(finished=Finished(error=self._limit))
-        if self._main.done():
+        if self._main is not None and self._main.done():
             return Decision(finished=_finish(self._main))
         if not self._waiting:
             reason = "every branch of the function waits for something that is not an effect, and nothing can wake it"
@@ -184,22 +187,22 @@ class Replay:
 
     def _found(self) -> str:
         """Return what the idle function does."""
-        if self._main.done():
+        if self._main is not None and self._main.done():
             return "the end of the function"
         waiting = [_describe(self._effects[key].kind, key) for key in self._waiting]
         more = f" and {len(waiting) - _MOST_SHOWN} more" if len(waiting) > _MOST_SHOWN else ""
         return ", ".join(waiting[:_MOST_SHOWN]) + more or "no effect"
 
 
-async def _call(workflow: Workflow, context: Context, data: Any) -> Any:
-    return await workflow.function(context, data)
+async def _call(function: Callable[[Context, Any], Awaitable[Any]], context: Context, data: Any) -> Any:
+    return await function(context, data)
 
 
-async def _close(generator: Any) -> None:
+async def _close(generator: AsyncGenerator[Any, Any]) -> None:
     await generator.aclose()
 
 
-def _finish(main: Any) -> Finished:
+def _finish(main: asyncio.Task[Any]) -> Finished:
     """Return how the function ended. A cancelled function has failed."""
     if main.cancelled():
         return Finished(error=RuntimeError("the function was cancelled by itself"))
