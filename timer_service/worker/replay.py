@@ -121,8 +121,9 @@ class Replay:
         stored = self._stored.get(key)
         if stored is not None and stored.kind != kind and self._fault is None:
             self._fault = NonDeterministicError(_describe(stored.kind, key), _describe(kind, key))
-        start_in = 0 if stored is None else stored.start_in_ms or 0
-        self._effects[key] = Effect(key, kind, self.seq, call, ms, start_in)
+        known = stored or StoredEffect(key, kind)
+        start_in = known.start_in_ms or 0
+        self._effects[key] = Effect(key, kind, self.seq, call, ms, start_in, known.failures, stored is not None)
         self._waiting[key] = future
         self._new.append(key)
         future.on_cancel = lambda: self._drop(key)

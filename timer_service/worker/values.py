@@ -92,6 +92,10 @@ class Effect(NamedTuple):
     """The length of a sleep, or the timeout of a wait for a message."""
     start_in_ms: int = 0
     """When an open step may start again, counted from when it was read."""
+    failures: int = 0
+    """How many attempts of the step have failed."""
+    is_stored: bool = False
+    """Whether the service knows the step."""
 
 
 class Finished(NamedTuple):
@@ -121,6 +125,11 @@ def write_result(value: Any, what: str) -> str:
     if size > MAX_DATA_BYTES:
         raise ValueError(f"{what} has {size} bytes of JSON; the limit is {MAX_DATA_BYTES}")
     return text
+
+
+def read_json(text: str) -> Any:
+    """Return the value of a JSON text. Each call returns new objects, because a workflow function may change them."""
+    return from_json(text)
 
 
 def to_milliseconds(argument: str, duration: timedelta) -> int:
