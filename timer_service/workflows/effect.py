@@ -92,9 +92,7 @@ def dump_error(error: ErrorView) -> str:
     return error.model_dump_json()
 
 
-def end_attempt(
-    found: Effect | None, step: StepResult, policy: RetryPolicy, now: int, rng: random.Random
-) -> Effect:
+def end_attempt(found: Effect | None, step: StepResult, policy: RetryPolicy, now: int, rng: random.Random) -> Effect:
     """Return a step after an attempt has ended. A repeated report changes nothing.
 
     Raises `ConflictingReportError` if it contradicts the stored effect.
@@ -117,9 +115,7 @@ def end_attempt(
             raise ConflictingReportError
         return effect
     size = len(result or "")
-    return effect._replace(
-        status=EffectStatus.DONE, due_at=None, error=None, result=result, digest=digest, size=size
-    )
+    return effect._replace(status=EffectStatus.DONE, due_at=None, error=None, result=result, digest=digest, size=size)
 
 
 def _fail(

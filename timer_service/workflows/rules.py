@@ -181,9 +181,7 @@ def _retry(before: Workflow, command: Command, payload: RetryWorkflow, facts: Fa
     return _continue(after, before.definition._replace(deadline_at=deadline_at), position, facts.last, now)
 
 
-def _continue(
-    workflow: Workflow, definition: Definition, position: Position, last: Effect | None, now: int
-) -> Applied:
+def _continue(workflow: Workflow, definition: Definition, position: Position, last: Effect | None, now: int) -> Applied:
     """Continue a failed workflow. The failed step that the function got last runs again."""
     opened = workflow._replace(
         definition=definition,
