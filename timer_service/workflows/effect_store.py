@@ -47,9 +47,7 @@ async def find_unseen(reader: Reader, keys: Collection[Key]) -> dict[Key, dict[E
     return _group(await reader.fetch_each(_SQL["find_unseen"], [key._asdict() for key in sorted(keys)]))
 
 
-async def find_some(
-    reader: Reader, wanted: Collection[tuple[Key, EffectKey]]
-) -> dict[Key, dict[EffectKey, Effect]]:
+async def find_some(reader: Reader, wanted: Collection[tuple[Key, EffectKey]]) -> dict[Key, dict[EffectKey, Effect]]:
     """Return the effects that exist among `wanted`, without their results."""
     return _group(await reader.fetch_each(_SQL["find"], [_parts(*each) for each in sorted(wanted)]))
 
@@ -94,9 +92,7 @@ async def find_results(reader: Reader, wanted: Collection[tuple[Key, EffectKey]]
     return {(_key(row), _effect_key(row)): row["result"] for row in rows if row["result"] is not None}
 
 
-async def save(
-    tx: Transaction, before: Mapping[Key, Effects], after: Mapping[Key, Effects], now: int
-) -> None:
+async def save(tx: Transaction, before: Mapping[Key, Effects], after: Mapping[Key, Effects], now: int) -> None:
     """Write the effects of `after` that differ from `before`, and mark the messages that they take."""
     changed = [
         (key, effect)
@@ -112,7 +108,9 @@ async def save(
 
 async def find_awaited(reader: Reader, wanted: Collection[tuple[Key, str]]) -> set[tuple[Key, str]]:
     """Return for which of these messages (workflow, name) a workflow waits."""
-    rows = await reader.fetch_each(_SQL["is_awaited"], [{**key._asdict(), "name": name} for key, name in sorted(wanted)])
+    rows = await reader.fetch_each(
+        _SQL["is_awaited"], [{**key._asdict(), "name": name} for key, name in sorted(wanted)]
+    )
     return {(_key(row), row["name"]) for row in rows}
 
 
