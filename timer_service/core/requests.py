@@ -91,10 +91,9 @@ class Requests:
                 await self._apply(subscription, batch.valid)
 
     async def _apply(self, subscription: RequestSubscription, valid: Valid) -> None:
-        try:
-            answers = await self._commit([asked for _, asked in valid])
-        except Exception as error:  # noqa: BLE001 - `blame` knows every error
-            await self._divide(subscription, valid, error)
+        answers = await self._commit([asked for _, asked in valid])
+        if isinstance(answers, Exception):
+            await self._divide(subscription, valid, answers)
             return
         self._outages.record_success(part="requests")
         self._failure.clear()
@@ -104,9 +103,13 @@ class Requests:
         ]
         await subscription.reply(replies)
 
-    async def _commit(self, asked: Sequence[Asked]) -> Sequence[Answer]:
+    async def _commit(self, asked: Sequence[Asked]) -> Sequence[Answer] | Exception:
+        """Apply requests in one transaction. Return their answers, or why it failed."""
         now = self._clock.now()
-        return await in_transaction(self._database, lambda tx: self._handle(tx, asked, now), accepting=True)
+        try:
+            return await in_transaction(self._database, lambda tx: self._handle(tx, asked, now), accepting=True)
+        except Exception as error:  # noqa: BLE001 - `blame` knows every error
+            return error
 
     async def _divide(self, subscription: RequestSubscription, valid: Valid, error: Exception) -> None:
         """Apply the requests of a failed transaction in smaller ones if that can help, else reply with an error."""
