@@ -23,7 +23,7 @@ CREATE TABLE workflows (
     effects INTEGER NOT NULL DEFAULT 0 CHECK (effects >= 0),
     effect_bytes INTEGER NOT NULL DEFAULT 0 CHECK (effect_bytes >= 0),
     seen INTEGER NOT NULL DEFAULT 0 CHECK (seen >= 0),  -- the highest seq of its effects
-    messages INTEGER NOT NULL DEFAULT 0 CHECK (messages >= 0),  -- those that wait, and the characters of their data
+    messages INTEGER NOT NULL DEFAULT 0 CHECK (messages >= 0),  -- those that wait, and the bytes of their data
     message_bytes INTEGER NOT NULL DEFAULT 0 CHECK (message_bytes >= 0),
     blocks INTEGER NOT NULL DEFAULT 0 CHECK (blocks >= 0),  -- the releases as not deterministic in a row
     times_blocked INTEGER NOT NULL DEFAULT 0 CHECK (times_blocked >= 0),
@@ -125,7 +125,7 @@ CREATE TABLE workflow_effects (
     failures INTEGER NOT NULL DEFAULT 0 CHECK (failures >= 0),
     due_at BIGINT,  -- when a sleep ends, a wait for a message times out, or a step may start again
     result TEXT,
-    size INTEGER NOT NULL DEFAULT 0 CHECK (size >= 0),  -- the characters of result and error
+    size INTEGER NOT NULL DEFAULT 0 CHECK (size >= 0),  -- the bytes of result and error
     digest TEXT,  -- of the result
     error TEXT,  -- JSON
     PRIMARY KEY (tenant_id, workflow_id, name, n),
@@ -155,7 +155,7 @@ CREATE TABLE workflow_messages (
     position_sequence BIGINT NOT NULL,
     message_id TEXT,
     data TEXT,
-    size INTEGER NOT NULL CHECK (size >= 0),  -- the characters of data
+    size INTEGER NOT NULL CHECK (size >= 0),  -- the bytes of data
     sent_at BIGINT NOT NULL,  -- the command time
     taken_at BIGINT,
     PRIMARY KEY (tenant_id, workflow_id, name, position_epoch, position_sequence),

@@ -4,7 +4,7 @@ from collections.abc import Awaitable, Callable, Collection
 from datetime import timedelta
 from functools import partial
 
-from timer_service import events, runs, schedules, signals, timers
+from timer_service import events, runs, schedules, signals, timers, workflows
 from timer_service.app.usage import usage_query
 from timer_service.config import Config
 from timer_service.core.clock_repair import ClockRepair, leased_rows
@@ -25,6 +25,7 @@ SLICES: tuple[Slice, ...] = (
     timers.SLICE,
     signals.SLICE,
     schedules.SLICE,
+    workflows.SLICE,
     runs.SLICE,
     events.SLICE,
 )

@@ -23,7 +23,7 @@ class CommandResult(NamedTuple):
     loop: str | None = None
     """The loop to wake for the row; None: the loops of the slice."""
     lane: Lane | None = None
-    """The lane of the row, if workers take it. No loop is woken for it then."""
+    """The lane of the row, if workers take it. Only the named loop is woken for it then."""
 
 
 Handle = Callable[[Transaction, Sequence[Command], int], Awaitable[Sequence[CommandResult | None]]]

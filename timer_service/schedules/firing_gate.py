@@ -12,7 +12,7 @@ from timer_service.core.health import Publishing
 
 
 class FiringGate:
-    """Closed while the backlog gate is closed, while events cannot be published, and until those that waited are out."""
+    """Closed while the backlog gate is, while events cannot be published, and until those that waited are out."""
 
     def __init__(self, broker: Broker, publishing: Publishing, database: Database) -> None:
         self._backlog = BacklogGate(broker)

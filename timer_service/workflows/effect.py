@@ -53,7 +53,7 @@ class Effect(NamedTuple):
     due_at: int | None = None
     """When a sleep ends, a wait for a message times out, or a failed step may start again."""
     size: int = 0
-    """The characters of its result and its error."""
+    """The bytes of its result or its error."""
     digest: str | None = None
     error: str | None = None
     """The JSON of an `ErrorView`."""
@@ -87,6 +87,11 @@ def digest_of(text: str) -> str:
     return hashlib.blake2b(text.encode(), digest_size=12).hexdigest()
 
 
+def size_of(text: str | None) -> int:
+    """Return the bytes of a text."""
+    return 0 if text is None else len(text.encode())
+
+
 def dump_error(error: ErrorView) -> str:
     """Return an error as JSON."""
     return error.model_dump_json()
@@ -107,26 +112,24 @@ def end_attempt(found: Effect | None, step: StepResult, policy: RetryPolicy, now
     if step.error is not None:
         if effect.status is EffectStatus.DONE:
             raise ConflictingReportError
-        return _fail(effect, step, step.error, step.retry or policy, now, rng)
+        if not step.retryable or step.attempt >= (step.retry or policy).max_attempts:
+            return _failed(effect, step, step.error)._replace(status=EffectStatus.FAILED, due_at=None)
+        delay = retry_delay(step.retry or policy, step.attempt, rng) if step.after_ms is None else step.after_ms
+        return _failed(effect, step, step.error)._replace(due_at=now + delay)
     result = None if step.result is None else dump_data(step.result)
     digest = digest_of(result or "null")
     if effect.status is EffectStatus.DONE:
         if effect.digest != digest:
             raise ConflictingReportError
         return effect
-    size = len(result or "")
+    size = size_of(result)
     return effect._replace(status=EffectStatus.DONE, due_at=None, error=None, result=result, digest=digest, size=size)
 
 
-def _fail(
-    effect: Effect, step: StepResult, error: ErrorView, policy: RetryPolicy, now: int, rng: random.Random
-) -> Effect:
+def _failed(effect: Effect, step: StepResult, error: ErrorView) -> Effect:
+    """Return a step with one more failure."""
     text = dump_error(error)
-    failed = effect._replace(failures=step.attempt, error=text, size=len(text))
-    if not step.retryable or step.attempt >= policy.max_attempts:
-        return failed._replace(status=EffectStatus.FAILED, due_at=None)
-    delay = step.after_ms if step.after_ms is not None else retry_delay(policy, step.attempt, rng)
-    return failed._replace(due_at=now + delay)
+    return effect._replace(failures=step.attempt, error=text, size=size_of(text))
 
 
 def retry_delay(policy: RetryPolicy, failures: int, rng: random.Random) -> int:

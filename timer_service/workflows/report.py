@@ -34,7 +34,7 @@ from timer_service.workflows.protocol import (
 from timer_service.workflows.workflow import Texts, Workflow
 
 MOST_EFFECT_BYTES = 8 * 1024 * 1024
-"""How many characters the results of one workflow may have."""
+"""How many bytes the results of one workflow may have."""
 UNDECIDED_MS = 250
 """How long a workflow waits whose timeout cannot be decided yet."""
 

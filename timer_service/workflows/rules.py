@@ -7,7 +7,7 @@ from timer_service.core.cause import cause_of
 from timer_service.core.data import dump_data
 from timer_service.core.message import Command, Position
 from timer_service.core.quotas import OVER_QUOTA
-from timer_service.workflows.effect import Effect, Message, digest_of
+from timer_service.workflows.effect import Effect, Message, digest_of, size_of
 from timer_service.workflows.messages import (
     CancelWorkflow,
     RetryWorkflow,
@@ -24,7 +24,7 @@ MOST_MESSAGES = 1000
 MOST_EARLY_MESSAGES = 100
 """How many messages may wait for one workflow that does not exist."""
 MOST_MESSAGE_BYTES = 4 * 1024 * 1024
-"""How many characters of data the messages may have that wait for one workflow."""
+"""How many bytes of data the messages may have that wait for one workflow."""
 
 
 class Outcome(StrEnum):
@@ -115,7 +115,7 @@ def _start(before: Workflow, command: Command, payload: StartWorkflow, facts: Fa
     if facts.is_busy:
         return Applied(named._replace(ended_at=now), Outcome.SKIPPED_BUSY)
     starts_at = _instant(payload.start_at, payload.start_in, command, now)
-    opened = named._replace(ended_at=None, input_bytes=len(text or ""), texts=Texts(input=text))
+    opened = named._replace(ended_at=None, input_bytes=size_of(text), texts=Texts(input=text))
     return Applied(opened.wait_until(now if starts_at is None else max(starts_at, now)), Outcome.STARTED)
 
 
@@ -130,7 +130,7 @@ def _send(before: Workflow, command: Command, payload: SendToWorkflow, facts: Fa
     exists = before.definition is not None
     if exists and not before.is_open:
         return Applied(before, Outcome.ALREADY_ENDED)
-    size = 0 if payload.data is None else len(dump_data(payload.data))
+    size = 0 if payload.data is None else size_of(dump_data(payload.data))
     most = MOST_MESSAGES if exists else MOST_EARLY_MESSAGES
     if before.messages >= most or before.message_bytes + size > MOST_MESSAGE_BYTES:
         return Applied(before, Outcome.MAILBOX_FULL)

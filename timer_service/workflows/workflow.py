@@ -90,7 +90,7 @@ class Workflow(NamedTuple):
     seen: int = 0
     """How many results the function got: the highest `seq`."""
     messages: int = 0
-    """The messages that wait, and the characters of their data."""
+    """The messages that wait, and the bytes of their data."""
     message_bytes: int = 0
     blocks: int = 0
     """The releases as not deterministic in a row."""
@@ -158,7 +158,7 @@ def _merge(before: Texts, after: Texts) -> Texts:
 
 
 def delay_after(attempt: int) -> int:
-    """Return how many ms pass between the end of a lease and the next claim, after `attempt` claims without a report."""
+    """Return how many ms pass from the end of a lease to the next claim, after `attempt` claims without a report."""
     if attempt < _LOST_BEFORE_DELAY:
         return 0
     return min(_FIRST_DELAY_MS << min(attempt - _LOST_BEFORE_DELAY, 10), _LONGEST_DELAY_MS)
