@@ -53,8 +53,9 @@ class WorkerRequests:
             return HEALTHY
         if self._subscription is None:
             return Health.down("not subscribed to requests yet")
-        parts = [each.health for each in (*self._kept, *self.loops)]
-        return worst(self._subscription.health, *parts, self._requests.health)
+        tasks = [each.health for each in self._kept]
+        loops = [each.health for each in self.loops]
+        return worst(self._subscription.health, *tasks, *loops, self._requests.health)
 
     async def open(self, broker: Broker, wakeups: Wakeups) -> None:
         """Start to receive requests. Raises `StartError` if the connection cannot be opened."""

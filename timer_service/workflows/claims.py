@@ -79,7 +79,7 @@ class Claims:
 def _wanted(share: Share, now: int) -> LaneClaim:
     wanted = share.poll.wanted
     holder = {"worker_id": wanted.worker_id, "claimed_at": now, "lease_ms": wanted.lease_ms}
-    return LaneClaim(share.lane, share.count, wanted.lease_ms, holder)
+    return LaneClaim(share.lane, share.tasks, wanted.lease_ms, holder)
 
 
 def _by_poll(

@@ -179,7 +179,7 @@ class Dispatcher:
         if claimed is not None:
             for each, found, count in zip(shares, claimed.found, claimed.kept, strict=True):
                 kept[each.lane] += count
-                locked = locked or found < each.count
+                locked = locked or found < each.tasks
         for lane, look in looks.items():
             if look.next_at is not None:
                 self._held.wake(lane, look.next_at)

@@ -28,7 +28,7 @@ def held(*polls: Poll, most: int = 100) -> HeldPolls:
 def shares(polls: HeldPolls, available: dict[Lane, int], limit: int = 1000) -> list[tuple[str, str, int]]:
     """Return worker, type and count of each share."""
     found = share(available, polls.polls_of, polls.fitting, limit)
-    return sorted((each.poll.wanted.worker_id, each.lane[2], each.count) for each in found)
+    return sorted((each.poll.wanted.worker_id, each.lane[2], each.tasks) for each in found)
 
 
 def test_a_new_poll_is_looked_at_once() -> None:
@@ -138,8 +138,9 @@ def test_tenants_share_a_transaction() -> None:
     """The tasks of a tenant with many lanes and workers do not delay those of another tenant."""
     busy = [poll(f"a{number}", f"type-{number}", slots=1000) for number in range(50)]
     polls = held(*busy, poll("b", tenant="other"))
-    available = {("acme", "default", f"type-{number}"): 1000 for number in range(50)}
-    found = shares(polls, {**available, ("other", "default", "order"): 5}, limit=100)
+    available: dict[Lane, int] = {("acme", "default", f"type-{number}"): 1000 for number in range(50)}
+    available["other", "default", "order"] = 5
+    found = shares(polls, available, limit=100)
     assert sum(count for worker, _, count in found if worker == "b") == 5
     assert sum(count for *_, count in found) == 100
 
