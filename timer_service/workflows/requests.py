@@ -10,26 +10,40 @@ from collections.abc import Iterable, Sequence
 from timer_service.core.database import Transaction
 from timer_service.core.errors import Code, Rejection
 from timer_service.core.paging import read_cursor, read_page
-from timer_service.core.request_intake import Asked
+from timer_service.core.request_intake import Asked, RequestRoute
 from timer_service.core.requests import Answer
 from timer_service.core.route import Lane
 from timer_service.core.stored_json import RawJson, write_list, write_object
-from timer_service.workflows import effect_store, report, store, task_store
+from timer_service.workflows import effect_store, protocol, report, store, task_store
 from timer_service.workflows.effect import Effect, EffectKey
 from timer_service.workflows.effect_store import Cursor
 from timer_service.workflows.protocol import (
     REPLY_BYTES,
     EffectKind,
+    EffectsPage,
     GetEffects,
+    PollTasks,
+    RenewReply,
     RenewTasks,
     Report,
     ReportOutcome,
+    ReportsReply,
     ReportTasks,
 )
 from timer_service.workflows.report import Decision, Rules, TaskState, is_held
 from timer_service.workflows.task_store import Wanted
 from timer_service.workflows.workflow import Key
 
+_POLL_BYTES = 64 * 1024
+
+POLL_TASKS = RequestRoute("poll-tasks", PollTasks, protocol.Tasks, _POLL_BYTES)
+"""The request that the dispatcher answers."""
+REQUESTS = (
+    RequestRoute("report-tasks", ReportTasks, ReportsReply),
+    RequestRoute("renew-tasks", RenewTasks, RenewReply),
+    RequestRoute("get-effects", GetEffects, EffectsPage),
+)
+"""The requests that `handle_requests` applies."""
 _MOST_EFFECTS = 1000
 """How many effects a page has at most."""
 

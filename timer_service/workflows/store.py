@@ -54,6 +54,8 @@ WORKFLOWS = LeasedTable(
     waiting=Status.WAITING,
     held=Status.RUNNING,
     buried=Status.FAILED,
+    lane=("tenant_id", "queue", "type"),
+    holder=("worker_id", "claimed_at", "lease_ms"),
 )
 """The claim of workers. A claim also sets the columns of `Hold`."""
 
