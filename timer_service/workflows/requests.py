@@ -14,7 +14,7 @@ from timer_service.core.request_intake import Asked, RequestRoute
 from timer_service.core.requests import Answer
 from timer_service.core.route import Lane
 from timer_service.core.stored_json import RawJson, write_list, write_object
-from timer_service.workflows import effect_store, report, store, task_store
+from timer_service.workflows import effect_store, protocol, report, store, task_store
 from timer_service.workflows.effect import Effect, EffectKey
 from timer_service.workflows.effect_store import Cursor
 from timer_service.workflows.protocol import (
@@ -29,14 +29,15 @@ from timer_service.workflows.protocol import (
     ReportOutcome,
     ReportsReply,
     ReportTasks,
-    Tasks,
 )
 from timer_service.workflows.report import Decision, Rules, TaskState, is_held
 from timer_service.workflows.task_store import Wanted
 from timer_service.workflows.workflow import Key
 
-POLL_TASKS = RequestRoute("poll-tasks", PollTasks, Tasks, most_bytes=64 * 1024)
-"""The request that the dispatcher holds."""
+_POLL_BYTES = 64 * 1024
+
+POLL_TASKS = RequestRoute("poll-tasks", PollTasks, protocol.Tasks, _POLL_BYTES)
+"""The request that the dispatcher answers."""
 REQUESTS = (
     RequestRoute("report-tasks", ReportTasks, ReportsReply),
     RequestRoute("renew-tasks", RenewTasks, RenewReply),
