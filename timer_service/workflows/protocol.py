@@ -103,6 +103,7 @@ class StepResult(Payload):
     """An attempt of a step that has ended. An attempt without `error` has succeeded."""
 
     key: EffectKey
+    attempt: int = Field(ge=1, strict=True, description="Its number: one more than the failures before.")
     result: Json = None
     error: ErrorView | None = None
     retryable: bool = True

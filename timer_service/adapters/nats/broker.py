@@ -21,6 +21,7 @@ from timer_service.adapters.nats.holding import TakenOverError
 from timer_service.adapters.nats.login import Login
 from timer_service.adapters.nats.publisher import Publisher
 from timer_service.adapters.nats.query_connection import QueryConnection
+from timer_service.adapters.nats.request_connection import RequestConnection
 from timer_service.adapters.nats.storage import Storage
 from timer_service.adapters.nats.stream_upkeep import StreamUpkeep
 from timer_service.adapters.nats.streams import prepare_streams
@@ -33,6 +34,7 @@ from timer_service.core.broker import (
     PublishStatus,
     QueryFilter,
     QueryHandler,
+    ReceiveRequest,
     Reply,
     read_all,
 )
@@ -80,6 +82,7 @@ class NatsBroker:
         self._outage = OutageLog(part="the broker", quiet_seconds=0)
         self._reply_prefix = reply_prefix
         self._queries: QueryConnection | None = None
+        self._requests: RequestConnection | None = None
         self._urls = ""
         self._login: Mapping[str, Any] = {}
 
@@ -155,10 +158,15 @@ class NatsBroker:
         return HEALTHY if self._queries is None else self._queries.health
 
     @property
+    def request_health(self) -> Health:
+        """Whether requests of workers arrive: their connection is down, or healthy."""
+        return HEALTHY if self._requests is None else self._requests.health
+
+    @property
     def reading(self) -> bool:
         """Whether the connections are read, or are being restored."""
-        of_queries = self._queries is None or self._queries.reading
-        return of_queries and (self._client.reading or not self._client.is_connected)
+        others = all(each is None or each.reading for each in (self._queries, self._requests))
+        return others and (self._client.reading or not self._client.is_connected)
 
     async def subscribe(
         self,
@@ -250,6 +258,12 @@ class NatsBroker:
         self._queries = QueryConnection(self._subjects, self._reply_prefix, refuse, self._on_error, self._on_closed)
         await self._queries.open(self._urls, self._login, names, answer)
 
+    async def serve_requests(self, names: Sequence[str], receive: ReceiveRequest) -> RequestConnection:
+        """Receive requests on a connection of their own. Raises `StartError` if it cannot be opened."""
+        self._requests = RequestConnection(self._subjects, self._reply_prefix, receive, self._on_error, self._on_closed)
+        await self._requests.open(self._urls, self._login, names)
+        return self._requests
+
     async def reply(self, replies: Sequence[Reply]) -> None:
         """Send replies over core NATS."""
         try:
@@ -285,6 +299,8 @@ class NatsBroker:
     async def close(self) -> None:
         """Send what is buffered, such as acknowledgements, and disconnect."""
         self._closing = True
+        if self._requests is not None:
+            await self._requests.disconnect()
         if self._queries is not None:
             await self._queries.close()
         if self._client.is_connected:
