@@ -3,7 +3,7 @@
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
-from timer_service.worker import Workflow
+from timer_service.worker import WorkflowFunction
 from timer_service.worker.errors import ErrorText
 from timer_service.worker.names import Identity
 from timer_service.worker.replay import Replay
@@ -23,7 +23,7 @@ class Play:
     def __init__(
         self, function: Callable[..., Awaitable[Any]], data: Any = None, stored: Sequence[StoredEffect] = ()
     ) -> None:
-        self.replay = Replay(Workflow("test", function), IDENTITY, data, stored)
+        self.replay = Replay(WorkflowFunction("test", function), IDENTITY, data, stored)
         self.begun: dict[str, Effect] = {}
         self.dropped: list[str] = []
         self.history: list[StoredEffect] = []

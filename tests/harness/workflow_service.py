@@ -73,7 +73,7 @@ class MemoryService:
         row = self.rows[workflow_id]
         row.messages.append((name, data))
         self._end_waits(row)
-        if row.status == "parked" and self._over(row):
+        if row.status in {"parked", "waiting"} and self._over(row):
             row.status, row.available_at = "waiting", self._now()
         self._changed.set()
 

@@ -1,7 +1,7 @@
 """Durable functions: workflows and the worker that executes them (see docs/workflows.md)."""
 
 from timer_service.worker.context import Context
-from timer_service.worker.definition import Retry, Workflow, workflow
+from timer_service.worker.definition import Retry, WorkflowFunction, workflow
 from timer_service.worker.errors import (
     Interrupted,
     NonDeterministicError,
@@ -10,6 +10,7 @@ from timer_service.worker.errors import (
     RetryAfter,
     StepFailed,
 )
+from timer_service.worker.worker import Worker
 
 __all__ = [
     "Context",
@@ -20,6 +21,7 @@ __all__ = [
     "Retry",
     "RetryAfter",
     "StepFailed",
-    "Workflow",
+    "Worker",
+    "WorkflowFunction",
     "workflow",
 ]

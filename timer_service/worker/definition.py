@@ -48,7 +48,7 @@ class Retry:
 
 
 @dataclass(frozen=True)
-class Workflow:
+class WorkflowFunction:
     """A workflow function, its type, and the default retry policy of its steps."""
 
     type: str
@@ -58,7 +58,7 @@ class Workflow:
 
 def workflow(
     type_name: str, *, retry: Retry | None = None
-) -> Callable[[Callable[["Context", Any], Awaitable[Any]]], Workflow]:
+) -> Callable[[Callable[["Context", Any], Awaitable[Any]]], WorkflowFunction]:
     """Return a decorator that makes a workflow of an asynchronous function of `ctx` and the input.
 
     `type_name` is the type that `client.workflows.start` names. `retry` is the retry policy of the steps that have no
@@ -66,9 +66,9 @@ def workflow(
     """
     check_name("type_name", type_name)
 
-    def decorate(function: Callable[["Context", Any], Awaitable[Any]]) -> Workflow:
+    def decorate(function: Callable[["Context", Any], Awaitable[Any]]) -> WorkflowFunction:
         if not inspect.iscoroutinefunction(function):
-            raise ValueError(f"the workflow {type_name} must be an async function")  # noqa: TRY004
-        return Workflow(type_name, function, retry)
+            raise ValueError(f"the workflow {type_name} must be an async function")
+        return WorkflowFunction(type_name, function, retry)
 
     return decorate

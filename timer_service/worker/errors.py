@@ -64,7 +64,7 @@ class NotInWorkflowError(RuntimeError):
     """A workflow function called something that a replay cannot repeat, such as a clock or a socket."""
 
 
-class Interrupted(BaseException):  # noqa: N818 - like CancelledError, it is not an error
+class Interrupted(BaseException):
     """The task of this worker has ended, but the workflow goes on later, or elsewhere, or was cancelled.
 
     Every effect of the function raises it, so that its `finally` blocks run. It is not an `Exception`: do not catch it.

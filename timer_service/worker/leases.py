@@ -87,9 +87,7 @@ def _batches(tasks: Sequence[RunningTask]) -> list[list[tuple[RunningTask, str]]
     batches: list[list[tuple[RunningTask, str]]] = []
     size = REPORT_BYTES
     for task in tasks:
-        text = dump(
-            {"workflowId": task.workflow_id, "token": task.token, "steps": sorted(task.running)[:_MOST_STEPS]}
-        )
+        text = dump({"workflowId": task.workflow_id, "token": task.token, "steps": sorted(task.running)[:_MOST_STEPS]})
         size += len(text.encode())
         if size > REPORT_BYTES or len(batches[-1]) >= _MOST_TASKS:
             batches.append([])

@@ -99,9 +99,7 @@ class ReplayLoop(asyncio.AbstractEventLoop):
             if outer is not None and outer_task is not None:
                 tasks._enter_task(outer, outer_task)  # noqa: SLF001
 
-    def call_soon(
-        self, callback: Callable[..., Any], *args: Any, context: ContextVars | None = None
-    ) -> asyncio.Handle:
+    def call_soon(self, callback: Callable[..., Any], *args: Any, context: ContextVars | None = None) -> asyncio.Handle:
         handle = asyncio.Handle(callback, args, self, context)
         self._ready.append(handle)
         return handle

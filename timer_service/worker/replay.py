@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
 from typing import Any
 
 from timer_service.worker.context import Context
-from timer_service.worker.definition import Workflow
+from timer_service.worker.definition import WorkflowFunction
 from timer_service.worker.errors import Interrupted, NonDeterministicError, NotInWorkflowError, StepFailed
 from timer_service.worker.loop import ReplayFuture, ReplayLoop
 from timer_service.worker.names import MAX_EFFECTS, Identity, check_name, effect_key
@@ -25,7 +25,9 @@ _MOST_SHOWN = 5
 class Replay:
     """One execution of a workflow function, from the stored effects to its end or to an interruption."""
 
-    def __init__(self, workflow: Workflow, identity: Identity, data: Any, stored: Iterable[StoredEffect] = ()) -> None:
+    def __init__(
+        self, workflow: WorkflowFunction, identity: Identity, data: Any, stored: Iterable[StoredEffect] = ()
+    ) -> None:
         self.seq = 0
         """How many results the function has got."""
         self._stored = {effect.key: effect for effect in stored}

@@ -4,7 +4,7 @@ import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from timer_service.worker.definition import Workflow
+from timer_service.worker.definition import WorkflowFunction
 
 
 @dataclass(frozen=True)
@@ -12,7 +12,7 @@ class Settings:
     """What the parts of a worker have to know. Times are in seconds."""
 
     tenant: str
-    workflows: Mapping[str, Workflow]
+    workflows: Mapping[str, WorkflowFunction]
     queue: str = "default"
     name: str | None = None
     slots: int = 100

@@ -61,4 +61,3 @@ def _retry_after(error: RetryAfter) -> Attempt:
         return Attempt(error=describe_error(error), after_ms=to_milliseconds("delay", error.delay))
     except (ValueError, OverflowError) as wrong:
         return Attempt(error=describe_error(wrong))
-

@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from timer_service.worker.definition import Workflow
+from timer_service.worker.definition import WorkflowFunction
 from timer_service.worker.ending import end_of_function
 from timer_service.worker.errors import ErrorText, NonDeterministicError, describe_error
 from timer_service.worker.names import Identity
@@ -39,7 +39,7 @@ class RunningTask:
     `take_steps`, `next_report` and `wake_at`.
     """
 
-    def __init__(self, view: Mapping[str, Any], workflow: Workflow, tenant: str, lease_until: float) -> None:
+    def __init__(self, view: Mapping[str, Any], workflow: WorkflowFunction, tenant: str, lease_until: float) -> None:
         self.workflow_id: str = view["workflowId"]
         self.token: str = view["token"]
         self.lease_until = lease_until
@@ -70,7 +70,9 @@ class RunningTask:
             decision = self._replay.advance()
         except NonDeterministicError as error:
             log.warning("the workflow %s does not match its stored effects: %s", self.workflow_id, error)
-            self._end = dump({"action": "release", "reason": "non_deterministic", "error": describe_error(error).message})
+            self._end = dump(
+                {"action": "release", "reason": "non_deterministic", "error": describe_error(error).message}
+            )
             return
         self._stored_seq = self._replay.seq
         self._apply(decision, now)

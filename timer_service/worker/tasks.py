@@ -1,9 +1,8 @@
 """The tasks that a worker holds, their steps in progress, and the instants at which they go on."""
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from concurrent.futures import Executor
-from typing import Any
 
 from timer_service.worker.context import variables_of_step
 from timer_service.worker.errors import ErrorText
@@ -90,5 +89,3 @@ class Tasks:
         del self._steps[task, key]
         task.step_ended(key, _CANCELLED if step.cancelled() else step.result(), self._loop.time())
         self.update(task)
-
-

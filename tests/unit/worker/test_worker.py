@@ -15,7 +15,16 @@ import pytest
 from tests.harness.clock import in_virtual_time
 from tests.harness.workflow_service import MemoryService
 from timer_service.client.errors import QueryError
-from timer_service.worker import Context, Interrupted, PermanentError, Retry, RetryAfter, StepFailed, Workflow, workflow
+from timer_service.worker import (
+    Context,
+    Interrupted,
+    PermanentError,
+    Retry,
+    RetryAfter,
+    StepFailed,
+    WorkflowFunction,
+    workflow,
+)
 from timer_service.worker.process import run_worker
 from timer_service.worker.settings import Settings
 
@@ -40,7 +49,9 @@ def virtually(test: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[], Non
 
 
 @asynccontextmanager
-async def worker(service: MemoryService, *workflows: Workflow, **settings: Any) -> AsyncIterator[Callable[[], Awaitable[None]]]:
+async def worker(
+    service: MemoryService, *workflows: WorkflowFunction, **settings: Any
+) -> AsyncIterator[Callable[[], Awaitable[None]]]:
     """Run a worker. It yields a function that stops the worker and waits for its end."""
     stop = asyncio.Event()
     types = {each.type: each for each in workflows}
@@ -699,7 +710,11 @@ async def test_functions_that_are_not_async_run_in_threads() -> None:
 
     @workflow("threads")
     async def threads(ctx: Context, _: Any) -> Any:
-        return [await ctx.step("name", thread_name), await ctx.step("work", lambda: work(3)), await ctx.step("k", lambda: ctx.key)]
+        return [
+            await ctx.step("name", thread_name),
+            await ctx.step("work", lambda: work(3)),
+            await ctx.step("k", lambda: ctx.key),
+        ]
 
     service = MemoryService()
     row = service.start("a", "threads")
