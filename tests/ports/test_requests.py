@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from typing import Any
 
 import nats.errors
 import pytest
@@ -200,8 +201,8 @@ async def test_lost_connection_of_requests(nats_harness: NatsHarness) -> None:
     connection = nats_harness.broker._requests
     assert connection is not None
     client = connection._client
-    assert client._transport is not None
-    client._transport.close()
+    transport: Any = client._transport
+    transport.close()
     async with asyncio.timeout(10):
         while nats_harness.broker.request_health.usable:
             await asyncio.sleep(0.001)

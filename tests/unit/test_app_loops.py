@@ -100,7 +100,7 @@ def test_polling_intervals(workers: Workers) -> None:
 async def test_wakes_of_each_route(workers: Workers, memory_broker: MemoryBroker) -> None:
     """Commands of a slice wake exactly the loops that may have new work after them."""
     wakeups = Wakeups(memory_broker, ManualClock(), timedelta(seconds=5), workers.loops, alone=True)
-    found = routes(Config().enabled, wakeups, Quotas())
+    found = routes(Config().enabled, wakeups, Quotas(), lambda _lane, _at: None)
     assert [route.payloads for route in found] == [each.commands for each in SLICES]
     woken: dict[str, set[str]] = {}
     for slice_, route in zip(SLICES, found, strict=True):
@@ -112,7 +112,7 @@ async def test_wakes_of_each_route(workers: Workers, memory_broker: MemoryBroker
 async def test_wake_of_one_loop(workers: Workers, memory_broker: MemoryBroker) -> None:
     """A command can wake one other loop instead of those of its slice."""
     wakeups = Wakeups(memory_broker, ManualClock(), timedelta(seconds=5), workers.loops, alone=True)
-    route = routes(Config().enabled, wakeups, Quotas())[0]
+    route = routes(Config().enabled, wakeups, Quotas(), lambda _lane, _at: None)[0]
     await route.wake(WAKE_AT, "cancellations")
     assert {loop.name for loop in workers.loops if take_wake(loop)} == {"cancellations"}
 

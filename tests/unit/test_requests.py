@@ -20,7 +20,7 @@ from timer_service.core.health import OutageLog
 from timer_service.core.message import Payload
 from timer_service.core.request_intake import Asked, Intake, RequestRoute
 from timer_service.core.request_queue import QueueLimits
-from timer_service.core.requests import Answer, Requests
+from timer_service.core.requests import Answer, HandleRequests, Requests
 from timer_service.core.route import Lane
 from timer_service.core.stored_json import RawJson
 
@@ -49,6 +49,10 @@ class Slice:
         self.fails_on: Collection[str] = ()
         self.go_on = asyncio.Event()
         self.go_on.set()
+
+    async def prepare(self, now: int) -> HandleRequests:
+        assert now == NOW
+        return self.handle
 
     async def handle(self, tx: Transaction, asked: Sequence[Asked], now: int) -> Sequence[Answer]:
         assert now == NOW
@@ -87,7 +91,7 @@ class Service:
             database=database,
             clock=clock,
             metrics=metrics,
-            handle=self.slice.handle,
+            prepare=self.slice.prepare,
             wake=self._wake,
             offer=lambda lane, at: self.lanes.append((lane, at)),
             outages=OutageLog(),

@@ -396,6 +396,16 @@ class MemoryRequests:
     def __init__(self, broker: MemoryBroker) -> None:
         self._broker = broker
 
+    @property
+    def health(self) -> Health:
+        """The health of the broker."""
+        return self._broker.health
+
+    @property
+    def outages(self) -> int:
+        """How many times the broker was down."""
+        return self._broker.outages
+
     async def reply(self, replies: Sequence[tuple[Request, QueryReply]]) -> None:
         """Send replies."""
         for request, reply in replies:

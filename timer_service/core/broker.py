@@ -133,6 +133,16 @@ ReceiveRequest = Callable[[Request], QueryReply | None]
 class RequestSubscription(Protocol):
     """A share of the requests. Instances share all requests."""
 
+    @property
+    def health(self) -> Health:
+        """Whether requests arrive and replies can be sent, and the reason if not."""
+        ...
+
+    @property
+    def outages(self) -> int:
+        """How many times the connection was lost. Replies to the requests from before may not arrive."""
+        ...
+
     async def reply(self, replies: Sequence[tuple[Request, QueryReply]]) -> None:
         """Send replies. It waits while the broker takes replies slowly. A reply may be lost; nothing is raised."""
         ...

@@ -65,7 +65,7 @@ class LeasedTable:
     expiry: Expiry | None = None
     """None: rows never expire."""
     lane: tuple[str, ...] = ()
-    """The columns of a lane, if rows are claimed lane by lane. The table needs an index over them and `available_at`."""
+    """The columns of a lane, if rows are claimed by lane. An index over them and `available_at` is needed."""
     holder: tuple[str, ...] = ()
     """The columns that a claim of a lane sets. They are NULL while nobody holds the row."""
 

@@ -48,13 +48,13 @@ SET available_at = :until, attempt = attempt + 1, lease_token = :token, {state} 
 WHERE ({key}) IN (SELECT {key} FROM picked)
 RETURNING {claimed}{size}, attempt, lease_token, available_at
 
--- name: count_available_in_lane
--- How many rows of a lane are available, up to a limit, and when the next row of the lane is available that is not yet.
+-- name: look_at_lane
+-- How many rows of a lane are available, up to a limit, and when the next other row of the lane is available.
 SELECT (
         SELECT COUNT(*) FROM (
             SELECT 1 AS one FROM {table} WHERE {lane_is} AND available_at <= :now LIMIT :limit
         ) AS counted
-    ) AS count,
+    ) AS available,
     (SELECT MIN(available_at) FROM {table} WHERE {lane_is} AND available_at > :now) AS next_at,
     CAST(:number AS INTEGER) AS number
 

@@ -63,16 +63,19 @@ class Requests:
         database: Database,
         clock: Clock,
         metrics: MetricsPort,
-        handle: HandleRequests,
+        prepare: Callable[[int], Awaitable[HandleRequests]],
         wake: Callable[[Collection[str], int], Awaitable[None]],
         offer: Callable[[Lane, int], None],
         outages: OutageLog,
     ) -> None:
-        """`wake` wakes loops, and `offer` says that a row of a lane becomes available to workers at an instant."""
+        """`prepare` returns what handles requests at an instant; it is called before each transaction.
+
+        `wake` wakes loops, and `offer` says that a row of a lane becomes available to workers at an instant.
+        """
         self._database = database
         self._clock = clock
         self._metrics = metrics
-        self._handle = handle
+        self._prepare = prepare
         self._wake = wake
         self._offer = offer
         self._outages = outages
@@ -107,7 +110,8 @@ class Requests:
         """Apply requests in one transaction. Return their answers, or why it failed."""
         now = self._clock.now()
         try:
-            return await in_transaction(self._database, lambda tx: self._handle(tx, asked, now), accepting=True)
+            handle = await self._prepare(now)
+            return await in_transaction(self._database, lambda tx: handle(tx, asked, now), accepting=True)
         except Exception as error:  # noqa: BLE001 - `blame` knows every error
             return error
 

@@ -26,6 +26,7 @@ from timer_service.workflows.messages import (
     WorkflowFailed,
 )
 from timer_service.workflows.queries import QUERIES
+from timer_service.workflows.requests import POLL_TASKS, REQUESTS
 from timer_service.workflows.retention import delete_settled
 from timer_service.workflows.rules import Outcome
 from timer_service.workflows.store import COUNTED
@@ -45,6 +46,7 @@ SLICE = Slice(
     counted=COUNTED,
     events=(WorkflowCompleted, WorkflowFailed, WorkflowCancelled, WorkflowBlocked),
     views={"workflow": WorkflowView},
+    requests=(POLL_TASKS, *REQUESTS),
     usages=USAGES,
     delete_settled=delete_settled,
 )

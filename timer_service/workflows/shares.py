@@ -13,7 +13,7 @@ class Share(NamedTuple):
 
     poll: Poll
     lane: Lane
-    count: int
+    tasks: int
 
 
 def share(
@@ -28,30 +28,30 @@ def share(
     """
     free: dict[Poll, int] = {}
     counts: Counter[tuple[Poll, Lane]] = Counter()
-    turns: OrderedDict[str, deque[_Lane]] = OrderedDict()
+    turns: OrderedDict[str, deque[_Turn]] = OrderedDict()
     for lane, count in available.items():
         polls = deque(each for each in polls_of(lane) if not each.taken)
         free.update({each: each.wanted.slots for each in polls})
-        turns.setdefault(lane[0], deque()).append(_Lane(lane, count, fitting(lane), polls))
+        turns.setdefault(lane[0], deque()).append(_Turn(lane, count, fitting(lane), polls))
     while turns and limit > 0:
         tenant, lanes = turns.popitem(last=False)
-        lane = lanes.popleft()
-        if (poll := lane.next_poll(free, counts)) is not None:
-            counts[poll, lane.name] += 1
+        turn = lanes.popleft()
+        if (poll := turn.next_poll(free, counts)) is not None:
+            counts[poll, turn.lane] += 1
             free[poll] -= 1
-            lane.left -= 1
+            turn.left -= 1
             limit -= 1
-            lanes.append(lane)
+            lanes.append(turn)
         if lanes:
             turns[tenant] = lanes
     return [Share(poll, lane, count) for (poll, lane), count in counts.items()]
 
 
-class _Lane:
+class _Turn:
     """The tasks of a lane that are left, and the polls that may get one more."""
 
-    def __init__(self, name: Lane, left: int, fitting: int, polls: deque[Poll]) -> None:
-        self.name = name
+    def __init__(self, lane: Lane, left: int, fitting: int, polls: deque[Poll]) -> None:
+        self.lane = lane
         self.left = left
         self._fitting = fitting
         self._polls = polls
@@ -60,7 +60,7 @@ class _Lane:
         """Return the poll that gets the next task, or None. The others come before it in the next turn."""
         while self.left and self._polls:
             poll = self._polls.popleft()
-            if free[poll] and counts[poll, self.name] < self._fitting:
+            if free[poll] and counts[poll, self.lane] < self._fitting:
                 self._polls.append(poll)
                 return poll
         return None

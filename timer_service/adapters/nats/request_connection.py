@@ -44,6 +44,12 @@ class RequestConnection:
         self._client = GuardedClient()
         self._interests: list[Interest] = []
         self._last_error = ""
+        self._outages = 0
+
+    @property
+    def outages(self) -> int:
+        """How many times the connection was lost."""
+        return self._outages
 
     @property
     def health(self) -> Health:
@@ -67,6 +73,7 @@ class RequestConnection:
             last_error=lambda: self._last_error,
             **login,
             error_cb=self._on_error,
+            disconnected_cb=self._on_disconnected,
         )
         self._client.options["closed_cb"] = self._on_closed
         for name in names:
@@ -106,6 +113,9 @@ class RequestConnection:
     async def _flush(self) -> None:
         if self._client.is_connected:
             await self._client.flush(_CLOSE_SECONDS)
+
+    async def _on_disconnected(self) -> None:
+        self._outages += 1
 
     async def _on_error(self, error: Exception) -> None:
         self._last_error = str(error) or type(error).__name__
