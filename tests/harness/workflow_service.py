@@ -60,6 +60,7 @@ class MemoryService:
         self.reports_without_effect = 0
         self._retry_seconds = retry_seconds
         self._tokens = 0
+        self._polls: dict[str, int] = {}
         self._changed = asyncio.Event()
 
     # Users
@@ -114,10 +115,16 @@ class MemoryService:
 
     async def _poll(self, asked: Json) -> Json:
         until = self._now() + asked["waitMs"] / 1000
+        self._polls[asked["workerId"]] = self._polls.get(asked["workerId"], 0) + 1
+        number = self._polls[asked["workerId"]]
+        if not asked["slots"]:
+            self._changed.set()
+            return {"tasks": []}
         while True:
-            tasks = [self._claim(row, asked) for row in self.rows.values() if self._is_claimable(row, asked)]
-            if tasks or self._now() >= until:
-                return {"tasks": tasks[: asked["slots"]]}
+            claimable = [row for row in self.rows.values() if self._is_claimable(row, asked)]
+            tasks = [self._claim(row, asked) for row in claimable[: asked["slots"]]]
+            if tasks or self._now() >= until or self._polls[asked["workerId"]] > number:
+                return {"tasks": tasks}
             self._changed.clear()
             due = [row.available_at for row in self.rows.values() if row.status == "waiting"]
             due += [row.lease_until for row in self.rows.values() if row.status == "running"]

@@ -93,7 +93,8 @@ class WorkflowDetail(View):
     """Whether a worker asked for its queue and type in the last 30 seconds."""
     input: Any = None
     result: Any = None
-    error: WorkflowError | None = None
+    failure: WorkflowError | None = None
+    """The error of its function."""
     effects: Sequence[WorkflowEffect] = ()
 
 

@@ -201,7 +201,7 @@ def _result_of(detail: WorkflowDetail) -> Any:
     workflow = detail.workflow
     if workflow.status == WorkflowStatus.COMPLETED:
         return detail.result
-    raise WorkflowEndedError(workflow, detail.error)
+    raise WorkflowEndedError(workflow, detail.failure)
 
 
 def _check_one(first: str, first_value: object, second: str, second_value: object) -> None:

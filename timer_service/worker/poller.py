@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 from timer_service.client.errors import NoAnswerError, TimerServiceError
@@ -25,11 +26,15 @@ class Poller:
         self._settings = settings
         self._tasks = tasks
         self._stopped = asyncio.Event()
+        self._is_polling = False
         self._loads: set[asyncio.Task[None]] = set()
 
-    def stop(self) -> None:
-        """Send no new poll. The tasks that the last poll still brings are released."""
+    async def stop(self) -> None:
+        """Poll no more, and end the poll under way. The tasks that it still brings are released."""
         self._stopped.set()
+        if self._is_polling:
+            with suppress(TimerServiceError):  # then the poll ends when its time is up
+                await self._service.request(POLL, self._question(slots=0, wait_seconds=0), _PATIENCE_SECONDS)
 
     async def run(self) -> None:
         """Poll until stopped."""
@@ -58,30 +63,36 @@ class Poller:
         await self._tasks.until_smaller(self._settings.slots)
 
     async def _pause(self, seconds: float) -> None:
-        try:
+        with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._stopped.wait()
-        except TimeoutError:
-            pass
 
     async def _poll(self) -> None:
         loop, settings = asyncio.get_running_loop(), self._settings
+        sent = loop.time()
+        question, self._is_polling = self._question(self._tasks.free, settings.wait_seconds), True
+        try:
+            reply = await self._service.request(POLL, question, settings.wait_seconds + _PATIENCE_SECONDS)
+        finally:
+            self._is_polling = False
+        # The lease counts from the claim: after the poll was sent, and before its reply was received.
+        lease_until = min(loop.time(), sent + settings.wait_seconds) + settings.lease_seconds
+        for view in reply.get("tasks", ()):
+            self._receive(view, lease_until)
+
+    def _question(self, slots: int, wait_seconds: float) -> bytes:
+        settings = self._settings
         named = {} if settings.name is None else {"name": settings.name}
         question = {
             "workerId": settings.worker_id,
             **named,
             "queue": settings.queue,
             "types": list(settings.workflows),
-            "slots": self._tasks.free,
-            "waitMs": round(settings.wait_seconds * 1000),
+            "slots": slots,
+            "waitMs": round(wait_seconds * 1000),
             "leaseMs": round(settings.lease_seconds * 1000),
         }
-        sent = loop.time()
-        reply = await self._service.request(POLL, dump(question).encode(), settings.wait_seconds + _PATIENCE_SECONDS)
-        # The lease counts from the claim: after the poll was sent, and before its reply was received.
-        lease_until = min(loop.time(), sent + settings.wait_seconds) + settings.lease_seconds
-        for view in reply.get("tasks", ()):
-            self._receive(view, lease_until)
+        return dump(question).encode()
 
     def _receive(self, view: Mapping[str, Any], lease_until: float) -> None:
         task = RunningTask(view, self._settings.workflows[view["type"]], self._settings.tenant, lease_until)

@@ -31,15 +31,16 @@ async def run_worker(service: Service, settings: Settings, stop: asyncio.Event) 
     background = [_start(each) for each in (reporter.run(tasks), leases.renew(), leases.watch())]
     polls = _start(poller.run())
     stopped = _start(stop.wait())
+    ending = stopped
     try:
         await asyncio.wait([stopped, polls, *background], return_when=asyncio.FIRST_COMPLETED)
-        poller.stop()
         tasks.is_draining = True
         for task in tasks:
             tasks.update(task)
+        ending = _start(poller.stop())
         await _drain(polls, tasks, settings.shutdown_seconds)
     finally:
-        for each in (stopped, polls, *background):
+        for each in (stopped, ending, polls, *background):
             each.cancel()
         for task in tasks:
             tasks.end(task)

@@ -100,7 +100,11 @@ async def _get(reader: Reader, tenant: str, request: GetWorkflow, now: int) -> R
     page = await read_page(
         "effects", read, after=after, limit=request.limit, view=_effect_view, cursor_of=effect_store.cursor_of
     )
-    more = {name: read_stored(text) for name, text in texts._asdict().items()}
+    more = {
+        "input": read_stored(texts.input),
+        "result": read_stored(texts.result),
+        "failure": read_stored(texts.error),  # not `error`: that is the field of a reply that is an error
+    }
     fields = {"hasWorkers": await _has_workers(reader, workflow, now)}
     head = write_object(fields, {"workflow": workflow_view(workflow), **more})
     return RawJson(f"{head.text[:-1]},{page.text[1:]}")

@@ -90,7 +90,7 @@ class WorkflowDetail(Payload):
     has_workers: bool = Field(description="Whether a worker asked for its queue and type in the last 30 seconds.")
     input: Any = None
     result: Any = None
-    error: ErrorView | None = None
+    failure: ErrorView | None = Field(default=None, description="The error of its function.")
     effects: list[EffectDetail]
     cursor: str | None = None
 

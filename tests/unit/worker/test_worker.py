@@ -654,12 +654,11 @@ async def test_a_drained_worker_finishes_its_step() -> None:
 async def test_a_drained_worker_releases_what_the_last_poll_brings() -> None:
     """A task that the last poll brings is released without being started."""
     service = MemoryService()
+    service.start("a", "single")
     async with worker(service, single) as drain:
-        await asyncio.sleep(1)
-        stopping = asyncio.ensure_future(drain())
-        await asyncio.sleep(1)
-        service.start("a", "single")
-        await stopping
+        await asyncio.sleep(0)  # the poll is under way
+        await asyncio.sleep(0)
+        await drain()
     assert (service.rows["a"].status, service.outcomes, calls["work"]) == ("waiting", ["released"], 0)
 
 
