@@ -9,8 +9,7 @@ import logging
 import sys
 from asyncio import events, tasks
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextvars import Context as ContextVars
 from typing import Any, NoReturn
 
@@ -64,26 +63,8 @@ class ReplayLoop(asyncio.AbstractEventLoop):
 
     def run_until_idle(self) -> None:
         """Run callbacks until none is ready. Can be called while another event loop runs in this thread."""
-        with self._running():
-            while self._ready:
-                handle = self._ready.popleft()
-                try:
-                    if not handle.cancelled():
-                        handle._run()  # noqa: SLF001 - as the loops of asyncio do
-                except SystemExit:
-                    continue  # the task that raised it has it as its exception
-
-    def take_generators(self) -> list[AsyncGenerator[Any, Any]]:
-        """Return the asynchronous generators that were started, and forget them.
-
-        The loop keeps them until then: the garbage collector would end them at an instant that cannot be repeated.
-        """
-        found, self._generators = self._generators, []
-        return found
-
-    @contextmanager
-    def _running(self) -> Iterator[None]:
-        """Make this the running loop of the thread, and leave the task of the outer loop meanwhile."""
+        if not self._ready:
+            return
         outer = events._get_running_loop()  # noqa: SLF001 - documented for event loops
         outer_task = None if outer is None else tasks.current_task(outer)
         hooks = sys.get_asyncgen_hooks()
@@ -92,12 +73,29 @@ class ReplayLoop(asyncio.AbstractEventLoop):
         events._set_running_loop(self)  # noqa: SLF001
         sys.set_asyncgen_hooks(firstiter=self._generators.append, finalizer=_ignore)
         try:
-            yield
+            self._run_ready()
         finally:
             sys.set_asyncgen_hooks(*hooks)
             events._set_running_loop(outer)  # noqa: SLF001
             if outer is not None and outer_task is not None:
                 tasks._enter_task(outer, outer_task)  # noqa: SLF001
+
+    def _run_ready(self) -> None:
+        while self._ready:
+            handle = self._ready.popleft()
+            try:
+                if not handle.cancelled():
+                    handle._run()  # noqa: SLF001 - as the loops of asyncio do
+            except SystemExit:
+                continue  # the task that raised it has it as its exception
+
+    def take_generators(self) -> list[AsyncGenerator[Any, Any]]:
+        """Return the asynchronous generators that were started, and forget them.
+
+        The loop keeps them until then: the garbage collector would end them at an instant that cannot be repeated.
+        """
+        found, self._generators = self._generators, []
+        return found
 
     def call_soon(self, callback: Callable[..., Any], *args: Any, context: ContextVars | None = None) -> asyncio.Handle:
         handle = asyncio.Handle(callback, args, self, context)

@@ -30,6 +30,8 @@ class Replay:
     ) -> None:
         self.seq = 0
         """How many results the function has got."""
+        self.is_closed = False
+        """Whether the function, and all its branches, have ended after `close`."""
         self._stored = {effect.key: effect for effect in stored}
         self._loop = ReplayLoop(int(identity.derive("loop")[:12], 16))
         self._effects: dict[str, Effect] = {}
@@ -43,7 +45,7 @@ class Replay:
         self._limit: Exception | None = None
         self._interrupts: int | None = None
         self._function = workflow.function
-        self._arguments = (Context(identity, self, workflow.retry), data)
+        self._arguments: tuple[Context, Any] | None = (Context(identity, self, workflow.retry), data)
         self._main: asyncio.Task[Any] | None = None
 
     def advance(self) -> Decision:
@@ -51,6 +53,7 @@ class Replay:
 
         Stored results without a number are not given: see `unseen`.
         """
+        assert self._arguments is not None, "a replay runs once"  # noqa: S101
         self._main = self._loop.create_task(_call(self._function, *self._arguments))
         self._run()
         numbered = [effect for effect in self._stored.values() if effect.seq is not None]
@@ -88,12 +91,16 @@ class Replay:
             future.set_exception(Interrupted())
         self._loop.run_until_idle()
         for _ in range(_CANCEL_ROUNDS):
-            for task in [task for task in self._loop.tasks if not task.done()]:
-                task.cancel()
+            for task in self._loop.tasks:
+                if not task.done():
+                    task.cancel()
             self._loop.run_until_idle()
             for generator in self._loop.take_generators():
                 self._loop.create_task(_close(generator))
             self._loop.run_until_idle()
+        self.is_closed = all(task.done() for task in self._loop.tasks)
+        self._loop.tasks.clear()  # references in a circle would wait for the garbage collector
+        self._arguments = None
 
     def ask(self, kind: Kind, name: str, *, call: StepCall | None = None, ms: int | None = None) -> ReplayFuture:
         """Return the future result of an effect that the function asks for."""

@@ -481,7 +481,7 @@ def test_an_interruption_runs_finally_blocks() -> None:
     play.replay.close()
     play.replay.close()
     assert sorted(seen) == ["a ends", "a is interrupted again", "b ends", "b is interrupted again", "end"]
-    assert all(task.done() for task in play.replay._loop.tasks)
+    assert play.replay.is_closed
 
 
 def test_a_function_cannot_refuse_to_end() -> None:
@@ -496,7 +496,7 @@ def test_a_function_cannot_refuse_to_end() -> None:
 
     play = plays(body)
     play.replay.close()
-    assert not any(task.done() for task in play.replay._loop.tasks)
+    assert not play.replay.is_closed
 
 
 def test_generators_end_with_the_task() -> None:
