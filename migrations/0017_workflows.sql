@@ -143,8 +143,12 @@ CREATE TABLE workflow_effects (
     END)
 );
 
--- The order in which the function got the results; and used to find the effects that it has not got.
-CREATE UNIQUE INDEX workflow_effects_seq ON workflow_effects (tenant_id, workflow_id, seq);
+-- The order in which the function got the results. Partial, like the next one: otherwise PostgreSQL without statistics finds a
+-- single effect by one of these indices, and reads all effects of its workflow.
+CREATE UNIQUE INDEX workflow_effects_seen ON workflow_effects (tenant_id, workflow_id, seq) WHERE seq IS NOT NULL;
+
+-- Used to find the effects that the function has not got.
+CREATE INDEX workflow_effects_unseen ON workflow_effects (tenant_id, workflow_id, name, n) WHERE seq IS NULL;
 
 -- Messages to workflows. A message that was taken stays without its data, so that it is recognised if it is sent again.
 CREATE TABLE workflow_messages (

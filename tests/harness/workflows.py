@@ -173,6 +173,11 @@ class Workflows(WorkflowConversation, InProcess):
         (outcome,) = reply["reports"]
         return outcome
 
+    async def report_body(self, asked: ReportTasks) -> bytes:
+        """Send reports and return the body of the reply."""
+        (reply,) = await self.ask_all(asked)
+        return json.dumps(reply).encode()
+
     async def renew(self, *tasks: Any) -> Any:
         """Renew the leases of tasks."""
         held = [{"workflowId": task["workflowId"], "token": task["token"]} for task in tasks]

@@ -13,10 +13,10 @@ from timer_service.core import outbox
 from timer_service.core.message import Event
 from timer_service.core.transactions import in_transaction
 from timer_service.schedules import (
-    firing_gate,
     cron,
     events,
     firing,
+    firing_gate,
     firing_pass,
     firing_worker,
     recurrence,

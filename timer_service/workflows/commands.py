@@ -11,7 +11,7 @@ from timer_service.core.portions import load_in_portions
 from timer_service.workflows import effect_store, store
 from timer_service.workflows.effect import Effect, EffectKey
 from timer_service.workflows.effect_store import StoredMessage
-from timer_service.workflows.messages import RetryWorkflow, SendToWorkflow, StartWorkflow, Status
+from timer_service.workflows.messages import RetryWorkflow, SendToWorkflow, StartWorkflow, WorkflowStatus
 from timer_service.workflows.rules import Applied, Facts, key_of
 from timer_service.workflows.workflow import Key, Workflow, tombstone
 
@@ -70,7 +70,7 @@ class Batch:
         """Load the effects that failed workflows got last."""
         retried = [key_of(each) for each in commands if isinstance(each.payload, RetryWorkflow)]
         found = [self.before[key] for key in retried if key in self.before]
-        failed = {each.key: each.seen for each in found if each.status is Status.FAILED and each.seen}
+        failed = {each.key: each.seen for each in found if each.status is WorkflowStatus.FAILED and each.seen}
         self._last = await effect_store.find_last(tx, failed)
 
     def facts(self, key: Key, command: Command) -> Facts:

@@ -8,11 +8,11 @@ from timer_service.core.message import Event
 from timer_service.core.query import omit_none
 from timer_service.core.stored_json import RawJson, read_stored, write_object
 from timer_service.workflows.messages import (
-    Status,
     WorkflowBlocked,
     WorkflowCancelled,
     WorkflowCompleted,
     WorkflowFailed,
+    WorkflowStatus,
 )
 from timer_service.workflows.workflow import Key, Workflow
 
@@ -35,7 +35,7 @@ def _events(before: Workflow | None, after: Workflow, now: int) -> list[Event]:
 
 def _has_run(workflow: Workflow) -> bool:
     """Return whether a workflow that has ended was open before. A start that was skipped was not."""
-    return workflow.status is not Status.CANCELLED or workflow.cancelled_by > workflow.started_by
+    return workflow.status is not WorkflowStatus.CANCELLED or workflow.cancelled_by > workflow.started_by
 
 
 def _end_event(workflow: Workflow, now: int) -> Event:
@@ -45,10 +45,10 @@ def _end_event(workflow: Workflow, now: int) -> Event:
         "endedAt": format_instant(workflow.ended_at or now),
     }
     match workflow.status:
-        case Status.COMPLETED:
+        case WorkflowStatus.COMPLETED:
             raw = {"result": read_stored(workflow.texts.result)}
             return _event(WorkflowCompleted.type, workflow, workflow.retries, write_object(fields, raw), now)
-        case Status.FAILED:
+        case WorkflowStatus.FAILED:
             more = omit_none(code=workflow.failure_code, step=workflow.failed_step)
             payload = write_object({**fields, **more}, {"error": read_stored(workflow.texts.error)})
             return _event(WorkflowFailed.type, workflow, workflow.retries, payload, now)

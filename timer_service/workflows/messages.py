@@ -21,7 +21,7 @@ EffectName = Annotated[str, StringConstraints(pattern=NAME_PATTERN)]
 Json = Annotated[Any, AfterValidator(check_fits), Field(description="Any JSON of at most 64 KiB.")]
 
 
-class Status(StrEnum):
+class WorkflowStatus(StrEnum):
     """The status of a workflow."""
 
     WAITING = "waiting"
@@ -35,7 +35,7 @@ class Status(StrEnum):
     CANCELLED = "cancelled"
 
 
-ENDED = frozenset({Status.COMPLETED, Status.FAILED, Status.CANCELLED})
+ENDED = frozenset({WorkflowStatus.COMPLETED, WorkflowStatus.FAILED, WorkflowStatus.CANCELLED})
 
 
 class FailureCode(StrEnum):

@@ -14,7 +14,7 @@ from timer_service.core.stored_json import RawJson, check_stored, read_stored, w
 from timer_service.workflows import effect_store, store
 from timer_service.workflows.effect import Effect
 from timer_service.workflows.effect_store import Cursor
-from timer_service.workflows.messages import ENDED, Status
+from timer_service.workflows.messages import ENDED, WorkflowStatus
 from timer_service.workflows.views import (
     CountWorkflows,
     GetWorkflow,
@@ -133,9 +133,9 @@ async def _list(reader: Reader, tenant: str, request: ListWorkflows, _now: int) 
     return await read_page("workflows", read, after=after, limit=request.limit, view=workflow_view, cursor_of=_place_of)
 
 
-def _ended(status: Status | None) -> list[Status]:
+def _ended(status: WorkflowStatus | None) -> list[WorkflowStatus]:
     """Return the statuses of ended workflows that a filter admits."""
-    return [each for each in Status if each in ENDED and status in {None, each}]
+    return [each for each in WorkflowStatus if each in ENDED and status in {None, each}]
 
 
 def _place_of(workflow: Workflow) -> _Place:
@@ -144,9 +144,9 @@ def _place_of(workflow: Workflow) -> _Place:
 
 async def _count(reader: Reader, tenant: str, _request: CountWorkflows, _now: int) -> Mapping[str, Any]:
     parameters = {"tenant_id": tenant, "limit": _MAX_COUNT}
-    counts = dict.fromkeys(Status, 0)
+    counts = dict.fromkeys(WorkflowStatus, 0)
     for row in await reader.fetch(_SQL["count_open"], parameters):
-        counts[Status(row["status"])] = row["count"]
+        counts[WorkflowStatus(row["status"])] = row["count"]
     is_exact = sum(counts.values()) < _MAX_COUNT
     for status in _ended(None):
         (row,) = await reader.fetch(_SQL["count_ended"].replace("{status}", status), parameters)

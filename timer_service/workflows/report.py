@@ -17,7 +17,7 @@ from timer_service.workflows.effect import (
     end_waits,
     next_due,
 )
-from timer_service.workflows.messages import MAX_EFFECTS, FailureCode, Status
+from timer_service.workflows.messages import MAX_EFFECTS, FailureCode, WorkflowStatus
 from timer_service.workflows.protocol import (
     Complete,
     Continue,
@@ -168,7 +168,7 @@ def _then(task: TaskState, report: Report, rules: Rules) -> Decision:
         case Complete() as then:
             result = None if then.result is None else dump_data(then.result)
             return _end(
-                task, report, workflow.end(Status.COMPLETED, now, Texts(result=result)), ReportOutcome.COMPLETED
+                task, report, workflow.end(WorkflowStatus.COMPLETED, now, Texts(result=result)), ReportOutcome.COMPLETED
             )
         case Fail() as then:
             code = FailureCode.WORKFLOW_ERROR if then.step is None else FailureCode.STEP_FAILED

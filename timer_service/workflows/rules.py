@@ -13,8 +13,8 @@ from timer_service.workflows.messages import (
     RetryWorkflow,
     SendToWorkflow,
     StartWorkflow,
-    Status,
     WorkflowPayload,
+    WorkflowStatus,
 )
 from timer_service.workflows.protocol import EffectKind, EffectStatus
 from timer_service.workflows.workflow import Definition, Key, Texts, Workflow, tombstone
@@ -145,8 +145,8 @@ def _send(before: Workflow, command: Command, payload: SendToWorkflow, facts: Fa
 
 def _is_idle(workflow: Workflow, now: int) -> bool:
     """Return whether a workflow waits longer than until `now`, and not because it is blocked."""
-    is_later = workflow.status is Status.WAITING and workflow.due_at is not None and workflow.due_at > now
-    return workflow.status is Status.PARKED or (is_later and not workflow.blocks)
+    is_later = workflow.status is WorkflowStatus.WAITING and workflow.due_at is not None and workflow.due_at > now
+    return workflow.status is WorkflowStatus.PARKED or (is_later and not workflow.blocks)
 
 
 def _cancel(before: Workflow, command: Command, payload: CancelWorkflow, now: int) -> Applied:
@@ -155,11 +155,11 @@ def _cancel(before: Workflow, command: Command, payload: CancelWorkflow, now: in
     after = before._replace(cancelled_by=command.position)
     if before.definition is None:
         return Applied(after, Outcome.NOT_FOUND)
-    if before.status is Status.CANCELLED:
+    if before.status is WorkflowStatus.CANCELLED:
         return Applied(after, Outcome.UNCHANGED)
     if not before.is_open:
         return Applied(after, Outcome.ALREADY_ENDED)
-    return Applied(after.end(Status.CANCELLED, now)._replace(reason=payload.reason), Outcome.CANCELLED)
+    return Applied(after.end(WorkflowStatus.CANCELLED, now)._replace(reason=payload.reason), Outcome.CANCELLED)
 
 
 def _retry(before: Workflow, command: Command, payload: RetryWorkflow, facts: Facts, now: int) -> Applied:
@@ -173,7 +173,7 @@ def _retry(before: Workflow, command: Command, payload: RetryWorkflow, facts: Fa
     after = before._replace(retried_by=position)
     if before.is_open:
         return Applied(after, Outcome.UNCHANGED)
-    if before.status is not Status.FAILED:
+    if before.status is not WorkflowStatus.FAILED:
         return Applied(after, Outcome.ALREADY_ENDED)
     if facts.is_busy:
         return Applied(after, Outcome.SKIPPED_BUSY)

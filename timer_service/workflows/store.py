@@ -10,7 +10,7 @@ from timer_service.core.lease import LeasedTable
 from timer_service.core.message import Position
 from timer_service.core.row_counts import CountedRows
 from timer_service.core.sql import load_sql
-from timer_service.workflows.messages import FailureCode, Status
+from timer_service.workflows.messages import FailureCode, WorkflowStatus
 from timer_service.workflows.workflow import BLOCKED_FROM, Definition, Hold, Key, Texts, Workflow
 
 _KEY = ("tenant_id", "workflow_id")
@@ -51,16 +51,16 @@ WORKFLOWS = LeasedTable(
     claimed=tuple(name for name in COLUMNS if name not in {"attempt", "lease_token", "available_at"}),
     oldest_first="due_at",
     state="status",
-    waiting=Status.WAITING,
-    held=Status.RUNNING,
-    buried=Status.FAILED,
+    waiting=WorkflowStatus.WAITING,
+    held=WorkflowStatus.RUNNING,
+    buried=WorkflowStatus.FAILED,
     lane=("tenant_id", "queue", "type"),
     holder=("worker_id", "claimed_at", "lease_ms"),
 )
 """The claim of workers. A claim also sets the columns of `Hold`."""
 
 COUNTED = (
-    CountedRows(WORKFLOWS.name, Status.FAILED, "status = 'failed'"),
+    CountedRows(WORKFLOWS.name, WorkflowStatus.FAILED, "status = 'failed'"),
     CountedRows(WORKFLOWS.name, "blocked", f"blocks >= {BLOCKED_FROM} AND ended_at IS NULL"),
 )
 """The workflows that the gauges count."""
@@ -154,7 +154,7 @@ def read_workflow(row: Row) -> Workflow:
         started_by=Position(row["started_epoch"], row["started_sequence"]),
         cancelled_by=Position(row["cancelled_epoch"], row["cancelled_sequence"]),
         retried_by=Position(row["retried_epoch"], row["retried_sequence"]),
-        status=Status(row["status"]),
+        status=WorkflowStatus(row["status"]),
         due_at=row["due_at"],
         available_at=row["available_at"],
         hold=None if row["lease_token"] is None else Hold(*(row[name] for name in _HOLD)),

@@ -8,7 +8,7 @@ from pydantic import Field
 from timer_service.core.instant import Instant
 from timer_service.core.message import Identifier, Payload, Tenant
 from timer_service.core.paging import PageCursor, PageLimit
-from timer_service.workflows.messages import EffectName, ErrorView, FailureCode, RetryPolicy, Status
+from timer_service.workflows.messages import EffectName, ErrorView, FailureCode, RetryPolicy, WorkflowStatus
 from timer_service.workflows.protocol import EffectKey, EffectKind, EffectStatus
 
 
@@ -23,7 +23,7 @@ class GetWorkflow(Payload):
 class ListWorkflows(Payload):
     """Ask for one page of workflows, in order of creation."""
 
-    status: Status | None = None
+    status: WorkflowStatus | None = None
     workflow_type: EffectName | None = Field(default=None, alias="type")
     limit: PageLimit = 100
     cursor: PageCursor | None = None
@@ -47,7 +47,7 @@ class WorkflowView(Payload):
     workflow_id: Identifier
     workflow_type: EffectName = Field(alias="type")
     queue: EffectName
-    status: Status
+    status: WorkflowStatus
     created_at: Instant
     due_at: Instant | None = Field(default=None, description="When a worker may continue it at the earliest.")
     deadline_at: Instant | None = None
@@ -105,7 +105,7 @@ class WorkflowPage(Payload):
 class WorkflowCounts(Payload):
     """The number of workflows in each status. If `exact` is false, the service stopped counting at a limit."""
 
-    counts: Mapping[Status, int]
+    counts: Mapping[WorkflowStatus, int]
     exact: bool
 
 

@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 from timer_service.core.cause import Cause
 from timer_service.core.message import Position
-from timer_service.workflows.messages import FailureCode, RetryPolicy, Status
+from timer_service.workflows.messages import FailureCode, RetryPolicy, WorkflowStatus
 
 NEVER = Position(0, 0)
 """The position of a fact that no command has decided."""
@@ -74,7 +74,7 @@ class Workflow(NamedTuple):
     started_by: Position = NEVER
     cancelled_by: Position = NEVER
     retried_by: Position = NEVER
-    status: Status = Status.CANCELLED
+    status: WorkflowStatus = WorkflowStatus.CANCELLED
     due_at: int | None = None
     """When a worker may continue it at the earliest; None if it has ended or waits for a message only."""
     available_at: int | None = None
@@ -124,11 +124,11 @@ class Workflow(NamedTuple):
 
     def wait_until(self, at: int) -> "Workflow":
         """Return the workflow without a worker, available at an instant."""
-        return self._replace(status=Status.WAITING, due_at=at, available_at=at, hold=None)
+        return self._replace(status=WorkflowStatus.WAITING, due_at=at, available_at=at, hold=None)
 
     def park(self) -> "Workflow":
         """Return the workflow without a worker, until a message comes."""
-        return self._replace(status=Status.PARKED, due_at=None, available_at=None, hold=None)
+        return self._replace(status=WorkflowStatus.PARKED, due_at=None, available_at=None, hold=None)
 
     def renew(self, now: int) -> "Workflow":
         """Return the workflow with a lease from now. If earlier leases ran out, a delay follows the lease."""
@@ -142,7 +142,7 @@ class Workflow(NamedTuple):
         times_blocked = self.times_blocked + (blocks == BLOCKED_FROM)
         return waiting._replace(blocks=blocks, times_blocked=times_blocked, last_error=error)
 
-    def end(self, status: Status, now: int, texts: Texts = Texts()) -> "Workflow":  # noqa: B008 - immutable
+    def end(self, status: WorkflowStatus, now: int, texts: Texts = Texts()) -> "Workflow":  # noqa: B008 - immutable
         """Return the workflow after its end."""
         return self._replace(
             status=status, due_at=None, available_at=None, hold=None, ended_at=now, texts=_merge(self.texts, texts)
@@ -150,7 +150,7 @@ class Workflow(NamedTuple):
 
     def fail(self, code: FailureCode, now: int, *, step: str | None = None, error: str | None = None) -> "Workflow":
         """Return the workflow after a failure. `error` is the JSON of an `ErrorView`."""
-        return self.end(Status.FAILED, now, Texts(error=error))._replace(failure_code=code, failed_step=step)
+        return self.end(WorkflowStatus.FAILED, now, Texts(error=error))._replace(failure_code=code, failed_step=step)
 
 
 def _merge(before: Texts, after: Texts) -> Texts:

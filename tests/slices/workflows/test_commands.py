@@ -88,7 +88,7 @@ async def test_retry_of_an_unknown_workflow_leaves_no_row(workflows: Workflows) 
 
 
 async def test_concurrency_key(workflows: Workflows) -> None:
-    """Of the workflows with one key, one is open. A skipped one stays cancelled without an event, also if delivered again."""
+    """Of the workflows with one key, one is open. A skipped one stays cancelled, without an event."""
     assert await workflows.start("a", concurrencyKey="kim") == "started"
     assert await workflows.start("b", concurrencyKey="kim") == "skipped_busy"
     assert await workflows.start("c", concurrencyKey="lee") == "started"
@@ -117,7 +117,7 @@ async def test_concurrency_key_in_one_batch(workflows: Workflows) -> None:
 
 
 async def test_messages_are_stored_once(workflows: Workflows) -> None:
-    """A message with a known position or message id is `unchanged`: in one batch, in a later one, and after it was taken."""
+    """A message with a known position or message id is `unchanged`, also after it was taken."""
     await workflows.start()
     for name in ("approval", "approval", "other"):
         workflows.send("SendToWorkflow", name=name, messageId="m-1", data=1)
@@ -203,7 +203,7 @@ async def test_hostile_commands_are_rejected(workflows: Workflows) -> None:
 
 
 async def test_deadline_waits_for_older_commands(workflows: Workflows) -> None:
-    """After an outage of the broker, no deadline ends a workflow before the commands are handled that were stored before."""
+    """After an outage of the broker, deadlines wait for the commands that were stored before."""
     await workflows.start(deadlineIn="PT1M")
     await workflows.end_overdue()
     workflows.broker.health = Health.down("away")

@@ -3,6 +3,7 @@
 import asyncio
 from collections import Counter
 from random import Random
+from typing import Any
 
 import pytest
 
@@ -97,7 +98,7 @@ async def test_starts_with_one_key_at_once(both: list[Workflows]) -> None:
 async def test_start_cancel_and_messages_at_once(both: list[Workflows]) -> None:
     """Commands about one new workflow on two instances leave one row, in which the newest decides."""
     for number in range(20):
-        about = {"workflowId": f"w{number}"}
+        about: dict[str, Any] = {"workflowId": f"w{number}"}
         both[0].send("CancelWorkflow", **about)
         both[0].send("SendToWorkflow", name="a", **about)
         both[0].send("StartWorkflow", type="order", **about)

@@ -1,5 +1,7 @@
 """Reports: repeated ones, those of a lost lease, those that contradict what is stored, and the limits of a workflow."""
 
+from typing import Any
+
 import pytest
 
 from tests.harness.clock import NOW, after
@@ -44,7 +46,7 @@ async def test_repeated_end(workflows: Workflows, name: str) -> None:
 async def test_repeated_report_stores_nothing(workflows: Workflows) -> None:
     """A report whose reply was lost is repeated with the same outcome. Its failures count once, and instants stay."""
     task = await workflows.begin()
-    fields = {
+    fields: dict[str, Any] = {
         "steps": [done("pay", {"n": 1}), failed("ship", afterMs=1000)],
         "seen": seen("pay"),
         "waits": [sleep("nap", 5000), wait_for("approval", 9000)],

@@ -15,8 +15,8 @@ from timer_service.workflows.messages import (
     RetryWorkflow,
     SendToWorkflow,
     StartWorkflow,
-    Status,
     WorkflowPayload,
+    WorkflowStatus,
 )
 from timer_service.workflows.protocol import EffectKind, EffectStatus
 from timer_service.workflows.rules import Facts, Outcome
@@ -48,7 +48,10 @@ class Sent(NamedTuple):
         return Command(f"command-{self.place}", payload, Position(1, self.place), None, Trace(), None, stored_at)
 
 
-def apply(found: Workflow | None, sent: Sent, facts: Facts = Facts()) -> tuple[Workflow, Outcome]:
+NOTHING = Facts()
+
+
+def apply(found: Workflow | None, sent: Sent, facts: Facts = NOTHING) -> tuple[Workflow, Outcome]:
     applied = rules.apply(found, sent.command, facts, NOW + sent.place * MINUTE)
     return applied.workflow, applied.outcome
 
@@ -58,7 +61,7 @@ def started() -> Workflow:
 
 
 def running() -> Workflow:
-    held = started()._replace(status=Status.RUNNING, hold=Hold("0" * 16, "worker-1", NOW, 30_000), attempt=1)
+    held = started()._replace(status=WorkflowStatus.RUNNING, hold=Hold("0" * 16, "worker-1", NOW, 30_000), attempt=1)
     return held._replace(available_at=NOW + 30_000)
 
 
@@ -69,7 +72,7 @@ STATES: dict[str, Workflow | None] = {
     "waiting": started(),
     "running": running(),
     "parked": started().park(),
-    "completed": running().end(Status.COMPLETED, NOW),
+    "completed": running().end(WorkflowStatus.COMPLETED, NOW),
     "failed": running().fail(FailureCode.WORKFLOW_ERROR, NOW),
     "cancelled": apply(running(), Sent(11, "cancel"))[0],
 }
@@ -179,10 +182,10 @@ def test_busy_key() -> None:
     """A start whose concurrency key is taken is stored as cancelled. A retry leaves the workflow failed."""
     busy = Facts(is_busy=True)
     skipped, outcome = apply(None, Sent(10, "start", {"concurrency_key": "kim"}), busy)
-    assert (outcome, skipped.status, skipped.is_open) == (Outcome.SKIPPED_BUSY, Status.CANCELLED, False)
+    assert (outcome, skipped.status, skipped.is_open) == (Outcome.SKIPPED_BUSY, WorkflowStatus.CANCELLED, False)
     assert apply(skipped, Sent(10, "start", {"concurrency_key": "kim"}))[1] == Outcome.UNCHANGED
     found, outcome = apply(STATES["failed"], Sent(20, "retry"), busy)
-    assert (outcome, found.status) == (Outcome.SKIPPED_BUSY, Status.FAILED)
+    assert (outcome, found.status) == (Outcome.SKIPPED_BUSY, WorkflowStatus.FAILED)
     assert apply(found, Sent(20, "retry"))[1] == Outcome.UNCHANGED
 
 
@@ -216,7 +219,7 @@ def test_awaited_message_makes_available() -> None:
     assert apply(later, Sent(20, "send"), awaited)[0].available_at == now
     assert apply(later._replace(blocks=1), Sent(20, "send"), awaited)[0].available_at == now + 1
     assert apply(later, Sent(20, "send"))[0].available_at == now + 1
-    assert apply(running(), Sent(20, "send"), awaited)[0].status == Status.RUNNING
+    assert apply(running(), Sent(20, "send"), awaited)[0].status == WorkflowStatus.RUNNING
 
 
 def test_times_of_a_start() -> None:
