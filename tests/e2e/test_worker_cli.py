@@ -13,7 +13,7 @@ import pytest
 
 from tests.harness.processes import NatsServer, Service
 
-ORDERS = '''
+ORDERS = """
 import os, time
 from datetime import timedelta
 from timer_service.worker import workflow
@@ -38,7 +38,7 @@ async def order(ctx, order):
 @workflow("slow")
 async def slow_workflow(ctx, seconds):
     return [await ctx.step("slow", slow, seconds), await ctx.step("pay", pay, "x")]
-'''
+"""
 
 
 class Shell:

@@ -80,7 +80,7 @@ async def test_a_workflow_from_start_to_end(broker: NatsServer, client: TimerCli
             assert outcome.workflow is not None
             assert outcome.workflow.type == "order"
         for name in ("lucky", "unlucky"):
-            assert (await client.workflows.send("acme", name, "approval", True)).name == "sent"
+            assert (await client.workflows.send("acme", name, "approval", data=True)).name == "sent"
             expected = {"charge": f"paid {name}", "approved": True}
             assert await client.workflows.result("acme", name) == expected
         assert calls == {"lucky": 1, "unlucky": 3}

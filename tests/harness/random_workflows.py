@@ -49,7 +49,7 @@ async def _run_all(ctx: Any, program: Program, lock: asyncio.Lock) -> list[Any]:
     return [await _run(ctx, statement, lock) for statement in program]
 
 
-async def _run(ctx: Any, statement: Statement, lock: asyncio.Lock) -> Any:
+async def _run(ctx: Any, statement: Statement, lock: asyncio.Lock) -> Any:  # noqa: C901 - one case for each statement
     match statement:
         case ("step", name):
             return await ctx.step(name, print)
@@ -114,7 +114,7 @@ class PlainContext:
     async def sleep(self, _: timedelta) -> None:
         await self._begin("sleep")
 
-    async def wait_for(self, name: str, *, timeout: timedelta | None) -> Any:  # noqa: ASYNC109
+    async def wait_for(self, name: str, *, timeout: timedelta | None) -> Any:  # noqa: ASYNC109, ARG002
         if unread := self._unread.get(name):
             return unread.popleft()
         return await self._begin(name, self._messages)

@@ -47,7 +47,8 @@ StartIn = Annotated[
     timedelta | None, typer.Option("--in", parser=read_duration, metavar="DURATION", help="Begin after: 10s, 5m, 2h.")
 ]
 StartAt = Annotated[
-    datetime | None, typer.Option("--at", parser=read_instant, metavar="TIME", help="Begin at: ISO 8601 with an offset.")
+    datetime | None,
+    typer.Option("--at", parser=read_instant, metavar="TIME", help="Begin at: ISO 8601 with an offset."),
 ]
 Deadline = Annotated[
     timedelta | None,

@@ -1,4 +1,4 @@
-"""The Python client: commands, queries and events of timers, signals, schedules, runs and workflows (see docs/client.md)."""
+"""The Python client of timers, signals, schedules, runs and workflows (see docs/client.md)."""
 
 from timer_service.client.errors import CommandError, NoAnswerError, QueryError, TimerServiceError, WorkflowEndedError
 from timer_service.client.models import (

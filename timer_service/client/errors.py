@@ -42,8 +42,8 @@ class QueryError(_CodedError):
 class WorkflowEndedError(TimerServiceError):
     """A workflow ended without a result: it failed, or it was cancelled.
 
-    `workflow` is its last state, with the `code` of a failure or the `reason` of a cancellation. `error` is the error of
-    its function.
+    `workflow` is its last state, with the `code` of a failure or the `reason` of a cancellation. `error` is the error
+    of its function.
     """
 
     def __init__(self, workflow: "Workflow", error: "WorkflowError | None") -> None:

@@ -52,9 +52,10 @@ class Workflows:
     ) -> Outcome:
         """Start a workflow: a worker executes the function with the name `workflow_type`, with `data` as its input.
 
-        `data` is any JSON value of at most 64 KiB. The workflow begins at `start_at`, or `start_in` after the broker has
-        stored the command. If it has not ended at its deadline, it fails. `retry` is the default of its steps. Of the
-        workflows with one `concurrency_key`, at most one is open: the outcome is `skipped_busy` if there is one.
+        `data` is any JSON value of at most 64 KiB. The workflow begins at `start_at`, or `start_in` after the broker
+        has stored the command. If it has not ended at its deadline, it fails. `retry` is the policy of its steps, if
+        neither they nor the function have one. Of the workflows with one `concurrency_key`, at most one is open: the
+        outcome is `skipped_busy` if there is one.
         """
         _check_one("start_at", start_at, "start_in", start_in)
         _check_one("deadline_at", deadline_at, "deadline_in", deadline_in)
@@ -161,7 +162,7 @@ class Workflows:
                     await asyncio.sleep(_PAUSE_SECONDS)
 
     def watch(self, tenant: str = "*") -> AsyncIterator[dict[str, Any]]:
-        """Iterate over the events about ends of workflows from now on, of a tenant or of all. See `TimerClient.watch`."""
+        """Iterate over the events about ends of workflows from now on. See `TimerClient.watch`."""
         return self._connection.events(tenant, *_EVENTS)
 
     async def _result(self, tenant: str, workflow: str) -> Any:

@@ -67,9 +67,10 @@ class Leases:
         except NoAnswerError:
             return  # the next renewal has the same tasks, or their leases run out
         except TimerServiceError as error:
-            log.error("the service refuses a renewal: %s", error)
+            log.warning("the service refuses a renewal: %s", error)
             return
-        lost, over = set(reply["lost"]), {each["workflowId"]: each["over"] for each in reply["tasks"]}
+        lost = set(reply.get("lost", ()))
+        over = {each["workflowId"]: each.get("over", ()) for each in reply.get("tasks", ())}
         for task, _ in batch:
             if task.is_over:
                 continue

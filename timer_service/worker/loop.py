@@ -97,15 +97,20 @@ class ReplayLoop(asyncio.AbstractEventLoop):
         found, self._generators = self._generators, []
         return found
 
-    def call_soon(self, callback: Callable[..., Any], *args: Any, context: ContextVars | None = None) -> asyncio.Handle:
+    def call_soon(  # type: ignore[override]  # the stub asks for more than event loops check
+        self, callback: Callable[..., Any], *args: Any, context: ContextVars | None = None
+    ) -> asyncio.Handle:
+        """Run a callback in this turn."""
         handle = asyncio.Handle(callback, args, self, context)
         self._ready.append(handle)
         return handle
 
     def create_future(self) -> ReplayFuture:
+        """Return a future whose hash is the same in each replay."""
         return ReplayFuture(self._next_hash(), self)
 
     def create_task(self, coro: Any, **options: Any) -> asyncio.Task[Any]:
+        """Return a task whose hash is the same in each replay. It starts with the next `run_until_idle`."""
         if self._is_in_as_completed():
             coro.close()
             raise NotInWorkflowError(
@@ -116,15 +121,19 @@ class ReplayLoop(asyncio.AbstractEventLoop):
         return task
 
     def get_debug(self) -> bool:
+        """Return False."""
         return False
 
     def is_running(self) -> bool:
+        """Return whether the calling code runs in this loop."""
         return events._get_running_loop() is self  # noqa: SLF001
 
     def is_closed(self) -> bool:
+        """Return False."""
         return False
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
+        """Log an error that nobody has caught. A task that was left behind is no error."""
         if "exception" in context and not self.is_quiet:
             log.warning("in a workflow: %s", context.get("message"), exc_info=context["exception"])
 

@@ -33,7 +33,7 @@ class Replay:
         self.is_closed = False
         """Whether the function, and all its branches, have ended after `close`."""
         self._stored = {effect.key: effect for effect in stored}
-        self._loop = ReplayLoop(int(identity.derive("loop")[:12], 16))
+        self._loop = ReplayLoop(int(identity.derive("loop")[:12], 16))  # type: ignore[abstract]  # it has the rest, see the end of loop.py
         self._effects: dict[str, Effect] = {}
         self._waiting: dict[str, ReplayFuture] = {}
         self._names: Counter[str] = Counter()
@@ -96,7 +96,7 @@ class Replay:
                     task.cancel()
             self._loop.run_until_idle()
             for generator in self._loop.take_generators():
-                self._loop.create_task(_close(generator))
+                _ = self._loop.create_task(_close(generator))
             self._loop.run_until_idle()
         self.is_closed = all(task.done() for task in self._loop.tasks)
         self._loop.tasks.clear()  # references in a circle would wait for the garbage collector

@@ -49,7 +49,8 @@ class Reporter:
 
     def _take_batch(self, *, is_draining: bool) -> _Batch:
         """Return the reports of the next request, at least one if there are any."""
-        batch, size = [], 0
+        batch: list[tuple[RunningTask, Report]] = []
+        size = 0
         now = asyncio.get_running_loop().time()
         while self._changed and len(batch) < _MOST_REPORTS and size < REPORT_BYTES:
             task = next(iter(self._changed))

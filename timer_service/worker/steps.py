@@ -26,16 +26,13 @@ DROPPED = Attempt(error=ErrorText("CancelledError", "the function no longer wait
 
 async def run_attempt(call: StepCall, threads: Executor) -> Attempt:
     """Call the function of a step and return how it ended. Raises only `CancelledError`."""
+    limit = asyncio.timeout(call.timeout)
     try:
-        if call.timeout is None:
+        async with limit:
             value = await _call(call, threads)
-        else:
-            async with asyncio.timeout(call.timeout) as limit:
-                value = await _call(call, threads)
     except TimeoutError as error:
-        expired = call.timeout is not None and limit.expired()
-        text = ErrorText("TimeoutError", f"no result within {call.timeout} s") if expired else describe_error(error)
-        return Attempt(error=text)
+        late = ErrorText("TimeoutError", f"no result within {call.timeout} s")
+        return Attempt(error=late if limit.expired() else describe_error(error))
     except PermanentError as error:
         return Attempt(error=describe_error(error), is_retryable=False)
     except RetryAfter as error:

@@ -35,8 +35,8 @@ _GOES_ON = {"recorded", "resumed"}
 class RunningTask:
     """A task that a worker holds.
 
-    After each event (`start`, `step_ended`, `waits_over`, `reported`, `end`) the worker asks what to do: `take_dropped`,
-    `take_steps`, `next_report` and `wake_at`.
+    After each event (`start`, `step_ended`, `waits_over`, `reported`, `end`) the worker asks what to do next:
+    `take_dropped`, `take_steps`, `next_report` and `wake_at`.
     """
 
     def __init__(self, view: Mapping[str, Any], workflow: WorkflowFunction, tenant: str, lease_until: float) -> None:

@@ -116,7 +116,7 @@ async def test_the_order_example() -> None:
         await service.until(lambda: row.status == "waiting" and "sleep" in row.effects)
         assert 599 < row.available_at - now() < 601
         await service.until(lambda: row.status == "waiting" and "approval" in row.effects)
-        service.send("order-1", "approval", True)
+        service.send("order-1", "approval", data=True)
         await service.until_ended()
     assert row.end == {"action": "complete", "result": {"charge": 7, "approved": True}}
     assert (row.seen, calls["work"]) == (["charge", "sleep", "approval"], 1)
@@ -444,10 +444,11 @@ async def test_parks_inside_gather() -> None:
         async def branch(seconds: int) -> int:
             try:
                 await ctx.sleep(timedelta(seconds=seconds))
-                return seconds
             except Interrupted:
                 ends.append("interrupted")
                 raise
+            else:
+                return seconds
             finally:
                 ends.append("end")
 
