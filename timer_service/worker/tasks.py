@@ -11,6 +11,8 @@ from timer_service.worker.task import RunningTask
 from timer_service.worker.values import Effect
 
 _CANCELLED = Attempt(error=ErrorText("CancelledError", "the step was cancelled by itself"))
+_CLOCK_STEP = 0.001
+"""A timer may fire a little early, by the resolution of the clock."""
 _StepId = tuple[RunningTask, str]
 
 
@@ -68,7 +70,7 @@ class Tasks:
             self._start(task, effect)
         wake_at = task.wake_at(now)
         if wake_at is not None:
-            self._tasks[task] = self._loop.call_at(wake_at, self.update, task)
+            self._tasks[task] = self._loop.call_at(max(wake_at, now + _CLOCK_STEP), self.update, task)
         self._on_change(task)
 
     def end(self, task: RunningTask) -> None:
