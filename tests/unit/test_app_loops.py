@@ -27,13 +27,14 @@ from timer_service.timers.store import TIMERS
 
 ALL = {
     *("timers", "cancellations", "firings", "evaluation", "schedules", "outbox", "sweep"),
-    *("timers-retention", "signals-retention", "schedules-retention", "runs-retention"),
-    "row-counts",
+    *("timers-retention", "signals-retention", "schedules-retention", "workflows-retention", "runs-retention"),
+    *("workflow-deadlines", "row-counts"),
 }
 WOKEN = {
     "timers": {"timers"},
     "signals": {"firings", "evaluation"},
     "schedules": {"schedules", "outbox"},
+    "workflows": {"workflow-deadlines", "outbox"},
     "runs": {"sweep", "outbox"},
     "events": {"outbox"},
 }
@@ -78,6 +79,7 @@ def test_loop_names(workers: Workers) -> None:
     [
         ("signals_enabled", {"firings", "evaluation"}),
         ("schedules_enabled", {"schedules"}),
+        ("workflows_enabled", {"workflow-deadlines"}),
         ("runs_enabled", {"sweep"}),
     ],
 )
