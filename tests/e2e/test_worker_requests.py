@@ -68,7 +68,7 @@ async def test_poll_after_the_start(user: User, service: Service) -> None:
 async def test_bad_requests(user: User, service: Service) -> None:
     """A bad request gets an error that names the field. A report with a wrong token is lost."""
     worker = RawWorker(user.connection)
-    error = await worker.request("poll-tasks", workerId="w", types=["order"], slots=0)
+    error = await worker.request("poll-tasks", workerId="w", types=["order"], slots=-1)
     assert (error["error"]["code"], error["error"]["errors"][0]["path"]) == ("INVALID_PAYLOAD", "slots")
     nobody = {"workflowId": "order-1", "token": "0" * 16}
     assert await worker.report(nobody, complete()) == "lost"
