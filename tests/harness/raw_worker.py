@@ -35,10 +35,10 @@ class RawWorker:
         self._tenant = tenant
         self._poll = {"workerId": self.id, "types": list(types), "slots": slots}
 
-    async def request(self, name: str, **fields: Any) -> Any:
+    async def request(self, name: str, *, timeout: float = 15, **fields: Any) -> Any:  # noqa: ASYNC109
         """Send a request. Return its reply. Raises `nats.errors` if nobody answers."""
         subject = f"timer.wrk.v1.{self._tenant}.{name}"
-        reply = await self._connection.request(subject, json.dumps(fields).encode(), timeout=15)
+        reply = await self._connection.request(subject, json.dumps(fields).encode(), timeout=timeout)
         return json.loads(reply.data)
 
     async def poll(self, wait_ms: int = 5000, **fields: Any) -> list[Mapping[str, Any]]:

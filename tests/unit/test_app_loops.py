@@ -27,13 +27,16 @@ from timer_service.timers.store import TIMERS
 
 ALL = {
     *("timers", "cancellations", "firings", "evaluation", "schedules", "outbox", "sweep"),
-    *("timers-retention", "signals-retention", "schedules-retention", "runs-retention"),
-    "row-counts",
+    *("timers-retention", "signals-retention", "schedules-retention", "workflows-retention", "runs-retention"),
+    *("workflow-deadlines", "row-counts"),
 }
+UPKEEP = {each for each in ALL if each.endswith("-retention")} | {"row-counts"}
+"""The loops that only clean up and count."""
 WOKEN = {
     "timers": {"timers"},
     "signals": {"firings", "evaluation"},
     "schedules": {"schedules", "outbox"},
+    "workflows": {"workflow-deadlines", "outbox"},
     "runs": {"sweep", "outbox"},
     "events": {"outbox"},
 }
@@ -78,6 +81,7 @@ def test_loop_names(workers: Workers) -> None:
     [
         ("signals_enabled", {"firings", "evaluation"}),
         ("schedules_enabled", {"schedules"}),
+        ("workflows_enabled", {"workflow-deadlines"}),
         ("runs_enabled", {"sweep"}),
     ],
 )
@@ -136,7 +140,7 @@ async def test_health_of_the_workers(workers: Workers, failing: str) -> None:
 
     with patch.object(loop._worker, "tick", fail):
         await loop.run()
-    fires = failing in {"timers", "cancellations", "firings", "evaluation", "schedules", "outbox", "sweep"}
+    fires = failing not in UPKEEP
     reason = f"loop {failing} fails: RuntimeError: a surprise" if fires else None
     assert (before.reason, workers.health.reason) == (None, reason)
 
