@@ -3,12 +3,13 @@
 import asyncio
 from collections.abc import AsyncIterator, Mapping
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from timer_service.client.checks import check_choice, check_identifier, check_tenant, wire_duration, wire_instant
 from timer_service.client.connection import Connection
 from timer_service.client.errors import NoAnswerError, WorkflowEndedError
 from timer_service.client.models import UNSET, Outcome
+from timer_service.client.retry import Retry
 from timer_service.client.workflow_models import (
     WorkerInfo,
     Workflow,
@@ -17,9 +18,6 @@ from timer_service.client.workflow_models import (
     WorkflowEffect,
     WorkflowStatus,
 )
-
-if TYPE_CHECKING:  # the worker uses the client
-    from timer_service.worker.definition import Retry
 
 _ENDED = frozenset([WorkflowStatus.COMPLETED, WorkflowStatus.FAILED, WorkflowStatus.CANCELLED])
 _EVENTS = ("workflow-completed", "workflow-failed", "workflow-cancelled")
@@ -46,7 +44,7 @@ class Workflows:
         start_in: timedelta | None = None,
         deadline_at: datetime | None = None,
         deadline_in: timedelta | None = None,
-        retry: "Retry | None" = None,
+        retry: Retry | None = None,
         concurrency_key: str | None = None,
         timeout_seconds: float = 10,
     ) -> Outcome:
@@ -66,7 +64,7 @@ class Workflows:
             "startIn": None if start_in is None else wire_duration("start_in", start_in),
             "deadlineAt": None if deadline_at is None else wire_instant("deadline_at", deadline_at),
             "deadlineIn": None if deadline_in is None else wire_duration("deadline_in", deadline_in),
-            "retry": None if retry is None else retry.wire(),
+            "retry": None if retry is None else retry.wire,
             "concurrencyKey": concurrency_key,
         }
         given = {name: value for name, value in fields.items() if value is not None}

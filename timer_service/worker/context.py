@@ -7,7 +7,7 @@ from functools import cached_property
 from random import Random
 from typing import Any, Protocol
 
-from timer_service.worker.definition import Retry
+from timer_service.client.retry import Retry
 from timer_service.worker.errors import NotInWorkflowError
 from timer_service.worker.loop import ReplayFuture
 from timer_service.worker.names import Identity
@@ -32,7 +32,7 @@ class Context:
     def __init__(self, identity: Identity, effects: Effects, retry: Retry | None = None) -> None:
         self._identity = identity
         self._effects = effects
-        self._retry = None if retry is None else retry.wire()
+        self._retry = None if retry is None else retry.wire
 
     @property
     def tenant(self) -> str:
@@ -76,7 +76,7 @@ class Context:
         raises an exception is repeated as `retry` says. Raises `StepFailed` if no attempt is left.
         """
         seconds = None if timeout is None else to_milliseconds("timeout", timeout) / 1000
-        policy: Mapping[str, Any] | None = self._retry if retry is None else retry.wire()
+        policy: Mapping[str, Any] | None = self._retry if retry is None else retry.wire
         call = StepCall(function, args, seconds, policy, contextvars.copy_context())
         return await self._effects.ask(Kind.STEP, name, call=call)
 
