@@ -48,8 +48,8 @@ class History:
         about: dict[str, Any] = {"workflowId": self.rng.choice(IDS)}
         match self.rng.choice(["Start", "Start", "SendTo", "SendTo", "SendTo", "Cancel", "Retry", "again"]):
             case "Start":
-                deadline = self.rng.choice([{}, {}, {"deadlineIn": "PT5M"}])
-                key = self.rng.choice([{}, {"concurrencyKey": "k"}])
+                deadline: dict[str, Any] = self.rng.choice([{}, {}, {"deadlineIn": "PT5M"}])
+                key: dict[str, Any] = self.rng.choice([{}, {"concurrencyKey": "k"}])
                 self.workflows.send("StartWorkflow", type="order", retry={"maxAttempts": 2}, **about, **deadline, **key)
             case "SendTo":
                 name = self.rng.choice(NAMES)
