@@ -125,6 +125,7 @@ def test_other_statements_on_postgres(filled: FilledDatabase) -> None:
     """The claim, the effects of a workflow, lists of workers and retention scan no table."""
     statements = {
         "a claim": WORKFLOWS.sql("claim_of_lane"),
+        "a look": WORKFLOWS.sql("look_at_lane"),
         "the effects of a workflow": of_effects("find_all"),
         "open workflows, counted": queries._SQL["count_open"],
         "workers": queries._SQL["page_workers"],
@@ -136,6 +137,7 @@ def test_other_statements_on_postgres(filled: FilledDatabase) -> None:
         assert [name for name, nodes in plans.items() if "Seq Scan" in nodes] == []
         assert "Sort" not in plans["a claim"]
         assert "Index Scan workflows_lane" in plans["a claim"]
+        assert plans["a look"].count("Index Only Scan workflows_lane") == 2
 
 
 async def test_plans_on_sqlite(sqlite: SqliteDatabase) -> None:
@@ -149,3 +151,15 @@ async def test_plans_on_sqlite(sqlite: SqliteDatabase) -> None:
         steps = [step for step in once if not step.startswith(ignored)]
         assert all(step.startswith("SEARCH") for step in steps), (name, once)
         assert [step for step in many if not step.startswith("SCAN json_each VIRTUAL TABLE")] == once, (name, many)
+
+
+@pytest.mark.parametrize("name", ["claim_of_lane", "look_at_lane"])
+async def test_plans_of_lanes_on_sqlite(sqlite: SqliteDatabase, name: str) -> None:
+    """On SQLite a claim and a look read only the rows of the lane that are due, in order, and the next one."""
+    sql = WORKFLOWS.sql(name)
+    parameters = dict.fromkeys(re.findall(r":(\w+)", sql), 1)
+    rows = await sqlite.reader.fetch(f"EXPLAIN QUERY PLAN {sql}", parameters)
+    steps = [row["detail"] for row in rows]
+    used = [step for step in steps if "workflows_lane (tenant_id=? AND queue=? AND type=? AND available_at" in step]
+    assert len(used) == (1 if name == "claim_of_lane" else 2), steps
+    assert not [step for step in steps if "TEMP B-TREE" in step or step.startswith("SCAN workflows")]

@@ -34,7 +34,7 @@ class WorkerRequests:
     def __init__(self, config: Config, parts: Parts) -> None:
         self._enabled = "workflows" in config.enabled
         self._parts = parts
-        limits = QueueLimits(waiting_bytes=parts.budget.requests, batch_bytes=parts.budget.batch)
+        limits = QueueLimits(waiting_bytes=parts.budget.requests, batch_bytes=parts.budget.part)
         self._polls = Intake([POLL_TASKS], limits, parts.metrics)
         self._others = Intake(REQUESTS, limits, parts.metrics)
         self._gate = BacklogGate(parts.broker)

@@ -30,9 +30,9 @@ class Budget(NamedTuple):
     queries: int
     """The requests and replies of all queries that wait or are answered."""
     requests: int
-    """The requests of workers that wait, and in the same amount the polls that are held.
+    """The requests of workers that wait, and in the same amount the polls that wait to be held.
 
-    Requests are decoded in batches of at most `batch`.
+    They are decoded in batches of at most `part`.
     """
 
     @classmethod

@@ -61,7 +61,7 @@ class Dispatcher:
         self._gate = BacklogGate(parts.broker)
         self._claims = Claims(parts.database, max_attempts=parts.max_attempts, claim_bytes=parts.budget.claim)
         self._hints = Hints(lambda: parts.broker.hint(LOOP, parts.clock.now()))
-        self._held = HeldPolls(parts.budget.requests)
+        self._held = HeldPolls()
         self._registry = WorkerRegistry(parts)
         self._timers: dict[Poll, asyncio.TimerHandle] = {}
         self._answering: set[asyncio.Task[None]] = set()
@@ -193,6 +193,9 @@ class Dispatcher:
             self._hints.want()
 
     def _hold(self, poll: Poll) -> None:
+        if not poll.wanted.slots:
+            self._stop_polling(poll)
+            return
         self._registry.record_poll(poll.request.tenant, poll.wanted)
         leaving = self._held.add(poll)
         if leaving.replaced is not None:
@@ -206,6 +209,13 @@ class Dispatcher:
             self._metrics.polls_held(len(self._held))
             if self._held.must_look(poll, self._clock.now()):
                 self._wake(self._clock.now())
+
+    def _stop_polling(self, poll: Poll) -> None:
+        """Answer a poll without slots, and the held one of its worker. If a claim for that is under way, it goes on."""
+        held = self._held.current(poll)
+        if held is not None and held.taken:
+            held.overdue = True
+        self._answer([poll] if held is None or held.taken else [poll, held], _NO_TASKS)
 
     def _expire(self, poll: Poll) -> None:
         """Answer a poll whose time is up. If a look or a claim for it is under way, the end of the pass answers it."""

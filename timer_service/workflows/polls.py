@@ -17,9 +17,8 @@ from timer_service.core.route import Lane
 from timer_service.workflows.protocol import MAX_SLOTS, PollTasks
 
 MOST_POLLS = 10_000
-_POLL_BYTES = 1000
-_TYPE_BYTES = 300
-"""The memory of a poll, and of each of its types. Measured: 0.9 and 0.3 KB."""
+MOST_TYPES = 20_000
+"""The types of all polls. Each may be a lane of its own, which is looked at after each poll interval."""
 
 
 @dataclass(slots=True, eq=False)
@@ -44,11 +43,6 @@ class Poll:
         """The tenant, the worker and the queue. A worker has one poll for a queue."""
         return self.request.tenant, self.wanted.worker_id, self.wanted.queue
 
-    @property
-    def size(self) -> int:
-        """About how much memory it takes."""
-        return _POLL_BYTES + _TYPE_BYTES * len(self.wanted.types)
-
 
 @dataclass(slots=True)
 class _LaneState:
@@ -72,14 +66,14 @@ class Leaving(NamedTuple):
 class HeldPolls:
     """All held polls, by lane."""
 
-    def __init__(self, most_bytes: int, most: int = MOST_POLLS) -> None:
-        self._most_bytes = most_bytes
+    def __init__(self, most: int = MOST_POLLS, most_types: int = MOST_TYPES) -> None:
         self._most = most
+        self._most_types = most_types
         self._polls: OrderedDict[tuple[str, str, str], Poll] = OrderedDict()
         self._lanes: dict[Lane, _LaneState] = {}
         self._looks: list[tuple[int, Lane]] = []  # a heap; entries that no longer match the state are skipped
-        self._bytes: Counter[str] = Counter()  # by tenant
-        self._total_bytes = 0
+        self._types: Counter[str] = Counter()  # how many the polls of each tenant have
+        self._total_types = 0
 
     def __len__(self) -> int:
         return len(self._polls)
@@ -106,8 +100,8 @@ class HeldPolls:
                 heapq.heappush(self._looks, (0, lane))
             state.polls[poll] = None
         refused: list[Poll] = []
-        while len(self._polls) > self._most or self._total_bytes > self._most_bytes:
-            largest = max(self._bytes, key=self._bytes.__getitem__)
+        while len(self._polls) > self._most or self._total_types > self._most_types:
+            largest = max(self._types, key=self._types.__getitem__)
             newest = next(each for each in reversed(self._polls.values()) if each.request.tenant == largest)
             self.remove(newest)
             refused.append(newest)
@@ -188,8 +182,8 @@ class HeldPolls:
         return None
 
     def _count(self, poll: Poll, sign: int) -> None:
-        tenant = poll.request.tenant
-        self._bytes[tenant] += sign * poll.size
-        self._total_bytes += sign * poll.size
-        if not self._bytes[tenant]:
-            del self._bytes[tenant]
+        tenant, types = poll.request.tenant, len(poll.wanted.types)
+        self._types[tenant] += sign * types
+        self._total_types += sign * types
+        if not self._types[tenant]:
+            del self._types[tenant]

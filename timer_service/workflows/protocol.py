@@ -60,7 +60,12 @@ class PollTasks(Payload):
     name: Identifier | None = Field(default=None, description="The name of the worker in list-workers.")
     queue: EffectName = DEFAULT_QUEUE
     types: list[EffectName] = Field(min_length=1, max_length=MAX_TYPES, description="The types it can execute.")
-    slots: int = Field(ge=1, le=MAX_SLOTS, strict=True, description="The most tasks of the reply.")
+    slots: int = Field(
+        ge=0,
+        le=MAX_SLOTS,
+        strict=True,
+        description="The most tasks of the reply. 0: this poll and the held one of the worker are answered at once.",
+    )
     wait_ms: int = Field(default=MAX_WAIT_MS, ge=0, le=MAX_WAIT_MS, strict=True)
     lease_ms: int = Field(default=30_000, ge=MIN_LEASE_MS, le=MAX_LEASE_MS, strict=True)
 

@@ -179,6 +179,33 @@ async def test_newer_poll_of_the_same_worker(on_sqlite: Dispatching) -> None:
     assert await ids([new]) == [["order-1"]]
 
 
+async def test_worker_that_stops(on_sqlite: Dispatching) -> None:
+    """A poll without slots ends the held poll of its worker, and no other. Both are answered at once."""
+    held, other = await on_sqlite.poll("w"), await on_sqlite.poll("other")
+    stop = await on_sqlite.poll("w", slots=0)
+    assert await ids([held, stop]) == [[], []]
+    await on_sqlite.start("order-1")
+    await on_sqlite.tick()
+    assert await ids([other]) == [["order-1"]]
+
+
+async def test_worker_that_stops_during_the_claim(on_sqlite: Dispatching, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If a claim for the held poll of a worker that stops is under way, the held poll gets the tasks."""
+    await on_sqlite.start("order-1")
+    held = await on_sqlite.poll("w")
+    claims = on_sqlite.dispatcher._claims
+    claim = claims.claim
+
+    async def claim_late(*args: object, **options: object) -> object:
+        claimed = await claim(*args, **options)  # type: ignore[arg-type]
+        assert await ids([await on_sqlite.poll("w", slots=0)]) == [[]]
+        return claimed
+
+    monkeypatch.setattr(claims, "claim", claim_late)
+    await on_sqlite.tick()
+    assert await ids([held]) == [["order-1"]]
+
+
 async def test_worker_polls_again_during_the_claim(on_sqlite: Dispatching, monkeypatch: pytest.MonkeyPatch) -> None:
     """If a worker polls again while a claim for its older poll is under way, the newer poll gets the tasks."""
     await on_sqlite.start("order-1")
