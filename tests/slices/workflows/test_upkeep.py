@@ -65,7 +65,8 @@ async def test_pages_of_effects(workflows: Workflows) -> None:
         ("go", None, None),
         ("nap", None, iso(after(seconds=1))),
     ]
-    for parts in ([2**40, "a", 0], [0, "a", 2**40], [-(2**40), "", -1], ["a"]):
+    hostile: list[list[str | int]] = [[2**40, "a", 0], [0, "a", 2**40], [-(2**40), "", -1], ["a"]]
+    for parts in hostile:
         assert (await workflows.view(cursor=write_cursor(parts)))["error"]["code"] == "INVALID_PAYLOAD"
         assert await workflows.effects(task, write_cursor(parts)) == {"error": "INVALID_PAYLOAD"}
 
