@@ -215,3 +215,22 @@ async def test_kills_in_a_long_workflow(shell: Shell) -> None:
     calls = shell.calls()
     assert set(calls) == {str(number) for number in range(50)}
     assert len(calls) <= 50 + kills
+
+
+async def test_a_worker_that_was_stopped_for_longer_than_its_lease(shell: Shell) -> None:
+    """Another worker takes over. When the first one continues, it stores nothing: the step ran twice at most."""
+    first = await shell.start("worker", "acme", "orders:slow_workflow", "--lease", "10s")
+    await shell.run("workflows", "start", "acme", "s-1", "slow", "--input", "3")
+    await shell.until_status("s-1", "running")
+    first.send_signal(signal.SIGSTOP)
+    second = await shell.start("worker", "acme", "orders:slow_workflow", "--lease", "10s")
+    found = await shell.until_status("s-1", "completed")
+    first.send_signal(signal.SIGCONT)
+    assert first.stdout is not None
+    while b"the lease of the workflow s-1 has run out" not in await first.stdout.readline():
+        assert first.returncode is None
+    assert await shell.workflow("s-1") == found
+    for worker in (first, second):
+        await end(worker)
+    assert found["result"] == ["slept", "paid x"]
+    assert shell.calls() == ["x"]

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.e2e.conftest import ON_SQLITE
 from tests.harness.processes import NatsServer, Service
 from timer_service.client import TimerClient, WorkflowEndedError
 from timer_service.worker import Context, Retry, Worker, WorkflowFunction, workflow
@@ -153,3 +154,40 @@ async def test_a_worker_that_stops_hands_over(broker: NatsServer, client: TimerC
         async with working(broker, first):
             assert await client.workflows.result("acme", "a") == ["first", "paid two"]
     assert calls == {"two": 1}
+
+
+@ON_SQLITE
+async def test_kills_of_the_service(tmp_path: Path, broker: NatsServer, stored: Mapping[str, str]) -> None:
+    """The service is killed again and again under workers. Every workflow ends with its result, and no step is lost."""
+    async with (
+        Service(tmp_path / "service", broker.url, **stored) as service,
+        TimerClient.connect(broker.url) as client,
+        working(broker, wide, slots=5),
+        asyncio.timeout(100),
+    ):
+        for number in range(12):
+            await client.workflows.start("acme", f"w-{number}", "wide", 20)
+        for kills in range(1, 4):
+            while sum(calls.values()) < 40 * kills:
+                await asyncio.sleep(0.01)
+            await service.kill()
+            await service.start()
+        expected = [f"paid {number}" for number in range(20)]
+        for number in range(12):
+            assert await client.workflows.result("acme", f"w-{number}") == expected
+    assert all(count >= 12 for count in calls.values())
+
+
+@ON_SQLITE
+async def test_the_broker_restarts(broker: NatsServer, client: TimerClient) -> None:
+    """A restart of the broker under a worker costs time only."""
+    async with working(broker, wide, slots=5), asyncio.timeout(100):
+        for number in range(6):
+            await client.workflows.start("acme", f"w-{number}", "wide", 20)
+        while sum(calls.values()) < 20:
+            await asyncio.sleep(0.01)
+        await broker.kill()
+        await broker.start()
+        expected = [f"paid {number}" for number in range(20)]
+        for number in range(6):
+            assert await client.workflows.result("acme", f"w-{number}") == expected

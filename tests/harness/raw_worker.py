@@ -47,15 +47,19 @@ class RawWorker:
         tasks: list[Mapping[str, Any]] = reply["tasks"]
         return tasks
 
-    async def report(self, task: Mapping[str, Any], then: Mapping[str, Any], **fields: Any) -> str:
-        """Report about a task. Return the outcome."""
-        return (await self.report_all([task], then, **fields))[0]
-
-    async def report_all(self, tasks: Sequence[Mapping[str, Any]], then: Mapping[str, Any], **fields: Any) -> list[str]:
-        """Report the same about several tasks. Return the outcomes."""
-        reports = [{"workflowId": each["workflowId"], "token": each["token"], "then": then, **fields} for each in tasks]
-        reply = await self.request("report-tasks", workerId=self.id, reports=reports)
-        return [each["outcome"] for each in reply["reports"]]
+    async def report(
+        self,
+        task: Mapping[str, Any],
+        then: Mapping[str, Any],
+        *,
+        timeout: float = 15,  # noqa: ASYNC109 - of the request
+        **fields: Any,
+    ) -> str:
+        """Report about a task. Return the outcome, or the code of an error."""
+        report = {"workflowId": task["workflowId"], "token": task["token"], "then": then, **fields}
+        reply = await self.request("report-tasks", timeout=timeout, workerId=self.id, reports=[report])
+        outcome: str = reply["error"]["code"] if "error" in reply else reply["reports"][0]["outcome"]
+        return outcome
 
 
 def complete(result: Any = None) -> dict[str, Any]:
