@@ -157,8 +157,11 @@ def end_waits(effects: Effects, inbox: Inbox, now: int, *, may_time_out: bool) -
     A sleep ends at its instant. A wait for a message takes the next message of its name. If this message was sent later
     than the timeout, the wait has timed out. Unless `may_time_out`, no wait times out.
     """
+    waits = _open_waits(effects.values())
+    if not waits:
+        return effects, inbox
     after, left = dict(effects), dict(inbox)
-    for effect in _open_waits(effects.values()):
+    for effect in waits:
         is_due = effect.due_at is not None and effect.due_at <= now
         if effect.kind is EffectKind.SLEEP:
             if is_due:

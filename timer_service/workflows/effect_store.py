@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 from timer_service.core.database import Reader, Row, Transaction
 from timer_service.core.message import Position
+from timer_service.core.paging import read_cursor, refused_cursor
 from timer_service.core.sql import load_sql
 from timer_service.workflows.effect import Effect, EffectKey, Effects, Inbox, Message
 from timer_service.workflows.protocol import EffectKind, EffectStatus
@@ -31,6 +32,16 @@ class Cursor(NamedTuple):
     seq: int = 0
     name: str = ""
     n: int = -1
+
+
+def parse_cursor(text: str | None) -> Cursor:
+    """Return the cursor of a request; None: the beginning. Raises `Rejection` if it is not from a reply."""
+    if text is None:
+        return Cursor()
+    cursor = Cursor(*read_cursor(text, int, str, int))
+    if not (0 <= cursor.seq <= LAST_SEQ and -1 <= cursor.n <= LAST_SEQ):
+        raise refused_cursor()
+    return cursor
 
 
 class StoredMessage(NamedTuple):

@@ -14,7 +14,7 @@ from timer_service.workflows.messages import (
     WorkflowFailed,
     WorkflowStatus,
 )
-from timer_service.workflows.workflow import Key, Workflow
+from timer_service.workflows.workflow import NEVER, Key, Workflow
 
 
 def events_of(before: Mapping[Key, Workflow], after: Mapping[Key, Workflow], now: int) -> list[Event]:
@@ -27,15 +27,10 @@ def _events(before: Workflow | None, after: Workflow, now: int) -> list[Event]:
         return []
     had_ended = before is not None and before.definition is not None and not before.is_open
     if not after.is_open and not (had_ended and before is not None and before.retries == after.retries):
-        return [_end_event(after, now)] if _has_run(after) else []
+        return [] if after.started_by == NEVER else [_end_event(after, now)]  # no event if the start was skipped
     if before is not None and after.times_blocked > before.times_blocked:
         return [_blocked_event(after, now)]
     return []
-
-
-def _has_run(workflow: Workflow) -> bool:
-    """Return whether a workflow that has ended was open before. A start that was skipped was not."""
-    return workflow.status is not WorkflowStatus.CANCELLED or workflow.cancelled_by > workflow.started_by
 
 
 def _end_event(workflow: Workflow, now: int) -> Event:

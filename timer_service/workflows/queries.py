@@ -91,7 +91,7 @@ async def _get(reader: Reader, tenant: str, request: GetWorkflow, now: int) -> R
     workflow = (await store.find(reader, [key])).get(key)
     if workflow is None or workflow.definition is None:
         raise Rejection(Code.NOT_FOUND, f"no workflow {request.workflow_id!r}")
-    after = Cursor() if request.cursor is None else Cursor(*read_cursor(request.cursor, int, str, int))
+    after = effect_store.parse_cursor(request.cursor)
     texts = (await store.find_texts(reader, [key])).get(key, Texts())
 
     async def read(after: Cursor, limit: int) -> list[Effect]:

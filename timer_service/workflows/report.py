@@ -103,6 +103,8 @@ def renew(task: TaskState, rules: Rules) -> TaskState:
 def settle(task: TaskState, rules: Rules) -> TaskState:
     """Return a task after every wait that is over has ended."""
     effects, inbox = end_waits(task.effects, task.inbox, rules.now, may_time_out=rules.may_time_out)
+    if effects is task.effects:
+        return task
     workflow = _count(task.workflow, task.effects, effects)
     taken = [each.taken for key, each in effects.items() if each.taken is not None and each != task.effects[key]]
     return TaskState(
@@ -123,6 +125,8 @@ def is_undecided(effect: Effect, now: int) -> bool:
 
 def _record(task: TaskState, report: Report, rules: Rules) -> TaskState:
     """Return a task with the attempts that ended and the waits that began."""
+    if not report.steps and not report.waits:
+        return task
     effects = dict(task.effects)
     definition = task.workflow.definition
     assert definition is not None  # noqa: S101 - no tombstone is held
@@ -144,6 +148,8 @@ def _count(workflow: Workflow, before: Effects, after: Effects) -> Workflow:
 
 def _mark_seen(task: TaskState, seen: Sequence[Seen]) -> TaskState:
     """Return a task with the numbers under which the function got results. They follow each other without gaps."""
+    if not seen:
+        return task
     effects, last = dict(task.effects), task.workflow.seen
     for each in sorted(seen, key=lambda each: each.seq):
         effect = effects.get(EffectKey.parse(each.key))

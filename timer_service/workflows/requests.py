@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 
 from timer_service.core.database import Transaction
 from timer_service.core.errors import Code, Rejection
-from timer_service.core.paging import read_cursor, read_page
+from timer_service.core.paging import read_page
 from timer_service.core.request_intake import Asked, RequestRoute
 from timer_service.core.requests import Answer
 from timer_service.core.route import Lane
@@ -169,12 +169,10 @@ class _Batch:
         task = self.tasks.get(key)
         if task is None or not is_held(task.workflow, request.token):
             return Rejection(Code.NOT_FOUND, f"no task {request.workflow_id!r} with this token")
-        after = Cursor()
-        if request.cursor is not None:
-            try:
-                after = Cursor(*read_cursor(request.cursor, int, str, int))
-            except Rejection as rejection:
-                return rejection
+        try:
+            after = effect_store.parse_cursor(request.cursor)
+        except Rejection as rejection:
+            return rejection
 
         async def read(after: Cursor, limit: int) -> list[Effect]:
             return await effect_store.page(tx, key, after, limit)

@@ -109,13 +109,13 @@ def _start(before: Workflow, command: Command, payload: StartWorkflow, facts: Fa
         retry=None if payload.retry is None else payload.retry.model_dump_json(),
         concurrency_key=payload.concurrency_key,
     )
-    named = before._replace(
-        definition=definition, started_by=command.position, cause=cause_of(command), created_at=now, confirmed_at=None
-    )
+    named = before._replace(definition=definition, cause=cause_of(command), created_at=now, confirmed_at=None)
     if facts.is_busy:
         return Applied(named._replace(ended_at=now), Outcome.SKIPPED_BUSY)
     starts_at = _instant(payload.start_at, payload.start_in, command, now)
-    opened = named._replace(ended_at=None, input_bytes=size_of(text), texts=Texts(input=text))
+    opened = named._replace(
+        started_by=command.position, ended_at=None, input_bytes=size_of(text), texts=Texts(input=text)
+    )
     return Applied(opened.wait_until(now if starts_at is None else max(starts_at, now)), Outcome.STARTED)
 
 

@@ -1,6 +1,7 @@
 """Reads and writes of workflows: rows of `workflows` and `workflow_data` to `Workflow` values and back."""
 
 from collections.abc import Collection, Mapping, Sequence
+from operator import attrgetter
 from typing import Any
 
 from timer_service.core.cause import cause_columns, read_cause
@@ -145,7 +146,10 @@ def _key(row: Row) -> Key:
 
 
 def read_workflow(row: Row) -> Workflow:
-    """Return the workflow in a row of `workflows`."""
+    """Return the workflow in a row of `workflows`.
+
+    The columns are written out: a batch reads 1,000 rows, and loops over the names take longer.
+    """
     return Workflow(
         key=_key(row),
         created_at=row["created_at"],
@@ -157,7 +161,7 @@ def read_workflow(row: Row) -> Workflow:
         status=WorkflowStatus(row["status"]),
         due_at=row["due_at"],
         available_at=row["available_at"],
-        hold=None if row["lease_token"] is None else Hold(*(row[name] for name in _HOLD)),
+        hold=None if row["lease_token"] is None else _hold(row),
         attempt=row["attempt"],
         last_error=row["last_error"],
         input_bytes=row["input_bytes"],
@@ -178,6 +182,10 @@ def read_workflow(row: Row) -> Workflow:
     )
 
 
+def _hold(row: Row) -> Hold:
+    return Hold(row["lease_token"], row["worker_id"], row["claimed_at"], row["lease_ms"])
+
+
 def _definition(row: Row) -> Definition:
     return Definition(
         row["type"], row["queue"], row["digest"], row["deadline_at"], row["retry"], row["concurrency_key"]
@@ -186,24 +194,26 @@ def _definition(row: Row) -> Definition:
 
 _NO_HOLD: Mapping[str, Any] = dict.fromkeys(_HOLD)
 _NO_DEFINITION: Mapping[str, Any] = dict.fromkeys(
-    ("type", "queue", "digest", "deadline_at", "retry", "concurrency_key")
+    ("type", "queue", "digest", "deadline_at", "retry", "concurrency_key")  # in the order of `Definition`
 )
 _SAME = tuple(name for name in COLUMNS if name in Workflow._fields)
 """The columns with the names of fields."""
+_READ_SAME = attrgetter(*_SAME)
 
 
 def _parameters(workflow: Workflow) -> Mapping[str, Any]:
     hold, definition = workflow.hold, workflow.definition
-    positions = {fact: getattr(workflow, f"{fact}_by") for fact in _FACTS}
     return {
-        **workflow.key._asdict(),
-        **{name: getattr(workflow, name) for name in _SAME},
+        "tenant_id": workflow.key.tenant_id,
+        "workflow_id": workflow.key.workflow_id,
+        **dict(zip(_SAME, _READ_SAME(workflow), strict=True)),
         **(_NO_HOLD if hold is None else dict(zip(_HOLD, hold, strict=True))),
-        **(_NO_DEFINITION if definition is None else {"type": definition.workflow_type, **definition._asdict()}),
+        **(_NO_DEFINITION if definition is None else dict(zip(_NO_DEFINITION, definition, strict=True))),
         **cause_columns(workflow.cause),
-        **{
-            f"{fact}_{part}": getattr(position, part)
-            for fact, position in positions.items()
-            for part in position._fields
-        },
+        "started_epoch": workflow.started_by.epoch,
+        "started_sequence": workflow.started_by.sequence,
+        "cancelled_epoch": workflow.cancelled_by.epoch,
+        "cancelled_sequence": workflow.cancelled_by.sequence,
+        "retried_epoch": workflow.retried_by.epoch,
+        "retried_sequence": workflow.retried_by.sequence,
     }

@@ -63,8 +63,8 @@ class Texts(NamedTuple):
 class Workflow(NamedTuple):
     """A workflow, or a tombstone if `definition` is None.
 
-    Three facts have their own positions: the start (`started_by`), the cancel (`cancelled_by`: each cancel up to it is
-    decided) and the retry (`retried_by`, the newest one that was handled).
+    Three facts have their own positions: the start (`started_by`; never if the start was skipped), the cancel
+    (`cancelled_by`: each cancel up to it is decided) and the retry (`retried_by`, the newest one that was handled).
     """
 
     key: Key

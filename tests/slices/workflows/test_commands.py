@@ -98,6 +98,11 @@ async def test_concurrency_key(workflows: Workflows) -> None:
     assert await workflows.status("b") == "cancelled"
     assert await workflows.events_of("WorkflowCancelled", "b") == []
     assert await workflows.start("e", concurrencyKey="kim") == "started"
+    workflows.send("StartWorkflow", workflowId="f", type="order", concurrencyKey="kim")
+    workflows.send("CancelWorkflow", workflowId="f")
+    await workflows.consume()
+    assert workflows.reply(workflows.sent - 1)["outcome"] == "unchanged"
+    assert await workflows.events_of("WorkflowCancelled", "f") == []
 
 
 async def test_concurrency_key_in_one_batch(workflows: Workflows) -> None:

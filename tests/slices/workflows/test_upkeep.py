@@ -4,6 +4,7 @@ import pytest
 
 from tests.harness.clock import NOW, after, iso
 from tests.harness.workflows import PARK, Workflows, complete, done, fail, release, seen, sleep, wait_for
+from timer_service.core.paging import write_cursor
 from timer_service.core.row_counts import RowCounts
 from timer_service.workflows.retention import delete_settled
 from timer_service.workflows.store import COUNTED, WORKFLOWS
@@ -64,7 +65,10 @@ async def test_pages_of_effects(workflows: Workflows) -> None:
         ("go", None, None),
         ("nap", None, iso(after(seconds=1))),
     ]
-    assert (await workflows.view(cursor="?"))["error"]["code"] == "INVALID_PAYLOAD"
+    hostile: list[list[str | int]] = [[2**40, "a", 0], [0, "a", 2**40], [-(2**40), "", -1], ["a"]]
+    for parts in hostile:
+        assert (await workflows.view(cursor=write_cursor(parts)))["error"]["code"] == "INVALID_PAYLOAD"
+        assert await workflows.effects(task, write_cursor(parts)) == {"error": "INVALID_PAYLOAD"}
 
 
 async def test_workers(workflows: Workflows) -> None:
