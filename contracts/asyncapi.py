@@ -12,6 +12,7 @@ from typing import Any
 
 from timer_service.core.message import Kind, Payload, kebab
 from timer_service.core.query import QueryRoute
+from timer_service.core.request_intake import RequestRoute
 
 _PLAIN = re.compile(r"[A-Za-z_$][A-Za-z0-9_$ ./()-]*")
 _YAML_KEYWORDS = {"true", "false", "null", "yes", "no", "on", "off", "y", "n"}
@@ -64,6 +65,7 @@ def document(
     commands: Sequence[type[Payload]],
     events: Sequence[type[Payload]],
     queries: Sequence[QueryRoute],
+    requests: Sequence[RequestRoute],
     schemas: Mapping[str, Mapping[str, Any]],
 ) -> dict[str, Any]:
     """Return the AsyncAPI document of these messages. `schemas` holds the JSON Schema of each body by its name."""
@@ -93,14 +95,16 @@ def document(
             **{f"command-{kebab(each.type)}": _channel(Kind.COMMAND, each.type) for each in commands},
             **{f"event-{kebab(each.type)}": _channel(Kind.EVENT, each.type) for each in events},
             **{f"query-{each.name}": _channel(Kind.QUERY, each.request.__name__, each.name) for each in queries},
-            **{f"answer-{each.name}": _inbox(f"{each.request.__name__}Answer") for each in queries},
+            **{f"request-{each.name}": _channel(Kind.REQUEST, each.request.__name__, each.name) for each in requests},
+            **{f"answer-{each.name}": _inbox(f"{each.request.__name__}Answer") for each in (*queries, *requests)},
             "dead-letter": _channel(Kind.DEAD_LETTER, "DeadLetter", "{message}"),
             "command-outcome": _inbox("CommandOutcome"),
         },
         "operations": {
             **{f"handle-{kebab(each.type)}": _handle(each.type) for each in commands},
             **{f"publish-{kebab(each.type)}": _send(f"event-{kebab(each.type)}") for each in events},
-            **{f"answer-{each.name}": _answer(each.name) for each in queries},
+            **{f"answer-{each.name}": _answer("query", each.name) for each in queries},
+            **{f"answer-{each.name}": _answer("request", each.name) for each in requests},
             "publish-dead-letter": _send("dead-letter"),
         },
         "components": {
@@ -111,7 +115,7 @@ def document(
             "messages": {
                 **{each.type: _message(Kind.COMMAND, each.type, kebab(each.type), each) for each in commands},
                 **{each.type: _message(Kind.EVENT, each.type, kebab(each.type), each) for each in events},
-                **dict(pair for each in queries for pair in _request_and_reply(each)),
+                **dict(pair for each in (*queries, *requests) for pair in _request_and_reply(each)),
                 "CommandOutcome": _message(None, "CommandOutcome", "command-outcome"),
                 "DeadLetter": {
                     "name": "DeadLetter",
@@ -182,15 +186,15 @@ def _send(channel: str) -> dict[str, Any]:
     return {"action": "send", "channel": _ref("channels", channel)}
 
 
-def _answer(name: str) -> dict[str, Any]:
+def _answer(kind: str, name: str) -> dict[str, Any]:
     return {
         "action": "receive",
-        "channel": _ref("channels", f"query-{name}"),
+        "channel": _ref("channels", f"{kind}-{name}"),
         "reply": {"channel": _ref("channels", f"answer-{name}")},
     }
 
 
-def _request_and_reply(query: QueryRoute) -> Iterator[tuple[str, dict[str, Any]]]:
+def _request_and_reply(query: QueryRoute | RequestRoute) -> Iterator[tuple[str, dict[str, Any]]]:
     name = query.request.__name__
     yield name, _message(None, name, query.name, query.request)
     yield f"{name}Answer", _message(Kind.QUERY, f"{name}Answer", f"{query.name}-answer")

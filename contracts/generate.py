@@ -32,7 +32,7 @@ class Refusal(Payload):
 
 
 class QueryRefused(Payload):
-    """The reply to a query that failed."""
+    """The reply to a query or to a worker's request that failed."""
 
     error: Refusal
 
@@ -54,13 +54,14 @@ class LimitExceeded(Payload):
 CommandHandled = create_model(
     "CommandHandled",
     __base__=Payload,
-    __doc__="The reply to a committed command, with its timer, signal, schedule or run as it is then, if there is one.",
+    __doc__="The reply to a committed command, with its timer, signal, schedule, run or workflow as it is then.",
     command_id=(Identifier, ...),
     outcome=(Outcome, ...),
     limit=(LimitExceeded | None, None),
     **{name: (view | None, None) for each in SLICES for name, view in each.views.items()},
 )
 
+REQUESTS = tuple(request for each in SLICES for request in each.requests)
 COMMANDS: tuple[type[Payload], ...] = tuple(command for each in SLICES for command in each.commands)
 EVENTS: tuple[type[Payload], ...] = (*(event for each in SLICES for event in each.events), CommandRejected)
 
@@ -72,7 +73,7 @@ def schemas() -> dict[str, str]:
 
 def asyncapi() -> dict[str, Any]:
     """Return the AsyncAPI document."""
-    document: dict[str, Any] = _ASYNCAPI["document"](COMMANDS, EVENTS, QUERIES, _documents())
+    document: dict[str, Any] = _ASYNCAPI["document"](COMMANDS, EVENTS, QUERIES, REQUESTS, _documents())
     return document
 
 
@@ -83,11 +84,12 @@ def asyncapi_text() -> str:
 
 def _documents() -> dict[str, dict[str, Any]]:
     """Return every schema by the name of its message."""
+    asked = (*QUERIES, *REQUESTS)
     return {
         **{kebab(each.type): _tenant_optional(_message(each, _command(each)), each) for each in COMMANDS},
         **{kebab(each.type): _without_null(_message(each, _event(each))) for each in EVENTS},
-        **{each.name: _document(each.name, each.request.__name__, each.request) for each in QUERIES},
-        **{f"{each.name}-answer": _answer(f"{each.name}-answer", each.reply, QueryRefused) for each in QUERIES},
+        **{each.name: _document(each.name, each.request.__name__, each.request) for each in asked},
+        **{f"{each.name}-answer": _answer(f"{each.name}-answer", each.reply, QueryRefused) for each in asked},
         "command-outcome": _answer("command-outcome", CommandHandled, CommandRefused),
     }
 

@@ -24,6 +24,7 @@ definition    the trigger and the note of a signal, or the values of a schedule,
 delivery      one command as the broker hands it over; acknowledged, retried or terminated, once
 due           may fire from now on; a slot is due at its instant, or later by its jitter
 due_at        the earliest instant at which an event may be published; no retry changes it
+effect        a step, a sleep or a wait for a message of a workflow; its key is its name and a number
 epoch         the creation time of a command stream; a recreated stream has a later one
 expire        fire at or after the expiry (`expires_at`) of a timer: its event is TimerExpired
 event         something that happened, published to its tenant
@@ -34,12 +35,15 @@ health        whether the broker or the database can be used, and the reason if 
 hint          a message to other instances: a loop has work at an instant; it may be lost
 jitter        a delay of a slot, derived from its key; it spreads slots of many schedules
 job           one node of a run; it becomes ready, then its status is reported
+lane          (tenant, queue, type): the unit in which workers get workflows
 late          due, and not fired yet
 lease         `lease_token` (new for each claim) and `attempt`; every later write to the row checks the token
 loop          runs the passes of one worker and sleeps in between
+message       of a workflow: data that is stored until the workflow waits for a message of this name
 need          an edge of a run: a job needs another job, its upstream, or a group
 outbox        the table of events to publish, written in the transaction that caused them
 outcome       how one command ended, for example `scheduled`
+park          end a task because every branch of the function waits
 pass          one bounded tick of a worker; it returns how many rows it handled and when the next pass has work
 pending       delivered before its run or job is known, and kept until then (of a command)
 policy        which late slots of a schedule fire: `last`, `skip` or `all`
@@ -56,15 +60,19 @@ schedule      a recurrence and what it fires; one row of `schedules`, keyed (ten
 settle        end a claim: complete, retry, bury or release
 signal        a reminder that fires on a transition of a work item, or at an instant
 skipped       of a job: it cannot run because of the status of an upstream job; of a slot: it was late and never fires
-slice         one kind of thing the service handles, in its own folder: timers, signals, schedules, runs, events
+slice         one kind of thing the service handles, in its own folder: timers, signals, schedules, workflows, runs,
+              events
 slot          an instant of a recurrence; (tenant, schedule, slot) identifies the event of a slot
 sweep         the worker that checks runs without waiting for a command
 tenant        the owner of a row; the first part of every key and a token of every subject
+task          a claimed workflow as it is sent to a worker of the user; of a signal: the follow-up of a firing
 timer         one row of `timer_schedules`, keyed (tenant_id, service_call_id)
-tombstone     a row for a timer, signal, schedule or run that does not exist; it keeps the positions of commands
+tombstone     a row for a timer, signal, schedule, workflow or run that does not exist; it keeps positions of commands
 transition    the change of a work item's status
 wake          tell a loop that it has work at an instant
+worker        an object that does work in passes; of workflows: a process of the user that executes them
 work item     something that belongs to a user and has a status
+workflow      one row of `workflows`, keyed (tenant_id, workflow_id): an execution of the function of a type
 
 Instants are `int` Unix milliseconds named `*_at`; durations are `timedelta`. On the wire both are ISO 8601.
 """

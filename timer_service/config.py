@@ -207,6 +207,7 @@ class Config(BaseSettings):
     signals_enabled: bool = True
     runs_enabled: bool = True
     schedules_enabled: bool = True
+    workflows_enabled: bool = True
     auto_migrate: bool = True
     limits_file: LimitsFile | None = None
     memory_budget: ByteSize = Field(default=ByteSize(DEFAULT_MEMORY_BYTES), ge=LEAST_MEMORY_BYTES)
@@ -217,7 +218,12 @@ class Config(BaseSettings):
     @property
     def enabled(self) -> frozenset[str]:
         """The names of the enabled slices, among the slices that can be disabled."""
-        switches = {"signals": self.signals_enabled, "runs": self.runs_enabled, "schedules": self.schedules_enabled}
+        switches = {
+            "signals": self.signals_enabled,
+            "runs": self.runs_enabled,
+            "schedules": self.schedules_enabled,
+            "workflows": self.workflows_enabled,
+        }
         return frozenset(name for name, enabled in switches.items() if enabled)
 
     @field_validator("reply_prefix")

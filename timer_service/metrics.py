@@ -44,6 +44,18 @@ class Metrics:
             "outcome",
         )
         self._queries_waiting = Gauge("timer_queries_waiting", "Queries that wait to be answered.", registry=registry)
+        self._requests = _counter(
+            registry,
+            "timer_requests",
+            "Requests of workers, by name and outcome: answered, or the code of the error.",
+            "request",
+            "outcome",
+        )
+        self._requests_waiting = Gauge(
+            "timer_requests_waiting", "Requests of workers that wait to be applied.", registry=registry
+        )
+        self._polls_held = Gauge("timer_polls_held", "Polls of workers that wait for a task.", registry=registry)
+        self._tasks_sent = Counter("timer_tasks_sent", "Tasks that were sent to workers.", registry=registry)
         self._leases_lost = Counter(
             "timer_lease_lost", "Rows that were claimed again or changed before they were settled.", registry=registry
         )
@@ -118,9 +130,15 @@ class Metrics:
         ProcessCollector(registry=registry)
 
     def create_failure_series(
-        self, *, commands: Iterable[str], queries: Iterable[str], leased: Iterable[str], due: Iterable[str]
+        self,
+        *,
+        commands: Iterable[str],
+        queries: Iterable[str],
+        requests: Iterable[str],
+        leased: Iterable[str],
+        due: Iterable[str],
     ) -> None:
-        """Create the series of all failures at 0, for types of commands, names of queries, and tables with due rows.
+        """Create the series of all failures at 0: of commands, queries, requests, and tables with due rows.
 
         A series must exist before the first failure: otherwise an alert on its increase misses this failure.
         """
@@ -132,15 +150,20 @@ class Metrics:
             self._dropped_letters(code)
         for message_type in (*commands, "unknown"):
             self._commands(message_type, "rejected")
-        for query in queries:
-            for code in (Code.BUSY, Code.INTERNAL):
-                self._queries(query, code)
+        for code in (Code.BUSY, Code.INTERNAL):
+            self._create(self._queries, queries, code)
+            self._create(self._requests, requests, code)
         for table in leased:
             self._buried(table)
             for outcome in ("retried", "buried"):
                 self._settled(table, outcome)
         for table in due:
             self._settled(table, "failed")
+
+    @staticmethod
+    def _create(counter: Callable[..., Counter], names: Iterable[str], code: Code) -> None:
+        for name in names:
+            counter(name, code)
 
     def watch_broker(self, connected: Callable[[], bool]) -> None:
         """Call `connected` at every scrape to find out whether the broker can be used."""
@@ -170,6 +193,22 @@ class Metrics:
     def queries_waiting(self, count: int) -> None:
         """Set the number of queries that wait to be answered."""
         self._queries_waiting.set(count)
+
+    def request_answered(self, name: str, outcome: str) -> None:
+        """Count a request of a worker by its name and outcome."""
+        self._requests(name, outcome).inc()
+
+    def requests_waiting(self, count: int) -> None:
+        """Set the number of requests of workers that wait to be applied."""
+        self._requests_waiting.set(count)
+
+    def polls_held(self, count: int) -> None:
+        """Set the number of polls of workers that wait for a task."""
+        self._polls_held.set(count)
+
+    def tasks_sent(self, count: int) -> None:
+        """Count the tasks that were sent to workers."""
+        self._tasks_sent.inc(count)
 
     def claimed(self, count: int) -> None:
         """Record that a claim took `count` rows."""

@@ -451,6 +451,7 @@ async def test_doctor_beside_a_running_service(cli: Cli, service: Service, user:
         "flow of commands": "ok",
         "flow of events": "ok",
         "flow of queries": "ok",
+        "flow of requests": "ok",
         "service": "ok",
         "broker": "ok",
         "permissions": "ok",

@@ -8,7 +8,8 @@ from typing import Any
 from tests.e2e.conftest import ON_SQLITE, User
 from tests.harness.processes import PATIENCE_SECONDS, NatsServer, Service
 
-OK = {"commands": "ok", "events": "ok", "queries": "ok", "service": "ok"}
+FLOWS = ("commands", "events", "queries", "requests")
+OK = dict.fromkeys((*FLOWS, "service"), "ok")
 MISSING = "stream TIMER_EVT is missing: create it, or set TIMER_MANAGE_STREAMS=true"
 
 
@@ -24,14 +25,14 @@ async def flows(service: Service) -> dict[str, str]:
 
 
 async def metrics(service: Service) -> list[float]:
-    return [await service.metric(f'timer_flow_up{{flow="{flow}"}}') for flow in ("commands", "events", "queries")]
+    return [await service.metric(f'timer_flow_up{{flow="{flow}"}}') for flow in FLOWS]
 
 
 @ON_SQLITE
 async def test_missing_event_stream_is_created(user: User, service: Service) -> None:
     """If the event stream is deleted, the service creates it again within some seconds and says so."""
     assert await flows(service) == OK
-    assert await metrics(service) == [1, 1, 1]
+    assert await metrics(service) == [1, 1, 1, 1]
     await user.js.delete_stream("TIMER_EVT")
     async with asyncio.timeout(PATIENCE_SECONDS):
         while not lines(service, "a stream was created again; messages that only the old one had are lost"):
@@ -49,10 +50,10 @@ async def test_missing_event_stream_is_reported(user: User, tmp_path: Path, brok
         await user.js.delete_stream("TIMER_EVT")
         page = json.loads(await service.until_page("/readyz", 503))
         assert page == {**OK, "events": MISSING}
-        assert await metrics(service) == [1, 0, 1]
+        assert await metrics(service) == [1, 0, 1, 1]
         await user.js.add_stream(config)
         await service.until_page("/readyz", 200)
-        assert await metrics(service) == [1, 1, 1]
+        assert await metrics(service) == [1, 1, 1, 1]
 
 
 @ON_SQLITE
@@ -71,9 +72,9 @@ async def test_outage_of_the_broker_is_logged_twice(broker: NatsServer, service:
     """An outage of the broker is one line with its reason when it begins, and one with its duration when it ends."""
     await broker.terminate()
     page = json.loads(await service.until_page("/readyz", 503))
-    assert all(page[flow].startswith("not connected to the broker") for flow in ("commands", "events", "queries"))
+    assert all(page[flow].startswith("not connected to the broker") for flow in FLOWS)
     assert page["service"] == "ok"
-    assert await metrics(service) == [0, 0, 0]
+    assert await metrics(service) == [0, 0, 0, 0]
     await asyncio.sleep(1)  # the client tries to connect several times
     await broker.start()
     await service.until_page("/readyz", 200)

@@ -79,6 +79,10 @@ class BrokerHarness(Protocol):
         """Send a query as a user and return the reply."""
         ...
 
+    async def request(self, name: str, tenant: str, body: bytes) -> QueryReply:
+        """Send a request as a worker and return the reply."""
+        ...
+
     async def expire_deliveries(self) -> None:
         """Make the broker redeliver all unsettled commands. Return when it is ready to do so."""
         ...
@@ -126,6 +130,9 @@ class MemoryHarness:
 
     async def ask(self, name: str, tenant: str, body: bytes) -> QueryReply:
         return await self.broker.ask(name, tenant, body)
+
+    async def request(self, name: str, tenant: str, body: bytes) -> QueryReply:
+        return await self.broker.request(name, tenant, body)
 
     async def expire_deliveries(self) -> None:
         self.broker.redeliver()
@@ -182,7 +189,13 @@ class NatsHarness:
         return inbox
 
     async def ask(self, name: str, tenant: str, body: bytes) -> QueryReply:
-        answer = await self.user.request(f"timer.qry.v1.{tenant}.{name}", body, timeout=10)
+        return await self._ask(f"timer.qry.v1.{tenant}.{name}", body)
+
+    async def request(self, name: str, tenant: str, body: bytes) -> QueryReply:
+        return await self._ask(f"timer.wrk.v1.{tenant}.{name}", body)
+
+    async def _ask(self, subject: str, body: bytes) -> QueryReply:
+        answer = await self.user.request(subject, body, timeout=10)
         headers = answer.headers or {}
         code = headers.get("Nats-Service-Error-Code")
         return QueryReply(answer.data, Code(code) if code else None, headers.get("Nats-Service-Error", ""))

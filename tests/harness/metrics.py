@@ -12,6 +12,11 @@ class RecordingMetrics:
         self.queries: Counter[tuple[str, str]] = Counter()
         """The number of queries by (name, outcome)."""
         self.waiting_queries: list[int] = []
+        self.requests: Counter[tuple[str, str]] = Counter()
+        """The number of requests by (name, outcome)."""
+        self.waiting_requests: list[int] = []
+        self.held_polls: list[int] = []
+        self.tasks = 0
         self.dead_letters: Counter[str] = Counter()
         self.dropped_letters: Counter[str] = Counter()
         self.claims: list[int] = []
@@ -44,6 +49,18 @@ class RecordingMetrics:
 
     def queries_waiting(self, count: int) -> None:
         self.waiting_queries.append(count)
+
+    def request_answered(self, name: str, outcome: str) -> None:
+        self.requests[name, outcome] += 1
+
+    def requests_waiting(self, count: int) -> None:
+        self.waiting_requests.append(count)
+
+    def polls_held(self, count: int) -> None:
+        self.held_polls.append(count)
+
+    def tasks_sent(self, count: int) -> None:
+        self.tasks += count
 
     def claimed(self, count: int) -> None:
         self.claims.append(count)

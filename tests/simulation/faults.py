@@ -20,7 +20,9 @@ from timer_service.core.broker import (
     PublishResult,
     QueryFilter,
     QueryHandler,
+    ReceiveRequest,
     Reply,
+    RequestSubscription,
     Subscription,
     read_all,
 )
@@ -320,6 +322,9 @@ class FaultyBroker:
         raise NotImplementedError
 
     async def serve_queries(self, names: Sequence[str], answer: QueryHandler, refuse: QueryFilter = read_all) -> None:
+        raise NotImplementedError
+
+    async def serve_requests(self, names: Sequence[str], receive: ReceiveRequest) -> RequestSubscription:
         raise NotImplementedError
 
     async def reply(self, replies: Sequence[Reply]) -> None:

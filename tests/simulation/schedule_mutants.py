@@ -13,10 +13,10 @@ from timer_service.core import outbox
 from timer_service.core.message import Event
 from timer_service.core.transactions import in_transaction
 from timer_service.schedules import (
-    backlog_gate,
     cron,
     events,
     firing,
+    firing_gate,
     firing_pass,
     firing_worker,
     recurrence,
@@ -168,7 +168,7 @@ def slots_fire_before_the_backlog(patch: pytest.MonkeyPatch) -> None:
         usable: bool = gate._broker.health.usable
         return usable
 
-    patch.setattr(backlog_gate.BacklogGate, "is_open", is_open)
+    patch.setattr(firing_gate.FiringGate, "is_open", is_open)
 
 
 _ALL = (schedules_one_by_one, schedules_in_any_order, schedules_with_faults)

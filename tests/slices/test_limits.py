@@ -6,7 +6,7 @@ import pytest
 
 from tests.harness.clock import ManualClock, after, iso
 from tests.harness.in_process import InProcess
-from timer_service import runs, schedules, signals, timers
+from timer_service import runs, schedules, signals, timers, workflows
 from timer_service.adapters.memory import MemoryBroker
 from timer_service.app.slices import queries
 from timer_service.app.usage import GetUsage, usage_query
@@ -16,7 +16,7 @@ from timer_service.core.limits import DEFAULT_LIMITS, Limits, TenantLimits
 from timer_service.core.message import Position
 from timer_service.core.slice import Slice
 
-SLICES = (timers.SLICE, signals.SLICE, schedules.SLICE, runs.SLICE)
+SLICES = (timers.SLICE, signals.SLICE, schedules.SLICE, workflows.SLICE, runs.SLICE)
 LATER = iso(after(hours=1))
 
 
@@ -269,15 +269,17 @@ async def fill(store: Database) -> InProcess:
     on_timers = conversation(store, timers.SLICE)
     on_signals = conversation(store, signals.SLICE)
     on_schedules = conversation(store, schedules.SLICE)
+    on_workflows = conversation(store, workflows.SLICE)
     on_runs = conversation(store, runs.SLICE)
     for number in range(3):
         on_timers.send("ScheduleTimer", serviceCallId=f"call-{number}", dueAt=LATER, data="x" * 2000)
         spec = {"kind": "time.at", "at": LATER}
         on_signals.send("CreateWorkSignal", signalId=f"s{number}", triggerKind="time", triggerSpec=spec)
         on_schedules.send("PutSchedule", scheduleId=f"s{number}", every="PT1H")
+        on_workflows.send("StartWorkflow", workflowId=f"w{number}", type="order", input="x" * 2000)
         on_runs.send("StartRun", runId=f"r{number}", jobs=[{"name": "a"}])
         on_runs.send("ReportJobStatus", runId=f"early-{number}", jobName="a", status="success")
-    for each in (on_timers, on_signals, on_schedules, on_runs):
+    for each in (on_timers, on_signals, on_schedules, on_workflows, on_runs):
         await each.consume()
     return on_runs
 
@@ -297,7 +299,8 @@ async def test_usage(store: Database) -> None:
     whole = await usage_of_each(talk, None)
     assert whole.keys() == Limits.model_fields.keys()
     assert [whole[name] for name in ("pending_timers", "open_signals", "schedules", "open_runs", "run_rows")] == [3] * 5
-    assert min(whole["stored_data"], whole["early_commands"]) > 100
+    assert whole["open_workflows"] == 3
+    assert min(whole["stored_data"], whole["early_commands"], whole["workflow_data"]) > 100
     for most, counted in ((4, 3), (3, 3), (2, 3), (1, 2), (0, 1)):
         assert await usage_of_each(talk, most) == {name: used // 3 * counted for name, used in whole.items()}, most
 

@@ -27,13 +27,16 @@ from timer_service.timers.store import TIMERS
 
 ALL = {
     *("timers", "cancellations", "firings", "evaluation", "schedules", "outbox", "sweep"),
-    *("timers-retention", "signals-retention", "schedules-retention", "runs-retention"),
-    "row-counts",
+    *("timers-retention", "signals-retention", "schedules-retention", "workflows-retention", "runs-retention"),
+    *("workflow-deadlines", "row-counts"),
 }
+UPKEEP = {each for each in ALL if each.endswith("-retention")} | {"row-counts"}
+"""The loops that only clean up and count."""
 WOKEN = {
     "timers": {"timers"},
     "signals": {"firings", "evaluation"},
     "schedules": {"schedules", "outbox"},
+    "workflows": {"workflow-deadlines", "outbox"},
     "runs": {"sweep", "outbox"},
     "events": {"outbox"},
 }
@@ -78,6 +81,7 @@ def test_loop_names(workers: Workers) -> None:
     [
         ("signals_enabled", {"firings", "evaluation"}),
         ("schedules_enabled", {"schedules"}),
+        ("workflows_enabled", {"workflow-deadlines"}),
         ("runs_enabled", {"sweep"}),
     ],
 )
@@ -100,7 +104,7 @@ def test_polling_intervals(workers: Workers) -> None:
 async def test_wakes_of_each_route(workers: Workers, memory_broker: MemoryBroker) -> None:
     """Commands of a slice wake exactly the loops that may have new work after them."""
     wakeups = Wakeups(memory_broker, ManualClock(), timedelta(seconds=5), workers.loops, alone=True)
-    found = routes(Config().enabled, wakeups, Quotas())
+    found = routes(Config().enabled, wakeups, Quotas(), lambda _lane, _at: None)
     assert [route.payloads for route in found] == [each.commands for each in SLICES]
     woken: dict[str, set[str]] = {}
     for slice_, route in zip(SLICES, found, strict=True):
@@ -112,7 +116,7 @@ async def test_wakes_of_each_route(workers: Workers, memory_broker: MemoryBroker
 async def test_wake_of_one_loop(workers: Workers, memory_broker: MemoryBroker) -> None:
     """A command can wake one other loop instead of those of its slice."""
     wakeups = Wakeups(memory_broker, ManualClock(), timedelta(seconds=5), workers.loops, alone=True)
-    route = routes(Config().enabled, wakeups, Quotas())[0]
+    route = routes(Config().enabled, wakeups, Quotas(), lambda _lane, _at: None)[0]
     await route.wake(WAKE_AT, "cancellations")
     assert {loop.name for loop in workers.loops if take_wake(loop)} == {"cancellations"}
 
@@ -136,7 +140,7 @@ async def test_health_of_the_workers(workers: Workers, failing: str) -> None:
 
     with patch.object(loop._worker, "tick", fail):
         await loop.run()
-    fires = failing in {"timers", "cancellations", "firings", "evaluation", "schedules", "outbox", "sweep"}
+    fires = failing not in UPKEEP
     reason = f"loop {failing} fails: RuntimeError: a surprise" if fires else None
     assert (before.reason, workers.health.reason) == (None, reason)
 

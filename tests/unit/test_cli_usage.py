@@ -8,7 +8,19 @@ from typer.testing import CliRunner, Result
 from timer_service import __version__
 from timer_service.cli import create_app
 
-NAMES = ["doctor", "backup", "restore", "replay", "migrate", "timers", "signals", "schedules", "runs", "events"]
+NAMES = [
+    "doctor",
+    "backup",
+    "restore",
+    "replay",
+    "migrate",
+    "timers",
+    "signals",
+    "schedules",
+    "runs",
+    "workflows",
+    "events",
+]
 
 USAGE = {
     "backup": "Missing argument 'FILE'",
@@ -43,6 +55,10 @@ USAGE = {
     "signals create acme help --on blocked --item ticket-7 --at 2100-01-01T00:00:00Z": "Give either --on",
     "signals create acme help --at tomorrow": "Invalid value for '--at': 'tomorrow' must be an ISO 8601 instant",
     "signals list acme --status done": "Invalid value for '--status': 'done' is not one of",
+    "workflows list acme --status open": "Invalid value for '--status': 'open' is not one of",
+    "workflows start acme order-1 order --in 5s --at 2100-01-01T00:00:00Z": "Give either --in or --at",
+    "workflows start acme order-1 order --input {": "Invalid value for '--input': must be JSON",
+    "workflows start acme order-1": "Missing argument 'TYPE'",
     "timers schedule acme call-1": "Give either --at or --in",
     "timers schedule acme call-1 --in 5s --at 2100-01-01T00:00:00Z": "Give either --at or --in",
     "timers schedule acme call-1 --in 10000000d": "'10000000d' is too long: give at most 366 days",

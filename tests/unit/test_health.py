@@ -27,10 +27,11 @@ def stream_down(kind: Kind) -> Observed:
     ("observed", "stopped"),
     [
         (ALL_HEALTHY, set()),
-        (replace(ALL_HEALTHY, broker=DOWN), {"commands", "events", "queries"}),
-        (replace(ALL_HEALTHY, reading=DOWN), {"commands", "events", "queries"}),
+        (replace(ALL_HEALTHY, broker=DOWN), {"commands", "events", "queries", "requests"}),
+        (replace(ALL_HEALTHY, reading=DOWN), {"commands", "events", "queries", "requests"}),
         (replace(ALL_HEALTHY, queries=DOWN), {"queries"}),
-        (replace(ALL_HEALTHY, writing=DOWN), {"commands", "events"}),
+        (replace(ALL_HEALTHY, requests=DOWN), {"requests"}),
+        (replace(ALL_HEALTHY, writing=DOWN), {"commands", "events", "requests"}),
         (replace(ALL_HEALTHY, subscription=DOWN), {"commands"}),
         (replace(ALL_HEALTHY, consumer=DOWN), {"commands"}),
         (replace(ALL_HEALTHY, publishing=DOWN), {"events"}),
@@ -43,7 +44,7 @@ def stream_down(kind: Kind) -> Observed:
 def test_each_part_stops_the_flows_that_need_it(observed: Observed, stopped: set[str]) -> None:
     """A part that is down stops exactly the flows that need it, and its reason is theirs."""
     found = flows(observed, "all")
-    assert list(found) == ["commands", "events", "queries"]
+    assert list(found) == ["commands", "events", "queries", "requests"]
     assert {name: each for name, each in found.items() if each.reason} == dict.fromkeys(stopped, DOWN)
 
 
@@ -56,7 +57,11 @@ def test_reason_names_the_cause() -> None:
 
 @pytest.mark.parametrize(
     ("role", "names"),
-    [("all", ["commands", "events", "queries"]), ("handler", ["commands", "queries"]), ("worker", ["events"])],
+    [
+        ("all", ["commands", "events", "queries", "requests"]),
+        ("handler", ["commands", "queries", "requests"]),
+        ("worker", ["events"]),
+    ],
 )
 def test_flows_of_a_role(role: str, names: list[str]) -> None:
     """An instance has only the flows of its role."""

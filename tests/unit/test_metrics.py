@@ -78,7 +78,9 @@ def test_samples_replace_each_other(metrics: Metrics, registry: CollectorRegistr
 
 def test_failure_series_begin_at_zero(metrics: Metrics, registry: CollectorRegistry) -> None:
     """Every series of a failure exists before the first failure, so that an alert sees the increase from 0 to 1."""
-    metrics.create_failure_series(commands=["CancelTimer"], queries=["get-run"], leased=["outbox"], due=["schedules"])
+    metrics.create_failure_series(
+        commands=["CancelTimer"], queries=["get-run"], requests=["poll-tasks"], leased=["outbox"], due=["schedules"]
+    )
     series: list[tuple[str, dict[str, str]]] = [
         *(("timer_publish_failures_total", {"reason": reason}) for reason in ("refused", "full", "unavailable")),
         *(("timer_dead_letters_total", {"code": str(code)}) for code in Code),

@@ -23,6 +23,20 @@ from tests.harness.schedules import Schedules
 from tests.harness.signals import Signals
 from tests.harness.timers import Timers, fires
 from tests.harness.wiring import MAX_ATTEMPTS
+from tests.harness.workflows import (
+    CONTINUE,
+    PARK,
+    Workflows,
+    complete,
+    done,
+    fail,
+    failed,
+    release,
+    report,
+    seen,
+    sleep,
+    wait_for,
+)
 from timer_service.adapters.memory import MemoryBroker
 from timer_service.adapters.sqlite import SqliteDatabase
 from timer_service.core.broker import Delivery
@@ -41,6 +55,7 @@ from timer_service.core.message import (
 )
 from timer_service.core.query import Queries, QueryRoute
 from timer_service.core.rejection import Rejected
+from timer_service.core.request_intake import RequestRoute
 from timer_service.signals.events import failed_event, fired_event
 from timer_service.timers.events import timer_event
 
@@ -69,10 +84,11 @@ MESSAGES = message_types()
 GENERATED = runpy.run_path(str(CONTRACTS / "generate.py"))
 COMMANDS: dict[str, type[TenantPayload]] = {payload.type: payload for payload in GENERATED["COMMANDS"]}
 QUERIES: tuple[QueryRoute, ...] = GENERATED["QUERIES"]
+ASKED: tuple[QueryRoute | RequestRoute, ...] = (*QUERIES, *GENERATED["REQUESTS"])
 REFUSED = GENERATED["QueryRefused"]
 BODIES: dict[str, TypeAdapter[Any]] = {
-    **{route.name: TypeAdapter(route.request) for route in QUERIES},
-    **{f"{route.name}-answer": TypeAdapter(route.reply | REFUSED) for route in QUERIES},
+    **{route.name: TypeAdapter(route.request) for route in ASKED},
+    **{f"{route.name}-answer": TypeAdapter(route.reply | REFUSED) for route in ASKED},
     "command-outcome": TypeAdapter(GENERATED["CommandHandled"] | GENERATED["CommandRefused"]),
 }
 """The bodies without an envelope, by the name of their schema."""
@@ -298,6 +314,50 @@ async def timers_of_every_state(sqlite: SqliteDatabase, broker: MemoryBroker, cl
     return timers
 
 
+async def test_replies_about_workflows_fit_their_schemas(
+    sqlite: SqliteDatabase, memory_broker: MemoryBroker, clock: ManualClock
+) -> None:
+    """Every reply, outcome, task and event about workflows fits its schema."""
+    workflows = Workflows(sqlite, memory_broker, clock)
+    retry = {"maxAttempts": 2}
+    task = await workflows.begin(input=[1], retry=retry, concurrencyKey="k", deadlineIn="P1D", queue="default")
+    await workflows.send_to(data={"by": "kim"})
+    waits = [sleep("nap", 0), wait_for("approval"), wait_for("other", 1000)]
+    steps = [done("pay", None), failed("ship"), failed("ship:1", retryable=False)]
+    asked = report(task, CONTINUE, steps=steps, seen=seen("pay"), waits=waits)
+    replies = [("report-tasks-answer", await workflows.report_body(asked))]
+    replies.append(("renew-tasks-answer", to_json(await workflows.renew(task, {**task, "workflowId": "x"}))))
+    replies.append(("get-effects-answer", to_json(await workflows.effects(task))))
+    await workflows.report(task, release("non_deterministic", "expected pay, found ship"))
+    clock.advance(minutes=1)
+    task = await workflows.take()
+    replies.append(("poll-tasks-answer", to_json({"tasks": [task]})))
+    shown = [await workflows.view()]
+    await workflows.report(task, PARK)
+    task = await workflows.take() if await workflows.status() == "waiting" else task
+    await workflows.report(task, fail("no", "ship:1"))
+    for number, then in enumerate((complete({"ok": 1}), complete(), PARK)):
+        await workflows.report(await workflows.begin(f"w{number}"), then)
+    await workflows.about("Cancel", "w2", reason="not needed")
+    shown += [await workflows.view(), await workflows.view("w0"), await workflows.view("w2"), await workflows.view("x")]
+    replies += [("get-workflow-answer", to_json(each)) for each in shown]
+    for name in ("list-workflows", "count-workflows", "list-workers"):
+        replies.append((f"{name}-answer", to_json(await workflows.ask(name))))
+    replies += [("command-outcome", each.body) for each in memory_broker.replies]
+    for name, body in replies:
+        assert fits_schema(name, body), body
+        read_any(name, body)
+    stored = await workflows.stored()
+    assert {each.address.message for each in stored} == {
+        "workflow-completed",
+        "workflow-failed",
+        "workflow-cancelled",
+    }
+    for each in stored:
+        assert fits_schema(each.address.message, each.body), each.body
+        read(MESSAGES[each.address.message], each.body)
+
+
 async def test_replies_about_signals_fit_their_schemas(
     sqlite: SqliteDatabase, memory_broker: MemoryBroker, clock: ManualClock
 ) -> None:
@@ -371,12 +431,13 @@ def test_the_asyncapi_document_judges_examples_like_the_schemas(kind: str) -> No
 
 
 def test_addresses_of_the_code_and_of_asyncapi_correspond() -> None:
-    """The AsyncAPI document has exactly the addresses of the messages and queries of the code."""
+    """The AsyncAPI document has exactly the addresses of the messages, queries and requests of the code."""
     commands = {kebab(each) for each in COMMANDS}
     served = {
         *(f"timer.cmd.v1.{{tenant}}.{each}" for each in commands),
         *(f"timer.evt.v1.{{tenant}}.{each}" for each in MESSAGES if each not in commands),
         *(f"timer.qry.v1.{{tenant}}.{route.name}" for route in QUERIES),
+        *(f"timer.wrk.v1.{{tenant}}.{route.name}" for route in GENERATED["REQUESTS"]),
         "timer.dlq.v1.{tenant}.{message}",
         None,  # inboxes
     }

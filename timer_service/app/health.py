@@ -19,6 +19,8 @@ class Observed:
     """Whether the database can be written. It is known only since the last attempt."""
     queries: Health = HEALTHY
     """Whether queries arrive."""
+    requests: Health = HEALTHY
+    """Whether the requests of workers arrive and are applied."""
     subscription: Health = HEALTHY
     consumer: Health = HEALTHY
     publishing: Health = HEALTHY
@@ -42,6 +44,7 @@ def flows(observed: Observed, role: str) -> dict[str, Health]:
             of.consumer,
         ),
         "queries": worst(of.broker, of.queries, of.reading),
+        "requests": worst(of.broker, of.requests, database),
     }
     works = {"events": worst(of.broker, of.streams[Kind.EVENT], of.publishing, database, of.workers)}
     match role:
@@ -50,4 +53,4 @@ def flows(observed: Observed, role: str) -> dict[str, Health]:
         case "worker":
             return works
         case _:
-            return {"commands": handles["commands"], **works, "queries": handles["queries"]}
+            return {"commands": handles["commands"], **works, **handles}

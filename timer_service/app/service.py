@@ -14,6 +14,7 @@ from timer_service.app.health import Observed, flows
 from timer_service.app.slices import SLICES, Workers, build_clock_repair, queries, routes
 from timer_service.app.storage import Storage
 from timer_service.app.tasks import KeptTask, finish
+from timer_service.app.worker_requests import WorkerRequests
 from timer_service.config import Config
 from timer_service.core.broker import Subscription
 from timer_service.core.budget import Budget
@@ -28,6 +29,7 @@ from timer_service.core.metrics_port import MetricsPort
 from timer_service.core.probe import DatabaseProbe
 from timer_service.core.quotas import Quotas
 from timer_service.core.replay import BacklogWatch
+from timer_service.core.route import Lane
 from timer_service.core.slice import Parts
 from timer_service.core.wakeups import Wakeups
 from timer_service.http import HttpServer, http_app, serve_http
@@ -71,17 +73,25 @@ class App:
         )
         self._parts.publishing.on_failure = lambda: self._wake(_STREAMS, self._clock.now())
         self._workers = None if config.role == "handler" else Workers(config, self._parts)
+        self._requests = None if config.role == "worker" else WorkerRequests(config, self._parts)
         self._loops = self._upkeep_loops(storage)
         if self._workers is not None:
             self._loops += self._workers.loops
+        if self._requests is not None:
+            self._loops += self._requests.loops
         self._wakeups = Wakeups(
-            broker, self._clock, config.polling_interval, self._loops, alone=self._database.exclusive
+            broker,
+            self._clock,
+            config.polling_interval,
+            self._loops,
+            alone=self._database.exclusive,
+            listeners={} if self._requests is None else self._requests.listeners,
         )
         self._history = CommandHistory(storage.database)
         self._replayed = asyncio.Event()
         self._queries = self._parts.queries(queries(config.limits))
         quotas = Quotas(config.limits, alone=self._database.exclusive)
-        self._consumer = self._parts.consumer(routes(config.enabled, self._wakeups, quotas))
+        self._consumer = self._parts.consumer(routes(config.enabled, self._wakeups, quotas, self._offer))
         self._subscription: Subscription | None = None
         self._consuming = KeptTask("consumer", self._consume)
         self._stopping = asyncio.Event()
@@ -96,6 +106,7 @@ class App:
         observed = Observed(
             broker=self._broker.health,
             queries=self._broker.query_health,
+            requests=HEALTHY if self._requests is None else self._requests.health,
             streams=self._broker.streams.health,
             reading=self._database.read_health,
             writing=self._database.health,
@@ -140,6 +151,8 @@ class App:
 
     async def _serve_commands(self) -> Subscription:
         await self._broker.serve_queries(self._queries.names, self._queries.answer, self._queries.refuse)
+        if self._requests is not None:
+            await self._requests.open(self._broker, self._wakeups)
         messages = [kebab(payload.type) for each in SLICES for payload in each.commands]
         return await self._broker.subscribe(
             self._history,
@@ -169,14 +182,15 @@ class App:
         await loop.run()
 
     def _start_tasks(self) -> list[asyncio.Task[None]]:
-        workers = [] if self._workers is None else self._workers.loops
+        workers = [loop for part in (self._workers, self._requests) for loop in ([] if part is None else part.loops)]
         kept = [
             KeptTask(loop.name, partial(self._run_worker, loop) if loop in workers else loop.run)
             for loop in self._loops
         ]
         if self._subscription is not None:
             kept.append(self._consuming)
-        return [asyncio.create_task(each.run(), name=each.name) for each in kept]
+        tasks = [asyncio.create_task(each.run(), name=each.name) for each in kept]
+        return tasks if self._requests is None else [*tasks, *self._requests.tasks()]
 
     async def _wait(self, tasks: list[asyncio.Task[None]], server: HttpServer) -> str | None:
         """Wait until the service must stop. Return the reason; None if it was asked to stop."""
@@ -202,6 +216,8 @@ class App:
         """Wait for the tasks to finish. Work that the timeout cancels is done again after a restart."""
         for loop in self._loops:
             loop.stop()
+        if self._requests is not None:
+            tasks = [asyncio.create_task(self._requests.close(), name="requests-close"), *tasks]
         if self._subscription is not None:
             tasks = [asyncio.create_task(self._subscription.close(), name="subscription-close"), *tasks]
         await finish(tasks, self._config.shutdown_timeout.total_seconds())
@@ -232,6 +248,10 @@ class App:
             *(loop(name, worker, self._parts.outages) for name, worker in workers.items()),
             loop(_STREAMS, self._broker.streams, OutageLog()),  # its passes say nothing about the database
         ]
+
+    def _offer(self, lane: Lane, at: int) -> None:
+        if self._requests is not None:
+            self._requests.offer(lane, at)
 
     def _wake(self, name: str, at: int) -> None:
         for loop in self._loops:

@@ -4,7 +4,7 @@ from collections.abc import Awaitable, Callable, Collection
 from datetime import timedelta
 from functools import partial
 
-from timer_service import events, runs, schedules, signals, timers
+from timer_service import events, runs, schedules, signals, timers, workflows
 from timer_service.app.usage import usage_query
 from timer_service.config import Config
 from timer_service.core.clock_repair import ClockRepair, leased_rows
@@ -16,7 +16,7 @@ from timer_service.core.query import QueryRoute
 from timer_service.core.quotas import Quotas
 from timer_service.core.recovery import take_over_claims
 from timer_service.core.retention import Retention
-from timer_service.core.route import Handle, Route
+from timer_service.core.route import Handle, Lane, Route
 from timer_service.core.row_counts import RowCounts
 from timer_service.core.slice import Parts, Slice
 from timer_service.core.wakeups import Wakeups
@@ -25,6 +25,7 @@ SLICES: tuple[Slice, ...] = (
     timers.SLICE,
     signals.SLICE,
     schedules.SLICE,
+    workflows.SLICE,
     runs.SLICE,
     events.SLICE,
 )
@@ -44,9 +45,11 @@ _RETENTION_INTERVAL = timedelta(minutes=1)
 _ROW_COUNTS_INTERVAL = timedelta(seconds=15)
 
 
-def routes(enabled: Collection[str], wakeups: Wakeups, quotas: Quotas) -> list[Route]:
+def routes(
+    enabled: Collection[str], wakeups: Wakeups, quotas: Quotas, offer: Callable[[Lane, int], None]
+) -> list[Route]:
     """Return the route of each slice's commands. `enabled` has the names of the slices that are not disabled."""
-    return [Route(each.commands, handler(each, enabled, quotas), _waker(wakeups, each)) for each in SLICES]
+    return [Route(each.commands, handler(each, enabled, quotas), _waker(wakeups, each), offer) for each in SLICES]
 
 
 def _waker(wakeups: Wakeups, slice_: Slice) -> Callable[[int, str | None], Awaitable[None]]:

@@ -33,6 +33,7 @@ async def open_app(config: Config) -> AsyncIterator[App]:
     metrics.create_failure_series(
         commands=[payload.type for each in SLICES for payload in each.commands],
         queries=[query.name for query in QUERIES],
+        requests=[request.name for each in SLICES for request in each.requests],
         leased=[table.name for each in SLICES for table in each.leased],
         due=[table.name for each in SLICES for table in each.due],
     )

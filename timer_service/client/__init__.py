@@ -1,6 +1,6 @@
-"""The Python client: commands, queries and events of timers, signals, schedules and runs (see docs/client.md)."""
+"""The Python client of timers, signals, schedules, runs and workflows (see docs/client.md)."""
 
-from timer_service.client.errors import CommandError, NoAnswerError, QueryError, TimerServiceError
+from timer_service.client.errors import CommandError, NoAnswerError, QueryError, TimerServiceError, WorkflowEndedError
 from timer_service.client.models import (
     BuriedEvent,
     CatchUp,
@@ -20,6 +20,14 @@ from timer_service.client.models import (
     Timer,
 )
 from timer_service.client.timer_client import TimerClient
+from timer_service.client.workflow_models import (
+    WorkerInfo,
+    Workflow,
+    WorkflowCounts,
+    WorkflowDetail,
+    WorkflowEffect,
+    WorkflowStatus,
+)
 
 __all__ = [
     "BuriedEvent",
@@ -43,4 +51,11 @@ __all__ = [
     "Timer",
     "TimerClient",
     "TimerServiceError",
+    "WorkerInfo",
+    "Workflow",
+    "WorkflowCounts",
+    "WorkflowDetail",
+    "WorkflowEffect",
+    "WorkflowEndedError",
+    "WorkflowStatus",
 ]

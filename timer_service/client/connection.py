@@ -4,6 +4,7 @@ import asyncio
 import json
 import secrets
 from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from typing import Any
 
 import nats.errors
@@ -17,7 +18,7 @@ from timer_service.client.checks import check_tenant, write_json
 from timer_service.client.commands import Command, Sender
 from timer_service.client.errors import NoAnswerError, QueryError, TimerServiceError
 from timer_service.client.models import Outcome
-from timer_service.core.message import kebab
+from timer_service.core.message import Kind, kebab
 
 _NOT_FOUND = "NOT_FOUND"
 _HEADER_BYTES = 1024
@@ -69,14 +70,18 @@ class Connection:
 
     async def ask(self, tenant: str, query: str, question: Mapping[str, Any], timeout_seconds: float) -> Any:
         """Return the answer to a query. Raises `QueryError` or `NoAnswerError`."""
-        subject = f"{self._prefix}.qry.v1.{check_tenant(tenant)}.{query}"
+        return await self.request(Kind.QUERY, tenant, query, json.dumps(question).encode(), timeout_seconds)
+
+    async def request(self, kind: Kind, tenant: str, name: str, body: bytes, timeout_seconds: float) -> dict[str, Any]:
+        """Return the reply to a request. Raises `QueryError` if the reply is an error, or `NoAnswerError`."""
+        subject = f"{self._prefix}.{kind}.v1.{check_tenant(tenant)}.{name}"
         if not self._client.is_connected:
             raise NoAnswerError("not connected to the broker")
         try:
-            request = self._client.request(subject, json.dumps(question).encode(), timeout=timeout_seconds)
+            request = self._client.request(subject, body, timeout=timeout_seconds)
             message = await self._calls.run(request)
         except nats.errors.NoRespondersError as error:
-            raise NoAnswerError("no service answers queries here; is timer-service running?") from error
+            raise NoAnswerError("no service answers requests here; is timer-service running?") from error
         except nats.errors.TimeoutError as error:
             raise NoAnswerError(f"no answer within {timeout_seconds} s") from error
         except nats.errors.Error as error:
@@ -144,6 +149,43 @@ class Connection:
                 if not self._client.is_closed:
                     await subscription.unsubscribe()
         raise NoAnswerError("the connection to the broker has ended; events may be missing from here on")
+
+
+@asynccontextmanager
+async def open_connection(
+    urls: str, name: str, subject_prefix: str, options: Mapping[str, Any]
+) -> AsyncIterator[Connection]:
+    """Connect to a broker, and close the connection at the end of the block. It reconnects by itself.
+
+    `urls` are separated by commas. `options` go to `nats.connect`. Raises `NoAnswerError` if no server answers.
+    """
+    client = Client()
+    connection = Connection(client, subject_prefix)
+
+    async def ended_by(error: Exception) -> None:
+        if isinstance(error, nats.errors.SlowConsumerError):  # the driver has dropped events of a slow watch
+            connection.end_events()
+
+    try:
+        await client.connect(
+            urls.split(","),
+            name=name,
+            connect_timeout=5,
+            max_reconnect_attempts=1,  # of the first connect; with more it would take minutes to fail
+            reconnect_time_wait=1,
+            error_cb=ended_by,
+            disconnected_cb=connection.end_calls,
+            **options,
+        )
+    except (nats.errors.Error, OSError) as error:
+        reason = str(error) or type(error).__name__
+        raise NoAnswerError(f"cannot connect to the broker at {url_without_login(urls)}: {reason}") from error
+    client.options["max_reconnect_attempts"] = -1
+    try:
+        yield connection
+    finally:
+        await connection.end_calls()
+        await client.close()
 
 
 class _Watch:

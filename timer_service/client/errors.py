@@ -1,7 +1,10 @@
 """The exceptions of the client. A wrong argument raises ValueError instead."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
+
+if TYPE_CHECKING:  # the models raise these errors
+    from timer_service.client.workflow_models import Workflow, WorkflowError
 
 
 class TimerServiceError(Exception):
@@ -34,3 +37,19 @@ class CommandError(_CodedError):
 
 class QueryError(_CodedError):
     """The service could not answer a query. `code` and `errors` are as in `CommandError`."""
+
+
+class WorkflowEndedError(TimerServiceError):
+    """A workflow ended without a result: it failed, or it was cancelled.
+
+    `workflow` is its last state, with the `code` of a failure or the `reason` of a cancellation. `error` is the error
+    of its function.
+    """
+
+    def __init__(self, workflow: "Workflow", error: "WorkflowError | None") -> None:
+        detail = workflow.reason if error is None else f"{error.type}: {error.message}"
+        why = ": ".join(filter(None, [workflow.code, detail]))
+        name = f"the workflow {workflow.tenant}/{workflow.name}"
+        super().__init__(f"{name} is {workflow.status}" + (f": {why}" if why else ""))
+        self.workflow = workflow
+        self.error = error

@@ -8,6 +8,7 @@ from typing import Annotated, Any, NamedTuple
 from pydantic import Field
 
 from timer_service.client.view import Duration, Instant, TenantId, View
+from timer_service.client.workflow_models import Workflow
 
 
 class State(StrEnum):
@@ -243,7 +244,7 @@ class BuriedEvent(View):
 
 
 class Outcome(View):
-    """How a command ended. It also holds the timer, signal, schedule or run after the command, if there is one."""
+    """How a command ended. It also holds the timer, signal, schedule, run or workflow after it, if there is one."""
 
     command_id: str
     name: Annotated[str, Field(alias="outcome")]
@@ -252,3 +253,4 @@ class Outcome(View):
     signal: Signal | None = None
     schedule: Schedule | None = None
     run: Run | None = None
+    workflow: Workflow | None = None

@@ -5,19 +5,17 @@ from contextlib import asynccontextmanager
 from datetime import datetime, timedelta
 from typing import Any
 
-import nats.errors
-from nats.aio.client import Client
 from pydantic.alias_generators import to_camel
 
 from timer_service.client.checks import check_choice, check_identifier, check_tenant, wire_duration, wire_instant
 from timer_service.client.commands import Ended
-from timer_service.client.connection import Connection, url_without_login
-from timer_service.client.errors import NoAnswerError
+from timer_service.client.connection import Connection, open_connection
 from timer_service.client.events import Events
 from timer_service.client.models import UNSET, Counts, NewTimer, Outcome, State, Timer
 from timer_service.client.runs import Runs
 from timer_service.client.schedules import Schedules
 from timer_service.client.signals import Signals
+from timer_service.client.workflows import Workflows
 
 
 class TimerClient:
@@ -38,6 +36,8 @@ class TimerClient:
         """The methods for schedules, which are recurring timers."""
         self.runs = Runs(connection)
         """The methods for runs."""
+        self.workflows = Workflows(connection)
+        """The methods for workflows, which are durable functions."""
         self.events = Events(connection)
         """The methods for buried events."""
 
@@ -56,34 +56,9 @@ class TimerClient:
         `url` may be several URLs with commas between them. `options` go to `nats.connect`: `user` and `password`,
         `token`, `nkeys_seed_str`, `user_credentials`, `tls`. Raises `NoAnswerError` if no server answers.
         """
-        client = Client()
-        connection = Connection(client, subject_prefix)
-
-        async def ended_by(error: Exception) -> None:
-            if isinstance(error, nats.errors.SlowConsumerError):  # the driver has dropped events of a slow watch
-                connection.end_events()
-
-        try:
-            await client.connect(
-                url.split(","),
-                name="timer-client",
-                connect_timeout=5,
-                max_reconnect_attempts=1,  # of the first connect; with more it would take minutes to fail
-                reconnect_time_wait=1,
-                error_cb=ended_by,
-                disconnected_cb=connection.end_calls,
-                inbox_prefix=inbox_prefix,
-                **options,
-            )
-        except (nats.errors.Error, OSError) as error:
-            reason = str(error) or type(error).__name__
-            raise NoAnswerError(f"cannot connect to the broker at {url_without_login(url)}: {reason}") from error
-        client.options["max_reconnect_attempts"] = -1
-        try:
+        options["inbox_prefix"] = inbox_prefix
+        async with open_connection(url, "timer-client", subject_prefix, options) as connection:
             yield cls(connection)
-        finally:
-            await connection.end_calls()
-            await client.close()
 
     async def schedule(
         self,

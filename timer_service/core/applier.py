@@ -206,10 +206,14 @@ def _divide(accepted: Sequence[Accepted], cause: Blame) -> list[Sequence[Accepte
 
 
 async def _wake(applied: Applied) -> None:
-    """Wake the loops of each route for the earliest row that it wrote."""
+    """Wake the loops of each route for the earliest row that it wrote, and offer the rows of lanes to workers."""
     wakes: dict[tuple[Callable[[int, str | None], Awaitable[None]], str | None], int] = {}
     for accepted, result in applied:
-        if result.wake_at is not None:
+        if result.wake_at is None:
+            continue
+        if result.lane is not None:
+            accepted.route.offer(result.lane, result.wake_at)
+        if result.lane is None or result.loop is not None:
             waking = accepted.route.wake, result.loop
             wakes[waking] = min(result.wake_at, wakes.get(waking, result.wake_at))
     for (wake, loop), at in wakes.items():

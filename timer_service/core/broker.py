@@ -96,7 +96,7 @@ class Reply:
 
 
 class QueryReply(NamedTuple):
-    """The reply to a query. An error also has a code and a message."""
+    """The reply to a query or a request. An error also has a code and a message."""
 
     body: bytes
     code: Code | None = None
@@ -115,6 +115,41 @@ QueryFilter = Callable[[str, str], QueryReply | None]
 
 def read_all(_name: str, _tenant: str) -> None:
     """Refuse no query unread."""
+
+
+class Request(NamedTuple):
+    """A request of a worker. `reply_to` is an inbox."""
+
+    name: str
+    tenant: str
+    body: bytes
+    reply_to: str
+
+
+ReceiveRequest = Callable[[Request], QueryReply | None]
+"""Takes a request and returns at once. The reply that it returns, if any, is sent at once."""
+
+
+class RequestSubscription(Protocol):
+    """A share of the requests. Instances share all requests."""
+
+    @property
+    def health(self) -> Health:
+        """Whether requests arrive and replies can be sent, and the reason if not."""
+        ...
+
+    @property
+    def outages(self) -> int:
+        """How many times the connection was lost. Replies to the requests from before may not arrive."""
+        ...
+
+    async def reply(self, replies: Sequence[tuple[Request, QueryReply]]) -> None:
+        """Send replies. It waits while the broker takes replies slowly. A reply may be lost; nothing is raised."""
+        ...
+
+    async def close(self) -> None:
+        """Stop taking requests. Requests that were received can still be replied to."""
+        ...
 
 
 class History(Protocol):
@@ -243,6 +278,13 @@ class Broker(Protocol):
         """Answer the named queries of every tenant with `answer` until this broker is closed.
 
         `refuse` is asked first. It decides faster than `answer` could, so that a flood of queries costs little.
+        """
+        ...
+
+    async def serve_requests(self, names: Sequence[str], receive: ReceiveRequest) -> RequestSubscription:
+        """Pass the named requests of every tenant to `receive`. Requests that do not reply to an inbox are ignored.
+
+        The broker buffers no requests: `receive` decides how many wait.
         """
         ...
 

@@ -29,12 +29,21 @@ class Budget(NamedTuple):
     """The rows of one claim. At most two claims are published at a time. A single row may have more."""
     queries: int
     """The requests and replies of all queries that wait or are answered."""
+    requests: int
+    """The requests of workers that wait, and in the same amount the polls that wait to be held.
+
+    They are decoded in batches of at most `part`.
+    """
 
     @classmethod
     def of(cls, memory_bytes: int = DEFAULT_MEMORY_BYTES) -> "Budget":
         """Return the limits for a process that may use `memory_bytes`."""
         return cls(
-            batch=memory_bytes // 128, part=memory_bytes // 512, claim=memory_bytes // 32, queries=memory_bytes // 16
+            batch=memory_bytes // 128,
+            part=memory_bytes // 512,
+            claim=memory_bytes // 32,
+            queries=memory_bytes // 16,
+            requests=memory_bytes // 16,
         )
 
 

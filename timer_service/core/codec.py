@@ -67,7 +67,7 @@ def decode_envelope(body: bytes) -> Envelope:
     """Return the envelope of a command. Raises `Rejection`."""
     if len(body) > MAX_COMMAND_BYTES:
         raise Rejection(Code.TOO_LARGE, f"the body has {len(body)} bytes; the limit is {MAX_COMMAND_BYTES}")
-    if (brackets := _count_brackets(body)) > MAX_BRACKETS:
+    if (brackets := count_brackets(body)) > MAX_BRACKETS:
         raise Rejection(Code.TOO_LARGE, f"the body has {brackets} arrays and objects; the limit is {MAX_BRACKETS}")
     try:
         document = from_json(body, allow_inf_nan=False)
@@ -79,7 +79,7 @@ def decode_envelope(body: bytes) -> Envelope:
         raise rejection_of(Code.INVALID_ENVELOPE, "the envelope", error) from error
 
 
-def _count_brackets(body: bytes) -> int:
+def count_brackets(body: bytes) -> int:
     """Return how many arrays and objects a body can have at most. Brackets in strings count too."""
     return 0 if len(body) <= MAX_BRACKETS else body.count(b"[") + body.count(b"{")
 

@@ -64,6 +64,10 @@ class LeasedTable:
     """The column in `claimed` that may hold a long text."""
     expiry: Expiry | None = None
     """None: rows never expire."""
+    lane: tuple[str, ...] = ()
+    """The columns of a lane, if rows are claimed by lane. An index over them and `available_at` is needed."""
+    holder: tuple[str, ...] = ()
+    """The columns that a claim of a lane sets. They are NULL while nobody holds the row."""
 
     @property
     def order(self) -> tuple[str, ...]:
@@ -90,6 +94,9 @@ class LeasedTable:
             then="" if self.ordinal is None else f", {self.ordinal}",
             buried=self.buried,
             complete=self._complete,
+            lane_is=" AND ".join(f"{column} = :{column}" for column in self.lane),
+            hold="".join(f", {column} = :{column}" for column in self.holder),
+            unhold="".join(f", {column} = NULL" for column in self.holder),
         )
 
     @property

@@ -48,6 +48,30 @@ SET available_at = :until, attempt = attempt + 1, lease_token = :token, {state} 
 WHERE ({key}) IN (SELECT {key} FROM picked)
 RETURNING {claimed}{size}, attempt, lease_token, available_at
 
+-- name: look_at_lane
+-- How many rows of a lane are available, up to a limit, and when the next other row of the lane is available.
+SELECT (
+        SELECT COUNT(*) FROM (
+            SELECT 1 AS one FROM {table} WHERE {lane_is} AND available_at <= :now LIMIT :limit
+        ) AS counted
+    ) AS available,
+    (SELECT MIN(available_at) FROM {table} WHERE {lane_is} AND available_at > :now) AS next_at,
+    CAST(:number AS INTEGER) AS number
+
+-- name: claim_of_lane
+-- Claims the rows of a lane that have been available longest, up to a limit, for a holder.
+WITH picked AS MATERIALIZED (
+    SELECT {key} FROM {table}
+    WHERE {lane_is} AND available_at <= :now
+    ORDER BY available_at
+    LIMIT :limit
+    /* skip locked */
+)
+UPDATE {table}
+SET available_at = :until, attempt = attempt + 1, lease_token = :token, {state} = '{held}'{hold}
+WHERE ({key}) IN (SELECT {key} FROM picked)
+RETURNING {claimed}, attempt, lease_token, available_at
+
 -- name: complete
 -- Settles a held row as done.
 UPDATE {table}
@@ -127,7 +151,7 @@ WHERE {key_is} AND lease_token = :token
 -- name: release
 -- Returns a held row to its old place. The attempt does not count.
 UPDATE {table}
-SET {state} = '{waiting}', available_at = {oldest_first}, lease_token = NULL, attempt = attempt - 1
+SET {state} = '{waiting}', available_at = {oldest_first}, lease_token = NULL, attempt = attempt - 1{unhold}
 WHERE {key_is} AND lease_token = :token
 
 -- name: void

@@ -41,6 +41,10 @@ class Limits(BaseModel):
     """The jobs, groups and needs of its running runs, as stored."""
     early_commands: _Size | None = None
     """The pending commands, which wait for the StartRun of their run or for a ResolveGroup."""
+    open_workflows: _Count | None = None
+    """The workflows that have not ended."""
+    workflow_data: _Size | None = None
+    """The inputs, results and waiting messages of its workflows, as far as one has more than 1,000 bytes."""
 
     def amount(self, name: str) -> int | None:
         """Return the limit of a name."""

@@ -27,6 +27,8 @@ class Kind(StrEnum):
     EVENT = "evt"
     DEAD_LETTER = "dlq"
     QUERY = "qry"
+    REQUEST = "wrk"
+    """A request of a worker, which changes rows and gets a reply."""
 
 
 class Address(NamedTuple):

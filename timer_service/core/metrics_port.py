@@ -26,6 +26,22 @@ class MetricsPort(Protocol):
         """Set the number of queries that wait to be answered."""
         ...
 
+    def request_answered(self, name: str, outcome: str) -> None:
+        """Count a request of a worker by its name and outcome."""
+        ...
+
+    def requests_waiting(self, count: int) -> None:
+        """Set the number of requests of workers that wait to be applied."""
+        ...
+
+    def polls_held(self, count: int) -> None:
+        """Set the number of polls of workers that wait for a task."""
+        ...
+
+    def tasks_sent(self, count: int) -> None:
+        """Count the tasks that were sent to workers."""
+        ...
+
     def claimed(self, count: int) -> None:
         """Record that a claim took `count` rows."""
         ...

@@ -105,8 +105,13 @@ def read_cursor(cursor: str, *kinds: type[str | int]) -> list[Any]:
         parts = None
     if isinstance(parts, list) and [type(part) for part in parts] == [*kinds] and all(map(_is_storable, parts)):
         return parts
+    raise refused_cursor()
+
+
+def refused_cursor() -> Rejection:
+    """Return the error of a cursor that is not from a reply."""
     fault = Fault("cursor", "must be a cursor from a reply, unchanged")
-    raise Rejection(Code.INVALID_PAYLOAD, "the cursor is not valid", [fault])
+    return Rejection(Code.INVALID_PAYLOAD, "the cursor is not valid", [fault])
 
 
 def write_cursor(parts: Sequence[str | int]) -> str:

@@ -8,6 +8,9 @@ from timer_service.core.database import Transaction
 from timer_service.core.message import Command, TenantPayload
 from timer_service.core.quotas import Quotas
 
+Lane = tuple[str, ...]
+"""The values of the lane columns of a leased table: tenant, queue and type of a workflow."""
+
 
 class CommandResult(NamedTuple):
     """How one command ended."""
@@ -19,6 +22,8 @@ class CommandResult(NamedTuple):
     """The fields of its reply in addition to the outcome, if the command asked for them."""
     loop: str | None = None
     """The loop to wake for the row; None: the loops of the slice."""
+    lane: Lane | None = None
+    """The lane of the row, if workers take it. Only the named loop is woken for it then."""
 
 
 Handle = Callable[[Transaction, Sequence[Command], int], Awaitable[Sequence[CommandResult | None]]]
@@ -40,6 +45,10 @@ class LimitedHandle(Protocol):
         ...
 
 
+def _offer_nothing(_lane: Lane, _at: int) -> None:
+    """Do nothing: the slice has no rows for workers."""
+
+
 @dataclass(frozen=True, slots=True)
 class Route:
     """The handler for some types of commands, and what to call when rows that it wrote become available."""
@@ -48,3 +57,5 @@ class Route:
     handle: Handle
     wake: Callable[[int, str | None], Awaitable[None]]
     """Wakes the loops of the slice at an instant, or the named one."""
+    offer: Callable[[Lane, int], None] = _offer_nothing
+    """Says that a row of a lane becomes available to workers at an instant."""

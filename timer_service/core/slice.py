@@ -25,6 +25,7 @@ from timer_service.core.metrics_port import MetricsPort
 from timer_service.core.query import Queries, QueryRoute
 from timer_service.core.quotas import Usage
 from timer_service.core.relay import Encode, Relay
+from timer_service.core.request_intake import RequestRoute
 from timer_service.core.retention import Delete
 from timer_service.core.route import LimitedHandle, Route
 from timer_service.core.row_counts import CountedRows
@@ -115,6 +116,8 @@ class Slice:
     events: tuple[type[Payload], ...] = ()
     views: Mapping[str, type[Payload]] = field(default_factory=dict)
     """The fields that a command's reply may have in addition to the outcome."""
+    requests: tuple[RequestRoute, ...] = ()
+    """The requests of workers."""
     usages: tuple[Usage, ...] = ()
     """What the tenants may have of it at most."""
     delete_settled: Delete | None = None

@@ -8,6 +8,7 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 
+from timer_service.core.backlog_gate import RECHECK_MS
 from timer_service.core.database import Row, Transaction
 from timer_service.core.due_rows import DueRows
 from timer_service.core.error_text import error_text
@@ -16,7 +17,7 @@ from timer_service.core.loop import Pass
 from timer_service.core.slice import Parts
 from timer_service.core.transactions import in_transaction
 from timer_service.schedules import store
-from timer_service.schedules.backlog_gate import RECHECK_MS, BacklogGate
+from timer_service.schedules.firing_gate import FiringGate
 from timer_service.schedules.firing_pass import MOST_SLOTS, Fired, fire
 from timer_service.schedules.pass_order import PassOrder
 from timer_service.schedules.schedule import Key, Schedule, fail
@@ -41,7 +42,7 @@ class FiringWorker:
         self._metrics = parts.metrics
         self._wake = partial(parts.wake, "outbox")
         self._rows = DueRows(SCHEDULES)
-        self._gate = BacklogGate(parts.broker, parts.publishing, parts.database)
+        self._gate = FiringGate(parts.broker, parts.publishing, parts.database)
         self._order = PassOrder()
         self._limit = MOST_SLOTS
         """How many schedules to select: not many more than one pass can handle."""

@@ -22,11 +22,12 @@ SECURITY = DEPLOY.parent / "docs" / "security.md"
 
 
 @pytest.mark.parametrize("tenant", ["tenant-a", "tenant-b"])
-def test_tenants_import_every_command_and_query_by_name(tenant: str) -> None:
-    """A tenant imports exactly the commands and queries of the contracts, and no wildcard."""
+def test_tenants_import_everything_by_name(tenant: str) -> None:
+    """A tenant imports exactly the commands, queries and requests of the contracts, and no wildcard."""
     commands = {kebab(each.__name__) for slice_ in SLICES for each in slice_.commands}
     queries = {each.name for each in QUERIES}
-    for kind, names in (("cmd", commands), ("qry", queries)):
+    requests = {each.name for slice_ in SLICES for each in slice_.requests}
+    for kind, names in (("cmd", commands), ("qry", queries), ("wrk", requests)):
         imported = re.findall(rf'service: {{ account: TIMERS, subject: "timer\.{kind}\.v1\.{tenant}\.([^"]+)"', CONFIG)
         assert sorted(imported) == sorted(names)
 

@@ -410,6 +410,7 @@ async def test_query_replies_are_sent_only_to_inboxes(broker: NatsServer, operat
     [
         ('subject: "timer.cmd.v1.tenant-b.start-run"', 'subject: "timer.cmd.v1.tenant-a.start-run"'),
         ('subject: "timer.qry.v1.tenant-b.get-run"', 'subject: "timer.qry.v1.tenant-a.get-run"'),
+        ('subject: "timer.wrk.v1.tenant-b.poll-tasks"', 'subject: "timer.wrk.v1.tenant-a.poll-tasks"'),
         ('subject: "timer.evt.v1.tenant-b.*"', 'subject: "timer.evt.v1.*.*"'),
         ('subject: "_INBOX.tenant-b.>"', 'subject: "_INBOX.tenant-a.>"'),
         ('NEXT.TIMER_EVT.tenant-b" }\n', 'NEXT.TIMER_EVT.tenant-a" }\n'),

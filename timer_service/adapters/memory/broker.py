@@ -1,5 +1,6 @@
 """The in-memory broker."""
 
+import asyncio
 import random
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 
@@ -14,7 +15,9 @@ from timer_service.core.broker import (
     QueryFilter,
     QueryHandler,
     QueryReply,
+    ReceiveRequest,
     Reply,
+    Request,
     read_all,
 )
 from timer_service.core.budget import DEFAULT_BUDGET
@@ -62,6 +65,8 @@ class MemoryBroker:
         self._queue = CommandQueue()
         self._ids: set[tuple[Kind, str]] = set()
         self._query_handlers: dict[str, QueryHandler] = {}
+        self._request_receivers: dict[str, list[tuple[MemoryRequests, ReceiveRequest]]] = {}
+        self._request_replies: dict[str, asyncio.Future[QueryReply]] = {}
         self._hint_listeners: list[Callable[[str, int], None]] = []
         self._backlog: frozenset[Position] | None = None
 
@@ -141,6 +146,20 @@ class MemoryBroker:
         await self._query_handlers[name](name, tenant, body, send)
         return replies[0]
 
+    async def request(self, name: str, tenant: str, body: bytes = b"") -> QueryReply:
+        """Send a request, as a worker does, and wait for its reply. Instances that serve requests take turns.
+
+        Raises KeyError or IndexError if no instance serves that name.
+        """
+        receivers = self._request_receivers[name]
+        first = receivers.pop(0)
+        receivers.append(first)
+        request = Request(name, tenant, body, f"_INBOX.request-{len(self._request_replies)}")
+        self._request_replies[request.reply_to] = asyncio.get_running_loop().create_future()
+        if (refusal := first[1](request)) is not None:
+            return refusal
+        return await self._request_replies[request.reply_to]
+
     async def caught_up(self, *, restart: bool = False) -> bool:
         """Return whether the backlog is settled, as in `core.broker.Broker`."""
         if not self.health.usable:
@@ -175,6 +194,24 @@ class MemoryBroker:
         """Answer queries that are sent with `ask`."""
         del refuse  # no test floods this broker with queries
         self._query_handlers.update(dict.fromkeys(names, answer))
+
+    async def serve_requests(self, names: Sequence[str], receive: ReceiveRequest) -> "MemoryRequests":
+        """Receive requests that are sent with `request`."""
+        subscription = MemoryRequests(self)
+        for name in names:
+            self._request_receivers.setdefault(name, []).append((subscription, receive))
+        return subscription
+
+    def stop_requests(self, subscription: "MemoryRequests") -> None:
+        """Pass no more requests to a subscription."""
+        for receivers in self._request_receivers.values():
+            receivers[:] = [each for each in receivers if each[0] is not subscription]
+
+    def resolve_request(self, request: Request, reply: QueryReply) -> None:
+        """Hand a reply over to the sender of a request. While the broker is down, replies are lost."""
+        future = self._request_replies.get(request.reply_to)
+        if self.health.usable and future is not None and not future.done():
+            future.set_result(reply)
 
     async def reply(self, replies: Sequence[Reply]) -> None:
         """Append to `replies`. While the broker is down, replies are lost."""
@@ -212,3 +249,29 @@ class MemoryBroker:
         self._ids.add(name)
         stored = self.dead_letters if message.address.kind is Kind.DEAD_LETTER else self.events
         stored.append(message)
+
+
+class MemoryRequests:
+    """The requests that one instance takes from a `MemoryBroker`."""
+
+    def __init__(self, broker: MemoryBroker) -> None:
+        self._broker = broker
+
+    @property
+    def health(self) -> Health:
+        """The health of the broker."""
+        return self._broker.health
+
+    @property
+    def outages(self) -> int:
+        """How many times the broker was down."""
+        return self._broker.outages
+
+    async def reply(self, replies: Sequence[tuple[Request, QueryReply]]) -> None:
+        """Send replies."""
+        for request, reply in replies:
+            self._broker.resolve_request(request, reply)
+
+    async def close(self) -> None:
+        """Stop taking requests."""
+        self._broker.stop_requests(self)

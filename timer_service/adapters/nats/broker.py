@@ -20,6 +20,7 @@ from timer_service.adapters.nats.holding import TakenOverError
 from timer_service.adapters.nats.login import Login
 from timer_service.adapters.nats.publisher import Publisher
 from timer_service.adapters.nats.query_connection import QueryConnection
+from timer_service.adapters.nats.request_connection import RequestConnection
 from timer_service.adapters.nats.storage import Storage
 from timer_service.adapters.nats.stream_upkeep import StreamUpkeep
 from timer_service.adapters.nats.streams import prepare_streams
@@ -32,6 +33,7 @@ from timer_service.core.broker import (
     PublishStatus,
     QueryFilter,
     QueryHandler,
+    ReceiveRequest,
     Reply,
     read_all,
 )
@@ -69,6 +71,7 @@ class NatsBroker:
         """A worker that checks the streams, and their health."""
         self._reply_prefix = reply_prefix
         self._queries: QueryConnection | None = None
+        self._requests: RequestConnection | None = None
         self._urls = ""
         self._login: Mapping[str, Any] = {}
 
@@ -154,10 +157,15 @@ class NatsBroker:
         return HEALTHY if self._queries is None else self._queries.health
 
     @property
+    def request_health(self) -> Health:
+        """Whether requests of workers arrive: their connection is down, or healthy."""
+        return HEALTHY if self._requests is None else self._requests.health
+
+    @property
     def reading(self) -> bool:
         """Whether the connections are read, or are being restored."""
-        of_queries = self._queries is None or self._queries.reading
-        return of_queries and self._connection.reading
+        others = all(each is None or each.reading for each in (self._queries, self._requests))
+        return others and self._connection.reading
 
     async def subscribe(
         self,
@@ -252,6 +260,14 @@ class NatsBroker:
         )
         await self._queries.open(self._urls, self._login, names, answer)
 
+    async def serve_requests(self, names: Sequence[str], receive: ReceiveRequest) -> RequestConnection:
+        """Receive requests on a connection of their own. Raises `StartError` if it cannot be opened."""
+        self._requests = RequestConnection(
+            self._subjects, self._reply_prefix, receive, self._connection.record_error, self._connection.end
+        )
+        await self._requests.open(self._urls, self._login, names)
+        return self._requests
+
     async def reply(self, replies: Sequence[Reply]) -> None:
         """Send replies over core NATS."""
         try:
@@ -286,6 +302,8 @@ class NatsBroker:
     async def close(self) -> None:
         """Send what is buffered, such as acknowledgements, and disconnect."""
         self._connection.begin_to_close()
+        if self._requests is not None:
+            await self._requests.disconnect()
         if self._queries is not None:
             await self._queries.close()
         await self._connection.close()

@@ -157,7 +157,7 @@ async def _check_permissions(client: Client, config: Config, subjects: Subjects)
         subjects.stream(Kind.COMMAND),
         DURABLE,
     )
-    subscribes = [subjects.pattern(Kind.QUERY), f"{_INBOX_PREFIX}.>", *hints]
+    subscribes = [subjects.pattern(Kind.QUERY), subjects.pattern(Kind.REQUEST), f"{_INBOX_PREFIX}.>", *hints]
     user = await _request(client, "$SYS.REQ.USER.INFO")
     if user is None or "data" not in user:
         text = "the broker does not show the permissions of this user"

@@ -1,0 +1,196 @@
+-- Workflows. A row is one workflow or a tombstone: what is remembered for a workflow that was not started, because it was cancelled
+-- before or because messages wait for its start. See docs/workflows.md. Rows are leased through available_at, as
+-- timer_service/core describes, but workers hold the leases.
+CREATE TABLE workflows (
+    tenant_id TEXT NOT NULL,
+    workflow_id TEXT NOT NULL,
+    type TEXT,
+    queue TEXT,
+    status TEXT NOT NULL,
+    due_at BIGINT,
+    available_at BIGINT,
+    lease_token TEXT,
+    worker_id TEXT,
+    claimed_at BIGINT,
+    lease_ms INTEGER CHECK (lease_ms > 0),
+    attempt INTEGER NOT NULL DEFAULT 0 CHECK (attempt >= 0),
+    last_error TEXT,
+    deadline_at BIGINT,
+    retry TEXT,  -- JSON; NULL: the default
+    concurrency_key TEXT,
+    digest TEXT,  -- of type, queue and input
+    input_bytes INTEGER NOT NULL DEFAULT 0 CHECK (input_bytes >= 0),
+    effects INTEGER NOT NULL DEFAULT 0 CHECK (effects >= 0),
+    effect_bytes INTEGER NOT NULL DEFAULT 0 CHECK (effect_bytes >= 0),
+    seen INTEGER NOT NULL DEFAULT 0 CHECK (seen >= 0),  -- the highest seq of its effects
+    messages INTEGER NOT NULL DEFAULT 0 CHECK (messages >= 0),  -- those that wait, and the bytes of their data
+    message_bytes INTEGER NOT NULL DEFAULT 0 CHECK (message_bytes >= 0),
+    blocks INTEGER NOT NULL DEFAULT 0 CHECK (blocks >= 0),  -- the releases as not deterministic in a row
+    times_blocked INTEGER NOT NULL DEFAULT 0 CHECK (times_blocked >= 0),
+    retries INTEGER NOT NULL DEFAULT 0 CHECK (retries >= 0),
+    settled_by TEXT,  -- the last token that ended a task
+    failure_code TEXT,
+    failed_step TEXT,
+    reason TEXT,
+    created_at BIGINT NOT NULL,
+    ended_at BIGINT,
+    confirmed_at BIGINT,
+    correlation_id TEXT,
+    causation_id TEXT,
+    traceparent TEXT,
+    tracestate TEXT,
+    -- The positions of the StartWorkflow that started it, of the newest CancelWorkflow (or of the RetryWorkflow that took effect after
+    -- it), and of the newest RetryWorkflow.
+    started_epoch BIGINT NOT NULL,
+    started_sequence BIGINT NOT NULL,
+    cancelled_epoch BIGINT NOT NULL,
+    cancelled_sequence BIGINT NOT NULL,
+    retried_epoch BIGINT NOT NULL,
+    retried_sequence BIGINT NOT NULL,
+    PRIMARY KEY (tenant_id, workflow_id),
+    -- The columns that each status sets. Workers can claim a workflow if and only if it waits or runs.
+    CHECK (CASE status
+        WHEN 'waiting' THEN available_at IS NOT NULL AND COALESCE(lease_token, worker_id) IS NULL
+            AND COALESCE(claimed_at, lease_ms, ended_at) IS NULL
+        WHEN 'running' THEN available_at IS NOT NULL AND lease_token IS NOT NULL AND worker_id IS NOT NULL
+            AND claimed_at IS NOT NULL AND lease_ms IS NOT NULL AND ended_at IS NULL
+        WHEN 'parked' THEN COALESCE(available_at, claimed_at, lease_ms, ended_at) IS NULL
+            AND COALESCE(lease_token, worker_id) IS NULL
+        WHEN 'completed' THEN ended_at IS NOT NULL
+        WHEN 'failed' THEN ended_at IS NOT NULL
+        WHEN 'cancelled' THEN ended_at IS NOT NULL
+        ELSE FALSE
+    END),
+    CHECK (ended_at IS NULL OR (COALESCE(available_at, claimed_at, lease_ms) IS NULL
+        AND COALESCE(lease_token, worker_id) IS NULL)),
+    CHECK ((available_at IS NULL) = (due_at IS NULL)),
+    CHECK (available_at >= due_at),  -- a workflow never continues early
+    CHECK ((status = 'failed') = (failure_code IS NOT NULL)),
+    -- Only a tombstone has no type, and it is cancelled.
+    CHECK (CASE WHEN type IS NULL
+        THEN status = 'cancelled' AND COALESCE(queue, digest, retry, concurrency_key) IS NULL AND deadline_at IS NULL
+        ELSE queue IS NOT NULL AND digest IS NOT NULL
+    END),
+    CHECK (confirmed_at IS NULL OR ended_at IS NOT NULL),
+    CHECK (seen <= effects)
+);
+
+-- Used by the claim, which looks at one lane: a tenant, a queue and a type.
+CREATE INDEX workflows_lane ON workflows (tenant_id, queue, type, available_at) WHERE available_at IS NOT NULL;
+
+-- Used by the worker that ends workflows at their deadline.
+CREATE INDEX workflows_deadline ON workflows (deadline_at) WHERE deadline_at IS NOT NULL AND ended_at IS NULL;
+
+-- Of the workflows of a tenant with one concurrency key, one is open.
+CREATE UNIQUE INDEX workflows_concurrency ON workflows (tenant_id, concurrency_key)
+WHERE concurrency_key IS NOT NULL AND ended_at IS NULL;
+
+-- Used by `page_open`, `count_open` and the limits.
+CREATE INDEX workflows_open ON workflows (tenant_id, created_at, workflow_id) WHERE ended_at IS NULL;
+
+-- Used by `page_ended` and `count_ended`.
+CREATE INDEX workflows_by_status ON workflows (tenant_id, status, created_at, workflow_id)
+WHERE ended_at IS NOT NULL AND type IS NOT NULL;
+
+-- Used by the gauges.
+CREATE INDEX workflows_failed ON workflows (tenant_id, workflow_id) WHERE status = 'failed';
+CREATE INDEX workflows_blocked ON workflows (tenant_id, workflow_id) WHERE blocks >= 3 AND ended_at IS NULL;
+
+-- Used by `sum_stored`. Workflows with little data cost nothing to count.
+CREATE INDEX workflows_large ON workflows (tenant_id, input_bytes, effect_bytes, message_bytes)
+WHERE input_bytes + effect_bytes + message_bytes > 1000;
+
+-- Used by retention. It counts from the end of a workflow, or from the newest command that found it ended.
+CREATE INDEX workflows_ended ON workflows (COALESCE(confirmed_at, ended_at)) WHERE ended_at IS NOT NULL;
+
+-- The large texts of a workflow, in a table of their own: SQLite rewrites whole rows, and `workflows` is written often.
+CREATE TABLE workflow_data (
+    tenant_id TEXT NOT NULL,
+    workflow_id TEXT NOT NULL,
+    input TEXT,
+    result TEXT,
+    error TEXT,  -- JSON
+    PRIMARY KEY (tenant_id, workflow_id)
+);
+
+-- What a workflow awaits or has awaited: steps, sleeps and waits for messages.
+CREATE TABLE workflow_effects (
+    tenant_id TEXT NOT NULL,
+    workflow_id TEXT NOT NULL,
+    name TEXT NOT NULL,
+    n INTEGER NOT NULL CHECK (n >= 0),  -- how many earlier effects of the workflow have this name
+    kind TEXT NOT NULL,
+    seq INTEGER CHECK (seq > 0),
+    status TEXT NOT NULL,
+    failures INTEGER NOT NULL DEFAULT 0 CHECK (failures >= 0),
+    due_at BIGINT,  -- when a sleep ends, a wait for a message times out, or a step may start again
+    result TEXT,
+    size INTEGER NOT NULL DEFAULT 0 CHECK (size >= 0),  -- the bytes of result and error
+    digest TEXT,  -- of the result
+    error TEXT,  -- JSON
+    PRIMARY KEY (tenant_id, workflow_id, name, n),
+    CHECK (CASE status
+        WHEN 'open' THEN result IS NULL AND seq IS NULL
+        WHEN 'done' THEN error IS NULL
+        WHEN 'failed' THEN result IS NULL AND kind <> 'sleep'
+        ELSE FALSE
+    END),
+    CHECK (CASE kind
+        WHEN 'step' THEN TRUE
+        WHEN 'sleep' THEN due_at IS NOT NULL AND failures = 0
+        WHEN 'message' THEN failures = 0
+        ELSE FALSE
+    END)
+);
+
+-- The order in which the function got the results. Partial, like the next one: otherwise PostgreSQL without statistics finds a
+-- single effect by one of these indices, and reads all effects of its workflow.
+CREATE UNIQUE INDEX workflow_effects_seen ON workflow_effects (tenant_id, workflow_id, seq) WHERE seq IS NOT NULL;
+
+-- Used to find the effects that the function has not got.
+CREATE INDEX workflow_effects_unseen ON workflow_effects (tenant_id, workflow_id, name, n) WHERE seq IS NULL;
+
+-- Messages to workflows. A message that was taken stays without its data, so that it is recognised if it is sent again.
+CREATE TABLE workflow_messages (
+    tenant_id TEXT NOT NULL,
+    workflow_id TEXT NOT NULL,
+    name TEXT NOT NULL,
+    position_epoch BIGINT NOT NULL,
+    position_sequence BIGINT NOT NULL,
+    message_id TEXT,
+    data TEXT,
+    size INTEGER NOT NULL CHECK (size >= 0),  -- the bytes of data
+    sent_at BIGINT NOT NULL,  -- the command time
+    taken_at BIGINT,
+    PRIMARY KEY (tenant_id, workflow_id, name, position_epoch, position_sequence),
+    CHECK (taken_at IS NULL OR data IS NULL)
+);
+
+-- Used to find the next message of a name.
+CREATE INDEX workflow_messages_unread ON workflow_messages (
+    tenant_id, workflow_id, name, position_epoch, position_sequence
+) WHERE taken_at IS NULL;
+
+-- A message id is used once for each workflow.
+CREATE UNIQUE INDEX workflow_messages_id ON workflow_messages (tenant_id, workflow_id, message_id)
+WHERE message_id IS NOT NULL;
+
+-- The processes that execute workflows.
+CREATE TABLE workflow_workers (
+    tenant_id TEXT NOT NULL,
+    worker_id TEXT NOT NULL,
+    name TEXT,
+    queue TEXT NOT NULL,
+    types TEXT NOT NULL,  -- JSON
+    slots INTEGER NOT NULL CHECK (slots > 0),
+    first_seen_at BIGINT NOT NULL,
+    seen_at BIGINT NOT NULL,
+    PRIMARY KEY (tenant_id, worker_id),
+    CHECK (seen_at >= first_seen_at)
+);
+
+-- Used to find the workers of a lane that were seen last.
+CREATE INDEX workflow_workers_queue ON workflow_workers (tenant_id, queue, seen_at);
+
+-- Used by retention.
+CREATE INDEX workflow_workers_seen ON workflow_workers (seen_at);

@@ -1,0 +1,12 @@
+import pytest
+
+from tests.harness.clock import ManualClock
+from tests.harness.workflows import Workflows
+from timer_service.adapters.memory import MemoryBroker
+from timer_service.core.database import Database
+
+
+@pytest.fixture
+def workflows(store: Database, memory_broker: MemoryBroker, clock: ManualClock) -> Workflows:
+    """Return the workflows slice on each store in turn."""
+    return Workflows(store, memory_broker, clock)

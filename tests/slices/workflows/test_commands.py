@@ -1,0 +1,258 @@
+"""Commands on workflows: replies, concurrency keys, messages, redeliveries, limits and rejections."""
+
+from typing import Any
+
+import pytest
+
+from tests.harness.clock import NOW, ManualClock, after, iso
+from tests.harness.in_process import next_at
+from tests.harness.workflows import PARK, Workflows, complete, done, seen, sleep, wait_for
+from timer_service.adapters.memory import MemoryBroker
+from timer_service.core.database import Database
+from timer_service.core.health import HEALTHY, Health
+from timer_service.core.limits import Limits, TenantLimits
+
+RECHECK_MS = 250
+EVERYTHING: dict[str, Any] = {
+    "type": "order",
+    "queue": "eu",
+    "input": {"id": [1, None]},
+    "startAt": iso(after(minutes=5)),
+    "deadlineAt": iso(after(days=1)),
+    "retry": {"maxAttempts": 3, "first": "PT2S", "factor": 1.5, "cap": "PT1M"},
+    "concurrencyKey": "kim",
+}
+
+
+async def test_reply_shows_the_workflow(workflows: Workflows) -> None:
+    """The reply and get-workflow show the definition. Only get-workflow shows the input and the effects."""
+    reply = await workflows.request("StartWorkflow", **EVERYTHING)
+    assert reply["outcome"] == "started"
+    assert reply["workflow"] == {
+        "tenantId": "acme",
+        "workflowId": "order-1",
+        "type": "order",
+        "queue": "eu",
+        "status": "waiting",
+        "createdAt": iso(NOW),
+        "dueAt": EVERYTHING["startAt"],
+        "deadlineAt": EVERYTHING["deadlineAt"],
+        "attempt": 0,
+        "retries": 0,
+        "effects": 0,
+        "messages": 0,
+        "retry": EVERYTHING["retry"],
+        "concurrencyKey": "kim",
+    }
+    assert await workflows.view() == {
+        "workflow": reply["workflow"],
+        "input": {"id": [1, None]},
+        "hasWorkers": False,
+        "effects": [],
+    }
+    assert (await workflows.view("other"))["error"]["code"] == "NOT_FOUND"
+
+
+async def test_outcomes_of_a_life(workflows: Workflows) -> None:
+    """Commands in one batch see the effects of the earlier ones, and each has its outcome."""
+    verbs = ["Retry", "Cancel", "SendTo", "Start", "Start", "SendTo", "Retry", "Cancel", "Cancel", "SendTo", "Start"]
+    defaults: dict[str, dict[str, Any]] = {"Start": {"type": "order"}, "SendTo": {"name": "a"}}
+    for verb in verbs:
+        workflows.send(f"{verb}Workflow", **defaults.get(verb, {}))
+    await workflows.consume()
+    assert [workflows.reply(number)["outcome"] for number in range(len(verbs))] == [
+        *("not_found", "not_found", "kept", "started", "unchanged", "sent", "unchanged"),
+        *("cancelled", "unchanged", "already_ended", "unchanged"),
+    ]
+    (event,) = await workflows.events_of("WorkflowCancelled")
+    assert event["causationId"] is not None
+    await workflows.deliver_again()
+    assert len(await workflows.events_of("WorkflowCancelled")) == 1
+    assert await workflows.status() == "cancelled"
+
+
+async def test_cancel_stops_a_running_workflow(workflows: Workflows) -> None:
+    """A cancelled workflow has ended at once, with its reason. Nothing of its worker is stored any more."""
+    task = await workflows.begin()
+    assert await workflows.about("Cancel", reason="not needed") == "cancelled"
+    (event,) = await workflows.events_of("WorkflowCancelled")
+    assert event["payload"]["reason"] == "not needed"
+    assert (await workflows.renew(task))["lost"] == ["order-1"]
+    assert await workflows.poll() == []
+
+
+async def test_retry_of_an_unknown_workflow_leaves_no_row(workflows: Workflows) -> None:
+    """A command that changes nothing of an unknown workflow stores nothing."""
+    assert await workflows.about("Retry") == "not_found"
+    assert await workflows.all_rows() == []
+
+
+async def test_concurrency_key(workflows: Workflows) -> None:
+    """Of the workflows with one key, one is open. A skipped one stays cancelled, without an event."""
+    assert await workflows.start("a", concurrencyKey="kim") == "started"
+    assert await workflows.start("b", concurrencyKey="kim") == "skipped_busy"
+    assert await workflows.start("c", concurrencyKey="lee") == "started"
+    assert await workflows.start("d", concurrencyKey="kim", tenant="globex") == "started"
+    assert await workflows.about("Cancel", "a") == "cancelled"
+    await workflows.deliver_again(1)
+    assert await workflows.status("b") == "cancelled"
+    assert await workflows.events_of("WorkflowCancelled", "b") == []
+    assert await workflows.start("e", concurrencyKey="kim") == "started"
+    workflows.send("StartWorkflow", workflowId="f", type="order", concurrencyKey="kim")
+    workflows.send("CancelWorkflow", workflowId="f")
+    await workflows.consume()
+    assert workflows.reply(workflows.sent - 1)["outcome"] == "unchanged"
+    assert await workflows.events_of("WorkflowCancelled", "f") == []
+
+
+async def test_concurrency_key_in_one_batch(workflows: Workflows) -> None:
+    """A key passes from one workflow to the next within a batch, and back by a retry only if it is free."""
+    task = await workflows.begin("a", concurrencyKey="kim")
+    await workflows.report(task, {"action": "fail", "error": {"type": "E"}})
+    workflows.send("StartWorkflow", workflowId="b", type="order", concurrencyKey="kim")
+    workflows.send("RetryWorkflow", workflowId="a")
+    workflows.send("CancelWorkflow", workflowId="b")
+    workflows.send("StartWorkflow", workflowId="c", type="order", concurrencyKey="kim")
+    workflows.send("CancelWorkflow", workflowId="c")
+    workflows.send("RetryWorkflow", workflowId="a")
+    await workflows.consume()
+    assert [workflows.reply(number)["outcome"] for number in range(1, 7)] == [
+        *("started", "skipped_busy", "cancelled", "started", "cancelled", "retried"),
+    ]
+
+
+async def test_messages_are_stored_once(workflows: Workflows) -> None:
+    """A message with a known position or message id is `unchanged`, also after it was taken."""
+    await workflows.start()
+    for name in ("approval", "approval", "other"):
+        workflows.send("SendToWorkflow", name=name, messageId="m-1", data=1)
+    await workflows.consume()
+    assert [workflows.reply(number)["outcome"] for number in (1, 2, 3)] == ["sent", "unchanged", "unchanged"]
+    task = await workflows.take()
+    await workflows.report(task, waits=[wait_for("approval")])
+    await workflows.deliver_again(1, 2)
+    assert await workflows.send_to(messageId="m-1", data=2) == "unchanged"
+    assert [row["taken_at"] for row in await workflows.all_rows("workflow_messages")] == [NOW]
+
+
+async def test_early_messages_are_bounded(workflows: Workflows) -> None:
+    """100 messages are kept for a workflow that does not exist. It gets them when it starts."""
+    for number in range(101):
+        workflows.send("SendToWorkflow", name="a", data=number)
+    await workflows.consume()
+    assert workflows.outcomes().count("kept") == 100
+    assert workflows.reply(100)["outcome"] == "mailbox_full"
+    assert "error" in await workflows.view()
+    task = await workflows.begin()
+    outcome = await workflows.report(task, waits=[wait_for("a"), wait_for("a:1")])
+    assert [each["result"] for each in outcome["over"]] == [0, 1]
+
+
+async def test_message_for_a_workflow_that_starts_later(workflows: Workflows) -> None:
+    """A message does not start a workflow before its time."""
+    await workflows.start(startIn="PT1H")
+    assert await workflows.send_to() == "sent"
+    assert await workflows.poll() == []
+
+
+async def test_messages_of_other_names_wait(workflows: Workflows) -> None:
+    """A message that the workflow does not wait for leaves a sleeping workflow alone, and another one wakes it."""
+    task = await workflows.begin()
+    await workflows.report(task, PARK, waits=[wait_for("a"), sleep("nap", 60_000)])
+    await workflows.send_to(name="b")
+    assert await workflows.poll() == []
+    await workflows.send_to(name="a")
+    assert len(await workflows.poll()) == 1
+
+
+async def test_disabled_slice(store: Database, memory_broker: MemoryBroker, clock: ManualClock) -> None:
+    """While workflows are disabled, commands are stored."""
+    off = Workflows(store, memory_broker, clock, enabled=False)
+    assert [await off.start(), await off.send_to(), await off.about("Cancel")] == ["started", "sent", "cancelled"]
+
+
+async def test_limits(store: Database, memory_broker: MemoryBroker, clock: ManualClock) -> None:
+    """A tenant has at most so many open workflows, and so many bytes of large ones."""
+    limits = TenantLimits(default=Limits(open_workflows=2, workflow_data=5000))
+    workflows = Workflows(store, memory_broker, clock, limits=limits)
+    assert [await workflows.start(f"w{n}", input="x" * 2000) for n in range(3)] == ["started", "started", "over_quota"]
+    assert await workflows.send_to("w0", data="x" * 2000) == "over_quota"
+    assert await workflows.send_to("w9", data="x" * 2000) == "over_quota"
+    assert await workflows.send_to("w0", data="x" * 900) == "sent"
+    assert await workflows.start("w0", input="x" * 2000) == "unchanged"
+    assert await workflows.about("Cancel", "w0") == "cancelled"
+    assert await workflows.start("w3") == "started"
+    assert "error" in await workflows.view("w2")
+
+
+async def test_hostile_commands_are_rejected(workflows: Workflows) -> None:
+    """Commands that no workflow can have become dead letters with the reason."""
+    bad: list[dict[str, Any]] = [
+        {"type": "a:b"},
+        {"type": "order", "queue": ""},
+        {"type": "order", "input": "x" * 65_536},
+        {"type": "order", "startAt": iso(NOW), "startIn": "PT1S"},
+        {"type": "order", "retry": {"maxAttempts": 0}},
+        {"type": "order", "retry": {"factor": 0.5}},
+        {"type": "order", "deadlineIn": "P400D"},
+        {},
+    ]
+    for fields in bad:
+        workflows.send("StartWorkflow", **fields)
+    await workflows.consume()
+    assert len(await workflows.dead_letters()) == len(bad)
+    assert await workflows.all_rows() == []
+
+
+# Deadlines
+
+
+async def test_deadline_waits_for_older_commands(workflows: Workflows) -> None:
+    """After an outage of the broker, deadlines wait for the commands that were stored before."""
+    await workflows.start(deadlineIn="PT1M")
+    await workflows.end_overdue()
+    workflows.broker.health = Health.down("away")
+    workflows.send("CancelWorkflow")
+    workflows.broker.health = HEALTHY
+    workflows.clock.advance(minutes=2)
+    assert await next_at(workflows.worker, workflows.clock.now()) == workflows.clock.now() + RECHECK_MS
+    await workflows.consume()
+    await workflows.end_overdue()
+    assert await workflows.status() == "cancelled"
+
+
+async def test_deadline_of_a_stuck_command(workflows: Workflows) -> None:
+    """A command that is never handled delays deadlines by a minute at most."""
+    await workflows.start(deadlineIn="PT1M")
+    workflows.send("CancelWorkflow", workflowId="other")
+    workflows.clock.advance(minutes=1)
+    for _ in range(240):
+        await workflows.end_overdue()
+        workflows.clock.advance(milliseconds=RECHECK_MS)
+    assert await workflows.status() == "waiting"
+    await workflows.end_overdue()
+    assert await workflows.status() == "failed"
+
+
+async def test_next_deadline(workflows: Workflows) -> None:
+    """The worker sleeps until the next deadline, and wakes the relay for the events of those that passed."""
+    assert await next_at(workflows.worker, NOW) is None
+    await workflows.start("a", deadlineIn="PT1M")
+    await workflows.start("b", deadlineIn="PT2M")
+    assert await next_at(workflows.worker, NOW) == after(minutes=1)
+    workflows.clock.advance(minutes=1)
+    assert await next_at(workflows.worker, after(minutes=1)) == after(minutes=2)
+    assert workflows.worker_wakes == [("outbox", after(minutes=1))]
+
+
+@pytest.mark.parametrize("end", ["complete", "cancel"])
+async def test_no_deadline_after_the_end(workflows: Workflows, end: str) -> None:
+    """The deadline of a workflow that has ended does nothing."""
+    task = await workflows.begin(deadlineIn="PT1M")
+    if end == "complete":
+        await workflows.report(task, complete(), steps=[done("a")], seen=seen("a"))
+    else:
+        await workflows.about("Cancel")
+    workflows.clock.advance(minutes=2)
+    await workflows.end_overdue()
+    assert await workflows.events_of("WorkflowFailed") == []

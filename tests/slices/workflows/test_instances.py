@@ -1,0 +1,117 @@
+"""Two instances on PostgreSQL that change the same workflows at the same moment."""
+
+import asyncio
+from collections import Counter
+from random import Random
+from typing import Any
+
+import pytest
+
+from tests.harness.clock import ManualClock
+from tests.harness.in_process import exhaust
+from tests.harness.workflows import PARK, Workflows, complete, done, seen, wait_for
+from timer_service.adapters.memory import MemoryBroker
+from timer_service.adapters.postgres import PostgresDatabase
+
+
+@pytest.fixture
+def both(postgres: PostgresDatabase, memory_broker: MemoryBroker, clock: ManualClock) -> list[Workflows]:
+    """Return two instances that share a database and a broker."""
+    return [Workflows(postgres, memory_broker, clock) for _ in range(2)]
+
+
+async def test_claims_do_not_overlap(both: list[Workflows]) -> None:
+    """Two instances that claim at once share the workflows of a lane."""
+    for number in range(200):
+        both[0].send("StartWorkflow", workflowId=f"w{number}", type="order")
+    await both[0].consume()
+    polls = [each.poll(7) for each in both * 20]
+    tasks = [task["workflowId"] for found in await asyncio.gather(*polls) for task in found]
+    assert len(tasks) == len(set(tasks)) > 0
+
+
+async def test_park_and_message_at_once(both: list[Workflows]) -> None:
+    """A workflow that parks while a message for it is handled gets the message: it goes on, or is available."""
+    for number in range(40):
+        both[0].send("StartWorkflow", workflowId=f"w{number}", type="order")
+    await both[0].consume()
+    tasks = await both[0].poll()
+    for task in tasks:
+        both[1].send("SendToWorkflow", workflowId=task["workflowId"], name="approval", data=1)
+    both[1].broker.shuffle(Random(1))
+
+    async def park() -> list[str]:
+        return [
+            (await both[0].report(task, PARK, waits=[wait_for("approval")]))["outcome"]
+            for task in sorted(tasks, key=lambda task: task["token"])
+        ]
+
+    outcomes, _ = await asyncio.gather(park(), both[1].consume(batch_size=1))
+    rows = await both[0].all_rows()
+    assert Counter(row["status"] for row in rows) == {
+        status: count
+        for status, count in (("running", outcomes.count("resumed")), ("waiting", outcomes.count("parked")))
+        if count
+    }
+
+
+async def test_cancel_and_completion_at_once(both: list[Workflows]) -> None:
+    """A workflow that is cancelled while it completes ends once, with one event that says how."""
+    for number in range(40):
+        both[0].send("StartWorkflow", workflowId=f"w{number}", type="order", deadlineIn="PT1S")
+    await both[0].consume()
+    tasks = await both[0].poll()
+    for task in tasks:
+        both[1].send("CancelWorkflow", workflowId=task["workflowId"])
+    both[0].clock.advance(seconds=1)
+    now = both[0].clock.now()
+
+    async def end() -> list[str]:
+        return [
+            (await both[0].report(task, complete(), steps=[done("a")], seen=seen("a")))["outcome"]
+            for task in reversed(tasks)
+        ]
+
+    outcomes, _, _ = await asyncio.gather(end(), both[1].consume(batch_size=1), exhaust(both[1].worker, now))
+    events = Counter(row["message"] for row in await both[0].rows("outbox"))
+    statuses = Counter(row["status"] for row in await both[0].all_rows())
+    assert sum(events.values()) == 40
+    assert (outcomes.count("completed"), outcomes.count("lost")) == (
+        events["workflow-completed"],
+        40 - events["workflow-completed"],
+    )
+    assert statuses["completed"] == events["workflow-completed"]
+    assert statuses["cancelled"] == events["workflow-cancelled"]
+    assert statuses["failed"] == events["workflow-failed"]
+
+
+async def test_starts_with_one_key_at_once(both: list[Workflows]) -> None:
+    """Of workflows with one concurrency key that two instances start at once, one is open."""
+    for number in range(20):
+        for key in ("kim", "lee"):
+            both[0].send("StartWorkflow", workflowId=f"{key}-{number}", type="order", concurrencyKey=key)
+    await asyncio.gather(*(each.consume(batch_size=1) for each in both))
+    rows = await both[0].all_rows()
+    assert Counter(row["status"] for row in rows) == {"waiting": 2, "cancelled": 38}
+
+
+async def test_start_cancel_and_messages_at_once(both: list[Workflows]) -> None:
+    """Commands about one new workflow on two instances leave one row, in which the newest decides."""
+    for number in range(20):
+        about: dict[str, Any] = {"workflowId": f"w{number}"}
+        both[0].send("CancelWorkflow", **about)
+        both[0].send("SendToWorkflow", name="a", **about)
+        both[0].send("StartWorkflow", type="order", **about)
+        both[0].send("SendToWorkflow", name="b", **about)
+    both[0].broker.shuffle(Random(2))
+    await asyncio.gather(*(each.consume(batch_size=1) for each in both))
+    rows = await both[0].all_rows()
+    assert {(row["status"], row["messages"]) for row in rows} == {("waiting", 2)}
+
+
+async def test_one_report_on_two_instances(both: list[Workflows]) -> None:
+    """A report that two instances get at once is applied by one of them."""
+    task = await both[0].begin()
+    ends = [each.report(task, complete(), steps=[done("a", 1)], seen=seen("a")) for each in both]
+    outcomes = [each["outcome"] for each in await asyncio.gather(*ends)]
+    assert sorted(outcomes) == ["completed", "unchanged"]

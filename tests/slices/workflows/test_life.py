@@ -1,0 +1,227 @@
+"""The life of a workflow: steps, sleeps, messages, parks and its end, by commands and reports."""
+
+from tests.harness.clock import NOW, after, iso
+from tests.harness.workflows import PARK, Workflows, complete, done, fail, failed, release, seen, sleep, wait_for
+
+
+async def test_one_step(workflows: Workflows) -> None:
+    """A workflow is started, claimed, and completed with its step in one report. Its event has the result."""
+    task = await workflows.begin(input={"id": 7})
+    assert {name: task[name] for name in ("workflowId", "type", "input", "attempt", "effects", "startedAt")} == {
+        "workflowId": "order-1",
+        "type": "order",
+        "input": {"id": 7},
+        "attempt": 1,
+        "effects": [],
+        "startedAt": iso(NOW),
+    }
+    outcome = await workflows.report(task, complete({"ok": 1}), steps=[done("pay", 5)], seen=seen("pay"))
+    assert outcome == {"workflowId": "order-1", "outcome": "completed"}
+    (event,) = await workflows.events_of("WorkflowCompleted")
+    assert event["payload"] == {
+        "tenantId": "acme",
+        "workflowId": "order-1",
+        "type": "order",
+        "startedAt": iso(NOW),
+        "endedAt": iso(NOW),
+        "result": {"ok": 1},
+    }
+    view = await workflows.view()
+    assert (view["workflow"]["status"], view["input"], view["result"]) == ("completed", {"id": 7}, {"ok": 1})
+    assert view["effects"] == [{"key": "pay", "kind": "step", "status": "done", "seq": 1, "failures": 0, "result": 5}]
+
+
+async def test_sleep_and_replay(workflows: Workflows) -> None:
+    """A sleep parks the workflow until its instant. The next task has the stored effects in order of their numbers."""
+    task = await workflows.begin()
+    await workflows.report(task, steps=[done("b", 1), done("a", 2)], seen=seen("b", "a"))
+    parked = await workflows.report(task, PARK, waits=[sleep("nap", 60_000)])
+    assert (parked["outcome"], await workflows.poll()) == ("parked", [])
+    assert (await workflows.row())["due_at"] == after(minutes=1)
+    workflows.clock.advance(milliseconds=59_999)
+    assert await workflows.poll() == []
+    workflows.clock.advance(milliseconds=1)
+    task = await workflows.take()
+    assert [(each["key"], each["status"], each.get("seq")) for each in task["effects"]] == [
+        ("b", "done", 1),
+        ("a", "done", 2),
+        ("nap", "done", None),
+    ]
+    ended = await workflows.report(task, complete(), seen=seen("nap", after=2))
+    assert (ended["outcome"], await workflows.status()) == ("completed", "completed")
+
+
+async def test_sleep_of_0_parks(workflows: Workflows) -> None:
+    """A sleep of 0 ms is over when it is stored: the park goes on at once."""
+    task = await workflows.begin()
+    outcome = await workflows.report(task, PARK, waits=[sleep("nap", 0)])
+    assert (outcome["outcome"], [each["key"] for each in outcome["over"]]) == ("resumed", ["nap"])
+
+
+async def test_message_ends_a_park(workflows: Workflows) -> None:
+    """A workflow that waits for a message only has no instant. The message makes it available, and is taken once."""
+    task = await workflows.begin()
+    assert (await workflows.report(task, PARK, waits=[wait_for("approval")]))["outcome"] == "parked"
+    assert await workflows.status() == "parked"
+    assert await workflows.send_to(name="other", data=1) == "sent"
+    assert await workflows.poll() == []
+    assert await workflows.send_to(data={"by": "kim"}) == "sent"
+    task = await workflows.take()
+    assert [(each["key"], each["result"]) for each in task["effects"]] == [("approval", {"by": "kim"})]
+    assert (await workflows.view())["workflow"]["messages"] == 1
+    await workflows.report(task, PARK, seen=seen("approval"), waits=[wait_for("approval:1")])
+    assert await workflows.status() == "parked"
+
+
+async def test_message_before_the_wait(workflows: Workflows) -> None:
+    """Messages that were sent before the start and before the wait are taken in order."""
+    assert await workflows.send_to(data=1) == "kept"
+    task = await workflows.begin()
+    assert await workflows.send_to(data=2) == "sent"
+    first = await workflows.report(task, PARK, waits=[wait_for("approval"), wait_for("approval:1")])
+    assert (first["outcome"], [each["result"] for each in first["over"]]) == ("resumed", [1, 2])
+    rows = await workflows.all_rows("workflow_messages")
+    assert [(row["data"], row["taken_at"]) for row in rows] == [(None, NOW), (None, NOW)]
+    assert {name: (await workflows.row())[name] for name in ("messages", "message_bytes")} == {
+        "messages": 0,
+        "message_bytes": 0,
+    }
+
+
+async def test_timeout_of_a_message(workflows: Workflows) -> None:
+    """A wait without a message fails at its timeout. A message that comes later does not change that."""
+    task = await workflows.begin()
+    await workflows.report(task, PARK, waits=[wait_for("approval", 1000)])
+    workflows.clock.advance(seconds=2)
+    task = await workflows.take()
+    assert [(each["key"], each["status"]) for each in task["effects"]] == [("approval", "failed")]
+    assert await workflows.send_to(data=1) == "sent"
+    again = await workflows.renew(task)
+    assert again == {"lost": [], "tasks": [{"workflowId": "order-1", "over": task["effects"]}]}
+
+
+async def test_message_in_time_beats_the_timeout(workflows: Workflows) -> None:
+    """A message that was sent before the timeout wins, also if it is looked at later. One sent later loses."""
+    task = await workflows.begin()
+    await workflows.report(task, PARK, waits=[wait_for("a", 1000), wait_for("b", 1000)])
+    workflows.clock.advance(seconds=1)
+    workflows.send("SendToWorkflow", name="a", data=1)
+    workflows.clock.advance(milliseconds=1)
+    workflows.send("SendToWorkflow", name="b", data=2)
+    await workflows.consume()
+    task = await workflows.take()
+    assert [(each["key"], each["status"]) for each in task["effects"]] == [("a", "done"), ("b", "failed")]
+
+
+async def test_timeouts_wait_for_older_commands(workflows: Workflows) -> None:
+    """While older commands may be unhandled, no wait times out: the workflow is available again in 250 ms."""
+    task = await workflows.begin()
+    await workflows.report(task, PARK, waits=[wait_for("approval", 1000)])
+    workflows.clock.advance(seconds=1)
+    workflows.send("SendToWorkflow", name="approval", data=1)
+    workflows.clock.advance(seconds=1)
+    workflows.may_time_out = False
+    assert await workflows.poll() == []
+    row = await workflows.row()
+    assert (row["status"], row["available_at"], row["attempt"]) == ("waiting", workflows.clock.now() + 250, 0)
+    await workflows.consume()
+    workflows.may_time_out = True
+    workflows.clock.advance(milliseconds=250)
+    assert (await workflows.take())["effects"][0]["result"] == 1
+
+
+async def test_failed_step_is_tried_again(workflows: Workflows) -> None:
+    """The outcome says when the next attempt may start. The failure that exceeds the attempts fails the step."""
+    task = await workflows.begin(retry={"maxAttempts": 2, "first": "PT10S", "factor": 1, "cap": "PT10S"})
+    first = await workflows.report(task, steps=[failed("pay")])
+    (following,) = first["failedSteps"]
+    assert (first["outcome"], following["key"]) == ("recorded", "pay")
+    assert 0 <= following["startInMs"] <= 10_000
+    second = await workflows.report(task, steps=[failed("pay", 2)])
+    assert second["failedSteps"] == [{"key": "pay"}]
+    (effect,) = (await workflows.view())["effects"]
+    assert (effect["status"], effect["failures"], effect["error"]) == (
+        "failed",
+        2,
+        {"type": "OSError", "message": "no"},
+    )
+
+
+async def test_failed_step_parks(workflows: Workflows) -> None:
+    """A workflow that only waits for the next attempt of a step is available at that instant, with the delay named."""
+    task = await workflows.begin()
+    parked = await workflows.report(task, PARK, steps=[failed("pay", afterMs=7000)])
+    assert (parked["outcome"], parked["failedSteps"]) == ("parked", [{"key": "pay", "startInMs": 7000}])
+    workflows.clock.advance(seconds=7)
+    (effect,) = (await workflows.take())["effects"]
+    assert (effect["status"], effect["failures"], effect["startInMs"]) == ("open", 1, 0)
+
+
+async def test_park_goes_on_if_a_step_may_start(workflows: Workflows) -> None:
+    """A park is answered with `resumed` if a failed step may start again."""
+    task = await workflows.begin()
+    outcome = await workflows.report(task, PARK, steps=[failed("pay", afterMs=0)], waits=[sleep("nap", 1000)])
+    assert outcome["outcome"] == "resumed"
+
+
+async def test_failure_and_retry(workflows: Workflows) -> None:
+    """RetryWorkflow runs the failed step again that the function got last. The second failure has another event id."""
+    task = await workflows.begin(deadlineIn="PT1H")
+    steps = [done("pay"), failed("ship", retryable=False)]
+    await workflows.report(task, fail("no ship", "ship"), steps=steps, seen=seen("pay", "ship"))
+    view = await workflows.view()
+    assert (view["workflow"]["code"], view["workflow"]["step"], view["error"]["message"]) == (
+        "STEP_FAILED",
+        "ship",
+        "no ship",
+    )
+    assert await workflows.about("Retry") == "retried"
+    view = await workflows.view()
+    assert "error" not in view
+    assert "deadlineAt" not in view["workflow"]
+    task = await workflows.take()
+    assert [(each["key"], each["status"], each.get("seq"), each.get("failures")) for each in task["effects"]] == [
+        ("pay", "done", 1, None),
+        ("ship", "open", None, None),
+    ]
+    await workflows.report(task, fail("again"))
+    events = await workflows.events_of("WorkflowFailed")
+    assert [each["payload"]["code"] for each in events] == ["STEP_FAILED", "WORKFLOW_ERROR"]
+    assert len({each["id"] for each in events}) == 2
+
+
+async def test_shutdown_releases(workflows: Workflows) -> None:
+    """A task that is released at a shutdown is available at once, and the claim does not count."""
+    task = await workflows.begin()
+    assert (await workflows.report(task, release()))["outcome"] == "released"
+    again = await workflows.take(worker_id="worker-2")
+    assert (again["attempt"], again["token"] != task["token"]) == (1, True)
+
+
+async def test_blocked(workflows: Workflows) -> None:
+    """A workflow whose function does not match waits 5 s, then 10 s. From the third time on it is shown as blocked."""
+    task = await workflows.begin()
+    for delay in (5, 10, 20):
+        await workflows.report(task, release("non_deterministic", "expected pay, found ship"))
+        assert await workflows.poll() == []
+        workflows.clock.advance(seconds=delay)
+        assert ("blockedBy" in (await workflows.view())["workflow"]) == (delay == 20)
+        task = await workflows.take()
+    (event,) = await workflows.events_of("WorkflowBlocked")
+    assert event["payload"]["error"] == "expected pay, found ship"
+    await workflows.report(task)
+    assert "blockedBy" not in (await workflows.view())["workflow"]
+
+
+async def test_deadline(workflows: Workflows) -> None:
+    """A workflow that has not ended at its deadline fails. The report of its worker is lost."""
+    task = await workflows.begin(deadlineIn="PT1M")
+    await workflows.renew(task)
+    workflows.clock.advance(milliseconds=59_999)
+    await workflows.end_overdue()
+    assert await workflows.status() == "running"
+    workflows.clock.advance(milliseconds=1)
+    await workflows.end_overdue()
+    (event,) = await workflows.events_of("WorkflowFailed")
+    assert (event["payload"]["code"], await workflows.status()) == ("DEADLINE", "failed")
+    assert (await workflows.report(task, complete()))["outcome"] == "lost"

@@ -1,0 +1,228 @@
+"""Reports: repeated ones, those of a lost lease, those that contradict what is stored, and the limits of a workflow."""
+
+from typing import Any
+
+import pytest
+
+from tests.harness.clock import NOW, after
+from tests.harness.workflows import (
+    CONTINUE,
+    LEASE_MS,
+    MAX_ATTEMPTS,
+    PARK,
+    Workflows,
+    complete,
+    done,
+    fail,
+    failed,
+    release,
+    report,
+    reports,
+    seen,
+    sleep,
+    wait_for,
+)
+
+ENDS = {
+    "complete": (complete(1), "completed"),
+    "fail": (fail(), "failed"),
+    "release": (release(), "released"),
+    "park": (PARK, "parked"),
+}
+
+
+@pytest.mark.parametrize("name", ENDS)
+async def test_repeated_end(workflows: Workflows, name: str) -> None:
+    """A report that ended a task has the outcome `unchanged` when it is repeated, and no further effect."""
+    then, outcome = ENDS[name]
+    task = await workflows.begin()
+    waits = [sleep("nap", 5000)] if name == "park" else []
+    first = await workflows.report(task, then, waits=waits)
+    row = await workflows.row()
+    again = await workflows.report(task, then, waits=waits)
+    assert (first["outcome"], again["outcome"], await workflows.row()) == (outcome, "unchanged", row)
+
+
+async def test_repeated_report_stores_nothing(workflows: Workflows) -> None:
+    """A report whose reply was lost is repeated with the same outcome. Its failures count once, and instants stay."""
+    task = await workflows.begin()
+    fields: dict[str, Any] = {
+        "steps": [done("pay", {"n": 1}), failed("ship", afterMs=1000)],
+        "seen": seen("pay"),
+        "waits": [sleep("nap", 5000), wait_for("approval", 9000)],
+    }
+    first = await workflows.report(task, **fields)
+    effects = await workflows.all_rows("workflow_effects")
+    workflows.clock.advance(milliseconds=400)
+    again = await workflows.report(task, **fields)
+    assert await workflows.all_rows("workflow_effects") == effects
+    assert (first["outcome"], again["outcome"]) == ("recorded", "recorded")
+    assert (first["failedSteps"][0]["startInMs"], again["failedSteps"][0]["startInMs"]) == (1000, 600)
+    counts = [(await workflows.row())[name] for name in ("effects", "seen")]
+    assert counts == [4, 1]
+
+
+async def test_same_report_twice_in_one_batch(workflows: Workflows) -> None:
+    """Requests of one transaction are applied in order, so a report that comes twice is applied once."""
+    task = await workflows.begin()
+    asked = report(task, complete(), steps=[done("pay")], seen=seen("pay"))
+    first, second = await workflows.ask_all(asked, asked)
+    assert [each["reports"][0]["outcome"] for each in (first, second)] == ["completed", "unchanged"]
+    assert len(await workflows.events_of("WorkflowCompleted")) == 1
+
+
+CONFLICTS = {
+    "another result": {"steps": [done("pay", 2)]},
+    "a failure of a step that is done": {"steps": [failed("pay")]},
+    "an attempt too far": {"steps": [failed("new", 2)]},
+    "another kind": {"waits": [sleep("pay", 1)]},
+    "a step that is a sleep": {"steps": [done("nap")]},
+    "another number": {"seen": [{"key": "pay", "seq": 2}]},
+    "a gap": {"steps": [done("new")], "seen": [{"key": "new", "seq": 3}]},
+    "a number that is used": {"steps": [done("new")], "seen": [{"key": "new", "seq": 1}]},
+    "seen before its end": {"seen": [{"key": "nap", "seq": 2}]},
+    "seen without being stored": {"seen": [{"key": "other", "seq": 2}]},
+    "an attempt after the last failure": {"steps": [failed("broken", 2)]},
+}
+
+
+@pytest.mark.parametrize("name", CONFLICTS)
+async def test_conflict(workflows: Workflows, name: str) -> None:
+    """A report that contradicts what is stored stores nothing."""
+    task = await workflows.begin()
+    broken = failed("broken", retryable=False)
+    await workflows.report(task, steps=[done("pay", 1), broken], seen=seen("pay"), waits=[sleep("nap", 60_000)])
+    before = await workflows.row(), await workflows.all_rows("workflow_effects")
+    outcome = await workflows.report(task, complete(), **CONFLICTS[name])
+    assert outcome["outcome"] == "conflict"
+    assert (await workflows.row(), await workflows.all_rows("workflow_effects")) == before
+
+
+async def test_lost(workflows: Workflows) -> None:
+    """A report is lost if the workflow was claimed again, cancelled, or does not exist. It stores nothing."""
+    task = await workflows.begin()
+    workflows.clock.advance(seconds=LEASE_MS / 1000)
+    other = await workflows.take(worker_id="worker-2")
+    assert (await workflows.report(task, steps=[done("pay")]))["outcome"] == "lost"
+    assert (await workflows.renew(task))["lost"] == ["order-1"]
+    assert (await workflows.effects(task)) == {"error": "NOT_FOUND"}
+    await workflows.about("Cancel")
+    assert (await workflows.report(other, steps=[done("pay")]))["outcome"] == "lost"
+    assert (await workflows.report({**task, "workflowId": "unknown"}))["outcome"] == "lost"
+    assert await workflows.all_rows("workflow_effects") == []
+
+
+async def test_lease_that_ran_out_is_valid(workflows: Workflows) -> None:
+    """A lease that ran out stays valid until the workflow is claimed again."""
+    task = await workflows.begin()
+    workflows.clock.advance(minutes=10)
+    assert (await workflows.report(task, steps=[done("pay")]))["outcome"] == "recorded"
+    assert (await workflows.row())["available_at"] == after(minutes=10) + LEASE_MS
+
+
+async def test_renewal_is_not_cumulative(workflows: Workflows) -> None:
+    """A renewed lease ends one lease length from now, however often it is renewed."""
+    task = await workflows.begin()
+    for _ in range(3):
+        await workflows.renew(task)
+    assert (await workflows.row())["available_at"] == NOW + LEASE_MS
+
+
+async def test_lost_leases_delay_and_crash(workflows: Workflows) -> None:
+    """From the third lost lease in a row on, a growing delay follows. Above the most attempts the workflow fails."""
+    assert await workflows.start() == "started"
+    for attempt, delay in enumerate((0, 0, 10, 20, 40), 1):
+        assert (await workflows.take())["attempt"] == attempt
+        workflows.clock.advance(milliseconds=LEASE_MS + delay * 1000 - 1)
+        assert await workflows.poll() == []
+        workflows.clock.advance(milliseconds=1)
+    assert (MAX_ATTEMPTS, await workflows.poll(), workflows.adds_events) == (5, [], True)
+    (event,) = await workflows.events_of("WorkflowFailed")
+    assert (event["payload"]["code"], await workflows.status()) == ("CRASHED", "failed")
+    assert await workflows.about("Retry") == "retried"
+    assert (await workflows.take())["attempt"] == 1
+
+
+@pytest.mark.parametrize("then", [CONTINUE, release()])
+async def test_attempts_after_a_report(workflows: Workflows, then: dict[str, str]) -> None:
+    """A report sets the attempts to 0. A release takes back its own claim, and never goes below 0."""
+    assert await workflows.start() == "started"
+    for _ in range(2):
+        await workflows.take()
+        workflows.clock.advance(milliseconds=LEASE_MS)
+    task = await workflows.take()
+    await workflows.report(task, then)
+    assert (await workflows.row())["attempt"] == (0 if then == CONTINUE else 2)
+    if then == CONTINUE:
+        await workflows.report(task, release())
+        assert (await workflows.row())["attempt"] == 0
+
+
+async def test_delay_follows_a_renewed_lease(workflows: Workflows) -> None:
+    """A worker that renews its lease and then dies has the delay too."""
+    assert await workflows.start() == "started"
+    for _ in range(2):
+        await workflows.take()
+        workflows.clock.advance(milliseconds=LEASE_MS)
+    task = await workflows.take()
+    await workflows.renew(task)
+    assert (await workflows.row())["available_at"] == workflows.clock.now() + LEASE_MS + 10_000
+
+
+async def test_too_large(workflows: Workflows) -> None:
+    """A workflow with more than 10,000 effects, or more than 8 MiB of results, fails. The report is not stored."""
+    task = await workflows.begin()
+    await workflows.sql("UPDATE workflows SET effects = 10000")
+    outcome = await workflows.report(task, steps=[done("pay")])
+    assert (outcome["outcome"], (await workflows.view())["workflow"]["code"]) == ("failed", "TOO_LARGE")
+    assert await workflows.all_rows("workflow_effects") == []
+    assert await workflows.start("other") == "started"
+    task = await workflows.take()
+    await workflows.sql(f"UPDATE workflows SET effect_bytes = {8 * 2**20 - 3} WHERE workflow_id = 'other'")
+    assert (await workflows.report(task, steps=[done("pay", 123)]))["outcome"] == "recorded"
+    assert (await workflows.report(task, steps=[done("pay:1", 1)]))["outcome"] == "failed"
+
+
+async def test_many_reports_of_many_tenants(workflows: Workflows) -> None:
+    """Reports about several workflows are applied in one transaction, each with its own outcome, in order."""
+    for number in range(5):
+        assert await workflows.start(f"order-{number}") == "started"
+    tasks = sorted(await workflows.poll(), key=lambda task: str(task["workflowId"]))
+    ends = [complete(), fail(), release(), PARK, CONTINUE]
+    many = [
+        {"workflowId": task["workflowId"], "token": task["token"], "then": then, "steps": [done("a", number)]}
+        for number, (task, then) in enumerate(zip(tasks, ends, strict=True))
+    ]
+    (reply,) = await workflows.ask_all(reports(many))
+    assert [each["outcome"] for each in reply["reports"]] == ["completed", "failed", "released", "parked", "recorded"]
+    assert workflows.answers[0].wakes == ("outbox",)
+    lanes = [at for _, at in workflows.answers[0].lanes]
+    assert lanes == [NOW, NOW]  # the released one, and the parked one: its function did not get the result of `a`
+    assert [row["result"] for row in await workflows.all_rows("workflow_effects")] == ["0", "1", "2", "3", "4"]
+
+
+async def test_large_tasks_are_paged(workflows: Workflows) -> None:
+    """A task has at most 64 KiB of effects. get-effects returns the others, in the same order."""
+    task = await workflows.begin()
+    keys = ["a", *(f"a:{number}" for number in range(1, 12))]
+    steps = [done(key, "x" * 10_000) for key in keys]
+    await workflows.report(task, release(), steps=steps, seen=seen(*reversed(keys[:10])))
+    task = await workflows.take()
+    page = await workflows.effects(task, task["cursor"])
+    shown = [each["key"] for each in (*task["effects"], *page["effects"])]
+    assert (len(task["effects"]), shown, page.get("cursor")) == (6, [*reversed(keys[:10]), "a:10", "a:11"], None)
+    assert [each["key"] for each in (await workflows.effects(task))["effects"]] == shown
+    assert await workflows.effects(task, "?") == {"error": "INVALID_PAYLOAD"}
+
+
+async def test_large_messages_come_in_several_replies(workflows: Workflows) -> None:
+    """A reply has at most about 512 KiB of waits that are over. The next replies have the others."""
+    task = await workflows.begin()
+    for number in range(12):
+        assert await workflows.send_to(data=f"{number:060000}") == "sent"
+    keys = ["approval", *(f"approval:{number}" for number in range(1, 12))]
+    first = await workflows.report(task, PARK, waits=[wait_for(key) for key in keys])
+    got = [each["key"] for each in first["over"]]
+    assert (first["outcome"], len(got)) == ("resumed", 8)
+    second = await workflows.report(task, PARK, seen=seen(*got))
+    assert [each["key"] for each in second["over"]] == keys[8:]

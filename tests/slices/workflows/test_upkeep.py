@@ -1,0 +1,222 @@
+"""Queries, gauges, retention, and the rows that the schema refuses."""
+
+import pytest
+
+from tests.harness.clock import NOW, after, iso
+from tests.harness.workflows import PARK, Workflows, complete, done, fail, release, seen, sleep, wait_for
+from timer_service.core.paging import write_cursor
+from timer_service.core.row_counts import RowCounts
+from timer_service.workflows.retention import delete_settled
+from timer_service.workflows.store import COUNTED, WORKFLOWS
+
+
+async def fill(workflows: Workflows) -> None:
+    """Store a workflow in each status, one after the other, and a tombstone."""
+    for number, name in enumerate(("waiting", "parked", "completed", "failed", "running")):
+        workflows.clock.set(NOW + number)
+        assert await workflows.start(name, type="other" if name == "parked" else "order") == "started"
+        then = {"parked": PARK, "completed": complete(), "failed": fail(), "waiting": release()}.get(name)
+        task = await workflows.take(workflow_type="other" if name == "parked" else "order")
+        if then is not None:
+            await workflows.report(task, then)
+        if name == "waiting":
+            await workflows.sql("UPDATE workflows SET available_at = available_at + 3600000")
+    workflows.clock.set(NOW + 5)
+    assert await workflows.start("cancelled") == "started"
+    assert await workflows.about("Cancel", "cancelled") == "cancelled"
+    assert await workflows.about("Cancel", "unknown") == "not_found"
+
+
+async def test_lists_and_counts(workflows: Workflows) -> None:
+    """Workflows are listed in order of creation, by status and type, in pages. Tombstones and tokens are not shown."""
+    await fill(workflows)
+    everything = ["waiting", "parked", "completed", "failed", "running", "cancelled"]
+    page = await workflows.ask("list-workflows", limit=4)
+    rest = await workflows.ask("list-workflows", limit=4, cursor=page["cursor"])
+    assert [each["workflowId"] for each in (*page["workflows"], *rest["workflows"])] == everything
+    assert "cursor" not in rest
+    for status in everything:
+        found = (await workflows.ask("list-workflows", status=status))["workflows"]
+        assert [each["workflowId"] for each in found] == [status]
+    others = (await workflows.ask("list-workflows", type="other"))["workflows"]
+    assert [each["workflowId"] for each in others] == ["parked"]
+    assert await workflows.ask("count-workflows") == {"counts": dict.fromkeys(everything, 1), "exact": True}
+    assert (await workflows.ask("list-workflows", tenant="globex"))["workflows"] == []
+    token = (await workflows.row("running"))["lease_token"]
+    assert token not in str(await workflows.view("running"))
+
+
+async def test_pages_of_effects(workflows: Workflows) -> None:
+    """get-workflow shows the effects in pages: in the order in which the function got them, then the others."""
+    task = await workflows.begin()
+    steps = [done("b", 1), done("a", 2), done("c", 3)]
+    await workflows.report(task, steps=steps, seen=seen("b", "a"), waits=[sleep("nap", 1000), wait_for("go")])
+    found = []
+    cursor = None
+    while True:
+        page = await workflows.view(limit=2, **({} if cursor is None else {"cursor": cursor}))
+        found += page["effects"]
+        if (cursor := page.get("cursor")) is None:
+            break
+    assert [(each["key"], each.get("seq"), each.get("dueAt")) for each in found] == [
+        ("b", 1, None),
+        ("a", 2, None),
+        ("c", None, None),
+        ("go", None, None),
+        ("nap", None, iso(after(seconds=1))),
+    ]
+    hostile: list[list[str | int]] = [[2**40, "a", 0], [0, "a", 2**40], [-(2**40), "", -1], ["a"]]
+    for parts in hostile:
+        assert (await workflows.view(cursor=write_cursor(parts)))["error"]["code"] == "INVALID_PAYLOAD"
+        assert await workflows.effects(task, write_cursor(parts)) == {"error": "INVALID_PAYLOAD"}
+
+
+async def test_workers(workflows: Workflows) -> None:
+    """list-workers shows the workers of a tenant, offline after 30 s. get-workflow says if one asks for its lane."""
+    await workflows.start()
+    insert = "INSERT INTO workflow_workers (tenant_id, worker_id, queue, types, slots, first_seen_at, seen_at) VALUES "
+    await workflows.sql(f"{insert} ('acme', 'w1', 'default', '[\"order\"]', 5, {NOW}, {NOW})")
+    await workflows.sql(f"{insert} ('acme', 'w2', 'eu', '[\"order\"]', 5, {NOW}, {NOW})")
+    await workflows.sql(f"{insert} ('globex', 'w3', 'default', '[\"order\"]', 5, {NOW}, {NOW})")
+    assert (await workflows.view())["hasWorkers"] is True
+    page = await workflows.ask("list-workers", limit=1)
+    assert page["workers"] == [
+        {
+            "workerId": "w1",
+            "queue": "default",
+            "types": ["order"],
+            "slots": 5,
+            "firstSeenAt": iso(NOW),
+            "seenAt": iso(NOW),
+            "online": True,
+        }
+    ]
+    workflows.clock.advance(seconds=30)
+    (other,) = (await workflows.ask("list-workers", cursor=page["cursor"]))["workers"]
+    assert (other["workerId"], other["online"], (await workflows.view())["hasWorkers"]) == ("w2", False, False)
+
+
+async def test_gauges(workflows: Workflows) -> None:
+    """Failed and blocked workflows are counted."""
+    await fill(workflows)
+    await workflows.sql("UPDATE workflows SET blocks = 3 WHERE workflow_id = 'waiting'")
+    await RowCounts(workflows.database, workflows.metrics, counted=COUNTED, due=()).tick(NOW)
+    assert dict(workflows.metrics.counts) == {("workflows", "failed"): 1, ("workflows", "blocked"): 1}
+
+
+async def test_retention(workflows: Workflows) -> None:
+    """Workflows that ended before an instant are deleted with all their rows, in parts. Open ones stay."""
+    task = await workflows.begin(input=1)
+    steps = [done(f"step-{number}") for number in range(7)]
+    await workflows.send_to(data=1)
+    await workflows.report(task, complete(), steps=steps, waits=[wait_for("approval")])
+    await workflows.start("open")
+    await workflows.about("Cancel", "unknown")
+    passes = 0
+    while True:
+        async with workflows.database.transaction() as tx:
+            if not await delete_settled(tx, NOW + 1, 4):
+                break
+        passes += 1
+    assert passes == 3
+    assert [row["workflow_id"] for row in await workflows.all_rows()] == ["open"]
+    for table in ("workflow_effects", "workflow_messages", "workflow_data"):
+        assert await workflows.all_rows(table) == []
+
+
+async def test_retention_counts_from_the_newest_command(workflows: Workflows) -> None:
+    """A command that finds a workflow ended starts its retention again, because the broker still has older commands."""
+    await workflows.start()
+    await workflows.about("Cancel")
+    workflows.clock.advance(days=1)
+    assert await workflows.about("Cancel") == "unchanged"
+    async with workflows.database.transaction() as tx:
+        assert await delete_settled(tx, after(hours=23), 100) == 0
+        assert await delete_settled(tx, after(hours=25), 100) == 1
+
+
+# Schema
+
+
+UNHELD = ", ".join(f"{name} = NULL" for name in ("available_at", "due_at", *WORKFLOWS.holder, "lease_token"))
+FORBIDDEN = [
+    "status = 'done'",
+    "status = 'waiting'",
+    "status = 'parked'",
+    "status = 'completed'",
+    "status = 'failed'",
+    "status = 'cancelled'",
+    "lease_token = NULL",
+    "worker_id = NULL",
+    "claimed_at = NULL",
+    "lease_ms = NULL",
+    "lease_ms = 0",
+    "available_at = NULL",
+    "due_at = NULL",
+    "available_at = due_at - 1",
+    "attempt = -1",
+    "ended_at = 1",
+    "failure_code = 'CRASHED'",
+    "type = NULL",
+    "queue = NULL",
+    "digest = NULL",
+    "confirmed_at = 1",
+    "seen = effects + 1",
+    "seen = -1",
+    "effects = -1",
+    "effect_bytes = -1",
+    "input_bytes = -1",
+    "messages = -1",
+    "message_bytes = -1",
+    "blocks = -1",
+    "times_blocked = -1",
+    "retries = -1",
+    f"status = 'failed', ended_at = 1, {UNHELD}",
+    "status = 'cancelled', ended_at = 1",
+]
+FORBIDDEN_EFFECTS = [
+    "status = 'over'",
+    "kind = 'timer'",
+    "n = -1",
+    "seq = 0",
+    "failures = -1",
+    "size = -1",
+    "status = 'open'",
+    "status = 'failed'",
+    "error = '{}'",
+    "kind = 'sleep'",
+    "kind = 'message', failures = 1",
+]
+
+
+async def test_schema_refuses(workflows: Workflows) -> None:
+    """Both engines refuse rows that would break a promise of workflows."""
+    task = await workflows.begin()
+    await workflows.send_to(data=1)
+    await workflows.report(task, steps=[done("pay", 1)], seen=seen("pay"))
+    for table, changes in (("workflows", FORBIDDEN), ("workflow_effects", FORBIDDEN_EFFECTS)):
+        for change in changes:
+            with pytest.raises(Exception, match=r"(?i)check constraint"):
+                await workflows.sql(f"UPDATE {table} SET {change}")
+    for change in ("size = -1", "taken_at = 1"):
+        with pytest.raises(Exception, match=r"(?i)check constraint"):
+            await workflows.sql(f"UPDATE workflow_messages SET {change}")
+
+
+UNIQUE = [
+    "UPDATE workflow_effects SET seq = 1",
+    "UPDATE workflows SET concurrency_key = 'kim'",
+    "UPDATE workflow_messages SET message_id = 'm'",
+]
+
+
+@pytest.mark.parametrize("statement", UNIQUE)
+async def test_schema_refuses_twins(workflows: Workflows, statement: str) -> None:
+    """Both engines refuse two effects with one number, two open workflows with one key, and one message id twice."""
+    task = await workflows.begin()
+    await workflows.report(task, steps=[done("a"), done("b")])
+    await workflows.start("other")
+    await workflows.send_to(name="a")
+    await workflows.send_to(name="b")
+    with pytest.raises(Exception, match=r"(?i)unique"):
+        await workflows.sql(statement)

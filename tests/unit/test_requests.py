@@ -1,0 +1,258 @@
+"""Requests of workers: batches, replies, and whose fault a failed transaction is."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Collection, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from tests.harness.clock import NOW, ManualClock
+from tests.harness.metrics import RecordingMetrics
+from timer_service.adapters.memory import MemoryBroker
+from timer_service.adapters.sqlite import SqliteDatabase
+from timer_service.core.broker import QueryReply
+from timer_service.core.budget import MIB
+from timer_service.core.database import Transaction
+from timer_service.core.errors import Code, DatabaseBlockedError, DatabaseUnavailableError, Rejection
+from timer_service.core.health import OutageLog
+from timer_service.core.message import Payload
+from timer_service.core.request_intake import Asked, Intake, RequestRoute
+from timer_service.core.request_queue import QueueLimits
+from timer_service.core.requests import Answer, HandleRequests, Requests
+from timer_service.core.route import Lane
+from timer_service.core.stored_json import RawJson
+
+LIMITS = QueueLimits(waiting_bytes=16 * MIB, batch_bytes=2 * MIB)
+INSERT = (
+    "INSERT INTO workflow_workers (tenant_id, worker_id, queue, types, slots, first_seen_at, seen_at) "
+    "VALUES (:tenant, :id, '', '[]', 1, 0, 0)"
+)
+
+
+class Note(Payload):
+    """A request of these tests."""
+
+    text: str
+
+
+ROUTE = RequestRoute("note", Note, Note)
+
+
+class Slice:
+    """Stores each request. A test makes it fail or wait."""
+
+    def __init__(self) -> None:
+        self.batches: list[list[str]] = []
+        self.failing: Exception | None = None
+        self.fails_on: Collection[str] = ()
+        self.go_on = asyncio.Event()
+        self.go_on.set()
+
+    async def prepare(self, now: int) -> HandleRequests:
+        assert now == NOW
+        return self.handle
+
+    async def handle(self, tx: Transaction, asked: Sequence[Asked], now: int) -> Sequence[Answer]:
+        assert now == NOW
+        texts = [each.request.text for each in asked]
+        self.batches.append(texts)
+        await tx.executemany(INSERT, [{"tenant": each.tenant, "id": each.request.text} for each in asked])
+        await self.go_on.wait()
+        if self.failing is not None and (not self.fails_on or set(texts) & set(self.fails_on)):
+            raise self.failing
+        return [self._answer(each) for each in asked]
+
+    def _answer(self, asked: Asked) -> Answer:
+        match asked.request.text:
+            case "rejected":
+                return Answer(Rejection(Code.NOT_FOUND, "there is no such thing"))
+            case "large":
+                return Answer(RawJson('"' + "x" * MIB + '"'))
+            case "wakes":
+                return Answer(Note(text="ok"), ("outbox",), (((asked.tenant, "default", "order"), NOW + 5),))
+            case text:
+                return Answer(Note(text=text))
+
+
+class Service:
+    """The requests of one instance, on an in-memory broker and a real database."""
+
+    def __init__(self, database: SqliteDatabase, clock: ManualClock, metrics: RecordingMetrics) -> None:
+        self.broker = MemoryBroker()
+        self.slice = Slice()
+        self.metrics = metrics
+        self.wakes: list[tuple[set[str], int]] = []
+        self.lanes: list[tuple[Lane, int]] = []
+        self.intake = Intake([ROUTE], LIMITS, metrics)
+        self._database = database
+        self.requests = Requests(
+            database=database,
+            clock=clock,
+            metrics=metrics,
+            prepare=self.slice.prepare,
+            wake=self._wake,
+            offer=lambda lane, at: self.lanes.append((lane, at)),
+            outages=OutageLog(),
+        )
+
+    async def _wake(self, loops: Collection[str], at: int) -> None:
+        self.wakes.append((set(loops), at))
+
+    async def send(self, *bodies: object, tenant: str = "acme") -> list[asyncio.Task[QueryReply]]:
+        """Send requests. Return when all were received."""
+        tasks = [asyncio.create_task(self.broker.request("note", tenant, self._body(body))) for body in bodies]
+        await asyncio.sleep(0)
+        return tasks
+
+    @staticmethod
+    def _body(body: object) -> bytes:
+        return body if isinstance(body, bytes) else json.dumps({"text": body}).encode()
+
+    async def ask(self, *bodies: object, tenant: str = "acme") -> list[Any]:
+        """Send requests together. Return the replies, or the code of an error."""
+        async with asyncio.timeout(10):
+            replies = await asyncio.gather(*await self.send(*bodies, tenant=tenant))
+        return [each.code or json.loads(each.body)["text"] for each in replies]
+
+    async def stored(self) -> list[str]:
+        rows = await self._database.reader.fetch("SELECT worker_id FROM workflow_workers ORDER BY worker_id")
+        return [row["worker_id"] for row in rows]
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Apply requests during the block, and drain them at its end."""
+        subscription = await self.broker.serve_requests(["note"], self.intake.receive)
+        task = asyncio.create_task(self.requests.run(self.intake, subscription))
+        yield
+        await subscription.close()
+        self.intake.close()
+        async with asyncio.timeout(10):
+            await task
+
+
+@pytest.fixture
+async def service(sqlite: SqliteDatabase, clock: ManualClock, metrics: RecordingMetrics) -> AsyncIterator[Service]:
+    started = Service(sqlite, clock, metrics)
+    async with started.running():
+        yield started
+
+
+async def test_bad_requests_beside_a_good_one(service: Service) -> None:
+    """Each bad request gets an error that names the field. The good ones of the same batch are applied."""
+    bad = await service.send(b"{", b'{"text": 1}', b'{"text": "a", "more": 1}', b"[]")
+    assert await service.ask("good") == ["good"]
+    replies = [await each for each in bad]
+    assert [each.code for each in replies] == [Code.INVALID_JSON] + [Code.INVALID_PAYLOAD] * 3
+    paths = [json.loads(each.body)["error"].get("errors", [{}])[0].get("path") for each in replies]
+    assert paths == [None, "text", "more", "(body)"]
+    assert await service.stored() == ["good"]
+
+
+@pytest.mark.parametrize("tenant", ["", "a b", "\u00e9", "x" * 65])
+async def test_invalid_tenant(service: Service, tenant: str) -> None:
+    """A request whose subject names no valid tenant is refused."""
+    assert await service.ask("a", tenant=tenant) == [Code.INVALID_PAYLOAD]
+    assert await service.stored() == []
+
+
+async def test_requests_are_collected_while_a_transaction_runs(service: Service) -> None:
+    """The requests that arrive while a transaction runs are applied together in the next one."""
+    service.slice.go_on.clear()
+    first = await service.send("a")
+    while not service.slice.batches:
+        await asyncio.sleep(0.001)
+    later = await service.send("b", "c", "d")
+    service.slice.go_on.set()
+    assert [(await each).code for each in (*first, *later)] == [None] * 4
+    assert service.slice.batches == [["a"], ["b", "c", "d"]]
+
+
+async def test_reply_comes_after_the_commit(service: Service) -> None:
+    """When a worker has the reply, every reader sees what the request wrote."""
+    for number in range(20):
+        await service.ask(f"{number:02}")
+        assert (await service.stored())[-1] == f"{number:02}"
+
+
+async def test_bug_affects_one_request(service: Service, caplog: pytest.LogCaptureFixture) -> None:
+    """If a transaction fails by an error of one request, only this one fails, and the others are applied once."""
+    service.slice.failing, service.slice.fails_on = RuntimeError("a bug"), {"5"}
+    replies = await service.ask(*(str(number) for number in range(10)))
+    assert replies == [Code.INTERNAL if number == 5 else str(number) for number in range(10)]
+    assert await service.stored() == ["0", "1", "2", "3", "4", "6", "7", "8", "9"]
+    assert "request failed" in caplog.text
+    assert await service.ask("5") == [Code.INTERNAL]
+    assert not service.requests.health.usable
+    assert await service.ask("next") == ["next"]
+    assert service.requests.health.usable
+
+
+@pytest.mark.parametrize("error", [DatabaseUnavailableError("away"), DatabaseBlockedError("locked")])
+async def test_environment_at_fault(service: Service, error: Exception) -> None:
+    """If the database is away or blocks, the requests get BUSY, so that workers repeat them. Nothing is stored."""
+    service.slice.failing = error
+    assert await service.ask("a", "b") == [Code.BUSY, Code.BUSY]
+    service.slice.failing = None
+    assert await service.ask("a", "b") == ["a", "b"]
+    assert await service.stored() == ["a", "b"]
+    assert service.metrics.requests == {("note", "BUSY"): 2, ("note", "answered"): 2}
+
+
+async def test_blocked_request_does_not_block_others(service: Service) -> None:
+    """If one request waits for a locked row, the others of its transaction are applied."""
+    service.slice.failing, service.slice.fails_on = DatabaseBlockedError("locked"), {"50"}
+    replies = await service.ask(*(str(number) for number in range(100)))
+    assert replies == [Code.BUSY if number == 50 else str(number) for number in range(100)]
+    blocked = [batch for batch in service.slice.batches if "50" in batch]
+    assert [len(batch) for batch in blocked] == [100, 13, 2, 1]
+
+
+async def test_wakes_after_the_commit(service: Service) -> None:
+    """The loops and the lanes of an answer are woken."""
+    assert await service.ask("wakes") == ["ok"]
+    assert (service.wakes, service.lanes) == ([({"outbox"}, NOW)], [(("acme", "default", "order"), NOW + 5)])
+
+
+async def test_errors_of_answers(service: Service) -> None:
+    """An answer may be an error. A reply that is too large for the broker becomes one."""
+    assert await service.ask("rejected", "large", "b") == [Code.NOT_FOUND, Code.TOO_LARGE, "b"]
+
+
+async def test_flood_of_bad_requests(service: Service) -> None:
+    """After 100 bad requests of a tenant in a second, its next ones are refused unread. Other tenants go on."""
+    assert set(await service.ask(*[b"{"] * 100)) == {Code.INVALID_JSON}
+    assert await service.ask("a") == [Code.BUSY]
+    assert await service.ask("a", tenant="other") == ["a"]
+
+
+async def test_full_queue(sqlite: SqliteDatabase, clock: ManualClock, metrics: RecordingMetrics) -> None:
+    """Requests that find the queue full get BUSY, and so do those of the largest tenant that make room for others."""
+    service = Service(sqlite, clock, metrics)
+    service.intake = Intake([ROUTE], LIMITS._replace(waiting=3), metrics)
+    subscription = await service.broker.serve_requests(["note"], service.intake.receive)
+    waiting = await service.send("a", "b", "c", "d")
+    others = await service.send("e", tenant="other")
+    service.intake.close()
+    await service.requests.run(service.intake, subscription)
+    codes = [(await each).code for each in (*waiting, *others)]
+    assert codes == [None, None, Code.BUSY, Code.BUSY, None]
+    assert metrics.requests == {("note", "BUSY"): 2, ("note", "answered"): 3}
+
+
+async def test_requests_that_waited_too_long(
+    sqlite: SqliteDatabase, clock: ManualClock, metrics: RecordingMetrics
+) -> None:
+    """A request whose worker no longer listens is not applied."""
+    service = Service(sqlite, clock, metrics)
+    at = [0.0]
+    service.intake = Intake([ROUTE], LIMITS, metrics, lambda: at[0])
+    subscription = await service.broker.serve_requests(["note"], service.intake.receive)
+    waiting = await service.send("a")
+    at[0] = 6
+    waiting += await service.send("b")
+    service.intake.close()
+    await service.requests.run(service.intake, subscription)
+    assert [(await each).code for each in waiting] == [Code.BUSY, None]
+    assert await service.stored() == ["b"]

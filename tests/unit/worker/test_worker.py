@@ -1,0 +1,724 @@
+"""A worker with a service in memory, in virtual time."""
+
+import asyncio
+import json
+import logging
+import threading
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import asynccontextmanager
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from tests.harness.clock import in_virtual_time
+from tests.harness.workflow_service import MemoryService
+from timer_service.client.errors import QueryError
+from timer_service.worker import (
+    Context,
+    Interrupted,
+    PermanentError,
+    Retry,
+    RetryAfter,
+    StepFailed,
+    WorkflowFunction,
+    workflow,
+)
+from timer_service.worker.process import run_worker
+from timer_service.worker.settings import Settings
+
+SECOND = timedelta(seconds=1)
+MINUTE = timedelta(minutes=1)
+calls: Counter[str] = Counter()
+
+
+@pytest.fixture(autouse=True)
+def no_calls() -> None:
+    calls.clear()
+
+
+def virtually(test: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[], None]:
+    """Run a test in virtual time."""
+
+    def run() -> None:
+        in_virtual_time(test)
+
+    run.__name__, run.__doc__ = test.__name__, test.__doc__
+    return run
+
+
+@asynccontextmanager
+async def worker(
+    service: MemoryService, *workflows: WorkflowFunction, **settings: Any
+) -> AsyncIterator[Callable[[], Awaitable[None]]]:
+    """Run a worker. It yields a function that stops the worker and waits for its end."""
+    stop = asyncio.Event()
+    types = {each.type: each for each in workflows}
+    running = asyncio.create_task(run_worker(service, Settings("acme", types, **settings), stop))
+
+    async def drain() -> None:
+        stop.set()
+        await running
+
+    try:
+        yield drain
+        await drain()
+    finally:
+        running.cancel()
+
+
+def now() -> float:
+    """Return the time of the loop, in seconds since the begin of the test."""
+    return asyncio.get_running_loop().time()
+
+
+async def work(value: Any = None, seconds: float = 0, name: str = "work") -> Any:
+    calls[name] += 1
+    await asyncio.sleep(seconds)
+    return value
+
+
+async def fail(text: str = "no", times: int = 1000) -> str:
+    calls["fail"] += 1
+    if calls["fail"] <= times:
+        raise ValueError(text)
+    return "worked"
+
+
+def reports(service: MemoryService) -> list[list[dict[str, Any]]]:
+    return [json.loads(body)["reports"] for name, body in service.requests if name == "report-tasks"]
+
+
+@workflow("order")
+async def order(ctx: Context, data: Any) -> Any:
+    charge = await ctx.step("charge", work, data["id"])
+    await ctx.sleep(timedelta(minutes=10))
+    return {"charge": charge, "approved": await ctx.wait_for("approval", timeout=timedelta(days=3))}
+
+
+@workflow("single")
+async def single(ctx: Context, data: Any) -> Any:
+    return await ctx.step("work", work, data)
+
+
+@workflow("long")
+async def long(ctx: Context, _: Any) -> Any:
+    return await ctx.step("long", work, "done", 65)
+
+
+@virtually
+async def test_the_order_example() -> None:
+    """A workflow runs its step once, sleeps, takes a message and completes."""
+    service = MemoryService()
+    row = service.start("order-1", "order", {"id": 7})
+    async with worker(service, order):
+        await service.until(lambda: row.status == "waiting" and "sleep" in row.effects)
+        assert 599 < row.available_at - now() < 601
+        await service.until(lambda: row.status == "waiting" and "approval" in row.effects)
+        service.send("order-1", "approval", data=True)
+        await service.until_ended()
+    assert row.end == {"action": "complete", "result": {"charge": 7, "approved": True}}
+    assert (row.seen, calls["work"]) == (["charge", "sleep", "approval"], 1)
+
+
+@virtually
+async def test_one_report_for_one_step() -> None:
+    """The end of the function travels with the result of its last step."""
+    service = MemoryService()
+    row = service.start("a", "single", 1)
+    async with worker(service, single):
+        await service.until_ended()
+    assert reports(service) == [
+        [
+            {
+                "workflowId": "a",
+                "token": row.settled_by,
+                "steps": [{"key": "work", "attempt": 1, "result": 1}],
+                "seen": [{"key": "work", "seq": 1}],
+                "then": {"action": "complete", "result": 1},
+            }
+        ]
+    ]
+
+
+@virtually
+async def test_many_tasks_in_one_request() -> None:
+    """The reports of many tasks go into a few requests, and no more tasks are held than there are slots."""
+    service = MemoryService()
+    for number in range(1000):
+        service.start(f"w-{number}", "single", number)
+    async with worker(service, single, slots=200):
+        await service.until_ended()
+    assert {row.end["result"] for row in service.rows.values()} == set(range(1000))
+    assert len(reports(service)) <= 15
+    slots = [json.loads(body)["slots"] for name, body in service.requests if name == "poll-tasks"]
+    assert max(slots) == 200
+
+
+@virtually
+async def test_steps_in_sequence() -> None:
+    """No effect begins before the results that the function got before are stored."""
+    service = MemoryService()
+
+    async def check(expected: list[str]) -> None:
+        assert service.rows["a"].seen == expected
+
+    @workflow("sequence")
+    async def sequence(ctx: Context, _: Any) -> None:
+        await ctx.step("one", check, [])
+        await asyncio.gather(ctx.step("two", check, ["one"]), ctx.step("two", check, ["one"]))
+        await ctx.sleep(SECOND)
+        await ctx.step("three", check, ["one", "two", "two:1", "sleep"])
+
+    service.start("a", "sequence")
+    async with worker(service, sequence):
+        await service.until_ended()
+    assert service.rows["a"].status == "completed", service.rows["a"].end
+
+
+@virtually
+async def test_a_failed_step_is_tried_again() -> None:
+    """The service decides when a failed step is tried again. If nothing else runs, the workflow parks meanwhile."""
+
+    @workflow("retry")
+    async def retry(ctx: Context, _: Any) -> Any:
+        return await ctx.step("pay", fail, "no", 2, retry=Retry(max_attempts=3))
+
+    service = MemoryService(retry_seconds=50)
+    row = service.start("a", "retry")
+    async with worker(service, retry):
+        await service.until_ended()
+        assert 100 <= now() < 101
+    assert (row.end["result"], calls["fail"], service.outcomes.count("parked")) == ("worked", 3, 2)
+
+
+@virtually
+async def test_a_failed_step_waits_while_another_runs() -> None:
+    """A step fails five times beside a step of one minute, which runs once."""
+
+    @workflow("both")
+    async def both(ctx: Context, _: Any) -> Any:
+        return await asyncio.gather(ctx.step("long", work, "x", 60), ctx.step("pay", fail, "no", 4))
+
+    service = MemoryService(retry_seconds=3)
+    row = service.start("a", "both")
+    async with worker(service, both):
+        await service.until_ended()
+    assert row.end["result"] == ["x", "worked"]
+    assert (calls["work"], calls["fail"], service.outcomes.count("parked")) == (1, 5, 0)
+
+
+@virtually
+async def test_a_step_out_of_attempts() -> None:
+    """A step without attempts left fails the workflow, with its key, unless the function catches the error."""
+
+    @workflow("caught")
+    async def caught(ctx: Context, _: Any) -> Any:
+        try:
+            await ctx.step("pay", fail, "no card", retry=Retry(max_attempts=2))
+        except StepFailed as error:
+            return [error.text, await ctx.step("undo", work, "undone")]
+
+    @workflow("failed", retry=Retry(max_attempts=1))
+    async def failed(ctx: Context, _: Any) -> Any:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(ctx.step("pay", fail, "no card"))
+
+    service = MemoryService()
+    rows = service.start("a", "caught"), service.start("b", "failed")
+    async with worker(service, caught, failed):
+        await service.until_ended()
+    assert rows[0].end["result"] == ["no card", "undone"]
+    assert (rows[1].end["action"], rows[1].end["step"]) == ("fail", "pay")
+
+
+@virtually
+async def test_errors_that_choose_their_retry() -> None:
+    """A step can say that it must not be tried again, or when."""
+
+    async def later() -> str:
+        calls["later"] += 1
+        if calls["later"] == 1:
+            raise RetryAfter(timedelta(seconds=77), "busy")
+        return "now"
+
+    async def never() -> None:
+        calls["never"] += 1
+        raise PermanentError("bad input")
+
+    @workflow("choose")
+    async def choose(ctx: Context, _: Any) -> Any:
+        ended = await asyncio.gather(ctx.step("later", later), ctx.step("never", never), return_exceptions=True)
+        return [str(each) for each in ended]
+
+    service = MemoryService()
+    row = service.start("a", "choose")
+    async with worker(service, choose):
+        await service.until_ended()
+        assert 77 <= now() < 78
+    assert row.end["result"] == ["now", "the step never failed: PermanentError: bad input"]
+    assert calls["never"] == 1
+
+
+BAD_RESULTS = {"large": "x" * 70_000, "not JSON": {1, 2}, "nan": float("nan"), "surrogate": "\ud800"}
+
+
+@pytest.mark.parametrize("name", BAD_RESULTS)
+def test_results_that_cannot_be_stored(name: str) -> None:
+    """A result that is too large or is not JSON is an error of its step, and is not tried again."""
+
+    @workflow("bad")
+    async def bad(ctx: Context, _: Any) -> None:
+        await ctx.step("bad", work, BAD_RESULTS[name])
+
+    async def main() -> None:
+        service = MemoryService()
+        row = service.start("a", "bad")
+        async with worker(service, bad):
+            await service.until_ended()
+        assert (row.status, row.end["step"], calls["work"]) == ("failed", "bad", 1)
+
+    in_virtual_time(main)
+
+
+@virtually
+async def test_a_bad_result_of_the_workflow() -> None:
+    """A result of the workflow that cannot be stored is its error."""
+
+    @workflow("bad")
+    async def bad(_ctx: Context, _: Any) -> Any:
+        return object()
+
+    service = MemoryService()
+    row = service.start("a", "bad")
+    async with worker(service, bad):
+        await service.until_ended()
+    assert "cannot be stored as JSON" in row.end["error"]["message"]
+
+
+@virtually
+async def test_values_are_equal_in_a_replay() -> None:
+    """The function gets what the JSON of a result decodes to, and may change it."""
+
+    @workflow("values")
+    async def values(ctx: Context, data: Any) -> Any:
+        data.append(1)
+        found = await ctx.step("pair", work, (1, {2: "x"}))
+        found.append(3)
+        await ctx.sleep(SECOND)
+        return [data, found]
+
+    service = MemoryService()
+    row = service.start("a", "values", [])
+    async with worker(service, values):
+        await service.until_ended()
+    assert row.end["result"] == [[1], [1, {"2": "x"}, 3]]
+    assert row.effects["pair"]["result"] == [1, {"2": "x"}]
+
+
+@virtually
+async def test_the_timeout_of_a_step() -> None:
+    """An attempt that takes longer than the timeout has failed."""
+
+    @workflow("slow")
+    async def slow(ctx: Context, _: Any) -> None:
+        await ctx.step("slow", work, None, 60, timeout=timedelta(seconds=5), retry=Retry(max_attempts=2))
+
+    service = MemoryService()
+    row = service.start("a", "slow")
+    async with worker(service, slow):
+        await service.until_ended()
+        assert 10 <= now() < 12
+    assert "TimeoutError: no result within 5.0 s" in row.end["error"]["message"]
+
+
+@virtually
+async def test_the_key_of_a_step() -> None:
+    """ctx.key is the same in each attempt of a step, and differs between steps and workflows."""
+    keys: list[str] = []
+
+    @workflow("keys")
+    async def keyed(ctx: Context, _: Any) -> None:
+        async def attempt() -> None:
+            keys.append(ctx.key)
+            if len(keys) % 2:
+                raise ValueError
+
+        await ctx.step("a", attempt)
+        await ctx.step("a", attempt)
+
+    service = MemoryService()
+    service.start("a", "keys")
+    async with worker(service, keyed):
+        await service.until_ended()
+        service.start("b", "keys")
+        await service.until_ended()
+    assert (len(keys), len(set(keys))) == (8, 4)
+    assert all(keys[number] == keys[number + 1] for number in range(0, 8, 2))
+
+
+@virtually
+async def test_a_sleep_beside_a_long_step() -> None:
+    """A sleep ends in time although the worker holds the task for a long step."""
+
+    @workflow("race")
+    async def race(ctx: Context, _: Any) -> Any:
+        tasks = [asyncio.ensure_future(ctx.sleep(SECOND)), asyncio.ensure_future(ctx.step("long", work, None, 600))]
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        tasks[1].cancel()
+        return await ctx.step("after", work, "slept")
+
+    service = MemoryService()
+    row = service.start("a", "race")
+    async with worker(service, race):
+        await service.until_ended()
+        assert 1 <= now() < 2
+    assert row.end["result"] == "slept"
+    assert row.effects["long"]["status"] == "failed"  # nobody waits for it, so the workflow never starts it again
+
+
+@virtually
+async def test_a_dropped_step_that_had_failed() -> None:
+    """A failed step that the function no longer waits for is settled. The workflow does not wake up for it."""
+
+    @workflow("drop")
+    async def drop(ctx: Context, _: Any) -> None:
+        task = asyncio.ensure_future(ctx.step("pay", fail))
+        await ctx.step("work", work, None, 1)
+        task.cancel()
+        await ctx.wait_for("go")
+
+    service = MemoryService(retry_seconds=20)
+    row = service.start("a", "drop")
+    async with worker(service, drop):
+        await service.until(lambda: row.status == "parked")
+        service.send("a", "go")
+        await service.until_ended()
+    assert (row.status, calls["fail"], row.effects["pay"]["status"]) == ("completed", 1, "failed")
+
+
+@virtually
+async def test_a_message_beside_a_long_step() -> None:
+    """A message that comes while a step runs is known after the next renewal."""
+
+    @workflow("both")
+    async def both(ctx: Context, _: Any) -> Any:
+        return await asyncio.gather(ctx.step("long", work, "x", 60), ctx.wait_for("go"))
+
+    service = MemoryService()
+    row = service.start("a", "both")
+    async with worker(service, both):
+        await service.until(lambda: "go" in row.effects)
+        service.send("a", "go", 5)
+        await service.until(lambda: row.seen == ["go"])
+        assert now() < 11
+        await service.until_ended()
+    assert row.end["result"] == ["x", 5]
+
+
+@virtually
+async def test_park_and_message_at_the_same_moment() -> None:
+    """A message that was sent before the wait began is taken when the wait is stored: the task goes on."""
+
+    @workflow("wait")
+    async def waiting(ctx: Context, _: Any) -> Any:
+        return [await ctx.wait_for("go"), await ctx.wait_for("go")]
+
+    service = MemoryService()
+    row = service.start("a", "wait")
+    for number in (1, 2):
+        service.send("a", "go", number)
+    async with worker(service, waiting):
+        await service.until_ended()
+    assert (row.end["result"], service.outcomes) == ([1, 2], ["resumed", "resumed", "completed"])
+
+
+@virtually
+async def test_parks_inside_gather() -> None:
+    """A workflow whose branches all wait is parked, and its `finally` blocks run at each park."""
+    ends: list[str] = []
+
+    @workflow("parks")
+    async def parks(ctx: Context, _: Any) -> Any:
+        async def branch(seconds: int) -> int:
+            try:
+                await ctx.sleep(timedelta(seconds=seconds))
+            except Interrupted:
+                ends.append("interrupted")
+                raise
+            else:
+                return seconds
+            finally:
+                ends.append("end")
+
+        return await asyncio.gather(*(branch(seconds) for seconds in (30, 10, 20)))
+
+    service = MemoryService()
+    row = service.start("a", "parks")
+    async with worker(service, parks):
+        await service.until_ended()
+    assert (row.end["result"], row.seen) == ([30, 10, 20], ["sleep:1", "sleep:2", "sleep"])
+    assert (Counter(ends), service.outcomes.count("parked")) == ({"interrupted": 6, "end": 12}, 3)
+
+
+@virtually
+async def test_many_effects_are_read_in_pages() -> None:
+    """A task with more effects than fit into it is started when all pages are read."""
+
+    @workflow("many")
+    async def many(ctx: Context, _: Any) -> Any:
+        found = await asyncio.gather(*(ctx.step("work", work, number) for number in range(120)))
+        await ctx.sleep(SECOND)
+        return sum(found)
+
+    service = MemoryService()
+    row = service.start("a", "many")
+    async with worker(service, many):
+        await service.until_ended()
+    assert (row.end["result"], calls["work"]) == (7140, 120)
+    assert sum(name == "get-effects" for name, _ in service.requests) == 2
+
+
+@virtually
+async def test_a_large_report_is_split() -> None:
+    """Results of more than 512 KiB go into several reports; only the last one ends the workflow."""
+
+    @workflow("large")
+    async def large(ctx: Context, _: Any) -> Any:
+        await asyncio.gather(*(ctx.step("work", work, "x" * 60_000) for _ in range(40)))
+
+    service = MemoryService()
+    row = service.start("a", "large")
+    async with worker(service, large):
+        await service.until_ended()
+    assert (row.status, len(row.seen)) == ("completed", 40)
+    assert max(len(body) for _, body in service.requests) <= 512 * 1024
+
+
+# Leases
+
+
+@virtually
+async def test_renewals_keep_a_long_step() -> None:
+    """A task with a step that is longer than its lease is renewed, and names the step."""
+    service = MemoryService()
+    service.start("a", "long")
+    async with worker(service, long):
+        await service.until_ended()
+    renewals = [json.loads(body)["tasks"] for name, body in service.requests if name == "renew-tasks"]
+    assert [[each["steps"] for each in tasks] for tasks in renewals] == [[["long"]]] * 6
+    assert calls["work"] == 1
+
+
+@virtually
+async def test_a_cancelled_workflow_stops() -> None:
+    """The step of a workflow that was cancelled is stopped with the next renewal."""
+
+    @workflow("long")
+    async def waits(ctx: Context, _: Any) -> None:
+        async def step() -> None:
+            try:
+                await asyncio.sleep(1000)
+            finally:
+                stopped.append(now())
+
+        await ctx.step("long", step)
+
+    stopped: list[float] = []
+    service = MemoryService()
+    service.start("a", "long")
+    async with worker(service, waits):
+        await asyncio.sleep(5)
+        service.cancel("a")
+        await service.until(lambda: bool(stopped))
+    assert 10 <= stopped[0] < 11
+
+
+@virtually
+async def test_a_silent_service_ends_the_task() -> None:
+    """Without replies for the length of a lease, the worker stops its functions; later it claims them again."""
+    service = MemoryService()
+    row = service.start("a", "long")
+    async with worker(service, long):
+        await asyncio.sleep(5)
+        service.fault = lambda _: True
+        await asyncio.sleep(40)
+        assert calls["work"] == 1
+        service.fault = lambda _: False
+        await service.until_ended()
+    assert (row.status, calls["work"]) == ("completed", 2)
+
+
+@virtually
+async def test_requests_are_repeated_with_the_same_bytes() -> None:
+    """A report whose reply is lost is sent again, byte for byte, and has the same outcome."""
+    service = MemoryService()
+    lost: list[str] = []
+
+    def fault(moment: str) -> bool:
+        if moment in {"request report-tasks", "reply report-tasks"} and lost.count(moment) < 2:
+            lost.append(moment)
+            return True
+        return False
+
+    service.fault = fault
+    service.start("a", "single", 1)
+    async with worker(service, single):
+        await service.until(lambda: "unchanged" in service.outcomes)
+    bodies = [body for name, body in service.requests if name == "report-tasks"]
+    assert (len(bodies), len(set(bodies)), calls["work"]) == (4, 1, 1)
+
+
+@virtually
+async def test_polls_wait_longer_and_longer() -> None:
+    """If no service answers, a worker asks again after 0.1 s, doubled up to 2 s."""
+    service = MemoryService()
+    service.refusal = QueryError("BUSY", "workflows are disabled")
+    async with worker(service, single):
+        await asyncio.sleep(20)
+        polls = len(service.requests)
+        service.refusal = None
+        service.start("a", "single", 1)
+        await service.until_ended()
+    assert 12 <= polls <= 25
+
+
+@virtually
+async def test_one_bad_report_does_not_hurt_others() -> None:
+    """If the service refuses a request, the worker finds the report that is the reason."""
+
+    class Picky(MemoryService):
+        async def request(self, name: str, body: bytes, timeout_seconds: float) -> Any:
+            if name == "report-tasks" and b'"w-3"' in body:
+                raise QueryError("INVALID_PAYLOAD", "no")
+            return await super().request(name, body, timeout_seconds)
+
+    service = Picky()
+    for number in range(8):
+        service.start(f"w-{number}", "single", number)
+    async with worker(service, single):
+        await service.until(lambda: sum(row.status == "completed" for row in service.rows.values()) == 7)
+    assert service.rows["w-3"].status == "running"
+
+
+@virtually
+async def test_a_blocked_loop_is_logged() -> None:
+    """User code that blocks the event loop for a sixth of a lease is logged."""
+    logged: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: logged.append(record.getMessage())  # type: ignore[method-assign]
+    log = logging.getLogger("timer_service.worker.leases")
+
+    @workflow("block")
+    async def block(ctx: Context, _: Any) -> None:
+        asyncio_loop.elapsed += 7
+        await ctx.step("work", work)
+
+    asyncio_loop: Any = asyncio.get_running_loop()
+    service = MemoryService()
+    service.start("a", "block")
+    log.addHandler(handler)
+    try:
+        async with worker(service, block):
+            await service.until_ended()
+            await asyncio.sleep(2)
+    finally:
+        log.removeHandler(handler)
+    assert logged
+    assert logged[0].startswith("user code has blocked the event loop for")
+
+
+# Stopping
+
+
+@virtually
+async def test_a_drained_worker_finishes_its_step() -> None:
+    """A worker that is stopped begins no step, reports the step in progress, and releases the task."""
+
+    @workflow("two")
+    async def two(ctx: Context, _: Any) -> Any:
+        return [await ctx.step("one", work, 1, 5), await ctx.step("two", work, 2)]
+
+    service = MemoryService()
+    row = service.start("a", "two")
+    async with worker(service, two) as drain:
+        await asyncio.sleep(1)
+        await drain()
+        assert (row.status, row.seen, {*service.outcomes}) == ("waiting", ["one"], {"released"})
+    async with worker(service, two):
+        await service.until_ended()
+    assert (row.end["result"], calls["work"]) == ([1, 2], 2)
+
+
+@virtually
+async def test_a_drained_worker_releases_what_the_last_poll_brings() -> None:
+    """A task that the last poll brings is released without being started."""
+    service = MemoryService()
+    service.start("a", "single")
+    async with worker(service, single) as drain:
+        await asyncio.sleep(0)  # the poll is under way
+        await asyncio.sleep(0)
+        await drain()
+    assert (service.rows["a"].status, service.outcomes, calls["work"]) == ("waiting", ["released"], 0)
+
+
+@virtually
+async def test_a_drained_worker_leaves_long_steps() -> None:
+    """A step that does not end in time is cancelled, and its task is released."""
+    service = MemoryService()
+    row = service.start("a", "long")
+    async with worker(service, long, shutdown_seconds=15) as drain:
+        await asyncio.sleep(1)
+        await drain()
+        assert (row.status, service.outcomes, 16 <= now() < 19) == ("waiting", ["released"], True)
+
+
+@virtually
+async def test_a_function_that_does_not_match_is_released() -> None:
+    """A workflow whose function has changed is given back with the reason, and goes on when the function fits again."""
+
+    @workflow("order")
+    async def changed(ctx: Context, data: Any) -> Any:
+        await ctx.step("renamed", work, data["id"])
+
+    service = MemoryService()
+    row = service.start("order-1", "order", {"id": 7})
+    async with worker(service, order) as drain:
+        await service.until(lambda: "sleep" in row.effects)
+        await drain()
+    row.available_at = now()
+    async with worker(service, changed):
+        await service.until(lambda: row.blocks == 2)
+    released = [each["then"] for batch in reports(service) for each in batch if "error" in each["then"]]
+    assert released[0]["error"] == "expected the step charge; found the step renamed"
+    async with worker(service, order):
+        await service.until(lambda: "approval" in row.effects)
+        service.send("order-1", "approval", 1)
+        await service.until_ended()
+    assert calls["work"] == 1
+
+
+# In real time: threads
+
+
+async def test_functions_that_are_not_async_run_in_threads() -> None:
+    """A step that is not async runs in a thread, with its context variables. It may return an awaitable."""
+
+    def thread_name() -> str:
+        return threading.current_thread().name
+
+    @workflow("threads")
+    async def threads(ctx: Context, _: Any) -> Any:
+        return [
+            await ctx.step("name", thread_name),
+            await ctx.step("work", lambda: work(3)),
+            await ctx.step("k", lambda: ctx.key),
+        ]
+
+    service = MemoryService()
+    row = service.start("a", "threads")
+    async with worker(service, threads, wait_seconds=0.1):
+        await service.until_ended()
+    name, three, key = row.end["result"]
+    assert (name.startswith("step"), three, len(key)) == (True, 3, 32)

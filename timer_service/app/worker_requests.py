@@ -1,0 +1,136 @@
+"""The requests of workers in one instance: what receives them, applies them, holds polls, and stops in order."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from timer_service.app.tasks import KeptTask
+from timer_service.config import Config
+from timer_service.core.backlog_gate import BacklogGate
+from timer_service.core.broker import Broker, QueryReply, Request, RequestSubscription
+from timer_service.core.database import Transaction
+from timer_service.core.errors import Code, Rejection
+from timer_service.core.health import HEALTHY, Health, worst
+from timer_service.core.loop import Loop, Worker
+from timer_service.core.request_intake import Asked, Intake, error_reply
+from timer_service.core.request_queue import QueueLimits
+from timer_service.core.requests import Answer, HandleRequests, Requests
+from timer_service.core.route import Lane
+from timer_service.core.slice import Parts
+from timer_service.core.wakeups import Wakeups
+from timer_service.workflows import dispatcher, registry
+from timer_service.workflows.dispatcher import Dispatcher
+from timer_service.workflows.requests import POLL_TASKS, REQUESTS, handle_requests
+
+log = logging.getLogger(__name__)
+
+_DISABLED = error_reply(Rejection(Code.BUSY, "workflows are disabled (TIMER_WORKFLOWS_ENABLED=false)"))
+
+
+class WorkerRequests:
+    """Serves the requests of workers. If workflows are disabled, it refuses them with an error."""
+
+    def __init__(self, config: Config, parts: Parts) -> None:
+        self._enabled = "workflows" in config.enabled
+        self._parts = parts
+        limits = QueueLimits(waiting_bytes=parts.budget.requests, batch_bytes=parts.budget.part)
+        self._polls = Intake([POLL_TASKS], limits, parts.metrics)
+        self._others = Intake(REQUESTS, limits, parts.metrics)
+        self._gate = BacklogGate(parts.broker)
+        self._dispatcher = Dispatcher(parts, polling_interval=config.polling_interval, wake=self._wake_dispatcher)
+        self._registry = self._dispatcher.registry
+        self._subscription: RequestSubscription | None = None
+        self._requests: Requests
+        self._kept = [KeptTask("requests", self._apply), KeptTask("polls", self._hold)]
+        workers: dict[str, Worker] = {dispatcher.LOOP: self._dispatcher, registry.LOOP: self._registry}
+        self.loops = [self._loop(config, name, worker) for name, worker in workers.items()] if self._enabled else []
+
+    @property
+    def health(self) -> Health:
+        """Down if requests are not applied or polls are not answered."""
+        if not self._enabled:
+            return HEALTHY
+        if self._subscription is None:
+            return Health.down("not subscribed to requests yet")
+        tasks = [each.health for each in self._kept]
+        loops = [each.health for each in self.loops]
+        return worst(self._subscription.health, *tasks, *loops, self._requests.health)
+
+    async def open(self, broker: Broker, wakeups: Wakeups) -> None:
+        """Start to receive requests. Raises `StartError` if the connection cannot be opened."""
+        self._requests = Requests(
+            database=self._parts.database,
+            clock=self._parts.clock,
+            metrics=self._parts.metrics,
+            prepare=self._prepare,
+            wake=wakeups.wake,
+            offer=self._dispatcher.offer,
+            outages=self._parts.outages,
+        )
+        names = [*self._polls.names, *self._others.names]
+        self._subscription = await broker.serve_requests(names, self._receive if self._enabled else _refuse)
+        self._dispatcher.open(self._subscription, wakeups.wake)
+
+    @property
+    def listeners(self) -> dict[str, Callable[[int], None]]:
+        """What gets the hints of other instances, by the name of the loop."""
+        return {dispatcher.LOOP: self._dispatcher.look_everywhere} if self._enabled else {}
+
+    def offer(self, lane: Lane, at: int) -> None:
+        """Tell the dispatcher that a row of a lane becomes available to workers at an instant."""
+        if self._enabled:
+            self._dispatcher.offer(lane, at)
+
+    def tasks(self) -> list[asyncio.Task[None]]:
+        """Start the tasks that hold polls and apply requests. They end after `close`."""
+        kept = self._kept if self._enabled else []
+        return [asyncio.create_task(each.run(), name=each.name) for each in kept]
+
+    async def close(self) -> None:
+        """Take no more requests. Those that were received are applied, and all polls are answered."""
+        if self._subscription is not None:
+            await self._subscription.close()
+        self._polls.close()
+        self._others.close()
+
+    def _receive(self, request: Request) -> QueryReply | None:
+        intake = self._polls if request.name == POLL_TASKS.name else self._others
+        return intake.receive(request)
+
+    async def _apply(self) -> None:
+        if self._subscription is not None:
+            await self._requests.run(self._others, self._subscription)
+
+    async def _hold(self) -> None:
+        if self._subscription is not None:
+            await self._dispatcher.run(self._polls)
+
+    async def _prepare(self, now: int) -> HandleRequests:
+        """Return what handles requests at an instant. Asks the broker, so it runs before the transaction."""
+        handle = partial(handle_requests, rng=self._parts.rng, may_time_out=await self._gate.is_open(now))
+
+        async def handle_and_record(tx: Transaction, asked: Sequence[Asked], now: int) -> Sequence[Answer]:
+            for each in asked:
+                if (worker_id := getattr(each.request, "worker_id", None)) is not None:
+                    self._registry.record(each.tenant, worker_id)
+            return await handle(tx, asked, now)
+
+        return handle_and_record
+
+    def _wake_dispatcher(self, at: int) -> None:
+        self._parts.wake(dispatcher.LOOP, at)
+
+    def _loop(self, config: Config, name: str, worker: Worker) -> Loop:
+        return Loop(
+            name,
+            worker,
+            clock=self._parts.clock,
+            polling_interval=config.polling_interval,
+            metrics=self._parts.metrics,
+            outages=self._parts.outages,
+        )
+
+
+def _refuse(_request: Request) -> QueryReply:
+    return _DISABLED

@@ -1,0 +1,105 @@
+"""`timer-service worker`: executes workflows."""
+
+import gc
+import sys
+from collections.abc import Sequence
+from datetime import timedelta
+from importlib import import_module
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from timer_service.app.login import nats_login
+from timer_service.cli.connection import Server, client_config
+from timer_service.cli.parameters import Tenant, read_duration, read_identifier
+from timer_service.cli.process import run_async
+from timer_service.config import Config
+from timer_service.logs import configure_logs
+from timer_service.worker import Worker, WorkflowFunction
+
+_NEW_OBJECTS_PER_COLLECTION = 20_000
+
+
+def read_workflow(text: str) -> WorkflowFunction:
+    """Return the workflow that `module:name` names. Raises `BadParameter` if there is none."""
+    module_name, _, name = text.partition(":")
+    if not module_name or not name:
+        raise typer.BadParameter(f"{text!r} must be module:workflow, such as orders:order.")
+    if (folder := str(Path.cwd())) not in sys.path:
+        sys.path.insert(0, folder)
+    try:
+        module = import_module(module_name)
+    except ModuleNotFoundError as error:
+        raise typer.BadParameter(f"{text!r}: there is no module {error.name!r} in {folder}.") from error
+    found = getattr(module, name, None)
+    if not isinstance(found, WorkflowFunction):
+        raise typer.BadParameter(f"{text!r}: {name} is not a function with the decorator @workflow.")
+    return found
+
+
+Workflows = Annotated[
+    list[WorkflowFunction],
+    typer.Argument(parser=read_workflow, metavar="MODULE:WORKFLOW...", help="The workflows to execute."),
+]
+Queue = Annotated[str, typer.Option(metavar="QUEUE", help="The queue to take workflows from.")]
+Slots = Annotated[int, typer.Option(min=1, max=1000, metavar="N", help="Execute at most N workflows at a time.")]
+WorkerName = Annotated[
+    str | None, typer.Option(parser=read_identifier, metavar="NAME", help="The name in `workflows workers`.")
+]
+Lease = Annotated[
+    timedelta | None,
+    typer.Option(
+        parser=read_duration,
+        metavar="DURATION",
+        help="If this process dies, its workflows continue elsewhere after so long (10s to 10m). Default: 30s.",
+    ),
+]
+
+
+def worker(
+    tenant: Tenant,
+    workflows: Workflows,
+    queue: Queue = "default",
+    slots: Slots = 100,
+    name: WorkerName = None,
+    lease: Lease = None,
+    server: Server = None,
+) -> None:
+    """Execute workflows until SIGTERM or Ctrl-C."""
+    config = client_config(server)
+    configure_logs(config)
+    try:
+        executor = _worker(config, tenant, workflows, queue=queue, slots=slots, name=name, lease=lease)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+    types = ", ".join(each.type for each in workflows)
+    typer.echo(f"Executing workflows of tenant {tenant}: {types}. Stop with Ctrl-C.", err=True)
+    gc.freeze()  # modules live as long as the process
+    gc.set_threshold(_NEW_OBJECTS_PER_COLLECTION)
+    run_async(executor.run())
+
+
+def _worker(
+    config: Config,
+    tenant: str,
+    workflows: Sequence[WorkflowFunction],
+    *,
+    queue: str,
+    slots: int,
+    name: str | None,
+    lease: timedelta | None,
+) -> Worker:
+    given = {} if lease is None else {"lease": lease}
+    return Worker(
+        config.broker_url,
+        tenant=tenant,
+        workflows=workflows,
+        queue=queue,
+        slots=slots,
+        name=name,
+        **given,
+        subject_prefix=config.subject_prefix,
+        inbox_prefix=config.reply_prefix.removesuffix("."),
+        **nats_login(config).options(),
+    )

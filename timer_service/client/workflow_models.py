@@ -1,0 +1,120 @@
+"""The values that the client returns about workflows, with timezone-aware datetimes."""
+
+from collections.abc import Mapping, Sequence
+from enum import StrEnum
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from timer_service.client.view import Duration, Instant, TenantId, View
+
+
+class WorkflowStatus(StrEnum):
+    """The status of a workflow."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    PARKED = "parked"
+    COMPLETED = "completed"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+
+class RetryPolicy(View):
+    """When a failed step is tried again."""
+
+    max_attempts: int
+    first: Duration
+    factor: float
+    cap: Duration
+
+
+class WorkflowError(View):
+    """An error of a workflow or a step."""
+
+    type: str
+    message: str = ""
+
+
+class Workflow(View):
+    """A workflow, without its texts and effects."""
+
+    tenant: TenantId
+    name: Annotated[str, Field(alias="workflowId")]
+    type: str
+    queue: str
+    status: str
+    """A `WorkflowStatus`, or a status that a newer service has added."""
+    created_at: Instant
+    due_at: Instant | None = None
+    """When a worker may continue it at the earliest."""
+    deadline_at: Instant | None = None
+    ended_at: Instant | None = None
+    attempt: int
+    """How many leases in a row ran out, and the current one."""
+    retries: int
+    """How many times `Workflows.retry` has continued it."""
+    effects: int
+    messages: int
+    """How many messages it has not taken."""
+    worker_id: str | None = None
+    claimed_at: Instant | None = None
+    blocked_by: str | None = None
+    """Why its function does not match its effects, if that happened three times in a row."""
+    retry: RetryPolicy | None = None
+    concurrency_key: str | None = None
+    code: str | None = None
+    """Why it failed."""
+    step: str | None = None
+    """The key of the step that failed."""
+    reason: str | None = None
+    """Why it was cancelled."""
+
+
+class WorkflowEffect(View):
+    """A step, a sleep or a wait for a message of a workflow."""
+
+    key: str
+    kind: str
+    status: str
+    seq: int | None = None
+    """The function got its result as the seq-th."""
+    failures: int = 0
+    due_at: Instant | None = None
+    result: Any = None
+    error: WorkflowError | None = None
+
+
+class WorkflowDetail(View):
+    """A workflow with its texts and all its effects, in the order in which the function got their results."""
+
+    workflow: Workflow
+    has_workers: bool
+    """Whether a worker asked for its queue and type in the last 30 seconds."""
+    input: Any = None
+    result: Any = None
+    failure: WorkflowError | None = None
+    """The error of its function."""
+    effects: Sequence[WorkflowEffect] = ()
+
+
+class WorkflowCounts(View):
+    """How many workflows a tenant has."""
+
+    by_status: Annotated[Mapping[str, int], Field(alias="counts")]
+    exact: bool
+    """False if the service stopped counting at its limit. The numbers are lower bounds then."""
+
+
+class WorkerInfo(View):
+    """A process that executes workflows."""
+
+    worker_id: str
+    name: str | None = None
+    queue: str
+    types: Sequence[str]
+    slots: int
+    first_seen_at: Instant
+    seen_at: Instant
+    online: bool
+    """Whether the service heard of it in the last 30 seconds."""

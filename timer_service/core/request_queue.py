@@ -1,0 +1,100 @@
+"""The queue of the requests of workers: bounded, and tenants take turns. It does no I/O."""
+
+from collections import Counter, OrderedDict, deque
+from typing import NamedTuple
+
+from timer_service.core.broker import Request
+
+_REQUEST_BYTES = 1024
+"""The memory of a waiting request besides its body."""
+
+
+class QueueLimits(NamedTuple):
+    """The limits of the queue."""
+
+    waiting_bytes: int
+    """The memory of the waiting requests of all tenants."""
+    batch_bytes: int
+    """The bodies of a batch. A single request may have more."""
+    waiting: int = 20_000
+    """How many requests of all tenants wait."""
+    batch: int = 1000
+    """How many requests a batch has."""
+    seconds: float = 5
+    """How long a request waits. After that its worker no longer listens."""
+
+
+class Batch(NamedTuple):
+    """The requests to handle next, and those that waited for too long."""
+
+    requests: list[Request]
+    expired: list[Request]
+
+
+class _Waiting(NamedTuple):
+    request: Request
+    since: float
+
+    @property
+    def size(self) -> int:
+        return len(self.request.body) + _REQUEST_BYTES
+
+
+class RequestQueue:
+    """The waiting requests of each tenant."""
+
+    def __init__(self, limits: QueueLimits) -> None:
+        self._limits = limits
+        self._waiting: OrderedDict[str, deque[_Waiting]] = OrderedDict()  # the tenant of the next turn comes first
+        self._bytes: Counter[str] = Counter()
+        self._total_bytes = 0
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def add(self, request: Request, now: float) -> list[Request]:
+        """Add a request. Return the requests that leave the queue because it is full.
+
+        The newest requests of the tenant with the most waiting bytes leave, so that the other tenants go on.
+        """
+        added = _Waiting(request, now)
+        self._waiting.setdefault(request.tenant, deque()).append(added)
+        self._count_in(request.tenant, added.size, 1)
+        left: list[Request] = []
+        while self._total_bytes > self._limits.waiting_bytes or self._count > self._limits.waiting:
+            largest = max(self._bytes, key=self._bytes.__getitem__)
+            left.append(self._remove(largest, newest=True).request)
+        return left
+
+    def take(self, now: float) -> Batch:
+        """Remove and return the next batch. Each tenant gets one request after the other."""
+        batch = Batch([], [])
+        used = 0
+        while self._waiting and len(batch.requests) < self._limits.batch:
+            tenant, waiting = next(iter(self._waiting.items()))
+            size = len(waiting[0].request.body)
+            if batch.requests and used + size > self._limits.batch_bytes:
+                break
+            taken = self._remove(tenant, newest=False)
+            if tenant in self._waiting:
+                self._waiting.move_to_end(tenant)
+            if now - taken.since > self._limits.seconds:
+                batch.expired.append(taken.request)
+            else:
+                batch.requests.append(taken.request)
+                used += size
+        return batch
+
+    def _remove(self, tenant: str, *, newest: bool) -> _Waiting:
+        waiting = self._waiting[tenant]
+        removed = waiting.pop() if newest else waiting.popleft()
+        self._count_in(tenant, -removed.size, -1)
+        if not waiting:
+            del self._waiting[tenant], self._bytes[tenant]
+        return removed
+
+    def _count_in(self, tenant: str, size: int, count: int) -> None:
+        self._bytes[tenant] += size
+        self._total_bytes += size
+        self._count += count

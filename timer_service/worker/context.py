@@ -1,0 +1,105 @@
+"""The context of a workflow function: its effects."""
+
+import contextvars
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+from functools import cached_property
+from random import Random
+from typing import Any, Protocol
+
+from timer_service.client.retry import Retry
+from timer_service.worker.errors import NotInWorkflowError
+from timer_service.worker.loop import ReplayFuture
+from timer_service.worker.names import Identity
+from timer_service.worker.values import Kind, StepCall, to_milliseconds
+
+_current_step: contextvars.ContextVar[str] = contextvars.ContextVar("timer_service_step")
+
+
+class Effects(Protocol):
+    """Where a context asks for effects."""
+
+    def ask(self, kind: Kind, name: str, *, call: StepCall | None = None, ms: int | None = None) -> ReplayFuture:
+        """Return the future result of an effect."""
+
+
+class Context:
+    """The first argument of a workflow function. Each effect is a coroutine, which begins when it is awaited.
+
+    Effects can run side by side, for example with `asyncio.gather` or `asyncio.TaskGroup`.
+    """
+
+    def __init__(self, identity: Identity, effects: Effects, retry: Retry | None = None) -> None:
+        self._identity = identity
+        self._effects = effects
+        self._retry = None if retry is None else retry.wire
+
+    @property
+    def tenant(self) -> str:
+        """The tenant of the workflow."""
+        return self._identity.tenant
+
+    @property
+    def workflow_id(self) -> str:
+        """The id of the workflow."""
+        return self._identity.workflow_id
+
+    @property
+    def key(self) -> str:
+        """The key of the step that runs: 32 hex digits, the same in each of its attempts.
+
+        Send it along with calls to other systems, so that they recognise a repeated call. Raises `NotInWorkflowError`
+        outside a step.
+        """
+        step = _current_step.get(None)
+        if step is None:
+            raise NotInWorkflowError("ctx.key is the key of a step: read it in the function of the step")
+        return self._identity.derive(f"step {step}")
+
+    @cached_property
+    def random(self) -> Random:
+        """Random numbers that are the same in each replay. Use them in the workflow function, not in its steps."""
+        return Random(self._identity.derive("random"))  # noqa: S311 - repeatable on purpose
+
+    async def step(
+        self,
+        name: str,
+        function: Callable[..., Any],
+        *args: Any,
+        timeout: timedelta | None = None,  # noqa: ASYNC109 - the worker applies it, not this function
+        retry: Retry | None = None,
+    ) -> Any:
+        """Call `function` with `args`, store its result and return it. A later replay returns the stored result.
+
+        The result is JSON of at most 64 KiB, and is returned as decoded: a tuple becomes a list. A function that is
+        not asynchronous runs in a thread. `timeout` limits each attempt, but cannot stop a thread. An attempt that
+        raises an exception is repeated as `retry` says. Raises `StepFailed` if no attempt is left.
+        """
+        seconds = None if timeout is None else to_milliseconds("timeout", timeout) / 1000
+        policy: Mapping[str, Any] | None = self._retry if retry is None else retry.wire
+        call = StepCall(function, args, seconds, policy, contextvars.copy_context())
+        return await self._effects.ask(Kind.STEP, name, call=call)
+
+    async def sleep(self, duration: timedelta) -> None:
+        """Sleep. A sleeping workflow needs no process, and its end is an instant that the service has stored."""
+        await self._effects.ask(Kind.SLEEP, "sleep", ms=to_milliseconds("duration", duration))
+
+    async def wait_for(
+        self,
+        name: str,
+        *,
+        timeout: timedelta | None = None,  # noqa: ASYNC109 - the service applies it
+    ) -> Any:
+        """Return the data of the next message with this name, also if it was sent before.
+
+        Raises `TimeoutError` if there is none within `timeout`.
+        """
+        ms = None if timeout is None else to_milliseconds("timeout", timeout)
+        return await self._effects.ask(Kind.MESSAGE, name, ms=ms)
+
+
+def variables_of_step(key: str, variables: contextvars.Context) -> contextvars.Context:
+    """Return the context variables in which an attempt of a step runs: a copy in which `Context.key` is known."""
+    copy = variables.copy()
+    copy.run(_current_step.set, key)
+    return copy

@@ -1,0 +1,71 @@
+"""The exceptions of workflows and their steps."""
+
+from datetime import timedelta
+from typing import NamedTuple
+
+MAX_TEXT_BYTES = 4096
+_MAX_TYPE = 200
+
+
+class ErrorText(NamedTuple):
+    """The name of an exception's class, and its text: all that is stored of an error."""
+
+    type: str
+    message: str
+
+
+def describe_error(error: BaseException) -> ErrorText:
+    """Return what is stored of an error. Its text is cut to 4 KiB."""
+    name = "".join(character for character in type(error).__name__ if character.isprintable())[:_MAX_TYPE]
+    text = str(error).encode(errors="replace")[:MAX_TEXT_BYTES].decode(errors="ignore")
+    return ErrorText(name or "Exception", text)
+
+
+class StepFailed(Exception):  # noqa: N818 - the name that the documentation uses: the step has failed
+    """A step has failed and has no attempt left. A replay raises the same error, so it has no original exception.
+
+    `key` is the key of the step, such as `charge` or `charge:1`. `name` is its name. `type` and `text` are those of
+    the error of the last attempt.
+    """
+
+    def __init__(self, key: str, error: ErrorText) -> None:
+        super().__init__(f"the step {key} failed: {error.type}: {error.message}" if error.message else f"{key} failed")
+        self.key = key
+        self.name = key.partition(":")[0]
+        self.type = error.type
+        self.text = error.message
+
+
+class PermanentError(Exception):
+    """Raise it in a step that must not be tried again."""
+
+
+class RetryAfter(Exception):  # noqa: N818 - a request for a retry
+    """Raise it in a step to choose the delay of the next attempt. The step has as many attempts as before."""
+
+    def __init__(self, delay: timedelta, message: str = "") -> None:
+        super().__init__(message)
+        self.delay = delay
+
+
+class NonDeterministicError(Exception):
+    """The function of a workflow did not repeat what it did before. It has changed, or depends on more than `ctx`.
+
+    `expected` is the stored effect, and `found` is what the function did instead.
+    """
+
+    def __init__(self, expected: str, found: str) -> None:
+        super().__init__(f"expected {expected}; found {found}")
+        self.expected = expected
+        self.found = found
+
+
+class NotInWorkflowError(RuntimeError):
+    """A workflow function called something that a replay cannot repeat, such as a clock or a socket."""
+
+
+class Interrupted(BaseException):
+    """The task of this worker has ended, but the workflow goes on later, or elsewhere, or was cancelled.
+
+    Every effect of the function raises it, so that its `finally` blocks run. It is not an `Exception`: do not catch it.
+    """

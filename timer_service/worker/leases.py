@@ -1,0 +1,97 @@
+"""Renews the leases of a worker's tasks, and ends a task whose lease must have run out."""
+
+import asyncio
+import logging
+from collections.abc import Sequence
+
+from timer_service.client.errors import NoAnswerError, TimerServiceError
+from timer_service.worker.report import REPORT_BYTES, dump
+from timer_service.worker.service import RENEW, Service, repeat
+from timer_service.worker.settings import Settings
+from timer_service.worker.task import RunningTask
+from timer_service.worker.tasks import Tasks
+
+log = logging.getLogger(__name__)
+
+_MOST_TASKS = 1000
+_MOST_SECONDS = 25
+"""A worker without requests for 30 s is shown as offline."""
+_MOST_STEPS = 100
+"""The most steps in progress that a renewal names."""
+
+
+class Leases:
+    """Keeps the leases of a worker's tasks."""
+
+    def __init__(self, service: Service, settings: Settings, tasks: Tasks) -> None:
+        self._service = service
+        self._settings = settings
+        self._tasks = tasks
+        self._loop = asyncio.get_running_loop()
+
+    async def renew(self) -> None:
+        """Renew the leases of all tasks every third of their length, or every 25 s, until cancelled."""
+        while True:
+            await asyncio.sleep(min(self._settings.lease_seconds / 3, _MOST_SECONDS))
+            for batch in _batches(list(self._tasks)):
+                await self._renew(batch)
+
+    async def watch(self) -> None:
+        """End each task whose lease has run out by the clock of this process, and warn if the loop was blocked."""
+        lease = self._settings.lease_seconds
+        while True:
+            before = self._loop.time()
+            await asyncio.sleep(lease / 30)
+            now = self._loop.time()
+            blocked = now - before - lease / 30
+            if blocked > lease / 6:
+                log.warning(
+                    "user code has blocked the event loop for %.1f s; leases are lost after %.0f s. "
+                    "Move slow code that does not await into steps that are not async: they run in threads",
+                    blocked,
+                    lease,
+                )
+            for task in self._tasks:
+                if task.lease_until <= now:
+                    log.warning("the lease of the workflow %s has run out", task.workflow_id)
+                    self._tasks.end(task)
+
+    async def _renew(self, batch: Sequence[tuple[RunningTask, str]]) -> None:
+        texts = ",".join(text for _, text in batch)
+        body = f'{{"workerId":{dump(self._settings.worker_id)},"tasks":[{texts}]}}'.encode()
+        sent, lease = self._loop.time(), self._settings.lease_seconds
+        try:
+            reply = await repeat(
+                self._service, RENEW, body, until=sent + lease / 3, timeout_seconds=self._settings.request_seconds
+            )
+        except NoAnswerError:
+            return  # the next renewal has the same tasks, or their leases run out
+        except TimerServiceError as error:
+            log.warning("the service refuses a renewal: %s", error)
+            return
+        lost = set(reply.get("lost", ()))
+        over = {each["workflowId"]: each.get("over", ()) for each in reply.get("tasks", ())}
+        for task, _ in batch:
+            if task.is_over:
+                continue
+            if task.workflow_id in lost:
+                self._tasks.end(task)
+                continue
+            task.lease_until = max(task.lease_until, sent + lease)
+            if task.workflow_id in over:
+                task.waits_over(over[task.workflow_id], self._loop.time())
+                self._tasks.update(task)
+
+
+def _batches(tasks: Sequence[RunningTask]) -> list[list[tuple[RunningTask, str]]]:
+    """Return the tasks of each request, with their JSON texts."""
+    batches: list[list[tuple[RunningTask, str]]] = []
+    size = REPORT_BYTES
+    for task in tasks:
+        text = dump({"workflowId": task.workflow_id, "token": task.token, "steps": sorted(task.running)[:_MOST_STEPS]})
+        size += len(text.encode())
+        if size > REPORT_BYTES or len(batches[-1]) >= _MOST_TASKS:
+            batches.append([])
+            size = len(text.encode())
+        batches[-1].append((task, text))
+    return batches

@@ -1,0 +1,130 @@
+"""Asks for tasks: one poll under way, for the free slots."""
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any
+
+from timer_service.client.errors import NoAnswerError, TimerServiceError
+from timer_service.worker.report import dump
+from timer_service.worker.service import EFFECTS, POLL, Delays, Service, repeat
+from timer_service.worker.settings import Settings
+from timer_service.worker.task import RunningTask
+from timer_service.worker.tasks import Tasks
+
+log = logging.getLogger(__name__)
+
+_PATIENCE_SECONDS = 5
+
+
+class Poller:
+    """Asks for tasks and starts them, until `stop`."""
+
+    def __init__(self, service: Service, settings: Settings, tasks: Tasks) -> None:
+        self._service = service
+        self._settings = settings
+        self._tasks = tasks
+        self._stopped = asyncio.Event()
+        self._is_polling = False
+        self._loads: set[asyncio.Task[None]] = set()
+
+    async def stop(self) -> None:
+        """Poll no more, and end the poll under way. The tasks that it still brings are released."""
+        self._stopped.set()
+        if self._is_polling:
+            with suppress(TimerServiceError):  # then the poll ends when its time is up
+                await self._service.request(POLL, self._question(slots=0, wait_seconds=0), _PATIENCE_SECONDS)
+
+    async def run(self) -> None:
+        """Poll until stopped."""
+        delays, is_refused = Delays(), False
+        while await self._has_free_slots():
+            try:
+                await self._poll()
+                delays, is_refused = Delays(), False
+            except TimerServiceError as error:
+                if not isinstance(error, NoAnswerError) and not is_refused:
+                    log.warning("the service gives no tasks: %s", error)
+                    is_refused = True
+                await self._pause(delays.next())
+
+    async def _has_free_slots(self) -> bool:
+        """Wait for a free slot. Return False if the poller was stopped."""
+        waits = [asyncio.ensure_future(each) for each in (self._stopped.wait(), self._until_free())]
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for each in waits:
+                each.cancel()
+        return not self._stopped.is_set()
+
+    async def _until_free(self) -> None:
+        await self._tasks.until_smaller(self._settings.slots)
+
+    async def _pause(self, seconds: float) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._stopped.wait()
+
+    async def _poll(self) -> None:
+        loop, settings = asyncio.get_running_loop(), self._settings
+        sent = loop.time()
+        question, self._is_polling = self._question(self._tasks.free, settings.wait_seconds), True
+        try:
+            reply = await self._service.request(POLL, question, settings.wait_seconds + _PATIENCE_SECONDS)
+        finally:
+            self._is_polling = False
+        # The lease counts from the claim: after the poll was sent, and before its reply was received.
+        lease_until = min(loop.time(), sent + settings.wait_seconds) + settings.lease_seconds
+        for view in reply.get("tasks", ()):
+            self._receive(view, lease_until)
+
+    def _question(self, slots: int, wait_seconds: float) -> bytes:
+        settings = self._settings
+        named = {} if settings.name is None else {"name": settings.name}
+        question = {
+            "workerId": settings.worker_id,
+            **named,
+            "queue": settings.queue,
+            "types": list(settings.workflows),
+            "slots": slots,
+            "waitMs": round(wait_seconds * 1000),
+            "leaseMs": round(settings.lease_seconds * 1000),
+        }
+        return dump(question).encode()
+
+    def _receive(self, view: Mapping[str, Any], lease_until: float) -> None:
+        task = RunningTask(view, self._settings.workflows[view["type"]], self._settings.tenant, lease_until)
+        self._tasks.add(task)
+        if self._stopped.is_set():
+            self._tasks.update(task)
+        elif view.get("cursor") is None:
+            self._start(task, view.get("effects", ()))
+        else:
+            load = asyncio.create_task(self._load(task, view))
+            self._loads.add(load)
+            load.add_done_callback(self._loads.discard)
+
+    def _start(self, task: RunningTask, effects: Any) -> None:
+        task.start(effects, asyncio.get_running_loop().time())
+        self._tasks.update(task)
+
+    async def _load(self, task: RunningTask, view: Mapping[str, Any]) -> None:
+        """Read the effects that did not fit into the task, and start it."""
+        effects, cursor = [*view["effects"]], view["cursor"]
+        try:
+            while cursor is not None:
+                question = {"workflowId": task.workflow_id, "token": task.token, "cursor": cursor}
+                body, seconds = dump(question).encode(), self._settings.request_seconds
+                page = await repeat(self._service, EFFECTS, body, until=task.lease_until, timeout_seconds=seconds)
+                effects += page["effects"]
+                cursor = page.get("cursor")
+        except TimerServiceError as error:
+            log.warning("the effects of the workflow %s cannot be read: %s", task.workflow_id, error)
+            self._tasks.end(task)
+            return
+        if self._stopped.is_set() or task.is_over:
+            self._tasks.update(task)
+        else:
+            self._start(task, effects)

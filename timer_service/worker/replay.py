@@ -1,0 +1,224 @@
+"""Runs the function of a workflow, and repeats what it did before. Pure: no I/O, no clock.
+
+The function runs until it is idle, gets one result, runs until it is idle, and so on. Each result that it gets has the
+next number, `seq`. A replay gives the stored results in the order of their numbers, so the function does the same.
+"""
+
+import asyncio
+from collections import Counter, deque
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
+from typing import Any
+
+from timer_service.worker.context import Context
+from timer_service.worker.definition import WorkflowFunction
+from timer_service.worker.errors import Interrupted, NonDeterministicError, NotInWorkflowError, StepFailed
+from timer_service.worker.loop import ReplayFuture, ReplayLoop
+from timer_service.worker.names import MAX_EFFECTS, Identity, check_name, effect_key
+from timer_service.worker.values import Decision, Effect, Finished, Kind, Outcome, StepCall, StoredEffect
+
+_MOST_INTERRUPTS = 1000
+"""A function that catches `Interrupted` in a loop gets it this often. Then its effects never end."""
+_CANCEL_ROUNDS = 3
+_MOST_SHOWN = 5
+
+
+class Replay:
+    """One execution of a workflow function, from the stored effects to its end or to an interruption."""
+
+    def __init__(
+        self, workflow: WorkflowFunction, identity: Identity, data: Any, stored: Iterable[StoredEffect] = ()
+    ) -> None:
+        self.seq = 0
+        """How many results the function has got."""
+        self.is_closed = False
+        """Whether the function, and all its branches, have ended after `close`."""
+        self._stored = {effect.key: effect for effect in stored}
+        self._loop = ReplayLoop(int(identity.derive("loop")[:12], 16))  # type: ignore[abstract]  # it has the rest, see the end of loop.py
+        self._effects: dict[str, Effect] = {}
+        self._waiting: dict[str, ReplayFuture] = {}
+        self._names: Counter[str] = Counter()
+        self._unread: dict[str, deque[Any]] = {}
+        self._new: list[str] = []
+        self._dropped: list[str] = []
+        self._given: set[str] = set()
+        self._fault: NonDeterministicError | None = None
+        self._limit: Exception | None = None
+        self._interrupts: int | None = None
+        self._function = workflow.function
+        self._arguments: tuple[Context, Any] | None = (Context(identity, self, workflow.retry), data)
+        self._main: asyncio.Task[Any] | None = None
+
+    def advance(self) -> Decision:
+        """Run the function with its stored results. Raises `NonDeterministicError` if they do not match.
+
+        Stored results without a number are not given: see `unseen`.
+        """
+        assert self._arguments is not None, "a replay runs once"  # noqa: S101
+        self._main = self._loop.create_task(_call(self._function, *self._arguments))
+        self._run()
+        numbered = [effect for effect in self._stored.values() if effect.seq is not None]
+        for effect in sorted(numbered, key=lambda effect: effect.seq or 0):
+            if effect.key not in self._effects or self._main.done():
+                raise NonDeterministicError(_describe(effect.kind, effect.key), self._found())
+            self._give(effect.key, effect.outcome or Outcome())
+        for effect in self._stored.values():
+            if effect.key not in self._effects:
+                raise NonDeterministicError(_describe(effect.kind, effect.key), self._found())
+        return self._decide()
+
+    def unseen(self) -> list[tuple[str, Outcome]]:
+        """Return the stored outcomes that the function has not got, in the order in which they were stored."""
+        found = [(effect.key, effect.outcome) for effect in self._stored.values() if effect.seq is None]
+        return [(key, outcome) for key, outcome in found if outcome is not None]
+
+    def has_got(self, key: str) -> bool:
+        """Return whether the function has got the result of an effect."""
+        return key in self._given
+
+    def deliver(self, key: str, outcome: Outcome) -> Decision:
+        """Give the function one result, under the number `seq`, and run it until it is idle."""
+        self._give(key, outcome)
+        return self._decide()
+
+    def close(self) -> None:
+        """Raise `Interrupted` in each branch of the function, so that its `finally` blocks run."""
+        if self._interrupts is not None:
+            return
+        self._interrupts = 0
+        self._loop.is_quiet = True
+        waiting, self._waiting = self._waiting, {}
+        for future in waiting.values():
+            future.set_exception(Interrupted())
+        self._loop.run_until_idle()
+        for _ in range(_CANCEL_ROUNDS):
+            for task in self._loop.tasks:
+                if not task.done():
+                    task.cancel()
+            self._loop.run_until_idle()
+            for generator in self._loop.take_generators():
+                _ = self._loop.create_task(_close(generator))
+            self._loop.run_until_idle()
+        self.is_closed = all(task.done() for task in self._loop.tasks)
+        self._loop.tasks.clear()  # references in a circle would wait for the garbage collector
+        self._arguments = None
+
+    def ask(self, kind: Kind, name: str, *, call: StepCall | None = None, ms: int | None = None) -> ReplayFuture:
+        """Return the future result of an effect that the function asks for."""
+        if not self._loop.is_running():
+            raise NotInWorkflowError("effects belong to the function of the workflow: a step has none")
+        check_name("name", name)
+        future = self._loop.create_future()
+        if self._interrupts is not None:
+            self._interrupt(future)
+        elif kind is Kind.MESSAGE and self._unread.get(name):
+            future.set_result(self._unread[name].popleft())
+        else:
+            self._add(future, kind, name, call, ms)
+        return future
+
+    def _interrupt(self, future: ReplayFuture) -> None:
+        self._interrupts = (self._interrupts or 0) + 1
+        if self._interrupts <= _MOST_INTERRUPTS:
+            future.set_exception(Interrupted())
+
+    def _add(self, future: ReplayFuture, kind: Kind, name: str, call: StepCall | None, ms: int | None) -> None:
+        if len(self._effects) >= MAX_EFFECTS:
+            self._limit = RuntimeError(f"a workflow has at most {MAX_EFFECTS} effects")
+            return
+        key = effect_key(name, self._names[name])
+        self._names[name] += 1
+        stored = self._stored.get(key)
+        if stored is not None and stored.kind != kind and self._fault is None:
+            self._fault = NonDeterministicError(_describe(stored.kind, key), _describe(kind, key))
+        known = stored or StoredEffect(key, kind)
+        start_in = known.start_in_ms or 0
+        self._effects[key] = Effect(key, kind, self.seq, call, ms, start_in, known.failures, stored is not None)
+        self._waiting[key] = future
+        self._new.append(key)
+        future.on_cancel = lambda: self._drop(key)
+
+    def _drop(self, key: str) -> None:
+        """Note that the function no longer waits for an effect, because it has cancelled the branch that did."""
+        if self._waiting.pop(key, None) is not None and self._effects[key].kind is Kind.STEP:
+            self._dropped.append(key)
+
+    def _give(self, key: str, outcome: Outcome) -> None:
+        """Give one result to the branch that waits for it, if it still does, and run."""
+        self.seq += 1
+        self._given.add(key)
+        effect, future = self._effects[key], self._waiting.pop(key, None)
+        name = key.partition(":")[0]
+        if effect.kind is Kind.MESSAGE and not outcome.failed and future is None:
+            future = self._other_wait(name)
+            if future is None:
+                self._unread.setdefault(name, deque()).append(outcome.value)
+        if future is not None and not outcome.failed:
+            future.set_result(outcome.value)
+        elif future is not None and effect.kind is Kind.MESSAGE:
+            future.set_exception(TimeoutError(f"no message {name} came in time"))
+        elif future is not None:
+            future.set_exception(StepFailed(key, outcome.error))
+        self._run()
+
+    def _other_wait(self, name: str) -> ReplayFuture | None:
+        """Return the oldest wait for a message of this name: the wait that took the message is cancelled.
+
+        A message is never lost. Without such a wait, the next `ctx.wait_for` returns it.
+        """
+        for key in self._waiting:
+            if self._effects[key].kind is Kind.MESSAGE and key.partition(":")[0] == name:
+                return self._waiting.pop(key)
+        return None
+
+    def _run(self) -> None:
+        self._loop.run_until_idle()
+        if self._fault is not None:
+            raise self._fault
+
+    def _decide(self) -> Decision:
+        """Return what the idle function wants."""
+        if self._limit is not None:
+            return Decision(finished=Finished(error=self._limit))
+        if self._main is not None and self._main.done():
+            return Decision(finished=_finish(self._main))
+        if not self._waiting:
+            reason = "every branch of the function waits for something that is not an effect, and nothing can wake it"
+            return Decision(finished=Finished(error=RuntimeError(reason)))
+        new, self._new = self._new, []
+        begun = set(new)
+        dropped, self._dropped = [key for key in self._dropped if key not in begun or key in self._stored], []
+        return Decision([self._effects[key] for key in new if self._begins(key)], dropped)
+
+    def _begins(self, key: str) -> bool:
+        """Return whether a new effect begins. A stored wait has begun, and a stored result is there."""
+        stored = self._stored.get(key)
+        is_open_step = stored is not None and stored.outcome is None and stored.kind == Kind.STEP
+        return key in self._waiting and (stored is None or is_open_step)
+
+    def _found(self) -> str:
+        """Return what the idle function does."""
+        if self._main is not None and self._main.done():
+            return "the end of the function"
+        waiting = [_describe(self._effects[key].kind, key) for key in self._waiting]
+        more = f" and {len(waiting) - _MOST_SHOWN} more" if len(waiting) > _MOST_SHOWN else ""
+        return ", ".join(waiting[:_MOST_SHOWN]) + more or "no effect"
+
+
+async def _call(function: Callable[[Context, Any], Awaitable[Any]], context: Context, data: Any) -> Any:
+    return await function(context, data)
+
+
+async def _close(generator: AsyncGenerator[Any, Any]) -> None:
+    await generator.aclose()
+
+
+def _finish(main: asyncio.Task[Any]) -> Finished:
+    """Return how the function ended. A cancelled function has failed."""
+    if main.cancelled():
+        return Finished(error=RuntimeError("the function was cancelled by itself"))
+    error = main.exception()
+    return Finished(main.result()) if error is None else Finished(error=error)
+
+
+def _describe(kind: str, key: str) -> str:
+    return f"the {kind} {key}"

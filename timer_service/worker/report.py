@@ -1,0 +1,98 @@
+"""What a worker reports about a task, as JSON text. Pure."""
+
+import json
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from timer_service.worker.errors import ErrorText
+from timer_service.worker.steps import Attempt
+from timer_service.worker.values import Effect
+
+REPORT_BYTES = 512 * 1024
+"""The most bytes of a request with reports."""
+_PART_BYTES = REPORT_BYTES - 160 * 1024
+"""The most bytes of the items in one report: the end of a function, with its result, must fit, too."""
+CONTINUE, PARK = '{"action":"continue"}', '{"action":"park"}'
+RELEASE = '{"action":"release","reason":"shutdown"}'
+
+
+class Item(NamedTuple):
+    """One thing to report, as JSON texts. A result and its number are one item, because one report has both."""
+
+    step: str = ""
+    seen: str = ""
+    wait: str = ""
+    seq: int = 0
+    """The number of the result, if it has one."""
+    wait_key: str = ""
+    wait_ms: int | None = None
+    """The length of the wait that begins, if it has one."""
+
+
+class Report(NamedTuple):
+    """A report as JSON text."""
+
+    text: str
+    seq: int
+    """The number of results that are stored when the report is."""
+    waits: Sequence[tuple[str, int]]
+    """The keys and lengths of the waits that it begins."""
+
+
+def dump(value: Any) -> str:
+    """Return JSON text."""
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+
+
+def write_attempt(step: Effect, attempt: Attempt) -> str:
+    """Return an attempt of a step that has ended, as JSON."""
+    number = step.failures + 1
+    if attempt.error is None:
+        return f'{{"key":{dump(step.key)},"attempt":{number},"result":{attempt.text}}}'
+    more = {"afterMs": attempt.after_ms, "retry": None if step.call is None else step.call.retry}
+    given = {name: value for name, value in more.items() if value is not None}
+    error = {"error": error_view(attempt.error), "retryable": attempt.is_retryable}
+    return dump({"key": step.key, "attempt": number, **error, **given})
+
+
+def write_seen(key: str, seq: int) -> str:
+    """Return the number of a result that the function got, as JSON."""
+    return f'{{"key":{dump(key)},"seq":{seq}}}'
+
+
+def write_wait(effect: Effect) -> str:
+    """Return a sleep or a wait for a message that begins, as JSON."""
+    length = {} if effect.ms is None else {"ms": effect.ms}
+    return dump({"key": effect.key, "kind": effect.kind, **length})
+
+
+def error_view(error: ErrorText) -> Mapping[str, str]:
+    """Return an error in its wire form."""
+    return {"type": error.type, "message": error.message}
+
+
+def take_part(items: deque[Item]) -> list[Item]:
+    """Remove and return as many items as fit into one report, at least one if there are any."""
+    part: list[Item] = []
+    size = 0
+    while items:
+        size += sum(len(text.encode()) + 1 for text in (items[0].step, items[0].seen, items[0].wait))
+        if part and size > _PART_BYTES:
+            break
+        part.append(items.popleft())
+    return part
+
+
+def write_report(workflow_id: str, token: str, part: Sequence[Item], then: str) -> str:
+    """Return a report as JSON."""
+    lists = (
+        f'"{name}":[{",".join(texts)}],'
+        for name, texts in (
+            ("steps", [item.step for item in part if item.step]),
+            ("seen", [item.seen for item in part if item.seen]),
+            ("waits", [item.wait for item in part if item.wait]),
+        )
+        if texts
+    )
+    return f'{{"workflowId":{dump(workflow_id)},"token":{dump(token)},{"".join(lists)}"then":{then}}}'

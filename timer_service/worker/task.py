@@ -1,0 +1,249 @@
+"""One task of a worker: its function, its steps, and what its next report says. Pure: time is an argument."""
+
+import logging
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from timer_service.worker.definition import WorkflowFunction
+from timer_service.worker.ending import end_of_function
+from timer_service.worker.errors import ErrorText, NonDeterministicError, describe_error
+from timer_service.worker.names import Identity
+from timer_service.worker.replay import Replay
+from timer_service.worker.report import (
+    CONTINUE,
+    PARK,
+    RELEASE,
+    Item,
+    Report,
+    dump,
+    take_part,
+    write_attempt,
+    write_report,
+    write_seen,
+    write_wait,
+)
+from timer_service.worker.steps import DROPPED, Attempt
+from timer_service.worker.values import Decision, Effect, Kind, Outcome, StoredEffect, read_json
+
+log = logging.getLogger(__name__)
+
+_LOOK_AGAIN_SECONDS = 0.1
+_GOES_ON = {"recorded", "resumed"}
+
+
+class RunningTask:
+    """A task that a worker holds.
+
+    After each event (`start`, `step_ended`, `waits_over`, `reported`, `end`) the worker asks what to do next:
+    `take_dropped`, `take_steps`, `next_report` and `wake_at`.
+    """
+
+    def __init__(self, view: Mapping[str, Any], workflow: WorkflowFunction, tenant: str, lease_until: float) -> None:
+        self.workflow_id: str = view["workflowId"]
+        self.token: str = view["token"]
+        self.lease_until = lease_until
+        self.is_over = False
+        self.running: set[str] = set()
+        """The keys of the steps in progress."""
+        self._identity = Identity(tenant, self.workflow_id, view["startedAt"])
+        self._workflow = workflow
+        self._input = view.get("input")
+        self._replay: Replay | None = None
+        self._items: deque[Item] = deque()
+        self._unbegun: dict[str, tuple[Effect, float]] = {}
+        self._steps: dict[str, Effect] = {}
+        self._undecided: dict[str, ErrorText] = {}
+        self._to_stop: list[str] = []
+        self._dropped: set[str] = set()
+        self._wait_due: dict[str, float] = {}
+        self._end: str | None = None
+        self._under_way: Report | None = None
+        self._stored_seq = 0
+
+    # Events
+
+    def start(self, effects: Iterable[Mapping[str, Any]], now: float) -> None:
+        """Run the function with all stored effects."""
+        self._replay = Replay(self._workflow, self._identity, self._input, map(StoredEffect.read, effects))
+        try:
+            decision = self._replay.advance()
+        except NonDeterministicError as error:
+            log.warning("the workflow %s does not match its stored effects: %s", self.workflow_id, error)
+            self._end = dump(
+                {"action": "release", "reason": "non_deterministic", "error": describe_error(error).message}
+            )
+            return
+        self._stored_seq = self._replay.seq
+        self._apply(decision, now)
+        for key, outcome in self._replay.unseen():
+            self._give(key, outcome, now)
+
+    def step_ended(self, key: str, attempt: Attempt, now: float) -> None:
+        """Note how an attempt of a step ended. The service decides whether a failed step has another attempt."""
+        if key not in self.running:
+            return
+        self.running.discard(key)
+        text = write_attempt(self._steps[key], attempt)
+        if attempt.error is None:
+            self._give(key, Outcome(read_json(attempt.text)), now, text)
+        elif self._end is None:
+            self._items.append(Item(step=text))
+            self._undecided[key] = attempt.error
+
+    def waits_over(self, views: Iterable[Mapping[str, Any]], now: float) -> None:
+        """Give the function the results of its waits that are over."""
+        for effect in map(StoredEffect.read, views):
+            self._wait_due.pop(effect.key, None)
+            if effect.outcome is not None:
+                self._give(effect.key, effect.outcome, now)
+
+    def reported(self, reply: Mapping[str, Any], lease_until: float, now: float) -> None:
+        """Note the outcome of the report under way."""
+        report, self._under_way = self._under_way, None
+        if report is None or self.is_over:
+            return
+        outcome = reply["outcome"]
+        if outcome not in _GOES_ON:
+            if outcome in {"lost", "conflict"}:
+                log.warning("the report of the workflow %s was not stored: %s", self.workflow_id, outcome)
+            self.end()
+            return
+        self.lease_until = lease_until
+        self._stored_seq = report.seq
+        self._wait_due |= {key: now + ms / 1000 for key, ms in report.waits}
+        self.waits_over(reply.get("over", ()), now)
+        for step in reply.get("failedSteps", ()):
+            self._decide(step["key"], step.get("startInMs"), now)
+        if outcome == "resumed" and not self._items:
+            self._begin_earliest(now)
+
+    def end(self) -> None:
+        """End the task here: the function is interrupted, and its steps stop."""
+        self.is_over = True
+        self._to_stop += self.running
+        self.running.clear()
+        if self._replay is not None:
+            self._replay.close()
+
+    def stop_steps(self) -> None:
+        """Stop the steps in progress. They run again when the next worker has the task."""
+        self._to_stop += self.running
+        for key in self.running:
+            self._unbegun[key] = (self._steps[key], 0)
+        self.running.clear()
+
+    # What to do next
+
+    def take_dropped(self) -> Sequence[str]:
+        """Return the keys of the steps in progress to stop."""
+        found, self._to_stop = self._to_stop, []
+        return found
+
+    def take_steps(self, now: float) -> Sequence[Effect]:
+        """Return the steps to start now. They count as in progress from now on.
+
+        The results that the function had got before it asked for them are stored.
+        """
+        if self._end is not None or self.is_over:
+            return ()
+        found = [each for each, at in self._unbegun.values() if at <= now and each.after <= self._stored_seq]
+        for effect in found:
+            del self._unbegun[effect.key]
+            self.running.add(effect.key)
+        return found
+
+    def next_report(self, now: float, *, is_draining: bool) -> Report | None:
+        """Return the next report, or None if there is nothing to report or a report is under way."""
+        if self._under_way is not None or self.is_over:
+            return None
+        looks = any(at <= now for at in self._wait_due.values())
+        part = take_part(self._items)
+        then = CONTINUE if self._items else self._then(now, is_draining)
+        is_continue = then == CONTINUE
+        if is_continue and not part and not looks:
+            return None
+        if looks:
+            self._wait_due = {key: max(at, now + _LOOK_AGAIN_SECONDS) for key, at in self._wait_due.items()}
+        text = write_report(self.workflow_id, self.token, part, then)
+        waits = [(item.wait_key, item.wait_ms) for item in part if item.wait_ms is not None]
+        self._under_way = Report(text, max((item.seq for item in part), default=self._stored_seq), waits)
+        return self._under_way
+
+    def wake_at(self, now: float) -> float | None:
+        """Return when to ask again although nothing happened: a step may start again, or a wait should be over."""
+        starts = [at for effect, at in self._unbegun.values() if effect.after <= self._stored_seq]
+        instants = [at for at in (*starts, *self._wait_due.values()) if at > now]
+        return min(instants, default=None)
+
+    # Parts of the above
+
+    def _then(self, now: float, is_draining: bool) -> str:  # noqa: FBT001
+        """Return how the next report ends, if it has all items."""
+        if self._end is not None:
+            return self._end
+        if self._replay is None:
+            return RELEASE if is_draining else CONTINUE
+        if self.running or self._undecided:
+            return CONTINUE
+        if is_draining and self._unbegun:
+            return RELEASE
+        is_waiting = all(at > now for _, at in self._unbegun.values())
+        return PARK if is_waiting else CONTINUE
+
+    def _give(self, key: str, outcome: Outcome, now: float, step: str = "") -> None:
+        """Give the function a result, and note the number that it has."""
+        replay = self._replay
+        if replay is None or self._end is not None or self.is_over or replay.has_got(key):
+            return
+        decision = replay.deliver(key, outcome)
+        self._items.append(Item(step=step, seen=write_seen(key, replay.seq), seq=replay.seq))
+        self._apply(decision, now)
+
+    def _apply(self, decision: Decision, now: float) -> None:
+        if decision.finished is not None:
+            self._end = end_of_function(decision.finished)
+            self._to_stop += self.running
+            self.running.clear()
+            return
+        for effect in decision.begin:
+            if effect.kind is Kind.STEP:
+                self._steps[effect.key] = effect
+                self._unbegun[effect.key] = (effect, now + effect.start_in_ms / 1000)
+            else:
+                self._items.append(Item(wait=write_wait(effect), wait_key=effect.key, wait_ms=effect.ms))
+        for key in decision.dropped:
+            self._drop(key, now)
+
+    def _drop(self, key: str, now: float) -> None:
+        """Settle a step that the function no longer waits for, unless the service does not know it."""
+        self._dropped.add(key)
+        if key in self.running:
+            self._to_stop.append(key)
+            self.step_ended(key, DROPPED, now)
+        elif key in self._unbegun and self._unbegun.pop(key)[0].is_stored:
+            self._fail_dropped(key)
+
+    def _fail_dropped(self, key: str) -> None:
+        self._items.append(Item(step=write_attempt(self._steps[key], DROPPED)))
+        self._undecided[key] = DROPPED.error or ErrorText("", "")
+
+    def _decide(self, key: str, start_in_ms: int | None, now: float) -> None:
+        """Note what follows a failed attempt: another attempt, or the failure of the step."""
+        error = self._undecided.pop(key, None)
+        if error is None:
+            return
+        step = self._steps[key]
+        self._steps[key] = step._replace(failures=step.failures + 1, is_stored=True)
+        if start_in_ms is None:
+            self._give(key, Outcome(failed=True, error=error), now)
+        elif key in self._dropped:
+            self._fail_dropped(key)
+        else:
+            self._unbegun[key] = (self._steps[key], now + start_in_ms / 1000)
+
+    def _begin_earliest(self, now: float) -> None:
+        """Start the earliest waiting step: the service says that it may, although by this clock it may not."""
+        if self._unbegun and not self.running:
+            key = min(self._unbegun, key=lambda each: self._unbegun[each][1])
+            self._unbegun[key] = (self._unbegun[key][0], now)

@@ -1,0 +1,93 @@
+"""The tasks that a worker holds, their steps in progress, and the instants at which they go on."""
+
+import asyncio
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor
+
+from timer_service.worker.context import variables_of_step
+from timer_service.worker.errors import ErrorText
+from timer_service.worker.steps import Attempt, run_attempt
+from timer_service.worker.task import RunningTask
+from timer_service.worker.values import Effect
+
+_CANCELLED = Attempt(error=ErrorText("CancelledError", "the step was cancelled by itself"))
+_CLOCK_STEP = 0.001
+"""A timer may fire a little early, by the resolution of the clock."""
+_StepId = tuple[RunningTask, str]
+
+
+class Tasks:
+    """The tasks of a worker. `on_change` is called with each task that may have something to report."""
+
+    def __init__(self, slots: int, threads: Executor, on_change: Callable[[RunningTask], None]) -> None:
+        self.is_draining = False
+        """Whether no step begins any more."""
+        self._slots = slots
+        self._threads = threads
+        self._on_change = on_change
+        self._loop = asyncio.get_running_loop()
+        self._tasks: dict[RunningTask, asyncio.TimerHandle | None] = {}
+        self._steps: dict[_StepId, asyncio.Task[Attempt]] = {}
+        self._changed = asyncio.Event()
+
+    def __iter__(self) -> Iterator[RunningTask]:
+        return iter(list(self._tasks))
+
+    def __len__(self) -> int:
+        return len(self._tasks)
+
+    @property
+    def free(self) -> int:
+        """The number of free slots."""
+        return self._slots - len(self._tasks)
+
+    async def until_smaller(self, size: int) -> None:
+        """Wait until there are fewer than `size` tasks."""
+        while len(self._tasks) >= size:
+            self._changed.clear()
+            await self._changed.wait()
+
+    def add(self, task: RunningTask) -> None:
+        """Hold a task."""
+        self._tasks[task] = None
+
+    def update(self, task: RunningTask) -> None:
+        """Do what a task wants after an event: start and stop steps, and wake it later. End it if it is over."""
+        for key in task.take_dropped():
+            if (step := self._steps.pop((task, key), None)) is not None:
+                step.cancel()
+        if task not in self._tasks:
+            return
+        if (timer := self._tasks[task]) is not None:
+            timer.cancel()
+        if task.is_over:
+            del self._tasks[task]
+            self._changed.set()
+            return
+        now = self._loop.time()
+        self._tasks[task] = None
+        for effect in () if self.is_draining else task.take_steps(now):
+            self._start(task, effect)
+        wake_at = task.wake_at(now)
+        if wake_at is not None:
+            self._tasks[task] = self._loop.call_at(max(wake_at, now + _CLOCK_STEP), self.update, task)
+        self._on_change(task)
+
+    def end(self, task: RunningTask) -> None:
+        """End a task that this worker has lost."""
+        task.end()
+        self.update(task)
+
+    def _start(self, task: RunningTask, effect: Effect) -> None:
+        assert effect.call is not None  # noqa: S101 - only a step has a call
+        variables = variables_of_step(effect.key, effect.call.variables)
+        step = self._loop.create_task(run_attempt(effect.call, self._threads), context=variables)
+        self._steps[task, effect.key] = step
+        step.add_done_callback(lambda step: self._ended(task, effect.key, step))
+
+    def _ended(self, task: RunningTask, key: str, step: asyncio.Task[Attempt]) -> None:
+        if self._steps.get((task, key)) is not step:
+            return  # it was stopped
+        del self._steps[task, key]
+        task.step_ended(key, _CANCELLED if step.cancelled() else step.result(), self._loop.time())
+        self.update(task)

@@ -1,0 +1,117 @@
+"""The worker of a program: connects to the broker and executes workflows until the process is asked to stop."""
+
+import asyncio
+import signal
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+from timer_service.client.checks import check_identifier, check_tenant
+from timer_service.client.connection import Connection, open_connection
+from timer_service.core.message import Kind
+from timer_service.worker.definition import WorkflowFunction
+from timer_service.worker.names import check_name
+from timer_service.worker.process import run_worker
+from timer_service.worker.settings import Settings
+
+_MOST_TYPES = 100
+_MOST_SLOTS = 1000
+_LEASES = (timedelta(seconds=10), timedelta(minutes=10))
+
+
+class Worker:
+    """Executes workflows of one tenant. `run` does the work."""
+
+    def __init__(
+        self,
+        url: str = "nats://localhost:4222",
+        *,
+        tenant: str,
+        workflows: Sequence[WorkflowFunction],
+        queue: str = "default",
+        slots: int = 100,
+        name: str | None = None,
+        lease: timedelta = timedelta(seconds=30),
+        shutdown_timeout: timedelta = timedelta(seconds=20),
+        subject_prefix: str = "timer",
+        inbox_prefix: str = "_INBOX",
+        **options: Any,
+    ) -> None:
+        """Check the settings. Raises ValueError with the name of a wrong argument.
+
+        The worker holds at most `slots` workflows at a time. If it dies, its workflows continue elsewhere after
+        `lease` (10 s to 10 min), counted from its last request. When it is stopped, steps in progress may take
+        `shutdown_timeout` to finish. `name` is shown by `list-workers`. `url` and `options` are those of
+        `TimerClient.connect`.
+        """
+        types = {each.type: each for each in workflows}
+        if not 1 <= len(workflows) <= _MOST_TYPES:
+            raise ValueError(f"workflows must have 1 to {_MOST_TYPES} workflows")
+        if len(types) < len(workflows):
+            raise ValueError("workflows must have one function for each type")
+        if not 1 <= slots <= _MOST_SLOTS:
+            raise ValueError(f"slots must lie between 1 and {_MOST_SLOTS}")
+        if not _LEASES[0] <= lease <= _LEASES[1]:
+            raise ValueError("lease must lie between 10 seconds and 10 minutes")
+        self._settings = Settings(
+            check_tenant(tenant),
+            types,
+            queue=check_name("queue", queue),
+            name=None if name is None else check_identifier("name", name),
+            slots=slots,
+            lease_seconds=lease.total_seconds(),
+            shutdown_seconds=shutdown_timeout.total_seconds(),
+        )
+        self._url = url
+        self._prefix = subject_prefix
+        self._options = {**options, "inbox_prefix": inbox_prefix}
+        self._stop = asyncio.Event()
+
+    async def run(self) -> None:
+        """Execute workflows until `stop`, SIGTERM or SIGINT, then finish or release every workflow.
+
+        A second signal ends the worker at once. Raises `NoAnswerError` if the broker cannot be reached at the start.
+        """
+        async with open_connection(self._url, "timer-worker", self._prefix, self._options) as connection:
+            with self._signals():
+                await run_worker(_NatsService(connection, self._settings.tenant), self._settings, self._stop)
+
+    def stop(self) -> None:
+        """Stop: take no new workflow, let steps in progress finish, and release the workflows."""
+        self._stop.set()
+
+    @contextmanager
+    def _signals(self) -> Iterator[None]:
+        """Stop at SIGTERM and SIGINT, where signals can be handled: in the main thread."""
+        loop, task = asyncio.get_running_loop(), asyncio.current_task()
+
+        def stop() -> None:
+            if self._stop.is_set() and task is not None:
+                task.cancel()
+            self.stop()
+
+        handled = []
+        for number in (signal.SIGTERM, signal.SIGINT):
+            try:
+                loop.add_signal_handler(number, stop)
+            except (NotImplementedError, RuntimeError, ValueError):  # another thread, or Windows
+                continue
+            handled.append(number)
+        try:
+            yield
+        finally:
+            for number in handled:
+                loop.remove_signal_handler(number)
+
+
+class _NatsService:
+    """The service over NATS."""
+
+    def __init__(self, connection: Connection, tenant: str) -> None:
+        self._connection = connection
+        self._tenant = tenant
+
+    async def request(self, name: str, body: bytes, timeout_seconds: float) -> Mapping[str, Any]:
+        """Return the reply to a request."""
+        return await self._connection.request(Kind.REQUEST, self._tenant, name, body, timeout_seconds)

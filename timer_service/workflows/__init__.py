@@ -1,0 +1,52 @@
+"""Workflows: functions of the users that continue after any crash. Workers execute them and store each result.
+
+The states of a workflow. A tombstone is cancelled, and only remembers positions and messages::
+
+                start        claim              report: complete, fail; deadline; cancel
+    none, tombstone --> waiting --> running ----------------------------> completed, failed, cancelled
+                         ^   ^        |  |                                            |
+                         |   +--------+  | park, and only a message ends the wait     | retry
+                         |   park,       v                                            |
+                         |   release   parked                                         |
+                         +---------------+--------------------------------------------+
+                            message
+"""
+
+from timer_service.core.slice import Slice
+from timer_service.workflows.deadline_worker import DeadlineWorker
+from timer_service.workflows.handler import LOOP, handle
+from timer_service.workflows.messages import (
+    CancelWorkflow,
+    RetryWorkflow,
+    SendToWorkflow,
+    StartWorkflow,
+    WorkflowBlocked,
+    WorkflowCancelled,
+    WorkflowCompleted,
+    WorkflowFailed,
+)
+from timer_service.workflows.queries import QUERIES
+from timer_service.workflows.requests import POLL_TASKS, REQUESTS
+from timer_service.workflows.retention import delete_settled
+from timer_service.workflows.rules import Outcome
+from timer_service.workflows.store import COUNTED
+from timer_service.workflows.usage import USAGES
+from timer_service.workflows.views import WorkflowView
+
+SLICE = Slice(
+    name="workflows",
+    commands=(StartWorkflow, SendToWorkflow, CancelWorkflow, RetryWorkflow),
+    outcomes=Outcome,
+    handle=handle,
+    handle_when_off=handle,
+    queries=QUERIES,
+    workers={LOOP: DeadlineWorker},
+    wakes=("outbox", LOOP),
+    leased=(),
+    counted=COUNTED,
+    events=(WorkflowCompleted, WorkflowFailed, WorkflowCancelled, WorkflowBlocked),
+    views={"workflow": WorkflowView},
+    requests=(POLL_TASKS, *REQUESTS),
+    usages=USAGES,
+    delete_settled=delete_settled,
+)

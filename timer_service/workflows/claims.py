@@ -1,0 +1,95 @@
+"""Claims workflows for polls, in one transaction, and makes their tasks."""
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from timer_service.core.database import Database, Row, Transaction
+from timer_service.core.lanes import LaneClaim, LaneLook, Lanes
+from timer_service.core.route import Lane
+from timer_service.core.stored_json import RawJson
+from timer_service.core.transactions import in_transaction
+from timer_service.workflows.polls import Poll
+from timer_service.workflows.protocol import REPLY_BYTES
+from timer_service.workflows.shares import Share
+from timer_service.workflows.store import WORKFLOWS
+from timer_service.workflows.tasks import read_tasks, task_bytes
+
+
+class Claimed(NamedTuple):
+    """The result of one transaction."""
+
+    tasks: Mapping[Poll, Sequence[RawJson]]
+    """The tasks of each poll that has any."""
+    found: Sequence[int]
+    """For each share, how many workflows it claimed. The others were locked, or another instance claimed them."""
+    kept: Sequence[int]
+    """For each share, how many of them did fit into the reply. The others were released."""
+    adds_events: bool
+
+
+class Claims:
+    """Claims workflows. It holds no lock while tasks are sent."""
+
+    def __init__(self, database: Database, *, max_attempts: int, claim_bytes: int) -> None:
+        """`claim_bytes`: the tasks of all polls of one transaction. A single task may have more."""
+        self._database = database
+        self._lanes = Lanes(WORKFLOWS)
+        self._max_attempts = max_attempts
+        self._claim_bytes = claim_bytes
+
+    async def look(self, lanes: Sequence[Lane], now: int, limit: int) -> list[LaneLook]:
+        """Return what is in each lane at `now`. Up to `limit` workflows of a lane are counted."""
+        return await self._lanes.look(self._database.reader, lanes, now, limit)
+
+    async def claim(self, shares: Sequence[Share], now: int, *, may_time_out: bool) -> Claimed:
+        """Claim the workflows of shares. `may_time_out`: whether waits for messages may reach their timeouts."""
+
+        async def work(tx: Transaction) -> Claimed:
+            claimed = await self._lanes.claim(tx, [_wanted(each, now) for each in shares], now)
+            kept = self._cut(shares, claimed, [[task_bytes(row) for row in rows] for rows in claimed])
+            rows = [row for rows, count in zip(claimed, kept, strict=True) for row in rows[:count]]
+            read = await read_tasks(tx, rows, now, max_attempts=self._max_attempts, may_time_out=may_time_out)
+            await self._lanes.release(
+                tx, [row for rows, count in zip(claimed, kept, strict=True) for row in rows[count:]]
+            )
+            return Claimed(_by_poll(shares, kept, read.tasks), list(map(len, claimed)), kept, read.adds_events)
+
+        return await in_transaction(self._database, work)
+
+    def _cut(
+        self, shares: Sequence[Share], claimed: Sequence[Sequence[Row]], sizes: Sequence[Sequence[int]]
+    ) -> list[int]:
+        """Return how many rows of each share are kept: those that fit into the replies and into a claim."""
+        used: dict[Poll, int] = {}
+        total = 0
+        kept: list[int] = []
+        for share, rows, each in zip(shares, claimed, sizes, strict=True):
+            count = 0
+            for size in each[: len(rows)]:
+                fits = used.get(share.poll, 0) + size <= REPLY_BYTES and total + size <= self._claim_bytes
+                if not fits and (share.poll in used or total >= self._claim_bytes):
+                    break
+                used[share.poll] = used.get(share.poll, 0) + size
+                total += size
+                count += 1
+            kept.append(count)
+        return kept
+
+
+def _wanted(share: Share, now: int) -> LaneClaim:
+    wanted = share.poll.wanted
+    holder = {"worker_id": wanted.worker_id, "claimed_at": now, "lease_ms": wanted.lease_ms}
+    return LaneClaim(share.lane, share.tasks, wanted.lease_ms, holder)
+
+
+def _by_poll(
+    shares: Sequence[Share], kept: Sequence[int], tasks: Sequence[RawJson | None]
+) -> dict[Poll, list[RawJson]]:
+    found: dict[Poll, list[RawJson]] = {}
+    start = 0
+    for share, count in zip(shares, kept, strict=True):
+        mine = [task for task in tasks[start : start + count] if task is not None]
+        if mine:
+            found.setdefault(share.poll, []).extend(mine)
+        start += count
+    return found

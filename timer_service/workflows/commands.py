@@ -1,0 +1,138 @@
+"""One batch of commands: the workflows that they name, what else they need to know, and what they change."""
+
+from collections import defaultdict
+from collections.abc import Collection, Sequence
+from functools import partial
+
+from timer_service.core.data import dump_data
+from timer_service.core.database import Transaction
+from timer_service.core.message import Command, Position
+from timer_service.core.portions import load_in_portions
+from timer_service.workflows import effect_store, store
+from timer_service.workflows.effect import Effect, EffectKey
+from timer_service.workflows.effect_store import StoredMessage
+from timer_service.workflows.messages import RetryWorkflow, SendToWorkflow, StartWorkflow, WorkflowStatus
+from timer_service.workflows.rules import Applied, Facts, key_of
+from timer_service.workflows.workflow import Key, Workflow, tombstone
+
+
+class Batch:
+    """The rows of one batch of commands. Each command sees the effects of the earlier ones."""
+
+    def __init__(self, before: dict[Key, Workflow], not_read: Collection[Key]) -> None:
+        self.not_read = frozenset(not_read)
+        """The keys whose commands are deferred, because the others have enough data for one transaction."""
+        self.before = before
+        self.after = dict(before)
+        self._holders: defaultdict[tuple[str, str], set[Key]] = defaultdict(set)
+        """The workflows that may be open with a concurrency key (tenant, concurrency key)."""
+        self._positions: set[tuple[Key, str, Position]] = set()
+        self._ids: set[tuple[Key, str]] = set()
+        self._awaited: set[tuple[Key, str]] = set()
+        self._last: dict[Key, Effect] = {}
+        self._messages: list[StoredMessage] = []
+        self._steps: dict[Key, dict[EffectKey, Effect]] = {}
+
+    @classmethod
+    async def load(cls, tx: Transaction, commands: Sequence[Command]) -> "Batch":
+        """Lock and load what commands need. Not all of it, if that is too much for one transaction."""
+        keys = {key_of(command) for command in commands}
+        batch = cls(*await load_in_portions(keys, partial(store.load, tx), _characters))
+        kept = [command for command in commands if key_of(command) not in batch.not_read]
+        await batch._load_holders(tx, kept)
+        await batch._load_mail(tx, kept)
+        await batch._load_steps(tx, kept)
+        return batch
+
+    async def _load_holders(self, tx: Transaction, commands: Sequence[Command]) -> None:
+        """Find the open workflows with the concurrency keys of workflows that may start or continue."""
+        wanted: set[tuple[str, str]] = set()
+        for command in commands:
+            payload, found = command.payload, self.before.get(key_of(command))
+            if isinstance(payload, StartWorkflow) and payload.concurrency_key is not None:
+                wanted.add((payload.tenant_id, payload.concurrency_key))
+            elif isinstance(payload, RetryWorkflow) and (known := _concurrency_key(found)) is not None:
+                wanted.add((payload.tenant_id, known))
+        for name, key in (await store.find_holders(tx, wanted)).items():
+            self._holders[name].add(key)
+
+    async def _load_mail(self, tx: Transaction, commands: Sequence[Command]) -> None:
+        """Find which messages are stored already, and for which messages a workflow waits."""
+        sends = [(key_of(each), each) for each in commands if isinstance(each.payload, SendToWorkflow)]
+        names = {(key, _message_name(each)) for key, each in sends if key in self.before}
+        positions = {(key, _message_name(each), each.position) for key, each in sends if key in self.before}
+        ids = {(key, name) for key, each in sends if key in self.before and (name := _message_id(each)) is not None}
+        self._positions = await effect_store.find_positions(tx, positions)
+        self._ids = await effect_store.find_message_ids(tx, ids)
+        self._awaited = await effect_store.find_awaited(tx, names)
+
+    async def _load_steps(self, tx: Transaction, commands: Sequence[Command]) -> None:
+        """Load the effects that failed workflows got last."""
+        retried = [key_of(each) for each in commands if isinstance(each.payload, RetryWorkflow)]
+        found = [self.before[key] for key in retried if key in self.before]
+        failed = {each.key: each.seen for each in found if each.status is WorkflowStatus.FAILED and each.seen}
+        self._last = await effect_store.find_last(tx, failed)
+
+    def facts(self, key: Key, command: Command) -> Facts:
+        """Return what a command needs to know in addition to its workflow."""
+        match command.payload:
+            case SendToWorkflow() as payload:
+                is_known = (key, payload.name, command.position) in self._positions
+                is_known = is_known or (payload.message_id is not None and (key, payload.message_id) in self._ids)
+                return Facts(is_known=is_known, is_awaited=(key, payload.name) in self._awaited)
+            case StartWorkflow() as payload:
+                return Facts(is_busy=self._is_busy(key, payload.concurrency_key))
+            case RetryWorkflow():
+                is_busy = self._is_busy(key, _concurrency_key(self.after.get(key)))
+                return Facts(is_busy=is_busy, last=self._last.get(key))
+            case _:
+                return Facts()
+
+    def _is_busy(self, key: Key, concurrency_key: str | None) -> bool:
+        if concurrency_key is None:
+            return False
+        holders = self._holders[key.tenant_id, concurrency_key]
+        return any(each != key and (each not in self.after or self.after[each].is_open) for each in holders)
+
+    def take(self, key: Key, command: Command, applied: Applied, now: int) -> None:
+        """Keep what a command has changed, for the commands after it and for `save`."""
+        workflow, payload = applied.workflow, command.payload
+        if key not in self.after and workflow == tombstone(key, now):
+            return  # nothing is remembered
+        self.after[key] = workflow
+        if workflow.is_open and (name := _concurrency_key(workflow)) is not None:
+            self._holders[key.tenant_id, name].add(key)
+        if applied.message is not None and isinstance(payload, SendToWorkflow):
+            data = None if payload.data is None else dump_data(payload.data)
+            self._messages.append(StoredMessage(key, applied.message, payload.message_id, data))
+            self._positions.add((key, payload.name, command.position))
+            if payload.message_id is not None:
+                self._ids.add((key, payload.message_id))
+        if applied.effect is not None:
+            self._steps[key] = {applied.effect.key: applied.effect}
+
+    async def save(self, tx: Transaction, now: int) -> None:
+        """Write what the commands have changed."""
+        await store.save(tx, self.before, self.after)
+        await effect_store.insert_messages(tx, self._messages)
+        await effect_store.save(tx, {key: {} for key in self._steps}, self._steps, now)
+
+
+def _characters(workflow: Workflow) -> int:
+    definition = workflow.definition
+    texts = (workflow.last_error, workflow.reason, definition and definition.retry)
+    return sum(len(text) for text in texts if text)
+
+
+def _concurrency_key(workflow: Workflow | None) -> str | None:
+    return None if workflow is None or workflow.definition is None else workflow.definition.concurrency_key
+
+
+def _message_name(command: Command) -> str:
+    assert isinstance(command.payload, SendToWorkflow)  # noqa: S101 - the caller has looked
+    return command.payload.name
+
+
+def _message_id(command: Command) -> str | None:
+    assert isinstance(command.payload, SendToWorkflow)  # noqa: S101 - the caller has looked
+    return command.payload.message_id

@@ -1,0 +1,269 @@
+"""The dispatcher: holds the polls of workers, and answers each when it has claimed tasks for it.
+
+A poll is held before the first look at its lanes, and every commit of this instance that makes rows available calls
+`offer`. So no row waits while a poll waits for it. Rows that no poll of this instance takes are made known to the other
+instances by a hint. A lost hint costs at most a poll interval.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+from datetime import timedelta
+
+from timer_service.core.backlog_gate import BacklogGate
+from timer_service.core.broker import QueryReply, Request, RequestSubscription
+from timer_service.core.errors import Code, Rejection
+from timer_service.core.lanes import LaneLook
+from timer_service.core.loop import Pass
+from timer_service.core.message import MAX_MESSAGE_BYTES
+from timer_service.core.request_intake import Intake, error_reply
+from timer_service.core.requests import ANSWERED
+from timer_service.core.route import Lane
+from timer_service.core.slice import Parts
+from timer_service.core.stored_json import RawJson, write_list, write_object
+from timer_service.core.turns import Turns
+from timer_service.workflows.claims import Claimed, Claims
+from timer_service.workflows.hints import Hints
+from timer_service.workflows.polls import HeldPolls, Poll
+from timer_service.workflows.protocol import MAX_SLOTS
+from timer_service.workflows.registry import WorkerRegistry
+from timer_service.workflows.shares import Share, share
+
+log = logging.getLogger(__name__)
+
+WakeLoops = Callable[[Collection[str], int], Awaitable[None]]
+
+LOOP = "tasks"
+_MOST_TASKS = 1000
+"""How many workflows one transaction claims."""
+_MOST_LANES = 1000
+"""How many lanes one pass looks at."""
+_TYPES_PER_TURN = 200
+"""The types of the polls that are held before other tasks run."""
+_MOST_ANSWERING = 100
+_LOCKED_MS = 5
+"""When to look again at rows that another instance has locked."""
+_AWAY_MS = 250
+"""How often to look whether the broker can be used again."""
+_GRACE_SECONDS = 0.5
+"""How long a poll whose time is up waits for a look or a claim that is under way."""
+_ROUNDING = timedelta(milliseconds=1)
+_NO_TASKS = QueryReply(b'{"tasks":[]}')
+_FULL = error_reply(Rejection(Code.BUSY, "too many polls are held; poll again later"))
+
+
+class Dispatcher:
+    """Holds polls and answers them: each with tasks, or without when its `waitMs` is over or the service stops."""
+
+    def __init__(self, parts: Parts, *, polling_interval: timedelta, wake: Callable[[int], None]) -> None:
+        """`wake` wakes the loop of the dispatcher at an instant."""
+        self._clock = parts.clock
+        self._metrics = parts.metrics
+        self._alone = parts.database.exclusive
+        self._poll_ms = polling_interval // _ROUNDING
+        self._wake = wake
+        self._gate = BacklogGate(parts.broker)
+        self._claims = Claims(parts.database, max_attempts=parts.max_attempts, claim_bytes=parts.budget.claim)
+        self._hints = Hints(lambda: parts.broker.hint(LOOP, parts.clock.now()))
+        self._held = HeldPolls()
+        self._registry = WorkerRegistry(parts)
+        self._timers: dict[Poll, asyncio.TimerHandle] = {}
+        self._answering: set[asyncio.Task[None]] = set()
+        self._subscription: RequestSubscription
+        self._outages = 0
+        self._wake_loops: WakeLoops
+        self._pass = asyncio.Lock()
+        """Held during a pass."""
+        self._stopping = False
+
+    @property
+    def registry(self) -> WorkerRegistry:
+        """The worker that records which processes execute workflows."""
+        return self._registry
+
+    def open(self, subscription: RequestSubscription, wake_loops: WakeLoops) -> None:
+        """Set where replies go, and what wakes other loops. Call it before `run` and the first pass."""
+        self._subscription, self._outages = subscription, subscription.outages
+        self._wake_loops = wake_loops
+
+    async def run(self, intake: Intake) -> None:
+        """Hold the polls of an intake until it is closed. Then answer all of them."""
+        while (batch := await intake.next_batch()) is not None:
+            await self._subscription.reply(batch.errors)
+            turns = Turns(_TYPES_PER_TURN)
+            for request, asked in batch.valid:
+                await turns.take(len(asked.request.types))
+                self._hold(Poll(request, asked.request))
+            while len(self._answering) > _MOST_ANSWERING:  # the broker takes replies slowly
+                await asyncio.wait(self._answering, return_when=asyncio.FIRST_COMPLETED)
+        self._stopping = True
+        async with self._pass:
+            self._answer_all()
+        while self._answering:
+            await asyncio.wait(self._answering)
+        await self._hints.close()
+
+    def offer(self, lane: Lane, at: int) -> None:
+        """Look at a lane when its row becomes available, at the instant `at`. The row is committed."""
+        has_poll = self._held.wake(lane, at)
+        now = self._clock.now()
+        if has_poll:
+            self._wake(at)
+        if not has_poll or at > now:  # at that time, only another instance may have a poll
+            self._hint(at, now)
+
+    def look_everywhere(self, at: int) -> None:
+        """Look at every lane that has a poll, at an instant: another instance has a row that no poll there takes."""
+        self._held.wake_all(at)
+        self._wake(at)
+
+    async def tick(self, now: int) -> Pass:
+        """Claim workflows for the held polls whose lanes are due, and answer these polls."""
+        async with self._pass:
+            return Pass(0) if self._stopping else await self._tick(now)
+
+    async def _tick(self, now: int) -> Pass:
+        if self._subscription.outages != self._outages:  # a reply may not reach a poll from before
+            self._outages = self._subscription.outages
+            self._answer_all()
+        if not self._subscription.health.usable:
+            return Pass(0, now + _AWAY_MS)
+        lanes = self._held.take_due(now, _MOST_LANES)
+        try:
+            sent = await self._dispatch(lanes, now) if lanes else 0
+        finally:
+            for lane in lanes:
+                self._held.wake(lane, now + self._poll_ms)
+            self._answer_overdue()
+        return Pass(sent, self._held.next_look())
+
+    async def _dispatch(self, lanes: Sequence[Lane], now: int) -> int:
+        try:
+            looks = dict(zip(lanes, await self._claims.look(lanes, now, MAX_SLOTS + 1), strict=True))
+            available = {lane: look.available for lane, look in looks.items() if look.available}
+            shares = share(available, self._held.polls_of, self._held.fitting, _MOST_TASKS)
+            claimed = await self._claim(shares, now) if shares else None
+        except BaseException:
+            for lane in lanes:
+                self._held.wake(lane, now)
+            raise
+        self._plan_looks(looks, shares, claimed, now)
+        return 0 if claimed is None else sum(map(len, claimed.tasks.values()))
+
+    async def _claim(self, shares: Sequence[Share], now: int) -> Claimed:
+        polls = {each.poll for each in shares}
+        may_time_out = await self._gate.is_open(now)
+        for poll in polls:
+            poll.taken = True
+        try:
+            claimed = await self._claims.claim(shares, now, may_time_out=may_time_out)
+        finally:
+            for poll in polls:
+                poll.taken = False
+        self._metrics.claimed(sum(claimed.found))
+        for each, found, kept in zip(shares, claimed.found, claimed.kept, strict=True):
+            self._held.record_fitting(each.lane, kept, found)
+        if claimed.adds_events:
+            await self._wake_loops(("outbox",), self._clock.now())
+        await self._send(claimed)
+        return claimed
+
+    async def _send(self, claimed: Claimed) -> None:
+        """Answer the polls that have tasks. A worker that has polled again meanwhile gets them with its newer poll."""
+        replies: list[tuple[Request, QueryReply]] = []
+        for taken, tasks in claimed.tasks.items():
+            poll = self._held.current(taken) or taken
+            self._forget([poll])
+            replies.append((poll.request, _reply(tasks)))
+            self._metrics.request_answered(poll.request.name, ANSWERED)
+            self._metrics.tasks_sent(len(tasks))
+        await self._subscription.reply(replies)
+
+    def _plan_looks(
+        self, looks: dict[Lane, LaneLook], shares: Sequence[Share], claimed: Claimed | None, now: int
+    ) -> None:
+        """Plan the next look at each lane. Make rows known to other instances that no poll here takes."""
+        kept, locked = dict.fromkeys(looks, 0), False
+        if claimed is not None:
+            for each, found, count in zip(shares, claimed.found, claimed.kept, strict=True):
+                kept[each.lane] += count
+                locked = locked or found < each.tasks
+        for lane, look in looks.items():
+            if look.next_at is not None:
+                self._held.wake(lane, look.next_at)
+            if look.available > kept[lane]:
+                has_poll = self._held.wake(lane, now + _LOCKED_MS if locked else now)
+                if not has_poll:
+                    self._hint(now, now)
+
+    def _hint(self, at: int, now: int) -> None:
+        if not self._alone and at < now + self._poll_ms:  # their next poll finds later rows in time
+            self._hints.want()
+
+    def _hold(self, poll: Poll) -> None:
+        if not poll.wanted.slots:
+            self._stop_polling(poll)
+            return
+        self._registry.record_poll(poll.request.tenant, poll.wanted)
+        leaving = self._held.add(poll)
+        if leaving.replaced is not None:
+            self._answer([leaving.replaced], _NO_TASKS)
+        self._answer(leaving.refused, _FULL)
+        if self._stopping:
+            self._answer([poll], _NO_TASKS)
+        elif self._held.current(poll) is poll:
+            wait = asyncio.get_running_loop().call_later
+            self._timers[poll] = wait(poll.wanted.wait_ms / 1000, self._expire, poll)
+            self._metrics.polls_held(len(self._held))
+            if self._held.must_look(poll, self._clock.now()):
+                self._wake(self._clock.now())
+
+    def _stop_polling(self, poll: Poll) -> None:
+        """Answer a poll without slots, and the held one of its worker. If a claim for that is under way, it goes on."""
+        held = self._held.current(poll)
+        if held is not None and held.taken:
+            held.overdue = True
+        self._answer([poll] if held is None or held.taken else [poll, held], _NO_TASKS)
+
+    def _expire(self, poll: Poll) -> None:
+        """Answer a poll whose time is up. If a look or a claim for it is under way, the end of the pass answers it."""
+        if poll.taken or (not poll.overdue and self._held.must_look(poll, self._clock.now())):
+            poll.overdue = True
+            wait = asyncio.get_running_loop().call_later
+            self._timers[poll] = wait(_GRACE_SECONDS, self._expire, poll)
+        else:
+            self._answer([poll], _NO_TASKS)
+
+    def _answer_overdue(self) -> None:
+        self._answer([poll for poll in self._timers if poll.overdue and not poll.taken], _NO_TASKS)
+
+    def _answer_all(self) -> None:
+        self._answer([poll for poll in self._held.all if not poll.taken], _NO_TASKS)
+
+    def _answer(self, polls: Iterable[Poll], reply: QueryReply) -> None:
+        """Answer polls in a task of their own, so that the caller need not wait for the broker."""
+        polls = list(polls)
+        self._forget(polls)
+        if polls:
+            for poll in polls:
+                self._metrics.request_answered(poll.request.name, reply.code or ANSWERED)
+            task = asyncio.create_task(self._subscription.reply([(poll.request, reply) for poll in polls]))
+            self._answering.add(task)
+            task.add_done_callback(self._answering.discard)
+
+    def _forget(self, polls: Iterable[Poll]) -> None:
+        for poll in polls:
+            if (timer := self._timers.pop(poll, None)) is not None:
+                timer.cancel()
+            if self._held.current(poll) is poll:
+                self._held.remove(poll)
+        self._metrics.polls_held(len(self._held))
+
+
+def _reply(tasks: Sequence[RawJson]) -> QueryReply:
+    """Return the reply with tasks. Those that do not fit into a message are sent again after their leases."""
+    body = write_object({}, {"tasks": write_list(tasks)}).encode()
+    if len(body) <= MAX_MESSAGE_BYTES or len(tasks) == 1:
+        return QueryReply(body)
+    log.warning("tasks are larger than expected; sending fewer", extra={"count": len(tasks), "bytes": len(body)})
+    return _reply(tasks[: len(tasks) // 2])

@@ -1,0 +1,202 @@
+"""Effects: the attempts of steps with their delays, and how sleeps and waits for messages end. Pure."""
+
+import hashlib
+import random
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+from timer_service.core.data import dump_data
+from timer_service.core.message import Position
+from timer_service.workflows.messages import ErrorView, RetryPolicy
+from timer_service.workflows.protocol import EffectKind, EffectStatus, StepResult, Wait
+
+_MOST_DOUBLINGS = 64
+
+
+class EffectKey(NamedTuple):
+    """The key of an effect in its workflow."""
+
+    name: str
+    n: int
+    """How many earlier effects of the workflow have this name."""
+
+    @classmethod
+    def parse(cls, text: str) -> "EffectKey":
+        """Return the key of `name` or `name:n`."""
+        name, _, n = text.partition(":")
+        return cls(name, int(n or 0))
+
+    @property
+    def text(self) -> str:
+        """The key as on the wire."""
+        return f"{self.name}:{self.n}" if self.n else self.name
+
+
+class Message(NamedTuple):
+    """A message that waits, without its data."""
+
+    name: str
+    position: Position
+    sent_at: int
+    """The command time."""
+    size: int
+
+
+class Effect(NamedTuple):
+    """What a workflow awaits or has awaited."""
+
+    key: EffectKey
+    kind: EffectKind
+    status: EffectStatus = EffectStatus.OPEN
+    seq: int | None = None
+    failures: int = 0
+    due_at: int | None = None
+    """When a sleep ends, a wait for a message times out, or a failed step may start again."""
+    size: int = 0
+    """The bytes of its result or its error."""
+    digest: str | None = None
+    error: str | None = None
+    """The JSON of an `ErrorView`."""
+    result: str | None = None
+    """As JSON, if this transaction stores it. A stored one is not loaded."""
+    taken: Message | None = None
+    """The message that this transaction takes as its result."""
+
+    @property
+    def is_wait(self) -> bool:
+        """Whether it is a sleep or a wait for a message."""
+        return self.kind is not EffectKind.STEP
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it is a wait that has ended and whose end the function has not got."""
+        return self.is_wait and self.status is not EffectStatus.OPEN and self.seq is None
+
+
+Effects = Mapping[EffectKey, Effect]
+Inbox = Mapping[str, tuple[Message, ...]]
+"""The next messages that wait, by name, in the order of their positions."""
+
+
+class ConflictingReportError(Exception):
+    """A report differs from what is stored."""
+
+
+def digest_of(text: str) -> str:
+    """Return a short hash of a text, to compare results without loading them."""
+    return hashlib.blake2b(text.encode(), digest_size=12).hexdigest()
+
+
+def size_of(text: str | None) -> int:
+    """Return the bytes of a text."""
+    return 0 if text is None else len(text.encode())
+
+
+def dump_error(error: ErrorView) -> str:
+    """Return an error as JSON."""
+    return error.model_dump_json()
+
+
+def end_attempt(found: Effect | None, step: StepResult, policy: RetryPolicy, now: int, rng: random.Random) -> Effect:
+    """Return a step after an attempt has ended. A repeated report changes nothing.
+
+    Raises `ConflictingReportError` if it contradicts the stored effect.
+    """
+    effect = found or Effect(EffectKey.parse(step.key), EffectKind.STEP)
+    if effect.kind is not EffectKind.STEP:
+        raise ConflictingReportError
+    if step.attempt <= effect.failures and step.error is not None:
+        return effect
+    if step.attempt != effect.failures + 1 or effect.status is EffectStatus.FAILED:
+        raise ConflictingReportError
+    if step.error is not None:
+        if effect.status is EffectStatus.DONE:
+            raise ConflictingReportError
+        if not step.retryable or step.attempt >= (step.retry or policy).max_attempts:
+            return _failed(effect, step, step.error)._replace(status=EffectStatus.FAILED, due_at=None)
+        delay = retry_delay(step.retry or policy, step.attempt, rng) if step.after_ms is None else step.after_ms
+        return _failed(effect, step, step.error)._replace(due_at=now + delay)
+    result = None if step.result is None else dump_data(step.result)
+    digest = digest_of(result or "null")
+    if effect.status is EffectStatus.DONE:
+        if effect.digest != digest:
+            raise ConflictingReportError
+        return effect
+    size = size_of(result)
+    return effect._replace(status=EffectStatus.DONE, due_at=None, error=None, result=result, digest=digest, size=size)
+
+
+def _failed(effect: Effect, step: StepResult, error: ErrorView) -> Effect:
+    """Return a step with one more failure."""
+    text = dump_error(error)
+    return effect._replace(failures=step.attempt, error=text, size=size_of(text))
+
+
+def retry_delay(policy: RetryPolicy, failures: int, rng: random.Random) -> int:
+    """Return the delay in ms after the n-th failure: from 0 to min(cap, first * factor^(n-1))."""
+    longest = min(float(policy.cap), policy.first * policy.factor ** min(failures - 1, _MOST_DOUBLINGS))
+    return int(rng.random() * longest)
+
+
+def begin_wait(found: Effect | None, wait: Wait, now: int) -> Effect:
+    """Return a sleep or a wait for a message that began. A stored one keeps its instant.
+
+    Raises `ConflictingReportError` if the stored effect is of another kind.
+    """
+    if found is not None:
+        if found.kind is not wait.kind:
+            raise ConflictingReportError
+        return found
+    length = 0 if wait.ms is None and wait.kind is EffectKind.SLEEP else wait.ms
+    return Effect(EffectKey.parse(wait.key), wait.kind, due_at=None if length is None else now + length)
+
+
+def end_waits(effects: Effects, inbox: Inbox, now: int, *, may_time_out: bool) -> tuple[Effects, Inbox]:
+    """Return the effects after every wait that is over at `now` has ended, and the messages that are left.
+
+    A sleep ends at its instant. A wait for a message takes the next message of its name. If this message was sent later
+    than the timeout, the wait has timed out. Unless `may_time_out`, no wait times out.
+    """
+    waits = _open_waits(effects.values())
+    if not waits:
+        return effects, inbox
+    after, left = dict(effects), dict(inbox)
+    for effect in waits:
+        is_due = effect.due_at is not None and effect.due_at <= now
+        if effect.kind is EffectKind.SLEEP:
+            if is_due:
+                after[effect.key] = effect._replace(status=EffectStatus.DONE)
+            continue
+        waiting = left.get(effect.key.name, ())
+        in_time = waiting and (effect.due_at is None or not is_due or waiting[0].sent_at <= effect.due_at)
+        if in_time:
+            message, *rest = waiting
+            left[effect.key.name] = tuple(rest)
+            after[effect.key] = effect._replace(status=EffectStatus.DONE, size=message.size, taken=message)
+        elif is_due and may_time_out:
+            after[effect.key] = effect._replace(status=EffectStatus.FAILED)
+    return after, left
+
+
+def _open_waits(effects: Iterable[Effect]) -> list[Effect]:
+    """Return the waits that are not over, those that began first of each name first."""
+    return sorted((each for each in effects if each.is_wait and each.status is EffectStatus.OPEN), key=_key)
+
+
+def _key(effect: Effect) -> EffectKey:
+    return effect.key
+
+
+def message_names(effects: Iterable[Effect]) -> dict[str, int]:
+    """Return how many waits for messages of each name are not over."""
+    names: dict[str, int] = {}
+    for effect in _open_waits(effects):
+        if effect.kind is EffectKind.MESSAGE:
+            names[effect.key.name] = names.get(effect.key.name, 0) + 1
+    return names
+
+
+def next_due(effects: Iterable[Effect]) -> int | None:
+    """Return the earliest instant at which an open effect is due; None if none has an instant."""
+    instants = [each.due_at for each in effects if each.status is EffectStatus.OPEN and each.due_at is not None]
+    return min(instants, default=None)

@@ -1,0 +1,75 @@
+"""The events of workflows, from comparing a workflow before and after. A repeated event has the same id."""
+
+import hashlib
+from collections.abc import Mapping
+
+from timer_service.core.instant import format_instant
+from timer_service.core.message import Event
+from timer_service.core.query import omit_none
+from timer_service.core.stored_json import RawJson, read_stored, write_object
+from timer_service.workflows.messages import (
+    WorkflowBlocked,
+    WorkflowCancelled,
+    WorkflowCompleted,
+    WorkflowFailed,
+    WorkflowStatus,
+)
+from timer_service.workflows.workflow import NEVER, Key, Workflow
+
+
+def events_of(before: Mapping[Key, Workflow], after: Mapping[Key, Workflow], now: int) -> list[Event]:
+    """Return the events of the workflows that changed: their end, or that they are blocked now."""
+    return [event for key, workflow in after.items() for event in _events(before.get(key), workflow, now)]
+
+
+def _events(before: Workflow | None, after: Workflow, now: int) -> list[Event]:
+    if after.definition is None:
+        return []
+    had_ended = before is not None and before.definition is not None and not before.is_open
+    if not after.is_open and not (had_ended and before is not None and before.retries == after.retries):
+        return [] if after.started_by == NEVER else [_end_event(after, now)]  # no event if the start was skipped
+    if before is not None and after.times_blocked > before.times_blocked:
+        return [_blocked_event(after, now)]
+    return []
+
+
+def _end_event(workflow: Workflow, now: int) -> Event:
+    fields = {
+        **_names(workflow),
+        "startedAt": format_instant(workflow.created_at),
+        "endedAt": format_instant(workflow.ended_at or now),
+    }
+    match workflow.status:
+        case WorkflowStatus.COMPLETED:
+            raw = {"result": read_stored(workflow.texts.result)}
+            return _event(WorkflowCompleted.type, workflow, workflow.retries, write_object(fields, raw), now)
+        case WorkflowStatus.FAILED:
+            more = omit_none(code=workflow.failure_code, step=workflow.failed_step)
+            payload = write_object({**fields, **more}, {"error": read_stored(workflow.texts.error)})
+            return _event(WorkflowFailed.type, workflow, workflow.retries, payload, now)
+        case _:
+            payload = write_object({**fields, **omit_none(reason=workflow.reason)}, {})
+            return _event(WorkflowCancelled.type, workflow, workflow.retries, payload, now)
+
+
+def _blocked_event(workflow: Workflow, now: int) -> Event:
+    payload = write_object({**_names(workflow), "error": workflow.last_error or ""}, {})
+    return _event(WorkflowBlocked.type, workflow, workflow.times_blocked, payload, now)
+
+
+def _event(message_type: str, workflow: Workflow, number: int, payload: RawJson, now: int) -> Event:
+    """Return an event. `number` tells it from earlier events of this type about the workflow."""
+    about = (*workflow.key, *workflow.started_by, message_type, number)
+    event_id = hashlib.blake2b("\0".join(map(str, about)).encode(), digest_size=16).hexdigest()
+    command_id, correlation_id, trace = workflow.cause
+    return Event(event_id, message_type, workflow.key.tenant_id, payload, now, correlation_id, command_id, trace)
+
+
+def _names(workflow: Workflow) -> dict[str, str]:
+    definition = workflow.definition
+    assert definition is not None  # noqa: S101 - tombstones have no events
+    return {
+        "tenantId": workflow.key.tenant_id,
+        "workflowId": workflow.key.workflow_id,
+        "type": definition.workflow_type,
+    }

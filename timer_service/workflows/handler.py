@@ -1,0 +1,64 @@
+"""The handler of workflow commands: it loads, applies and saves in the consumer's transaction."""
+
+import asyncio
+from collections.abc import Sequence
+
+from timer_service.core import outbox
+from timer_service.core.database import Transaction
+from timer_service.core.message import Command
+from timer_service.core.quotas import Quotas
+from timer_service.core.route import CommandResult
+from timer_service.workflows import rules
+from timer_service.workflows.commands import Batch
+from timer_service.workflows.events import events_of
+from timer_service.workflows.queries import workflow_view
+from timer_service.workflows.rules import Applied, Outcome
+from timer_service.workflows.usage import growth
+
+LOOP = "workflow-deadlines"
+"""The loop of the worker that ends workflows at their deadline."""
+_COMMANDS_PER_TURN = 50
+"""The number of commands after which other tasks of the event loop get a turn. A command takes about 0.1 ms."""
+
+
+async def handle(
+    tx: Transaction, commands: Sequence[Command], now: int, *, quotas: Quotas
+) -> Sequence[CommandResult | None]:
+    """Apply commands in order. A command that would exceed a limit of its tenant has no effect."""
+    batch = await Batch.load(tx, commands)
+    admission = quotas.admission(tx, now)
+    results: list[CommandResult | None] = []
+    for number, command in enumerate(commands, 1):
+        if number % _COMMANDS_PER_TURN == 0:
+            await asyncio.sleep(0)
+        key = rules.key_of(command)
+        if key in batch.not_read:
+            results.append(None)
+            continue
+        applied = rules.apply(batch.after.get(key), command, batch.facts(key, command), now)
+        if admission:
+            added = growth(batch.after.get(key), applied.workflow)
+            if excess := await admission.exceeds(key.tenant_id, added, command.position):
+                results.append(CommandResult(Outcome.OVER_QUOTA, view=excess.view))
+                continue
+        batch.take(key, command, applied, now)
+        results.append(_result(applied, now, wants_view=command.reply_to is not None))
+    await batch.save(tx, now)
+    await outbox.add(tx, events_of(batch.before, batch.after, now), now)
+    return results
+
+
+def _result(applied: Applied, now: int, *, wants_view: bool) -> CommandResult:
+    workflow = applied.workflow
+    view = {"workflow": workflow_view(workflow)} if wants_view and workflow.definition is not None else None
+    match applied.outcome:
+        case Outcome.CANCELLED:
+            return CommandResult(applied.outcome, now, view, loop="outbox")
+        case Outcome.STARTED | Outcome.RETRIED | Outcome.SENT:
+            definition = workflow.definition
+            has_deadline = definition is not None and definition.deadline_at is not None
+            lane = workflow.lane if definition is not None else None
+            loop = LOOP if has_deadline else None
+            return CommandResult(applied.outcome, workflow.available_at, view, loop=loop, lane=lane)
+        case _:
+            return CommandResult(applied.outcome, view=view)

@@ -1,0 +1,187 @@
+"""Queries about workflows and workers. A tenant sees only its own. Lease tokens are never shown."""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from timer_service.core.database import Reader, Row
+from timer_service.core.errors import Code, Rejection
+from timer_service.core.instant import format_instant, format_optional
+from timer_service.core.paging import read_cursor, read_page
+from timer_service.core.query import QueryRoute, omit_none
+from timer_service.core.sql import load_sql
+from timer_service.core.stored_json import RawJson, check_stored, read_stored, write_object
+from timer_service.workflows import effect_store, store
+from timer_service.workflows.effect import Effect
+from timer_service.workflows.effect_store import Cursor
+from timer_service.workflows.messages import ENDED, WorkflowStatus
+from timer_service.workflows.views import (
+    CountWorkflows,
+    GetWorkflow,
+    ListWorkers,
+    ListWorkflows,
+    WorkerPage,
+    WorkflowCounts,
+    WorkflowDetail,
+    WorkflowPage,
+)
+from timer_service.workflows.workflow import Key, Texts, Workflow
+
+_SQL = {
+    name: text.replace("{columns}", ", ".join(store.COLUMNS))
+    for name, text in load_sql("timer_service.workflows", "queries.sql").items()
+}
+ONLINE_MS = 30_000
+"""A worker counts as offline if it was not seen for so long."""
+_MAX_COUNT = 1_000_000
+_MOST_WORKERS = 1000
+"""How many workers of a queue are looked at."""
+
+
+class _Place(NamedTuple):
+    """The cursor of a list."""
+
+    created_at: int = -1
+    workflow_id: str = ""
+
+
+def workflow_view(workflow: Workflow) -> RawJson:
+    """Return the view of a workflow for replies: the fields of `WorkflowView` that are not None."""
+    definition, hold = workflow.definition, workflow.hold
+    assert definition is not None  # noqa: S101 - tombstones are not shown
+    fields = omit_none(
+        tenantId=workflow.key.tenant_id,
+        workflowId=workflow.key.workflow_id,
+        type=definition.workflow_type,
+        queue=definition.queue,
+        status=workflow.status,
+        createdAt=format_instant(workflow.created_at),
+        dueAt=format_optional(workflow.due_at),
+        deadlineAt=format_optional(definition.deadline_at),
+        endedAt=format_optional(workflow.ended_at),
+        attempt=workflow.attempt,
+        retries=workflow.retries,
+        effects=workflow.effects,
+        messages=workflow.messages,
+        workerId=None if hold is None else hold.worker_id,
+        claimedAt=None if hold is None else format_instant(hold.claimed_at),
+        blockedBy=(workflow.last_error or "") if workflow.is_blocked else None,
+        concurrencyKey=definition.concurrency_key,
+        code=workflow.failure_code,
+        step=workflow.failed_step,
+        reason=workflow.reason,
+    )
+    return write_object(fields, {"retry": read_stored(definition.retry)})
+
+
+def _effect_view(effect: Effect) -> RawJson:
+    fields = omit_none(
+        key=effect.key.text,
+        kind=effect.kind,
+        status=effect.status,
+        seq=effect.seq,
+        failures=effect.failures,
+        dueAt=format_optional(effect.due_at),
+    )
+    return write_object(fields, {"result": read_stored(effect.result), "error": read_stored(effect.error)})
+
+
+async def _get(reader: Reader, tenant: str, request: GetWorkflow, now: int) -> RawJson:
+    key = Key(tenant, request.workflow_id)
+    workflow = (await store.find(reader, [key])).get(key)
+    if workflow is None or workflow.definition is None:
+        raise Rejection(Code.NOT_FOUND, f"no workflow {request.workflow_id!r}")
+    after = effect_store.parse_cursor(request.cursor)
+    texts = (await store.find_texts(reader, [key])).get(key, Texts())
+
+    async def read(after: Cursor, limit: int) -> list[Effect]:
+        return await effect_store.page(reader, key, after, limit)
+
+    page = await read_page(
+        "effects", read, after=after, limit=request.limit, view=_effect_view, cursor_of=effect_store.cursor_of
+    )
+    more = {
+        "input": read_stored(texts.input),
+        "result": read_stored(texts.result),
+        "failure": read_stored(texts.error),  # not `error`: that is the field of a reply that is an error
+    }
+    fields = {"hasWorkers": await _has_workers(reader, workflow, now)}
+    head = write_object(fields, {"workflow": workflow_view(workflow), **more})
+    return RawJson(f"{head.text[:-1]},{page.text[1:]}")
+
+
+async def _has_workers(reader: Reader, workflow: Workflow, now: int) -> bool:
+    """Return whether a worker that is online asks for the lane of a workflow."""
+    tenant_id, queue, workflow_type = workflow.lane
+    parameters = {"tenant_id": tenant_id, "queue": queue, "since": now - ONLINE_MS, "limit": _MOST_WORKERS}
+    rows = await reader.fetch(_SQL["types_of_queue"], parameters)
+    return any(workflow_type in json.loads(row["types"]) for row in rows)
+
+
+async def _list(reader: Reader, tenant: str, request: ListWorkflows, _now: int) -> RawJson:
+    after = _Place() if request.cursor is None else _Place(*read_cursor(request.cursor, int, str))
+
+    async def read(after: _Place, limit: int) -> Sequence[Workflow]:
+        found: list[Row] = []
+        parameters = {"tenant_id": tenant, **after._asdict(), "limit": limit, "type": request.workflow_type or ""}
+        if request.status not in ENDED:
+            found += await reader.fetch(_SQL["page_open"], {**parameters, "status": request.status or ""})
+        for status in _ended(request.status):
+            found += await reader.fetch(_SQL["page_ended"].replace("{status}", status), parameters)
+        return sorted(map(store.read_workflow, found), key=_place_of)[:limit]
+
+    return await read_page("workflows", read, after=after, limit=request.limit, view=workflow_view, cursor_of=_place_of)
+
+
+def _ended(status: WorkflowStatus | None) -> list[WorkflowStatus]:
+    """Return the statuses of ended workflows that a filter admits."""
+    return [each for each in WorkflowStatus if each in ENDED and status in {None, each}]
+
+
+def _place_of(workflow: Workflow) -> _Place:
+    return _Place(workflow.created_at, workflow.key.workflow_id)
+
+
+async def _count(reader: Reader, tenant: str, _request: CountWorkflows, _now: int) -> Mapping[str, Any]:
+    parameters = {"tenant_id": tenant, "limit": _MAX_COUNT}
+    counts = dict.fromkeys(WorkflowStatus, 0)
+    for row in await reader.fetch(_SQL["count_open"], parameters):
+        counts[WorkflowStatus(row["status"])] = row["count"]
+    is_exact = sum(counts.values()) < _MAX_COUNT
+    for status in _ended(None):
+        (row,) = await reader.fetch(_SQL["count_ended"].replace("{status}", status), parameters)
+        counts[status] = row["count"]
+        is_exact = is_exact and row["count"] < _MAX_COUNT
+    return {"counts": counts, "exact": is_exact}
+
+
+async def _list_workers(reader: Reader, tenant: str, request: ListWorkers, now: int) -> RawJson:
+    (after,) = ("",) if request.cursor is None else read_cursor(request.cursor, str)
+
+    async def read(after: tuple[str], limit: int) -> Sequence[Row]:
+        parameters = {"tenant_id": tenant, "worker_id": after[0], "limit": limit}
+        return await reader.fetch(_SQL["page_workers"], parameters)
+
+    def view(row: Row) -> RawJson:
+        fields = omit_none(
+            workerId=row["worker_id"],
+            name=row["name"],
+            queue=row["queue"],
+            slots=row["slots"],
+            firstSeenAt=format_instant(row["first_seen_at"]),
+            seenAt=format_instant(row["seen_at"]),
+            online=row["seen_at"] > now - ONLINE_MS,
+        )
+        return write_object(fields, {"types": RawJson(check_stored(row["types"]))})
+
+    return await read_page(
+        "workers", read, after=(after,), limit=request.limit, view=view, cursor_of=lambda row: (row["worker_id"],)
+    )
+
+
+QUERIES = (
+    QueryRoute("get-workflow", GetWorkflow, WorkflowDetail, _get),
+    QueryRoute("list-workflows", ListWorkflows, WorkflowPage, _list),
+    QueryRoute("count-workflows", CountWorkflows, WorkflowCounts, _count),
+    QueryRoute("list-workers", ListWorkers, WorkerPage, _list_workers),
+)

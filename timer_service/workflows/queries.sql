@@ -1,0 +1,47 @@
+-- name: page_open
+-- Returns the next open workflows of a tenant after a cursor, in order of creation.
+SELECT {columns}
+FROM workflows
+WHERE tenant_id = :tenant_id AND ended_at IS NULL AND (created_at, workflow_id) > (:created_at, :workflow_id)
+    AND (:status = '' OR status = :status) AND (:type = '' OR type = :type)
+ORDER BY created_at, workflow_id
+LIMIT :limit
+
+-- name: page_ended
+-- Returns the next workflows of a tenant that ended in one way after a cursor, in order of creation.
+SELECT {columns}
+FROM workflows
+WHERE tenant_id = :tenant_id AND status = '{status}' AND ended_at IS NOT NULL AND type IS NOT NULL
+    AND (created_at, workflow_id) > (:created_at, :workflow_id) AND (:type = '' OR type = :type)
+ORDER BY created_at, workflow_id
+LIMIT :limit
+
+-- name: count_open
+-- Counts the open workflows of a tenant by status, at most the limit together.
+SELECT status, COUNT(*) AS count FROM (
+    SELECT status FROM workflows WHERE tenant_id = :tenant_id AND ended_at IS NULL LIMIT :limit
+) AS counted
+GROUP BY status
+
+-- name: count_ended
+-- Counts the workflows of a tenant that ended in one way, at most the limit, without tombstones.
+SELECT COUNT(*) AS count FROM (
+    SELECT 1 AS one FROM workflows
+    WHERE tenant_id = :tenant_id AND status = '{status}' AND ended_at IS NOT NULL AND type IS NOT NULL
+    LIMIT :limit
+) AS counted
+
+-- name: page_workers
+-- Returns the next workers of a tenant after an id.
+SELECT worker_id, name, queue, types, slots, first_seen_at, seen_at
+FROM workflow_workers
+WHERE tenant_id = :tenant_id AND worker_id > :worker_id
+ORDER BY worker_id
+LIMIT :limit
+
+-- name: types_of_queue
+-- Returns the types for which the workers of a queue ask that were seen since an instant, newest first.
+SELECT types FROM workflow_workers
+WHERE tenant_id = :tenant_id AND queue = :queue AND seen_at > :since
+ORDER BY seen_at DESC
+LIMIT :limit

@@ -1,0 +1,239 @@
+"""The rules of reports and renewals: what a worker's request does to its task. Pure functions without I/O."""
+
+import random
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from timer_service.core.data import dump_data
+from timer_service.workflows.effect import (
+    ConflictingReportError,
+    Effect,
+    EffectKey,
+    Effects,
+    Inbox,
+    begin_wait,
+    dump_error,
+    end_attempt,
+    end_waits,
+    next_due,
+)
+from timer_service.workflows.messages import MAX_EFFECTS, FailureCode, WorkflowStatus
+from timer_service.workflows.protocol import (
+    Complete,
+    Continue,
+    EffectKind,
+    EffectStatus,
+    Fail,
+    NextAttempt,
+    Park,
+    ReleaseReason,
+    Report,
+    ReportOutcome,
+    Seen,
+)
+from timer_service.workflows.workflow import Texts, Workflow
+
+MOST_EFFECT_BYTES = 8 * 1024 * 1024
+"""How many bytes the results of one workflow may have."""
+UNDECIDED_MS = 250
+"""How long a workflow waits whose timeout cannot be decided yet."""
+
+
+class TaskState(NamedTuple):
+    """A workflow, its effects that the function has not got and those that a report names, and its next messages."""
+
+    workflow: Workflow
+    effects: Effects
+    inbox: Inbox
+
+
+class Decision(NamedTuple):
+    """The task after a report, the outcome, and what follows each failed attempt."""
+
+    task: TaskState
+    outcome: ReportOutcome
+    failed_steps: Sequence[NextAttempt] = ()
+
+    @property
+    def shows_waits(self) -> bool:
+        """Whether the reply names the waits that are over."""
+        return self.outcome in {ReportOutcome.RECORDED, ReportOutcome.RESUMED}
+
+
+class Rules(NamedTuple):
+    """What the decisions about one request depend on, in addition to the request and its task."""
+
+    now: int
+    rng: random.Random
+    may_time_out: bool = True
+    """Whether all commands that can have been sent before a timeout have been handled."""
+
+
+def is_held(workflow: Workflow | None, token: str) -> bool:
+    """Return whether a token is the current one of a workflow."""
+    return workflow is not None and workflow.hold is not None and workflow.hold.token == token
+
+
+def refuse(workflow: Workflow | None, token: str) -> ReportOutcome:
+    """Return the outcome of a report whose token is not current."""
+    was_settled = workflow is not None and workflow.settled_by == token
+    return ReportOutcome.UNCHANGED if was_settled else ReportOutcome.LOST
+
+
+def apply(task: TaskState, report: Report, rules: Rules) -> Decision:
+    """Apply a report whose token is current. docs/workflows.md has the table of outcomes."""
+    try:
+        recorded = settle(_record(task, report, rules), rules)
+        recorded = _mark_seen(recorded, report.seen)
+    except ConflictingReportError:
+        return Decision(task, ReportOutcome.CONFLICT)
+    if recorded.workflow.effects > MAX_EFFECTS or recorded.workflow.effect_bytes > MOST_EFFECT_BYTES:
+        return _end(task, report, task.workflow.fail(FailureCode.TOO_LARGE, rules.now), ReportOutcome.FAILED)
+    decision = _then(recorded, report, rules)
+    failed = [_next_attempt(recorded.effects[EffectKey.parse(each.key)], rules.now) for each in _failed(report)]
+    return decision._replace(failed_steps=failed)
+
+
+def renew(task: TaskState, rules: Rules) -> TaskState:
+    """Return a task whose lease is renewed."""
+    settled = settle(task, rules)
+    return settled._replace(workflow=settled.workflow.renew(rules.now))
+
+
+def settle(task: TaskState, rules: Rules) -> TaskState:
+    """Return a task after every wait that is over has ended."""
+    effects, inbox = end_waits(task.effects, task.inbox, rules.now, may_time_out=rules.may_time_out)
+    if effects is task.effects:
+        return task
+    workflow = _count(task.workflow, task.effects, effects)
+    taken = [each.taken for key, each in effects.items() if each.taken is not None and each != task.effects[key]]
+    return TaskState(
+        workflow._replace(
+            messages=workflow.messages - len(taken),
+            message_bytes=workflow.message_bytes - sum(each.size for each in taken),
+        ),
+        effects,
+        inbox,
+    )
+
+
+def is_undecided(effect: Effect, now: int) -> bool:
+    """Return whether an open wait for a message has reached its timeout, which cannot be decided yet."""
+    is_message = effect.kind is EffectKind.MESSAGE and effect.status is EffectStatus.OPEN
+    return is_message and effect.due_at is not None and effect.due_at <= now
+
+
+def _record(task: TaskState, report: Report, rules: Rules) -> TaskState:
+    """Return a task with the attempts that ended and the waits that began."""
+    if not report.steps and not report.waits:
+        return task
+    effects = dict(task.effects)
+    definition = task.workflow.definition
+    assert definition is not None  # noqa: S101 - no tombstone is held
+    for step in report.steps:
+        key = EffectKey.parse(step.key)
+        effects[key] = end_attempt(effects.get(key), step, definition.policy, rules.now, rules.rng)
+    for wait in report.waits:
+        key = EffectKey.parse(wait.key)
+        effects[key] = begin_wait(effects.get(key), wait, rules.now)
+    return task._replace(workflow=_count(task.workflow, task.effects, effects), effects=effects)
+
+
+def _count(workflow: Workflow, before: Effects, after: Effects) -> Workflow:
+    """Return a workflow that counts its new effects and their sizes."""
+    sizes = sum(each.size for each in after.values()) - sum(each.size for each in before.values())
+    effects = workflow.effects + len(after) - len(before)
+    return workflow._replace(effects=effects, effect_bytes=workflow.effect_bytes + sizes)
+
+
+def _mark_seen(task: TaskState, seen: Sequence[Seen]) -> TaskState:
+    """Return a task with the numbers under which the function got results. They follow each other without gaps."""
+    if not seen:
+        return task
+    effects, last = dict(task.effects), task.workflow.seen
+    for each in sorted(seen, key=lambda each: each.seq):
+        effect = effects.get(EffectKey.parse(each.key))
+        if effect is None or effect.status is EffectStatus.OPEN:
+            raise ConflictingReportError
+        if effect.seq == each.seq:
+            continue
+        if effect.seq is not None or each.seq != last + 1:
+            raise ConflictingReportError
+        effects[effect.key] = effect._replace(seq=each.seq)
+        last = each.seq
+    return task._replace(workflow=task.workflow._replace(seen=last), effects=effects)
+
+
+def _then(task: TaskState, report: Report, rules: Rules) -> Decision:
+    now, workflow = rules.now, task.workflow
+    match report.then:
+        case Continue():
+            return _go_on(task, ReportOutcome.RECORDED, now)
+        case Park():
+            return _park(task, report.token, rules)
+        case Complete() as then:
+            result = None if then.result is None else dump_data(then.result)
+            return _end(
+                task, report, workflow.end(WorkflowStatus.COMPLETED, now, Texts(result=result)), ReportOutcome.COMPLETED
+            )
+        case Fail() as then:
+            code = FailureCode.WORKFLOW_ERROR if then.step is None else FailureCode.STEP_FAILED
+            failed = workflow.fail(code, now, step=then.step, error=dump_error(then.error))
+            return _end(task, report, failed, ReportOutcome.FAILED)
+        case release:
+            charged = workflow._replace(attempt=max(workflow.attempt - 1, 0), settled_by=report.token)
+            if release.reason is ReleaseReason.NON_DETERMINISTIC:
+                waiting = charged.block(release.error, now)
+            else:
+                waiting = charged.wait_until(now)
+            return Decision(task._replace(workflow=waiting), ReportOutcome.RELEASED)
+
+
+def _go_on(task: TaskState, outcome: ReportOutcome, now: int) -> Decision:
+    """Return the decision that a task goes on with its worker."""
+    renewed = _progressed(task.workflow).renew(now)
+    return Decision(task._replace(workflow=renewed), outcome)
+
+
+def _park(task: TaskState, token: str, rules: Rules) -> Decision:
+    effects = task.effects.values()
+    if any(each.is_over or _may_start(each, rules.now) for each in effects):
+        return _go_on(task, ReportOutcome.RESUMED, rules.now)
+    workflow = _progressed(task.workflow)._replace(settled_by=token)
+    parked = workflow.park() if (due := _due(task, rules)) is None else workflow.wait_until(due)
+    return Decision(task._replace(workflow=parked), ReportOutcome.PARKED)
+
+
+def _due(task: TaskState, rules: Rules) -> int | None:
+    """Return when a parked task has something to do; None if it waits for a message only."""
+    effects = task.effects.values()
+    if any(each.status is not EffectStatus.OPEN and each.seq is None for each in effects):
+        return rules.now  # a result that the function did not get: the next worker delivers it
+    due = next_due(effects)
+    return rules.now + UNDECIDED_MS if due is not None and due <= rules.now else due
+
+
+def _may_start(effect: Effect, now: int) -> bool:
+    """Return whether a failed step may start again."""
+    is_open_step = effect.kind is EffectKind.STEP and effect.status is EffectStatus.OPEN
+    return is_open_step and (effect.due_at is None or effect.due_at <= now)
+
+
+def _progressed(workflow: Workflow) -> Workflow:
+    """Return a workflow whose worker has reported: it neither crashes nor is blocked."""
+    return workflow._replace(attempt=0, blocks=0, last_error=None)
+
+
+def _end(task: TaskState, report: Report, ended: Workflow, outcome: ReportOutcome) -> Decision:
+    settled = _progressed(ended)._replace(settled_by=report.token)
+    return Decision(task._replace(workflow=settled), outcome)
+
+
+def _failed(report: Report) -> list[NextAttempt]:
+    return [NextAttempt(key=each.key) for each in report.steps if each.error is not None]
+
+
+def _next_attempt(effect: Effect, now: int) -> NextAttempt:
+    is_open = effect.status is EffectStatus.OPEN
+    start_in = max((effect.due_at or now) - now, 0) if is_open else None
+    return NextAttempt(key=effect.key.text, start_in_ms=start_in)

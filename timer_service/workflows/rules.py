@@ -1,0 +1,210 @@
+"""The rules of workflows: what each command does to a workflow. Pure functions without I/O and without a clock."""
+
+from enum import StrEnum
+from typing import NamedTuple
+
+from timer_service.core.cause import cause_of
+from timer_service.core.data import dump_data
+from timer_service.core.message import Command, Position
+from timer_service.core.quotas import OVER_QUOTA
+from timer_service.workflows.effect import Effect, Message, digest_of, size_of
+from timer_service.workflows.messages import (
+    CancelWorkflow,
+    RetryWorkflow,
+    SendToWorkflow,
+    StartWorkflow,
+    WorkflowPayload,
+    WorkflowStatus,
+)
+from timer_service.workflows.protocol import EffectKind, EffectStatus
+from timer_service.workflows.workflow import Definition, Key, Texts, Workflow, tombstone
+
+MOST_MESSAGES = 1000
+"""How many messages may wait for one workflow."""
+MOST_EARLY_MESSAGES = 100
+"""How many messages may wait for one workflow that does not exist."""
+MOST_MESSAGE_BYTES = 4 * 1024 * 1024
+"""How many bytes of data the messages may have that wait for one workflow."""
+
+
+class Outcome(StrEnum):
+    """The outcome of a command on a workflow."""
+
+    STARTED = "started"
+    SKIPPED_BUSY = "skipped_busy"
+    EXISTS = "exists"
+    SENT = "sent"
+    KEPT = "kept"
+    MAILBOX_FULL = "mailbox_full"
+    CANCELLED = "cancelled"
+    RETRIED = "retried"
+    UNCHANGED = "unchanged"
+    NOT_FOUND = "not_found"
+    ALREADY_ENDED = "already_ended"
+    IGNORED_STALE = "ignored_stale"
+    OVER_QUOTA = OVER_QUOTA
+
+
+class Facts(NamedTuple):
+    """What a command needs to know in addition to its workflow."""
+
+    is_busy: bool = False
+    """Whether another open workflow has its concurrency key."""
+    is_known: bool = False
+    """Whether the message was stored before: the same position, or the same message id."""
+    is_awaited: bool = False
+    """Whether the workflow waits for a message of this name."""
+    last: Effect | None = None
+    """The effect that the function got last."""
+
+
+class Applied(NamedTuple):
+    """The result of a command: the workflow or tombstone after it, the outcome, and the rows it adds or changes."""
+
+    workflow: Workflow
+    outcome: Outcome
+    message: Message | None = None
+    """The message to store."""
+    effect: Effect | None = None
+    """The step that runs again."""
+
+
+def key_of(command: Command) -> Key:
+    """Return the key of the workflow that a command names."""
+    payload = command.payload
+    assert isinstance(payload, WorkflowPayload)  # noqa: S101 - the route admits no other payload
+    return Key(payload.tenant_id, payload.workflow_id)
+
+
+def apply(found: Workflow | None, command: Command, facts: Facts, now: int) -> Applied:
+    """Apply a command to a workflow. docs/workflows.md has the table of outcomes."""
+    before = found or tombstone(key_of(command), now)
+    match command.payload:
+        case StartWorkflow() as payload:
+            applied = _start(before, command, payload, facts, now)
+        case SendToWorkflow() as payload:
+            applied = _send(before, command, payload, facts, now)
+        case CancelWorkflow() as payload:
+            applied = _cancel(before, command, payload, now)
+        case payload:
+            assert isinstance(payload, RetryWorkflow)  # noqa: S101 - the route admits no other payload
+            applied = _retry(before, command, payload, facts, now)
+    return applied._replace(workflow=_confirm(before, applied.workflow, now))
+
+
+def _start(before: Workflow, command: Command, payload: StartWorkflow, facts: Facts, now: int) -> Applied:
+    text = None if payload.input is None else dump_data(payload.input)
+    digest = digest_of("\0".join((payload.workflow_type, payload.queue, text or "")))
+    if before.definition is not None:
+        if command.position < before.started_by:
+            return Applied(before, Outcome.IGNORED_STALE)
+        return Applied(before, Outcome.UNCHANGED if digest == before.definition.digest else Outcome.EXISTS)
+    if command.position < before.cancelled_by:
+        return Applied(before, Outcome.IGNORED_STALE)
+    definition = Definition(
+        workflow_type=payload.workflow_type,
+        queue=payload.queue,
+        digest=digest,
+        deadline_at=_instant(payload.deadline_at, payload.deadline_in, command, now),
+        retry=None if payload.retry is None else payload.retry.model_dump_json(),
+        concurrency_key=payload.concurrency_key,
+    )
+    named = before._replace(definition=definition, cause=cause_of(command), created_at=now, confirmed_at=None)
+    if facts.is_busy:
+        return Applied(named._replace(ended_at=now), Outcome.SKIPPED_BUSY)
+    starts_at = _instant(payload.start_at, payload.start_in, command, now)
+    opened = named._replace(
+        started_by=command.position, ended_at=None, input_bytes=size_of(text), texts=Texts(input=text)
+    )
+    return Applied(opened.wait_until(now if starts_at is None else max(starts_at, now)), Outcome.STARTED)
+
+
+def _instant(at: int | None, duration: int | None, command: Command, now: int) -> int | None:
+    """Return the instant of two fields of which one may be set. A duration counts from the command time."""
+    return at if duration is None else (command.stored_at or now) + duration
+
+
+def _send(before: Workflow, command: Command, payload: SendToWorkflow, facts: Facts, now: int) -> Applied:
+    if facts.is_known:
+        return Applied(before, Outcome.UNCHANGED)
+    exists = before.definition is not None
+    if exists and not before.is_open:
+        return Applied(before, Outcome.ALREADY_ENDED)
+    size = 0 if payload.data is None else size_of(dump_data(payload.data))
+    most = MOST_MESSAGES if exists else MOST_EARLY_MESSAGES
+    if before.messages >= most or before.message_bytes + size > MOST_MESSAGE_BYTES:
+        return Applied(before, Outcome.MAILBOX_FULL)
+    message = Message(payload.name, command.position, command.stored_at or now, size)
+    after = before._replace(messages=before.messages + 1, message_bytes=before.message_bytes + size)
+    if not exists:
+        return Applied(after, Outcome.KEPT, message)
+    if facts.is_awaited and _is_idle(before, now):
+        after = after.wait_until(now)
+    return Applied(after, Outcome.SENT, message)
+
+
+def _is_idle(workflow: Workflow, now: int) -> bool:
+    """Return whether a workflow waits longer than until `now`, and not because it is blocked."""
+    is_later = workflow.status is WorkflowStatus.WAITING and workflow.due_at is not None and workflow.due_at > now
+    return workflow.status is WorkflowStatus.PARKED or (is_later and not workflow.blocks)
+
+
+def _cancel(before: Workflow, command: Command, payload: CancelWorkflow, now: int) -> Applied:
+    if command.position < max(before.started_by, before.cancelled_by):
+        return Applied(before, Outcome.IGNORED_STALE)
+    after = before._replace(cancelled_by=command.position)
+    if before.definition is None:
+        return Applied(after, Outcome.NOT_FOUND)
+    if before.status is WorkflowStatus.CANCELLED:
+        return Applied(after, Outcome.UNCHANGED)
+    if not before.is_open:
+        return Applied(after, Outcome.ALREADY_ENDED)
+    return Applied(after.end(WorkflowStatus.CANCELLED, now)._replace(reason=payload.reason), Outcome.CANCELLED)
+
+
+def _retry(before: Workflow, command: Command, payload: RetryWorkflow, facts: Facts, now: int) -> Applied:
+    position = command.position
+    if before.definition is None:
+        return Applied(before, Outcome.NOT_FOUND)
+    if position < max(before.started_by, before.cancelled_by, before.retried_by):
+        return Applied(before, Outcome.IGNORED_STALE)
+    if position == before.retried_by:
+        return Applied(before, Outcome.UNCHANGED)
+    after = before._replace(retried_by=position)
+    if before.is_open:
+        return Applied(after, Outcome.UNCHANGED)
+    if before.status is not WorkflowStatus.FAILED:
+        return Applied(after, Outcome.ALREADY_ENDED)
+    if facts.is_busy:
+        return Applied(after, Outcome.SKIPPED_BUSY)
+    deadline_at = _instant(None, payload.deadline_in, command, now)
+    return _continue(after, before.definition._replace(deadline_at=deadline_at), position, facts.last, now)
+
+
+def _continue(workflow: Workflow, definition: Definition, position: Position, last: Effect | None, now: int) -> Applied:
+    """Continue a failed workflow. The failed step that the function got last runs again."""
+    opened = workflow._replace(
+        definition=definition,
+        cancelled_by=max(workflow.cancelled_by, position),
+        retries=workflow.retries + 1,
+        attempt=0,
+        blocks=0,
+        last_error=None,
+        failure_code=None,
+        failed_step=None,
+        ended_at=None,
+        confirmed_at=None,
+    ).wait_until(now)
+    if last is None or last.kind is not EffectKind.STEP or last.status is not EffectStatus.FAILED:
+        return Applied(opened, Outcome.RETRIED)
+    step = last._replace(status=EffectStatus.OPEN, seq=None, failures=0, due_at=now, error=None, size=0)
+    opened = opened._replace(seen=opened.seen - 1, effect_bytes=opened.effect_bytes - last.size)
+    return Applied(opened, Outcome.RETRIED, effect=step)
+
+
+def _confirm(before: Workflow, after: Workflow, now: int) -> Workflow:
+    """Return the workflow after a command. If it has ended or is a tombstone, its retention time starts again.
+
+    The row must outlast every older command that the broker still has.
+    """
+    return after if after == before or after.is_open else after._replace(confirmed_at=now)

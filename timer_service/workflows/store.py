@@ -1,0 +1,219 @@
+"""Reads and writes of workflows: rows of `workflows` and `workflow_data` to `Workflow` values and back."""
+
+from collections.abc import Collection, Mapping, Sequence
+from operator import attrgetter
+from typing import Any
+
+from timer_service.core.cause import cause_columns, read_cause
+from timer_service.core.database import Reader, Row, Transaction
+from timer_service.core.errors import ConflictError
+from timer_service.core.lease import LeasedTable
+from timer_service.core.message import Position
+from timer_service.core.row_counts import CountedRows
+from timer_service.core.sql import load_sql
+from timer_service.workflows.messages import FailureCode, WorkflowStatus
+from timer_service.workflows.workflow import BLOCKED_FROM, Definition, Hold, Key, Texts, Workflow
+
+_KEY = ("tenant_id", "workflow_id")
+_HOLD = ("lease_token", "worker_id", "claimed_at", "lease_ms")
+_ADVANCES = (
+    *("status", "due_at", "available_at", *_HOLD, "attempt", "last_error", "effects", "effect_bytes", "seen"),
+    *("messages", "message_bytes", "blocks", "times_blocked", "settled_by"),
+)
+"""The columns that a worker's request can change if the workflow goes on."""
+_FINISHES = (*_ADVANCES, "failure_code", "failed_step", "ended_at")
+_FACTS = ("started", "cancelled", "retried")
+_OTHERS = (
+    *("type", "queue", "deadline_at", "retry", "concurrency_key", "digest", "input_bytes"),
+    *("retries", "reason", "created_at", "confirmed_at"),
+    *("correlation_id", "causation_id", "traceparent", "tracestate"),
+    *(f"{fact}_{part}" for fact in _FACTS for part in Position._fields),
+)
+COLUMNS = (*_KEY, *_FINISHES, *_OTHERS)
+
+_SQL = load_sql("timer_service.workflows", "store.sql")
+
+
+def _assign(columns: Sequence[str]) -> str:
+    return ", ".join(f"{name} = :{name}" for name in columns)
+
+
+_SQL["insert"] = _SQL["insert"].format(columns=", ".join(COLUMNS), values=", ".join(f":{name}" for name in COLUMNS))
+_SQL["update"] = _SQL["update"].format(updates=_assign((*_FINISHES, *_OTHERS)))
+_SQL["advance"] = _SQL["advance"].format(advances=_assign(_ADVANCES))
+_SQL["finish"] = _SQL["finish"].format(finishes=_assign(_FINISHES))
+for _name in ("find", "past_deadline"):  # not `*`: a new column would break the prepared statements of older instances
+    _SQL[_name] = _SQL[_name].replace("{columns}", ", ".join(COLUMNS))
+_FIND_LOCKED = f"{_SQL['find']}\n/* for update */"
+
+WORKFLOWS = LeasedTable(
+    name="workflows",
+    key=_KEY,
+    claimed=tuple(name for name in COLUMNS if name not in {"attempt", "lease_token", "available_at"}),
+    oldest_first="due_at",
+    state="status",
+    waiting=WorkflowStatus.WAITING,
+    held=WorkflowStatus.RUNNING,
+    buried=WorkflowStatus.FAILED,
+    lane=("tenant_id", "queue", "type"),
+    holder=("worker_id", "claimed_at", "lease_ms"),
+)
+"""The claim of workers. A claim also sets the columns of `Hold`."""
+
+COUNTED = (
+    CountedRows(WORKFLOWS.name, WorkflowStatus.FAILED, "status = 'failed'"),
+    CountedRows(WORKFLOWS.name, "blocked", f"blocks >= {BLOCKED_FROM} AND ended_at IS NULL"),
+)
+"""The workflows that the gauges count."""
+
+
+async def find(reader: Reader, keys: Collection[Key]) -> dict[Key, Workflow]:
+    """Return the workflows that exist among `keys`, tombstones included."""
+    return by_key(await reader.fetch_each(_SQL["find"], [key._asdict() for key in keys]))
+
+
+async def load(tx: Transaction, keys: Collection[Key]) -> dict[Key, Workflow]:
+    """Like `find`, but lock the rows, in the order of their keys, until the transaction ends."""
+    return by_key(await tx.fetch_each(_FIND_LOCKED, [key._asdict() for key in sorted(keys)]))
+
+
+async def find_texts(reader: Reader, keys: Collection[Key]) -> dict[Key, Texts]:
+    """Return the texts of workflows that have any."""
+    rows = await reader.fetch_each(_SQL["find_data"], [key._asdict() for key in sorted(keys)])
+    return {_key(row): Texts(row["input"], row["result"], row["error"]) for row in rows}
+
+
+async def find_holders(reader: Reader, wanted: Collection[tuple[str, str]]) -> dict[tuple[str, str], Key]:
+    """Return the open workflows with these concurrency keys (tenant, concurrency key)."""
+    each = [{"tenant_id": tenant, "concurrency_key": name} for tenant, name in sorted(wanted)]
+    rows = await reader.fetch_each(_SQL["find_open_with_key"], each)
+    return {(row["tenant_id"], row["concurrency_key"]): _key(row) for row in rows}
+
+
+async def save(tx: Transaction, before: Mapping[Key, Workflow], after: Mapping[Key, Workflow]) -> None:
+    """Write the workflows of `after` that differ from `before`. `load` locked the rows of `before`.
+
+    Workflows that end are written first, because others may take their concurrency keys. Raises `ConflictError` if
+    another instance has inserted one of the workflows since `load`.
+    """
+    changed = [after[key] for key in sorted(after) if after[key] != before.get(key)]
+    known = [each for each in changed if each.key in before]
+    await tx.executemany(_SQL["update"], [_parameters(each) for each in known if not each.is_open])
+    await tx.executemany(_SQL["update"], [_parameters(each) for each in known if each.is_open])
+    new = [_parameters(each) for each in changed if each.key not in before]
+    if await tx.executemany(_SQL["insert"], new) < len(new):
+        raise ConflictError("another instance inserted some of the same workflows")
+    await _save_texts(tx, before, changed)
+
+
+async def advance(tx: Transaction, before: Mapping[Key, Workflow], after: Mapping[Key, Workflow]) -> None:
+    """Write what workers' requests and deadlines have changed. The rows are locked."""
+    changed = [after[key] for key in sorted(after) if after[key] != before[key]]
+    await tx.executemany(_SQL["advance"], [_parameters(each) for each in changed if each.is_open])
+    await tx.executemany(_SQL["finish"], [_parameters(each) for each in changed if not each.is_open])
+    await _save_texts(tx, before, changed)
+
+
+async def _save_texts(tx: Transaction, before: Mapping[Key, Workflow], changed: Sequence[Workflow]) -> None:
+    wanted = [each for each in changed if each.texts != Texts() or _is_reopened(before.get(each.key), each)]
+    await tx.executemany(_SQL["write_data"], [{**each.key._asdict(), **each.texts._asdict()} for each in wanted])
+
+
+def _is_reopened(before: Workflow | None, after: Workflow) -> bool:
+    """Return whether a failed workflow continues, so that its stored error goes."""
+    return before is not None and before.failure_code is not None and after.failure_code is None
+
+
+async def lock_past_deadline(tx: Transaction, now: int, limit: int) -> list[Workflow]:
+    """Lock and return up to `limit` open workflows whose deadline has passed."""
+    return [read_workflow(row) for row in await tx.fetch(_SQL["past_deadline"], {"now": now, "limit": limit})]
+
+
+async def next_deadline(reader: Reader) -> int | None:
+    """Return the earliest deadline of an open workflow; None if none has a deadline."""
+    (row,) = await reader.fetch(_SQL["next_deadline"])
+    at: int | None = row["at"]
+    return at
+
+
+def by_key(rows: Sequence[Row]) -> dict[Key, Workflow]:
+    """Return the workflows in rows by their keys."""
+    return {workflow.key: workflow for workflow in map(read_workflow, rows)}
+
+
+def _key(row: Row) -> Key:
+    return Key(row["tenant_id"], row["workflow_id"])
+
+
+def read_workflow(row: Row) -> Workflow:
+    """Return the workflow in a row of `workflows`.
+
+    The columns are written out: a batch reads 1,000 rows, and loops over the names take longer.
+    """
+    return Workflow(
+        key=_key(row),
+        created_at=row["created_at"],
+        definition=None if row["type"] is None else _definition(row),
+        cause=read_cause(row),
+        started_by=Position(row["started_epoch"], row["started_sequence"]),
+        cancelled_by=Position(row["cancelled_epoch"], row["cancelled_sequence"]),
+        retried_by=Position(row["retried_epoch"], row["retried_sequence"]),
+        status=WorkflowStatus(row["status"]),
+        due_at=row["due_at"],
+        available_at=row["available_at"],
+        hold=None if row["lease_token"] is None else _hold(row),
+        attempt=row["attempt"],
+        last_error=row["last_error"],
+        input_bytes=row["input_bytes"],
+        effects=row["effects"],
+        effect_bytes=row["effect_bytes"],
+        seen=row["seen"],
+        messages=row["messages"],
+        message_bytes=row["message_bytes"],
+        blocks=row["blocks"],
+        times_blocked=row["times_blocked"],
+        retries=row["retries"],
+        settled_by=row["settled_by"],
+        failure_code=None if row["failure_code"] is None else FailureCode(row["failure_code"]),
+        failed_step=row["failed_step"],
+        reason=row["reason"],
+        ended_at=row["ended_at"],
+        confirmed_at=row["confirmed_at"],
+    )
+
+
+def _hold(row: Row) -> Hold:
+    return Hold(row["lease_token"], row["worker_id"], row["claimed_at"], row["lease_ms"])
+
+
+def _definition(row: Row) -> Definition:
+    return Definition(
+        row["type"], row["queue"], row["digest"], row["deadline_at"], row["retry"], row["concurrency_key"]
+    )
+
+
+_NO_HOLD: Mapping[str, Any] = dict.fromkeys(_HOLD)
+_NO_DEFINITION: Mapping[str, Any] = dict.fromkeys(
+    ("type", "queue", "digest", "deadline_at", "retry", "concurrency_key")  # in the order of `Definition`
+)
+_SAME = tuple(name for name in COLUMNS if name in Workflow._fields)
+"""The columns with the names of fields."""
+_READ_SAME = attrgetter(*_SAME)
+
+
+def _parameters(workflow: Workflow) -> Mapping[str, Any]:
+    hold, definition = workflow.hold, workflow.definition
+    return {
+        "tenant_id": workflow.key.tenant_id,
+        "workflow_id": workflow.key.workflow_id,
+        **dict(zip(_SAME, _READ_SAME(workflow), strict=True)),
+        **(_NO_HOLD if hold is None else dict(zip(_HOLD, hold, strict=True))),
+        **(_NO_DEFINITION if definition is None else dict(zip(_NO_DEFINITION, definition, strict=True))),
+        **cause_columns(workflow.cause),
+        "started_epoch": workflow.started_by.epoch,
+        "started_sequence": workflow.started_by.sequence,
+        "cancelled_epoch": workflow.cancelled_by.epoch,
+        "cancelled_sequence": workflow.cancelled_by.sequence,
+        "retried_epoch": workflow.retried_by.epoch,
+        "retried_sequence": workflow.retried_by.sequence,
+    }

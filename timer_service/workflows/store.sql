@@ -1,0 +1,55 @@
+-- name: find
+-- Returns the workflow with a key, tombstones included.
+SELECT {columns}
+FROM /* each of many */ workflows
+WHERE tenant_id = :tenant_id AND workflow_id = :workflow_id
+
+-- name: find_open_with_key
+-- Returns the open workflow with a concurrency key.
+SELECT tenant_id, workflow_id, concurrency_key
+FROM /* each of many */ workflows
+WHERE tenant_id = :tenant_id AND concurrency_key = :concurrency_key AND ended_at IS NULL
+
+-- name: insert
+-- Inserts a workflow, unless another instance has just inserted it, or one with its concurrency key.
+INSERT INTO workflows ({columns}) VALUES ({values})
+ON CONFLICT DO NOTHING
+
+-- name: update
+-- Writes a locked workflow.
+UPDATE workflows SET {updates} WHERE tenant_id = :tenant_id AND workflow_id = :workflow_id
+
+-- name: advance
+-- Writes what a worker's request can change of a locked workflow that goes on. Without the columns of most indices: SQLite writes
+-- each index that has a column of the statement.
+UPDATE workflows SET {advances} WHERE tenant_id = :tenant_id AND workflow_id = :workflow_id
+
+-- name: finish
+-- Writes what a worker's request or the deadline can change of a locked workflow that ends.
+UPDATE workflows SET {finishes} WHERE tenant_id = :tenant_id AND workflow_id = :workflow_id
+
+-- name: write_data
+-- Writes the texts of a workflow. The input stays.
+INSERT INTO workflow_data (tenant_id, workflow_id, input, result, error)
+VALUES (:tenant_id, :workflow_id, :input, :result, :error)
+ON CONFLICT (tenant_id, workflow_id) DO UPDATE SET
+    input = COALESCE(excluded.input, workflow_data.input), result = excluded.result, error = excluded.error
+
+-- name: find_data
+-- Returns the texts of a workflow that has any.
+SELECT tenant_id, workflow_id, input, result, error
+FROM /* each of many */ workflow_data
+WHERE tenant_id = :tenant_id AND workflow_id = :workflow_id
+
+-- name: past_deadline
+-- Locks and returns the open workflows whose deadline has passed, oldest deadline first, up to a limit.
+SELECT {columns}
+FROM workflows
+WHERE deadline_at <= :now AND ended_at IS NULL
+ORDER BY deadline_at
+LIMIT :limit
+/* skip locked */
+
+-- name: next_deadline
+-- Returns the earliest deadline of an open workflow.
+SELECT MIN(deadline_at) AS at FROM workflows WHERE deadline_at IS NOT NULL AND ended_at IS NULL

@@ -1,0 +1,110 @@
+"""Loads the tasks that workers' requests name, and saves what the requests have changed: a few statements for all."""
+
+from collections.abc import Collection, Mapping
+from typing import NamedTuple
+
+from timer_service.core import outbox
+from timer_service.core.database import Transaction
+from timer_service.core.stored_json import RawJson, read_stored, write_object
+from timer_service.workflows import effect_store, store
+from timer_service.workflows.effect import Effect, EffectKey, Effects, message_names
+from timer_service.workflows.events import events_of
+from timer_service.workflows.protocol import EffectKind, EffectStatus
+from timer_service.workflows.report import TaskState
+from timer_service.workflows.workflow import Key, Workflow
+
+Tasks = Mapping[Key, TaskState]
+
+BYTES_PER_EFFECT = 200
+"""About how many bytes the view of an effect has in addition to its result."""
+
+
+class Wanted(NamedTuple):
+    """What to load of a workflow, in addition to the effects that its function has not got."""
+
+    effects: frozenset[EffectKey] = frozenset()
+    """The effects that requests name."""
+    messages: Mapping[str, int] = {}
+    """How many messages of each name new waits can take."""
+
+
+async def load(
+    tx: Transaction, workflows: Mapping[Key, Workflow], wanted: Mapping[Key, Wanted]
+) -> dict[Key, TaskState]:
+    """Return the tasks of locked workflows, with the effects and messages that decisions need."""
+    effects: dict[Key, Effects] = {key: {} for key in workflows}
+    with_effects = [key for key, workflow in workflows.items() if workflow.effects]
+    unseen = await effect_store.find_unseen(tx, with_effects)
+    named = [(key, each) for key in with_effects for each in wanted[key].effects if each not in unseen.get(key, {})]
+    some = await effect_store.find_some(tx, named)
+    for key in with_effects:
+        effects[key] = {**some.get(key, {}), **unseen.get(key, {})}
+    mail = await effect_store.next_messages(tx, _wanted_messages(workflows, effects, wanted))
+    return {key: TaskState(workflow, effects[key], mail.get(key, {})) for key, workflow in workflows.items()}
+
+
+def _wanted_messages(
+    workflows: Mapping[Key, Workflow], effects: Mapping[Key, Effects], wanted: Mapping[Key, Wanted]
+) -> dict[tuple[Key, str], int]:
+    numbers: dict[tuple[Key, str], int] = {}
+    for key, workflow in workflows.items():
+        if not workflow.messages:
+            continue
+        for names in (message_names(effects[key].values()), wanted[key].messages):
+            for name, count in names.items():
+                numbers[key, name] = numbers.get((key, name), 0) + count
+    return numbers
+
+
+async def save(tx: Transaction, before: Tasks, after: Tasks, now: int) -> bool:
+    """Write the tasks of `after` that differ from `before`. Return whether events were added."""
+    old, new = _workflows(before), _workflows(after)
+    await store.advance(tx, old, new)
+    await effect_store.save(tx, _effects(before), _effects(after), now)
+    events = events_of(old, new, now)
+    await outbox.add(tx, events, now)
+    return bool(events)
+
+
+def _workflows(tasks: Tasks) -> dict[Key, Workflow]:
+    return {key: task.workflow for key, task in tasks.items()}
+
+
+def _effects(tasks: Tasks) -> dict[Key, Effects]:
+    return {key: task.effects for key, task in tasks.items()}
+
+
+def effect_view(effect: Effect, now: int) -> RawJson:
+    """Return the view of an effect for a worker: the fields of `EffectView` that are not None."""
+    fields: dict[str, object] = {"key": effect.key.text, "kind": effect.kind, "status": effect.status}
+    if effect.seq is not None:
+        fields["seq"] = effect.seq
+    if effect.failures:
+        fields["failures"] = effect.failures
+    if effect.kind is EffectKind.STEP and effect.status is EffectStatus.OPEN:
+        fields["startInMs"] = max((effect.due_at or now) - now, 0)
+    return write_object(fields, {"result": read_stored(effect.result), "error": read_stored(effect.error)})
+
+
+async def over_views(
+    tx: Transaction, tasks: Collection[tuple[Key, TaskState]], now: int, most_bytes: int
+) -> dict[Key, list[RawJson]]:
+    """Return the views of the waits that are over and that the functions have not got, after they were saved.
+
+    Together they have at most `most_bytes`, but there is one at least. The next replies have the others.
+    """
+    chosen: list[tuple[Key, Effect]] = []
+    for key, task in tasks:
+        over = sorted((each for each in task.effects.values() if each.is_over), key=lambda each: each.key)
+        for effect in over:
+            if chosen and most_bytes < effect.size:
+                break
+            most_bytes -= effect.size + BYTES_PER_EFFECT
+            chosen.append((key, effect))
+    with_results = [(key, each.key) for key, each in chosen if each.size and each.kind is EffectKind.MESSAGE]
+    results = await effect_store.find_results(tx, with_results)
+    views: dict[Key, list[RawJson]] = {}
+    for key, effect in chosen:
+        found = effect._replace(result=results.get((key, effect.key)))
+        views.setdefault(key, []).append(effect_view(found, now))
+    return views

@@ -1,0 +1,127 @@
+"""Makes tasks of claimed workflows, in the transaction of the claim."""
+
+import random
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from timer_service.core.database import Row, Transaction
+from timer_service.core.instant import format_instant, format_optional
+from timer_service.core.paging import write_cursor
+from timer_service.core.query import omit_none
+from timer_service.core.stored_json import RawJson, check_stored, read_stored, write_list, write_object
+from timer_service.workflows import effect_store, report, store, task_store
+from timer_service.workflows.effect import Effect
+from timer_service.workflows.effect_store import Cursor
+from timer_service.workflows.messages import FailureCode
+from timer_service.workflows.protocol import INLINE_EFFECTS_BYTES
+from timer_service.workflows.report import UNDECIDED_MS, Rules, TaskState, is_undecided
+from timer_service.workflows.task_store import BYTES_PER_EFFECT, Wanted
+from timer_service.workflows.workflow import DEFAULT_RETRY, Key, Workflow, delay_after
+
+_BYTES_PER_TASK = 1000
+_DEFAULT_RETRY = DEFAULT_RETRY.model_dump_json()
+_EFFECTS_AT_ONCE = 100
+
+
+class ReadTasks(NamedTuple):
+    """The tasks of claimed rows, in order. None: the row is not to be sent, and is no longer claimed."""
+
+    tasks: Sequence[RawJson | None]
+    adds_events: bool
+
+
+def task_bytes(row: Row) -> int:
+    """Return about how many bytes the task of a claimed row will have, at most."""
+    effects = row["effect_bytes"] + row["effects"] * BYTES_PER_EFFECT
+    return int(_BYTES_PER_TASK + row["input_bytes"] + min(effects, INLINE_EFFECTS_BYTES))
+
+
+async def read_tasks(
+    tx: Transaction, rows: Sequence[Row], now: int, *, max_attempts: int, may_time_out: bool
+) -> ReadTasks:
+    """Return the tasks of rows that this transaction has claimed.
+
+    A workflow that was claimed more than `max_attempts` times without a report fails instead. A workflow whose timeout
+    cannot be decided yet is not sent: it is available again in 250 ms.
+    """
+    claimed = [store.read_workflow(row) for row in rows]
+    workflows = {each.key: each for each in claimed}
+    before = await task_store.load(tx, workflows, dict.fromkeys(workflows, Wanted()))
+    rules = Rules(now, random.Random(0), may_time_out)  # noqa: S311 - nothing of a claim is random
+    after = {key: _admit(task, rules, max_attempts) for key, task in before.items()}
+    adds_events = await task_store.save(tx, before, after, now)
+    views = await _views(tx, [task.workflow for task in after.values() if task.workflow.hold is not None], now)
+    return ReadTasks([views.get(each.key) for each in claimed], adds_events)
+
+
+def _admit(task: TaskState, rules: Rules, max_attempts: int) -> TaskState:
+    """Return a claimed task as it is sent to the worker: its lease, and the waits that are over. Or end its claim."""
+    workflow = task.workflow
+    if workflow.attempt > max_attempts:
+        return task._replace(workflow=workflow.fail(FailureCode.CRASHED, rules.now))
+    settled = report.settle(task, rules)
+    if any(is_undecided(each, rules.now) for each in settled.effects.values()):
+        waiting = workflow.wait_until(rules.now + UNDECIDED_MS)
+        return task._replace(workflow=waiting._replace(attempt=workflow.attempt - 1))
+    if delay := delay_after(workflow.attempt):
+        end = (workflow.available_at or rules.now) + delay
+        return settled._replace(workflow=settled.workflow._replace(available_at=end))
+    return settled
+
+
+async def _views(tx: Transaction, workflows: Sequence[Workflow], now: int) -> dict[Key, RawJson]:
+    texts = await store.find_texts(tx, [each.key for each in workflows if each.input_bytes])
+    small = [each.key for each in workflows if each.effects and not _is_large(each)]
+    effects = await effect_store.find_all(tx, small)
+    views = {}
+    for workflow in workflows:
+        found, cursor = effects.get(workflow.key, []), None
+        if _is_large(workflow):
+            found, cursor = await _first_effects(tx, workflow.key)
+        stored = texts[workflow.key].input if workflow.key in texts else None
+        views[workflow.key] = _view(workflow, stored, found, cursor, now)
+    return views
+
+
+def _is_large(workflow: Workflow) -> bool:
+    """Return whether the effects of a workflow may have more bytes than a task may have of them."""
+    return workflow.effect_bytes + workflow.effects * BYTES_PER_EFFECT > INLINE_EFFECTS_BYTES
+
+
+async def _first_effects(tx: Transaction, key: Key) -> tuple[list[Effect], str | None]:
+    """Return the first effects of a workflow that fit into a task, and the cursor for the others."""
+    after, room = Cursor(), INLINE_EFFECTS_BYTES
+    shown: list[Effect] = []
+    while True:
+        found = await effect_store.page(tx, key, after, _EFFECTS_AT_ONCE)
+        for effect in found:
+            room -= effect.size + BYTES_PER_EFFECT
+            if room < 0:
+                return shown, write_cursor(after)
+            shown.append(effect)
+            after = effect_store.cursor_of(effect)
+        if len(found) < _EFFECTS_AT_ONCE:
+            return shown, None
+
+
+def _view(
+    workflow: Workflow, stored_input: str | None, effects: Sequence[Effect], cursor: str | None, now: int
+) -> RawJson:
+    definition, hold = workflow.definition, workflow.hold
+    assert definition is not None  # noqa: S101 - tombstones are not claimed
+    assert hold is not None  # noqa: S101 - the row is claimed
+    fields = omit_none(
+        workflowId=workflow.key.workflow_id,
+        type=definition.workflow_type,
+        token=hold.token,
+        attempt=workflow.attempt,
+        startedAt=format_instant(workflow.created_at),
+        deadlineAt=format_optional(definition.deadline_at),
+        cursor=cursor,
+    )
+    raw = {
+        "input": read_stored(stored_input),
+        "retry": RawJson(check_stored(definition.retry or _DEFAULT_RETRY)),
+        "effects": write_list([task_store.effect_view(each, now) for each in effects]),
+    }
+    return write_object(fields, raw)

@@ -1,0 +1,29 @@
+"""What a tenant may have of workflows, and what a command adds to it."""
+
+from timer_service.core.quotas import Amounts, Usage
+from timer_service.core.sql import load_sql
+from timer_service.workflows.workflow import Workflow
+
+_SQL = load_sql("timer_service.workflows", "usage.sql")
+_LARGE = 1000
+"""A workflow counts with its data if it has more bytes of it."""
+
+OPEN = Usage("open_workflows", _SQL["count_open"])
+STORED = Usage("workflow_data", _SQL["sum_stored"])
+USAGES = (OPEN, STORED)
+
+
+def growth(before: Workflow | None, after: Workflow) -> Amounts:
+    """Return how much more a tenant has after a command on one of its workflows than before."""
+    return {OPEN: _is_open(after) - _is_open(before), STORED: _stored(after) - _stored(before)}
+
+
+def _is_open(workflow: Workflow | None) -> bool:
+    return workflow is not None and workflow.is_open
+
+
+def _stored(workflow: Workflow | None) -> int:
+    if workflow is None:
+        return 0
+    total = workflow.input_bytes + workflow.effect_bytes + workflow.message_bytes
+    return total if total > _LARGE else 0

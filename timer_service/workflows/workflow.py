@@ -1,0 +1,169 @@
+"""The values of a workflow: its definition, who holds it, and the positions of its facts. Pure."""
+
+from typing import NamedTuple
+
+from timer_service.core.cause import Cause
+from timer_service.core.message import Position
+from timer_service.workflows.messages import FailureCode, RetryPolicy, WorkflowStatus
+
+NEVER = Position(0, 0)
+"""The position of a fact that no command has decided."""
+DEFAULT_RETRY = RetryPolicy()
+
+_LOST_BEFORE_DELAY = 3
+_FIRST_DELAY_MS = 10_000
+_LONGEST_DELAY_MS = 300_000
+_FIRST_BLOCK_MS = 5_000
+BLOCKED_FROM = 3
+"""A workflow is shown as blocked after this many releases as not deterministic in a row."""
+
+
+class Key(NamedTuple):
+    """The key of a workflow."""
+
+    tenant_id: str
+    workflow_id: str
+
+
+class Definition(NamedTuple):
+    """The values of a StartWorkflow, without the input."""
+
+    workflow_type: str
+    queue: str
+    digest: str
+    """Of type, queue and input."""
+    deadline_at: int | None = None
+    retry: str | None = None
+    """The JSON of its `RetryPolicy`; None: the default."""
+    concurrency_key: str | None = None
+
+    @property
+    def policy(self) -> RetryPolicy:
+        """The default policy of its steps."""
+        return DEFAULT_RETRY if self.retry is None else RetryPolicy.model_validate_json(self.retry)
+
+
+class Hold(NamedTuple):
+    """The lease of the worker that executes a workflow."""
+
+    token: str
+    worker_id: str
+    claimed_at: int
+    lease_ms: int
+
+
+class Texts(NamedTuple):
+    """The texts of a workflow that a transaction sets, as JSON. Stored ones are not loaded."""
+
+    input: str | None = None
+    result: str | None = None
+    error: str | None = None
+
+
+class Workflow(NamedTuple):
+    """A workflow, or a tombstone if `definition` is None.
+
+    Three facts have their own positions: the start (`started_by`; never if the start was skipped), the cancel
+    (`cancelled_by`: each cancel up to it is decided) and the retry (`retried_by`, the newest one that was handled).
+    """
+
+    key: Key
+    created_at: int
+    definition: Definition | None = None
+    cause: Cause = Cause()
+    started_by: Position = NEVER
+    cancelled_by: Position = NEVER
+    retried_by: Position = NEVER
+    status: WorkflowStatus = WorkflowStatus.CANCELLED
+    due_at: int | None = None
+    """When a worker may continue it at the earliest; None if it has ended or waits for a message only."""
+    available_at: int | None = None
+    """When a worker may claim it: `due_at`, or the end of the lease and of the delay after it."""
+    hold: Hold | None = None
+    attempt: int = 0
+    """The claims since the last report."""
+    last_error: str | None = None
+    """Why it is blocked."""
+    input_bytes: int = 0
+    effects: int = 0
+    effect_bytes: int = 0
+    seen: int = 0
+    """How many results the function got: the highest `seq`."""
+    messages: int = 0
+    """The messages that wait, and the bytes of their data."""
+    message_bytes: int = 0
+    blocks: int = 0
+    """The releases as not deterministic in a row."""
+    times_blocked: int = 0
+    retries: int = 0
+    settled_by: str | None = None
+    """The last token that ended a task."""
+    failure_code: FailureCode | None = None
+    failed_step: str | None = None
+    reason: str | None = None
+    ended_at: int | None = None
+    confirmed_at: int | None = None
+    """When the newest command was handled that found it ended. Retention counts from then."""
+    texts: Texts = Texts()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it has not ended."""
+        return self.ended_at is None
+
+    @property
+    def is_blocked(self) -> bool:
+        """Whether its function does not match its effects, again and again."""
+        return self.is_open and self.blocks >= BLOCKED_FROM
+
+    @property
+    def lane(self) -> tuple[str, str, str]:
+        """The unit of dispatch: tenant, queue and type."""
+        assert self.definition is not None  # noqa: S101 - tombstones are not dispatched
+        return self.key.tenant_id, self.definition.queue, self.definition.workflow_type
+
+    def wait_until(self, at: int) -> "Workflow":
+        """Return the workflow without a worker, available at an instant."""
+        return self._replace(status=WorkflowStatus.WAITING, due_at=at, available_at=at, hold=None)
+
+    def park(self) -> "Workflow":
+        """Return the workflow without a worker, until a message comes."""
+        return self._replace(status=WorkflowStatus.PARKED, due_at=None, available_at=None, hold=None)
+
+    def renew(self, now: int) -> "Workflow":
+        """Return the workflow with a lease from now. If earlier leases ran out, a delay follows the lease."""
+        assert self.hold is not None  # noqa: S101 - only tasks are renewed
+        return self._replace(available_at=now + self.hold.lease_ms + delay_after(self.attempt))
+
+    def block(self, error: str | None, now: int) -> "Workflow":
+        """Return the workflow after its worker found that the function does not match the effects."""
+        blocks = self.blocks + 1
+        waiting = self.wait_until(now + min(_FIRST_BLOCK_MS << min(blocks - 1, 10), _LONGEST_DELAY_MS))
+        times_blocked = self.times_blocked + (blocks == BLOCKED_FROM)
+        return waiting._replace(blocks=blocks, times_blocked=times_blocked, last_error=error)
+
+    def end(self, status: WorkflowStatus, now: int, texts: Texts = Texts()) -> "Workflow":  # noqa: B008 - immutable
+        """Return the workflow after its end."""
+        return self._replace(
+            status=status, due_at=None, available_at=None, hold=None, ended_at=now, texts=_merge(self.texts, texts)
+        )
+
+    def fail(self, code: FailureCode, now: int, *, step: str | None = None, error: str | None = None) -> "Workflow":
+        """Return the workflow after a failure. `error` is the JSON of an `ErrorView`."""
+        return self.end(WorkflowStatus.FAILED, now, Texts(error=error))._replace(failure_code=code, failed_step=step)
+
+
+def _merge(before: Texts, after: Texts) -> Texts:
+    return after._replace(input=before.input)
+
+
+def delay_after(attempt: int) -> int:
+    """Return how many ms pass from the end of a lease to the next claim, after `attempt` claims without a report."""
+    if attempt < _LOST_BEFORE_DELAY:
+        return 0
+    return min(_FIRST_DELAY_MS << min(attempt - _LOST_BEFORE_DELAY, 10), _LONGEST_DELAY_MS)
+
+
+def tombstone(key: Key, now: int) -> Workflow:
+    """Return the tombstone of a workflow that no command has named yet."""
+    return Workflow(key, now, ended_at=now)
