@@ -39,7 +39,7 @@ async def test_from_start_to_completed(user: User, service: Service) -> None:
         [],
     )
     step = {"key": "charge", "attempt": 1, "result": {"paid": True}}
-    recorded = {"steps": [step], "seen": [{"key": "charge", "seq": 1}]}
+    recorded: dict[str, Any] = {"steps": [step], "seen": [{"key": "charge", "seq": 1}]}
     assert await worker.report(task, {"action": "continue"}, **recorded) == "recorded"
     assert await worker.report(task, complete("ok")) == "completed"
     assert await worker.report(task, complete("ok")) == "unchanged"

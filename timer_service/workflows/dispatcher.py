@@ -21,6 +21,7 @@ from timer_service.core.requests import ANSWERED
 from timer_service.core.route import Lane
 from timer_service.core.slice import Parts
 from timer_service.core.stored_json import RawJson, write_list, write_object
+from timer_service.core.turns import Turns
 from timer_service.workflows.claims import Claimed, Claims
 from timer_service.workflows.hints import Hints
 from timer_service.workflows.polls import HeldPolls, Poll
@@ -37,6 +38,9 @@ _MOST_TASKS = 1000
 """How many workflows one transaction claims."""
 _MOST_LANES = 1000
 """How many lanes one pass looks at."""
+_TYPES_PER_TURN = 200
+"""The types of the polls that are held before other tasks run."""
+_MOST_ANSWERING = 100
 _LOCKED_MS = 5
 """When to look again at rows that another instance has locked."""
 _AWAY_MS = 250
@@ -86,8 +90,12 @@ class Dispatcher:
         """Hold the polls of an intake until it is closed. Then answer all of them."""
         while (batch := await intake.next_batch()) is not None:
             await self._subscription.reply(batch.errors)
+            turns = Turns(_TYPES_PER_TURN)
             for request, asked in batch.valid:
+                await turns.take(len(asked.request.types))
                 self._hold(Poll(request, asked.request))
+            while len(self._answering) > _MOST_ANSWERING:  # the broker takes replies slowly
+                await asyncio.wait(self._answering, return_when=asyncio.FIRST_COMPLETED)
         self._stopping = True
         async with self._pass:
             self._answer_all()

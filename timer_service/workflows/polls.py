@@ -54,6 +54,9 @@ class _LaneState:
     """How many tasks to claim for one poll. If tasks are large, fewer fit into a reply."""
 
 
+_FEW = 1000
+
+
 class Leaving(NamedTuple):
     """The polls that leave because another one came."""
 
@@ -88,32 +91,31 @@ class HeldPolls:
         return list(self._polls.values())
 
     def add(self, poll: Poll) -> Leaving:
-        """Hold a poll. Return those that leave."""
+        """Hold a poll. Return those that leave, which may be this one."""
         replaced = self._polls.get(poll.worker)
         if replaced is not None:
             self.remove(replaced)
-        self._polls[poll.worker] = poll
-        self._count(poll, 1)
-        for lane in poll.lanes:
-            if (state := self._lanes.get(lane)) is None:
-                state = self._lanes[lane] = _LaneState()
-                heapq.heappush(self._looks, (0, lane))
-            state.polls[poll] = None
-        refused: list[Poll] = []
-        while len(self._polls) > self._most or self._total_types > self._most_types:
-            largest = max(self._types, key=self._types.__getitem__)
-            newest = next(each for each in reversed(self._polls.values()) if each.request.tenant == largest)
-            self.remove(newest)
-            refused.append(newest)
+        refused = self._make_room(poll)
+        if poll not in refused:
+            self._polls[poll.worker] = poll
+            self._count(poll, 1)
+            for lane in poll.lanes:
+                if (state := self._lanes.get(lane)) is None:
+                    state = self._lanes[lane] = _LaneState()
+                    self._plan(0, lane)
+                state.polls[poll] = None
         return Leaving(replaced, refused)
 
     def remove(self, poll: Poll) -> None:
-        """Forget a poll. Its lanes are known until their next look."""
+        """Forget a poll. Its lanes are known until their next look, unless there are too many."""
         del self._polls[poll.worker]
         self._count(poll, -1)
         for lane in poll.lanes:
-            if (state := self._lanes.get(lane)) is not None:
-                state.polls.pop(poll, None)
+            if (state := self._lanes.get(lane)) is None:
+                continue
+            state.polls.pop(poll, None)
+            if not state.polls and (state.look_at == 0 or len(self._lanes) > self._most_types):
+                del self._lanes[lane]
 
     def polls_of(self, lane: Lane) -> Collection[Poll]:
         """Return the polls of a lane, in the order in which they get tasks."""
@@ -137,7 +139,7 @@ class HeldPolls:
             return False
         if at < state.look_at:
             state.look_at = at
-            heapq.heappush(self._looks, (at, lane))
+            self._plan(at, lane)
         return bool(state.polls)
 
     def wake_all(self, at: int) -> None:
@@ -180,6 +182,27 @@ class HeldPolls:
                 return lane if at <= now else None
             heapq.heappop(self._looks)
         return None
+
+    def _plan(self, at: int, lane: Lane) -> None:
+        heapq.heappush(self._looks, (at, lane))
+        if len(self._looks) > 2 * len(self._lanes) + _FEW:  # most entries no longer match
+            lanes = self._lanes.items()
+            self._looks = [(int(each.look_at), name) for name, each in lanes if each.look_at < math.inf]
+            heapq.heapify(self._looks)
+
+    def _make_room(self, poll: Poll) -> list[Poll]:
+        """Remove polls until this one has room. Return those, or this one if its tenant has the most types."""
+        tenant, types = poll.request.tenant, len(poll.wanted.types)
+        refused: list[Poll] = []
+        while len(self._polls) >= self._most or self._total_types + types > self._most_types:
+            largest = max(self._types, key=self._types.__getitem__)
+            of_largest = (each for each in reversed(self._polls.values()) if each.request.tenant == largest)
+            newest = next((each for each in of_largest if not each.taken), None)
+            if newest is None or self._types[tenant] + types >= self._types[largest]:
+                return [*refused, poll]
+            self.remove(newest)
+            refused.append(newest)
+        return refused
 
     def _count(self, poll: Poll, sign: int) -> None:
         tenant, types = poll.request.tenant, len(poll.wanted.types)

@@ -1,7 +1,7 @@
 """Records which workers were seen last, for list-workers. A row is written at most every 10 s."""
 
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -44,6 +44,8 @@ class WorkerRegistry:
         self._written: OrderedDict[_Key, float] = OrderedDict()
         """When the row of a worker was written last, the longest ago first."""
         self._pending: OrderedDict[_Key, _Seen] = OrderedDict()
+        self._pending_of: Counter[str] = Counter()
+        """How many of them each tenant has. A tenant with ever new workers must not delay the others."""
 
     def record_poll(self, tenant: str, poll: PollTasks) -> None:
         """Record a poll."""
@@ -56,16 +58,18 @@ class WorkerRegistry:
     def _record(self, key: _Key, poll: PollTasks | None) -> None:
         written = self._written.get(key)
         recent = written is not None and self._monotonic() - written < _SECONDS
-        if recent or key in self._pending or len(self._pending) >= _MOST_KNOWN:
+        if recent or key in self._pending or self._pending_of[key[0]] >= _BATCH:
             return
         now = self._clock.now()
         if not self._pending:
             self._wake(LOOP, now + _PAUSE_MS)
         self._pending[key] = _Seen(now, poll)
+        self._pending_of[key[0]] += 1
 
     async def tick(self, now: int) -> Pass:
         """Write the rows of up to 1,000 workers that were seen."""
         batch = [self._pending.popitem(last=False) for _ in range(min(_BATCH, len(self._pending)))]
+        self._pending_of = Counter(tenant for tenant, _ in self._pending)
         if batch:
             await in_transaction(self._database, lambda tx: _write(tx, batch))
             self._remember([key for key, _ in batch])

@@ -8,9 +8,10 @@ from tests.harness.attacks.commands import COMMANDS
 from tests.harness.attacks.fuzz import fuzz
 from tests.harness.attacks.queries import QUERIES
 from tests.harness.attacks.rejects import REJECTS
+from tests.harness.attacks.requests import REQUESTS
 
 __all__ = ["ATTACKS", "COMMANDS", "find"]
-ATTACKS: Mapping[str, Attack] = {**COMMANDS, **REJECTS, **QUERIES, **BROKER_USE}
+ATTACKS: Mapping[str, Attack] = {**COMMANDS, **REJECTS, **QUERIES, **REQUESTS, **BROKER_USE}
 
 
 def find(name: str) -> Attack:

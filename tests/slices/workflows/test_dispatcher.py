@@ -15,7 +15,7 @@ from timer_service.adapters.memory import MemoryBroker
 from timer_service.adapters.sqlite import SqliteDatabase
 from timer_service.core.errors import Code, DatabaseUnavailableError
 from timer_service.core.health import HEALTHY, Health
-from timer_service.workflows.protocol import REPLY_BYTES
+from timer_service.workflows.protocol import REPLY_BYTES, PollTasks
 
 ORDER = ("acme", "default", "order")
 
@@ -306,6 +306,19 @@ async def test_workflow_that_another_transaction_has_locked(
             clock.advance(milliseconds=5)
             await dispatching.tick()
             assert sorted(await ids(polls)) == [["1"], ["2"]]
+
+
+async def test_workers_of_other_tenants_are_recorded(on_sqlite: Dispatching) -> None:
+    """A tenant with ever new workers fills at most one batch. The workers of others are written in the next one."""
+    registry = on_sqlite.dispatcher.registry
+    poll = PollTasks(worker_id="w", types=["order"], slots=1)
+    for number in range(5000):
+        registry.record_poll("acme", poll.model_copy(update={"worker_id": f"w-{number}"}))
+    registry.record_poll("other", poll)
+    now = on_sqlite.workflows.clock.now()
+    assert [(await registry.tick(now)).done for _ in range(3)] == [1000, 1, 0]
+    rows = await on_sqlite.workflows.all_rows("workflow_workers")
+    assert len([row for row in rows if row["tenant_id"] == "other"]) == 1
 
 
 async def test_workers_are_recorded(dispatching: Dispatching) -> None:

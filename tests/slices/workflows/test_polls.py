@@ -100,6 +100,20 @@ def test_polls_with_many_types() -> None:
     assert refused == [0, 0, 0, 1, 1]
 
 
+def test_lanes_of_refused_polls_are_not_remembered() -> None:
+    """Polls with ever new types do not make the memory grow, whether they are refused, replaced or answered."""
+    polls = HeldPolls(most_types=300)
+    for number in range(1000):
+        added = poll(f"w{number % 4}", *(f"{number}-{each}" for each in range(100)))
+        polls.add(added)
+        for lane in polls.take_due(number, 100):
+            polls.wake(lane, 10**6)
+        if number % 3 == 0 and polls.current(added) is added:
+            polls.remove(added)
+    assert len(polls._lanes) <= 300 + 100
+    assert len(polls._looks) <= 2 * len(polls._lanes) + 1001
+
+
 def test_a_hint_makes_all_lanes_due() -> None:
     """After a hint of another instance, every lane that has a poll is looked at."""
     polls = held(poll("a"), poll("b", tenant="other"))
