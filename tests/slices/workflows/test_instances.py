@@ -9,7 +9,7 @@ import pytest
 
 from tests.harness.clock import ManualClock
 from tests.harness.in_process import exhaust
-from tests.harness.workflows import PARK, Workflows, complete, done, seen, wait_for
+from tests.harness.workflows import PARK, Workflows, complete, done, fail, seen, wait_for
 from timer_service.adapters.memory import MemoryBroker
 from timer_service.adapters.postgres import PostgresDatabase
 
@@ -115,3 +115,15 @@ async def test_one_report_on_two_instances(both: list[Workflows]) -> None:
     ends = [each.report(task, complete(), steps=[done("a", 1)], seen=seen("a")) for each in both]
     outcomes = [each["outcome"] for each in await asyncio.gather(*ends)]
     assert sorted(outcomes) == ["completed", "unchanged"]
+
+
+async def test_retries_with_one_key_at_once(both: list[Workflows]) -> None:
+    """Of failed workflows with one concurrency key that two instances retry at once, one is open."""
+    for number in range(10):
+        task = await both[0].begin(f"w{number}", concurrencyKey="kim")
+        await both[0].report(task, fail())
+    for number in range(10):
+        both[0].send("RetryWorkflow", workflowId=f"w{number}")
+    await asyncio.gather(*(each.consume(batch_size=1) for each in both))
+    rows = await both[0].all_rows()
+    assert Counter(row["status"] for row in rows) == {"waiting": 1, "failed": 9}
