@@ -91,8 +91,9 @@ def test_the_example_of_the_guide_runs(tmp_path: Path, capsys: pytest.CaptureFix
     assert lines[9:12] == ["3 slots", "created", "paused"]
     assert lines[12:13] == ["recurring: report paused 0 9 * * MON-FRI"]
     assert lines[13:16] == ["started", "recorded", "ready: ['lint', 'publish']"]
-    assert lines[16].startswith("TOO_LARGE [{'path': 'payload.data'")
-    assert lines[17:] == ["fired: order-1/payment None"]
+    assert lines[16:19] == ["started", "sent", "cancelled"]
+    assert lines[19].startswith("TOO_LARGE [{'path': 'payload.data'")
+    assert lines[20:] == ["fired: order-1/payment None"]
 
 
 async def test_schedule_returns_the_timer(client: TimerClient) -> None:
