@@ -44,7 +44,7 @@ for _name in ("find", "page"):  # not `*`: a new column would break the prepared
     _SQL[_name] = _SQL[_name].replace("{columns}", ", ".join(_COLUMNS))
 _FIND_LOCKED = f"{_SQL['find']}\n/* for update */"
 
-SCHEDULES = DueTable(name="schedules", key=_KEY, columns=_WITHOUT_DATA, oldest_first="slot_at")
+SCHEDULES = DueTable(name="schedules", key=_KEY, columns=_WITHOUT_DATA)
 
 COUNTED = (
     CountedRows(SCHEDULES.name, Status.ACTIVE, "available_at IS NOT NULL"),
