@@ -233,6 +233,23 @@ async def refuse_events_of_broken(schedules: Schedules) -> None:
         await schedules.sql(statement)
 
 
+async def test_unreadable_row_beside_good_schedules(schedules: Schedules) -> None:
+    """A row that this version cannot read waits a minute with the error. Passes succeed, and other schedules fire."""
+    for name in ("bad", "good"):
+        await schedules.put(name)
+    await schedules.sql("UPDATE schedules SET catch_up = 'newest' WHERE schedule_id = 'bad'")
+    schedules.clock.advance(minutes=1)
+    passed = await schedules.worker.tick(schedules.clock.now())
+    bad = await schedules.row("bad")
+    assert (passed.done, bad["available_at"]) == (2, schedules.clock.now() + 60_000)
+    assert "newest" not in bad["last_error"]
+    assert await schedules.fired("good") == [iso(after(minutes=1))]
+    await schedules.sql("UPDATE schedules SET catch_up = 'last' WHERE schedule_id = 'bad'")
+    await schedules.advance(minutes=1)
+    assert await schedules.fired("bad") == [iso(after(minutes=1)), iso(after(minutes=2))]
+    assert (await schedules.row("bad"))["last_error"] is None
+
+
 async def test_row_that_fails_the_transaction(schedules: Schedules) -> None:
     """The transaction is halved until the broken row is alone. It waits a minute; the 1,000 others fire."""
     await put_many(schedules, 1000)
