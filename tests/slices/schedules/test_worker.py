@@ -202,6 +202,18 @@ async def test_commands_on_a_schedule_with_an_unknown_zone(schedules: Schedules)
     assert ((await schedules.view())["nextSlotAt"], await schedules.fired()) == (iso(after(hours=1)), [])
 
 
+async def test_resume_after_the_end_with_an_unknown_zone(schedules: Schedules) -> None:
+    """A Resume ends a schedule whose `endAt` has passed, also if this instance does not know its zone."""
+    await schedules.put(cron="0 * * * *", zone="Europe/Berlin", endAt=iso(after(hours=3)))
+    await schedules.about("Pause")
+    await schedules.sql("UPDATE schedules SET zone = 'Mars/Olympus'")
+    schedules.clock.advance(hours=4)
+    assert await schedules.about("Resume") == "resumed"
+    view = await schedules.view()
+    assert (view["status"], view["endReason"]) == ("ended", "end_at")
+    assert [each["payload"]["reason"] for each in await schedules.events_of("ScheduleEnded")] == ["end_at"]
+
+
 async def test_damaged_data_beside_good_schedules(schedules: Schedules) -> None:
     """A schedule whose data is damaged keeps its slot, and the others fire."""
     await put_many(schedules, 10)
