@@ -25,7 +25,8 @@ MODES = ["force_custom_plan", "force_generic_plan"]
 """The plan modes of a prepared statement: custom for its first five executions, later maybe generic."""
 
 _NODE = re.compile(
-    r"(?:->  )?(Index Only Scan|\w+ Scan|Sort|Hash Join|Merge Join|LockRows|Materialize)(?: using (\w+))?"
+    r"(?:->  )?(Index Only Scan|\w+ Scan|(?:Incremental )?Sort|Hash Join|Merge Join|LockRows|Materialize)"
+    r"(?: using (\w+))?"
 )
 
 

@@ -24,6 +24,18 @@ SELECT 'tenant-' || n % 100, 'schedule-' || n, 'active', 60000, 'UTC', 0, 'last'
     n, n + 1, n + 1, 0, 0, n, 1, n, 1, n, 0, 0, 0, 0
 FROM generate_series(1, $1::bigint) AS n
 """
+WAITING = """
+INSERT INTO schedules (
+    tenant_id, schedule_id, status, every_ms, zone, jitter_ms, catch_up, late_by_ms, catch_up_limit, data_size,
+    defined_at, after_at, slot_at, available_at, fired_count, is_paused, created_at, defined_epoch, defined_sequence,
+    started_epoch, started_sequence, deleted_epoch, deleted_sequence, paused_epoch, paused_sequence
+)
+SELECT CASE WHEN n % 10 = 0 THEN 'tenant-2' ELSE 'tenant-1' END, 'waiting-' || n, 'active', 60000, 'UTC', 86400000,
+    'last', 60000, 100, 0,
+    0, 0, 1, CASE WHEN n % 10 = 0 THEN 400 ELSE 86400000 + n END, 0, 0, n, 1, n, 1, n, 0, 0, 0, 0
+FROM generate_series(1, $1::bigint) AS n
+"""
+"""Many schedules of one tenant that wait for their jitter, and a tenth as many due ones of another tenant."""
 ENDED = """
 INSERT INTO schedules (
     tenant_id, schedule_id, status, data_size, defined_at, after_at, fired_count, is_paused, created_at, ended_at,
@@ -75,10 +87,19 @@ def test_plans_on_postgres(filled: FilledDatabase) -> None:
         assert found == {name: nodes for name, (_, nodes) in PLANS.items()}
 
 
+def test_plans_with_many_waiting_schedules(databases: Databases) -> None:
+    """If most schedules wait for their jitter, and the statistics say so, the due ones are still found by index."""
+    names = ("due schedules", "due schedules of a tenant", "how many are due", "when the next is due")
+    with filled_database(databases, [WAITING], (100_000, True)) as filled:
+        for mode in MODES:
+            found = {name: filled.plan(PLANS[name][0], mode) for name in names}
+            assert found == {name: PLANS[name][1] for name in names}
+
+
 def test_tenants_and_retention_on_postgres(filled: FilledDatabase) -> None:
     """The tenants are found by steps through an index, and retention reads only old rows."""
     for mode in MODES:
-        tenants = filled.plan(SCHEDULES.sql("unsettled_tenants"), mode)
+        tenants = filled.plan(SCHEDULES.sql("due_tenants"), mode)
         retention = filled.plan(store._SQL["delete_settled"], mode)
         assert {node for node in tenants if "schedules" in node} == {"Index Only Scan schedules_due"}
         assert {node for node in retention if "schedules" in node} == {"Index Scan schedules_ended", KEY}
@@ -101,7 +122,7 @@ async def test_plans_on_sqlite(sqlite: SqliteDatabase) -> None:
 async def test_retention_and_tenants_on_sqlite(sqlite: SqliteDatabase) -> None:
     """On SQLite too."""
     for sql, index in (
-        (SCHEDULES.sql("unsettled_tenants"), "schedules_due"),
+        (SCHEDULES.sql("due_tenants"), "schedules_due"),
         (store._SQL["delete_settled"], "schedules_ended"),
     ):
         parameters = dict.fromkeys(re.findall(r":(\w+)", sql), 1)

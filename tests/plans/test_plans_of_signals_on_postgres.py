@@ -174,5 +174,5 @@ def test_tenants_with_unevaluated_transitions(filled: FilledDatabase, mode: str)
 @pytest.mark.parametrize("table", [FIRINGS, OUTBOX])
 def test_pending_tenants(filled: FilledDatabase, table: LeasedTable, mode: str) -> None:
     """Each tenant with rows to fire is found by one index lookup."""
-    found = filled.plan(table.sql("unsettled_tenants"), mode)
+    found = filled.plan(table.sql("due_tenants"), mode)
     assert set(found) == {f"Index Only Scan {PENDING[table.name]}", "WorkTable Scan", "CTE Scan"}

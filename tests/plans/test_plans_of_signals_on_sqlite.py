@@ -200,7 +200,5 @@ async def test_plans(database: Database) -> None:
 @pytest.mark.parametrize(("table", "index"), [(FIRINGS, "work_signal_firings_pending"), (OUTBOX, "outbox_pending")])
 async def test_pending_tenants(database: Database, table: LeasedTable, index: str) -> None:
     """Each tenant with rows to fire is found by one index lookup."""
-    steps = [
-        step for step in await plan(database, table.sql("unsettled_tenants")) if "outbox" in step or "firings" in step
-    ]
-    assert steps == [f"{index} ({step})" for step in ("tenant_id>?", "tenant_id>?", "tenant_id=?")]
+    steps = [step for step in await plan(database, table.sql("due_tenants")) if "outbox" in step or "firings" in step]
+    assert steps == [f"{index} ({step})" for step in ("tenant_id>?", "tenant_id>?", "tenant_id=?", "tenant_id=?")]

@@ -111,12 +111,12 @@ def test_plan(filled: FilledDatabase, name: str, mode: str) -> None:
 @pytest.mark.parametrize("mode", MODES)
 def test_pending_tenants(filled: FilledDatabase, mode: str) -> None:
     """Each tenant with rows to fire is found by one index lookup."""
-    found = filled.plan(TIMERS.sql("unsettled_tenants"), mode)
+    found = filled.plan(TIMERS.sql("due_tenants"), mode)
     assert set(found) == {f"Index Only Scan {SCHEDULED}", "WorkTable Scan", "CTE Scan"}
 
 
 @pytest.mark.parametrize("mode", MODES)
 def test_tenants_of_cancellations(filled: FilledDatabase, mode: str) -> None:
     """Each tenant with unfinished cancellations is found by one index lookup."""
-    found = filled.plan(cancellations.UNFINISHED_TENANTS, mode)
+    found = filled.plan(cancellations.DUE_TENANTS, mode)
     assert set(found) == {f"Index Only Scan {UNFINISHED}", "WorkTable Scan", "CTE Scan"}

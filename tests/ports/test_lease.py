@@ -437,6 +437,25 @@ async def test_tenants_without_due_rows_delay_nobody(store: Database, lease: Lea
     assert shares([*itertools.chain(*batches)])["c"] == 1
 
 
+async def test_many_tenants_without_due_rows_delay_nobody(store: Database, lease: Lease) -> None:
+    """A single row is in the first claim, even if many more tenants without due rows come before it than rows fit."""
+    idle = [timer(tenant=f"b-{number:04}", due_at=LATER) for number in range(1200)]
+    await put(store, *flood("a", 100), *idle, timer(tenant="c"))
+    assert shares(await claim(store, lease, limit=10)) == {"a": 9, "c": 1}
+
+
+async def test_tenants_beyond_those_that_a_claim_looks_at(
+    store: Database, lease: Lease, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A claim looks at a limited number of tenants. The next claims look at the other ones."""
+    monkeypatch.setattr("timer_service.core.tenant_turns._MOST_LOOKED_AT", 5)
+    idle = [timer(tenant=f"b-{number:02}", due_at=LATER) for number in range(12)]
+    await put(store, *flood("a", 100), *idle, timer(tenant="c"))
+    claims = [shares(await claim(store, lease, limit=10)) for _ in range(4)]
+    assert [len(each) for each in claims] == [1, 1, 2, 1]
+    assert claims[2]["c"] == 1
+
+
 async def test_tenants_without_due_rows_take_no_share(store: Database, lease: Lease) -> None:
     """The shares are those of the tenants with due rows, however many tenants wait for later rows."""
     waiting = [timer(tenant=f"later-{number}", due_at=LATER) for number in range(6)]

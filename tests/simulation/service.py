@@ -6,6 +6,7 @@ files survive a crash.
 """
 
 import asyncio
+import itertools
 import json
 import math
 import sqlite3
@@ -49,14 +50,10 @@ MAX_ATTEMPTS = 3
 VISIBILITY_TIMEOUT = timedelta(seconds=30)
 _SETTLING_ROUNDS = 200
 
-SMALLEST_PORTIONS: Mapping[str, Mapping[str, int]] = {
-    "timers": {},
-    "signals": {"most_signals": 0},
-    "runs": {"most_rows": 0},
-    "schedules": {},
-    "events": {},
-}
-"""Arguments of the handlers with which a transaction applies as few commands as possible."""
+SMALLEST_PORTIONS: Mapping[str, Mapping[str, int]] = {"signals": {"most_signals": 0}, "runs": {"most_rows": 0}}
+"""Arguments of the handlers with which a transaction reads as few rows as possible."""
+TIMED = {"timers", "schedules", "runs"}
+"""The slices whose handlers defer commands after some time."""
 
 Row = Mapping[str, Any]
 
@@ -215,7 +212,9 @@ class Service(BrokerObserver):
 
     def handler(self, slice_: Slice) -> Handle:
         handle = slice_.handle_when_off if slice_.name in self.disabled and slice_.handle_when_off else slice_.handle
-        portions = SMALLEST_PORTIONS[slice_.name] if self.defers else {}
+        portions: dict[str, Any] = {**SMALLEST_PORTIONS.get(slice_.name, {})} if self.defers else {}
+        if slice_.name in TIMED:  # a history does not depend on how fast the machine is
+            portions["monotonic"] = itertools.count().__next__ if self.defers else lambda: 0
         return partial(handle, quotas=Quotas(), **portions)
 
     def _tasks(self) -> list[GatedTask]:

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from timer_service.core import turns
-from timer_service.core.turns import Turns
+from timer_service.core.turns import TransactionTime, Turns
 
 
 @pytest.mark.parametrize(("sizes", "seconds", "others"), [([1] * 4, 0.0, 0), ([60] * 4, 0.0, 3), ([1] * 4, 0.004, 1)])
@@ -29,3 +29,24 @@ async def test_others_run(sizes: list[int], seconds: float, others: int, monkeyp
         now += seconds
     task.cancel()
     assert runs == others
+
+
+async def test_time_of_a_transaction() -> None:
+    """A handler applies one command at least, and no more after 50 ms. Other tasks run every 5 ms."""
+    now = 0.0
+    runs = 0
+
+    async def other() -> None:
+        nonlocal runs
+        while True:
+            runs += 1
+            await asyncio.sleep(0)
+
+    task = asyncio.create_task(other())
+    time = TransactionTime(lambda: now)
+    found = []
+    for seconds in (0.004, 0.004, 0.004, 0.03, 0.02):
+        found.append(await time.is_left())
+        now += seconds
+    assert (found, await time.is_left(), runs) == ([True] * 5, False, 2)
+    task.cancel()

@@ -109,7 +109,7 @@ async def test_memory_of_a_hostile_command(name: str) -> None:
     command = filled(message_type, before, unit, after)
     tracemalloc.start()
     try:
-        decoded = await decode([command], PAYLOADS)
+        decoded = await decode([command], PAYLOADS, lambda: 0)
         (rejected,) = decoded.rejected
         rejected.messages(NOW, MAX_MESSAGE_BYTES)
         kept, peak = tracemalloc.get_traced_memory()
@@ -126,7 +126,7 @@ async def test_memory_of_a_hostile_command(name: str) -> None:
 )
 async def test_most_objects(objects: int, code: str) -> None:
     """A command with too many arrays and objects is rejected before it is parsed."""
-    decoded = await decode([delivery(schedule_timer(data=[{}] * objects))], PAYLOADS)
+    decoded = await decode([delivery(schedule_timer(data=[{}] * objects))], PAYLOADS, lambda: 0)
     (rejected,) = decoded.rejected
     assert rejected.rejection.code is Code.TOO_LARGE
     assert code in rejected.rejection.message
@@ -137,7 +137,7 @@ async def test_most_fields(fields: int, faults: int) -> None:
     """Unknown fields are listed up to 20. A payload with more than 1,000 fields has one fault: their number."""
     unknown: dict[str, Any] = {f"field-{number}": 0 for number in range(fields - 1)}
     command = schedule_timer(**unknown)
-    (rejected,) = (await decode([delivery(command)], PAYLOADS)).rejected
+    (rejected,) = (await decode([delivery(command)], PAYLOADS, lambda: 0)).rejected
     assert (rejected.rejection.code, len(rejected.rejection.faults)) == (Code.INVALID_PAYLOAD, faults)
 
 
@@ -146,7 +146,7 @@ async def test_other_tasks_run_between_large_commands() -> None:
 
     async def measured(batch: list[Delivery]) -> tuple[Decoded, int]:
         async with counted_turns() as turns:
-            return await decode(batch, PAYLOADS), turns()
+            return await decode(batch, PAYLOADS, lambda: 0), turns()
 
     large, between_large = await measured([delivery(b'"' + b"x" * 70_000 + b'"')] * 10)
     small, between_small = await measured([delivery(schedule_timer(data="x" * 900))] * 1000)

@@ -19,7 +19,7 @@ from timer_service.core.cancellation import run_to_completion
 from timer_service.core.clock import Clock
 from timer_service.core.command_streams import advance
 from timer_service.core.database import Database
-from timer_service.core.decoder import decode, parts
+from timer_service.core.decoder import Decoded, decode, parts
 from timer_service.core.errors import ChangedStreamError, Code, Rejection
 from timer_service.core.failures import Failures
 from timer_service.core.health import Health, OutageLog, worst
@@ -43,8 +43,8 @@ _SUSPICIOUS = 6
 class Consumer:
     """The handler of one subscription's commands.
 
-    It handles a batch in parts of limited size, each in one transaction or more. After 150 ms it puts the rest of the
-    batch back, so that the commands of other tenants get a turn.
+    It handles a batch in parts of limited size and decoding time, each in one transaction or more. After 150 ms it puts
+    the rest of the batch back, so that the commands of other tenants get a turn.
     """
 
     def __init__(
@@ -198,8 +198,18 @@ class Consumer:
         return left
 
     async def _handle_part(self, progress: Progress, part: Sequence[Delivery], began: int) -> list[Delivery]:
-        """Handle deliveries in transactions until the time is up. Return the deliveries that were not handled."""
-        decoded = await decode(part, self._payloads)
+        """Decode and apply deliveries until the time is up. Return the deliveries that were not handled."""
+        left: list[Delivery] = []
+        while part:
+            decoded = await decode(part, self._payloads, self._clock.now)
+            part = decoded.left
+            left = await self._apply(progress, decoded, began)
+            if left or not self._goes_on(progress, began):
+                break
+        return [*left, *part]
+
+    async def _apply(self, progress: Progress, decoded: Decoded, began: int) -> list[Delivery]:
+        """Apply commands in transactions until the time is up. Return the deliveries that were not handled."""
         rest = [Accepted(*each, self._routes[type(each[1].payload)]) for each in decoded.commands]
         if rest:
             rest = await self._applier.apply(progress, rest)

@@ -2,7 +2,7 @@
 
 A worker that finishes rows in the transaction that selects them needs no lease: if it dies, the rows are due as before.
 The table has the columns `tenant_id` and `available_at`, and two indexes over the rows with an `available_at`:
-(available_at) and (tenant_id, oldest_first).
+(available_at), and (tenant_id, available_at, the rest of the key).
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,10 +24,9 @@ class DueTable:
 
     name: str
     key: tuple[str, ...]
+    """The columns of the key. The first one is `tenant_id`."""
     columns: tuple[str, ...]
     """The selected columns or expressions. They include the key and `available_at`."""
-    oldest_first: str
-    """The column that orders the rows of a tenant: an instant that is never later than `available_at`."""
 
     def sql(self, name: str) -> str:
         """Return the named statement of `lease.sql` for this table."""
@@ -36,7 +35,8 @@ class DueTable:
             key=", ".join(self.key),
             key_is=" AND ".join(f"{column} = :{column}" for column in self.key),
             columns=", ".join(self.columns),
-            oldest_first=self.oldest_first,
+            oldest_first="available_at",
+            rest_of_key=", ".join(self.key[1:]),
         )
 
 
@@ -52,7 +52,7 @@ class DueRows:
         self._due_by_key = table.sql("due_by_key")
         self._count_available = table.sql("count_available")
         self._next_available = table.sql("next_available")
-        self._turns = TenantTurns(table.sql("unsettled_tenants"))
+        self._turns = TenantTurns(table.sql("due_tenants"))
 
     async def select(self, tx: Transaction, now: int, limit: int, beyond: Mapping[str, int] = NOTHING) -> list[Row]:
         """Lock and return up to `limit` rows that are due at `now`, in the order in which they became due.

@@ -153,7 +153,7 @@ class Lease:
         self._claim = table.sql("claim")
         self._count_available = table.sql("count_available")
         self._claim_of_tenant = table.sql("claim_of_tenant")
-        self._turns = TenantTurns(table.sql("unsettled_tenants"))
+        self._turns = TenantTurns(table.sql("due_tenants"))
         self._order_of = itemgetter(*table.order)
         self.key_of = itemgetter(*table.key)
         """Returns the key of a row."""

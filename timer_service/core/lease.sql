@@ -17,22 +17,30 @@ RETURNING {claimed}{size}, attempt, lease_token, available_at
 SELECT {key}, {large} FROM {table} WHERE {key_is} AND lease_token = :token
 
 -- name: count_available
--- How many rows are available, up to a limit.
-SELECT COUNT(*) AS count FROM (SELECT 1 AS one FROM {table} WHERE available_at <= :now LIMIT :limit) AS counted
+-- How many rows are available, up to a limit. The order makes planners step through the index of `available_at`.
+SELECT COUNT(*) AS count FROM (
+    SELECT 1 AS one FROM {table} WHERE available_at <= :now ORDER BY available_at LIMIT :limit
+) AS counted
 
--- name: unsettled_tenants
--- The next tenants that have rows to fire, and when the oldest row of each is due. One index step per tenant.
+-- name: due_tenants
+-- The next tenants that have due rows, up to a limit, and then the last tenant that was looked at. Each tenant with rows
+-- to fire costs two index steps: one to find it and one to its oldest row. If no tenant follows, the last id is NULL.
 WITH RECURSIVE unsettled (tenant_id, number) AS (
     SELECT MIN(tenant_id), 1 FROM {table} WHERE available_at IS NOT NULL AND tenant_id > :after
     UNION ALL
     SELECT (SELECT MIN(tenant_id) FROM {table} WHERE available_at IS NOT NULL AND tenant_id > unsettled.tenant_id),
         number + 1
-    FROM unsettled WHERE tenant_id IS NOT NULL AND number < :limit
+    FROM unsettled WHERE tenant_id IS NOT NULL AND number < :looked_at
 )
-SELECT tenant_id,
-    (SELECT MIN({oldest_first}) FROM {table}
-     WHERE available_at IS NOT NULL AND tenant_id = unsettled.tenant_id) AS oldest
-FROM unsettled WHERE tenant_id IS NOT NULL
+SELECT tenant_id, number, oldest FROM (
+    SELECT tenant_id, number, (
+        SELECT MIN({oldest_first}) FROM {table}
+        WHERE available_at IS NOT NULL AND tenant_id = unsettled.tenant_id
+    ) AS oldest
+    FROM unsettled
+) AS found
+WHERE oldest <= :now OR tenant_id IS NULL OR number = :looked_at
+LIMIT :limit
 
 -- name: claim_of_tenant
 -- Claims the oldest available rows of one tenant, up to a limit.
@@ -174,15 +182,16 @@ LIMIT :limit
 /* skip locked */
 
 -- name: due_of_tenant
--- Locks and returns the oldest due rows of one tenant, up to a limit, as `claim_of_tenant` does, but without a lease.
+-- Locks and returns the oldest due rows of one tenant, up to a limit, as `claim_of_tenant` does, but without a lease. Only
+-- the index of each tenant's rows has this order: planners would else use the other one, and read the rows of all tenants.
 SELECT {columns} FROM {table}
-WHERE tenant_id = :tenant_id AND {oldest_first} <= :now AND available_at <= :now
-ORDER BY {oldest_first}
+WHERE tenant_id = :tenant_id AND available_at <= :now
+ORDER BY available_at, {rest_of_key}
 LIMIT :limit
 /* skip locked */
 
 -- name: due_by_key
--- Locks and returns a due row, unless another transaction has locked it.
+-- Locks and returns a due row, unless another transaction has locked it. COALESCE keeps planners from the partial indexes.
 SELECT {columns} FROM {table}
-WHERE {key_is} AND available_at <= :now
+WHERE {key_is} AND COALESCE(available_at <= :now, FALSE)
 /* skip locked */

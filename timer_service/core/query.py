@@ -1,7 +1,7 @@
 """Queries: decode the request, call the slice, encode the reply. They read committed rows and change nothing."""
 
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from pydantic import ValidationError
@@ -11,6 +11,7 @@ from timer_service.core.broker import QueryReply, SendReply
 from timer_service.core.budget import DEFAULT_BUDGET, Budget
 from timer_service.core.clock import Clock
 from timer_service.core.codec import rejection_of
+from timer_service.core.computing import Computing, Steps
 from timer_service.core.database import Database, Reader
 from timer_service.core.errors import Code, DatabaseUnavailableError, Rejection
 from timer_service.core.message import MAX_MESSAGE_BYTES, Payload
@@ -33,14 +34,21 @@ ANSWERED = "answered"
 """The outcome of a query in the metrics. The outcome of an error is its code."""
 
 
+Document = Mapping[str, Any] | RawJson
+"""The reply to a query."""
+
+
 class QueryRoute(NamedTuple):
     """A query: its name, the models of its request and reply, and the function that answers it."""
 
     name: str
     request: type[Payload]
     reply: type[Payload]
-    answer: Callable[[Reader, str, Any, int], Awaitable[Mapping[str, Any] | RawJson]]
-    """Returns the reply. The arguments are a reader, the tenant, the request and the current time."""
+    answer: Callable[[Reader, str, Any, int], Awaitable[Document | Steps[Document]]]
+    """Returns the reply, or the steps to it if it takes more than a few milliseconds of computing.
+
+    The arguments are a reader, the tenant, the request and the current time.
+    """
 
 
 def omit_none(**fields: Any) -> Mapping[str, Any]:
@@ -63,10 +71,12 @@ class Queries:
         metrics: MetricsPort,
         *,
         budget: Budget = DEFAULT_BUDGET,
+        computing: Computing | None = None,
     ) -> None:
         self._database = database
         self._clock = clock
         self._metrics = metrics
+        self._computing = computing or Computing()
         self._routes = {route.name: route for route in routes}
         self._turns = QueryTurns(QueryLimits.of(budget.queries), metrics)
         self._refusals = Refusals()
@@ -110,9 +120,12 @@ class Queries:
             raise Rejection(Code.TOO_LARGE, f"the query has {len(body)} bytes; the limit is {MAX_QUERY_BYTES}")
         route = self._routes[name]
         async with self._turns.turn(tenant, len(body)):
-            request = _read(route.request, body)
-            document = await route.answer(self._database.queries, tenant, request, self._clock.now())
-            encoded = write(document).encode()
+            async with self._computing.slice():
+                request = _read(route.request, body)
+            answer = await route.answer(self._database.queries, tenant, request, self._clock.now())
+            document = await self._computing.run(answer) if isinstance(answer, Generator) else answer
+            async with self._computing.slice():
+                encoded = write(document).encode()
             if len(encoded) > MAX_MESSAGE_BYTES:
                 message = f"the reply would have {len(encoded)} bytes; the limit is {MAX_MESSAGE_BYTES}"
                 raise Rejection(Code.TOO_LARGE, message)

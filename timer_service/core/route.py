@@ -29,7 +29,8 @@ class CommandResult(NamedTuple):
 Handle = Callable[[Transaction, Sequence[Command], int], Awaitable[Sequence[CommandResult | None]]]
 """Applies commands in order, within the transaction, at an instant; returns one result for each.
 
-A handler may defer commands if all of them would be too much work for one transaction: their result is None. It leaves
+A handler may defer commands if all of them would be too much work for one transaction, for example because
+`TransactionTime` is over: their result is None. It leaves
 no trace of a deferred command. It applies at least one command. If it defers a command, it also defers all later
 commands on the same rows.
 """

@@ -2,8 +2,10 @@
 
 import asyncio
 import time
+from collections.abc import Callable
 
 _LONGEST_SECONDS = 0.005
+_TRANSACTION_SECONDS = 0.05
 
 
 class Turns:
@@ -24,3 +26,28 @@ class Turns:
             await asyncio.sleep(0)
             self._used = size
             self._began = time.perf_counter()
+
+
+class TransactionTime:
+    """The time in which a handler applies commands in one transaction: 50 ms, with turns of 5 ms.
+
+    The handler defers the commands that it reaches later. `monotonic` returns seconds.
+    """
+
+    def __init__(self, monotonic: Callable[[], float]) -> None:
+        self._monotonic = monotonic
+        self._began: float | None = None
+        self._turn_began = 0.0
+
+    async def is_left(self) -> bool:
+        """Return whether to apply one more command; true at the first call. Other tasks run if the turn is over."""
+        now = self._monotonic()
+        if self._began is None:
+            self._began = self._turn_began = now
+            return True
+        if now - self._began > _TRANSACTION_SECONDS:
+            return False
+        if now - self._turn_began > _LONGEST_SECONDS:
+            await asyncio.sleep(0)
+            self._turn_began = self._monotonic()
+        return True

@@ -1,17 +1,17 @@
 """Applies the commands of one transaction to their runs, as far as the limits of the tenants allow it."""
 
-import asyncio
 from collections.abc import Sequence
 
 from timer_service.core.message import Command
 from timer_service.core.quotas import Admission, Excess
+from timer_service.core.turns import TransactionTime
 from timer_service.runs import run
 from timer_service.runs.draft import Draft, RunState
 from timer_service.runs.rules import Outcome, Run
 from timer_service.runs.usage import growth
 
-_COMMANDS_PER_TURN = 200
-"""The number of commands after which other tasks of the event loop get a turn."""
+_COMMANDS_AT_ONCE = 200
+"""How many commands on a run are applied before the time is read and other tasks may run."""
 
 End = Outcome | Excess
 """How a command ended."""
@@ -20,24 +20,23 @@ End = Outcome | Excess
 class RunApplier:
     """Applies commands to runs, in one transaction."""
 
-    def __init__(self, admission: Admission | None, now: int, *, evaluating: bool) -> None:
+    def __init__(
+        self, admission: Admission | None, now: int, transaction_time: TransactionTime, *, evaluating: bool
+    ) -> None:
         """If `evaluating` is false, the sweep makes jobs ready and skips jobs later."""
         self._admission = admission
         self._now = now
         self._evaluating = evaluating
-        self._applied = 0
+        self._time = transaction_time
 
     async def apply(self, state: RunState, commands: Sequence[Command]) -> tuple[RunState, list[End]]:
-        """Return a run after commands, and how each command ended."""
+        """Return a run after the commands for which there is time, and how each of these ended."""
         ends: list[End] = []
-        for start in range(0, len(commands), _COMMANDS_PER_TURN):
-            part = commands[start : start + _COMMANDS_PER_TURN]
-            state, found = await self._apply_part(state, part)
+        for start in range(0, len(commands), _COMMANDS_AT_ONCE):
+            if not await self._time.is_left():
+                break
+            state, found = await self._apply_part(state, commands[start : start + _COMMANDS_AT_ONCE])
             ends += found
-            self._applied += len(part)
-            if self._applied >= _COMMANDS_PER_TURN:
-                self._applied = 0
-                await asyncio.sleep(0)
         return state, ends
 
     async def _apply_part(self, state: RunState, part: Sequence[Command]) -> tuple[RunState, Sequence[End]]:

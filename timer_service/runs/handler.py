@@ -1,12 +1,14 @@
 """Handles commands on runs in the consumer's transaction: load, apply, save, add events."""
 
+import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from timer_service.core.database import Transaction
 from timer_service.core.message import Command
 from timer_service.core.quotas import Excess, Quotas
 from timer_service.core.route import CommandResult
+from timer_service.core.turns import TransactionTime
 from timer_service.runs import events, loader, store
 from timer_service.runs.applier import End, RunApplier
 from timer_service.runs.draft import RunState
@@ -24,13 +26,15 @@ async def handle(
     quotas: Quotas,
     evaluating: bool,
     most_rows: int = MOST_ROWS,
+    monotonic: Callable[[], float] = time.monotonic,
 ) -> Sequence[CommandResult | None]:
     """Apply a batch of commands. Commands on one run are applied in order.
 
     A command that would exceed a limit of its tenant has no effect.
 
     Each table is read and written once. Commands that would make the transaction read and write more than about
-    `most_rows` are deferred. If `evaluating` is false, the sweep makes jobs ready and skips jobs later.
+    `most_rows` are deferred, and after 50 ms the rest is. If `evaluating` is false, the sweep makes jobs ready and
+    skips jobs later.
     """
     indexes_of_run = defaultdict[RunKey, list[int]](list)
     for index, command in enumerate(commands):
@@ -43,7 +47,7 @@ async def handle(
     inserted = await loader.insert_runs(tx, chosen.keys() - locked.keys(), now)
     runs = {key: run for key, run in locked.items() if key in chosen} | inserted
     before = await loader.load(tx, runs, chosen, evaluating=evaluating)
-    applier = RunApplier(quotas.admission(tx, now), now, evaluating=evaluating)
+    applier = RunApplier(quotas.admission(tx, now), now, TransactionTime(monotonic), evaluating=evaluating)
     after: dict[RunKey, RunState] = {}
     ends: dict[RunKey, list[End]] = {}
     for key, on_run in chosen.items():

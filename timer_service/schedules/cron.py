@@ -42,8 +42,12 @@ _HINTS = (  # texts that other programs accept: the field, the form, and the rem
     ("day of week", r".*[A-Z]{3}L.*", "write the day before `L` as a number, such as `5L` for the last Friday"),
 )
 _LEADING_ZEROS = re.compile(r"\b0+(?=\d)")
-_ONE_VALUE = re.compile(r"(?<![^ ,])(\w+)-\1/[1-9]\d*(?![^ ,])")
-"""A range of one value with a step, such as `9-9/2`. cronsim would read it as `9/2`."""
+_STEPPED_RANGE = re.compile(r"(?<![^ ,])(\w+)-(\w+)/[1-9]\d*(?![^ ,])")
+_WEEKDAYS = ("SUN", "MON", "TUE", "WED", "THU", "FRI", "SAT")
+_MONTHS = ("JAN", "FEB", "MAR", "APR", "MAY", "JUN", "JUL", "AUG", "SEP", "OCT", "NOV", "DEC")
+_VALUES = {
+    name: str(value) for names, first in ((_WEEKDAYS, 0), (_MONTHS, 1)) for value, name in enumerate(names, first)
+}
 _EPOCH = datetime(1970, 1, 1)  # noqa: DTZ001 - a wall clock has no zone
 _SECOND = timedelta(seconds=1)
 _LAST = (datetime(9999, 12, 31, 23, 59, 59) - _EPOCH) // _SECOND  # noqa: DTZ001 - a wall clock has no zone
@@ -61,7 +65,7 @@ def parse_cron(text: str) -> str:
     if not text.isascii():
         raise _invalid("the expression has characters that are not ASCII; write digits, English names and `* , - / #`")
     words = " ".join(text.upper().split())
-    cron = _ONE_VALUE.sub(r"\1", _LEADING_ZEROS.sub("", _ALIASES.get(words, words)))
+    cron = _STEPPED_RANGE.sub(_without_step, _LEADING_ZEROS.sub("", _ALIASES.get(words, words)))
     _check_form(cron.split())
     try:
         parsed = CronSim(cron, _EPOCH)
@@ -112,6 +116,15 @@ def _with_second(cron: str) -> list[str]:
     """Return the six fields of an expression. An expression with five fields has the second 0."""
     fields = cron.split()
     return ["0", *fields] if len(fields) == len(_FIELDS) - 1 else fields
+
+
+def _without_step(stepped: re.Match[str]) -> str:
+    """Return a stepped range; if it has one value, such as `9-9/2` or `MON-1/2`, without its end and its step.
+
+    cronsim would read `9-9/2` as `9/2`.
+    """
+    first, last = stepped.groups()
+    return first if _VALUES.get(first, first) == _VALUES.get(last, last) else stepped[0]
 
 
 def _check_form(fields: list[str]) -> None:

@@ -1,9 +1,9 @@
 """Which slots of a schedule fire, and which are skipped. Pure: the current time is an argument."""
 
-from collections.abc import Generator
 from itertools import islice
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
+from timer_service.core.computing import Steps
 from timer_service.schedules.messages import Policy
 from timer_service.schedules.recurrence import newest_slots, next_slot, slots_between
 from timer_service.schedules.schedule import Definition, Schedule, aim
@@ -12,10 +12,6 @@ _PIECE = 50
 """How many slots are computed at a time. A slot takes about 0.1 ms."""
 _MOST_COUNTED = 100
 """Counting the skipped slots of a cron expression stops there. Each must be computed."""
-
-_T = TypeVar("_T")
-Steps = Generator[None, None, _T]
-"""Work in pieces of a few milliseconds: other tasks may run at each `yield`."""
 
 
 class Decision(NamedTuple):

@@ -15,7 +15,7 @@ from timer_service.schedules import store
 from timer_service.schedules.events import ended_events, fired_events
 from timer_service.schedules.firing import Decision, decide_in_steps
 from timer_service.schedules.pass_order import PassOrder, has_rest
-from timer_service.schedules.schedule import Schedule, fail
+from timer_service.schedules.schedule import Key, Schedule, fail
 
 MOST_SLOTS = 1000
 MOST_SLOTS_OF_SCHEDULE = 100
@@ -42,13 +42,15 @@ class Fired:
     firings: list[Firing] = field(default_factory=list)
     failed: list[Schedule] = field(default_factory=list)
     """The schedules whose slots cannot be computed or fired. They wait a minute."""
+    unreadable: dict[Key, str] = field(default_factory=dict)
+    """The schedules whose rows cannot be read, and the errors. They wait a minute too."""
     is_whole: bool = True
     """Whether no bound was reached."""
 
     @property
     def handled(self) -> int:
         """The number of schedules."""
-        return len(self.firings) + len(self.failed)
+        return len(self.firings) + len(self.failed) + len(self.unreadable)
 
 
 class _Room:
@@ -119,6 +121,7 @@ async def fire(tx: Transaction, rows: Sequence[Row], order: PassOrder, now: int)
             done.firings.append(firing)
             events += [*fired, *ended_events(firing.before, firing.decision.schedule, now)]
     await store.advance(tx, [*(each.decision.schedule for each in done.firings), *done.failed])
+    await store.postpone(tx, done.unreadable, now)
     await outbox.add(tx, events, now)
     return done
 
@@ -130,7 +133,13 @@ async def _decide(rows: Sequence[Row], order: PassOrder, now: int) -> Fired:
         if not (most := room.most_slots(row["data_size"])):
             done.is_whole = False
             break
-        schedule, slots, seconds = store.read_schedule(row), 0, room.seconds
+        try:
+            schedule = store.read_schedule(row)
+        except Exception as error:  # noqa: BLE001 - a damaged row, or one of a newer version
+            done.unreadable[store.key_of(row)] = error_text(error)
+            order.charge(row["tenant_id"], room.use(0, 0, 0.0))
+            continue
+        slots, seconds = 0, room.seconds
         try:
             decision = await room.compute(schedule, now, most)
         except Exception as error:  # noqa: BLE001 - whatever the parser or the zone data raise
@@ -149,5 +158,5 @@ async def _decide(rows: Sequence[Row], order: PassOrder, now: int) -> Fired:
 
 
 def _left(rows: Sequence[Row], done: Fired) -> list[Row]:
-    handled = {each.before.key for each in done.firings} | {each.key for each in done.failed}
-    return [row for row in rows if (row["tenant_id"], row["schedule_id"]) not in handled]
+    handled = {each.before.key for each in done.firings} | {each.key for each in done.failed} | done.unreadable.keys()
+    return [row for row in rows if store.key_of(row) not in handled]

@@ -5,7 +5,7 @@ to the outbox. If the process dies before the commit, the slots are still due, w
 """
 
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 
 from timer_service.core.backlog_gate import RECHECK_MS
@@ -20,7 +20,7 @@ from timer_service.schedules import store
 from timer_service.schedules.firing_gate import FiringGate
 from timer_service.schedules.firing_pass import MOST_SLOTS, Fired, fire
 from timer_service.schedules.pass_order import PassOrder
-from timer_service.schedules.schedule import Key, Schedule, fail
+from timer_service.schedules.schedule import Key
 from timer_service.schedules.store import SCHEDULES
 
 log = logging.getLogger(__name__)
@@ -112,13 +112,14 @@ class FiringWorker:
             broken |= {part[0]: error_text(error) for part in failed if len(part) == 1 and error is not None}
             parts = [half for part in failed if len(part) > 1 for half in _halves(part)]
         for key, reason in broken.items():
-            log.error("schedule cannot fire", extra={"tenant": key.tenant_id, "schedule_id": key.schedule_id})
-            await in_transaction(self._database, partial(self._postpone, key=key, reason=reason, now=now))
+            _log_failure(key, reason)
+        if broken:
+            await in_transaction(self._database, partial(self._postpone, errors=broken, now=now))
         return handled + len(broken)
 
-    async def _postpone(self, tx: Transaction, *, key: Key, reason: str, now: int) -> None:
-        rows = await self._rows.select_keys(tx, [key], now)
-        await store.advance(tx, [fail(store.read_schedule(row), reason, now) for row in rows])
+    async def _postpone(self, tx: Transaction, *, errors: Mapping[Key, str], now: int) -> None:
+        rows = await self._rows.select_keys(tx, list(errors), now)  # without those that another instance has locked
+        await store.postpone(tx, {key: errors[key] for key in map(store.key_of, rows)}, now)
 
     def _record(self, fired: Fired, now: int) -> None:
         """Count what a transaction has committed, and wake the relay."""
@@ -127,11 +128,13 @@ class FiringWorker:
             self._metrics.fired_late(SCHEDULES.name, (now - schedule.due_of(slot)) / 1000)
         if skipped := sum(each.decision.skipped for each in fired.firings):
             self._metrics.slots_missed(skipped)
-        for name, count in (("fired", len(slots)), ("failed", len(fired.failed))):
+        for name, count in (("fired", len(slots)), ("failed", len(fired.failed) + len(fired.unreadable))):
             if count:
                 self._metrics.settled(SCHEDULES.name, name, count)
         for schedule in fired.failed:
-            _log_failure(schedule)
+            _log_failure(schedule.key, schedule.last_error)
+        for key, reason in fired.unreadable.items():
+            _log_failure(key, reason)
         if fired.firings:
             self._wake(now)
 
@@ -141,6 +144,6 @@ def _halves(keys: Sequence[Key]) -> tuple[Sequence[Key], Sequence[Key]]:
     return keys[:half], keys[half:]
 
 
-def _log_failure(schedule: Schedule) -> None:
-    about = {"tenant": schedule.key.tenant_id, "schedule_id": schedule.key.schedule_id, "reason": schedule.last_error}
-    log.error("the next slot of a schedule cannot be computed; trying it again in a minute", extra=about)
+def _log_failure(key: Key, reason: str | None) -> None:
+    about = {"tenant": key.tenant_id, "schedule_id": key.schedule_id, "reason": reason}
+    log.error("the next slot of a schedule cannot be computed or fired; trying it again in a minute", extra=about)

@@ -4,6 +4,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+from timer_service.core.computing import Steps
 from timer_service.core.database import Reader
 from timer_service.core.duration import format_duration
 from timer_service.core.errors import Code, Rejection
@@ -26,7 +27,7 @@ from timer_service.schedules.recurrence import Recurrence, next_slot
 from timer_service.schedules.schedule import Key, Schedule
 
 _COMPUTING_SECONDS = 0.02
-"""How long a query may compute slots. It blocks the event loop meanwhile."""
+"""How long a query may compute slots, without its rests."""
 
 
 def schedule_view(schedule: Schedule, **more: Any) -> RawJson:
@@ -64,15 +65,19 @@ def schedule_view(schedule: Schedule, **more: Any) -> RawJson:
     return write_object(fields, {"data": read_stored(definition.data)})
 
 
-async def _get(reader: Reader, tenant: str, request: GetSchedule, now: int) -> RawJson:
+async def _get(reader: Reader, tenant: str, request: GetSchedule, now: int) -> RawJson | Steps[RawJson]:
     key = Key(tenant, request.schedule_id)
     schedule = (await store.find(reader, [key])).get(key)
     if schedule is None or schedule.definition is None:
         raise Rejection(Code.NOT_FOUND, f"no schedule {request.schedule_id!r}")
-    return schedule_view(schedule, upcoming=_upcoming(schedule, request.upcoming, now) if request.upcoming else None)
+    return _view_with_upcoming(schedule, request.upcoming, now) if request.upcoming else schedule_view(schedule)
 
 
-def _upcoming(schedule: Schedule, count: int, now: int) -> list[str] | None:
+def _view_with_upcoming(schedule: Schedule, count: int, now: int) -> Steps[RawJson]:
+    return schedule_view(schedule, upcoming=(yield from _upcoming(schedule, count, now)))
+
+
+def _upcoming(schedule: Schedule, count: int, now: int) -> Steps[list[str] | None]:
     """Return the next slots of a schedule, also if it is paused; None if they cannot be computed."""
     definition = schedule.definition
     assert definition is not None  # noqa: S101 - tombstones are not shown
@@ -82,7 +87,7 @@ def _upcoming(schedule: Schedule, count: int, now: int) -> list[str] | None:
         count = min(count, definition.max_count - schedule.fired_count)
     try:
         after = max(schedule.after_at, now) if schedule.is_paused else schedule.after_at
-        slots, _ = _compute(definition.recurrence, after, count)
+        slots, _ = yield from _compute(definition.recurrence, after, count)
     except RecurrenceError:
         return None
     return slots
@@ -105,24 +110,30 @@ async def _list(reader: Reader, tenant: str, request: ListSchedules, _now: int) 
     )
 
 
-async def _preview(_reader: Reader, _tenant: str, request: PreviewSlots, now: int) -> Mapping[str, Any]:
-    first = now if request.from_ is None else request.from_
-    slots, complete = _compute(request.recurrence, first - 1, request.count)
+async def _preview(_reader: Reader, _tenant: str, request: PreviewSlots, now: int) -> Steps[Mapping[str, Any]]:
+    return _preview_in_steps(request, now if request.from_ is None else request.from_)
+
+
+def _preview_in_steps(request: PreviewSlots, first: int) -> Steps[Mapping[str, Any]]:
+    slots, complete = yield from _compute(request.recurrence, first - 1, request.count)
     return {"slots": slots, "complete": complete}
 
 
-def _compute(recurrence: Recurrence, after: int, count: int) -> tuple[list[str], bool]:
+def _compute(recurrence: Recurrence, after: int, count: int) -> Steps[tuple[list[str], bool]]:
     """Return up to `count` slots later than an instant, and whether no more of them are missing."""
     slots: list[str] = []
-    give_up_at = time.monotonic() + _COMPUTING_SECONDS
+    seconds = 0.0
     while len(slots) < count:
-        if time.monotonic() > give_up_at:
+        if seconds > _COMPUTING_SECONDS:
             return slots, False
+        began = time.monotonic()
         slot = next_slot(recurrence, after)
+        seconds += time.monotonic() - began
         if slot is None:
             break
         slots.append(format_instant(slot))
         after = slot
+        yield
     return slots, True
 
 

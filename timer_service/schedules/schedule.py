@@ -144,7 +144,12 @@ def aim(schedule: Schedule, now: int) -> Schedule:
         return schedule._replace(slot_at=slot, available_at=schedule.due_of(slot), last_error=None)
     except Exception as error:  # noqa: BLE001 - whatever the parser or the zone data raise
         without = _without_slot(schedule)
-        return without if schedule.is_paused else fail(without, error_text(error), now)
+        if schedule.is_paused:
+            return without
+        end_at = definition.recurrence.end_at
+        if end_at is not None and schedule.after_at + 1 >= end_at:  # no slot can follow, in whatever zone
+            return end(schedule, now)
+        return fail(without, error_text(error), now)
 
 
 def _without_slot(schedule: Schedule) -> Schedule:
@@ -172,4 +177,8 @@ def _end_reason(schedule: Schedule) -> EndReason:
     if definition.recurrence.end_at is None:
         return EndReason.NO_MORE_SLOTS
     without_end = definition.recurrence._replace(end_at=None)
-    return EndReason.NO_MORE_SLOTS if next_slot(without_end, schedule.after_at) is None else EndReason.END_AT
+    try:
+        slot = next_slot(without_end, schedule.after_at)
+    except Exception:  # noqa: BLE001 - this instance cannot compute slots, but the end has passed
+        return EndReason.END_AT
+    return EndReason.NO_MORE_SLOTS if slot is None else EndReason.END_AT

@@ -44,7 +44,7 @@ for _name in ("find", "page"):  # not `*`: a new column would break the prepared
     _SQL[_name] = _SQL[_name].replace("{columns}", ", ".join(_COLUMNS))
 _FIND_LOCKED = f"{_SQL['find']}\n/* for update */"
 
-SCHEDULES = DueTable(name="schedules", key=_KEY, columns=_WITHOUT_DATA, oldest_first="slot_at")
+SCHEDULES = DueTable(name="schedules", key=_KEY, columns=_WITHOUT_DATA)
 
 COUNTED = (
     CountedRows(SCHEDULES.name, Status.ACTIVE, "available_at IS NOT NULL"),
@@ -100,10 +100,16 @@ async def advance(tx: Transaction, schedules: Collection[Schedule]) -> None:
     await tx.executemany(_SQL["advance"], [{**each.key._asdict(), **_advance_parameters(each)} for each in in_order])
 
 
+async def postpone(tx: Transaction, errors: Mapping[Key, str], now: int) -> None:
+    """Let locked due schedules wait a minute, with the error of each. Their rows are not read: they may be damaged."""
+    many = [{**key._asdict(), "error": errors[key], "retry_at": now + RETRY_MS} for key in sorted(errors)]
+    await tx.executemany(_SQL["postpone"], many)
+
+
 async def load_data(tx: Transaction, keys: Collection[Key]) -> dict[Key, str]:
     """Return the data of schedules that have any."""
     rows = await tx.fetch_each(_SQL["load_data"], [key._asdict() for key in sorted(keys)])
-    return {_key(row): row["data"] for row in rows}
+    return {key_of(row): row["data"] for row in rows}
 
 
 async def page(
@@ -127,7 +133,7 @@ def read_schedule(row: Row, data: str | None = None) -> Schedule:
     The columns are written out: a pass reads 1,000 rows, and loops over the names take three times as long.
     """
     return Schedule(
-        key=_key(row),
+        key=key_of(row),
         created_at=row["created_at"],
         definition=None if row["zone"] is None else _definition(row, data),
         defined_at=row["defined_at"],
@@ -155,7 +161,8 @@ def _by_key(rows: Sequence[Row]) -> dict[Key, Schedule]:
     return {schedule.key: schedule for schedule in (read_schedule(row, row["data"]) for row in rows)}
 
 
-def _key(row: Row) -> Key:
+def key_of(row: Row) -> Key:
+    """Return the key in a row of `schedules`."""
     return Key(row["tenant_id"], row["schedule_id"])
 
 

@@ -194,7 +194,14 @@ class FiringWorker:
     async def _give_up(self, failure: Failure) -> None:
         """Bury a firing, pause its signal and publish a WorkSignalFailed."""
         at = self._clock.now()
-        buried = await in_transaction(self._database, lambda tx: self._bury(tx, failure, at))
+        try:
+            buried = await in_transaction(self._database, lambda tx: self._bury(tx, failure, at))
+        except (DatabaseUnavailableError, ConflictError):
+            raise
+        except Exception:
+            about = {"tenant": failure.row["tenant_id"], "firing_id": failure.row["firing_id"]}
+            log.exception("signal of a firing cannot be paused; giving the firing up alone", extra=about)
+            buried = await in_transaction(self._database, lambda tx: self._bury_alone(tx, failure, at))
         self._count_settled("buried", buried, lost=1 - buried)
         if buried:
             self._metrics.buried(FIRINGS.name, buried)
@@ -202,12 +209,18 @@ class FiringWorker:
 
     async def _bury(self, tx: Transaction, failure: Failure, at: int) -> int:
         before = await store.find_locked(tx, [signal_of(failure.row)])
-        buried = await firing_store.fail(tx, [failure], at)
+        buried = await self._bury_alone(tx, failure, at)
         if buried:
             cause = position_of(failure.row)
             await store.save_signals(
                 tx, before, {key: give_up(signal, cause, failure.error, at) for key, signal in before.items()}
             )
+        return buried
+
+    async def _bury_alone(self, tx: Transaction, failure: Failure, at: int) -> int:
+        """Bury a firing and publish its failure. The row of its signal is not read: it may be damaged."""
+        buried = await firing_store.fail(tx, [failure], at)
+        if buried:
             await outbox.add(tx, [failed_event(failure, at)], at)
         return buried
 

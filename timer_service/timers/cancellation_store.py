@@ -20,8 +20,8 @@ _SQL["lock_due"] = _SQL["lock_due"].format(columns=", ".join(_COLUMNS))
 _MOST_PREFIXES = 20_000
 """How many prefixes one transaction looks for. On SQLite, 20,000 take 0.25 s."""
 
-UNFINISHED_TENANTS = _SQL["unfinished_tenants"]
-"""The statement that finds the tenants with unfinished cancellations, for `TenantTurns`."""
+DUE_TENANTS = _SQL["due_tenants"]
+"""The statement that finds the tenants with due cancellations, for `TenantTurns`."""
 
 TIMED = TimedRows(
     table="timer_cancellations",

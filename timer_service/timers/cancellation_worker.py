@@ -44,7 +44,7 @@ class CancellationWorker:
         self._database = parts.database
         self._wake = partial(parts.wake, "outbox")
         self._passes = 1 if parts.database.exclusive else 2
-        self._turns = TenantTurns(store.UNFINISHED_TENANTS)
+        self._turns = TenantTurns(store.DUE_TENANTS)
         self._delays = Delays()
 
     async def tick(self, now: int) -> Pass:
@@ -52,7 +52,7 @@ class CancellationWorker:
         at = await store.next_available(self._database.reader)
         if at is None or at > now:
             return Pass(0, at)
-        tenants = await self._turns.due(self._database.reader, now, _TENANTS)
+        tenants = await self._turns.next_due(self._database.reader, now, _TENANTS)
         try:
             handled = await self._handle_in_transaction(now, tenants)
         except DatabaseUnavailableError as error:

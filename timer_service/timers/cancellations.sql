@@ -46,23 +46,27 @@ ON CONFLICT (tenant_id, position_epoch, position_sequence) DO NOTHING
 -- Returns when the next page may be read.
 SELECT MIN(available_at) AS at FROM timer_cancellations WHERE available_at IS NOT NULL
 
--- name: unfinished_tenants
--- Like `unsettled_tenants` of `lease.sql`. Ordered like the whole index, so that planners use it also for the oldest row.
+-- name: due_tenants
+-- Like `due_tenants` of `lease.sql`. Ordered like the whole index, so that planners use it also for the oldest row.
 WITH RECURSIVE unfinished (tenant_id, number) AS (
     SELECT MIN(tenant_id), 1 FROM timer_cancellations WHERE available_at IS NOT NULL AND tenant_id > :after
     UNION ALL
     SELECT (
         SELECT MIN(tenant_id) FROM timer_cancellations WHERE available_at IS NOT NULL AND tenant_id > unfinished.tenant_id
     ), number + 1
-    FROM unfinished WHERE tenant_id IS NOT NULL AND number < :limit
+    FROM unfinished WHERE tenant_id IS NOT NULL AND number < :looked_at
 )
-SELECT tenant_id, (
-    SELECT available_at FROM timer_cancellations
-    WHERE available_at IS NOT NULL AND tenant_id = unfinished.tenant_id
-    ORDER BY available_at, position_epoch, position_sequence
-    LIMIT 1
-) AS oldest
-FROM unfinished WHERE tenant_id IS NOT NULL
+SELECT tenant_id, number, oldest FROM (
+    SELECT tenant_id, number, (
+        SELECT available_at FROM timer_cancellations
+        WHERE available_at IS NOT NULL AND tenant_id = unfinished.tenant_id
+        ORDER BY available_at, position_epoch, position_sequence
+        LIMIT 1
+    ) AS oldest
+    FROM unfinished
+) AS found
+WHERE oldest <= :now OR tenant_id IS NULL OR number = :looked_at
+LIMIT :limit
 
 -- name: lock_due
 -- Locks the oldest due cancellation of a tenant. If another instance has locked it, locks none: the next one may have the

@@ -1,6 +1,7 @@
 """The handler of timer commands: it loads, applies and saves in the consumer's transaction."""
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from timer_service.core.database import Transaction
@@ -8,6 +9,7 @@ from timer_service.core.message import Command
 from timer_service.core.portions import load_in_portions
 from timer_service.core.quotas import Quotas
 from timer_service.core.route import CommandResult
+from timer_service.core.turns import TransactionTime
 from timer_service.timers import rules, store
 from timer_service.timers.cancelling import Cancelling
 from timer_service.timers.messages import CancelTimers
@@ -17,14 +19,19 @@ from timer_service.timers.usage import growth
 
 
 async def handle(
-    tx: Transaction, commands: Sequence[Command], now: int, *, quotas: Quotas
+    tx: Transaction,
+    commands: Sequence[Command],
+    now: int,
+    *,
+    quotas: Quotas,
+    monotonic: Callable[[], float] = time.monotonic,
 ) -> Sequence[CommandResult | None]:
     """Apply commands in order. Each command sees the effects of the earlier ones.
 
     A command that would exceed a limit of its tenant has no effect.
 
     The batch takes at most two writes, and one read for each 250 timers. If the timers have much data, or very many
-    prefixes of their ids may be cancelled, the commands on some of them are deferred.
+    prefixes of their ids may be cancelled, the commands on some of them are deferred. After 50 ms the rest is deferred.
     """
     keys = [None if isinstance(command.payload, CancelTimers) else rules.key_of(command) for command in commands]
     wanted = {key for key in keys if key is not None}
@@ -32,13 +39,14 @@ async def handle(
     cancelling = await Cancelling.load(tx, commands)
     admission = quotas.admission(tx, now)
     after = dict(before)
+    transaction_time = TransactionTime(monotonic)
     results: list[CommandResult | None] = []
     for key, command in zip(keys, commands, strict=True):
+        if key in deferred or key in cancelling.deferred or not await transaction_time.is_left():
+            results.append(None)
+            continue
         if key is None:
             results.append(cancelling.apply(command, now))
-            continue
-        if key in deferred or key in cancelling.deferred:
-            results.append(None)
             continue
         found = after.get(key)
         if cancelling.concerns(key, command, found):

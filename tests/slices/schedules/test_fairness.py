@@ -7,7 +7,9 @@ from collections import Counter
 import pytest
 
 from tests.harness.schedules import Schedules
+from timer_service.core.due_rows import DueRows
 from timer_service.schedules import firing_pass
+from timer_service.schedules.store import SCHEDULES
 
 PASS = 1000
 MOST_OF_SCHEDULE = 100
@@ -48,6 +50,29 @@ async def test_tenant_with_a_large_catch_up_delays_nobody(schedules: Schedules) 
     schedules.clock.advance(minutes=15)
     fired = of_tenants(await run_pass(schedules))
     assert (fired["small"], fired["hog"] <= PASS) == (3, True)
+
+
+async def test_tenants_without_due_schedules_delay_nobody(schedules: Schedules) -> None:
+    """A pass finds a due schedule, however many tenants whose schedules are not due come before its tenant."""
+    await put(schedules, "hog", 50, every="PT1S")
+    for number in range(120):
+        schedules.send("PutSchedule", tenant=f"idle-{number:03}", scheduleId="s", every="P1D")
+    await put(schedules, "small", 1, every="PT15M")
+    schedules.worker._limit = 10
+    schedules.clock.advance(minutes=15)
+    assert of_tenants(await run_pass(schedules))["small"] == 1
+
+
+async def test_schedules_that_wait_for_their_jitter_are_not_read(schedules: Schedules) -> None:
+    """Schedules whose slots have come, and which wait for their jitter, do not take the places of due ones."""
+    for number in range(60):
+        schedules.send("PutSchedule", tenant="acme", scheduleId=f"w-{number:02}", every="P1D", jitter="P1D")
+    await put(schedules, "acme", 20, every="P1D")
+    await put(schedules, "other", 20, every="P1D")
+    schedules.clock.advance(days=1)
+    async with schedules.database.transaction() as tx:
+        rows = await DueRows(SCHEDULES).select(tx, schedules.clock.now(), 10)
+    assert Counter(row["tenant_id"] for row in rows) == {"acme": 5, "other": 5}
 
 
 async def test_shares_of_a_pass(schedules: Schedules) -> None:

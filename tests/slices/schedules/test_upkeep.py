@@ -1,6 +1,7 @@
 """Retention, row counts, wrong clocks, lists and the constraints of the schema."""
 
 import asyncio
+import json
 from datetime import timedelta
 
 import pytest
@@ -8,8 +9,11 @@ import pytest
 from tests.harness.clock import NOW, after, iso
 from tests.harness.schedules import Schedules
 from timer_service.core.clock_repair import ClockRepair
+from timer_service.core.computing import Computing
+from timer_service.core.query import Queries
 from timer_service.core.retention import Retention
 from timer_service.core.row_counts import RowCounts
+from timer_service.schedules.queries import QUERIES
 from timer_service.schedules.store import COUNTED, SCHEDULES, TIMED, delete_settled
 
 
@@ -189,6 +193,27 @@ async def test_slow_preview_stops(schedules: Schedules, monkeypatch: pytest.Monk
     preview = await schedules.ask("preview-slots", cron="0 0 29 2 MON", count=100)
     assert (len(preview["slots"]) < 100, preview["complete"]) == (True, False)
     await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize(
+    ("query", "fields"),
+    [
+        ("preview-slots", {"cron": "7 7 29 2 TUE", "count": 100}),
+        ("get-schedule", {"scheduleId": "rare", "upcoming": 100}),
+    ],
+)
+async def test_computing_slots_rests(schedules: Schedules, query: str, fields: dict[str, object]) -> None:
+    """A query that computes slots for long leaves the event loop to other tasks in between."""
+    await schedules.put("rare", cron="8 8 29 2 WED")
+    rests: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        rests.append(seconds)
+
+    queries = Queries(schedules.database, schedules.clock, QUERIES, schedules.metrics, computing=Computing(sleep=sleep))
+    reply = await queries.answer(query, "acme", json.dumps(fields).encode())
+    assert reply.code is None
+    assert sum(rests) > 0.005
 
 
 # Schema

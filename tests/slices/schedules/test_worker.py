@@ -202,6 +202,18 @@ async def test_commands_on_a_schedule_with_an_unknown_zone(schedules: Schedules)
     assert ((await schedules.view())["nextSlotAt"], await schedules.fired()) == (iso(after(hours=1)), [])
 
 
+async def test_resume_after_the_end_with_an_unknown_zone(schedules: Schedules) -> None:
+    """A Resume ends a schedule whose `endAt` has passed, also if this instance does not know its zone."""
+    await schedules.put(cron="0 * * * *", zone="Europe/Berlin", endAt=iso(after(hours=3)))
+    await schedules.about("Pause")
+    await schedules.sql("UPDATE schedules SET zone = 'Mars/Olympus'")
+    schedules.clock.advance(hours=4)
+    assert await schedules.about("Resume") == "resumed"
+    view = await schedules.view()
+    assert (view["status"], view["endReason"]) == ("ended", "end_at")
+    assert [each["payload"]["reason"] for each in await schedules.events_of("ScheduleEnded")] == ["end_at"]
+
+
 async def test_damaged_data_beside_good_schedules(schedules: Schedules) -> None:
     """A schedule whose data is damaged keeps its slot, and the others fire."""
     await put_many(schedules, 10)
@@ -231,6 +243,23 @@ async def refuse_events_of_broken(schedules: Schedules) -> None:
     """Make the database refuse the events of schedules named `broken`, as after a bug."""
     for statement in REFUSE[schedules.database.engine]:
         await schedules.sql(statement)
+
+
+async def test_unreadable_row_beside_good_schedules(schedules: Schedules) -> None:
+    """A row that this version cannot read waits a minute with the error. Passes succeed, and other schedules fire."""
+    for name in ("bad", "good"):
+        await schedules.put(name)
+    await schedules.sql("UPDATE schedules SET catch_up = 'newest' WHERE schedule_id = 'bad'")
+    schedules.clock.advance(minutes=1)
+    passed = await schedules.worker.tick(schedules.clock.now())
+    bad = await schedules.row("bad")
+    assert (passed.done, bad["available_at"]) == (2, schedules.clock.now() + 60_000)
+    assert "newest" not in bad["last_error"]
+    assert await schedules.fired("good") == [iso(after(minutes=1))]
+    await schedules.sql("UPDATE schedules SET catch_up = 'last' WHERE schedule_id = 'bad'")
+    await schedules.advance(minutes=1)
+    assert await schedules.fired("bad") == [iso(after(minutes=1)), iso(after(minutes=2))]
+    assert (await schedules.row("bad"))["last_error"] is None
 
 
 async def test_row_that_fails_the_transaction(schedules: Schedules) -> None:

@@ -258,6 +258,20 @@ async def test_given_up_firing_wakes_the_outbox(signals: Signals) -> None:
     assert signals.worker_wakes == [("outbox", NOW)]
 
 
+async def test_firing_of_an_unreadable_signal(signals: Signals) -> None:
+    """A firing whose signal cannot be read is given up in the end. Passes succeed, and other signals fire."""
+    await signals.create()
+    await signals.create("signal-2")
+    await signals.transition()
+    await signals.sql("UPDATE work_signals SET history = 'damaged' WHERE signal_id = 'signal-1'")
+    for _ in range(MAX_ATTEMPTS):
+        await signals.run()
+        signals.clock.advance(minutes=10)
+    states = {row["signal_id"]: row["status"] for row in await signals.rows("work_signal_firings")}
+    assert states == {"signal-1": "failed", "signal-2": "enqueued"}
+    assert len(signals.events_of("work.signal.failed")) == 1
+
+
 async def test_transition_after_a_failed_firing(signals: Signals) -> None:
     """After a firing was given up and its signal is activated, the next transition fires the signal."""
     await signals.create()

@@ -43,7 +43,10 @@ OLDEST_VERSION = 13
 # disabled plan a very high cost, which would start the JIT compiler, so JIT is disabled too.
 _PINNED = "; ".join(
     f"SET LOCAL {setting} = off"
-    for setting in ("enable_seqscan", "enable_bitmapscan", "enable_sort", "enable_hashjoin", "enable_mergejoin", "jit")
+    for setting in (
+        *("enable_seqscan", "enable_bitmapscan", "enable_sort", "enable_incremental_sort"),
+        *("enable_hashjoin", "enable_mergejoin", "jit"),
+    )
 )
 # All claims skip rows that another session has locked. Without this, a machine that lost its power keeps its locks.
 _IDLE_TIMEOUT = "SET LOCAL idle_in_transaction_session_timeout = '10s'"
