@@ -12,9 +12,9 @@ from timer_service.core.duration import LONGEST, parse_duration
 from timer_service.core.instant import parse_instant
 from timer_service.core.message import IDENTIFIER_PATTERN, TENANT_PATTERN
 
-_UNITS = {"ms": "milliseconds", "s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
-_DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
-_FORMS = "such as 500ms, 10s, 5m, 2h, 1d or 1h30m"
+_UNITS = {"ms": "milliseconds", "s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d|w)")
+DURATION_FORMS = "500ms, 10s, 5m, 1h30m, 1d or 1w, or ISO 8601 such as PT1H30M"
 
 
 def read_tenant(text: str) -> str:
@@ -64,7 +64,7 @@ def read_duration(text: str) -> timedelta:
         else:
             duration = sum((timedelta(**{_UNITS[unit]: float(number)}) for number, unit in parts), timedelta())
     except ValueError as error:
-        raise typer.BadParameter(f"{text!r} must be a duration, {_FORMS}.") from error
+        raise typer.BadParameter(f"{text!r} must be a duration, such as {DURATION_FORMS}.") from error
     except OverflowError:
         duration = timedelta.max
     if duration > LONGEST:
