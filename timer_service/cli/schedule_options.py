@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from timer_service.cli.output.text import one_line
 from timer_service.cli.parameters import DURATION_FORMS, check_json, read_duration, read_identifier, read_instant
 from timer_service.client import CatchUpPolicy, CommandError, QueryError, ScheduleStatus
 
@@ -89,7 +90,7 @@ def named_options() -> Iterator[None]:
         for fault in error.errors:
             if option := _OPTIONS.get(fault["path"].removeprefix("payload.")):
                 reason = _FIELD.sub(_name_option, fault["reason"])
-                raise typer.BadParameter(f"{reason}.", param_hint=f"'{option}'") from error
+                raise typer.BadParameter(one_line(f"{reason}."), param_hint=f"'{option}'") from error
         raise
 
 

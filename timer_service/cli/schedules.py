@@ -20,7 +20,7 @@ from timer_service.cli.output.schedules import (
     state_text,
 )
 from timer_service.cli.output.table import terminal_width
-from timer_service.cli.output.text import format_time
+from timer_service.cli.output.text import format_time, one_line
 from timer_service.cli.parameters import All, AsJson, Cursor, Limit, Tenant, TenantOrAll
 from timer_service.cli.schedule_options import (
     CatchUpLimit,
@@ -212,7 +212,7 @@ async def watch(
     """Print the ScheduleFired and ScheduleEnded events that are published from now on."""
     whose = "all tenants" if tenant == "*" else f"tenant {tenant}"
     which = "" if schedule is None else f" and schedule {schedule}"
-    typer.echo(f"Waiting for events of {whose}{which}. Stop with Ctrl-C.", err=True)
+    typer.echo(one_line(f"Waiting for events of {whose}{which}. Stop with Ctrl-C."), err=True)
     with suppress(asyncio.CancelledError):  # Ctrl-C
         async for event in client.schedules.watch(tenant, schedule=schedule):
             typer.echo(json.dumps(event) if as_json else schedule_event_line(event))
