@@ -9,7 +9,14 @@ from typing import Annotated
 import typer
 
 from timer_service.cli.output.text import one_line
-from timer_service.cli.parameters import DURATION_FORMS, check_json, read_duration, read_identifier, read_instant
+from timer_service.cli.parameters import (
+    DURATION_FORMS,
+    check_json,
+    read_distance,
+    read_duration,
+    read_identifier,
+    read_instant,
+)
 from timer_service.client import CatchUpPolicy, CommandError, QueryError, ScheduleStatus
 
 Name = Annotated[str, typer.Argument(parser=read_identifier, metavar="SCHEDULE", help="The scheduleId.")]
@@ -19,7 +26,7 @@ OnlyName = Annotated[
 Cron = Annotated[str | None, typer.Option(metavar="EXPR", help="A cron expression in quotes: '0 9 * * MON-FRI'.")]
 Every = Annotated[
     timedelta | None,
-    typer.Option(parser=read_duration, metavar="DURATION", help=f"The time between slots: {DURATION_FORMS}."),
+    typer.Option(parser=read_distance, metavar="DURATION", help=f"The time between slots: {DURATION_FORMS}."),
 ]
 Zone = Annotated[
     str | None, typer.Option(metavar="ZONE", help="The time zone of --cron, such as Europe/Berlin. Default: UTC.")
