@@ -229,13 +229,11 @@ async def test_life_of_a_schedule(cli: Cli, service: Service) -> None:
     assert row.startswith("report    active  2100-01-01T08:00:00Z  in ")
     assert row.endswith("  0 9 * * MON-FRI in Europe/Berlin")
     assert await cli.lines("schedules", "delete", "acme", "report") == ["deleted: acme/report"]
+    assert await cli.lines("schedules", "pause", "acme", "report") == [
+        "not_found: acme/report: there is no such schedule; if it is put later, it is paused"
+    ]
     for arguments, complaint in {
         ("get", "acme", "report"): "not found: acme/report",
-        (
-            "pause",
-            "acme",
-            "report",
-        ): "not_found: acme/report: there is no such schedule; if it is put later, it is paused",
         ("trigger", "acme", "report"): "not_found: acme/report: there is no such schedule",
         ("put", "acme", "old", "--every", "1h", "--end-at", "2020-01-01T00:00:00Z"): (
             "ended: acme/old (ended: end_at): no slot is left, so it does not fire; give a later --end-at, or another "
@@ -245,6 +243,9 @@ async def test_life_of_a_schedule(cli: Cli, service: Service) -> None:
     }.items():
         done = await cli.run("schedules", *arguments)
         assert (done.returncode, done.stdout, done.stderr.strip()) == (1, "", complaint)
+    assert await cli.lines("schedules", "pause", "acme", "old") == [
+        "already_ended: acme/old (ended: end_at): it has ended; if it is started again, it is paused"
+    ]
     assert await cli.lines("schedules", "put", "acme", "old", "--every", "1h", "--end-at", "2020-01-01T00:00:00Z") == [
         "unchanged: acme/old (ended: end_at): it has ended and does not fire; delete it first to start it again"
     ]

@@ -290,8 +290,8 @@ MISTAKES: dict[str, Any] = {
         "acme", "run", [{"name": "x", "payload": "x" * 1_100_000}]
     ),
     "schedule must be 1 to 200": lambda client: client.schedules.pause("acme", ""),
-    "either cron or every must be given": lambda client: client.schedules.put("acme", "daily"),
-    "either cron or every must be given$": lambda client: client.schedules.preview(
+    "cron or every must be given, and not both": lambda client: client.schedules.put("acme", "daily"),
+    "cron or every must be given, and not both$": lambda client: client.schedules.preview(
         "acme", cron="@daily", every=timedelta(days=1)
     ),
     "every must be a timedelta": lambda client: client.schedules.put("acme", "daily", every=5),

@@ -96,16 +96,18 @@ async def test_life_of_a_schedule(client: TimerClient) -> None:
 
 @ON_SQLITE
 async def test_watch_schedules(client: TimerClient) -> None:
-    """`schedules.watch` yields the slots and triggers of a schedule, and its end."""
-    events = client.schedules.watch("acme")
+    """`schedules.watch` yields the slots and triggers of a schedule, and its end, and nothing of other schedules."""
+    events = client.schedules.watch("acme", schedule="tick")
     first = asyncio.ensure_future(anext(events))
     await client.count("acme")  # the subscriptions were sent before it on this connection
     await client.schedules.put("acme", "tick", every=timedelta(seconds=1), max_count=2, data="own")
     await client.schedules.trigger("acme", "tick", data=None)
+    await client.schedules.put("acme", "tock", every=timedelta(seconds=1))
     async with asyncio.timeout(20):
         seen = [await first, *[await anext(events) for _ in range(3)]]
     fired = {each["payload"]["cause"]: each["payload"] for each in seen if each["type"] == "ScheduleFired"}
     assert (fired["slot"]["data"], fired["trigger"]["data"]) == ("own", None)
+    assert {each["payload"]["scheduleId"] for each in seen} == {"tick"}
     assert sorted(each["type"] for each in seen) == ["ScheduleEnded", *["ScheduleFired"] * 3]
     assert [each["payload"]["reason"] for each in seen if each["type"] == "ScheduleEnded"] == ["max_count"]
 

@@ -47,6 +47,8 @@ USAGE = {
     "schedules put acme daily --every 1d --max-count 0": "Invalid value for '--max-count': must be greater than or",
     "schedules put acme daily --every 1d --zone UTC": "--zone needs --cron: --every is elapsed time",
     "schedules put acme daily --every P1M": "Invalid value for '--every': 'P1M' must be a duration, such as 500ms",
+    "schedules put acme daily --jitter soon": "1d or 1w, or ISO 8601 such as PT1H30M",
+    "schedules put acme daily --every 1.0005s": "Invalid value for '--every': '1.0005s' must be whole milliseconds",
     "schedules put acme daily --every 1h1h": "Invalid value for '--every': '1h1h' must be a duration, such as 500ms",
     "schedules put acme daily --every 99999999999d": "Invalid value for '--every': '99999999999d' is too long",
     "schedules watch a.b": "Invalid value for 'TENANT': 'a.b' must be 1 to 64 letters",

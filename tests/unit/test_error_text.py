@@ -20,6 +20,7 @@ from timer_service.core.errors import DamagedDataError, DatabaseSetupError
 from timer_service.core.message import Envelope
 from timer_service.core.stored_json import check_stored
 from timer_service.logs import configure_logs
+from timer_service.schedules.errors import RecurrenceError
 
 SECRET = "4711-secret"
 
@@ -47,7 +48,6 @@ def damaged() -> ValueError:
     [
         invalid(),
         refused_row(),
-        damaged(),
         KeyError(SECRET),
         ValueError(f"could not convert string to float: '{SECRET}'"),
         json.JSONDecodeError("no JSON", SECRET, 0),
@@ -60,6 +60,13 @@ def test_values_are_not_shown(error: Exception) -> None:
     """The text of an error that can quote a value is only its type."""
     assert SECRET not in error_text(error) + error_trace(error)
     assert type(error).__name__ in error_text(error)
+
+
+def test_an_error_that_explains_itself_is_shown_without_its_type() -> None:
+    """The reasons that users see, such as `lastError`, do not name classes of the code."""
+    zone = RecurrenceError("UNKNOWN_ZONE", "zone", "'Mars/Olympus' is not a time zone")
+    assert error_text(zone) == "'Mars/Olympus' is not a time zone"
+    assert error_text(damaged()) == "the stored JSON is damaged; it has 12 characters"
 
 
 @pytest.mark.parametrize(

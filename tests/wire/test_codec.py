@@ -206,6 +206,31 @@ def test_invalid_due_time(fields: dict[str, Any], path: str, reason: str) -> Non
     assert reason in fault.reason
 
 
+def test_late_by_that_is_too_long() -> None:
+    """A `lateBy` whose expiry would be after the year 9999 has a reason that says so."""
+    rejected = rejection(delivery(schedule_timer(due_at="9999-12-31T12:00:00Z", lateBy="P1D")))
+    (fault,) = rejected.faults
+    assert (rejected.code, fault.path) == (Code.DUE_AT_OUT_OF_RANGE, "payload.lateBy")
+    assert fault.reason == "must be shorter: the expiry must be between 1970-01-01 and 9999-12-31 (UTC)"
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"serviceCallId": ""}, "must be 1 to 200 characters without control characters"),
+        ({"tenantId": "a b"}, "must be 1 to 64 letters, digits, dashes or underscores"),
+    ],
+)
+def test_reason_of_a_wrong_id(fields: dict[str, Any], reason: str) -> None:
+    """The reason says which ids are allowed, in the words of the command line."""
+    assert [fault.reason for fault in rejection(delivery(schedule_timer(**fields))).faults] == [reason]
+
+
+def test_reason_of_a_body_that_is_no_object() -> None:
+    """A body that is other JSON must be an object."""
+    assert [fault.reason for fault in rejection(delivery(b"[]")).faults] == ["must be an object"]
+
+
 @pytest.mark.parametrize(("nanoseconds", "expected"), [(0, 0), (1, 1), (1_000_000, 1), (1_000_001, 2)])
 def test_command_time(nanoseconds: int, expected: int) -> None:
     """A command has the time when the broker stored it, rounded up to the millisecond."""

@@ -1,6 +1,7 @@
 """`timer-service dev`: the service with its own broker and database, to try it out."""
 
 import asyncio
+import shlex
 import sys
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -53,12 +54,18 @@ async def _print_guide(config: Config, data_dir: Path, *, demo: bool) -> None:
         await _show_a_timer(config)
     typer.echo(
         _GUIDE.format(
-            command=sys.argv[0],
+            command=own_command(sys.argv[0]),
             server="" if data_dir == DEFAULT_FOLDER else f" --server {config.broker_url}",
             url=config.broker_url,
             http=f"http://{config.http_host}:{config.http_port}",
         )
     )
+
+
+def own_command(program: str) -> str:
+    """Return how a shell starts this command line. `program` is the first argument of the process."""
+    started_as_module = Path(program).name == "__main__.py"
+    return shlex.join([sys.executable, "-m", "timer_service"] if started_as_module else [program])
 
 
 async def _show_a_timer(config: Config) -> None:

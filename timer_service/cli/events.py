@@ -54,7 +54,7 @@ async def retry(
         typer.echo(json.dumps([{"eventId": event_id, "outcome": outcome.name} for event_id, outcome in outcomes]))
     else:
         for event_id, outcome in outcomes:
-            typer.echo(f"{outcome.name}: {tenant}/{event_id}", err=_is_missing(outcome))
+            typer.echo(one_line(f"{outcome.name}: {tenant}/{event_id}"), err=_is_missing(outcome))
         if not outcomes:
             typer.echo("no buried events", err=True)
     if any(_is_missing(outcome) for _, outcome in outcomes):
@@ -67,7 +67,7 @@ def _is_missing(outcome: Outcome) -> bool:
 
 def _event_lines(views: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     for view in views:
-        fields = one_line(" ".join(f"{name}={text}" for name, text in view["about"].items()))
+        fields = " ".join(f"{name}={text}" for name, text in view["about"].items())
         added_at = format_time(datetime.fromisoformat(view["addedAt"]))
-        yield f"{view['eventId']}  {view['eventType']}  {added_at}  {fields}"
+        yield one_line(f"{view['eventId']}  {view['eventType']}  {added_at}  {fields}")
         yield f"  {one_line(view['lastError'])}"

@@ -12,9 +12,10 @@ from timer_service.core.duration import LONGEST, parse_duration
 from timer_service.core.instant import parse_instant
 from timer_service.core.message import IDENTIFIER_PATTERN, TENANT_PATTERN
 
-_UNITS = {"ms": "milliseconds", "s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
-_DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
-_FORMS = "such as 500ms, 10s, 5m, 2h, 1d or 1h30m"
+_UNITS = {"ms": "milliseconds", "s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d|w)")
+_MILLISECOND = timedelta(milliseconds=1)
+DURATION_FORMS = "500ms, 10s, 5m, 1h30m, 1d or 1w, or ISO 8601 such as PT1H30M"
 
 
 def read_tenant(text: str) -> str:
@@ -54,6 +55,18 @@ def read_past_instant(text: str) -> int:
 
 def read_duration(text: str) -> timedelta:
     """Return a duration of at most 366 days, rounded to milliseconds. An ISO 8601 duration is allowed, too."""
+    return timedelta(milliseconds=round(_read_duration(text) / _MILLISECOND))
+
+
+def read_distance(text: str) -> timedelta:
+    """Return a duration that repeats, of whole milliseconds. It is not rounded, because the error would add up."""
+    duration = _read_duration(text)
+    if duration % _MILLISECOND:
+        raise typer.BadParameter(f"{text!r} must be whole milliseconds.")
+    return duration
+
+
+def _read_duration(text: str) -> timedelta:
     parts = _DURATION.findall(text)
     is_short = "".join(number + unit for number, unit in parts) == text and len(dict(map(reversed, parts))) == len(
         parts
@@ -64,12 +77,12 @@ def read_duration(text: str) -> timedelta:
         else:
             duration = sum((timedelta(**{_UNITS[unit]: float(number)}) for number, unit in parts), timedelta())
     except ValueError as error:
-        raise typer.BadParameter(f"{text!r} must be a duration, {_FORMS}.") from error
+        raise typer.BadParameter(f"{text!r} must be a duration, such as {DURATION_FORMS}.") from error
     except OverflowError:
         duration = timedelta.max
     if duration > LONGEST:
         raise typer.BadParameter(f"{text!r} is too long: give at most {LONGEST.days} days, or an instant.")
-    return timedelta(milliseconds=round(duration / timedelta(milliseconds=1)))
+    return duration
 
 
 def check_json(text: str) -> str:

@@ -8,7 +8,15 @@ from typing import Annotated
 
 import typer
 
-from timer_service.cli.parameters import check_json, read_duration, read_identifier, read_instant
+from timer_service.cli.output.text import one_line
+from timer_service.cli.parameters import (
+    DURATION_FORMS,
+    check_json,
+    read_distance,
+    read_duration,
+    read_identifier,
+    read_instant,
+)
 from timer_service.client import CatchUpPolicy, CommandError, QueryError, ScheduleStatus
 
 Name = Annotated[str, typer.Argument(parser=read_identifier, metavar="SCHEDULE", help="The scheduleId.")]
@@ -18,7 +26,7 @@ OnlyName = Annotated[
 Cron = Annotated[str | None, typer.Option(metavar="EXPR", help="A cron expression in quotes: '0 9 * * MON-FRI'.")]
 Every = Annotated[
     timedelta | None,
-    typer.Option(parser=read_duration, metavar="DURATION", help="The time between slots: 30s, 5m, 1h30m or 1d."),
+    typer.Option(parser=read_distance, metavar="DURATION", help=f"The time between slots: {DURATION_FORMS}."),
 ]
 Zone = Annotated[
     str | None, typer.Option(metavar="ZONE", help="The time zone of --cron, such as Europe/Berlin. Default: UTC.")
@@ -89,7 +97,7 @@ def named_options() -> Iterator[None]:
         for fault in error.errors:
             if option := _OPTIONS.get(fault["path"].removeprefix("payload.")):
                 reason = _FIELD.sub(_name_option, fault["reason"])
-                raise typer.BadParameter(f"{reason}.", param_hint=f"'{option}'") from error
+                raise typer.BadParameter(one_line(f"{reason}."), param_hint=f"'{option}'") from error
         raise
 
 

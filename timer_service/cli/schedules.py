@@ -20,7 +20,7 @@ from timer_service.cli.output.schedules import (
     state_text,
 )
 from timer_service.cli.output.table import terminal_width
-from timer_service.cli.output.text import format_time
+from timer_service.cli.output.text import format_time, one_line
 from timer_service.cli.parameters import All, AsJson, Cursor, Limit, Tenant, TenantOrAll
 from timer_service.cli.schedule_options import (
     CatchUpLimit,
@@ -121,7 +121,8 @@ async def put(
 async def pause(client: TimerClient, tenant: Tenant, schedule: Name, as_json: AsJson = False) -> None:
     """Pause a schedule: no slot fires until it is resumed."""
     outcome = await client.schedules.pause(tenant, schedule)
-    _print_outcome(outcome, tenant, schedule, as_json, _AFTER_PAUSE.get(outcome.name))
+    explanation = _AFTER_PAUSE.get(outcome.name)
+    _print_outcome(outcome, tenant, schedule, as_json, explanation, is_stored=explanation is not None)
 
 
 @broker_command(app)
@@ -211,22 +212,23 @@ async def watch(
     """Print the ScheduleFired and ScheduleEnded events that are published from now on."""
     whose = "all tenants" if tenant == "*" else f"tenant {tenant}"
     which = "" if schedule is None else f" and schedule {schedule}"
-    typer.echo(f"Waiting for events of {whose}{which}. Stop with Ctrl-C.", err=True)
+    typer.echo(one_line(f"Waiting for events of {whose}{which}. Stop with Ctrl-C."), err=True)
     with suppress(asyncio.CancelledError):  # Ctrl-C
-        async for event in client.schedules.watch(tenant):
-            if schedule in {None, event["payload"].get("scheduleId")}:
-                typer.echo(json.dumps(event) if as_json else schedule_event_line(event))
+        async for event in client.schedules.watch(tenant, schedule=schedule):
+            typer.echo(json.dumps(event) if as_json else schedule_event_line(event))
 
 
-def _print_outcome(outcome: Outcome, tenant: str, name: str, as_json: bool, explanation: str | None = None) -> None:
-    """Print an outcome. `explanation` replaces the usual one."""
+def _print_outcome(
+    outcome: Outcome, tenant: str, name: str, as_json: bool, explanation: str | None = None, *, is_stored: bool = False
+) -> None:
+    """Print an outcome. `explanation` replaces the usual one. A command that `is_stored` takes effect later."""
     schedule = outcome.schedule
     print_outcome(
         outcome,
         f"{tenant}/{name}",
         state="" if schedule is None else state_text(schedule, datetime.now(UTC)),
         explanations=_EXPLANATIONS if explanation is None else {outcome.name: explanation},
-        has_effect=outcome.name in _WITH_EFFECT,
+        has_effect=outcome.name in _WITH_EFFECT or is_stored,
         as_json=as_json,
     )
 

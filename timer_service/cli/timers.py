@@ -16,6 +16,7 @@ from timer_service.cli.output.table import terminal_width
 from timer_service.cli.output.text import format_time
 from timer_service.cli.output.timers import timer_details, timer_event_line, timer_table
 from timer_service.cli.parameters import (
+    DURATION_FORMS,
     All,
     AsJson,
     Cursor,
@@ -45,7 +46,7 @@ DueTime = Annotated[
 ]
 DueIn = Annotated[
     timedelta | None,
-    typer.Option("--in", parser=read_duration, metavar="DURATION", help="Due after: 500ms, 10s, 5m, 2h, 1d or 1h30m."),
+    typer.Option("--in", parser=read_duration, metavar="DURATION", help=f"Due after: {DURATION_FORMS}."),
 ]
 ExpiresAt = Annotated[
     datetime | None,

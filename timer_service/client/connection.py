@@ -1,10 +1,10 @@
 """Commands, queries and events over one NATS connection, with the subjects of the contracts."""
 
 import asyncio
-import json
 import secrets
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from types import MappingProxyType
 from typing import Any
 
 import nats.errors
@@ -14,7 +14,7 @@ from nats.aio.subscription import Subscription
 
 from timer_service.client.answers import read_object, read_rows
 from timer_service.client.calls import Calls
-from timer_service.client.checks import check_tenant, write_json
+from timer_service.client.checks import check_seconds, check_tenant, write_json
 from timer_service.client.commands import Command, Sender
 from timer_service.client.errors import NoAnswerError, QueryError, TimerServiceError
 from timer_service.client.models import Outcome
@@ -62,6 +62,7 @@ class Connection:
 
     async def send(self, message_type: str, tenant: str, fields: Mapping[str, Any], timeout_seconds: float) -> Outcome:
         """Send one command and return its outcome. Raises `CommandError` or `NoAnswerError`."""
+        check_seconds("timeout_seconds", timeout_seconds)
         command = self.command(message_type, tenant, fields)
         (ended,) = await self.sender.send([command], timeout_seconds)
         if isinstance(ended, Outcome):
@@ -70,11 +71,13 @@ class Connection:
 
     async def ask(self, tenant: str, query: str, question: Mapping[str, Any], timeout_seconds: float) -> Any:
         """Return the answer to a query. Raises `QueryError` or `NoAnswerError`."""
-        return await self.request(Kind.QUERY, tenant, query, json.dumps(question).encode(), timeout_seconds)
+        body = write_json("request", question)
+        return await self.request(Kind.QUERY, tenant, query, body, timeout_seconds)
 
     async def request(self, kind: Kind, tenant: str, name: str, body: bytes, timeout_seconds: float) -> dict[str, Any]:
         """Return the reply to a request. Raises `QueryError` if the reply is an error, or `NoAnswerError`."""
         subject = f"{self._prefix}.{kind}.v1.{check_tenant(tenant)}.{name}"
+        check_seconds("timeout_seconds", timeout_seconds)
         if not self._client.is_connected:
             raise NoAnswerError("not connected to the broker")
         try:
@@ -103,10 +106,17 @@ class Connection:
                 return None
             raise
 
-    async def pages(
+    def pages(
         self, tenant: str, query: str, question: Mapping[str, Any], name: str, timeout_seconds: float
     ) -> AsyncIterator[Mapping[str, Any]]:
         """Iterate over the list `name` of every page of a query."""
+        check_tenant(tenant)
+        check_seconds("timeout_seconds", timeout_seconds)
+        return self._pages(tenant, query, question, name, timeout_seconds)
+
+    async def _pages(
+        self, tenant: str, query: str, question: Mapping[str, Any], name: str, timeout_seconds: float
+    ) -> AsyncIterator[Mapping[str, Any]]:
         while True:
             page = await self.ask(tenant, query, question, timeout_seconds)
             for view in read_rows(page, name):
@@ -117,15 +127,22 @@ class Connection:
                 raise TimerServiceError("the service sent an answer with a wrong cursor")
             question = {**question, "cursor": page["cursor"]}
 
-    async def events(self, tenant: str, *messages: str) -> AsyncIterator[dict[str, Any]]:
+    def events(
+        self, tenant: str, *messages: str, about: Mapping[str, str] = MappingProxyType({})
+    ) -> AsyncIterator[dict[str, Any]]:
         """Iterate over the events that the service publishes from now on. `tenant` is a tenant or `*` for all.
 
-        `messages` are the types of the events in kebab case.
+        `messages` are the types of the events in kebab case. `about` has the fields that their payloads must have.
 
         Raises `NoAnswerError` when the connection is lost, because events may be missing after that.
         """
         if tenant != "*":
             check_tenant(tenant)
+        return self._events(tenant, messages, about)
+
+    async def _events(
+        self, tenant: str, messages: Sequence[str], about: Mapping[str, str]
+    ) -> AsyncIterator[dict[str, Any]]:
         if not self._client.is_connected:
             raise NoAnswerError("not connected to the broker")
         watch = _Watch()
@@ -139,7 +156,8 @@ class Connection:
             await self._calls.run(self._client.flush())
             await self._calls.run(self._client.flush())
             while (body := await watch.next()) is not None:
-                if (event := _read_event(body)) is not None:
+                event = _read_event(body)
+                if event is not None and all(event["payload"].get(name) == value for name, value in about.items()):
                     yield event
         except nats.errors.Error as error:
             raise NoAnswerError(str(error) or type(error).__name__) from error

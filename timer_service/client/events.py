@@ -2,7 +2,7 @@
 
 from collections.abc import AsyncIterator
 
-from timer_service.client.checks import check_identifier, check_tenant
+from timer_service.client.checks import check_identifier
 from timer_service.client.connection import Connection
 from timer_service.client.models import BuriedEvent, Outcome
 
@@ -15,7 +15,6 @@ class Events:
 
     def buried(self, tenant: str, *, timeout_seconds: float = 10) -> AsyncIterator[BuriedEvent]:
         """Iterate over the buried events of a tenant, oldest first."""
-        check_tenant(tenant)
         views = self._connection.pages(tenant, "list-buried-events", {}, "events", timeout_seconds)
         return (BuriedEvent.read(view) async for view in views)
 

@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
 from timer_service.client.answers import read_rows
-from timer_service.client.checks import check_choice, check_identifier, check_list, check_tenant
+from timer_service.client.checks import check_choice, check_identifier, check_list, check_mapping
 from timer_service.client.connection import Connection
 from timer_service.client.models import Outcome, ReportedStatus, Run, RunGraph, RunJob, RunStatus
 
@@ -25,7 +25,8 @@ class Runs:
         timeout_seconds: float = 10,
     ) -> Outcome:
         """Start a run. `jobs` are in the form of docs/runs.md. `resolve_group` adds the jobs of each group later."""
-        fields = {"jobs": check_list("jobs", jobs), "groups": check_list("groups", groups)}
+        names = [check_identifier("groups", group) for group in check_list("groups", groups)]
+        fields = {"jobs": check_list("jobs", jobs), "groups": names}
         return await self._send("StartRun", tenant, run, fields, timeout_seconds)
 
     async def resolve_group(
@@ -47,7 +48,7 @@ class Runs:
     ) -> Outcome:
         """Report the status of a job, and its outputs for the jobs that need it."""
         fields = {"jobName": check_identifier("job", job), "status": check_choice("status", status, ReportedStatus)}
-        more = {} if outputs is None else {"outputs": outputs}
+        more = {} if outputs is None else {"outputs": check_mapping("outputs", outputs)}
         return await self._send("ReportJobStatus", tenant, run, fields | more, timeout_seconds)
 
     async def cancel(self, tenant: str, run: str, *, timeout_seconds: float = 10) -> Outcome:
@@ -70,7 +71,6 @@ class Runs:
 
     def list(self, tenant: str, *, status: str | None = None, timeout_seconds: float = 10) -> AsyncIterator[Run]:
         """Iterate over the runs of a tenant, newest first. `status` filters them."""
-        check_tenant(tenant)
         question = {} if status is None else {"status": check_choice("status", status, RunStatus)}
         views = self._connection.pages(tenant, "list-runs", question, "runs", timeout_seconds)
         return (Run.read(view) async for view in views)

@@ -3,11 +3,15 @@
 from collections.abc import AsyncIterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any
+from zoneinfo import ZoneInfo
 
 from timer_service.client.checks import (
     check_choice,
     check_identifier,
-    check_tenant,
+    check_text,
+    check_whole,
+    check_zone,
+    wire_distance,
     wire_duration,
     wire_instant,
 )
@@ -36,7 +40,7 @@ class Schedules:
         *,
         cron: str | None = None,
         every: timedelta | None = None,
-        zone: str | None = None,
+        zone: str | ZoneInfo | None = None,
         start_at: datetime | None = None,
         end_at: datetime | None = None,
         max_count: int | None = None,
@@ -49,18 +53,19 @@ class Schedules:
     ) -> Outcome:
         """Create a schedule, or replace its whole definition. A paused schedule stays paused.
 
-        Its slots are those of `cron` in `zone` (default: UTC), or are `every` apart, from `start_at` (inclusive) to
-        `end_at` (exclusive). It ends after `max_count` slots. `catch_up` is a `CatchUpPolicy`, and docs/schedules.md
-        has the defaults. The events carry `data`, any JSON value.
+        Its slots are those of `cron` in `zone` (default: UTC), or are `every` apart (whole milliseconds), from
+        `start_at` (inclusive) to `end_at` (exclusive). It ends after `max_count` slots. `catch_up` is a
+        `CatchUpPolicy`, and docs/schedules.md has the defaults. The events carry `data`, any JSON value.
         """
         late = _given(
             policy=None if catch_up is None else check_choice("catch_up", catch_up, CatchUpPolicy),
             lateBy=None if late_by is None else wire_duration("late_by", late_by),
-            limit=catch_up_limit,
+            limit=None if catch_up_limit is None else check_whole("catch_up_limit", catch_up_limit),
         )
         fields = {
             **_recurrence(cron=cron, every=every, zone=zone, start_at=start_at, end_at=end_at),
-            **_given(maxCount=max_count, jitter=None if jitter is None else wire_duration("jitter", jitter)),
+            **_given(maxCount=None if max_count is None else check_whole("max_count", max_count)),
+            **_given(jitter=None if jitter is None else wire_duration("jitter", jitter)),
             **_given(catchUp=late or None),
             **_data_field(data),
         }
@@ -86,13 +91,12 @@ class Schedules:
         self, tenant: str, schedule: str, *, upcoming: int = 0, timeout_seconds: float = 10
     ) -> Schedule | None:
         """Return a schedule with the next `upcoming` slots (at most 100), or None if it does not exist."""
-        question = {"scheduleId": check_identifier("schedule", schedule), "upcoming": upcoming}
+        question = {"scheduleId": check_identifier("schedule", schedule), "upcoming": check_whole("upcoming", upcoming)}
         view = await self._connection.find(tenant, "get-schedule", question, timeout_seconds)
         return None if view is None else Schedule.read(view)
 
     def list(self, tenant: str, *, status: str | None = None, timeout_seconds: float = 10) -> AsyncIterator[Schedule]:
         """Iterate over the schedules of a tenant in order of their ids. `status` filters them."""
-        check_tenant(tenant)
         question = {} if status is None else {"status": check_choice("status", status, ScheduleStatus)}
         views = self._connection.pages(tenant, "list-schedules", question, "schedules", timeout_seconds)
         return (Schedule.read(view) async for view in views)
@@ -103,7 +107,7 @@ class Schedules:
         *,
         cron: str | None = None,
         every: timedelta | None = None,
-        zone: str | None = None,
+        zone: str | ZoneInfo | None = None,
         start_at: datetime | None = None,
         end_at: datetime | None = None,
         from_at: datetime | None = None,
@@ -116,7 +120,7 @@ class Schedules:
         requests, and `timeout_seconds` applies to each of them.
         """
         recurrence = _recurrence(cron=cron, every=every, zone=zone, start_at=start_at, end_at=end_at)
-        question = {**recurrence, "count": count}
+        question = {**recurrence, "count": check_whole("count", count)}
         if from_at is not None:
             question["from"] = wire_instant("from_at", from_at)
         slots: list[datetime] = []
@@ -128,12 +132,13 @@ class Schedules:
             following = wire_instant("from_at", slots[-1] + timedelta(milliseconds=1))
             question |= {"from": following, "count": count - len(slots)}
 
-    def watch(self, tenant: str = "*") -> AsyncIterator[dict[str, Any]]:
+    def watch(self, tenant: str = "*", *, schedule: str | None = None) -> AsyncIterator[dict[str, Any]]:
         """Iterate over the `ScheduleFired` and `ScheduleEnded` events of a tenant, or of all, from now on.
 
-        See `TimerClient.watch`.
+        With `schedule`, only events of the schedules with this id. See `TimerClient.watch`.
         """
-        return self._connection.events(tenant, "schedule-fired", "schedule-ended")
+        about = {} if schedule is None else {"scheduleId": check_identifier("schedule", schedule)}
+        return self._connection.events(tenant, "schedule-fired", "schedule-ended", about=about)
 
     async def _send(
         self, message_type: str, tenant: str, schedule: str, fields: Mapping[str, Any], timeout_seconds: float
@@ -143,14 +148,19 @@ class Schedules:
 
 
 def _recurrence(
-    *, cron: str | None, every: timedelta | None, zone: str | None, start_at: datetime | None, end_at: datetime | None
+    *,
+    cron: str | None,
+    every: timedelta | None,
+    zone: str | ZoneInfo | None,
+    start_at: datetime | None,
+    end_at: datetime | None,
 ) -> dict[str, Any]:
     if (cron is None) == (every is None):
-        raise ValueError("either cron or every must be given")
+        raise ValueError("cron or every must be given, and not both")
     return _given(
-        cron=cron,
-        every=None if every is None else wire_duration("every", every),
-        zone=zone,
+        cron=None if cron is None else check_text("cron", cron),
+        every=None if every is None else wire_distance("every", every),
+        zone=None if zone is None else check_zone("zone", zone),
         startAt=None if start_at is None else wire_instant("start_at", start_at),
         endAt=None if end_at is None else wire_instant("end_at", end_at),
     )

@@ -9,7 +9,7 @@ from timer_service.client.checks import (
     check_identifier,
     check_list,
     check_status,
-    check_tenant,
+    check_text,
     wire_instant,
 )
 from timer_service.client.connection import Connection
@@ -35,7 +35,7 @@ class Signals:
     ) -> Outcome:
         """Create a signal that fires when `item` changes to a status in `on`, or else at the instant `at`."""
         if bool(on) == (at is not None):
-            raise ValueError("either on or at must be given")
+            raise ValueError("on or at must be given, and not both")
         fields: dict[str, Any] = {"signalId": check_identifier("signal", signal)}
         if at is None:
             statuses = [check_status("on", status) for status in check_list("on", on)]
@@ -47,7 +47,7 @@ class Signals:
         if item is not None:
             fields["workItemId"] = check_identifier("item", item)
         if note is not None:
-            fields["note"] = note
+            fields["note"] = check_text("note", note)
         return await self._connection.send("CreateWorkSignal", tenant, fields, timeout_seconds)
 
     async def transition(self, tenant: str, item: str, to: str, *, timeout_seconds: float = 10) -> Outcome:
@@ -81,7 +81,6 @@ class Signals:
         self, tenant: str, *, status: str | None = None, item: str | None = None, timeout_seconds: float = 10
     ) -> AsyncIterator[Signal]:
         """Iterate over the signals of a tenant in order of their ids. `status` and `item` filter them."""
-        check_tenant(tenant)
         question: dict[str, Any] = {}
         if status is not None:
             question["status"] = check_choice("status", status, SignalStatus)

@@ -7,7 +7,18 @@ from typing import Any
 
 from pydantic.alias_generators import to_camel
 
-from timer_service.client.checks import check_choice, check_identifier, check_tenant, wire_duration, wire_instant
+from timer_service.client.checks import (
+    check_callable,
+    check_choice,
+    check_identifier,
+    check_list,
+    check_mapping,
+    check_query,
+    check_seconds,
+    check_text,
+    wire_duration,
+    wire_instant,
+)
 from timer_service.client.commands import Ended
 from timer_service.client.connection import Connection, open_connection
 from timer_service.client.events import Events
@@ -56,7 +67,9 @@ class TimerClient:
         `url` may be several URLs with commas between them. `options` go to `nats.connect`: `user` and `password`,
         `token`, `nkeys_seed_str`, `user_credentials`, `tls`. Raises `NoAnswerError` if no server answers.
         """
-        options["inbox_prefix"] = inbox_prefix
+        check_text("url", url)
+        options["inbox_prefix"] = check_text("inbox_prefix", inbox_prefix)
+        check_text("subject_prefix", subject_prefix)
         async with open_connection(url, "timer-client", subject_prefix, options) as connection:
             yield cls(connection)
 
@@ -95,8 +108,13 @@ class TimerClient:
         raise. An error of one timer does not affect the others. A wrong argument raises ValueError with the index of
         the timer; nothing is sent then. `progress` is called with the number of results so far.
         """
+        check_seconds("timeout_seconds", timeout_seconds)
+        if progress is not None:
+            check_callable("progress", progress)
         commands = []
-        for index, timer in enumerate(timers):
+        for index, timer in enumerate(check_list("timers", timers)):
+            if not isinstance(timer, NewTimer):
+                raise ValueError(f"timers[{index}] must be a NewTimer")  # noqa: TRY004 - like every wrong argument
             try:
                 commands.append(self._connection.command("ScheduleTimer", timer.tenant, _schedule_fields(timer)))
             except ValueError as error:
@@ -139,7 +157,6 @@ class TimerClient:
         `state` is a `State`. `due_after` is inclusive, `due_before` exclusive. `timeout_seconds` applies to each page.
         Raises `QueryError` if the service cannot answer.
         """
-        check_tenant(tenant)
         question: dict[str, Any] = {}
         if state is not None:
             question["state"] = check_choice("state", state, State)
@@ -156,7 +173,8 @@ class TimerClient:
 
     async def query(self, tenant: str, name: str, request: Mapping[str, Any], *, timeout_seconds: float = 10) -> Any:
         """Return the reply to any query, in the form of contracts/README.md. Raises `QueryError`."""
-        return await self._connection.ask(tenant, name, request, timeout_seconds)
+        question = check_mapping("request", request)
+        return await self._connection.ask(tenant, check_query("name", name), question, timeout_seconds)
 
     def watch(self, tenant: str = "*") -> AsyncIterator[dict[str, Any]]:
         """Iterate over the `DueTimeReached`, `TimerExpired` and `TimersCancelled` events of a tenant, or of all.

@@ -5,7 +5,15 @@ from collections.abc import AsyncIterator, Mapping
 from datetime import datetime, timedelta
 from typing import Any
 
-from timer_service.client.checks import check_choice, check_identifier, check_tenant, wire_duration, wire_instant
+from timer_service.client.checks import (
+    check_choice,
+    check_identifier,
+    check_seconds,
+    check_tenant,
+    check_text,
+    wire_duration,
+    wire_instant,
+)
 from timer_service.client.connection import Connection
 from timer_service.client.errors import NoAnswerError, WorkflowEndedError
 from timer_service.client.models import UNSET, Outcome
@@ -58,14 +66,14 @@ class Workflows:
         _check_one("start_at", start_at, "start_in", start_in)
         _check_one("deadline_at", deadline_at, "deadline_in", deadline_in)
         fields = {
-            "type": workflow_type,
-            "queue": queue,
+            "type": check_text("workflow_type", workflow_type),
+            "queue": None if queue is None else check_text("queue", queue),
             "startAt": None if start_at is None else wire_instant("start_at", start_at),
             "startIn": None if start_in is None else wire_duration("start_in", start_in),
             "deadlineAt": None if deadline_at is None else wire_instant("deadline_at", deadline_at),
             "deadlineIn": None if deadline_in is None else wire_duration("deadline_in", deadline_in),
-            "retry": None if retry is None else retry.wire,
-            "concurrencyKey": concurrency_key,
+            "retry": None if retry is None else _wire_retry(retry),
+            "concurrencyKey": None if concurrency_key is None else check_text("concurrency_key", concurrency_key),
         }
         given = {name: value for name, value in fields.items() if value is not None}
         data_field = {} if data is UNSET else {"input": data}
@@ -85,7 +93,7 @@ class Workflows:
 
         A second message with the same `message_id` has no effect.
         """
-        fields = {"name": name, **({} if data is UNSET else {"data": data})}
+        fields = {"name": check_text("name", name), **({} if data is UNSET else {"data": data})}
         if message_id is not None:
             fields["messageId"] = check_identifier("message_id", message_id)
         return await self._send("SendToWorkflow", tenant, workflow, fields, timeout_seconds)
@@ -94,7 +102,7 @@ class Workflows:
         self, tenant: str, workflow: str, *, reason: str | None = None, timeout_seconds: float = 10
     ) -> Outcome:
         """End a workflow that has not ended. Its worker stops at its next request."""
-        fields = {} if reason is None else {"reason": reason}
+        fields = {} if reason is None else {"reason": check_text("reason", reason)}
         return await self._send("CancelWorkflow", tenant, workflow, fields, timeout_seconds)
 
     async def retry(
@@ -125,12 +133,11 @@ class Workflows:
         timeout_seconds: float = 10,
     ) -> AsyncIterator[Workflow]:
         """Iterate over the workflows of a tenant in order of creation. `status` and `workflow_type` filter them."""
-        check_tenant(tenant)
         question: dict[str, Any] = {}
         if status is not None:
             question["status"] = check_choice("status", status, WorkflowStatus)
         if workflow_type is not None:
-            question["type"] = workflow_type
+            question["type"] = check_text("workflow_type", workflow_type)
         views = self._connection.pages(tenant, "list-workflows", question, "workflows", timeout_seconds)
         return (Workflow.read(view) async for view in views)
 
@@ -140,7 +147,6 @@ class Workflows:
 
     def workers(self, tenant: str, *, timeout_seconds: float = 10) -> AsyncIterator[WorkerInfo]:
         """Iterate over the workers of a tenant that the service has heard of lately, in order of their ids."""
-        check_tenant(tenant)
         views = self._connection.pages(tenant, "list-workers", {}, "workers", timeout_seconds)
         return (WorkerInfo.read(view) async for view in views)
 
@@ -152,7 +158,8 @@ class Workflows:
         """
         check_tenant(tenant)
         check_identifier("workflow", workflow)
-        async with asyncio.timeout(timeout_seconds):
+        seconds = None if timeout_seconds is None else check_seconds("timeout_seconds", timeout_seconds)
+        async with asyncio.timeout(seconds):
             while True:
                 try:
                     return await self._result(tenant, workflow)
@@ -201,6 +208,12 @@ def _result_of(detail: WorkflowDetail) -> Any:
     if workflow.status == WorkflowStatus.COMPLETED:
         return detail.result
     raise WorkflowEndedError(workflow, detail.failure)
+
+
+def _wire_retry(retry: Retry) -> Mapping[str, Any]:
+    if not isinstance(retry, Retry):
+        raise ValueError("retry must be a Retry")  # noqa: TRY004 - like every wrong argument
+    return retry.wire
 
 
 def _check_one(first: str, first_value: object, second: str, second_value: object) -> None:

@@ -14,6 +14,7 @@ from timer_service.core.broker import Delivery, Headers
 from timer_service.core.errors import Code, Fault, Rejection
 from timer_service.core.message import (
     MAX_MESSAGE_BYTES,
+    TENANT_PATTERN,
     Address,
     Command,
     Envelope,
@@ -39,7 +40,17 @@ _TRACESTATE = re.compile(r"[ -~]{1,512}")
 _PHRASES = {
     "Extra inputs are not permitted": "is not a known field",
     "Field required": "is missing",
+    f"String should match pattern '{TENANT_PATTERN}'": "must be 1 to 64 letters, digits, dashes or underscores",
+    r"String should match pattern '^[^\x00]*$'": "must not contain the character U+0000",
 }
+_REWORDED = (
+    (re.compile(r"Input should be a valid dictionary( or instance of \w+)?"), "must be an object"),
+    (
+        re.compile(r"String should match pattern '\^\[\^\\x00-\\x1f\\x7f-\\x9f\]\{1,(\d+)\}\$'"),
+        r"must be 1 to \1 characters without control characters",
+    ),
+    (re.compile(r"(.*) after validation, not \d+"), r"\1"),
+)
 _SHOULD = re.compile(r"^(Input|Value|String|List|Tuple|Dictionary|Number) should ")
 
 REPLY_TO = "Timer-Reply-To"
@@ -192,6 +203,8 @@ def _fault(detail: ErrorDetails, prefix: Sequence[str]) -> Fault:
 def plain_words(message: str) -> str:
     """Return a message of the validation library in plain words."""
     message = _PHRASES.get(message, message).removeprefix("Value error, ").partition(", unable to")[0]
+    for form, words in _REWORDED:
+        message = form.sub(words, message)
     return _SHOULD.sub("must ", message)
 
 

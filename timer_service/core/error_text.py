@@ -3,6 +3,8 @@
 import traceback
 from collections.abc import Iterator
 
+from timer_service.core.errors import ExplainedError
+
 _WITHOUT_VALUES = frozenset(["timer_service", "nats", "sqlite3", "uvicorn"])
 """Packages whose errors name settings, tables, subjects and files, but no values of rows and messages."""
 _ABOUT_CODE = (OSError, AssertionError, AttributeError, ImportError, NameError, RuntimeError, TypeError)
@@ -14,9 +16,12 @@ def error_text(error: BaseException) -> str:
     """Return the type of an error. Add its text if errors of this type contain no values.
 
     Otherwise the code that raised or passed on the error can add a note with the part of the text that may be shown.
+    An `ExplainedError` is shown without its type.
     """
     shown = [str(error)] if _has_no_values(error) else []
     text = "; ".join(filter(None, [*shown, *getattr(error, "__notes__", ())]))
+    if isinstance(error, ExplainedError):
+        return text
     return f"{_type_name(error)}: {text}" if text else _type_name(error)
 
 

@@ -70,7 +70,11 @@ class ChangedStreamError(Exception):
     """The history of the command stream has a part that the subscription does not know. Nothing was committed."""
 
 
-class DamagedDataError(ValueError):
+class ExplainedError(ValueError):
+    """An error whose text is a whole explanation for users. It contains no values but those that may be shown."""
+
+
+class DamagedDataError(ExplainedError):
     """A stored value is damaged. The message does not contain the value."""
 
 

@@ -3,7 +3,7 @@
 import re
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
-from typing import Annotated
+from typing import Annotated, LiteralString
 
 from pydantic import BeforeValidator, PlainSerializer, WithJsonSchema
 from pydantic_core import PydanticCustomError
@@ -40,9 +40,11 @@ def parse_instant(text: object) -> int:
     return at
 
 
-def out_of_range() -> PydanticCustomError:
+def out_of_range(
+    reason: LiteralString = "must be between 1970-01-01 and 9999-12-31 (UTC)",
+) -> PydanticCustomError:
     """Return the error of an instant that cannot be written with a four-digit year."""
-    return PydanticCustomError("due_at_out_of_range", "must be between 1970-01-01 and 9999-12-31 (UTC)")
+    return PydanticCustomError("due_at_out_of_range", reason)
 
 
 def _ceil_milliseconds(digits: str) -> int:

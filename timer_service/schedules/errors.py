@@ -2,10 +2,12 @@
 
 from typing import Literal
 
+from timer_service.core.errors import ExplainedError
+
 RecurrenceCode = Literal["INVALID_CRON", "UNKNOWN_ZONE", "NEVER_FIRES", "INVALID_PAYLOAD"]
 
 
-class RecurrenceError(ValueError):
+class RecurrenceError(ExplainedError):
     """A recurrence is invalid. `field` is the name on the wire; the text says what is wrong and what to write."""
 
     def __init__(self, code: RecurrenceCode, field: str, message: str) -> None:

@@ -135,10 +135,11 @@ class PutSchedule(SchedulePayload, _RecurrenceFields):
     type: ClassVar[str] = "PutSchedule"
 
     max_count: int | None = Field(default=None, ge=1, lt=2**31, strict=True, description="End after so many slots.")
-    jitter: Jitter = Field(
-        default=0, description="Each slot fires later by a part of this, which depends only on the slot."
+    jitter: Jitter | None = Field(
+        default=None,
+        description="Each slot fires later by a part of this, which depends only on the slot. Default: PT0S.",
     )
-    catch_up: CatchUp = CatchUp()
+    catch_up: CatchUp | None = None
     data: ScheduleData = None
 
 

@@ -109,7 +109,8 @@ def parse_every(value: object) -> int:
 def check_fires(recurrence: Recurrence) -> None:
     """Raise `RecurrenceError` (NEVER_FIRES) if no slot is in [`start_at`, `end_at`), whatever the time."""
     if recurrence.first > recurrence.last:
-        raise RecurrenceError("NEVER_FIRES", "endAt", "`endAt` must be later than `startAt`")
+        start = "1970-01-01T00:00:00Z" if recurrence.start_at is None else "`startAt`"
+        raise RecurrenceError("NEVER_FIRES", "endAt", f"`endAt` must be later than {start}")
     if next_slot(recurrence, recurrence.first - 1) is None:
         end = "" if recurrence.end_at is None else " and before `endAt`"
         text = f"no slot is at or after `startAt`{end}; write an earlier `startAt`{end and ' or a later `endAt`'}"

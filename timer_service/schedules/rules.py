@@ -8,6 +8,7 @@ from timer_service.core.data import dump_data
 from timer_service.core.message import Command, Position
 from timer_service.core.quotas import OVER_QUOTA
 from timer_service.schedules.messages import (
+    CatchUp,
     DeleteSchedule,
     PauseSchedule,
     PutSchedule,
@@ -142,12 +143,13 @@ def _confirm(before: Schedule, after: Schedule, now: int) -> Schedule:
 
 
 def _definition(payload: PutSchedule) -> Definition:
+    catch_up = payload.catch_up or CatchUp()
     return Definition(
         recurrence=payload.recurrence,
         max_count=payload.max_count,
-        jitter_ms=payload.jitter,
-        policy=payload.catch_up.policy,
-        late_by_ms=payload.catch_up.late_by,
-        limit=payload.catch_up.limit,
+        jitter_ms=payload.jitter or 0,
+        policy=catch_up.policy,
+        late_by_ms=catch_up.late_by,
+        limit=catch_up.limit,
         data=dump_data(payload.data) if "data" in payload.model_fields_set else None,
     )

@@ -64,7 +64,7 @@ def _check_late_by(late_by: int | None, info: ValidationInfo) -> int | None:
     if info.data.get("expires_at") is not None:
         raise PydanticCustomError("expiry", "cannot be combined with expiresAt")
     if (info.data.get("due_at") or 0) + late_by > LATEST:
-        raise out_of_range()
+        raise out_of_range("must be shorter: the expiry must be between 1970-01-01 and 9999-12-31 (UTC)")
     return late_by
 
 

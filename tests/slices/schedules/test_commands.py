@@ -168,6 +168,16 @@ async def test_no_event_for_an_end_that_the_batch_undoes(schedules: Schedules) -
     assert await schedules.events_of("ScheduleEnded") == []
 
 
+async def test_null_is_the_default(schedules: Schedules) -> None:
+    """An optional field that is null has its default, as if it were left out."""
+    optional = ("zone", "startAt", "endAt", "maxCount", "jitter", "catchUp")
+    nulls: dict[str, Any] = dict.fromkeys(optional)
+    assert await schedules.put(cron="@daily", every=None, **nulls) == "created"
+    view = await schedules.view()
+    assert (view["jitter"], view["catchUp"]) == ("PT0S", {"policy": "last", "lateBy": "PT1M", "limit": 100})
+    assert await schedules.put(cron="@daily", every=None) == "unchanged"
+
+
 async def test_large_data_is_deferred(schedules: Schedules) -> None:
     """Triggers that publish more data than a transaction may have are handled in several, all of them."""
     await schedules.put(data="x" * 65_000)

@@ -342,6 +342,13 @@ def test_refused_recurrences(recurrence: dict[str, Any], code: str, field: str) 
     assert (raised.value.code, raised.value.field) == (code, field)
 
 
+@pytest.mark.parametrize(("start_at", "start"), [(None, "1970-01-01T00:00:00Z"), (0, "`startAt`")])
+def test_end_that_leaves_no_instant(start_at: int | None, start: str) -> None:
+    """The fault of an `endAt` names the start that the user gave, or else the first instant."""
+    with pytest.raises(RecurrenceError, match=f"^`endAt` must be later than {start}$"):
+        parse_recurrence(cron="@daily", every=None, start_at=start_at, end_at=0)
+
+
 def test_recurrence_that_cannot_be_computed() -> None:
     """A stored recurrence whose zone or expression this instance cannot read says so, whatever is asked."""
     for broken, code in (

@@ -6,6 +6,7 @@ from typing import NoReturn
 
 import typer
 
+from timer_service.cli.output.text import one_line
 from timer_service.client import CommandError, Outcome, QueryError
 from timer_service.core.codec import plain_words
 
@@ -29,20 +30,20 @@ def print_outcome(
     else:
         reason = f": {explanations[outcome.name]}" if outcome.name in explanations else ""
         described = f" ({state})" if state else ""
-        typer.echo(f"{outcome.name}: {subject}{described}{reason}", err=not has_effect)
+        typer.echo(one_line(f"{outcome.name}: {subject}{described}{reason}"), err=not has_effect)
     if not has_effect:
         raise typer.Exit(1)
 
 
 def exit_not_found(subject: str) -> NoReturn:
     """Print that a timer, signal, schedule or run does not exist, and exit with 1."""
-    typer.echo(f"not found: {subject}", err=True)
+    typer.echo(f"not found: {one_line(subject)}", err=True)
     raise typer.Exit(1)
 
 
 def rejection_text(error: CommandError | QueryError) -> str:
     """Return why the service refused a command or query, with the wrong fields as the user wrote them."""
     if not error.errors:
-        return str(error)
+        return one_line(str(error))
     faults = (f"{each['path'].removeprefix('payload.')} {plain_words(each['reason'])}" for each in error.errors)
-    return f"{error.code}: {'; '.join(faults)}"
+    return one_line(f"{error.code}: {'; '.join(faults)}")

@@ -45,11 +45,11 @@ def graph_lines(graph: RunGraph, width: int | None) -> Iterator[str]:
     The step of a job is one more than the last step of the jobs that it needs.
     """
     counts = ", ".join(f"{count} {status}" for status, count in sorted(graph.counts.items()))
-    status = style(graph.run.status, colour=_COLOURS.get(graph.run.status))
-    title = style(f"{graph.run.tenant}/{graph.run.name}", bold=True)
-    yield f"{title}  {status}" + (f"  ({counts})" if counts else "")
+    status = style(one_line(graph.run.status), colour=_COLOURS.get(graph.run.status))
+    title = style(one_line(f"{graph.run.tenant}/{graph.run.name}"), bold=True)
+    yield f"{title}  {status}" + (f"  ({one_line(counts)})" if counts else "")
     if rejection := _rejection(graph.run):
-        yield f"  {rejection}"
+        yield f"  {one_line(rejection)}"
     unresolved = sorted(name for name, resolved in graph.groups.items() if not resolved)
     if unresolved:
         yield f"  not resolved: {one_line(', '.join(unresolved))}"
@@ -63,7 +63,7 @@ def _job_rows(jobs: Iterable[RunJob]) -> Iterator[tuple[str, ...]]:
     previous = None
     for job in sorted(jobs, key=lambda job: (steps[job.name], job.name)):
         step = steps[job.name]
-        yield str(step) if step != previous else "", one_line(job.name), _status(job), _needs(job)
+        yield str(step) if step != previous else "", job.name, _status(job), _needs(job)
         previous = step
 
 
@@ -87,14 +87,14 @@ def _status(job: RunJob) -> str:
 
 def _needs(job: RunJob) -> str:
     if job.reason is not None:
-        return one_line(job.reason)
+        return job.reason
     suffixes = {"run": " (even if it fails)"}
     needs = (
         (f"group {need['group']}" if "group" in need else need["job"]) + suffixes.get(need["ifFailed"], "")
         for need in job.needs
     )
-    return one_line(", ".join(needs))
+    return ", ".join(needs)
 
 
 def _rejection(run: Run) -> str:
-    return one_line(f"{run.code}: {' > '.join(run.path)}") if run.code else ""
+    return f"{run.code}: {' > '.join(run.path)}" if run.code else ""

@@ -17,7 +17,7 @@ _COLOURS: Mapping[str, str] = {ScheduleStatus.ACTIVE: "green", ScheduleStatus.PA
 
 def schedule_details(schedule: Schedule, now: datetime) -> Iterator[str]:
     """Return a line for each field of a schedule, and for each of its upcoming slots."""
-    yield f"{schedule.tenant}/{schedule.name}"
+    yield one_line(f"{schedule.tenant}/{schedule.name}")
 
     def text(at: datetime | None) -> str | None:
         return None if at is None else f"{_slot_text(at, schedule.zone)}  ({format_distance(at, now)})"
@@ -37,7 +37,7 @@ def schedule_details(schedule: Schedule, now: datetime) -> Iterator[str]:
             "jitter": f"up to {format_duration(schedule.jitter)}" if schedule.jitter else None,
             "created": _exact(schedule.created_at),
             "ended": _exact(schedule.ended_at),
-            "last error": schedule.last_error and f"{one_line(schedule.last_error)} (tried again every minute)",
+            "last error": schedule.last_error and f"{schedule.last_error} (tried again every minute)",
             "data": None if schedule.data is None else json.dumps(schedule.data),
         }
     )
@@ -65,7 +65,7 @@ def state_text(schedule: Schedule, now: datetime) -> str:
         slot = _slot_text(schedule.next_slot_at, schedule.zone)
         return f"{schedule.status}, next slot {slot}  {format_distance(schedule.next_slot_at, now)}"
     if schedule.last_error is not None:
-        return f"{schedule.status}, but its next slot cannot fire: {one_line(schedule.last_error)}"
+        return f"{schedule.status}, but its next slot cannot fire: {schedule.last_error}"
     return f"{schedule.status}: {schedule.end_reason}" if schedule.end_reason else schedule.status
 
 
@@ -73,7 +73,7 @@ def recurrence_text(schedule: Schedule) -> str:
     """Return the recurrence of a schedule, such as `0 9 * * MON-FRI in Europe/Berlin`."""
     if schedule.every is not None:
         return f"every {format_duration(schedule.every)}"
-    return one_line(f"{schedule.cron} in {schedule.zone}")
+    return f"{schedule.cron} in {schedule.zone}"
 
 
 def schedule_event_line(event: Mapping[str, Any]) -> str:
@@ -81,12 +81,12 @@ def schedule_event_line(event: Mapping[str, Any]) -> str:
     payload = event["payload"]
     name = f"{payload['tenantId']}/{payload['scheduleId']}"
     if event["type"] == "ScheduleEnded":
-        return f"{format_instant(event['timestampMs'])}  {name}  ended: {payload['reason']}"
+        return one_line(f"{format_instant(event['timestampMs'])}  {name}  ended: {payload['reason']}")
     late = parse_instant(payload["firedAt"]) - parse_instant(payload["slotAt"])
     about = f"{payload['cause']} {payload['slotAt']} (+{late} ms)"
     missed = f"  missed since {payload['missedSince']}" if "missedSince" in payload else ""
     data = f"  {json.dumps(payload['data'])}" if "data" in payload else ""
-    return f"{payload['firedAt']}  {name}  {about}{missed}{data}"
+    return one_line(f"{payload['firedAt']}  {name}  {about}{missed}{data}")
 
 
 def _slot_text(at: datetime, zone: str | None) -> str:
@@ -106,7 +106,7 @@ def _exact(at: datetime | None) -> str | None:
 def _row(schedule: Schedule, now: datetime) -> tuple[str, ...]:
     at = schedule.next_slot_at
     slot = ("", "") if at is None else (format_time(at), format_distance(at, now))
-    error = f" (error: {one_line(schedule.last_error)})" if schedule.last_error else ""
+    error = f" (error: {schedule.last_error})" if schedule.last_error else ""
     return schedule.name, schedule.status, *slot, recurrence_text(schedule) + error
 
 

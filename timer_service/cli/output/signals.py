@@ -14,7 +14,7 @@ _COLOURS: Mapping[str, str] = {SignalStatus.ACTIVE: "green", SignalStatus.FIRED:
 
 def signal_details(signal: Signal) -> Iterator[str]:
     """Return a line for each field of a signal."""
-    yield f"{signal.tenant}/{signal.name}"
+    yield one_line(f"{signal.tenant}/{signal.name}")
     yield from field_lines(
         {
             "status": signal.status,
@@ -24,8 +24,8 @@ def signal_details(signal: Signal) -> Iterator[str]:
             "last fired": None
             if signal.last_fired_at is None
             else format_time(signal.last_fired_at, milliseconds=True),
-            "note": signal.note and one_line(signal.note),
-            "last error": signal.last_error and one_line(signal.last_error),
+            "note": signal.note,
+            "last error": signal.last_error,
         }
     )
 
@@ -39,20 +39,20 @@ def signal_table(signals: Sequence[Signal], width: int | None) -> Iterator[str]:
 def trigger_text(signal: Signal) -> str:
     """Return the statuses or the instant that a signal waits for."""
     if signal.trigger_error is not None:
-        return f"nothing: {one_line(signal.trigger_error)}"
+        return f"nothing: {signal.trigger_error}"
     match signal.trigger_spec:
         case {"kind": "work_item.status.transition", "to": [*statuses]}:
-            return one_line(" or ".join(map(str, statuses)))
+            return " or ".join(map(str, statuses))
         case {"kind": "time.at", "at": str(at)}:
-            return one_line(_time_text(at))
-    return one_line(json.dumps(signal.trigger_spec))
+            return _time_text(at)
+    return json.dumps(signal.trigger_spec)
 
 
 def _row(signal: Signal) -> tuple[str, ...]:
     fired = "" if signal.last_fired_at is None else format_time(signal.last_fired_at)
     item = "" if signal.item is None else f"{signal.item}: "
     remark = f"error: {signal.last_error}" if signal.last_error else signal.note
-    note = f" ({one_line(remark)})" if remark else ""
+    note = f" ({remark})" if remark else ""
     return signal.name, signal.status, fired, f"{item}{trigger_text(signal)}{note}"
 
 

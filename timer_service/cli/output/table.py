@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from rich.cells import cell_len
 
-from timer_service.cli.output.text import style
+from timer_service.cli.output.text import one_line, style
 
 _GAP = "  "
 _SHORTEST_ID = 12
@@ -40,7 +40,7 @@ class Table:
     ) -> None:
         """`colours` has the colour of a status; a status that is not in it has none."""
         self._head = head
-        self._rows = rows
+        self._rows = rows = [[one_line(cell) for cell in row] for row in rows]
         self._width = width
         self._id_column = id_column
         self._status_column = status_column

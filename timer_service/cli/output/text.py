@@ -50,13 +50,16 @@ def _split(duration: timedelta) -> list[tuple[int, str]]:
 
 
 def one_line(text: str) -> str:
-    """Return text without characters that would act on the terminal, such as line breaks and escapes."""
-    return "".join(character if character.isprintable() else " " for character in text)
+    """Return text with every character escaped that would act on the terminal or is invisible, such as a line break.
+
+    Line breaks, terminal codes and marks of the writing direction could make a line look like another one.
+    """
+    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
 
 
 def field_lines(fields: Mapping[str, str | None]) -> Iterator[str]:
-    """Return a line for each field that has a value, with the values aligned."""
-    shown = {name: value for name, value in fields.items() if value is not None}
+    """Return a line for each field that has a value, with the values aligned, and safe to print."""
+    shown = {name: one_line(value) for name, value in fields.items() if value is not None}
     width = max(_LABEL_WIDTH, *map(len, shown))
     for name, value in shown.items():
         yield f"  {name:<{width}}  {value}"

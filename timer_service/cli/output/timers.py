@@ -21,7 +21,7 @@ _COLOURS: Mapping[str, str] = {
 
 def timer_details(timer: Timer, now: datetime) -> Iterator[str]:
     """Return a line for each field of a timer."""
-    yield f"{timer.tenant}/{timer.call}"
+    yield one_line(f"{timer.tenant}/{timer.call}")
     values = {name: getattr(timer, name) for name in Timer.model_fields if name not in {"tenant", "call"}}
     texts = {name.replace("_", " "): None if value is None else _text(name, value) for name, value in values.items()}
     texts["due at"] = f"{texts['due at']} ({format_distance(timer.due_at, now)})"
@@ -31,7 +31,7 @@ def timer_details(timer: Timer, now: datetime) -> Iterator[str]:
 def _text(name: str, value: Any) -> str:
     if isinstance(value, datetime):
         return format_time(value, milliseconds=True)
-    return one_line(value) if isinstance(value, str) and name != "data" else json.dumps(value)
+    return value if isinstance(value, str) and name != "data" else json.dumps(value)
 
 
 def timer_table(timers: Sequence[Timer], now: datetime, width: int | None) -> Iterator[str]:
@@ -43,7 +43,7 @@ def timer_table(timers: Sequence[Timer], now: datetime, width: int | None) -> It
             format_time(timer.due_at),
             format_distance(timer.due_at, now),
             str(timer.attempt),
-            one_line(timer.last_error or ""),
+            timer.last_error or "",
         )
         for timer in timers
     ]
@@ -55,10 +55,10 @@ def timer_event_line(event: Mapping[str, Any]) -> str:
     payload = event["payload"]
     if event["type"] == "TimersCancelled":
         at = format_instant(event["timestampMs"])
-        return f"{at}  {payload['tenantId']}/{payload['prefix']}*  cancelled: {payload['count']}"
+        return one_line(f"{at}  {payload['tenantId']}/{payload['prefix']}*  cancelled: {payload['count']}")
     at = payload["reachedAt" if event["type"] == "DueTimeReached" else "expiredAt"]
     late = parse_instant(at) - parse_instant(payload["dueAt"])
     how = "" if event["type"] == "DueTimeReached" else "expired, "
     data = f"  {json.dumps(payload['data'])}" if "data" in payload else ""
     name = f"{payload['tenantId']}/{payload['serviceCallId']}"
-    return f"{at}  {name}  {how}due {payload['dueAt']} (+{late} ms){data}"
+    return one_line(f"{at}  {name}  {how}due {payload['dueAt']} (+{late} ms){data}")

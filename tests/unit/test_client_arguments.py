@@ -1,0 +1,192 @@
+"""Wrong arguments of every method of the client: a ValueError that names the argument. No broker is needed."""
+
+import inspect
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from importlib.resources import files
+from typing import Any
+from zoneinfo import ZoneInfo
+
+import pytest
+from nats.aio.client import Client
+
+from timer_service.client import NewTimer, NoAnswerError, TimerClient
+from timer_service.client.connection import Connection
+from timer_service.client.retry import Retry
+
+LATER = datetime(2100, 1, 1, 9, 30, tzinfo=UTC)
+HOUR = timedelta(hours=1)
+
+VALID: dict[str, Any] = {
+    "tenant": "acme",
+    "call": "call-1",
+    "schedule": "report",
+    "signal": "call-kim",
+    "run": "push-1",
+    "job": "lint",
+    "event_id": "event-1",
+    "group": "tests",
+    "item": "ticket-7",
+    "to": "blocked",
+    "prefix": "order-",
+    "note": "Call",
+    "name": "get-timer",
+    "request": {"serviceCallId": "call-1"},
+    "on": ["blocked"],
+    "groups": ["tests"],
+    "jobs": [{"name": "lint"}],
+    "outputs": {"a": 1},
+    "timers": [NewTimer("acme", "call-1", LATER)],
+    "cron": "@daily",
+    "zone": "Europe/Berlin",
+    "catch_up": "skip",
+    "data": 1,
+    "progress": print,
+    "workflow": "order-1",
+    "workflow_type": "order",
+    "queue": "default",
+    "retry": Retry(),
+    "concurrency_key": "customer-1",
+    "message_id": "message-1",
+    "reason": "not paid",
+    **dict.fromkeys(
+        ("due_at", "expires_at", "start_at", "end_at", "from_at", "at", "due_before", "due_after", "deadline_at"), LATER
+    ),
+    **dict.fromkeys(("due_in", "late_by", "every", "jitter", "start_in", "deadline_in"), HOUR),
+    **dict.fromkeys(("count", "upcoming", "max_count", "catch_up_limit", "timeout_seconds"), 5),
+}
+"""A valid value of each argument. `state` and `status` follow below: they depend on the method."""
+STATES = {
+    "TimerClient.list": "Scheduled",
+    "Schedules.list": "paused",
+    "Signals.list": "fired",
+    "Runs.list": "failed",
+    "Workflows.list": "failed",
+}
+INSTEAD_OF = {"every": "cron", "due_in": "due_at", "at": "on"}
+"""An argument that can only be given instead of another one."""
+ALWAYS = {"due_at", "on", "cron"}
+"""Arguments that have a default, but are part of a valid call."""
+WAITS = ("workflows", "result")
+"""A method that waits while there is no connection."""
+WRONG = (object(), b"text", [object()])
+
+
+def methods() -> Iterator[tuple[str, str]]:
+    """Yield the place of each public method in the client, and its name."""
+    client = TimerClient(Connection(Client(), "timer"))
+    places = ("", *(name for name, part in vars(client).items() if not name.startswith("_")))
+    for place in places:
+        part = getattr(client, place) if place else client
+        for name, _ in inspect.getmembers(type(part), inspect.isfunction):
+            if not name.startswith("_"):
+                yield place, name
+
+
+METHODS = [*methods()]
+
+
+def method_of(place: str, name: str) -> Callable[..., Any]:
+    """Return a method of a client that is not connected."""
+    client = TimerClient(Connection(Client(), "timer"))
+    method: Callable[..., Any] = getattr(getattr(client, place) if place else client, name)
+    return method
+
+
+def arguments_of(method: Callable[..., Any]) -> dict[str, Any]:
+    """Return a valid value of each argument of a method."""
+    values = {**VALID, "status": "success", "state": "Scheduled"}
+    if method.__qualname__ in STATES:
+        values["status"] = values["state"] = STATES[method.__qualname__]
+    return {name: values[name] for name in inspect.signature(method).parameters}
+
+
+def smallest_call(method: Callable[..., Any], argument: str | None = None) -> dict[str, Any]:
+    """Return the arguments of a valid call that has `argument`."""
+    parameters = inspect.signature(method).parameters
+    values = arguments_of(method)
+    wanted = {name for name, each in parameters.items() if each.default is each.empty or name in ALWAYS}
+    wanted |= set() if argument is None else {argument}
+    return {name: values[name] for name in parameters if name in wanted - {INSTEAD_OF.get(argument or "")}}
+
+
+async def call(method: Callable[..., Any], arguments: dict[str, Any]) -> Any:
+    result = method(**arguments)
+    return await (result if inspect.isawaitable(result) else anext(result))
+
+
+ARGUMENTS = [
+    (place, name, argument)
+    for place, name in METHODS
+    for argument in inspect.signature(method_of(place, name)).parameters
+]
+
+
+@pytest.mark.parametrize(("place", "name", "argument"), [each for each in ARGUMENTS if each[:2] != WAITS])
+async def test_a_valid_argument_passes_the_checks(place: str, name: str, argument: str) -> None:
+    """With valid arguments a method gets as far as the missing connection."""
+    method = method_of(place, name)
+    with pytest.raises(NoAnswerError, match="not connected"):
+        raise_first(await call(method, smallest_call(method, argument)))
+
+
+def raise_first(results: Any) -> None:
+    """Raise the error that `schedule_many` returns for its only timer."""
+    raise results[0]
+
+
+@pytest.mark.parametrize(("place", "name", "argument"), ARGUMENTS)
+async def test_an_argument_of_a_wrong_type_is_named(place: str, name: str, argument: str) -> None:
+    """A value of a wrong type raises ValueError, and its text begins with the name of the argument."""
+    method = method_of(place, name)
+    for wrong in WRONG:
+        with pytest.raises(ValueError, match=rf"^{argument}(\[\d+\])? must "):
+            await call(method, {**smallest_call(method, argument), argument: wrong})
+
+
+@pytest.mark.parametrize("argument", ["cron", "zone", "note"])
+async def test_a_text_with_a_surrogate_is_named(argument: str) -> None:
+    """A text that UTF-8 cannot hold is a fault of its own argument."""
+    method = method_of("signals", "create") if argument == "note" else method_of("schedules", "put")
+    with pytest.raises(ValueError, match=f"^{argument} must be text"):
+        await call(method, {**smallest_call(method, argument), argument: "\ud800"})
+
+
+@pytest.mark.parametrize(("place", "name"), [("schedules", "put"), ("schedules", "preview")])
+@pytest.mark.parametrize("given", [{}, {"cron": "@daily", "every": HOUR}], ids=["neither", "both"])
+async def test_cron_or_every(place: str, name: str, given: dict[str, Any]) -> None:
+    """Neither and both of `cron` and `every` get the same text, which is true for both cases."""
+    method = method_of(place, name)
+    arguments = smallest_call(method)
+    del arguments["cron"]
+    with pytest.raises(ValueError, match=r"^cron or every must be given, and not both$"):
+        await call(method, arguments | given)
+
+
+async def test_every_is_not_rounded() -> None:
+    """An `every` finer than a millisecond is refused: rounded, each slot would be further off than the one before."""
+    method = method_of("schedules", "put")
+    with pytest.raises(ValueError, match=r"^every must be whole milliseconds$"):
+        await call(method, {**smallest_call(method, "every"), "every": timedelta(seconds=1, microseconds=1)})
+
+
+@pytest.mark.parametrize(("place", "name"), [("schedules", "put"), ("schedules", "preview")])
+async def test_a_zone_without_a_name(place: str, name: str) -> None:
+    """A ZoneInfo is a zone. One without a name, read from a file, cannot be sent."""
+    method = method_of(place, name)
+    arguments = smallest_call(method)
+    with pytest.raises(NoAnswerError):
+        await call(method, arguments | {"zone": ZoneInfo("Europe/Berlin")})
+    file = (files("tzdata.zoneinfo") / "UTC").open("rb")
+    with file, pytest.raises(ValueError, match=r"^zone must be "):
+        await call(method, arguments | {"zone": ZoneInfo.from_file(file)})
+
+
+async def test_arguments_are_checked_before_the_iteration() -> None:
+    """A method that returns an iterator checks its arguments when it is called."""
+    for place, name in METHODS:
+        method = method_of(place, name)
+        arguments = smallest_call(method)
+        if not inspect.iscoroutinefunction(method):
+            with pytest.raises(ValueError, match=r"^tenant must "):
+                method(**arguments | {"tenant": "a.b"})

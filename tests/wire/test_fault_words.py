@@ -1,0 +1,62 @@
+"""The words in which faults of commands and queries are told: never those of the validation library."""
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from pydantic import BaseModel, ValidationError
+
+from timer_service.app.slices import SLICES
+from timer_service.core.codec import rejection_of
+from timer_service.core.errors import Code
+from timer_service.core.message import Envelope
+
+WRONG: tuple[Any, ...] = (
+    None,
+    True,
+    1.5,
+    -(10**20),
+    "",
+    "a\0",
+    "x" * 3000,
+    [],
+    [None],
+    ["a\0"],
+    {},
+    {"a": 1},
+    [{}],
+    [{"name": "a\0"}],
+)
+FOREIGN = re.compile(
+    r"dictionary|instance|pattern|\\x|unable|validation|after|Input|Value|String|List|should|None|function|union|tuple"
+)
+
+
+def models() -> Iterator[type[BaseModel]]:
+    """Yield every shape that users send."""
+    yield Envelope
+    for each in SLICES:
+        yield from each.commands
+        yield from (route.request for route in each.queries)
+
+
+def reasons(model: type[BaseModel], document: Any) -> list[str]:
+    try:
+        model.model_validate(document)
+    except ValidationError as error:
+        return [fault.reason for fault in rejection_of(Code.INVALID_PAYLOAD, "the payload", error).faults]
+    return []
+
+
+@pytest.mark.parametrize("model", [*models()], ids=lambda model: model.__name__)
+def test_faults_are_told_in_words_of_users(model: type[BaseModel]) -> None:
+    """Whatever is wrong with a field, the reason names no class, pattern or type of Python."""
+    documents: list[Any] = [None, [], "text", *({name: value} for name in names(model) for value in WRONG)]
+    for document in documents:
+        for reason in reasons(model, document):
+            assert not FOREIGN.search(reason), (document, reason)
+
+
+def names(model: type[BaseModel]) -> list[str]:
+    return [field.alias or name for name, field in model.model_fields.items()]
