@@ -27,6 +27,8 @@ WRONG: tuple[Any, ...] = (
     {"a": 1},
     [{}],
     [{"name": "a\0"}],
+    [{"workflowId": "a", "token": "a", "steps": ["a\0"], "waits": [{"key": "a:0"}], "then": {"action": "a"}}],
+    [{"then": {}}],
 )
 FOREIGN = re.compile(
     r"dictionary|instance|pattern|\\x|unable|validation|after|Input|Value|String|List|should|None|function|union|tuple"
@@ -39,6 +41,7 @@ def models() -> Iterator[type[BaseModel]]:
     for each in SLICES:
         yield from each.commands
         yield from (route.request for route in each.queries)
+        yield from (route.request for route in each.requests)
 
 
 def reasons(model: type[BaseModel], document: Any) -> list[str]:

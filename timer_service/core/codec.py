@@ -49,6 +49,20 @@ _REWORDED = (
         re.compile(r"String should match pattern '\^\[\^\\x00-\\x1f\\x7f-\\x9f\]\{1,(\d+)\}\$'"),
         r"must be 1 to \1 characters without control characters",
     ),
+    (
+        re.compile(r"String should match pattern '\^\[\^\\x00-\\x1f\\x7f-\\x9f:\]\{1,(\d+)\}\$'"),
+        r"must be 1 to \1 characters without colons and control characters",
+    ),
+    (re.compile(r"String should match pattern '\^\[0-9a-f\]\{(\d+)\}\$'"), r"must be \1 hex digits"),
+    (
+        re.compile(r"String should match pattern '\^.*\(:\[1-9\].*\$'"),
+        "must be a name, or a name with a colon and a number such as pay:1",
+    ),
+    (
+        re.compile(r"Input tag '.*' found using '(\w+)' does not match any of the expected tags:"),
+        r"needs \1 to be one of",
+    ),
+    (re.compile(r"Unable to extract tag using discriminator '(\w+)'"), r"must be an object with \1"),
     (re.compile(r"(.*) after validation, not \d+"), r"\1"),
 )
 _SHOULD = re.compile(r"^(Input|Value|String|List|Tuple|Dictionary|Number) should ")
