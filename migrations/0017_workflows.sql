@@ -13,6 +13,7 @@ CREATE TABLE workflows (
     worker_id TEXT,
     claimed_at BIGINT,
     lease_ms INTEGER CHECK (lease_ms > 0),
+    report_number INTEGER CHECK (report_number >= 0),  -- the highest one that was handled under the token; 0: none
     attempt INTEGER NOT NULL DEFAULT 0 CHECK (attempt >= 0),
     last_error TEXT,
     deadline_at BIGINT,
@@ -51,17 +52,17 @@ CREATE TABLE workflows (
     -- The columns that each status sets. Workers can claim a workflow if and only if it waits or runs.
     CHECK (CASE status
         WHEN 'waiting' THEN available_at IS NOT NULL AND COALESCE(lease_token, worker_id) IS NULL
-            AND COALESCE(claimed_at, lease_ms, ended_at) IS NULL
+            AND COALESCE(claimed_at, lease_ms, report_number, ended_at) IS NULL
         WHEN 'running' THEN available_at IS NOT NULL AND lease_token IS NOT NULL AND worker_id IS NOT NULL
-            AND claimed_at IS NOT NULL AND lease_ms IS NOT NULL AND ended_at IS NULL
-        WHEN 'parked' THEN COALESCE(available_at, claimed_at, lease_ms, ended_at) IS NULL
+            AND claimed_at IS NOT NULL AND lease_ms IS NOT NULL AND report_number IS NOT NULL AND ended_at IS NULL
+        WHEN 'parked' THEN COALESCE(available_at, claimed_at, lease_ms, report_number, ended_at) IS NULL
             AND COALESCE(lease_token, worker_id) IS NULL
         WHEN 'completed' THEN ended_at IS NOT NULL
         WHEN 'failed' THEN ended_at IS NOT NULL
         WHEN 'cancelled' THEN ended_at IS NOT NULL
         ELSE FALSE
     END),
-    CHECK (ended_at IS NULL OR (COALESCE(available_at, claimed_at, lease_ms) IS NULL
+    CHECK (ended_at IS NULL OR (COALESCE(available_at, claimed_at, lease_ms, report_number) IS NULL
         AND COALESCE(lease_token, worker_id) IS NULL)),
     CHECK ((available_at IS NULL) = (due_at IS NULL)),
     CHECK (available_at >= due_at),  -- a workflow never continues early

@@ -455,6 +455,24 @@ async def test_unreadable_answers(broker: NatsServer) -> None:
         await connection.close()
 
 
+async def test_result_waits_for_a_busy_service(broker: NatsServer) -> None:
+    """A wait for the result of a workflow goes on if the service cannot answer a query at the moment."""
+    answers = iter(["BUSY", "INTERNAL", "NOT_FOUND"])
+    async with TimerClient.connect(broker.url) as client:
+        connection = await nats.connect(broker.url)
+
+        async def answer(message: Msg) -> None:
+            error = {"code": next(answers), "message": "no", "errors": []}
+            await message.respond(json.dumps({"error": error}).encode())
+
+        await connection.subscribe("timer.qry.v1.acme.get-workflow", cb=answer)
+        await connection.flush()
+        with pytest.raises(LookupError):
+            await client.workflows.result("acme", "order-1", timeout_seconds=15)
+        assert list(answers) == []
+        await connection.close()
+
+
 async def until_answered(call: Callable[[], Awaitable[Any]]) -> Any:
     """Repeat a call until it does not raise NoAnswerError."""
     async with asyncio.timeout(20):

@@ -42,7 +42,7 @@ async def test_from_start_to_completed(user: User, service: Service) -> None:
     recorded: dict[str, Any] = {"steps": [step], "seen": [{"key": "charge", "seq": 1}]}
     assert await worker.report(task, {"action": "continue"}, **recorded) == "recorded"
     assert await worker.report(task, complete("ok")) == "completed"
-    assert await worker.report(task, complete("ok")) == "unchanged"
+    assert await worker.report(task, complete("ok"), repeats=True) == "unchanged"
     (event,) = await completed(user, 1)
     assert event["payload"]["workflowId"] == "order-1"
     assert event["payload"]["result"] == "ok"
@@ -130,7 +130,7 @@ async def report_until_settled(worker: RawWorker, task: Any) -> str:
     async with asyncio.timeout(60):
         while True:
             with suppress(nats.errors.Error):
-                outcome = await worker.report(task, complete("ok"), timeout=3)
+                outcome = await worker.report(task, complete("ok"), timeout=3, repeats=True)
                 if outcome != "BUSY":
                     return "completed" if outcome == "unchanged" else outcome
             await asyncio.sleep(0.1)

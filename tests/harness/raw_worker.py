@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from secrets import token_hex
 from typing import Any
@@ -33,6 +34,7 @@ class RawWorker:
         self.id = token_hex(4)
         self._connection = connection
         self._tenant = tenant
+        self._numbers: Counter[tuple[str, str]] = Counter()
         self._poll = {"workerId": self.id, "types": list(types), "slots": slots}
 
     async def request(self, name: str, *, timeout: float = 15, **fields: Any) -> Any:  # noqa: ASYNC109
@@ -53,10 +55,13 @@ class RawWorker:
         then: Mapping[str, Any],
         *,
         timeout: float = 15,  # noqa: ASYNC109 - of the request
+        repeats: bool = False,
         **fields: Any,
     ) -> str:
-        """Report about a task. Return the outcome, or the code of an error."""
-        report = {"workflowId": task["workflowId"], "token": task["token"], "then": then, **fields}
+        """Report about a task, or repeat the last report. Return the outcome, or the code of an error."""
+        workflow, token = held = task["workflowId"], task["token"]
+        self._numbers[held] += not (repeats and held in self._numbers)
+        report = {"workflowId": workflow, "token": token, "number": self._numbers[held], "then": then, **fields}
         reply = await self.request("report-tasks", timeout=timeout, workerId=self.id, reports=[report])
         outcome: str = reply["error"]["code"] if "error" in reply else reply["reports"][0]["outcome"]
         return outcome

@@ -27,6 +27,7 @@ class Row:
     lease_until: float = 0
     lease_seconds: float = 0
     settled_by: str = ""
+    report_number: int = 0
     attempt: int = 0
     blocks: int = 0
     effects: dict[str, Json] = field(default_factory=dict)
@@ -146,7 +147,7 @@ class MemoryService:
     def _claim(self, row: Row, asked: Json) -> Json:
         self._tokens += 1
         row.status, row.token, row.attempt = "running", f"{self._tokens:016x}", row.attempt + 1
-        row.lease_seconds = asked["leaseMs"] / 1000
+        row.lease_seconds, row.report_number = asked["leaseMs"] / 1000, 0
         row.lease_until = self._now() + row.lease_seconds
         views = self._views(row)
         return {
@@ -203,6 +204,9 @@ class MemoryService:
             return reply | {"outcome": "unchanged"}
         if row.token != report["token"]:
             return reply
+        if report["number"] < row.report_number:
+            return reply | {"outcome": "unchanged"}
+        row.report_number = report["number"]
         reply["failedSteps"] = [self._store_step(row, step) for step in report.get("steps", ()) if "error" in step]
         for step in report.get("steps", ()):
             if "error" not in step:

@@ -2,6 +2,7 @@
 
 import json
 import random
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -121,6 +122,7 @@ class Workflows(WorkflowConversation, InProcess):
         self.worker = DeadlineWorker(self.parts)
         self.may_time_out = True
         self.rng = random.Random(0)
+        self._numbers: Counter[tuple[str, str]] = Counter()
         self.adds_events = False
         """Whether the last claim has added events."""
 
@@ -134,7 +136,7 @@ class Workflows(WorkflowConversation, InProcess):
         """Claim the available workflows of a lane and return the tasks that are sent."""
         now = self.clock.now()
         lane = {"tenant_id": tenant, "queue": "default", "type": workflow_type}
-        holder = {"worker_id": worker_id, "claimed_at": now, "lease_ms": LEASE_MS}
+        holder = {"worker_id": worker_id, "claimed_at": now, "lease_ms": LEASE_MS, "report_number": 0}
         claim = {**lane, **holder, "now": now, "until": now + LEASE_MS, "limit": slots}
         claim["token"] = f"{self.rng.getrandbits(64):016x}"
         async with self.database.transaction() as tx:
@@ -167,9 +169,14 @@ class Workflows(WorkflowConversation, InProcess):
         self.answers = answers
         return [_decode(answer.reply) for answer in answers]
 
-    async def report(self, task: Any, then: Mapping[str, Any] = CONTINUE, **fields: Any) -> Any:
-        """Report what happened to a task, and return the outcome."""
-        (reply,) = await self.ask_all(report(task, then, **fields))
+    async def report(
+        self, task: Any, then: Mapping[str, Any] = CONTINUE, *, number: int | None = None, **fields: Any
+    ) -> Any:
+        """Report what happened to a task, and return the outcome. Without a `number` it is the next report."""
+        held = task["workflowId"], task["token"]
+        number = self._numbers[held] + 1 if number is None else number
+        self._numbers[held] = max(self._numbers[held], number)
+        (reply,) = await self.ask_all(report(task, then, number=number, **fields))
         (outcome,) = reply["reports"]
         return outcome
 
@@ -207,9 +214,10 @@ class Workflows(WorkflowConversation, InProcess):
         return [{name: row[name] for name in row.keys()} for row in rows]  # type: ignore[attr-defined]  # noqa: SIM118
 
 
-def report(task: Any, then: Mapping[str, Any] = CONTINUE, **fields: Any) -> ReportTasks:
+def report(task: Any, then: Mapping[str, Any] = CONTINUE, *, number: int = 1, **fields: Any) -> ReportTasks:
     """Return a request with one report about a task."""
-    return reports([{"workflowId": task["workflowId"], "token": task["token"], "then": then, **fields}])
+    held = {"workflowId": task["workflowId"], "token": task["token"]}
+    return reports([{**held, "number": number, "then": then, **fields}])
 
 
 def reports(many: Sequence[Mapping[str, Any]]) -> ReportTasks:

@@ -337,7 +337,8 @@ async def test_replies_about_workflows_fit_their_schemas(
     task = await workflows.take() if await workflows.status() == "waiting" else task
     await workflows.report(task, fail("no", "ship:1"))
     for number, then in enumerate((complete({"ok": 1}), complete(), PARK)):
-        await workflows.report(await workflows.begin(f"w{number}"), then)
+        waits = [wait_for("approval")] if then is PARK else []
+        await workflows.report(await workflows.begin(f"w{number}"), then, waits=waits)
     await workflows.about("Cancel", "w2", reason="not needed")
     shown += [await workflows.view(), await workflows.view("w0"), await workflows.view("w2"), await workflows.view("x")]
     replies += [("get-workflow-answer", to_json(each)) for each in shown]

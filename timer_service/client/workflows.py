@@ -15,7 +15,7 @@ from timer_service.client.checks import (
     wire_instant,
 )
 from timer_service.client.connection import Connection
-from timer_service.client.errors import NoAnswerError, WorkflowEndedError
+from timer_service.client.errors import NoAnswerError, QueryError, WorkflowEndedError
 from timer_service.client.models import UNSET, Outcome
 from timer_service.client.retry import Retry
 from timer_service.client.workflow_models import (
@@ -32,6 +32,8 @@ _EVENTS = ("workflow-completed", "workflow-failed", "workflow-cancelled")
 _LOOK_AGAIN_SECONDS = 10
 """An event of the end can be missed while the connection is lost."""
 _PAUSE_SECONDS = 1
+_TRY_AGAIN = {"BUSY", "INTERNAL"}
+"""The errors of a query after which it may succeed later."""
 
 
 class Workflows:
@@ -154,7 +156,7 @@ class Workflows:
         """Wait until a workflow ends, and return the result of its function.
 
         Raises `WorkflowEndedError` if it failed or was cancelled, LookupError if it does not exist, and TimeoutError
-        after `timeout_seconds`. While the connection is lost, it goes on waiting.
+        after `timeout_seconds`. While the connection is lost, or the service cannot answer, it goes on waiting.
         """
         check_tenant(tenant)
         check_identifier("workflow", workflow)
@@ -164,6 +166,10 @@ class Workflows:
                 try:
                     return await self._result(tenant, workflow)
                 except NoAnswerError:
+                    await asyncio.sleep(_PAUSE_SECONDS)
+                except QueryError as error:
+                    if error.code not in _TRY_AGAIN:
+                        raise
                     await asyncio.sleep(_PAUSE_SECONDS)
 
     def watch(self, tenant: str = "*") -> AsyncIterator[dict[str, Any]]:

@@ -84,7 +84,7 @@ def take_part(items: deque[Item]) -> list[Item]:
     return part
 
 
-def write_report(workflow_id: str, token: str, part: Sequence[Item], then: str) -> str:
+def write_report(workflow_id: str, token: str, number: int, part: Sequence[Item], then: str) -> str:
     """Return a report as JSON."""
     lists = (
         f'"{name}":[{",".join(texts)}],'
@@ -95,4 +95,5 @@ def write_report(workflow_id: str, token: str, part: Sequence[Item], then: str) 
         )
         if texts
     )
-    return f'{{"workflowId":{dump(workflow_id)},"token":{dump(token)},{"".join(lists)}"then":{then}}}'
+    about = f'"workflowId":{dump(workflow_id)},"token":{dump(token)},"number":{number},'
+    return f'{{{about}{"".join(lists)}"then":{then}}}'

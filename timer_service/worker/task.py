@@ -59,6 +59,7 @@ class RunningTask:
         self._wait_due: dict[str, float] = {}
         self._end: str | None = None
         self._under_way: Report | None = None
+        self._reports = 0
         self._stored_seq = 0
 
     # Events
@@ -165,7 +166,8 @@ class RunningTask:
             return None
         if looks:
             self._wait_due = {key: max(at, now + _LOOK_AGAIN_SECONDS) for key, at in self._wait_due.items()}
-        text = write_report(self.workflow_id, self.token, part, then)
+        self._reports += 1
+        text = write_report(self.workflow_id, self.token, self._reports, part, then)
         waits = [(item.wait_key, item.wait_ms) for item in part if item.wait_ms is not None]
         self._under_way = Report(text, max((item.seq for item in part), default=self._stored_seq), waits)
         return self._under_way

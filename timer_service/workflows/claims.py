@@ -78,7 +78,7 @@ class Claims:
 
 def _wanted(share: Share, now: int) -> LaneClaim:
     wanted = share.poll.wanted
-    holder = {"worker_id": wanted.worker_id, "claimed_at": now, "lease_ms": wanted.lease_ms}
+    holder = {"worker_id": wanted.worker_id, "claimed_at": now, "lease_ms": wanted.lease_ms, "report_number": 0}
     return LaneClaim(share.lane, share.tasks, wanted.lease_ms, holder)
 
 

@@ -45,8 +45,8 @@ _LOCKED_MS = 5
 """When to look again at rows that another instance has locked."""
 _AWAY_MS = 250
 """How often to look whether the broker can be used again."""
-_GRACE_SECONDS = 0.5
-"""How long a poll whose time is up waits for a look or a claim that is under way."""
+_GRACE_SECONDS = 3
+"""How long a poll whose time is up waits for a look that is due or under way. It waits for a claim without limit."""
 _ROUNDING = timedelta(milliseconds=1)
 _NO_TASKS = QueryReply(b'{"tasks":[]}')
 _FULL = error_reply(Rejection(Code.BUSY, "too many polls are held; poll again later"))
@@ -152,24 +152,27 @@ class Dispatcher:
 
     async def _claim(self, shares: Sequence[Share], now: int) -> Claimed:
         polls = {each.poll for each in shares}
-        may_time_out = await self._gate.is_open(now)
         for poll in polls:
             poll.taken = True
         try:
+            may_time_out = await self._gate.is_open(now)
             claimed = await self._claims.claim(shares, now, may_time_out=may_time_out)
+            replies = self._take_replies(claimed)
         finally:
             for poll in polls:
                 poll.taken = False
+                if (newer := self._held.current(poll)) is not None:
+                    newer.taken = False
+        await self._subscription.reply(replies)
         self._metrics.claimed(sum(claimed.found))
         for each, found, kept in zip(shares, claimed.found, claimed.kept, strict=True):
             self._held.record_fitting(each.lane, kept, found)
         if claimed.adds_events:
             await self._wake_loops(("outbox",), self._clock.now())
-        await self._send(claimed)
         return claimed
 
-    async def _send(self, claimed: Claimed) -> None:
-        """Answer the polls that have tasks. A worker that has polled again meanwhile gets them with its newer poll."""
+    def _take_replies(self, claimed: Claimed) -> list[tuple[Request, QueryReply]]:
+        """Return the replies with tasks, and forget their polls. A worker that has polled again gets them there."""
         replies: list[tuple[Request, QueryReply]] = []
         for taken, tasks in claimed.tasks.items():
             poll = self._held.current(taken) or taken
@@ -177,7 +180,7 @@ class Dispatcher:
             replies.append((poll.request, _reply(tasks)))
             self._metrics.request_answered(poll.request.name, ANSWERED)
             self._metrics.tasks_sent(len(tasks))
-        await self._subscription.reply(replies)
+        return replies
 
     def _plan_looks(
         self, looks: dict[Lane, LaneLook], shares: Sequence[Share], claimed: Claimed | None, now: int
@@ -207,6 +210,7 @@ class Dispatcher:
         self._registry.record_poll(poll.request.tenant, poll.wanted)
         leaving = self._held.add(poll)
         if leaving.replaced is not None:
+            poll.taken = leaving.replaced.taken
             self._answer([leaving.replaced], _NO_TASKS)
         self._answer(leaving.refused, _FULL)
         if self._stopping:
@@ -215,8 +219,8 @@ class Dispatcher:
             wait = asyncio.get_running_loop().call_later
             self._timers[poll] = wait(poll.wanted.wait_ms / 1000, self._expire, poll)
             self._metrics.polls_held(len(self._held))
-            if self._held.must_look(poll, self._clock.now()):
-                self._wake(self._clock.now())
+            if (at := self._held.look_at(poll)) is not None:
+                self._wake(max(at, self._clock.now()))  # nobody woke the loop while the lane had no poll
 
     def _stop_polling(self, poll: Poll) -> None:
         """Answer a poll without slots, and the held one of its worker. If a claim for that is under way, it goes on."""

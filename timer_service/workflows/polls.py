@@ -28,7 +28,7 @@ class Poll:
     request: Request
     wanted: PollTasks
     taken: bool = False
-    """Whether a claim for it is under way."""
+    """Whether a claim for its worker is under way. It is not answered before the claim is over."""
     overdue: bool = False
     """Whether its time is up. It is answered when the claim or the look is over."""
 
@@ -167,6 +167,12 @@ class HeldPolls:
         """Return whether a look at one of the lanes of a poll is due or under way."""
         states = (self._lanes.get(lane) for lane in poll.lanes)
         return any(state is not None and not now < state.look_at < math.inf for state in states)
+
+    def look_at(self, poll: Poll) -> int | None:
+        """Return when the first lane of a poll is looked at; None if all looks are under way."""
+        states = (self._lanes.get(lane) for lane in poll.lanes)
+        at = min((state.look_at for state in states if state is not None), default=math.inf)
+        return int(at) if at < math.inf else None
 
     def next_look(self) -> int | None:
         """Return when to look at a lane next; None without one."""

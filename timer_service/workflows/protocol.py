@@ -28,6 +28,7 @@ REPLY_BYTES = 512 * 1024
 INLINE_EFFECTS_BYTES = 64 * 1024
 """The most bytes of effects in a task. A worker gets the rest with get-effects."""
 LONGEST_WAIT_MS = 366 * 24 * HOUR
+MAX_REPORT_NUMBER = 2**31 - 1
 
 Token = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{16}$")]
 EffectKey = Annotated[str, StringConstraints(pattern=r"^[^\x00-\x1f\x7f-\x9f:]{1,100}(:[1-9][0-9]{0,3})?$")]
@@ -181,6 +182,12 @@ class Report(Payload):
 
     workflow_id: Identifier
     token: Token
+    number: int = Field(
+        ge=1,
+        le=MAX_REPORT_NUMBER,
+        strict=True,
+        description="1 for the first report with this token, then 2, 3 and so on. A repeated report has the same.",
+    )
     steps: list[StepResult] = Field(default_factory=list, max_length=MAX_EFFECTS)
     seen: list[Seen] = Field(default_factory=list, max_length=MAX_EFFECTS)
     waits: list[Wait] = Field(default_factory=list, max_length=MAX_EFFECTS)
@@ -206,7 +213,7 @@ class ReportOutcome(StrEnum):
     FAILED = "failed"
     RELEASED = "released"
     UNCHANGED = "unchanged"
-    """This token has ended the task before."""
+    """This token has ended the task before, or a report with a higher number was handled. Nothing is stored."""
     LOST = "lost"
     """The task is no longer this worker's. Nothing is stored."""
     CONFLICT = "conflict"

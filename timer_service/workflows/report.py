@@ -82,8 +82,13 @@ def refuse(workflow: Workflow | None, token: str) -> ReportOutcome:
 
 def apply(task: TaskState, report: Report, rules: Rules) -> Decision:
     """Apply a report whose token is current. docs/workflows.md has the table of outcomes."""
+    hold = task.workflow.hold
+    assert hold is not None  # noqa: S101 - the token is current
+    if report.number < hold.report_number:  # a copy that comes late: its worker is ahead of it
+        return Decision(task, ReportOutcome.UNCHANGED)
+    counted = task._replace(workflow=task.workflow.count_report(report.number))
     try:
-        recorded = settle(_record(task, report, rules), rules)
+        recorded = settle(_record(counted, report, rules), rules)
         recorded = _mark_seen(recorded, report.seen)
     except ConflictingReportError:
         return Decision(task, ReportOutcome.CONFLICT)
@@ -209,6 +214,8 @@ def _due(task: TaskState, rules: Rules) -> int | None:
     effects = task.effects.values()
     if any(each.status is not EffectStatus.OPEN and each.seq is None for each in effects):
         return rules.now  # a result that the function did not get: the next worker delivers it
+    if not any(each.status is EffectStatus.OPEN for each in effects):
+        return rules.now  # nothing would ever continue it
     due = next_due(effects)
     return rules.now + UNDECIDED_MS if due is not None and due <= rules.now else due
 

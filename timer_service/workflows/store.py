@@ -15,7 +15,7 @@ from timer_service.workflows.messages import FailureCode, WorkflowStatus
 from timer_service.workflows.workflow import BLOCKED_FROM, Definition, Hold, Key, Texts, Workflow
 
 _KEY = ("tenant_id", "workflow_id")
-_HOLD = ("lease_token", "worker_id", "claimed_at", "lease_ms")
+_HOLD = ("lease_token", "worker_id", "claimed_at", "lease_ms", "report_number")
 _ADVANCES = (
     *("status", "due_at", "available_at", *_HOLD, "attempt", "last_error", "effects", "effect_bytes", "seen"),
     *("messages", "message_bytes", "blocks", "times_blocked", "settled_by"),
@@ -56,7 +56,7 @@ WORKFLOWS = LeasedTable(
     held=WorkflowStatus.RUNNING,
     buried=WorkflowStatus.FAILED,
     lane=("tenant_id", "queue", "type"),
-    holder=("worker_id", "claimed_at", "lease_ms"),
+    holder=("worker_id", "claimed_at", "lease_ms", "report_number"),
 )
 """The claim of workers. A claim also sets the columns of `Hold`."""
 
@@ -183,7 +183,7 @@ def read_workflow(row: Row) -> Workflow:
 
 
 def _hold(row: Row) -> Hold:
-    return Hold(row["lease_token"], row["worker_id"], row["claimed_at"], row["lease_ms"])
+    return Hold(row["lease_token"], row["worker_id"], row["claimed_at"], row["lease_ms"], row["report_number"])
 
 
 def _definition(row: Row) -> Definition:

@@ -50,6 +50,8 @@ class Hold(NamedTuple):
     worker_id: str
     claimed_at: int
     lease_ms: int
+    report_number: int = 0
+    """The highest number of a report that was handled under the token; 0 without one."""
 
 
 class Texts(NamedTuple):
@@ -129,6 +131,11 @@ class Workflow(NamedTuple):
     def park(self) -> "Workflow":
         """Return the workflow without a worker, until a message comes."""
         return self._replace(status=WorkflowStatus.PARKED, due_at=None, available_at=None, hold=None)
+
+    def count_report(self, number: int) -> "Workflow":
+        """Return the workflow after a report with this number was handled."""
+        assert self.hold is not None  # noqa: S101 - only tasks are reported
+        return self._replace(hold=self.hold._replace(report_number=number))
 
     def renew(self, now: int) -> "Workflow":
         """Return the workflow with a lease from now. If earlier leases ran out, a delay follows the lease."""

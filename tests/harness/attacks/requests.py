@@ -26,7 +26,7 @@ def _poll(**fields: Any) -> RawMessage:
     return _request("poll-tasks", {"workerId": "w-NUMBER", "types": ["order"], "slots": 1000, **fields})
 
 
-_UNKNOWN = [{"workflowId": f"order-{number}", "token": "0" * 16} for number in range(1000)]
+_UNKNOWN = [{"workflowId": f"order-{number}", "token": "0" * 16, "number": 1} for number in range(1000)]
 _REPORTS = {"workerId": "w", "reports": [{**each, "then": {"action": "complete"}} for each in _UNKNOWN]}
 _STEPS = [{"key": f"step:{number + 1}", "attempt": 1, "result": 1} for number in range(9000)]
 _LONG_REPORT = {"workerId": "w", "reports": [{**_UNKNOWN[0], "steps": _STEPS, "then": {"action": "park"}}]}

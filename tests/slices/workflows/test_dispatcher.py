@@ -224,6 +224,56 @@ async def test_worker_polls_again_during_the_claim(on_sqlite: Dispatching, monke
     assert await ids(newer) == [["order-1"]]
 
 
+async def test_row_that_was_offered_before_its_poll(on_sqlite: Dispatching) -> None:
+    """A row becomes available soon, while no poll is held. The next poll of its lane wakes the loop at that instant."""
+    await on_sqlite.start("order-1")
+    poll = await on_sqlite.poll()
+    await on_sqlite.tick()
+    assert await ids([poll]) == [["order-1"]]
+    soon = on_sqlite.workflows.clock.now() + 70
+    on_sqlite.dispatcher.offer(ORDER, soon)
+    await on_sqlite.hold()
+    assert on_sqlite.wakes[-1] == soon
+
+
+async def test_poll_that_ends_before_its_claim(on_sqlite: Dispatching, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If the time of a poll is up while the claim for it waits for the broker, it still gets the workflows."""
+    await on_sqlite.start("order-1")
+    poll = await on_sqlite.poll()
+    dispatcher = on_sqlite.dispatcher
+    (held,) = dispatcher._held.all
+
+    async def is_open(_now: int) -> bool:
+        for _ in range(2):
+            dispatcher._expire(held)
+        return True
+
+    monkeypatch.setattr(dispatcher._gate, "is_open", is_open)
+    await on_sqlite.tick()
+    assert await ids([poll]) == [["order-1"]]
+
+
+async def test_newer_poll_that_ends_during_the_claim(on_sqlite: Dispatching, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If the newer poll of a worker ends while a claim for the older one is under way, it still gets the tasks."""
+    await on_sqlite.start("order-1")
+    await on_sqlite.hold("w")
+    dispatcher, newer = on_sqlite.dispatcher, []
+    claims = dispatcher._claims
+    claim = claims.claim
+
+    async def claim_late(*args: object, **options: object) -> object:
+        claimed = await claim(*args, **options)  # type: ignore[arg-type]
+        newer.append(await on_sqlite.poll("w"))
+        (held,) = dispatcher._held.all
+        for _ in range(2):
+            dispatcher._expire(held)
+        return claimed
+
+    monkeypatch.setattr(claims, "claim", claim_late)
+    await on_sqlite.tick()
+    assert await ids(newer) == [["order-1"]]
+
+
 async def test_broker_away(on_sqlite: Dispatching) -> None:
     """While the connection for requests is lost nothing is claimed. After that, the polls from before get no task."""
     await on_sqlite.hold("before")

@@ -27,7 +27,9 @@ class History:
         """Every task that was sent. Most of them are lost by now."""
         self.current: list[Any] = []
         """The tasks that their workers still have, as far as they know."""
-        self.reports: list[tuple[Any, Any, Any]] = []
+        self.reports: list[tuple[Any, int, Any, Any]] = []
+        self.handled: Counter[tuple[str, str]] = Counter()
+        """For each workflow and token, the highest number of a report that was handled."""
         self.number = 0
         self.results: dict[tuple[str, ...], Any] = {}
         """Each stored result and number, as it was seen first."""
@@ -112,24 +114,30 @@ class History:
         go_on, park = {"action": "continue"}, {"action": "park"}
         ends = [complete(self.number), fail(), fail(), release(), release("non_deterministic", "no")]
         then = self.rng.choice([go_on, go_on, go_on, park, park, park, self.rng.choice(ends)])
-        self.reports.append((task, then, fields))
-        await self._send(task, then, fields)
+        number = self.handled[_id(task)] + 1
+        self.reports.append((task, number, then, fields))
+        await self._send(task, number, then, fields)
 
     async def repeat(self) -> None:
         if self.reports:
             await self._send(*self.rng.choice(self.reports[-5:]))
 
-    async def _send(self, task: Any, then: Any, fields: Any) -> None:
+    async def _send(self, task: Any, number: int, then: Any, fields: Any) -> None:
         before = await self.snapshot()
-        outcome = (await self.workflows.report(task, then, **fields))["outcome"]
+        outcome = (await self.workflows.report(task, then, number=number, **fields))["outcome"]
+        if number < self.handled[_id(task)]:
+            assert outcome in {"lost", "unchanged"}
+            assert await self.snapshot() == before
+            return
         if outcome in {"lost", "unchanged", "conflict"}:
             assert await self.snapshot() == before, outcome
         if outcome not in {"recorded", "resumed", "conflict"} and task in self.current:
             self.current.remove(task)
         if outcome not in {"lost", "unchanged", "conflict"}:
+            self.handled[_id(task)] = number
             await self._check_stored(task["workflowId"], fields)
         if outcome == "conflict":
-            assert (task, then, fields) in self.reports
+            assert (task, number, then, fields) in self.reports
 
     async def _check_stored(self, workflow: str, fields: Any) -> None:
         """What a report with another outcome says is stored."""
@@ -170,6 +178,7 @@ class History:
         """A workflow that no worker has is available as soon as one of its waits may be over."""
         waits = [each for each in effects if each["status"] == "open"]
         if row["status"] == "parked":
+            assert waits
             assert all(each["due_at"] is None for each in waits)
             assert mail.isdisjoint(each["name"] for each in waits if each["kind"] == "message")
         if row["status"] == "waiting" and not row["blocks"]:
@@ -185,6 +194,10 @@ class History:
                 assert self.results.setdefault((*key, "result"), each["result"]) == each["result"]
             if each["seq"] is not None and each["status"] == "done":
                 assert self.results.setdefault((*key, "seq"), each["seq"]) == each["seq"]
+
+
+def _id(task: Any) -> tuple[str, str]:
+    return task["workflowId"], task["token"]
 
 
 async def check_events(workflows: Workflows) -> None:

@@ -170,14 +170,14 @@ async def test_failure_and_retry(workflows: Workflows) -> None:
     steps = [done("pay"), failed("ship", retryable=False)]
     await workflows.report(task, fail("no ship", "ship"), steps=steps, seen=seen("pay", "ship"))
     view = await workflows.view()
-    assert (view["workflow"]["code"], view["workflow"]["step"], view["error"]["message"]) == (
+    assert (view["workflow"]["code"], view["workflow"]["step"], view["failure"]["message"]) == (
         "STEP_FAILED",
         "ship",
         "no ship",
     )
     assert await workflows.about("Retry") == "retried"
     view = await workflows.view()
-    assert "error" not in view
+    assert "failure" not in view
     assert "deadlineAt" not in view["workflow"]
     task = await workflows.take()
     assert [(each["key"], each["status"], each.get("seq"), each.get("failures")) for each in task["effects"]] == [

@@ -39,7 +39,7 @@ async def test_repeated_end(workflows: Workflows, name: str) -> None:
     waits = [sleep("nap", 5000)] if name == "park" else []
     first = await workflows.report(task, then, waits=waits)
     row = await workflows.row()
-    again = await workflows.report(task, then, waits=waits)
+    again = await workflows.report(task, then, number=1, waits=waits)
     assert (first["outcome"], again["outcome"], await workflows.row()) == (outcome, "unchanged", row)
 
 
@@ -54,12 +54,72 @@ async def test_repeated_report_stores_nothing(workflows: Workflows) -> None:
     first = await workflows.report(task, **fields)
     effects = await workflows.all_rows("workflow_effects")
     workflows.clock.advance(milliseconds=400)
-    again = await workflows.report(task, **fields)
+    again = await workflows.report(task, number=1, **fields)
     assert await workflows.all_rows("workflow_effects") == effects
     assert (first["outcome"], again["outcome"]) == ("recorded", "recorded")
     assert (first["failedSteps"][0]["startInMs"], again["failedSteps"][0]["startInMs"]) == (1000, 600)
     counts = [(await workflows.row())[name] for name in ("effects", "seen")]
     assert counts == [4, 1]
+
+
+@pytest.mark.parametrize("then", [CONTINUE, PARK, complete(), fail(), release()])
+async def test_late_report(workflows: Workflows, then: dict[str, Any]) -> None:
+    """A copy of a report that arrives after a later report of the same token stores nothing."""
+    task = await workflows.begin()
+    await workflows.report(task, number=1)
+    await workflows.report(task, number=2, waits=[sleep("nap", 5000)])
+    rows = await workflows.row(), await workflows.all_rows("workflow_effects")
+    workflows.clock.advance(seconds=1)
+    late = await workflows.report(task, then, number=1, steps=[done("pay")], seen=seen("pay"))
+    assert late == {"workflowId": "order-1", "outcome": "unchanged"}
+    assert (await workflows.row(), await workflows.all_rows("workflow_effects")) == rows
+
+
+async def test_late_park_while_the_worker_is_ahead(workflows: Workflows) -> None:
+    """A copy of a park that was answered with `resumed` does not end the task later, so its end is not lost."""
+    task = await workflows.begin()
+    await workflows.send_to(data=True)
+    waits = [wait_for("approval"), wait_for("refund")]
+    assert (await workflows.report(task, PARK, number=1, waits=waits))["outcome"] == "resumed"
+    assert (await workflows.report(task, number=2, seen=seen("approval")))["outcome"] == "recorded"
+    assert (await workflows.report(task, PARK, number=1, waits=waits))["outcome"] == "unchanged"
+    last: dict[str, Any] = {"steps": [done("pay")], "seen": seen("pay", after=1)}
+    assert (await workflows.report(task, complete(), number=3, **last))["outcome"] == "completed"
+
+
+async def test_late_report_in_one_batch(workflows: Workflows) -> None:
+    """Reports of one transaction that come in the wrong order: the later one counts."""
+    task = await workflows.begin()
+    replies = await workflows.ask_all(report(task, number=2), report(task, PARK, number=1))
+    assert [each["reports"][0]["outcome"] for each in replies] == ["recorded", "unchanged"]
+    assert await workflows.status() == "running"
+
+
+async def test_numbers_begin_again_with_each_token(workflows: Workflows) -> None:
+    """The next worker counts its reports from 1."""
+    task = await workflows.begin()
+    for number in (1, 2):
+        await workflows.report(task, number=number)
+    workflows.clock.advance(milliseconds=LEASE_MS)
+    other = await workflows.take(worker_id="worker-2")
+    assert (await workflows.report(other, release(), number=1))["outcome"] == "released"
+    assert (await workflows.report(await workflows.take(), complete(), number=1))["outcome"] == "completed"
+
+
+async def test_number_of_a_conflict_is_not_stored(workflows: Workflows) -> None:
+    """A report that conflicts stores nothing, not even its number."""
+    task = await workflows.begin()
+    conflict = await workflows.report(task, number=7, seen=seen("unknown"))
+    assert (conflict["outcome"], (await workflows.report(task, number=2))["outcome"]) == ("conflict", "recorded")
+
+
+async def test_park_without_an_open_effect(workflows: Workflows) -> None:
+    """A park with nothing to wait for would last for ever. The workflow is available at once instead."""
+    task = await workflows.begin()
+    parked = await workflows.report(task, PARK, steps=[done("pay")], seen=seen("pay"))
+    assert (parked["outcome"], (await workflows.row())["status"]) == ("parked", "waiting")
+    assert [at for _, at in workflows.answers[0].lanes] == [NOW]
+    assert (await workflows.take())["workflowId"] == "order-1"
 
 
 async def test_same_report_twice_in_one_batch(workflows: Workflows) -> None:
@@ -93,7 +153,8 @@ async def test_conflict(workflows: Workflows, name: str) -> None:
     broken = failed("broken", retryable=False)
     await workflows.report(task, steps=[done("pay", 1), broken], seen=seen("pay"), waits=[sleep("nap", 60_000)])
     before = await workflows.row(), await workflows.all_rows("workflow_effects")
-    outcome = await workflows.report(task, complete(), **CONFLICTS[name])
+    fields: dict[str, Any] = CONFLICTS[name]
+    outcome = await workflows.report(task, complete(), **fields)
     assert outcome["outcome"] == "conflict"
     assert (await workflows.row(), await workflows.all_rows("workflow_effects")) == before
 
@@ -190,7 +251,13 @@ async def test_many_reports_of_many_tenants(workflows: Workflows) -> None:
     tasks = sorted(await workflows.poll(), key=lambda task: str(task["workflowId"]))
     ends = [complete(), fail(), release(), PARK, CONTINUE]
     many = [
-        {"workflowId": task["workflowId"], "token": task["token"], "then": then, "steps": [done("a", number)]}
+        {
+            "workflowId": task["workflowId"],
+            "token": task["token"],
+            "number": 1,
+            "then": then,
+            "steps": [done("a", number)],
+        }
         for number, (task, then) in enumerate(zip(tasks, ends, strict=True))
     ]
     (reply,) = await workflows.ask_all(reports(many))

@@ -18,7 +18,7 @@ async def fill(workflows: Workflows) -> None:
         then = {"parked": PARK, "completed": complete(), "failed": fail(), "waiting": release()}.get(name)
         task = await workflows.take(workflow_type="other" if name == "parked" else "order")
         if then is not None:
-            await workflows.report(task, then)
+            await workflows.report(task, then, waits=[wait_for("approval")] if then is PARK else [])
         if name == "waiting":
             await workflows.sql("UPDATE workflows SET available_at = available_at + 3600000")
     workflows.clock.set(NOW + 5)
@@ -151,6 +151,8 @@ FORBIDDEN = [
     "claimed_at = NULL",
     "lease_ms = NULL",
     "lease_ms = 0",
+    "report_number = NULL",
+    "report_number = -1",
     "available_at = NULL",
     "due_at = NULL",
     "available_at = due_at - 1",

@@ -134,6 +134,7 @@ async def test_one_report_for_one_step() -> None:
             {
                 "workflowId": "a",
                 "token": row.settled_by,
+                "number": 1,
                 "steps": [{"key": "work", "attempt": 1, "result": 1}],
                 "seen": [{"key": "work", "seq": 1}],
                 "then": {"action": "complete", "result": 1},
@@ -568,6 +569,26 @@ async def test_requests_are_repeated_with_the_same_bytes() -> None:
         await service.until(lambda: "unchanged" in service.outcomes)
     bodies = [body for name, body in service.requests if name == "report-tasks"]
     assert (len(bodies), len(set(bodies)), calls["work"]) == (4, 1, 1)
+
+
+@virtually
+async def test_reports_are_numbered() -> None:
+    """The reports about a task count from 1 without gaps, and from 1 again under the next token."""
+
+    @workflow("numbered")
+    async def numbered(ctx: Context, _: Any) -> None:
+        await ctx.step("work", work, 1)
+        await ctx.step("work", work, 2)
+        await ctx.sleep(timedelta(seconds=5))
+
+    service = MemoryService()
+    service.start("a", "numbered")
+    async with worker(service, numbered):
+        await service.until_ended()
+    numbers: dict[str, list[int]] = {}
+    for each in (each for batch in reports(service) for each in batch):
+        numbers.setdefault(each["token"], []).append(each["number"])
+    assert list(numbers.values()) == [[1, 2], [1]]
 
 
 @virtually
