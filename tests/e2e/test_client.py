@@ -227,6 +227,19 @@ async def test_watch(client: TimerClient) -> None:
 
 
 @ON_SQLITE
+async def test_watch_that_is_given_up_at_once(client: TimerClient, caplog: pytest.LogCaptureFixture) -> None:
+    """A watch that is cancelled while it begins leaves the connection intact."""
+    for turns in range(40):
+        watching = asyncio.ensure_future(anext(client.watch("acme")))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        watching.cancel()
+        await asyncio.wait([watching])
+        await client.count("acme")
+    assert [record.getMessage() for record in caplog.records] == []
+
+
+@ON_SQLITE
 async def test_watch_of_all_endings(client: TimerClient) -> None:
     """`watch` yields a timer that fires, one that expires, and the end of a cancellation by prefix."""
     watch = client.watch("acme")

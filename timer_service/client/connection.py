@@ -19,6 +19,7 @@ from timer_service.client.commands import Command, Sender
 from timer_service.client.errors import NoAnswerError, QueryError, TimerServiceError
 from timer_service.client.models import Outcome
 from timer_service.core.message import Kind, kebab
+from timer_service.nats_flush import FlushingClient
 
 _NOT_FOUND = "NOT_FOUND"
 _HEADER_BYTES = 1024
@@ -177,7 +178,7 @@ async def open_connection(
 
     `urls` are separated by commas. `options` go to `nats.connect`. Raises `NoAnswerError` if no server answers.
     """
-    client = Client()
+    client = FlushingClient()
     connection = Connection(client, subject_prefix)
 
     async def ended_by(error: Exception) -> None:

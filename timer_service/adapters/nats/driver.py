@@ -8,18 +8,17 @@ of the server. `tests/nats/test_driver.py` runs it against the installed version
 
 # ruff: noqa: SLF001 - the driver has no public way to replace these steps
 
-import asyncio
 import json
 import logging
 from typing import Any
 
 import nats.errors
-from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 from nats.protocol.parser import AWAITING_CONTROL_LINE, AWAITING_MSG_PAYLOAD, PERMISSIONS_ERR, Parser
 
 from timer_service.adapters.nats.headers import RawHeaders, decode_text
+from timer_service.nats_flush import FlushingClient
 
 log = logging.getLogger(__name__)
 
@@ -28,7 +27,7 @@ _END = b"\r\n"
 _OPERATIONS = {b"MSG", b"HMSG", b"INFO", b"PING", b"PONG", b"+OK", b"-ERR"}
 
 
-class GuardedClient(Client):
+class GuardedClient(FlushingClient):
     """A client whose reading no message can end. Its connection closes only if it is told to."""
 
     def __init__(self) -> None:
@@ -71,12 +70,6 @@ class GuardedClient(Client):
             headers=headers,
             _sid=sid,
         )
-
-    async def _process_pong(self) -> None:
-        """Like the driver, but accept the answer to a flush that was given up. The driver would stop reading."""
-        if self._pongs and self._pongs[0].done():
-            self._pongs[0] = asyncio.get_running_loop().create_future()
-        await super()._process_pong()
 
     async def _process_err(self, err_msg: str) -> None:
         """Connect again after an error of the server. The driver itself would close the connection for good."""
