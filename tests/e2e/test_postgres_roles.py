@@ -53,6 +53,11 @@ COMMANDS: Sequence[tuple[str, Mapping[str, Any]]] = [
     ("ReportJobStatus", {"runId": "run-1", "jobName": "a", "status": "success"}),
     ("ResolveGroup", {"runId": "run-1", "groupName": "none", "jobs": []}),
     ("CancelRun", {"runId": "run-1"}),
+    ("StartWorkflow", {"workflowId": "workflow-1", "type": "order", "deadlineAt": DUE}),
+    ("StartWorkflow", {"workflowId": "workflow-2", "type": "order"}),
+    ("SendToWorkflow", {"workflowId": "workflow-2", "name": "approval"}),
+    ("CancelWorkflow", {"workflowId": "workflow-2"}),
+    ("RetryWorkflow", {"workflowId": "workflow-2"}),
     ("RetryEvent", {"eventId": "event-1"}),
 ]
 
@@ -130,6 +135,8 @@ async def test_service_with_the_rights_of_the_page(
             "job-ready",
             "job-skipped",
             "run-completed",
+            "workflow-failed",
+            "workflow-cancelled",
         )
         for event in events:
             await until_published(user, event)

@@ -85,7 +85,8 @@ class Connection:
             request = self._client.request(subject, body, timeout=timeout_seconds)
             message = await self._calls.run(request)
         except nats.errors.NoRespondersError as error:
-            raise NoAnswerError("no service answers requests here; is timer-service running?") from error
+            what = "queries" if kind is Kind.QUERY else "requests of workers"
+            raise NoAnswerError(f"no service answers {what} here; is timer-service running?") from error
         except nats.errors.TimeoutError as error:
             raise NoAnswerError(f"no answer within {timeout_seconds} s") from error
         except nats.errors.Error as error:

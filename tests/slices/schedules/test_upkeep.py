@@ -1,6 +1,7 @@
 """Retention, row counts, wrong clocks, lists and the constraints of the schema."""
 
 import asyncio
+import itertools
 import json
 from datetime import timedelta
 
@@ -206,11 +207,13 @@ async def test_computing_slots_rests(schedules: Schedules, query: str, fields: d
     """A query that computes slots for long leaves the event loop to other tasks in between."""
     await schedules.put("rare", cron="8 8 29 2 WED")
     rests: list[float] = []
+    milliseconds = itertools.count()
 
     async def sleep(seconds: float) -> None:
         rests.append(seconds)
 
-    queries = Queries(schedules.database, schedules.clock, QUERIES, schedules.metrics, computing=Computing(sleep=sleep))
+    computing = Computing(monotonic=lambda: next(milliseconds) / 1000, sleep=sleep)
+    queries = Queries(schedules.database, schedules.clock, QUERIES, schedules.metrics, computing=computing)
     reply = await queries.answer(query, "acme", json.dumps(fields).encode())
     assert reply.code is None
     assert sum(rests) > 0.005
