@@ -1,5 +1,6 @@
 """The end of the backlog, from what JetStream says about the consumer."""
 
+import asyncio
 from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
@@ -28,6 +29,14 @@ class Consumer:
 
     async def stream(self) -> Mapping[str, Any]:
         return {"state": {"messages": self.last_sequence, "last_seq": self.last_sequence}}
+
+
+class SlowConsumer(Consumer):
+    """A consumer whose answers come in another turn of the event loop."""
+
+    async def info(self) -> Mapping[str, Any]:
+        await asyncio.sleep(0)
+        return await super().info()
 
 
 async def test_count_that_lags(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,6 +97,15 @@ async def test_a_backlog_that_is_settled_ends() -> None:
     consumer.last_sequence = consumer.delivered = 6
     settled.append(await found.is_settled(restart=False))
     assert settled == [True, False]
+
+
+async def test_two_workers_ask_at_once() -> None:
+    """Two workers that ask at the same moment both get an answer."""
+    consumer = SlowConsumer(5)
+    consumer.delivered = consumer.settled = 5
+    found = Backlog(consumer)  # type: ignore[arg-type]
+    settled = await asyncio.gather(*(found.is_settled(restart=True) for _ in range(3)))
+    assert settled == [True, True, True]
 
 
 @pytest.mark.parametrize("restart", [False, True])

@@ -1,5 +1,6 @@
 """The backlog: the commands that were in the stream at one moment and are not settled yet."""
 
+import asyncio
 import logging
 import time
 from datetime import timedelta
@@ -50,6 +51,8 @@ class Backlog:
         self._mark: _Mark | None = None
         self._standstill: _Standstill | None = None
         self._reason = ""
+        self._lock = asyncio.Lock()
+        """Several workers ask. Each answer clears or moves the mark, so they are given one after the other."""
 
     async def is_settled(self, *, restart: bool) -> bool:
         """Return whether every command of the backlog is settled. `restart`: begin a new backlog first.
@@ -57,16 +60,17 @@ class Backlog:
         Returns False if JetStream does not answer. A command that is retried without success is ignored after ten
         minutes. For example, a rejected command stays unsettled while the broker does not store its dead letter.
         """
-        if restart:
-            self._mark = self._standstill = None
-        try:
-            settled = await self._check()
-        except (nats.errors.Error, JetStreamError, OSError) as error:
-            self._log_outage(error_text(error))
-            return False
-        if settled:
-            self._mark = self._standstill = None
-        return settled
+        async with self._lock:
+            if restart:
+                self._mark = self._standstill = None
+            try:
+                settled = await self._check()
+            except (nats.errors.Error, JetStreamError, OSError) as error:
+                self._log_outage(error_text(error))
+                return False
+            if settled:
+                self._mark = self._standstill = None
+            return settled
 
     async def _check(self) -> bool:
         try:
