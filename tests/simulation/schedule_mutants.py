@@ -9,14 +9,13 @@ import pytest
 
 from tests.simulation.draws import Scenario
 from tests.simulation.schedule_scenarios import schedules_in_any_order, schedules_one_by_one, schedules_with_faults
-from timer_service.core import outbox
+from timer_service.core import backlog_gate, outbox
 from timer_service.core.message import Event
 from timer_service.core.transactions import in_transaction
 from timer_service.schedules import (
     cron,
     events,
     firing,
-    firing_gate,
     firing_pass,
     firing_worker,
     recurrence,
@@ -164,11 +163,10 @@ def missed_slots_forgotten(patch: pytest.MonkeyPatch) -> None:
 def slots_fire_before_the_backlog(patch: pytest.MonkeyPatch) -> None:
     """After a start or an outage, slots fire before the commands that were stored until then are handled."""
 
-    async def is_open(gate: Any, _now: int) -> bool:
-        usable: bool = gate._broker.health.usable
-        return usable
+    async def are_handled(_gate: Any, _now: int) -> bool:
+        return True
 
-    patch.setattr(firing_gate.FiringGate, "is_open", is_open)
+    patch.setattr(backlog_gate.BacklogGate, "_commands_are_handled", are_handled)
 
 
 _ALL = (schedules_one_by_one, schedules_in_any_order, schedules_with_faults)
