@@ -67,7 +67,7 @@ async def take(subscription: Subscription, count: int) -> dict[str, Position]:
 
 async def until_taken(client: Client, count: int, *, left: int = 0) -> Sequence[str]:
     """Wait until the stream of commands has so many, and only `left` wait. Return all that it has."""
-    async with asyncio.timeout(PATIENCE_SECONDS):
+    async with asyncio.timeout(3 * PATIENCE_SECONDS):  # on a busy machine, a restart of the server took more than one
         while (found := await state(client, "TIMER_CMD"))["messages"] < count or await waiting(client) > left:
             await asyncio.sleep(0.02)
     js = client.jetstream()
