@@ -84,8 +84,7 @@ async def test_a_workflow_from_start_to_end(broker: NatsServer, client: TimerCli
             assert (await client.workflows.send("acme", name, "approval", data=True)).name == "sent"
             expected = {"charge": f"paid {name}", "approved": True}
             assert await client.workflows.result("acme", name) == expected
-        # An attempt may run again if its report was not stored in time. On a busy machine that was seen once: 4 calls.
-        assert (calls["lucky"], min(calls["unlucky"], 3)) == (1, 3)
+        assert calls == {"lucky": 1, "unlucky": 3}
         detail = await client.workflows.get("acme", "unlucky")
         assert detail is not None
         assert [(each.key, each.kind, each.status, each.seq) for each in detail.effects] == [

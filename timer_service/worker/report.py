@@ -38,6 +38,8 @@ class Report(NamedTuple):
     """The number of results that are stored when the report is."""
     waits: Sequence[tuple[str, int]]
     """The keys and lengths of the waits that it begins."""
+    may_end_task: bool
+    """Whether the task may be over when the report is stored: it parks, releases or ends it."""
 
 
 def dump(value: Any) -> str:

@@ -144,9 +144,10 @@ class RunningTask:
     def take_steps(self, now: float) -> Sequence[Effect]:
         """Return the steps to start now. They count as in progress from now on.
 
-        The results that the function had got before it asked for them are stored.
+        The results that the function had got before it asked for them are stored. While a report is under way that may
+        end the task, no step starts: its result could not be stored.
         """
-        if self._end is not None or self.is_over:
+        if self._end is not None or self.is_over or (self._under_way is not None and self._under_way.may_end_task):
             return ()
         found = [each for each, at in self._unbegun.values() if at <= now and each.after <= self._stored_seq]
         for effect in found:
@@ -169,7 +170,8 @@ class RunningTask:
         self._reports += 1
         text = write_report(self.workflow_id, self.token, self._reports, part, then)
         waits = [(item.wait_key, item.wait_ms) for item in part if item.wait_ms is not None]
-        self._under_way = Report(text, max((item.seq for item in part), default=self._stored_seq), waits)
+        seq = max((item.seq for item in part), default=self._stored_seq)
+        self._under_way = Report(text, seq, waits, may_end_task=not is_continue)
         return self._under_way
 
     def wake_at(self, now: float) -> float | None:

@@ -1,0 +1,56 @@
+"""One task of a worker, without a service."""
+
+import json
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from timer_service.worker import Context, Retry, workflow
+from timer_service.worker.errors import ErrorText
+from timer_service.worker.steps import Attempt
+from timer_service.worker.task import RunningTask
+
+VIEW = {"workflowId": "order-1", "token": "0" * 16, "startedAt": "2027-01-01T00:00:00Z"}
+
+
+async def work() -> None:
+    """Be the function of a step."""
+
+
+@workflow("order", retry=Retry(first=timedelta(seconds=1)))
+async def order(ctx: Context, _: Any) -> Any:
+    return await ctx.step("pay", work)
+
+
+@pytest.fixture
+def task() -> RunningTask:
+    """A task with a step whose first attempt has failed, and may start again at 10.5. It parks at 10."""
+    task = RunningTask(VIEW, order, "acme", lease_until=100)
+    task.start([], now=10)
+    assert [each.key for each in task.take_steps(10)] == ["pay"]
+    task.step_ended("pay", Attempt(error=ErrorText("ValueError", "no")), now=10)
+    assert action(task, 10) == "continue"
+    failed = {"key": "pay", "startInMs": 500}
+    task.reported({"outcome": "recorded", "failedSteps": [failed]}, lease_until=100, now=10)
+    assert action(task, 10) == "park"
+    return task
+
+
+def action(task: RunningTask, now: float) -> str | None:
+    report = task.next_report(now, is_draining=False)
+    return None if report is None else str(json.loads(report.text)["then"]["action"])
+
+
+def test_no_step_starts_while_the_task_parks(task: RunningTask) -> None:
+    """If an attempt is due before the service has answered a park, it does not start: the task may be over."""
+    assert list(task.take_steps(11)) == []
+    task.reported({"outcome": "parked"}, lease_until=100, now=11)
+    assert (task.is_over, list(task.take_steps(11)), list(task.take_dropped())) == (True, [], [])
+
+
+def test_a_step_starts_when_a_park_is_resumed(task: RunningTask) -> None:
+    """If the service says that the task goes on, the attempt starts then."""
+    assert list(task.take_steps(11)) == []
+    task.reported({"outcome": "resumed"}, lease_until=100, now=11)
+    assert [each.key for each in task.take_steps(11)] == ["pay"]
