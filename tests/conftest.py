@@ -1,5 +1,6 @@
 """Fixtures of all tests. `STORES` and `HARNESSES` in `tests.harness` list the stores and brokers."""
 
+import signal
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -30,6 +31,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(Timeouts())
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell starts what runs in the background without it
 
 
 @pytest.fixture(scope="session")

@@ -5,6 +5,7 @@ from collections.abc import Coroutine
 from typing import Any, TypeVar
 
 from timer_service.client.errors import NoAnswerError
+from timer_service.core.cancellation import keep_cancellation
 
 _T = TypeVar("_T")
 
@@ -22,16 +23,14 @@ class Calls:
         task = asyncio.ensure_future(call)
         self._tasks.add(task)
         try:
-            result = await task
+            with keep_cancellation():
+                return await task
         except asyncio.CancelledError:
             if task in self._tasks or (caller is not None and caller.cancelling() > cancellations):
                 raise  # the caller was cancelled
             raise NoAnswerError("the connection to the broker was lost; a command may be handled later") from None
         finally:
             self._tasks.discard(task)
-        if caller is not None and caller.cancelling() > cancellations:
-            raise asyncio.CancelledError  # `wait_for` in the driver swallows it if the answer comes at the same moment
-        return result
 
     def end(self) -> None:
         """End the calls."""

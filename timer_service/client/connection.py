@@ -18,6 +18,7 @@ from timer_service.client.checks import check_seconds, check_tenant, write_json
 from timer_service.client.commands import Command, Sender
 from timer_service.client.errors import NoAnswerError, QueryError, TimerServiceError
 from timer_service.client.models import Outcome
+from timer_service.core.cancellation import keep_cancellation
 from timer_service.core.message import Kind, kebab
 from timer_service.nats_flush import FlushingClient
 
@@ -187,16 +188,20 @@ async def open_connection(
             connection.end_events()
 
     try:
-        await client.connect(
-            urls.split(","),
-            name=name,
-            connect_timeout=5,
-            max_reconnect_attempts=1,  # of the first connect; with more it would take minutes to fail
-            reconnect_time_wait=1,
-            error_cb=ended_by,
-            disconnected_cb=connection.end_calls,
-            **options,
-        )
+        with keep_cancellation():
+            await client.connect(
+                urls.split(","),
+                name=name,
+                connect_timeout=5,
+                max_reconnect_attempts=1,  # of the first connect; with more it would take minutes to fail
+                reconnect_time_wait=1,
+                error_cb=ended_by,
+                disconnected_cb=connection.end_calls,
+                **options,
+            )
+    except asyncio.CancelledError:
+        await client.close()
+        raise
     except (nats.errors.Error, OSError) as error:
         reason = str(error) or type(error).__name__
         raise NoAnswerError(f"cannot connect to the broker at {url_without_login(urls)}: {reason}") from error

@@ -1,7 +1,8 @@
-"""Steps that a cancellation must not interrupt."""
+"""Steps that a cancellation must not interrupt, and libraries that swallow one."""
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 _T = TypeVar("_T")
@@ -15,3 +16,16 @@ async def run_to_completion(step: Coroutine[Any, Any, _T]) -> _T:
     except asyncio.CancelledError:
         await asyncio.wait([task])
         raise
+
+
+@contextmanager
+def keep_cancellation() -> Iterator[None]:
+    """Raise CancelledError after the block if the current task was cancelled in it and the block went on.
+
+    `asyncio.wait_for` of Python 3.11, which nats-py uses, swallows a cancellation in the moment of the result.
+    """
+    task = asyncio.current_task()
+    before = 0 if task is None else task.cancelling()
+    yield
+    if task is not None and task.cancelling() > before:
+        raise asyncio.CancelledError

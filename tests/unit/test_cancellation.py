@@ -1,0 +1,54 @@
+"""Cancellations that a library swallows."""
+
+import asyncio
+
+import pytest
+
+from timer_service.core.cancellation import keep_cancellation
+
+
+async def swallow() -> None:
+    """Go on after a cancellation, as `asyncio.wait_for` of Python 3.11 does in the moment of the result."""
+    try:
+        await asyncio.Event().wait()
+    except asyncio.CancelledError:
+        return
+
+
+async def test_swallowed_cancellation() -> None:
+    """A block that swallows a cancellation ends with it all the same."""
+    went_on = []
+
+    async def work() -> None:
+        with keep_cancellation():
+            await swallow()
+        went_on.append(True)
+
+    task = asyncio.ensure_future(work())
+    await asyncio.sleep(0)
+    task.cancel()
+    await asyncio.wait([task])
+    assert (task.cancelled(), went_on) == (True, [])
+
+
+async def test_earlier_cancellation() -> None:
+    """A cancellation before the block, which the caller has survived, does not end it."""
+    ends = []
+
+    async def work() -> None:
+        await swallow()
+        with keep_cancellation():
+            await asyncio.sleep(0)
+        ends.append(True)
+
+    task = asyncio.ensure_future(work())
+    await asyncio.sleep(0)
+    task.cancel()
+    await task
+    assert ends == [True]
+
+
+async def test_error_of_the_block() -> None:
+    """An error of the block is passed on."""
+    with pytest.raises(ZeroDivisionError), keep_cancellation():
+        _ = 1 / 0
