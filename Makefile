@@ -12,7 +12,7 @@ SOURCES := timer_service tests benchmarks contracts deploy docs/examples require
 # The tests start the service hundreds of times, so Python must be allowed to cache its compiled files.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help run test soak soak-short check format contracts bench lock audit sbom clean
+.PHONY: help run test test-slow test-again soak soak-short check format contracts bench lock audit sbom clean
 .DEFAULT_GOAL := run
 
 help:  ## List these targets.
@@ -21,8 +21,14 @@ help:  ## List these targets.
 run: $(VENV)/.run  ## Start NATS, SQLite and the service; show a timer firing; keep serving.
 	@$(BIN)/timer-service dev --demo
 
-test: $(VENV)/.dev  ## Run the test suite.
-	@$(BIN)/pytest -n 4 --dist worksteal $(ARGS)
+test: $(VENV)/.dev  ## Run the test suite, without the tests that take seconds each.
+	@$(BIN)/pytest -n 6 --dist worksteal $(ARGS)
+
+test-slow: $(VENV)/.dev  ## Run the tests that take seconds each.
+	@$(BIN)/pytest -m "slow and not full" -n 4 --dist worksteal $(ARGS)
+
+test-again: $(VENV)/.dev  ## Run the tests that failed last time again, one after the other, if they are few.
+	@$(BIN)/python -m tests.again
 
 soak: $(VENV)/.dev  ## Run the tests that take minutes, in one process.
 	@$(BIN)/pytest -m full -s $(ARGS)

@@ -120,6 +120,7 @@ async def test_http_server_that_ends(config: Config) -> None:
             await task
 
 
+@pytest.mark.slow
 async def test_consumer_that_fails_is_started_again(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
     """An unexpected error of the consumer stops the flow of commands for a second only. The instance keeps running."""
 
@@ -147,6 +148,7 @@ async def test_consumer_that_fails_is_started_again(config: Config, monkeypatch:
         assert not task.done()
 
 
+@pytest.mark.slow
 async def test_replay_that_takes_long(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
     """Until a replay has ended, nothing fires, readiness says why, and liveness is fine. An error at its end passes."""
     async with running(config):

@@ -171,6 +171,7 @@ async def count_timers(user: User) -> dict[str, int]:
     return {state: count for state, count in json.loads(answer.data)["counts"].items() if count}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("size", "span_ms"),
     [pytest.param(400, 4_000, id="short"), pytest.param(10_000, 60_000, id="full", marks=pytest.mark.full)],

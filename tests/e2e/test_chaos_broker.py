@@ -102,6 +102,7 @@ async def operated(tmp_path: Path, broker: NatsServer) -> AsyncIterator[Operator
         yield Operator(broker, tmp_path / "nats" / "js", user)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "history",
     [pytest.param(each, marks=pytest.mark.full) if each in FULL else each for each in HISTORIES],

@@ -73,6 +73,7 @@ async def read_clock(user: LoadUser) -> None:
         await asyncio.sleep(0.1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "jump_ms",
     [HOUR_MS, pytest.param(-HOUR_MS, marks=pytest.mark.full), pytest.param(30_000, marks=pytest.mark.full)],

@@ -110,6 +110,7 @@ async def disturb_and_check(load: Load, proxy: TcpProxy, disturbances: Sequence[
     return "; ".join([*recovered, await check_load(load, seconds=seconds + 60)])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("disturbances", [pytest.param(["reset", "half_close", "stall", "drip"], id="short"), *ALL])
 async def test_connection_to_the_broker_is_disturbed(
     disturbances: Sequence[str], tmp_path: Path, broker: NatsServer, user: User, proxy: TcpProxy
@@ -123,6 +124,7 @@ async def test_connection_to_the_broker_is_disturbed(
     print(f"broker: {found}")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("disturbances", [pytest.param(["reset", "stall"], id="short"), *ALL])
 async def test_connections_to_postgres_are_disturbed(
     disturbances: Sequence[str],

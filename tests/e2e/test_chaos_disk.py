@@ -51,6 +51,7 @@ async def with_a_file_size_limit(folder: Path, broker: NatsServer) -> AsyncItera
         yield service, FullDisk(lambda: limit(written // 2), lambda: limit(most))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("disk", [on_a_small_disk, pytest.param(with_a_file_size_limit, marks=pytest.mark.full)])
 async def test_commands_wait_while_the_disk_is_full(disk: Disk, tmp_path: Path, broker: NatsServer) -> None:
     """While the disk is full, commands wait and none becomes a dead letter. All are handled when there is room."""

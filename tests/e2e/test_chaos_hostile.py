@@ -99,6 +99,7 @@ def _flood(kinds: Mapping[str, Callable[[int], RawMessage]], short: int, full: i
     return [together, *(pytest.param({name: kinds[name]}, full, id=name, marks=marks) for name in kinds)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kinds", "each"), [*_flood(KINDS, 100, 20_000), *_flood(LARGE_KINDS, 5, 500)])
 @ON_SQLITE
 async def test_flood_of_hostile_messages(

@@ -17,6 +17,7 @@ _LEASED = {"timer_schedules": "due_at", "work_signal_firings": "due_at", "outbox
 """The leased tables, with the column of the earliest instant at which a row can be available."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kills", [3, pytest.param(100, marks=pytest.mark.full)])
 async def test_service_is_killed_under_load(
     kills: int, tmp_path: Path, broker: NatsServer, user: User, stored: Mapping[str, str]

@@ -303,6 +303,7 @@ async def test_rejected_schedules(cli: Cli, service: Service) -> None:
     assert (done.returncode, "Invalid value for '--cron': the field day of week is '?'" in done.stderr) == (2, True)
 
 
+@pytest.mark.slow
 @ON_SQLITE
 async def test_watch_one_schedule(cli: Cli, client: TimerClient) -> None:
     """`schedules watch` prints the slots and the end of the named schedule until Ctrl-C."""
@@ -493,6 +494,7 @@ async def test_doctor_beside_a_stopped_service(cli: Cli, service: Service) -> No
     assert sorted((cli.folder / "service").iterdir()) == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stored", ["sqlite"], indirect=True)
 async def test_doctor_in_an_outage_of_the_database(cli: Cli, service: Service, user: User) -> None:
     """While the service runs without its database, doctor names the outage and does not say to start the service."""

@@ -71,6 +71,7 @@ async def counted(service: Service, message_type: str, outcome: str) -> float:
     return await service.metric(f'timer_commands_received_total{{outcome="{outcome}",type="{message_type}"}}')
 
 
+@pytest.mark.slow
 def test_the_example_of_the_guide_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The example in docs/client.md prints what its comments say."""
     (example,) = re.findall(r"^```python\n(.*?)^```$", GUIDE.read_text("utf-8"), re.MULTILINE | re.DOTALL)
@@ -342,6 +343,7 @@ async def test_rejections(client: TimerClient, user: User) -> None:
     assert (refused.value.code, refused.value.errors[0]["path"]) == ("INVALID_PAYLOAD", "cursor")
 
 
+@pytest.mark.slow
 async def test_missing_stream_service_or_broker(broker: NatsServer, tmp_path: Path) -> None:
     """Without a stream, a service or a broker, calls raise a NoAnswerError that says what is missing."""
     async with TimerClient.connect(broker.url) as client:

@@ -87,6 +87,7 @@ async def test_invalid_command_does_not_affect_a_thousand_others(user: User, ser
     assert letter.data == b"poison"
 
 
+@pytest.mark.slow
 @ON_SQLITE
 async def test_redelivered_older_command_is_ignored(user: User, service: Service) -> None:
     """An older ScheduleTimer that is redelivered after a newer one does not change the due time."""
@@ -109,6 +110,7 @@ async def test_redelivered_older_command_is_ignored(user: User, service: Service
     assert check_fired(await user.fired(), {"call-1": now + 4_000}) == 0
 
 
+@pytest.mark.slow
 @ON_SQLITE
 async def test_refused_events_do_not_delay_others(user: User, service: Service) -> None:
     """100 refused events do not delay 1,000 others, and are published when the stream accepts them."""

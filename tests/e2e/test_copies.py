@@ -7,6 +7,8 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
+import pytest
+
 from tests.e2e.conftest import ON_SQLITE, User
 from tests.harness.processes import NatsServer, Service, body
 
@@ -38,6 +40,7 @@ async def until_one_ended(*services: Service) -> tuple[Service, Service]:
     return (first, second) if first.running.poll() is not None else (second, first)
 
 
+@pytest.mark.slow
 @ON_SQLITE
 async def test_copies_that_start_at_once(tmp_path: Path, broker: NatsServer, user: User, service: Service) -> None:
     """If services with copies of a database start at the same moment, all but one end with 1 and say what to do."""
@@ -59,6 +62,7 @@ async def test_copies_that_start_at_once(tmp_path: Path, broker: NatsServer, use
         ended.log.write_text("")
 
 
+@pytest.mark.slow
 @ON_SQLITE
 async def test_copy_that_starts_while_a_service_is_paused(
     tmp_path: Path, broker: NatsServer, user: User, service: Service

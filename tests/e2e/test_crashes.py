@@ -11,6 +11,7 @@ from tests.e2e.conftest import ON_SQLITE, User, check_fired
 from tests.harness.processes import NatsServer, Service
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "timers", [pytest.param(2_000, id="short"), pytest.param(20_000, id="full", marks=pytest.mark.full)]
 )
@@ -33,6 +34,7 @@ async def test_killed_service_fires_every_timer(timers: int, user: User, service
     print(f"{timers} timers, 5 kills: all fired, none early, {duplicates} duplicates")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("timers", "outage"),
     [pytest.param(2_000, 4, id="short"), pytest.param(10_000, 20, id="full", marks=pytest.mark.full)],

@@ -7,10 +7,13 @@ import subprocess
 import time
 from pathlib import Path
 
+import pytest
+
 from tests.harness.processes import Dev
 from tests.harness.spawn import TIMER_SERVICE, spawn
 
 
+@pytest.mark.slow
 async def test_demo(tmp_path: Path) -> None:
     """It shows a timer firing and does not use the database that the environment names."""
     async with Dev(tmp_path, TIMER_DATABASE_URL="postgresql://user:password@127.0.0.1:1/production") as dev:
@@ -22,6 +25,7 @@ async def test_demo(tmp_path: Path) -> None:
     assert (tmp_path / "dev" / "timers.db").exists()
 
 
+@pytest.mark.slow
 async def test_other_commands_find_it(tmp_path: Path) -> None:
     """In the folder of a running `dev`, the other commands use its broker and its database."""
     async with Dev(tmp_path) as dev:
@@ -40,6 +44,7 @@ async def test_other_commands_find_it(tmp_path: Path) -> None:
         await dev.wait()
 
 
+@pytest.mark.slow
 async def test_second_dev(tmp_path: Path) -> None:
     """A second `dev` with the same files fails at once and names the first one."""
     async with Dev(tmp_path) as dev:

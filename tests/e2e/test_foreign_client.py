@@ -34,6 +34,7 @@ def run(*command: str, folder: Path) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 async def test_client_on_node_schedules_a_timer(client: Path, broker: NatsServer, service: Service) -> None:
     """A client on Node schedules a timer and receives its outcome and event. Command and event match the schemas."""
     printed = json.loads(await asyncio.to_thread(run, "node", "client.mjs", broker.url, str(CONTRACTS), folder=client))

@@ -5,6 +5,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.e2e.conftest import ON_SQLITE, User
 from tests.harness.processes import PATIENCE_SECONDS, NatsServer, Service
 
@@ -28,6 +30,7 @@ async def metrics(service: Service) -> list[float]:
     return [await service.metric(f'timer_flow_up{{flow="{flow}"}}') for flow in FLOWS]
 
 
+@pytest.mark.slow
 @ON_SQLITE
 async def test_missing_event_stream_is_created(user: User, service: Service) -> None:
     """If the event stream is deleted, the service creates it again within some seconds and says so."""
@@ -41,6 +44,7 @@ async def test_missing_event_stream_is_created(user: User, service: Service) -> 
     await service.until_page("/readyz", 200)
 
 
+@pytest.mark.slow
 async def test_missing_event_stream_is_reported(user: User, tmp_path: Path, broker: NatsServer) -> None:
     """If streams are not managed, readiness and metrics say which flow stopped and why, until the stream is there."""
     async with Service(tmp_path / "service", broker.url):
@@ -56,6 +60,7 @@ async def test_missing_event_stream_is_reported(user: User, tmp_path: Path, brok
         assert await metrics(service) == [1, 1, 1, 1]
 
 
+@pytest.mark.slow
 @ON_SQLITE
 async def test_command_stream_that_keeps_commands_too_long(user: User, service: Service) -> None:
     """If the command stream is edited to keep commands for ever, readiness says so until it is edited back."""

@@ -34,6 +34,7 @@ async def latency(client: Client, call: str) -> float:
     return time.monotonic() - started
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [8, pytest.param(50, marks=[pytest.mark.full, pytest.mark.timeout(300)])])
 async def test_small_commands_on_large_runs(broker: NatsServer, tmp_path: Path, count: int) -> None:
     """Runs of 10,000 jobs are started and cancelled, many at a time. Other tenants wait for few of them."""

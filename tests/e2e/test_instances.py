@@ -30,6 +30,7 @@ def together(count: int, due_at: int) -> dict[str, int]:
     return {f"together-{index}": due_at for index in range(count)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "timers", [pytest.param(3_000, id="short"), pytest.param(50_000, id="full", marks=pytest.mark.full)]
 )
@@ -61,6 +62,7 @@ async def test_all_timers_fire_when_two_of_four_instances_are_killed(timers: int
     print(f"fired by each, the killed ones since their restart: {shares}")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "timers", [pytest.param(2_000, id="short"), pytest.param(50_000, id="full", marks=pytest.mark.full)]
 )
@@ -111,6 +113,7 @@ async def test_commands_wait_during_a_postgres_outage(
         assert check_fired(await user.fired(), due) == 0
 
 
+@pytest.mark.slow
 async def test_timers_fire_by_the_clock_of_the_database(tmp_path: Path, user: User, fleet: Fleet) -> None:
     """Instances with clocks two hours apart fire on time, because they use the clock of the database.
 

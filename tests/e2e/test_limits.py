@@ -60,6 +60,7 @@ def usage(broker: NatsServer, tenant: str, *options: str) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 async def test_over_quota(broker: NatsServer, service: Service, client: TimerClient) -> None:
     """The third timer ends as `over_quota`, and nothing is lost. The usage shows it."""
     outcomes = [(await client.schedule("acme", f"call-{n}", TOMORROW)).name for n in range(3)]

@@ -50,6 +50,7 @@ def run(folder: Path, *arguments: str, db_path: Path) -> int:
     return process.wait(30)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lose", [delete, replace, delete_wal])
 @ON_SQLITE
 async def test_lost_file(

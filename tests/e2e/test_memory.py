@@ -56,6 +56,7 @@ async def test_reports_of_an_unknown_run_need_little_memory(broker: NatsServer, 
     assert await service.metric('timer_commands_received_total{outcome="not_kept",type="ReportJobStatus"}') > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("outcome", "count"), [("unchanged", 499), ("rejected", 500)])
 async def test_many_headers_with_the_smallest_budget(
     broker: NatsServer, tmp_path: Path, outcome: str, count: int

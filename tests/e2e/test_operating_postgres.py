@@ -90,6 +90,7 @@ async def test_doctor_with_a_refused_login(cli: Cli, databases: Databases) -> No
     assert "s3cret" not in done.stdout + done.stderr
 
 
+@pytest.mark.slow
 async def test_without_the_extra(cli: Cli) -> None:
     """If asyncpg is not installed, `doctor` and `migrate` say how to install it."""
     (cli.folder / "asyncpg.py").write_text("raise ImportError")

@@ -195,6 +195,7 @@ async def test_service_cannot_change_the_schema(
         await connection.close()
 
 
+@pytest.mark.slow
 async def test_tls(tmp_path: Path, broker: NatsServer, postgres_server: RestartablePostgres) -> None:
     """With `sslmode=verify-full` the service talks only to a server with a certificate of the authority."""
     if shutil.which("openssl") is None or not isinstance(postgres_server, PostgresServer):

@@ -52,6 +52,7 @@ async def run_shell(broker: NatsServer, script: str) -> list[str]:
     return await run(broker, "bash", "-e", "-c", script)
 
 
+@pytest.mark.slow
 @ON_SQLITE
 async def test_python(tmp_path: Path, broker: NatsServer, service: Service) -> None:
     """The script schedules a timer and prints its event. It can be run twice."""
@@ -74,6 +75,7 @@ async def test_nats_cli(user: User, broker: NatsServer, service: Service) -> Non
     assert fired.event["payload"]["data"] == {"any": "json"}
 
 
+@pytest.mark.slow
 @ON_SQLITE
 @pytest.mark.parametrize(
     ("part", "expected"),
@@ -94,6 +96,7 @@ async def test_timer_service(part: str, expected: list[str], broker: NatsServer,
             assert any(line.startswith(text) for line in output), output
 
 
+@pytest.mark.slow
 @ON_SQLITE
 async def test_shell_of_schedules(broker: NatsServer, service: Service) -> None:
     """The commands of docs/schedules.md succeed in their order, and twice."""
@@ -106,6 +109,7 @@ async def test_shell_of_schedules(broker: NatsServer, service: Service) -> None:
         assert ended == outcomes
 
 
+@pytest.mark.slow
 @ON_SQLITE
 async def test_python_of_schedules(tmp_path: Path, broker: NatsServer, service: Service) -> None:
     """The script of docs/schedules.md prints what its comments say. It can be run twice."""

@@ -23,6 +23,7 @@ async def runs(broker: NatsServer, service: Service) -> AsyncIterator[LiveRuns]:
         yield conversation
 
 
+@pytest.mark.slow
 @WITH_KILLS
 async def test_killed_between_each_pair_of_steps(
     runs: LiveRuns,

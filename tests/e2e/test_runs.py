@@ -68,6 +68,7 @@ async def until_published(user: User, name: str) -> None:
             await asyncio.sleep(0.02)
 
 
+@pytest.mark.slow
 async def test_pipeline_with_kills(user: User, service: Service, executor: Executor) -> None:
     """A pipeline with a dynamic group completes although executor and service are killed while it runs."""
     await request(user, "StartRun", **pipeline(package=["python", "-c", "import time; time.sleep(1)"]))
@@ -109,6 +110,7 @@ async def test_pipeline_that_fails(user: User, service: Service, executor: Execu
     }
 
 
+@pytest.mark.slow
 @ON_SQLITE
 async def test_example_of_the_readme(user: User, service: Service, executor: Executor) -> None:
     """The run of build.json completes. One of its jobs resolves its group."""

@@ -59,6 +59,7 @@ def slots_of(events: Sequence[Any]) -> dict[str, list[int]]:
     return slots
 
 
+@pytest.mark.slow
 async def test_killed_again_and_again(user: User, service: Service) -> None:
     """A service that is killed again and again fires every slot, each under one id. Deleted schedules stay silent."""
     names = [f"s-{number}" for number in range(20)]
@@ -82,6 +83,7 @@ async def test_killed_again_and_again(user: User, service: Service) -> None:
         assert each == list(range(each[0], each[-1] + 1, SECOND))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "count", [pytest.param(1000, id="short"), pytest.param(30_000, id="full", marks=pytest.mark.full)]
 )
@@ -107,6 +109,7 @@ async def test_one_of_three_is_killed_at_midnight(count: int, user: User, fleet:
     print(f"{count} schedules at one instant, 3 instances, 1 killed: {len(events) - count} duplicates, {latest:.0f} ms")
 
 
+@pytest.mark.slow
 async def test_disabled_and_enabled(tmp_path: Path, broker: NatsServer, user: User) -> None:
     """With TIMER_SCHEDULES_ENABLED=false commands are stored and triggers fire. With true, the newest slot fires."""
     async with Service(tmp_path / "service", broker.url, TIMER_SCHEDULES_ENABLED="false") as off:

@@ -41,6 +41,7 @@ async def check_silent(cli: Cli, commands: Mapping[str, Sequence[Sequence[str]]]
             assert secret not in printed, (name, arguments)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "login",
     [

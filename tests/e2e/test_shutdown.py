@@ -49,6 +49,7 @@ async def test_idle_service_exits_at_once(service: Service) -> None:
     assert time.monotonic() - started < 3
 
 
+@pytest.mark.slow
 async def test_busy_service_loses_nothing(user: User, service: Service) -> None:
     """A busy service exits with 0 within 10 s, loses no timer and fires none twice."""
     due = {f"call-{index}": int(time.time() * 1000) + 500 + index // 4 for index in range(4000)}
@@ -63,6 +64,7 @@ async def test_busy_service_loses_nothing(user: User, service: Service) -> None:
     assert check_fired(await user.fired(), due) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("worker", ["ignore_cancellation", "block_the_event_loop"])
 async def test_service_with_a_worker_that_hangs_ends(tmp_path: Path, broker: NatsServer, worker: str) -> None:
     """A worker that ignores its cancellation, or blocks the event loop, does not delay the end of the process."""
@@ -78,6 +80,7 @@ async def test_service_with_a_worker_that_hangs_ends(tmp_path: Path, broker: Nat
         await service.kill()
 
 
+@pytest.mark.slow
 async def test_service_with_a_locked_database_ends(user: User, tmp_path: Path, broker: NatsServer) -> None:
     """A thread that waits for the lock of SQLite does not delay the end. The command is handled after the restart."""
     due = {"call-1": int(time.time() * 1000)}
@@ -91,6 +94,7 @@ async def test_service_with_a_locked_database_ends(user: User, tmp_path: Path, b
         assert check_fired(await user.fired(), due) == 0
 
 
+@pytest.mark.slow
 async def test_service_with_a_frozen_postgres_ends(
     user: User, tmp_path: Path, broker: NatsServer, postgres_server: RestartablePostgres
 ) -> None:
@@ -106,6 +110,7 @@ async def test_service_with_a_frozen_postgres_ends(
         await check_forced_end(service)
 
 
+@pytest.mark.slow
 async def test_service_with_a_frozen_broker_ends(tmp_path: Path, broker: NatsServer) -> None:
     """A broker that does not answer any more does not delay the end."""
     async with Service(tmp_path / "frozen", broker.url, **QUICK) as service:

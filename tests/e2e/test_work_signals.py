@@ -79,6 +79,7 @@ async def test_websocket_subscriber_receives_one_event(user: User, service: Serv
         assert (await fired(user), await operator.drain()) == ([event], [])
 
 
+@pytest.mark.slow
 @WITH_KILLS
 async def test_signal_fires_once_when_killed_after_each_step(user: User, service: Service, handled: bool) -> None:  # noqa: FBT001
     """The service fires the signal once even if it is killed after each of the three commands."""
@@ -123,6 +124,7 @@ async def block(user: User, count: int) -> None:
         await user.js.publish(*steps(number)[-1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "count", [pytest.param(400, id="short"), pytest.param(6_000, id="full", marks=pytest.mark.full)]
 )

@@ -103,6 +103,7 @@ async def end(process: asyncio.subprocess.Process) -> str:
     return output.decode()
 
 
+@pytest.mark.slow
 async def test_the_order_example_on_the_command_line(shell: Shell) -> None:
     """A worker executes a workflow that was started on the command line, and shows what it did."""
     worker = await shell.start("worker", "acme", "orders:order", "orders:slow_workflow", "--name", "demo")
@@ -129,6 +130,7 @@ async def test_the_order_example_on_the_command_line(shell: Shell) -> None:
     assert "Executing workflows of tenant acme: order, slow" in output
 
 
+@pytest.mark.slow
 async def test_a_killed_worker(shell: Shell) -> None:
     """A step that kills its worker runs again with the next worker, after the lease."""
     worker = await shell.start("worker", "acme", "orders:order", "--lease", "10s")
@@ -145,6 +147,7 @@ async def test_a_killed_worker(shell: Shell) -> None:
     assert shell.calls() == ["kill", "kill"]
 
 
+@pytest.mark.slow
 async def test_a_stopped_worker_finishes_its_step(shell: Shell) -> None:
     """SIGTERM lets the step in progress finish and releases the workflow; no attempt is lost."""
     worker = await shell.start("worker", "acme", "orders:slow_workflow")
@@ -184,6 +187,7 @@ async def test_the_example_of_an_order(shell: Shell, broker: NatsServer) -> None
     assert output.decode().endswith("{'charge': 'charge-1', 'approved': True}\n")
 
 
+@pytest.mark.slow
 async def test_the_tutorial(shell: Shell, broker: NatsServer) -> None:
     """The workflow and the program of the tutorial run."""
     tutorial = Path(__file__).parents[2] / "docs" / "workflows-tutorial.md"
@@ -198,6 +202,7 @@ async def test_the_tutorial(shell: Shell, broker: NatsServer) -> None:
     assert output.decode().endswith("{'charge': 'charge-3', 'approved': True}\n")
 
 
+@pytest.mark.slow
 async def test_kills_in_a_long_workflow(shell: Shell) -> None:
     """Workers are killed again and again in a workflow of 50 steps: each step runs once, plus at most once per kill."""
     kills = 4
@@ -217,6 +222,7 @@ async def test_kills_in_a_long_workflow(shell: Shell) -> None:
     assert len(calls) <= 50 + kills
 
 
+@pytest.mark.slow
 async def test_a_worker_that_was_stopped_for_longer_than_its_lease(shell: Shell) -> None:
     """Another worker takes over. When the first one continues, it stores nothing: the step ran twice at most."""
     first = await shell.start("worker", "acme", "orders:slow_workflow", "--lease", "10s")

@@ -76,6 +76,7 @@ async def test_bad_requests(user: User, service: Service) -> None:
     assert await worker.report(nobody, complete()) == "lost"
 
 
+@pytest.mark.slow
 async def test_service_killed_while_it_holds_tasks(user: User, service: Service) -> None:
     """A worker that gets no reply because the service was killed gets its workflows again after the lease."""
     await start_workflows(user.connection, ["order-1"])
@@ -98,6 +99,7 @@ async def test_service_killed_while_it_holds_tasks(user: User, service: Service)
     assert [each["payload"]["result"] for each in await completed(user, 1)] == ["ok"]
 
 
+@pytest.mark.slow
 async def test_service_killed_again_and_again(user: User, service: Service) -> None:
     """Kills of the service at any moment of polls and reports lose no workflow and end none twice."""
     names = [f"order-{number}" for number in range(300)]

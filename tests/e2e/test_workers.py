@@ -72,6 +72,7 @@ async def wide(ctx: Context, data: Any) -> Any:
     return await asyncio.gather(*(branch(number) for number in range(data)))
 
 
+@pytest.mark.slow
 async def test_a_workflow_from_start_to_end(broker: NatsServer, client: TimerClient) -> None:
     """Steps, a retry, a sleep and a message; the result comes to the client."""
     async with working(broker, order, name="first"), asyncio.timeout(30):
@@ -130,6 +131,7 @@ async def test_many_branches(broker: NatsServer, client: TimerClient) -> None:
     assert set(calls.values()) == {10}
 
 
+@pytest.mark.slow
 async def test_a_worker_that_stops_hands_over(broker: NatsServer, client: TimerClient) -> None:
     """A worker that is stopped releases its workflows, and the next worker continues them at once."""
     started = asyncio.Event()
@@ -156,6 +158,7 @@ async def test_a_worker_that_stops_hands_over(broker: NatsServer, client: TimerC
     assert calls == {"two": 1}
 
 
+@pytest.mark.slow
 @ON_SQLITE
 async def test_kills_of_the_service(tmp_path: Path, broker: NatsServer, stored: Mapping[str, str]) -> None:
     """The service is killed again and again under workers. Every workflow ends with its result, and no step is lost."""

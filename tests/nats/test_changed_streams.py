@@ -259,6 +259,7 @@ async def consume(subscription: NatsSubscription) -> None:
         await subscription.acknowledge(batch)
 
 
+@pytest.mark.slow
 async def test_copy_of_the_database(site: Site) -> None:
     """A service with a copy of the database is refused while the other one lives, idle or busy, and joins after it."""
     url = site.user.connected_url
@@ -297,6 +298,7 @@ async def test_another_database_after_an_outage(site: Site) -> None:
     assert (refused, site.subscription.health.usable) == ((False, False), True)
 
 
+@pytest.mark.slow
 async def test_consumer_created_again_by_another_instance(site: Site) -> None:
     """An instance that has no pull outstanding when others recreate stream and consumer notices it with a command."""
     await site.send("1")
@@ -337,6 +339,7 @@ async def test_rollback_loses_commands_that_were_not_handled(site: Site) -> None
     assert later.newest_epoch > lost.newest_epoch
 
 
+@pytest.mark.slow
 async def test_replay_that_is_requested_again(site: Site) -> None:
     """A second restore of the same backup is replayed too, although the replay of the first was interrupted."""
     await site.send("1", "2")
@@ -393,6 +396,7 @@ async def test_oldest_unsettled_command(site: Site) -> None:
     assert (before, during) == (None, first.stored_at // 1_000_000)
 
 
+@pytest.mark.slow
 async def test_replay(site: Site) -> None:
     """A replay delivers the commands again that were stored since an instant, once."""
     await site.send("1")

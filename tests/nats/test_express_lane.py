@@ -72,6 +72,7 @@ async def test_others_overtake_a_flood(harness: NatsHarness) -> None:
     assert (info.num_ack_pending, info.num_pending) == (0, 0)
 
 
+@pytest.mark.slow
 async def test_overtaking_commands_are_complete(harness: NatsHarness) -> None:
     """A command that is read ahead is the same as if the consumer delivered it."""
     await publish(harness, "flood", FLOOD)
@@ -163,6 +164,7 @@ async def test_quiet_tenants(harness: NatsHarness) -> None:
     assert 0 < rounds <= 3, "the search lists all tenants in each round, and has found the good one at once"
 
 
+@pytest.mark.slow
 async def test_quiet_tenants_at_the_start(harness: NatsHarness) -> None:
     """A service that starts with a backlog finds a tenant that waits among many that do not."""
     await publish_quiet(harness)
@@ -187,6 +189,7 @@ async def test_without_permission_to_read(harness: NatsHarness, monkeypatch: pyt
     assert [delivery.position.sequence for delivery in taken] == list(range(1, FLOOD // 4 + 2))
 
 
+@pytest.mark.slow
 async def test_others_overtake_commands_that_are_put_back(harness: NatsHarness) -> None:
     """While a tenant's slow commands are put back again and again, other tenants overtake them, in their own order."""
     await publish(harness, "slow", LIMIT)

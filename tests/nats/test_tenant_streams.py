@@ -151,6 +151,7 @@ async def test_unfinished_run_is_continued(server: NatsServer) -> None:
         assert sorted(await until_taken(client, 3)) == ["before", "of a", "of b"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kill", [True, False])
 async def test_restart_of_the_server(server: NatsServer, *, kill: bool) -> None:
     """A restart in the middle of a backlog loses, repeats and reorders nothing."""
@@ -168,6 +169,7 @@ async def test_restart_of_the_server(server: NatsServer, *, kill: bool) -> None:
         assert await until_taken(client, len(bodies)) == bodies
 
 
+@pytest.mark.slow
 async def test_stream_of_commands_has_no_room(server: NatsServer) -> None:
     """While the stream of commands is full, commands wait in the streams of the tenants. None is lost or repeated."""
     async with operator(server) as client:

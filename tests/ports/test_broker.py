@@ -242,6 +242,7 @@ async def test_retried_command_comes_again_later(harness: BrokerHarness) -> None
     assert (other.message_id, again.message_id, again.attempt) == ("id-b", "id-a", 2)
 
 
+@pytest.mark.slow
 async def test_command_retried_many_times(harness: BrokerHarness) -> None:
     """A command can be retried many times. Each delivery has the next attempt number."""
     subscription = await harness.broker.subscribe(MemoryHistory())

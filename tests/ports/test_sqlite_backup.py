@@ -209,6 +209,7 @@ async def test_restore_as_root_keeps_the_owner(config: Config, file: Path) -> No
     assert (found.st_uid, found.st_gid) == (12345, 12346)
 
 
+@pytest.mark.slow
 async def test_restore_while_the_database_is_used(config: Config, file: Path) -> None:
     """A restore fails while a service has the database, and while another program reads it."""
     await write_database(file, NEW)

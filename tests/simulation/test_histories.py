@@ -40,6 +40,7 @@ def _play(service: Service, scenario: Scenario, how: settings, seed_of_run: int 
     how(play if seed_of_run is None else seed(seed_of_run)(play))()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scenario", SCENARIOS)
 def test_histories_agree_with_the_models(service: Service, scenario: str) -> None:
     """The service agrees with the models in some random histories. The histories are the same in each run."""

@@ -37,6 +37,7 @@ _ANY = settings(
 )
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(420)  # 10 s, but Hypothesis needs up to 5 minutes to shorten a history that fails
 def test_timers_keep_their_guarantees() -> None:
     """Timers keep their guarantees in some thousand random steps with faults. The steps are the same in each run."""

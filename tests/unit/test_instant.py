@@ -142,6 +142,7 @@ def test_junk(junk: object) -> None:
     assert caught.value.type == "instant"
 
 
+@pytest.mark.slow
 @given(st.text() | st.from_regex(r"\A\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?(Z|[+-]\d\d:\d\d)\Z"))
 def test_any_text(text: str) -> None:
     """Any text is either an instant in range or rejected with one of the two error types."""

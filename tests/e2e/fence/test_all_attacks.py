@@ -82,6 +82,7 @@ async def test_attack_with_limits_hurts_no_other_tenant(kind: str, tmp_path: Pat
     check(figures, kind)
 
 
+@pytest.mark.slow
 async def test_short_attacks_hurt_no_other_tenant(attacked: Attacked) -> None:
     """Beside short attacks of several kinds, another tenant is served in time, in the memory of the budget."""
     for kind in SHORT:

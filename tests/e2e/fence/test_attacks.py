@@ -75,6 +75,7 @@ BLOCKS = {"pulls": 20, "pulls that reply to JetStream": 20}
 """How many thousand requests each attacker sends. 200 if not given."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FLOODS)
 async def test_flood_delays_no_other_tenant(
     name: str, broker: NatsServer, b: Peer, operator: Operator, service: Service
@@ -178,6 +179,7 @@ async def test_empty_command_delays_no_later_command(broker: NatsServer, b: Peer
     assert max(waits) <= LONGEST_IN_SHORT_SUITE_SECONDS
 
 
+@pytest.mark.slow
 async def test_flood_of_empty_commands(broker: NatsServer, b: Peer, service: Service) -> None:
     """2,000 commands without headers and body delay no other tenant."""
     async with attackers(broker, 1) as (raw,):
@@ -209,6 +211,7 @@ async def test_full_stream_of_dead_letters_stops_nobody(
     assert (await b.schedule("tenant-b", "last", LONG_AFTER))["outcome"] == "scheduled"
 
 
+@pytest.mark.slow
 async def test_full_stream_of_commands_is_reported(
     broker: NatsServer, b: Peer, operator: Operator, service: Service
 ) -> None:

@@ -115,6 +115,7 @@ async def test_tenant_is_added_while_the_server_runs(tmp_path: Path) -> None:
         assert "unavailable" not in service.log.read_text()
 
 
+@pytest.mark.slow
 async def test_doctor_reports_a_login_with_all_rights(broker: NatsServer, service: Service, operator: Operator) -> None:
     """`doctor` warns if the service uses a login that could delete the streams."""
     rights = "this login may read and delete all streams of its account"
@@ -131,6 +132,7 @@ async def doctor(service: Service, **settings: str) -> list[dict[str, str]]:
     return checks
 
 
+@pytest.mark.slow
 async def test_connections_are_encrypted(tmp_path: Path) -> None:
     """The commands of docs/security.md make certificates with which the service connects. Without them it does not."""
     if shutil.which("openssl") is None:

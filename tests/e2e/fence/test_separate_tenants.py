@@ -32,6 +32,7 @@ async def separate(broker: NatsServer, operator: Operator, password: Path) -> No
     await separate_tenants(broker, password, "tenant-a", "tenant-b")
 
 
+@pytest.mark.slow
 async def test_command_overtakes_a_flood(separate: None, broker: NatsServer, operator: Operator, b: Peer) -> None:
     """A command of B is stored and handled before commands that the server had received from A earlier."""
     message = RawMessage(A_SUBJECT.encode(), command("tenant-a", "call-1", LONG_AFTER))
@@ -69,6 +70,7 @@ async def test_acknowledgement_tells_nothing_about_others(separate: None, a: Pee
     assert await answer(**last) == {"stream": "TIMER_CMD_tenant-a", "seq": 3}
 
 
+@pytest.mark.slow
 async def test_tenants_are_separated_while_the_service_runs(
     broker: NatsServer, a: Peer, b: Peer, service: Service, password: Path
 ) -> None:

@@ -238,6 +238,7 @@ def closed_wheel(wheel: Path, tmp_path: Path) -> Path:
     return tmp_path / wheel.relative_to(package.parent)
 
 
+@pytest.mark.slow
 async def test_server_runs_from_a_closed_folder(closed_wheel: Path) -> None:
     """If the tests run as root, the server runs from a folder that only root may enter."""
     with postgres_server(closed_wheel) as server:

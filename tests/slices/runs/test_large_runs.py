@@ -44,6 +44,7 @@ async def measure_blocks() -> AsyncIterator[list[float]]:
         watching.cancel()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("count", "length"), [(4_900, 190), pytest.param(9_900, 80, marks=pytest.mark.full)])
 async def test_job_with_many_needs(runs: Runs, count: int, length: int) -> None:
     """The JobReady and each reply about a job with thousands of needs fit into 1 MiB. The pages show all needs."""
@@ -71,6 +72,7 @@ async def test_job_with_many_needs(runs: Runs, count: int, length: int) -> None:
     assert needs.keys() == {"last", *members}
 
 
+@pytest.mark.slow
 async def test_many_pending_commands_and_many_groups(runs: Runs) -> None:
     """A ResolveGroup applies only the pending commands that name its jobs, however many others there are."""
     groups = [f"g{number}" for number in range(100)]
@@ -88,6 +90,7 @@ async def test_many_pending_commands_and_many_groups(runs: Runs) -> None:
     assert (await runs.rows("run_pending_commands"), (await runs.rows("runs"))[0]["pending_bytes"]) == ([], 0)
 
 
+@pytest.mark.slow
 async def test_a_thousand_groups_in_one_batch(runs: Runs) -> None:
     """A thousand ResolveGroup on a run of 9,000 jobs, in one batch, do not block the event loop for a second."""
     graph: dict[str, list[Any]] = {
@@ -116,6 +119,7 @@ async def test_deep_cascade(runs: Runs) -> None:
     assert (len(await runs.skipped()), await runs.completed()) == (199, ["failed"])
 
 
+@pytest.mark.slow
 async def test_large_payloads_of_ready_jobs(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
     """When one report makes 300 jobs with large payloads ready, their events are added in parts of a few MiB."""
     sizes: list[int] = []

@@ -58,6 +58,7 @@ def send_as(runs: Runs, tenant: str, kind: str, **fields: Any) -> None:
     runs.broker.send(command_address(tenant, kebab(kind)), json.dumps(body).encode())
 
 
+@pytest.mark.slow
 async def test_many_cancels_of_large_runs(runs: Runs) -> None:
     """Small commands on large runs of one batch are applied in several transactions, and all of them end."""
     await start_large(runs, 4)
@@ -81,6 +82,7 @@ async def test_a_small_run_of_another_tenant(runs: Runs) -> None:
     assert transactions()[0] == ["large-0", "small"]
 
 
+@pytest.mark.slow
 async def test_a_large_run_of_another_tenant(runs: Runs) -> None:
     """A large run of another tenant is handled after one of the runs before it, not after all."""
     await start_large(runs, 3)

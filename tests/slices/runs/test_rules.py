@@ -214,6 +214,7 @@ def test_group_that_makes_a_run_too_large() -> None:
     assert all(job.status is JobStatus.CANCELLED for job in after.jobs.values())
 
 
+@pytest.mark.slow
 def test_needs_of_unresolved_groups_count() -> None:
     """A need of an unresolved group counts towards the limit."""
     groups = [f"{number}" for number in range(50)]

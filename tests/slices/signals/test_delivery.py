@@ -365,6 +365,7 @@ def fill_up(sizes: list[int], total: int) -> list[int]:
     return found
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(HISTORIES, st.data())
 def test_batch_sizes_do_not_matter(history: list[Sent], data: st.DataObject) -> None:
@@ -378,6 +379,7 @@ def test_batch_sizes_do_not_matter(history: list[Sent], data: st.DataObject) -> 
     assert batched == single
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(HISTORIES, st.data())
 def test_order_of_delivery_does_not_matter(history: list[Sent], data: st.DataObject) -> None:

@@ -401,6 +401,7 @@ async def store_signals(signals: Signals, count: int, *, item: str = "item-1") -
         await store.save_signals(tx, {}, made)
 
 
+@pytest.mark.slow
 async def test_ten_thousand_signals_on_one_work_item(signals: Signals) -> None:
     """The evaluation matches 1,000 signals in each pass, also after a restart, and each signal fires once."""
     await store_signals(signals, 10_000)

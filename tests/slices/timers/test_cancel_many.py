@@ -299,6 +299,7 @@ async def test_two_instances(postgres: PostgresDatabase, memory_broker: MemoryBr
     assert await states(ours) == {"a": "Cancelled"}
 
 
+@pytest.mark.slow
 async def test_locked_timer_holds_only_its_cancellation(
     postgres: PostgresDatabase, memory_broker: MemoryBroker, clock: ManualClock
 ) -> None:

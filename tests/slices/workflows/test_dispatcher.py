@@ -151,6 +151,7 @@ async def test_poll_with_wait_0_is_looked_at(on_sqlite: Dispatching) -> None:
     assert await ids([poll]) == [["order-1"]]
 
 
+@pytest.mark.slow
 async def test_database_away(on_sqlite: Dispatching, monkeypatch: pytest.MonkeyPatch) -> None:
     """If the database is away, polls are still answered in time. When it is back, the next ones get the workflows."""
     await on_sqlite.start("order-1")

@@ -83,6 +83,7 @@ def test_fields(text: str, after: str, match: str) -> None:
     assert (last_match(parse_cron(text), wall(match) - 1) or 0) <= wall(after)
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(cron_texts, st.integers(0, LAST), st.integers(0, 600))
 def test_searches_agree_with_a_plain_evaluator(text: str, start: int, lead: int) -> None:
@@ -227,6 +228,7 @@ def test_longest_expression() -> None:
     assert first_match(parse_cron(longest), 1) == 86_400
 
 
+@pytest.mark.slow
 @given(st.text(st.sampled_from("0123456789*/,-#?LW@ MONJANFRISUN\t\0é"), max_size=40) | st.text(max_size=40))
 def test_any_text_is_accepted_or_refused(text: str) -> None:
     """Any text is stored, and then fires, or is refused with INVALID_CRON or NEVER_FIRES."""
