@@ -10,7 +10,7 @@ from tempfile import TemporaryDirectory
 
 from benchmarks.harness import SYNC_INTERVALS, Rig
 from benchmarks.processes import BenchmarkError
-from benchmarks.report import RESULTS, Result, environment, show, show_environment, write
+from benchmarks.report import RESULTS, Result, dbos_version, environment, show, show_environment, write
 from benchmarks.scenarios import SCENARIOS
 from benchmarks.stores import STORES
 
@@ -57,6 +57,9 @@ def _arguments() -> argparse.Namespace:
             parser.error(f"{name} does not run on {arguments.store}; add --store {' or '.join(stores)}")
     if not arguments.scenarios:
         arguments.scenarios = [name for name, each in SCENARIOS.items() if arguments.store in each.stores]
+        if "dbos" in arguments.scenarios and dbos_version() is None:
+            print("DBOS is not installed, so the scenario dbos is left out")
+            arguments.scenarios.remove("dbos")
     return arguments
 
 

@@ -19,11 +19,12 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.js.api import AckPolicy, ConsumerConfig
 
-from benchmarks.processes import BenchmarkError, Fleet, nats_server, running
+from benchmarks.processes import BenchmarkError, Fleet, Process, nats_server, running
 from benchmarks.stores import Store
-from benchmarks.timers import Fired, Timer, fired
+from benchmarks.timers import Fired, fired
 from timer_service.adapters.embedded import free_port
 
+ROOT = Path(__file__).parents[1]
 SYNC_INTERVALS = {"always": "always", "default": "2m"}
 COMMANDS = "TIMER_CMD"
 EVENTS = "TIMER_EVT"
@@ -79,6 +80,15 @@ class Rig:
             for instance, port in processes:
                 await instance.ready(partial(_is_ready, port))
             yield Fleet([instance for instance, _ in processes])
+
+    @asynccontextmanager
+    async def worker(self, *functions: str) -> AsyncIterator[Process]:
+        """Run a worker of the tenant `bench` that executes functions of `workflow_functions`. It may not poll yet."""
+        names = [f"benchmarks.workflow_functions:{each}" for each in functions]
+        command = [sys.executable, "-m", "timer_service", "worker", "bench", *names]
+        settings = {"TIMER_BROKER_URL": self._url, "PYTHONPATH": str(ROOT)}
+        async with running("worker", command, self.folder, settings) as process:
+            yield process
 
     @property
     def _url(self) -> str:
@@ -161,7 +171,7 @@ class Publisher:
         self._window.release()
 
 
-async def load(rig: Rig, timers: Iterable[Timer]) -> None:
+async def load(rig: Rig, commands: Iterable[Command]) -> None:
     """Store commands in the stream before the service starts.
 
     The broker does not sync, whatever `rig.sync` is. The measurement comes later, on a restarted broker.
@@ -171,8 +181,8 @@ async def load(rig: Rig, timers: Iterable[Timer]) -> None:
             pass  # the service creates the streams and the consumer
         publisher = Publisher(client)
         await publisher.open()
-        for timer in timers:
-            await publisher.send(timer)
+        for command in commands:
+            await publisher.send(command)
         await publisher.flush()
 
 

@@ -7,7 +7,7 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from benchmarks.harness import SYNC_INTERVALS
@@ -41,7 +41,16 @@ def environment(sync: str, store: Mapping[str, str], instances: int) -> dict[str
         "nats-server": subprocess.check_output([nats_server(), "--version"], text=True).split(": v")[-1].strip(),
         "jetstream": f"file storage, 1 replica, sync_interval={SYNC_INTERVALS[sync]}",
         "nats-py": version("nats-py"),
+        **({"dbos": f"{dbos}, SQLite with its default, synchronous=FULL"} if (dbos := dbos_version()) else {}),
     }
+
+
+def dbos_version() -> str | None:
+    """Return the version of DBOS, a peer; None if it is not installed."""
+    try:
+        return version("dbos")
+    except PackageNotFoundError:
+        return None
 
 
 def _cpu() -> str:

@@ -15,6 +15,7 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 
 from benchmarks.bloat import bloat
+from benchmarks.dbos_peer import dbos
 from benchmarks.harness import (
     Publisher,
     Rig,
@@ -32,6 +33,7 @@ from benchmarks.scheduler import scheduler
 from benchmarks.schedules import crons, intervals, slots
 from benchmarks.signals import signals
 from benchmarks.timers import Fired, Timer, due_together, faults, fired, lateness, now, sleep_until, soon
+from benchmarks.workflows import polls, starts, steps, workflows
 
 _DUPLICATES_SECONDS = 1
 """How long to wait for duplicate events."""
@@ -183,6 +185,11 @@ SCENARIOS = {
     "intervals": Scenario(intervals, 20_000, 100_000),
     "crons": Scenario(crons, 20_000, 100_000),
     "slots": Scenario(slots, 15, 60),
+    "workflows": Scenario(workflows, 5000, 20_000),
+    "starts": Scenario(starts, 15, 60),
+    "steps": Scenario(steps, 1000, 5000),
+    "polls": Scenario(polls, 30, 120),
+    "dbos": Scenario(dbos, 1000, 5000, ("sqlite",)),
     "pending": Scenario(pending, 100_000, 1_000_000),
     "scheduler": Scenario(scheduler, 50_000, 200_000, ("sqlite",)),
     "bloat": Scenario(bloat, 100_000, 1_000_000, ("postgres",)),

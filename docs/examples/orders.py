@@ -1,7 +1,7 @@
-"""An order as a workflow: charge the card, wait a day, wait for an approval, and refund the charge without it.
+"""An order as a workflow: charge the card, wait for an approval, then ship the order, or refund the charge.
 
     timer-service worker acme orders:order                              # in the folder docs/examples
-    timer-service workflows start acme order-1 order --input '{"id": 1}'
+    timer-service workflows start acme order-1 order --input '{"id": 1, "pause": 1}'
     timer-service workflows send acme order-1 approval --data true
 
 `python docs/examples/orders.py [BROKER_URL]` does all of it in one process, with a pause of a second.
@@ -16,30 +16,46 @@ from uuid import uuid4
 from timer_service.client import TimerClient
 from timer_service.worker import Context, Retry, Worker, workflow
 
+DAY = 86_400
+
+
+async def call(service: str, order: int, key: str) -> str:
+    """Call a service of the shop. Here it prints a line.
+
+    A worker that dies after the call, and before its result is stored, makes it again with the same key. A service that
+    remembers the keys does nothing twice.
+    """
+    print(f"{service} order {order}, key {key}", flush=True)
+    return f"{service}-{order}"
+
 
 async def pay(ctx: Context, order: int) -> str:
-    """Charge the card. A payment service that gets the same key again does not charge twice."""
-    print(f"charge order {order}, key {ctx.key}")
-    return f"charge-{order}"
+    """Charge the card."""
+    return await call("charge", order, ctx.key)
 
 
-async def refund(charge: str) -> None:
-    """Give the money back."""
-    print(f"refund {charge}")
+async def ship(ctx: Context, order: int) -> str:
+    """Send the parcel."""
+    return await call("ship", order, ctx.key)
+
+
+async def give_back(ctx: Context, order: int) -> str:
+    """Refund the charge."""
+    return await call("refund", order, ctx.key)
 
 
 @workflow("order", retry=Retry(max_attempts=5))
 async def order(ctx: Context, order: dict[str, Any]) -> dict[str, Any]:
-    """Handle an order: its `id`, and the `pause` before the approval, in seconds (default: a day)."""
+    """Handle an order: its `id`, the `pause` before the approval and the `patience` to wait for it, in seconds."""
     charge = await ctx.step("charge", pay, ctx, order["id"])
-    await ctx.sleep(timedelta(seconds=order.get("pause", 86_400)))
+    await ctx.sleep(timedelta(seconds=order.get("pause", DAY)))
     try:
-        approved = await ctx.wait_for("approval", timeout=timedelta(days=3))
+        approved = await ctx.wait_for("approval", timeout=timedelta(seconds=order.get("patience", 3 * DAY)))
     except TimeoutError:
-        approved = False
-    if not approved:
-        await ctx.step("refund", refund, charge)
-    return {"charge": charge, "approved": approved}
+        approved = None
+    if approved:
+        return {"charge": charge, "approved": approved, "parcel": await ctx.step("ship", ship, ctx, order["id"])}
+    return {"charge": charge, "approved": approved, "refund": await ctx.step("refund", give_back, ctx, order["id"])}
 
 
 async def main(url: str = "nats://localhost:4222") -> None:

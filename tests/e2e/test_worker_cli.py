@@ -184,7 +184,7 @@ async def test_the_example_of_an_order(shell: Shell, broker: NatsServer) -> None
     )
     output, _ = await process.communicate()
     assert process.returncode == 0
-    assert output.decode().endswith("{'charge': 'charge-1', 'approved': True}\n")
+    assert output.decode().endswith("{'charge': 'charge-1', 'approved': True, 'parcel': 'ship-1'}\n")
 
 
 @pytest.mark.slow

@@ -1,26 +1,14 @@
 // Schedules a timer and waits for its event, knowing nothing but contracts/.
 // node client.mjs BROKER_URL CONTRACTS_FOLDER
-import { readFileSync } from "node:fs";
-import { join } from "node:path";
 import { jetstream } from "@nats-io/jetstream";
 import { connect, createInbox, headers } from "@nats-io/transport-node";
-import Ajv2020 from "ajv/dist/2020.js";
-import addFormats from "ajv-formats";
+import { conformingTo } from "./contracts.mjs";
 
 const [url, contracts] = process.argv.slice(2);
 const TENANT = "node-shop";
 const PATIENCE_MS = 10_000;
 
-const ajv = new Ajv2020({ strict: false });
-addFormats(ajv);
-
-function conforming(message, body) {
-  const validate = ajv.compile(JSON.parse(readFileSync(join(contracts, "schemas", `${message}.v1.json`), "utf8")));
-  if (!validate(body)) {
-    throw new Error(`${message}: ${ajv.errorsText(validate.errors)}`);
-  }
-  return body;
-}
+const conforming = conformingTo(contracts);
 
 async function next(subscription) {
   for await (const message of subscription) {
