@@ -9,6 +9,7 @@ import pytest
 from tests.harness.builders import command_address, delivery
 from tests.harness.subscription_site import Site, open_site
 from timer_service.adapters.nats import recovery, subscription
+from timer_service.core.broker import Delivery
 from timer_service.core.message import Position
 
 LONG = 30
@@ -42,6 +43,12 @@ async def meet_another_stream(site: Site) -> None:
     site.js.created = "2026-01-02T00:00:00Z"
     site.js.consumer = None
     await rejoin(site)
+
+
+def read_ahead(site: Site, sequence: int) -> Delivery:
+    """Return a command as it is read ahead of the consumer now."""
+    position = Position(site.history.parts[-1].epoch, sequence)
+    return delivery(address=command_address("b"), position=position, stored_at=17)
 
 
 async def test_each_reconnect_joins_at_once(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -91,6 +98,42 @@ async def test_what_was_read_ahead_of_another_stream_is_dropped(site: Site) -> N
     assert lane.take(10) == []
 
 
+@pytest.mark.parametrize("settle", ["acknowledge", "terminate"])
+async def test_a_command_read_ahead_of_another_stream_hides_nothing(site: Site, settle: str) -> None:
+    """If a command that was read ahead is settled after the stream was replaced, the one in its place is handed out."""
+    await site.take(1)
+    old = read_ahead(site, 2)
+    await meet_another_stream(site)
+    await getattr(site.subscription, settle)([old])
+    waiting = asyncio.create_task(site.next_batch())
+    await site.until_pulls(2)
+    await site.command(2)
+    assert [each.position.sequence for each in await waiting] == [2]
+    await site.client.flush()
+    assert site.settlements == []
+
+
+async def test_a_retry_of_another_stream_sets_nothing_back(site: Site) -> None:
+    """A retry of a command that was read ahead of another stream does not change where this stream is read ahead."""
+    await site.take(1)
+    old = read_ahead(site, 100)
+    await meet_another_stream(site)
+    await site.subscription.retry([old], timedelta(0))
+    assert site.subscription._stay.lane._ahead == {}
+
+
+async def test_commands_of_another_stream_that_are_on_their_way(site: Site) -> None:
+    """Another stream begins with another inbox: what the last one has sent late would get the epoch of the new one."""
+    await site.take(1)
+    inbox = site.inbox
+    site.history.handle(1, 17)
+    site.js.created = "2026-01-02T00:00:00Z"
+    site.js.consumer = None
+    site.subscription.stream_changed()
+    await until_joined(site)
+    assert not site.peer.subscribed(inbox)
+
+
 async def test_lost_commands_of_another_stream_are_forgotten(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     """If the stream is another one, no command of it is returned because the last stream has lost some."""
     monkeypatch.setattr(recovery, "LOOK_AGAIN_SECONDS", LONG)
@@ -138,7 +181,7 @@ async def test_commands_that_were_handled_ahead_have_come_too(site: Site) -> Non
     await site.subscription.open(alone=True)
     site.js.last_sequence = site.js.delivered = site.js.in_flight = 1
     await rejoin(site)
-    await site.subscription.acknowledge([delivery(address=command_address("b"), position=Position(1, 1))])
+    await site.subscription.acknowledge([read_ahead(site, 1)])
     waiting = asyncio.create_task(site.next_batch())
     await site.until_pulls(1)
     await site.command(1)

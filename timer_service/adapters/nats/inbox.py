@@ -27,6 +27,7 @@ class PullInbox:
         self._name = client.new_inbox()
         self._requests = 0
         self._interest: Interest | None = None
+        self._replacing = asyncio.Lock()
 
     @property
     def is_open(self) -> bool:
@@ -63,15 +64,16 @@ class PullInbox:
 
         If the server does not answer, the last inbox may still be open there. The other inbox is open too.
         """
-        old = self._interest
-        self._name, self._requests = self._client.new_inbox(), 0
-        try:
-            await self.open()
-            if old is not None:
-                async with asyncio.timeout(_REPLACE_SECONDS):
-                    await self._client.drain_subscription(old)
-        except (nats.errors.Error, OSError) as error:
-            log.debug("the last inbox of the pulls may still be open", extra={"reason": error_text(error)})
+        async with self._replacing:
+            old = self._interest
+            self._name, self._requests = self._client.new_inbox(), 0
+            try:
+                await self.open()
+                if old is not None:
+                    async with asyncio.timeout(_REPLACE_SECONDS):
+                        await self._client.drain_subscription(old)
+            except (nats.errors.Error, OSError) as error:
+                log.debug("the last inbox of the pulls may still be open", extra={"reason": error_text(error)})
 
     async def close(self) -> None:
         """Unsubscribe."""

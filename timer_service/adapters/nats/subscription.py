@@ -160,7 +160,7 @@ class NatsSubscription:
 
     async def retry(self, deliveries: Sequence[Delivery], delay: timedelta) -> None:
         """Settle deliveries that were not handled: the server delivers them again after `delay`."""
-        self._stay.lane.retry(deliveries, delay)
+        self._stay.retry(deliveries, delay)
         await self._settle(deliveries, b'-NAK {"delay": %d}' % (delay // timedelta(microseconds=1) * 1000))
 
     async def terminate(self, deliveries: Sequence[Delivery]) -> None:
@@ -231,6 +231,7 @@ class NatsSubscription:
         elif epochs.newest[:3] != before.epochs.newest[:3]:
             before.lane.close()
             log.warning("the command stream is another one now", extra={"epoch": epochs.newest.epoch})
+            await self._inbox.replace()  # commands of the last stream that are on their way must not get the new epoch
             self._begin_stay(before.number + 1, epochs)
         in_flight = await self._consumer.shorten_ack_wait() if self._alone else None
         self._redelivery = in_flight and Redelivery(in_flight)
@@ -412,7 +413,7 @@ class NatsSubscription:
     # Settling
 
     async def _settle_for_good(self, deliveries: Sequence[Delivery], reply_body: bytes) -> None:
-        self._stay.lane.record_handled([delivery for delivery in deliveries if delivery.handle is None])
+        self._stay.record_handled(deliveries)
         await self._settle(deliveries, reply_body)
 
     async def _settle(self, deliveries: Sequence[Delivery], reply_body: bytes) -> None:
