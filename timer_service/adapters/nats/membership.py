@@ -9,9 +9,9 @@ import nats.errors
 from nats.js.errors import Error as JetStreamError
 from nats.js.errors import NotFoundError
 
-from timer_service.adapters.nats.driver import GuardedClient
 from timer_service.adapters.nats.durable import DurableConsumer
 from timer_service.adapters.nats.holding import TakenOverError
+from timer_service.adapters.nats.intake_client import IntakeClient
 from timer_service.adapters.nats.puller import Puller
 from timer_service.adapters.nats.redelivery import Redelivery
 from timer_service.adapters.nats.stay import Stay
@@ -44,7 +44,7 @@ class Membership:
 
     def __init__(
         self,
-        client: GuardedClient,
+        client: IntakeClient,
         subjects: Subjects,
         consumer: DurableConsumer,
         history: History,

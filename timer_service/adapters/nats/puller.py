@@ -8,9 +8,9 @@ from collections.abc import Callable
 
 from nats.aio.msg import Msg
 
-from timer_service.adapters.nats.driver import GuardedClient
 from timer_service.adapters.nats.durable import DURABLE, DurableConsumer
 from timer_service.adapters.nats.inbox import PullInbox
+from timer_service.adapters.nats.intake_client import IntakeClient
 from timer_service.adapters.nats.lost_answers import LostAnswers
 from timer_service.adapters.nats.pulls import PULL_SECONDS, Phase, Pulls
 from timer_service.adapters.nats.recovery import Recovery
@@ -34,7 +34,7 @@ class Puller:
 
     def __init__(
         self,
-        client: GuardedClient,
+        client: IntakeClient,
         subjects: Subjects,
         consumer: DurableConsumer,
         *,

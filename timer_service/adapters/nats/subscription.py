@@ -5,8 +5,8 @@ import time
 from collections.abc import Collection, Sequence
 from datetime import timedelta
 
-from timer_service.adapters.nats.driver import GuardedClient
 from timer_service.adapters.nats.durable import DurableConsumer
+from timer_service.adapters.nats.intake_client import IntakeClient
 from timer_service.adapters.nats.membership import Membership
 from timer_service.adapters.nats.settle import HANDLED, IN_PROGRESS, NEVER, RETURNED, returned_for, settle
 from timer_service.adapters.nats.stay import Stay
@@ -58,7 +58,7 @@ class NatsSubscription:
 
     def __init__(
         self,
-        client: GuardedClient,
+        client: IntakeClient,
         subjects: Subjects,
         consumer: DurableConsumer,
         history: History,
