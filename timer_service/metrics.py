@@ -174,9 +174,9 @@ class Metrics:
         for name in flows():
             self._flow_up.labels(name).set_function(partial(_is_up, flows, name))
 
-    def command_handled(self, message_type: str, outcome: str) -> None:
-        """Count a command by its type and outcome."""
-        self._commands(message_type, outcome).inc()
+    def command_handled(self, message_type: str, outcome: str, count: int = 1) -> None:
+        """Count commands by their type and outcome."""
+        self._commands(message_type, outcome).inc(count)
 
     def dead_letter_stored(self, code: str) -> None:
         """Count a rejected command whose dead letter was stored."""

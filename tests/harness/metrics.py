@@ -35,8 +35,8 @@ class RecordingMetrics:
         self.overdues: defaultdict[str, list[tuple[int, float]]] = defaultdict(list)
         """By table, the count of overdue rows and the delay of the oldest row in seconds, for each sample."""
 
-    def command_handled(self, message_type: str, outcome: str) -> None:
-        self.commands[message_type, outcome] += 1
+    def command_handled(self, message_type: str, outcome: str, count: int = 1) -> None:
+        self.commands[message_type, outcome] += count
 
     def dead_letter_stored(self, code: str) -> None:
         self.dead_letters[code] += 1

@@ -9,8 +9,8 @@ from typing import Any
 from tests.harness.history import MemoryHistory
 from tests.harness.jetstream import ScriptedJetStream
 from tests.harness.nats_peer import ScriptedPeer, scripted_peer
-from timer_service.adapters.nats.driver import GuardedClient
 from timer_service.adapters.nats.durable import DurableConsumer
+from timer_service.adapters.nats.intake_client import IntakeClient
 from timer_service.adapters.nats.subjects import Subjects
 from timer_service.adapters.nats.subscription import NatsSubscription
 from timer_service.core.broker import Delivery
@@ -22,7 +22,7 @@ _PULL = "$JS.API.CONSUMER.MSG.NEXT.TIMER_CMD.timer-service"
 class Site:
     """A peer that plays JetStream, and a subscription."""
 
-    def __init__(self, peer: ScriptedPeer, client: GuardedClient) -> None:
+    def __init__(self, peer: ScriptedPeer, client: IntakeClient) -> None:
         self.peer = peer
         self.client = client
         self.js = ScriptedJetStream()
@@ -110,7 +110,7 @@ async def open_site() -> AsyncIterator[Site]:
         pass
 
     async with scripted_peer() as peer:
-        client = GuardedClient()
+        client = IntakeClient()
         wait: Any = 0.01
         started = Site(peer, client)
         await client.connect(

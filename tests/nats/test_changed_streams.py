@@ -268,7 +268,7 @@ async def test_copy_of_the_database(site: Site) -> None:
     living = await other.subscribe(site.history)
     consuming = asyncio.create_task(consume(living))
     async with asyncio.timeout(PATIENCE_SECONDS):
-        while not living._pulls.outstanding:
+        while not living._puller._pulls.outstanding:
             await asyncio.sleep(0.01)
     with pytest.raises(StartError, match="a copy of this database"):
         await site.broker.subscribe(site.history, alone=True)
@@ -304,7 +304,7 @@ async def test_consumer_created_again_by_another_instance(site: Site) -> None:
     await site.send("1")
     (before,) = await site.handle(1)
     async with asyncio.timeout(PATIENCE_SECONDS):
-        while site.subscription._pulls.at(time.monotonic()).outstanding:
+        while site.subscription._puller._pulls.at(time.monotonic()).outstanding:
             await asyncio.sleep(0.01)
     js = site.user.jetstream()
     config = (await js.stream_info("TIMER_CMD")).config

@@ -9,9 +9,11 @@ from nats.aio.client import Client
 
 from tests.harness.history import MemoryHistory
 from tests.harness.jetstream import ScriptedJetStream
-from timer_service.adapters.nats import durable
+from timer_service.adapters.nats import take_over
 from timer_service.adapters.nats.durable import DurableConsumer, InFlight
+from timer_service.adapters.nats.holding import HOLDER, TakenOverError
 from timer_service.adapters.nats.subjects import Subjects
+from timer_service.core.epochs import Epochs
 from timer_service.core.errors import StartError
 
 SECOND = 1_000_000_000
@@ -128,14 +130,15 @@ class Neighbour:
         self._site.js.pulls = what == "p"
         self._site.js.settled += what == "s"
         self._site.js.delivered += what == "d"
-        self._site.js.in_flight = what != "e"
+        self._site.js.in_flight = what not in {"e", "p"}
 
 
 @pytest.mark.parametrize(
     ("rounds", "looks", "joins"),
     [
         ("...", 3, True),
-        ("e", 1, True),
+        ("eee", 3, True),
+        ("eep...", 6, True),
         ("..s...", 6, True),
         ("..d..p...", 9, True),
         ("..s" * 3 + ".", 10, False),
@@ -145,15 +148,75 @@ class Neighbour:
 async def test_taking_over_from_a_dead_process(
     site: Site, monkeypatch: pytest.MonkeyPatch, rounds: str, looks: int, *, joins: bool
 ) -> None:
-    """A process takes over from one that did nothing in three looks in a row, or that has no commands any more."""
+    """A process takes over from one that did nothing in three looks in a row."""
     await site.join(handled=5, delivered=5)
     site.js.last_sequence = 100
     site.js.in_flight = 1
     neighbour = Neighbour(site, rounds)
-    monkeypatch.setattr(durable, "asyncio", neighbour)
+    monkeypatch.setattr(take_over, "asyncio", neighbour)
     if joins:
         await site.durable.join(site.history, alone=True)
     else:
         with pytest.raises(StartError, match="another service with a copy of this database"):
             await site.durable.join(site.history, alone=True)
     assert neighbour.looks == looks
+
+
+@pytest.mark.parametrize(("rounds", "joins"), [("ee", True), ("p" * 10, False), ("epe" + "p" * 7, False)])
+async def test_a_living_process_between_two_pulls(
+    site: Site, monkeypatch: pytest.MonkeyPatch, rounds: str, *, joins: bool
+) -> None:
+    """A process without commands that has no pull at the first look is not dead yet: it may be about to send one."""
+    await site.join()
+    neighbour = Neighbour(site, rounds)
+    monkeypatch.setattr(take_over, "asyncio", neighbour)
+    if joins:
+        await site.durable.join(site.history, alone=True)
+    else:
+        with pytest.raises(StartError, match="another service with a copy of this database"):
+            await site.durable.join(site.history, alone=True)
+    assert neighbour.looks == len(rounds)
+
+
+def join_meanwhile(site: Site, monkeypatch: pytest.MonkeyPatch, mark: str, value: str) -> None:
+    """Let another process write a mark into the consumer while this process asks its database."""
+    recognize = site.history.recognize
+
+    async def write_first(*arguments: Any) -> Epochs:
+        site.config["metadata"][mark] = value
+        return await recognize(*arguments)
+
+    monkeypatch.setattr(site.history, "recognize", write_first)
+
+
+async def test_another_process_is_faster(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If another process takes over while this one asks its database, this one looks again, and leaves it alone."""
+    await site.join()
+    join_meanwhile(site, monkeypatch, HOLDER, "the faster one")
+    neighbour = Neighbour(site, "ee" + "p" * 10)
+    monkeypatch.setattr(take_over, "asyncio", neighbour)
+    with pytest.raises(StartError, match="another service with a copy of this database"):
+        await site.durable.join(site.history, alone=True)
+    assert site.config["metadata"][HOLDER] == "the faster one"
+
+
+async def test_a_lost_process_does_not_overwrite_the_token(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that joins again, and is taken over meanwhile, does not write its own token again."""
+    await site.durable.join(site.history, alone=True)
+    join_meanwhile(site, monkeypatch, HOLDER, "the other one")
+    site.history.handle(1, 17)
+    site.js.created = "2026-02-02T00:00:00Z"
+    with pytest.raises(TakenOverError):
+        await site.durable.join(site.history, alone=True)
+    assert site.config["metadata"][HOLDER] == "the other one"
+
+
+@pytest.mark.parametrize("handled", [0, 3])
+async def test_another_database_is_faster(site: Site, monkeypatch: pytest.MonkeyPatch, handled: int) -> None:
+    """If a service with another database gets the consumer meanwhile, its consumer is neither changed nor replaced."""
+    await site.join(handled=handled, delivered=3)
+    site.js.created = "2026-02-02T00:00:00Z"
+    join_meanwhile(site, monkeypatch, "timer-service.database", "another")
+    with pytest.raises(StartError, match="another database"):
+        await site.durable.join(site.history)
+    assert site.config["metadata"]["timer-service.database"] == "another"

@@ -342,11 +342,11 @@ async def test_no_round_while_too_many_were_handled_ahead(
     lane.lane.record_handled(handled[:2])
     await lane.run_round()
     before = len(stream.reads)
-    lane.lane.forget_handled(REACHED - 10)
+    lane.lane.forget_handled(REACHED - 10, 0)
     await lane.run_round()
     lane.lane.record_handled(handled[2:])
     await lane.run_round()
-    assert (before, lane.lane._handled) == (0, {REACHED - 9})
+    assert (before, lane.lane._handled) == (0, {REACHED - 9: 0})
     assert sequences(lane.take()) == [REACHED + 9]
 
 

@@ -73,7 +73,7 @@ async def test_a_backlog_that_has_ended(lane: Lane) -> None:
     lane.lane.retry([ahead(6, "b"), ahead(60, "c")], SECOND)
     lane.observe([delivered(10, "a")], behind=0)
     known = lane.lane
-    assert (known._served_at, known._waiting, known._handled, known._ahead) == ({}, {}, {50}, {"c": 59})
+    assert (known._served_at, known._waiting, known._handled, known._ahead) == ({}, {}, {50: 0}, {"c": 59})
 
 
 async def test_a_backlog_that_goes_on(lane: Lane) -> None:
@@ -84,13 +84,28 @@ async def test_a_backlog_that_goes_on(lane: Lane) -> None:
         lane.now += 1
         lane.observe([delivered(sequence, "a")], behind=10**9)
     known = lane.lane
-    assert (list(known._served_at), list(known._waiting), known._handled, known._ahead) == (["a"], ["b"], {5}, {"b": 5})
+    assert (list(known._served_at), list(known._waiting)) == (["a"], ["b"])
+    assert (known._handled, known._ahead) == ({5: 0}, {"b": 5})
 
 
 async def test_a_command_that_was_handled_ahead_is_forgotten_once(lane: Lane) -> None:
     """A command that was handled ahead is left out once, when the consumer delivers it. Its place is free then."""
     lane.lane.record_handled([ahead(5)])
-    assert [lane.lane.forget_handled(sequence) for sequence in (4, 5, 5)] == [False, True, False]
+    assert [lane.lane.forget_handled(sequence, 0) for sequence in (4, 5, 5)] == [False, True, False]
+
+
+async def test_another_command_at_the_place_of_one_that_was_handled_ahead(lane: Lane) -> None:
+    """A command that was stored at another time is not left out: its stream has replaced the one of the handled one."""
+    lane.lane.record_handled([ahead(5)])
+    assert not lane.lane.forget_handled(5, 1)
+
+
+async def test_commands_behind_one_that_is_retried_are_read_again(lane: Lane) -> None:
+    """If a command must be retried, later commands of its tenant that were read ahead are not handed out before it."""
+    for command in (ahead(6), ahead(7, "b"), ahead(8)):
+        lane.lane._read.append(command)
+    lane.lane.retry([ahead(5)], SECOND)
+    assert [each.position.sequence for each in lane.lane.take(10)] == [7]
 
 
 async def test_the_longest_retry_counts(lane: Lane) -> None:

@@ -132,13 +132,13 @@ async def test_token_that_somebody_removed(server: NatsServer, js: JetStreamCont
 async def test_look_while_a_batch_is_handled(server: NatsServer, js: JetStreamContext) -> None:
     """With a batch, a look begins if the last one is old, so that to settle the batch need not wait for a look."""
     async with joined(server, MemoryHistory()) as (_, subscription):
-        holding = subscription._consumer.holding
+        holding = subscription._membership.consumer.holding
         await send(js, "1")
         async with asyncio.timeout(PATIENCE_SECONDS):
-            while not await take(subscription, 1) or subscription._look_ahead is None:
+            while not await take(subscription, 1) or subscription._membership.look is None:
                 await send(js, "2")
             before = holding._confirmed_at
-            assert await subscription._look_ahead
+            assert await subscription._membership.look
         assert holding._confirmed_at > before
 
 
@@ -163,9 +163,9 @@ async def test_look_without_an_answer(
         async def confirm(_within: float) -> bool:
             raise nats.errors.TimeoutError
 
-        monkeypatch.setattr(subscription._consumer, "confirm", confirm)
-        found = [await subscription._has_commands(0.25)]
-        monkeypatch.setattr(subscription._consumer.holding, "is_confirmed", lambda _seconds: False)
-        found.append(await subscription._has_commands(0.25))
+        monkeypatch.setattr(subscription._membership.consumer, "confirm", confirm)
+        found = [await subscription._membership.confirm(0.25)]
+        monkeypatch.setattr(subscription._membership.consumer.holding, "is_confirmed", lambda _seconds: False)
+        found.append(await subscription._membership.confirm(0.25))
         assert (len(taken), found) == (1, [True, False])
         assert subscription.health.reason == "not subscribed to the commands: JetStream does not answer"

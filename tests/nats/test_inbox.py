@@ -8,8 +8,8 @@ from nats.aio.msg import Msg
 
 from tests.harness.nats_peer import ScriptedPeer, scripted_peer
 from timer_service.adapters.nats import inbox as module
-from timer_service.adapters.nats.driver import GuardedClient
 from timer_service.adapters.nats.inbox import PullInbox
+from timer_service.adapters.nats.intake_client import IntakeClient
 
 
 async def ignore(_message: Msg) -> None:
@@ -20,7 +20,7 @@ class Site(NamedTuple):
     """An inbox that is open, and the server that knows it."""
 
     peer: ScriptedPeer
-    client: GuardedClient
+    client: IntakeClient
     inbox: PullInbox
 
 
@@ -28,7 +28,7 @@ class Site(NamedTuple):
 async def site() -> AsyncIterator[Site]:
     """Return an open inbox."""
     async with scripted_peer() as peer:
-        client = GuardedClient()
+        client = IntakeClient()
         await client.connect(peer.url)
         inbox = PullInbox(client, ignore)
         await inbox.open()

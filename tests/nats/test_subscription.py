@@ -251,7 +251,7 @@ async def test_second_look_for_lost_commands(site: Site, monkeypatch: pytest.Mon
     site.js.delivered = 3
     await site.peer.until(lambda: len(site.settlements) == 3)
     assert [sequence for sequence, _ in site.settlements] == ["2", "2", "3"]
-    assert not site.subscription._recovery.goes_on
+    assert not site.subscription._puller.recovery.goes_on
 
 
 async def test_lost_commands_after_an_outage(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -274,7 +274,7 @@ async def test_close_waits_for_the_lost_commands(site: Site) -> None:
     """A subscription that is closed returns what is lost, so that another instance gets it at once."""
     waiting = await cut(site, delivered=2)
     async with asyncio.timeout(10):
-        while not site.subscription._recovery.goes_on:
+        while not site.subscription._puller.recovery.goes_on:
             await asyncio.sleep(0)
     closing = asyncio.create_task(site.subscription.close())
     await waiting

@@ -8,7 +8,8 @@ import pytest
 
 from tests.harness.builders import command_address, delivery
 from tests.harness.subscription_site import Site, open_site
-from timer_service.adapters.nats import recovery, subscription
+from timer_service.adapters.nats import membership, recovery, subscription
+from timer_service.core.broker import Delivery
 from timer_service.core.message import Position
 
 LONG = 30
@@ -44,9 +45,15 @@ async def meet_another_stream(site: Site) -> None:
     await rejoin(site)
 
 
+def read_ahead(site: Site, sequence: int) -> Delivery:
+    """Return a command as it is read ahead of the consumer now."""
+    position = Position(site.history.parts[-1].epoch, sequence)
+    return delivery(address=command_address("b"), position=position, stored_at=17)
+
+
 async def test_each_reconnect_joins_at_once(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     """After a reconnect, or if the database knows another stream, the pause after the last attempt does not count."""
-    monkeypatch.setattr(subscription, "_REJOIN_SECONDS", LONG)
+    monkeypatch.setattr(membership, "_REJOIN_SECONDS", LONG)
     for _ in range(2):
         await rejoin(site)
     for _ in range(2):
@@ -56,7 +63,7 @@ async def test_each_reconnect_joins_at_once(site: Site, monkeypatch: pytest.Monk
 
 async def test_attempts_to_join_are_limited(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     """While JetStream does not answer, the subscription does not try again before a pause is over."""
-    monkeypatch.setattr(subscription, "_REJOIN_SECONDS", LONG)
+    monkeypatch.setattr(membership, "_REJOIN_SECONDS", LONG)
     site.js.is_down = True
     site.subscription.stream_changed()
     site.js.requests.clear()
@@ -91,6 +98,42 @@ async def test_what_was_read_ahead_of_another_stream_is_dropped(site: Site) -> N
     assert lane.take(10) == []
 
 
+@pytest.mark.parametrize("settle", ["acknowledge", "terminate"])
+async def test_a_command_read_ahead_of_another_stream_hides_nothing(site: Site, settle: str) -> None:
+    """If a command that was read ahead is settled after the stream was replaced, the one in its place is handed out."""
+    await site.take(1)
+    old = read_ahead(site, 2)
+    await meet_another_stream(site)
+    await getattr(site.subscription, settle)([old])
+    waiting = asyncio.create_task(site.next_batch())
+    await site.until_pulls(2)
+    await site.command(2)
+    assert [each.position.sequence for each in await waiting] == [2]
+    await site.client.flush()
+    assert site.settlements == []
+
+
+async def test_a_retry_of_another_stream_sets_nothing_back(site: Site) -> None:
+    """A retry of a command that was read ahead of another stream does not change where this stream is read ahead."""
+    await site.take(1)
+    old = read_ahead(site, 100)
+    await meet_another_stream(site)
+    await site.subscription.retry([old], timedelta(0))
+    assert site.subscription._stay.lane._ahead == {}
+
+
+async def test_commands_of_another_stream_that_are_on_their_way(site: Site) -> None:
+    """Another stream begins with another inbox: what the last one has sent late would get the epoch of the new one."""
+    await site.take(1)
+    inbox = site.inbox
+    site.history.handle(1, 17)
+    site.js.created = "2026-01-02T00:00:00Z"
+    site.js.consumer = None
+    site.subscription.stream_changed()
+    await until_joined(site)
+    assert not site.peer.subscribed(inbox)
+
+
 async def test_lost_commands_of_another_stream_are_forgotten(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     """If the stream is another one, no command of it is returned because the last stream has lost some."""
     monkeypatch.setattr(recovery, "LOOK_AGAIN_SECONDS", LONG)
@@ -99,10 +142,10 @@ async def test_lost_commands_of_another_stream_are_forgotten(site: Site, monkeyp
     site.js.delivered = 1
     await site.command(1, b"")
     await waiting
-    goes_on = site.subscription._recovery.goes_on
+    goes_on = site.subscription._puller.recovery.goes_on
     await meet_another_stream(site)
-    assert (goes_on, site.subscription._recovery.goes_on) == (True, False)
-    site.subscription._recovery.cancel()
+    assert (goes_on, site.subscription._puller.recovery.goes_on) == (True, False)
+    site.subscription._puller.recovery.cancel()
 
 
 async def test_commands_in_flight_of_the_last_connection(site: Site) -> None:
@@ -113,11 +156,11 @@ async def test_commands_in_flight_of_the_last_connection(site: Site) -> None:
     for in_flight in (2, 0, 1):
         site.js.in_flight = in_flight
         await rejoin(site)
-        waits.append(site.subscription._redelivery is not None)
+        waits.append(site.subscription._membership.redelivery is not None)
     assert waits == [True, False, True]
     await site.take(1)
     await site.subscription._keep_pulling(10)
-    assert site.subscription._redelivery is None
+    assert site.subscription._membership.redelivery is None
     assert site.js.consumer is not None
     assert "timer-service.ack-wait" not in site.js.consumer["metadata"]
 
@@ -138,7 +181,7 @@ async def test_commands_that_were_handled_ahead_have_come_too(site: Site) -> Non
     await site.subscription.open(alone=True)
     site.js.last_sequence = site.js.delivered = site.js.in_flight = 1
     await rejoin(site)
-    await site.subscription.acknowledge([delivery(address=command_address("b"), position=Position(1, 1))])
+    await site.subscription.acknowledge([read_ahead(site, 1)])
     waiting = asyncio.create_task(site.next_batch())
     await site.until_pulls(1)
     await site.command(1)
@@ -146,7 +189,7 @@ async def test_commands_that_were_handled_ahead_have_come_too(site: Site) -> Non
     assert [each.position.sequence for each in await waiting] == [2]
     await site.subscription._keep_pulling(10)
     await site.client.flush()
-    assert (site.settlements, site.subscription._redelivery) == ([("1", b"+ACK")], None)
+    assert (site.settlements, site.subscription._membership.redelivery) == ([("1", b"+ACK")], None)
 
 
 async def test_the_express_lane_knows_of_retries(site: Site) -> None:
@@ -173,7 +216,7 @@ async def test_an_old_look_is_repeated_before_a_batch(site: Site, seconds: float
     await site.subscription.open(alone=True)
     waiting = asyncio.create_task(site.next_batch())
     await site.until_pulls(1)
-    holding = site.subscription._consumer.holding
+    holding = site.subscription._membership.consumer.holding
     holding._confirmed_at = holding.look() - seconds
     site.js.is_down = True
     await site.command(1)

@@ -479,8 +479,8 @@ async def test_sqlite_locked_by_another_program(sqlite: SqliteDatabase, tmp_path
         async with intruder.transaction() as tx:
             await tx.execute("CREATE TABLE ours.numbers (number BIGINT)")
             with pytest.raises(DatabaseUnavailableError, match="locked"):
-                async with sqlite.transaction():
-                    pass
+                async with sqlite.transaction() as other:
+                    await other.execute(INSERT, {"number": 1})
             during = sqlite.health.reason
         async with sqlite.transaction() as tx:
             await tx.execute(INSERT, {"number": 1})

@@ -201,6 +201,15 @@ async def test_received_commands_of_an_earlier_part_do_not_matter() -> None:
     assert epochs.newest.epoch == before.newest.epoch
 
 
+@pytest.mark.parametrize("handled_until", [0, 4])
+async def test_commands_read_from_another_stream_too_early(handled_until: int) -> None:
+    """A command that was read from a recreated stream before that was recognized does not make it the same stream."""
+    parts, before = await after_handling(FIRST, *range(1, handled_until + 1))
+    other = Log(9_000, tuple(StoredCommand(number, 9_000 + number) for number in range(1, 11)))
+    _, epochs = await join(parts, other, Received(before.newest.epoch, other.commands[7]))
+    assert [epochs.position(number) > before.position(10) for number in (1, 7, 8, 9)] == [True] * 4
+
+
 async def test_moved_stream() -> None:
     """A copy of the stream on another server has the same epoch, and a copy that lags behind keeps what it has."""
     parts, before = await after_handling(FIRST, 10)

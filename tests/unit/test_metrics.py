@@ -26,8 +26,7 @@ def metrics(registry: CollectorRegistry) -> Metrics:
 def test_implements_the_port_under_the_documented_names(metrics: Metrics, registry: CollectorRegistry) -> None:
     """The core's measurements appear under the documented names and labels."""
     core: MetricsPort = metrics
-    core.command_handled("ScheduleTimer", "scheduled")
-    core.command_handled("ScheduleTimer", "scheduled")
+    core.command_handled("ScheduleTimer", "scheduled", 2)
     core.command_handled("CancelTimer", "cancelled")
     core.dead_letter_stored(Code.TOO_LARGE)
     core.dead_letter_dropped(Code.INVALID_JSON)

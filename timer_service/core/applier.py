@@ -1,6 +1,7 @@
 """Applies decoded commands in transactions, replies, and acknowledges their deliveries."""
 
 import logging
+from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -177,8 +178,10 @@ class Applier:
     async def _finish(self, subscription: Subscription, applied: Applied) -> None:
         """Do the work after the commit: count outcomes, wake loops, send replies, acknowledge deliveries."""
         replies: list[Reply] = []
+        outcomes = Counter((command.payload.type, result.name) for (_, command, _), result in applied)
+        for (command_type, outcome), count in outcomes.items():
+            self._metrics.command_handled(command_type, outcome, count)
         for (delivery, command, _), result in applied:
-            self._metrics.command_handled(command.payload.type, result.name)
             if command.payload.is_operator_action:
                 self._record(command, result)
             self._attempts.forget(delivery)

@@ -15,8 +15,16 @@ LONGEST_WAIT_MS = 60_000
 """How long the gate stays closed, so that one command that is retried again and again cannot stop everything."""
 
 
+_SHORT_BACKLOG_MS = 1_000
+"""How long a backlog may take so that those stored meanwhile need no look of their own."""
+
+
 class BacklogGate:
-    """Open after the commands have been handled that were stored before the start or before the last outage ended."""
+    """Open after the commands have been handled that were stored before the start or before the last outage ended.
+
+    If that takes more than a second, other commands were stored meanwhile, behind the backlog. Then the gate also waits
+    for these: they were sent before what becomes due next.
+    """
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
@@ -24,6 +32,8 @@ class BacklogGate:
         """The outages of the broker whose commands have been handled; None before the first ones were."""
         self._waiting_for: int | None = None
         """The outages for whose commands the gate waits; None: it does not wait."""
+        self._backlog_from = 0
+        """When the commands were counted for which the gate waits."""
         self._waited_ms = 0
         """How long the gate has waited for commands since it was last open, while the broker could be used."""
         self._looked_at: int | None = None
@@ -48,7 +58,13 @@ class BacklogGate:
             self._waited_ms += max(now - self._looked_at, 0)
         self._looked_at = now
         restart, self._waiting_for = outages != self._waiting_for, outages
-        if await self._broker.caught_up(restart=restart):
+        if restart:
+            self._backlog_from = now
+        is_handled = await self._broker.caught_up(restart=restart)
+        if is_handled and now - self._backlog_from > _SHORT_BACKLOG_MS:
+            self._backlog_from = now
+            is_handled = await self._broker.caught_up(restart=True)
+        if is_handled:
             self._outages, self._waiting_for, self._looked_at = outages, None, None
             self._waited_ms, self._is_overdue = 0, False
             return True

@@ -20,6 +20,7 @@ from timer_service.core.clock import Clock
 from timer_service.core.command_streams import advance
 from timer_service.core.database import Database
 from timer_service.core.decoder import Decoded, decode, parts
+from timer_service.core.error_text import error_text
 from timer_service.core.errors import ChangedStreamError, Code, Rejection
 from timer_service.core.failures import Failures
 from timer_service.core.health import Health, OutageLog, worst
@@ -183,19 +184,37 @@ class Consumer:
     async def _handle_suspect(self, progress: Progress, suspect: Delivery, began: int) -> list[Delivery]:
         """Handle a command that may have ended the process. Reject it unread if that has happened too often."""
         try:
-            if (deaths := await self._suspects.begin(suspect)) >= MOST_DEATHS:
-                rejection = Rejection(Code.INTERNAL, f"the service died {deaths} times while it handled this command")
-                await self._reject(progress, [Rejected(suspect, rejection, None)])
-                return []
-            left = await self._handle_part(progress, [suspect], began)
-            await self._suspects.end(suspect)
+            deaths = await self._suspects.begin(suspect)
         except asyncio.CancelledError:  # a planned stop is no death
             await run_to_completion(self._suspects.end(suspect))
             raise
         except Exception as error:  # noqa: BLE001 - `blame` knows every error
             await self._applier.wait(progress, [suspect], blame(error), error)
             return []
+        if deaths >= MOST_DEATHS:
+            rejection = Rejection(Code.INTERNAL, f"the service died {deaths} times while it handled this command")
+            await self._reject(progress, [Rejected(suspect, rejection, None)])
+            return []
+        try:
+            left = await self._handle_part(progress, [suspect], began)
+        except (asyncio.CancelledError, Exception):
+            await run_to_completion(self._survive(suspect))
+            raise
+        await self._survive(suspect)
         return left
+
+    async def _survive(self, suspect: Delivery) -> None:
+        """Record that the process has survived a command. The command itself is settled, put back or failed already.
+
+        If the database is away now, nothing is lost: this process does not count itself as dead, see `Suspects`.
+        """
+        try:
+            await self._suspects.end(suspect)
+        except Exception as error:  # noqa: BLE001 - whatever it is, it says nothing about the command
+            log.warning(
+                "could not record that the service survived a command",
+                extra={"sequence": suspect.position.sequence, "reason": error_text(error)},
+            )
 
     async def _handle_part(self, progress: Progress, part: Sequence[Delivery], began: int) -> list[Delivery]:
         """Decode and apply deliveries until the time is up. Return the deliveries that were not handled."""

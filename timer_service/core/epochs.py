@@ -94,13 +94,27 @@ async def recognize(
         return [Part(stream.created_ms, stream.created, 1, 0, 0)]
     own = [part for part in known if part.created == stream.created]
     last = own[-1] if own else known[-1]
-    newest = _with_received(last, received)
-    if await _has_newest_command(newest, stream, find):
+    missing = await _missing_command(last, received, stream, find)
+    if missing is None:
         return _continue(_rename(known, last, stream), StoredCommand(last.last_sequence, last.last_stored_at), stream)
-    last_old = await _last_stored_until(newest.last_stored_at, stream, find)
+    last_old = await _last_stored_until(missing.last_stored_at, stream, find)
     if last_old is not None:
         known = _rename(known, last, stream)
     return [*known, _next_part(known[-1], stream, last_old)]
+
+
+async def _missing_command(
+    last: Part, received: Received | None, stream: StreamState, find: FindCommand
+) -> Part | None:
+    """Return the part as it was with a command that the stream has lost; None if it has lost none.
+
+    The handled command comes first. A command that was read while the stream was being replaced may be one of the other
+    stream: it shows that commands were lost, but not that the stream is the same.
+    """
+    for newest in dict.fromkeys((last, _with_received(last, received))):
+        if not await _has_newest_command(newest, stream, find):
+            return newest
+    return None
 
 
 def _with_received(part: Part, received: Received | None) -> Part:

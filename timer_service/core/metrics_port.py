@@ -6,8 +6,8 @@ from typing import Protocol
 class MetricsPort(Protocol):
     """The counts and durations of the core. A tenant is never a label: the number of series would have no limit."""
 
-    def command_handled(self, message_type: str, outcome: str) -> None:
-        """Count a command by its type and outcome."""
+    def command_handled(self, message_type: str, outcome: str, count: int = 1) -> None:
+        """Count commands by their type and outcome."""
         ...
 
     def dead_letter_stored(self, code: str) -> None:

@@ -345,6 +345,40 @@ async def test_outage_while_suspects_are_handled(timers: Timers, monkeypatch: py
     await check_repair(timers, sent)
 
 
+async def _away(_suspect: Delivery) -> NoReturn:
+    raise DatabaseUnavailableError("away")
+
+
+async def let_the_service_die(timers: Timers) -> None:
+    """Let five processes die with all commands, so that these are handled alone."""
+    subscription = await timers.broker.subscribe()
+    for _ in range(5):
+        await subscription.next_batch(10)
+        timers.broker.redeliver()
+
+
+@pytest.mark.parametrize("body", [schedule_timer(), b"{"], ids=["valid", "invalid"])
+async def test_a_suspect_is_settled_once(timers: Timers, monkeypatch: pytest.MonkeyPatch, body: bytes) -> None:
+    """If the database goes away after a suspect was handled, the suspect is not settled a second time."""
+    position = timers.send(body)
+    await let_the_service_die(timers)
+    monkeypatch.setattr(timers.consumer._suspects, "end", _away)
+    await timers.consume()
+    settled = timers.broker.settlements
+    assert [*settled.acknowledged, *settled.terminated, *settled.retried] == [position]
+
+
+async def test_a_suspect_that_fails_is_settled_once(timers: Timers, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A suspect that fails is retried once, and not a second time because the database goes away then."""
+    await timers.sql("CREATE UNIQUE INDEX forced ON timer_schedules (correlation_id)")
+    await timers.schedule("first", envelope={"correlationId": "a"})
+    timers.send(schedule_timer("bad", envelope={"correlationId": "a"}))
+    await let_the_service_die(timers)
+    monkeypatch.setattr(timers.consumer._suspects, "end", _away)
+    await timers.consume()
+    assert len(timers.broker.settlements.retried) == 1
+
+
 async def test_commands_of_an_outage_are_not_suspects(
     sqlite: SqliteDatabase, memory_broker: MemoryBroker, clock: ManualClock, timers_route: Route, tmp_path: Path
 ) -> None:

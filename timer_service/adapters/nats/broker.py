@@ -14,9 +14,9 @@ from nats.js.errors import NotFoundError
 
 from timer_service.adapters.nats.backlog import Backlog
 from timer_service.adapters.nats.connection import Connection
-from timer_service.adapters.nats.driver import GuardedClient
 from timer_service.adapters.nats.durable import DurableConsumer
 from timer_service.adapters.nats.holding import TakenOverError
+from timer_service.adapters.nats.intake_client import IntakeClient
 from timer_service.adapters.nats.login import Login
 from timer_service.adapters.nats.publisher import Publisher
 from timer_service.adapters.nats.query_connection import QueryConnection
@@ -130,7 +130,7 @@ class NatsBroker:
         return broker
 
     @property
-    def _client(self) -> GuardedClient:
+    def _client(self) -> IntakeClient:
         return self._connection.client
 
     def _begin_backlog(self) -> None:

@@ -10,9 +10,7 @@ replay it names the request of the replay, so that a second join does not begin 
 database, it names the process that handles the commands, see `holding`.
 """
 
-import asyncio
 from collections.abc import Mapping
-from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
 
@@ -24,6 +22,7 @@ from timer_service.adapters.nats.holding import HOLDER, Holding
 from timer_service.adapters.nats.listing import Listing, list_subjects
 from timer_service.adapters.nats.stored import nanoseconds
 from timer_service.adapters.nats.subjects import Subjects
+from timer_service.adapters.nats.take_over import check_nobody_consumes, holder
 from timer_service.core.broker import History
 from timer_service.core.epochs import Epochs, Received, StoredCommand, StreamState
 from timer_service.core.errors import StartError
@@ -45,9 +44,6 @@ _DATABASE = "timer-service.database"
 _EPOCH = "timer-service.epoch"
 _REPLAY = "timer-service.replay"
 _NANOSECONDS_PER_MILLISECOND = 1_000_000
-_LOOKS = 10
-_LOOK_SECONDS = 0.3
-_QUIET_LOOKS = 3  # a living service may need almost a second for one command
 
 _Config = Mapping[str, Any]
 
@@ -118,8 +114,7 @@ class DurableConsumer:
 
     async def check_database(self, installation: Installation) -> None:
         """Raises `StartError` if the consumer exists and belongs to another database."""
-        with suppress(NotFoundError):
-            self._check_database((await self.info())["config"], installation.database_id)
+        await self._find_consumer(installation)
 
     async def join(self, history: History, received: Received | None = None, *, alone: bool = False) -> Epochs:
         """Create the consumer if it is missing, and restore `ack_wait`. Return the epochs of the stream.
@@ -129,15 +124,13 @@ class DurableConsumer:
         Raises `StartError` if the consumer belongs to another database, or to a service with a copy of this one.
         """
         installation = await history.installation()
-        try:
-            found: Mapping[str, Any] | None = await self.info()
-        except NotFoundError:
-            found = None
-        if found is not None:
-            self._check_database(found["config"], installation.database_id)
-            if alone and not self.holding.check(found["config"]):
-                await self._check_nobody_consumes(found)
+        before = await self._find_consumer(installation)
+        if alone:
+            await self._check_take_over(before)
         epochs = await history.recognize(self._look, self._find, received)
+        found = await self._find_consumer(installation)  # the database may have been slow
+        if alone and holder(found) != holder(before):  # another process was faster
+            await self._check_take_over(found)
         marks = {_DATABASE: installation.database_id, _EPOCH: str(epochs.newest.epoch)}
         if (replay := installation.replay) is not None:
             marks[_REPLAY] = replay.id
@@ -155,9 +148,9 @@ class DurableConsumer:
             await self._create(marks)
         elif replay is not None and begins_replay:
             settled = found["ack_floor"]["stream_seq"] if last_valid is None else last_valid
-            await self._create_again(marks, await self._start_of_replay(replay, settled))
+            await self._create_again(found["config"], marks, await self._start_of_replay(replay, settled))
         elif last_valid is not None:
-            await self._create_again(marks, _start_after(last_valid))
+            await self._create_again(found["config"], marks, _start_after(last_valid))
         else:
             await self._update_marks({**found["config"], "metadata": _without_replay(found["config"], replay)}, marks)
         return epochs
@@ -213,6 +206,20 @@ class DurableConsumer:
         if wanted != config:
             await self._write("update", wanted)
 
+    async def _find_consumer(self, installation: Installation) -> Mapping[str, Any] | None:
+        """Return the JetStream info of the consumer; None if it is missing. Raises `StartError` as `check_database`."""
+        try:
+            found = await self.info()
+        except NotFoundError:
+            return None
+        self._check_database(found["config"], installation.database_id)
+        return found
+
+    async def _check_take_over(self, found: Mapping[str, Any] | None) -> None:
+        """Raise `StartError` if another process handles the commands, or has taken them over."""
+        if found is not None and not self.holding.check(found["config"]):
+            await check_nobody_consumes(self._stream, found, self.info)
+
     def _check_database(self, config: _Config, database_id: str) -> None:
         other = config.get("metadata", {}).get(_DATABASE)
         if other not in {None, database_id}:
@@ -222,22 +229,6 @@ class DurableConsumer:
                 f"other service and delete the consumer (`nats consumer rm {self._stream} {DURABLE}`): then this "
                 "service handles every command that the stream still has"
             )
-
-    async def _check_nobody_consumes(self, found: Mapping[str, Any]) -> None:
-        """Look some times whether another service pulls or settles commands. The pull of a dead one ends after 1 s."""
-        quiet = 0
-        for _ in range(_LOOKS):
-            if not found["num_waiting"] and not found["num_ack_pending"]:
-                return
-            await asyncio.sleep(_LOOK_SECONDS)
-            before, found = found, await self.info()
-            quiet = 0 if found["num_waiting"] or _progress(found) != _progress(before) else quiet + 1
-            if quiet == _QUIET_LOOKS:
-                return
-        raise StartError(
-            f"another service with a copy of this database handles the commands of stream {self._stream}. Stop it. To "
-            "try out a copy, for example a restored backup, use another broker or another TIMER_SUBJECT_PREFIX"
-        )
 
     async def _create(self, marks: Mapping[str, str]) -> None:
         config = {
@@ -251,11 +242,9 @@ class DurableConsumer:
         }
         await self._write("create", config)
 
-    async def _create_again(self, marks: Mapping[str, str], start: _Config) -> None:
+    async def _create_again(self, found: _Config, marks: Mapping[str, str], start: _Config) -> None:
         """Replace the consumer by one that begins elsewhere, with the operator's settings."""
-        config = dict((await self.info())["config"])
-        for name in ("opt_start_seq", "opt_start_time"):
-            config.pop(name, None)
+        config = {name: value for name, value in found.items() if name not in {"opt_start_seq", "opt_start_time"}}
         metadata = {**config.get("metadata", {}), **marks}
         config["ack_wait"] = int(metadata.pop(_SAVED_ACK_WAIT, config["ack_wait"]))
         await self._request(f"CONSUMER.DELETE.{self._stream}.{DURABLE}")
@@ -281,11 +270,6 @@ def _without_replay(config: _Config, replay: Replay | None) -> _Config:
     """Return the metadata of a consumer without the mark of a replay that has ended."""
     metadata: _Config = config.get("metadata", {})
     return metadata if replay is not None else {name: value for name, value in metadata.items() if name != _REPLAY}
-
-
-def _progress(consumer: Mapping[str, Any]) -> tuple[int, int]:
-    """Return how many commands the consumer has delivered, and how many of them are settled without a gap."""
-    return consumer["delivered"]["consumer_seq"], consumer["ack_floor"]["consumer_seq"]
 
 
 def _stream_state(info: Mapping[str, Any]) -> StreamState:

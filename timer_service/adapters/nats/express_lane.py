@@ -67,7 +67,8 @@ class ExpressLane:
         self._returned = returned
         self._last_batch = (0.0, 0, 0)
         self._read = ReadAhead(batch_bytes)
-        self._handled: set[int] = set()
+        self._handled: dict[int, int] = {}
+        """The sequences of commands that were settled ahead, and when each was stored."""
         self._reached = 0
         self._served_at: dict[str, float] = {}
         self._search = TenantSearch(consumer, subjects, tuple(messages))
@@ -139,7 +140,7 @@ class ExpressLane:
 
     def record_handled(self, deliveries: Collection[Delivery]) -> None:
         """Record that commands that were read ahead are settled."""
-        self._handled.update(delivery.position.sequence for delivery in deliveries)
+        self._handled.update((delivery.position.sequence, delivery.stored_at) for delivery in deliveries)
 
     def retry(self, deliveries: Collection[Delivery], delay: timedelta) -> None:
         """Observe that commands could not be handled. Read those again, after the delay, that were read ahead."""
@@ -150,14 +151,15 @@ class ExpressLane:
             self._paused_until[delivery.address.tenant] = time.monotonic() + delay.total_seconds()
             tenant, before = delivery.address.tenant, delivery.position.sequence - 1
             self._ahead[tenant] = min(before, self._ahead.get(tenant, before))
+            self._read.remove(tenant)  # these are read again, behind the command that is retried
             self._waiting.setdefault(tenant)
 
-    def forget_handled(self, sequence: int) -> bool:
-        """Return whether a command was settled ahead, and forget it. The consumer delivers it now."""
-        if sequence not in self._handled:
-            return False
-        self._handled.remove(sequence)
-        return True
+    def forget_handled(self, sequence: int, stored_at: int) -> bool:
+        """Return whether a command was settled ahead, and forget it. The consumer delivers it now.
+
+        A command that was stored at another time is another one: the stream was replaced.
+        """
+        return self._handled.pop(sequence, None) == stored_at
 
     def close(self) -> None:
         """Stop reading. Commands that were read and not taken are delivered by the consumer."""
@@ -184,7 +186,11 @@ class ExpressLane:
         self._waiting.clear()
         self._served_at.clear()
         self._ahead = {tenant: sequence for tenant, sequence in self._ahead.items() if sequence > self._reached}
-        self._handled = {sequence for sequence in self._handled if sequence > self._reached}
+        self._forget_until(self._reached)
+
+    def _forget_until(self, sequence: int) -> None:
+        """Forget which commands up to a sequence were settled ahead."""
+        self._handled = {each: stored_at for each, stored_at in self._handled.items() if each > sequence}
 
     def _start_round(self, now: float) -> None:
         if now >= self._next_round_at and self._has_room():
@@ -207,7 +213,7 @@ class ExpressLane:
     async def _run_round(self) -> None:
         now = time.monotonic()
         # Other instances were given what is far behind.
-        self._handled = {sequence for sequence in self._handled if sequence > self._reached - _FAR_BEHIND}
+        self._forget_until(self._reached - _FAR_BEHIND)
         self._served_at = {tenant: at for tenant, at in self._served_at.items() if now - at <= _SERVED_SECONDS}
 
         def is_found_or_served(tenant: str) -> bool:
@@ -251,7 +257,10 @@ class ExpressLane:
         for _ in range(_COMMANDS_OF_TENANT):
             if not self._read.has_room:
                 return
+            before = self._ahead.get(tenant)
             stored = await self._consumer.read(self._position(tenant) + 1, subject)
+            if self._ahead.get(tenant) != before:  # a command of the tenant has failed, and is read again later
+                return
             if stored is None:
                 self._waiting.pop(tenant, None)
                 return

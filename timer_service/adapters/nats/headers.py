@@ -11,6 +11,7 @@ _MOST_BYTES = 64 * 1024
 """How much of a header block is kept. JetStream stores no more; other messages may have more."""
 _VERSION = b"NATS/1.0"
 _END = b"\r\n"
+_WITHOUT_STATUS = _VERSION + _END
 
 
 def decode_text(raw: bytes) -> str:
@@ -29,6 +30,8 @@ class RawHeaders:
     def __init__(self, block: bytes) -> None:
         """`block`: the version, and a line for each header. Only the first 64 KiB are kept."""
         self._block = block[:_MOST_BYTES]
+        if block.startswith(_WITHOUT_STATUS):  # this is called for each command
+            return
         line = block[: block.find(_END)]
         code, _, description = line.removeprefix(_VERSION).strip().partition(b" ")
         if code.isdigit():

@@ -8,7 +8,7 @@ import nats.errors
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription as Interest
 
-from timer_service.adapters.nats.driver import GuardedClient
+from timer_service.adapters.nats.intake_client import IntakeClient
 from timer_service.core.error_text import error_text
 
 log = logging.getLogger(__name__)
@@ -20,13 +20,14 @@ _MOST_REQUESTS = 5_000
 class PullInbox:
     """An inbox that can be replaced. Then the server forgets the pulls that name it, and delivers nothing for them."""
 
-    def __init__(self, client: GuardedClient, receive: Callable[[Msg], Awaitable[None]]) -> None:
+    def __init__(self, client: IntakeClient, receive: Callable[[Msg], Awaitable[None]]) -> None:
         """`receive` gets each message."""
         self._client = client
         self._receive = receive
         self._name = client.new_inbox()
         self._requests = 0
         self._interest: Interest | None = None
+        self._replacing = asyncio.Lock()
 
     @property
     def is_open(self) -> bool:
@@ -43,10 +44,7 @@ class PullInbox:
 
     async def open(self) -> None:
         """Subscribe."""
-        # No limits in the client: it would drop messages above them. The pulls limit the buffer already.
-        self._interest = await self._client.subscribe(
-            f"{self._name}.*", cb=self._receive, pending_msgs_limit=0, pending_bytes_limit=0
-        )
+        self._interest = await self._client.subscribe_at_once(f"{self._name}.*", self._receive)
 
     def contains(self, subject: str) -> bool:
         """Return whether a message was sent to the inbox itself, as the status of a pull is."""
@@ -63,15 +61,16 @@ class PullInbox:
 
         If the server does not answer, the last inbox may still be open there. The other inbox is open too.
         """
-        old = self._interest
-        self._name, self._requests = self._client.new_inbox(), 0
-        try:
-            await self.open()
-            if old is not None:
-                async with asyncio.timeout(_REPLACE_SECONDS):
-                    await self._client.drain_subscription(old)
-        except (nats.errors.Error, OSError) as error:
-            log.debug("the last inbox of the pulls may still be open", extra={"reason": error_text(error)})
+        async with self._replacing:
+            old = self._interest
+            self._name, self._requests = self._client.new_inbox(), 0
+            try:
+                await self.open()
+                if old is not None:
+                    async with asyncio.timeout(_REPLACE_SECONDS):
+                        await self._client.drain_subscription(old)
+            except (nats.errors.Error, OSError) as error:
+                log.debug("the last inbox of the pulls may still be open", extra={"reason": error_text(error)})
 
     async def close(self) -> None:
         """Unsubscribe."""

@@ -50,11 +50,17 @@ class ReadAhead:
             if taken and room < 0:
                 break
             taken.append(delivery)
-        self._deliveries = [*ahead[len(taken) :], *(each for each in known if waits(each.address.tenant))]
-        self._bytes = sum(each.size for each in self._deliveries)
+        self._keep([*ahead[len(taken) :], *(each for each in known if waits(each.address.tenant))])
         return taken
+
+    def remove(self, tenant: str) -> None:
+        """Drop the commands of a tenant."""
+        self._keep([each for each in self._deliveries if each.address.tenant != tenant])
 
     def clear(self) -> None:
         """Drop all commands."""
-        self._deliveries.clear()
-        self._bytes = 0
+        self._keep([])
+
+    def _keep(self, deliveries: list[Delivery]) -> None:
+        self._deliveries = deliveries
+        self._bytes = sum(each.size for each in deliveries)

@@ -7,9 +7,9 @@ from collections.abc import Awaitable, Callable, Collection, Sequence
 import nats.errors
 from nats.js.errors import Error as JetStreamError
 
-from timer_service.adapters.nats.driver import GuardedClient
 from timer_service.adapters.nats.durable import DurableConsumer
 from timer_service.adapters.nats.inbox import PullInbox
+from timer_service.adapters.nats.intake_client import IntakeClient
 from timer_service.adapters.nats.lost_answers import LOOK_AGAIN_SECONDS, LostAnswers, Progress
 from timer_service.adapters.nats.stored import Receipt
 from timer_service.core.error_text import error_text
@@ -25,7 +25,7 @@ class Recovery:
 
     def __init__(
         self,
-        client: GuardedClient,
+        client: IntakeClient,
         consumer: DurableConsumer,
         inbox: PullInbox,
         *,

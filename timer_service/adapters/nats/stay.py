@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Collection, Sequence
+from datetime import timedelta
 from typing import NamedTuple
 
 from timer_service.adapters.nats.buffer import Buffer
@@ -95,10 +96,18 @@ class Stay:
             if sequence in again:  # it was read ahead, or the server delivered it again
                 again[sequence].handle = delivery.handle
             else:
-                (done if self.lane.forget_handled(sequence) else batch).append(delivery)
+                (done if self.lane.forget_handled(sequence, delivery.stored_at) else batch).append(delivery)
         behind = self._waiting + len(self.buffer) + len(self.returned)
         self.lane.observe(batch, behind=behind, end=end)
         return batch, done
+
+    def record_handled(self, deliveries: Sequence[Delivery]) -> None:
+        """Record that deliveries are settled, so that those that were read ahead are not handled again."""
+        self.lane.record_handled([each for each in deliveries if each.handle is None and self.contains(each)])
+
+    def retry(self, deliveries: Sequence[Delivery], delay: timedelta) -> None:
+        """Record that deliveries are retried after a delay."""
+        self.lane.retry([each for each in deliveries if self.contains(each)], delay)
 
     def put_back(self, deliveries: Sequence[Delivery]) -> None:
         """Take back deliveries of the last batch that were not handled."""

@@ -35,6 +35,10 @@ class _Connection(aiosqlite.Connection):
 
     health = HEALTHY
     """Whether the last statement met no outage."""
+    begins_next = False
+    """Whether the next statement begins a transaction, in the same call."""
+    changes_before = 0
+    """How many rows the connection had changed when its last transaction began."""
 
     async def fetch(self, sql: str, parameters: Parameters = _NONE) -> list[Row]:
         text, values = prepare(sql)
@@ -62,25 +66,36 @@ class _Connection(aiosqlite.Connection):
         """Run a statement that has no parameters and returns no rows."""
         await self._run(lambda connection: connection.execute(sql).close())
 
-    async def control_counting(self, sql: str, check: Callable[[], None] | None = None) -> int:
-        """Like `control`. Return how many rows the connection has changed so far, also those that it rolled back.
+    async def commit_counting(self, check: Callable[[], None] | None) -> int:
+        """Commit. Return how many rows the transaction has changed.
 
-        `check` is called first. If it raises, the statement is not run.
+        `check` is called first. If it raises, nothing is committed. Without a statement there is nothing to commit.
         """
 
         def run(connection: sqlite3.Connection) -> int:
             if check is not None:
                 check()
-            connection.execute(sql).close()
-            return connection.total_changes
+            connection.execute("COMMIT").close()
+            return connection.total_changes - self.changes_before
 
-        return await self._run(run)
+        return 0 if self.begins_next else await self._call(run)
 
     async def roll_back(self) -> None:
         """Roll back. This does nothing if an error such as a full disk has ended the transaction already."""
-        await self._run(lambda connection: connection.rollback())
+        await self._call(lambda connection: connection.rollback())
 
     async def _run(self, function: Callable[[sqlite3.Connection], _T]) -> _T:
+        """Run a function in the thread. If a transaction begins with it, and cannot begin, the function is not run."""
+
+        def begin(connection: sqlite3.Connection) -> _T:
+            connection.execute("BEGIN IMMEDIATE").close()
+            self.begins_next = False
+            self.changes_before = connection.total_changes
+            return function(connection)
+
+        return await self._call(begin if self.begins_next else function)
+
+    async def _call(self, function: Callable[[sqlite3.Connection], _T]) -> _T:
         try:
             with translate_errors():
                 result: _T = await self._execute(partial(function, self._conn))  # type: ignore[no-untyped-call]
@@ -92,7 +107,7 @@ class _Connection(aiosqlite.Connection):
 
 
 class _Transaction:
-    """The open transaction of the writing connection."""
+    """The open transaction of the writing connection. It begins with its first statement."""
 
     def __init__(self, connection: _Connection) -> None:
         self._connection = connection
@@ -122,7 +137,6 @@ class SqliteDatabase:
         self.queries = queries
         self._files = files
         self._written = HEALTHY
-        self._changes = 0
 
     @classmethod
     async def open(cls, path: Path) -> "SqliteDatabase":
@@ -171,8 +185,8 @@ class SqliteDatabase:
     async def _transaction(self, check: Callable[[], None] | None) -> AsyncIterator[_Transaction]:
         async with self._write_lock:
             try:
+                self._writer.begins_next = True
                 try:
-                    await run_to_completion(self._begin())
                     yield _Transaction(self._writer)
                 except BaseException:
                     # A cancelled await may leave its statement running. The rollback runs after it and undoes it.
@@ -182,17 +196,16 @@ class SqliteDatabase:
             except DatabaseUnavailableError as error:
                 self._written = Health.down(str(error))
                 raise
-
-    async def _begin(self) -> None:
-        self._changes = await self._writer.control_counting("BEGIN IMMEDIATE")
+            finally:
+                self._writer.begins_next = False
 
     async def _commit(self, check: Callable[[], None] | None) -> None:
         try:
-            changes = await self._writer.control_counting("COMMIT", check)
+            changes = await self._writer.commit_counting(check)
         except BaseException:
             await self._writer.roll_back()
             raise
-        if changes != self._changes:  # a commit without changes writes nothing, so it succeeds on a full disk too
+        if changes:  # a commit without changes writes nothing, so it succeeds on a full disk too
             self._written = HEALTHY
 
     async def close(self) -> None:
