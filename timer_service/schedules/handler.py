@@ -14,7 +14,7 @@ from timer_service.core.route import CommandResult
 from timer_service.core.turns import TransactionTime
 from timer_service.schedules import rules, store, trigger_store
 from timer_service.schedules.events import ended_events, trigger_event
-from timer_service.schedules.messages import TriggerSchedule
+from timer_service.schedules.messages import DeleteSchedule, TriggerSchedule
 from timer_service.schedules.queries import schedule_view
 from timer_service.schedules.rules import Outcome
 from timer_service.schedules.schedule import Schedule
@@ -56,7 +56,8 @@ async def handle(
             applied = applied._replace(outcome=Outcome.UNCHANGED)
         if admission:
             added = growth(after.get(key), applied.schedule)
-            if excess := await admission.exceeds(key.tenant_id, added, command.position):
+            excess = await admission.exceeds(key.tenant_id, added, command.position)
+            if excess and not isinstance(command.payload, DeleteSchedule):  # a late one may start the next definition
                 results.append(CommandResult(Outcome.OVER_QUOTA, view=excess.view))
                 continue
         if applied.outcome is Outcome.TRIGGERED:
