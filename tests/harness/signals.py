@@ -109,7 +109,7 @@ class Signals(SignalConversation, InProcess):
             max_attempts=MAX_ATTEMPTS,
         )
         self.lease = Lease(FIRINGS, VISIBILITY_TIMEOUT)
-        self.evaluation = Evaluation(self.parts)
+        self.evaluation = Evaluation(self.parts, monotonic=lambda: 0.0)
         self.firings = FiringWorker(self.parts)
 
     async def run(self) -> None:

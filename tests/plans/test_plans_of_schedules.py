@@ -9,7 +9,7 @@ from tests.harness.databases import Databases
 from tests.harness.plans import MODES, FilledDatabase, filled_database
 from timer_service.adapters.sqlite import SqliteDatabase
 from timer_service.core.row_counts import overdue_sql
-from timer_service.schedules import store
+from timer_service.schedules import store, trigger_store
 from timer_service.schedules.messages import ShownStatus
 from timer_service.schedules.store import COUNTED, SCHEDULES, TIMED
 from timer_service.schedules.usage import SCHEDULES as LIMIT
@@ -46,6 +46,11 @@ SELECT 'tenant-' || n % 100, 'deleted-' || n, 'deleted', 0, 0, n, 0, 0, n, n, 1,
 FROM generate_series(1, $1::bigint) AS n
 """
 
+TRIGGERS = """
+INSERT INTO handled_triggers (position_epoch, position_sequence, handled_at)
+SELECT 1, n, n FROM generate_series(1, $1::bigint) AS n
+"""
+
 KEY = "Index Scan schedules_pkey"
 DUE = "Index Scan schedules_available"
 PARTIAL = ("SCAN schedules USING COVERING INDEX schedules_available", "SCAN schedules USING INDEX schedules_failing")
@@ -55,6 +60,7 @@ PARTIAL = ("SCAN schedules USING COVERING INDEX schedules_available", "SCAN sche
 PLANS = {
     "a schedule, locked": (store._FIND_LOCKED, ["LockRows", KEY]),
     "the data of a schedule": (store._SQL["load_data"], [KEY]),
+    "a handled trigger": (trigger_store._SQL["find"], ["Index Only Scan handled_triggers_pkey"]),
     "a changed schedule": (store._SQL["update"], [KEY]),
     "a fired schedule": (store._SQL["advance"], [KEY]),
     "due schedules": (SCHEDULES.sql("due"), ["LockRows", DUE]),
@@ -76,7 +82,7 @@ PLANS = {
 @pytest.fixture(scope="module", params=[True, False], ids=["analyzed", "not analyzed"])
 def filled(request: pytest.FixtureRequest, databases: Databases) -> Iterator[FilledDatabase]:
     """Return a database with many active and deleted schedules."""
-    with filled_database(databases, [ACTIVE, ENDED], (20_000, request.param)) as database:
+    with filled_database(databases, [ACTIVE, ENDED, TRIGGERS], (20_000, request.param)) as database:
         yield database
 
 
@@ -102,8 +108,13 @@ def test_tenants_and_retention_on_postgres(filled: FilledDatabase) -> None:
         tenants = filled.plan(SCHEDULES.sql("due_tenants"), mode)
         retention = filled.plan(store._SQL["delete_settled"], mode)
         assert {node for node in tenants if "schedules" in node} == {"Index Only Scan schedules_due"}
+        triggers = filled.plan(trigger_store._SQL["delete_old"], mode)
         assert {node for node in retention if "schedules" in node} == {"Index Scan schedules_ended", KEY}
-        assert not [node for node in (*tenants, *retention) if "Seq Scan" in node or node == "Sort"]
+        assert {node for node in triggers if "triggers" in node} == {
+            "Index Scan handled_triggers_by_time",
+            "Index Scan handled_triggers_pkey",
+        }
+        assert not [node for node in (*tenants, *retention, *triggers) if "Seq Scan" in node or node == "Sort"]
 
 
 async def test_plans_on_sqlite(sqlite: SqliteDatabase) -> None:
@@ -124,9 +135,12 @@ async def test_retention_and_tenants_on_sqlite(sqlite: SqliteDatabase) -> None:
     for sql, index in (
         (SCHEDULES.sql("due_tenants"), "schedules_due"),
         (store._SQL["delete_settled"], "schedules_ended"),
+        (trigger_store._SQL["delete_old"], "handled_triggers_by_time"),
     ):
         parameters = dict.fromkeys(re.findall(r":(\w+)", sql), 1)
         async with sqlite.transaction() as tx:
             steps = [row["detail"] for row in await tx.fetch(f"EXPLAIN QUERY PLAN {sql}", parameters)]
-        assert [step for step in steps if "schedules USING" in step and index in step], steps
-        assert not [step for step in steps if step.startswith("SCAN schedules") or "TEMP B-TREE" in step], steps
+        assert [step for step in steps if " USING" in step and index in step], steps
+        assert not [
+            step for step in steps if step.startswith(("SCAN schedules", "SCAN handled")) or "TEMP B-TREE" in step
+        ], steps

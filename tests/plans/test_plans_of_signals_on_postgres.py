@@ -118,10 +118,6 @@ STATEMENTS = {
         for name in ("find", "put", "move", "delete")
     },
     "a signal to lock": (store._FIND_LOCKED, ["LockRows", by_key("work_signals")]),
-    "the number of signals that wait for an item": (
-        store._SQL["count_waiting"],
-        ["Index Only Scan work_signals_of_item"],
-    ),
     "signals that wait for an item": (store._SQL["waiting"], ["Index Scan work_signals_of_item"]),
     "signals of a status": (
         store._SQL["page"].format(where="trigger_kind IS NOT NULL AND status = 'active'"),

@@ -151,10 +151,6 @@ PLANS = {
     "old events": (store._SQL["delete_events"], [KEY_OF_EVENT, "work_item_events_evaluated (recorded_at<?)"]),
     "unevaluated events": (COUNTED[2].sql, ["work_item_events_to_evaluate"]),
     **{f"a signal, {name}": (store._SQL[name], [KEY_OF_SIGNAL]) for name in ("find", "put", "move", "delete")},
-    "the number of signals that wait for an item": (
-        store._SQL["count_waiting"],
-        ["work_signals_of_item (tenant_id=? AND work_item_id=? AND status=?)"],
-    ),
     "signals that wait for an item": (
         store._SQL["waiting"],
         ["work_signals_of_item (tenant_id=? AND work_item_id=? AND status=? AND signal_id>?)"],

@@ -38,6 +38,8 @@ class SchedulesChecker:
         """The events that must be published, by their ids."""
         self._ended: dict[ScheduleName, Position] = {}
         """The schedules that had ended at the last commit, and which PutSchedule had started them."""
+        self._triggered: set[Position] = set()
+        """The triggers that were handled."""
         self._backlog: frozenset[Position] = frozenset()
         self._backlog_since = 0, 0
         self._held_back: object = None
@@ -55,6 +57,9 @@ class SchedulesChecker:
         return schedule.command(Seen(position, sent.type, sent_at, definition))
 
     def _trigger(self, name: ScheduleName, sent: SentCommand, position: Position, now: int, sent_at: int) -> str:
+        if position in self._triggered:
+            return "unchanged"
+        self._triggered.add(position)
         definition = self._schedules[name].facts.definition if name in self._schedules else None
         if definition is None:
             return "not_found"

@@ -1,5 +1,6 @@
 """The limits of tenants: what exceeds one ends as `over_quota` and has no effect, and other tenants notice nothing."""
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -148,6 +149,25 @@ async def test_schedules(store: Database) -> None:
         await outcome(talk, "DeleteSchedule", scheduleId="s1"),
         await outcome(talk, "PutSchedule", scheduleId="s2", every="PT1H"),
     ] == ["created", over, "updated", "paused", over, "not_found", "triggered", "deleted", "created"]
+
+
+async def test_a_late_delete_of_a_schedule(store: Database) -> None:
+    """A Delete is never refused, also if a newer Put starts the schedule again because of it."""
+    talk = conversation(store, schedules.SLICE, schedules=1)
+    put = partial(talk.send, "PutSchedule", every="PT1H", maxCount=1)
+    put(scheduleId="s1")
+    talk.send("DeleteSchedule", scheduleId="s1")
+    put(scheduleId="s1")
+    put(scheduleId="s2")
+    talk.broker.withhold(talk.positions[1], talk.positions[3])
+    await talk.consume()
+    await talk.sql("""
+        UPDATE schedules SET status = 'ended', ended_at = 1, end_reason = 'max_count', fired_count = 1,
+            slot_at = NULL, available_at = NULL
+    """)
+    await talk.deliver_in_order(3, 1)
+    assert talk.outcomes() == ["created", "created", "ignored_stale", "unchanged"]
+    assert {row["status"] for row in await talk.rows("schedules")} == {"active"}
 
 
 async def test_open_runs(store: Database) -> None:

@@ -13,7 +13,7 @@ from tests.harness.clock import ManualClock, after, iso
 from tests.harness.history import MemoryHistory
 from tests.harness.in_process import InProcess
 from tests.harness.transactions import recording_route
-from timer_service import runs, schedules, timers
+from timer_service import runs, schedules, signals, timers
 from timer_service.adapters.memory import MemoryBroker
 from timer_service.core.database import Database, Transaction
 from timer_service.core.message import Command, TenantPayload
@@ -25,6 +25,12 @@ COMMANDS: dict[str, tuple[Slice, str, dict[str, Any]]] = {
     "timers": (timers.SLICE, "ScheduleTimer", {"serviceCallId": "{}", "dueAt": iso(after(hours=1))}),
     "prefixes of timers": (timers.SLICE, "CancelTimers", {"prefix": "{}"}),
     "schedules": (schedules.SLICE, "PutSchedule", {"scheduleId": "{}", "every": "PT1M"}),
+    "signals": (
+        signals.SLICE,
+        "CreateWorkSignal",
+        {"signalId": "{}", "triggerKind": "time", "triggerSpec": {"kind": "time.at", "at": iso(after(hours=1))}},
+    ),
+    "transitions": (signals.SLICE, "TransitionWorkItem", {"workItemId": "{}", "to": "blocked"}),
     "runs": (runs.SLICE, "StartRun", {"runId": "{}", "jobs": [{"name": "a"}]}),
 }
 

@@ -20,18 +20,20 @@ async def load_in_portions(
     keys: Collection[_K],
     load: Callable[[Sequence[_K]], Awaitable[Mapping[_K, _V]]],
     characters: Callable[[_V], int],
+    at_once: int = _READ_AT_ONCE,
 ) -> tuple[dict[_K, _V], frozenset[_K]]:
     """Load the values of keys in the order of the keys. Return those that exist, and the keys that were not looked for.
 
-    `characters` returns how much data a value has. No more is loaded after 4 Mi characters.
+    `characters` returns how much data a value has. No more is loaded after 4 Mi characters. Each portion has `at_once`
+    keys.
     """
     found: dict[_K, _V] = {}
     in_order = sorted(keys)
     room = MOST_DATA
-    for start in range(0, len(in_order), _READ_AT_ONCE):
+    for start in range(0, len(in_order), at_once):
         if room <= 0:
             return found, frozenset(in_order[start:])
-        values = await load(in_order[start : start + _READ_AT_ONCE])
+        values = await load(in_order[start : start + at_once])
         room -= sum(map(characters, values.values()))
         found |= values
     return found, frozenset()

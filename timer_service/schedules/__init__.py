@@ -15,8 +15,8 @@ What a crash leaves, and the test in `tests/slices/schedules/test_crashes.py` th
 - in a pass, after its commit: the events are in the outbox (test_kill_around_the_commit)
 - after an event was published, before its row is deleted: it is published again, under the same id
   (test_kill_around_publishing)
-- between the commit of a command and its acknowledgement: redelivered, it is `unchanged`; a TriggerSchedule is
-  `triggered` again, under the same event id (test_kill_before_the_acknowledgement)
+- between the commit of a command and its acknowledgement: redelivered, it is `unchanged`
+  (test_kill_before_the_acknowledgement)
 """
 
 from timer_service.core.slice import Slice

@@ -37,8 +37,14 @@ _FIELDS = {  # the fields in their order, and the values that each allows
 _SYNTAX = "lists (`1,2`), ranges that go up (`22-23,0-2`, not `22-2`) and steps (`*/2`)"
 _HINTS = (  # texts that other programs accept: the field, the form, and the remedy
     ("", r".*\?.*", "`?` is not supported; write `*` instead"),
+    ("", r".*/0(?!\d).*", "a step is at least 1; write `*` for every value, or `*/2` for every second one"),
     ("day of month", r".*\dW.*", "`W` is not supported; write `LW` for the last day from Monday to Friday"),
     ("day of week", r"L", "`L` needs a day; write `6` for Saturday, or `6L` for the last Saturday of the month"),
+    (
+        "day of week",
+        r".*\w-(SUN|0)(?!\d).*",
+        "write 7 for Sunday at the end of a range, and numbers, such as `5-7` for FRI-SUN",
+    ),
     ("day of week", r".*[A-Z]{3}L.*", "write the day before `L` as a number, such as `5L` for the last Friday"),
 )
 _LEADING_ZEROS = re.compile(r"\b0+(?=\d)")
@@ -133,6 +139,8 @@ def _check_form(fields: list[str]) -> None:
         raise _invalid("`@reboot` is not supported; write the times at which the schedule fires instead")
     if first == "@EVERY":
         raise _invalid("`@every` is not supported; write the field `every` instead of `cron`, such as PT1H30M")
+    if first == "@NOON":
+        raise _invalid("`@noon` is not supported; write `0 12 * * *` instead")
     if first.startswith("@"):
         known = ", ".join(each.lower() for each in _ALIASES)
         raise _invalid(f"{' '.join(fields)[:_QUOTED]!r} is not known; write {known} or five fields")

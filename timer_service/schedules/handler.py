@@ -12,9 +12,9 @@ from timer_service.core.portions import MOST_DATA, load_in_portions
 from timer_service.core.quotas import Quotas
 from timer_service.core.route import CommandResult
 from timer_service.core.turns import TransactionTime
-from timer_service.schedules import rules, store
+from timer_service.schedules import rules, store, trigger_store
 from timer_service.schedules.events import ended_events, trigger_event
-from timer_service.schedules.messages import TriggerSchedule
+from timer_service.schedules.messages import DeleteSchedule, TriggerSchedule
 from timer_service.schedules.queries import schedule_view
 from timer_service.schedules.rules import Outcome
 from timer_service.schedules.schedule import Schedule
@@ -31,13 +31,16 @@ async def handle(
 ) -> Sequence[CommandResult | None]:
     """Apply commands in order. Each command sees the effects of the earlier ones.
 
-    A trigger fires here: its event is added in this transaction. A command that would exceed a limit of its tenant has
-    no effect. If the schedules or the triggers have much data, the commands on some schedules are deferred. After
-    50 ms the rest is deferred: computing the next slot of a rare cron expression takes 4 ms.
+    A trigger fires here: its event is added in this transaction. If it is delivered again, it does nothing. A command
+    that would exceed a limit of its tenant has no effect. If the schedules or the triggers have much data, the commands
+    on some schedules are deferred. After 50 ms the rest is deferred: computing the next slot of a rare cron expression
+    takes 4 ms.
     """
     keys = [rules.key_of(command) for command in commands]
     before, not_read = await load_in_portions(set(keys), partial(store.load, tx), _characters)
     deferred = set(not_read)
+    triggers = {command.position for command in commands if isinstance(command.payload, TriggerSchedule)}
+    handled = await trigger_store.find_handled(tx, triggers)
     admission = quotas.admission(tx, now)
     after = dict(before)
     triggered: list[Event] = []
@@ -49,9 +52,12 @@ async def handle(
             results.append(None)
             continue
         applied = rules.apply(after.get(key), key, command, now)
+        if command.position in handled:
+            applied = applied._replace(outcome=Outcome.UNCHANGED)
         if admission:
             added = growth(after.get(key), applied.schedule)
-            if excess := await admission.exceeds(key.tenant_id, added, command.position):
+            excess = await admission.exceeds(key.tenant_id, added, command.position)
+            if excess and not isinstance(command.payload, DeleteSchedule):  # a late one may start the next definition
                 results.append(CommandResult(Outcome.OVER_QUOTA, view=excess.view))
                 continue
         if applied.outcome is Outcome.TRIGGERED:
@@ -66,6 +72,8 @@ async def handle(
             after[key] = applied.schedule
         results.append(_result(applied, now, wants_view=command.reply_to is not None))
     await store.save(tx, before, after)
+    decided = {command.position for command, result in zip(commands, results, strict=True) if result is not None}
+    await trigger_store.add_handled(tx, triggers & decided - handled, now)
     ended = [event for key, schedule in after.items() for event in ended_events(before.get(key), schedule, now)]
     await outbox.add(tx, [*triggered, *ended], now)
     return results

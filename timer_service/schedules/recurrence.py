@@ -25,6 +25,8 @@ _MOST_STRETCHES = 16
 
 Without a limit, an expression whose matches all are in gaps takes 40 ms.
 """
+_ALL_STRETCHES = 1000
+"""More than there are in 50 years."""
 _LARGEST_CHANGE = DAY // SECOND
 """No clock changes by more, in seconds."""
 _LARGEST_OFFSET = 2 * DAY // SECOND
@@ -111,10 +113,16 @@ def check_fires(recurrence: Recurrence) -> None:
     if recurrence.first > recurrence.last:
         start = "1970-01-01T00:00:00Z" if recurrence.start_at is None else "`startAt`"
         raise RecurrenceError("NEVER_FIRES", "endAt", f"`endAt` must be later than {start}")
-    if next_slot(recurrence, recurrence.first - 1) is None:
+    if next_slot(recurrence, recurrence.first - 1) is None and not _fires_later(recurrence):
         end = "" if recurrence.end_at is None else " and before `endAt`"
         text = f"no slot is at or after `startAt`{end}; write an earlier `startAt`{end and ' or a later `endAt`'}"
         raise RecurrenceError("NEVER_FIRES", "startAt", text)
+
+
+def _fires_later(recurrence: Recurrence) -> bool:
+    """Return whether a slot follows many matches in gaps: `*/15 2 * 4 0L` in America/Toronto, from 1987 on."""
+    slot = _first_slot(recurrence, recurrence.first, _ALL_STRETCHES)
+    return slot is not None and slot <= recurrence.last
 
 
 @lru_cache(maxsize=1024)
@@ -174,11 +182,11 @@ def _slots_back(recurrence: Recurrence, after: int, until: int) -> Iterator[int]
         last = slot - 1
 
 
-def _first_slot(recurrence: Recurrence, first: int) -> int | None:
+def _first_slot(recurrence: Recurrence, first: int, most_stretches: int = _MOST_STRETCHES) -> int | None:
     """Return the first slot from `first` on, without regard to the end."""
     if recurrence.every_ms is not None:
         return first + (recurrence.first - first) % recurrence.every_ms
-    return _first_cron_slot(recurrence.cron or "", recurrence.zone, -(-first // SECOND))
+    return _first_cron_slot(recurrence.cron or "", recurrence.zone, -(-first // SECOND), most_stretches)
 
 
 def _last_slot(recurrence: Recurrence, last: int) -> int | None:
@@ -188,12 +196,12 @@ def _last_slot(recurrence: Recurrence, last: int) -> int | None:
     return _last_cron_slot(recurrence.cron or "", recurrence.zone, last // SECOND)
 
 
-def _first_cron_slot(cron: str, zone: str, second: int) -> int | None:
+def _first_cron_slot(cron: str, zone: str, second: int, most_stretches: int) -> int | None:
     """Return the first slot from a second on. Each stretch of the zone is searched until a match is in it."""
     fixed = is_fixed(cron)
     horizon = min(second + _HORIZON, LAST_SECOND)
     searched, match = 0, None
-    for _ in range(_MOST_STRETCHES):
+    for _ in range(most_stretches):
         if second > horizon:
             return None
         stretch = stretch_at(zone, second)

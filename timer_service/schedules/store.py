@@ -11,6 +11,7 @@ from timer_service.core.errors import ConflictError
 from timer_service.core.message import Position
 from timer_service.core.row_counts import CountedRows
 from timer_service.core.sql import load_sql
+from timer_service.schedules import trigger_store
 from timer_service.schedules.messages import EndReason, Policy, ShownStatus, Status
 from timer_service.schedules.recurrence import Recurrence
 from timer_service.schedules.schedule import CLOCKS_APART_MS, RETRY_MS, Definition, Key, Schedule
@@ -123,8 +124,12 @@ async def page(
 
 
 async def delete_settled(tx: Transaction, before: int, limit: int) -> int:
-    """Delete up to `limit` rows that ended and were last confirmed before the instant `before`; return how many."""
-    return await tx.execute(_SQL["delete_settled"], {"before": before, "limit": limit})
+    """Delete what is older than the instant `before`, up to `limit` rows of each kind; return how many.
+
+    These are schedules that ended and were last confirmed before it, and handled triggers.
+    """
+    schedules = await tx.execute(_SQL["delete_settled"], {"before": before, "limit": limit})
+    return schedules + await trigger_store.delete_old(tx, before, limit)
 
 
 def read_schedule(row: Row, data: str | None = None) -> Schedule:

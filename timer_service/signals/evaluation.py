@@ -3,34 +3,50 @@
 A command leaves transitions to this worker in four cases:
 
 - The slice is disabled.
-- Too many signals wait for the work item.
+- Too many signals wait for the work item, or one of them has a long trigger.
 - The trigger of a signal raises an error.
 - A late command makes a signal wait for transitions that are stored already.
 """
 
-from collections.abc import Sequence
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from typing import NamedTuple
 
 from timer_service.core.database import Transaction
 from timer_service.core.loop import Pass
 from timer_service.core.slice import Parts
 from timer_service.core.transactions import in_transaction
+from timer_service.core.turns import TransactionTime
 from timer_service.signals import firing_store, store
 from timer_service.signals.firings import Firing, evaluate
-from timer_service.signals.items import Transition
-from timer_service.signals.signal import Signal
+from timer_service.signals.items import ItemKey, Transition
+from timer_service.signals.signal import Waiting
 
 _MAX_TRANSITIONS = 100
 _MAX_FIRINGS = 1000
 """The limits of one pass. They also limit how long commands and claims wait for the pass."""
 
 
-class Evaluation:
-    """A worker that evaluates some transitions in each tick. After a restart it continues where the last tick ended."""
+class _Evaluated(NamedTuple):
+    """What a pass has evaluated in its time."""
 
-    def __init__(self, parts: Parts) -> None:
+    transitions: Sequence[Transition]
+    """The transitions with their progress."""
+    firings: Sequence[Firing]
+
+
+class Evaluation:
+    """A worker that evaluates some transitions in each tick, for 50 ms at most.
+
+    After a restart it continues where the last tick ended.
+    """
+
+    def __init__(self, parts: Parts, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._database = parts.database
         self._wake = partial(parts.wake, "firings")
+        self._monotonic = monotonic
         self._seen_tenant = ""
 
     async def tick(self, now: int) -> Pass:
@@ -43,10 +59,17 @@ class Evaluation:
     async def _evaluate_next(self, tx: Transaction, now: int) -> tuple[int, int]:
         """Evaluate the next transitions. Return the number of transitions and the number of firings."""
         transitions = await self._lock_next(tx)
-        return len(transitions), await self._evaluate(tx, transitions, now) if transitions else 0
+        if not transitions:
+            return 0, 0
+        evaluated = await self._evaluate(tx, transitions, now)
+        if len(evaluated.transitions) < len(transitions):  # the next tenants come first in the next pass
+            self._seen_tenant = evaluated.transitions[-1].key.tenant_id
+        await store.save_progress(tx, evaluated.transitions)
+        await firing_store.add(tx, evaluated.firings, now)
+        return len(evaluated.transitions), len(evaluated.firings)
 
     async def _lock_next(self, tx: Transaction) -> list[Transition]:
-        """Lock the next transitions, the same number for each tenant.
+        """Lock the next transitions, the same number for each tenant, in the order of the tenants.
 
         If there are more tenants than transitions in one pass, the next pass continues with the next tenants.
         """
@@ -54,37 +77,54 @@ class Evaluation:
         if self._seen_tenant and not tenants:
             tenants = await store.find_waiting_tenants(tx, "", _MAX_TRANSITIONS)
         self._seen_tenant = tenants[-1] if len(tenants) == _MAX_TRANSITIONS else ""
-        return await store.lock_next_transitions(tx, tenants, _MAX_TRANSITIONS // len(tenants)) if tenants else []
+        if not tenants:
+            return []
+        transitions = await store.lock_next_transitions(tx, tenants, _MAX_TRANSITIONS // len(tenants))
+        return sorted(transitions, key=lambda transition: transition.key.tenant_id)
 
-    async def _evaluate(self, tx: Transaction, transitions: Sequence[Transition], now: int) -> int:
+    async def _evaluate(self, tx: Transaction, transitions: Sequence[Transition], now: int) -> _Evaluated:
+        """Match transitions with their next signals until the time is up."""
         share = _MAX_FIRINGS // len(transitions)
         cursors = {(transition.key, transition.evaluated_to) for transition in transitions}
-        signals = await store.find_active_signals(tx, cursors, share)
+        waiting = _by_item(await store.find_waiting(tx, cursors, share))
+        transaction_time = TransactionTime(self._monotonic)
         evaluated: list[Transition] = []
         found: list[Firing] = []
         for transition in transitions:
-            candidates = _next_signals(transition, signals, share)
-            firings, _ = evaluate(transition, candidates)  # skips a signal that fails, so that the queue moves on
-            found += firings
-            has_more = len(candidates) == share
-            evaluated.append(
-                _requeue(transition, candidates, now) if has_more else transition._replace(evaluate_at=None)
-            )
-        await store.save_progress(tx, evaluated)
-        await firing_store.add(tx, found, now)
-        return len(found)
+            candidates = _after(waiting.get(transition.key, ()), transition.evaluated_to)[:share]
+            matched = 0
+            while matched < len(candidates) and await transaction_time.is_left():
+                found += await _match(tx, transition, candidates[matched])
+                matched += 1
+            is_cut = matched < len(candidates)
+            if not is_cut and matched < share:
+                evaluated.append(transition._replace(evaluate_at=None))
+            elif matched:
+                evaluated.append(_requeue(transition, candidates[matched - 1], now))
+            if is_cut:
+                break
+        return _Evaluated(evaluated, found)
 
 
-def _next_signals(transition: Transition, signals: Sequence[Signal], share: int) -> list[Signal]:
-    """Return the next signals of a transition. `signals` also holds the signals of other transitions."""
-    remaining = {
-        signal.key: signal
-        for signal in signals
-        if signal.item == transition.key and signal.key.signal_id > transition.evaluated_to
-    }
-    return [remaining[key] for key in sorted(remaining)][:share]
+async def _match(tx: Transaction, transition: Transition, waiting: Waiting) -> Sequence[Firing]:
+    """Return the firing of a signal on a transition, if any. A signal that fails is skipped: the queue must move on."""
+    signal = waiting.signal or (await store.find(tx, [waiting.key])).get(waiting.key)
+    firings, _ = evaluate(transition, [] if signal is None else [signal])
+    return firings
 
 
-def _requeue(transition: Transition, signals: Sequence[Signal], now: int) -> Transition:
-    """Return the transition at the end of the queue, evaluated up to the last of `signals`."""
-    return transition._replace(evaluate_at=now, evaluated_to=signals[-1].key.signal_id)
+def _by_item(waiting: Iterable[Waiting]) -> dict[ItemKey, list[Waiting]]:
+    """Return signals in the order of their ids, each once, by work item."""
+    by_item = defaultdict[ItemKey, list[Waiting]](list)
+    for each in sorted({each.key: each for each in waiting}.values(), key=lambda each: each.key):
+        by_item[each.item].append(each)
+    return by_item
+
+
+def _after(waiting: Sequence[Waiting], signal_id: str) -> list[Waiting]:
+    return [each for each in waiting if each.key.signal_id > signal_id]
+
+
+def _requeue(transition: Transition, last: Waiting, now: int) -> Transition:
+    """Return the transition at the end of the queue, evaluated up to a signal."""
+    return transition._replace(evaluate_at=now, evaluated_to=last.key.signal_id)

@@ -37,6 +37,8 @@ class _Processed:
 
     fired: list[Row] = field(default_factory=list)
     refused: list[Failure] = field(default_factory=list)
+    left: list[Row] = field(default_factory=list)
+    """The firings of signals that have too much data for the transaction."""
 
 
 class FiringWorker:
@@ -129,7 +131,8 @@ class FiringWorker:
             log.exception("firing failed", extra=about)
             await self._fail(rows[0], error_text(error))
         else:
-            self._record(done, len(rows), at)
+            self._record(done, len(rows) - len(done.left), at)
+            await self._process(done.left)
 
     async def _process_unlocked(self, rows: Sequence[Row], error: DatabaseBlockedError) -> None:
         """Process the rows that wait for no lock, and postpone the others. Their attempts do not count."""
@@ -162,10 +165,11 @@ class FiringWorker:
 
     async def _fire(self, tx: Transaction, rows: Sequence[Row], at: int) -> _Processed:
         """Fire the rows whose signal is active and fail the others. A row with a lost lease does not change."""
-        before = await store.find_locked(tx, {signal_of(row) for row in rows})
+        before, not_read = await store.lock_in_portions(tx, {signal_of(row) for row in rows})
         signals = dict(before)
-        done = _Processed()
-        for row in sorted(await firing_store.lock_held(tx, rows), key=position_of):  # the oldest cause fires first
+        done = _Processed(left=[row for row in rows if signal_of(row) in not_read])
+        held = await firing_store.lock_held(tx, [row for row in rows if signal_of(row) not in not_read])
+        for row in sorted(held, key=position_of):  # the oldest cause fires first
             signal = signals.get(signal_of(row))
             reason = refusal(signal, defined_of(row), position_of(row))
             if signal is None or reason is not None:

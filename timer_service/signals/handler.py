@@ -1,23 +1,23 @@
 """The handler of commands on work items and signals: it loads, applies and saves in the consumer's transaction."""
 
-import asyncio
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from timer_service.core.database import Transaction
 from timer_service.core.message import Command
 from timer_service.core.quotas import Quotas
 from timer_service.core.route import CommandResult
-from timer_service.signals import store
+from timer_service.core.turns import TransactionTime
+from timer_service.signals import loader, store
 from timer_service.signals.batch import Batch, Change, apply, read_change
 from timer_service.signals.messages import Outcome
 from timer_service.signals.queries import signal_view
 from timer_service.signals.signal import SignalCommand
 from timer_service.signals.usage import growth
 
-_COMMANDS_PER_TURN = 100
-_MOST_SIGNALS = 2000
-"""How many signals the transitions of one transaction can meet. Each can get a firing."""
+_MOST_FIRINGS = 2000
+"""After how many new firings the rest of the commands is deferred."""
 
 
 async def handle(
@@ -27,21 +27,25 @@ async def handle(
     *,
     quotas: Quotas,
     evaluating: bool,
-    most_signals: int = _MOST_SIGNALS,
+    monotonic: Callable[[], float] = time.monotonic,
 ) -> Sequence[CommandResult | None]:
-    """Apply commands in order. Each command sees the effects of the earlier ones; each table is read and written once.
+    """Apply commands in order. Each command sees the effects of the earlier ones; each table is written once.
 
-    A command that would exceed a limit of its tenant has no effect. If transitions meet more than `most_signals`, the
-    last commands are deferred. If `evaluating` is false, transitions are not matched with signals. They are stored for
-    the evaluation worker.
+    A command that would exceed a limit of its tenant has no effect. Commands whose signals have too much data for one
+    transaction are deferred. After 2,000 new firings or 50 ms the rest is.
+
+    If `evaluating` is false, transitions are not matched with signals. They are stored for the evaluation worker.
     """
     changes = [read_change(command, now) for command in commands]
-    count = await store.count_changes(tx, changes, most_signals) if evaluating else len(changes)
-    commands, changes, deferred = commands[:count], changes[:count], len(commands) - count
-    before = batch = await store.load(tx, changes, now, evaluating=evaluating)
+    before = batch = await loader.load(tx, changes, evaluating=evaluating)
     admission = quotas.admission(tx, now)
-    results = []
-    for number, (command, change) in enumerate(zip(commands, changes, strict=True), 1):
+    transaction_time = TransactionTime(monotonic)
+    results: list[CommandResult | None] = []
+    for command, change in zip(commands, changes, strict=True):
+        has_room = before.loaded.include(change) and batch.firing_count < _MOST_FIRINGS
+        if not has_room or not await transaction_time.is_left():
+            results.append(None)
+            continue
         applied, outcome = apply(batch, change, now)
         if admission:
             added = growth(batch, applied, change)
@@ -49,11 +53,9 @@ async def handle(
                 results.append(CommandResult(Outcome.OVER_QUOTA, view=excess.view))
                 continue
         batch = applied
-        if number % _COMMANDS_PER_TURN == 0:
-            await asyncio.sleep(0)  # let other tasks run
         results.append(CommandResult(outcome, view=_view(batch, change) if command.reply_to else None))
     wake_at = await store.save(tx, before, batch, now)
-    return [*(result._replace(wake_at=wake_at) for result in results), *[None] * deferred]
+    return [None if result is None else result._replace(wake_at=wake_at) for result in results]
 
 
 def _view(batch: Batch, change: Change) -> Mapping[str, Any] | None:

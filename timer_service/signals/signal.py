@@ -53,6 +53,11 @@ class Definition(NamedTuple):
         """The trigger that the signal waits for."""
         return read_trigger(self.trigger_kind, self.trigger_spec, has_work_item=self.work_item_id is not None)
 
+    @property
+    def characters(self) -> int:
+        """How much data it has."""
+        return len(self.trigger_spec) + len(self.note or "")
+
 
 class Verb(StrEnum):
     """The kind of a step: a command on a signal, or the end of one of its firings."""
@@ -146,12 +151,31 @@ class Signal(NamedTuple):
         return ItemKey(self.key.tenant_id, item_id) if item_id else None
 
     @property
-    def items(self) -> set[ItemKey]:
-        """The work items of all its definitions. A late command can make any of these definitions the current one."""
+    def definitions(self) -> set[Definition]:
+        """All its definitions. A late command can make any of them the current one."""
         steps = (step.definition for step in self.history.steps)
         definitions = (self.state.definition, self.history.base.definition, *steps)
-        item_ids = {definition.work_item_id for definition in definitions if definition is not None}
+        return {definition for definition in definitions if definition is not None}
+
+    @property
+    def items(self) -> set[ItemKey]:
+        """The work items of all its definitions."""
+        item_ids = {definition.work_item_id for definition in self.definitions}
         return {ItemKey(self.key.tenant_id, item_id) for item_id in item_ids if item_id}
+
+    @property
+    def characters(self) -> int:
+        """How much data its definitions have."""
+        return sum(definition.characters for definition in self.definitions)
+
+
+class Waiting(NamedTuple):
+    """An active signal of a work item."""
+
+    key: Key
+    item: ItemKey
+    signal: Signal | None
+    """The signal without its history; None if its trigger is long and was not read."""
 
 
 class SignalCommand(NamedTuple):
@@ -300,7 +324,7 @@ def _shorten(history: History) -> History:
 
 def _size(steps: Iterable[Step]) -> int:
     definitions = {step.definition for step in steps if step.definition is not None}
-    return sum(len(definition.trigger_spec) + len(definition.note or "") for definition in definitions)
+    return sum(definition.characters for definition in definitions)
 
 
 def explain_end(before: Signal, after: Signal) -> str | None:

@@ -1,15 +1,15 @@
 """Reads and writes of work items, their transitions and signals."""
 
-from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from itertools import accumulate
+from functools import partial
 
-from timer_service.core.database import Reader, Transaction
+from timer_service.core.database import Reader, Row, Transaction
 from timer_service.core.errors import ConflictError
 from timer_service.core.message import Position
+from timer_service.core.portions import load_in_portions
 from timer_service.core.sql import load_sql
 from timer_service.signals import firing_store
-from timer_service.signals.batch import MAX_INLINE_SIGNALS, Batch, Change, LoadedRows
+from timer_service.signals.batch import MAX_INLINE_TRIGGER, Batch
 from timer_service.signals.items import ItemKey, Transition, WorkItem
 from timer_service.signals.rows import (
     item_parameters,
@@ -24,57 +24,22 @@ from timer_service.signals.signal import (
     History,
     Key,
     Signal,
-    SignalCommand,
     Status,
+    Waiting,
     starts_waiting,
 )
 
 _SQL = load_sql("timer_service.signals", "store.sql")
 _FIND_LOCKED = f"{_SQL['find']}\n/* for update */"
 _NO_HISTORY = History()
-
-
-async def load(tx: Transaction, changes: Sequence[Change], now: int, *, evaluating: bool) -> Batch:
-    """Return the values that the changes can affect, and lock their rows: first the work items, then the signals.
-
-    This includes the work items of all definitions of each signal, because a late command can make an older definition
-    the current one. While the work items are locked, no other transaction can add transitions to them.
-    """
-    keys = {change.key for change in changes if isinstance(change, SignalCommand)}
-    named = {item for change in changes for item in _named_items(change)}
-    items = await lock_items(tx, named | _items_of((await find(tx, keys)).values()), now)
-    signals = await find_locked(tx, keys)
-    if not _items_of(signals.values()) <= items.keys():
-        raise ConflictError("another instance changed the work item of a signal")
-    transitions = {(change.key, change.event_id) for change in changes if isinstance(change, Transition)}
-    waiting: defaultdict[ItemKey, list[Signal]] = defaultdict(list)
-    cursors = {(item, "") for item, _ in transitions} if evaluating else set()
-    for signal in await find_active_signals(tx, cursors, MAX_INLINE_SIGNALS + 1):
-        if signal.item is not None:
-            waiting[signal.item].append(signal)
-    return Batch(LoadedRows(items, signals, waiting, await find_known_transitions(tx, transitions), evaluating))
-
-
-async def count_changes(tx: Transaction, changes: Sequence[Change], most_signals: int) -> int:
-    """Return how many of the first changes one transaction can apply: their transitions meet at most `most_signals`.
-
-    It is at least one. The signals are counted only if there are many transitions.
-    """
-    transitions = [change for change in changes if isinstance(change, Transition)]
-    if len(transitions) * (MAX_INLINE_SIGNALS + 1) <= most_signals:
-        return len(changes)
-    items = [{**item._asdict(), "limit": MAX_INLINE_SIGNALS} for item in {change.key for change in transitions}]
-    rows = await tx.fetch_each(_SQL["count_waiting"], items)
-    waiting = Counter({ItemKey(row["tenant_id"], row["work_item_id"]): row["count"] for row in rows if row["count"]})
-    waiting.update(item for change in changes if isinstance(change, SignalCommand) for item in _named_items(change))
-    met = accumulate(waiting[change.key] if isinstance(change, Transition) else 0 for change in changes)
-    return max(1, sum(total <= most_signals for total in met))
+_AT_ONCE = 32
+"""How many signals are read at once. They have 7 Mi characters at most."""
 
 
 async def save(tx: Transaction, before: Batch, after: Batch, now: int) -> int | None:
     """Write the values that differ between two states of a batch. Return the next wake-up of a worker, or None."""
     known = before.loaded
-    await put_items(tx, [item for key, item in after.items.items() if item != known.items[key]])
+    await save_items(tx, known.items, after.items, now)
     await save_signals(tx, known.signals, after.signals)
     pairs = [(known.signals.get(key), signal) for key, signal in after.signals.items()]
     requeued = await requeue_newer_transitions(
@@ -110,31 +75,29 @@ def _keeps_definition(before: Signal, after: Signal) -> bool:
     return (before.state.defined, before.created_at) == (after.state.defined, after.created_at)
 
 
-def _named_items(change: Change) -> set[ItemKey]:
-    if not isinstance(change, SignalCommand):
-        return {change.key}
-    item_id = change.step.definition and change.step.definition.work_item_id
-    return {ItemKey(change.key.tenant_id, item_id)} if item_id else set()
+async def lock_items(tx: Transaction, keys: Collection[ItemKey]) -> dict[ItemKey, WorkItem]:
+    """Return the work items that exist, and lock them until the transaction ends.
 
-
-def _items_of(signals: Iterable[Signal]) -> set[ItemKey]:
-    return {item for signal in signals for item in signal.items}
-
-
-async def lock_items(tx: Transaction, keys: Collection[ItemKey], now: int) -> dict[ItemKey, WorkItem]:
-    """Return work items and lock them until the transaction ends.
-
-    The lock also protects their transitions and waiting signals. An unknown work item is inserted first, to be locked.
-    Rows are locked in the order of their keys, so that instances cannot deadlock.
+    The lock also protects their transitions and waiting signals. Rows are locked in the order of their keys, so that
+    instances cannot deadlock.
     """
-    parameters = [key._asdict() for key in sorted(keys)]
-    await tx.executemany(_SQL["insert_item"], [{**key, "now": now} for key in parameters])
-    return {item.key: item for item in map(read_item, await tx.fetch_each(_SQL["find_item"], parameters))}
+    rows = await tx.fetch_each(_SQL["find_item"], [key._asdict() for key in sorted(keys)])
+    return {item.key: item for item in map(read_item, rows)}
 
 
-async def put_items(tx: Transaction, items: Iterable[WorkItem]) -> None:
-    """Write locked work items."""
-    await tx.executemany(_SQL["put_item"], list(map(item_parameters, items)))
+async def save_items(
+    tx: Transaction, before: Mapping[ItemKey, WorkItem], after: Mapping[ItemKey, WorkItem], now: int
+) -> None:
+    """Write the work items that differ. The rows of `before` are locked.
+
+    Raises `ConflictError` if another instance has created one of the new work items since the read. It may have added
+    transitions or signals to it that this transaction has not seen.
+    """
+    changed = [item for key, item in sorted(after.items()) if before.get(key) != item]
+    new = [{**item_parameters(item), "now": now} for item in changed if item.key not in before]
+    if await tx.executemany(_SQL["add_item"], new) != len(new):
+        raise ConflictError("a work item was created by another instance")
+    await tx.executemany(_SQL["put_item"], [item_parameters(item) for item in changed if item.key in before])
 
 
 async def find_known_transitions(
@@ -196,13 +159,22 @@ async def save_progress(tx: Transaction, transitions: Iterable[Transition]) -> N
     await tx.executemany(_SQL["note_evaluated"], parameters)
 
 
-async def find_active_signals(reader: Reader, cursors: Collection[tuple[ItemKey, str]], limit: int) -> list[Signal]:
+async def find_waiting(reader: Reader, cursors: Collection[tuple[ItemKey, str]], limit: int) -> list[Waiting]:
     """Return the next active signals of work items, without their histories.
 
-    A cursor is a work item and a signal id. It leads to at most `limit` signals of the work item after that id.
+    A cursor is a work item and a signal id. It leads to at most `limit` signals of the work item after that id. A
+    trigger with more than `MAX_INLINE_TRIGGER` characters is not read.
     """
-    parameters = [{**item._asdict(), "after": after, "limit": limit} for item, after in cursors]
-    return [read_signal(row, _NO_HISTORY) for row in await reader.fetch_each(_SQL["waiting"], parameters)]
+    parameters = [
+        {**item._asdict(), "after": after, "limit": limit, "longest": MAX_INLINE_TRIGGER} for item, after in cursors
+    ]
+    return [_read_waiting(row) for row in await reader.fetch_each(_SQL["waiting"], parameters)]
+
+
+def _read_waiting(row: Row) -> Waiting:
+    item = ItemKey(row["tenant_id"], row["work_item_id"])
+    signal = None if row["trigger_spec"] is None else read_signal(row, _NO_HISTORY)
+    return Waiting(Key(row["tenant_id"], row["signal_id"]), item, signal)
 
 
 async def find(reader: Reader, keys: Collection[Key]) -> dict[Key, Signal]:
@@ -215,6 +187,20 @@ async def find_locked(tx: Transaction, keys: Collection[Key]) -> dict[Key, Signa
     """Like `find`, but lock the rows until the transaction ends."""
     rows = await tx.fetch_each(_FIND_LOCKED, [key._asdict() for key in sorted(keys)])
     return {signal.key: signal for signal in map(read_signal, rows)}
+
+
+async def find_in_portions(reader: Reader, keys: Collection[Key]) -> tuple[dict[Key, Signal], frozenset[Key]]:
+    """Like `find`, but stop if there is much data. Return the signals, and the keys that were not looked for."""
+    return await load_in_portions(keys, partial(find, reader), _characters, _AT_ONCE)
+
+
+async def lock_in_portions(tx: Transaction, keys: Collection[Key]) -> tuple[dict[Key, Signal], frozenset[Key]]:
+    """Like `find_in_portions`, but lock the rows until the transaction ends."""
+    return await load_in_portions(keys, partial(find_locked, tx), _characters, _AT_ONCE)
+
+
+def _characters(signal: Signal) -> int:
+    return signal.characters
 
 
 async def find_locked_by_others(tx: Transaction, keys: Collection[Key]) -> set[Key]:

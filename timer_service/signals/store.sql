@@ -1,8 +1,10 @@
--- name: insert_item
--- Inserts a work item without a status, unless it exists.
+-- name: add_item
+-- Inserts a work item, unless it exists.
 INSERT INTO work_items (
-    tenant_id, work_item_id, created_at, created_epoch, created_sequence, moved_epoch, moved_sequence
-) VALUES (:tenant_id, :work_item_id, :now, 0, 0, 0, 0)
+    tenant_id, work_item_id, status, created_at, created_epoch, created_sequence, moved_epoch, moved_sequence
+) VALUES (
+    :tenant_id, :work_item_id, :status, :now, :created_epoch, :created_sequence, :moved_epoch, :moved_sequence
+)
 ON CONFLICT (tenant_id, work_item_id) DO NOTHING
 
 -- name: find_item
@@ -82,21 +84,14 @@ WHERE tenant_id = :tenant_id AND signal_id = :signal_id
 /* skip locked */
 
 -- name: waiting
--- Returns the next active signals of a work item after a signal id.
-SELECT tenant_id, signal_id, status, work_item_id, trigger_kind, trigger_spec, note, created_at, last_fired_at,
+-- Returns the next active signals of a work item after a signal id. A long trigger is NULL.
+SELECT tenant_id, signal_id, status, work_item_id, trigger_kind,
+    CASE WHEN LENGTH(trigger_spec) <= :longest THEN trigger_spec END AS trigger_spec, note, created_at, last_fired_at,
     last_error, unused_since, defined_epoch, defined_sequence, since_epoch, since_sequence
 FROM work_signals
 WHERE tenant_id = :tenant_id AND work_item_id = :work_item_id AND status = 'active' AND signal_id > :after
 ORDER BY signal_id
 LIMIT :limit
-
--- name: count_waiting
--- Counts the active signals of a work item, up to a limit. Without any, the key is null.
-SELECT MIN(tenant_id) AS tenant_id, MIN(work_item_id) AS work_item_id, COUNT(*) AS count FROM (
-    SELECT tenant_id, work_item_id FROM work_signals
-    WHERE tenant_id = :tenant_id AND work_item_id = :work_item_id AND status = 'active'
-    LIMIT :limit
-) AS counted
 
 -- name: add
 -- Inserts a signal, unless it exists.

@@ -49,7 +49,7 @@ class Invalid(NamedTuple):
 Trigger = StatusTransition | TimeAt | Invalid
 
 _MAX_CACHED_SPEC = 1000
-"""The longest trigger spec that is cached, in characters."""
+"""The longest trigger spec of which many are cached, in characters."""
 
 _TRIGGERS: dict[TriggerKind, dict[str, type[StatusTransition | TimeAt]]] = {
     TriggerKind.EVENT: {"work_item.status.transition": StatusTransition},
@@ -59,8 +59,9 @@ _TRIGGERS: dict[TriggerKind, dict[str, type[StatusTransition | TimeAt]]] = {
 
 def read_trigger(kind: TriggerKind, spec: str, *, has_work_item: bool) -> Trigger:
     """Return the trigger of a stored `trigger_spec`."""
-    # Thousands of signals on one work item often have the same short spec. Long specs would use too much memory.
-    read = _read_cached if len(spec) <= _MAX_CACHED_SPEC else _read
+    # Thousands of signals on one work item often have the same short spec. Long specs would use too much memory. Some
+    # are kept, because a command on a signal reads its trigger several times.
+    read = _read_cached if len(spec) <= _MAX_CACHED_SPEC else _read_long
     return read(kind, spec, has_work_item)
 
 
@@ -82,6 +83,7 @@ def _read(kind: TriggerKind, spec: str, has_work_item: bool) -> Trigger:  # noqa
 
 
 _read_cached = lru_cache(maxsize=1024)(_read)
+_read_long = lru_cache(maxsize=16)(_read)
 
 
 def _fold(status: str) -> str:

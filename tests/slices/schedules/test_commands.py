@@ -8,6 +8,7 @@ import pytest
 from tests.harness.clock import NOW, after, iso
 from tests.harness.schedules import Schedules
 from timer_service.core.message import Position
+from timer_service.schedules.store import delete_settled
 
 BERLIN = {"cron": "30 2 * * *", "zone": "Europe/Berlin"}
 EVERYTHING: dict[str, Any] = {
@@ -111,14 +112,46 @@ async def test_trigger_of_an_ended_schedule(schedules: Schedules) -> None:
     assert len(await schedules.events_of("ScheduleFired")) == 2
 
 
-async def test_redelivered_trigger_has_the_same_event_id(schedules: Schedules) -> None:
-    """A trigger that is delivered again is triggered again, under the same event id."""
+async def test_redelivered_trigger(schedules: Schedules) -> None:
+    """A trigger that is delivered again after its event was published does nothing."""
     await schedules.put()
     await schedules.about("Trigger")
     await schedules.publish()
+    schedules.broker.events.clear()
     await schedules.deliver_again(1)
-    assert schedules.outcomes() == ["created", "triggered", "triggered"]
-    assert len(await schedules.events_of("ScheduleFired")) == 1
+    assert schedules.outcomes() == ["created", "triggered", "unchanged"]
+    assert await schedules.events_of("ScheduleFired") == []
+
+
+async def test_trigger_redelivered_after_a_late_put(schedules: Schedules) -> None:
+    """A trigger that is delivered again does not fire the definition of an older Put that was delivered after it."""
+    await schedules.put(data="first")
+    schedules.send("PutSchedule", every="PT1M", data="second")
+    schedules.send("TriggerSchedule")
+    await schedules.deliver_in_order(2, 1)
+    await schedules.publish()
+    await schedules.deliver_again(2)
+    assert [each["payload"]["data"] for each in await schedules.events_of("ScheduleFired")] == ["first"]
+    assert schedules.outcomes() == ["created", "triggered", "unchanged", "updated"]
+
+
+async def test_trigger_redelivered_after_the_first_put(schedules: Schedules) -> None:
+    """A trigger that found no schedule does not fire if it is delivered again after a Put."""
+    schedules.send("TriggerSchedule")
+    schedules.send("PutSchedule", every="PT1M")
+    await schedules.consume()
+    await schedules.deliver_again(0)
+    assert schedules.outcomes() == ["created", "not_found", "unchanged"]
+
+
+async def test_handled_triggers_are_forgotten(schedules: Schedules) -> None:
+    """Retention forgets triggers that were handled before an instant, with its limit."""
+    await schedules.put()
+    for _ in range(3):
+        await schedules.about("Trigger")
+    async with schedules.database.transaction() as tx:
+        assert await delete_settled(tx, schedules.clock.now(), 2) == 0
+        assert [await delete_settled(tx, schedules.clock.now() + 1, 2) for _ in range(2)] == [2, 1]
 
 
 async def test_reversed_delivery(schedules: Schedules) -> None:

@@ -9,12 +9,13 @@ import pytest
 
 from tests.harness.builders import schedule_timer
 from tests.harness.clock import NOW, ManualClock, after
-from tests.harness.signals import Signals
+from tests.harness.signals import BLOCKED, Signals
 from tests.harness.timers import Timers
 from timer_service.adapters.memory import MemoryBroker
 from timer_service.adapters.postgres import PostgresDatabase
 from timer_service.core.cause import Cause
 from timer_service.core.consumer import Consumer
+from timer_service.core.data import dump_data
 from timer_service.core.database import Transaction
 from timer_service.core.message import Command, Position
 from timer_service.core.quotas import Quotas
@@ -22,8 +23,9 @@ from timer_service.core.route import CommandResult, Handle, Route
 from timer_service.core.transactions import in_transaction
 from timer_service.signals import SLICE, firing_store, store
 from timer_service.signals.firings import Firing
-from timer_service.signals.items import UNKNOWN, ItemKey
-from timer_service.signals.signal import Key, Signal
+from timer_service.signals.items import UNKNOWN, ItemKey, WorkItem
+from timer_service.signals.messages import TriggerKind
+from timer_service.signals.signal import Definition, Key, Signal, SignalCommand, Step, Verb, apply_command
 from timer_service.signals.store import delete_settled
 from timer_service.timers import SLICE as TIMERS
 
@@ -143,7 +145,7 @@ async def test_signal_deleted_during_an_activation(signals: Signals, postgres: P
     await signals.create()
     await signals.about("Resolve")
     async with postgres.transaction() as tx:
-        await store.lock_items(tx, [ITEM], NOW)
+        await store.lock_items(tx, [ITEM])
         activating = asyncio.create_task(signals.about("Activate"))
         await wait_for_lock(postgres)
         await in_transaction(postgres, lambda other: delete_settled(other, NOW + 1, 10))
@@ -156,8 +158,9 @@ async def test_signal_created_during_an_activation(
 ) -> None:
     """An ActivateWorkSignal is retried if another instance creates the signal after the first read."""
     caplog.set_level("INFO")
+    await signals.transition("todo", item="other")
     async with postgres.transaction() as tx:
-        await store.lock_items(tx, [ItemKey("acme", "other")], NOW)
+        await store.lock_items(tx, [ItemKey("acme", "other")])
         signals.send("TransitionWorkItem", workItemId="other", to="doing")
         signals.send("ActivateWorkSignal", signalId="signal-1")
         activating = asyncio.create_task(signals.consume())
@@ -169,7 +172,21 @@ async def test_signal_created_during_an_activation(
     await activating
     reasons = [vars(record).get("reason") for record in caplog.records]
     assert "another instance changed the work item of a signal" in reasons
-    assert signals.outcomes() == ["ignored_stale", "transitioned"]
+    assert signals.outcomes() == ["ignored_stale", "transitioned", "transitioned"]
+
+
+async def test_work_item_created_during_its_transition(signals: Signals, postgres: PostgresDatabase) -> None:
+    """A TransitionWorkItem is retried if another instance creates the work item and a signal that waits for it."""
+    wanted = Definition("item-1", TriggerKind.EVENT, dump_data(BLOCKED), None)
+    made, _ = apply_command(None, SignalCommand(KEY, Step(Position(0, 1), Verb.CREATE, wanted), Cause()), NOW)
+    async with postgres.transaction() as tx:
+        await store.save_items(tx, {}, {ITEM: WorkItem(ITEM)}, NOW)
+        await store.save_signals(tx, {}, {KEY: made})
+        transition = asyncio.create_task(signals.transition())
+        await wait_for_lock(postgres)
+    await transition
+    await signals.run()
+    assert signals.fired() == ["signal-1"]
 
 
 async def test_requeued_firing_is_not_deleted(signals: Signals, postgres: PostgresDatabase) -> None:

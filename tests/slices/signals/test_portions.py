@@ -1,13 +1,22 @@
-"""A transaction matches a bounded number of signals with transitions. The other commands follow in further ones."""
+"""A transaction reads a bounded amount of data and makes a bounded number of firings. The rest follows in others."""
+
+from collections.abc import Collection
+from functools import partial
+from itertools import count
 
 import pytest
 
-from tests.harness.clock import ManualClock
+from tests.harness.clock import ManualClock, iso
+from tests.harness.in_process import exhaust
 from tests.harness.signals import BLOCKED, Signals
 from tests.harness.transactions import recording_route
 from timer_service.adapters.memory import MemoryBroker
-from timer_service.core.database import Database
-from timer_service.signals import SLICE
+from timer_service.core import portions
+from timer_service.core.database import Database, Row, Transaction
+from timer_service.core.message import TenantPayload
+from timer_service.core.quotas import Quotas
+from timer_service.signals import SLICE, firing_store
+from timer_service.signals.evaluation import Evaluation
 
 WAITING = 30
 """The signals that wait for each work item."""
@@ -17,6 +26,33 @@ WAITING = 30
 def signals(store: Database, memory_broker: MemoryBroker, clock: ManualClock) -> Signals:
     """Return the signals slice on each store in turn."""
     return Signals(store, memory_broker, clock)
+
+
+def record(signals: Signals) -> list[list[TenantPayload]]:
+    """Return a list that gets the commands of each transaction. The clock of the handler stands still."""
+    still = partial(SLICE.handle, quotas=Quotas(), monotonic=lambda: 0.0)  # type: ignore[call-arg]
+    route, applied = recording_route(SLICE, signals._woken, handle=still)
+    signals.consumer = signals.parts.consumer([route])
+    return applied
+
+
+def record_locked_firings(patch: pytest.MonkeyPatch) -> list[int]:
+    """Return a list that gets how many firings each transaction of the worker locks."""
+    locked: list[int] = []
+    lock_held = firing_store.lock_held
+
+    async def record_and_lock(tx: Transaction, rows: Collection[Row]) -> list[Row]:
+        locked.append(len(rows))
+        return await lock_held(tx, rows)
+
+    patch.setattr(firing_store, "lock_held", record_and_lock)
+    return locked
+
+
+def long_trigger(characters: int) -> dict[str, object]:
+    """Return a trigger that is valid, or too long to be valid."""
+    long = ["x" * 90] * (characters // 90)
+    return {"kind": "work_item.status.transition", "to": ["blocked", *long]}
 
 
 def send_signals(signals: Signals, items: int) -> None:
@@ -39,22 +75,106 @@ def send_transitions(signals: Signals, count: int, items: int = 1) -> None:
 @pytest.mark.parametrize("in_one_batch", [False, True])
 async def test_many_signals_of_many_transitions(signals: Signals, *, in_one_batch: bool) -> None:
     """Transitions that meet many signals are applied in several transactions, in their order."""
-    route, applied = recording_route(SLICE, signals._woken)
-    signals.consumer = signals.parts.consumer([route])
+    applied = record(signals)
     send_signals(signals, 10)
     if not in_one_batch:
         await signals.consume()
     send_transitions(signals, 300, items=10)
     await signals.consume()
     with_transitions = [sum(each.type == "TransitionWorkItem" for each in payloads) for payloads in applied if payloads]
-    assert [count for count in with_transitions if count] == [66, 66, 66, 66, 36]
+    assert [count for count in with_transitions if count] == [67, 67, 67, 67, 32]
     assert len(await signals.rows("work_signal_firings")) == 300 * WAITING
 
 
 async def test_many_transitions_without_signals(signals: Signals) -> None:
     """Any number of transitions that no signal waits for are applied in one transaction."""
-    route, applied = recording_route(SLICE, signals._woken)
-    signals.consumer = signals.parts.consumer([route])
+    applied = record(signals)
     send_transitions(signals, 1000, items=10)
     await signals.consume()
     assert [len(payloads) for payloads in applied] == [1000]
+
+
+async def test_signals_with_much_data(signals: Signals) -> None:
+    """Commands on signals with more than 4 Mi characters are applied in several transactions."""
+    for number in range(100):
+        spec = {"kind": "other", "text": "x" * 60_000}
+        signals.send("CreateWorkSignal", signalId=f"{number}", triggerKind="event", triggerSpec=spec)
+    await signals.consume()
+    applied = record(signals)
+    for number in range(100):
+        signals.send("PauseWorkSignal", signalId=f"{number}")
+    await signals.consume()
+    assert [len(payloads) for payloads in applied] == [96, 4]  # in portions of 32
+    assert {row["status"] for row in await signals.rows("work_signals")} == {"paused"}
+
+
+@pytest.mark.parametrize("in_one_batch", [False, True])
+async def test_long_triggers(signals: Signals, *, in_one_batch: bool) -> None:
+    """The worker matches a signal with a long trigger. The transaction of the transition does not read the trigger."""
+    for name, spec in (("short", BLOCKED), ("long", long_trigger(8000)), ("invalid", long_trigger(60_000))):
+        signals.send("CreateWorkSignal", signalId=name, workItemId="item-1", triggerKind="event", triggerSpec=spec)
+    if not in_one_batch:
+        await signals.consume()
+    signals.send("TransitionWorkItem", workItemId="item-1", to="blocked")
+    await signals.consume()
+    assert await signals.rows("work_signal_firings") == []
+    await signals.run()
+    assert sorted(signals.fired()) == ["long", "short"]
+
+
+async def test_items_with_much_data(signals: Signals) -> None:
+    """Triggers that are not read count as the longest ones, so that a transaction does not look at all of them."""
+    for item in range(70):
+        for number in range(2):
+            signals.send(
+                "CreateWorkSignal",
+                signalId=f"{item}-{number}",
+                workItemId=f"{item}",
+                triggerKind="event",
+                triggerSpec=long_trigger(5000),
+            )
+    await signals.consume()
+    applied = record(signals)
+    send = partial(signals.send, "TransitionWorkItem", to="blocked")
+    for item in range(70):
+        send(workItemId=f"{item}")
+    await signals.consume()
+    assert [len(payloads) for payloads in applied] == [32, 32, 6]
+
+
+async def test_the_worker_stops_in_time(signals: Signals) -> None:
+    """If each signal takes a second, a pass matches one. Tenants take turns, and each signal fires once."""
+    for tenant in ("a", "b"):
+        for number in range(3):
+            signals.send(
+                "CreateWorkSignal",
+                tenant=tenant,
+                signalId=f"{tenant}-{number}",
+                workItemId="item-1",
+                triggerKind="event",
+                triggerSpec=long_trigger(5000),
+            )
+        signals.send("TransitionWorkItem", tenant=tenant, workItemId="item-1", to="blocked")
+    await signals.consume()
+    slow = Evaluation(signals.parts, monotonic=count().__next__)
+    matched = []
+    while (await slow.tick(signals.clock.now())).done:
+        matched.append([row["signal_id"] for row in await signals.rows("work_signal_firings")])
+    made = [sorted({*after} - {*before}) for before, after in zip([[], *matched], matched, strict=False)]
+    assert [each for each in made if each] == [["a-0"], ["b-0"], ["a-1"], ["b-1"], ["a-2"], ["b-2"]]
+    await signals.run()
+    assert sorted(row["signal_id"] for row in await signals.rows("work_item_tasks")) == sorted(matched[-1])
+
+
+async def test_firings_with_much_data(signals: Signals, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The firings of signals with more than 4 Mi characters are processed in several transactions, each once."""
+    for number in range(100):
+        spec = {"kind": "time.at", "at": iso(signals.clock.now())}
+        signals.send("CreateWorkSignal", signalId=f"{number}", triggerKind="time", triggerSpec=spec, note="x" * 2000)
+    await signals.consume()
+    monkeypatch.setattr(portions, "MOST_DATA", 100_000)
+    locked = record_locked_firings(monkeypatch)
+    await exhaust(signals.firings, signals.clock.now())
+    assert [count for count in locked if count] == [64, 36]  # in portions of 32
+    assert {row["status"] for row in await signals.rows("work_signals")} == {"fired"}
+    assert signals.metrics.settled_in == {("work_signal_firings", "fired"): 100}

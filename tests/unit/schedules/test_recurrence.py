@@ -373,3 +373,22 @@ def test_an_expression_whose_matches_are_all_in_gaps() -> None:
     _stretches_of_year.cache_clear()
     assert next_slot(recurrence, 1_800_000_000_000) is None
     assert _stretches_of_year.cache_info().misses <= 20
+
+
+def test_an_expression_whose_first_matches_are_all_in_gaps() -> None:
+    """It fires: until 1986 the clocks of Toronto went forward at 2:00 on these days, and after that they did not."""
+    recurrence = parse_recurrence(cron="*/15 2 * 4 0L", every=None, zone="America/Toronto")
+    assert upcoming(recurrence, "2026-01-01T00:00:00Z", 2) == ["2026-04-26T06:00:00", "2026-04-26T06:15:00"]
+    assert upcoming(recurrence, "1987-01-01T00:00:00Z", 1) == ["1987-04-26T06:00:00"]
+    ended = parse_instant("1987-04-26T06:00:00Z")
+    with pytest.raises(RecurrenceError, match="no slot is at or after"):
+        parse_recurrence(cron="*/15 2 * 4 0L", every=None, zone="America/Toronto", end_at=ended)
+
+
+def test_an_expression_whose_matches_are_all_in_gaps_is_refused() -> None:
+    """The search for a slot ends after 50 years."""
+    _stretches_of_year.cache_clear()
+    with pytest.raises(RecurrenceError) as raised:
+        parse_recurrence(cron="* 2 8-14 3 */7", every=None, zone="America/New_York", start_at=1_800_000_000_000)
+    assert raised.value.code == "NEVER_FIRES"
+    assert _stretches_of_year.cache_info().misses <= 55

@@ -1,0 +1,31 @@
+"""Which TriggerSchedules were handled: one that is delivered again must not fire again, also a week later."""
+
+from collections.abc import Collection
+
+from timer_service.core.database import Transaction
+from timer_service.core.errors import ConflictError
+from timer_service.core.message import Position
+from timer_service.core.sql import load_sql
+
+_SQL = load_sql("timer_service.schedules", "trigger_store.sql")
+
+
+async def find_handled(tx: Transaction, positions: Collection[Position]) -> set[Position]:
+    """Return those of the positions at which a trigger was handled before."""
+    rows = await tx.fetch_each(_SQL["find"], [position._asdict() for position in sorted(set(positions))])
+    return {Position(row["position_epoch"], row["position_sequence"]) for row in rows}
+
+
+async def add_handled(tx: Transaction, positions: Collection[Position], now: int) -> None:
+    """Remember triggers that this transaction handles.
+
+    Raises `ConflictError` if another instance has handled one of them since `find_handled`.
+    """
+    new = [{**position._asdict(), "now": now} for position in sorted(set(positions))]
+    if await tx.executemany(_SQL["add"], new) < len(new):
+        raise ConflictError("another instance handled some of the same triggers")
+
+
+async def delete_old(tx: Transaction, before: int, limit: int) -> int:
+    """Forget up to `limit` triggers that were handled before the instant `before`; return how many."""
+    return await tx.execute(_SQL["delete_old"], {"before": before, "limit": limit})
