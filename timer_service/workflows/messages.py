@@ -130,12 +130,15 @@ class CancelWorkflow(WorkflowPayload):
 
 
 class RetryWorkflow(WorkflowPayload):
-    """Continue a failed workflow. If its last result is a failed step, this step runs again."""
+    """Continue a failed workflow. If its function raised an error when it got a failed step, this step runs again."""
 
     type: ClassVar[str] = "RetryWorkflow"
     is_operator_action: ClassVar[bool] = True
 
-    deadline_in: Duration | None = Field(default=None, description="The time to the new deadline. None: no deadline.")
+    deadline_in: Duration | None = Field(
+        default=None,
+        description="The time from when the broker stores the command to the new deadline. None: no deadline.",
+    )
 
 
 class EndedPayload(WorkflowPayload):

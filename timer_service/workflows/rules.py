@@ -10,6 +10,7 @@ from timer_service.core.quotas import OVER_QUOTA
 from timer_service.workflows.effect import Effect, Message, digest_of, size_of
 from timer_service.workflows.messages import (
     CancelWorkflow,
+    FailureCode,
     RetryWorkflow,
     SendToWorkflow,
     StartWorkflow,
@@ -25,6 +26,10 @@ MOST_EARLY_MESSAGES = 100
 """How many messages may wait for one workflow that does not exist."""
 MOST_MESSAGE_BYTES = 4 * 1024 * 1024
 """How many bytes of data the messages may have that wait for one workflow."""
+
+_RAISED = frozenset({FailureCode.STEP_FAILED, FailureCode.WORKFLOW_ERROR})
+"""The failures that a function raised when it got its last result. After the others it may have asked for more effects,
+which a function without this result does not ask for."""
 
 
 class Outcome(StrEnum):
@@ -182,7 +187,7 @@ def _retry(before: Workflow, command: Command, payload: RetryWorkflow, facts: Fa
 
 
 def _continue(workflow: Workflow, definition: Definition, position: Position, last: Effect | None, now: int) -> Applied:
-    """Continue a failed workflow. The failed step that the function got last runs again."""
+    """Continue a failed workflow. If its function raised an error, the failed step that it got last runs again."""
     opened = workflow._replace(
         definition=definition,
         cancelled_by=max(workflow.cancelled_by, position),
@@ -195,7 +200,8 @@ def _continue(workflow: Workflow, definition: Definition, position: Position, la
         ended_at=None,
         confirmed_at=None,
     ).wait_until(now)
-    if last is None or last.kind is not EffectKind.STEP or last.status is not EffectStatus.FAILED:
+    is_failed_step = last is not None and last.kind is EffectKind.STEP and last.status is EffectStatus.FAILED
+    if last is None or not is_failed_step or workflow.failure_code not in _RAISED:
         return Applied(opened, Outcome.RETRIED)
     step = last._replace(status=EffectStatus.OPEN, seq=None, failures=0, due_at=now, error=None, size=0)
     opened = opened._replace(seen=opened.seen - 1, effect_bytes=opened.effect_bytes - last.size)

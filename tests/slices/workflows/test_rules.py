@@ -244,6 +244,15 @@ def test_retry_runs_the_last_failed_step_again() -> None:
         assert (applied.workflow.seen, applied.effect) == (3, None)
 
 
+@pytest.mark.parametrize("code", FailureCode)
+def test_which_failures_run_the_last_failed_step_again(code: FailureCode) -> None:
+    """Only a function that raised an error asked for nothing after its last result, so only then it may run again."""
+    failed = running()._replace(seen=1, effects=1).fail(code, NOW)
+    last = Effect(EffectKey("pay", 0), EffectKind.STEP, EffectStatus.FAILED, seq=1, failures=5)
+    applied = rules.apply(failed, Sent(20, "retry").command, Facts(last=last), NOW)
+    assert (applied.effect is not None) == (code in {FailureCode.STEP_FAILED, FailureCode.WORKFLOW_ERROR})
+
+
 def test_any_order_of_start_and_cancel() -> None:
     """The newer of a start and a cancel decides whether the workflow is open, in any order of delivery."""
     for order in permutations([Sent(1, "cancel"), Sent(2, "start"), Sent(3, "send"), Sent(4, "retry")]):
