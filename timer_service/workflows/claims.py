@@ -11,7 +11,7 @@ from timer_service.core.transactions import in_transaction
 from timer_service.workflows.polls import Poll
 from timer_service.workflows.protocol import REPLY_BYTES
 from timer_service.workflows.shares import Share
-from timer_service.workflows.store import WORKFLOWS
+from timer_service.workflows.store import WORKFLOWS, holder
 from timer_service.workflows.tasks import read_tasks, task_bytes
 
 
@@ -78,8 +78,7 @@ class Claims:
 
 def _wanted(share: Share, now: int) -> LaneClaim:
     wanted = share.poll.wanted
-    holder = {"worker_id": wanted.worker_id, "claimed_at": now, "lease_ms": wanted.lease_ms, "report_number": 0}
-    return LaneClaim(share.lane, share.tasks, wanted.lease_ms, holder)
+    return LaneClaim(share.lane, share.tasks, wanted.lease_ms, holder(wanted.worker_id, wanted.lease_ms, now))
 
 
 def _by_poll(

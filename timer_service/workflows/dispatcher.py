@@ -71,6 +71,7 @@ class Dispatcher:
         self._answering: set[asyncio.Task[None]] = set()
         self._subscription: RequestSubscription
         self._outages = 0
+        self._set_back_ms = parts.clock.set_back_ms
         self._wake_loops: WakeLoops
         self._pass = asyncio.Lock()
         """Held during a pass."""
@@ -128,6 +129,9 @@ class Dispatcher:
             self._answer_all()
         if not self._subscription.health.usable:
             return Pass(0, now + _AWAY_MS)
+        if self._clock.set_back_ms != self._set_back_ms:  # the next looks were planned for times that are far away now
+            self._set_back_ms = self._clock.set_back_ms
+            self._held.wake_all(now)
         lanes = self._held.take_due(now, _MOST_LANES)
         try:
             sent = await self._dispatch(lanes, now) if lanes else 0

@@ -117,16 +117,23 @@ def _start(before: Workflow, command: Command, payload: StartWorkflow, facts: Fa
     named = before._replace(definition=definition, cause=cause_of(command), created_at=now, confirmed_at=None)
     if facts.is_busy:
         return Applied(named._replace(ended_at=now), Outcome.SKIPPED_BUSY)
+    asked_at = _asked_at(command, now)
     starts_at = _instant(payload.start_at, payload.start_in, command, now)
     opened = named._replace(
         started_by=command.position, ended_at=None, input_bytes=size_of(text), texts=Texts(input=text)
     )
-    return Applied(opened.wait_until(now if starts_at is None else max(starts_at, now)), Outcome.STARTED)
+    starts_at = asked_at if starts_at is None else max(starts_at, asked_at)
+    return Applied(opened.wait_until(starts_at, counted_from=None), Outcome.STARTED)
 
 
 def _instant(at: int | None, duration: int | None, command: Command, now: int) -> int | None:
     """Return the instant of two fields of which one may be set. A duration counts from the command time."""
     return at if duration is None else (command.stored_at or now) + duration
+
+
+def _asked_at(command: Command, now: int) -> int:
+    """Return when a command was stored, but not a later instant than now. It is right also if the clock is ahead now."""
+    return min(command.stored_at or now, now)
 
 
 def _send(before: Workflow, command: Command, payload: SendToWorkflow, facts: Facts, now: int) -> Applied:
@@ -144,7 +151,7 @@ def _send(before: Workflow, command: Command, payload: SendToWorkflow, facts: Fa
     if not exists:
         return Applied(after, Outcome.KEPT, message)
     if facts.is_awaited and _is_idle(before, now):
-        after = after.wait_until(now)
+        after = after.wait_until(_asked_at(command, now), counted_from=None)
     return Applied(after, Outcome.SENT, message)
 
 
@@ -183,10 +190,11 @@ def _retry(before: Workflow, command: Command, payload: RetryWorkflow, facts: Fa
     if facts.is_busy:
         return Applied(after, Outcome.SKIPPED_BUSY)
     deadline_at = _instant(None, payload.deadline_in, command, now)
-    return _continue(after, before.definition._replace(deadline_at=deadline_at), position, facts.last, now)
+    definition = before.definition._replace(deadline_at=deadline_at)
+    return _continue(after, definition, position, facts.last, _asked_at(command, now))
 
 
-def _continue(workflow: Workflow, definition: Definition, position: Position, last: Effect | None, now: int) -> Applied:
+def _continue(workflow: Workflow, definition: Definition, position: Position, last: Effect | None, at: int) -> Applied:
     """Continue a failed workflow. If its function raised an error, the failed step that it got last runs again."""
     opened = workflow._replace(
         definition=definition,
@@ -199,11 +207,11 @@ def _continue(workflow: Workflow, definition: Definition, position: Position, la
         failed_step=None,
         ended_at=None,
         confirmed_at=None,
-    ).wait_until(now)
+    ).wait_until(at, counted_from=None)
     is_failed_step = last is not None and last.kind is EffectKind.STEP and last.status is EffectStatus.FAILED
     if last is None or not is_failed_step or workflow.failure_code not in _RAISED:
         return Applied(opened, Outcome.RETRIED)
-    step = last._replace(status=EffectStatus.OPEN, seq=None, failures=0, due_at=now, error=None, size=0)
+    step = last._replace(status=EffectStatus.OPEN, seq=None, failures=0, due_at=at, error=None, size=0)
     opened = opened._replace(seen=opened.seen - 1, effect_bytes=opened.effect_bytes - last.size)
     return Applied(opened, Outcome.RETRIED, effect=step)
 

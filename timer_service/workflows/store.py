@@ -17,8 +17,8 @@ from timer_service.workflows.workflow import BLOCKED_FROM, Definition, Hold, Key
 _KEY = ("tenant_id", "workflow_id")
 _HOLD = ("lease_token", "worker_id", "claimed_at", "lease_ms", "report_number")
 _ADVANCES = (
-    *("status", "due_at", "available_at", *_HOLD, "attempt", "last_error", "effects", "effect_bytes", "seen"),
-    *("messages", "message_bytes", "blocks", "times_blocked", "settled_by"),
+    *("status", "due_at", "available_at", "counted_from", *_HOLD, "attempt", "last_error"),
+    *("effects", "effect_bytes", "seen", "messages", "message_bytes", "blocks", "times_blocked", "settled_by"),
 )
 """The columns that a worker's request can change if the workflow goes on."""
 _FINISHES = (*_ADVANCES, "failure_code", "failed_step", "ended_at")
@@ -56,9 +56,16 @@ WORKFLOWS = LeasedTable(
     held=WorkflowStatus.RUNNING,
     buried=WorkflowStatus.FAILED,
     lane=("tenant_id", "queue", "type"),
-    holder=("worker_id", "claimed_at", "lease_ms", "report_number"),
+    holder=("worker_id", "claimed_at", "lease_ms", "report_number", "counted_from"),
 )
-"""The claim of workers. A claim also sets the columns of `Hold`."""
+"""The claim of workers. A claim also sets the columns of `Hold`, and the instant from which the lease counts."""
+
+
+def holder(worker_id: str, lease_ms: int, now: int) -> dict[str, Any]:
+    """Return the values of the columns that a claim by a worker sets at `now`."""
+    values = (worker_id, now, lease_ms, 0, now)
+    return dict(zip(WORKFLOWS.holder, values, strict=True))
+
 
 COUNTED = (
     CountedRows(WORKFLOWS.name, WorkflowStatus.FAILED, "status = 'failed'"),
@@ -161,6 +168,7 @@ def read_workflow(row: Row) -> Workflow:
         status=WorkflowStatus(row["status"]),
         due_at=row["due_at"],
         available_at=row["available_at"],
+        counted_from=row["counted_from"],
         hold=None if row["lease_token"] is None else _hold(row),
         attempt=row["attempt"],
         last_error=row["last_error"],

@@ -61,7 +61,7 @@ def _admit(task: TaskState, rules: Rules, max_attempts: int) -> TaskState:
         return task._replace(workflow=workflow.fail(FailureCode.CRASHED, rules.now))
     settled = report.settle(task, rules)
     if any(is_undecided(each, rules.now) for each in settled.effects.values()):
-        waiting = workflow.wait_until(rules.now + UNDECIDED_MS)
+        waiting = workflow.wait_until(rules.now + UNDECIDED_MS, counted_from=rules.now)
         return task._replace(workflow=waiting._replace(attempt=workflow.attempt - 1))
     if delay := delay_after(workflow.attempt):
         end = (workflow.available_at or rules.now) + delay

@@ -81,6 +81,8 @@ class Workflow(NamedTuple):
     """When a worker may continue it at the earliest; None if it has ended or waits for a message only."""
     available_at: int | None = None
     """When a worker may claim it: `due_at`, or the end of the lease and of the delay after it."""
+    counted_from: int | None = None
+    """The instant, by the service's clock, from which `available_at` counts; None: it does not depend on this clock."""
     hold: Hold | None = None
     attempt: int = 0
     """The claims since the last report."""
@@ -124,13 +126,15 @@ class Workflow(NamedTuple):
         assert self.definition is not None  # noqa: S101 - tombstones are not dispatched
         return self.key.tenant_id, self.definition.queue, self.definition.workflow_type
 
-    def wait_until(self, at: int) -> "Workflow":
+    def wait_until(self, at: int, *, counted_from: int | None) -> "Workflow":
         """Return the workflow without a worker, available at an instant."""
-        return self._replace(status=WorkflowStatus.WAITING, due_at=at, available_at=at, hold=None)
+        return self._replace(
+            status=WorkflowStatus.WAITING, due_at=at, available_at=at, counted_from=counted_from, hold=None
+        )
 
     def park(self) -> "Workflow":
         """Return the workflow without a worker, until a message comes."""
-        return self._replace(status=WorkflowStatus.PARKED, due_at=None, available_at=None, hold=None)
+        return self._replace(status=WorkflowStatus.PARKED, due_at=None, available_at=None, counted_from=None, hold=None)
 
     def count_report(self, number: int) -> "Workflow":
         """Return the workflow after a report with this number was handled."""
@@ -138,21 +142,33 @@ class Workflow(NamedTuple):
         return self._replace(hold=self.hold._replace(report_number=number))
 
     def renew(self, now: int) -> "Workflow":
-        """Return the workflow with a lease from now. If earlier leases ran out, a delay follows the lease."""
+        """Return the workflow with a lease from now. If earlier leases ran out, a delay follows the lease.
+
+        If the clock was set back, the lease may end before the workflow was due. It was due then.
+        """
         assert self.hold is not None  # noqa: S101 - only tasks are renewed
-        return self._replace(available_at=now + self.hold.lease_ms + delay_after(self.attempt))
+        assert self.due_at is not None  # noqa: S101 - like every workflow that is available
+        end = now + self.hold.lease_ms + delay_after(self.attempt)
+        return self._replace(due_at=min(self.due_at, end), available_at=end, counted_from=now)
 
     def block(self, error: str | None, now: int) -> "Workflow":
         """Return the workflow after its worker found that the function does not match the effects."""
         blocks = self.blocks + 1
-        waiting = self.wait_until(now + min(_FIRST_BLOCK_MS << min(blocks - 1, 10), _LONGEST_DELAY_MS))
+        delay = min(_FIRST_BLOCK_MS << min(blocks - 1, 10), _LONGEST_DELAY_MS)
+        waiting = self.wait_until(now + delay, counted_from=now)
         times_blocked = self.times_blocked + (blocks == BLOCKED_FROM)
         return waiting._replace(blocks=blocks, times_blocked=times_blocked, last_error=error)
 
     def end(self, status: WorkflowStatus, now: int, texts: Texts = Texts()) -> "Workflow":  # noqa: B008 - immutable
         """Return the workflow after its end."""
         return self._replace(
-            status=status, due_at=None, available_at=None, hold=None, ended_at=now, texts=_merge(self.texts, texts)
+            status=status,
+            due_at=None,
+            available_at=None,
+            counted_from=None,
+            hold=None,
+            ended_at=now,
+            texts=_merge(self.texts, texts),
         )
 
     def fail(self, code: FailureCode, now: int, *, step: str | None = None, error: str | None = None) -> "Workflow":

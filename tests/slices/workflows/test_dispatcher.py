@@ -169,6 +169,17 @@ async def _unavailable(*_: object) -> None:
     raise DatabaseUnavailableError("away")
 
 
+async def test_clock_that_was_set_back(on_sqlite: Dispatching) -> None:
+    """The looks that were planned while the clock was ahead come at once: a hint of another instance may be lost."""
+    on_sqlite.workflows.clock.advance(hours=1)
+    poll = await on_sqlite.poll()
+    await on_sqlite.tick()
+    on_sqlite.workflows.clock.advance(hours=-1)
+    await on_sqlite.start("order-1")
+    assert (await on_sqlite.tick()).done == 1
+    assert await ids([poll]) == [["order-1"]]
+
+
 async def test_newer_poll_of_the_same_worker(on_sqlite: Dispatching) -> None:
     """If a worker polls again, its older poll is answered at once, and the newer one gets the workflows."""
     old = await on_sqlite.poll("w")

@@ -213,7 +213,7 @@ def test_awaited_message_makes_available() -> None:
     """A message makes a workflow available that waits for it, unless it is available, claimed or blocked."""
     awaited = Facts(is_awaited=True)
     now = NOW + 20 * MINUTE
-    parked, later = STATES["parked"], started().wait_until(now + 1)
+    parked, later = STATES["parked"], started().wait_until(now + 1, counted_from=None)
     assert parked is not None
     assert apply(parked, Sent(20, "send"), awaited)[0].available_at == now
     assert apply(later, Sent(20, "send"), awaited)[0].available_at == now
