@@ -7,8 +7,9 @@ ALTER TABLE workflow_effects ADD COLUMN counted_from BIGINT;
 CREATE INDEX workflows_counted ON workflows (counted_from) WHERE counted_from IS NOT NULL;
 CREATE INDEX workflow_effects_counted ON workflow_effects (counted_from) WHERE counted_from IS NOT NULL;
 
--- When retention began to delete the rows of a workflow. Such a workflow never continues.
-ALTER TABLE workflows ADD COLUMN deleted_at BIGINT CHECK (deleted_at IS NULL OR ended_at IS NOT NULL);
+-- 1: retention has deleted some of the rows of a workflow. It never continues.
+ALTER TABLE workflows ADD COLUMN is_deleting INTEGER NOT NULL DEFAULT 0
+    CHECK (is_deleting = 0 OR (is_deleting = 1 AND ended_at IS NOT NULL));
 
 -- How many of the leases since the last report were renewed, so that a worker has run the function.
 ALTER TABLE workflows ADD COLUMN renewed INTEGER NOT NULL DEFAULT 0 CHECK (renewed >= 0);

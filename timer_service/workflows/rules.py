@@ -132,7 +132,7 @@ def _instant(at: int | None, duration: int | None, command: Command, now: int) -
 
 
 def _asked_at(command: Command, now: int) -> int:
-    """Return when a command was stored, but not a later instant than now. It is right also if the clock is ahead now."""
+    """Return when a command was stored, or now if that is earlier. It is right also if the clock is ahead."""
     return min(command.stored_at or now, now)
 
 
@@ -182,6 +182,8 @@ def _retry(before: Workflow, command: Command, payload: RetryWorkflow, facts: Fa
         return Applied(before, Outcome.IGNORED_STALE)
     if position == before.retried_by:
         return Applied(before, Outcome.UNCHANGED)
+    if before.is_deleting:
+        return Applied(before, Outcome.NOT_FOUND)
     after = before._replace(retried_by=position)
     if before.is_open:
         return Applied(after, Outcome.UNCHANGED)
@@ -219,6 +221,7 @@ def _continue(workflow: Workflow, definition: Definition, position: Position, la
 def _confirm(before: Workflow, after: Workflow, now: int) -> Workflow:
     """Return the workflow after a command. If it has ended or is a tombstone, its retention time starts again.
 
-    The row must outlast every older command that the broker still has.
+    The row must outlast every older command that the broker still has. But what is deleted in parts must go.
     """
-    return after if after == before or after.is_open else after._replace(confirmed_at=now)
+    is_kept = after != before and not after.is_open and not after.is_deleting
+    return after._replace(confirmed_at=now) if is_kept else after

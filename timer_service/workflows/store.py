@@ -25,7 +25,7 @@ _FINISHES = (*_ADVANCES, "failure_code", "failed_step", "ended_at")
 _FACTS = ("started", "cancelled", "retried")
 _OTHERS = (
     *("type", "queue", "deadline_at", "retry", "concurrency_key", "digest", "input_bytes"),
-    *("retries", "reason", "created_at", "confirmed_at"),
+    *("retries", "reason", "created_at", "confirmed_at", "is_deleting"),
     *("correlation_id", "causation_id", "traceparent", "tracestate"),
     *(f"{fact}_{part}" for fact in _FACTS for part in Position._fields),
 )
@@ -187,6 +187,7 @@ def read_workflow(row: Row) -> Workflow:
         reason=row["reason"],
         ended_at=row["ended_at"],
         confirmed_at=row["confirmed_at"],
+        is_deleting=bool(row["is_deleting"]),
     )
 
 

@@ -108,6 +108,8 @@ class Workflow(NamedTuple):
     ended_at: int | None = None
     confirmed_at: int | None = None
     """When the newest command was handled that found it ended. Retention counts from then."""
+    is_deleting: bool = False
+    """Whether retention has deleted some of its rows, so that it never continues."""
     texts: Texts = Texts()
 
     @property

@@ -124,6 +124,41 @@ async def test_retention(workflows: Workflows) -> None:
         assert await workflows.all_rows(table) == []
 
 
+async def retain(workflows: Workflows, before: int, limit: int) -> int:
+    async with workflows.database.transaction() as tx:
+        return await delete_settled(tx, before, limit)
+
+
+async def test_retention_takes_whole_workflows(workflows: Workflows) -> None:
+    """A call deletes whole workflows, the oldest first. It says that more are left by returning the limit."""
+    for number in range(4):
+        task = await workflows.begin(f"w{number}")
+        await workflows.report(task, fail(), steps=[done("a"), done("b")], seen=seen("a", "b"))
+        workflows.clock.advance(seconds=1)
+    assert await retain(workflows, after(minutes=1), 13) == 13
+    assert [row["workflow_id"] for row in await workflows.all_rows()] == ["w2", "w3"]
+    assert len(await workflows.all_rows("workflow_effects")) == 4
+    assert await workflows.about("Retry", "w2") == "retried"
+    assert len((await workflows.take())["effects"]) == 2
+    assert await retain(workflows, after(minutes=1), 13) == 4
+    assert [row["workflow_id"] for row in await workflows.all_rows()] == ["w2"]
+
+
+async def test_no_retry_of_a_workflow_of_which_a_part_is_deleted(workflows: Workflows) -> None:
+    """A large workflow is deleted in parts of bounded size. Between them no command continues or keeps it."""
+    keys = ["a", *(f"a:{number}" for number in range(1, 20))]
+    task = await workflows.begin(input=1)
+    await workflows.report(task, fail(), steps=[done(key) for key in keys], seen=seen(*keys))
+    assert await retain(workflows, NOW + 1, 8) == 9
+    assert len(await workflows.all_rows("workflow_effects")) == 12
+    workflows.clock.advance(days=1)
+    outcomes = [await workflows.about("Retry"), await workflows.start(), await workflows.about("Cancel")]
+    assert outcomes == ["not_found", "exists", "already_ended"]
+    assert [await retain(workflows, NOW + 1, 8) for _ in range(3)] == [8, 5, 0]
+    assert await workflows.all_rows() == []
+    assert await workflows.start() == "started"
+
+
 async def test_retention_counts_from_the_newest_command(workflows: Workflows) -> None:
     """A command that finds a workflow ended starts its retention again, because the broker still has older commands."""
     await workflows.start()
@@ -173,6 +208,9 @@ FORBIDDEN = [
     "blocks = -1",
     "times_blocked = -1",
     "retries = -1",
+    "renewed = -1",
+    "is_deleting = 1",
+    "is_deleting = 2",
     f"status = 'failed', ended_at = 1, {UNHELD}",
     "status = 'cancelled', ended_at = 1",
 ]
