@@ -257,17 +257,26 @@ class RenewTasks(Payload):
     tasks: list[HeldTask] = Field(min_length=1, max_length=MAX_SLOTS)
 
 
+class LostTask(Payload):
+    """A task that is no longer this worker's. The worker may have another task of the workflow."""
+
+    workflow_id: Identifier
+    token: Token
+
+
 class Renewed(Payload):
     """What a worker should know about one renewed task."""
 
     workflow_id: Identifier
+    token: Token
     over: list[EffectView] = Field(description="The waits that are over and not yet seen.")
 
 
 class RenewReply(Payload):
     """The reply to renew-tasks."""
 
-    lost: list[Identifier] = Field(description="The workflows that are no longer this worker's.")
+    lost: list[Identifier] = Field(description="The workflows in `lostTasks`.")
+    lost_tasks: list[LostTask] = Field(description="The tasks that are no longer this worker's.")
     tasks: list[Renewed] = Field(description="The tasks with waits that are over.")
 
 

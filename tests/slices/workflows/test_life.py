@@ -111,7 +111,11 @@ async def test_timeout_of_a_message(workflows: Workflows) -> None:
     assert [(each["key"], each["status"]) for each in task["effects"]] == [("approval", "failed")]
     assert await workflows.send_to(data=1) == "sent"
     again = await workflows.renew(task)
-    assert again == {"lost": [], "tasks": [{"workflowId": "order-1", "over": task["effects"]}]}
+    assert again == {
+        "lost": [],
+        "lostTasks": [],
+        "tasks": [{"workflowId": "order-1", "token": task["token"], "over": task["effects"]}],
+    }
 
 
 async def test_message_in_time_beats_the_timeout(workflows: Workflows) -> None:

@@ -189,6 +189,19 @@ async def test_renewal_is_not_cumulative(workflows: Workflows) -> None:
     assert (await workflows.row())["available_at"] == NOW + LEASE_MS
 
 
+async def test_renewal_names_tasks(workflows: Workflows) -> None:
+    """If a worker names an old and a new task of one workflow, the reply says which one is lost."""
+    old = await workflows.begin()
+    await workflows.report(old, waits=[sleep("nap", 0)])
+    workflows.clock.advance(milliseconds=LEASE_MS)
+    new = await workflows.take()
+    for tasks in ((old, new), (new, old)):
+        reply = await workflows.renew(*tasks)
+        assert reply["lostTasks"] == [{"workflowId": "order-1", "token": old["token"]}]
+        assert [(each["workflowId"], each["token"]) for each in reply["tasks"]] == [("order-1", new["token"])]
+    assert (await workflows.row())["lease_token"] == new["token"]
+
+
 async def test_lost_leases_delay_and_crash(workflows: Workflows) -> None:
     """From the third lost lease in a row on, a growing delay follows. Above the most attempts the workflow fails."""
     assert await workflows.start() == "started"
