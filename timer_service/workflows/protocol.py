@@ -12,6 +12,7 @@ from timer_service.core.paging import PageCursor
 from timer_service.workflows.messages import (
     DEFAULT_QUEUE,
     MAX_EFFECTS,
+    WITHOUT_NUL,
     EffectName,
     ErrorView,
     Json,
@@ -171,7 +172,7 @@ class Release(Payload):
 
     action: Literal["release"]
     reason: ReleaseReason
-    error: Annotated[str, Field(max_length=4096)] | None = None
+    error: Annotated[str, WITHOUT_NUL, Field(max_length=4096)] | None = None
 
 
 Then = Annotated[Continue | Park | Complete | Fail | Release, Field(discriminator="action")]
