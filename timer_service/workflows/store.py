@@ -101,7 +101,8 @@ async def save(tx: Transaction, before: Mapping[Key, Workflow], after: Mapping[K
     """Write the workflows of `after` that differ from `before`. `load` locked the rows of `before`.
 
     Workflows that end are written first, because others may take their concurrency keys. Raises `ConflictError` if
-    another instance has inserted one of the workflows since `load`.
+    another instance has inserted one of the workflows since `load`, and the transaction raises `DuplicateError` if it
+    has taken the concurrency key of one that continues. Both are retried.
     """
     changed = [after[key] for key in sorted(after) if after[key] != before.get(key)]
     known = [each for each in changed if each.key in before]
