@@ -83,6 +83,9 @@ class EffectView(Payload):
     error: ErrorView | None = None
     failures: int = Field(default=0, ge=0, description="How many attempts of the step have failed.")
     start_in_ms: int | None = Field(default=None, ge=0, description="When an open step may start again, from now.")
+    over_in_ms: int | None = Field(
+        default=None, ge=0, description="When an open sleep, or a wait with a timeout, is over at the latest, from now."
+    )
 
 
 class Task(Payload):

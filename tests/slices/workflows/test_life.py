@@ -72,6 +72,17 @@ async def test_sleep_of_0_parks(workflows: Workflows) -> None:
     assert (outcome["outcome"], [each["key"] for each in outcome["over"]]) == ("resumed", ["nap"])
 
 
+async def test_task_says_by_relative_times_what_comes(workflows: Workflows) -> None:
+    """A task names the time that is left of its open effects. The clock of the worker may be another one."""
+    task = await workflows.begin()
+    waits = [sleep("nap", 9_000), wait_for("approval", 7_000), wait_for("go")]
+    await workflows.report(task, release(), waits=waits, steps=[failed("pay", afterMs=8_000)])
+    workflows.clock.advance(seconds=2)
+    task = await workflows.take()
+    left = {each["key"]: (each.get("startInMs"), each.get("overInMs")) for each in task["effects"]}
+    assert left == {"nap": (None, 7_000), "approval": (None, 5_000), "go": (None, None), "pay": (6_000, None)}
+
+
 async def test_message_ends_a_park(workflows: Workflows) -> None:
     """A workflow that waits for a message only has no instant. The message makes it available, and is taken once."""
     task = await workflows.begin()

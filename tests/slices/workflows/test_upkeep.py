@@ -6,6 +6,8 @@ from tests.harness.clock import NOW, after, iso
 from tests.harness.workflows import PARK, Workflows, complete, done, fail, release, seen, sleep, wait_for
 from timer_service.core.paging import write_cursor
 from timer_service.core.row_counts import RowCounts
+from timer_service.workflows.protocol import PollTasks
+from timer_service.workflows.registry import WorkerRegistry
 from timer_service.workflows.retention import delete_settled
 from timer_service.workflows.store import COUNTED, WORKFLOWS
 
@@ -72,7 +74,7 @@ async def test_pages_of_effects(workflows: Workflows) -> None:
 
 
 async def test_workers(workflows: Workflows) -> None:
-    """list-workers shows the workers of a tenant, offline after 30 s. get-workflow says if one asks for its lane."""
+    """list-workers shows the workers, offline after a minute. get-workflow says if one asks for its lane."""
     await workflows.start()
     insert = "INSERT INTO workflow_workers (tenant_id, worker_id, queue, types, slots, first_seen_at, seen_at) VALUES "
     await workflows.sql(f"{insert} ('acme', 'w1', 'default', '[\"order\"]', 5, {NOW}, {NOW})")
@@ -91,9 +93,28 @@ async def test_workers(workflows: Workflows) -> None:
             "online": True,
         }
     ]
-    workflows.clock.advance(seconds=30)
+    workflows.clock.advance(minutes=1)
     (other,) = (await workflows.ask("list-workers", cursor=page["cursor"]))["workers"]
     assert (other["workerId"], other["online"], (await workflows.view())["hasWorkers"]) == ("w2", False, False)
+
+
+async def test_busy_worker_with_long_leases_is_online(workflows: Workflows) -> None:
+    """A worker without free slots, which renews its leases each 25 s, is shown as online all the time."""
+    await workflows.start()
+    clock = workflows.clock
+    registry = WorkerRegistry(workflows.parts, monotonic=lambda: clock.now() / 1000)
+    poll = {"workerId": "w1", "types": ["order"], "slots": 1, "leaseMs": 600_000}
+    registry.record_poll("acme", PollTasks.model_validate(poll, by_alias=True, by_name=False))
+    offline = []
+    for second in range(100):
+        if second % 25 == 9:
+            registry.record("acme", "w1")
+        await registry.tick(clock.now())
+        (worker,) = (await workflows.ask("list-workers"))["workers"]
+        if not (worker["online"] and (await workflows.view())["hasWorkers"]):
+            offline.append(second)
+        clock.advance(seconds=1)
+    assert offline == []
 
 
 async def test_gauges(workflows: Workflows) -> None:

@@ -65,6 +65,15 @@ async def impatient(ctx: Context, _: Any) -> Any:
     return await ctx.wait_for("go")
 
 
+def test_the_end_of_a_wait_from_before_is_known() -> None:
+    """A worker that gets a task with an open sleep asks for its end by its own clock, also while a step runs."""
+    task = RunningTask(VIEW, impatient, "acme", lease_until=100)
+    task.start([{"key": "sleep", "kind": "sleep", "status": "open", "overInMs": 1500}], now=10)
+    assert [each.key for each in task.take_steps(10)] == ["slow"]
+    assert (action(task, 11), task.wake_at(11)) == (None, 11.5)
+    assert action(task, 11.5) == "continue"
+
+
 STORED = [
     {"key": "sleep", "kind": "sleep", "status": "done", "seq": 1},
     {"key": "slow", "kind": "step", "status": "open", "failures": 1, "startInMs": 0},
