@@ -11,5 +11,5 @@ CREATE INDEX workflow_effects_counted ON workflow_effects (counted_from) WHERE c
 ALTER TABLE workflows ADD COLUMN is_deleting INTEGER NOT NULL DEFAULT 0
     CHECK (is_deleting = 0 OR (is_deleting = 1 AND ended_at IS NOT NULL));
 
--- How many of the leases since the last report were renewed, so that a worker has run the function.
+-- The attempt whose lease was renewed last, so that a worker has run the function; 0: none since the last report.
 ALTER TABLE workflows ADD COLUMN renewed INTEGER NOT NULL DEFAULT 0 CHECK (renewed >= 0);

@@ -103,7 +103,8 @@ def apply(task: TaskState, report: Report, rules: Rules) -> Decision:
 def renew(task: TaskState, rules: Rules) -> TaskState:
     """Return a task whose lease is renewed."""
     settled = settle(task, rules)
-    return settled._replace(workflow=settled.workflow.renew(rules.now))
+    workflow = settled.workflow.renew(rules.now)
+    return settled._replace(workflow=workflow._replace(renewed=workflow.attempt))
 
 
 def settle(task: TaskState, rules: Rules) -> TaskState:
@@ -187,7 +188,10 @@ def _then(task: TaskState, report: Report, rules: Rules) -> Decision:
             failed = workflow.fail(code, now, step=then.step, error=dump_error(then.error))
             return _end(task, report, failed, ReportOutcome.FAILED)
         case release:
-            charged = workflow._replace(attempt=max(workflow.attempt - 1, 0), settled_by=report.token)
+            attempt = max(workflow.attempt - 1, 0)
+            charged = workflow._replace(
+                attempt=attempt, renewed=min(workflow.renewed, attempt), settled_by=report.token
+            )
             if release.reason is ReleaseReason.NON_DETERMINISTIC:
                 waiting = charged.block(release.error, now)
             else:
@@ -232,7 +236,7 @@ def _may_start(effect: Effect, now: int) -> bool:
 
 def _progressed(workflow: Workflow) -> Workflow:
     """Return a workflow whose worker has reported: it neither crashes nor is blocked."""
-    return workflow._replace(attempt=0, blocks=0, last_error=None)
+    return workflow._replace(attempt=0, renewed=0, blocks=0, last_error=None)
 
 
 def _end(task: TaskState, report: Report, ended: Workflow, outcome: ReportOutcome) -> Decision:

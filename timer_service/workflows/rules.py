@@ -203,6 +203,7 @@ def _continue(workflow: Workflow, definition: Definition, position: Position, la
         cancelled_by=max(workflow.cancelled_by, position),
         retries=workflow.retries + 1,
         attempt=0,
+        renewed=0,
         blocks=0,
         last_error=None,
         failure_code=None,

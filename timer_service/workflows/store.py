@@ -17,7 +17,7 @@ from timer_service.workflows.workflow import BLOCKED_FROM, Definition, Hold, Key
 _KEY = ("tenant_id", "workflow_id")
 _HOLD = ("lease_token", "worker_id", "claimed_at", "lease_ms", "report_number")
 _ADVANCES = (
-    *("status", "due_at", "available_at", "counted_from", *_HOLD, "attempt", "last_error"),
+    *("status", "due_at", "available_at", "counted_from", *_HOLD, "attempt", "renewed", "last_error"),
     *("effects", "effect_bytes", "seen", "messages", "message_bytes", "blocks", "times_blocked", "settled_by"),
 )
 """The columns that a worker's request can change if the workflow goes on."""
@@ -172,6 +172,7 @@ def read_workflow(row: Row) -> Workflow:
         counted_from=row["counted_from"],
         hold=None if row["lease_token"] is None else _hold(row),
         attempt=row["attempt"],
+        renewed=row["renewed"],
         last_error=row["last_error"],
         input_bytes=row["input_bytes"],
         effects=row["effects"],

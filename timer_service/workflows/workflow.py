@@ -14,6 +14,8 @@ _LOST_BEFORE_DELAY = 3
 _FIRST_DELAY_MS = 10_000
 _LONGEST_DELAY_MS = 300_000
 _FIRST_BLOCK_MS = 5_000
+_UNSEEN_FACTOR = 3
+"""How many times more leases may run out if no worker has renewed them."""
 BLOCKED_FROM = 3
 """A workflow is shown as blocked after this many releases as not deterministic in a row."""
 
@@ -86,6 +88,8 @@ class Workflow(NamedTuple):
     hold: Hold | None = None
     attempt: int = 0
     """The claims since the last report."""
+    renewed: int = 0
+    """The last of these claims that its worker has renewed, so that it has run the function; 0: none."""
     last_error: str | None = None
     """Why it is blocked."""
     input_bytes: int = 0
@@ -187,6 +191,14 @@ def delay_after(attempt: int) -> int:
     if attempt < _LOST_BEFORE_DELAY:
         return 0
     return min(_FIRST_DELAY_MS << min(attempt - _LOST_BEFORE_DELAY, 10), _LONGEST_DELAY_MS)
+
+
+def has_crashed(workflow: Workflow, max_attempts: int) -> bool:
+    """Return whether a workflow that is claimed again has lost too many leases in a row.
+
+    If its workers die before they renew a lease, it may not be the workflow that ends them. Then it has more attempts.
+    """
+    return workflow.renewed >= max_attempts or workflow.attempt > _UNSEEN_FACTOR * max_attempts
 
 
 def tombstone(key: Key, now: int) -> Workflow:

@@ -230,7 +230,7 @@ async def test_retry_after_a_failure_that_the_function_did_not_raise(workflows: 
         workflows.clock.advance(hours=1)
         await workflows.end_overdue()
     else:
-        await workflows.sql(f"UPDATE workflows SET attempt = {MAX_ATTEMPTS}")
+        await workflows.sql(f"UPDATE workflows SET attempt = {MAX_ATTEMPTS}, renewed = {MAX_ATTEMPTS}")
         workflows.clock.advance(minutes=1)
         assert await workflows.poll() == []
     assert (await workflows.view())["workflow"]["code"] == code
