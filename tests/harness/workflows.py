@@ -23,7 +23,7 @@ from timer_service.workflows.deadline_worker import DeadlineWorker
 from timer_service.workflows.protocol import GetEffects, RenewTasks, ReportTasks
 from timer_service.workflows.protocol import Task as TaskModel
 from timer_service.workflows.requests import handle_requests
-from timer_service.workflows.store import WORKFLOWS
+from timer_service.workflows.store import WORKFLOWS, holder
 from timer_service.workflows.tasks import read_tasks
 
 LEASE_MS = 30_000
@@ -136,8 +136,7 @@ class Workflows(WorkflowConversation, InProcess):
         """Claim the available workflows of a lane and return the tasks that are sent."""
         now = self.clock.now()
         lane = {"tenant_id": tenant, "queue": "default", "type": workflow_type}
-        holder = {"worker_id": worker_id, "claimed_at": now, "lease_ms": LEASE_MS, "report_number": 0}
-        claim = {**lane, **holder, "now": now, "until": now + LEASE_MS, "limit": slots}
+        claim = {**lane, **holder(worker_id, LEASE_MS, now), "now": now, "until": now + LEASE_MS, "limit": slots}
         claim["token"] = f"{self.rng.getrandbits(64):016x}"
         async with self.database.transaction() as tx:
             rows = await tx.fetch(WORKFLOWS.sql("claim_of_lane"), claim)

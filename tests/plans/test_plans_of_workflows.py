@@ -10,6 +10,7 @@ from tests.harness.plans import MODES, FilledDatabase, filled_database
 from timer_service.adapters.sqlite import SqliteDatabase
 from timer_service.workflows import effect_store, queries, retention, store
 from timer_service.workflows.store import COUNTED, WORKFLOWS
+from timer_service.workflows.timed_rows import TIMED
 from timer_service.workflows.usage import OPEN, STORED
 
 POSITIONS = "started_epoch, started_sequence, cancelled_epoch, cancelled_sequence, retried_epoch, retried_sequence"
@@ -100,6 +101,11 @@ PLANS = {
         queries._SQL["count_ended"].replace("{status}", "completed"),
         ["Index Only Scan workflows_by_status"],
     ),
+    "workflows of a clock that was ahead": (TIMED[1].sql("find_wrong"), ["Index Scan workflows_counted"]),
+    "effects of a clock that was ahead": (TIMED[0].sql("find_wrong"), ["Index Scan workflow_effects_counted"]),
+    "where a page of such workflows ends": (TIMED[1].sql("page_end"), ["Index Only Scan workflows_counted"]),
+    "a corrected workflow": (TIMED[1].sql("repair"), [KEY]),
+    "a corrected effect": (TIMED[0].sql("repair"), [EFFECT]),
     "failed workflows, counted": (COUNTED[0].sql, ["Index Only Scan workflows_failed"]),
     "blocked workflows, counted": (COUNTED[1].sql, ["Index Only Scan workflows_blocked"]),
     "the open workflows of a tenant, counted": (OPEN.sql, ["Index Only Scan workflows_open"]),

@@ -90,7 +90,7 @@ class WorkflowDetail(View):
 
     workflow: Workflow
     has_workers: bool
-    """Whether a worker asked for its queue and type in the last 30 seconds."""
+    """Whether a worker asked for its queue and type in the last minute."""
     input: Any = None
     result: Any = None
     failure: WorkflowError | None = None
@@ -117,4 +117,4 @@ class WorkerInfo(View):
     first_seen_at: Instant
     seen_at: Instant
     online: bool
-    """Whether the service heard of it in the last 30 seconds."""
+    """Whether the service heard of it in the last minute."""

@@ -110,7 +110,7 @@ class Workflows:
     async def retry(
         self, tenant: str, workflow: str, *, deadline_in: timedelta | None = None, timeout_seconds: float = 10
     ) -> Outcome:
-        """Continue a failed workflow. If its last stored result is a failed step, that step runs again."""
+        """Continue a failed workflow. If its function ended with the error of a failed step, this step runs again."""
         fields = {} if deadline_in is None else {"deadlineIn": wire_duration("deadline_in", deadline_in)}
         return await self._send("RetryWorkflow", tenant, workflow, fields, timeout_seconds)
 

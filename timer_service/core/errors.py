@@ -66,6 +66,13 @@ class ConflictError(Exception):
     """Another instance wrote the same rows. Nothing was committed; retry."""
 
 
+class DuplicateError(Exception):
+    """A row would have the key of another one, which another instance may just have written. Nothing was committed.
+
+    If it happens again with the rows of now, it is the fault of what the transaction was to do.
+    """
+
+
 class ChangedStreamError(Exception):
     """The history of the command stream has a part that the subscription does not know. Nothing was committed."""
 

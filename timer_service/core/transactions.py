@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from timer_service.core.database import Database, Transaction
-from timer_service.core.errors import ConflictError
+from timer_service.core.errors import ConflictError, DuplicateError
 
 log = logging.getLogger(__name__)
 
@@ -19,10 +19,10 @@ _LONGEST_PAUSE_SECONDS = 0.05
 async def in_transaction(
     database: Database, work: Callable[[Transaction], Awaitable[_T]], *, accepting: bool = False
 ) -> _T:
-    """Run `work` in a write transaction and return its result, retrying on `ConflictError`.
+    """Run `work` in a write transaction and return its result, retrying on conflicts and duplicates.
 
-    A conflict is, for example, a deadlock. Raises the error of the fifth try. `accepting`: the transaction handles
-    commands.
+    A conflict is, for example, a deadlock. A duplicate may be a row that another instance has just inserted. Raises the
+    error of the fifth try. `accepting`: the transaction handles commands.
     """
 
     async def once() -> _T:
@@ -33,11 +33,11 @@ async def in_transaction(
 
 
 async def retry_on_conflict(work: Callable[[], Awaitable[_T]]) -> _T:
-    """Run `work` up to five times, retrying on `ConflictError`. The failed transaction was rolled back."""
+    """Run `work` up to five times, retrying on conflicts and duplicates. The failed transaction was rolled back."""
     for _ in range(1, _TRIES):
         try:
             return await work()
-        except ConflictError as error:
+        except (ConflictError, DuplicateError) as error:
             log.info("conflict with another instance; retrying the transaction", extra={"reason": str(error)})
             await asyncio.sleep(random.uniform(0, _LONGEST_PAUSE_SECONDS))  # noqa: S311 - jitter, not a secret
     return await work()

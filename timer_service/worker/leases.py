@@ -15,7 +15,7 @@ log = logging.getLogger(__name__)
 
 _MOST_TASKS = 1000
 _MOST_SECONDS = 25
-"""A worker without requests for 30 s is shown as offline."""
+"""A worker without requests for a minute is shown as offline."""
 _MOST_STEPS = 100
 """The most steps in progress that a renewal names."""
 

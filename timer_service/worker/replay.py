@@ -190,10 +190,14 @@ class Replay:
         return Decision([self._effects[key] for key in new if self._begins(key)], dropped)
 
     def _begins(self, key: str) -> bool:
-        """Return whether a new effect begins. A stored wait has begun, and a stored result is there."""
+        """Return whether a new effect begins. A stored wait has begun, and a stored result is there.
+
+        A stored step that is open begins also if nobody waits for it any more: it must be settled.
+        """
         stored = self._stored.get(key)
-        is_open_step = stored is not None and stored.outcome is None and stored.kind == Kind.STEP
-        return key in self._waiting and (stored is None or is_open_step)
+        if stored is None:
+            return key in self._waiting
+        return stored.outcome is None and stored.kind == Kind.STEP
 
     def _found(self) -> str:
         """Return what the idle function does."""

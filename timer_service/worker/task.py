@@ -66,7 +66,8 @@ class RunningTask:
 
     def start(self, effects: Iterable[Mapping[str, Any]], now: float) -> None:
         """Run the function with all stored effects."""
-        self._replay = Replay(self._workflow, self._identity, self._input, map(StoredEffect.read, effects))
+        stored = [StoredEffect.read(each) for each in effects]
+        self._replay = Replay(self._workflow, self._identity, self._input, stored)
         try:
             decision = self._replay.advance()
         except NonDeterministicError as error:
@@ -76,6 +77,7 @@ class RunningTask:
             )
             return
         self._stored_seq = self._replay.seq
+        self._wait_due = {each.key: now + each.over_in_ms / 1000 for each in stored if each.over_in_ms is not None}
         self._apply(decision, now)
         for key, outcome in self._replay.unseen():
             self._give(key, outcome, now)

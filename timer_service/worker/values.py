@@ -43,6 +43,8 @@ class StoredEffect(NamedTuple):
     failures: int = 0
     start_in_ms: int | None = None
     """When an open step may start again, counted from when the effect was read."""
+    over_in_ms: int | None = None
+    """When an open wait is over at the latest, counted from when the effect was read."""
 
     @classmethod
     def read(cls, view: Mapping[str, Any]) -> "StoredEffect":
@@ -54,6 +56,7 @@ class StoredEffect(NamedTuple):
             view.get("seq"),
             view.get("failures", 0),
             view.get("startInMs"),
+            view.get("overInMs"),
         )
 
 

@@ -1,18 +1,25 @@
 """Claims workflows for polls, in one transaction, and makes their tasks."""
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from itertools import accumulate
+from typing import NamedTuple, TypeAlias
 
 from timer_service.core.database import Database, Row, Transaction
 from timer_service.core.lanes import LaneClaim, LaneLook, Lanes
+from timer_service.core.message import MAX_MESSAGE_BYTES
 from timer_service.core.route import Lane
 from timer_service.core.stored_json import RawJson
 from timer_service.core.transactions import in_transaction
 from timer_service.workflows.polls import Poll
 from timer_service.workflows.protocol import REPLY_BYTES
 from timer_service.workflows.shares import Share
-from timer_service.workflows.store import WORKFLOWS
+from timer_service.workflows.store import WORKFLOWS, holder
 from timer_service.workflows.tasks import read_tasks, task_bytes
+
+_Task: TypeAlias = RawJson | None
+"""A task; None: its row is not to be sent."""
+_MESSAGE_BYTES = MAX_MESSAGE_BYTES - 100
+"""The most bytes of the tasks of one reply, with their commas."""
 
 
 class Claimed(NamedTuple):
@@ -49,10 +56,12 @@ class Claims:
             kept = self._cut(shares, claimed, [[task_bytes(row) for row in rows] for rows in claimed])
             rows = [row for rows, count in zip(claimed, kept, strict=True) for row in rows[:count]]
             read = await read_tasks(tx, rows, now, max_attempts=self._max_attempts, may_time_out=may_time_out)
+            by_share = _split(read.tasks, kept)
+            kept = _fitting(shares, by_share)
             await self._lanes.release(
                 tx, [row for rows, count in zip(claimed, kept, strict=True) for row in rows[count:]]
             )
-            return Claimed(_by_poll(shares, kept, read.tasks), list(map(len, claimed)), kept, read.adds_events)
+            return Claimed(_by_poll(shares, kept, by_share), list(map(len, claimed)), kept, read.adds_events)
 
         return await in_transaction(self._database, work)
 
@@ -78,18 +87,38 @@ class Claims:
 
 def _wanted(share: Share, now: int) -> LaneClaim:
     wanted = share.poll.wanted
-    holder = {"worker_id": wanted.worker_id, "claimed_at": now, "lease_ms": wanted.lease_ms, "report_number": 0}
-    return LaneClaim(share.lane, share.tasks, wanted.lease_ms, holder)
+    return LaneClaim(share.lane, share.tasks, wanted.lease_ms, holder(wanted.worker_id, wanted.lease_ms, now))
+
+
+def _split(tasks: Sequence[_Task], counts: Sequence[int]) -> list[Sequence[_Task]]:
+    """Return the tasks of each share."""
+    ends = list(accumulate(counts))
+    return [tasks[end - count : end] for end, count in zip(ends, counts, strict=True)]
+
+
+def _fitting(shares: Sequence[Share], by_share: Sequence[Sequence[_Task]]) -> list[int]:
+    """Return how many tasks of each share fit into a message, by their true sizes. Of each poll one may be larger."""
+    used: dict[Poll, int] = {}
+    fitting: list[int] = []
+    for share, tasks in zip(shares, by_share, strict=True):
+        count = 0
+        for task in tasks:
+            size = 0 if task is None else len(task.encode()) + 1
+            if size and share.poll in used and used[share.poll] + size > _MESSAGE_BYTES:
+                break
+            if size:
+                used[share.poll] = used.get(share.poll, 0) + size
+            count += 1
+        fitting.append(count)
+    return fitting
 
 
 def _by_poll(
-    shares: Sequence[Share], kept: Sequence[int], tasks: Sequence[RawJson | None]
+    shares: Sequence[Share], kept: Sequence[int], by_share: Sequence[Sequence[_Task]]
 ) -> dict[Poll, list[RawJson]]:
     found: dict[Poll, list[RawJson]] = {}
-    start = 0
-    for share, count in zip(shares, kept, strict=True):
-        mine = [task for task in tasks[start : start + count] if task is not None]
+    for share, count, tasks in zip(shares, kept, by_share, strict=True):
+        mine = [task for task in tasks[:count] if task is not None]
         if mine:
             found.setdefault(share.poll, []).extend(mine)
-        start += count
     return found

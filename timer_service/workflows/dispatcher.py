@@ -6,7 +6,6 @@ instances by a hint. A lost hint costs at most a poll interval.
 """
 
 import asyncio
-import logging
 from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from datetime import timedelta
 
@@ -15,12 +14,11 @@ from timer_service.core.broker import QueryReply, Request, RequestSubscription
 from timer_service.core.errors import Code, Rejection
 from timer_service.core.lanes import LaneLook
 from timer_service.core.loop import Pass
-from timer_service.core.message import MAX_MESSAGE_BYTES
 from timer_service.core.request_intake import Intake, error_reply
 from timer_service.core.requests import ANSWERED
 from timer_service.core.route import Lane
 from timer_service.core.slice import Parts
-from timer_service.core.stored_json import RawJson, write_list, write_object
+from timer_service.core.stored_json import write_list, write_object
 from timer_service.core.turns import Turns
 from timer_service.workflows.claims import Claimed, Claims
 from timer_service.workflows.hints import Hints
@@ -28,8 +26,6 @@ from timer_service.workflows.polls import HeldPolls, Poll
 from timer_service.workflows.protocol import MAX_SLOTS
 from timer_service.workflows.registry import WorkerRegistry
 from timer_service.workflows.shares import Share, share
-
-log = logging.getLogger(__name__)
 
 WakeLoops = Callable[[Collection[str], int], Awaitable[None]]
 
@@ -71,6 +67,7 @@ class Dispatcher:
         self._answering: set[asyncio.Task[None]] = set()
         self._subscription: RequestSubscription
         self._outages = 0
+        self._set_back_ms = parts.clock.set_back_ms
         self._wake_loops: WakeLoops
         self._pass = asyncio.Lock()
         """Held during a pass."""
@@ -128,6 +125,9 @@ class Dispatcher:
             self._answer_all()
         if not self._subscription.health.usable:
             return Pass(0, now + _AWAY_MS)
+        if self._clock.set_back_ms != self._set_back_ms:  # the next looks were planned for times that are far away now
+            self._set_back_ms = self._clock.set_back_ms
+            self._held.wake_all(now)
         lanes = self._held.take_due(now, _MOST_LANES)
         try:
             sent = await self._dispatch(lanes, now) if lanes else 0
@@ -177,7 +177,8 @@ class Dispatcher:
         for taken, tasks in claimed.tasks.items():
             poll = self._held.current(taken) or taken
             self._forget([poll])
-            replies.append((poll.request, _reply(tasks)))
+            reply = write_object({}, {"tasks": write_list(tasks)})
+            replies.append((poll.request, QueryReply(reply.encode())))
             self._metrics.request_answered(poll.request.name, ANSWERED)
             self._metrics.tasks_sent(len(tasks))
         return replies
@@ -262,12 +263,3 @@ class Dispatcher:
             if self._held.current(poll) is poll:
                 self._held.remove(poll)
         self._metrics.polls_held(len(self._held))
-
-
-def _reply(tasks: Sequence[RawJson]) -> QueryReply:
-    """Return the reply with tasks. Those that do not fit into a message are sent again after their leases."""
-    body = write_object({}, {"tasks": write_list(tasks)}).encode()
-    if len(body) <= MAX_MESSAGE_BYTES or len(tasks) == 1:
-        return QueryReply(body)
-    log.warning("tasks are larger than expected; sending fewer", extra={"count": len(tasks), "bytes": len(body)})
-    return _reply(tasks[: len(tasks) // 2])

@@ -3,6 +3,7 @@
 import hashlib
 import random
 from collections.abc import Iterable, Mapping
+from operator import itemgetter
 from typing import NamedTuple
 
 from timer_service.core.data import dump_data
@@ -52,6 +53,8 @@ class Effect(NamedTuple):
     failures: int = 0
     due_at: int | None = None
     """When a sleep ends, a wait for a message times out, or a failed step may start again."""
+    counted_from: int | None = None
+    """The instant, by the service's clock, from which `due_at` counts, while the effect is open."""
     size: int = 0
     """The bytes of its result or its error."""
     digest: str | None = None
@@ -113,17 +116,19 @@ def end_attempt(found: Effect | None, step: StepResult, policy: RetryPolicy, now
         if effect.status is EffectStatus.DONE:
             raise ConflictingReportError
         if not step.retryable or step.attempt >= (step.retry or policy).max_attempts:
-            return _failed(effect, step, step.error)._replace(status=EffectStatus.FAILED, due_at=None)
+            return _failed(effect, step, step.error)._replace(
+                status=EffectStatus.FAILED, due_at=None, counted_from=None
+            )
         delay = retry_delay(step.retry or policy, step.attempt, rng) if step.after_ms is None else step.after_ms
-        return _failed(effect, step, step.error)._replace(due_at=now + delay)
+        return _failed(effect, step, step.error)._replace(due_at=now + delay, counted_from=now)
     result = None if step.result is None else dump_data(step.result)
     digest = digest_of(result or "null")
     if effect.status is EffectStatus.DONE:
         if effect.digest != digest:
             raise ConflictingReportError
         return effect
-    size = size_of(result)
-    return effect._replace(status=EffectStatus.DONE, due_at=None, error=None, result=result, digest=digest, size=size)
+    done = effect._replace(status=EffectStatus.DONE, due_at=None, counted_from=None, error=None)
+    return done._replace(result=result, digest=digest, size=size_of(result))
 
 
 def _failed(effect: Effect, step: StepResult, error: ErrorView) -> Effect:
@@ -148,7 +153,8 @@ def begin_wait(found: Effect | None, wait: Wait, now: int) -> Effect:
             raise ConflictingReportError
         return found
     length = 0 if wait.ms is None and wait.kind is EffectKind.SLEEP else wait.ms
-    return Effect(EffectKey.parse(wait.key), wait.kind, due_at=None if length is None else now + length)
+    begun = Effect(EffectKey.parse(wait.key), wait.kind)
+    return begun if length is None else begun._replace(due_at=now + length, counted_from=now)
 
 
 def end_waits(effects: Effects, inbox: Inbox, now: int, *, may_time_out: bool) -> tuple[Effects, Inbox]:
@@ -165,16 +171,17 @@ def end_waits(effects: Effects, inbox: Inbox, now: int, *, may_time_out: bool) -
         is_due = effect.due_at is not None and effect.due_at <= now
         if effect.kind is EffectKind.SLEEP:
             if is_due:
-                after[effect.key] = effect._replace(status=EffectStatus.DONE)
+                after[effect.key] = effect._replace(status=EffectStatus.DONE, counted_from=None)
             continue
         waiting = left.get(effect.key.name, ())
         in_time = waiting and (effect.due_at is None or not is_due or waiting[0].sent_at <= effect.due_at)
         if in_time:
             message, *rest = waiting
             left[effect.key.name] = tuple(rest)
-            after[effect.key] = effect._replace(status=EffectStatus.DONE, size=message.size, taken=message)
+            done = effect._replace(status=EffectStatus.DONE, counted_from=None)
+            after[effect.key] = done._replace(size=message.size, taken=message)
         elif is_due and may_time_out:
-            after[effect.key] = effect._replace(status=EffectStatus.FAILED)
+            after[effect.key] = effect._replace(status=EffectStatus.FAILED, counted_from=None)
     return after, left
 
 
@@ -196,7 +203,16 @@ def message_names(effects: Iterable[Effect]) -> dict[str, int]:
     return names
 
 
-def next_due(effects: Iterable[Effect]) -> int | None:
+class Due(NamedTuple):
+    """An instant at which a workflow may continue."""
+
+    at: int
+    counted_from: int | None
+    """The instant, by the service's clock, from which it counts."""
+
+
+def next_due(effects: Iterable[Effect]) -> Due | None:
     """Return the earliest instant at which an open effect is due; None if none has an instant."""
-    instants = [each.due_at for each in effects if each.status is EffectStatus.OPEN and each.due_at is not None]
-    return min(instants, default=None)
+    opened = [each for each in effects if each.status is EffectStatus.OPEN]
+    instants = [Due(each.due_at, each.counted_from) for each in opened if each.due_at is not None]
+    return min(instants, key=itemgetter(0), default=None)

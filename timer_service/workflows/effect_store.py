@@ -12,7 +12,7 @@ from timer_service.workflows.protocol import EffectKind, EffectStatus
 from timer_service.workflows.workflow import Key
 
 _KEY = ("tenant_id", "workflow_id", "name", "n")
-_VALUES = ("kind", "status", "seq", "failures", "due_at", "size", "digest", "error")
+_VALUES = ("kind", "status", "seq", "failures", "due_at", "counted_from", "size", "digest", "error")
 _COLUMNS = ", ".join((*_KEY, *_VALUES))
 
 _SQL = {
@@ -177,6 +177,7 @@ def read_effect(row: Row, result: str | None = None) -> Effect:
         row["seq"],
         row["failures"],
         row["due_at"],
+        row["counted_from"],
         row["size"],
         row["digest"],
         row["error"],

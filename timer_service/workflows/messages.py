@@ -18,6 +18,9 @@ NAME_PATTERN = r"^[^\x00-\x1f\x7f-\x9f:]{1,100}$"
 EffectName = Annotated[str, StringConstraints(pattern=NAME_PATTERN)]
 """The name of a step, a sleep or a message."""
 
+WITHOUT_NUL = StringConstraints(pattern=r"^[^\x00]*$")
+"""PostgreSQL stores no text with U+0000."""
+
 Json = Annotated[Any, AfterValidator(check_fits), Field(description="Any JSON of at most 64 KiB.")]
 
 
@@ -126,16 +129,19 @@ class CancelWorkflow(WorkflowPayload):
 
     type: ClassVar[str] = "CancelWorkflow"
 
-    reason: Annotated[str, Field(max_length=1000)] | None = None
+    reason: Annotated[str, WITHOUT_NUL, Field(max_length=1000)] | None = None
 
 
 class RetryWorkflow(WorkflowPayload):
-    """Continue a failed workflow. If its last result is a failed step, this step runs again."""
+    """Continue a failed workflow. If its function raised an error when it got a failed step, this step runs again."""
 
     type: ClassVar[str] = "RetryWorkflow"
     is_operator_action: ClassVar[bool] = True
 
-    deadline_in: Duration | None = Field(default=None, description="The time to the new deadline. None: no deadline.")
+    deadline_in: Duration | None = Field(
+        default=None,
+        description="The time from when the broker stores the command to the new deadline. None: no deadline.",
+    )
 
 
 class EndedPayload(WorkflowPayload):

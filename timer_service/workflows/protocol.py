@@ -12,6 +12,7 @@ from timer_service.core.paging import PageCursor
 from timer_service.workflows.messages import (
     DEFAULT_QUEUE,
     MAX_EFFECTS,
+    WITHOUT_NUL,
     EffectName,
     ErrorView,
     Json,
@@ -82,6 +83,9 @@ class EffectView(Payload):
     error: ErrorView | None = None
     failures: int = Field(default=0, ge=0, description="How many attempts of the step have failed.")
     start_in_ms: int | None = Field(default=None, ge=0, description="When an open step may start again, from now.")
+    over_in_ms: int | None = Field(
+        default=None, ge=0, description="When an open sleep, or a wait with a timeout, is over at the latest, from now."
+    )
 
 
 class Task(Payload):
@@ -171,7 +175,7 @@ class Release(Payload):
 
     action: Literal["release"]
     reason: ReleaseReason
-    error: Annotated[str, Field(max_length=4096)] | None = None
+    error: Annotated[str, WITHOUT_NUL, Field(max_length=4096)] | None = None
 
 
 Then = Annotated[Continue | Park | Complete | Fail | Release, Field(discriminator="action")]
@@ -257,17 +261,26 @@ class RenewTasks(Payload):
     tasks: list[HeldTask] = Field(min_length=1, max_length=MAX_SLOTS)
 
 
+class LostTask(Payload):
+    """A task that is no longer this worker's. The worker may have another task of the workflow."""
+
+    workflow_id: Identifier
+    token: Token
+
+
 class Renewed(Payload):
     """What a worker should know about one renewed task."""
 
     workflow_id: Identifier
+    token: Token
     over: list[EffectView] = Field(description="The waits that are over and not yet seen.")
 
 
 class RenewReply(Payload):
     """The reply to renew-tasks."""
 
-    lost: list[Identifier] = Field(description="The workflows that are no longer this worker's.")
+    lost: list[Identifier] = Field(description="The workflows in `lostTasks`.")
+    lost_tasks: list[LostTask] = Field(description="The tasks that are no longer this worker's.")
     tasks: list[Renewed] = Field(description="The tasks with waits that are over.")
 
 

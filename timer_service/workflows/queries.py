@@ -31,8 +31,9 @@ _SQL = {
     name: text.replace("{columns}", ", ".join(store.COLUMNS))
     for name, text in load_sql("timer_service.workflows", "queries.sql").items()
 }
-ONLINE_MS = 30_000
-"""A worker counts as offline if it was not seen for so long."""
+ONLINE_MS = 60_000
+"""A worker counts as offline if it was not seen for so long. One without free slots sends a request each 25 s, and the
+registry can leave out one of two."""
 _MAX_COUNT = 1_000_000
 _MOST_WORKERS = 1000
 """How many workers of a queue are looked at."""

@@ -7,6 +7,7 @@ from typing import NamedTuple
 from timer_service.core.data import dump_data
 from timer_service.workflows.effect import (
     ConflictingReportError,
+    Due,
     Effect,
     EffectKey,
     Effects,
@@ -102,7 +103,8 @@ def apply(task: TaskState, report: Report, rules: Rules) -> Decision:
 def renew(task: TaskState, rules: Rules) -> TaskState:
     """Return a task whose lease is renewed."""
     settled = settle(task, rules)
-    return settled._replace(workflow=settled.workflow.renew(rules.now))
+    workflow = settled.workflow.renew(rules.now)
+    return settled._replace(workflow=workflow._replace(renewed=workflow.attempt))
 
 
 def settle(task: TaskState, rules: Rules) -> TaskState:
@@ -186,11 +188,14 @@ def _then(task: TaskState, report: Report, rules: Rules) -> Decision:
             failed = workflow.fail(code, now, step=then.step, error=dump_error(then.error))
             return _end(task, report, failed, ReportOutcome.FAILED)
         case release:
-            charged = workflow._replace(attempt=max(workflow.attempt - 1, 0), settled_by=report.token)
+            attempt = max(workflow.attempt - 1, 0)
+            charged = workflow._replace(
+                attempt=attempt, renewed=min(workflow.renewed, attempt), settled_by=report.token
+            )
             if release.reason is ReleaseReason.NON_DETERMINISTIC:
                 waiting = charged.block(release.error, now)
             else:
-                waiting = charged.wait_until(now)
+                waiting = charged.wait_until(now, counted_from=now)
             return Decision(task._replace(workflow=waiting), ReportOutcome.RELEASED)
 
 
@@ -205,19 +210,22 @@ def _park(task: TaskState, token: str, rules: Rules) -> Decision:
     if any(each.is_over or _may_start(each, rules.now) for each in effects):
         return _go_on(task, ReportOutcome.RESUMED, rules.now)
     workflow = _progressed(task.workflow)._replace(settled_by=token)
-    parked = workflow.park() if (due := _due(task, rules)) is None else workflow.wait_until(due)
+    if (due := _due(task, rules)) is None:
+        parked = workflow.park()
+    else:
+        parked = workflow.wait_until(due.at, counted_from=due.counted_from)
     return Decision(task._replace(workflow=parked), ReportOutcome.PARKED)
 
 
-def _due(task: TaskState, rules: Rules) -> int | None:
+def _due(task: TaskState, rules: Rules) -> Due | None:
     """Return when a parked task has something to do; None if it waits for a message only."""
     effects = task.effects.values()
     if any(each.status is not EffectStatus.OPEN and each.seq is None for each in effects):
-        return rules.now  # a result that the function did not get: the next worker delivers it
+        return Due(rules.now, rules.now)  # a result that the function did not get: the next worker delivers it
     if not any(each.status is EffectStatus.OPEN for each in effects):
-        return rules.now  # nothing would ever continue it
+        return Due(rules.now, rules.now)  # nothing would ever continue it
     due = next_due(effects)
-    return rules.now + UNDECIDED_MS if due is not None and due <= rules.now else due
+    return Due(rules.now + UNDECIDED_MS, rules.now) if due is not None and due.at <= rules.now else due
 
 
 def _may_start(effect: Effect, now: int) -> bool:
@@ -228,7 +236,7 @@ def _may_start(effect: Effect, now: int) -> bool:
 
 def _progressed(workflow: Workflow) -> Workflow:
     """Return a workflow whose worker has reported: it neither crashes nor is blocked."""
-    return workflow._replace(attempt=0, blocks=0, last_error=None)
+    return workflow._replace(attempt=0, renewed=0, blocks=0, last_error=None)
 
 
 def _end(task: TaskState, report: Report, ended: Workflow, outcome: ReportOutcome) -> Decision:

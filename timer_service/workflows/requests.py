@@ -159,10 +159,12 @@ class _Batch:
         kept = {Key(tenant, each.workflow_id): decision.task for each, decision in pairs if decision is not None}
         over = await task_store.over_views(tx, kept.items(), self._rules.now, REPLY_BYTES)
         tasks = [
-            write_object({"workflowId": key.workflow_id}, {"over": write_list(views)}) for key, views in over.items()
+            write_object({"workflowId": key.workflow_id, "token": _token(kept[key])}, {"over": write_list(views)})
+            for key, views in over.items()
         ]
-        lost = [each.workflow_id for each, decision in pairs if decision is None]
-        return write_object({"lost": lost}, {"tasks": write_list(tasks)})
+        lost = [{"workflowId": each.workflow_id, "token": each.token} for each, decision in pairs if decision is None]
+        fields = {"lost": [each["workflowId"] for each in lost], "lostTasks": lost}
+        return write_object(fields, {"tasks": write_list(tasks)})
 
     async def _effects_reply(self, tx: Transaction, tenant: str, request: GetEffects) -> RawJson | Rejection:
         key = Key(tenant, request.workflow_id)
@@ -185,6 +187,11 @@ class _Batch:
             view=lambda effect: task_store.effect_view(effect, self._rules.now),
             cursor_of=effect_store.cursor_of,
         )
+
+
+def _token(task: TaskState) -> str:
+    assert task.workflow.hold is not None  # noqa: S101 - only tasks are renewed
+    return task.workflow.hold.token
 
 
 def _tokens(asked: Asked) -> Iterable[tuple[Key, str]]:

@@ -1,24 +1,45 @@
-"""Deletes old workflows and workers. A workflow may have 10,000 effects, so each call deletes a part of it."""
+"""Deletes old workflows and workers. A workflow is deleted whole, or a part at a time, and is marked meanwhile."""
 
-from timer_service.core.database import Transaction
+from collections.abc import Iterable
+
+from timer_service.core.database import Row, Transaction
 from timer_service.core.sql import load_sql
 
 _SQL = load_sql("timer_service.workflows", "retention.sql")
-_STATEMENTS = ("delete_effects", "delete_messages")
+_STATEMENTS = ("delete_effects", "delete_messages", "delete_data", "delete_workflow")
 
 
 async def delete_settled(tx: Transaction, before: int, limit: int) -> int:
     """Delete workflows that ended before the instant `before`, and workers that were last seen before it.
 
-    Return the number of deleted rows. At most `limit` rows of each table are deleted. The row of a workflow is deleted
-    last, so that later calls find it until no other row is left.
+    Return the number of deleted rows, or `limit` if that is more and some are left. Workflows are deleted whole, oldest
+    first, until about `limit` rows are deleted. Each call deletes a part of a workflow with more rows, and marks it.
+    Its own row is deleted last, so that the next calls find it.
     """
     workers = await tx.execute(_SQL["delete_workers"], {"before": before, "limit": limit})
-    workflows = await tx.fetch(_SQL["settled"], {"before": before, "limit": limit})
-    share = sorted((row["tenant_id"], row["workflow_id"]) for row in workflows)
+    settled = await tx.fetch(_SQL["settled"], {"before": before, "limit": limit})
+    chosen = _fitting(settled, limit)
     each = [
-        {"tenant_id": tenant_id, "workflow_id": workflow_id, "limit": limit // len(share)}
-        for tenant_id, workflow_id in share
+        {"tenant_id": row["tenant_id"], "workflow_id": row["workflow_id"], "limit": limit}
+        for row in sorted(chosen, key=lambda row: (row["tenant_id"], row["workflow_id"]))
     ]
-    deleted = [await tx.executemany(_SQL[name], each) for name in (*_STATEMENTS, "delete_data", "delete_workflow")]
-    return workers + sum(deleted)
+    deleted = workers + sum([await tx.executemany(_SQL[name], each) for name in _STATEMENTS])
+    await tx.executemany(_SQL["mark"], each)
+    return max(deleted, limit) if len(chosen) < len(settled) else deleted
+
+
+def _fitting(settled: Iterable[Row], limit: int) -> list[Row]:
+    """Return the first workflows, whose rows are about `limit` together. One that alone has more is returned alone."""
+    chosen: list[Row] = []
+    rows = 0
+    for row in settled:
+        rows += _most_rows(row)
+        if chosen and rows > limit:
+            break
+        chosen.append(row)
+    return chosen
+
+
+def _most_rows(row: Row) -> int:
+    """Return how many rows a workflow has at most. Each message that was taken is the result of an effect."""
+    return 2 + 2 * int(row["effects"]) + int(row["messages"])

@@ -1,6 +1,6 @@
 -- name: settled
 -- Locks and returns the workflows that ended and were last confirmed before an instant, oldest first. Skips locked ones.
-SELECT tenant_id, workflow_id FROM workflows
+SELECT tenant_id, workflow_id, effects, messages FROM workflows
 WHERE ended_at IS NOT NULL AND COALESCE(confirmed_at, ended_at) < :before
 ORDER BY COALESCE(confirmed_at, ended_at) LIMIT :limit
 /* skip locked */
@@ -35,6 +35,10 @@ WHERE tenant_id = :tenant_id AND workflow_id = :workflow_id
     AND NOT EXISTS (
         SELECT 1 FROM workflow_messages AS rest WHERE rest.tenant_id = :tenant_id AND rest.workflow_id = :workflow_id
     )
+
+-- name: mark
+-- Marks a workflow that is not deleted yet, so that no RetryWorkflow continues it without the rows that are gone.
+UPDATE workflows SET is_deleting = 1 WHERE tenant_id = :tenant_id AND workflow_id = :workflow_id
 
 -- name: delete_workers
 -- Deletes workers that were last seen before an instant, oldest first.

@@ -10,6 +10,7 @@ from timer_service.core.quotas import OVER_QUOTA
 from timer_service.workflows.effect import Effect, Message, digest_of, size_of
 from timer_service.workflows.messages import (
     CancelWorkflow,
+    FailureCode,
     RetryWorkflow,
     SendToWorkflow,
     StartWorkflow,
@@ -25,6 +26,10 @@ MOST_EARLY_MESSAGES = 100
 """How many messages may wait for one workflow that does not exist."""
 MOST_MESSAGE_BYTES = 4 * 1024 * 1024
 """How many bytes of data the messages may have that wait for one workflow."""
+
+_RAISED = frozenset({FailureCode.STEP_FAILED, FailureCode.WORKFLOW_ERROR})
+"""The failures that a function raised when it got its last result. After the others it may have asked for more effects,
+which a function without this result does not ask for."""
 
 
 class Outcome(StrEnum):
@@ -112,16 +117,23 @@ def _start(before: Workflow, command: Command, payload: StartWorkflow, facts: Fa
     named = before._replace(definition=definition, cause=cause_of(command), created_at=now, confirmed_at=None)
     if facts.is_busy:
         return Applied(named._replace(ended_at=now), Outcome.SKIPPED_BUSY)
+    asked_at = _asked_at(command, now)
     starts_at = _instant(payload.start_at, payload.start_in, command, now)
     opened = named._replace(
         started_by=command.position, ended_at=None, input_bytes=size_of(text), texts=Texts(input=text)
     )
-    return Applied(opened.wait_until(now if starts_at is None else max(starts_at, now)), Outcome.STARTED)
+    starts_at = asked_at if starts_at is None else max(starts_at, asked_at)
+    return Applied(opened.wait_until(starts_at, counted_from=None), Outcome.STARTED)
 
 
 def _instant(at: int | None, duration: int | None, command: Command, now: int) -> int | None:
     """Return the instant of two fields of which one may be set. A duration counts from the command time."""
     return at if duration is None else (command.stored_at or now) + duration
+
+
+def _asked_at(command: Command, now: int) -> int:
+    """Return when a command was stored, or now if that is earlier. It is right also if the clock is ahead."""
+    return min(command.stored_at or now, now)
 
 
 def _send(before: Workflow, command: Command, payload: SendToWorkflow, facts: Facts, now: int) -> Applied:
@@ -139,7 +151,7 @@ def _send(before: Workflow, command: Command, payload: SendToWorkflow, facts: Fa
     if not exists:
         return Applied(after, Outcome.KEPT, message)
     if facts.is_awaited and _is_idle(before, now):
-        after = after.wait_until(now)
+        after = after.wait_until(_asked_at(command, now), counted_from=None)
     return Applied(after, Outcome.SENT, message)
 
 
@@ -170,6 +182,8 @@ def _retry(before: Workflow, command: Command, payload: RetryWorkflow, facts: Fa
         return Applied(before, Outcome.IGNORED_STALE)
     if position == before.retried_by:
         return Applied(before, Outcome.UNCHANGED)
+    if before.is_deleting:
+        return Applied(before, Outcome.NOT_FOUND)
     after = before._replace(retried_by=position)
     if before.is_open:
         return Applied(after, Outcome.UNCHANGED)
@@ -178,26 +192,29 @@ def _retry(before: Workflow, command: Command, payload: RetryWorkflow, facts: Fa
     if facts.is_busy:
         return Applied(after, Outcome.SKIPPED_BUSY)
     deadline_at = _instant(None, payload.deadline_in, command, now)
-    return _continue(after, before.definition._replace(deadline_at=deadline_at), position, facts.last, now)
+    definition = before.definition._replace(deadline_at=deadline_at)
+    return _continue(after, definition, position, facts.last, _asked_at(command, now))
 
 
-def _continue(workflow: Workflow, definition: Definition, position: Position, last: Effect | None, now: int) -> Applied:
-    """Continue a failed workflow. The failed step that the function got last runs again."""
+def _continue(workflow: Workflow, definition: Definition, position: Position, last: Effect | None, at: int) -> Applied:
+    """Continue a failed workflow. If its function raised an error, the failed step that it got last runs again."""
     opened = workflow._replace(
         definition=definition,
         cancelled_by=max(workflow.cancelled_by, position),
         retries=workflow.retries + 1,
         attempt=0,
+        renewed=0,
         blocks=0,
         last_error=None,
         failure_code=None,
         failed_step=None,
         ended_at=None,
         confirmed_at=None,
-    ).wait_until(now)
-    if last is None or last.kind is not EffectKind.STEP or last.status is not EffectStatus.FAILED:
+    ).wait_until(at, counted_from=None)
+    is_failed_step = last is not None and last.kind is EffectKind.STEP and last.status is EffectStatus.FAILED
+    if last is None or not is_failed_step or workflow.failure_code not in _RAISED:
         return Applied(opened, Outcome.RETRIED)
-    step = last._replace(status=EffectStatus.OPEN, seq=None, failures=0, due_at=now, error=None, size=0)
+    step = last._replace(status=EffectStatus.OPEN, seq=None, failures=0, due_at=at, error=None, size=0)
     opened = opened._replace(seen=opened.seen - 1, effect_bytes=opened.effect_bytes - last.size)
     return Applied(opened, Outcome.RETRIED, effect=step)
 
@@ -205,6 +222,7 @@ def _continue(workflow: Workflow, definition: Definition, position: Position, la
 def _confirm(before: Workflow, after: Workflow, now: int) -> Workflow:
     """Return the workflow after a command. If it has ended or is a tombstone, its retention time starts again.
 
-    The row must outlast every older command that the broker still has.
+    The row must outlast every older command that the broker still has. But what is deleted in parts must go.
     """
-    return after if after == before or after.is_open else after._replace(confirmed_at=now)
+    is_kept = after != before and not after.is_open and not after.is_deleting
+    return after._replace(confirmed_at=now) if is_kept else after

@@ -17,15 +17,15 @@ from timer_service.workflows.workflow import BLOCKED_FROM, Definition, Hold, Key
 _KEY = ("tenant_id", "workflow_id")
 _HOLD = ("lease_token", "worker_id", "claimed_at", "lease_ms", "report_number")
 _ADVANCES = (
-    *("status", "due_at", "available_at", *_HOLD, "attempt", "last_error", "effects", "effect_bytes", "seen"),
-    *("messages", "message_bytes", "blocks", "times_blocked", "settled_by"),
+    *("status", "due_at", "available_at", "counted_from", *_HOLD, "attempt", "renewed", "last_error"),
+    *("effects", "effect_bytes", "seen", "messages", "message_bytes", "blocks", "times_blocked", "settled_by"),
 )
 """The columns that a worker's request can change if the workflow goes on."""
 _FINISHES = (*_ADVANCES, "failure_code", "failed_step", "ended_at")
 _FACTS = ("started", "cancelled", "retried")
 _OTHERS = (
     *("type", "queue", "deadline_at", "retry", "concurrency_key", "digest", "input_bytes"),
-    *("retries", "reason", "created_at", "confirmed_at"),
+    *("retries", "reason", "created_at", "confirmed_at", "is_deleting"),
     *("correlation_id", "causation_id", "traceparent", "tracestate"),
     *(f"{fact}_{part}" for fact in _FACTS for part in Position._fields),
 )
@@ -56,9 +56,16 @@ WORKFLOWS = LeasedTable(
     held=WorkflowStatus.RUNNING,
     buried=WorkflowStatus.FAILED,
     lane=("tenant_id", "queue", "type"),
-    holder=("worker_id", "claimed_at", "lease_ms", "report_number"),
+    holder=("worker_id", "claimed_at", "lease_ms", "report_number", "counted_from"),
 )
-"""The claim of workers. A claim also sets the columns of `Hold`."""
+"""The claim of workers. A claim also sets the columns of `Hold`, and the instant from which the lease counts."""
+
+
+def holder(worker_id: str, lease_ms: int, now: int) -> dict[str, Any]:
+    """Return the values of the columns that a claim by a worker sets at `now`."""
+    values = (worker_id, now, lease_ms, 0, now)
+    return dict(zip(WORKFLOWS.holder, values, strict=True))
+
 
 COUNTED = (
     CountedRows(WORKFLOWS.name, WorkflowStatus.FAILED, "status = 'failed'"),
@@ -94,7 +101,8 @@ async def save(tx: Transaction, before: Mapping[Key, Workflow], after: Mapping[K
     """Write the workflows of `after` that differ from `before`. `load` locked the rows of `before`.
 
     Workflows that end are written first, because others may take their concurrency keys. Raises `ConflictError` if
-    another instance has inserted one of the workflows since `load`.
+    another instance has inserted one of the workflows since `load`, and the transaction raises `DuplicateError` if it
+    has taken the concurrency key of one that continues. Both are retried.
     """
     changed = [after[key] for key in sorted(after) if after[key] != before.get(key)]
     known = [each for each in changed if each.key in before]
@@ -161,8 +169,10 @@ def read_workflow(row: Row) -> Workflow:
         status=WorkflowStatus(row["status"]),
         due_at=row["due_at"],
         available_at=row["available_at"],
+        counted_from=row["counted_from"],
         hold=None if row["lease_token"] is None else _hold(row),
         attempt=row["attempt"],
+        renewed=row["renewed"],
         last_error=row["last_error"],
         input_bytes=row["input_bytes"],
         effects=row["effects"],
@@ -179,6 +189,7 @@ def read_workflow(row: Row) -> Workflow:
         reason=row["reason"],
         ended_at=row["ended_at"],
         confirmed_at=row["confirmed_at"],
+        is_deleting=bool(row["is_deleting"]),
     )
 
 

@@ -83,6 +83,8 @@ def effect_view(effect: Effect, now: int) -> RawJson:
         fields["failures"] = effect.failures
     if effect.kind is EffectKind.STEP and effect.status is EffectStatus.OPEN:
         fields["startInMs"] = max((effect.due_at or now) - now, 0)
+    elif effect.status is EffectStatus.OPEN and effect.due_at is not None:
+        fields["overInMs"] = max(effect.due_at - now, 0)
     return write_object(fields, {"result": read_stored(effect.result), "error": read_stored(effect.error)})
 
 

@@ -16,7 +16,7 @@ from timer_service.workflows.messages import FailureCode
 from timer_service.workflows.protocol import INLINE_EFFECTS_BYTES
 from timer_service.workflows.report import UNDECIDED_MS, Rules, TaskState, is_undecided
 from timer_service.workflows.task_store import BYTES_PER_EFFECT, Wanted
-from timer_service.workflows.workflow import DEFAULT_RETRY, Key, Workflow, delay_after
+from timer_service.workflows.workflow import DEFAULT_RETRY, Key, Workflow, delay_after, has_crashed
 
 _BYTES_PER_TASK = 1000
 _DEFAULT_RETRY = DEFAULT_RETRY.model_dump_json()
@@ -41,7 +41,7 @@ async def read_tasks(
 ) -> ReadTasks:
     """Return the tasks of rows that this transaction has claimed.
 
-    A workflow that was claimed more than `max_attempts` times without a report fails instead. A workflow whose timeout
+    A workflow that has lost too many leases in a row fails instead. A workflow whose timeout
     cannot be decided yet is not sent: it is available again in 250 ms.
     """
     claimed = [store.read_workflow(row) for row in rows]
@@ -57,11 +57,11 @@ async def read_tasks(
 def _admit(task: TaskState, rules: Rules, max_attempts: int) -> TaskState:
     """Return a claimed task as it is sent to the worker: its lease, and the waits that are over. Or end its claim."""
     workflow = task.workflow
-    if workflow.attempt > max_attempts:
+    if has_crashed(workflow, max_attempts):
         return task._replace(workflow=workflow.fail(FailureCode.CRASHED, rules.now))
     settled = report.settle(task, rules)
     if any(is_undecided(each, rules.now) for each in settled.effects.values()):
-        waiting = workflow.wait_until(rules.now + UNDECIDED_MS)
+        waiting = workflow.wait_until(rules.now + UNDECIDED_MS, counted_from=rules.now)
         return task._replace(workflow=waiting._replace(attempt=workflow.attempt - 1))
     if delay := delay_after(workflow.attempt):
         end = (workflow.available_at or rules.now) + delay

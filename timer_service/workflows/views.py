@@ -87,7 +87,7 @@ class WorkflowDetail(Payload):
     """A workflow, its texts and one page of its effects: in the order of `seq`, then those without."""
 
     workflow: WorkflowView
-    has_workers: bool = Field(description="Whether a worker asked for its queue and type in the last 30 seconds.")
+    has_workers: bool = Field(description="Whether a worker asked for its queue and type in the last minute.")
     input: Any = None
     result: Any = None
     failure: ErrorView | None = Field(default=None, description="The error of its function.")
@@ -119,7 +119,7 @@ class WorkerView(Payload):
     slots: int = Field(ge=1)
     first_seen_at: Instant
     seen_at: Instant
-    online: bool = Field(description="Whether it was seen in the last 30 seconds.")
+    online: bool = Field(description="Whether it was seen in the last minute.")
 
 
 class WorkerPage(Payload):

@@ -14,6 +14,8 @@ _LOST_BEFORE_DELAY = 3
 _FIRST_DELAY_MS = 10_000
 _LONGEST_DELAY_MS = 300_000
 _FIRST_BLOCK_MS = 5_000
+_UNSEEN_FACTOR = 3
+"""How many times more leases may run out if no worker has renewed them."""
 BLOCKED_FROM = 3
 """A workflow is shown as blocked after this many releases as not deterministic in a row."""
 
@@ -81,9 +83,13 @@ class Workflow(NamedTuple):
     """When a worker may continue it at the earliest; None if it has ended or waits for a message only."""
     available_at: int | None = None
     """When a worker may claim it: `due_at`, or the end of the lease and of the delay after it."""
+    counted_from: int | None = None
+    """The instant, by the service's clock, from which `available_at` counts; None: it does not depend on this clock."""
     hold: Hold | None = None
     attempt: int = 0
     """The claims since the last report."""
+    renewed: int = 0
+    """The last of these claims that its worker has renewed, so that it has run the function; 0: none."""
     last_error: str | None = None
     """Why it is blocked."""
     input_bytes: int = 0
@@ -106,6 +112,8 @@ class Workflow(NamedTuple):
     ended_at: int | None = None
     confirmed_at: int | None = None
     """When the newest command was handled that found it ended. Retention counts from then."""
+    is_deleting: bool = False
+    """Whether retention has deleted some of its rows, so that it never continues."""
     texts: Texts = Texts()
 
     @property
@@ -124,13 +132,15 @@ class Workflow(NamedTuple):
         assert self.definition is not None  # noqa: S101 - tombstones are not dispatched
         return self.key.tenant_id, self.definition.queue, self.definition.workflow_type
 
-    def wait_until(self, at: int) -> "Workflow":
+    def wait_until(self, at: int, *, counted_from: int | None) -> "Workflow":
         """Return the workflow without a worker, available at an instant."""
-        return self._replace(status=WorkflowStatus.WAITING, due_at=at, available_at=at, hold=None)
+        return self._replace(
+            status=WorkflowStatus.WAITING, due_at=at, available_at=at, counted_from=counted_from, hold=None
+        )
 
     def park(self) -> "Workflow":
         """Return the workflow without a worker, until a message comes."""
-        return self._replace(status=WorkflowStatus.PARKED, due_at=None, available_at=None, hold=None)
+        return self._replace(status=WorkflowStatus.PARKED, due_at=None, available_at=None, counted_from=None, hold=None)
 
     def count_report(self, number: int) -> "Workflow":
         """Return the workflow after a report with this number was handled."""
@@ -138,21 +148,33 @@ class Workflow(NamedTuple):
         return self._replace(hold=self.hold._replace(report_number=number))
 
     def renew(self, now: int) -> "Workflow":
-        """Return the workflow with a lease from now. If earlier leases ran out, a delay follows the lease."""
+        """Return the workflow with a lease from now. If earlier leases ran out, a delay follows the lease.
+
+        If the clock was set back, the lease may end before the workflow was due. It was due then.
+        """
         assert self.hold is not None  # noqa: S101 - only tasks are renewed
-        return self._replace(available_at=now + self.hold.lease_ms + delay_after(self.attempt))
+        assert self.due_at is not None  # noqa: S101 - like every workflow that is available
+        end = now + self.hold.lease_ms + delay_after(self.attempt)
+        return self._replace(due_at=min(self.due_at, end), available_at=end, counted_from=now)
 
     def block(self, error: str | None, now: int) -> "Workflow":
         """Return the workflow after its worker found that the function does not match the effects."""
         blocks = self.blocks + 1
-        waiting = self.wait_until(now + min(_FIRST_BLOCK_MS << min(blocks - 1, 10), _LONGEST_DELAY_MS))
+        delay = min(_FIRST_BLOCK_MS << min(blocks - 1, 10), _LONGEST_DELAY_MS)
+        waiting = self.wait_until(now + delay, counted_from=now)
         times_blocked = self.times_blocked + (blocks == BLOCKED_FROM)
         return waiting._replace(blocks=blocks, times_blocked=times_blocked, last_error=error)
 
     def end(self, status: WorkflowStatus, now: int, texts: Texts = Texts()) -> "Workflow":  # noqa: B008 - immutable
         """Return the workflow after its end."""
         return self._replace(
-            status=status, due_at=None, available_at=None, hold=None, ended_at=now, texts=_merge(self.texts, texts)
+            status=status,
+            due_at=None,
+            available_at=None,
+            counted_from=None,
+            hold=None,
+            ended_at=now,
+            texts=_merge(self.texts, texts),
         )
 
     def fail(self, code: FailureCode, now: int, *, step: str | None = None, error: str | None = None) -> "Workflow":
@@ -169,6 +191,14 @@ def delay_after(attempt: int) -> int:
     if attempt < _LOST_BEFORE_DELAY:
         return 0
     return min(_FIRST_DELAY_MS << min(attempt - _LOST_BEFORE_DELAY, 10), _LONGEST_DELAY_MS)
+
+
+def has_crashed(workflow: Workflow, max_attempts: int) -> bool:
+    """Return whether a workflow that is claimed again has lost too many leases in a row.
+
+    If its workers die before they renew a lease, it may not be the workflow that ends them. Then it has more attempts.
+    """
+    return workflow.renewed >= max_attempts or workflow.attempt > _UNSEEN_FACTOR * max_attempts
 
 
 def tombstone(key: Key, now: int) -> Workflow:

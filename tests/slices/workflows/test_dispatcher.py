@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from tests.harness.clock import ManualClock
+from tests.harness.clock import NOW, ManualClock
 from tests.harness.databases import Databases
 from tests.harness.dispatching import Dispatching, ids
 from tests.harness.locks import open_locked_postgres
@@ -15,6 +15,7 @@ from timer_service.adapters.memory import MemoryBroker
 from timer_service.adapters.sqlite import SqliteDatabase
 from timer_service.core.errors import Code, DatabaseUnavailableError
 from timer_service.core.health import HEALTHY, Health
+from timer_service.core.message import MAX_MESSAGE_BYTES
 from timer_service.workflows.protocol import REPLY_BYTES, PollTasks
 
 ORDER = ("acme", "default", "order")
@@ -134,6 +135,22 @@ async def test_large_tasks(dispatching: Dispatching) -> None:
     assert sum(len(each) for each in await ids(others)) == len(left)
 
 
+async def test_tasks_that_are_larger_than_expected(dispatching: Dispatching) -> None:
+    """Tasks that do not fit into a message by their true sizes are released at once, and no attempt counts."""
+    await dispatching.start(*(f"order-{number:02}" for number in range(20)), input="x" * 60_000)
+    await dispatching.workflows.sql("UPDATE workflows SET input_bytes = 1")
+    poll = await dispatching.poll("1")
+    await dispatching.tick()
+    reply = await poll
+    assert len(json.dumps(reply, ensure_ascii=False).encode()) <= MAX_MESSAGE_BYTES
+    left = [row for row in await dispatching.workflows.all_rows() if row["status"] == "waiting"]
+    assert [(row["attempt"], row["available_at"] <= NOW) for row in left] == [(0, True)] * (20 - len(reply["tasks"]))
+    assert left
+    again = await dispatching.poll("2")
+    await dispatching.tick()
+    assert len((await again)["tasks"]) == len(left)
+
+
 @pytest.mark.parametrize("wait_ms", [0, 50])
 async def test_poll_without_a_task(on_sqlite: Dispatching, wait_ms: int) -> None:
     """A poll without a task is answered when its time is up, and no longer held."""
@@ -168,6 +185,17 @@ async def test_database_away(on_sqlite: Dispatching, monkeypatch: pytest.MonkeyP
 
 async def _unavailable(*_: object) -> None:
     raise DatabaseUnavailableError("away")
+
+
+async def test_clock_that_was_set_back(on_sqlite: Dispatching) -> None:
+    """The looks that were planned while the clock was ahead come at once: a hint of another instance may be lost."""
+    on_sqlite.workflows.clock.advance(hours=1)
+    poll = await on_sqlite.poll()
+    await on_sqlite.tick()
+    on_sqlite.workflows.clock.advance(hours=-1)
+    await on_sqlite.start("order-1")
+    assert (await on_sqlite.tick()).done == 1
+    assert await ids([poll]) == [["order-1"]]
 
 
 async def test_newer_poll_of_the_same_worker(on_sqlite: Dispatching) -> None:

@@ -12,6 +12,7 @@ from tests.harness.in_process import exhaust
 from tests.harness.workflows import PARK, Workflows, complete, done, fail, seen, wait_for
 from timer_service.adapters.memory import MemoryBroker
 from timer_service.adapters.postgres import PostgresDatabase
+from timer_service.workflows import store
 
 
 @pytest.fixture
@@ -127,3 +128,31 @@ async def test_retries_with_one_key_at_once(both: list[Workflows]) -> None:
     await asyncio.gather(*(each.consume(batch_size=1) for each in both))
     rows = await both[0].all_rows()
     assert Counter(row["status"] for row in rows) == {"waiting": 1, "failed": 9}
+
+
+@pytest.mark.parametrize("verb", ["Start", "Retry"])
+async def test_key_that_another_instance_takes_meanwhile(
+    both: list[Workflows], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, verb: str
+) -> None:
+    """If another instance takes the key after the look, the command is decided again with the rows of now."""
+    task = await both[0].begin("w0", concurrencyKey="kim")
+    await both[0].report(task, fail())
+    find, taken = store.find_holders, False
+
+    async def find_before_it_is_taken(*args: Any) -> Any:
+        nonlocal taken
+        found = await find(*args)
+        if not taken:
+            taken = True
+            assert await both[1].start("other", concurrencyKey="kim") == "started"
+        return found
+
+    monkeypatch.setattr(store, "find_holders", find_before_it_is_taken)
+    about: dict[str, Any] = (
+        {"workflowId": "w0"} if verb == "Retry" else {"workflowId": "w1", "type": "order", "concurrencyKey": "kim"}
+    )
+    both[0].send(f"{verb}Workflow", **about)
+    both[0].send("StartWorkflow", workflowId="w2", type="order")
+    await both[0].consume()
+    assert [both[0].reply(number)["outcome"] for number in (1, 2)] == ["skipped_busy", "started"]
+    assert "batch failed" not in caplog.text

@@ -1,7 +1,21 @@
 """The life of a workflow: steps, sleeps, messages, parks and its end, by commands and reports."""
 
+import pytest
+
 from tests.harness.clock import NOW, after, iso
-from tests.harness.workflows import PARK, Workflows, complete, done, fail, failed, release, seen, sleep, wait_for
+from tests.harness.workflows import (
+    MAX_ATTEMPTS,
+    PARK,
+    Workflows,
+    complete,
+    done,
+    fail,
+    failed,
+    release,
+    seen,
+    sleep,
+    wait_for,
+)
 
 
 async def test_one_step(workflows: Workflows) -> None:
@@ -58,6 +72,17 @@ async def test_sleep_of_0_parks(workflows: Workflows) -> None:
     assert (outcome["outcome"], [each["key"] for each in outcome["over"]]) == ("resumed", ["nap"])
 
 
+async def test_task_says_by_relative_times_what_comes(workflows: Workflows) -> None:
+    """A task names the time that is left of its open effects. The clock of the worker may be another one."""
+    task = await workflows.begin()
+    waits = [sleep("nap", 9_000), wait_for("approval", 7_000), wait_for("go")]
+    await workflows.report(task, release(), waits=waits, steps=[failed("pay", afterMs=8_000)])
+    workflows.clock.advance(seconds=2)
+    task = await workflows.take()
+    left = {each["key"]: (each.get("startInMs"), each.get("overInMs")) for each in task["effects"]}
+    assert left == {"nap": (None, 7_000), "approval": (None, 5_000), "go": (None, None), "pay": (6_000, None)}
+
+
 async def test_message_ends_a_park(workflows: Workflows) -> None:
     """A workflow that waits for a message only has no instant. The message makes it available, and is taken once."""
     task = await workflows.begin()
@@ -97,7 +122,11 @@ async def test_timeout_of_a_message(workflows: Workflows) -> None:
     assert [(each["key"], each["status"]) for each in task["effects"]] == [("approval", "failed")]
     assert await workflows.send_to(data=1) == "sent"
     again = await workflows.renew(task)
-    assert again == {"lost": [], "tasks": [{"workflowId": "order-1", "over": task["effects"]}]}
+    assert again == {
+        "lost": [],
+        "lostTasks": [],
+        "tasks": [{"workflowId": "order-1", "token": task["token"], "over": task["effects"]}],
+    }
 
 
 async def test_message_in_time_beats_the_timeout(workflows: Workflows) -> None:
@@ -188,6 +217,32 @@ async def test_failure_and_retry(workflows: Workflows) -> None:
     events = await workflows.events_of("WorkflowFailed")
     assert [each["payload"]["code"] for each in events] == ["STEP_FAILED", "WORKFLOW_ERROR"]
     assert len({each["id"] for each in events}) == 2
+
+
+@pytest.mark.parametrize("code", ["DEADLINE", "CRASHED"])
+async def test_retry_after_a_failure_that_the_function_did_not_raise(workflows: Workflows, code: str) -> None:
+    """A failed step that the function has caught stays failed: without it, later effects would not match."""
+    task = await workflows.begin(deadlineIn="PT1H")
+    await workflows.report(
+        task, steps=[failed("pay", retryable=False)], seen=seen("pay"), waits=[sleep("nap", 9_000_000)]
+    )
+    if code == "DEADLINE":
+        workflows.clock.advance(hours=1)
+        await workflows.end_overdue()
+    else:
+        await workflows.sql(f"UPDATE workflows SET attempt = {MAX_ATTEMPTS}, renewed = {MAX_ATTEMPTS}")
+        workflows.clock.advance(minutes=1)
+        assert await workflows.poll() == []
+    assert (await workflows.view())["workflow"]["code"] == code
+    workflows.clock.advance(minutes=1)
+    assert await workflows.about("Retry") == "retried"
+    await workflows.end_overdue()
+    task = await workflows.take()
+    assert "deadlineAt" not in task
+    assert [(each["key"], each["status"], each.get("seq")) for each in task["effects"]] == [
+        ("pay", "failed", 1),
+        ("nap", "open", None),
+    ]
 
 
 async def test_shutdown_releases(workflows: Workflows) -> None:

@@ -1,5 +1,6 @@
 """Reports: repeated ones, those of a lost lease, those that contradict what is stored, and the limits of a workflow."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -189,11 +190,62 @@ async def test_renewal_is_not_cumulative(workflows: Workflows) -> None:
     assert (await workflows.row())["available_at"] == NOW + LEASE_MS
 
 
+async def test_old_tokens_are_fenced(workflows: Workflows) -> None:
+    """No request with the token of an earlier task changes anything, also if the same worker has the task again."""
+    old = await workflows.begin()
+    workflows.clock.advance(milliseconds=LEASE_MS)
+    await workflows.take()
+    before = await workflows.row(), await workflows.all_rows("workflow_effects")
+    for then in (CONTINUE, PARK, complete(), fail(), release(), release("non_deterministic", "no")):
+        late = await workflows.report(old, then, steps=[done("pay")], seen=seen("pay"), waits=[sleep("nap", 1)])
+        assert late == {"workflowId": "order-1", "outcome": "lost"}
+    await workflows.renew(old)
+    assert (await workflows.row(), await workflows.all_rows("workflow_effects")) == before
+
+
+async def test_lost_leases_are_no_failures_of_steps(workflows: Workflows) -> None:
+    """A step has all its attempts, however many leases ran out while it was in progress."""
+    task = await workflows.begin(retry={"maxAttempts": 2, "first": "PT0S", "cap": "PT0S"})
+    await workflows.report(task, steps=[failed("pay")])
+    for _ in range(MAX_ATTEMPTS):
+        workflows.clock.advance(milliseconds=LEASE_MS + 300_000)
+        task = await workflows.take()
+        assert [(each["failures"], each["status"]) for each in task["effects"]] == [(1, "open")]
+    assert (await workflows.report(task, steps=[done("pay", 7, attempt=2)]))["outcome"] == "recorded"
+
+
+async def test_claim_ends_no_sleep(workflows: Workflows) -> None:
+    """A sleep ends at its instant, not when the workflow is claimed because a lease ran out."""
+    task = await workflows.begin()
+    await workflows.report(task, waits=[sleep("nap", LEASE_MS + 1)])
+    workflows.clock.advance(milliseconds=LEASE_MS)
+    task = await workflows.take()
+    assert [each["status"] for each in task["effects"]] == ["open"]
+    assert (await workflows.renew(task))["tasks"] == []
+    workflows.clock.advance(milliseconds=1)
+    assert [each["key"] for each in (await workflows.renew(task))["tasks"][0]["over"]] == ["nap"]
+
+
+async def test_renewal_names_tasks(workflows: Workflows) -> None:
+    """If a worker names an old and a new task of one workflow, the reply says which one is lost."""
+    old = await workflows.begin()
+    await workflows.report(old, waits=[sleep("nap", 0)])
+    workflows.clock.advance(milliseconds=LEASE_MS)
+    new = await workflows.take()
+    for tasks in ((old, new), (new, old)):
+        reply = await workflows.renew(*tasks)
+        assert reply["lostTasks"] == [{"workflowId": "order-1", "token": old["token"]}]
+        assert [(each["workflowId"], each["token"]) for each in reply["tasks"]] == [("order-1", new["token"])]
+    assert (await workflows.row())["lease_token"] == new["token"]
+
+
 async def test_lost_leases_delay_and_crash(workflows: Workflows) -> None:
     """From the third lost lease in a row on, a growing delay follows. Above the most attempts the workflow fails."""
     assert await workflows.start() == "started"
     for attempt, delay in enumerate((0, 0, 10, 20, 40), 1):
-        assert (await workflows.take())["attempt"] == attempt
+        task = await workflows.take()
+        assert task["attempt"] == attempt
+        await workflows.renew(task)
         workflows.clock.advance(milliseconds=LEASE_MS + delay * 1000 - 1)
         assert await workflows.poll() == []
         workflows.clock.advance(milliseconds=1)
@@ -202,6 +254,34 @@ async def test_lost_leases_delay_and_crash(workflows: Workflows) -> None:
     assert (event["payload"]["code"], await workflows.status()) == ("CRASHED", "failed")
     assert await workflows.about("Retry") == "retried"
     assert (await workflows.take())["attempt"] == 1
+
+
+@pytest.mark.parametrize("renewed", [[], range(1, MAX_ATTEMPTS)], ids=["none", "the first ones"])
+async def test_lost_leases_that_nobody_renewed(workflows: Workflows, renewed: Sequence[int]) -> None:
+    """If the workers die before they renew a lease, three times as many leases may run out."""
+    await workflows.start()
+    for attempt in range(1, 3 * MAX_ATTEMPTS + 1):
+        task = await workflows.take()
+        assert task["attempt"] == attempt
+        if attempt in renewed:
+            await workflows.renew(task)
+        workflows.clock.advance(milliseconds=LEASE_MS + 300_000)
+    assert (await workflows.poll(), await workflows.status()) == ([], "failed")
+
+
+async def test_a_renewed_lease_after_many_that_nobody_renewed(workflows: Workflows) -> None:
+    """If a worker dies after it has renewed a late lease, the workflow has crashed, unless the worker has reported."""
+    for name, is_reported in (("crashes", False), ("goes-on", True)):
+        await workflows.start(name)
+        for _ in range(MAX_ATTEMPTS):
+            await workflows.take()
+            workflows.clock.advance(milliseconds=LEASE_MS + 300_000)
+        task = await workflows.take()
+        await workflows.renew(task)
+        if is_reported:
+            await workflows.report(task)
+        workflows.clock.advance(milliseconds=LEASE_MS + 300_000)
+        assert len(await workflows.poll()) == is_reported
 
 
 @pytest.mark.parametrize("then", [CONTINUE, release()])

@@ -213,7 +213,7 @@ def test_awaited_message_makes_available() -> None:
     """A message makes a workflow available that waits for it, unless it is available, claimed or blocked."""
     awaited = Facts(is_awaited=True)
     now = NOW + 20 * MINUTE
-    parked, later = STATES["parked"], started().wait_until(now + 1)
+    parked, later = STATES["parked"], started().wait_until(now + 1, counted_from=None)
     assert parked is not None
     assert apply(parked, Sent(20, "send"), awaited)[0].available_at == now
     assert apply(later, Sent(20, "send"), awaited)[0].available_at == now
@@ -242,6 +242,15 @@ def test_retry_runs_the_last_failed_step_again() -> None:
     for kept in (last._replace(status=EffectStatus.DONE), last._replace(kind=EffectKind.MESSAGE)):
         applied = rules.apply(failed, Sent(20, "retry").command, Facts(last=kept), NOW)
         assert (applied.workflow.seen, applied.effect) == (3, None)
+
+
+@pytest.mark.parametrize("code", FailureCode)
+def test_which_failures_run_the_last_failed_step_again(code: FailureCode) -> None:
+    """Only a function that raised an error asked for nothing after its last result, so only then it may run again."""
+    failed = running()._replace(seen=1, effects=1).fail(code, NOW)
+    last = Effect(EffectKey("pay", 0), EffectKind.STEP, EffectStatus.FAILED, seq=1, failures=5)
+    applied = rules.apply(failed, Sent(20, "retry").command, Facts(last=last), NOW)
+    assert (applied.effect is not None) == (code in {FailureCode.STEP_FAILED, FailureCode.WORKFLOW_ERROR})
 
 
 def test_any_order_of_start_and_cancel() -> None:

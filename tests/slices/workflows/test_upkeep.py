@@ -6,6 +6,8 @@ from tests.harness.clock import NOW, after, iso
 from tests.harness.workflows import PARK, Workflows, complete, done, fail, release, seen, sleep, wait_for
 from timer_service.core.paging import write_cursor
 from timer_service.core.row_counts import RowCounts
+from timer_service.workflows.protocol import PollTasks
+from timer_service.workflows.registry import WorkerRegistry
 from timer_service.workflows.retention import delete_settled
 from timer_service.workflows.store import COUNTED, WORKFLOWS
 
@@ -72,7 +74,7 @@ async def test_pages_of_effects(workflows: Workflows) -> None:
 
 
 async def test_workers(workflows: Workflows) -> None:
-    """list-workers shows the workers of a tenant, offline after 30 s. get-workflow says if one asks for its lane."""
+    """list-workers shows the workers, offline after a minute. get-workflow says if one asks for its lane."""
     await workflows.start()
     insert = "INSERT INTO workflow_workers (tenant_id, worker_id, queue, types, slots, first_seen_at, seen_at) VALUES "
     await workflows.sql(f"{insert} ('acme', 'w1', 'default', '[\"order\"]', 5, {NOW}, {NOW})")
@@ -91,9 +93,28 @@ async def test_workers(workflows: Workflows) -> None:
             "online": True,
         }
     ]
-    workflows.clock.advance(seconds=30)
+    workflows.clock.advance(minutes=1)
     (other,) = (await workflows.ask("list-workers", cursor=page["cursor"]))["workers"]
     assert (other["workerId"], other["online"], (await workflows.view())["hasWorkers"]) == ("w2", False, False)
+
+
+async def test_busy_worker_with_long_leases_is_online(workflows: Workflows) -> None:
+    """A worker without free slots, which renews its leases each 25 s, is shown as online all the time."""
+    await workflows.start()
+    clock = workflows.clock
+    registry = WorkerRegistry(workflows.parts, monotonic=lambda: clock.now() / 1000)
+    poll = {"workerId": "w1", "types": ["order"], "slots": 1, "leaseMs": 600_000}
+    registry.record_poll("acme", PollTasks.model_validate(poll, by_alias=True, by_name=False))
+    offline = []
+    for second in range(100):
+        if second % 25 == 9:
+            registry.record("acme", "w1")
+        await registry.tick(clock.now())
+        (worker,) = (await workflows.ask("list-workers"))["workers"]
+        if not (worker["online"] and (await workflows.view())["hasWorkers"]):
+            offline.append(second)
+        clock.advance(seconds=1)
+    assert offline == []
 
 
 async def test_gauges(workflows: Workflows) -> None:
@@ -122,6 +143,41 @@ async def test_retention(workflows: Workflows) -> None:
     assert [row["workflow_id"] for row in await workflows.all_rows()] == ["open"]
     for table in ("workflow_effects", "workflow_messages", "workflow_data"):
         assert await workflows.all_rows(table) == []
+
+
+async def retain(workflows: Workflows, before: int, limit: int) -> int:
+    async with workflows.database.transaction() as tx:
+        return await delete_settled(tx, before, limit)
+
+
+async def test_retention_takes_whole_workflows(workflows: Workflows) -> None:
+    """A call deletes whole workflows, the oldest first. It says that more are left by returning the limit."""
+    for number in range(4):
+        task = await workflows.begin(f"w{number}")
+        await workflows.report(task, fail(), steps=[done("a"), done("b")], seen=seen("a", "b"))
+        workflows.clock.advance(seconds=1)
+    assert await retain(workflows, after(minutes=1), 13) == 13
+    assert [row["workflow_id"] for row in await workflows.all_rows()] == ["w2", "w3"]
+    assert len(await workflows.all_rows("workflow_effects")) == 4
+    assert await workflows.about("Retry", "w2") == "retried"
+    assert len((await workflows.take())["effects"]) == 2
+    assert await retain(workflows, after(minutes=1), 13) == 4
+    assert [row["workflow_id"] for row in await workflows.all_rows()] == ["w2"]
+
+
+async def test_no_retry_of_a_workflow_of_which_a_part_is_deleted(workflows: Workflows) -> None:
+    """A large workflow is deleted in parts of bounded size. Between them no command continues or keeps it."""
+    keys = ["a", *(f"a:{number}" for number in range(1, 20))]
+    task = await workflows.begin(input=1)
+    await workflows.report(task, fail(), steps=[done(key) for key in keys], seen=seen(*keys))
+    assert await retain(workflows, NOW + 1, 8) == 9
+    assert len(await workflows.all_rows("workflow_effects")) == 12
+    workflows.clock.advance(days=1)
+    outcomes = [await workflows.about("Retry"), await workflows.start(), await workflows.about("Cancel")]
+    assert outcomes == ["not_found", "exists", "already_ended"]
+    assert [await retain(workflows, NOW + 1, 8) for _ in range(3)] == [8, 5, 0]
+    assert await workflows.all_rows() == []
+    assert await workflows.start() == "started"
 
 
 async def test_retention_counts_from_the_newest_command(workflows: Workflows) -> None:
@@ -173,6 +229,9 @@ FORBIDDEN = [
     "blocks = -1",
     "times_blocked = -1",
     "retries = -1",
+    "renewed = -1",
+    "is_deleting = 1",
+    "is_deleting = 2",
     f"status = 'failed', ended_at = 1, {UNHELD}",
     "status = 'cancelled', ended_at = 1",
 ]

@@ -1,4 +1,4 @@
-"""Translation of asyncpg's errors to the core's errors: an outage, a wrong set-up, a conflict, or any other error."""
+"""Translation of asyncpg's errors to the core's errors: an outage, a wrong set-up, a conflict, a duplicate, others."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,6 +10,7 @@ from timer_service.core.errors import (
     DatabaseBlockedError,
     DatabaseSetupError,
     DatabaseUnavailableError,
+    DuplicateError,
 )
 
 _OUTAGES = (
@@ -51,7 +52,7 @@ def is_outage(error: BaseException) -> bool:
 
 @contextmanager
 def translate_errors() -> Iterator[None]:
-    """Raise the core's error for an outage, a wrong set-up, a conflict and a lock. Other errors pass, with a note.
+    """Raise the core's error for an outage, a wrong set-up, a conflict, a duplicate, a lock. Add a note to others.
 
     The messages contain no values of rows.
     """
@@ -62,6 +63,8 @@ def translate_errors() -> Iterator[None]:
         raise DatabaseBlockedError(f"{_text(error)}: {where}" if where else _text(error)) from error
     except _CONFLICTS as error:
         raise ConflictError(_text(error)) from error
+    except asyncpg.UniqueViolationError as error:
+        raise DuplicateError(f"{_text(error)} ({_place(error)})") from error
     except _WRONG_SETUP as error:
         raise DatabaseSetupError(_text(error)) from error
     except Exception as error:

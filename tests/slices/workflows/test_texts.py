@@ -1,0 +1,89 @@
+"""Texts with characters that a database may refuse: each field stores them, or is refused by its name."""
+
+from typing import Any
+
+import pytest
+
+from tests.harness.workflows import CONTINUE, Workflows, complete, done, release, seen, wait_for
+from timer_service.workflows.protocol import GetEffects, PollTasks, RenewTasks, ReportTasks
+
+NUL = "a\x00b"
+DATA = {NUL: [NUL]}
+ERROR = {"type": "ValueError", "message": NUL}
+
+
+async def test_data_with_nul_is_stored(workflows: Workflows) -> None:
+    """Input, results, messages and the texts of errors may have the character U+0000, in keys too."""
+    await workflows.send_to(data=DATA)
+    task = await workflows.begin(input=DATA)
+    failing = {"key": "ship", "attempt": 1, "error": ERROR, "retryable": False}
+    reported = await workflows.report(task, steps=[done("pay", DATA), failing], waits=[wait_for("approval")])
+    assert [each["result"] for each in reported["over"]] == [DATA]
+    ended = await workflows.report(task, {"action": "fail", "error": ERROR}, seen=seen("pay", "ship", "approval"))
+    assert ended["outcome"] == "failed"
+    view = await workflows.view()
+    assert (view["input"], view["failure"]) == (DATA, ERROR)
+    effects = {each["key"]: each for each in view["effects"]}
+    assert (effects["pay"]["result"], effects["approval"]["result"]) == (DATA, DATA)
+    assert effects["ship"]["error"] == ERROR
+    (event,) = await workflows.events_of("WorkflowFailed")
+    assert event["payload"]["error"] == ERROR
+    assert await workflows.about("Retry") == "retried"
+    task = await workflows.take()
+    assert task["input"] == DATA
+    await workflows.report(task, complete(DATA))
+    (event,) = await workflows.events_of("WorkflowCompleted")
+    assert event["payload"]["result"] == DATA
+
+
+COMMANDS: list[tuple[str, str, dict[str, Any]]] = [
+    ("StartWorkflow", "workflowId", {"workflowId": NUL, "type": "order"}),
+    ("StartWorkflow", "type", {"type": NUL}),
+    ("StartWorkflow", "queue", {"type": "order", "queue": NUL}),
+    ("StartWorkflow", "concurrencyKey", {"type": "order", "concurrencyKey": NUL}),
+    ("SendToWorkflow", "name", {"name": NUL}),
+    ("SendToWorkflow", "messageId", {"name": "approval", "messageId": NUL}),
+    ("CancelWorkflow", "reason", {"reason": NUL}),
+    ("RetryWorkflow", "workflowId", {"workflowId": NUL}),
+]
+
+
+@pytest.mark.parametrize(("message", "field", "fields"), COMMANDS, ids=[f"{each[0]} {each[1]}" for each in COMMANDS])
+async def test_commands_with_nul(workflows: Workflows, message: str, field: str, fields: dict[str, Any]) -> None:
+    """A command with U+0000 in a name, an id or a reason becomes a dead letter that names the field."""
+    await workflows.start()
+    workflows.send(message, **fields)
+    await workflows.consume()
+    (letter,) = await workflows.dead_letters()
+    assert f"payload.{field}: " in letter.headers["Timer-Error-Message"]
+    assert await workflows.status() == "waiting"
+
+
+HELD = {"workflowId": "order-1", "token": "0" * 16}
+REPORT = {**HELD, "number": 1, "then": CONTINUE}
+REQUESTS: dict[str, tuple[Any, dict[str, Any]]] = {
+    "reports.0.workflowId": (ReportTasks, {"reports": [{**REPORT, "workflowId": NUL}]}),
+    "reports.0.steps.0.key": (ReportTasks, {"reports": [{**REPORT, "steps": [{"key": NUL, "attempt": 1}]}]}),
+    "reports.0.seen.0.key": (ReportTasks, {"reports": [{**REPORT, "seen": [{"key": NUL, "seq": 1}]}]}),
+    "reports.0.waits.0.key": (ReportTasks, {"reports": [{**REPORT, "waits": [{"key": NUL, "kind": "sleep"}]}]}),
+    "reports.0.then.release.error": (ReportTasks, {"reports": [{**REPORT, "then": release("shutdown", NUL)}]}),
+    "reports.0.then.fail.step": (
+        ReportTasks,
+        {"reports": [{**REPORT, "then": {"action": "fail", "error": {"type": "E"}, "step": NUL}}]},
+    ),
+    "tasks.0.steps.0": (RenewTasks, {"tasks": [{**HELD, "steps": [NUL]}]}),
+    "workerId": (RenewTasks, {"workerId": NUL, "tasks": [HELD]}),
+    "queue": (PollTasks, {"queue": NUL, "types": ["order"], "slots": 1}),
+    "types.0": (PollTasks, {"types": [NUL], "slots": 1}),
+    "name": (PollTasks, {"name": NUL, "types": ["order"], "slots": 1}),
+    "workflowId": (GetEffects, {"workflowId": NUL, "token": "0" * 16}),
+}
+
+
+@pytest.mark.parametrize("field", REQUESTS)
+def test_requests_with_nul(field: str) -> None:
+    """A request with U+0000 in a name, an id or the reason of a release is refused with the name of the field."""
+    model, fields = REQUESTS[field]
+    body = fields if model is GetEffects else {"workerId": "worker-1", **fields}
+    with pytest.raises(ValueError, match=field.replace(".", r"\.")):
+        model.model_validate(body, by_alias=True, by_name=False)
