@@ -20,7 +20,7 @@ def add(queue: RequestQueue, *names: str, size: int = 0, now: float = 0) -> list
 
 
 def take(queue: RequestQueue, now: float = 0) -> list[str]:
-    return [each.name for each in queue.take(now).requests]
+    return [each.request.name for each in queue.take(now).requests]
 
 
 def test_tenants_take_turns() -> None:
@@ -43,6 +43,18 @@ def test_batches_are_bounded_by_bytes(size: int, batches: list[list[str]]) -> No
     queue = RequestQueue(LIMITS._replace(batch_bytes=500))
     add(queue, "a1", "a2", "b1", size=size)
     assert [take(queue) for _ in batches] == batches
+
+
+def test_requests_that_are_put_back() -> None:
+    """Requests that are put back keep their order and their age, and their tenants have the next turns."""
+    queue = RequestQueue(LIMITS)
+    add(queue, "a1", "b1", "a2", "c1", now=0)
+    _, b1, c1, a2 = queue.take(1).requests
+    add(queue, "d1", "a3", now=4)
+    queue.put_back([b1, a2, c1])
+    assert (len(queue), take(queue, 5)) == (5, ["b1", "a2", "c1", "d1", "a3"])
+    queue.put_back([a2])
+    assert [each.name for each in queue.take(5.1).expired] == ["a2"]
 
 
 def test_newest_request_of_the_largest_tenant_leaves() -> None:
@@ -68,7 +80,7 @@ def test_expired_requests_are_not_applied() -> None:
     add(queue, "a1", now=0)
     add(queue, "a2", now=0.2)
     batch = queue.take(5.1)
-    assert ([each.name for each in batch.requests], [each.name for each in batch.expired]) == (["a2"], ["a1"])
+    assert ([each.request.name for each in batch.requests], [each.name for each in batch.expired]) == (["a2"], ["a1"])
 
 
 def test_tenants_without_requests_are_forgotten() -> None:

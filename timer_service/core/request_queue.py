@@ -1,6 +1,7 @@
 """The queue of the requests of workers: bounded, and tenants take turns. It does no I/O."""
 
 from collections import Counter, OrderedDict, deque
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from timer_service.core.broker import Request
@@ -27,16 +28,19 @@ class QueueLimits(NamedTuple):
 class Batch(NamedTuple):
     """The requests to handle next, and those that waited for too long."""
 
-    requests: list[Request]
+    requests: list["Waiting"]
     expired: list[Request]
 
 
-class _Waiting(NamedTuple):
+class Waiting(NamedTuple):
+    """A request, and when it was received."""
+
     request: Request
     since: float
 
     @property
     def size(self) -> int:
+        """The memory that it needs."""
         return len(self.request.body) + _REQUEST_BYTES
 
 
@@ -45,7 +49,7 @@ class RequestQueue:
 
     def __init__(self, limits: QueueLimits) -> None:
         self._limits = limits
-        self._waiting: OrderedDict[str, deque[_Waiting]] = OrderedDict()  # the tenant of the next turn comes first
+        self._waiting: OrderedDict[str, deque[Waiting]] = OrderedDict()  # the tenant of the next turn comes first
         self._bytes: Counter[str] = Counter()
         self._total_bytes = 0
         self._count = 0
@@ -58,7 +62,7 @@ class RequestQueue:
 
         The newest requests of the tenant with the most waiting bytes leave, so that the other tenants go on.
         """
-        added = _Waiting(request, now)
+        added = Waiting(request, now)
         self._waiting.setdefault(request.tenant, deque()).append(added)
         self._count_in(request.tenant, added.size, 1)
         left: list[Request] = []
@@ -79,14 +83,26 @@ class RequestQueue:
             taken = self._remove(tenant, newest=False)
             if tenant in self._waiting:
                 self._waiting.move_to_end(tenant)
-            if now - taken.since > self._limits.seconds:
+            if self.is_late(taken, now):
                 batch.expired.append(taken.request)
             else:
-                batch.requests.append(taken.request)
+                batch.requests.append(taken)
                 used += size
         return batch
 
-    def _remove(self, tenant: str, *, newest: bool) -> _Waiting:
+    def put_back(self, left: Sequence[Waiting]) -> None:
+        """Return requests of the last batch, in its order. Their tenants have the next turns."""
+        for each in reversed(left):
+            tenant = each.request.tenant
+            self._waiting.setdefault(tenant, deque()).appendleft(each)
+            self._waiting.move_to_end(tenant, last=False)
+            self._count_in(tenant, each.size, 1)
+
+    def is_late(self, waiting: Waiting, now: float) -> bool:
+        """Return whether a request has waited for so long that its worker no longer listens."""
+        return now - waiting.since > self._limits.seconds
+
+    def _remove(self, tenant: str, *, newest: bool) -> Waiting:
         waiting = self._waiting[tenant]
         removed = waiting.pop() if newest else waiting.popleft()
         self._count_in(tenant, -removed.size, -1)
