@@ -53,6 +53,10 @@ class RequestQueue:
         self._bytes: Counter[str] = Counter()
         self._total_bytes = 0
         self._count = 0
+        self._taken: Counter[str] = Counter()
+        """How many requests of each tenant the last batch had."""
+        self._fitting: dict[str, int] = {}
+        """How many requests of a tenant a batch has, if not all were applied lately."""
 
     def __len__(self) -> int:
         return self._count
@@ -72,11 +76,19 @@ class RequestQueue:
         return left
 
     def take(self, now: float) -> Batch:
-        """Remove and return the next batch. Each tenant gets one request after the other."""
+        """Remove and return the next batch. Each tenant gets one request after the other.
+
+        A tenant whose requests were put back has fewer: reading them again takes time.
+        """
+        self._grow()
         batch = Batch([], [])
         used = 0
+        done: dict[str, deque[Waiting]] = {}
         while self._waiting and len(batch.requests) < self._limits.batch:
             tenant, waiting = next(iter(self._waiting.items()))
+            if self._taken[tenant] >= self._fitting.get(tenant, self._limits.batch):
+                done[tenant] = self._waiting.pop(tenant)
+                continue
             size = len(waiting[0].request.body)
             if batch.requests and used + size > self._limits.batch_bytes:
                 break
@@ -87,16 +99,30 @@ class RequestQueue:
                 batch.expired.append(taken.request)
             else:
                 batch.requests.append(taken)
+                self._taken[tenant] += 1
                 used += size
+        self._waiting.update(done)
         return batch
 
     def put_back(self, left: Sequence[Waiting]) -> None:
         """Return requests of the last batch, in its order. Their tenants have the next turns."""
+        for tenant, count in Counter(each.request.tenant for each in left).items():
+            self._fitting[tenant] = max(self._taken.pop(tenant) - count, 1)
         for each in reversed(left):
             tenant = each.request.tenant
             self._waiting.setdefault(tenant, deque()).appendleft(each)
             self._waiting.move_to_end(tenant, last=False)
             self._count_in(tenant, each.size, 1)
+
+    def _grow(self) -> None:
+        """Let the next batch have more requests of the tenants whose last ones were all applied."""
+        grown = {
+            tenant: count * 2 if tenant in self._taken else count
+            for tenant, count in self._fitting.items()
+            if tenant in self._waiting
+        }
+        self._fitting = {tenant: count for tenant, count in grown.items() if count < self._limits.batch}
+        self._taken.clear()
 
     def is_late(self, waiting: Waiting, now: float) -> bool:
         """Return whether a request has waited for so long that its worker no longer listens."""
