@@ -11,3 +11,11 @@ WHERE excluded.seen_at >= workflow_workers.first_seen_at
 -- Writes that a known worker has sent a request.
 UPDATE workflow_workers SET seen_at = :now
 WHERE tenant_id = :tenant_id AND worker_id = :worker_id AND first_seen_at <= :now
+
+-- name: forget
+-- Deletes the workers of a tenant beyond a number, those that were not seen for longest, up to a limit.
+DELETE FROM workflow_workers
+WHERE tenant_id = :tenant_id AND worker_id IN (
+    SELECT worker_id FROM workflow_workers
+    WHERE tenant_id = :tenant_id ORDER BY seen_at DESC LIMIT :limit OFFSET :most
+)
