@@ -7,6 +7,7 @@ from timer_service.core.database import Reader, Row, Transaction
 from timer_service.core.message import Position
 from timer_service.core.paging import read_cursor, refused_cursor
 from timer_service.core.sql import load_sql
+from timer_service.core.turns import Turns
 from timer_service.workflows.effect import Effect, EffectKey, Effects, Inbox, Message
 from timer_service.workflows.protocol import EffectKind, EffectStatus
 from timer_service.workflows.workflow import Key
@@ -25,6 +26,7 @@ _SQL = {
 
 BYTES_PER_EFFECT = 200
 """About how many bytes the view of an effect has in addition to its name and its texts."""
+_BYTES_PER_TURN = 64 * 1024
 LAST_SEQ = 2**31 - 1
 """Later than every number. In a cursor it stands for the effects without a number."""
 
@@ -65,12 +67,12 @@ class StoredMessage(NamedTuple):
 
 async def find_unseen(reader: Reader, keys: Collection[Key]) -> dict[Key, dict[EffectKey, Effect]]:
     """Return the effects of workflows that their functions have not got, without their texts."""
-    return _group(await reader.fetch_each(_SQL["find_unseen"], [key._asdict() for key in sorted(keys)]))
+    return await _group(await reader.fetch_each(_SQL["find_unseen"], [key._asdict() for key in sorted(keys)]))
 
 
 async def find_some(reader: Reader, wanted: Collection[tuple[Key, EffectKey]]) -> dict[Key, dict[EffectKey, Effect]]:
     """Return the effects that exist among `wanted`, without their texts."""
-    return _group(await reader.fetch_each(_SQL["find"], [_parts(*each) for each in sorted(wanted)]))
+    return await _group(await reader.fetch_each(_SQL["find"], [_parts(*each) for each in sorted(wanted)]))
 
 
 async def find_last(reader: Reader, wanted: Mapping[Key, int]) -> dict[Key, Effect]:
@@ -222,9 +224,12 @@ def read_effect(row: Row, error: str | None = None, result: str | None = None) -
     )
 
 
-def _group(rows: Sequence[Row]) -> dict[Key, dict[EffectKey, Effect]]:
+async def _group(rows: Sequence[Row]) -> dict[Key, dict[EffectKey, Effect]]:
+    """Return the effects in rows by workflow. Other tasks run in between: there may be 10,000."""
     found: dict[Key, dict[EffectKey, Effect]] = {}
+    turns = Turns(_BYTES_PER_TURN)
     for row in rows:
+        await turns.take(BYTES_PER_EFFECT)
         effect = read_effect(row)
         found.setdefault(_key(row), {})[effect.key] = effect
     return found

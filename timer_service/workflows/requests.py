@@ -6,7 +6,7 @@ report and each renewal needs (core/request_portions.py).
 """
 
 import random
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from timer_service.core.database import Reader, Transaction
 from timer_service.core.errors import Code, Rejection
@@ -126,7 +126,7 @@ class _Batch:
             tokens.setdefault(key, set()).add(token)
         workflows = await store.load(tx, tokens)
         held = {key: each for key, each in workflows.items() if any(is_held(each, token) for token in tokens[key])}
-        wanted = _wanted(asked, held)
+        wanted = await _wanted(asked, held)
         tasks = await task_store.load(tx, {key: held[key] for key in wanted}, wanted)
         unread = {key: TaskState(each, {}, {}) for key, each in workflows.items() if key not in tasks}
         return cls(tasks, unread, rules)
@@ -240,19 +240,27 @@ def _tokens(asked: Asked) -> list[tuple[Key, str]]:
     return [(key, each.token) for key, each in _items(asked)]
 
 
-def _wanted(asked: Sequence[Asked], held: Collection[Key]) -> dict[Key, Wanted]:
+async def _wanted(asked: Sequence[Asked], held: Collection[Key]) -> dict[Key, Wanted]:
     """Return what to load of each workflow: the effects that reports name, and messages for the waits that begin."""
     effects: dict[Key, set[EffectKey]] = {}
     messages: dict[Key, dict[str, int]] = {}
+    turns = Turns(_BYTES_PER_TURN)
     for key, each in (pair for request in asked for pair in _items(request)):
         if key not in held:
             continue
         named, names = effects.setdefault(key, set()), messages.setdefault(key, {})
-        if isinstance(each, Report):
-            keys = [[one.key for one in each.steps], [one.key for one in each.seen], [one.key for one in each.waits]]
-            named.update(EffectKey.parse(one) for some in keys for one in some)
-            for wait in each.waits:
-                if wait.kind is EffectKind.MESSAGE:
-                    name = EffectKey.parse(wait.key).name
-                    names[name] = names.get(name, 0) + 1
+        for text, kind in _named(each):
+            await turns.take(len(text))
+            effect = EffectKey.parse(text)
+            named.add(effect)
+            if kind is EffectKind.MESSAGE:
+                names[effect.name] = names.get(effect.name, 0) + 1
     return {key: Wanted(frozenset(named), messages[key]) for key, named in effects.items()}
+
+
+def _named(item: Report | HeldTask) -> Iterator[tuple[str, EffectKind | None]]:
+    """Return the keys of the effects that a report names, each with its kind if it is a wait that begins."""
+    if isinstance(item, Report):
+        yield from ((each.key, None) for each in item.steps)
+        yield from ((each.key, None) for each in item.seen)
+        yield from ((each.key, each.kind) for each in item.waits)

@@ -5,6 +5,7 @@ import json
 import random
 from functools import partial
 from typing import Any
+from unittest.mock import AsyncMock
 
 from tests.harness.counted_reads import CountedReads
 from tests.harness.workflows import CONTINUE, PARK, Workflows, done, failed, release, report, seen, sleep, wait_for
@@ -16,11 +17,13 @@ from timer_service.core.request_intake import Intake
 from timer_service.core.request_portions import Portions
 from timer_service.core.request_queue import QueueLimits
 from timer_service.core.requests import HandleRequests, Requests
+from timer_service.workflows import effect_store
 from timer_service.workflows.claims import Claims
 from timer_service.workflows.polls import Poll
 from timer_service.workflows.protocol import REPLY_BYTES, PollTasks, RenewTasks
 from timer_service.workflows.requests import REQUESTS, handle_requests, weigh
 from timer_service.workflows.shares import Share
+from timer_service.workflows.workflow import Key
 
 
 def counted(workflows: Workflows) -> CountedReads:
@@ -111,6 +114,25 @@ async def test_pages_of_effects_are_read_in_portions(workflows: Workflows) -> No
     replies = await _apply(workflows, [("acme", ("get-effects", body))] * 6, room=4 * MIB)
     assert [len(each["effects"]) for each in replies] == [8] * 6
     assert [round(each.characters / PAGE_BYTES) for each in reads.transactions] == [2, 2, 2]
+
+
+async def test_others_run_while_many_effects_are_read() -> None:
+    """Other tasks have a turn after some hundred effects."""
+    turns = 0
+
+    async def count() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    row = {"tenant_id": "acme", "workflow_id": "w", "name": "a", "kind": "sleep", "status": "open", "seq": None}
+    rest = {"failures": 0, "due_at": 1, "size": 0, "digest": None}
+    reader = AsyncMock(fetch_each=AsyncMock(return_value=[{**row, **rest, "n": number} for number in range(2000)]))
+    counting = asyncio.create_task(count())
+    found = await effect_store.find_unseen(reader, [Key("acme", "w")])
+    counting.cancel()
+    assert (len(found[Key("acme", "w")]), turns >= 5) == (2000, True)
 
 
 async def test_claims_load_a_limited_number_of_effects(workflows: Workflows) -> None:
