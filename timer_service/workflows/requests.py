@@ -73,8 +73,15 @@ def _weigh(asked: Asked, sizes: Mapping[Key, Sizes]) -> list[int]:
         case RenewTasks():
             return [_weigh_task(each, 0) for each in found]
         case _:
-            (size,) = found
-            return [_WORKFLOW_BYTES + (0 if size is None else _weigh_views(size, size.effects, PAGE_BYTES))]
+            return [_weigh_page(each) for each in found]
+
+
+def _weigh_page(size: Sizes | None) -> int:
+    """Return how much memory a page of effects needs."""
+    if size is None:
+        return _WORKFLOW_BYTES
+    loaded = task_store.loaded_bytes(min(size.effects, _MOST_EFFECTS))
+    return _WORKFLOW_BYTES + loaded + _weigh_views(size, size.effects, PAGE_BYTES)
 
 
 def _weigh_task(size: Sizes | None, named: int) -> int:
