@@ -8,6 +8,7 @@ report and each renewal needs (core/request_portions.py).
 import random
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
+from timer_service.core.data import MAX_DATA_BYTES
 from timer_service.core.database import Reader, Transaction
 from timer_service.core.errors import Code, Rejection
 from timer_service.core.paging import PAGE_BYTES, write_cursor
@@ -68,10 +69,9 @@ def _weigh(asked: Asked, sizes: Mapping[Key, Sizes]) -> list[int]:
     found = [size if size is not None and size.lease_token == token else None for size, token in known]
     match asked.request:
         case ReportTasks() as request:
-            named = [len(each.steps) + len(each.seen) + len(each.waits) for each in request.reports]
-            return [_weigh_task(each, count) for each, count in zip(found, named, strict=True)]
+            return [_weigh_report(size, each) for size, each in zip(found, request.reports, strict=True)]
         case RenewTasks():
-            return [_weigh_task(each, 0) for each in found]
+            return [_weigh_task(each) for each in found]
         case _:
             return [_weigh_page(each) for each in found]
 
@@ -84,19 +84,26 @@ def _weigh_page(size: Sizes | None) -> int:
     return _WORKFLOW_BYTES + loaded + _weigh_views(size, size.effects, PAGE_BYTES)
 
 
-def _weigh_task(size: Sizes | None, named: int) -> int:
-    """Return how much memory a report or a renewal needs. The function has not got the last effects."""
+def _weigh_report(size: Sizes | None, report: Report) -> int:
+    """Return how much memory a report needs."""
+    named = len(report.steps) + len(report.seen) + len(report.waits)
+    return _weigh_task(size, len(report.waits)) + (0 if size is None else task_store.loaded_bytes(named))
+
+
+def _weigh_task(size: Sizes | None, waits: int = 0) -> int:
+    """Return how much memory a task needs in which so many waits begin. Its function has not got the last effects."""
     if size is None:
         return _WORKFLOW_BYTES
     unseen = size.effects - size.seen
-    views = _weigh_views(size, unseen, REPLY_BYTES) if unseen or named else 0
-    return _WORKFLOW_BYTES + task_store.loaded_bytes(unseen + named + min(size.messages, unseen + named)) + views
+    messages = min(size.messages, unseen + waits)
+    views = _weigh_views(size, unseen + waits, REPLY_BYTES)
+    return _WORKFLOW_BYTES + task_store.loaded_bytes(unseen + messages) + views
 
 
 def _weigh_views(size: Sizes, effects: int, most_bytes: int) -> int:
     """Return how much memory the views of up to so many effects need in a reply."""
-    texts = size.effect_bytes + size.message_bytes + effects * effect_store.BYTES_PER_EFFECT
-    return _COPIES * min(texts, most_bytes)
+    texts = min(size.effect_bytes + size.message_bytes, effects * MAX_DATA_BYTES)
+    return _COPIES * min(texts + effects * effect_store.BYTES_PER_EFFECT, most_bytes)
 
 
 async def handle_requests(

@@ -13,7 +13,7 @@ from timer_service.core.broker import Request
 from timer_service.core.budget import MIB
 from timer_service.core.health import OutageLog
 from timer_service.core.paging import PAGE_BYTES
-from timer_service.core.request_intake import Intake
+from timer_service.core.request_intake import Asked, Intake
 from timer_service.core.request_portions import Portions
 from timer_service.core.request_queue import QueueLimits
 from timer_service.core.requests import HandleRequests, Requests
@@ -103,6 +103,19 @@ async def test_replies_of_a_portion_have_a_limit(workflows: Workflows) -> None:
     replies = await _apply(workflows, asked, room=2 * MIB)
     assert [sum(len(each["over"]) for each in reply["tasks"]) for reply in replies] == [4, 4, 4, 4, 8]
     assert max(each.characters for each in reads.transactions) <= 8 * 60_000 + 10_000
+
+
+async def test_results_that_were_seen_weigh_nothing(workflows: Workflows) -> None:
+    """Reports about workflows with large results need little memory, because they read none of them."""
+    task = await workflows.begin()
+    await workflows.report(task, steps=[done(key, "x" * 60_000) for key in keys("a", 20)], seen=seen(*keys("a", 20)))
+    sizes = [
+        await weigh(workflows.database.reader, [Asked("acme", each, "reports")])
+        for each in (report(task, steps=[done("b")]), report(task, waits=[wait_for("b")]))
+    ]
+    assert [size < most for ((size,),), most in zip(sizes, (10_000, 220_000), strict=True)] == [True, True]
+    unknown = report({"workflowId": "unknown", "token": "0" * 16}, waits=[wait_for("b")])
+    assert await weigh(workflows.database.reader, [Asked("acme", unknown, "reports")]) == [[4096]]
 
 
 async def test_pages_of_effects_are_read_in_portions(workflows: Workflows) -> None:
