@@ -198,9 +198,9 @@ class Metrics:
         """Count a request of a worker by its name and outcome."""
         self._requests(name, outcome).inc()
 
-    def requests_waiting(self, count: int) -> None:
-        """Set the number of requests of workers that wait to be applied."""
-        self._requests_waiting.set(count)
+    def requests_waiting(self, change: int) -> None:
+        """Add a change to the number of requests of workers that wait to be applied."""
+        self._requests_waiting.inc(change)
 
     def polls_held(self, count: int) -> None:
         """Set the number of polls of workers that wait for a task."""

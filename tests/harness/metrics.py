@@ -14,7 +14,7 @@ class RecordingMetrics:
         self.waiting_queries: list[int] = []
         self.requests: Counter[tuple[str, str]] = Counter()
         """The number of requests by (name, outcome)."""
-        self.waiting_requests: list[int] = []
+        self.waiting_requests = 0
         self.held_polls: list[int] = []
         self.tasks = 0
         self.dead_letters: Counter[str] = Counter()
@@ -53,8 +53,8 @@ class RecordingMetrics:
     def request_answered(self, name: str, outcome: str) -> None:
         self.requests[name, outcome] += 1
 
-    def requests_waiting(self, count: int) -> None:
-        self.waiting_requests.append(count)
+    def requests_waiting(self, change: int) -> None:
+        self.waiting_requests += change
 
     def polls_held(self, count: int) -> None:
         self.held_polls.append(count)

@@ -1,6 +1,7 @@
 """The guarded driver against a scripted peer: nothing that a server sends ends the reading or closes the connection."""
 
 import asyncio
+import itertools
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -128,6 +129,47 @@ async def test_bytes_in_any_pieces(peer: ScriptedPeer, client: GuardedClient) ->
     assert (first.reply, first.data, second.data) == ("r", b"x\r\n", b"abc")
     assert second.headers is not None
     assert list(second.headers.items()) == []
+
+
+async def test_others_run_while_much_is_read(peer: ScriptedPeer, client: GuardedClient) -> None:
+    """While a flood is read, other tasks have a turn at least after each MiB."""
+    arrived = await collect(peer, client)
+    flood = b"".join(
+        b"MSG a %b 65536\r\n%b\r\n" % (peer._subscriptions["commands"].encode(), b"x" * 65536) for _ in range(64)
+    )
+    transport: Any = client._transport
+    transport._io_reader.feed_data(flood)  # as if it had arrived at once
+    read = [0]
+    async with asyncio.timeout(10):
+        while read[-1] < 64:
+            await asyncio.sleep(0)
+            read.append(client.stats["in_msgs"])
+    assert max(after - before for before, after in itertools.pairwise(read)) <= 16
+    assert len([await next_message(arrived) for _ in range(64)]) == 64
+
+
+async def test_much_is_received_while_others_run(peer: ScriptedPeer, client: GuardedClient) -> None:
+    """What arrives while others run is received up to 1 MiB at a time, and at most 2 MiB wait to be read."""
+    await collect(peer, client)
+    transport: Any = client._transport
+    reader, socket = transport._io_reader, transport._io_writer.transport
+    received: list[int] = []
+    feed = reader.feed_data
+
+    def record(data: bytes) -> None:
+        received.append(len(data))
+        feed(data)
+
+    reader.feed_data = record
+    assert client._reading_task is not None
+    client._reading_task.cancel()  # nobody reads
+    sending = asyncio.create_task(peer.send(b"x" * 16 * 1024 * 1024))
+    async with asyncio.timeout(10):
+        while socket.is_reading():
+            await asyncio.sleep(0)
+    sending.cancel()
+    assert 1024 * 1024 < len(reader._buffer) <= 2 * 1024 * 1024
+    assert max(received) > 256 * 1024
 
 
 async def test_late_answer_to_a_flush(peer: ScriptedPeer, client: GuardedClient) -> None:

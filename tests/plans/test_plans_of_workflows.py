@@ -8,7 +8,7 @@ import pytest
 from tests.harness.databases import Databases
 from tests.harness.plans import MODES, FilledDatabase, filled_database
 from timer_service.adapters.sqlite import SqliteDatabase
-from timer_service.workflows import effect_store, queries, retention, store
+from timer_service.workflows import effect_store, queries, registry, retention, store
 from timer_service.workflows.store import COUNTED, WORKFLOWS
 from timer_service.workflows.timed_rows import TIMED
 from timer_service.workflows.usage import OPEN, STORED
@@ -87,6 +87,9 @@ PLANS = {
     "the effect with a number": (of_effects("find_seen"), [SEEN]),
     "the result of an effect": (of_effects("find_result"), [EFFECT]),
     "a page of seen effects": (of_effects("page_seen"), [SEEN]),
+    "the sizes of seen effects": (of_effects("sizes_seen"), [SEEN]),
+    "the sizes of effects that were not seen": (of_effects("sizes_unseen"), [UNSEEN]),
+    "the sizes of a workflow": (store._SQL["find_sizes"], [KEY]),
     "the message at a position": (of_effects("find_message"), ["Index Only Scan workflow_messages_pkey"]),
     "a message id": (of_effects("find_message_id"), ["Index Only Scan workflow_messages_id"]),
     "the next messages": (of_effects("next_messages"), [UNREAD]),
@@ -135,6 +138,7 @@ def test_other_statements_on_postgres(filled: FilledDatabase) -> None:
         "the effects of a workflow": of_effects("find_all"),
         "open workflows, counted": queries._SQL["count_open"],
         "workers": queries._SQL["page_workers"],
+        "workers that are forgotten": registry._SQL["forget"],
         "types of a queue": queries._SQL["types_of_queue"],
         **{f"retention: {name}": sql for name, sql in retention._SQL.items()},
     }

@@ -20,7 +20,7 @@ def add(queue: RequestQueue, *names: str, size: int = 0, now: float = 0) -> list
 
 
 def take(queue: RequestQueue, now: float = 0) -> list[str]:
-    return [each.name for each in queue.take(now).requests]
+    return [each.request.name for each in queue.take(now).requests]
 
 
 def test_tenants_take_turns() -> None:
@@ -43,6 +43,47 @@ def test_batches_are_bounded_by_bytes(size: int, batches: list[list[str]]) -> No
     queue = RequestQueue(LIMITS._replace(batch_bytes=500))
     add(queue, "a1", "a2", "b1", size=size)
     assert [take(queue) for _ in batches] == batches
+
+
+def test_requests_that_are_put_back() -> None:
+    """Requests that are put back keep their order and their age, and their tenants have the next turns."""
+    queue = RequestQueue(LIMITS)
+    add(queue, "a1", "b1", "a2", "c1", now=0)
+    _, b1, c1, a2 = queue.take(1).requests
+    add(queue, "d1", "a3", now=4)
+    queue.put_back([b1, a2, c1])
+    assert (len(queue), take(queue, 5)) == (5, ["b1", "a2", "c1", "d1"])
+    (a3,) = queue.take(5).requests
+    queue.put_back([a3])
+    assert [each.name for each in queue.take(9.1).expired] == ["a3"]
+
+
+def test_tenant_whose_requests_are_put_back_has_fewer() -> None:
+    """A batch has as many requests of a tenant as were applied of its last ones, then twice as many, and so on."""
+    queue = RequestQueue(LIMITS._replace(waiting=100, batch=50))
+    add(queue, *(f"a{number}" for number in range(16)), "b1", "b2")
+    first = queue.take(0).requests
+    queue.put_back([each for each in first if each.request.tenant == "a"][2:])
+    assert [take(queue), take(queue), take(queue)] == [
+        ["a2", "a3"],
+        ["a4", "a5", "a6", "a7"],
+        [f"a{number}" for number in range(8, 16)],
+    ]
+    assert queue._fitting == {"a": 8}
+    add(queue, *(f"a{number}" for number in range(60)))
+    assert [len(take(queue)) for _ in range(4)] == [16, 32, 12, 0]
+    assert queue._fitting == {}
+
+
+def test_tenants_with_requests_that_are_put_back_are_forgotten() -> None:
+    """What a batch has of a tenant is forgotten with its last request."""
+    queue = RequestQueue(LIMITS)
+    for number in range(20):
+        queue.add(Request("report-tasks", f"tenant-{number}", b"", "_INBOX.a"), 0)
+        queue.put_back(queue.take(0).requests)
+        queue.take(0)
+        queue.take(0)
+    assert len(queue._fitting) <= 1
 
 
 def test_newest_request_of_the_largest_tenant_leaves() -> None:
@@ -68,7 +109,7 @@ def test_expired_requests_are_not_applied() -> None:
     add(queue, "a1", now=0)
     add(queue, "a2", now=0.2)
     batch = queue.take(5.1)
-    assert ([each.name for each in batch.requests], [each.name for each in batch.expired]) == (["a2"], ["a1"])
+    assert ([each.request.name for each in batch.requests], [each.name for each in batch.expired]) == (["a2"], ["a1"])
 
 
 def test_tenants_without_requests_are_forgotten() -> None:

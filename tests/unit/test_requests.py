@@ -7,18 +7,20 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
+from pydantic import Field
 
 from tests.harness.clock import NOW, ManualClock
 from tests.harness.metrics import RecordingMetrics
 from timer_service.adapters.memory import MemoryBroker
 from timer_service.adapters.sqlite import SqliteDatabase
-from timer_service.core.broker import QueryReply
+from timer_service.core.broker import QueryReply, Request
 from timer_service.core.budget import MIB
-from timer_service.core.database import Transaction
+from timer_service.core.database import Reader, Transaction
 from timer_service.core.errors import Code, DatabaseBlockedError, DatabaseUnavailableError, Rejection
 from timer_service.core.health import OutageLog
 from timer_service.core.message import Payload
 from timer_service.core.request_intake import Asked, Intake, RequestRoute
+from timer_service.core.request_portions import Portions
 from timer_service.core.request_queue import QueueLimits
 from timer_service.core.requests import Answer, HandleRequests, Requests
 from timer_service.core.route import Lane
@@ -32,12 +34,14 @@ INSERT = (
 
 
 class Note(Payload):
-    """A request of these tests."""
+    """A request of these tests. An item that is a number needs so much memory, and others need 1 byte."""
 
-    text: str
+    text: str = ""
+    items: list[str] = Field(default_factory=list)
 
 
 ROUTE = RequestRoute("note", Note, Note)
+ITEMS_ROUTE = RequestRoute("notes", Note, Note, items="items")
 
 
 class Slice:
@@ -45,10 +49,22 @@ class Slice:
 
     def __init__(self) -> None:
         self.batches: list[list[str]] = []
+        self.weighing: Exception | None = None
         self.failing: Exception | None = None
         self.fails_on: Collection[str] = ()
         self.go_on = asyncio.Event()
         self.go_on.set()
+
+    async def weigh(self, _reader: Reader, asked: Sequence[Asked]) -> list[list[int]]:
+        if self.weighing is not None and (
+            not self.fails_on or {each.request.text for each in asked} & set(self.fails_on)
+        ):
+            raise self.weighing
+        return [[int(text) if text.isdigit() else 1 for text in self._texts(each)] for each in asked]
+
+    @staticmethod
+    def _texts(asked: Asked) -> list[str]:
+        return asked.request.items if asked.items else [asked.request.text]
 
     async def prepare(self, now: int) -> HandleRequests:
         assert now == NOW
@@ -56,15 +72,18 @@ class Slice:
 
     async def handle(self, tx: Transaction, asked: Sequence[Asked], now: int) -> Sequence[Answer]:
         assert now == NOW
-        texts = [each.request.text for each in asked]
+        texts = [text for each in asked for text in self._texts(each)]
         self.batches.append(texts)
-        await tx.executemany(INSERT, [{"tenant": each.tenant, "id": each.request.text} for each in asked])
+        rows = [{"tenant": each.tenant, "id": text} for each in asked for text in self._texts(each)]
+        await tx.executemany(INSERT, rows)
         await self.go_on.wait()
         if self.failing is not None and (not self.fails_on or set(texts) & set(self.fails_on)):
             raise self.failing
         return [self._answer(each) for each in asked]
 
     def _answer(self, asked: Asked) -> Answer:
+        if asked.items:
+            return Answer({"items": [RawJson(f'"{text}"') for text in asked.request.items]})
         match asked.request.text:
             case "rejected":
                 return Answer(Rejection(Code.NOT_FOUND, "there is no such thing"))
@@ -79,18 +98,23 @@ class Slice:
 class Service:
     """The requests of one instance, on an in-memory broker and a real database."""
 
-    def __init__(self, database: SqliteDatabase, clock: ManualClock, metrics: RecordingMetrics) -> None:
+    def __init__(
+        self, database: SqliteDatabase, clock: ManualClock, metrics: RecordingMetrics, room: int = MIB
+    ) -> None:
         self.broker = MemoryBroker()
         self.slice = Slice()
         self.metrics = metrics
         self.wakes: list[tuple[set[str], int]] = []
         self.lanes: list[tuple[Lane, int]] = []
-        self.intake = Intake([ROUTE], LIMITS, metrics)
+        self.seconds = 0.0
+        self.intake = Intake([ROUTE, ITEMS_ROUTE], LIMITS, metrics, lambda: self.seconds)
         self._database = database
         self.requests = Requests(
             database=database,
             clock=clock,
             metrics=metrics,
+            weigh=self.slice.weigh,
+            portions=Portions(room, MIB),
             prepare=self.slice.prepare,
             wake=self._wake,
             offer=lambda lane, at: self.lanes.append((lane, at)),
@@ -105,6 +129,13 @@ class Service:
         tasks = [asyncio.create_task(self.broker.request("note", tenant, self._body(body))) for body in bodies]
         await asyncio.sleep(0)
         return tasks
+
+    async def send_items(self, *items: str, tenant: str = "acme") -> asyncio.Task[QueryReply]:
+        """Send a request with items. Return when it was received."""
+        body = json.dumps({"items": items}).encode()
+        task = asyncio.create_task(self.broker.request("notes", tenant, body))
+        await asyncio.sleep(0)
+        return task
 
     @staticmethod
     def _body(body: object) -> bytes:
@@ -123,13 +154,22 @@ class Service:
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         """Apply requests during the block, and drain them at its end."""
-        subscription = await self.broker.serve_requests(["note"], self.intake.receive)
+        subscription = await self.broker.serve_requests(["note", "notes"], self.intake.receive)
         task = asyncio.create_task(self.requests.run(self.intake, subscription))
         yield
         await subscription.close()
         self.intake.close()
         async with asyncio.timeout(10):
             await task
+
+    @asynccontextmanager
+    async def collecting(self) -> AsyncIterator[None]:
+        """Collect the requests that are sent during the block, and apply them at its end."""
+        subscription = await self.broker.serve_requests(["note", "notes"], self.intake.receive)
+        yield
+        self.intake.close()
+        async with asyncio.timeout(10):
+            await self.requests.run(self.intake, subscription)
 
 
 @pytest.fixture
@@ -256,3 +296,90 @@ async def test_requests_that_waited_too_long(
     await service.requests.run(service.intake, subscription)
     assert [(await each).code for each in waiting] == [Code.BUSY, None]
     assert await service.stored() == ["b"]
+
+
+# Portions
+
+
+async def test_requests_are_applied_in_portions(
+    sqlite: SqliteDatabase, clock: ManualClock, metrics: RecordingMetrics
+) -> None:
+    """A transaction applies as many requests as it has memory for. The others are applied next, and none is lost."""
+    service = Service(sqlite, clock, metrics, room=100)
+    sent = [f"{30 + number}" for number in range(10)]
+    async with service.collecting():
+        large = await service.send(*sent)
+        other = await service.send("small", tenant="other")
+    replies = [json.loads((await each).body)["text"] for each in (*large, *other)]
+    assert replies == [*sent, "small"]
+    assert service.slice.batches[0] == ["30", "small", "31", "32"]
+    assert all(sum(int(text) for text in batch if text.isdigit()) <= 100 for batch in service.slice.batches)
+    assert await service.stored() == sorted([*sent, "small"])
+    assert metrics.waiting_requests == 0
+
+
+async def test_large_request_is_divided(sqlite: SqliteDatabase, clock: ManualClock, metrics: RecordingMetrics) -> None:
+    """The items of a large request are applied in several transactions. Its reply has all of them, in order."""
+    service = Service(sqlite, clock, metrics, room=100)
+    async with service.collecting():
+        large = await service.send_items("20", "31", "200", "1", "2")
+        other = await service.send("a", "b", tenant="other")
+    assert [(await each).code for each in other] == [None, None]
+    assert json.loads((await large).body) == {"items": ["20", "31", "200", "1", "2"]}
+    assert service.slice.batches == [["20", "a", "b"], ["31"], ["200"], ["1", "2"]]
+    assert metrics.requests == {("notes", "answered"): 1, ("note", "answered"): 2}
+
+
+async def test_large_request_whose_part_fails(
+    sqlite: SqliteDatabase, clock: ManualClock, metrics: RecordingMetrics
+) -> None:
+    """If a part of a divided request fails, the whole request gets the error, once, and others go on."""
+    service = Service(sqlite, clock, metrics, room=100)
+    service.slice.failing, service.slice.fails_on = RuntimeError("a bug"), {"41"}
+    async with service.collecting():
+        large = await service.send_items("40", "41", "42")
+        other = await service.send("a", "b", tenant="other")
+    assert [(await each).code for each in (large, *other)] == [Code.INTERNAL, None, None]
+    assert await service.stored() == ["40", "a", "b"]
+
+
+async def test_large_request_that_is_late(
+    sqlite: SqliteDatabase, clock: ManualClock, metrics: RecordingMetrics
+) -> None:
+    """After 5 seconds the worker of a divided request no longer listens, so the rest of it is not applied."""
+    service = Service(sqlite, clock, metrics, room=100)
+    service.slice.go_on.clear()
+    async with service.running():
+        large = await service.send_items("40", "41")
+        while not service.slice.batches:
+            await asyncio.sleep(0.001)
+        service.seconds = 6
+        service.slice.go_on.set()
+        assert (await large).code == Code.BUSY
+    assert await service.stored() == ["40"]
+
+
+async def test_database_fails_before_the_transaction(service: Service) -> None:
+    """If the database cannot say how large requests are, they get BUSY. A request that it refuses fails alone."""
+    service.slice.weighing = DatabaseUnavailableError("away")
+    assert await service.ask("a", "b") == [Code.BUSY, Code.BUSY]
+    service.slice.weighing, service.slice.fails_on = RuntimeError("a bug"), {"c"}
+    assert await service.ask("c", "d", "e") == [Code.INTERNAL, "d", "e"]
+    assert await service.stored() == ["d", "e"]
+
+
+async def test_gauge_of_waiting_requests(metrics: RecordingMetrics) -> None:
+    """The gauge counts the waiting requests of all intakes, and is 0 when all were taken, refused or have expired."""
+    seconds = 0.0
+    intakes = [Intake([ROUTE], LIMITS._replace(waiting=3), metrics, lambda: seconds) for _ in range(2)]
+    for intake in intakes:
+        for _ in range(4):
+            intake.receive(Request("note", "acme", b"{}", "_INBOX.a"))
+    assert metrics.waiting_requests == 6
+    seconds = 6
+    for intake in intakes:
+        intake.close()
+        batch = await intake.next_batch()
+        assert batch is not None
+        assert len(batch.errors) == 3
+    assert metrics.waiting_requests == 0

@@ -14,6 +14,7 @@ from timer_service.core.errors import Code, Rejection
 from timer_service.core.health import HEALTHY, Health, worst
 from timer_service.core.loop import Loop, Worker
 from timer_service.core.request_intake import Asked, Intake, error_reply
+from timer_service.core.request_portions import Portions
 from timer_service.core.request_queue import QueueLimits
 from timer_service.core.requests import Answer, HandleRequests, Requests
 from timer_service.core.route import Lane
@@ -21,7 +22,7 @@ from timer_service.core.slice import Parts
 from timer_service.core.wakeups import Wakeups
 from timer_service.workflows import dispatcher, registry
 from timer_service.workflows.dispatcher import Dispatcher
-from timer_service.workflows.requests import POLL_TASKS, REQUESTS, handle_requests
+from timer_service.workflows.requests import POLL_TASKS, REQUESTS, handle_requests, weigh
 
 log = logging.getLogger(__name__)
 
@@ -63,6 +64,8 @@ class WorkerRequests:
             database=self._parts.database,
             clock=self._parts.clock,
             metrics=self._parts.metrics,
+            weigh=weigh,
+            portions=Portions(self._parts.budget.portion, self._parts.budget.part),
             prepare=self._prepare,
             wake=wakeups.wake,
             offer=self._dispatcher.offer,

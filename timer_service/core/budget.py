@@ -34,6 +34,11 @@ class Budget(NamedTuple):
 
     They are decoded in batches of at most `part`.
     """
+    portion: int
+    """The memory of the rows and replies of the workers' requests that one transaction applies, as Python needs it.
+
+    A single workflow may need more: up to 20 MiB if its function waits for 10,000 results.
+    """
 
     @classmethod
     def of(cls, memory_bytes: int = DEFAULT_MEMORY_BYTES) -> "Budget":
@@ -44,6 +49,7 @@ class Budget(NamedTuple):
             claim=memory_bytes // 32,
             queries=memory_bytes // 16,
             requests=memory_bytes // 16,
+            portion=memory_bytes // 32,
         )
 
 

@@ -30,8 +30,8 @@ class MetricsPort(Protocol):
         """Count a request of a worker by its name and outcome."""
         ...
 
-    def requests_waiting(self, count: int) -> None:
-        """Set the number of requests of workers that wait to be applied."""
+    def requests_waiting(self, change: int) -> None:
+        """Add a change to the number of requests of workers that wait to be applied."""
         ...
 
     def polls_held(self, count: int) -> None:

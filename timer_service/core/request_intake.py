@@ -16,7 +16,7 @@ from timer_service.core.message import MAX_MESSAGE_BYTES, TENANT_PATTERN, Payloa
 from timer_service.core.metrics_port import MetricsPort
 from timer_service.core.refusals import Refusals
 from timer_service.core.rejection import error_body
-from timer_service.core.request_queue import QueueLimits, RequestQueue
+from timer_service.core.request_queue import QueueLimits, RequestQueue, Waiting
 from timer_service.core.turns import Turns
 
 _BYTES_PER_TURN = 64 * 1024
@@ -32,6 +32,8 @@ class RequestRoute(NamedTuple):
     reply: type[Payload]
     most_bytes: int = MAX_MESSAGE_BYTES
     """The largest body of a request."""
+    items: str | None = None
+    """The field with the items of a request, if each item can be applied in a transaction of its own."""
 
 
 class Asked(NamedTuple):
@@ -40,12 +42,29 @@ class Asked(NamedTuple):
     tenant: str
     request: Any
     """The `RequestRoute.request` of its name."""
+    items: str | None = None
+    """The `RequestRoute.items` of its name."""
+    replied: int = 0
+    """The bytes of the reply to the items of the request that were applied before these."""
+
+    def part(self, start: int, end: int, replied: int) -> "Asked":
+        """Return the request with some of its items only."""
+        assert self.items is not None  # noqa: S101 - a request without items is one item
+        items = getattr(self.request, self.items)[start:end]
+        return self._replace(request=self.request.model_copy(update={self.items: items}), replied=replied)
+
+
+class Valid(NamedTuple):
+    """A valid request, as it waited and as it was read."""
+
+    waiting: Waiting
+    asked: Asked
 
 
 class Incoming(NamedTuple):
-    """A batch of requests: the valid ones, and the error replies to the others. Their bodies are forgotten."""
+    """A batch of requests: the valid ones, and the error replies to the others, whose bodies are forgotten."""
 
-    valid: Sequence[tuple[Request, Asked]]
+    valid: Sequence[Valid]
     errors: Sequence[tuple[Request, QueryReply]]
 
 
@@ -56,7 +75,7 @@ def error_reply(rejection: Rejection) -> QueryReply:
 
 _TOO_MANY_REFUSED = error_reply(Rejection(Code.BUSY, "too many requests were refused; ask again in a second"))
 _FULL = error_reply(Rejection(Code.BUSY, "too many requests are waiting; ask again later"))
-_LATE = error_reply(Rejection(Code.BUSY, "the request waited for too long; ask again later"))
+LATE = error_reply(Rejection(Code.BUSY, "the request waited for too long; ask again later"))
 
 
 class Intake:
@@ -74,6 +93,8 @@ class Intake:
         self._metrics = metrics
         self._monotonic = monotonic
         self._refusals = Refusals(monotonic)
+        self._counted = 0
+        """How many of the waiting requests are in the gauge."""
         self._removed: list[Request] = []
         """Requests of other tenants that made room for newer ones. They get a reply with the next batch."""
         self._changed = asyncio.Event()
@@ -89,43 +110,60 @@ class Intake:
         if self._refusals.too_many(request.tenant):
             return self._count_error(request, _TOO_MANY_REFUSED)
         left = self._queue.add(request, self._monotonic())
-        self._metrics.requests_waiting(len(self._queue))
+        self._count_waiting()
         self._removed += [each._replace(body=b"") for each in left if each is not request]
         self._changed.set()
         return self._count_error(request, _FULL) if any(each is request for each in left) else None
 
-    async def next_batch(self) -> Incoming | None:
-        """Wait for requests and return some of them; None if the intake is closed and all were returned."""
-        while not self._queue and not self._removed:
+    async def next_batch(self, *, wait: bool = True) -> Incoming | None:
+        """Wait for requests and return some of them; None if the intake is closed and all were returned.
+
+        Unless `wait`, return those that are there, which may be none.
+        """
+        while wait and not self._queue and not self._removed:
             if self._closed:
                 return None
             self._changed.clear()
             await self._changed.wait()
         batch = self._queue.take(self._monotonic())
-        self._metrics.requests_waiting(len(self._queue))
+        self._count_waiting()
         removed, self._removed = self._removed, []
         errors = [(each, self._count_error(each, _FULL)) for each in removed]
-        errors += [(each, self._count_error(each, _LATE)) for each in batch.expired]
+        errors += [(each, self._count_error(each, LATE)) for each in batch.expired]
         return await self._decode(batch.requests, errors)
+
+    def put_back(self, left: Sequence[Waiting]) -> None:
+        """Return requests of the last batch. They keep their places."""
+        self._queue.put_back(left)
+        self._count_waiting()
+
+    def is_late(self, waiting: Waiting) -> bool:
+        """Return whether the worker of a request no longer listens."""
+        return self._queue.is_late(waiting, self._monotonic())
 
     def close(self) -> None:
         """Make `next_batch` return None after the requests that wait now."""
         self._closed = True
         self._changed.set()
 
-    async def _decode(self, requests: Sequence[Request], errors: list[tuple[Request, QueryReply]]) -> Incoming:
+    async def _decode(self, batch: Sequence[Waiting], errors: list[tuple[Request, QueryReply]]) -> Incoming:
         turns = Turns(_BYTES_PER_TURN)
-        valid: list[tuple[Request, Asked]] = []
-        for request in requests:
+        valid: list[Valid] = []
+        for waiting in batch:
+            request = waiting.request
             await turns.take(len(request.body))
-            unread = request._replace(body=b"")
+            route = self._routes[request.name]
             try:
-                payload = read_request(self._routes[request.name], request)
-                valid.append((unread, Asked(request.tenant, payload)))
+                valid.append(Valid(waiting, Asked(request.tenant, read_request(route, request), route.items)))
             except Rejection as rejection:
                 self._refusals.record(request.tenant)
-                errors.append((unread, self._count_error(request, error_reply(rejection))))
+                errors.append((request._replace(body=b""), self._count_error(request, error_reply(rejection))))
         return Incoming(valid, errors)
+
+    def _count_waiting(self) -> None:
+        """Correct the gauge, which counts the requests of all intakes."""
+        self._metrics.requests_waiting(len(self._queue) - self._counted)
+        self._counted = len(self._queue)
 
     def _count_error(self, request: Request, reply: QueryReply) -> QueryReply:
         self._metrics.request_answered(request.name, reply.code or Code.INTERNAL)

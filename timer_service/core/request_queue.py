@@ -1,6 +1,7 @@
 """The queue of the requests of workers: bounded, and tenants take turns. It does no I/O."""
 
 from collections import Counter, OrderedDict, deque
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from timer_service.core.broker import Request
@@ -27,16 +28,19 @@ class QueueLimits(NamedTuple):
 class Batch(NamedTuple):
     """The requests to handle next, and those that waited for too long."""
 
-    requests: list[Request]
+    requests: list["Waiting"]
     expired: list[Request]
 
 
-class _Waiting(NamedTuple):
+class Waiting(NamedTuple):
+    """A request, and when it was received."""
+
     request: Request
     since: float
 
     @property
     def size(self) -> int:
+        """The memory that it needs."""
         return len(self.request.body) + _REQUEST_BYTES
 
 
@@ -45,10 +49,14 @@ class RequestQueue:
 
     def __init__(self, limits: QueueLimits) -> None:
         self._limits = limits
-        self._waiting: OrderedDict[str, deque[_Waiting]] = OrderedDict()  # the tenant of the next turn comes first
+        self._waiting: OrderedDict[str, deque[Waiting]] = OrderedDict()  # the tenant of the next turn comes first
         self._bytes: Counter[str] = Counter()
         self._total_bytes = 0
         self._count = 0
+        self._taken: Counter[str] = Counter()
+        """How many requests of each tenant the last batch had."""
+        self._fitting: dict[str, int] = {}
+        """How many requests of a tenant a batch has, if not all were applied lately."""
 
     def __len__(self) -> int:
         return self._count
@@ -58,7 +66,7 @@ class RequestQueue:
 
         The newest requests of the tenant with the most waiting bytes leave, so that the other tenants go on.
         """
-        added = _Waiting(request, now)
+        added = Waiting(request, now)
         self._waiting.setdefault(request.tenant, deque()).append(added)
         self._count_in(request.tenant, added.size, 1)
         left: list[Request] = []
@@ -68,25 +76,59 @@ class RequestQueue:
         return left
 
     def take(self, now: float) -> Batch:
-        """Remove and return the next batch. Each tenant gets one request after the other."""
+        """Remove and return the next batch. Each tenant gets one request after the other.
+
+        A tenant whose requests were put back has fewer: reading them again takes time.
+        """
+        self._grow()
         batch = Batch([], [])
         used = 0
+        done: dict[str, deque[Waiting]] = {}
         while self._waiting and len(batch.requests) < self._limits.batch:
             tenant, waiting = next(iter(self._waiting.items()))
+            if self._taken[tenant] >= self._fitting.get(tenant, self._limits.batch):
+                done[tenant] = self._waiting.pop(tenant)
+                continue
             size = len(waiting[0].request.body)
             if batch.requests and used + size > self._limits.batch_bytes:
                 break
             taken = self._remove(tenant, newest=False)
             if tenant in self._waiting:
                 self._waiting.move_to_end(tenant)
-            if now - taken.since > self._limits.seconds:
+            if self.is_late(taken, now):
                 batch.expired.append(taken.request)
             else:
-                batch.requests.append(taken.request)
+                batch.requests.append(taken)
+                self._taken[tenant] += 1
                 used += size
+        self._waiting.update(done)
         return batch
 
-    def _remove(self, tenant: str, *, newest: bool) -> _Waiting:
+    def put_back(self, left: Sequence[Waiting]) -> None:
+        """Return requests of the last batch, in its order. Their tenants have the next turns."""
+        for tenant, count in Counter(each.request.tenant for each in left).items():
+            self._fitting[tenant] = max(self._taken.pop(tenant) - count, 1)
+        for each in reversed(left):
+            tenant = each.request.tenant
+            self._waiting.setdefault(tenant, deque()).appendleft(each)
+            self._waiting.move_to_end(tenant, last=False)
+            self._count_in(tenant, each.size, 1)
+
+    def _grow(self) -> None:
+        """Let the next batch have more requests of the tenants whose last ones were all applied."""
+        grown = {
+            tenant: count * 2 if tenant in self._taken else count
+            for tenant, count in self._fitting.items()
+            if tenant in self._waiting
+        }
+        self._fitting = {tenant: count for tenant, count in grown.items() if count < self._limits.batch}
+        self._taken.clear()
+
+    def is_late(self, waiting: Waiting, now: float) -> bool:
+        """Return whether a request has waited for so long that its worker no longer listens."""
+        return now - waiting.since > self._limits.seconds
+
+    def _remove(self, tenant: str, *, newest: bool) -> Waiting:
         waiting = self._waiting[tenant]
         removed = waiting.pop() if newest else waiting.popleft()
         self._count_in(tenant, -removed.size, -1)

@@ -14,6 +14,7 @@ from timer_service.workflows.polls import Poll
 from timer_service.workflows.protocol import REPLY_BYTES
 from timer_service.workflows.shares import Share
 from timer_service.workflows.store import WORKFLOWS, holder
+from timer_service.workflows.task_store import loaded_bytes
 from timer_service.workflows.tasks import read_tasks, task_bytes
 
 _Task: TypeAlias = RawJson | None
@@ -38,7 +39,10 @@ class Claims:
     """Claims workflows. It holds no lock while tasks are sent."""
 
     def __init__(self, database: Database, *, max_attempts: int, claim_bytes: int) -> None:
-        """`claim_bytes`: the tasks of all polls of one transaction. A single task may have more."""
+        """`claim_bytes`: the tasks of all polls of one transaction, and the memory of the effects that it loads.
+
+        A single task may have more.
+        """
         self._database = database
         self._lanes = Lanes(WORKFLOWS)
         self._max_attempts = max_attempts
@@ -53,7 +57,7 @@ class Claims:
 
         async def work(tx: Transaction) -> Claimed:
             claimed = await self._lanes.claim(tx, [_wanted(each, now) for each in shares], now)
-            kept = self._cut(shares, claimed, [[task_bytes(row) for row in rows] for rows in claimed])
+            kept = self._cut(shares, claimed)
             rows = [row for rows, count in zip(claimed, kept, strict=True) for row in rows[:count]]
             read = await read_tasks(tx, rows, now, max_attempts=self._max_attempts, may_time_out=may_time_out)
             by_share = _split(read.tasks, kept)
@@ -65,21 +69,26 @@ class Claims:
 
         return await in_transaction(self._database, work)
 
-    def _cut(
-        self, shares: Sequence[Share], claimed: Sequence[Sequence[Row]], sizes: Sequence[Sequence[int]]
-    ) -> list[int]:
-        """Return how many rows of each share are kept: those that fit into the replies and into a claim."""
+    def _cut(self, shares: Sequence[Share], claimed: Sequence[Sequence[Row]]) -> list[int]:
+        """Return how many rows of each share are kept: those that fit into the replies and into the memory of a claim.
+
+        Of each poll one row may be larger than its reply, and of all polls one may need more memory.
+        """
         used: dict[Poll, int] = {}
-        total = 0
+        total = loaded = 0
         kept: list[int] = []
-        for share, rows, each in zip(shares, claimed, sizes, strict=True):
+        for share, rows in zip(shares, claimed, strict=True):
             count = 0
-            for size in each[: len(rows)]:
+            for row in rows:
+                size, needed = task_bytes(row), loaded_bytes(row["effects"] - row["seen"])
                 fits = used.get(share.poll, 0) + size <= REPLY_BYTES and total + size <= self._claim_bytes
                 if not fits and (share.poll in used or total >= self._claim_bytes):
                     break
+                if loaded and loaded + needed > self._claim_bytes:
+                    break
                 used[share.poll] = used.get(share.poll, 0) + size
                 total += size
+                loaded += needed
                 count += 1
             kept.append(count)
         return kept

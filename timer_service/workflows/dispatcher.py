@@ -88,9 +88,9 @@ class Dispatcher:
         while (batch := await intake.next_batch()) is not None:
             await self._subscription.reply(batch.errors)
             turns = Turns(_TYPES_PER_TURN)
-            for request, asked in batch.valid:
+            for waiting, asked in batch.valid:
                 await turns.take(len(asked.request.types))
-                self._hold(Poll(request, asked.request))
+                self._hold(Poll(waiting.request._replace(body=b""), asked.request))
             while len(self._answering) > _MOST_ANSWERING:  # the broker takes replies slowly
                 await asyncio.wait(self._answering, return_when=asyncio.FIRST_COMPLETED)
         self._stopping = True

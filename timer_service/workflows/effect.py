@@ -59,7 +59,7 @@ class Effect(NamedTuple):
     """The bytes of its result or its error."""
     digest: str | None = None
     error: str | None = None
-    """The JSON of an `ErrorView`."""
+    """The JSON of an `ErrorView`, if this transaction stores it. A stored one is not loaded for decisions."""
     result: str | None = None
     """As JSON, if this transaction stores it. A stored one is not loaded."""
     taken: Message | None = None

@@ -7,21 +7,26 @@ from timer_service.core.database import Reader, Row, Transaction
 from timer_service.core.message import Position
 from timer_service.core.paging import read_cursor, refused_cursor
 from timer_service.core.sql import load_sql
+from timer_service.core.turns import Turns
 from timer_service.workflows.effect import Effect, EffectKey, Effects, Inbox, Message
 from timer_service.workflows.protocol import EffectKind, EffectStatus
 from timer_service.workflows.workflow import Key
 
 _KEY = ("tenant_id", "workflow_id", "name", "n")
-_VALUES = ("kind", "status", "seq", "failures", "due_at", "counted_from", "size", "digest", "error")
-_COLUMNS = ", ".join((*_KEY, *_VALUES))
+_SHORT = ("kind", "status", "seq", "failures", "due_at", "counted_from", "size", "digest")
+_COLUMNS = (*_KEY, *_SHORT, "error")
 
 _SQL = {
-    name: text.replace("{columns}", _COLUMNS)
-    .replace("{values}", ", ".join(f":{column}" for column in (*_KEY, *_VALUES)))
-    .replace("{updates}", ", ".join(f"{column} = excluded.{column}" for column in _VALUES))
+    name: text.replace("{columns}", ", ".join(_COLUMNS))
+    .replace("{short}", ", ".join((*_KEY, *_SHORT)))
+    .replace("{values}", ", ".join(f":{column}" for column in _COLUMNS))
+    .replace("{updates}", ", ".join(f"{column} = excluded.{column}" for column in _SHORT))
     for name, text in load_sql("timer_service.workflows", "effect_store.sql").items()
 }
 
+BYTES_PER_EFFECT = 200
+"""About how many bytes the view of an effect has in addition to its name and its texts."""
+_BYTES_PER_TURN = 64 * 1024
 LAST_SEQ = 2**31 - 1
 """Later than every number. In a cursor it stands for the effects without a number."""
 
@@ -44,6 +49,13 @@ def parse_cursor(text: str | None) -> Cursor:
     return cursor
 
 
+class Page(NamedTuple):
+    """The effects of a page, and the cursor of the next one. None: this page is the last one."""
+
+    effects: Sequence[Effect]
+    cursor: Cursor | None
+
+
 class StoredMessage(NamedTuple):
     """A message to store, with its data."""
 
@@ -54,17 +66,17 @@ class StoredMessage(NamedTuple):
 
 
 async def find_unseen(reader: Reader, keys: Collection[Key]) -> dict[Key, dict[EffectKey, Effect]]:
-    """Return the effects of workflows that their functions have not got, without the results."""
-    return _group(await reader.fetch_each(_SQL["find_unseen"], [key._asdict() for key in sorted(keys)]))
+    """Return the effects of workflows that their functions have not got, without their texts."""
+    return await _group(await reader.fetch_each(_SQL["find_unseen"], [key._asdict() for key in sorted(keys)]))
 
 
 async def find_some(reader: Reader, wanted: Collection[tuple[Key, EffectKey]]) -> dict[Key, dict[EffectKey, Effect]]:
-    """Return the effects that exist among `wanted`, without their results."""
-    return _group(await reader.fetch_each(_SQL["find"], [_parts(*each) for each in sorted(wanted)]))
+    """Return the effects that exist among `wanted`, without their texts."""
+    return await _group(await reader.fetch_each(_SQL["find"], [_parts(*each) for each in sorted(wanted)]))
 
 
 async def find_last(reader: Reader, wanted: Mapping[Key, int]) -> dict[Key, Effect]:
-    """Return the effects of workflows with these numbers."""
+    """Return the effects of workflows with these numbers, without their texts."""
     each = [{**key._asdict(), "seq": seq} for key, seq in sorted(wanted.items())]
     rows = await reader.fetch_each(_SQL["find_seen"], each)
     return {_key(row): read_effect(row) for row in rows}
@@ -75,21 +87,49 @@ async def find_all(reader: Reader, keys: Collection[Key]) -> dict[Key, list[Effe
     rows = await reader.fetch_each(_SQL["find_all"], [key._asdict() for key in sorted(keys)])
     found: dict[Key, list[Effect]] = {}
     for row in rows:
-        found.setdefault(_key(row), []).append(read_effect(row, row["result"]))
+        found.setdefault(_key(row), []).append(read_effect(row, row["error"], row["result"]))
     return {key: sorted(effects, key=cursor_of) for key, effects in found.items()}
 
 
 async def page(reader: Reader, key: Key, after: Cursor, limit: int) -> list[Effect]:
-    """Return the next effects of a workflow after a cursor with their results, in the order of a task."""
+    """Return the next effects of a workflow after a cursor with their texts, in the order of a task."""
+    rows = await _next(reader, "page", key, after, limit)
+    return [read_effect(row, row["error"], row["result"]) for row in rows]
+
+
+async def page_within(reader: Reader, key: Key, after: Cursor, limit: int, most_bytes: int) -> Page:
+    """Return the next effects of a workflow after a cursor with their texts, and the cursor of the next page, if any.
+
+    Their views have at most `most_bytes`, unless a single one has more. Only the effects of the page are read whole.
+    """
+    sizes = [read_effect(row) for row in await _next(reader, "sizes", key, after, limit + 1)]
+    count = 0
+    for effect in sizes[:limit]:
+        most_bytes -= view_bytes(effect)
+        if count and most_bytes < 0:
+            break
+        count += 1
+    if not count:
+        return Page([], None)
+    return Page(await page(reader, key, after, count), cursor_of(sizes[count - 1]) if count < len(sizes) else None)
+
+
+def view_bytes(effect: Effect) -> int:
+    """Return how many bytes the view of an effect has at most."""
+    return BYTES_PER_EFFECT + 2 * len(effect.key.name.encode()) + effect.size
+
+
+async def _next(reader: Reader, names: str, key: Key, after: Cursor, limit: int) -> list[Row]:
+    """Return the rows of the next effects of a workflow after a cursor: those with a number, then the others."""
     parameters = {**key._asdict(), "limit": limit}
     rows: list[Row] = []
     if after.seq < LAST_SEQ:
-        rows += await reader.fetch(_SQL["page_seen"], {**parameters, "seq": after.seq})
+        rows += await reader.fetch(_SQL[f"{names}_seen"], {**parameters, "seq": after.seq})
         after = Cursor(LAST_SEQ)
     if len(rows) < limit:
         rest = {**parameters, "name": after.name, "n": after.n, "limit": limit - len(rows)}
-        rows += await reader.fetch(_SQL["page_unseen"], rest)
-    return [read_effect(row, row["result"]) for row in rows]
+        rows += await reader.fetch(_SQL[f"{names}_unseen"], rest)
+    return rows
 
 
 def cursor_of(effect: Effect) -> Cursor:
@@ -168,8 +208,8 @@ async def insert_messages(tx: Transaction, messages: Sequence[StoredMessage]) ->
     await tx.executemany(_SQL["insert_message"], each)
 
 
-def read_effect(row: Row, result: str | None = None) -> Effect:
-    """Return the effect in a row, with `result`."""
+def read_effect(row: Row, error: str | None = None, result: str | None = None) -> Effect:
+    """Return the effect in a row, with these texts."""
     return Effect(
         _effect_key(row),
         EffectKind(row["kind"]),
@@ -180,14 +220,17 @@ def read_effect(row: Row, result: str | None = None) -> Effect:
         row["counted_from"],
         row["size"],
         row["digest"],
-        row["error"],
+        error,
         result,
     )
 
 
-def _group(rows: Sequence[Row]) -> dict[Key, dict[EffectKey, Effect]]:
+async def _group(rows: Sequence[Row]) -> dict[Key, dict[EffectKey, Effect]]:
+    """Return the effects in rows by workflow. Other tasks run in between: there may be 10,000."""
     found: dict[Key, dict[EffectKey, Effect]] = {}
+    turns = Turns(_BYTES_PER_TURN)
     for row in rows:
+        await turns.take(BYTES_PER_EFFECT)
         effect = read_effect(row)
         found.setdefault(_key(row), {})[effect.key] = effect
     return found
@@ -218,5 +261,5 @@ def _parts(key: Key, effect: EffectKey) -> Mapping[str, Any]:
 
 
 def _parameters(key: Key, effect: Effect) -> Mapping[str, Any]:
-    values = {name: getattr(effect, name) for name in _VALUES}
-    return {**_parts(key, effect.key), **values, "result": effect.result}
+    values = {name: getattr(effect, name) for name in _SHORT}
+    return {**_parts(key, effect.key), **values, "error": effect.error, "result": effect.result}

@@ -1,18 +1,18 @@
 -- name: find
--- Returns an effect, without its result.
-SELECT {columns}
+-- Returns an effect, without its texts.
+SELECT {short}
 FROM /* each of many */ workflow_effects
 WHERE tenant_id = :tenant_id AND workflow_id = :workflow_id AND name = :name AND n = :n
 
 -- name: find_unseen
--- Returns the effects of a workflow that its function has not got, without their results.
-SELECT {columns}
+-- Returns the effects of a workflow that its function has not got, without their texts.
+SELECT {short}
 FROM /* each of many */ workflow_effects
 WHERE tenant_id = :tenant_id AND workflow_id = :workflow_id AND seq IS NULL
 
 -- name: find_seen
--- Returns the effect with a number.
-SELECT {columns}
+-- Returns the effect with a number, without its texts.
+SELECT {short}
 FROM /* each of many */ workflow_effects
 WHERE tenant_id = :tenant_id AND workflow_id = :workflow_id AND seq = :seq
 
@@ -27,6 +27,20 @@ WHERE tenant_id = :tenant_id AND workflow_id = :workflow_id AND name = :name AND
 SELECT {columns}, result
 FROM /* each of many */ workflow_effects
 WHERE tenant_id = :tenant_id AND workflow_id = :workflow_id
+
+-- name: sizes_seen
+-- Returns the next effects that the function got, in their order, without their texts.
+SELECT {short}
+FROM workflow_effects
+WHERE tenant_id = :tenant_id AND workflow_id = :workflow_id AND seq > :seq
+ORDER BY seq LIMIT :limit
+
+-- name: sizes_unseen
+-- Returns the next effects that the function has not got, in the order of their keys, without their texts.
+SELECT {short}
+FROM workflow_effects
+WHERE tenant_id = :tenant_id AND workflow_id = :workflow_id AND seq IS NULL AND (name, n) > (:name, :n)
+ORDER BY name, n LIMIT :limit
 
 -- name: page_seen
 -- Returns the next effects that the function got, in their order, with their results.
@@ -43,9 +57,11 @@ WHERE tenant_id = :tenant_id AND workflow_id = :workflow_id AND seq IS NULL AND 
 ORDER BY name, n LIMIT :limit
 
 -- name: write
--- Writes an effect. A stored result stays.
+-- Writes an effect, which was loaded without its texts. A stored result stays, and so does the error of the last failure.
 INSERT INTO workflow_effects ({columns}, result) VALUES ({values}, :result)
 ON CONFLICT (tenant_id, workflow_id, name, n) DO UPDATE SET {updates},
+    error = CASE WHEN excluded.failures > 0 AND excluded.status <> 'done'
+        THEN COALESCE(excluded.error, workflow_effects.error) ELSE excluded.error END,
     result = COALESCE(excluded.result, workflow_effects.result)
 
 -- name: is_awaited

@@ -6,6 +6,7 @@ other instances are the reason to look again after the poll interval.
 """
 
 import heapq
+import itertools
 import math
 from collections import Counter, OrderedDict
 from collections.abc import Collection, Sequence
@@ -46,8 +47,12 @@ class Poll:
 
 @dataclass(slots=True)
 class _LaneState:
-    look_at: float = 0
+    look_at: float
     """When to look at the lane; infinity while a look is under way."""
+    number: int
+    """The number of this look. Looks that are due at the same instant come in the order of their numbers."""
+    is_known: bool = False
+    """Whether the lane was looked at."""
     polls: OrderedDict[Poll, None] = field(default_factory=OrderedDict)
     """The poll that gets the next task comes first."""
     fitting: int = MAX_SLOTS
@@ -55,6 +60,14 @@ class _LaneState:
 
 
 _FEW = 1000
+
+
+class _Look(NamedTuple):
+    """A look at a lane, as it is ordered: by its instant, then by when it was planned."""
+
+    at: int
+    number: int
+    lane: Lane
 
 
 class Leaving(NamedTuple):
@@ -74,7 +87,10 @@ class HeldPolls:
         self._most_types = most_types
         self._polls: OrderedDict[tuple[str, str, str], Poll] = OrderedDict()
         self._lanes: dict[Lane, _LaneState] = {}
-        self._looks: list[tuple[int, Lane]] = []  # a heap; entries that no longer match the state are skipped
+        self._looks: list[_Look] = []  # a heap; entries that no longer match the state are skipped
+        self._numbers = itertools.count()
+        self._now = 0
+        """When the last looks were taken. A look that is planned for an earlier instant becomes due only now."""
         self._types: Counter[str] = Counter()  # how many the polls of each tenant have
         self._total_types = 0
 
@@ -101,8 +117,8 @@ class HeldPolls:
             self._count(poll, 1)
             for lane in poll.lanes:
                 if (state := self._lanes.get(lane)) is None:
-                    state = self._lanes[lane] = _LaneState()
-                    self._plan(0, lane)
+                    state = self._lanes[lane] = _LaneState(math.inf, 0)
+                    self._plan(state, self._now, lane)
                 state.polls[poll] = None
         return Leaving(replaced, refused)
 
@@ -114,7 +130,7 @@ class HeldPolls:
             if (state := self._lanes.get(lane)) is None:
                 continue
             state.polls.pop(poll, None)
-            if not state.polls and (state.look_at == 0 or len(self._lanes) > self._most_types):
+            if not state.polls and (not state.is_known or len(self._lanes) > self._most_types):
                 del self._lanes[lane]
 
     def polls_of(self, lane: Lane) -> Collection[Poll]:
@@ -137,9 +153,9 @@ class HeldPolls:
         state = self._lanes.get(lane)
         if state is None:
             return False
+        at = max(at, self._now)
         if at < state.look_at:
-            state.look_at = at
-            self._plan(at, lane)
+            self._plan(state, at, lane)
         return bool(state.polls)
 
     def wake_all(self, at: int) -> None:
@@ -152,11 +168,14 @@ class HeldPolls:
 
         They are not due again before the next `wake`, which the caller does after the look.
         """
+        was, self._now = self._now, now
+        if now < was:  # the clock was set back
+            self.wake_all(now)
         due: list[Lane] = []
         while len(due) < most and (lane := self._first(now)) is not None:
             state = self._lanes[lane]
             heapq.heappop(self._looks)
-            state.look_at = math.inf
+            state.look_at, state.is_known = math.inf, True
             if state.polls:
                 due.append(lane)
             else:
@@ -177,23 +196,24 @@ class HeldPolls:
     def next_look(self) -> int | None:
         """Return when to look at a lane next; None without one."""
         self._first(0)
-        return self._looks[0][0] if self._looks else None
+        return self._looks[0].at if self._looks else None
 
     def _first(self, now: int) -> Lane | None:
         """Return the lane whose look is due first, if it is due."""
         while self._looks:
-            at, lane = self._looks[0]
-            state = self._lanes.get(lane)
-            if state is not None and state.look_at == at:
-                return lane if at <= now else None
+            look = self._looks[0]
+            state = self._lanes.get(look.lane)
+            if state is not None and (state.look_at, state.number) == (look.at, look.number):
+                return look.lane if look.at <= now else None
             heapq.heappop(self._looks)
         return None
 
-    def _plan(self, at: int, lane: Lane) -> None:
-        heapq.heappush(self._looks, (at, lane))
+    def _plan(self, state: _LaneState, at: int, lane: Lane) -> None:
+        state.look_at, state.number = at, next(self._numbers)
+        heapq.heappush(self._looks, _Look(at, state.number, lane))
         if len(self._looks) > 2 * len(self._lanes) + _FEW:  # most entries no longer match
-            lanes = self._lanes.items()
-            self._looks = [(int(each.look_at), name) for name, each in lanes if each.look_at < math.inf]
+            planned = [(name, each) for name, each in self._lanes.items() if each.look_at < math.inf]
+            self._looks = [_Look(int(each.look_at), each.number, name) for name, each in planned]
             heapq.heapify(self._looks)
 
     def _make_room(self, poll: Poll) -> list[Poll]:

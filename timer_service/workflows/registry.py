@@ -1,8 +1,11 @@
-"""Records which workers were seen last, for list-workers. A row is written at most every 10 s."""
+"""Records which workers were seen last, for list-workers. A row is written at most every 10 s.
+
+Anyone may invent workers, so a tenant has a limited number of rows, and a row a limited size.
+"""
 
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from pydantic_core import to_json
@@ -20,6 +23,16 @@ LOOP = "workflow-workers"
 _SECONDS = 10
 """How often the row of a worker is written at most."""
 _BATCH = 1000
+MOST_WORKERS = 1000
+"""How many workers of a tenant are stored: those that were seen last."""
+_FORGOTTEN = 2 * _BATCH
+"""How many rows of a tenant are deleted at a time. Fewer than that are added."""
+_TYPES_BYTES = 12 * 1024
+"""The most bytes of the types of a worker. Types beyond are not stored. 100 types of 100 ASCII characters fit."""
+_PENDING_BYTES = 1024 * 1024
+"""The most bytes of the rows of a tenant that wait to be written. Workers beyond are recorded at a later poll."""
+_ROW_BYTES = 500
+"""The bytes of a row besides the types."""
 _PAUSE_MS = 1000
 _MOST_KNOWN = 20_000
 """How many workers are remembered. Those beyond are written more often, but at most `_BATCH` in a second."""
@@ -29,8 +42,12 @@ _Key = tuple[str, str]
 
 class _Seen(NamedTuple):
     at: int
-    poll: PollTasks | None
-    """None: the worker sent another request, which does not say what it executes."""
+    shown: Mapping[str, Any] | None
+    """The columns that a poll shows. None: the worker sent another request."""
+
+    @property
+    def size(self) -> int:
+        return _ROW_BYTES + (0 if self.shown is None else len(self.shown["types"].encode()))
 
 
 class WorkerRegistry:
@@ -44,8 +61,8 @@ class WorkerRegistry:
         self._written: OrderedDict[_Key, float] = OrderedDict()
         """When the row of a worker was written last, the longest ago first."""
         self._pending: OrderedDict[_Key, _Seen] = OrderedDict()
-        self._pending_of: Counter[str] = Counter()
-        """How many of them each tenant has. A tenant with ever new workers must not delay the others."""
+        self._pending_bytes: Counter[str] = Counter()
+        """How many bytes of them each tenant has. A tenant with ever new workers must not delay the others."""
 
     def record_poll(self, tenant: str, poll: PollTasks) -> None:
         """Record a poll."""
@@ -58,18 +75,20 @@ class WorkerRegistry:
     def _record(self, key: _Key, poll: PollTasks | None) -> None:
         written = self._written.get(key)
         recent = written is not None and self._monotonic() - written < _SECONDS
-        if recent or key in self._pending or self._pending_of[key[0]] >= _BATCH:
+        if recent or key in self._pending or self._pending_bytes[key[0]] >= _PENDING_BYTES:
             return
         now = self._clock.now()
         if not self._pending:
             self._wake(LOOP, now + _PAUSE_MS)
-        self._pending[key] = _Seen(now, poll)
-        self._pending_of[key[0]] += 1
+        seen = self._pending[key] = _Seen(now, None if poll is None else _shown(poll))
+        self._pending_bytes[key[0]] += seen.size
 
     async def tick(self, now: int) -> Pass:
-        """Write the rows of up to 1,000 workers that were seen."""
+        """Write the rows of up to 1,000 workers that were seen, and delete those of tenants with too many."""
         batch = [self._pending.popitem(last=False) for _ in range(min(_BATCH, len(self._pending)))]
-        self._pending_of = Counter(tenant for tenant, _ in self._pending)
+        for key, seen in batch:
+            self._pending_bytes[key[0]] -= seen.size
+        self._pending_bytes = +self._pending_bytes
         if batch:
             await in_transaction(self._database, lambda tx: _write(tx, batch))
             self._remember([key for key, _ in batch])
@@ -83,21 +102,28 @@ class WorkerRegistry:
             self._written.popitem(last=False)
 
 
-async def _write(tx: Transaction, batch: list[tuple[_Key, _Seen]]) -> None:
-    batch = sorted(batch, key=lambda each: each[0])
-    polls = [_row(key, seen.at, seen.poll) for key, seen in batch if seen.poll is not None]
-    await tx.executemany(_SQL["poll"], polls)
-    others = [{"tenant_id": key[0], "worker_id": key[1], "now": seen.at} for key, seen in batch if seen.poll is None]
-    await tx.executemany(_SQL["seen"], others)
+async def _write(tx: Transaction, batch: Sequence[tuple[_Key, _Seen]]) -> None:
+    rows = [
+        ({"tenant_id": key[0], "worker_id": key[1], "now": seen.at}, seen.shown)
+        for key, seen in sorted(batch, key=_key)
+    ]
+    await tx.executemany(_SQL["poll"], [{**row, **shown} for row, shown in rows if shown is not None])
+    await tx.executemany(_SQL["seen"], [row for row, shown in rows if shown is None])
+    limits = {"most": MOST_WORKERS, "limit": _FORGOTTEN}
+    tenants = sorted({key[0] for key, seen in batch if seen.shown is not None})
+    await tx.executemany(_SQL["forget"], [{"tenant_id": each, **limits} for each in tenants])
 
 
-def _row(key: _Key, at: int, poll: PollTasks) -> dict[str, Any]:
-    return {
-        "tenant_id": key[0],
-        "worker_id": key[1],
-        "name": poll.name,
-        "queue": poll.queue,
-        "types": to_json(poll.types).decode(),
-        "slots": poll.slots,
-        "now": at,
-    }
+def _key(seen: tuple[_Key, _Seen]) -> _Key:
+    return seen[0]
+
+
+def _shown(poll: PollTasks) -> dict[str, Any]:
+    """Return the columns that a poll shows."""
+    types, room = [], _TYPES_BYTES
+    for each in poll.types:
+        room -= len(to_json(each)) + 1
+        if room < 0:
+            break
+        types.append(each)
+    return {"name": poll.name, "queue": poll.queue, "types": to_json(types).decode(), "slots": poll.slots}

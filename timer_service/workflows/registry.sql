@@ -13,3 +13,11 @@ SET name = excluded.name, queue = excluded.queue, types = excluded.types, slots 
 UPDATE workflow_workers SET seen_at = :now,
     first_seen_at = CASE WHEN first_seen_at > :now THEN :now ELSE first_seen_at END
 WHERE tenant_id = :tenant_id AND worker_id = :worker_id
+
+-- name: forget
+-- Deletes the workers of a tenant beyond a number, those that were not seen for longest, up to a limit.
+DELETE FROM workflow_workers
+WHERE tenant_id = :tenant_id AND worker_id IN (
+    SELECT worker_id FROM workflow_workers
+    WHERE tenant_id = :tenant_id ORDER BY seen_at DESC LIMIT :limit OFFSET :most
+)

@@ -1,27 +1,31 @@
 """Applies the requests of workers about their tasks: reports, renewals and get-effects, for many tenants at once.
 
 All of them run in one transaction, which locks the workflows that they name in the order of their keys. Requests are
-applied in order, so the same report twice in one batch has one effect.
+applied in order, so the same report twice in one batch has one effect. Before that, `weigh` says how much memory each
+report and each renewal needs (core/request_portions.py).
 """
 
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
-from timer_service.core.database import Transaction
+from timer_service.core.data import MAX_DATA_BYTES
+from timer_service.core.database import Reader, Transaction
 from timer_service.core.errors import Code, Rejection
-from timer_service.core.paging import read_page
+from timer_service.core.paging import PAGE_BYTES, write_cursor
 from timer_service.core.request_intake import Asked, RequestRoute
+from timer_service.core.request_portions import Lists
 from timer_service.core.requests import Answer
 from timer_service.core.route import Lane
-from timer_service.core.stored_json import RawJson, write_list, write_object
+from timer_service.core.stored_json import RawJson, quote, write_list, write_object
+from timer_service.core.turns import Turns
 from timer_service.workflows import effect_store, protocol, report, store, task_store
-from timer_service.workflows.effect import Effect, EffectKey
-from timer_service.workflows.effect_store import Cursor
+from timer_service.workflows.effect import EffectKey
 from timer_service.workflows.protocol import (
     REPLY_BYTES,
     EffectKind,
     EffectsPage,
     GetEffects,
+    HeldTask,
     PollTasks,
     RenewReply,
     RenewTasks,
@@ -31,21 +35,75 @@ from timer_service.workflows.protocol import (
     ReportTasks,
 )
 from timer_service.workflows.report import Decision, Rules, TaskState, is_held
-from timer_service.workflows.task_store import Wanted
+from timer_service.workflows.store import Sizes
+from timer_service.workflows.task_store import Shown, Wanted
 from timer_service.workflows.workflow import Key
 
 _POLL_BYTES = 64 * 1024
+_BYTES_PER_TURN = 64 * 1024
 
 POLL_TASKS = RequestRoute("poll-tasks", PollTasks, protocol.Tasks, _POLL_BYTES)
 """The request that the dispatcher answers."""
 REQUESTS = (
-    RequestRoute("report-tasks", ReportTasks, ReportsReply),
-    RequestRoute("renew-tasks", RenewTasks, RenewReply),
+    RequestRoute("report-tasks", ReportTasks, ReportsReply, items="reports"),
+    RequestRoute("renew-tasks", RenewTasks, RenewReply, items="tasks"),
     RequestRoute("get-effects", GetEffects, EffectsPage),
 )
 """The requests that `handle_requests` applies."""
 _MOST_EFFECTS = 1000
 """How many effects a page has at most."""
+_WORKFLOW_BYTES = 4096
+"""About how much memory a workflow needs that is loaded and saved."""
+_COPIES = 3
+"""How many copies of its texts a reply needs until it is sent."""
+
+
+async def weigh(reader: Reader, asked: Sequence[Asked]) -> list[list[int]]:
+    """Return for each request about how many bytes of memory each of its items needs, at most."""
+    sizes = await store.find_sizes(reader, {key for each in asked for key, _ in _tokens(each)})
+    return [_weigh(each, sizes) for each in asked]
+
+
+def _weigh(asked: Asked, sizes: Mapping[Key, Sizes]) -> list[int]:
+    known = [(sizes.get(key), token) for key, token in _tokens(asked)]
+    found = [size if size is not None and size.lease_token == token else None for size, token in known]
+    match asked.request:
+        case ReportTasks() as request:
+            return [_weigh_report(size, each) for size, each in zip(found, request.reports, strict=True)]
+        case RenewTasks():
+            return [_weigh_task(each) for each in found]
+        case _:
+            return [_weigh_page(each) for each in found]
+
+
+def _weigh_page(size: Sizes | None) -> int:
+    """Return how much memory a page of effects needs."""
+    if size is None:
+        return _WORKFLOW_BYTES
+    loaded = task_store.loaded_bytes(min(size.effects, _MOST_EFFECTS))
+    return _WORKFLOW_BYTES + loaded + _weigh_views(size, size.effects, PAGE_BYTES)
+
+
+def _weigh_report(size: Sizes | None, report: Report) -> int:
+    """Return how much memory a report needs."""
+    named = len(report.steps) + len(report.seen) + len(report.waits)
+    return _weigh_task(size, len(report.waits)) + (0 if size is None else task_store.loaded_bytes(named))
+
+
+def _weigh_task(size: Sizes | None, waits: int = 0) -> int:
+    """Return how much memory a task needs in which so many waits begin. Its function has not got the last effects."""
+    if size is None:
+        return _WORKFLOW_BYTES
+    unseen = size.effects - size.seen
+    messages = min(size.messages, unseen + waits)
+    views = _weigh_views(size, unseen + waits, REPLY_BYTES)
+    return _WORKFLOW_BYTES + task_store.loaded_bytes(unseen + messages) + views
+
+
+def _weigh_views(size: Sizes, effects: int, most_bytes: int) -> int:
+    """Return how much memory the views of up to so many effects need in a reply."""
+    texts = min(size.effect_bytes + size.message_bytes, effects * MAX_DATA_BYTES)
+    return _COPIES * min(texts + effects * effect_store.BYTES_PER_EFFECT, most_bytes)
 
 
 async def handle_requests(
@@ -56,23 +114,22 @@ async def handle_requests(
     `may_time_out`: all commands that can have been sent before a timeout have been handled.
     """
     batch = await _Batch.load(tx, asked, Rules(now, rng, may_time_out))
-    decided = [batch.decide(each) for each in asked]
+    turns = Turns(_BYTES_PER_TURN)
+    decided = [await batch.decide(each, turns) for each in asked]
     adds_events = await task_store.save(tx, batch.before, batch.tasks, now)
     wakes = ("outbox",) if adds_events else ()
-    return [
-        Answer(await batch.reply(tx, each, decisions), wakes, batch.lanes(each))
-        for each, decisions in zip(asked, decided, strict=True)
-    ]
+    replies = await batch.replies(tx, asked, decided)
+    return [Answer(reply, wakes, batch.lanes(each)) for each, reply in zip(asked, replies, strict=True)]
 
 
 class _Batch:
     """The tasks that the requests of one transaction name."""
 
-    def __init__(self, before: dict[Key, TaskState], unheld: dict[Key, TaskState], rules: Rules) -> None:
+    def __init__(self, before: dict[Key, TaskState], unread: dict[Key, TaskState], rules: Rules) -> None:
         self.before = before
         self.tasks = dict(before)
-        self._unheld = unheld
-        """The workflows that no request holds."""
+        self._unread = unread
+        """The workflows that no report or renewal holds, without their effects."""
         self._rules = rules
 
     @classmethod
@@ -83,22 +140,22 @@ class _Batch:
             tokens.setdefault(key, set()).add(token)
         workflows = await store.load(tx, tokens)
         held = {key: each for key, each in workflows.items() if any(is_held(each, token) for token in tokens[key])}
-        tasks = await task_store.load(tx, held, _wanted(asked, held))
-        unheld = {key: TaskState(each, {}, {}) for key, each in workflows.items() if key not in held}
-        return cls(tasks, unheld, rules)
+        wanted = await _wanted(asked, held)
+        tasks = await task_store.load(tx, {key: held[key] for key in wanted}, wanted)
+        unread = {key: TaskState(each, {}, {}) for key, each in workflows.items() if key not in tasks}
+        return cls(tasks, unread, rules)
 
-    def decide(self, asked: Asked) -> list[Decision | None]:
+    async def decide(self, asked: Asked, turns: Turns) -> list[Decision | None]:
         """Apply a request; return the decision about each of its tasks, None for one that is not found."""
-        match asked.request:
-            case ReportTasks() as request:
-                return [self._apply(Key(asked.tenant, each.workflow_id), each) for each in request.reports]
-            case RenewTasks() as request:
-                return [self._renew(Key(asked.tenant, each.workflow_id), each.token) for each in request.tasks]
-            case _:
-                return []
+        decisions: list[Decision | None] = []
+        for key, each in _items(asked):
+            found = self.tasks.get(key)
+            await turns.take(0 if found is None else task_store.loaded_bytes(len(found.effects)))
+            decisions.append(self._apply(key, each) if isinstance(each, Report) else self._renew(key, each.token))
+        return decisions
 
     def _apply(self, key: Key, asked: Report) -> Decision | None:
-        task = self.tasks.get(key) or self._unheld.get(key)
+        task = self.tasks.get(key) or self._unread.get(key)
         if task is None:
             return None
         if not is_held(task.workflow, asked.token):
@@ -122,105 +179,106 @@ class _Batch:
             (each.lane, each.available_at) for each in freed if each.hold is None and each.available_at is not None
         )
 
-    async def reply(self, tx: Transaction, asked: Asked, decisions: Sequence[Decision | None]) -> RawJson | Rejection:
-        """Return the reply to a request, after what the requests changed was saved."""
-        match asked.request:
-            case ReportTasks() as request:
-                return await self._report_reply(tx, asked.tenant, request, decisions)
-            case RenewTasks() as request:
-                return await self._renew_reply(tx, asked.tenant, request, decisions)
-            case request:
-                return await self._effects_reply(tx, asked.tenant, request)
-
-    async def _report_reply(
-        self, tx: Transaction, tenant: str, request: ReportTasks, decisions: Sequence[Decision | None]
-    ) -> RawJson:
-        shown = {
-            Key(tenant, each.workflow_id): decision.task
-            for each, decision in zip(request.reports, decisions, strict=True)
-            if decision is not None and decision.shows_waits
-        }
-        over = await task_store.over_views(tx, shown.items(), self._rules.now, REPLY_BYTES)
-        replies = []
-        for each, decision in zip(request.reports, decisions, strict=True):
-            outcome = ReportOutcome.LOST if decision is None else decision.outcome
-            fields: dict[str, object] = {"workflowId": each.workflow_id, "outcome": outcome}
-            if decision is not None and decision.failed_steps:
-                fields["failedSteps"] = [step.model_dump(exclude_none=True) for step in decision.failed_steps]
-            shows = decision is not None and decision.shows_waits
-            views = over.get(Key(tenant, each.workflow_id), []) if shows else []
-            replies.append(write_object(fields, {"over": write_list(views) if views else None}))
-        return write_object({}, {"reports": write_list(replies)})
-
-    async def _renew_reply(
-        self, tx: Transaction, tenant: str, request: RenewTasks, decisions: Sequence[Decision | None]
-    ) -> RawJson:
-        pairs = list(zip(request.tasks, decisions, strict=True))
-        kept = {Key(tenant, each.workflow_id): decision.task for each, decision in pairs if decision is not None}
-        over = await task_store.over_views(tx, kept.items(), self._rules.now, REPLY_BYTES)
-        tasks = [
-            write_object({"workflowId": key.workflow_id, "token": _token(kept[key])}, {"over": write_list(views)})
-            for key, views in over.items()
+    async def replies(
+        self, tx: Transaction, asked: Sequence[Asked], decided: Sequence[Sequence[Decision | None]]
+    ) -> list[Lists | RawJson | Rejection]:
+        """Return the replies to requests, after what they changed was saved."""
+        both = list(zip(asked, decided, strict=True))
+        over = await task_store.over_views(tx, [_shown(*each) for each in both], self._rules.now)
+        return [
+            await self._effects_reply(tx, each)
+            if isinstance(each.request, GetEffects)
+            else _list_reply(each, decisions, views)
+            for (each, decisions), views in zip(both, over, strict=True)
         ]
-        lost = [{"workflowId": each.workflow_id, "token": each.token} for each, decision in pairs if decision is None]
-        fields = {"lost": [each["workflowId"] for each in lost], "lostTasks": lost}
-        return write_object(fields, {"tasks": write_list(tasks)})
 
-    async def _effects_reply(self, tx: Transaction, tenant: str, request: GetEffects) -> RawJson | Rejection:
-        key = Key(tenant, request.workflow_id)
-        task = self.tasks.get(key)
+    async def _effects_reply(self, tx: Transaction, asked: Asked) -> RawJson | Rejection:
+        request: GetEffects = asked.request
+        key = Key(asked.tenant, request.workflow_id)
+        task = self.tasks.get(key) or self._unread.get(key)
         if task is None or not is_held(task.workflow, request.token):
             return Rejection(Code.NOT_FOUND, f"no task {request.workflow_id!r} with this token")
         try:
             after = effect_store.parse_cursor(request.cursor)
         except Rejection as rejection:
             return rejection
-
-        async def read(after: Cursor, limit: int) -> list[Effect]:
-            return await effect_store.page(tx, key, after, limit)
-
-        return await read_page(
-            "effects",
-            read,
-            after=after,
-            limit=_MOST_EFFECTS,
-            view=lambda effect: task_store.effect_view(effect, self._rules.now),
-            cursor_of=effect_store.cursor_of,
-        )
+        page = await effect_store.page_within(tx, key, after, _MOST_EFFECTS, PAGE_BYTES)
+        views = write_list([task_store.effect_view(each, self._rules.now) for each in page.effects])
+        fields = {} if page.cursor is None else {"cursor": write_cursor(page.cursor)}
+        return write_object(fields, {"effects": views})
 
 
-def _token(task: TaskState) -> str:
-    assert task.workflow.hold is not None  # noqa: S101 - only tasks are renewed
-    return task.workflow.hold.token
+def _shown(asked: Asked, decisions: Sequence[Decision | None]) -> Shown:
+    """Return the tasks whose waits that are over the reply to a request names."""
+    tasks = {each.task.workflow.key: each.task for each in decisions if each is not None and each.shows_waits}
+    return Shown(tasks, REPLY_BYTES - asked.replied)
 
 
-def _tokens(asked: Asked) -> Iterable[tuple[Key, str]]:
-    """Return the workflows that a request names, each with its token."""
+def _list_reply(asked: Asked, decisions: Sequence[Decision | None], over: Mapping[Key, Sequence[RawJson]]) -> Lists:
+    """Return the reply to reports or renewals."""
+    pairs = list(zip(_items(asked), decisions, strict=True))
+    if isinstance(asked.request, ReportTasks):
+        return {"reports": [_reported(key, decision, over) for (key, _), decision in pairs]}
+    lost = [task for (_, task), decision in pairs if decision is None]
+    tokens = {key: task.token for (key, task), decision in pairs if decision is not None}
+    return {
+        "lost": [RawJson(quote(each.workflow_id)) for each in lost],
+        "lostTasks": [write_object({"workflowId": each.workflow_id, "token": each.token}, {}) for each in lost],
+        "tasks": [
+            write_object({"workflowId": key.workflow_id, "token": tokens[key]}, {"over": write_list(views)})
+            for key, views in over.items()
+        ],
+    }
+
+
+def _reported(key: Key, decision: Decision | None, over: Mapping[Key, Sequence[RawJson]]) -> RawJson:
+    outcome = ReportOutcome.LOST if decision is None else decision.outcome
+    fields: dict[str, object] = {"workflowId": key.workflow_id, "outcome": outcome}
+    if decision is not None and decision.failed_steps:
+        fields["failedSteps"] = [step.model_dump(exclude_none=True) for step in decision.failed_steps]
+    views = over.get(key, []) if decision is not None and decision.shows_waits else []
+    return write_object(fields, {"over": write_list(views) if views else None})
+
+
+def _items(asked: Asked) -> list[tuple[Key, Report | HeldTask]]:
+    """Return the reports or renewals of a request, each with its workflow."""
     match asked.request:
         case ReportTasks() as request:
-            return [(Key(asked.tenant, each.workflow_id), each.token) for each in request.reports]
+            return [(Key(asked.tenant, each.workflow_id), each) for each in request.reports]
         case RenewTasks() as request:
-            return [(Key(asked.tenant, each.workflow_id), each.token) for each in request.tasks]
-        case request:
-            return [(Key(asked.tenant, request.workflow_id), request.token)]
+            return [(Key(asked.tenant, each.workflow_id), each) for each in request.tasks]
+        case _:
+            return []
 
 
-def _wanted(asked: Sequence[Asked], keys: Iterable[Key]) -> dict[Key, Wanted]:
+def _tokens(asked: Asked) -> list[tuple[Key, str]]:
+    """Return the workflows that a request names, each with its token."""
+    if isinstance(asked.request, GetEffects):
+        return [(Key(asked.tenant, asked.request.workflow_id), asked.request.token)]
+    return [(key, each.token) for key, each in _items(asked)]
+
+
+async def _wanted(asked: Sequence[Asked], held: Collection[Key]) -> dict[Key, Wanted]:
     """Return what to load of each workflow: the effects that reports name, and messages for the waits that begin."""
-    effects: dict[Key, set[EffectKey]] = {key: set() for key in keys}
-    messages: dict[Key, dict[str, int]] = {key: {} for key in effects}
-    for request in asked:
-        reports = request.request.reports if isinstance(request.request, ReportTasks) else ()
-        for one in reports:
-            key = Key(request.tenant, one.workflow_id)
-            if key not in effects:
-                continue
-            named = (
-                [each.key for each in one.steps] + [each.key for each in one.seen] + [each.key for each in one.waits]
-            )
-            effects[key].update(map(EffectKey.parse, named))
-            for wait in one.waits:
-                if wait.kind is EffectKind.MESSAGE:
-                    name = EffectKey.parse(wait.key).name
-                    messages[key][name] = messages[key].get(name, 0) + 1
-    return {key: Wanted(frozenset(effects[key]), messages[key]) for key in effects}
+    effects: dict[Key, set[EffectKey]] = {}
+    messages: dict[Key, dict[str, int]] = {}
+    turns = Turns(_BYTES_PER_TURN)
+    for key, each in (pair for request in asked for pair in _items(request)):
+        if key not in held:
+            continue
+        named, names = effects.setdefault(key, set()), messages.setdefault(key, {})
+        for text, kind in _named(each):
+            await turns.take(len(text))
+            effect = EffectKey.parse(text)
+            named.add(effect)
+            if kind is EffectKind.MESSAGE:
+                names[effect.name] = names.get(effect.name, 0) + 1
+    return {key: Wanted(frozenset(named), messages[key]) for key, named in effects.items()}
+
+
+def _named(item: Report | HeldTask) -> Iterator[tuple[str, EffectKind | None]]:
+    """Return the keys of the effects that a report names, each with its kind if it is a wait that begins."""
+    if isinstance(item, Report):
+        yield from ((each.key, None) for each in item.steps)
+        yield from ((each.key, None) for each in item.seen)
+        yield from ((each.key, each.kind) for each in item.waits)

@@ -1,11 +1,12 @@
 """Loads the tasks that workers' requests name, and saves what the requests have changed: a few statements for all."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from timer_service.core import outbox
 from timer_service.core.database import Transaction
 from timer_service.core.stored_json import RawJson, read_stored, write_object
+from timer_service.core.turns import Turns
 from timer_service.workflows import effect_store, store
 from timer_service.workflows.effect import Effect, EffectKey, Effects, message_names
 from timer_service.workflows.events import events_of
@@ -15,8 +16,14 @@ from timer_service.workflows.workflow import Key, Workflow
 
 Tasks = Mapping[Key, TaskState]
 
-BYTES_PER_EFFECT = 200
-"""About how many bytes the view of an effect has in addition to its result."""
+_BYTES_PER_TURN = 64 * 1024
+_LOADED_EFFECT_BYTES = 2048
+"""About how much memory an effect needs that is loaded, changed and saved. Its texts are not loaded."""
+
+
+def loaded_bytes(effects: int) -> int:
+    """Return about how much memory so many effects need that are loaded for a decision."""
+    return effects * _LOADED_EFFECT_BYTES
 
 
 class Wanted(NamedTuple):
@@ -88,25 +95,46 @@ def effect_view(effect: Effect, now: int) -> RawJson:
     return write_object(fields, {"result": read_stored(effect.result), "error": read_stored(effect.error)})
 
 
-async def over_views(
-    tx: Transaction, tasks: Collection[tuple[Key, TaskState]], now: int, most_bytes: int
-) -> dict[Key, list[RawJson]]:
-    """Return the views of the waits that are over and that the functions have not got, after they were saved.
+class Shown(NamedTuple):
+    """The tasks whose waits that are over are part of a reply, and how many bytes of them it has room for."""
 
-    Together they have at most `most_bytes`, but there is one at least. The next replies have the others.
+    tasks: Mapping[Key, TaskState]
+    room: int
+
+
+async def over_views(tx: Transaction, replies: Sequence[Shown], now: int) -> list[dict[Key, list[RawJson]]]:
+    """Return for each reply the views of the waits that are over and that the functions have not got.
+
+    Call it after they were saved. The next replies have those that have no room.
     """
-    chosen: list[tuple[Key, Effect]] = []
-    for key, task in tasks:
-        over = sorted((each for each in task.effects.values() if each.is_over), key=lambda each: each.key)
-        for effect in over:
-            if chosen and most_bytes < effect.size:
-                break
-            most_bytes -= effect.size + BYTES_PER_EFFECT
-            chosen.append((key, effect))
-    with_results = [(key, each.key) for key, each in chosen if each.size and each.kind is EffectKind.MESSAGE]
+    chosen = [_over(each) for each in replies]
+    with_results = {
+        (key, effect.key)
+        for each in chosen
+        for key, effect in each
+        if effect.size and effect.kind is EffectKind.MESSAGE
+    }
     results = await effect_store.find_results(tx, with_results)
-    views: dict[Key, list[RawJson]] = {}
-    for key, effect in chosen:
-        found = effect._replace(result=results.get((key, effect.key)))
-        views.setdefault(key, []).append(effect_view(found, now))
-    return views
+    turns = Turns(_BYTES_PER_TURN)
+    found: list[dict[Key, list[RawJson]]] = []
+    for each in chosen:
+        views: dict[Key, list[RawJson]] = {}
+        for key, effect in each:
+            await turns.take(effect.size)
+            view = effect_view(effect._replace(result=results.get((key, effect.key))), now)
+            views.setdefault(key, []).append(view)
+        found.append(views)
+    return found
+
+
+def _over(shown: Shown) -> list[tuple[Key, Effect]]:
+    """Return the waits of tasks that are over, as many as a reply has room for."""
+    room = shown.room
+    chosen: list[tuple[Key, Effect]] = []
+    for key, task in shown.tasks.items():
+        for effect in sorted((each for each in task.effects.values() if each.is_over), key=lambda each: each.key):
+            room -= effect_store.view_bytes(effect)
+            if room < 0:
+                return chosen
+            chosen.append((key, effect))
+    return chosen

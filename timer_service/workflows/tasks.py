@@ -11,11 +11,11 @@ from timer_service.core.query import omit_none
 from timer_service.core.stored_json import RawJson, check_stored, read_stored, write_list, write_object
 from timer_service.workflows import effect_store, report, store, task_store
 from timer_service.workflows.effect import Effect
-from timer_service.workflows.effect_store import Cursor
-from timer_service.workflows.messages import FailureCode
+from timer_service.workflows.effect_store import BYTES_PER_EFFECT, Cursor
+from timer_service.workflows.messages import MAX_EFFECTS, FailureCode
 from timer_service.workflows.protocol import INLINE_EFFECTS_BYTES
 from timer_service.workflows.report import UNDECIDED_MS, Rules, TaskState, is_undecided
-from timer_service.workflows.task_store import BYTES_PER_EFFECT, Wanted
+from timer_service.workflows.task_store import Wanted
 from timer_service.workflows.workflow import DEFAULT_RETRY, Key, Workflow, delay_after, has_crashed
 
 _BYTES_PER_TASK = 1000
@@ -75,7 +75,8 @@ async def _views(tx: Transaction, workflows: Sequence[Workflow], now: int) -> di
     effects = await effect_store.find_all(tx, small)
     views = {}
     for workflow in workflows:
-        found, cursor = effects.get(workflow.key, []), None
+        found: Sequence[Effect] = effects.get(workflow.key, [])
+        cursor = None
         if _is_large(workflow):
             found, cursor = await _first_effects(tx, workflow.key)
         stored = texts[workflow.key].input if workflow.key in texts else None
@@ -88,20 +89,10 @@ def _is_large(workflow: Workflow) -> bool:
     return workflow.effect_bytes + workflow.effects * BYTES_PER_EFFECT > INLINE_EFFECTS_BYTES
 
 
-async def _first_effects(tx: Transaction, key: Key) -> tuple[list[Effect], str | None]:
+async def _first_effects(tx: Transaction, key: Key) -> tuple[Sequence[Effect], str | None]:
     """Return the first effects of a workflow that fit into a task, and the cursor for the others."""
-    after, room = Cursor(), INLINE_EFFECTS_BYTES
-    shown: list[Effect] = []
-    while True:
-        found = await effect_store.page(tx, key, after, _EFFECTS_AT_ONCE)
-        for effect in found:
-            room -= effect.size + BYTES_PER_EFFECT
-            if room < 0:
-                return shown, write_cursor(after)
-            shown.append(effect)
-            after = effect_store.cursor_of(effect)
-        if len(found) < _EFFECTS_AT_ONCE:
-            return shown, None
+    page = await effect_store.page_within(tx, key, Cursor(), MAX_EFFECTS, INLINE_EFFECTS_BYTES)
+    return page.effects, None if page.cursor is None else write_cursor(page.cursor)
 
 
 def _view(

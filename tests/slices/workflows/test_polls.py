@@ -1,5 +1,7 @@
 """Held polls: which lanes to look at and when, which polls leave, and how they share tasks."""
 
+from collections import Counter
+
 import pytest
 
 from timer_service.core.broker import Request
@@ -39,6 +41,37 @@ def test_a_new_poll_is_looked_at_once() -> None:
     polls.wake(SHIP, 50)
     assert (polls.next_look(), polls.take_due(49, 10)) == (50, [])
     assert polls.take_due(100, 10) == [SHIP, ORDER]
+
+
+def test_looks_come_in_the_order_in_which_they_became_due() -> None:
+    """A lane that is due gets its look before lanes that become due later, whatever their names and instants are."""
+    polls = held(poll("a", "b", "c", "a"))
+    (first,) = polls.take_due(5, 1)
+    polls.wake(first, 0)  # its row is available since long ago
+    (second,) = polls.take_due(5, 1)
+    polls.wake(second, 5)
+    polls.add(poll("new", "0"))
+    looks = [each[2] for each in (first, second, *polls.take_due(6, 10))]
+    assert looks == ["b", "c", "a", "b", "c", "0"]
+
+
+def test_every_lane_has_its_look() -> None:
+    """While a few lanes are looked at in each pass and are due again at once, all lanes get as many looks."""
+    polls = held(*(poll(f"w{number}", f"type-{number:03}") for number in range(30)))
+    looks: Counter[Lane] = Counter()
+    for _ in range(30):
+        for lane in polls.take_due(5, 10):
+            looks[lane] += 1
+            polls.wake(lane, 5)
+    assert set(looks.values()) == {10}
+
+
+def test_clock_that_is_set_back() -> None:
+    """After the clock was set back, every lane is looked at: its row may be due by the new clock."""
+    polls = held(poll())
+    polls.take_due(1000, 10)
+    polls.wake(ORDER, 6000)
+    assert (polls.take_due(2000, 10), polls.take_due(500, 10)) == ([], [ORDER])
 
 
 def test_a_wake_during_a_look_is_kept() -> None:

@@ -2,14 +2,17 @@
 
 nats-py 2.16 stops reading or closes the connection for good after some messages that any user may send: a subject with
 bytes that are not UTF-8 or with a vertical tab, or a publish that the server refuses as too long. Then no command is
-handled. So this module replaces three steps of the driver: reading the protocol, decoding messages, and handling errors
-of the server. `tests/nats/test_driver.py` runs it against the installed version.
+handled. So this module replaces steps of the driver: reading the protocol, decoding messages, and handling errors
+of the server. It also reads in turns: the driver would read as long as data arrives, and nothing else would run.
+`tests/nats/test_driver.py` runs it against the installed version.
 """
 
 # ruff: noqa: SLF001 - the driver has no public way to replace these steps
 
+import asyncio
 import json
 import logging
+from contextlib import suppress
 from typing import Any
 
 import nats.errors
@@ -18,12 +21,21 @@ from nats.aio.subscription import Subscription
 from nats.protocol.parser import AWAITING_CONTROL_LINE, AWAITING_MSG_PAYLOAD, PERMISSIONS_ERR, Parser
 
 from timer_service.adapters.nats.headers import RawHeaders, decode_text
+from timer_service.core.turns import Turns
 from timer_service.nats_flush import FlushingClient
 
 log = logging.getLogger(__name__)
 
 _LONGEST_LINE = 1024 * 1024  # an INFO line names every server of a cluster
 _END = b"\r\n"
+_READ_BYTES = 64 * 1024
+_BYTES_AHEAD = 1024 * 1024
+"""How much is received while other tasks run. A flood then waits in this buffer and not in the server.
+
+A server ends a connection for which too much waits, and it does so for all workers at once.
+"""
+_BYTES_PER_TURN = 1024 * 1024
+"""How much is read in a turn. Reading only takes messages apart, and most are refused while there are too many."""
 _OPERATIONS = {b"MSG", b"HMSG", b"INFO", b"PING", b"PONG", b"+OK", b"-ERR"}
 
 
@@ -32,13 +44,39 @@ class GuardedClient(FlushingClient):
 
     def __init__(self) -> None:
         super().__init__()
-        self._ps: Parser = _GuardedParser(self)
+        self._ps: _GuardedParser = _GuardedParser(self)
 
     @property
     def reading(self) -> bool:
         """Whether the task that reads from the connection runs."""
         task = self._reading_task
         return task is not None and not task.done()
+
+    async def _read_loop(self) -> None:
+        """Read the connection in turns, until it is closed or lost."""
+        try:
+            await self._read_in_turns(_read_ahead(self._transport))
+        except nats.errors.ProtocolError as error:
+            await self._process_op_err(error)
+        except OSError as error:
+            await self._process_op_err(error)
+        except asyncio.CancelledError:
+            pass
+        except Exception:
+            log.exception("reading from the broker has failed")
+
+    async def _read_in_turns(self, transport: Any) -> None:
+        turns = Turns(_BYTES_PER_TURN)
+        while not (self.is_closed or self.is_reconnecting):
+            if transport.at_eof():
+                error = nats.errors.UnexpectedEOF()
+                await self._error_cb(error)
+                await self._process_op_err(error)
+                return
+            data = await transport.read(_READ_BYTES)
+            await self._ps.parse(data, turns)
+            if len(data) < _READ_BYTES:  # others run until more arrives
+                turns = Turns(_BYTES_PER_TURN)
 
     def discard_unsent(self) -> None:
         """Forget what was not sent before the connection was lost. The driver would send it to the next server.
@@ -81,10 +119,20 @@ class GuardedClient(FlushingClient):
         await self._process_op_err(error)
 
 
+def _read_ahead(transport: Any) -> Any:
+    """Let a TCP transport receive `_BYTES_AHEAD` before it is read, up to as much at a time. Return it."""
+    if (reader := getattr(transport, "_io_reader", None)) is not None:
+        reader._limit = _BYTES_AHEAD // 2  # asyncio stops to receive at twice the limit
+        with suppress(AttributeError):  # of other event loops
+            transport._io_writer.transport.max_size = _BYTES_AHEAD
+    return transport
+
+
 class _GuardedParser(Parser):
     """Reads the protocol. An error while one message is processed loses this message only."""
 
-    async def parse(self, data: bytes = b"") -> None:
+    async def parse(self, data: bytes = b"", turns: Turns | None = None) -> None:
+        turns = turns or Turns(_BYTES_PER_TURN)
         self.buf.extend(data)
         while self.buf:
             if self.state == AWAITING_CONTROL_LINE:
@@ -100,6 +148,7 @@ class _GuardedParser(Parser):
                 body = bytes(self.buf[: self.needed])
                 del self.buf[: self.needed + len(_END)]
                 self.state = AWAITING_CONTROL_LINE
+                await turns.take(len(body))
                 await self._process_message(body)
 
     def _check_length(self) -> None:

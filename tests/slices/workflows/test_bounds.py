@@ -1,0 +1,213 @@
+"""What the requests of workers read and reply has a limit, however many requests there are and how large rows are."""
+
+import asyncio
+import json
+import random
+from functools import partial
+from typing import Any
+from unittest.mock import AsyncMock
+
+from tests.harness.counted_reads import CountedReads
+from tests.harness.workflows import CONTINUE, PARK, Workflows, done, failed, release, report, seen, sleep, wait_for
+from timer_service.core.broker import Request
+from timer_service.core.budget import MIB
+from timer_service.core.health import OutageLog
+from timer_service.core.paging import PAGE_BYTES
+from timer_service.core.request_intake import Asked, Intake
+from timer_service.core.request_portions import Portions
+from timer_service.core.request_queue import QueueLimits
+from timer_service.core.requests import HandleRequests, Requests
+from timer_service.workflows import effect_store
+from timer_service.workflows.claims import Claims
+from timer_service.workflows.polls import Poll
+from timer_service.workflows.protocol import REPLY_BYTES, PollTasks, RenewTasks
+from timer_service.workflows.requests import REQUESTS, handle_requests, weigh
+from timer_service.workflows.shares import Share
+from timer_service.workflows.workflow import Key
+
+
+def counted(workflows: Workflows) -> CountedReads:
+    """Count what the transactions of requests read from now on."""
+    database: Any = CountedReads(workflows.database)
+    workflows.database = database
+    return workflows.database  # type: ignore[return-value]
+
+
+def keys(name: str, count: int) -> list[str]:
+    return [name, *(f"{name}:{number}" for number in range(1, count))]
+
+
+async def test_page_reads_only_what_it_shows(workflows: Workflows) -> None:
+    """A page of effects reads the results that it shows, also if small ones come before large ones."""
+    task = await workflows.begin()
+    steps = [done(key, "x") for key in keys("a", 8)] + [done(key, "x" * 60_000) for key in keys("b", 20)]
+    await workflows.report(task, steps=steps)
+    reads = counted(workflows)
+    page = await workflows.effects(task)
+    assert (len(page["effects"]), "cursor" in page) == (16, True)
+    assert reads.transactions[-1].characters < PAGE_BYTES + 20_000
+    rest = await workflows.effects(task, page["cursor"])
+    shown = [
+        each["key"]
+        for each in (*page["effects"], *rest["effects"], *(await workflows.effects(task, rest["cursor"]))["effects"])
+    ]
+    assert shown == sorted(keys("a", 8) + keys("b", 20), key=lambda key: (key[0], int(key[2:] or 0)))
+
+
+async def test_decisions_read_no_texts(workflows: Workflows) -> None:
+    """Renewals and reports read neither results nor errors, and the stored ones stay as they are."""
+    task = await workflows.begin()
+    error = {"type": "OSError", "message": "e" * 4000}
+    broken = [{**failed(key, retryable=False), "error": error} for key in keys("b", 10)]
+    again = [{**failed("again"), "error": error}]
+    await workflows.report(task, steps=[*broken, *again, done("a", "r" * 60_000)])
+    reads = counted(workflows)
+    await workflows.renew(task)
+    await workflows.report(task, seen=seen("b", "a"))
+    assert max(each.characters for each in reads.transactions) < 4000
+    effects = {each["key"]: each for each in (await workflows.view(limit=100))["effects"]}
+    assert all(effects[key]["error"] == error for key in (*keys("b", 10), "again"))
+    assert (effects["b"]["seq"], effects["a"]["result"]) == (1, "r" * 60_000)
+    await workflows.report(task, steps=[done("again", attempt=2)])
+    assert "error" not in {each["key"]: each for each in (await workflows.view(limit=100))["effects"]}["again"]
+
+
+async def test_replies_with_long_names_fit_into_a_message(workflows: Workflows) -> None:
+    """A reply counts the names of waits that are over, so it is never too large for the broker."""
+    task = await workflows.begin()
+    waits = [sleep("\N{GRINNING FACE}" * 90 + f"{number}", 0) for number in range(2500)]
+    ((reply,)) = await workflows.ask_all(report(task, PARK, waits=waits))
+    (outcome,) = reply["reports"]
+    assert (outcome["outcome"], len(outcome["over"]) > 500) == ("resumed", True)
+    assert len(json.dumps(reply, ensure_ascii=False).encode()) <= REPLY_BYTES
+
+
+async def test_renewals_are_applied_in_portions(workflows: Workflows) -> None:
+    """A transaction reads the effects of a few large workflows. Renewals of other tenants are among the first ones."""
+    large = await _begin(workflows, 8, waits=60)
+    (small,) = await _begin(workflows, 1, waits=1, tenant="other")
+    reads = counted(workflows)
+    sent = [("acme", [each]) for each in large] + [("other", [small]), ("acme", large)]
+    replies = await _apply(workflows, [(tenant, _renewal(tasks)) for tenant, tasks in sent], room=600_000)
+    assert [len(reply["tasks"]) for reply in replies] == [1] * 9 + [8]
+    assert all(len(each["over"]) == 60 for reply in replies[:8] for each in reply["tasks"])
+    assert max(each.rows for each in reads.transactions) <= 4 * 61 + 2
+    assert workflows.metrics.requests == {("renew-tasks", "answered"): 10}
+
+
+async def test_replies_of_a_portion_have_a_limit(workflows: Workflows) -> None:
+    """A transaction reads few large results. A divided renewal has no more of them than one message."""
+    tasks = await _begin(workflows, 4, waits=4, size=60_000)
+    reads = counted(workflows)
+    asked = [("acme", _renewal([each])) for each in tasks] + [("acme", _renewal(tasks))]
+    replies = await _apply(workflows, asked, room=2 * MIB)
+    assert [sum(len(each["over"]) for each in reply["tasks"]) for reply in replies] == [4, 4, 4, 4, 8]
+    assert max(each.characters for each in reads.transactions) <= 8 * 60_000 + 10_000
+
+
+async def test_results_that_were_seen_weigh_nothing(workflows: Workflows) -> None:
+    """Reports about workflows with large results need little memory, because they read none of them."""
+    task = await workflows.begin()
+    await workflows.report(task, steps=[done(key, "x" * 60_000) for key in keys("a", 20)], seen=seen(*keys("a", 20)))
+    sizes = [
+        await weigh(workflows.database.reader, [Asked("acme", each, "reports")])
+        for each in (report(task, steps=[done("b")]), report(task, waits=[wait_for("b")]))
+    ]
+    assert [size < most for ((size,),), most in zip(sizes, (10_000, 220_000), strict=True)] == [True, True]
+    unknown = report({"workflowId": "unknown", "token": "0" * 16}, waits=[wait_for("b")])
+    assert await weigh(workflows.database.reader, [Asked("acme", unknown, "reports")]) == [[4096]]
+
+
+async def test_pages_of_effects_are_read_in_portions(workflows: Workflows) -> None:
+    """A transaction reads a few pages of large effects, however many are asked for."""
+    task = await workflows.begin()
+    await workflows.report(task, steps=[done(key, "x" * 60_000) for key in keys("a", 9)])
+    reads = counted(workflows)
+    body = {"workflowId": task["workflowId"], "token": task["token"]}
+    replies = await _apply(workflows, [("acme", ("get-effects", body))] * 6, room=4 * MIB)
+    assert [len(each["effects"]) for each in replies] == [8] * 6
+    assert [round(each.characters / PAGE_BYTES) for each in reads.transactions] == [2, 2, 2]
+
+
+async def test_others_run_while_many_effects_are_read() -> None:
+    """Other tasks have a turn after some hundred effects."""
+    turns = 0
+
+    async def count() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    row = {"tenant_id": "acme", "workflow_id": "w", "name": "a", "kind": "sleep", "status": "open", "seq": None}
+    rest = {"failures": 0, "due_at": 1, "size": 0, "digest": None}
+    reader = AsyncMock(fetch_each=AsyncMock(return_value=[{**row, **rest, "n": number} for number in range(2000)]))
+    counting = asyncio.create_task(count())
+    found = await effect_store.find_unseen(reader, [Key("acme", "w")])
+    counting.cancel()
+    assert (len(found[Key("acme", "w")]), turns >= 5) == (2000, True)
+
+
+async def test_claims_load_a_limited_number_of_effects(workflows: Workflows) -> None:
+    """A claim sends as many tasks as there is memory for their effects. The others stay available."""
+    for task in await _begin(workflows, 4, waits=100):
+        await workflows.report(task, release(), number=2)
+    poll = Poll(Request("poll-tasks", "acme", b"", "_INBOX.a"), PollTasks(worker_id="w", types=["order"], slots=4))
+    claims = Claims(workflows.database, max_attempts=5, claim_bytes=500_000)
+    share = Share(poll, ("acme", "default", "order"), 4)
+    kept = [await claims.claim([share], workflows.clock.now(), may_time_out=True) for _ in range(3)]
+    assert [each.kept for each in kept] == [[2], [2], [0]]
+
+
+async def _begin(
+    workflows: Workflows, count: int, *, waits: int, size: int = 0, tenant: str = "acme"
+) -> list[dict[str, Any]]:
+    """Begin workflows with waits that are over, each with a message of `size` if that is not 0."""
+    for number in range(count):
+        workflows.send("StartWorkflow", tenant=tenant, workflowId=f"w{number}", type="order")
+        for _ in range(waits if size else 0):
+            workflows.send("SendToWorkflow", tenant=tenant, workflowId=f"w{number}", name="a", data="x" * size)
+    await workflows.consume()
+    tasks = await workflows.poll(tenant=tenant)
+    began = [wait_for(key) if size else sleep(key, 0) for key in keys("a", waits)]
+    await workflows.ask_all(*(report(each, CONTINUE, waits=began) for each in tasks), tenant=tenant)
+    return tasks
+
+
+def _renewal(tasks: list[dict[str, Any]]) -> tuple[str, dict[str, Any]]:
+    held = [{"workflowId": each["workflowId"], "token": each["token"]} for each in tasks]
+    request = RenewTasks.model_validate({"workerId": "w", "tasks": held})
+    return "renew-tasks", request.model_dump(by_alias=True, mode="json")
+
+
+async def _apply(workflows: Workflows, sent: list[tuple[str, tuple[str, Any]]], room: int) -> list[Any]:
+    """Send requests of tenants together, and apply them in portions. Return the replies."""
+    intake = Intake(REQUESTS, QueueLimits(16 * MIB, MIB), workflows.metrics)
+    subscription = await workflows.broker.serve_requests(intake.names, intake.receive)
+
+    async def prepare(_now: int) -> HandleRequests:
+        return partial(handle_requests, rng=random.Random(0), may_time_out=True)
+
+    async def wake(*_: object) -> None:
+        pass
+
+    requests = Requests(
+        database=workflows.database,
+        clock=workflows.clock,
+        metrics=workflows.metrics,
+        weigh=weigh,
+        portions=Portions(room, MIB),
+        prepare=prepare,
+        wake=wake,
+        offer=lambda *_: None,
+        outages=OutageLog(),
+    )
+    replies = [
+        asyncio.create_task(workflows.broker.request(name, tenant, json.dumps(body).encode()))
+        for tenant, (name, body) in sent
+    ]
+    await asyncio.sleep(0)
+    intake.close()
+    async with asyncio.timeout(30):
+        await requests.run(intake, subscription)
+        return [json.loads((await each).body) for each in replies]
