@@ -62,6 +62,9 @@ class Metrics:
         self._slots_missed = Counter(
             "timer_slots_missed", "Slots of schedules that were skipped because they were late.", registry=registry
         )
+        self._slots_not_started = _counter(
+            registry, "timer_slots_not_started", "Slots of schedules that started no workflow, by reason.", "reason"
+        )
         self._polling = cache(
             Histogram(
                 "timer_polling_duration_seconds",
@@ -233,6 +236,10 @@ class Metrics:
     def slots_missed(self, count: int) -> None:
         """Count slots of schedules that were skipped because they were late."""
         self._slots_missed.inc(count)
+
+    def slots_not_started(self, reason: str, count: int) -> None:
+        """Count slots of schedules that started no workflow, by the reason."""
+        self._slots_not_started(reason).inc(count)
 
     def leases_lost(self, count: int) -> None:
         """Count rows that were claimed again or changed before they could be settled."""

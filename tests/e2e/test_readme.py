@@ -100,7 +100,7 @@ async def test_timer_service(part: str, expected: list[str], broker: NatsServer,
 @ON_SQLITE
 async def test_shell_of_schedules(broker: NatsServer, service: Service) -> None:
     """The commands of docs/schedules.md succeed in their order, and twice."""
-    parts = ("schedules preview", "schedules put", "schedules trigger", "schedules get")
+    parts = ("schedules preview", "--catch-up last", "schedules trigger", "schedules get")
     script = "".join(block("sh", part, SCHEDULES) for part in parts)
     outcomes = ["created", "triggered", "paused", "resumed", "deleted"]
     for _ in range(2):

@@ -19,7 +19,7 @@ from timer_service.core.loop import Worker
 from timer_service.core.message import Address, Position
 from timer_service.core.outbox import OUTBOX, stored_message
 from timer_service.core.quotas import Quotas
-from timer_service.core.route import Route
+from timer_service.core.route import Lane, Route
 from timer_service.core.slice import Slice
 
 
@@ -60,6 +60,9 @@ class InProcess(Conversation):
         self.worker_wakes: list[tuple[str, int]] = []
         """The loops that workers woke, with the instants."""
         self._service_broker = service_broker or broker
+        self.offers: list[tuple[Lane, int]] = []
+        """The lanes that were offered to workers of users, with the instants."""
+        quotas = Quotas(limits, monotonic=lambda: 0.0)
         self.parts = make_parts(
             database,
             self._service_broker,
@@ -67,14 +70,20 @@ class InProcess(Conversation):
             self.metrics,
             max_attempts=max_attempts,
             wake=lambda loop, at: self.worker_wakes.append((loop, at)),
+            offer=lambda lane, at: self.offers.append((lane, at)),
+            quotas=quotas,
         )
         self.positions: list[Position] = []
         """The positions of the sent commands."""
-        handle = handler(slice_, [slice_.name] if enabled else [], Quotas(limits, monotonic=lambda: 0.0))
-        self.consumer = self.parts.consumer([Route(slice_.commands, handle, self._woken)])
+        self.consumer = self.parts.consumer([self._route(slice_, enabled=enabled)])
         self.queries = self.parts.queries(slice_.queries)
         self.relay = self.parts.relay(OUTBOX, stored_message)
         self._subscription: Subscription | None = None
+
+    def _route(self, slice_: Slice, *, enabled: bool = True) -> Route:
+        """Return the route of a slice's commands."""
+        handle = handler(slice_, [slice_.name] if enabled else [], self.parts.quotas)
+        return Route(slice_.commands, handle, self._woken, self.parts.offer)
 
     async def consume(self, batch_size: int = BATCH) -> None:
         """Handle all waiting commands, in batches of `batch_size`."""

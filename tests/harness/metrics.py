@@ -28,6 +28,7 @@ class RecordingMetrics:
         self.lateness: list[float] = []
         self.lost = 0
         self.missed = 0
+        self.not_started = Counter[str]()
         self.given_up: Counter[str] = Counter()
         self.ticks: Counter[str] = Counter()
         self.counts: dict[tuple[str, str], int] = {}
@@ -80,6 +81,9 @@ class RecordingMetrics:
 
     def slots_missed(self, count: int) -> None:
         self.missed += count
+
+    def slots_not_started(self, reason: str, count: int) -> None:
+        self.not_started[reason] += count
 
     def leases_lost(self, count: int) -> None:
         self.lost += count

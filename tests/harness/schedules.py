@@ -8,13 +8,15 @@ from tests.harness.clock import ManualClock
 from tests.harness.conversation import Conversation
 from tests.harness.in_process import InProcess, exhaust
 from tests.harness.live_service import Live
+from timer_service import workflows
 from timer_service.adapters.memory import MemoryBroker
+from timer_service.app.slices import SCHEDULES
 from timer_service.core.broker import Broker
 from timer_service.core.database import Database
 from timer_service.core.limits import DEFAULT_LIMITS, TenantLimits
 from timer_service.core.message import Address
-from timer_service.schedules import SLICE
 from timer_service.schedules.firing_worker import FiringWorker
+from timer_service.workflows.slot_start import start_workflows
 
 
 class ScheduleConversation(Conversation):
@@ -64,8 +66,10 @@ class Schedules(ScheduleConversation, InProcess):
         service_broker: Broker | None = None,
         limits: TenantLimits = DEFAULT_LIMITS,
     ) -> None:
-        super().__init__(database, broker, clock, SLICE, enabled=enabled, service_broker=service_broker, limits=limits)
-        self.worker = FiringWorker(self.parts)
+        super().__init__(
+            database, broker, clock, SCHEDULES, enabled=enabled, service_broker=service_broker, limits=limits
+        )
+        self.worker = FiringWorker(self.parts, start_workflows)
 
     def _post(self, address: Address, body: bytes, headers: Mapping[str, str], message_id: str | None) -> None:
         stored_at = self.clock.now() * 1_000_000
@@ -88,10 +92,57 @@ class Schedules(ScheduleConversation, InProcess):
         ]
         return row
 
-    async def all_rows(self) -> list[dict[str, Any]]:
-        """Return every row, in order of the keys."""
-        rows = await self.database.reader.fetch("SELECT * FROM schedules ORDER BY tenant_id, schedule_id")
+    async def all_rows(self, table: str = "schedules") -> list[dict[str, Any]]:
+        """Return every row of a table, in order of the keys."""
+        rows = await self.rows(table)
         return [{name: row[name] for name in row.keys()} for row in rows]  # type: ignore[attr-defined]  # noqa: SIM118
+
+
+class StartingSchedules(Schedules):
+    """The schedules slice and the workflows slice. Schedules start workflows of the type `order`."""
+
+    fields: ClassVar = {}
+
+    def __init__(
+        self,
+        database: Database,
+        broker: MemoryBroker,
+        clock: ManualClock,
+        *,
+        enabled: bool = True,
+        service_broker: Broker | None = None,
+        limits: TenantLimits = DEFAULT_LIMITS,
+    ) -> None:
+        super().__init__(database, broker, clock, enabled=enabled, service_broker=service_broker, limits=limits)
+        routes = [self._route(each, enabled=enabled) for each in (SCHEDULES, workflows.SLICE)]
+        self.consumer = self.parts.consumer(routes)
+
+    async def put_start(self, schedule: str = "daily", *, start: Mapping[str, Any] | None = None, **fields: Any) -> str:
+        """Put a schedule that starts workflows. `start` has more fields of them."""
+        return await self.put(schedule, start={"type": "order", **(start or {})}, **fields)
+
+    async def start(self, workflow: str, **fields: Any) -> str:
+        """Start a workflow by a command and return the outcome."""
+        fields = {"type": "order", **fields}
+        return str((await self.request("StartWorkflow", workflowId=workflow, **fields))["outcome"])
+
+    async def about_workflow(self, verb: str, workflow: str, **fields: Any) -> str:
+        """Send another command about a workflow and return the outcome."""
+        return str((await self.request(f"{verb}Workflow", workflowId=workflow, **fields))["outcome"])
+
+    async def workflows(self, tenant: str = "acme") -> dict[str, str]:
+        """Return the status of each workflow of a tenant by its id."""
+        rows = await self.rows("workflows")
+        return {row["workflow_id"]: row["status"] for row in rows if row["tenant_id"] == tenant}
+
+    async def workflow_rows(self) -> list[dict[str, Any]]:
+        """Return every row of a workflow, in order of the keys."""
+        return await self.all_rows("workflows")
+
+    async def skipped(self, schedule: str = "daily") -> list[tuple[str, str]]:
+        """Return the slots that started no workflow, with the reasons."""
+        events = await self.events_of("ScheduleSkipped", schedule)
+        return sorted((each["payload"]["slotAt"], each["payload"]["reason"]) for each in events)
 
 
 class LiveSchedules(ScheduleConversation, Live):

@@ -8,6 +8,8 @@ from timer_service.core.broker import Broker
 from timer_service.core.clock import Clock
 from timer_service.core.database import Database
 from timer_service.core.metrics_port import MetricsPort
+from timer_service.core.quotas import Quotas
+from timer_service.core.route import Lane, offer_nothing
 from timer_service.core.slice import Parts
 
 BATCH = 1000
@@ -24,6 +26,8 @@ def make_parts(
     batch_size: int = BATCH,
     max_attempts: int = MAX_ATTEMPTS,
     wake: Callable[[str, int], None] = lambda _loop, _at: None,
+    offer: Callable[[Lane, int], None] = offer_nothing,
+    quotas: Quotas | None = None,
 ) -> Parts:
     """Return the parts of an instance. The jitter of retries is the same in every test."""
     return Parts(
@@ -35,5 +39,7 @@ def make_parts(
         max_attempts=max_attempts,
         visibility_timeout=VISIBILITY_TIMEOUT,
         wake=wake,
+        offer=offer,
+        quotas=quotas or Quotas(),
         rng=random.Random(0),
     )

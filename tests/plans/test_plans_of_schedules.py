@@ -62,6 +62,7 @@ PLANS = {
     "the data of a schedule": (store._SQL["load_data"], [KEY]),
     "a handled trigger": (trigger_store._SQL["find"], ["Index Only Scan handled_triggers_pkey"]),
     "a changed schedule": (store._SQL["update"], [KEY]),
+    "a schedule whose workflow is locked": (store._SQL["defer"], [KEY]),
     "a fired schedule": (store._SQL["advance"], [KEY]),
     "due schedules": (SCHEDULES.sql("due"), ["LockRows", DUE]),
     "due schedules of a tenant": (SCHEDULES.sql("due_of_tenant"), ["LockRows", "Index Scan schedules_due"]),

@@ -70,6 +70,7 @@ def of_effects(name: str) -> str:
 
 PLANS = {
     "a workflow, locked": (store._FIND_LOCKED, ["LockRows", KEY]),
+    "the workflow of a slot": (store._SQL["find"], [KEY]),
     "the workflow with a concurrency key": (
         store._SQL["find_open_with_key"],
         ["Index Scan workflows_concurrency"],

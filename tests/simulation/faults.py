@@ -190,6 +190,9 @@ class FaultyTransaction:
         async with self._statement(many):
             return await self._tx.executemany(sql, many)
 
+    async def wait_briefly(self) -> None:
+        await self._tx.wait_briefly()
+
     @asynccontextmanager
     async def _statement(self, many: Sequence[Parameters]) -> AsyncIterator[None]:
         await self._gate.reach(Point.BEFORE_STATEMENT)

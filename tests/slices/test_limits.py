@@ -7,9 +7,9 @@ import pytest
 
 from tests.harness.clock import ManualClock, after, iso
 from tests.harness.in_process import InProcess
-from timer_service import runs, schedules, signals, timers, workflows
+from timer_service import runs, signals, timers, workflows
 from timer_service.adapters.memory import MemoryBroker
-from timer_service.app.slices import queries
+from timer_service.app.slices import SCHEDULES, queries
 from timer_service.app.usage import GetUsage, usage_query
 from timer_service.core.command_streams import CommandHistory
 from timer_service.core.database import Database
@@ -17,7 +17,7 @@ from timer_service.core.limits import DEFAULT_LIMITS, Limits, TenantLimits
 from timer_service.core.message import Position
 from timer_service.core.slice import Slice
 
-SLICES = (timers.SLICE, signals.SLICE, schedules.SLICE, workflows.SLICE, runs.SLICE)
+SLICES = (timers.SLICE, signals.SLICE, SCHEDULES, workflows.SLICE, runs.SLICE)
 LATER = iso(after(hours=1))
 
 
@@ -136,7 +136,7 @@ async def test_open_signals(store: Database) -> None:
 
 async def test_schedules(store: Database) -> None:
     """A tenant with as many schedules as it may have can change, pause and trigger them. One that goes makes room."""
-    talk = conversation(store, schedules.SLICE, schedules=1)
+    talk = conversation(store, SCHEDULES, schedules=1)
     over = {"name": "schedules", "most": 1}
     assert [
         await outcome(talk, "PutSchedule", scheduleId="s1", every="PT1H"),
@@ -153,7 +153,7 @@ async def test_schedules(store: Database) -> None:
 
 async def test_a_late_delete_of_a_schedule(store: Database) -> None:
     """A Delete is never refused, also if a newer Put starts the schedule again because of it."""
-    talk = conversation(store, schedules.SLICE, schedules=1)
+    talk = conversation(store, SCHEDULES, schedules=1)
     put = partial(talk.send, "PutSchedule", every="PT1H", maxCount=1)
     put(scheduleId="s1")
     talk.send("DeleteSchedule", scheduleId="s1")
@@ -288,7 +288,7 @@ async def fill(store: Database) -> InProcess:
     """Store three things of each kind that can be limited. Return the last slice."""
     on_timers = conversation(store, timers.SLICE)
     on_signals = conversation(store, signals.SLICE)
-    on_schedules = conversation(store, schedules.SLICE)
+    on_schedules = conversation(store, SCHEDULES)
     on_workflows = conversation(store, workflows.SLICE)
     on_runs = conversation(store, runs.SLICE)
     for number in range(3):
@@ -351,7 +351,7 @@ async def test_commands_that_are_handled_again(store: Database) -> None:
     timer_talk = conversation(store, timers.SLICE, pending_timers=0)
     signal_talk = conversation(store, signals.SLICE, open_signals=0)
     run_talk = conversation(store, runs.SLICE, open_runs=0, run_rows=0, early_commands=0)
-    schedule_talk = conversation(store, schedules.SLICE, schedules=0)
+    schedule_talk = conversation(store, SCHEDULES, schedules=0)
     trigger = {"kind": "time.at", "at": LATER}
     timer_talk.send("ScheduleTimer", serviceCallId="call-1", dueAt=LATER, data="x" * 2000)
     signal_talk.send("CreateWorkSignal", signalId="s1", triggerKind="time", triggerSpec=trigger)

@@ -13,8 +13,9 @@ from tests.harness.clock import ManualClock, after, iso
 from tests.harness.history import MemoryHistory
 from tests.harness.in_process import InProcess
 from tests.harness.transactions import recording_route
-from timer_service import runs, schedules, signals, timers
+from timer_service import runs, signals, timers
 from timer_service.adapters.memory import MemoryBroker
+from timer_service.app.slices import SCHEDULES
 from timer_service.core.database import Database, Transaction
 from timer_service.core.message import Command, TenantPayload
 from timer_service.core.quotas import Quotas
@@ -24,7 +25,7 @@ from timer_service.core.slice import Slice
 COMMANDS: dict[str, tuple[Slice, str, dict[str, Any]]] = {
     "timers": (timers.SLICE, "ScheduleTimer", {"serviceCallId": "{}", "dueAt": iso(after(hours=1))}),
     "prefixes of timers": (timers.SLICE, "CancelTimers", {"prefix": "{}"}),
-    "schedules": (schedules.SLICE, "PutSchedule", {"scheduleId": "{}", "every": "PT1M"}),
+    "schedules": (SCHEDULES, "PutSchedule", {"scheduleId": "{}", "every": "PT1M"}),
     "signals": (
         signals.SLICE,
         "CreateWorkSignal",

@@ -17,7 +17,18 @@ from timer_service.cli.output.schedules import schedule_details, schedule_event_
 from timer_service.cli.output.signals import signal_table
 from timer_service.cli.output.text import format_distance, format_duration, format_time, style
 from timer_service.cli.output.timers import timer_table
-from timer_service.client import CatchUp, CommandError, Run, RunGraph, RunJob, Schedule, Signal, State, Timer
+from timer_service.client import (
+    CatchUp,
+    CommandError,
+    Run,
+    RunGraph,
+    RunJob,
+    Schedule,
+    ScheduleStart,
+    Signal,
+    State,
+    Timer,
+)
 from timer_service.core.codec import plain_words
 
 LATER = datetime(2100, 1, 1, 9, 30, tzinfo=UTC)
@@ -203,6 +214,11 @@ def test_details_of_a_schedule_that_does_not_fire() -> None:
     assert {"  status       ended: max_count", "  ended        2027-03-29T07:00:00.000Z"} <= set(ended)
     failing = schedule_details(a_schedule("report", last_error="no zone\x1b[2J"), NINE)
     assert "  last error   no zone\\x1b[2J (tried again every minute)" in list(failing)
+    start = ScheduleStart(type="order", queue="big", input=[1], deadline_in=timedelta(hours=1), concurrency_key="k")
+    starting = schedule_details(a_schedule("report", start=start, last_skipped_at=NINE, last_skip_reason="busy"), NINE)
+    lines = {" ".join(line.split()) for line in starting}
+    assert {"workflow order in the queue big", "input [1]", "deadline in 1 h", "key k"} <= lines
+    assert [line.endswith(": busy") for line in lines if line.startswith("last skipped")] == [True]
 
 
 def test_schedules_on_a_terminal() -> None:
@@ -231,6 +247,11 @@ def test_events_of_schedules() -> None:
     assert schedule_event_line({"type": "ScheduleFired", "payload": slot}) == fired
     assert schedule_event_line({"type": "ScheduleFired", "payload": late}) == (
         f'{fired}  missed since 2027-03-28T07:00:00.000Z  {{"to": "team"}}'
+    )
+    skipped = {**names, "slotAt": "2027-03-29T07:00:00.000Z", "skippedAt": "2027-03-29T07:00:00.004Z", "cause": "slot"}
+    payload = {**skipped, "reason": "busy", "workflowId": "report/x\x1b"}
+    assert schedule_event_line({"type": "ScheduleSkipped", "payload": payload}) == (
+        "2027-03-29T07:00:00.004Z  acme/report  slot 2027-03-29T07:00:00.000Z skipped: busy  report/x\\x1b"
     )
     ended = {"type": "ScheduleEnded", "timestampMs": 1, "payload": {**names, "reason": "max_count"}}
     assert schedule_event_line(ended) == "1970-01-01T00:00:00.001Z  acme/report  ended: max_count"

@@ -46,6 +46,8 @@ USAGE = {
     "schedules put acme daily --every 1d --end-at tomorrow": "Invalid value for '--end-at': 'tomorrow' must be",
     "schedules put acme daily --every 1d --max-count 0": "Invalid value for '--max-count': must be greater than or",
     "schedules put acme daily --every 1d --zone UTC": "--zone needs --cron: --every is elapsed time",
+    "schedules put acme daily --every 1d --input 1": "--input, --queue, --deadline-in and --concurrency-key need",
+    "schedules put acme daily --every 1d --start order --data 1": "--data cannot be combined with --start: use --input",
     "schedules put acme daily --every P1M": "Invalid value for '--every': 'P1M' must be a duration, such as 500ms",
     "schedules put acme daily --jitter soon": "1d or 1w, or ISO 8601 such as PT1H30M",
     "schedules put acme daily --every 1.0005s": "Invalid value for '--every': '1.0005s' must be whole milliseconds",

@@ -10,7 +10,7 @@ from zoneinfo import ZoneInfo
 import pytest
 from nats.aio.client import Client
 
-from timer_service.client import NewTimer, NoAnswerError, TimerClient
+from timer_service.client import NewTimer, NoAnswerError, TimerClient, WorkflowStart
 from timer_service.client.connection import Connection
 from timer_service.client.retry import Retry
 
@@ -47,6 +47,7 @@ VALID: dict[str, Any] = {
     "queue": "default",
     "retry": Retry(),
     "concurrency_key": "customer-1",
+    "start": WorkflowStart(workflow_type="order"),
     "message_id": "message-1",
     "reason": "not paid",
     **dict.fromkeys(

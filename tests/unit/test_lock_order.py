@@ -55,6 +55,9 @@ class Recorder:
         self.statements.append([tuple(each[column] for column in self._key) for each in many])
         return len(many)
 
+    async def wait_briefly(self) -> None:
+        """Do nothing."""
+
 
 def claimed(*key: str) -> list[Row]:
     tenant, name = key

@@ -33,6 +33,8 @@ from timer_service.core.route import Lane
 from timer_service.core.slice import Parts
 from timer_service.core.wakeups import Wakeups
 from timer_service.http import HttpServer, http_app, serve_http
+from timer_service.workflows import dispatcher
+from timer_service.workflows.hints import Hints
 
 log = logging.getLogger(__name__)
 
@@ -70,7 +72,10 @@ class App:
             wake=self._wake,
             reply_prefix=config.reply_prefix,
             budget=Budget.of(config.memory_budget),
+            quotas=Quotas(config.limits, alone=storage.database.exclusive),
+            offer=self._offer,
         )
+        self._hints = Hints(lambda: broker.hint(dispatcher.LOOP, self._clock.now()))
         self._parts.publishing.on_failure = lambda: self._wake(_STREAMS, self._clock.now())
         self._workers = None if config.role == "handler" else Workers(config, self._parts)
         self._requests = None if config.role == "worker" else WorkerRequests(config, self._parts)
@@ -90,8 +95,8 @@ class App:
         self._history = CommandHistory(storage.database)
         self._replayed = asyncio.Event()
         self._queries = self._parts.queries(queries(config.limits))
-        quotas = Quotas(config.limits, alone=self._database.exclusive)
-        self._consumer = self._parts.consumer(routes(config.enabled, self._wakeups, quotas, self._offer))
+        handling = routes(config.enabled, self._wakeups, self._parts.quotas, self._offer)
+        self._consumer = self._parts.consumer(handling)
         self._subscription: Subscription | None = None
         self._consuming = KeptTask("consumer", self._consume)
         self._stopping = asyncio.Event()
@@ -221,6 +226,7 @@ class App:
         if self._subscription is not None:
             tasks = [asyncio.create_task(self._subscription.close(), name="subscription-close"), *tasks]
         await finish(tasks, self._config.shutdown_timeout.total_seconds())
+        await self._hints.close()
 
     async def _consume(self) -> None:
         if self._subscription is not None:
@@ -250,8 +256,11 @@ class App:
         ]
 
     def _offer(self, lane: Lane, at: int) -> None:
+        """Say that a row of a lane becomes available to workers. If polls are only elsewhere, those get a hint."""
         if self._requests is not None:
             self._requests.offer(lane, at)
+        elif not self._database.exclusive:
+            self._hints.want()
 
     def _wake(self, name: str, at: int) -> None:
         for loop in self._loops:

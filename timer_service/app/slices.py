@@ -20,11 +20,13 @@ from timer_service.core.route import Handle, Lane, Route
 from timer_service.core.row_counts import RowCounts
 from timer_service.core.slice import Parts, Slice
 from timer_service.core.wakeups import Wakeups
+from timer_service.workflows.slot_start import start_workflows
 
+SCHEDULES = schedules.build_slice(start_workflows)
 SLICES: tuple[Slice, ...] = (
     timers.SLICE,
     signals.SLICE,
-    schedules.SLICE,
+    SCHEDULES,
     workflows.SLICE,
     runs.SLICE,
     events.SLICE,

@@ -1,5 +1,6 @@
 """The arguments and options of `timer-service schedules`."""
 
+import json
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,7 +18,7 @@ from timer_service.cli.parameters import (
     read_identifier,
     read_instant,
 )
-from timer_service.client import CatchUpPolicy, CommandError, QueryError, ScheduleStatus
+from timer_service.client import CatchUpPolicy, CommandError, QueryError, ScheduleStatus, WorkflowStart
 
 Name = Annotated[str, typer.Argument(parser=read_identifier, metavar="SCHEDULE", help="The scheduleId.")]
 OnlyName = Annotated[
@@ -67,6 +68,28 @@ Data = Annotated[
 TriggerData = Annotated[
     str | None, typer.Option(parser=check_json, metavar="JSON", help="JSON instead of the data of the schedule.")
 ]
+Start = Annotated[
+    str | None, typer.Option(metavar="TYPE", help="Each slot starts a workflow of this type, and publishes no event.")
+]
+StartInput = Annotated[
+    str | None, typer.Option("--input", parser=check_json, metavar="JSON", help="The input of the workflows.")
+]
+StartQueue = Annotated[
+    str | None, typer.Option("--queue", metavar="QUEUE", help="The queue of their workers. Default: default.")
+]
+StartDeadline = Annotated[
+    timedelta | None,
+    typer.Option("--deadline-in", parser=read_duration, metavar="DURATION", help="A workflow fails if it is slower."),
+]
+StartKey = Annotated[
+    str | None,
+    typer.Option(
+        "--concurrency-key",
+        parser=read_identifier,
+        metavar="KEY",
+        help="Skip a slot if an open workflow has this key.",
+    ),
+]
 FromTime = Annotated[
     datetime | None,
     typer.Option("--from", parser=read_instant, metavar="TIME", help="Show slots from then on. Default: from now on."),
@@ -84,8 +107,33 @@ _OPTIONS = {
     "catchUp.policy": "--catch-up",
     "catchUp.lateBy": "--late-by",
     "catchUp.limit": "--catch-up-limit",
+    "start.type": "--start",
+    "start.input": "--input",
+    "start.queue": "--queue",
+    "start.deadlineIn": "--deadline-in",
+    "start.concurrencyKey": "--concurrency-key",
 } | {name: f"--{name}" for name in ("cron", "every", "zone", "jitter", "data", "from", "count", "upcoming")}
 _FIELD = re.compile(r"(the field )?`(?P<name>\w+)`")
+
+
+def start_of(
+    workflow_type: str | None,
+    *,
+    start_input: str | None,
+    queue: str | None,
+    deadline_in: timedelta | None,
+    concurrency_key: str | None,
+) -> WorkflowStart | None:
+    """Return what the slots start; None if they publish events."""
+    if workflow_type is None:
+        return None
+    return WorkflowStart(
+        workflow_type=workflow_type,
+        **({} if start_input is None else {"data": json.loads(start_input)}),
+        queue=queue,
+        deadline_in=deadline_in,
+        concurrency_key=concurrency_key,
+    )
 
 
 @contextmanager

@@ -36,12 +36,18 @@ from timer_service.cli.schedule_options import (
     Name,
     OnlyName,
     Policy,
+    Start,
     StartAt,
+    StartDeadline,
+    StartInput,
+    StartKey,
+    StartQueue,
     StatusFilter,
     TriggerData,
     Upcoming,
     Zone,
     named_options,
+    start_of,
 )
 from timer_service.client import Outcome, Schedule, ScheduleStatus, TimerClient
 
@@ -57,7 +63,9 @@ _EXPLANATIONS = {
     "not_found": "there is no such schedule",
     "already_ended": "it has ended",
     "ignored_stale": "a newer command was handled earlier",
-    "over_quota": "the tenant has as many schedules as it may have; see `timer-service tenants usage`",
+    "skipped_busy": "another open workflow has its concurrency key",
+    "exists": "there is another workflow with the id of this trigger",
+    "over_quota": "the tenant has as much as it may have; see `timer-service tenants usage`",
 }
 
 _AFTER_PUT: Mapping[str | None, str] = {
@@ -78,7 +86,18 @@ def _check_recurrence(*, cron: str | None, every: timedelta | None, zone: str | 
         raise typer.BadParameter("--zone needs --cron: --every is elapsed time, which is equal in all zones.")
 
 
-@broker_command(app, check=_check_recurrence)
+def _check_put(**arguments: Any) -> None:
+    _check_recurrence(**arguments)
+    if arguments["start"] is not None and arguments["data"] is not None:
+        raise typer.BadParameter("--data cannot be combined with --start: use --input.")
+    if arguments["start"] is None and any(arguments[name] is not None for name in _NEED_START):
+        raise typer.BadParameter("--input, --queue, --deadline-in and --concurrency-key need --start.")
+
+
+_NEED_START = ("start_input", "queue", "deadline_in", "concurrency_key")
+
+
+@broker_command(app, check=_check_put)
 async def put(
     client: TimerClient,
     tenant: Tenant,
@@ -94,9 +113,20 @@ async def put(
     late_by: LateBy = None,
     catch_up_limit: CatchUpLimit = None,
     data: Data = None,
+    start: Start = None,
+    start_input: StartInput = None,
+    queue: StartQueue = None,
+    deadline_in: StartDeadline = None,
+    concurrency_key: StartKey = None,
     as_json: AsJson = False,
 ) -> None:
-    """Create a schedule, or replace its whole definition. A paused schedule stays paused."""
+    """Create a schedule, or replace its whole definition. A paused schedule stays paused.
+
+    With --start, each slot starts a workflow instead of publishing an event.
+    """
+    wanted = start_of(
+        start, start_input=start_input, queue=queue, deadline_in=deadline_in, concurrency_key=concurrency_key
+    )
     with named_options():
         outcome = await client.schedules.put(
             tenant,
@@ -112,6 +142,7 @@ async def put(
             late_by=late_by,
             catch_up_limit=catch_up_limit,
             **_data_argument(data),
+            start=wanted,
         )
     status = None if outcome.schedule is None or outcome.name == "ended" else outcome.schedule.status
     _print_outcome(outcome, tenant, schedule, as_json, _AFTER_PUT.get(status))
@@ -209,7 +240,7 @@ async def preview(
 async def watch(
     client: TimerClient, tenant: TenantOrAll = "*", schedule: OnlyName = None, as_json: AsJsonLines = False
 ) -> None:
-    """Print the ScheduleFired and ScheduleEnded events that are published from now on."""
+    """Print the events of schedules that are published from now on."""
     whose = "all tenants" if tenant == "*" else f"tenant {tenant}"
     which = "" if schedule is None else f" and schedule {schedule}"
     typer.echo(one_line(f"Waiting for events of {whose}{which}. Stop with Ctrl-C."), err=True)

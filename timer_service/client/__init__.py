@@ -13,6 +13,7 @@ from timer_service.client.models import (
     RunJob,
     RunStatus,
     Schedule,
+    ScheduleStart,
     ScheduleStatus,
     Signal,
     SignalStatus,
@@ -28,6 +29,7 @@ from timer_service.client.workflow_models import (
     WorkflowEffect,
     WorkflowStatus,
 )
+from timer_service.client.workflow_start import WorkflowStart
 
 __all__ = [
     "BuriedEvent",
@@ -44,6 +46,7 @@ __all__ = [
     "RunJob",
     "RunStatus",
     "Schedule",
+    "ScheduleStart",
     "ScheduleStatus",
     "Signal",
     "SignalStatus",
@@ -57,5 +60,6 @@ __all__ = [
     "WorkflowDetail",
     "WorkflowEffect",
     "WorkflowEndedError",
+    "WorkflowStart",
     "WorkflowStatus",
 ]

@@ -8,7 +8,7 @@ from typing import Annotated, Any, NamedTuple
 from pydantic import Field
 
 from timer_service.client.view import Duration, Instant, TenantId, View
-from timer_service.client.workflow_models import Workflow
+from timer_service.client.workflow_models import RetryPolicy, Workflow
 
 
 class State(StrEnum):
@@ -196,6 +196,17 @@ class CatchUp(View):
     """At most this many late slots fire, the newest ones."""
 
 
+class ScheduleStart(View):
+    """The workflow that each slot of a schedule starts."""
+
+    type: str
+    queue: str
+    input: Any = None
+    deadline_in: Duration | None = None
+    retry: RetryPolicy | None = None
+    concurrency_key: str | None = None
+
+
 class Schedule(View):
     """A schedule."""
 
@@ -221,6 +232,10 @@ class Schedule(View):
     """The last slot that fired."""
     last_fired_at: Instant | None = None
     """When the last slot fired."""
+    last_skipped_at: Instant | None = None
+    """The last slot that started no workflow."""
+    last_skip_reason: str | None = None
+    """Why: `busy`, `exists`, `cancelled` or `over_quota`."""
     last_error: str | None = None
     """Why the next slot cannot fire. It is tried again every minute."""
     ended_at: Instant | None = None
@@ -228,6 +243,7 @@ class Schedule(View):
     upcoming: Sequence[Instant] | None = None
     """The next slots, if `Schedules.get` was asked for them."""
     data: Any = None
+    start: ScheduleStart | None = None
 
 
 class BuriedEvent(View):

@@ -41,3 +41,10 @@ class Retry:
         """The policy in its wire form."""
         first, cap = wire_duration("first", self.first), wire_duration("cap", self.cap)
         return {"maxAttempts": self.max_attempts, "first": first, "factor": self.factor, "cap": cap}
+
+
+def wire_retry(retry: object) -> Mapping[str, Any]:
+    """Return the wire form of a `Retry`. Raises `ValueError` if it is something else."""
+    if not isinstance(retry, Retry):
+        raise ValueError("retry must be a Retry")  # noqa: TRY004 - like every wrong argument
+    return retry.wire

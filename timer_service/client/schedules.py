@@ -18,6 +18,7 @@ from timer_service.client.checks import (
 from timer_service.client.connection import Connection
 from timer_service.client.models import UNSET, CatchUpPolicy, Outcome, Schedule, ScheduleStatus
 from timer_service.client.view import Instant, View
+from timer_service.client.workflow_start import WorkflowStart, wire_start
 
 
 class _Slots(View):
@@ -49,13 +50,15 @@ class Schedules:
         late_by: timedelta | None = None,
         catch_up_limit: int | None = None,
         data: Any = UNSET,
+        start: WorkflowStart | None = None,
         timeout_seconds: float = 10,
     ) -> Outcome:
         """Create a schedule, or replace its whole definition. A paused schedule stays paused.
 
         Its slots are those of `cron` in `zone` (default: UTC), or are `every` apart (whole milliseconds), from
         `start_at` (inclusive) to `end_at` (exclusive). It ends after `max_count` slots. `catch_up` is a
-        `CatchUpPolicy`, and docs/schedules.md has the defaults. The events carry `data`, any JSON value.
+        `CatchUpPolicy`, and docs/schedules.md has the defaults. The events carry `data`, any JSON value. With `start`,
+        each slot starts a workflow instead.
         """
         late = _given(
             policy=None if catch_up is None else check_choice("catch_up", catch_up, CatchUpPolicy),
@@ -68,6 +71,7 @@ class Schedules:
             **_given(jitter=None if jitter is None else wire_duration("jitter", jitter)),
             **_given(catchUp=late or None),
             **_data_field(data),
+            **_given(start=None if start is None else wire_start(start)),
         }
         return await self._send("PutSchedule", tenant, schedule, fields, timeout_seconds)
 
@@ -80,7 +84,11 @@ class Schedules:
         return await self._send("ResumeSchedule", tenant, schedule, {}, timeout_seconds)
 
     async def trigger(self, tenant: str, schedule: str, *, data: Any = UNSET, timeout_seconds: float = 10) -> Outcome:
-        """Fire once, now, also if the schedule is paused or has ended. `data` replaces the data of the schedule."""
+        """Fire once, now, also if the schedule is paused or has ended. `data` replaces the data of the schedule.
+
+        If it starts workflows, `data` replaces their input. The outcome is `skipped_busy` if the concurrency key is
+        taken.
+        """
         return await self._send("TriggerSchedule", tenant, schedule, _data_field(data), timeout_seconds)
 
     async def delete(self, tenant: str, schedule: str, *, timeout_seconds: float = 10) -> Outcome:
@@ -133,12 +141,14 @@ class Schedules:
             question |= {"from": following, "count": count - len(slots)}
 
     def watch(self, tenant: str = "*", *, schedule: str | None = None) -> AsyncIterator[dict[str, Any]]:
-        """Iterate over the `ScheduleFired` and `ScheduleEnded` events of a tenant, or of all, from now on.
+        """Iterate over the `ScheduleFired`, `ScheduleSkipped` and `ScheduleEnded` events of a tenant, or of all.
+
+        It begins with the events that are published from now on.
 
         With `schedule`, only events of the schedules with this id. See `TimerClient.watch`.
         """
         about = {} if schedule is None else {"scheduleId": check_identifier("schedule", schedule)}
-        return self._connection.events(tenant, "schedule-fired", "schedule-ended", about=about)
+        return self._connection.events(tenant, "schedule-fired", "schedule-skipped", "schedule-ended", about=about)
 
     async def _send(
         self, message_type: str, tenant: str, schedule: str, fields: Mapping[str, Any], timeout_seconds: float

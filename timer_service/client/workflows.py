@@ -17,7 +17,7 @@ from timer_service.client.checks import (
 from timer_service.client.connection import Connection
 from timer_service.client.errors import NoAnswerError, QueryError, WorkflowEndedError
 from timer_service.client.models import UNSET, Outcome
-from timer_service.client.retry import Retry
+from timer_service.client.retry import Retry, wire_retry
 from timer_service.client.workflow_models import (
     WorkerInfo,
     Workflow,
@@ -74,7 +74,7 @@ class Workflows:
             "startIn": None if start_in is None else wire_duration("start_in", start_in),
             "deadlineAt": None if deadline_at is None else wire_instant("deadline_at", deadline_at),
             "deadlineIn": None if deadline_in is None else wire_duration("deadline_in", deadline_in),
-            "retry": None if retry is None else _wire_retry(retry),
+            "retry": None if retry is None else wire_retry(retry),
             "concurrencyKey": None if concurrency_key is None else check_text("concurrency_key", concurrency_key),
         }
         given = {name: value for name, value in fields.items() if value is not None}
@@ -214,12 +214,6 @@ def _result_of(detail: WorkflowDetail) -> Any:
     if workflow.status == WorkflowStatus.COMPLETED:
         return detail.result
     raise WorkflowEndedError(workflow, detail.failure)
-
-
-def _wire_retry(retry: Retry) -> Mapping[str, Any]:
-    if not isinstance(retry, Retry):
-        raise ValueError("retry must be a Retry")  # noqa: TRY004 - like every wrong argument
-    return retry.wire
 
 
 def _check_one(first: str, first_value: object, second: str, second_value: object) -> None:

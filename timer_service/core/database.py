@@ -50,6 +50,10 @@ class Transaction(Reader, Protocol):
         """
         ...
 
+    async def wait_briefly(self) -> None:
+        """Let the statements that follow wait at most 10 ms for a lock. They raise `DatabaseBlockedError` then."""
+        ...
+
 
 class Database(Protocol):
     """A durable database. Every method raises `DatabaseUnavailableError` when the database cannot be used."""

@@ -66,6 +66,10 @@ class MetricsPort(Protocol):
         """Count slots of schedules that were skipped because they were late."""
         ...
 
+    def slots_not_started(self, reason: str, count: int) -> None:
+        """Count slots of schedules that started no workflow, by the reason."""
+        ...
+
     def leases_lost(self, count: int) -> None:
         """Count rows that were claimed again or changed before they could be settled."""
         ...

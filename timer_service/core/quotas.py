@@ -146,10 +146,11 @@ class Admission:
         self._shares = defaultdict[_Key, _Share](_Share)
         self._exempt: Position | None = None
 
-    async def exceeds(self, tenant: str, growth: Amounts, position: Position) -> Excess | None:
+    async def exceeds(self, tenant: str, growth: Amounts, position: Position | None) -> Excess | None:
         """Return the limit of the tenant that a change would exceed. If there is none, the change takes its room.
 
-        `position`: that of the newest command of the change. A command that is handled again exceeds no limit.
+        `position`: that of the newest command of the change; None if no command makes it. A command that is handled
+        again exceeds no limit.
         """
         limits = self._quotas.limits.of(tenant)
         changed: list[tuple[_Share, int]] = []
@@ -158,7 +159,7 @@ class Admission:
                 continue
             share = self._shares[tenant, usage.limit]
             fits = amount < 0 or await self._fits(tenant, usage, most, share, amount)
-            if not fits and not await self._is_exempt(position):
+            if not fits and not (position is not None and await self._is_exempt(position)):
                 return Excess(usage.limit, most)
             changed.append((share, amount))
         for share, amount in changed:

@@ -46,7 +46,7 @@ class LimitedHandle(Protocol):
         ...
 
 
-def _offer_nothing(_lane: Lane, _at: int) -> None:
+def offer_nothing(_lane: Lane, _at: int) -> None:
     """Do nothing: the slice has no rows for workers."""
 
 
@@ -58,5 +58,5 @@ class Route:
     handle: Handle
     wake: Callable[[int, str | None], Awaitable[None]]
     """Wakes the loops of the slice at an instant, or the named one."""
-    offer: Callable[[Lane, int], None] = _offer_nothing
+    offer: Callable[[Lane, int], None] = offer_nothing
     """Says that a row of a lane becomes available to workers at an instant."""

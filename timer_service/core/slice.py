@@ -23,11 +23,11 @@ from timer_service.core.loop import Worker
 from timer_service.core.message import Payload, TenantPayload
 from timer_service.core.metrics_port import MetricsPort
 from timer_service.core.query import Queries, QueryRoute
-from timer_service.core.quotas import Usage
+from timer_service.core.quotas import Quotas, Usage
 from timer_service.core.relay import Encode, Relay
 from timer_service.core.request_intake import RequestRoute
 from timer_service.core.retention import Delete
-from timer_service.core.route import LimitedHandle, Route
+from timer_service.core.route import Lane, LimitedHandle, Route, offer_nothing
 from timer_service.core.row_counts import CountedRows
 
 
@@ -52,6 +52,9 @@ class Parts:
     """The outages of the database."""
     audit: AuditLog = field(default_factory=AuditLog)
     publishing: Publishing = field(default_factory=Publishing)
+    quotas: Quotas = field(default_factory=Quotas)
+    offer: Callable[[Lane, int], None] = offer_nothing
+    """Says that a row of a lane becomes available to workers of users at an instant."""
     rng: random.Random = field(default_factory=random.Random)
     """The source of the jitter of retries."""
 

@@ -1,5 +1,7 @@
 """The schedules slice: a `PutSchedule` command leads to a `ScheduleFired` event at each slot of its recurrence.
 
+With `start`, each slot starts a workflow instead. The slice gets the function that starts it (docs/decisions/0050).
+
 The states of a schedule. A tombstone (`deleted`) only remembers positions, the pause and the cursor::
 
                  put                      the last slot fires or is skipped
@@ -19,7 +21,10 @@ What a crash leaves, and the test in `tests/slices/schedules/test_crashes.py` th
   (test_kill_before_the_acknowledgement)
 """
 
+from functools import partial
+
 from timer_service.core.slice import Slice
+from timer_service.core.workflow_start import StartWorkflows
 from timer_service.schedules.firing_worker import FiringWorker
 from timer_service.schedules.handler import handle
 from timer_service.schedules.messages import (
@@ -29,6 +34,7 @@ from timer_service.schedules.messages import (
     ResumeSchedule,
     ScheduleEnded,
     ScheduleFired,
+    ScheduleSkipped,
     ScheduleView,
     TriggerSchedule,
 )
@@ -37,21 +43,24 @@ from timer_service.schedules.rules import Outcome
 from timer_service.schedules.store import COUNTED, SCHEDULES, TIMED, delete_settled
 from timer_service.schedules.usage import USAGES
 
-SLICE = Slice(
-    name="schedules",
-    commands=(PutSchedule, PauseSchedule, ResumeSchedule, DeleteSchedule, TriggerSchedule),
-    outcomes=Outcome,
-    handle=handle,
-    handle_when_off=handle,
-    queries=QUERIES,
-    workers={"schedules": FiringWorker},
-    wakes=("schedules", "outbox"),
-    leased=(),
-    counted=COUNTED,
-    due=(SCHEDULES,),
-    timed=TIMED,
-    events=(ScheduleFired, ScheduleEnded),
-    views={"schedule": ScheduleView},
-    usages=USAGES,
-    delete_settled=delete_settled,
-)
+
+def build_slice(start: StartWorkflows) -> Slice:
+    """Return the slice. `start` starts the workflows of slots and triggers, in their transactions."""
+    return Slice(
+        name="schedules",
+        commands=(PutSchedule, PauseSchedule, ResumeSchedule, DeleteSchedule, TriggerSchedule),
+        outcomes=Outcome,
+        handle=partial(handle, start=start),
+        handle_when_off=partial(handle, start=start),
+        queries=QUERIES,
+        workers={"schedules": partial(FiringWorker, start=start)},
+        wakes=("schedules", "outbox"),
+        leased=(),
+        counted=COUNTED,
+        due=(SCHEDULES,),
+        timed=TIMED,
+        events=(ScheduleFired, ScheduleSkipped, ScheduleEnded),
+        views={"schedule": ScheduleView},
+        usages=USAGES,
+        delete_settled=delete_settled,
+    )

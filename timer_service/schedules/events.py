@@ -2,13 +2,22 @@
 
 import hashlib
 from collections.abc import Mapping
+from typing import NamedTuple
 
 from timer_service.core.cause import Cause, cause_of
 from timer_service.core.instant import format_instant
 from timer_service.core.message import Command, Event
 from timer_service.core.stored_json import RawJson, read_stored, write_object
+from timer_service.core.workflow_start import WorkflowStart
 from timer_service.schedules.firing import Decision
-from timer_service.schedules.messages import FiringCause, ScheduleEnded, ScheduleFired, Status
+from timer_service.schedules.messages import (
+    FiringCause,
+    ScheduleEnded,
+    ScheduleFired,
+    ScheduleSkipped,
+    SkipReason,
+    Status,
+)
 from timer_service.schedules.schedule import Key, Schedule
 
 _NOTHING: Mapping[str, str] = {}
@@ -32,6 +41,27 @@ def trigger_event(schedule: Schedule, command: Command, data: str | None, now: i
     payload = _fired(schedule.key, FiringCause.TRIGGER, command.stored_at, now, data=data)
     about = ("trigger", *command.position)
     return _event(ScheduleFired.type, schedule.key, about, payload, cause=cause_of(command), at=now)
+
+
+class Skipped(NamedTuple):
+    """A slot or a trigger that started no workflow."""
+
+    slot: int
+    cause: FiringCause
+    reason: SkipReason
+
+
+def skipped_event(key: Key, skipped: Skipped, start: WorkflowStart, now: int) -> Event:
+    """Return the event of a slot or a trigger that should have started a workflow."""
+    fields = {
+        "slotAt": format_instant(skipped.slot),
+        "skippedAt": format_instant(now),
+        "cause": skipped.cause,
+        "reason": skipped.reason,
+        "workflowId": start.workflow_id,
+    }
+    payload = write_object({**_names(key), **fields}, {})
+    return _event(ScheduleSkipped.type, key, ("skipped", start.workflow_id), payload, cause=start.cause, at=now)
 
 
 def ended_events(before: Schedule | None, after: Schedule, now: int) -> list[Event]:

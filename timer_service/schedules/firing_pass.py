@@ -1,9 +1,14 @@
-"""One transaction of the firing worker: it decides on locked schedules, writes their cursors and adds their events."""
+"""One transaction of the firing worker: it decides on locked schedules, writes their cursors and adds their events.
+
+Schedules with `start` start workflows in it. It raises `DatabaseBlockedError` if one of them is locked.
+"""
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import NamedTuple
 
 from timer_service.core import outbox
@@ -11,11 +16,14 @@ from timer_service.core.budget import MIB
 from timer_service.core.database import Row, Transaction
 from timer_service.core.error_text import error_text
 from timer_service.core.message import Event
+from timer_service.core.workflow_start import Started, WorkflowStart
 from timer_service.schedules import store
 from timer_service.schedules.events import ended_events, fired_events
 from timer_service.schedules.firing import Decision, decide_in_steps
+from timer_service.schedules.messages import SkipReason
 from timer_service.schedules.pass_order import PassOrder, has_rest
 from timer_service.schedules.schedule import Key, Schedule, fail
+from timer_service.schedules.starts import has_start, settle, slot_starts
 
 MOST_SLOTS = 1000
 MOST_SLOTS_OF_SCHEDULE = 100
@@ -44,6 +52,12 @@ class Fired:
     """The schedules whose slots cannot be computed or fired. They wait a minute."""
     unreadable: dict[Key, str] = field(default_factory=dict)
     """The schedules whose rows cannot be read, and the errors. They wait a minute too."""
+    started: list[Started] = field(default_factory=list)
+    """The workflows that were started."""
+    not_started: Counter[SkipReason] = field(default_factory=Counter)
+    """How many slots started no workflow."""
+    taken: list[Key] = field(default_factory=list)
+    """The schedules with a slot whose id another workflow has."""
     is_whole: bool = True
     """Whether no bound was reached."""
 
@@ -101,7 +115,11 @@ class _Room:
             await asyncio.sleep(0)
 
 
-async def fire(tx: Transaction, rows: Sequence[Row], order: PassOrder, now: int) -> Fired:
+Start = Callable[[Transaction, Sequence[WorkflowStart], int], Awaitable[Sequence[Started]]]
+"""Starts workflows in a transaction."""
+
+
+async def fire(tx: Transaction, rows: Sequence[Row], order: PassOrder, start: Start, now: int) -> Fired:
     """Fire the due slots of locked schedules in the order of `order`, as many as the bounds allow.
 
     A schedule that this instance cannot compute gets the error and waits a minute. The others are not affected.
@@ -111,19 +129,50 @@ async def fire(tx: Transaction, rows: Sequence[Row], order: PassOrder, now: int)
         tx, [each.before.key for each in done.firings if each.decision.fired and each.data_size]
     )
     events: list[Event] = []
+    starts: dict[Key, Sequence[WorkflowStart]] = {}
     firings, done.firings = done.firings, []
     for firing in firings:
+        key = firing.before.key
         try:
-            fired = fired_events(firing.decision, data.get(firing.before.key), now)
+            if has_start(firing.before):
+                starts[key] = slot_starts(firing.decision, data.get(key))
+            else:
+                events += fired_events(firing.decision, data.get(key), now)
         except Exception as error:  # noqa: BLE001 - damaged data
             done.failed.append(fail(firing.before, error_text(error), now))
         else:
             done.firings.append(firing)
-            events += [*fired, *ended_events(firing.before, firing.decision.schedule, now)]
+    events += await _start_all(tx, done, starts, start, now)
+    for firing in done.firings:
+        events += ended_events(firing.before, firing.decision.schedule, now)
     await store.advance(tx, [*(each.decision.schedule for each in done.firings), *done.failed])
     await store.postpone(tx, done.unreadable, now)
     await outbox.add(tx, events, now)
     return done
+
+
+async def _start_all(
+    tx: Transaction, done: Fired, starts: Mapping[Key, Sequence[WorkflowStart]], start: Start, now: int
+) -> list[Event]:
+    """Start the workflows of slots, and settle the firings with the results. Return the events of skipped slots."""
+    wanted = [each for many in starts.values() for each in many]
+    if not wanted:
+        return []
+    await tx.wait_briefly()
+    started = await start(tx, wanted, now)
+    results = iter(started)
+    events: list[Event] = []
+    for number, firing in enumerate(done.firings):
+        if not (many := starts.get(firing.before.key)):
+            continue
+        settled = settle(firing.before, firing.decision, many, list(islice(results, len(many))), now)
+        done.firings[number] = firing._replace(decision=settled.decision)
+        done.not_started += settled.reasons
+        if settled.reasons[SkipReason.EXISTS]:
+            done.taken.append(firing.before.key)
+        events += settled.events
+    done.started = [each for each in started if each.lane is not None]
+    return events
 
 
 async def _decide(rows: Sequence[Row], order: PassOrder, now: int) -> Fired:

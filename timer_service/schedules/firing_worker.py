@@ -12,13 +12,15 @@ from timer_service.core.backlog_gate import RECHECK_MS
 from timer_service.core.database import Row, Transaction
 from timer_service.core.due_rows import DueRows
 from timer_service.core.error_text import error_text
-from timer_service.core.errors import ConflictError, DatabaseUnavailableError
+from timer_service.core.errors import ConflictError, DatabaseBlockedError, DatabaseUnavailableError
 from timer_service.core.loop import Pass
 from timer_service.core.slice import Parts
 from timer_service.core.transactions import in_transaction
+from timer_service.core.workflow_start import StartWorkflows
 from timer_service.schedules import store
 from timer_service.schedules.firing_gate import FiringGate
 from timer_service.schedules.firing_pass import MOST_SLOTS, Fired, fire
+from timer_service.schedules.locked_parts import LockedParts
 from timer_service.schedules.pass_order import PassOrder
 from timer_service.schedules.schedule import Key
 from timer_service.schedules.store import SCHEDULES
@@ -28,6 +30,11 @@ log = logging.getLogger(__name__)
 _LEAST_ROWS = 50
 _LOCKED_ROWS_PAUSE_MS = 5
 """How long to wait before the next pass if another instance has locked all due schedules."""
+_SHORTEST_WAIT_MS = 100
+_LONGEST_WAIT_MS = 10_000
+"""The bounds of the time until a schedule is tried again whose workflow another transaction has locked."""
+_LONGEST_DIVISION_SECONDS = 1
+"""If a pass meets locks for longer, it fails: the whole database may be slow."""
 _MOST_PARTS = 64
 """If so many parts of a failed pass fail too, and none succeeds, the fault is not in the schedules."""
 
@@ -37,9 +44,12 @@ _Select = Callable[[Transaction], Awaitable[list[Row]]]
 class FiringWorker:
     """A worker that fires the due slots of many schedules in each tick."""
 
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, parts: Parts, start: StartWorkflows) -> None:
         self._database = parts.database
         self._metrics = parts.metrics
+        self._start = partial(start, quotas=parts.quotas)
+        self._offer = parts.offer
+        self._wake_loop = parts.wake
         self._wake = partial(parts.wake, "outbox")
         self._rows = DueRows(SCHEDULES)
         self._gate = FiringGate(parts.broker, parts.publishing, parts.database)
@@ -48,6 +58,8 @@ class FiringWorker:
         """How many schedules to select: not many more than one pass can handle."""
         self._selected: list[Key] = []
         """The schedules that the transaction in progress has selected."""
+        self._starting: frozenset[Key] = frozenset()
+        """Those of them that start workflows."""
 
     async def tick(self, now: int) -> Pass:
         """Fire the slots that are due at `now`. The pass counts the schedules.
@@ -57,9 +69,13 @@ class FiringWorker:
         """
         if not await self._gate.is_open(now):
             return Pass(0, now + RECHECK_MS)
-        self._selected = []
+        self._selected, self._starting = [], frozenset()
         try:
             fired = await self._fire(lambda tx: self._rows.select(tx, now, self._limit, self._order.rests), now)
+        except DatabaseBlockedError as error:
+            if not self._starting:
+                raise
+            return Pass(await self._fire_around_locks(error, now), await self._next_at(now, found=True))
         except (DatabaseUnavailableError, ConflictError):
             raise
         except Exception as error:
@@ -79,18 +95,54 @@ class FiringWorker:
 
         async def fire_selected(tx: Transaction) -> Fired:
             rows = await select(tx)
-            self._selected = [Key(*self._rows.key_of(row)) for row in rows]
-            return await fire(tx, rows, self._order, now) if rows else Fired()
+            self._selected = [store.key_of(row) for row in rows]
+            self._starting = frozenset(store.key_of(row) for row in rows if row["start"] is not None)
+            return await fire(tx, rows, self._order, self._start, now) if rows else Fired()
 
         fired = await in_transaction(self._database, fire_selected)
         self._record(fired, now)
         return fired
 
+    async def _fire_keys(self, keys: Sequence[Key], now: int) -> int:
+        return (await self._fire(partial(self._rows.select_keys, keys=keys, now=now), now)).handled
+
+    async def _fire_around_locks(self, error: DatabaseBlockedError, now: int) -> int:
+        """Fire the schedules of a pass that met a lock of another transaction. The locked ones wait.
+
+        Those that start no workflow come first. Return the number of handled schedules. A part that fails for another
+        reason stays due: the next pass divides it, without the locked schedules.
+        """
+        starting = self._starting
+        others = [key for key in self._selected if key not in starting]
+        handled = await self._fire_keys(others, now) if others else 0
+        parts = LockedParts(starting)
+        while (part := parts.take()) is not None:
+            if parts.seconds > _LONGEST_DIVISION_SECONDS:
+                raise error
+            try:
+                handled += await self._fire_keys(part, now)
+            except DatabaseBlockedError:
+                parts.divide(part)
+            except (DatabaseUnavailableError, ConflictError):
+                raise
+            except Exception as caught:
+                log.warning("part of a pass failed", exc_info=caught)
+        if parts.locked:
+            await in_transaction(self._database, partial(self._defer, keys=parts.locked, now=now))
+        return handled + len(parts.locked)
+
+    async def _defer(self, tx: Transaction, *, keys: Sequence[Key], now: int) -> None:
+        """Let schedules wait whose workflows are locked: as long again as they are late, within bounds."""
+        rows = await self._rows.select_keys(tx, keys, now)
+        waits = {store.key_of(row): min(max(now - row["slot_at"], _SHORTEST_WAIT_MS), _LONGEST_WAIT_MS) for row in rows}
+        await store.defer(tx, {key: now + wait for key, wait in waits.items()})
+        log.warning("the workflows of schedules are locked; trying them again later", extra={"count": len(rows)})
+
     async def _fire_in_parts(self, keys: Sequence[Key], now: int) -> int:
         """Fire schedules of a failed transaction, in parts that are halved until each broken schedule is alone.
 
         A broken schedule gets the error and waits a minute. If no part succeeds, the environment is at fault: raise the
-        error, and change no schedule. Return the number of handled schedules.
+        error, and change no schedule. A part that meets a lock stays due. Return the number of handled schedules.
         """
         parts, handled, successes = [keys], 0, 0
         broken: dict[Key, str] = {}
@@ -99,8 +151,11 @@ class FiringWorker:
             error: Exception | None = None
             for part in parts:
                 try:
-                    handled += (await self._fire(partial(self._rows.select_keys, keys=part, now=now), now)).handled
+                    handled += await self._fire_keys(part, now)
                     successes += 1
+                except DatabaseBlockedError:
+                    if not self._starting:
+                        raise
                 except (DatabaseUnavailableError, ConflictError):
                     raise
                 except Exception as caught:  # noqa: BLE001 - any error can be the fault of one schedule
@@ -126,6 +181,7 @@ class FiringWorker:
         slots = [(each.before, slot) for each in fired.firings for slot in each.decision.fired]
         for schedule, slot in slots:
             self._metrics.fired_late(SCHEDULES.name, (now - schedule.due_of(slot)) / 1000)
+        self._record_starts(fired, now)
         if skipped := sum(each.decision.skipped for each in fired.firings):
             self._metrics.slots_missed(skipped)
         for name, count in (("fired", len(slots)), ("failed", len(fired.failed) + len(fired.unreadable))):
@@ -137,6 +193,19 @@ class FiringWorker:
             _log_failure(key, reason)
         if fired.firings:
             self._wake(now)
+
+    def _record_starts(self, fired: Fired, now: int) -> None:
+        """Count the slots that started no workflow, and offer the workflows that were started to workers."""
+        for reason, count in fired.not_started.items():
+            self._metrics.slots_not_started(reason, count)
+        for key in fired.taken:
+            about = {"tenant": key.tenant_id, "schedule_id": key.schedule_id}
+            log.warning("a slot started no workflow: there is another one with its id", extra=about)
+        for started in fired.started:
+            if started.lane is not None:
+                self._offer(started.lane, now)
+            if started.loop is not None:
+                self._wake_loop(started.loop, now)
 
 
 def _halves(keys: Sequence[Key]) -> tuple[Sequence[Key], Sequence[Key]]:

@@ -3,21 +3,24 @@
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import NamedTuple
 
 from timer_service.core import outbox
 from timer_service.core.data import dump_data
 from timer_service.core.database import Transaction
 from timer_service.core.message import Command, Event
 from timer_service.core.portions import MOST_DATA, load_in_portions
-from timer_service.core.quotas import Quotas
+from timer_service.core.quotas import Admission, Excess, Quotas
 from timer_service.core.route import CommandResult
 from timer_service.core.turns import TransactionTime
+from timer_service.core.workflow_start import Started, StartResult, StartWorkflows, WorkflowStart
 from timer_service.schedules import rules, store, trigger_store
-from timer_service.schedules.events import ended_events, trigger_event
-from timer_service.schedules.messages import DeleteSchedule, TriggerSchedule
+from timer_service.schedules.events import Skipped, ended_events, skipped_event, trigger_event
+from timer_service.schedules.messages import DeleteSchedule, FiringCause, SkipReason, TriggerSchedule
 from timer_service.schedules.queries import schedule_view
 from timer_service.schedules.rules import Outcome
 from timer_service.schedules.schedule import Schedule
+from timer_service.schedules.starts import has_start, reason_of, trigger_start
 from timer_service.schedules.usage import growth
 
 
@@ -27,14 +30,15 @@ async def handle(
     now: int,
     *,
     quotas: Quotas,
+    start: StartWorkflows,
     monotonic: Callable[[], float] = time.monotonic,
 ) -> Sequence[CommandResult | None]:
     """Apply commands in order. Each command sees the effects of the earlier ones.
 
-    A trigger fires here: its event is added in this transaction. If it is delivered again, it does nothing. A command
-    that would exceed a limit of its tenant has no effect. If the schedules or the triggers have much data, the commands
-    on some schedules are deferred. After 50 ms the rest is deferred: computing the next slot of a rare cron expression
-    takes 4 ms.
+    A trigger fires here: this transaction adds its event, or starts its workflow. If it is delivered again, it does
+    nothing. A command that would exceed a limit of its tenant has no effect. If the schedules or the triggers have much
+    data, the commands on some schedules are deferred. After 50 ms the rest is deferred: computing the next slot of a
+    rare cron expression takes 4 ms.
     """
     keys = [rules.key_of(command) for command in commands]
     before, not_read = await load_in_portions(set(keys), partial(store.load, tx), _characters)
@@ -44,6 +48,7 @@ async def handle(
     admission = quotas.admission(tx, now)
     after = dict(before)
     triggered: list[Event] = []
+    starting: dict[int, _Starting] = {}
     room = MOST_DATA
     results: list[CommandResult | None] = []
     transaction_time = TransactionTime(monotonic)
@@ -54,29 +59,76 @@ async def handle(
         applied = rules.apply(after.get(key), key, command, now)
         if command.position in handled:
             applied = applied._replace(outcome=Outcome.UNCHANGED)
-        if admission:
-            added = growth(after.get(key), applied.schedule)
-            excess = await admission.exceeds(key.tenant_id, added, command.position)
-            if excess and not isinstance(command.payload, DeleteSchedule):  # a late one may start the next definition
-                results.append(CommandResult(Outcome.OVER_QUOTA, view=excess.view))
-                continue
+        if admission and (excess := await _exceeded(admission, after.get(key), applied, command)):
+            results.append(CommandResult(Outcome.OVER_QUOTA, view=excess.view))
+            continue
         if applied.outcome is Outcome.TRIGGERED:
             data = _data_of(command, applied.schedule)
-            if triggered and len(data or "") > room:
+            if (triggered or starting) and len(data or "") > room:
                 deferred.add(key)
                 results.append(None)
                 continue
             room -= len(data or "")
-            triggered.append(trigger_event(applied.schedule, command, data, now))
+            if has_start(applied.schedule):
+                wanted = trigger_start(applied.schedule, command, data)
+                starting[len(results)] = _Starting(applied, command, wanted)
+            else:
+                triggered.append(trigger_event(applied.schedule, command, data, now))
         elif not isinstance(command.payload, TriggerSchedule):
             after[key] = applied.schedule
         results.append(_result(applied, now, wants_view=command.reply_to is not None))
     await store.save(tx, before, after)
     decided = {command.position for command, result in zip(commands, results, strict=True) if result is not None}
     await trigger_store.add_handled(tx, triggers & decided - handled, now)
+    started = await start(tx, [each.wanted for each in starting.values()], now, quotas=quotas) if starting else []
+    for (number, each), result in zip(starting.items(), started, strict=True):
+        results[number] = _start_result(each, result, now)
+        triggered += _skipped_events(each, result, now)
     ended = [event for key, schedule in after.items() for event in ended_events(before.get(key), schedule, now)]
     await outbox.add(tx, [*triggered, *ended], now)
     return results
+
+
+async def _exceeded(
+    admission: Admission, before: Schedule | None, applied: rules.Applied, command: Command
+) -> Excess | None:
+    """Return the limit that a command exceeds. A Delete exceeds none, though a late one may start the next definition."""
+    added = growth(before, applied.schedule)
+    excess = await admission.exceeds(applied.schedule.key.tenant_id, added, command.position)
+    return None if isinstance(command.payload, DeleteSchedule) else excess
+
+
+class _Starting(NamedTuple):
+    """A trigger that starts a workflow."""
+
+    applied: rules.Applied
+    command: Command
+    wanted: WorkflowStart
+
+
+_OUTCOMES = {
+    StartResult.BUSY: Outcome.SKIPPED_BUSY,
+    StartResult.EXISTS: Outcome.EXISTS,
+    StartResult.CANCELLED: Outcome.IGNORED_STALE,
+    StartResult.OVER_QUOTA: Outcome.OVER_QUOTA,
+}
+
+
+def _start_result(starting: _Starting, started: Started, now: int) -> CommandResult:
+    outcome = _OUTCOMES.get(started.result, Outcome.TRIGGERED)
+    if outcome is Outcome.OVER_QUOTA:
+        return CommandResult(outcome, view=started.excess)
+    result = _result(starting.applied, now, wants_view=starting.command.reply_to is not None)
+    return result._replace(name=outcome, lane=started.lane, loop=started.loop)
+
+
+def _skipped_events(starting: _Starting, started: Started, now: int) -> list[Event]:
+    """Return the event of a trigger that started no workflow. A trigger that exceeds a limit has no effect."""
+    reason = reason_of(started)
+    if reason is None or reason is SkipReason.OVER_QUOTA:
+        return []
+    skipped = Skipped(starting.command.stored_at, FiringCause.TRIGGER, reason)
+    return [skipped_event(starting.applied.schedule.key, skipped, starting.wanted, now)]
 
 
 def _characters(schedule: Schedule) -> int:

@@ -14,15 +14,18 @@ from pydantic import (
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from timer_service.core.data import check_fits
-from timer_service.core.duration import DAY, SECOND, WRITE_DURATION, parse_between, schema_between
+from timer_service.core.duration import DAY, SECOND, WRITE_DURATION, Duration, parse_between, schema_between
 from timer_service.core.instant import Instant
 from timer_service.core.message import Identifier, Payload, Tenant, TenantPayload
 from timer_service.core.paging import PageCursor, PageLimit
+from timer_service.core.workflow_start import DEFAULT_QUEUE, EffectName, Json, RetryPolicy, WorkflowSpec
 from timer_service.schedules.errors import RecurrenceError
 from timer_service.schedules.recurrence import MAX_EVERY, MIN_EVERY, Recurrence, parse_recurrence
 
 MAX_SLOTS = 100
 """The most slots that a query returns."""
+MAX_ID_WITH_START = 150
+"""The most characters in the id of a schedule that starts workflows."""
 MAX_LIMIT = 1000
 """The most late slots of a schedule that fire."""
 
@@ -53,10 +56,23 @@ class EndReason(StrEnum):
 
 
 class FiringCause(StrEnum):
-    """What fired a schedule."""
+    """What fired a schedule, or should have started a workflow."""
 
     SLOT = "slot"
     TRIGGER = "trigger"
+
+
+class SkipReason(StrEnum):
+    """Why a slot or a trigger started no workflow."""
+
+    BUSY = "busy"
+    """An open workflow has the concurrency key."""
+    EXISTS = "exists"
+    """There is another workflow with the id."""
+    CANCELLED = "cancelled"
+    """The workflow was cancelled before."""
+    OVER_QUOTA = "over_quota"
+    """The tenant would exceed a limit."""
 
 
 class Policy(StrEnum):
@@ -129,6 +145,32 @@ class SchedulePayload(TenantPayload):
     schedule_id: Identifier
 
 
+class Start(Payload):
+    """The workflow that each slot starts. Its id is `<scheduleId>/<slotAt>`."""
+
+    workflow_type: EffectName = Field(alias="type", description="The name of the function.")
+    queue: EffectName = DEFAULT_QUEUE
+    input: Json = None
+    deadline_in: Duration | None = Field(
+        default=None, description="The time from the start to the deadline, at most 366 days."
+    )
+    retry: RetryPolicy | None = Field(default=None, description="The default of its steps.")
+    concurrency_key: Identifier | None = Field(
+        default=None, description="Of the workflows with one key, at most one is open. A slot is skipped then."
+    )
+
+    @property
+    def spec(self) -> WorkflowSpec:
+        """All but the input."""
+        return WorkflowSpec(
+            workflow_type=self.workflow_type,
+            queue=self.queue,
+            deadline_in=self.deadline_in,
+            retry=None if self.retry is None else self.retry.model_dump_json(),
+            concurrency_key=self.concurrency_key,
+        )
+
+
 class PutSchedule(SchedulePayload, _RecurrenceFields):
     """Create a schedule, or replace its whole definition. A paused schedule stays paused."""
 
@@ -141,6 +183,18 @@ class PutSchedule(SchedulePayload, _RecurrenceFields):
     )
     catch_up: CatchUp | None = None
     data: ScheduleData = None
+    start: Start | None = Field(default=None, description="Each slot starts a workflow, and has no ScheduleFired.")
+
+    @model_validator(mode="after")
+    def _check_start(self) -> Self:
+        if self.start is None:
+            return self
+        if "data" in self.model_fields_set:
+            _refuse(RecurrenceError("INVALID_PAYLOAD", "data", "cannot be combined with start: write start.input"))
+        if len(self.schedule_id) > MAX_ID_WITH_START:
+            text = f"has more than {MAX_ID_WITH_START} characters, and the ids of workflows begin with it"
+            _refuse(RecurrenceError("INVALID_PAYLOAD", "scheduleId", text))
+        return self
 
 
 class PauseSchedule(SchedulePayload):
@@ -164,7 +218,10 @@ class DeleteSchedule(SchedulePayload):
 
 
 class TriggerSchedule(SchedulePayload):
-    """Fire once, now, also if the schedule is paused or has ended."""
+    """Fire once, now, also if the schedule is paused or has ended.
+
+    A schedule with `start` starts a workflow. `data` is its input then.
+    """
 
     type: ClassVar[str] = "TriggerSchedule"
     is_operator_action: ClassVar[bool] = True
@@ -184,6 +241,18 @@ class ScheduleFired(SchedulePayload):
         default=None, description="The first slot that was skipped since the last firing."
     )
     data: ScheduleData = None
+
+
+class ScheduleSkipped(SchedulePayload):
+    """A slot or a trigger started no workflow. If the event is sent more than once, the envelope id is the same."""
+
+    type: ClassVar[str] = "ScheduleSkipped"
+
+    slot_at: Instant
+    skipped_at: Instant
+    cause: FiringCause
+    reason: SkipReason
+    workflow_id: Identifier = Field(description="The id of the workflow that was not started.")
 
 
 class ScheduleEnded(SchedulePayload):
@@ -218,6 +287,17 @@ class PreviewSlots(_RecurrenceFields):
     count: int = Field(default=10, ge=1, le=MAX_SLOTS, strict=True)
 
 
+class StartView(Payload):
+    """The workflow that each slot starts, in a reply."""
+
+    workflow_type: EffectName = Field(alias="type")
+    queue: EffectName
+    input: Any = None
+    deadline_in: str | None = Field(default=None, description="An ISO 8601 duration.")
+    retry: RetryPolicy | None = None
+    concurrency_key: Identifier | None = None
+
+
 class ScheduleView(Payload):
     """A schedule in a reply to a command or a query."""
 
@@ -240,6 +320,8 @@ class ScheduleView(Payload):
     )
     last_slot_at: Instant | None = Field(default=None, description="The last slot that fired.")
     last_fired_at: Instant | None = Field(default=None, description="When the last slot fired.")
+    last_skipped_at: Instant | None = Field(default=None, description="The last slot that started no workflow.")
+    last_skip_reason: SkipReason | None = None
     last_error: str | None = Field(
         default=None, description="Why the next slot cannot fire. It is tried again every minute."
     )
@@ -249,6 +331,7 @@ class ScheduleView(Payload):
         default=None, description="The next slots; fewer if computing them takes too long."
     )
     data: Any = None
+    start: StartView | None = None
 
 
 class SchedulePage(Payload):

@@ -12,6 +12,7 @@ from timer_service.core.instant import format_instant, format_optional
 from timer_service.core.paging import read_cursor, read_page
 from timer_service.core.query import QueryRoute, omit_none
 from timer_service.core.stored_json import RawJson, read_stored, write_object
+from timer_service.core.workflow_start import WorkflowSpec
 from timer_service.schedules import store
 from timer_service.schedules.errors import RecurrenceError
 from timer_service.schedules.messages import (
@@ -57,12 +58,27 @@ def schedule_view(schedule: Schedule, **more: Any) -> RawJson:
         missedSince=format_optional(schedule.missed_since),
         lastSlotAt=format_optional(schedule.last_slot_at),
         lastFiredAt=format_optional(schedule.last_fired_at),
+        lastSkippedAt=format_optional(schedule.last_skipped_at),
+        lastSkipReason=schedule.last_skip_reason,
         lastError=schedule.last_error,
         endedAt=format_optional(schedule.ended_at),
         endReason=schedule.end_reason,
         **more,
     )
-    return write_object(fields, {"data": read_stored(definition.data)})
+    data = read_stored(definition.data)
+    if definition.start is None:
+        return write_object(fields, {"data": data})
+    return write_object(fields, {"start": _start_view(definition.start, data)})
+
+
+def _start_view(spec: WorkflowSpec, data: RawJson | None) -> RawJson:
+    fields = omit_none(
+        type=spec.workflow_type,
+        queue=spec.queue,
+        deadlineIn=None if spec.deadline_in is None else format_duration(spec.deadline_in),
+        concurrencyKey=spec.concurrency_key,
+    )
+    return write_object(fields, {"retry": read_stored(spec.retry), "input": data})
 
 
 async def _get(reader: Reader, tenant: str, request: GetSchedule, now: int) -> RawJson | Steps[RawJson]:

@@ -29,6 +29,8 @@ class Outcome(StrEnum):
     RESUMED = "resumed"
     DELETED = "deleted"
     TRIGGERED = "triggered"
+    SKIPPED_BUSY = "skipped_busy"
+    EXISTS = "exists"
     UNCHANGED = "unchanged"
     NOT_FOUND = "not_found"
     ALREADY_ENDED = "already_ended"
@@ -151,5 +153,13 @@ def _definition(payload: PutSchedule) -> Definition:
         policy=catch_up.policy,
         late_by_ms=catch_up.late_by,
         limit=catch_up.limit,
-        data=dump_data(payload.data) if "data" in payload.model_fields_set else None,
+        data=_data(payload),
+        start=None if payload.start is None else payload.start.spec,
     )
+
+
+def _data(payload: PutSchedule) -> str | None:
+    """Return the JSON of the data, or of the input of workflows."""
+    if payload.start is not None:
+        return None if payload.start.input is None else dump_data(payload.start.input)
+    return dump_data(payload.data) if "data" in payload.model_fields_set else None

@@ -5,7 +5,8 @@ from typing import NamedTuple
 from timer_service.core.cause import Cause
 from timer_service.core.error_text import error_text
 from timer_service.core.message import Position
-from timer_service.schedules.messages import EndReason, Policy, Status
+from timer_service.core.workflow_start import WorkflowSpec
+from timer_service.schedules.messages import EndReason, Policy, SkipReason, Status
 from timer_service.schedules.recurrence import Recurrence, due_of, next_slot
 
 RETRY_MS = 60_000
@@ -33,6 +34,9 @@ class Definition(NamedTuple):
     late_by_ms: int
     limit: int
     data: str | None
+    """JSON: what the events carry, or the input of the workflows."""
+    start: WorkflowSpec | None = None
+    """The workflow that each slot starts."""
 
     @property
     def slots(self) -> tuple[Recurrence, int | None]:
@@ -70,6 +74,9 @@ class Schedule(NamedTuple):
     last_slot_at: int | None = None
     last_fired_at: int | None = None
     last_error: str | None = None
+    last_skipped_at: int | None = None
+    """The last slot that started no workflow."""
+    last_skip_reason: SkipReason | None = None
     ended_at: int | None = None
     end_reason: EndReason | None = None
     confirmed_at: int | None = None

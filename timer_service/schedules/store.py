@@ -1,30 +1,33 @@
 """Reads and writes of schedules: rows of `schedules` to `Schedule` values and back."""
 
+import json
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from timer_service.core.cause import cause_columns, read_cause
 from timer_service.core.clock_repair import SLACK_MS, TimedRows
+from timer_service.core.data import dump_data
 from timer_service.core.database import Reader, Row, Transaction
 from timer_service.core.due_rows import DueTable
 from timer_service.core.errors import ConflictError
 from timer_service.core.message import Position
 from timer_service.core.row_counts import CountedRows
 from timer_service.core.sql import load_sql
+from timer_service.core.workflow_start import WorkflowSpec
 from timer_service.schedules import trigger_store
-from timer_service.schedules.messages import EndReason, Policy, ShownStatus, Status
+from timer_service.schedules.messages import EndReason, Policy, ShownStatus, SkipReason, Status
 from timer_service.schedules.recurrence import Recurrence
 from timer_service.schedules.schedule import CLOCKS_APART_MS, RETRY_MS, Definition, Key, Schedule
 
 _KEY = ("tenant_id", "schedule_id")
 _ADVANCES = (
     *("status", "after_at", "slot_at", "available_at", "fired_count", "missed_since", "last_slot_at", "last_fired_at"),
-    *("last_error", "ended_at", "end_reason"),
+    *("last_error", "last_skipped_at", "last_skip_reason", "ended_at", "end_reason"),
 )
 """The columns that a pass can change."""
 _DEFINITION = (
     *("cron", "every_ms", "zone", "start_at", "end_at", "max_count", "jitter_ms"),
-    *("catch_up", "late_by_ms", "catch_up_limit", "data_size"),
+    *("catch_up", "late_by_ms", "catch_up_limit", "start", "data_size"),
 )
 _FACTS = ("defined", "started", "deleted", "paused")
 _OTHERS = (
@@ -107,6 +110,11 @@ async def postpone(tx: Transaction, errors: Mapping[Key, str], now: int) -> None
     await tx.executemany(_SQL["postpone"], many)
 
 
+async def defer(tx: Transaction, until: Mapping[Key, int]) -> None:
+    """Let locked due schedules wait until an instant each."""
+    await tx.executemany(_SQL["defer"], [{**key._asdict(), "retry_at": at} for key, at in sorted(until.items())])
+
+
 async def load_data(tx: Transaction, keys: Collection[Key]) -> dict[Key, str]:
     """Return the data of schedules that have any."""
     rows = await tx.fetch_each(_SQL["load_data"], [key._asdict() for key in sorted(keys)])
@@ -156,6 +164,8 @@ def read_schedule(row: Row, data: str | None = None) -> Schedule:
         last_slot_at=row["last_slot_at"],
         last_fired_at=row["last_fired_at"],
         last_error=row["last_error"],
+        last_skipped_at=row["last_skipped_at"],
+        last_skip_reason=None if row["last_skip_reason"] is None else SkipReason(row["last_skip_reason"]),
         ended_at=row["ended_at"],
         end_reason=None if row["end_reason"] is None else EndReason(row["end_reason"]),
         confirmed_at=row["confirmed_at"],
@@ -180,6 +190,7 @@ def _definition(row: Row, data: str | None) -> Definition:
         late_by_ms=row["late_by_ms"],
         limit=row["catch_up_limit"],
         data=data,
+        start=None if row["start"] is None else WorkflowSpec(*json.loads(row["start"])),
     )
 
 
@@ -219,6 +230,7 @@ def _definition_parameters(definition: Definition | None) -> Mapping[str, Any]:
         "catch_up": definition.policy,
         "late_by_ms": definition.late_by_ms,
         "catch_up_limit": definition.limit,
+        "start": None if definition.start is None else dump_data(definition.start),
         "data": definition.data,
         "data_size": len(definition.data or ""),
     }

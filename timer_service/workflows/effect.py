@@ -8,7 +8,8 @@ from typing import NamedTuple
 
 from timer_service.core.data import dump_data
 from timer_service.core.message import Position
-from timer_service.workflows.messages import ErrorView, RetryPolicy
+from timer_service.core.workflow_start import RetryPolicy
+from timer_service.workflows.messages import ErrorView
 from timer_service.workflows.protocol import EffectKind, EffectStatus, StepResult, Wait
 
 _MOST_DOUBLINGS = 64

@@ -6,22 +6,16 @@ from typing import Annotated, Any, ClassVar
 from pydantic import AfterValidator, Field, StringConstraints, ValidationInfo
 from pydantic_core import PydanticCustomError
 
-from timer_service.core.data import check_fits
-from timer_service.core.duration import DAY, SECOND, WRITE_DURATION, Duration, parse_between, schema_between
+from timer_service.core.duration import Duration
 from timer_service.core.instant import Instant
 from timer_service.core.message import Identifier, Payload, TenantPayload
+from timer_service.core.workflow_start import DEFAULT_QUEUE, EffectName, Json, RetryPolicy
 
-DEFAULT_QUEUE = "default"
 MAX_EFFECTS = 10_000
 """The most effects of one workflow."""
-NAME_PATTERN = r"^[^\x00-\x1f\x7f-\x9f:]{1,100}$"
-EffectName = Annotated[str, StringConstraints(pattern=NAME_PATTERN)]
-"""The name of a step, a sleep or a message."""
 
 WITHOUT_NUL = StringConstraints(pattern=r"^[^\x00]*$")
 """PostgreSQL stores no text with U+0000."""
-
-Json = Annotated[Any, AfterValidator(check_fits), Field(description="Any JSON of at most 64 KiB.")]
 
 
 class WorkflowStatus(StrEnum):
@@ -53,15 +47,6 @@ class FailureCode(StrEnum):
     """Its worker died each time, or lost its lease."""
     TOO_LARGE = "TOO_LARGE"
     """It has too many effects, or its results are too large."""
-
-
-class RetryPolicy(Payload):
-    """When a failed step is tried again: after `first`, then `factor` times longer each time, `cap` at most."""
-
-    max_attempts: int = Field(default=5, ge=1, le=1000, strict=True)
-    first: Annotated[int, parse_between(0, DAY), WRITE_DURATION, schema_between(0, DAY)] = SECOND
-    factor: float = Field(default=2, ge=1, le=100)
-    cap: Annotated[int, parse_between(0, 7 * DAY), WRITE_DURATION, schema_between(0, 7 * DAY)] = 5 * 60 * SECOND
 
 
 class ErrorView(Payload):

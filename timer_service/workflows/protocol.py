@@ -9,15 +9,8 @@ from timer_service.core.duration import HOUR
 from timer_service.core.instant import Instant
 from timer_service.core.message import Identifier, Payload
 from timer_service.core.paging import PageCursor
-from timer_service.workflows.messages import (
-    DEFAULT_QUEUE,
-    MAX_EFFECTS,
-    WITHOUT_NUL,
-    EffectName,
-    ErrorView,
-    Json,
-    RetryPolicy,
-)
+from timer_service.core.workflow_start import DEFAULT_QUEUE, EffectName, Json, RetryPolicy
+from timer_service.workflows.messages import MAX_EFFECTS, WITHOUT_NUL, ErrorView
 
 MAX_TYPES = 100
 MAX_SLOTS = 1000

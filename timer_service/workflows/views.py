@@ -8,7 +8,8 @@ from pydantic import Field
 from timer_service.core.instant import Instant
 from timer_service.core.message import Identifier, Payload, Tenant
 from timer_service.core.paging import PageCursor, PageLimit
-from timer_service.workflows.messages import EffectName, ErrorView, FailureCode, RetryPolicy, WorkflowStatus
+from timer_service.core.workflow_start import EffectName, RetryPolicy
+from timer_service.workflows.messages import ErrorView, FailureCode, WorkflowStatus
 from timer_service.workflows.protocol import EffectKey, EffectKind, EffectStatus
 
 

@@ -4,7 +4,8 @@ from typing import NamedTuple
 
 from timer_service.core.cause import Cause
 from timer_service.core.message import Position
-from timer_service.workflows.messages import FailureCode, RetryPolicy, WorkflowStatus
+from timer_service.core.workflow_start import RetryPolicy
+from timer_service.workflows.messages import FailureCode, WorkflowStatus
 
 NEVER = Position(0, 0)
 """The position of a fact that no command has decided."""

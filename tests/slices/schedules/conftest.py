@@ -4,7 +4,7 @@ import pytest
 
 from tests.harness.clock import ManualClock
 from tests.harness.live_service import Server
-from tests.harness.schedules import LiveSchedules, Schedules
+from tests.harness.schedules import LiveSchedules, Schedules, StartingSchedules
 from timer_service.adapters.memory import MemoryBroker
 from timer_service.core.database import Database
 
@@ -13,6 +13,12 @@ from timer_service.core.database import Database
 def schedules(store: Database, memory_broker: MemoryBroker, clock: ManualClock) -> Schedules:
     """Return the schedules slice on each store in turn."""
     return Schedules(store, memory_broker, clock)
+
+
+@pytest.fixture
+def starting(store: Database, memory_broker: MemoryBroker, clock: ManualClock) -> StartingSchedules:
+    """Return the slices of schedules and workflows on each store in turn."""
+    return StartingSchedules(store, memory_broker, clock)
 
 
 @pytest.fixture

@@ -52,6 +52,7 @@ _PINNED = "; ".join(
 _IDLE_TIMEOUT = "SET LOCAL idle_in_transaction_session_timeout = '10s'"
 # Longer than the server's `deadlock_timeout` of 1 s: a deadlock must end as a conflict, which is retried at once.
 _LOCK_TIMEOUT = "SET LOCAL lock_timeout = '1500ms'"
+_WAIT_BRIEFLY = "SET LOCAL lock_timeout = '10ms'"
 _BEGIN_MIGRATING = f"BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE; {_PINNED}; {_IDLE_TIMEOUT}"
 _BEGIN = f"{_BEGIN_MIGRATING}; {_LOCK_TIMEOUT}"
 _BEGIN_READING = f"{_BEGIN}; SET TRANSACTION READ ONLY"
@@ -99,6 +100,9 @@ class _Session:
         changed = len(await self._fetch_each(sql, " RETURNING 1 AS one", many))
         self.wrote = self.wrote or changed > 0
         return changed
+
+    async def wait_briefly(self) -> None:
+        await self._connection.execute(_WAIT_BRIEFLY, timeout=self._timeout)
 
     async def _execute(self, text: str, arguments: Sequence[Any]) -> int:
         status: str = await self._connection.execute(text, *arguments, timeout=self._timeout)

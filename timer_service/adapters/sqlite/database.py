@@ -120,6 +120,9 @@ class _Transaction:
     async def executemany(self, sql: str, many: Sequence[Parameters]) -> int:
         return await self._connection.execute_counting(sql, many)
 
+    async def wait_briefly(self) -> None:
+        """Do nothing: the transaction has the only lock there is."""
+
 
 class SqliteDatabase:
     """`core.database.Database` on a SQLite file."""

@@ -1,14 +1,14 @@
 """Schedules and their slots as text. Pure, but for the time zone of this machine."""
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 from zoneinfo import ZoneInfo
 
 from timer_service.cli.output.table import Table
 from timer_service.cli.output.text import field_lines, format_distance, format_duration, format_time, one_line
-from timer_service.client import CatchUp, Schedule, ScheduleStatus
+from timer_service.client import CatchUp, Schedule, ScheduleStart, ScheduleStatus
 from timer_service.core.instant import format_instant, parse_instant
 
 _HEAD = ("SCHEDULE", "STATUS", "NEXT SLOT", "", "RECURRENCE")
@@ -33,12 +33,14 @@ def schedule_details(schedule: Schedule, now: datetime) -> Iterator[str]:
             "fired at": _exact(schedule.last_fired_at),
             "slots fired": _fired_text(schedule),
             "missed since": text(schedule.missed_since),
+            "last skipped": _skipped_text(schedule, text),
             "catch up": _catch_up_text(schedule.catch_up),
             "jitter": f"up to {format_duration(schedule.jitter)}" if schedule.jitter else None,
             "created": _exact(schedule.created_at),
             "ended": _exact(schedule.ended_at),
             "last error": schedule.last_error and f"{schedule.last_error} (tried again every minute)",
             "data": None if schedule.data is None else json.dumps(schedule.data),
+            **_start_fields(schedule.start),
         }
     )
     if schedule.upcoming:
@@ -77,11 +79,14 @@ def recurrence_text(schedule: Schedule) -> str:
 
 
 def schedule_event_line(event: Mapping[str, Any]) -> str:
-    """Return a ScheduleFired or ScheduleEnded event as a line."""
+    """Return an event of a schedule as a line."""
     payload = event["payload"]
     name = f"{payload['tenantId']}/{payload['scheduleId']}"
     if event["type"] == "ScheduleEnded":
         return one_line(f"{format_instant(event['timestampMs'])}  {name}  ended: {payload['reason']}")
+    if event["type"] == "ScheduleSkipped":
+        about = f"{payload['cause']} {payload['slotAt']} skipped: {payload['reason']}"
+        return one_line(f"{payload['skippedAt']}  {name}  {about}  {payload['workflowId']}")
     late = parse_instant(payload["firedAt"]) - parse_instant(payload["slotAt"])
     about = f"{payload['cause']} {payload['slotAt']} (+{late} ms)"
     missed = f"  missed since {payload['missedSince']}" if "missedSince" in payload else ""
@@ -112,6 +117,22 @@ def _row(schedule: Schedule, now: datetime) -> tuple[str, ...]:
 
 def _fired_text(schedule: Schedule) -> str:
     return str(schedule.fired_count) + ("" if schedule.max_count is None else f" of {schedule.max_count}")
+
+
+def _skipped_text(schedule: Schedule, text: Callable[[datetime | None], str | None]) -> str | None:
+    skipped = text(schedule.last_skipped_at)
+    return None if skipped is None else f"{skipped}: {schedule.last_skip_reason}"
+
+
+def _start_fields(start: ScheduleStart | None) -> Mapping[str, str | None]:
+    if start is None:
+        return {}
+    return {
+        "workflow": f"{start.type} in the queue {start.queue}",
+        "input": None if start.input is None else json.dumps(start.input),
+        "deadline in": None if start.deadline_in is None else format_duration(start.deadline_in),
+        "key": start.concurrency_key,
+    }
 
 
 def _catch_up_text(catch_up: CatchUp) -> str:

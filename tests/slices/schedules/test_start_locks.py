@@ -1,0 +1,244 @@
+"""Workflows that another transaction or another instance writes while slots start workflows, on PostgreSQL."""
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import Any
+
+import pytest
+
+from tests.harness.clock import ManualClock, after, iso
+from tests.harness.databases import Databases
+from tests.harness.in_process import exhaust, next_at
+from tests.harness.locks import LockedPostgres, open_locked_postgres
+from tests.harness.schedules import StartingSchedules
+from timer_service.adapters.memory import MemoryBroker
+from timer_service.adapters.postgres import PostgresDatabase
+from timer_service.core.database import Transaction
+from timer_service.core.quotas import Quotas
+from timer_service.core.workflow_start import Started, WorkflowStart
+from timer_service.schedules.firing_worker import FiringWorker
+from timer_service.workflows.slot_start import start_workflows
+
+KEY = {"concurrencyKey": "only-one"}
+POSITIONS = "started_epoch, started_sequence, cancelled_epoch, cancelled_sequence, retried_epoch, retried_sequence"
+
+
+def insert(workflow: str, *, key: str | None = None) -> str:
+    """Return the statement of another transaction that starts a workflow."""
+    concurrency_key = "NULL" if key is None else f"'{key}'"
+    return f"""INSERT INTO workflows (
+        tenant_id, workflow_id, type, queue, status, due_at, available_at, digest, created_at, concurrency_key,
+        {POSITIONS}
+    ) VALUES ('acme', '{workflow}', 'order', 'default', 'waiting', 0, 0, 'd', 0, {concurrency_key}, 0, 1, 0, 0, 0, 0)"""
+
+
+@pytest.fixture
+async def locks(databases: Databases, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[LockedPostgres]:
+    async with open_locked_postgres(databases, monkeypatch) as opened:
+        yield opened
+
+
+@pytest.fixture
+def starting(locks: LockedPostgres, memory_broker: MemoryBroker, clock: ManualClock) -> StartingSchedules:
+    return StartingSchedules(locks.database, memory_broker, clock)
+
+
+async def put_neighbours(starting: StartingSchedules, count: int) -> None:
+    """Put schedules with `start` and one without, all due at the same instant."""
+    for number in range(count):
+        starting.send("PutSchedule", scheduleId=f"n-{number:03}", every="PT1M", start={"type": "order"})
+    starting.send("PutSchedule", scheduleId="plain", every="PT1M")
+    await starting.consume()
+
+
+BLOCKED = {
+    "the id is inserted": insert(f"daily/{iso(after(minutes=1))}"),
+    "the key is inserted": insert("mine", key="only-one"),
+}
+
+
+@pytest.mark.parametrize("statement", BLOCKED.values(), ids=BLOCKED)
+async def test_a_lock_of_another_transaction(
+    starting: StartingSchedules, locks: LockedPostgres, statement: str
+) -> None:
+    """Only the schedule whose id or key is locked waits: no error, still due. One pass fires all others."""
+    await put_neighbours(starting, 120)
+    await starting.put_start(start=KEY)
+    starting.clock.advance(minutes=1)
+    async with locks.locked(statement):
+        passed = await starting.worker.tick(starting.clock.now())
+        assert passed.done == 122
+        assert len(await starting.workflows()) == 120
+        assert await starting.fired("plain") == [iso(after(minutes=1))]
+        row = await starting.row()
+        names = ("slot_at", "available_at", "last_error", "fired_count")
+        assert tuple(row[name] for name in names) == (after(minutes=1), after(minutes=1) + 100, None, 0)
+    await starting.advance(milliseconds=100)
+    assert await starting.workflows() == {
+        **{f"n-{number:03}/{iso(after(minutes=1))}": "waiting" for number in range(120)},
+        f"daily/{iso(after(minutes=1))}": "waiting",
+    }
+
+
+async def test_a_holder_that_ends_in_another_transaction(starting: StartingSchedules, locks: LockedPostgres) -> None:
+    """While the holder of a key is locked, it has the key: the slot is skipped, and nothing waits."""
+    await starting.start("mine", **KEY)
+    await starting.put_start(start=KEY)
+    starting.clock.advance(minutes=1)
+    async with locks.locked(
+        "UPDATE workflows SET status = 'cancelled', due_at = NULL, available_at = NULL, ended_at = 1"
+    ):
+        await starting.fire()
+        assert await starting.skipped() == [(iso(after(minutes=1)), "busy")]
+
+
+async def test_the_user_workflow_is_locked(starting: StartingSchedules, locks: LockedPostgres) -> None:
+    """A locked workflow of the user with the id of a slot: the slot is skipped at once."""
+    await starting.start(f"daily/{iso(after(minutes=1))}", input=1)
+    await starting.put_start()
+    starting.clock.advance(minutes=1)
+    async with locks.locked("SELECT 1 FROM workflows FOR UPDATE"):
+        await starting.fire()
+        assert await starting.skipped() == [(iso(after(minutes=1)), "exists")]
+
+
+async def test_how_long_a_locked_schedule_waits(starting: StartingSchedules, locks: LockedPostgres) -> None:
+    """It waits as long again as it is late: from 100 ms to 10 s."""
+    await starting.put_start(start=KEY)
+    starting.clock.advance(minutes=1)
+    waits = []
+    async with locks.locked(insert("mine", key="only-one")):
+        for _ in range(9):
+            now = starting.clock.now()
+            at = await next_at(starting.worker, now)
+            assert at is not None
+            waits.append(at - now)
+            starting.clock.set(at)
+    assert waits == [100, 100, 200, 400, 800, 1600, 3200, 6400, 10_000]
+
+
+async def test_many_locked_schedules_of_a_tenant(starting: StartingSchedules, locks: LockedPostgres) -> None:
+    """After three locked schedules of a tenant the others of this tenant wait untried. Those of others fire."""
+    statements = []
+    for number in range(50):
+        start = {"type": "order", "concurrencyKey": f"key-{number}"}
+        starting.send("PutSchedule", scheduleId=f"s-{number}", every="PT1M", start=start)
+        starting.send("PutSchedule", tenant="other", scheduleId=f"s-{number}", every="PT1M", start=start)
+        statements.append(insert(f"mine-{number}", key=f"key-{number}"))
+    await starting.consume()
+    starting.clock.advance(minutes=1)
+    tries = count_tries(starting)
+    async with locks.locked("; ".join(statements)):
+        await starting.worker.tick(starting.clock.now())
+        assert (len(await starting.workflows()), len(await starting.workflows("other"))) == (0, 50)
+        assert {row["last_error"] for row in await starting.all_rows()} == {None}
+    assert len(tries) < 25
+
+
+def count_tries(starting: StartingSchedules) -> list[int]:
+    """Return a list that gets the number of workflows that each transaction of the worker tries to start."""
+    tries: list[int] = []
+
+    async def counting(
+        tx: Transaction, starts: Sequence[WorkflowStart], now: int, /, *, quotas: Quotas
+    ) -> Sequence[Started]:
+        tries.append(len(starts))
+        return await start_workflows(tx, starts, now, quotas=quotas)
+
+    starting.worker = FiringWorker(starting.parts, counting)
+    return tries
+
+
+async def test_a_broken_row_beside_a_locked_one(starting: StartingSchedules, locks: LockedPostgres) -> None:
+    """The locked schedule gets no error, the broken one does, and the others fire."""
+    await put_neighbours(starting, 30)
+    await starting.put_start(start=KEY)
+    await starting.put_start("broken")
+    await starting.sql(
+        "CREATE FUNCTION refuse() RETURNS trigger AS $$ BEGIN RAISE EXCEPTION 'refused'; END $$ LANGUAGE plpgsql"
+    )
+    await starting.sql(
+        "CREATE TRIGGER refuse BEFORE INSERT ON workflows FOR EACH ROW "
+        "WHEN (NEW.workflow_id LIKE 'broken%') EXECUTE FUNCTION refuse()"
+    )
+    starting.clock.advance(minutes=1)
+    async with locks.locked(insert("mine", key="only-one")):
+        for _ in range(3):
+            await starting.worker.tick(starting.clock.now())
+        assert len(await starting.workflows()) == 30
+        errors = {row["schedule_id"] for row in await starting.all_rows() if row["last_error"] is not None}
+        assert errors == {"broken"}
+    await starting.advance(seconds=10)
+    assert f"daily/{iso(after(minutes=1))}" in await starting.workflows()
+
+
+# Between the look and the insert
+
+
+@pytest.mark.parametrize(
+    ("workflow", "reason"), [("mine", "busy"), (f"daily/{iso(after(minutes=1))}", "exists")], ids=["key", "id"]
+)
+async def test_taken_between_the_look_and_the_insert(
+    starting: StartingSchedules, monkeypatch: pytest.MonkeyPatch, workflow: str, reason: str
+) -> None:
+    """Another instance takes the key or the id in between: this slot is skipped, and the pass goes on."""
+    await put_neighbours(starting, 3)
+    await starting.put_start(start=KEY)
+    await then_insert(monkeypatch, lambda: starting.sql(insert(workflow, key="only-one")))
+    await starting.advance(minutes=1)
+    assert await starting.skipped() == [(iso(after(minutes=1)), reason)]
+    found = await starting.workflows()
+    assert (found[workflow], sum(name.startswith("n-") for name in found)) == ("waiting", 3)
+    (row,) = [each for each in await starting.rows("workflows") if each["workflow_id"] == workflow]
+    assert row["digest"] == "d"
+
+
+async def then_insert(monkeypatch: pytest.MonkeyPatch, act: Callable[[], Awaitable[Any]]) -> None:
+    """Let `act` run once after the next look at the holders of concurrency keys."""
+    from timer_service.workflows import store  # noqa: PLC0415 - the module whose function is replaced
+
+    inner, acts = store.find_holders, [act]
+
+    async def find_holders(*arguments: Any) -> Any:
+        found = await inner(*arguments)
+        while acts:
+            await acts.pop()()
+        return found
+
+    monkeypatch.setattr(store, "find_holders", find_holders)
+
+
+async def test_two_instances(postgres: PostgresDatabase, memory_broker: MemoryBroker, clock: ManualClock) -> None:
+    """Two instances fire beside commands with the same ids and keys. A slot starts one workflow, or is skipped."""
+    both = [StartingSchedules(postgres, memory_broker, clock) for _ in range(2)]
+    for number in range(200):
+        start = {"type": "order", "input": number, "concurrencyKey": f"key-{number % 150}"}
+        both[0].send("PutSchedule", scheduleId=f"s-{number:03}", every="PT1M", start=start)
+    await both[0].consume()
+    clock.advance(minutes=1)
+    at = iso(clock.now())
+    for number in range(0, 200, 3):
+        both[0].send("StartWorkflow", workflowId=f"s-{number:03}/{at}", type="mine")
+        both[0].send("StartWorkflow", workflowId=f"mine-{number}", type="mine", concurrencyKey=f"key-{number}")
+    for each in both:
+        each.worker = FiringWorker(each.parts, start_workflows)
+    await asyncio.gather(*(exhaust_again(each, clock) for each in both), *(each.consume(batch_size=5) for each in both))
+    for each in both:
+        clock.advance(seconds=10)
+        await exhaust(each.worker, clock.now())
+    rows = await both[0].rows("workflows")
+    events = [each for number in range(200) for each in await both[0].skipped(f"s-{number:03}")]
+    fired = sum(row["fired_count"] for row in await both[0].all_rows())
+    assert fired + len(events) == 200
+    open_keys = Counter(row["concurrency_key"] for row in rows if row["ended_at"] is None and row["concurrency_key"])
+    assert set(open_keys.values()) == {1}
+    started = [row for row in rows if row["type"] == "order" and row["ended_at"] is None]
+    assert len(started) == fired
+
+
+async def exhaust_again(starting: StartingSchedules, clock: ManualClock) -> None:
+    """Fire what is due, again and again, while commands are handled."""
+    for _ in range(20):
+        await exhaust(starting.worker, clock.now())
+        await asyncio.sleep(0)

@@ -1,0 +1,54 @@
+"""Divides the schedules of a pass that met a lock until each locked one is alone."""
+
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
+
+from timer_service.schedules.schedule import Key
+
+_PARTS = 10
+"""Of 1,000 schedules, one locked one is found in four tries."""
+_MOST_OF_TENANT = 3
+"""After so many locked schedules of a tenant, its others are not tried."""
+
+
+class LockedParts:
+    """The parts of a pass to try, in the order of the keys: so the schedules of one tenant are together."""
+
+    def __init__(self, keys: Collection[Key], monotonic: Callable[[], float] = time.monotonic) -> None:
+        self.locked: list[Key] = []
+        """The schedules to try later: the locked ones, and those of a tenant with many locked ones."""
+        self._parts: list[Sequence[Key]] = []
+        self._of_tenant = Counter[str]()
+        self._monotonic = monotonic
+        self._began = monotonic()
+        self._divide(sorted(keys))
+
+    @property
+    def seconds(self) -> float:
+        """How long the division has taken."""
+        return self._monotonic() - self._began
+
+    def take(self) -> Sequence[Key] | None:
+        """Return the next part to try; None if none is left."""
+        while self._parts:
+            part = self._parts.pop()
+            self.locked += [key for key in part if self._is_given_up(key)]
+            if kept := [key for key in part if not self._is_given_up(key)]:
+                return kept
+        return None
+
+    def divide(self, part: Sequence[Key]) -> None:
+        """Divide a part that met a lock. A single schedule is the locked one."""
+        if len(part) > 1:
+            self._divide(part)
+            return
+        self.locked += part
+        self._of_tenant[part[0].tenant_id] += 1
+
+    def _divide(self, keys: Sequence[Key]) -> None:
+        size = -(-len(keys) // _PARTS)
+        self._parts += reversed([keys[start : start + size] for start in range(0, len(keys), max(size, 1))])
+
+    def _is_given_up(self, key: Key) -> bool:
+        return self._of_tenant[key.tenant_id] >= _MOST_OF_TENANT

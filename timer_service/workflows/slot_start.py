@@ -1,0 +1,137 @@
+"""Starts the workflows of schedules, in the transaction that fires their slots. See docs/decisions/0050.
+
+The workflows and the holders of concurrency keys are looked up without locks. So only tombstones and the insert can
+wait for another transaction. What another instance inserts in between is found after the insert.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from timer_service.core.database import Transaction
+from timer_service.core.errors import ConflictError
+from timer_service.core.quotas import Admission, Quotas
+from timer_service.core.workflow_start import Started, StartResult, WorkflowStart
+from timer_service.workflows import store
+from timer_service.workflows.effect import digest_of, size_of
+from timer_service.workflows.handler import LOOP
+from timer_service.workflows.usage import growth
+from timer_service.workflows.workflow import NEVER, Definition, Key, Texts, Workflow, tombstone
+
+
+class Decision(NamedTuple):
+    """What becomes of a start."""
+
+    result: StartResult
+    workflow: Workflow
+    """Afterwards."""
+    excess: Mapping[str, object] | None = None
+    """The fields of a reply that name the limit it would exceed."""
+
+    @property
+    def is_stored(self) -> bool:
+        """Whether the start changes the workflow."""
+        return self.result in {StartResult.STARTED, StartResult.BUSY}
+
+
+async def start_workflows(
+    tx: Transaction, starts: Sequence[WorkflowStart], now: int, /, *, quotas: Quotas
+) -> Sequence[Started]:
+    """Start workflows in order; see `StartWorkflows`."""
+    once = {_key(start): start for start in reversed(starts)}
+    found = await store.find(tx, once)
+    found |= await store.load(tx, [key for key, workflow in found.items() if workflow.definition is None])
+    wanted = {each for start in starts if (each := _concurrency(start)) is not None}
+    taken = set(await store.find_holders(tx, wanted))
+    admission = quotas.admission(tx, now)
+    decisions: dict[Key, Decision] = {}
+    for key, start in reversed(once.items()):
+        before = found.get(key)
+        decision = decide(before, start, now, is_busy=_concurrency(start) in taken)
+        if decision.result is StartResult.STARTED:
+            decision = await _admit(admission, before, decision, start)
+        if decision.result is StartResult.STARTED and (name := _concurrency(start)) is not None:
+            taken.add(name)
+        decisions[key] = decision
+    decisions |= await _save(tx, found, decisions, once, now)
+    return [_started(decisions[_key(start)]) for start in starts]
+
+
+def decide(found: Workflow | None, start: WorkflowStart, now: int, *, is_busy: bool) -> Decision:
+    """Decide whether a workflow is started. `is_busy`: another open workflow has its concurrency key. Pure."""
+    before = found or tombstone(_key(start), now)
+    definition = _definition(start, now)
+    if before.definition is not None:
+        if before.started_by != start.position and before.definition.digest != definition.digest:
+            return Decision(StartResult.EXISTS, before)
+        was_skipped = before.started_by == NEVER
+        return Decision(StartResult.BUSY if was_skipped else StartResult.UNCHANGED, before)
+    if start.position < before.cancelled_by:
+        return Decision(StartResult.CANCELLED, before)
+    named = before._replace(definition=definition, cause=start.cause, created_at=now, confirmed_at=None)
+    if is_busy:
+        return Decision(StartResult.BUSY, named._replace(ended_at=now, confirmed_at=now))
+    opened = named._replace(
+        started_by=start.position, ended_at=None, input_bytes=size_of(start.input), texts=Texts(input=start.input)
+    )
+    return Decision(StartResult.STARTED, opened.wait_until(now, counted_from=now))
+
+
+def _definition(start: WorkflowStart, now: int) -> Definition:
+    spec = start.spec
+    return Definition(
+        workflow_type=spec.workflow_type,
+        queue=spec.queue,
+        digest=digest_of("\0".join((spec.workflow_type, spec.queue, start.input or ""))),
+        deadline_at=None if spec.deadline_in is None else now + spec.deadline_in,
+        retry=spec.retry,
+        concurrency_key=spec.concurrency_key,
+    )
+
+
+async def _admit(
+    admission: Admission | None, before: Workflow | None, decision: Decision, start: WorkflowStart
+) -> Decision:
+    """Return the decision on a workflow that may be started, or that its tenant would exceed a limit."""
+    if admission is None:
+        return decision
+    position = start.position if start.is_command else None
+    excess = await admission.exceeds(start.tenant_id, growth(before, decision.workflow), position)
+    return decision if excess is None else Decision(StartResult.OVER_QUOTA, decision.workflow, excess.view)
+
+
+async def _save(
+    tx: Transaction,
+    found: Mapping[Key, Workflow],
+    decisions: Mapping[Key, Decision],
+    starts: Mapping[Key, WorkflowStart],
+    now: int,
+) -> dict[Key, Decision]:
+    """Write the workflows. Return new decisions on those whose id or concurrency key was taken meanwhile."""
+    after = {key: each.workflow for key, each in decisions.items() if each.is_stored}
+    await store.save(tx, found, {key: workflow for key, workflow in after.items() if key in found})
+    new = [workflow for key, workflow in after.items() if key not in found]
+    inserted = {workflow.key for workflow in await store.insert_free(tx, new)}
+    lost = [workflow.key for workflow in new if workflow.is_open and workflow.key not in inserted]
+    stored = await store.find(tx, lost)
+    if any(workflow.definition is None for workflow in stored.values()):
+        raise ConflictError("another instance inserted tombstones of some of the same workflows")
+    again = {key: decide(stored.get(key), starts[key], now, is_busy=True) for key in lost}
+    await store.insert_free(tx, [each.workflow for key, each in again.items() if key not in stored])
+    return again
+
+
+def _started(decision: Decision) -> Started:
+    if decision.result is not StartResult.STARTED:
+        return Started(decision.result, excess=decision.excess)
+    definition = decision.workflow.definition
+    has_deadline = definition is not None and definition.deadline_at is not None
+    return Started(decision.result, decision.workflow.lane, LOOP if has_deadline else None)
+
+
+def _key(start: WorkflowStart) -> Key:
+    return Key(start.tenant_id, start.workflow_id)
+
+
+def _concurrency(start: WorkflowStart) -> tuple[str, str] | None:
+    name = start.spec.concurrency_key
+    return None if name is None else (start.tenant_id, name)
