@@ -42,6 +42,7 @@ class History:
         actions = [
             *(self.command, self.poll, self.advance, self.report, self.report, self.report, self.report),
             *(self.repeat, self.renew, self.end_overdue),
+            *([self.jump, self.repair] if self.sets_clock_back else []),
         ]
         for name in IDS[:3]:
             assert await self.workflows.start(name, retry={"maxAttempts": 2}) == "started"
@@ -75,12 +76,24 @@ class History:
         self.current += found
 
     async def advance(self) -> None:
-        steps = [1, 500, 5000, LEASE_MS, 120_000]
-        self.workflows.clock.advance(
-            milliseconds=self.rng.choice([*steps, -3_600_000] if self.sets_clock_back else steps)
-        )
-        if self.sets_clock_back and self.rng.random() < 0.2:
-            await exhaust_repair(self.workflows)
+        self.workflows.clock.advance(milliseconds=self.rng.choice([1, 500, 5000, LEASE_MS, 120_000]))
+
+    async def jump(self) -> None:
+        """Workers get tasks and send a report, and then the clock is set back by an hour. It may have been ahead."""
+        self.workflows.clock.advance(hours=self.rng.choice([0, 1, 1]))
+        await self.poll()
+        await self.report()
+        self.workflows.clock.advance(hours=-1)
+
+    async def repair(self) -> None:
+        """Run a scan of the clock repair. Afterwards no row counts from the future."""
+        repair = build_clock_repair(self.workflows.parts)
+        now = self.workflows.clock.now()
+        while (await repair.tick(now)).next_at == now + REPAIR_PAUSE_MS:
+            pass
+        for table in ("workflows", "workflow_effects"):
+            counted = [row["counted_from"] for row in await self.workflows.all_rows(table)]
+            assert all(at is None or at <= now + 1000 for at in counted)
 
     def _fields(self, effects: dict[str, Any]) -> dict[str, Any]:
         """Return what a worker reports: new effects under free keys, and results that it delivers now."""
@@ -203,17 +216,6 @@ class History:
                 assert self.results.setdefault((*key, "result"), each["result"]) == each["result"]
             if each["seq"] is not None and each["status"] == "done":
                 assert self.results.setdefault((*key, "seq"), each["seq"]) == each["seq"]
-
-
-async def exhaust_repair(workflows: Workflows) -> None:
-    """Run a scan of the clock repair. Afterwards no row counts from the future."""
-    repair = build_clock_repair(workflows.parts)
-    now = workflows.clock.now()
-    while (await repair.tick(now)).next_at == now + REPAIR_PAUSE_MS:
-        pass
-    for table in ("workflows", "workflow_effects"):
-        counted = [row["counted_from"] for row in await workflows.all_rows(table)]
-        assert all(at is None or at <= now + 1000 for at in counted)
 
 
 def _id(task: Any) -> tuple[str, str]:
