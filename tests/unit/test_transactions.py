@@ -2,30 +2,32 @@ import pytest
 
 from timer_service.adapters.sqlite import SqliteDatabase
 from timer_service.core.database import Transaction
-from timer_service.core.errors import ConflictError
+from timer_service.core.errors import ConflictError, DuplicateError
 from timer_service.core.transactions import in_transaction
 
 
 class Work:
-    """Work that inserts a number. The first tries end in a conflict."""
+    """Work that inserts a number. The first tries end in a conflict, or in another error."""
 
-    def __init__(self, conflicts: int) -> None:
+    def __init__(self, conflicts: int, error: type[Exception] = ConflictError) -> None:
         self.tries = 0
         self._conflicts = conflicts
+        self._error = error
 
     async def __call__(self, tx: Transaction) -> str:
         self.tries += 1
         await tx.execute("INSERT INTO tries VALUES (:number)", {"number": self.tries})
         if self.tries <= self._conflicts:
-            raise ConflictError("another transaction wrote the row")
+            raise self._error("another transaction wrote the row")
         return "done"
 
 
-async def test_conflicts_are_retried(sqlite: SqliteDatabase) -> None:
-    """Work is retried after a conflict, and only its last try is committed."""
+@pytest.mark.parametrize("error", [ConflictError, DuplicateError])
+async def test_conflicts_are_retried(sqlite: SqliteDatabase, error: type[Exception]) -> None:
+    """Work is retried after a conflict or a duplicate key, and only its last try is committed."""
     async with sqlite.transaction() as tx:
         await tx.execute("CREATE TABLE tries (number BIGINT)")
-    work = Work(conflicts=4)
+    work = Work(4, error)
     assert await in_transaction(sqlite, work) == "done"
     assert [row["number"] for row in await sqlite.reader.fetch("SELECT number FROM tries")] == [5]
 
@@ -34,7 +36,7 @@ async def test_gives_up_after_five_tries(sqlite: SqliteDatabase) -> None:
     """Work that always ends in a conflict raises it after five tries."""
     async with sqlite.transaction() as tx:
         await tx.execute("CREATE TABLE tries (number BIGINT)")
-    work = Work(conflicts=100)
+    work = Work(100)
     with pytest.raises(ConflictError):
         await in_transaction(sqlite, work)
     assert work.tries == 5

@@ -10,9 +10,11 @@ from tests.harness.clock import ManualClock
 from tests.harness.workflows import LEASE_MS, Workflows, complete, done, fail, failed, release, sleep, wait_for
 from timer_service.adapters.memory import MemoryBroker
 from timer_service.adapters.sqlite import SqliteDatabase
+from timer_service.app.slices import build_clock_repair
 from timer_service.core.database import Database
 
 STEPS = 120
+REPAIR_PAUSE_MS = 50
 IDS = ("a", "b", "c", "d", "e", "f")
 NAMES = ("x", "y")
 
@@ -20,8 +22,10 @@ NAMES = ("x", "y")
 class History:
     """Random requests from a seed, by workers that know only what the service told them."""
 
-    def __init__(self, workflows: Workflows, seed: int) -> None:
+    def __init__(self, workflows: Workflows, seed: int, *, sets_clock_back: bool = False) -> None:
         self.workflows = workflows
+        self.sets_clock_back = sets_clock_back
+        """Whether the clock is also set back. Then rows may wait longer, until the clock repair has corrected them."""
         self.rng = random.Random(seed)
         self.tasks: list[Any] = []
         """Every task that was sent. Most of them are lost by now."""
@@ -38,6 +42,7 @@ class History:
         actions = [
             *(self.command, self.poll, self.advance, self.report, self.report, self.report, self.report),
             *(self.repeat, self.renew, self.end_overdue),
+            *([self.jump, self.repair] if self.sets_clock_back else []),
         ]
         for name in IDS[:3]:
             assert await self.workflows.start(name, retry={"maxAttempts": 2}) == "started"
@@ -72,6 +77,23 @@ class History:
 
     async def advance(self) -> None:
         self.workflows.clock.advance(milliseconds=self.rng.choice([1, 500, 5000, LEASE_MS, 120_000]))
+
+    async def jump(self) -> None:
+        """Workers get tasks and send a report, and then the clock is set back by an hour. It may have been ahead."""
+        self.workflows.clock.advance(hours=self.rng.choice([0, 1, 1]))
+        await self.poll()
+        await self.report()
+        self.workflows.clock.advance(hours=-1)
+
+    async def repair(self) -> None:
+        """Run a scan of the clock repair. Afterwards no row counts from the future."""
+        repair = build_clock_repair(self.workflows.parts)
+        now = self.workflows.clock.now()
+        while (await repair.tick(now)).next_at == now + REPAIR_PAUSE_MS:
+            pass
+        for table in ("workflows", "workflow_effects"):
+            counted = [row["counted_from"] for row in await self.workflows.all_rows(table)]
+            assert all(at is None or at <= now + 1000 for at in counted)
 
     def _fields(self, effects: dict[str, Any]) -> dict[str, Any]:
         """Return what a worker reports: new effects under free keys, and results that it delivers now."""
@@ -181,7 +203,7 @@ class History:
             assert waits
             assert all(each["due_at"] is None for each in waits)
             assert mail.isdisjoint(each["name"] for each in waits if each["kind"] == "message")
-        if row["status"] == "waiting" and not row["blocks"]:
+        if row["status"] == "waiting" and not row["blocks"] and not self.sets_clock_back:
             instants = [each["due_at"] for each in waits if each["due_at"] is not None]
             undecided = self.workflows.clock.now() + 250
             assert row["available_at"] <= max(min(instants, default=undecided), undecided)
@@ -230,6 +252,17 @@ async def test_generated_history_on_each_store(
     """The invariants hold on each store."""
     workflows = Workflows(store, memory_broker, clock)
     await History(workflows, 100).run()
+    await check_events(workflows)
+
+
+@pytest.mark.parametrize("seed", range(3))
+async def test_generated_history_with_a_clock_that_is_set_back(
+    sqlite: SqliteDatabase, memory_broker: MemoryBroker, clock: ManualClock, seed: int
+) -> None:
+    """No request, command or claim fails if the clock is set back by an hour again and again. Results never change."""
+    workflows = Workflows(sqlite, memory_broker, clock)
+    await History(workflows, seed, sets_clock_back=True).run()
+    clock.advance(days=365)
     await check_events(workflows)
 
 
