@@ -86,7 +86,7 @@ class ReplayLoop(asyncio.AbstractEventLoop):
             try:
                 if not handle.cancelled():
                     handle._run()  # noqa: SLF001 - as the loops of asyncio do
-            except SystemExit:
+            except (SystemExit, KeyboardInterrupt):
                 continue  # the task that raised it has it as its exception
 
     def take_generators(self) -> list[AsyncGenerator[Any, Any]]:

@@ -107,8 +107,8 @@ class Poller:
             load.add_done_callback(self._loads.discard)
 
     def _start(self, task: RunningTask, effects: Any) -> None:
-        task.start(effects, asyncio.get_running_loop().time())
-        self._tasks.update(task)
+        now = asyncio.get_running_loop().time()
+        self._tasks.handle(task, lambda: task.start(effects, now))
 
     async def _load(self, task: RunningTask, view: Mapping[str, Any]) -> None:
         """Read the effects that did not fit into the task, and start it."""

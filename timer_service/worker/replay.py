@@ -185,15 +185,22 @@ class Replay:
             reason = "every branch of the function waits for something that is not an effect, and nothing can wake it"
             return Decision(finished=Finished(error=RuntimeError(reason)))
         new, self._new = self._new, []
-        begun = set(new)
-        dropped, self._dropped = [key for key in self._dropped if key not in begun or key in self._stored], []
-        return Decision([self._effects[key] for key in new if self._begins(key)], dropped)
+        unknown = {key for key in new if key not in self._stored}
+        dropped, self._dropped = [key for key in self._dropped if key not in unknown], []
+        return Decision(
+            [self._effects[key] for key in new if self._begins(key)],
+            [self._effects[key] for key in dropped if self._is_unsettled(key)],
+        )
 
     def _begins(self, key: str) -> bool:
         """Return whether a new effect begins. A stored wait has begun, and a stored result is there."""
+        is_open_step = self._effects[key].kind is Kind.STEP and self._is_unsettled(key)
+        return key in self._waiting and (key not in self._stored or is_open_step)
+
+    def _is_unsettled(self, key: str) -> bool:
+        """Return whether no outcome of an effect is stored."""
         stored = self._stored.get(key)
-        is_open_step = stored is not None and stored.outcome is None and stored.kind == Kind.STEP
-        return key in self._waiting and (stored is None or is_open_step)
+        return stored is None or stored.outcome is None
 
     def _found(self) -> str:
         """Return what the idle function does."""

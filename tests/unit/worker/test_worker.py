@@ -5,14 +5,13 @@ import json
 import logging
 import threading
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
-from contextlib import asynccontextmanager
 from datetime import timedelta
 from typing import Any
 
 import pytest
 
 from tests.harness.clock import in_virtual_time
+from tests.harness.workers import now, virtually, worker
 from tests.harness.workflow_service import MemoryService
 from timer_service.client.errors import QueryError
 from timer_service.worker import (
@@ -22,11 +21,8 @@ from timer_service.worker import (
     Retry,
     RetryAfter,
     StepFailed,
-    WorkflowFunction,
     workflow,
 )
-from timer_service.worker.process import run_worker
-from timer_service.worker.settings import Settings
 
 SECOND = timedelta(seconds=1)
 MINUTE = timedelta(minutes=1)
@@ -36,41 +32,6 @@ calls: Counter[str] = Counter()
 @pytest.fixture(autouse=True)
 def no_calls() -> None:
     calls.clear()
-
-
-def virtually(test: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[], None]:
-    """Run a test in virtual time."""
-
-    def run() -> None:
-        in_virtual_time(test)
-
-    run.__name__, run.__doc__ = test.__name__, test.__doc__
-    return run
-
-
-@asynccontextmanager
-async def worker(
-    service: MemoryService, *workflows: WorkflowFunction, **settings: Any
-) -> AsyncIterator[Callable[[], Awaitable[None]]]:
-    """Run a worker. It yields a function that stops the worker and waits for its end."""
-    stop = asyncio.Event()
-    types = {each.type: each for each in workflows}
-    running = asyncio.create_task(run_worker(service, Settings("acme", types, **settings), stop))
-
-    async def drain() -> None:
-        stop.set()
-        await running
-
-    try:
-        yield drain
-        await drain()
-    finally:
-        running.cancel()
-
-
-def now() -> float:
-    """Return the time of the loop, in seconds since the begin of the test."""
-    return asyncio.get_running_loop().time()
 
 
 async def work(value: Any = None, seconds: float = 0, name: str = "work") -> Any:
@@ -712,7 +673,8 @@ async def test_a_function_that_does_not_match_is_released() -> None:
     async with worker(service, changed):
         await service.until(lambda: row.blocks == 2)
     released = [each["then"] for batch in reports(service) for each in batch if "error" in each["then"]]
-    assert released[0]["error"] == "expected the step charge; found the step renamed"
+    assert released[0]["error"].startswith("expected the step charge; found the step renamed. The function has changed")
+    assert "give the changed one a new type" in released[0]["error"]
     async with worker(service, order):
         await service.until(lambda: "approval" in row.effects)
         service.send("order-1", "approval", 1)
