@@ -21,6 +21,7 @@ class Attempt(NamedTuple):
     """The delay that the step chose for its next attempt."""
 
 
+CANCELLED = Attempt(error=ErrorText("CancelledError", "the step was cancelled by itself"))
 DROPPED = Attempt(error=ErrorText("CancelledError", "the function no longer waits for this step"), is_retryable=False)
 
 
@@ -37,7 +38,7 @@ async def run_attempt(call: StepCall, threads: Threads) -> Attempt:
         raise
     except BaseException as error:  # noqa: BLE001 - every error of a step is stored
         if isinstance(error, TimeoutError) and limit.expired():
-            return Attempt(error=ErrorText("TimeoutError", f"no result within {call.timeout} s"))
+            return timed_out(call.timeout)
         return _failure(error)
     if ended.error is not None:
         return _failure(ended.error)
@@ -45,6 +46,11 @@ async def run_attempt(call: StepCall, threads: Threads) -> Attempt:
         return Attempt(write_result(ended.value, "the result of the step"))
     except ValueError as error:  # another attempt would have such a result, too
         return Attempt(error=describe_error(error), is_retryable=False)
+
+
+def timed_out(seconds: float | None) -> Attempt:
+    """Return an attempt that has taken longer than its timeout."""
+    return Attempt(error=ErrorText("TimeoutError", f"no result within {seconds} s"))
 
 
 async def _call(call: StepCall, threads: Threads, limit: asyncio.Timeout) -> Ended:

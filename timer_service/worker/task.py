@@ -44,6 +44,8 @@ class RunningTask:
         self.token: str = view["token"]
         self.lease_until = lease_until
         self.is_over = False
+        self.mismatch: NonDeterministicError | None = None
+        """Why the function does not match its stored effects."""
         self.running: set[str] = set()
         """The keys of the steps in progress."""
         self._identity = Identity(tenant, self.workflow_id, view["startedAt"])
@@ -71,6 +73,7 @@ class RunningTask:
             decision = self._replay.advance()
         except NonDeterministicError as error:
             log.warning("the workflow %s does not match its stored effects: %s", self.workflow_id, error)
+            self.mismatch = error
             self._end = dump(
                 {"action": "release", "reason": "non_deterministic", "error": describe_error(error).message}
             )

@@ -5,15 +5,13 @@ import logging
 from collections.abc import Callable, Iterator
 
 from timer_service.worker.context import variables_of_step
-from timer_service.worker.errors import ErrorText
-from timer_service.worker.steps import Attempt, run_attempt
+from timer_service.worker.steps import CANCELLED, Attempt, run_attempt
 from timer_service.worker.task import RunningTask
 from timer_service.worker.threads import Threads
 from timer_service.worker.values import Effect
 
 log = logging.getLogger(__name__)
 
-_CANCELLED = Attempt(error=ErrorText("CancelledError", "the step was cancelled by itself"))
 _CLOCK_STEP = 0.001
 """A timer may fire a little early, by the resolution of the clock."""
 _StepId = tuple[RunningTask, str]
@@ -108,5 +106,5 @@ class Tasks:
         if self._steps.get((task, key)) is not step:
             return  # it was stopped
         del self._steps[task, key]
-        attempt = _CANCELLED if step.cancelled() else step.result()
+        attempt = CANCELLED if step.cancelled() else step.result()
         self.handle(task, lambda: task.step_ended(key, attempt, self._loop.time()))
