@@ -78,7 +78,10 @@ class Poller:
         # The lease counts from the claim: after the poll was sent, and before its reply was received.
         lease_until = min(loop.time(), sent + settings.wait_seconds) + settings.lease_seconds
         for view in reply.get("tasks", ()):
-            self._receive(view, lease_until)
+            try:
+                self._receive(view, lease_until)
+            except Exception:
+                log.exception("a task of the service cannot be read; its lease runs out")
 
     def _question(self, slots: int, wait_seconds: float) -> bytes:
         settings = self._settings
@@ -122,6 +125,10 @@ class Poller:
                 cursor = page.get("cursor")
         except TimerServiceError as error:
             log.warning("the effects of the workflow %s cannot be read: %s", task.workflow_id, error)
+            self._tasks.end(task)
+            return
+        except Exception:
+            log.exception("the effects of the workflow %s cannot be read", task.workflow_id)
             self._tasks.end(task)
             return
         if self._stopped.is_set() or task.is_over:

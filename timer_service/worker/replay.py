@@ -7,12 +7,13 @@ next number, `seq`. A replay gives the stored results in the order of their numb
 import asyncio
 from collections import Counter, deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
+from contextlib import suppress
 from typing import Any
 
 from timer_service.worker.context import Context
 from timer_service.worker.definition import WorkflowFunction
 from timer_service.worker.errors import Interrupted, NonDeterministicError, NotInWorkflowError, StepFailed
-from timer_service.worker.loop import ReplayFuture, ReplayLoop
+from timer_service.worker.loop import EndlessLoopError, ReplayFuture, ReplayLoop
 from timer_service.worker.names import MAX_EFFECTS, Identity, check_name, effect_key
 from timer_service.worker.values import Decision, Effect, Finished, Kind, Outcome, StepCall, StoredEffect
 
@@ -89,6 +90,13 @@ class Replay:
         waiting, self._waiting = self._waiting, {}
         for future in waiting.values():
             future.set_exception(Interrupted())
+        with suppress(EndlessLoopError):  # then some branches have not ended
+            self._end_branches()
+        self.is_closed = all(task.done() for task in self._loop.tasks)
+        self._loop.tasks.clear()  # references in a circle would wait for the garbage collector
+        self._arguments = None
+
+    def _end_branches(self) -> None:
         self._loop.run_until_idle()
         for _ in range(_CANCEL_ROUNDS):
             for task in self._loop.tasks:
@@ -98,9 +106,6 @@ class Replay:
             for generator in self._loop.take_generators():
                 _ = self._loop.create_task(_close(generator))
             self._loop.run_until_idle()
-        self.is_closed = all(task.done() for task in self._loop.tasks)
-        self._loop.tasks.clear()  # references in a circle would wait for the garbage collector
-        self._arguments = None
 
     def ask(self, kind: Kind, name: str, *, call: StepCall | None = None, ms: int | None = None) -> ReplayFuture:
         """Return the future result of an effect that the function asks for."""
@@ -171,7 +176,10 @@ class Replay:
         return None
 
     def _run(self) -> None:
-        self._loop.run_until_idle()
+        try:
+            self._loop.run_until_idle()
+        except EndlessLoopError as error:
+            self._limit = error
         if self._fault is not None:
             raise self._fault
 

@@ -3,6 +3,7 @@
 import asyncio
 import concurrent.futures
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from tests.harness.clock import in_virtual_time
 from tests.harness.workers import virtually, worker
 from tests.harness.workflow_service import MemoryService
-from timer_service.worker import Context, Interrupted, Retry, RetryAfter, StepFailed, workflow
+from timer_service.worker import Context, Interrupted, Retry, RetryAfter, StepFailed, loop, workflow
 from timer_service.worker.errors import MAX_TEXT_BYTES, describe_error
 
 
@@ -185,6 +186,21 @@ def test_a_result_that_raises() -> None:
     assert "cannot be stored as JSON" in end["error"]["message"]
 
 
+def test_a_function_that_never_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A function that runs on and on fails. If it is interrupted, it is left behind. The worker goes on."""
+    monkeypatch.setattr(loop, "MOST_CALLBACKS", 1000)
+
+    async def function(ctx: Context, _: Any) -> Any:
+        try:
+            await ctx.sleep(timedelta(seconds=1))
+        finally:
+            while True:
+                await asyncio.sleep(0)
+
+    end = in_virtual_time(lambda: run_beside_another(function))
+    assert end["error"]["type"] == "EndlessLoopError"
+
+
 @virtually
 async def test_a_fault_of_the_worker_ends_one_task() -> None:
     """If the worker itself fails to handle a task, this task runs again after its lease. The others go on."""
@@ -204,6 +220,30 @@ async def test_a_fault_of_the_worker_ends_one_task() -> None:
     async with worker(service, other), asyncio.timeout(60):
         await service.until_ended()
     assert [row.status for row in rows] == ["completed", "completed"]
+
+
+@virtually
+async def test_a_task_that_cannot_be_read() -> None:
+    """A task, or a page of effects, in a form that the worker does not know does not end the worker."""
+
+    class Odd(MemoryService):
+        async def request(self, name: str, body: bytes, timeout_seconds: float) -> Any:
+            reply = await super().request(name, body, timeout_seconds)
+            for each in reply.get("tasks", ()) if name == "poll-tasks" else ():
+                if each["workflowId"] == "a":
+                    del each["startedAt"]
+                elif each["workflowId"] == "b":
+                    each["cursor"] = "1"
+            return {} if name == "get-effects" else reply
+
+    service = Odd()
+    for each in ("a", "b", "c"):
+        service.start(each, "other")
+    async with worker(service, other), asyncio.timeout(100):
+        await service.until_ended("c")
+        await service.until(lambda: service.rows["a"].attempt == service.rows["b"].attempt == 2)
+        for each in ("a", "b"):
+            service.cancel(each)
 
 
 def test_the_text_of_a_group_is_cut() -> None:
