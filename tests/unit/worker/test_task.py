@@ -163,3 +163,26 @@ def test_a_message_while_the_task_parks() -> None:
             task.reported({"outcome": "recorded"}, lease_until=100, now=10)
         assert [each.key for each in task.take_steps(10)] == started
         assert task.is_over == (outcome == "parked")
+
+
+def test_a_step_that_is_dropped_before_it_starts() -> None:
+    """A step waits for the report of an earlier result. If the function drops it meanwhile, it never starts."""
+
+    @workflow("dropped")
+    async def dropped(ctx: Context, _: Any) -> None:
+        await ctx.wait_for("begin")
+        task = asyncio.ensure_future(ctx.step("pay", work))
+        await ctx.wait_for("stop")
+        task.cancel()
+        await ctx.wait_for("go")
+
+    task = RunningTask(VIEW, dropped, "acme", lease_until=100)
+    stored = [{"key": key, "kind": "message", "status": "done", "result": 1} for key in ("begin", "stop")]
+    task.start(stored[:1], now=10)
+    assert action(task, 10) == "continue"
+    task.waits_over(stored[1:], now=10)
+    task.reported({"outcome": "recorded"}, lease_until=100, now=10)
+    assert list(task.take_steps(10)) == []
+    report = task.next_report(10, is_draining=False)
+    assert report is not None
+    assert "steps" not in json.loads(report.text)

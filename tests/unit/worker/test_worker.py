@@ -14,6 +14,7 @@ from tests.harness.clock import in_virtual_time
 from tests.harness.workers import now, virtually, worker
 from tests.harness.workflow_service import MemoryService
 from timer_service.client.errors import QueryError
+from timer_service.core.codec import MAX_BRACKETS
 from timer_service.worker import (
     Context,
     Interrupted,
@@ -456,6 +457,25 @@ async def test_a_large_report_is_split() -> None:
         await service.until_ended()
     assert (row.status, len(row.seen)) == ("completed", 40)
     assert max(len(body) for _, body in service.requests) <= 512 * 1024
+
+
+@virtually
+async def test_a_report_with_many_arrays_is_split() -> None:
+    """A request may have so many arrays and objects only, whatever its bytes."""
+    nested: list[Any] = []
+    for _ in range(90):
+        nested = [nested]
+
+    @workflow("nested")
+    async def many(ctx: Context, _: Any) -> Any:
+        await asyncio.gather(*(ctx.step("work", work, [nested] * 300) for _ in range(5)))
+
+    service = MemoryService()
+    row = service.start("a", "nested")
+    async with worker(service, many):
+        await service.until_ended()
+    assert (row.status, len(row.seen)) == ("completed", 5)
+    assert max(body.count(b"[") + body.count(b"{") for _, body in service.requests) <= MAX_BRACKETS
 
 
 # Leases
