@@ -63,5 +63,5 @@ class Play:
 
     def _take(self, decision: Decision) -> None:
         self.begun |= {effect.key: effect for effect in decision.begin}
-        self.dropped += decision.dropped
+        self.dropped += [effect.key for effect in decision.dropped]
         self.finished = decision.finished

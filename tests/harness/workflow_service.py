@@ -10,6 +10,8 @@ from timer_service.client.errors import NoAnswerError, QueryError
 
 Json = dict[str, Any]
 _INLINE_EFFECTS = 50
+_CLOCK_STEP = 0.001
+"""A timer of a loop can fire this much before its instant."""
 
 
 @dataclass
@@ -131,7 +133,7 @@ class MemoryService:
             due += [row.lease_until for row in self.rows.values() if row.status == "running"]
             soonest = min([until, *(at for at in due if at > self._now())])
             try:
-                async with asyncio.timeout(soonest - self._now()):
+                async with asyncio.timeout(max(soonest - self._now(), _CLOCK_STEP)):
                     await self._changed.wait()
             except TimeoutError:
                 pass
@@ -183,13 +185,14 @@ class MemoryService:
         for held in asked["tasks"]:
             row = self.rows[held["workflowId"]]
             if row.token != held["token"]:
-                lost.append(row.id)
+                lost.append(held)
                 continue
             row.lease_until = self._now() + row.lease_seconds
             self._end_waits(row)
             if found := self._over(row):
-                over.append({"workflowId": row.id, "over": found})
-        return {"lost": lost, "tasks": over}
+                over.append({"workflowId": row.id, "token": row.token, "over": found})
+        names = [{name: each[name] for name in ("workflowId", "token")} for each in lost]
+        return {"lost": names, "tasks": over}
 
     async def _report(self, asked: Json) -> Json:
         replies = [self._apply(report) for report in asked["reports"]]
@@ -210,7 +213,8 @@ class MemoryService:
         reply["failedSteps"] = [self._store_step(row, step) for step in report.get("steps", ()) if "error" in step]
         for step in report.get("steps", ()):
             if "error" not in step:
-                self._store(row, {"key": step["key"], "kind": "step", "status": "done", "result": step["result"]})
+                done = {"status": "done", "result": step["result"], "failures": step["attempt"] - 1}
+                self._store(row, {"key": step["key"], "kind": "step", **done})
         for seen in report.get("seen", ()):
             effect = row.effects[seen["key"]]
             assert effect.get("seq", seen["seq"]) == seen["seq"], f"another number for {seen}"

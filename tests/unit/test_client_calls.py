@@ -1,8 +1,14 @@
 """The calls in progress on the connection of a client."""
 
 import asyncio
+from unittest.mock import Mock
+
+import pytest
 
 from timer_service.client.calls import Calls
+from timer_service.client.connection import Connection
+from timer_service.client.errors import QueryError
+from timer_service.core.message import Kind
 
 
 async def test_cancellation_at_the_moment_of_the_answer() -> None:
@@ -21,3 +27,10 @@ async def test_cancellation_at_the_moment_of_the_answer() -> None:
     caller.cancel()
     await asyncio.wait([caller])
     assert (caller.cancelled(), went_on) == (True, [])
+
+
+async def test_a_request_that_is_too_large_for_the_broker() -> None:
+    """It is refused like one that is too large for the service, and not sent again and again."""
+    connection = Connection(Mock(is_connected=True, max_payload=10), "timer")
+    with pytest.raises(QueryError, match="TOO_LARGE: the request has 11 bytes; the broker accepts 10"):
+        await connection.request(Kind.REQUEST, "acme", "report-tasks", b"x" * 11, 1)

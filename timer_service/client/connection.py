@@ -82,6 +82,9 @@ class Connection:
         check_seconds("timeout_seconds", timeout_seconds)
         if not self._client.is_connected:
             raise NoAnswerError("not connected to the broker")
+        if len(body) > self._client.max_payload:
+            reason = f"the request has {len(body)} bytes; the broker accepts {self._client.max_payload}"
+            raise QueryError("TOO_LARGE", reason)
         try:
             request = self._client.request(subject, body, timeout=timeout_seconds)
             message = await self._calls.run(request)

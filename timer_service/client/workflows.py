@@ -64,6 +64,9 @@ class Workflows:
         has stored the command. If it has not ended at its deadline, it fails. `retry` is the policy of its steps, if
         neither they nor the function have one. Of the workflows with one `concurrency_key`, at most one is open: the
         outcome is `skipped_busy` if there is one.
+
+        Nothing is started if there is a workflow with this id, also if it has ended. Then the outcome is `unchanged` if
+        it has the same type, queue and input, and `exists` if not.
         """
         _check_one("start_at", start_at, "start_in", start_in)
         _check_one("deadline_at", deadline_at, "deadline_in", deadline_in)

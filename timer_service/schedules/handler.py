@@ -92,7 +92,7 @@ async def handle(
 async def _exceeded(
     admission: Admission, before: Schedule | None, applied: rules.Applied, command: Command
 ) -> Excess | None:
-    """Return the limit that a command exceeds. A Delete exceeds none, though a late one may start the next definition."""
+    """Return the limit that a command exceeds. A Delete exceeds none, also if a late one starts the next definition."""
     added = growth(before, applied.schedule)
     excess = await admission.exceeds(applied.schedule.key.tenant_id, added, command.position)
     return None if isinstance(command.payload, DeleteSchedule) else excess

@@ -51,7 +51,7 @@ class Context:
         Send it along with calls to other systems, so that they recognise a repeated call. Raises `NotInWorkflowError`
         outside a step.
         """
-        step = _current_step.get(None)
+        step = current_step()
         if step is None:
             raise NotInWorkflowError("ctx.key is the key of a step: read it in the function of the step")
         return self._identity.derive(f"step {step}")
@@ -96,6 +96,11 @@ class Context:
         """
         ms = None if timeout is None else to_milliseconds("timeout", timeout)
         return await self._effects.ask(Kind.MESSAGE, name, ms=ms)
+
+
+def current_step() -> str | None:
+    """Return the key of the step that runs, or None outside a step."""
+    return _current_step.get(None)
 
 
 def variables_of_step(key: str, variables: contextvars.Context) -> contextvars.Context:

@@ -1,8 +1,6 @@
 """How the end of a workflow function is reported. Pure."""
 
-from collections.abc import Iterator
-
-from timer_service.worker.errors import StepFailed, describe_error
+from timer_service.worker.errors import StepFailed, describe_error, leaves_of
 from timer_service.worker.report import dump, error_view
 from timer_service.worker.values import Finished, write_result
 
@@ -21,14 +19,6 @@ def end_of_function(finished: Finished) -> str:
 
 def _failed_step(error: BaseException) -> str | None:
     """Return the key of the step whose failure ended the function, also if a task group has wrapped it."""
-    leaves = list(_leaves(error))
+    leaves = list(leaves_of(error))
     failed = [leaf.key for leaf in leaves if isinstance(leaf, StepFailed)]
     return failed[0] if len(failed) == len(leaves) else None
-
-
-def _leaves(error: BaseException) -> Iterator[BaseException]:
-    if isinstance(error, BaseExceptionGroup):
-        for each in error.exceptions:
-            yield from _leaves(each)
-    else:
-        yield error

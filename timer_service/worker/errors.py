@@ -1,10 +1,14 @@
 """The exceptions of workflows and their steps."""
 
+from collections.abc import Iterator
 from datetime import timedelta
+from itertools import islice
 from typing import NamedTuple
 
 MAX_TEXT_BYTES = 4096
 _MAX_TYPE = 200
+_MOST_SHOWN = 5
+"""The most errors of an exception group that are shown."""
 
 
 class ErrorText(NamedTuple):
@@ -15,10 +19,41 @@ class ErrorText(NamedTuple):
 
 
 def describe_error(error: BaseException) -> ErrorText:
-    """Return what is stored of an error. Its text is cut to 4 KiB."""
-    name = "".join(character for character in type(error).__name__ if character.isprintable())[:_MAX_TYPE]
-    text = str(error).encode(errors="replace")[:MAX_TEXT_BYTES].decode(errors="ignore")
-    return ErrorText(name or "Exception", text)
+    """Return what is stored of an error. Its text is cut to 4 KiB, and names the errors in an exception group.
+
+    It raises nothing, whatever the error of a user does when it is shown.
+    """
+    try:
+        name = "".join(character for character in type(error).__name__ if character.isprintable())[:_MAX_TYPE]
+    except BaseException:  # noqa: BLE001 - code of the user
+        name = ""
+    return ErrorText(name or "Exception", _cut(_text_of(error)))
+
+
+def leaves_of(error: BaseException) -> Iterator[BaseException]:
+    """Return the errors in an exception group and in the groups inside it, or the error itself."""
+    pending = [error]
+    while pending:
+        each = pending.pop()
+        if isinstance(each, BaseExceptionGroup):
+            pending += reversed(each.exceptions)
+        else:
+            yield each
+
+
+def _text_of(error: BaseException) -> str:
+    try:
+        text = str(error)[:MAX_TEXT_BYTES]
+        if not isinstance(error, BaseExceptionGroup):
+            return text
+        shown = (f"{type(each).__name__}: {str(each)[:MAX_TEXT_BYTES]}" for each in leaves_of(error))
+        return f"{text}: {'; '.join(islice(shown, _MOST_SHOWN))}"
+    except BaseException:  # noqa: BLE001 - code of the user
+        return "(the text of this error cannot be shown, because its __str__ raises an error)"
+
+
+def _cut(text: str) -> str:
+    return text.encode(errors="replace")[:MAX_TEXT_BYTES].decode(errors="ignore")
 
 
 class StepFailed(Exception):  # noqa: N818 - the name that the documentation uses: the step has failed
@@ -29,7 +64,7 @@ class StepFailed(Exception):  # noqa: N818 - the name that the documentation use
     """
 
     def __init__(self, key: str, error: ErrorText) -> None:
-        super().__init__(f"the step {key} failed: {error.type}: {error.message}" if error.message else f"{key} failed")
+        super().__init__(": ".join(filter(None, [f"the step {key} failed", error.type, error.message])))
         self.key = key
         self.name = key.partition(":")[0]
         self.type = error.type
@@ -48,6 +83,12 @@ class RetryAfter(Exception):  # noqa: N818 - a request for a retry
         self.delay = delay
 
 
+_WHAT_TO_DO = (
+    "The function has changed since this workflow ran, or depends on more than ctx. Run the function as it was until "
+    "its workflows have ended, and give the changed one a new type"
+)
+
+
 class NonDeterministicError(Exception):
     """The function of a workflow did not repeat what it did before. It has changed, or depends on more than `ctx`.
 
@@ -55,7 +96,7 @@ class NonDeterministicError(Exception):
     """
 
     def __init__(self, expected: str, found: str) -> None:
-        super().__init__(f"expected {expected}; found {found}")
+        super().__init__(f"expected {expected}; found {found}. {_WHAT_TO_DO}")
         self.expected = expected
         self.found = found
 

@@ -3,10 +3,11 @@
 import asyncio
 import logging
 from collections.abc import Sequence
+from functools import partial
 
-from timer_service.client.errors import NoAnswerError, TimerServiceError
+from timer_service.worker.halves import send_in_halves
 from timer_service.worker.report import REPORT_BYTES, dump
-from timer_service.worker.service import RENEW, Service, repeat
+from timer_service.worker.service import RENEW, Delays, Service
 from timer_service.worker.settings import Settings
 from timer_service.worker.task import RunningTask
 from timer_service.worker.tasks import Tasks
@@ -31,10 +32,12 @@ class Leases:
 
     async def renew(self) -> None:
         """Renew the leases of all tasks every third of their length, or every 25 s, until cancelled."""
+        pause = min(self._settings.lease_seconds / 3, _MOST_SECONDS)
+        next_at = self._loop.time() + pause
         while True:
-            await asyncio.sleep(min(self._settings.lease_seconds / 3, _MOST_SECONDS))
-            for batch in _batches(list(self._tasks)):
-                await self._renew(batch)
+            await asyncio.sleep(max(next_at - self._loop.time(), 0))
+            next_at = self._loop.time() + pause
+            await self._renew_all(until=next_at)
 
     async def watch(self) -> None:
         """End each task whose lease has run out by the clock of this process, and warn if the loop was blocked."""
@@ -56,31 +59,40 @@ class Leases:
                     log.warning("the lease of the workflow %s has run out", task.workflow_id)
                     self._tasks.end(task)
 
+    async def _renew_all(self, until: float) -> None:
+        """Renew the leases of all tasks. Those without a reply are tried again, until the time of the next renewal."""
+        left, delays = await self._renew_once(list(self._tasks)), Delays()
+        while left and (delay := delays.next()) < until - self._loop.time():
+            await asyncio.sleep(delay)
+            left = await self._renew_once([each for each in left if not each.is_over])
+
+    async def _renew_once(self, tasks: Sequence[RunningTask]) -> Sequence[RunningTask]:
+        """Renew leases, and return the tasks to try again."""
+        left: list[RunningTask] = []
+        for batch in _batches(tasks):
+            unsent = await send_in_halves(batch, self._renew)
+            for (task, _), error in unsent.refused:
+                log.warning("the service refuses to renew the lease of the workflow %s: %s", task.workflow_id, error)
+            left += [task for task, _ in unsent.left]
+        return left
+
     async def _renew(self, batch: Sequence[tuple[RunningTask, str]]) -> None:
         texts = ",".join(text for _, text in batch)
         body = f'{{"workerId":{dump(self._settings.worker_id)},"tasks":[{texts}]}}'.encode()
-        sent, lease = self._loop.time(), self._settings.lease_seconds
-        try:
-            reply = await repeat(
-                self._service, RENEW, body, until=sent + lease / 3, timeout_seconds=self._settings.request_seconds
-            )
-        except NoAnswerError:
-            return  # the next renewal has the same tasks, or their leases run out
-        except TimerServiceError as error:
-            log.warning("the service refuses a renewal: %s", error)
-            return
-        lost = set(reply.get("lost", ()))
-        over = {each["workflowId"]: each.get("over", ()) for each in reply.get("tasks", ())}
+        sent = self._loop.time()
+        reply = await self._service.request(RENEW, body, self._settings.request_seconds)
+        lost = {(each["workflowId"], each["token"]) for each in reply.get("lost", ())}
+        over = {(each["workflowId"], each["token"]): each.get("over", ()) for each in reply.get("tasks", ())}
         for task, _ in batch:
+            name = task.workflow_id, task.token  # the worker may have got a newer task of the workflow meanwhile
             if task.is_over:
                 continue
-            if task.workflow_id in lost:
+            if name in lost:
                 self._tasks.end(task)
                 continue
-            task.lease_until = max(task.lease_until, sent + lease)
-            if task.workflow_id in over:
-                task.waits_over(over[task.workflow_id], self._loop.time())
-                self._tasks.update(task)
+            task.lease_until = max(task.lease_until, sent + self._settings.lease_seconds)
+            if name in over:
+                self._tasks.handle(task, partial(task.waits_over, over[name], self._loop.time()))
 
 
 def _batches(tasks: Sequence[RunningTask]) -> list[list[tuple[RunningTask, str]]]:

@@ -18,6 +18,12 @@ from timer_service.worker.errors import NotInWorkflowError
 log = logging.getLogger(__name__)
 
 _FRAMES_OF_AS_COMPLETED = 5
+MOST_CALLBACKS = 1_000_000
+"""The most callbacks until the loop is idle. They take about a second, in which the worker does nothing else."""
+
+
+class EndlessLoopError(RuntimeError):
+    """The function runs on and on without waiting for an effect."""
 
 
 class _Task(asyncio.Task[Any]):
@@ -62,7 +68,10 @@ class ReplayLoop(asyncio.AbstractEventLoop):
         """Whether errors that nobody catches are dropped without a log line."""
 
     def run_until_idle(self) -> None:
-        """Run callbacks until none is ready. Can be called while another event loop runs in this thread."""
+        """Run callbacks until none is ready. Can be called while another event loop runs in this thread.
+
+        Raises `EndlessLoopError` if there are too many, and forgets those that are left.
+        """
         if not self._ready:
             return
         outer = events._get_running_loop()  # noqa: SLF001 - documented for event loops
@@ -81,13 +90,20 @@ class ReplayLoop(asyncio.AbstractEventLoop):
                 tasks._enter_task(outer, outer_task)  # noqa: SLF001
 
     def _run_ready(self) -> None:
-        while self._ready:
+        for _ in range(MOST_CALLBACKS):
+            if not self._ready:
+                return
             handle = self._ready.popleft()
             try:
                 if not handle.cancelled():
                     handle._run()  # noqa: SLF001 - as the loops of asyncio do
-            except SystemExit:
+            except (SystemExit, KeyboardInterrupt):
                 continue  # the task that raised it has it as its exception
+        self._ready.clear()
+        raise EndlessLoopError(
+            f"the function has run {MOST_CALLBACKS} callbacks without waiting for an effect: asyncio.sleep(0) in a "
+            "loop does not wait. Await an effect, or an event that another branch sets"
+        )
 
     def take_generators(self) -> list[AsyncGenerator[Any, Any]]:
         """Return the asynchronous generators that were started, and forget them.

@@ -78,7 +78,10 @@ class Poller:
         # The lease counts from the claim: after the poll was sent, and before its reply was received.
         lease_until = min(loop.time(), sent + settings.wait_seconds) + settings.lease_seconds
         for view in reply.get("tasks", ()):
-            self._receive(view, lease_until)
+            try:
+                self._receive(view, lease_until)
+            except Exception:
+                log.exception("a task of the service cannot be read; its lease runs out")
 
     def _question(self, slots: int, wait_seconds: float) -> bytes:
         settings = self._settings
@@ -107,8 +110,8 @@ class Poller:
             load.add_done_callback(self._loads.discard)
 
     def _start(self, task: RunningTask, effects: Any) -> None:
-        task.start(effects, asyncio.get_running_loop().time())
-        self._tasks.update(task)
+        now = asyncio.get_running_loop().time()
+        self._tasks.handle(task, lambda: task.start(effects, now))
 
     async def _load(self, task: RunningTask, view: Mapping[str, Any]) -> None:
         """Read the effects that did not fit into the task, and start it."""
@@ -122,6 +125,10 @@ class Poller:
                 cursor = page.get("cursor")
         except TimerServiceError as error:
             log.warning("the effects of the workflow %s cannot be read: %s", task.workflow_id, error)
+            self._tasks.end(task)
+            return
+        except Exception:
+            log.exception("the effects of the workflow %s cannot be read", task.workflow_id)
             self._tasks.end(task)
             return
         if self._stopped.is_set() or task.is_over:

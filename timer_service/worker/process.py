@@ -3,7 +3,6 @@
 import asyncio
 import logging
 from collections.abc import Coroutine
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from timer_service.worker.leases import Leases
@@ -12,6 +11,7 @@ from timer_service.worker.reporter import Reporter
 from timer_service.worker.service import Service
 from timer_service.worker.settings import Settings
 from timer_service.worker.tasks import Tasks
+from timer_service.worker.threads import Threads
 
 log = logging.getLogger(__name__)
 
@@ -24,7 +24,7 @@ async def run_worker(service: Service, settings: Settings, stop: asyncio.Event) 
     After the stop there is no new poll, and no step begins. Steps in progress may finish for `shutdown_seconds`. Their
     results are reported, and the tasks are released. If this function is cancelled, its steps are cancelled.
     """
-    threads = ThreadPoolExecutor(settings.slots, thread_name_prefix="step")
+    threads = Threads(settings.slots)
     reporter = Reporter(service, settings)
     tasks = Tasks(settings.slots, threads, reporter.notify)
     poller, leases = Poller(service, settings, tasks), Leases(service, settings, tasks)
@@ -44,7 +44,7 @@ async def run_worker(service: Service, settings: Settings, stop: asyncio.Event) 
             each.cancel()
         for task in tasks:
             tasks.end(task)
-        threads.shutdown(wait=False, cancel_futures=True)
+        threads.stop()
     for each in (polls, *background):
         if each.done() and not each.cancelled() and (error := each.exception()) is not None:
             raise error

@@ -7,12 +7,13 @@ next number, `seq`. A replay gives the stored results in the order of their numb
 import asyncio
 from collections import Counter, deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
+from contextlib import suppress
 from typing import Any
 
 from timer_service.worker.context import Context
 from timer_service.worker.definition import WorkflowFunction
 from timer_service.worker.errors import Interrupted, NonDeterministicError, NotInWorkflowError, StepFailed
-from timer_service.worker.loop import ReplayFuture, ReplayLoop
+from timer_service.worker.loop import EndlessLoopError, ReplayFuture, ReplayLoop
 from timer_service.worker.names import MAX_EFFECTS, Identity, check_name, effect_key
 from timer_service.worker.values import Decision, Effect, Finished, Kind, Outcome, StepCall, StoredEffect
 
@@ -89,6 +90,13 @@ class Replay:
         waiting, self._waiting = self._waiting, {}
         for future in waiting.values():
             future.set_exception(Interrupted())
+        with suppress(EndlessLoopError):  # then some branches have not ended
+            self._end_branches()
+        self.is_closed = all(task.done() for task in self._loop.tasks)
+        self._loop.tasks.clear()  # references in a circle would wait for the garbage collector
+        self._arguments = None
+
+    def _end_branches(self) -> None:
         self._loop.run_until_idle()
         for _ in range(_CANCEL_ROUNDS):
             for task in self._loop.tasks:
@@ -98,9 +106,6 @@ class Replay:
             for generator in self._loop.take_generators():
                 _ = self._loop.create_task(_close(generator))
             self._loop.run_until_idle()
-        self.is_closed = all(task.done() for task in self._loop.tasks)
-        self._loop.tasks.clear()  # references in a circle would wait for the garbage collector
-        self._arguments = None
 
     def ask(self, kind: Kind, name: str, *, call: StepCall | None = None, ms: int | None = None) -> ReplayFuture:
         """Return the future result of an effect that the function asks for."""
@@ -171,7 +176,10 @@ class Replay:
         return None
 
     def _run(self) -> None:
-        self._loop.run_until_idle()
+        try:
+            self._loop.run_until_idle()
+        except EndlessLoopError as error:
+            self._limit = error
         if self._fault is not None:
             raise self._fault
 
@@ -185,19 +193,22 @@ class Replay:
             reason = "every branch of the function waits for something that is not an effect, and nothing can wake it"
             return Decision(finished=Finished(error=RuntimeError(reason)))
         new, self._new = self._new, []
-        begun = set(new)
-        dropped, self._dropped = [key for key in self._dropped if key not in begun or key in self._stored], []
-        return Decision([self._effects[key] for key in new if self._begins(key)], dropped)
+        unknown = {key for key in new if key not in self._stored}
+        dropped, self._dropped = [key for key in self._dropped if key not in unknown], []
+        return Decision(
+            [self._effects[key] for key in new if self._begins(key)],
+            [self._effects[key] for key in dropped if self._is_unsettled(key)],
+        )
 
     def _begins(self, key: str) -> bool:
-        """Return whether a new effect begins. A stored wait has begun, and a stored result is there.
+        """Return whether a new effect begins. A stored wait has begun, and a stored result is there."""
+        is_open_step = self._effects[key].kind is Kind.STEP and self._is_unsettled(key)
+        return key in self._waiting and (key not in self._stored or is_open_step)
 
-        A stored step that is open begins also if nobody waits for it any more: it must be settled.
-        """
+    def _is_unsettled(self, key: str) -> bool:
+        """Return whether no outcome of an effect is stored."""
         stored = self._stored.get(key)
-        if stored is None:
-            return key in self._waiting
-        return stored.outcome is None and stored.kind == Kind.STEP
+        return stored is None or stored.outcome is None
 
     def _found(self) -> str:
         """Return what the idle function does."""

@@ -13,6 +13,8 @@ REPORT_BYTES = 512 * 1024
 """The most bytes of a request with reports."""
 _PART_BYTES = REPORT_BYTES - 160 * 1024
 """The most bytes of the items in one report: the end of a function, with its result, must fit, too."""
+_BYTES_PER_BRACKET = 4
+"""A request of `REPORT_BYTES` may have this many bytes per array or object."""
 CONTINUE, PARK = '{"action":"continue"}', '{"action":"park"}'
 RELEASE = '{"action":"release","reason":"shutdown"}'
 
@@ -79,11 +81,16 @@ def take_part(items: deque[Item]) -> list[Item]:
     part: list[Item] = []
     size = 0
     while items:
-        size += sum(len(text.encode()) + 1 for text in (items[0].step, items[0].seen, items[0].wait))
+        size += sum(map(_weigh, (items[0].step, items[0].seen, items[0].wait)))
         if part and size > _PART_BYTES:
             break
         part.append(items.popleft())
     return part
+
+
+def _weigh(text: str) -> int:
+    """Return the bytes of an item, or more if it has many arrays and objects: their number is limited, too."""
+    return max(len(text.encode()) + 1, _BYTES_PER_BRACKET * (text.count("[") + text.count("{")))
 
 
 def write_report(workflow_id: str, token: str, number: int, part: Sequence[Item], then: str) -> str:

@@ -3,10 +3,12 @@
 import asyncio
 import logging
 from collections.abc import Sequence
+from functools import partial
 
-from timer_service.client.errors import NoAnswerError, TimerServiceError
+from timer_service.client.errors import NoAnswerError
+from timer_service.worker.halves import send_in_halves
 from timer_service.worker.report import REPORT_BYTES, Report, dump
-from timer_service.worker.service import REPORT, Service, repeat
+from timer_service.worker.service import REPORT, Delays, Service
 from timer_service.worker.settings import Settings
 from timer_service.worker.task import RunningTask
 from timer_service.worker.tasks import Tasks
@@ -15,7 +17,7 @@ log = logging.getLogger(__name__)
 
 _MOST_REPORTS = 1000
 _MOST_REQUESTS = 4
-"""The most requests under way. Each task has at most one report under way."""
+"""The most new requests under way. Each task has at most one report under way."""
 
 _Batch = Sequence[tuple[RunningTask, Report]]
 
@@ -43,7 +45,7 @@ class Reporter:
                 await self._requests.acquire()
                 await asyncio.sleep(0)  # what ends in this turn of the loop goes into the same request
                 if batch := self._take_batch(is_draining=tasks.is_draining):
-                    group.create_task(self._send_and_release(batch, tasks))
+                    group.create_task(self._send(batch, tasks))
                 else:
                     self._requests.release()
 
@@ -63,40 +65,40 @@ class Reporter:
             self._event.clear()
         return batch
 
-    async def _send_and_release(self, batch: _Batch, tasks: Tasks) -> None:
+    async def _send(self, batch: _Batch, tasks: Tasks) -> None:
+        """Send reports until each has an outcome, or its task is over: its lease has run out, for example.
+
+        Each time, the same reports are sent with the same bytes. Only the first request holds back other requests.
+        """
+        delays = Delays()
         try:
-            await self._send(batch, tasks)
+            left = await self._send_once(batch, tasks)
         finally:
             self._requests.release()
+        while left:
+            await asyncio.sleep(delays.next())
+            live = [each for each in left if not each[0].is_over]
+            left = await self._send_once(live, tasks) if live else ()
 
-    async def _send(self, batch: _Batch, tasks: Tasks) -> None:
+    async def _send_once(self, batch: _Batch, tasks: Tasks) -> _Batch:
+        """Send reports and return those to send again."""
+        unsent = await send_in_halves(batch, partial(self._request, tasks=tasks))
+        for (task, _), error in unsent.refused:
+            log.error("the service refuses the report of the workflow %s: %s", task.workflow_id, error)
+            tasks.end(task)
+        if unsent.left:
+            log.info("%d reports are not stored yet: %s", len(unsent.left), unsent.error)
+        return unsent.left
+
+    async def _request(self, batch: _Batch, *, tasks: Tasks) -> None:
         loop = asyncio.get_running_loop()
         texts = ",".join(report.text for _, report in batch)
         body = f'{{"workerId":{dump(self._settings.worker_id)},"reports":[{texts}]}}'.encode()
-        sent, until = loop.time(), max(task.lease_until for task, _ in batch)
-        try:
-            reply = await repeat(
-                self._service, REPORT, body, until=until, timeout_seconds=self._settings.request_seconds
-            )
-            outcomes = reply["reports"]
-        except NoAnswerError as error:
-            log.warning("%d reports were not stored: %s", len(batch), error)
-            for task, _ in batch:
-                tasks.end(task)
-            return
-        except TimerServiceError as error:
-            await self._send_halves(batch, tasks, error)
-            return
+        sent = loop.time()
+        reply = await self._service.request(REPORT, body, self._settings.request_seconds)
+        lease_until = sent + self._settings.lease_seconds
+        outcomes = reply.get("reports", ())
+        if len(outcomes) != len(batch):
+            raise NoAnswerError(f"the reply has {len(outcomes)} outcomes for {len(batch)} reports")
         for (task, _), outcome in zip(batch, outcomes, strict=True):
-            task.reported(outcome, sent + self._settings.lease_seconds, loop.time())
-            tasks.update(task)
-
-    async def _send_halves(self, batch: _Batch, tasks: Tasks, error: TimerServiceError) -> None:
-        """Find the report that the service refuses. The others must not suffer."""
-        if len(batch) == 1:
-            log.error("the service refuses the report of the workflow %s: %s", batch[0][0].workflow_id, error)
-            tasks.end(batch[0][0])
-            return
-        middle = len(batch) // 2
-        await self._send(batch[:middle], tasks)
-        await self._send(batch[middle:], tasks)
+            tasks.handle(task, partial(task.reported, outcome, lease_until, loop.time()))

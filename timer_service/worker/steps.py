@@ -3,11 +3,11 @@
 import asyncio
 import contextvars
 import inspect
-from concurrent.futures import Executor
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from timer_service.worker.errors import ErrorText, PermanentError, RetryAfter, describe_error
+from timer_service.worker.threads import Ended, Threads
 from timer_service.worker.values import StepCall, to_milliseconds, write_result
 
 
@@ -21,40 +21,59 @@ class Attempt(NamedTuple):
     """The delay that the step chose for its next attempt."""
 
 
+CANCELLED = Attempt(error=ErrorText("CancelledError", "the step was cancelled by itself"))
 DROPPED = Attempt(error=ErrorText("CancelledError", "the function no longer waits for this step"), is_retryable=False)
 
 
-async def run_attempt(call: StepCall, threads: Executor) -> Attempt:
-    """Call the function of a step and return how it ended. Raises only `CancelledError`."""
-    limit = asyncio.timeout(call.timeout)
+async def run_attempt(call: StepCall, threads: Threads) -> Attempt:
+    """Call the function of a step and return how it ended. Raises only `CancelledError`.
+
+    The timeout counts from the call of the function. A wait for a free thread is not the fault of the step.
+    """
+    limit = asyncio.timeout(None)
     try:
         async with limit:
-            value = await _call(call, threads)
-    except TimeoutError as error:
-        late = ErrorText("TimeoutError", f"no result within {call.timeout} s")
-        return Attempt(error=late if limit.expired() else describe_error(error))
-    except PermanentError as error:
-        return Attempt(error=describe_error(error), is_retryable=False)
-    except RetryAfter as error:
-        return _retry_after(error)
-    except (Exception, SystemExit) as error:  # noqa: BLE001 - every error of a step is stored
-        return Attempt(error=describe_error(error))
+            ended = await _call(call, threads, limit)
+    except asyncio.CancelledError:
+        raise
+    except BaseException as error:  # noqa: BLE001 - every error of a step is stored
+        if isinstance(error, TimeoutError) and limit.expired():
+            return timed_out(call.timeout)
+        return _failure(error)
+    if ended.error is not None:
+        return _failure(ended.error)
     try:
-        return Attempt(write_result(value, "the result of the step"))
+        return Attempt(write_result(ended.value, "the result of the step"))
     except ValueError as error:  # another attempt would have such a result, too
         return Attempt(error=describe_error(error), is_retryable=False)
 
 
-async def _call(call: StepCall, threads: Executor) -> Any:
+def timed_out(seconds: float | None) -> Attempt:
+    """Return an attempt that has taken longer than its timeout."""
+    return Attempt(error=ErrorText("TimeoutError", f"no result within {seconds} s"))
+
+
+async def _call(call: StepCall, threads: Threads, limit: asyncio.Timeout) -> Ended:
+    loop = asyncio.get_running_loop()
+
+    def begin() -> None:
+        if call.timeout is not None:
+            limit.reschedule(loop.time() + call.timeout)
+
     if inspect.iscoroutinefunction(call.function):
-        return await call.function(*call.args)
-    function = partial(contextvars.copy_context().run, call.function, *call.args)
-    value = await asyncio.get_running_loop().run_in_executor(threads, function)
-    return await value if inspect.isawaitable(value) else value  # such as lambda: client.get(url)
+        begin()
+        return Ended(await call.function(*call.args))
+    ended = await threads.run(partial(contextvars.copy_context().run, call.function, *call.args), begin)
+    if ended.error is None and inspect.isawaitable(ended.value):  # such as lambda: client.get(url)
+        return Ended(await ended.value)
+    return ended
 
 
-def _retry_after(error: RetryAfter) -> Attempt:
+def _failure(error: BaseException) -> Attempt:
+    """Return an attempt that has raised an error."""
+    if not isinstance(error, RetryAfter):
+        return Attempt(error=describe_error(error), is_retryable=not isinstance(error, PermanentError))
     try:
         return Attempt(error=describe_error(error), after_ms=to_milliseconds("delay", error.delay))
-    except (ValueError, OverflowError) as wrong:
+    except Exception as wrong:  # noqa: BLE001 - a class of the user can lack the delay
         return Attempt(error=describe_error(wrong))

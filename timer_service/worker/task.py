@@ -44,6 +44,8 @@ class RunningTask:
         self.token: str = view["token"]
         self.lease_until = lease_until
         self.is_over = False
+        self.mismatch: NonDeterministicError | None = None
+        """Why the function does not match its stored effects."""
         self.running: set[str] = set()
         """The keys of the steps in progress."""
         self._identity = Identity(tenant, self.workflow_id, view["startedAt"])
@@ -72,6 +74,7 @@ class RunningTask:
             decision = self._replay.advance()
         except NonDeterministicError as error:
             log.warning("the workflow %s does not match its stored effects: %s", self.workflow_id, error)
+            self.mismatch = error
             self._end = dump(
                 {"action": "release", "reason": "non_deterministic", "error": describe_error(error).message}
             )
@@ -112,7 +115,7 @@ class RunningTask:
                 log.warning("the report of the workflow %s was not stored: %s", self.workflow_id, outcome)
             self.end()
             return
-        self.lease_until = lease_until
+        self.lease_until = max(self.lease_until, lease_until)
         self._stored_seq = report.seq
         self._wait_due |= {key: now + ms / 1000 for key, ms in report.waits}
         self.waits_over(reply.get("over", ()), now)
@@ -172,7 +175,7 @@ class RunningTask:
         self._reports += 1
         text = write_report(self.workflow_id, self.token, self._reports, part, then)
         waits = [(item.wait_key, item.wait_ms) for item in part if item.wait_ms is not None]
-        seq = max((item.seq for item in part), default=self._stored_seq)
+        seq = max([self._stored_seq, *(item.seq for item in part)])
         self._under_way = Report(text, seq, waits, may_end_task=not is_continue)
         return self._under_way
 
@@ -218,16 +221,19 @@ class RunningTask:
                 self._unbegun[effect.key] = (effect, now + effect.start_in_ms / 1000)
             else:
                 self._items.append(Item(wait=write_wait(effect), wait_key=effect.key, wait_ms=effect.ms))
-        for key in decision.dropped:
-            self._drop(key, now)
+        for effect in decision.dropped:
+            self._drop(effect, now)
 
-    def _drop(self, key: str, now: float) -> None:
+    def _drop(self, effect: Effect, now: float) -> None:
         """Settle a step that the function no longer waits for, unless the service does not know it."""
+        key = effect.key
         self._dropped.add(key)
+        step = self._steps.setdefault(key, effect)
+        self._unbegun.pop(key, None)
         if key in self.running:
             self._to_stop.append(key)
             self.step_ended(key, DROPPED, now)
-        elif key in self._unbegun and self._unbegun.pop(key)[0].is_stored:
+        elif step.is_stored and key not in self._undecided:
             self._fail_dropped(key)
 
     def _fail_dropped(self, key: str) -> None:

@@ -1,16 +1,17 @@
 """The tasks that a worker holds, their steps in progress, and the instants at which they go on."""
 
 import asyncio
+import logging
 from collections.abc import Callable, Iterator
-from concurrent.futures import Executor
 
 from timer_service.worker.context import variables_of_step
-from timer_service.worker.errors import ErrorText
-from timer_service.worker.steps import Attempt, run_attempt
+from timer_service.worker.steps import CANCELLED, Attempt, run_attempt
 from timer_service.worker.task import RunningTask
+from timer_service.worker.threads import Threads
 from timer_service.worker.values import Effect
 
-_CANCELLED = Attempt(error=ErrorText("CancelledError", "the step was cancelled by itself"))
+log = logging.getLogger(__name__)
+
 _CLOCK_STEP = 0.001
 """A timer may fire a little early, by the resolution of the clock."""
 _StepId = tuple[RunningTask, str]
@@ -19,7 +20,7 @@ _StepId = tuple[RunningTask, str]
 class Tasks:
     """The tasks of a worker. `on_change` is called with each task that may have something to report."""
 
-    def __init__(self, slots: int, threads: Executor, on_change: Callable[[RunningTask], None]) -> None:
+    def __init__(self, slots: int, threads: Threads, on_change: Callable[[RunningTask], None]) -> None:
         self.is_draining = False
         """Whether no step begins any more."""
         self._slots = slots
@@ -27,6 +28,7 @@ class Tasks:
         self._on_change = on_change
         self._loop = asyncio.get_running_loop()
         self._tasks: dict[RunningTask, asyncio.TimerHandle | None] = {}
+        self._by_workflow: dict[str, RunningTask] = {}
         self._steps: dict[_StepId, asyncio.Task[Attempt]] = {}
         self._changed = asyncio.Event()
 
@@ -48,8 +50,21 @@ class Tasks:
             await self._changed.wait()
 
     def add(self, task: RunningTask) -> None:
-        """Hold a task."""
+        """Hold a task. An older task of the same workflow ends: the service has given the workflow a new token."""
+        older = self._by_workflow.get(task.workflow_id)
+        self._by_workflow[task.workflow_id] = task
         self._tasks[task] = None
+        if older is not None:
+            self.end(older)
+
+    def handle(self, task: RunningTask, event: Callable[[], None]) -> None:
+        """Let a task note an event, and do what it wants then. An error in it ends this task, and no other."""
+        try:
+            event()
+        except Exception:
+            log.exception("the task of the workflow %s has failed; it runs again after its lease", task.workflow_id)
+            task.end()
+        self.update(task)
 
     def update(self, task: RunningTask) -> None:
         """Do what a task wants after an event: start and stop steps, and wake it later. End it if it is over."""
@@ -62,6 +77,8 @@ class Tasks:
             timer.cancel()
         if task.is_over:
             del self._tasks[task]
+            if self._by_workflow[task.workflow_id] is task:
+                del self._by_workflow[task.workflow_id]
             self._changed.set()
             return
         now = self._loop.time()
@@ -89,5 +106,5 @@ class Tasks:
         if self._steps.get((task, key)) is not step:
             return  # it was stopped
         del self._steps[task, key]
-        task.step_ended(key, _CANCELLED if step.cancelled() else step.result(), self._loop.time())
-        self.update(task)
+        attempt = CANCELLED if step.cancelled() else step.result()
+        self.handle(task, lambda: task.step_ended(key, attempt, self._loop.time()))

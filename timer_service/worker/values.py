@@ -10,7 +10,7 @@ from pydantic_core import from_json
 
 from timer_service.core.data import MAX_DATA_BYTES, dump_data
 from timer_service.core.duration import LONGEST_MS
-from timer_service.worker.errors import ErrorText
+from timer_service.worker.errors import ErrorText, describe_error
 
 _LEVELS_AROUND_A_RESULT = 12
 """A message nests a result this deep at most. The parser of the service has a limit for the whole message."""
@@ -112,7 +112,7 @@ class Decision(NamedTuple):
     """What an idle function wants: effects to begin, steps that it no longer waits for, or its end."""
 
     begin: Sequence[Effect] = ()
-    dropped: Sequence[str] = ()
+    dropped: Sequence[Effect] = ()
     finished: Finished | None = None
 
 
@@ -123,8 +123,8 @@ def write_result(value: Any, what: str) -> str:
         size = len(text.encode())
         if size <= MAX_DATA_BYTES:
             from_json("[" * _LEVELS_AROUND_A_RESULT + text + "]" * _LEVELS_AROUND_A_RESULT)
-    except (ValueError, TypeError, RecursionError) as error:
-        raise ValueError(f"{what} cannot be stored as JSON: {error}") from error
+    except Exception as error:  # an object of the user can raise any error
+        raise ValueError(f"{what} cannot be stored as JSON: {describe_error(error).message}") from error
     if size > MAX_DATA_BYTES:
         raise ValueError(f"{what} has {size} bytes of JSON; the limit is {MAX_DATA_BYTES}")
     return text

@@ -272,8 +272,7 @@ class Renewed(Payload):
 class RenewReply(Payload):
     """The reply to renew-tasks."""
 
-    lost: list[Identifier] = Field(description="The workflows in `lostTasks`.")
-    lost_tasks: list[LostTask] = Field(description="The tasks that are no longer this worker's.")
+    lost: list[LostTask] = Field(description="The tasks that are no longer this worker's.")
     tasks: list[Renewed] = Field(description="The tasks with waits that are over.")
 
 

@@ -16,7 +16,7 @@ from timer_service.core.request_intake import Asked, RequestRoute
 from timer_service.core.request_portions import Lists
 from timer_service.core.requests import Answer
 from timer_service.core.route import Lane
-from timer_service.core.stored_json import RawJson, quote, write_list, write_object
+from timer_service.core.stored_json import RawJson, write_list, write_object
 from timer_service.core.turns import Turns
 from timer_service.workflows import effect_store, protocol, report, store, task_store
 from timer_service.workflows.effect import EffectKey
@@ -222,8 +222,7 @@ def _list_reply(asked: Asked, decisions: Sequence[Decision | None], over: Mappin
     lost = [task for (_, task), decision in pairs if decision is None]
     tokens = {key: task.token for (key, task), decision in pairs if decision is not None}
     return {
-        "lost": [RawJson(quote(each.workflow_id)) for each in lost],
-        "lostTasks": [write_object({"workflowId": each.workflow_id, "token": each.token}, {}) for each in lost],
+        "lost": [write_object({"workflowId": each.workflow_id, "token": each.token}, {}) for each in lost],
         "tasks": [
             write_object({"workflowId": key.workflow_id, "token": tokens[key]}, {"over": write_list(views)})
             for key, views in over.items()

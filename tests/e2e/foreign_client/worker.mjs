@@ -83,7 +83,7 @@ class Task {
       const sent = performance.now();
       const renewing = request("renew-tasks", { workerId, tasks: [{ ...this.held, steps: [STEP] }] });
       const reply = await Promise.race([renewing, sleep(this.#leaseUntil - sent, null, { ref: false })]);
-      if (reply === null || reply.lost.includes(this.workflowId)) {
+      if (reply === null || reply.lost.some((each) => each.token === this.held.token)) {
         this.#lost.abort(); // another worker may have the task, or the workflow was cancelled
       } else {
         this.#leaseUntil = sent + LEASE_MS;

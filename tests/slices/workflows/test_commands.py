@@ -77,7 +77,7 @@ async def test_cancel_stops_a_running_workflow(workflows: Workflows) -> None:
     assert await workflows.about("Cancel", reason="not needed") == "cancelled"
     (event,) = await workflows.events_of("WorkflowCancelled")
     assert event["payload"]["reason"] == "not needed"
-    assert (await workflows.renew(task))["lost"] == ["order-1"]
+    assert (await workflows.renew(task))["lost"] == [{"workflowId": "order-1", "token": task["token"]}]
     assert await workflows.poll() == []
 
 

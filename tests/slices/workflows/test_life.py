@@ -124,7 +124,6 @@ async def test_timeout_of_a_message(workflows: Workflows) -> None:
     again = await workflows.renew(task)
     assert again == {
         "lost": [],
-        "lostTasks": [],
         "tasks": [{"workflowId": "order-1", "token": task["token"], "over": task["effects"]}],
     }
 

@@ -166,7 +166,7 @@ async def test_lost(workflows: Workflows) -> None:
     workflows.clock.advance(seconds=LEASE_MS / 1000)
     other = await workflows.take(worker_id="worker-2")
     assert (await workflows.report(task, steps=[done("pay")]))["outcome"] == "lost"
-    assert (await workflows.renew(task))["lost"] == ["order-1"]
+    assert (await workflows.renew(task))["lost"] == [{"workflowId": "order-1", "token": task["token"]}]
     assert (await workflows.effects(task)) == {"error": "NOT_FOUND"}
     await workflows.about("Cancel")
     assert (await workflows.report(other, steps=[done("pay")]))["outcome"] == "lost"
@@ -234,7 +234,7 @@ async def test_renewal_names_tasks(workflows: Workflows) -> None:
     new = await workflows.take()
     for tasks in ((old, new), (new, old)):
         reply = await workflows.renew(*tasks)
-        assert reply["lostTasks"] == [{"workflowId": "order-1", "token": old["token"]}]
+        assert reply["lost"] == [{"workflowId": "order-1", "token": old["token"]}]
         assert [(each["workflowId"], each["token"]) for each in reply["tasks"]] == [("order-1", new["token"])]
     assert (await workflows.row())["lease_token"] == new["token"]
 

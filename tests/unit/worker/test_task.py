@@ -57,6 +57,137 @@ def test_a_step_starts_when_a_park_is_resumed(task: RunningTask) -> None:
     assert [each.key for each in task.take_steps(11)] == ["pay"]
 
 
+def stepwise(*bodies: str) -> RunningTask:
+    """Return a task that has got the results of the steps `bodies` one after another, and then runs the step `last`."""
+
+    @workflow("steps")
+    async def steps(ctx: Context, _: Any) -> Any:
+        for each in bodies:
+            await ctx.step(each, work)
+        return await ctx.step("last", work)
+
+    task = RunningTask(VIEW, steps, "acme", lease_until=100)
+    task.start([], now=10)
+    for each in bodies:
+        assert [step.key for step in task.take_steps(10)] == [each]
+        task.step_ended(each, Attempt("1"), now=10)
+        assert action(task, 10) == "continue"
+        task.reported({"outcome": "recorded"}, lease_until=100, now=10)
+    return task
+
+
+def test_a_retry_without_delay_starts_at_once() -> None:
+    """A failed attempt after an earlier step, with the delay 0: the next attempt starts in this worker."""
+    task = stepwise("first")
+    for attempt in range(1, 4):
+        assert [each.key for each in task.take_steps(10)] == ["last"], attempt
+        task.step_ended("last", Attempt(error=ErrorText("ValueError", "no")), now=10)
+        assert action(task, 10) == "continue"
+        task.reported(
+            {"outcome": "recorded", "failedSteps": [{"key": "last", "startInMs": 0}]}, lease_until=100, now=10
+        )
+
+
+def test_a_late_outcome_does_not_shorten_the_lease() -> None:
+    """The lease was renewed after the report was sent, and ends when the renewal says."""
+    task = stepwise()
+    assert [each.key for each in task.take_steps(10)] == ["last"]
+    task.step_ended("last", Attempt(error=ErrorText("ValueError", "no")), now=10)
+    assert action(task, 10) == "continue"
+    task.lease_until = 130
+    task.reported({"outcome": "recorded", "failedSteps": [{"key": "last", "startInMs": 0}]}, lease_until=100, now=110)
+    assert task.lease_until == 130
+
+
+def test_a_stored_step_that_the_function_drops_at_once_is_settled() -> None:
+    """A step with a failed attempt is cancelled by the changed function in the turn that begins it: it is reported."""
+
+    @workflow("dropped")
+    async def dropped(ctx: Context, _: Any) -> None:
+        task = asyncio.ensure_future(ctx.step("pay", work))
+        await asyncio.sleep(0)
+        task.cancel()
+        await ctx.wait_for("go")
+
+    task = RunningTask(VIEW, dropped, "acme", lease_until=100)
+    stored: list[dict[str, Any]] = [
+        {"key": "pay", "kind": "step", "status": "open", "failures": 1, "startInMs": 0},
+        {"key": "go", "kind": "message", "status": "open"},
+    ]
+    task.start(stored, now=10)
+    assert list(task.take_steps(10)) == []
+    report = task.next_report(10, is_draining=False)
+    assert report is not None
+    (step,) = json.loads(report.text)["steps"]
+    assert (step["key"], step["attempt"], step["retryable"]) == ("pay", 2, False)
+    task.reported({"outcome": "recorded", "failedSteps": [{"key": "pay"}]}, lease_until=100, now=10)
+    assert action(task, 10) == "park"
+
+
+def test_a_renamed_step_with_a_failed_attempt_ends_the_replay() -> None:
+    """The task is given back with an error that names the step and says what to do. It does not start the new step."""
+
+    @workflow("renamed")
+    async def renamed(ctx: Context, _: Any) -> None:
+        await ctx.step("charge", work)
+
+    task = RunningTask(VIEW, renamed, "acme", lease_until=100)
+    task.start([{"key": "pay", "kind": "step", "status": "open", "failures": 1, "startInMs": 0}], now=10)
+    assert list(task.take_steps(10)) == []
+    report = task.next_report(10, is_draining=False)
+    assert report is not None
+    then = json.loads(report.text)["then"]
+    assert (then["action"], then["reason"]) == ("release", "non_deterministic")
+    assert then["error"].startswith("expected the step pay; found the step charge. The function has changed")
+    assert "give the changed one a new type" in then["error"]
+
+
+def test_a_message_while_the_task_parks() -> None:
+    """A step that the function calls meanwhile starts if the task goes on, and only then; the next task repeats it."""
+
+    @workflow("parks")
+    async def parks(ctx: Context, _: Any) -> Any:
+        return await ctx.step("pay", work, await ctx.wait_for("go"))
+
+    over = {"key": "go", "kind": "message", "status": "done", "result": 1}
+    for outcome, started in (("parked", []), ("resumed", ["pay"])):
+        task = RunningTask(VIEW, parks, "acme", lease_until=100)
+        task.start([], now=10)
+        assert action(task, 10) == "park"
+        task.waits_over([over], now=10)
+        assert list(task.take_steps(10)) == []
+        task.reported({"outcome": outcome, "over": [over]}, lease_until=100, now=10)
+        assert list(task.take_steps(10)) == []  # the number of the message is not stored yet
+        if outcome == "resumed":
+            assert action(task, 10) == "continue"
+            task.reported({"outcome": "recorded"}, lease_until=100, now=10)
+        assert [each.key for each in task.take_steps(10)] == started
+        assert task.is_over == (outcome == "parked")
+
+
+def test_a_step_that_is_dropped_before_it_starts() -> None:
+    """A step waits for the report of an earlier result. If the function drops it meanwhile, it never starts."""
+
+    @workflow("dropped")
+    async def dropped(ctx: Context, _: Any) -> None:
+        await ctx.wait_for("begin")
+        task = asyncio.ensure_future(ctx.step("pay", work))
+        await ctx.wait_for("stop")
+        task.cancel()
+        await ctx.wait_for("go")
+
+    task = RunningTask(VIEW, dropped, "acme", lease_until=100)
+    stored = [{"key": key, "kind": "message", "status": "done", "result": 1} for key in ("begin", "stop")]
+    task.start(stored[:1], now=10)
+    assert action(task, 10) == "continue"
+    task.waits_over(stored[1:], now=10)
+    task.reported({"outcome": "recorded"}, lease_until=100, now=10)
+    assert list(task.take_steps(10)) == []
+    report = task.next_report(10, is_draining=False)
+    assert report is not None
+    assert "steps" not in json.loads(report.text)
+
+
 @workflow("impatient")
 async def impatient(ctx: Context, _: Any) -> Any:
     slow = asyncio.ensure_future(ctx.step("slow", work))

@@ -5,16 +5,16 @@ import json
 import logging
 import threading
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
-from contextlib import asynccontextmanager
 from datetime import timedelta
 from typing import Any
 
 import pytest
 
 from tests.harness.clock import in_virtual_time
+from tests.harness.workers import now, virtually, worker
 from tests.harness.workflow_service import MemoryService
 from timer_service.client.errors import QueryError
+from timer_service.core.codec import MAX_BRACKETS
 from timer_service.worker import (
     Context,
     Interrupted,
@@ -22,11 +22,8 @@ from timer_service.worker import (
     Retry,
     RetryAfter,
     StepFailed,
-    WorkflowFunction,
     workflow,
 )
-from timer_service.worker.process import run_worker
-from timer_service.worker.settings import Settings
 
 SECOND = timedelta(seconds=1)
 MINUTE = timedelta(minutes=1)
@@ -36,41 +33,6 @@ calls: Counter[str] = Counter()
 @pytest.fixture(autouse=True)
 def no_calls() -> None:
     calls.clear()
-
-
-def virtually(test: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[], None]:
-    """Run a test in virtual time."""
-
-    def run() -> None:
-        in_virtual_time(test)
-
-    run.__name__, run.__doc__ = test.__name__, test.__doc__
-    return run
-
-
-@asynccontextmanager
-async def worker(
-    service: MemoryService, *workflows: WorkflowFunction, **settings: Any
-) -> AsyncIterator[Callable[[], Awaitable[None]]]:
-    """Run a worker. It yields a function that stops the worker and waits for its end."""
-    stop = asyncio.Event()
-    types = {each.type: each for each in workflows}
-    running = asyncio.create_task(run_worker(service, Settings("acme", types, **settings), stop))
-
-    async def drain() -> None:
-        stop.set()
-        await running
-
-    try:
-        yield drain
-        await drain()
-    finally:
-        running.cancel()
-
-
-def now() -> float:
-    """Return the time of the loop, in seconds since the begin of the test."""
-    return asyncio.get_running_loop().time()
 
 
 async def work(value: Any = None, seconds: float = 0, name: str = "work") -> Any:
@@ -497,6 +459,25 @@ async def test_a_large_report_is_split() -> None:
     assert max(len(body) for _, body in service.requests) <= 512 * 1024
 
 
+@virtually
+async def test_a_report_with_many_arrays_is_split() -> None:
+    """A request may have so many arrays and objects only, whatever its bytes."""
+    nested: list[Any] = []
+    for _ in range(90):
+        nested = [nested]
+
+    @workflow("nested")
+    async def many(ctx: Context, _: Any) -> Any:
+        await asyncio.gather(*(ctx.step("work", work, [nested] * 300) for _ in range(5)))
+
+    service = MemoryService()
+    row = service.start("a", "nested")
+    async with worker(service, many):
+        await service.until_ended()
+    assert (row.status, len(row.seen)) == ("completed", 5)
+    assert max(body.count(b"[") + body.count(b"{") for _, body in service.requests) <= MAX_BRACKETS
+
+
 # Leases
 
 
@@ -712,7 +693,8 @@ async def test_a_function_that_does_not_match_is_released() -> None:
     async with worker(service, changed):
         await service.until(lambda: row.blocks == 2)
     released = [each["then"] for batch in reports(service) for each in batch if "error" in each["then"]]
-    assert released[0]["error"] == "expected the step charge; found the step renamed"
+    assert released[0]["error"].startswith("expected the step charge; found the step renamed. The function has changed")
+    assert "give the changed one a new type" in released[0]["error"]
     async with worker(service, order):
         await service.until(lambda: "approval" in row.effects)
         service.send("order-1", "approval", 1)

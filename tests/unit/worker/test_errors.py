@@ -1,0 +1,254 @@
+"""Whatever the code of a user raises, one step or one workflow fails with a clear error, and the worker goes on."""
+
+import asyncio
+import concurrent.futures
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from tests.harness.clock import in_virtual_time
+from tests.harness.workers import virtually, worker
+from tests.harness.workflow_service import MemoryService
+from timer_service.worker import Context, Interrupted, Retry, RetryAfter, StepFailed, loop, workflow
+from timer_service.worker.errors import MAX_TEXT_BYTES, describe_error
+
+
+class _NoText(Exception):  # noqa: N818
+    def __str__(self) -> str:
+        raise ValueError("no text")
+
+    __repr__ = __str__
+
+
+class _ExitText(Exception):  # noqa: N818
+    def __str__(self) -> str:
+        raise SystemExit(3)
+
+
+class _WrongText(Exception):  # noqa: N818
+    def __str__(self) -> str:
+        return 7  # type: ignore[return-value]  # noqa: PLE0307 - on purpose
+
+
+class _NoDelay(RetryAfter):
+    def __init__(self) -> None:
+        """Forget the delay."""
+
+
+class _NoName(type):
+    @property
+    def __name__(cls) -> str:  # type: ignore[override]
+        raise ValueError("no name")
+
+
+class _Nameless(Exception, metaclass=_NoName):  # noqa: N818
+    pass
+
+
+def _circle() -> Exception:
+    error = ValueError("circle")
+    error.__cause__ = error.__context__ = error
+    return error
+
+
+def _deep_group() -> BaseException:
+    error: Exception = ValueError("deep")
+    for _ in range(2000):
+        error = ExceptionGroup("group", [error])
+    return error
+
+
+ERRORS: dict[str, tuple[Callable[[], BaseException], str]] = {
+    "StopIteration": (lambda: StopIteration("x"), "StopIteration"),
+    "StopAsyncIteration": (lambda: StopAsyncIteration("x"), "StopAsyncIteration: x"),
+    "GeneratorExit": (lambda: GeneratorExit("x"), "GeneratorExit: x"),
+    "SystemExit": (lambda: SystemExit("x"), "SystemExit: x"),
+    "KeyboardInterrupt": (lambda: KeyboardInterrupt("x"), "KeyboardInterrupt: x"),
+    "CancelledError": (lambda: asyncio.CancelledError("x"), "CancelledError"),
+    "CancelledError of a thread": (lambda: concurrent.futures.CancelledError("x"), "CancelledError"),
+    "Interrupted": (lambda: Interrupted("x"), "Interrupted: x"),
+    "a group": (lambda: ExceptionGroup("two", [ValueError("x"), OSError("y")]), "ValueError: x; OSError: y"),
+    "a deep group": (_deep_group, "ExceptionGroup"),
+    "a huge text": (lambda: ValueError("x" * 10_000_000), "ValueError: xxx"),
+    "a surrogate": (lambda: ValueError("\ud800"), "ValueError: ?"),
+    "a circle": (_circle, "ValueError: circle"),
+    "not picklable": (lambda: ValueError(lambda: 1), "ValueError: <function"),
+    "no text": (_NoText, "_NoText: (the text of this error cannot be shown"),
+    "a text that exits": (_ExitText, "_ExitText: (the text of this error cannot be shown"),
+    "a wrong text": (_WrongText, "_WrongText: (the text of this error cannot be shown"),
+    "no name": (_Nameless, "Exception"),
+    "no delay": (_NoDelay, "AttributeError"),
+}
+
+
+@workflow("other")
+async def other(ctx: Context, _: Any) -> Any:
+    return await ctx.step("work", asyncio.sleep, 0.5, "worked")
+
+
+async def run_beside_another(function: Any) -> Any:
+    """Run a workflow beside another one, and return how it ended. The other one must not be disturbed."""
+    service = MemoryService(retry_seconds=0)
+    row, healthy = service.start("a", "bad", max_attempts=2), service.start("b", "other")
+    async with worker(service, workflow("bad")(function), other), asyncio.timeout(5):
+        await service.until_ended()
+    assert healthy.end["result"] == "worked"
+    return row.end
+
+
+def _raise(error: BaseException) -> Any:
+    raise error
+
+
+@pytest.mark.parametrize("name", ERRORS)
+def test_an_error_of_an_asynchronous_step(name: str) -> None:
+    """The step fails, and the function gets StepFailed with the type and the text of the error."""
+    make, text = ERRORS[name]
+
+    async def step() -> None:
+        raise make()
+
+    async def function(ctx: Context, _: Any) -> Any:
+        try:
+            await ctx.step("bad", step)
+        except StepFailed as error:
+            return str(error)
+
+    end = in_virtual_time(lambda: run_beside_another(function))
+    assert text in end["result"]
+
+
+@pytest.mark.parametrize("name", ERRORS)
+async def test_an_error_of_a_step_in_a_thread(name: str) -> None:
+    """As above, for a step that is not async."""
+    make, text = ERRORS[name]
+
+    async def function(ctx: Context, _: Any) -> Any:
+        try:
+            await ctx.step("bad", lambda: _raise(make()), retry=Retry(max_attempts=1))
+        except StepFailed as error:
+            return str(error)
+
+    service = MemoryService()
+    row = service.start("a", "bad")
+    async with worker(service, workflow("bad")(function), wait_seconds=0.1), asyncio.timeout(20):
+        await service.until_ended()
+    assert text in row.end["result"]
+
+
+@pytest.mark.parametrize("name", ERRORS)
+def test_an_error_of_a_workflow_function(name: str) -> None:
+    """The workflow fails with the error of its function."""
+    make, _ = ERRORS[name]
+
+    async def function(ctx: Context, _: Any) -> Any:
+        await ctx.step("work", asyncio.sleep, 0)
+        raise make()
+
+    end = in_virtual_time(lambda: run_beside_another(function))
+    assert end["action"] == "fail"
+    assert len(end["error"]["message"].encode()) <= MAX_TEXT_BYTES
+
+
+def test_an_error_of_a_branch() -> None:
+    """An error that a branch of the function raises reaches the function that waits for the branch."""
+
+    async def branch() -> None:
+        raise KeyboardInterrupt("branch")
+
+    async def function(ctx: Context, _: Any) -> Any:
+        task = asyncio.ensure_future(branch())
+        await ctx.step("work", asyncio.sleep, 0)
+        try:
+            await task
+        except KeyboardInterrupt as error:
+            return str(error)
+
+    assert in_virtual_time(lambda: run_beside_another(function))["result"] == "branch"
+
+
+def test_a_result_that_raises() -> None:
+    """A result whose own code raises an error when it is written as JSON is an error of its step."""
+
+    class Evil(dict[str, Any]):
+        def items(self) -> Any:
+            raise _NoText
+
+    async def evil() -> Any:
+        return Evil(a=1)
+
+    async def function(ctx: Context, _: Any) -> Any:
+        await ctx.step("evil", evil)
+
+    end = in_virtual_time(lambda: run_beside_another(function))
+    assert "cannot be stored as JSON" in end["error"]["message"]
+
+
+def test_a_function_that_never_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A function that runs on and on fails. If it is interrupted, it is left behind. The worker goes on."""
+    monkeypatch.setattr(loop, "MOST_CALLBACKS", 1000)
+
+    async def function(ctx: Context, _: Any) -> Any:
+        try:
+            await ctx.sleep(timedelta(seconds=1))
+        finally:
+            while True:
+                await asyncio.sleep(0)
+
+    end = in_virtual_time(lambda: run_beside_another(function))
+    assert end["error"]["type"] == "EndlessLoopError"
+
+
+@virtually
+async def test_a_fault_of_the_worker_ends_one_task() -> None:
+    """If the worker itself fails to handle a task, this task runs again after its lease. The others go on."""
+
+    class Broken(MemoryService):
+        async def request(self, name: str, body: bytes, timeout_seconds: float) -> Any:
+            reply = await super().request(name, body, timeout_seconds)
+            for each in reply.get("reports", ()):
+                if each["workflowId"] == "a" and faults:
+                    faults.pop()
+                    each["failedSteps"] = "nonsense"
+            return reply
+
+    faults = [1]
+    service = Broken()
+    rows = service.start("a", "other"), service.start("b", "other")
+    async with worker(service, other), asyncio.timeout(60):
+        await service.until_ended()
+    assert [row.status for row in rows] == ["completed", "completed"]
+
+
+@virtually
+async def test_a_task_that_cannot_be_read() -> None:
+    """A task, or a page of effects, in a form that the worker does not know does not end the worker."""
+
+    class Odd(MemoryService):
+        async def request(self, name: str, body: bytes, timeout_seconds: float) -> Any:
+            reply = await super().request(name, body, timeout_seconds)
+            for each in reply.get("tasks", ()) if name == "poll-tasks" else ():
+                if each["workflowId"] == "a":
+                    del each["startedAt"]
+                elif each["workflowId"] == "b":
+                    each["cursor"] = "1"
+            return {} if name == "get-effects" else reply
+
+    service = Odd()
+    for each in ("a", "b", "c"):
+        service.start(each, "other")
+    async with worker(service, other), asyncio.timeout(100):
+        await service.until_ended("c")
+        await service.until(lambda: service.rows["a"].attempt == service.rows["b"].attempt == 2)
+        for each in ("a", "b"):
+            service.cancel(each)
+
+
+def test_the_text_of_a_group_is_cut() -> None:
+    """A group shows five of its errors, and at most 4 KiB."""
+    found = describe_error(ExceptionGroup("many", [ValueError(f"e{number}" * 300) for number in range(100)]))
+    assert len(found.message) <= MAX_TEXT_BYTES
+    found = describe_error(ExceptionGroup("many", [ValueError(f"e{number}") for number in range(100)]))
+    assert found.message.endswith("ValueError: e3; ValueError: e4")

@@ -1,0 +1,301 @@
+"""A workflow in memory and in simulated time."""
+
+import asyncio
+import re
+import sys
+import time
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+from unittest.mock import Mock
+
+import pytest
+
+from timer_service.client import WorkflowEndedError, WorkflowStatus
+from timer_service.worker import (
+    Context,
+    NonDeterministicError,
+    NotInWorkflowError,
+    PermanentError,
+    Retry,
+    RetryAfter,
+    StepFailed,
+    WorkflowFunction,
+    workflow,
+)
+from timer_service.worker.testing import SimulatedWorkflow
+
+HOUR, DAY = timedelta(hours=1), timedelta(days=1)
+
+
+async def never(*_: Any) -> Any:
+    raise AssertionError("the test has a stand-in")
+
+
+@workflow("order", retry=Retry(max_attempts=3))
+async def order(ctx: Context, data: Any) -> Any:
+    charge = await ctx.step("charge", never, data["id"])
+    await ctx.sleep(DAY)
+    try:
+        approved = await ctx.wait_for("approval", timeout=3 * DAY)
+    except TimeoutError:
+        return {"refunded": await ctx.step("refund", never, charge)}
+    return {"charge": charge, "approved": approved}
+
+
+def as_workflow(function: Any) -> WorkflowFunction:
+    return workflow("test")(function)
+
+
+async def test_an_order() -> None:
+    """Days pass in no time. The message comes while the workflow sleeps, and is taken later."""
+    simulated = SimulatedWorkflow(order, {"id": 1}, steps={"charge": "charge-1"})
+    simulated.send("approval", data=True, after=HOUR)
+    assert await simulated.result() == {"charge": "charge-1", "approved": True}
+    assert (simulated.elapsed, simulated.status) == (DAY, WorkflowStatus.COMPLETED)
+    assert [(each.key, each.status, each.seq) for each in simulated.detail.effects] == [
+        ("charge", "done", 1),
+        ("sleep", "done", 2),
+        ("approval", "done", 3),
+    ]
+
+
+async def test_a_timeout() -> None:
+    """Without the message the wait times out, at its exact instant."""
+    refund = Mock(return_value="refund-1")
+    simulated = SimulatedWorkflow(order, {"id": 1}, steps={"charge": "charge-1", "refund": refund})
+    assert await simulated.result() == {"refunded": "refund-1"}
+    refund.assert_called_once_with("charge-1")
+    assert simulated.elapsed == 4 * DAY
+
+
+async def test_part_of_the_time() -> None:
+    """A test can run the workflow for a while, look at it, and send a message then."""
+    simulated = SimulatedWorkflow(order, {"id": 1}, steps={"charge": 7}, start_at=datetime(2027, 3, 1, tzinfo=UTC))
+    assert await simulated.run(HOUR) is WorkflowStatus.WAITING
+    assert simulated.now == datetime(2027, 3, 1, 1, tzinfo=UTC)
+    assert simulated.detail.workflow.due_at == datetime(2027, 3, 2, tzinfo=UTC)
+    assert await simulated.run(2 * DAY) is WorkflowStatus.WAITING
+    simulated.send("approval", data="late")
+    assert (await simulated.result())["approved"] == "late"
+    assert simulated.elapsed == 2 * DAY + HOUR
+
+
+async def test_a_step_is_tried_again() -> None:
+    """A stand-in can fail first. The delays between the attempts are simulated, and the same in each run."""
+    elapsed = set()
+    for _ in range(2):
+        charge = Mock(side_effect=[OSError("down"), RetryAfter(HOUR, "busy"), "charge-1"])
+        simulated = SimulatedWorkflow(order, {"id": 1}, steps={"charge": charge})
+        simulated.send("approval")
+        assert await simulated.result() == {"charge": "charge-1", "approved": None}
+        elapsed.add(simulated.elapsed)
+        assert charge.call_count == 3
+        assert simulated.detail.effects[0].failures == 2
+    assert len(elapsed) == 1
+    assert DAY + HOUR <= elapsed.pop() < DAY + HOUR + timedelta(seconds=1)
+
+
+@pytest.mark.parametrize("stand_in", [PermanentError("no card"), PermanentError])
+async def test_a_step_that_fails(stand_in: Any) -> None:
+    """An exception in place of a step is raised by each attempt. Its workflow has failed with it."""
+    simulated = SimulatedWorkflow(order, {"id": 1}, steps={"charge": stand_in})
+    with pytest.raises(WorkflowEndedError, match="PermanentError") as raised:
+        await simulated.result()
+    assert (raised.value.workflow.code, raised.value.workflow.step) == ("STEP_FAILED", "charge")
+
+
+async def test_a_compensation() -> None:
+    """A function that catches the failure of a step goes on."""
+
+    @as_workflow
+    async def book(ctx: Context, _: Any) -> Any:
+        done = []
+        try:
+            for each in ("flight", "hotel", "car"):
+                await ctx.step(each, never)
+                done.append(each)
+        except StepFailed as error:
+            for each in reversed(done):
+                await ctx.step(f"cancel {each}", never)
+            return error.name
+
+    steps = dict.fromkeys(["flight", "hotel", "cancel hotel", "cancel flight"], "ok")
+    simulated = SimulatedWorkflow(book, steps={**steps, "car": ValueError("none left")}, retry=Retry(max_attempts=2))
+    assert await simulated.result() == "car"
+    assert [each.key for each in simulated.detail.effects][-2:] == ["cancel hotel", "cancel flight"]
+
+
+async def test_steps_that_run() -> None:
+    """A step without a stand-in runs: asynchronous ones on the loop of the test, others in a thread."""
+
+    async def double(ctx: Context, value: int) -> list[Any]:
+        await asyncio.sleep(0)
+        return [2 * value, len(ctx.key)]
+
+    @as_workflow
+    async def function(ctx: Context, value: Any) -> Any:
+        return [await ctx.step("double", double, ctx, value), await ctx.step("sum", sum, [1, 2])]
+
+    assert await SimulatedWorkflow(function, 4).result() == [[8, 32], 3]
+
+
+async def test_steps_that_take_time() -> None:
+    """A step takes simulated time if it awaits `sleep`. Others start and end meanwhile, also sleeps and messages."""
+
+    @as_workflow
+    async def race(ctx: Context, _: Any) -> Any:
+        slow = asyncio.ensure_future(ctx.step("slow", never))
+        first = await asyncio.gather(ctx.step("quick", never), ctx.wait_for("go"))
+        tasks = [slow, asyncio.ensure_future(ctx.sleep(5 * HOUR))]
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        slow.cancel()
+        return [*first, slow in done]
+
+    async def slow() -> str:
+        try:
+            await simulated.sleep(9 * HOUR)
+        finally:
+            stopped.append(simulated.elapsed)
+        return "slow"
+
+    async def quick() -> str:
+        await simulated.sleep(HOUR)
+        return "quick"
+
+    stopped: list[timedelta] = []
+    simulated = SimulatedWorkflow(race, steps={"slow": slow, "quick": quick})
+    simulated.send("go", 7, after=2 * HOUR)
+    assert await simulated.result() == ["quick", 7, False]
+    await asyncio.sleep(0)
+    assert (simulated.elapsed, stopped) == (7 * HOUR, [7 * HOUR])
+
+
+async def test_the_timeout_of_a_step() -> None:
+    """The timeout of a step is simulated, too."""
+
+    @as_workflow
+    async def function(ctx: Context, _: Any) -> Any:
+        return await ctx.step("slow", never, timeout=HOUR, retry=Retry(max_attempts=2, first=timedelta(0)))
+
+    async def slow() -> None:
+        await simulated.sleep(DAY)
+
+    simulated = SimulatedWorkflow(function, steps={"slow": slow})
+    with pytest.raises(WorkflowEndedError, match=r"TimeoutError: no result within 3600\.0 s"):
+        await simulated.result()
+    assert simulated.elapsed == 2 * HOUR
+
+
+async def test_a_cancel() -> None:
+    """A cancelled workflow stops its step."""
+
+    async def charge(_: int) -> None:
+        await simulated.sleep(DAY)
+
+    simulated = SimulatedWorkflow(order, {"id": 1}, steps={"charge": charge})
+    simulated.cancel("out of stock", after=HOUR)
+    with pytest.raises(WorkflowEndedError, match="cancelled: out of stock"):
+        await simulated.result()
+    assert simulated.elapsed == HOUR
+    simulated.send("approval")
+    assert await simulated.run() is WorkflowStatus.CANCELLED
+
+
+async def test_a_deadline() -> None:
+    """A workflow fails at its deadline."""
+    simulated = SimulatedWorkflow(order, {"id": 1}, steps={"charge": 1}, deadline_in=2 * DAY)
+    with pytest.raises(WorkflowEndedError, match="DEADLINE"):
+        await simulated.result()
+    assert simulated.elapsed == 2 * DAY
+
+
+async def test_a_message_that_never_comes() -> None:
+    """A workflow that waits for ever is no hanging test."""
+
+    @as_workflow
+    async def waits(ctx: Context, _: Any) -> Any:
+        return await ctx.wait_for("approval")
+
+    simulated = SimulatedWorkflow(waits)
+    with pytest.raises(RuntimeError, match="waits for a message that was not sent: approval"):
+        await simulated.result()
+    assert simulated.status is WorkflowStatus.PARKED
+    simulated.send("approval", 1)
+    assert await simulated.result() == 1
+
+
+def clocked(when: str) -> WorkflowFunction:
+    """Return a function that depends on something other than its context, after a sleep or at its end."""
+
+    @as_workflow
+    async def function(ctx: Context, _: Any) -> Any:
+        runs.append(1)
+        if when == "step":
+            await ctx.step(f"step {len(runs)}", never)
+            await ctx.sleep(DAY)
+        else:
+            await ctx.step("step 1", never)
+        return len(runs)
+
+    runs: list[int] = []
+    return function
+
+
+@pytest.mark.parametrize(
+    ("when", "text"),
+    [("step", "expected the step step 1; found the step step 2"), ("end", "expected the result 1; found another end")],
+)
+async def test_a_function_that_does_not_repeat_itself(when: str, text: str) -> None:
+    """A function that a replay cannot repeat is found, also if the difference is in its result."""
+    simulated = SimulatedWorkflow(clocked(when), steps={"step 1": 1, "step 2": 1})
+    with pytest.raises(NonDeterministicError, match=text):
+        await simulated.result()
+
+
+async def test_wrong_arguments() -> None:
+    """Wrong arguments raise ValueError. `sleep` is for steps."""
+    simulated = SimulatedWorkflow(order, {"id": 1})
+    with pytest.raises(ValueError, match="name"):
+        simulated.send("a:b")
+    with pytest.raises(ValueError, match="after"):
+        simulated.send("a", after=timedelta(-1))
+    with pytest.raises(ValueError, match="the limit is 65536"):
+        simulated.send("a", "x" * 70_000)
+    with pytest.raises(NotInWorkflowError):
+        await simulated.sleep(HOUR)
+
+
+async def test_a_year_of_days() -> None:
+    """A year with a step each day takes well below a second of the processor."""
+
+    @as_workflow
+    async def daily(ctx: Context, _: Any) -> Any:
+        for _ in range(60):
+            await ctx.step("report", never)
+            await ctx.sleep(DAY)
+
+    began = time.process_time()
+    simulated = SimulatedWorkflow(daily, steps={"report": 1})
+    await simulated.result()
+    assert simulated.elapsed == 60 * DAY
+    assert time.process_time() - began < 20
+
+
+async def test_the_documentation(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tests in docs/workflows.md pass, with the workflow of the tutorial."""
+    docs = Path(__file__).parents[3] / "docs"
+    blocks = [
+        re.search(r"^```python\n(.*?)^```$", (docs / name).read_text("utf-8"), re.MULTILINE | re.DOTALL)
+        for name in ("workflows-tutorial.md", "workflows.md")
+    ]
+    module, tests = ModuleType("orders"), ModuleType("test_orders")
+    monkeypatch.setitem(sys.modules, "orders", module)
+    for block, found in zip(blocks, (module, tests), strict=True):
+        assert block is not None
+        exec(block[1], vars(found))
+    names = [name for name in vars(tests) if name.startswith("test_")]
+    assert len(names) == 2
+    for name in names:
+        await vars(tests)[name]()

@@ -1,0 +1,128 @@
+"""The steps of a simulated workflow: they run on the event loop of the test, and sleep in simulated time."""
+
+import asyncio
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+from timer_service.worker.context import current_step, variables_of_step
+from timer_service.worker.errors import NotInWorkflowError
+from timer_service.worker.steps import CANCELLED, Attempt, run_attempt, timed_out
+from timer_service.worker.threads import Threads
+from timer_service.worker.values import Effect, StepCall
+
+_MOST_THREADS = 100
+
+
+class _Running(NamedTuple):
+    attempt: "asyncio.Task[Attempt]"
+    ends_at: int | None
+    """When its timeout is over."""
+    timeout: float | None
+
+
+class _Sleeper(NamedTuple):
+    at: int
+    key: str
+    woken: "asyncio.Future[None]"
+
+
+class SimulatedSteps:
+    """The attempts in progress."""
+
+    def __init__(self, stand_ins: Mapping[str, Any]) -> None:
+        self._stand_ins = stand_ins
+        self._running: dict[str, _Running] = {}
+        self._sleepers: list[_Sleeper] = []
+        self._changed = asyncio.Event()
+        self._threads: Threads | None = None
+
+    def open(self) -> None:
+        """Allow steps to begin, on the running event loop."""
+        self._threads = Threads(_MOST_THREADS)
+
+    def close(self) -> None:
+        """End the threads."""
+        if self._threads is not None:
+            self._threads.stop()
+        self._threads = None
+
+    def begin(self, effect: Effect, now: int) -> None:
+        """Begin an attempt of a step, or of its stand-in."""
+        assert effect.call is not None  # noqa: S101 - only a step has a call
+        assert self._threads is not None  # noqa: S101 - the workflow runs
+        call = self._stand_in(effect.key, effect.call)
+        variables = variables_of_step(effect.key, call.variables)
+        attempt = asyncio.get_running_loop().create_task(run_attempt(call, self._threads), context=variables)
+        attempt.add_done_callback(lambda _: self._changed.set())
+        timeout = effect.call.timeout
+        ends_at = None if timeout is None else now + round(timeout * 1000)
+        self._running[effect.key] = _Running(attempt, ends_at, timeout)
+
+    def stop(self, keys: Iterable[str]) -> None:
+        """Stop attempts."""
+        for key in keys:
+            if (running := self._running.pop(key, None)) is not None:
+                running.attempt.cancel()
+                self._sleepers = [each for each in self._sleepers if each.key != key]
+
+    def next_at(self) -> int | None:
+        """Return when the next attempt goes on or times out."""
+        instants = [each.at for each in self._sleepers]
+        instants += [each.ends_at for each in self._running.values() if each.ends_at is not None]
+        return min(instants, default=None)
+
+    async def sleep(self, until: int) -> None:
+        """Sleep in simulated time."""
+        key = current_step()
+        if key is None:
+            raise NotInWorkflowError("SimulatedWorkflow.sleep is for steps: use ctx.sleep in the workflow function")
+        sleeper = _Sleeper(until, key, asyncio.get_running_loop().create_future())
+        self._sleepers.append(sleeper)
+        self._changed.set()
+        await sleeper.woken
+
+    async def settle(self, now: int) -> list[tuple[str, Attempt]]:
+        """Run the attempts until each has ended or sleeps for longer. Return those that have ended."""
+        self._wake(now)
+        while self._has_active():
+            self._changed.clear()
+            await self._changed.wait()
+            self._wake(now)
+        ended = [(key, _end_of(each)) for key, each in self._running.items() if each.attempt.done()]
+        late = [(key, each) for key, each in self._running.items() if each.ends_at is not None and each.ends_at <= now]
+        timed = [(key, timed_out(each.timeout)) for key, each in late if not each.attempt.done()]
+        self.stop([key for key, _ in (*ended, *timed)])
+        return [*ended, *timed]
+
+    def _wake(self, now: int) -> None:
+        due = [each for each in self._sleepers if each.at <= now]
+        self._sleepers = [each for each in self._sleepers if each.at > now]
+        for each in due:
+            if not each.woken.done():
+                each.woken.set_result(None)
+
+    def _has_active(self) -> bool:
+        asleep = {each.key for each in self._sleepers}
+        return any(key not in asleep and not each.attempt.done() for key, each in self._running.items())
+
+    def _stand_in(self, key: str, call: StepCall) -> StepCall:
+        """Return what an attempt calls. Its timeout is simulated, too."""
+        call = call._replace(timeout=None)
+        name = key.partition(":")[0]
+        if name not in self._stand_ins:
+            return call
+        found = self._stand_ins[name]
+        is_error = isinstance(found, BaseException) or (isinstance(found, type) and issubclass(found, BaseException))
+        if callable(found) and not is_error:
+            return call._replace(function=found)
+
+        async def stand_in(*_: Any) -> Any:
+            if is_error:
+                raise found
+            return found
+
+        return call._replace(function=stand_in)
+
+
+def _end_of(running: _Running) -> Attempt:
+    return CANCELLED if running.attempt.cancelled() else running.attempt.result()
