@@ -38,7 +38,7 @@ class Work:
         """Add the reply to the items of a portion."""
         for name, items in lists.items():
             self.lists.setdefault(name, []).extend(items)
-            self.replied += sum(len(each.text) for each in items)
+            self.replied += sum(len(each.encode()) for each in items)
 
 
 class Piece(NamedTuple):

@@ -29,10 +29,10 @@ _FORGOTTEN = 2 * _BATCH
 """How many rows of a tenant are deleted at a time. Fewer than that are added."""
 _TYPES_BYTES = 12 * 1024
 """The most bytes of the types of a worker. Types beyond are not stored. 100 types of 100 ASCII characters fit."""
-_PENDING_BYTES = 1024 * 1024
+_ROW_BYTES = 1024
+"""The bytes of a row that waits to be written, at least."""
+_PENDING_BYTES = _BATCH * _ROW_BYTES
 """The most bytes of the rows of a tenant that wait to be written. Workers beyond are recorded at a later poll."""
-_ROW_BYTES = 500
-"""The bytes of a row besides the types."""
 _PAUSE_MS = 1000
 _MOST_KNOWN = 20_000
 """How many workers are remembered. Those beyond are written more often, but at most `_BATCH` in a second."""
@@ -47,7 +47,7 @@ class _Seen(NamedTuple):
 
     @property
     def size(self) -> int:
-        return _ROW_BYTES + (0 if self.shown is None else len(self.shown["types"].encode()))
+        return _ROW_BYTES if self.shown is None else max(_ROW_BYTES, len(self.shown["types"].encode()))
 
 
 class WorkerRegistry:

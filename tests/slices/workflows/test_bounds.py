@@ -118,6 +118,14 @@ async def test_results_that_were_seen_weigh_nothing(workflows: Workflows) -> Non
     assert await weigh(workflows.database.reader, [Asked("acme", unknown, "reports")]) == [[4096]]
 
 
+async def test_divided_replies_with_long_names_fit_into_a_message(workflows: Workflows) -> None:
+    """The reply to a divided renewal counts its bytes, not its characters."""
+    tasks = await _begin(workflows, 5, waits=600, name="\N{GRINNING FACE}" * 90)
+    (reply,) = await _apply(workflows, [("acme", _renewal(tasks))], room=MIB)
+    assert len(json.dumps(reply, ensure_ascii=False).encode()) <= REPLY_BYTES + 20_000
+    assert "error" not in reply
+
+
 async def test_pages_of_effects_are_read_in_portions(workflows: Workflows) -> None:
     """A transaction reads a few pages of large effects, however many are asked for."""
     task = await workflows.begin()
@@ -160,7 +168,7 @@ async def test_claims_load_a_limited_number_of_effects(workflows: Workflows) -> 
 
 
 async def _begin(
-    workflows: Workflows, count: int, *, waits: int, size: int = 0, tenant: str = "acme"
+    workflows: Workflows, count: int, *, waits: int, size: int = 0, tenant: str = "acme", name: str = "a"
 ) -> list[dict[str, Any]]:
     """Begin workflows with waits that are over, each with a message of `size` if that is not 0."""
     for number in range(count):
@@ -169,7 +177,7 @@ async def _begin(
             workflows.send("SendToWorkflow", tenant=tenant, workflowId=f"w{number}", name="a", data="x" * size)
     await workflows.consume()
     tasks = await workflows.poll(tenant=tenant)
-    began = [wait_for(key) if size else sleep(key, 0) for key in keys("a", waits)]
+    began = [wait_for(key) if size else sleep(key, 0) for key in keys(name, waits)]
     await workflows.ask_all(*(report(each, CONTINUE, waits=began) for each in tasks), tenant=tenant)
     return tasks
 
