@@ -386,8 +386,9 @@ async def test_commands_of_an_outage_are_not_suspects(
     batches: list[int] = []
 
     async def count(tx: Transaction, commands: Sequence[Command], now: int) -> Sequence[CommandResult | None]:
+        results = await SLICE.handle(tx, commands, now, quotas=Quotas())
         batches.append(len(commands))
-        return await SLICE.handle(tx, commands, now, quotas=Quotas())
+        return results
 
     timers = Timers(sqlite, memory_broker, clock)
     parts = make_parts(sqlite, memory_broker, clock, timers.metrics)
