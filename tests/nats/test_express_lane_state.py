@@ -69,7 +69,7 @@ def ahead(sequence: int, tenant: str = "acme") -> Delivery:
 
 async def test_a_backlog_that_has_ended(lane: Lane) -> None:
     """When nothing waits any more, tenants are forgotten, and what the consumer has delivered since."""
-    lane.lane.record_handled([ahead(5), ahead(50)])
+    lane.lane.record_handled([ahead(5), ahead(10), ahead(50)])
     lane.lane.retry([ahead(6, "b"), ahead(60, "c")], SECOND)
     lane.observe([delivered(10, "a")], behind=0)
     known = lane.lane

@@ -33,8 +33,8 @@ async def test_probe_ends_an_outage_on_sqlite(sqlite: SqliteDatabase, tmp_path: 
     with closing(sqlite3.connect(tmp_path / "timers.db", isolation_level=None)) as lock:
         lock.execute("BEGIN IMMEDIATE")
         with pytest.raises(DatabaseUnavailableError):
-            async with sqlite.transaction():
-                pass
+            async with sqlite.transaction() as tx:
+                await tx.fetch(STORED)
         with pytest.raises(DatabaseUnavailableError):
             await probe.tick(NOW)
     during = sqlite.health.usable

@@ -9,7 +9,7 @@ import pytest
 from tests.harness.builders import schedule_timer
 from tests.harness.clock import ManualClock
 from tests.harness.timers import Timers, always, fires
-from tests.harness.wiring import VISIBILITY_TIMEOUT
+from tests.harness.wiring import MAX_ATTEMPTS, VISIBILITY_TIMEOUT
 from timer_service.adapters.memory import MemoryBroker, never
 from timer_service.core.broker import PublishResult, PublishStatus
 from timer_service.core.database import Database
@@ -67,6 +67,33 @@ async def test_stream_that_refuses_every_event(timers: Timers) -> None:
     assert "events cannot be stored" in (during.reason or "")
     assert len(timers.broker.events) == ROWS
     assert timers.publishing.health == HEALTHY
+
+
+async def test_the_first_refused_event_waits_for_two_probes(timers: Timers) -> None:
+    """The first event that is tried alone and refused waits for 10 s, so that another one is tried in between."""
+    timers.broker.refuses = always
+    delay = 0
+    while delay <= 2_000:  # the delay of an attempt that counts
+        timers.clock.advance(milliseconds=250)
+        await timers.tick()
+        (latest,) = await timers.database.reader.fetch("SELECT MAX(available_at) AS at FROM timer_schedules")
+        delay = latest["at"] - timers.clock.now()
+    assert delay == 10_000
+
+
+@pytest.mark.parametrize(("attempts", "sizes"), [(MAX_ATTEMPTS - 1, [BATCH]), (MAX_ATTEMPTS, [1] * BATCH)])
+async def test_rows_whose_attempts_are_used_up(timers: Timers, attempts: int, sizes: list[int]) -> None:
+    """Rows are published together in their last attempt. Only after it, each is published alone."""
+    await timers.sql(f"DELETE FROM timer_schedules WHERE service_call_id >= 'call-{BATCH:02}'")
+    await timers.sql(f"UPDATE timer_schedules SET attempt = {attempts}")
+    published: list[int] = []
+
+    async def record(messages: Sequence[Message]) -> None:
+        published.append(len(messages))
+
+    timers.broker.before_publishing = record
+    await timers.tick()
+    assert published == sizes
 
 
 async def test_several_refused_events_do_not_stop_the_others(timers: Timers) -> None:

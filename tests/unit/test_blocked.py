@@ -79,6 +79,19 @@ def test_a_locked_command_stays_alone() -> None:
     assert site.blocked.divide(commands[:1]) == (commands[:1], [])
 
 
+def test_transactions_of_few_commands_grow_again() -> None:
+    """After a transaction with very few commands was blocked, each is handled alone, and then the groups grow."""
+    site = Site()
+    commands = site.send("a", 5)
+    site.blocked.record_blocked(commands)
+    sizes = []
+    for _ in range(3):
+        _, groups = site.blocked.divide(commands)
+        sizes.append(len(groups[0]))
+        site.blocked.record_handled(groups[0])
+    assert sizes == [1, 2, 4]
+
+
 def test_transactions_grow_again() -> None:
     """While the transactions of a tenant succeed, each has twice as many commands as the one before."""
     site = Site()

@@ -153,6 +153,15 @@ async def test_rolled_back_stream() -> None:
     assert epochs.position(7) > before.position(10)
 
 
+async def test_rollback_among_commands_of_the_same_instant() -> None:
+    """Of commands that were stored at the same instant, those that a rollback keeps keep their positions."""
+    together = Log(1_000, (*FIRST.commands[:6], StoredCommand(7, 2_000), StoredCommand(8, 2_000)))
+    parts, before = await after_handling(together, 8)
+    _, epochs = await join(parts, together._replace(commands=together.commands[:7]))
+    assert epochs.position(7) == before.position(7)
+    assert epochs.position(8) > before.position(8)
+
+
 async def test_joins_after_a_rollback() -> None:
     """A rollback is noticed once: the next joins change nothing, before and after a new command is handled."""
     parts, _ = await after_handling(FIRST, 10)

@@ -66,6 +66,7 @@ class Database(Protocol):
     def transaction(self) -> AbstractAsyncContextManager[Transaction]:
         """Open a write transaction. Never await the broker inside.
 
+        It begins with its first statement at the latest, so that statement raises the error if it cannot begin.
         Raises `ConflictError` if another transaction wrote the same rows; `in_transaction` retries it.
         """
         ...

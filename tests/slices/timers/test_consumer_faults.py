@@ -20,7 +20,7 @@ from tests.harness.builders import command, schedule_timer
 from tests.harness.clock import ManualClock
 from tests.harness.databases import Databases
 from tests.harness.stores import bring_to_head
-from tests.harness.timers import Timers
+from tests.harness.timers import Timers, always
 from tests.harness.wiring import make_parts
 from timer_service.adapters.memory import FEATURES, MemoryBroker, MemorySubscription, never
 from timer_service.adapters.postgres import PostgresDatabase
@@ -386,8 +386,9 @@ async def test_commands_of_an_outage_are_not_suspects(
     batches: list[int] = []
 
     async def count(tx: Transaction, commands: Sequence[Command], now: int) -> Sequence[CommandResult | None]:
+        results = await SLICE.handle(tx, commands, now, quotas=Quotas())
         batches.append(len(commands))
-        return await SLICE.handle(tx, commands, now, quotas=Quotas())
+        return results
 
     timers = Timers(sqlite, memory_broker, clock)
     parts = make_parts(sqlite, memory_broker, clock, timers.metrics)
@@ -481,6 +482,41 @@ async def test_waiting_for_the_broker_does_not_count_as_refused(timers: Timers) 
     await consume_again_and_again(timers, 1)
     assert timers.broker.settlements.terminated == [position]
     assert len(timers.broker.dead_letters) == 1
+
+
+async def test_a_dead_letter_is_refused_ten_times(timers: Timers) -> None:
+    """A rejected command is dropped when the broker has refused its dead letter ten times, not earlier or later."""
+    position = timers.send(b"{")
+    timers.broker.refuses = always
+    await consume_again_and_again(timers, 9)
+    found = list(timers.broker.settlements.terminated)
+    await consume_again_and_again(timers, 1)
+    assert (found, timers.broker.settlements.terminated) == ([], [position])
+
+
+async def test_nothing_is_remembered_of_a_handled_command(timers: Timers) -> None:
+    """When a command that has failed is handled, its failures are forgotten."""
+    await timers.sql("CREATE UNIQUE INDEX forced ON timer_schedules (correlation_id)")
+    await timers.schedule("first", envelope={"correlationId": "a"})
+    timers.send(schedule_timer("second", envelope={"correlationId": "a"}))
+    await consume_again_and_again(timers, 3)
+    attempts = timers.consumer._attempts
+    during = len(attempts._failures)
+    await timers.sql("DROP INDEX forced")
+    await consume_again_and_again(timers, 1)
+    assert (timers.outcomes(), during, len(attempts._failures)) == ({"scheduled": 2}, 1, 0)
+
+
+async def test_nothing_is_remembered_of_a_rejected_command(timers: Timers) -> None:
+    """When a rejected command has ended, its messages and refusals are forgotten."""
+    timers.send(b"{")
+    timers.broker.refuses = lambda message: message.address.kind is Kind.DEAD_LETTER
+    await consume_again_and_again(timers, 1)
+    rejector = timers.consumer._rejector
+    during = len(rejector._stored), len(rejector._refusals._failures)
+    timers.broker.refuses = never
+    await consume_again_and_again(timers, 1)
+    assert (during, len(rejector._stored), len(rejector._refusals._failures)) == ((1, 1), 0, 0)
 
 
 async def test_audit_line(timers: Timers, caplog: pytest.LogCaptureFixture) -> None:

@@ -1,5 +1,6 @@
 """A batch is handled in bounded transactions, and only for a bounded time."""
 
+import asyncio
 from collections.abc import Sequence
 from datetime import timedelta
 from functools import partial
@@ -77,6 +78,26 @@ async def test_the_rest_of_a_slow_batch_is_put_back(timers: Timers, clock: Manua
     assert await handle_batch(timers) == ["c1", "b2", "a2", "a3", "a4"]
     assert timers.broker.settlements.acknowledged == [positions[0], positions[4]]
     assert timers.broker.settlements.retried == []
+
+
+async def test_the_size_of_the_next_batch_knows_what_was_left(
+    timers: Timers, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A batch of which only one command was put back was cut: its time comes from its commands."""
+    consumer_of(timers, slow(clock, 0.1))
+    recorded: list[tuple[int, bool]] = []
+    monkeypatch.setattr(
+        timers.consumer._batch_size, "record", lambda size, _seconds, *, cut: recorded.append((size, cut))
+    )
+    positions = send(timers, "a1 a2 a3")
+    subscription = await timers.broker.subscribe()
+    running = asyncio.create_task(timers.consumer.run(subscription))
+    async with asyncio.timeout(30):
+        while len(timers.broker.settlements.acknowledged) < len(positions):
+            await asyncio.sleep(0)
+        await subscription.close()
+        await running
+    assert recorded == [(2, True), (1, False)]
 
 
 async def test_a_fast_batch_is_handled_whole(timers: Timers, clock: ManualClock) -> None:
