@@ -24,7 +24,8 @@ from timer_service.signals.firing_store import COUNTED, FIRINGS
 from timer_service.signals.firings import Firing
 from timer_service.signals.items import ItemKey, Transition
 from timer_service.signals.messages import TriggerKind
-from timer_service.signals.signal import Definition, Key, SignalCommand, Step, Verb, apply_command
+from timer_service.signals.signal import Key, SignalCommand, apply_command
+from timer_service.signals.steps import Definition, Step, Verb
 
 ROWS = 3000
 POSITION = Position(1, 1)

@@ -275,8 +275,10 @@ OF_CANCELLATIONS = {
     "save": [f"{CANCELLATION_KEY} {ONE_CANCELLATION}"],
     "delete_finished": [
         f"{CANCELLATION_KEY} {ONE_CANCELLATION}",
-        "LIST SUBQUERY 1",
+        "LIST SUBQUERY 2",
+        "MATERIALIZE picked",
         f"{CANCELLATION} timer_cancellations_finished (finished_at>? AND finished_at<?)",
+        "SCAN picked",
     ],
 }
 

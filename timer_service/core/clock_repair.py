@@ -13,7 +13,8 @@ from datetime import timedelta
 
 from timer_service.core.backoff import LONGEST_DELAY
 from timer_service.core.clock import Clock
-from timer_service.core.database import Database, Row
+from timer_service.core.database import Database, Parameters, Row
+from timer_service.core.errors import DatabaseBlockedError
 from timer_service.core.lease import LeasedTable
 from timer_service.core.loop import Pass
 from timer_service.core.sql import load_sql
@@ -142,10 +143,26 @@ class ClockRepair:
     async def _repair(self, rows: TimedRows, wrong: Sequence[Row], now: int) -> int:
         keys = sorted(tuple(row[column] for column in rows.key) for row in wrong)
         each = [{**dict(zip(rows.key, key, strict=True)), "now": now} for key in keys]
-        repaired = await in_transaction(self._database, lambda tx: tx.executemany(rows.sql("repair"), each))
+        try:
+            repaired = await self._repair_together(rows, each)
+        except DatabaseBlockedError:
+            repaired = await self._repair_one_by_one(rows, each)
         if repaired:
             log.warning(
                 "rows waited for a wrong time, because the clock was ahead",
                 extra={"table": rows.table, "count": repaired},
             )
+        return repaired
+
+    async def _repair_together(self, rows: TimedRows, each: Sequence[Parameters]) -> int:
+        return await in_transaction(self._database, lambda tx: tx.executemany(rows.sql("repair"), each))
+
+    async def _repair_one_by_one(self, rows: TimedRows, each: Sequence[Parameters]) -> int:
+        """Repair rows of which another session has locked some. These are repaired by another scan, in a minute."""
+        repaired = 0
+        for one in each:
+            try:
+                repaired += await self._repair_together(rows, [one])
+            except DatabaseBlockedError:
+                self._scans_left = max(self._scans_left, 2)
         return repaired

@@ -20,18 +20,8 @@ from timer_service.signals.messages import (
     SignalPayload,
     TransitionWorkItem,
 )
-from timer_service.signals.signal import (
-    Definition,
-    Key,
-    Signal,
-    SignalCommand,
-    Step,
-    Verb,
-    Waiting,
-    apply_command,
-    explain_end,
-    starts_waiting,
-)
+from timer_service.signals.signal import Key, Signal, SignalCommand, Waiting, apply_command, explain_end, starts_waiting
+from timer_service.signals.steps import Definition, Step, Verb
 
 MAX_INLINE_SIGNALS = 32
 """The most active signals of one work item that the transaction of a command matches with a transition."""

@@ -20,6 +20,7 @@ from timer_service.core.slice import Parts
 from timer_service.core.transactions import in_transaction
 from timer_service.core.turns import TransactionTime
 from timer_service.signals import firing_store, store
+from timer_service.signals.firing_store import key_of
 from timer_service.signals.firings import Firing, evaluate
 from timer_service.signals.items import ItemKey, Transition
 from timer_service.signals.signal import Waiting
@@ -27,14 +28,26 @@ from timer_service.signals.signal import Waiting
 _MAX_TRANSITIONS = 100
 _MAX_FIRINGS = 1000
 """The limits of one pass. They also limit how long commands and claims wait for the pass."""
+_LOCKED_PAUSE_MS = 1000
+"""How long to wait for firings that another transaction has locked."""
 
 
 class _Evaluated(NamedTuple):
-    """What a pass has evaluated in its time."""
+    """A transition, the same with its progress, and the firings that were found for it."""
 
-    transitions: Sequence[Transition]
-    """The transitions with their progress."""
+    before: Transition
+    after: Transition
     firings: Sequence[Firing]
+
+
+class _Progress(NamedTuple):
+    """What a pass has done."""
+
+    locked: int
+    """How many transitions it looked at."""
+    evaluated: int
+    """How many of them it evaluated."""
+    firings: int
 
 
 class Evaluation:
@@ -51,22 +64,36 @@ class Evaluation:
 
     async def tick(self, now: int) -> Pass:
         """Match unevaluated transitions with waiting signals. Wake the firings loop if there are new firings."""
-        transitions, firings = await in_transaction(self._database, lambda tx: self._evaluate_next(tx, now))
-        if firings:
+        done = await in_transaction(self._database, lambda tx: self._evaluate_next(tx, now))
+        if done.firings:
             self._wake(now)
-        return Pass(transitions, now if transitions else None)
+        if not done.locked:
+            return Pass(0)
+        return Pass(done.evaluated, now if done.evaluated else now + _LOCKED_PAUSE_MS)
 
-    async def _evaluate_next(self, tx: Transaction, now: int) -> tuple[int, int]:
-        """Evaluate the next transitions. Return the number of transitions and the number of firings."""
+    async def _evaluate_next(self, tx: Transaction, now: int) -> _Progress:
+        """Evaluate the next transitions.
+
+        A transition with a firing that another transaction has locked waits at the end of the queue.
+        """
         transitions = await self._lock_next(tx)
         if not transitions:
-            return 0, 0
+            return _Progress(0, 0, 0)
         evaluated = await self._evaluate(tx, transitions, now)
-        if len(evaluated.transitions) < len(transitions):  # the next tenants come first in the next pass
-            self._seen_tenant = evaluated.transitions[-1].key.tenant_id
-        await store.save_progress(tx, evaluated.transitions)
-        await firing_store.add(tx, evaluated.firings, now)
-        return len(evaluated.transitions), len(evaluated.firings)
+        if len(evaluated) < len(transitions):  # the next tenants come first in the next pass
+            self._seen_tenant = evaluated[-1].after.key.tenant_id
+        locked = await firing_store.find_locked_by_others(tx, (firing for each in evaluated for firing in each.firings))
+        free: list[_Evaluated] = []
+        blocked: list[Transition] = []
+        for each in evaluated:
+            if locked.isdisjoint(map(key_of, each.firings)):
+                free.append(each)
+            else:
+                blocked.append(each.before._replace(evaluate_at=now))
+        firings = [firing for each in free for firing in each.firings]
+        await store.save_progress(tx, [*(each.after for each in free), *blocked])
+        await firing_store.add(tx, firings, now)
+        return _Progress(len(transitions), len(free), len(firings))
 
     async def _lock_next(self, tx: Transaction) -> list[Transition]:
         """Lock the next transitions, the same number for each tenant, in the order of the tenants.
@@ -82,28 +109,28 @@ class Evaluation:
         transitions = await store.lock_next_transitions(tx, tenants, _MAX_TRANSITIONS // len(tenants))
         return sorted(transitions, key=lambda transition: transition.key.tenant_id)
 
-    async def _evaluate(self, tx: Transaction, transitions: Sequence[Transition], now: int) -> _Evaluated:
+    async def _evaluate(self, tx: Transaction, transitions: Sequence[Transition], now: int) -> list[_Evaluated]:
         """Match transitions with their next signals until the time is up."""
         share = _MAX_FIRINGS // len(transitions)
         cursors = {(transition.key, transition.evaluated_to) for transition in transitions}
         waiting = _by_item(await store.find_waiting(tx, cursors, share))
         transaction_time = TransactionTime(self._monotonic)
-        evaluated: list[Transition] = []
-        found: list[Firing] = []
+        evaluated: list[_Evaluated] = []
         for transition in transitions:
             candidates = _after(waiting.get(transition.key, ()), transition.evaluated_to)[:share]
+            firings: list[Firing] = []
             matched = 0
             while matched < len(candidates) and await transaction_time.is_left():
-                found += await _match(tx, transition, candidates[matched])
+                firings += await _match(tx, transition, candidates[matched])
                 matched += 1
             is_cut = matched < len(candidates)
             if not is_cut and matched < share:
-                evaluated.append(transition._replace(evaluate_at=None))
+                evaluated.append(_Evaluated(transition, transition._replace(evaluate_at=None), firings))
             elif matched:
-                evaluated.append(_requeue(transition, candidates[matched - 1], now))
+                evaluated.append(_Evaluated(transition, _requeue(transition, candidates[matched - 1], now), firings))
             if is_cut:
                 break
-        return _Evaluated(evaluated, found)
+        return evaluated
 
 
 async def _match(tx: Transaction, transition: Transition, waiting: Waiting) -> Sequence[Firing]:

@@ -59,10 +59,25 @@ class Cursor(NamedTuple):
     after_id: str
 
 
+def key_of(firing: Firing) -> tuple[str, str]:
+    """Return the tenant and the id of a firing."""
+    return firing.signal.tenant_id, firing.firing_id
+
+
 async def add(tx: Transaction, firings: Iterable[Firing], now: int) -> None:
     """Insert firings. A stored firing that failed takes the new values; any other stored firing does not change."""
-    by_id = {(firing.signal.tenant_id, firing.firing_id): firing for firing in firings}
+    by_id = {key_of(firing): firing for firing in firings}
     await tx.executemany(_SQL["add"], [_parameters(key, firing, now) for key, firing in sorted(by_id.items())])
+
+
+async def find_locked_by_others(tx: Transaction, firings: Iterable[Firing]) -> set[tuple[str, str]]:
+    """Return the keys of firings that are stored and that another transaction has locked. Never waits."""
+    keys = sorted(set(map(key_of, firings)))
+    named = [{"tenant_id": tenant_id, "firing_id": firing_id} for tenant_id, firing_id in keys]
+    stored = {(row["tenant_id"], row["firing_id"]) for row in await tx.fetch_each(_SQL["find"], named)}
+    known = [each for each in named if (each["tenant_id"], each["firing_id"]) in stored]
+    free = {(row["tenant_id"], row["firing_id"]) for row in await tx.fetch_each(_SQL["find_free"], known)}
+    return stored - free
 
 
 async def fail_unsettled(tx: Transaction, reasons: Mapping[tuple[Key, Position], str], now: int) -> None:

@@ -14,6 +14,17 @@ SET status = excluded.status, available_at = excluded.available_at, settled_at =
     attempt = 0, last_error = excluded.last_error
 WHERE work_signal_firings.status = 'failed'
 
+-- name: find
+-- Returns the key of a firing.
+SELECT tenant_id, firing_id FROM work_signal_firings
+WHERE tenant_id = :tenant_id AND firing_id = :firing_id
+
+-- name: find_free
+-- Locks a firing, unless another transaction has locked it.
+SELECT tenant_id, firing_id FROM work_signal_firings
+WHERE tenant_id = :tenant_id AND firing_id = :firing_id
+/* skip locked */
+
 -- name: fail_unsettled
 -- Sets the unsettled firings of one definition of a signal to failed and ends their claims.
 UPDATE work_signal_firings

@@ -4,7 +4,7 @@ One transaction marks the signal as fired and writes the follow-up task and the 
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
@@ -68,9 +68,9 @@ class FiringWorker:
             await self._process([row for row in rows if not self._is_exhausted(row)])
             for row in exhausted:
                 if row["attempt"] > self._max_attempts + DEATHS_ALONE:
-                    await self._give_up(Failure(row, GIVEN_UP, now))
+                    await self._or_postpone(row, self._give_up(Failure(row, GIVEN_UP, now)))
                 else:
-                    await self._process_alone(row)
+                    await self._or_postpone(row, self._process_alone(row))
         except DatabaseUnavailableError:
             self._unprocessed = rows
             raise
@@ -129,7 +129,7 @@ class FiringWorker:
                 return
             about = {"tenant": rows[0]["tenant_id"], "firing_id": rows[0]["firing_id"]}
             log.exception("firing failed", extra=about)
-            await self._fail(rows[0], error_text(error))
+            await self._or_postpone(rows[0], self._fail(rows[0], error_text(error)))
         else:
             self._record(done, len(rows) - len(done.left), at)
             await self._process(done.left)
@@ -144,18 +144,27 @@ class FiringWorker:
             return
         process = free if len(free) < len(rows) else []
         processed = set(map(id, process))
-        postponed = [row for row in rows if id(row) not in processed]
-        about = {"table": FIRINGS.name, "count": len(postponed), "reason": str(error)}
-        log.warning("firings blocked; processing them later", extra=about)
-        await in_transaction(self._database, lambda tx: self._postpone(tx, postponed, str(error)))
+        await self._postpone([row for row in rows if id(row) not in processed], error)
         await self._process(process)
+
+    async def _or_postpone(self, row: Row, work: Awaitable[None]) -> None:
+        """Await work on one firing. If it waits for a lock, postpone the firing, so that it holds up no other."""
+        try:
+            await work
+        except DatabaseBlockedError as error:
+            await self._postpone([row], error)
 
     async def _find_unlocked(self, tx: Transaction, rows: Sequence[Row]) -> list[Row]:
         free, _ = await self._lease.find_free(tx, rows)
         locked = await store.find_locked_by_others(tx, {signal_of(row) for row in free})
         return [row for row in free if signal_of(row) not in locked]
 
-    async def _postpone(self, tx: Transaction, rows: Sequence[Row], error: str) -> None:
+    async def _postpone(self, rows: Sequence[Row], error: DatabaseBlockedError) -> None:
+        about = {"table": FIRINGS.name, "count": len(rows), "reason": str(error)}
+        log.warning("firings blocked; processing them later", extra=about)
+        await in_transaction(self._database, lambda tx: self._postpone_in(tx, rows, str(error)))
+
+    async def _postpone_in(self, tx: Transaction, rows: Sequence[Row], error: str) -> None:
         """Return rows to the queue as if they had not been claimed, but until a later instant."""
         free, _ = await self._lease.find_free(tx, rows)
         now = self._clock.now()

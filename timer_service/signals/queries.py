@@ -18,7 +18,8 @@ from timer_service.signals.firing_store import Cursor
 from timer_service.signals.firings import FiringStatus
 from timer_service.signals.items import ItemKey
 from timer_service.signals.messages import TriggerKind
-from timer_service.signals.signal import Key, Signal, Status
+from timer_service.signals.signal import Key, Signal
+from timer_service.signals.steps import Status
 from timer_service.signals.triggers import Invalid
 
 _BEGINNING = Cursor(-1, "")

@@ -11,7 +11,8 @@ from timer_service.core.message import Position
 from timer_service.signals.firing_store import position_of, position_parameters
 from timer_service.signals.items import ItemKey, Transition, WorkItem
 from timer_service.signals.messages import TriggerKind
-from timer_service.signals.signal import Definition, History, Key, Signal, SignalState, Status, Step, Verb
+from timer_service.signals.signal import History, Key, Signal
+from timer_service.signals.steps import Definition, SignalState, Status, Step, Verb
 
 _TOMBSTONE: Mapping[str, Any] = dict.fromkeys(Definition._fields)
 

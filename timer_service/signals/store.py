@@ -20,14 +20,8 @@ from timer_service.signals.rows import (
     state_parameters,
     transition_parameters,
 )
-from timer_service.signals.signal import (
-    History,
-    Key,
-    Signal,
-    Status,
-    Waiting,
-    starts_waiting,
-)
+from timer_service.signals.signal import History, Key, Signal, Waiting, starts_waiting
+from timer_service.signals.steps import Status
 
 _SQL = load_sql("timer_service.signals", "store.sql")
 _FIND_LOCKED = f"{_SQL['find']}\n/* for update */"

@@ -110,7 +110,11 @@ WHERE tenant_id = :tenant_id AND position_epoch = :position_epoch AND position_s
 -- Deletes cancellations that were finished before an instant, oldest first.
 DELETE FROM timer_cancellations
 WHERE (tenant_id, position_epoch, position_sequence) IN (
-    SELECT tenant_id, position_epoch, position_sequence FROM timer_cancellations
-    WHERE finished_at IS NOT NULL AND finished_at < :before
-    ORDER BY finished_at LIMIT :limit
+    WITH picked AS MATERIALIZED (
+        SELECT tenant_id, position_epoch, position_sequence FROM timer_cancellations
+        WHERE finished_at IS NOT NULL AND finished_at < :before
+        ORDER BY finished_at LIMIT :limit
+        /* skip locked */
+    )
+    SELECT tenant_id, position_epoch, position_sequence FROM picked
 )

@@ -25,7 +25,8 @@ from timer_service.signals import SLICE, firing_store, store
 from timer_service.signals.firings import Firing
 from timer_service.signals.items import UNKNOWN, ItemKey, WorkItem
 from timer_service.signals.messages import TriggerKind
-from timer_service.signals.signal import Definition, Key, Signal, SignalCommand, Step, Verb, apply_command
+from timer_service.signals.signal import Key, Signal, SignalCommand, apply_command
+from timer_service.signals.steps import Definition, Step, Verb
 from timer_service.signals.store import delete_settled
 from timer_service.timers import SLICE as TIMERS
 

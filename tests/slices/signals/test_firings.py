@@ -36,7 +36,8 @@ from timer_service.core.recovery import take_over_claims
 from timer_service.signals import store
 from timer_service.signals.firing_store import FIRINGS
 from timer_service.signals.messages import TriggerKind
-from timer_service.signals.signal import Definition, Key, SignalCommand, Step, Verb, apply_command
+from timer_service.signals.signal import Key, SignalCommand, apply_command
+from timer_service.signals.steps import Definition, Step, Verb
 
 HOLD_MS = VISIBILITY_TIMEOUT // timedelta(milliseconds=1)
 EVENT: Any = {"triggerKind": "event", "triggerSpec": BLOCKED}

@@ -6,6 +6,7 @@ import pytest
 
 from tests.harness.clock import ManualClock
 from tests.harness.databases import Databases
+from tests.harness.in_process import next_at
 from tests.harness.locks import LockedPostgres, open_locked_postgres
 from tests.harness.signals import MAX_ATTEMPTS, Signals
 from timer_service.adapters.memory import MemoryBroker
@@ -57,3 +58,52 @@ async def test_a_locked_firing(signals: Signals, locks: LockedPostgres, clock: M
     clock.advance(minutes=2)
     await signals.run()
     assert sorted(signals.fired()) == sorted([*others(), "signal-3"])
+
+
+async def test_a_locked_signal_of_a_firing_that_is_given_up(
+    signals: Signals, locks: LockedPostgres, clock: ManualClock
+) -> None:
+    """A firing that is to be given up waits too if its signal is locked, and holds up no other firing."""
+    await signals.sql("UPDATE work_signal_firings SET attempt = 10 WHERE signal_id = 'signal-3'")
+    async with locks.locked(LOCK_SIGNAL):
+        await signals.run()
+        await signals.create("later", item="later")
+        await signals.transition(item="later")
+        await signals.run()
+        assert sorted(signals.fired()) == sorted([*others(), "later"])
+    clock.advance(minutes=2)
+    await signals.run()
+    assert [each["payload"]["signalId"] for each in signals.events_of("work.signal.failed")] == ["signal-3"]
+
+
+async def test_a_locked_firing_of_a_transition_that_is_evaluated_again(
+    signals: Signals, locks: LockedPostgres, clock: ManualClock
+) -> None:
+    """The transition waits. The transitions of other work items are evaluated, and it follows when the row is free."""
+    await signals.run()
+    await signals.sql("UPDATE work_item_events SET evaluate_at = recorded_at WHERE work_item_id = 'item-3'")
+    await signals.sql("UPDATE work_signals SET status = 'active' WHERE signal_id = 'signal-3'")
+    off = Signals(locks.database, signals.broker, clock, evaluating=False)
+    await off.create("later", item="later")
+    await off.transition(item="later")
+    async with locks.locked(LOCK_FIRING):
+        assert (await signals.evaluation.tick(clock.now())).done == 1
+        assert await next_at(signals.evaluation, clock.now()) == clock.now() + 1000
+        await signals.run()
+        assert "later" in signals.fired()
+    assert (await signals.evaluation.tick(clock.now())).done == 1
+    assert await next_at(signals.evaluation, clock.now()) is None
+
+
+async def test_commands_beside_a_locked_signal(signals: Signals, locks: LockedPostgres) -> None:
+    """Only the command on a locked signal waits. Commands of its tenant and of others are handled."""
+    async with locks.locked(LOCK_SIGNAL):
+        for number in range(10):
+            signals.send("PauseWorkSignal", signalId=f"signal-{number}")
+        signals.send("TransitionWorkItem", tenant="other", workItemId="item-1", to="blocked")
+        await signals.consume()
+        assert signals.metrics.commands["PauseWorkSignal", "paused"] == 9
+        assert signals.metrics.commands["TransitionWorkItem", "transitioned"] == 11
+    signals.broker.redeliver()
+    await signals.consume()
+    assert signals.metrics.commands["PauseWorkSignal", "paused"] == 10

@@ -14,20 +14,8 @@ from timer_service.core.message import Position
 from timer_service.signals.firings import Firing, evaluate, refusal, time_firing, transition_firing
 from timer_service.signals.items import ItemKey, NewItem, Transition, WorkItem, create_item, move_item
 from timer_service.signals.messages import Outcome, TriggerKind
-from timer_service.signals.signal import (
-    Definition,
-    Key,
-    Signal,
-    SignalCommand,
-    SignalState,
-    Status,
-    Step,
-    Verb,
-    apply_command,
-    fire,
-    give_up,
-    matches,
-)
+from timer_service.signals.signal import Key, Signal, SignalCommand, apply_command, fire, give_up, matches
+from timer_service.signals.steps import Definition, SignalState, Status, Step, Verb
 from timer_service.signals.triggers import Invalid, StatusTransition, TimeAt, read_trigger
 
 KEY = Key("acme", "signal-1")

@@ -7,19 +7,23 @@ from datetime import timedelta
 import pytest
 
 from tests.harness.builders import cancel_timer, schedule_timer
-from tests.harness.clock import NOW, ManualClock
+from tests.harness.clock import NOW, ManualClock, after
 from tests.harness.databases import Databases
 from tests.harness.locks import LockedPostgres, open_locked_postgres
 from tests.harness.timers import Timers
 from tests.harness.wiring import make_parts
 from timer_service.adapters.memory import MemoryBroker
 from timer_service.adapters.postgres import database as database_module
+from timer_service.core.clock_repair import ClockRepair, leased_rows
 from timer_service.core.database import Transaction
 from timer_service.core.health import HEALTHY, Health
 from timer_service.core.message import Command, Message, Position
 from timer_service.core.quotas import Quotas
 from timer_service.core.route import CommandResult, Route
+from timer_service.core.transactions import in_transaction
 from timer_service.timers import SLICE
+from timer_service.timers.retention import delete_settled
+from timer_service.timers.store import TIMERS
 
 LATER = NOW + 60_000
 LOCK_TIMER = "SELECT 1 FROM timer_schedules WHERE service_call_id = '{}' FOR UPDATE"
@@ -186,3 +190,35 @@ async def test_settling_beside_a_locked_row(timers: Timers, locks: LockedPostgre
 
 async def no_hook(_messages: Sequence[Message]) -> None:
     """Do nothing before messages are published."""
+
+
+async def test_rows_of_a_wrong_clock_beside_a_locked_one(
+    timers: Timers, locks: LockedPostgres, clock: ManualClock
+) -> None:
+    """A row that waits for a wrong time and is locked does not hold up the repair of others. It follows in a minute."""
+    schedule(timers, "call-1", "call-2", "call-3")
+    await timers.consume()
+    async with timers.database.transaction() as tx:
+        await tx.execute("UPDATE timer_schedules SET available_at = :wrong", {"wrong": after(days=365)})
+    repair = ClockRepair(locks.database, clock, [leased_rows(TIMERS, timedelta(seconds=30))])
+    async with locks.locked(LOCK_TIMER.format("call-2")):
+        first = await repair.tick(clock.now())
+    assert (first.done, first.next_at) == (2, clock.now() + 60_000)
+    clock.advance(minutes=1)
+    assert (await repair.tick(clock.now())).done == 1
+    rows = await timers.database.reader.fetch("SELECT available_at FROM timer_schedules")
+    assert {row["available_at"] for row in rows} == {LATER}
+
+
+async def test_retention_beside_a_locked_cancellation(
+    timers: Timers, locks: LockedPostgres, clock: ManualClock
+) -> None:
+    """Retention deletes the cancellations that no other session has locked."""
+    for prefix in ("a", "b"):
+        await timers.cancel_many(prefix)
+    for _ in range(2):  # the second pass is a minute later
+        await timers.pass_cancellations()
+        clock.advance(minutes=2)
+    async with locks.locked("SELECT 1 FROM timer_cancellations WHERE prefix = 'a' FOR UPDATE"):
+        deleted = await in_transaction(locks.database, lambda tx: delete_settled(tx, clock.now(), 10))
+    assert deleted == 1
