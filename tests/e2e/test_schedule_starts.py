@@ -10,6 +10,7 @@ import pytest
 
 from tests.e2e.conftest import ON_SQLITE
 from tests.e2e.test_cli import Cli
+from tests.harness.fleet import Fleet
 from tests.harness.processes import NatsServer, Service
 from timer_service.client import TimerClient, WorkflowStart
 from timer_service.worker import Context, Worker, workflow
@@ -20,6 +21,11 @@ SECOND = timedelta(seconds=1)
 @workflow("report")
 async def report(ctx: Context, data: Any) -> Any:
     return [await ctx.step("double", _double, data), await ctx.wait_for("approval")]
+
+
+@workflow("double")
+async def double(ctx: Context, data: Any) -> Any:
+    return await ctx.step("double", _double, data)
 
 
 def _double(number: int) -> int:
@@ -81,3 +87,22 @@ async def test_the_command_line(tmp_path: Path, broker: NatsServer, service: Ser
     assert (await cli.lines("schedules", "put", "acme", "daily", "--cron", "@daily", *options))[0].startswith("created")
     lines = [" ".join(line.split()) for line in await cli.lines("schedules", "get", "acme", "daily")]
     assert {"workflow report in the queue default", "input [1]", "deadline in 2 h", "key one"} <= {*lines}
+
+
+async def test_slots_of_a_worker_instance(broker: NatsServer, fleet: Fleet) -> None:
+    """The instance that fires holds no polls. It sends a hint to the one that does."""
+    daily = {"TIMER_POLLING_INTERVAL": "86400000"}
+    worker = Worker(broker.url, tenant="acme", workflows=[double])
+    async with (
+        fleet.instance(TIMER_ROLE="handler", **daily),
+        fleet.instance(TIMER_ROLE="worker", **daily),
+        TimerClient.connect(broker.url) as client,
+        asyncio.timeout(30),
+    ):
+        running = asyncio.create_task(worker.run())
+        start = WorkflowStart(workflow_type="double", data=21)
+        await client.schedules.put("acme", "tick", every=SECOND, max_count=2, start=start)
+        for name in await started_by(client, "tick/", 2):
+            assert await client.workflows.result("acme", name) == 42
+        worker.stop()
+        await running

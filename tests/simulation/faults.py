@@ -191,7 +191,8 @@ class FaultyTransaction:
             return await self._tx.executemany(sql, many)
 
     async def wait_briefly(self) -> None:
-        await self._tx.wait_briefly()
+        async with self._statement([]):
+            await self._tx.wait_briefly()
 
     @asynccontextmanager
     async def _statement(self, many: Sequence[Parameters]) -> AsyncIterator[None]:

@@ -33,8 +33,8 @@ _LOCKED_ROWS_PAUSE_MS = 5
 _SHORTEST_WAIT_MS = 100
 _LONGEST_WAIT_MS = 10_000
 """The bounds of the time until a schedule is tried again whose workflow another transaction has locked."""
-_LONGEST_DIVISION_SECONDS = 1
-"""If a pass meets locks for longer, it fails: the whole database may be slow."""
+_LONGEST_LOCKED_SECONDS = 1
+"""If a pass has waited for locks for longer, it fails: the whole database may be slow."""
 _MOST_PARTS = 64
 """If so many parts of a failed pass fail too, and none succeeds, the fault is not in the schedules."""
 
@@ -117,7 +117,7 @@ class FiringWorker:
         handled = await self._fire_keys(others, now) if others else 0
         parts = LockedParts(starting)
         while (part := parts.take()) is not None:
-            if parts.seconds > _LONGEST_DIVISION_SECONDS:
+            if parts.seconds > _LONGEST_LOCKED_SECONDS:
                 raise error
             try:
                 handled += await self._fire_keys(part, now)

@@ -22,15 +22,13 @@ class LockedParts:
         self._of_tenant = Counter[str]()
         self._monotonic = monotonic
         self._began = monotonic()
+        self.seconds = 0.0
+        """How long the tries took that met a lock."""
         self._divide(sorted(keys))
 
-    @property
-    def seconds(self) -> float:
-        """How long the division has taken."""
-        return self._monotonic() - self._began
-
     def take(self) -> Sequence[Key] | None:
-        """Return the next part to try; None if none is left."""
+        """Return the next part to try now; None if none is left."""
+        self._began = self._monotonic()
         while self._parts:
             part = self._parts.pop()
             self.locked += [key for key in part if self._is_given_up(key)]
@@ -39,7 +37,8 @@ class LockedParts:
         return None
 
     def divide(self, part: Sequence[Key]) -> None:
-        """Divide a part that met a lock. A single schedule is the locked one."""
+        """Divide the part that was taken last and met a lock. A single schedule is the locked one."""
+        self.seconds += self._monotonic() - self._began
         if len(part) > 1:
             self._divide(part)
             return

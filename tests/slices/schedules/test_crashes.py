@@ -3,13 +3,15 @@
 import itertools
 import json
 from collections import Counter, defaultdict
+from typing import Any
 
 import pytest
 
 from tests.harness.clock import ManualClock, after, iso
-from tests.harness.schedules import Schedules
+from tests.harness.schedules import Schedules, StartingSchedules
 from tests.simulation.faults import BrokerObserver, Crash, FaultyBroker, FaultyDatabase, Gate, Point, Process, crash
 from timer_service.adapters.memory import FEATURES, MemoryBroker
+from timer_service.adapters.sqlite import SqliteDatabase
 from timer_service.core.broker import BrokerFeatures
 from timer_service.core.database import Database
 
@@ -123,3 +125,51 @@ async def test_redelivered_put_is_unchanged(store: Database, memory_broker: Memo
     assert (await schedules.row(), schedules.outcomes()) == (before, ["created", "unchanged"])
     await schedules.advance(minutes=1)
     assert await schedules.fired() == [iso(after(minutes=number)) for number in (1, 2, 3)]
+
+
+async def crash_while_starting(store: Database, point: Point) -> int:
+    """Crash at the first call of a kind, at the second, until a run has no further call. Return how many it has."""
+    broker, clock = MemoryBroker(features=FORGETFUL), ManualClock()
+    for nth in itertools.count(1):
+        start, tenant = clock.now(), f"tenant-{nth}"
+        user = StartingSchedules(store, broker, clock)
+        end = iso(start + 200_000)  # not `maxCount`: the schedule whose slots are skipped must end, too
+        put: dict[str, Any] = {"every": "PT1M", "startAt": iso(start), "endAt": end, "catchUp": {"policy": "all"}}
+        workflow: dict[str, Any] = {"type": "order", "input": nth, "concurrencyKey": "only-one"}
+        user.send("PutSchedule", tenant=tenant, scheduleId="free", **put, start={"type": "order", "input": nth})
+        user.send("PutSchedule", tenant=tenant, scheduleId="busy", **put, start=workflow)
+        user.send("TriggerSchedule", tenant=tenant, scheduleId="free")
+        gate = Gate(life := Process(lambda: None), Counter())
+        database = FaultyDatabase(store, gate, exclusive=store.exclusive, committed=_do_nothing, failed=_do_nothing)
+        service_broker = FaultyBroker(broker, gate, BrokerObserver())
+        victim = StartingSchedules(database, broker, clock, service_broker=service_broker)
+        gate.arm(crash(point, nth))
+        try:
+            await victim.consume()
+            clock.advance(minutes=3)
+            await run_everything(victim)
+        except Crash:
+            broker.redeliver()
+            clock.advance(milliseconds=HOLD_MS)
+            clock.set(max(clock.now(), start + 3 * 60_000))
+            await run_everything(user)
+        names = await user.workflows(tenant)
+        slots = [iso(start + minutes * 60_000) for minutes in (1, 2, 3)]
+        triggers = [name for name in names if name.startswith("free/") and "T" not in name]
+        assert len(triggers) == 1
+        assert sorted(names) == sorted([*triggers, *(f"{each}/{slot}" for each in ("free", "busy") for slot in slots)])
+        assert Counter(names.values()) == {"waiting": 5, "cancelled": 2}, point
+        events = [json.loads(message.body) for message in broker.events]
+        mine = [each for each in events if each["tenantId"] == tenant and each["type"] == "ScheduleSkipped"]
+        skipped = {each["id"] for each in mine}
+        assert len(skipped) == 2
+        if not life.ended:
+            return nth - 1
+        clock.advance(minutes=1)
+    raise AssertionError
+
+
+@pytest.mark.parametrize("point", [point for point in Point if "reply" not in point and "settling" not in point])
+async def test_kill_while_workflows_are_started(sqlite: SqliteDatabase, point: Point) -> None:
+    """However a process dies, each slot and each trigger starts one workflow, or is skipped with one event."""
+    assert await crash_while_starting(sqlite, point) > 0

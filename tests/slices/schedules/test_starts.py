@@ -1,12 +1,14 @@
 """Schedules whose slots and triggers start workflows: what is started, what is skipped, and how that shows."""
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Coroutine, Mapping
 from typing import Any
 
 import pytest
 
 from tests.harness.clock import ManualClock, after, iso
 from tests.harness.schedules import StartingSchedules
+from tests.simulation.faults import FaultyDatabase, Gate, Point, Process
 from timer_service.adapters.memory import MemoryBroker
 from timer_service.core.database import Database
 from timer_service.core.limits import Limits, TenantLimits
@@ -330,3 +332,47 @@ async def test_the_longest_id(starting: StartingSchedules) -> None:
     await starting.about("Trigger", "x" * 150)
     await starting.advance(minutes=1)
     assert len(await starting.workflows()) == 2
+
+
+# Cost
+
+
+class CountingGate(Gate):
+    """Counts the statements."""
+
+    def __init__(self) -> None:
+        super().__init__(Process(lambda: None), Counter())
+        self.statements = 0
+
+    async def reach(self, point: Point) -> None:
+        self.statements += point is Point.BEFORE_STATEMENT
+
+
+@pytest.mark.parametrize("enabled", [True, False], ids=["workflows on", "workflows off"])
+async def test_schedules_without_start_pay_nothing(
+    store: Database, memory_broker: MemoryBroker, clock: ManualClock, *, enabled: bool
+) -> None:
+    """A pass has as many statements as before there were starts, and a trigger too."""
+    gate = CountingGate()
+    database = FaultyDatabase(store, gate, exclusive=True, committed=_ignore, failed=_ignore)
+    starting = StartingSchedules(database, memory_broker, clock, enabled=enabled)
+    for number in range(50):
+        starting.send("PutSchedule", scheduleId=f"s-{number}", every="PT1M")
+    await starting.consume()
+
+    async def count(work: Coroutine[Any, Any, Any]) -> int:
+        gate.statements = 0
+        await work
+        return gate.statements
+
+    clock.advance(minutes=1)
+    passed = await count(starting.worker.tick(clock.now()))
+    triggered = await count(starting.about("Trigger", "s-0"))
+    await starting.put_start("with-start")
+    clock.advance(minutes=1)
+    assert (passed, triggered) == (7, 6)
+    assert await count(starting.worker.tick(clock.now())) > passed
+
+
+def _ignore(_: object) -> None:
+    """Do nothing."""
