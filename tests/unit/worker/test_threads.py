@@ -1,20 +1,23 @@
 """The threads of a worker: they may hang, and neither other steps nor the end of the worker wait for them."""
 
 import asyncio
+import contextvars
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.harness.workers import worker
+from tests.harness.workers import virtually, worker
 from tests.harness.workflow_service import MemoryService
 from timer_service.worker import Context, Retry, threads, workflow
-from timer_service.worker.threads import Threads
+from timer_service.worker.steps import run_attempt
+from timer_service.worker.threads import Ended, Threads
+from timer_service.worker.values import StepCall
 
 
 @pytest.fixture
@@ -83,22 +86,35 @@ async def test_hung_threads_are_bounded(gate: threading.Event, monkeypatch: pyte
     pool.stop()
 
 
-async def test_the_wait_for_a_thread_is_no_part_of_the_timeout(gate: threading.Event) -> None:
+async def test_a_call_begins_when_a_thread_is_free(gate: threading.Event) -> None:
+    """A call that waits for a thread has not begun."""
+    pool, began = Threads(1), list[int]()
+    first = asyncio.ensure_future(pool.run(gate.wait, lambda: began.append(1)))
+    second = asyncio.ensure_future(pool.run(lambda: 7, lambda: began.append(2)))
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert began == [1]
+    gate.set()
+    await asyncio.gather(first, second)
+    assert began == [1, 2]
+    pool.stop()
+
+
+@virtually
+async def test_the_wait_for_a_thread_is_no_part_of_the_timeout() -> None:
     """A step that waits for a free thread longer than its timeout has not failed."""
 
-    @workflow("two")
-    async def two(ctx: Context, _: Any) -> Any:
-        slow = ctx.step("slow", gate.wait)
-        quick = ctx.step("quick", lambda: "quick", timeout=timedelta(milliseconds=1), retry=Retry(max_attempts=1))
-        return await asyncio.gather(slow, quick)
+    class Busy(Threads):
+        async def run(self, function: Callable[[], Any], on_begin: Callable[[], None]) -> Ended:
+            await asyncio.sleep(100)
+            on_begin()
+            await asyncio.sleep(1)
+            return Ended(function())
 
-    service = MemoryService()
-    row = service.start("a", "two")
-    async with worker(service, two, slots=1, wait_seconds=0.1), asyncio.timeout(20):
-        await asyncio.sleep(0.05)
-        gate.set()
-        await service.until_ended()
-    assert row.end["result"] == [True, "quick"]
+    for timeout, text in ((5, "7"), (0.5, "null")):
+        call = StepCall(lambda: 7, (), timeout, None, contextvars.copy_context())
+        attempt = await run_attempt(call, Busy(1))
+        assert (attempt.text, attempt.error is None) == (text, text == "7")
 
 
 async def test_a_worker_with_hung_steps_goes_on_and_stops(gate: threading.Event) -> None:
@@ -145,7 +161,7 @@ async def test_no_thread_can_be_started(monkeypatch: pytest.MonkeyPatch) -> None
 
 PROGRAM = """
 import asyncio, time
-from tests.harness.workers import worker
+from tests.harness.workers import virtually, worker
 from tests.harness.workflow_service import MemoryService
 from timer_service.worker import workflow
 
