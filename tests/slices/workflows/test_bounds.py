@@ -148,7 +148,7 @@ async def test_others_run_while_many_effects_are_read() -> None:
             await asyncio.sleep(0)
 
     row = {"tenant_id": "acme", "workflow_id": "w", "name": "a", "kind": "sleep", "status": "open", "seq": None}
-    rest = {"failures": 0, "due_at": 1, "size": 0, "digest": None}
+    rest = {"failures": 0, "due_at": 1, "counted_from": None, "size": 0, "digest": None}
     reader = AsyncMock(fetch_each=AsyncMock(return_value=[{**row, **rest, "n": number} for number in range(2000)]))
     counting = asyncio.create_task(count())
     found = await effect_store.find_unseen(reader, [Key("acme", "w")])
