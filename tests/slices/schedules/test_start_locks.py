@@ -15,6 +15,7 @@ from tests.harness.schedules import StartingSchedules
 from timer_service.adapters.memory import MemoryBroker
 from timer_service.adapters.postgres import PostgresDatabase
 from timer_service.core.database import Transaction
+from timer_service.core.errors import DatabaseBlockedError
 from timer_service.core.quotas import Quotas
 from timer_service.core.workflow_start import Started, WorkflowStart
 from timer_service.schedules.firing_worker import FiringWorker
@@ -207,6 +208,38 @@ async def then_insert(monkeypatch: pytest.MonkeyPatch, act: Callable[[], Awaitab
         return found
 
     monkeypatch.setattr(store, "find_holders", find_holders)
+
+
+async def test_a_tombstone_is_locked_while_it_is_started(
+    starting: StartingSchedules, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A message for a slot's workflow, which another instance handles in between, is not lost: it has to wait."""
+    await starting.put_start()
+    await starting.request("SendToWorkflow", workflowId=f"daily/{iso(after(minutes=1))}", name="approval")
+
+    async def send() -> None:
+        with pytest.raises(DatabaseBlockedError):
+            await starting.sql("UPDATE workflows SET messages = 2")
+
+    await then_insert(monkeypatch, send)
+    await starting.advance(minutes=1)
+    assert [row["messages"] for row in await starting.workflow_rows()] == [1]
+
+
+async def test_a_start_waits_briefly(starting: StartingSchedules) -> None:
+    """In a pass that starts workflows, a statement waits 10 ms for a lock."""
+    waits: list[str] = []
+
+    async def asking(
+        tx: Transaction, starts: Sequence[WorkflowStart], now: int, /, *, quotas: Quotas
+    ) -> Sequence[Started]:
+        waits.append((await tx.fetch("SHOW lock_timeout"))[0]["lock_timeout"])
+        return await start_workflows(tx, starts, now, quotas=quotas)
+
+    starting.worker = FiringWorker(starting.parts, asking)
+    await starting.put_start()
+    await starting.advance(minutes=1)
+    assert waits == ["10ms"]
 
 
 async def test_two_instances(postgres: PostgresDatabase, memory_broker: MemoryBroker, clock: ManualClock) -> None:

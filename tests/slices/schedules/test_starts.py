@@ -180,6 +180,18 @@ async def test_several_slots_with_one_key(starting: StartingSchedules) -> None:
     assert starting.metrics.not_started == {"busy": 4}
 
 
+async def test_messages_before_slots_with_one_key(
+    starting: StartingSchedules, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Of two slots with one key for which messages are kept, one starts its workflow. No pass fails."""
+    for name in ("a", "b"):
+        await starting.put_start(name, start=KEY)
+        await starting.request("SendToWorkflow", workflowId=f"{name}/{slot(1)}", name="approval")
+    await starting.advance(minutes=1)
+    assert sorted((await starting.workflows()).values()) == ["cancelled", "waiting"]
+    assert "pass failed" not in caplog.text
+
+
 async def test_skipped_slots_do_not_count(starting: StartingSchedules) -> None:
     """`maxCount` counts workflows. A schedule whose last slot is skipped goes on."""
     await starting.put_start(start=KEY, catchUp=ALL, maxCount=2)
