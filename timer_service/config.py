@@ -2,17 +2,13 @@
 
 import difflib
 import os
-import re
-import tomllib
 from collections.abc import Mapping
 from datetime import timedelta
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
-from urllib.parse import parse_qsl, urlsplit
+from urllib.parse import urlsplit
 
 from pydantic import (
-    AfterValidator,
-    BeforeValidator,
     ByteSize,
     Field,
     SecretStr,
@@ -23,12 +19,23 @@ from pydantic import (
 )
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails, PydanticCustomError
-from pydantic_settings import BaseSettings, DotEnvSettingsSource, NoDecode, SettingsConfigDict
+from pydantic_settings import BaseSettings, DotEnvSettingsSource, SettingsConfigDict
 
 from timer_service.core.budget import DEFAULT_MEMORY_BYTES, LEAST_MEMORY_BYTES, MIB
-from timer_service.core.codec import plain_words
 from timer_service.core.errors import StartError
 from timer_service.core.limits import DEFAULT_LIMITS, TenantLimits
+from timer_service.setting_types import (
+    BrokerUrl,
+    DatabaseUrl,
+    DatabaseUrlFile,
+    InLowerCase,
+    LimitsFile,
+    Milliseconds,
+    ReadableFile,
+    SecretFile,
+    Subject,
+    is_subject,
+)
 
 _PREFIX = "TIMER_"
 _FILE = ".env"
@@ -37,129 +44,9 @@ _NOT_SETTINGS = (
     "TIMER_TEST_",  # used by the tests
 )
 _LOGINS = ("nats_user", "nats_token", "nats_nkey_seed", "nats_credentials")
-_SUBJECT = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*", re.ASCII)
 _MILLISECOND = timedelta(milliseconds=1)
 _NUMBERS: dict[Any, str] = {int: "a whole number", float: "a number", timedelta: "a whole number of milliseconds"}
 """The types of settings that are numbers, and how an error message describes them."""
-
-
-def _milliseconds(value: object) -> object:
-    if isinstance(value, timedelta):
-        return value
-    try:
-        return timedelta(milliseconds=int(str(value)))
-    except (ValueError, OverflowError) as error:
-        raise PydanticCustomError("milliseconds", "must be a whole number of milliseconds") from error
-
-
-def _broker_url(value: str) -> str:
-    urls = [url.strip() for url in value.split(",")]
-    if not all(map(_is_nats_url, urls)):
-        raise PydanticCustomError(
-            "broker_url",
-            "must be nats://host:port or tls://host:port, such as nats://localhost:4222; separate several with commas",
-        )
-    return ",".join(urls)
-
-
-def _is_nats_url(url: str) -> bool:
-    try:
-        parts = urlsplit(url)
-        return parts.scheme in {"nats", "tls"} and bool(parts.hostname) and parts.port != 0
-    except ValueError:  # an impossible port or IPv6 address
-        return False
-
-
-def _database_url(value: SecretStr) -> SecretStr:
-    try:
-        parts = urlsplit(value.get_secret_value())
-        known = parts.scheme in {"postgresql", "postgres"} and parts.port != 0
-        # A raw / ? or # in the password would make its rest a database name or a parameter, which error messages show.
-        known = known and "@" not in parts.path and not parts.fragment
-        parse_qsl(parts.query, strict_parsing=bool(parts.query))
-    except ValueError:
-        known = False
-    if not known:
-        raise PydanticCustomError(
-            "database_url",
-            "must be postgresql://user:password@host:port/database, such as postgresql://timer:p%2Fw@localhost/timer; "
-            "the characters / ? # @ : % in the password must be percent-encoded",
-        )
-    return value
-
-
-def _subject(value: str) -> str:
-    if not _SUBJECT.fullmatch(value):
-        raise PydanticCustomError(
-            "subject", "must be words of letters, digits, _ and -, joined by dots, such as timer or acme.timer"
-        )
-    return value
-
-
-def _lower(value: object) -> object:
-    return value.lower() if isinstance(value, str) else value
-
-
-def _content(path: object) -> object:
-    if isinstance(path, SecretStr):
-        return path
-    try:
-        content = Path(str(path)).read_text("utf-8").strip()
-    except OSError as error:
-        raise _unreadable(error) from error
-    except UnicodeDecodeError as error:
-        raise PydanticCustomError("file", "names a file that is not UTF-8 text; write the secret as text") from error
-    if not content:
-        raise PydanticCustomError("file", "names an empty file; write the secret into it")
-    return content
-
-
-def _unreadable(error: OSError) -> PydanticCustomError:
-    return PydanticCustomError(
-        "file",
-        "cannot be read ({reason}); give the path of a readable file, such as /run/secrets/timer",
-        {"reason": error.strerror},
-    )
-
-
-def _readable(path: Path) -> Path:
-    try:
-        path.open("rb").close()
-    except OSError as error:
-        raise _unreadable(error) from error
-    return path
-
-
-Milliseconds = Annotated[
-    timedelta, BeforeValidator(_milliseconds), Field(ge=timedelta(milliseconds=1), le=timedelta(days=1))
-]
-"""A duration, written as a whole number of milliseconds from 1 ms to a day."""
-
-SecretFile = Annotated[SecretStr, BeforeValidator(_content)]
-"""A secret, written as the path of a file that contains it."""
-
-
-def _limits(path: object) -> object:
-    if isinstance(path, TenantLimits):
-        return path
-    text = _readable(Path(str(path))).read_text("utf-8", "replace")
-    try:
-        return TenantLimits.model_validate(tomllib.loads(text))
-    except ValidationError as error:
-        lines = (f"{'.'.join(map(str, each['loc']))}: {plain_words(each['msg'])}" for each in error.errors())
-        reason = f"{path}: {'; '.join(lines)}"
-    except RecursionError:
-        reason = f"{path} is not TOML: it is nested too deeply"
-    except ValueError as error:
-        reason = f"{path} is not TOML: {error}"
-    raise PydanticCustomError("limits", "{reason}", {"reason": reason})
-
-
-ReadableFile = Annotated[Path, AfterValidator(_readable)]
-"""The path of a readable file."""
-
-LimitsFile = Annotated[TenantLimits, NoDecode, BeforeValidator(_limits)]
-"""The limits of the tenants, written as the path of a TOML file."""
 
 
 class Config(BaseSettings):
@@ -174,7 +61,7 @@ class Config(BaseSettings):
         frozen=True,
     )
 
-    broker_url: Annotated[str, AfterValidator(_broker_url)] = "nats://localhost:4222"
+    broker_url: BrokerUrl = "nats://localhost:4222"
     nats_user: str | None = None
     nats_password: SecretStr | None = None
     nats_password_file: SecretFile | None = None
@@ -187,8 +74,8 @@ class Config(BaseSettings):
     nats_tls_cert: ReadableFile | None = None
     nats_tls_key: ReadableFile | None = None
     db_path: Path = Path("./event_service.db")
-    database_url: Annotated[SecretStr, AfterValidator(_database_url)] | None = None
-    database_url_file: Annotated[SecretFile, AfterValidator(_database_url)] | None = None
+    database_url: DatabaseUrl | None = None
+    database_url_file: DatabaseUrlFile | None = None
     database_statement_cache: int = Field(default=100, ge=0, le=10_000)
     polling_interval: Milliseconds = timedelta(milliseconds=5000)
     batch_size: int = Field(default=1000, ge=1, le=1000)  # JetStream's limit for an atomic batch
@@ -198,10 +85,10 @@ class Config(BaseSettings):
     )
     max_attempts: int = Field(default=20, ge=1)
     retention_days: float = Field(default=7, gt=0, le=3650)
-    role: Annotated[Literal["all", "handler", "worker"], BeforeValidator(_lower)] = "all"
+    role: Annotated[Literal["all", "handler", "worker"], InLowerCase] = "all"
     http_host: str = "127.0.0.1"
     http_port: int = Field(default=9464, ge=0, le=65535)
-    subject_prefix: Annotated[str, AfterValidator(_subject)] = "timer"
+    subject_prefix: Subject = "timer"
     reply_prefix: str = "_INBOX."
     manage_streams: bool = True
     signals_enabled: bool = True
@@ -212,8 +99,8 @@ class Config(BaseSettings):
     limits_file: LimitsFile | None = None
     memory_budget: ByteSize = Field(default=ByteSize(DEFAULT_MEMORY_BYTES), ge=LEAST_MEMORY_BYTES)
     shutdown_timeout: Milliseconds = timedelta(milliseconds=20000)
-    log_level: Annotated[Literal["debug", "info", "warning", "error"], BeforeValidator(_lower)] = "info"
-    log_format: Annotated[Literal["json", "console"], BeforeValidator(_lower)] | None = None
+    log_level: Annotated[Literal["debug", "info", "warning", "error"], InLowerCase] = "info"
+    log_format: Annotated[Literal["json", "console"], InLowerCase] | None = None
 
     @property
     def enabled(self) -> frozenset[str]:
@@ -230,7 +117,7 @@ class Config(BaseSettings):
     @classmethod
     def _reply_prefix(cls, value: str, info: ValidationInfo) -> str:
         """Reject a prefix that includes the service's own subjects: a client could have a reply sent to one of them."""
-        if not value.endswith(".") or not _SUBJECT.fullmatch(value[:-1]):
+        if not value.endswith(".") or not is_subject(value[:-1]):
             raise PydanticCustomError("reply_prefix", "must be a subject that ends with a dot, such as _INBOX.")
         own = f"{info.data.get('subject_prefix', '')}."
         if value.startswith(own) or own.startswith(value):

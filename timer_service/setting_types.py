@@ -1,0 +1,155 @@
+"""The types of settings: how the text of a variable becomes a value, and what is wrong with it if it cannot."""
+
+import re
+import tomllib
+from datetime import timedelta
+from pathlib import Path
+from typing import Annotated
+from urllib.parse import parse_qsl, urlsplit
+
+from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, ValidationError
+from pydantic_core import PydanticCustomError
+from pydantic_settings import NoDecode
+
+from timer_service.core.codec import plain_words
+from timer_service.core.limits import TenantLimits
+
+_SUBJECT = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*", re.ASCII)
+
+
+def _milliseconds(value: object) -> object:
+    if isinstance(value, timedelta):
+        return value
+    try:
+        return timedelta(milliseconds=int(str(value)))
+    except (ValueError, OverflowError) as error:
+        raise PydanticCustomError("milliseconds", "must be a whole number of milliseconds") from error
+
+
+def _broker_url(value: str) -> str:
+    urls = [url.strip() for url in value.split(",")]
+    if not all(map(_is_nats_url, urls)):
+        raise PydanticCustomError(
+            "broker_url",
+            "must be nats://host:port or tls://host:port, such as nats://localhost:4222; separate several with commas",
+        )
+    return ",".join(urls)
+
+
+def _is_nats_url(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        return parts.scheme in {"nats", "tls"} and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # an impossible port or IPv6 address
+        return False
+
+
+def _database_url(value: SecretStr) -> SecretStr:
+    try:
+        parts = urlsplit(value.get_secret_value())
+        known = parts.scheme in {"postgresql", "postgres"} and parts.port != 0
+        # A raw / ? or # in the password would make its rest a database name or a parameter, which error messages show.
+        known = known and "@" not in parts.path and not parts.fragment
+        parse_qsl(parts.query, strict_parsing=bool(parts.query))
+    except ValueError:
+        known = False
+    if not known:
+        raise PydanticCustomError(
+            "database_url",
+            "must be postgresql://user:password@host:port/database, such as postgresql://timer:p%2Fw@localhost/timer; "
+            "the characters / ? # @ : % in the password must be percent-encoded",
+        )
+    return value
+
+
+def is_subject(value: str) -> bool:
+    """Return whether a text consists of words of letters, digits, _ and -, joined by dots."""
+    return _SUBJECT.fullmatch(value) is not None
+
+
+def _subject(value: str) -> str:
+    if not is_subject(value):
+        raise PydanticCustomError(
+            "subject", "must be words of letters, digits, _ and -, joined by dots, such as timer or acme.timer"
+        )
+    return value
+
+
+def _lower(value: object) -> object:
+    return value.lower() if isinstance(value, str) else value
+
+
+def _content(path: object) -> object:
+    if isinstance(path, SecretStr):
+        return path
+    try:
+        content = Path(str(path)).read_text("utf-8").strip()
+    except OSError as error:
+        raise _unreadable(error) from error
+    except UnicodeDecodeError as error:
+        raise PydanticCustomError("file", "names a file that is not UTF-8 text; write the secret as text") from error
+    if not content:
+        raise PydanticCustomError("file", "names an empty file; write the secret into it")
+    return content
+
+
+def _unreadable(error: OSError) -> PydanticCustomError:
+    return PydanticCustomError(
+        "file",
+        "cannot be read ({reason}); give the path of a readable file, such as /run/secrets/timer",
+        {"reason": error.strerror},
+    )
+
+
+def _readable(path: Path) -> Path:
+    try:
+        path.open("rb").close()
+    except OSError as error:
+        raise _unreadable(error) from error
+    return path
+
+
+def _limits(path: object) -> object:
+    if isinstance(path, TenantLimits):
+        return path
+    text = _readable(Path(str(path))).read_text("utf-8", "replace")
+    try:
+        return TenantLimits.model_validate(tomllib.loads(text))
+    except ValidationError as error:
+        lines = (f"{'.'.join(map(str, each['loc']))}: {plain_words(each['msg'])}" for each in error.errors())
+        reason = f"{path}: {'; '.join(lines)}"
+    except RecursionError:
+        reason = f"{path} is not TOML: it is nested too deeply"
+    except ValueError as error:
+        reason = f"{path} is not TOML: {error}"
+    raise PydanticCustomError("limits", "{reason}", {"reason": reason})
+
+
+Milliseconds = Annotated[
+    timedelta, BeforeValidator(_milliseconds), Field(ge=timedelta(milliseconds=1), le=timedelta(days=1))
+]
+"""A duration, written as a whole number of milliseconds from 1 ms to a day."""
+
+SecretFile = Annotated[SecretStr, BeforeValidator(_content)]
+"""A secret, written as the path of a file that contains it."""
+
+ReadableFile = Annotated[Path, AfterValidator(_readable)]
+"""The path of a readable file."""
+
+LimitsFile = Annotated[TenantLimits, NoDecode, BeforeValidator(_limits)]
+"""The limits of the tenants, written as the path of a TOML file."""
+
+BrokerUrl = Annotated[str, AfterValidator(_broker_url)]
+"""One URL of a NATS server or several, separated by commas."""
+
+DatabaseUrl = Annotated[SecretStr, AfterValidator(_database_url)]
+"""The URL of a PostgreSQL database."""
+
+DatabaseUrlFile = Annotated[SecretFile, AfterValidator(_database_url)]
+"""The same, written as the path of a file that contains it."""
+
+Subject = Annotated[str, AfterValidator(_subject)]
+"""The first words of subjects."""
+
+InLowerCase = BeforeValidator(_lower)
+"""Lets a word be written in upper case."""
