@@ -138,9 +138,13 @@ class Workflow(NamedTuple):
         return self._replace(hold=self.hold._replace(report_number=number))
 
     def renew(self, now: int) -> "Workflow":
-        """Return the workflow with a lease from now. If earlier leases ran out, a delay follows the lease."""
+        """Return the workflow with a lease from now. If earlier leases ran out, a delay follows the lease.
+
+        It was due when it was claimed. If the clock was set back since then, it is due now: a lease ends after that.
+        """
         assert self.hold is not None  # noqa: S101 - only tasks are renewed
-        return self._replace(available_at=now + self.hold.lease_ms + delay_after(self.attempt))
+        due_at = now if self.due_at is None else min(self.due_at, now)
+        return self._replace(due_at=due_at, available_at=now + self.hold.lease_ms + delay_after(self.attempt))
 
     def block(self, error: str | None, now: int) -> "Workflow":
         """Return the workflow after its worker found that the function does not match the effects."""
