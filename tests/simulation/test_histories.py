@@ -47,12 +47,14 @@ def test_histories_agree_with_the_models(service: Service, scenario: str) -> Non
 
 
 @pytest.mark.full
-def test_histories_agree_with_the_models_in_a_long_run(service: Service) -> None:
+@pytest.mark.parametrize("with_workers", [False, True], ids=["commands", "workflows"])
+def test_histories_agree_with_the_models_in_a_long_run(service: Service, *, with_workers: bool) -> None:
     """The service agrees with the models in new random histories, for `TIMER_TEST_SIMULATION_SECONDS`."""
     ends_at = time.monotonic() + _LONG_SECONDS
+    names = [name for name in SCENARIOS if name.startswith("workflows") == with_workers]
     for seed_of_run in range(_SEED, 2**63):
-        for name, scenario in SCENARIOS.items():
+        for name in names:
             print(f"TIMER_TEST_SIMULATION_SEED={seed_of_run} {name}", flush=True)
-            _play(service, scenario, settings(_ANY, max_examples=_LONG), seed_of_run)
+            _play(service, SCENARIOS[name], settings(_ANY, max_examples=_LONG), seed_of_run)
             if time.monotonic() > ends_at:
                 return
