@@ -217,6 +217,8 @@ class Service(BrokerObserver):
         for each in self.instances:
             each.server.end()
         self.loop.settle()
+        self.loop.elapsed += 1  # the pauses after hints
+        self.loop.settle()
         self.loop.cancel_timers()
         self.loop.elapsed, self.loop.has_timers = 0.0, False
         deletes = "".join(f"DELETE FROM {table};" for table in self._tables)

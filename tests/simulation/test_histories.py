@@ -24,6 +24,8 @@ _ANY = settings(
     suppress_health_check=list(HealthCheck),
 )
 _SHORT, _LONG = 40, 200
+_WITH_WORKERS = 28
+"""How many short histories have workers. Each takes about 40 ms."""
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +45,8 @@ def _play(service: Service, scenario: Scenario, how: settings, seed_of_run: int 
 @pytest.mark.parametrize("scenario", SCENARIOS)
 def test_histories_agree_with_the_models(service: Service, scenario: str) -> None:
     """The service agrees with the models in some random histories. The histories are the same in each run."""
-    _play(service, SCENARIOS[scenario], settings(_ANY, max_examples=_SHORT, derandomize=True))
+    count = _WITH_WORKERS if scenario.startswith("workflows") else _SHORT
+    _play(service, SCENARIOS[scenario], settings(_ANY, max_examples=count, derandomize=True))
 
 
 @pytest.mark.full

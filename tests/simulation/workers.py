@@ -137,6 +137,8 @@ class Cluster:
         self.network = Network(service)
         self.world = World(self._results, self.network.tasks.may_have_ended)
         self.workers: list[SimulatedWorker] = []
+        self._stopped: list[SimulatedWorker] = []
+        """Those that stop in order, and may not have finished."""
         self._offset = service.clock.now()
         self._names = (f"worker-{number}" for number in itertools.count(1))
         service.loop.has_timers = True
@@ -161,13 +163,16 @@ class Cluster:
     def stop(self, index: int) -> None:
         """Let a worker stop in order."""
         if self.workers:
-            self.workers.pop(index % len(self.workers)).stop()
+            worker = self.workers.pop(index % len(self.workers))
+            worker.stop()
+            self._stopped.append(worker)
             self.service.run()
 
     def close(self) -> None:
         """End all workers, at the end of a history."""
-        while self.workers:
-            self.workers.pop().die()
+        for each in [*self.workers, *self._stopped]:
+            each.die()
+        self.workers, self._stopped = [], []
         self.service.loop.settle()
         self.service.loop.elapsed += 0.02  # the pause after a hint
         self.service.loop.settle()
