@@ -58,7 +58,7 @@ class Checker(CommitObserver):
         self._check()
 
     def _check_outcome(self, handled: Handled, now: int) -> None:
-        command, outcome = handled
+        command, outcome = handled.command, handled.outcome
         sent, sent_at = self._sent[command.position]
         match self._slice_of(command.position):
             case "runs":

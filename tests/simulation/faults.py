@@ -20,8 +20,10 @@ from timer_service.core.broker import (
     PublishResult,
     QueryFilter,
     QueryHandler,
+    QueryReply,
     ReceiveRequest,
     Reply,
+    Request,
     RequestSubscription,
     Subscription,
     read_all,
@@ -320,10 +322,11 @@ class FaultyBroker:
         return result
 
     async def hint(self, loop: str, at: int) -> None:
-        raise NotImplementedError
+        self._gate.check()
+        await self._inner.hint(loop, at)
 
     async def subscribe_hints(self, on_hint: Callable[[str, int], None]) -> None:
-        raise NotImplementedError
+        await self._inner.subscribe_hints(on_hint)
 
     async def serve_queries(self, names: Sequence[str], answer: QueryHandler, refuse: QueryFilter = read_all) -> None:
         raise NotImplementedError
@@ -335,6 +338,32 @@ class FaultyBroker:
         await self._gate.reach(Point.BEFORE_REPLY)
         await self._inner.reply(replies)
         await self._gate.reach(Point.AFTER_REPLY)
+
+
+class FaultyRequests:
+    """The requests of workers that one instance takes, with faults. `answer` gets each reply."""
+
+    def __init__(self, inner: MemoryBroker, gate: Gate, answer: Callable[[Request, QueryReply], None]) -> None:
+        self._inner = inner
+        self._gate = gate
+        self._answer = answer
+
+    @property
+    def health(self) -> Health:
+        return self._inner.health
+
+    @property
+    def outages(self) -> int:
+        return self._inner.outages
+
+    async def reply(self, replies: Sequence[tuple[Request, QueryReply]]) -> None:
+        for request, reply in replies:
+            await self._gate.reach(Point.BEFORE_REPLY)
+            self._answer(request, reply)
+            await self._gate.reach(Point.AFTER_REPLY)
+
+    async def close(self) -> None:
+        raise NotImplementedError
 
 
 class FaultySubscription:

@@ -22,6 +22,12 @@ from tests.simulation.schedule_scenarios import schedules_in_any_order, schedule
 from tests.simulation.service import INSTANCES, Row, SentCommand, Service
 from tests.simulation.signal_check import final_state_of_signals
 from tests.simulation.signal_histories import many_signals, signal_commands
+from tests.simulation.workflow_scenarios import (
+    workflows_one_by_one,
+    workflows_with_faults,
+    workflows_with_lost_leases,
+    workflows_with_lost_requests,
+)
 from timer_service.core.message import Position
 
 _WORKERS = ["timers", "firings", "evaluation", "sweep", "schedules", "outbox"]
@@ -178,6 +184,10 @@ SCENARIOS: Mapping[str, Scenario] = {
         schedules_one_by_one,
         schedules_in_any_order,
         schedules_with_faults,
+        workflows_one_by_one,
+        workflows_with_lost_requests,
+        workflows_with_lost_leases,
+        workflows_with_faults,
     )
 }
 

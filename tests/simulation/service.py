@@ -27,12 +27,23 @@ from tests.harness.history import MemoryHistory
 from tests.harness.metrics import RecordingMetrics
 from tests.harness.stores import open_sqlite
 from tests.harness.wiring import make_parts
-from tests.simulation.faults import BrokerObserver, Crash, Fault, FaultyBroker, FaultyDatabase, Gate, Process
+from tests.simulation.faults import (
+    BrokerObserver,
+    Crash,
+    Fault,
+    FaultyBroker,
+    FaultyDatabase,
+    FaultyRequests,
+    Gate,
+    Process,
+)
+from tests.simulation.request_server import AppliedRequests, RequestServer
 from tests.simulation.stepped_loop import SteppedLoop, sqlite_without_threads
+from timer_service import workflows
 from timer_service.adapters.memory import MemoryBroker
 from timer_service.adapters.sqlite import SqliteDatabase
 from timer_service.app.slices import SLICES, build_workers
-from timer_service.core.broker import Delivery, Subscription
+from timer_service.core.broker import Delivery, QueryReply, Request, Subscription
 from timer_service.core.codec import REPLY_TO
 from timer_service.core.database import Transaction
 from timer_service.core.errors import DatabaseUnavailableError
@@ -45,6 +56,8 @@ from timer_service.core.slice import Slice
 from timer_service.core.turns import TransactionTime
 from timer_service.schedules import firing_pass
 from timer_service.signals import evaluation
+from timer_service.workflows import dispatcher
+from timer_service.workflows.requests import POLL_TASKS
 
 INSTANCES = 2
 ROWS_AT_ONCE = 3
@@ -77,6 +90,8 @@ class Handled(NamedTuple):
 
     command: Command
     outcome: str
+    at: int
+    """When the handler applied it."""
 
 
 class CommitObserver:
@@ -87,6 +102,12 @@ class CommitObserver:
 
     def worker_committed(self, worker: str, now: int, began_at: int) -> None:
         """Observe a commit of a worker, in a pass that began at an instant."""
+
+    def requests_committed(self, applied: AppliedRequests) -> None:
+        """Observe a commit of requests of workers."""
+
+    def backlog_is_handled(self) -> None:
+        """Observe that an instance lets waits of workflows reach their timeouts."""
 
     def started(self) -> None:
         """Observe the start of a process, or the end of an outage of the broker."""
@@ -113,7 +134,17 @@ class Instance:
         self._broker = FaultyBroker(service.broker, self.consumer_task.gate, service)
         parts = partial(make_parts, clock=service.clock, metrics=self.metrics, max_attempts=MAX_ATTEMPTS)
         consumer_database = faulty(self.consumer_task.gate, committed=self._commands_committed)
-        routes = [Route(each.commands, partial(self._handle, each), _wake) for each in SLICES]
+        tasks = GatedTask(process, service.counts)
+        self.requests_task = GatedTask(process, service.counts)
+        self.server = RequestServer(
+            parts(faulty(self.requests_task.gate, committed=self._requests_committed), self._broker),
+            parts(faulty(tasks.gate, committed=partial(self._worker_committed, dispatcher.LOOP)), self._broker),
+            FaultyRequests(service.broker, self.requests_task.gate, service.pass_reply),
+            FaultyRequests(service.broker, tasks.gate, service.pass_reply),
+            lambda: service.notify(lambda observer: observer.backlog_is_handled()),
+        )
+        offer = self.server.dispatcher.offer
+        routes = [Route(each.commands, partial(self._handle, each), _wake, offer) for each in SLICES]
         self.consumer = parts(consumer_database, self._broker).consumer(routes)
         self.workers: dict[str, tuple[GatedTask, Worker]] = {}
         self.slice_of: dict[str, Slice] = {}
@@ -127,11 +158,13 @@ class Instance:
                 workers = build_workers(each, parts(database_of_worker, broker, batch_size=ROWS_AT_ONCE))
                 self.workers[name] = task, workers[name]
                 self.slice_of[name] = each
+        self.workers[dispatcher.LOOP] = tasks, self.server.dispatcher
+        self.slice_of[dispatcher.LOOP] = workflows.SLICE
         self._subscription: Subscription | None = None
 
     @property
     def tasks(self) -> list[GatedTask]:
-        return [self.consumer_task, *(task for task, _ in self.workers.values())]
+        return [self.consumer_task, self.requests_task, *(task for task, _ in self.workers.values())]
 
     async def consume(self, limit: int) -> None:
         """Handle the next batch of at most `limit` commands."""
@@ -146,7 +179,7 @@ class Instance:
             self._tx, self._handled = tx, []
         results = await self._service.handler(slice_)(tx, commands, now)
         self._handled += [
-            Handled(command, result.name)
+            Handled(command, result.name, now)
             for command, result in zip(commands, results, strict=True)
             if result is not None
         ]
@@ -156,6 +189,10 @@ class Instance:
         now = self._service.clock.now()
         handled = self._handled if self._tx is tx else []  # else the transaction had only rejected commands
         self._service.notify(lambda observer: observer.commands_committed(handled, now))
+
+    def _requests_committed(self, _tx: Transaction) -> None:
+        if (applied := self.server.applied) is not None:
+            self._service.notify(lambda observer: observer.requests_committed(applied))
 
     def _worker_committed(self, name: str, _tx: Transaction) -> None:
         now = self._service.clock.now()
@@ -174,19 +211,29 @@ class Service(BrokerObserver):
         self._reader.row_factory = sqlite3.Row
         self._tables = [row["name"] for row in self._reader.execute(_TABLES)]
         self.counts: Counter[str] = Counter()
+        self.instances: list[Instance] = []
         self.begin(CommitObserver())
 
     def begin(self, observer: CommitObserver) -> None:
         """Begin a history with empty tables."""
+        for each in self.instances:
+            each.server.end()
+        self.loop.settle()
+        self.loop.elapsed += 1  # the pauses after hints
+        self.loop.settle()
+        self.loop.cancel_timers()
+        self.loop.elapsed, self.loop.has_timers = 0.0, False
         deletes = "".join(f"DELETE FROM {table};" for table in self._tables)
         self._reader.executescript(f"BEGIN; {deletes} COMMIT;")
         self.observer = observer
-        self.clock = ManualClock()
-        self.broker = MemoryBroker()
+        self.clock: ManualClock = ManualClock()
+        self.broker: MemoryBroker = MemoryBroker()
         self.disabled: set[str] = set()
         """The names of the disabled slices."""
         self.defers = False
         """Whether handlers defer as many commands as they can."""
+        self.answer: Callable[[Request, QueryReply], None] = _forget
+        """What gets the replies to the requests of workers."""
         self.errors: list[Exception] = []
         """The failed assertions of the observer and the errors of transactions. No history may cause one."""
         self._start()
@@ -208,6 +255,8 @@ class Service(BrokerObserver):
         self._process.end()
         for each in self._tasks():
             each.gate.resume()
+        for instance in self.instances:
+            instance.server.end()
         self.loop.settle()
         assert all(each.task is None or each.task.done() for each in self._tasks()), "a task survived the crash"
         self._start()
@@ -241,6 +290,19 @@ class Service(BrokerObserver):
             self.broker.deliver(*dict.fromkeys(positions))
             self._begin(one.consumer_task, one.consume(len(set(positions))), fault)
 
+    def ask(self, requests: Sequence[Request], instance: int = 0, fault: Fault | None = None) -> None:
+        """Pass requests of workers to an instance. If it is busy with others, only polls reach it."""
+        one = self.instances[instance]
+        if polls := [each for each in requests if each.name == POLL_TASKS.name]:
+            self._begin(GatedTask(self._process, self.counts), one.server.hold(polls), None)
+        others = [each for each in requests if each.name != POLL_TASKS.name]
+        if others and one.requests_task.task is None:
+            self._begin(one.requests_task, one.server.apply(others), fault)
+
+    def pass_reply(self, request: Request, reply: QueryReply) -> None:
+        """Pass a reply to the network of the workers."""
+        self.answer(request, reply)
+
     def tick(self, worker: str, instance: int = 0, fault: Fault | None = None) -> Pass | None:
         """Run one pass of a worker and return it. Return None if the pass did not finish.
 
@@ -258,7 +320,7 @@ class Service(BrokerObserver):
         """Continue all paused tasks."""
         for each in self._tasks():
             each.gate.resume()
-        self._run()
+        self.run()
 
     def stop_broker(self) -> None:
         """Let an outage of the broker begin."""
@@ -273,10 +335,11 @@ class Service(BrokerObserver):
     def _begin(self, gated: GatedTask, work: Coroutine[Any, Any, Any], fault: Fault | None) -> Any:
         gated.gate.arm(fault)
         task = gated.task = self.loop.create_task(work)
-        self._run()
+        self.run()
         return task.result() if task.done() and not task.cancelled() and task.exception() is None else None
 
-    def _run(self) -> None:
+    def run(self) -> None:
+        """Run until no task can continue."""
         self.loop.settle()
         if self.errors:
             raise self.errors[0]
@@ -365,6 +428,10 @@ def _without_time(name: str, value: Any) -> Any:
 
 def _sorted(rows: Iterator[Row]) -> list[Row]:
     return sorted(rows, key=lambda row: json.dumps(row, default=str))
+
+
+def _forget(_request: Request, _reply: QueryReply) -> None:
+    """Do nothing with a reply that nobody waits for."""
 
 
 async def _wake(_at: int, _loop: str | None) -> None:

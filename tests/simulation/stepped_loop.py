@@ -13,10 +13,27 @@ _T = TypeVar("_T")
 
 
 class SteppedLoop(asyncio.SelectorEventLoop):
-    """An event loop that stops when no task can continue."""
+    """An event loop that stops when no task can continue. Its time moves only when a test sets `elapsed`."""
 
     def __init__(self) -> None:
-        super().__init__(_StoppingSelector(self.stop))
+        self.elapsed = 0.0
+        self.has_timers = False
+        """Whether tasks may wait for time. If not, waiting for it is an error."""
+        super().__init__(_StoppingSelector(self))
+
+    def time(self) -> float:
+        """Return the seconds that have elapsed."""
+        return self.elapsed
+
+    @property
+    def next_timer(self) -> float | None:
+        """When the next timer fires."""
+        timers: list[asyncio.TimerHandle] = self._scheduled  # type: ignore[attr-defined]
+        return min((each.when() for each in timers if not each.cancelled()), default=None)
+
+    def cancel_timers(self) -> None:
+        for each in list(self._scheduled):  # type: ignore[attr-defined]
+            each.cancel()
 
     def settle(self) -> None:
         """Run until no task can continue. Paused tasks stay paused."""
@@ -30,14 +47,14 @@ class SteppedLoop(asyncio.SelectorEventLoop):
 
 
 class _StoppingSelector(selectors.SelectSelector):
-    def __init__(self, stop: Callable[[], None]) -> None:
+    def __init__(self, loop: SteppedLoop) -> None:
         super().__init__()
-        self._stop = stop
+        self._loop = loop
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        assert not timeout, "a task waits for real time"
-        if timeout is None:
-            self._stop()
+        assert not timeout or self._loop.has_timers, "a task waits for real time"
+        if timeout != 0:
+            self._loop.stop()
         return super().select(0)
 
 

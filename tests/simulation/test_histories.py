@@ -24,6 +24,8 @@ _ANY = settings(
     suppress_health_check=list(HealthCheck),
 )
 _SHORT, _LONG = 40, 200
+_WITH_WORKERS = 28
+"""How many short histories have workers. Each takes about 40 ms."""
 
 
 @pytest.fixture(scope="module")
@@ -44,16 +46,19 @@ def _play(service: Service, scenario: Scenario, how: settings, seed_of_run: int 
 @pytest.mark.parametrize("scenario", SCENARIOS)
 def test_histories_agree_with_the_models(service: Service, scenario: str) -> None:
     """The service agrees with the models in some random histories. The histories are the same in each run."""
-    _play(service, SCENARIOS[scenario], settings(_ANY, max_examples=_SHORT, derandomize=True))
+    count = _WITH_WORKERS if scenario.startswith("workflows") else _SHORT
+    _play(service, SCENARIOS[scenario], settings(_ANY, max_examples=count, derandomize=True))
 
 
 @pytest.mark.full
-def test_histories_agree_with_the_models_in_a_long_run(service: Service) -> None:
+@pytest.mark.parametrize("with_workers", [False, True], ids=["commands", "workflows"])
+def test_histories_agree_with_the_models_in_a_long_run(service: Service, *, with_workers: bool) -> None:
     """The service agrees with the models in new random histories, for `TIMER_TEST_SIMULATION_SECONDS`."""
     ends_at = time.monotonic() + _LONG_SECONDS
+    names = [name for name in SCENARIOS if name.startswith("workflows") == with_workers]
     for seed_of_run in range(_SEED, 2**63):
-        for name, scenario in SCENARIOS.items():
+        for name in names:
             print(f"TIMER_TEST_SIMULATION_SEED={seed_of_run} {name}", flush=True)
-            _play(service, scenario, settings(_ANY, max_examples=_LONG), seed_of_run)
+            _play(service, SCENARIOS[name], settings(_ANY, max_examples=_LONG), seed_of_run)
             if time.monotonic() > ends_at:
                 return

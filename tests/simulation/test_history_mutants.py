@@ -25,6 +25,7 @@ from tests.simulation.scenarios import (
 )
 from tests.simulation.schedule_mutants import SCHEDULE_MUTANTS, Mutate
 from tests.simulation.service import running_service
+from tests.simulation.workflow_mutants import WORKFLOW_MUTANTS
 from timer_service.core.message import Position
 from timer_service.runs import events, rules, run
 from timer_service.runs.draft import Draft
@@ -181,6 +182,7 @@ MUTANTS: Mapping[Mutate, Sequence[Scenario]] = {
     cancelled_upstream_does_not_skip: _RUNS,
     new_signal_ignores_newer_transitions: [any_order_with_repeats, signals_in_any_order],
     **SCHEDULE_MUTANTS,
+    **WORKFLOW_MUTANTS,
 }
 
 

@@ -4,6 +4,7 @@ import pytest
 
 from tests.harness.clock import NOW, after, iso
 from tests.harness.workflows import (
+    LEASE_MS,
     MAX_ATTEMPTS,
     PARK,
     Workflows,
@@ -279,3 +280,16 @@ async def test_deadline(workflows: Workflows) -> None:
     (event,) = await workflows.events_of("WorkflowFailed")
     assert (event["payload"]["code"], await workflows.status()) == ("DEADLINE", "failed")
     assert (await workflows.report(task, complete()))["outcome"] == "lost"
+
+
+async def test_clock_set_back_during_a_task(workflows: Workflows) -> None:
+    """A worker goes on if the clock is set back by more than its lease: it reports, renews and parks as before."""
+    await workflows.start()
+    workflows.clock.advance(minutes=10)
+    task = await workflows.take()
+    workflows.clock.advance(minutes=-11)
+    assert (await workflows.renew(task))["lost"] == []
+    recorded = await workflows.report(task, steps=[done("pay", 5)], seen=seen("pay"))
+    assert recorded["outcome"] == "recorded"
+    assert (await workflows.row())["available_at"] == workflows.clock.now() + LEASE_MS
+    assert (await workflows.report(task, PARK, waits=[sleep("nap", 1)]))["outcome"] == "parked"

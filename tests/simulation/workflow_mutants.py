@@ -1,0 +1,405 @@
+"""Mutants of workflows and their workers that the simulation of workflows must find."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests.simulation.draws import Scenario
+from tests.simulation.schedule_mutants import slots_fire_before_the_backlog
+from tests.simulation.workflow_scenarios import (
+    workflows_one_by_one,
+    workflows_with_faults,
+    workflows_with_lost_leases,
+    workflows_with_lost_requests,
+)
+from timer_service.core import lanes, lease
+from timer_service.worker import report as worker_report
+from timer_service.worker import task as worker_task
+from timer_service.worker.replay import Replay
+from timer_service.worker.task import RunningTask
+from timer_service.workflows import (
+    commands,
+    effect,
+    effect_store,
+    events,
+    report,
+    requests,
+    rules,
+    store,
+    task_store,
+    tasks,
+    workflow,
+)
+from timer_service.workflows.protocol import EffectKind, EffectStatus, ReportOutcome
+from timer_service.workflows.workflow import Workflow
+
+Mutate = Callable[[pytest.MonkeyPatch], None]
+
+
+def _replace(patch: pytest.MonkeyPatch, statements: dict[str, str], name: str, old: str, new: str = "") -> None:
+    assert old in statements[name]
+    patch.setitem(statements, name, statements[name].replace(old, new))
+
+
+# Leases and claims
+
+
+def no_fence_on_reports(patch: pytest.MonkeyPatch) -> None:
+    """A report or a renewal with an old token counts."""
+    patch.setattr(requests, "is_held", lambda found, _token: found is not None and found.hold is not None)
+
+
+def renewal_adds_to_the_lease(patch: pytest.MonkeyPatch) -> None:
+    """A renewal extends the lease instead of starting it anew."""
+    patch.setattr(
+        Workflow, "renew", lambda self, _now: self._replace(available_at=self.available_at + self.hold.lease_ms)
+    )
+
+
+def report_after_the_lease_is_refused(patch: pytest.MonkeyPatch) -> None:
+    """A report is lost once the lease has run out, although no other worker has the task."""
+    apply = report.apply
+
+    def apply_in_time(task: Any, asked: Any, about: Any) -> Any:
+        if task.workflow.available_at <= about.now:
+            return report.Decision(task, ReportOutcome.LOST)
+        return apply(task, asked, about)
+
+    patch.setattr(report, "apply", apply_in_time)
+
+
+def token_reused(patch: pytest.MonkeyPatch) -> None:
+    """Every claim has the same token."""
+    patch.setattr(lanes, "secrets", SimpleNamespace(token_hex=lambda _size: "0123456789abcdef"))
+
+
+def claimed_early(patch: pytest.MonkeyPatch) -> None:
+    """A workflow is claimed a second before it is available."""
+    for name in ("claim_of_lane", "look_at_lane"):
+        _replace(patch, lease._SQL, name, "available_at <= :now", "available_at <= :now + 1000")
+
+
+def claims_out_of_order(patch: pytest.MonkeyPatch) -> None:
+    """The workflow of a lane that became available last is claimed first."""
+    _replace(patch, lease._SQL, "claim_of_lane", "ORDER BY available_at", "ORDER BY available_at DESC")
+
+
+def reports_keep_the_attempt(patch: pytest.MonkeyPatch) -> None:
+    """A report does not show that the worker lives: the leases that ran out before still count."""
+    patch.setattr(report, "_progressed", lambda found: found._replace(blocks=0, last_error=None))
+
+
+def lost_leases_are_failures_of_steps(patch: pytest.MonkeyPatch) -> None:
+    """A lease that ran out uses up an attempt of each open step."""
+    admit = tasks._admit
+
+    def admit_and_count(task: Any, *rest: Any) -> Any:
+        admitted = admit(task, *rest)
+        if task.workflow.attempt == 1:
+            return admitted
+        counted = {
+            key: each._replace(failures=each.failures + (not each.is_wait)) for key, each in task.effects.items()
+        }
+        return admitted._replace(effects=counted)
+
+    patch.setattr(tasks, "_admit", admit_and_count)
+
+
+def no_delay_after_lost_leases(patch: pytest.MonkeyPatch) -> None:
+    """A workflow that kills its workers is sent again at once."""
+    for module in (tasks, workflow):
+        patch.setattr(module, "delay_after", lambda _attempt: 0)
+
+
+def crashes_without_end(patch: pytest.MonkeyPatch) -> None:
+    """A workflow that kills its workers never fails."""
+    admit = tasks._admit
+    patch.setattr(tasks, "_admit", lambda task, about, _most: admit(task, about, 10**6))
+
+
+def release_counts_as_attempt(patch: pytest.MonkeyPatch) -> None:
+    """A worker that stops in order leaves an attempt behind."""
+    wait_until = Workflow.wait_until
+
+    def wait(self: Workflow, at: int) -> Workflow:
+        return wait_until(self if self.hold is None else self._replace(attempt=self.attempt + 1), at)
+
+    patch.setattr(Workflow, "wait_until", wait)
+
+
+# Reports
+
+
+def report_applied_twice(patch: pytest.MonkeyPatch) -> None:
+    """A failed attempt that is reported again counts again."""
+    end_attempt = effect.end_attempt
+
+    def end_again(found: Any, step: Any, *rest: Any) -> Any:
+        number = 1 if found is None else found.failures + 1
+        return end_attempt(found, step.model_copy(update={"attempt": number}) if step.error else step, *rest)
+
+    patch.setattr(report, "end_attempt", end_again)
+
+
+def late_copies_count(patch: pytest.MonkeyPatch) -> None:
+    """A copy of a report that arrives after a later one is applied."""
+    patch.setattr(Workflow, "count_report", lambda self, _number: self)
+
+
+def numbers_of_results_not_stored(patch: pytest.MonkeyPatch) -> None:
+    """The order in which the function got its results is forgotten."""
+    patch.setattr(report, "_mark_seen", lambda task, _seen: task)
+
+
+def park_forgets_failed_steps(patch: pytest.MonkeyPatch) -> None:
+    """A workflow whose failed step may start again later waits for its sleeps and messages only."""
+    next_due = effect.next_due
+    patch.setattr(report, "next_due", lambda effects: next_due([each for each in effects if each.is_wait]))
+
+
+def retry_delay_not_stored(patch: pytest.MonkeyPatch) -> None:
+    """A failed step may start again at once in the next worker."""
+    end_attempt = effect.end_attempt
+    patch.setattr(report, "end_attempt", lambda *arguments: end_attempt(*arguments)._replace(due_at=None))
+
+
+# Sleeps, messages and deadlines
+
+
+def sleep_ends_on_claim(patch: pytest.MonkeyPatch) -> None:
+    """A claim ends the sleeps of the workflow."""
+    admit = tasks._admit
+
+    def admit_and_wake(task: Any, *rest: Any) -> Any:
+        admitted = admit(task, *rest)
+        sleeps = [key for key, each in admitted.effects.items() if each.kind is EffectKind.SLEEP]
+        done = {key: admitted.effects[key]._replace(status=EffectStatus.DONE) for key in sleeps}
+        return admitted._replace(effects={**admitted.effects, **done})
+
+    patch.setattr(tasks, "_admit", admit_and_wake)
+
+
+def sleep_starts_again(patch: pytest.MonkeyPatch) -> None:
+    """A sleep that is reported again is counted from the second report."""
+    begin_wait = effect.begin_wait
+    patch.setattr(report, "begin_wait", lambda _found, wait, now: begin_wait(None, wait, now))
+
+
+def message_consumed_twice(patch: pytest.MonkeyPatch) -> None:
+    """A message that was taken can be taken again."""
+    _replace(patch, effect_store._SQL, "take_message", "data = NULL, taken_at = :now", "size = size + 0 * :now")
+
+
+def newest_message_first(patch: pytest.MonkeyPatch) -> None:
+    """A wait takes the message that was sent last."""
+    _replace(
+        patch,
+        effect_store._SQL,
+        "next_messages",
+        "ORDER BY position_epoch, position_sequence",
+        "ORDER BY position_epoch DESC, position_sequence DESC",
+    )
+
+
+def message_lost_when_the_waiter_parks(patch: pytest.MonkeyPatch) -> None:
+    """A message that came before its wait does not end it."""
+    load = task_store.load
+
+    async def load_old(tx: Any, workflows: Any, wanted: Any) -> Any:
+        return await load(tx, workflows, {key: each._replace(messages={}) for key, each in wanted.items()})
+
+    patch.setattr(task_store, "load", load_old)
+
+
+def message_wakes_nobody(patch: pytest.MonkeyPatch) -> None:
+    """A message to a parked workflow is stored, but no worker gets the workflow."""
+    patch.setattr(rules, "_is_idle", lambda _workflow, _now: False)
+
+
+def message_id_not_recognised(patch: pytest.MonkeyPatch) -> None:
+    """A second message with a message id is stored too, without the id."""
+
+    async def find_none(_reader: Any, _wanted: Any) -> set[Any]:
+        return set()
+
+    patch.setattr(effect_store, "find_message_ids", find_none)
+    _replace(patch, effect_store._SQL, "insert_message", ":message_id,", "CASE WHEN :message_id = '' THEN '' END,")
+
+
+def timeout_before_its_message(patch: pytest.MonkeyPatch) -> None:
+    """A wait whose timeout has passed when it is decided times out, although its message was sent in time."""
+    end_waits = effect.end_waits
+
+    def end_late(effects: Any, inbox: Any, now: int, **options: Any) -> Any:
+        late = {name: tuple(each._replace(sent_at=2**60) for each in inbox[name]) for name in inbox}
+        return end_waits(effects, late, now, **options)
+
+    patch.setattr(report, "end_waits", end_late)
+
+
+def deadline_ignored_while_sleeping(patch: pytest.MonkeyPatch) -> None:
+    """A workflow that sleeps does not fail at its deadline."""
+    _replace(patch, store._SQL, "past_deadline", "ended_at IS NULL", "ended_at IS NULL AND status <> 'waiting'")
+
+
+def timeouts_before_the_backlog(patch: pytest.MonkeyPatch) -> None:
+    """After a start or an outage, waits time out before the commands that were stored until then are handled."""
+    slots_fire_before_the_backlog(patch)
+
+
+# Commands and events
+
+
+def cancel_ignored_while_held(patch: pytest.MonkeyPatch) -> None:
+    """A cancel does not end a workflow that a worker executes."""
+    cancel = rules._cancel
+
+    def cancel_idle(before: Any, command: Any, *rest: Any) -> Any:
+        applied = cancel(before, command, *rest)
+        if before.hold is None:
+            return applied
+        return applied._replace(workflow=before._replace(cancelled_by=command.position))
+
+    patch.setattr(rules, "_cancel", cancel_idle)
+
+
+def cancel_before_the_start_forgotten(patch: pytest.MonkeyPatch) -> None:
+    """A cancel that is handled before an older start does not stop it."""
+    start = rules._start
+    patch.setattr(rules, "_start", lambda before, *rest: start(before._replace(cancelled_by=workflow.NEVER), *rest))
+
+
+def retry_keeps_the_failed_step(patch: pytest.MonkeyPatch) -> None:
+    """A workflow that is retried gets the failure of its last step again."""
+    apply = rules.apply
+
+    def apply_without(found: Any, command: Any, facts: Any, now: int) -> Any:
+        return apply(found, command, facts._replace(last=None), now)
+
+    patch.setattr(rules, "apply", apply_without)
+
+
+def concurrency_key_not_freed(patch: pytest.MonkeyPatch) -> None:
+    """A workflow that has ended keeps its concurrency key."""
+    _replace(patch, store._SQL, "find_open_with_key", " AND ended_at IS NULL")
+    patch.setattr(
+        commands.Batch,
+        "_is_busy",
+        lambda self, key, name: any(each != key for each in self._holders[key.tenant_id, name]),
+    )
+
+
+def event_without_outbox_row(patch: pytest.MonkeyPatch) -> None:
+    """A workflow that a worker ends has no event."""
+
+    async def add_nothing(*_: Any) -> None:
+        pass
+
+    patch.setattr(task_store, "outbox", SimpleNamespace(add=add_nothing))
+
+
+def event_id_without_retries(patch: pytest.MonkeyPatch) -> None:
+    """A workflow that fails again after a retry has an event with the id of the first failure."""
+    event = events._event
+    patch.setattr(events, "_event", lambda kind, found, _number, *rest: event(kind, found, 0, *rest))
+
+
+# Workers
+
+
+def results_in_another_order(patch: pytest.MonkeyPatch) -> None:
+    """A replay gives the stored results in the order of their keys."""
+    begin = Replay.__init__
+
+    def begin_by_key(self: Any, function: Any, identity: Any, data: Any, stored: Any = ()) -> None:
+        stored = sorted(stored, key=lambda each: each.key)
+        numbers = iter(range(1, len(stored) + 1))
+        begin(self, function, identity, data, [each._replace(seq=each.seq and next(numbers)) for each in stored])
+
+    patch.setattr(Replay, "__init__", begin_by_key)
+
+
+def replay_skips_an_effect(patch: pytest.MonkeyPatch) -> None:
+    """A replay does not know the last stored result."""
+    begin = Replay.__init__
+
+    def begin_without_last(self: Any, function: Any, identity: Any, data: Any, stored: Any = ()) -> None:
+        stored = list(stored)
+        last = max((each.seq or 0 for each in stored), default=0)
+        begin(self, function, identity, data, [each for each in stored if each.seq is None or each.seq < last])
+
+    patch.setattr(Replay, "__init__", begin_without_last)
+
+
+def effects_begin_before_results_are_stored(patch: pytest.MonkeyPatch) -> None:
+    """A worker starts a step before the results that lead to it are stored."""
+    take = RunningTask.take_steps
+
+    def take_all(self: Any, now: float) -> Any:
+        stored, self._stored_seq = self._stored_seq, math.inf
+        found = take(self, now)
+        self._stored_seq = stored
+        return found
+
+    patch.setattr(RunningTask, "take_steps", take_all)
+
+
+def step_starts_while_the_task_parks(patch: pytest.MonkeyPatch) -> None:
+    """A worker starts a step while a report is under way that may end the task."""
+    patch.setattr(
+        worker_task,
+        "Report",
+        lambda text, seq, waits, **_: worker_report.Report(text, seq, waits, may_end_task=False),
+    )
+
+
+def lost_task_goes_on(patch: pytest.MonkeyPatch) -> None:
+    """A worker goes on with a task that it has lost."""
+    patch.setattr(worker_task, "_GOES_ON", {"recorded", "resumed", "lost"})
+
+
+_CALM, _LOSSES, _LEASES = workflows_one_by_one, workflows_with_lost_requests, workflows_with_lost_leases
+_FAULTS = workflows_with_faults
+_ALL = (_CALM, _LOSSES, _LEASES, _FAULTS)
+WORKFLOW_MUTANTS: Mapping[Mutate, Sequence[Scenario]] = {
+    no_fence_on_reports: [_LEASES],
+    renewal_adds_to_the_lease: _ALL,
+    report_after_the_lease_is_refused: [_LEASES],
+    token_reused: _ALL,
+    claimed_early: _ALL,
+    claims_out_of_order: [_CALM],
+    reports_keep_the_attempt: _ALL,
+    lost_leases_are_failures_of_steps: [_LEASES],
+    no_delay_after_lost_leases: [_LEASES],
+    crashes_without_end: [_LEASES],
+    release_counts_as_attempt: [_LEASES],
+    report_applied_twice: [_LOSSES],
+    late_copies_count: [_LOSSES],
+    numbers_of_results_not_stored: _ALL,
+    park_forgets_failed_steps: _ALL,
+    retry_delay_not_stored: _ALL,
+    sleep_ends_on_claim: _ALL,
+    sleep_starts_again: [_LOSSES],
+    message_consumed_twice: _ALL,
+    newest_message_first: _ALL,
+    message_lost_when_the_waiter_parks: _ALL,
+    message_wakes_nobody: _ALL,
+    message_id_not_recognised: _ALL,
+    timeout_before_its_message: [_LEASES],
+    deadline_ignored_while_sleeping: _ALL,
+    cancel_ignored_while_held: [_CALM],
+    cancel_before_the_start_forgotten: [_CALM],
+    retry_keeps_the_failed_step: _ALL,
+    concurrency_key_not_freed: [_CALM],
+    event_without_outbox_row: _ALL,
+    event_id_without_retries: _ALL,
+    results_in_another_order: _ALL,
+    replay_skips_an_effect: _ALL,
+    effects_begin_before_results_are_stored: _ALL,
+    step_starts_while_the_task_parks: [_LOSSES],
+    lost_task_goes_on: [_LEASES],
+    timeouts_before_the_backlog: [_FAULTS],
+}
