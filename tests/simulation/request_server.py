@@ -13,14 +13,16 @@ from timer_service.core.broker import Request
 from timer_service.core.budget import MIB
 from timer_service.core.database import Transaction
 from timer_service.core.request_intake import Asked, Intake
+from timer_service.core.request_portions import Portions
 from timer_service.core.request_queue import QueueLimits
 from timer_service.core.requests import Answer, HandleRequests, Requests
 from timer_service.core.slice import Parts
 from timer_service.workflows import dispatcher
 from timer_service.workflows.dispatcher import Dispatcher
-from timer_service.workflows.requests import POLL_TASKS, REQUESTS, handle_requests
+from timer_service.workflows.requests import POLL_TASKS, REQUESTS, handle_requests, weigh
 
 _LIMITS = QueueLimits(waiting_bytes=16 * MIB, batch_bytes=2 * MIB)
+_PORTION_BYTES = 256 * 1024  # small, so that some requests are divided
 _POLLING_INTERVAL = timedelta(seconds=5)
 
 
@@ -60,6 +62,8 @@ class RequestServer:
             database=parts.database,
             clock=parts.clock,
             metrics=parts.metrics,
+            weigh=weigh,
+            portions=Portions(_PORTION_BYTES, _LIMITS.batch_bytes),
             prepare=self._prepare,
             wake=_wake_loops,
             offer=self.dispatcher.offer,

@@ -10,8 +10,11 @@ from tests.simulation.service import MAX_ATTEMPTS, CommitObserver, Handled, Row,
 from tests.simulation.workers import LEASE_SECONDS, Cluster, results_of
 from tests.simulation.workflow_model import EffectModel, Rules, WorkflowModel, WorkflowName
 from tests.simulation.workflow_programs import expect
-from timer_service.core.message import Position
+from timer_service.core.errors import Rejection
+from timer_service.core.message import Payload, Position
+from timer_service.core.request_portions import Lists
 from timer_service.core.requests import encode_answer
+from timer_service.core.stored_json import RawJson, write_lists
 from timer_service.workflows.protocol import RenewTasks, ReportTasks
 
 _LEASE_MS = LEASE_SECONDS * 1000
@@ -71,7 +74,7 @@ class WorkflowsChecker(CommitObserver):
     def requests_committed(self, applied: AppliedRequests) -> None:
         rows = {} if not applied.asked else self._effect_rows()
         for asked, answer in zip(applied.asked, applied.answers, strict=True):
-            reply = json.loads(encode_answer(answer.reply).body)
+            reply = _read_reply(answer.reply)
             match asked.request:
                 case ReportTasks() as request:
                     for report, replied in zip(request.reports, reply["reports"], strict=True):
@@ -83,7 +86,11 @@ class WorkflowsChecker(CommitObserver):
                 case RenewTasks() as request:
                     rules = Rules(applied.now, applied.may_time_out, _no_retry)
                     names = [(WorkflowName(asked.tenant, each.workflow_id), each.token) for each in request.tasks]
-                    lost = [name.workflow for name, token in names if not self.workflows[name].renew(token, rules)]
+                    lost = [
+                        {"workflowId": name.workflow, "token": token}
+                        for name, token in names
+                        if not self.workflows[name].renew(token, rules)
+                    ]
                     assert reply["lost"] == lost, f"{request} lost {reply['lost']}, not {lost}"
         self.check()
 
@@ -268,6 +275,11 @@ def _retry_at(rows: Mapping[tuple[WorkflowName, str], Row], name: WorkflowName) 
 
 def _no_retry(key: str) -> int:
     raise AssertionError(f"no step has failed, but {key} has an instant")
+
+
+def _read_reply(reply: Payload | RawJson | Lists | Rejection) -> Any:
+    """Return the JSON of a reply, or of the part of it that follows from one portion."""
+    return json.loads(encode_answer(write_lists(reply) if isinstance(reply, Mapping) else reply).body)
 
 
 def _in_ms(fields: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -124,8 +124,9 @@ def release_counts_as_attempt(patch: pytest.MonkeyPatch) -> None:
     """A worker that stops in order leaves an attempt behind."""
     wait_until = Workflow.wait_until
 
-    def wait(self: Workflow, at: int) -> Workflow:
-        return wait_until(self if self.hold is None else self._replace(attempt=self.attempt + 1), at)
+    def wait(self: Workflow, at: int, *, counted_from: int | None) -> Workflow:
+        held = self if self.hold is None else self._replace(attempt=self.attempt + 1)
+        return wait_until(held, at, counted_from=counted_from)
 
     patch.setattr(Workflow, "wait_until", wait)
 
