@@ -390,7 +390,7 @@ WORKFLOW_MUTANTS: Mapping[Mutate, Sequence[Scenario]] = {
     message_wakes_nobody: _ALL,
     message_id_not_recognised: _ALL,
     timeout_before_its_message: [_LEASES],
-    deadline_ignored_while_sleeping: _ALL,
+    deadline_ignored_while_sleeping: [_FAULTS],
     cancel_ignored_while_held: [_CALM],
     cancel_before_the_start_forgotten: [_CALM],
     retry_keeps_the_failed_step: _ALL,
