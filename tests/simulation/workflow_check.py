@@ -121,7 +121,7 @@ class WorkflowsChecker(CommitObserver):
 
     def _follow_claim(self, workflow: WorkflowModel, row: Row, now: int) -> None:
         due = [each for each in workflow.effects.values() if each.kind == "message" and each.status == "open"]
-        if workflow.attempt >= MAX_ATTEMPTS:
+        if workflow.renewed >= MAX_ATTEMPTS or workflow.attempt >= 3 * MAX_ATTEMPTS:
             workflow.attempt += 1
             workflow.fail("CRASHED")
         elif row["status"] == "running":

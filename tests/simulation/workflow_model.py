@@ -13,7 +13,7 @@ from tests.simulation.workflow_programs import BRANCHING
 from timer_service.core.message import Position
 
 NEVER = Position(0, 0)
-_DELAYS_OF_LOST = {3: 10_000, 4: 20_000, 5: 40_000}
+_DELAYS_OF_LOST = {3: 10_000, 4: 20_000, 5: 40_000, 6: 80_000, 7: 160_000, 8: 300_000, 9: 300_000}
 _MOST_BLOCK_MS = 300_000
 
 
@@ -80,6 +80,8 @@ class WorkflowModel:
     lease_ms: int = 0
     number: int = 0
     attempt: int = 0
+    renewed: int = 0
+    """The last of these attempts whose lease was renewed."""
     blocks: int = 0
     retries: int = 0
     settled_by: str | None = None
@@ -189,11 +191,12 @@ class WorkflowModel:
             return "already_ended"
         if busy:
             return "skipped_busy"
+        runs_step_again = self.code in {"STEP_FAILED", "WORKFLOW_ERROR"}
         self.cancelled_by, self.deadline, self.code = max(self.cancelled_by, position), None, None
         self.retries += 1
-        self.attempt = self.blocks = 0
+        self.attempt = self.renewed = self.blocks = 0
         for effect in self.effects.values():
-            if effect.seq == self.seen and effect.kind == "step" and effect.status == "failed":
+            if runs_step_again and effect.seq == self.seen and effect.kind == "step" and effect.status == "failed":
                 effect.status, effect.seq, effect.failures, effect.due = "open", None, 0, now
                 break
         self._wait_until(now)
@@ -215,6 +218,7 @@ class WorkflowModel:
             return False
         self.settle(rules)
         self._renew(rules.now)
+        self.renewed = self.attempt
         return True
 
     def report(self, report: Any, rules: Rules) -> str:
@@ -294,7 +298,7 @@ class WorkflowModel:
                 return "released"
 
     def _go_on(self, rules: Rules, outcome: str) -> str:
-        self.attempt = self.blocks = 0
+        self.attempt = self.renewed = self.blocks = 0
         self._renew(rules.now)
         return outcome
 
@@ -317,10 +321,10 @@ class WorkflowModel:
         return "parked"
 
     def _release(self, then: Any, now: int) -> None:
-        attempt, blocks = self.attempt, self.blocks
+        attempt, blocks = max(self.attempt - 1, 0), self.blocks
+        renewed = min(self.renewed, attempt)
         self._give_back()
-        self.attempt = max(attempt - 1, 0)
-        self.blocks = blocks
+        self.attempt, self.renewed, self.blocks = attempt, renewed, blocks
         if then.reason == "shutdown":
             self._wait_until(now)
             return
@@ -331,7 +335,7 @@ class WorkflowModel:
 
     def _give_back(self) -> None:
         self.settled_by, self.token = self.token, None
-        self.attempt = self.blocks = 0
+        self.attempt = self.renewed = self.blocks = 0
 
     def hold_undecided(self, now: int) -> None:
         """The workflow was not sent, because a timeout cannot be decided yet."""
