@@ -65,7 +65,7 @@ class WorkflowsChecker(CommitObserver):
             case "CancelWorkflow":
                 return workflow.cancel(position)
             case _:
-                return workflow.retry(position, now, busy=self._is_busy(name, workflow.concurrency_key))
+                return workflow.retry(position, sent_at, now, busy=self._is_busy(name, workflow.concurrency_key))
 
     def _is_busy(self, name: WorkflowName, key: str | None) -> bool:
         others = (each for each in self.workflows.values() if each.name != name and each.is_open)

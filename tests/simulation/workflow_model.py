@@ -145,7 +145,8 @@ class WorkflowModel:
         self.started_by = position
         if "deadlineIn" in fields:
             self.deadline = sent_at + fields["deadlineIn"]
-        self._wait_until(max(now, sent_at + fields.get("startIn", 0)))
+        asked_at = min(sent_at, now)
+        self._wait_until(max(asked_at, sent_at + fields["startIn"]) if "startIn" in fields else asked_at)
         return "started"
 
     def send(self, fields: Mapping[str, Any], position: Position, sent_at: int, now: int) -> str:
@@ -163,7 +164,7 @@ class WorkflowModel:
         )
         is_asleep = self.status == "waiting" and not self.blocks and self.due is not None and self.due > now
         if is_awaited and (self.status == "parked" or is_asleep):
-            self._wait_until(now)
+            self._wait_until(min(sent_at, now))
         return "sent"
 
     def cancel(self, position: Position) -> str:
@@ -177,7 +178,7 @@ class WorkflowModel:
         self.end("cancelled", "WorkflowCancelled", None)
         return "cancelled"
 
-    def retry(self, position: Position, now: int, *, busy: bool) -> str:
+    def retry(self, position: Position, sent_at: int, now: int, *, busy: bool) -> str:
         if self.definition is None:
             return "not_found"
         if position < max(self.started_by, self.cancelled_by, self.retried_by):
@@ -197,9 +198,9 @@ class WorkflowModel:
         self.attempt = self.renewed = self.blocks = 0
         for effect in self.effects.values():
             if runs_step_again and effect.seq == self.seen and effect.kind == "step" and effect.status == "failed":
-                effect.status, effect.seq, effect.failures, effect.due = "open", None, 0, now
+                effect.status, effect.seq, effect.failures, effect.due = "open", None, 0, min(sent_at, now)
                 break
-        self._wait_until(now)
+        self._wait_until(min(sent_at, now))
         return "retried"
 
     # Tasks
