@@ -31,7 +31,7 @@ test-again: $(VENV)/.dev  ## Run the tests that failed last time again, one afte
 	@$(BIN)/python -m tests.again
 
 soak: $(VENV)/.dev  ## Run the tests that take minutes, in one process.
-	@$(BIN)/pytest -m full -s $(ARGS)
+	@$(BIN)/pytest -m full -s --hypothesis-profile=default $(ARGS)
 
 # The histories are the same each time, so that a change is judged by itself. `make soak` tries new ones.
 soak-short: $(VENV)/.dev  ## Run the simulation and its mutants for about five minutes.

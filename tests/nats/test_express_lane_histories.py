@@ -206,6 +206,20 @@ async def test_commands_of_a_tenant_are_read_ahead_in_order(steps: list[tuple[st
         site.in_hand += batch
 
 
+async def test_a_second_retry_after_the_first_command_was_read_again() -> None:
+    """Of two commands of a tenant, the first fails and is read again before the second fails, too: it stays the first."""
+    site = Site()
+    for _ in range(2):
+        await site.do("publish", 0)
+    await site.stay.lane._read_tenants("a")
+    first, second = site.stay.take_ahead(LIMIT)
+    site.settle("retry", [first])
+    await site.stay.lane._read_tenants("a")
+    site.settle("retry", [second])
+    await site.stay.lane._read_tenants("a")
+    assert [each.position.sequence for each in site.stay.take_ahead(LIMIT)] == [1, 2]
+
+
 async def test_a_retry_while_the_next_command_is_read() -> None:
     """If a command fails while the next one of its tenant is being read, both are read again, in their order."""
     site = Site()

@@ -39,7 +39,7 @@ async def test_tenant_cannot_execute_workflows_of_another(a: Peer, b: Peer, oper
     assert await thief.poll(wait_ms=0) == []
     assert await thief.report(task, complete("stolen")) == "lost"
     renewed = await thief.request("renew-tasks", workerId=thief.id, tasks=[_held(task)])
-    assert renewed["lost"] == ["order-1"]
+    assert renewed["lost"] == [{"workflowId": "order-1", "token": task["token"]}]
     assert (await thief.request("get-effects", **_held(task)))["error"]["code"] == "NOT_FOUND"
     assert await holder.report(task, complete("ok")) == "completed"
 

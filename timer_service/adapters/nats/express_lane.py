@@ -149,9 +149,9 @@ class ExpressLane:
             if delivery.handle is not None:
                 continue
             self._paused_until[delivery.address.tenant] = time.monotonic() + delay.total_seconds()
-            tenant, before = delivery.address.tenant, delivery.position.sequence - 1
-            self._ahead[tenant] = min(before, self._ahead.get(tenant, before))
-            self._read.remove(tenant)  # these are read again, behind the command that is retried
+            tenant, sequence = delivery.address.tenant, delivery.position.sequence
+            first = min([sequence, *self._read.remove(tenant)])  # all are read again, in their order
+            self._ahead[tenant] = min(first - 1, self._ahead.get(tenant, first - 1))
             self._waiting.setdefault(tenant)
 
     def forget_handled(self, sequence: int, stored_at: int) -> bool:

@@ -53,9 +53,11 @@ class ReadAhead:
         self._keep([*ahead[len(taken) :], *(each for each in known if waits(each.address.tenant))])
         return taken
 
-    def remove(self, tenant: str) -> None:
-        """Drop the commands of a tenant."""
+    def remove(self, tenant: str) -> list[int]:
+        """Drop the commands of a tenant. Return their sequences."""
+        dropped = [each.position.sequence for each in self._deliveries if each.address.tenant == tenant]
         self._keep([each for each in self._deliveries if each.address.tenant != tenant])
+        return dropped
 
     def clear(self) -> None:
         """Drop all commands."""
