@@ -25,7 +25,6 @@ from timer_service.adapters.postgres import PostgresDatabase
 from timer_service.adapters.sqlite import SqliteDatabase
 from timer_service.core.database import Database
 
-
 # The histories are the same each time, so that a change is judged by itself. `make soak` tries new ones.
 settings.register_profile("same", derandomize=True)
 settings.load_profile("same")

@@ -207,7 +207,7 @@ async def test_commands_of_a_tenant_are_read_ahead_in_order(steps: list[tuple[st
 
 
 async def test_a_second_retry_after_the_first_command_was_read_again() -> None:
-    """Of two commands of a tenant, the first fails and is read again before the second fails, too: it stays the first."""
+    """Of two commands of a tenant, the first fails and is read again before the second fails, too. It stays first."""
     site = Site()
     for _ in range(2):
         await site.do("publish", 0)
