@@ -6,8 +6,8 @@ or worker.
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Collection, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Sequence
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 from datetime import timedelta
 from enum import StrEnum
 from typing import NamedTuple
@@ -103,6 +103,8 @@ class Process:
     def __init__(self, at_end: Callable[[], None]) -> None:
         """Call `at_end` when the process ends."""
         self.ended = False
+        self.commits = 0
+        """How many transactions are being committed. The process does not end meanwhile: the test could not say how."""
         self._at_end = at_end
 
     def end(self) -> None:
@@ -144,6 +146,15 @@ class Gate:
         """Raise `Crash` if the process ended."""
         self._process.check()
 
+    @contextmanager
+    def committing(self) -> Iterator[None]:
+        """Note that a transaction is being committed."""
+        self._process.commits += 1
+        try:
+            yield
+        finally:
+            self._process.commits -= 1
+
     async def reach(self, point: Point) -> None:
         """Cause the fault if it is set for this point."""
         self._process.check()
@@ -158,6 +169,8 @@ class Gate:
     async def _cause(self, kind: FaultKind) -> None:
         match kind:
             case FaultKind.CRASH:
+                while self._process.commits:
+                    await asyncio.sleep(0)
                 self._process.end()
             case FaultKind.PAUSE:
                 future = asyncio.get_running_loop().create_future()
@@ -241,11 +254,13 @@ class FaultyDatabase:
     async def transaction(self) -> AsyncIterator[Transaction]:
         await self._gate.reach(Point.BEFORE_BEGIN)
         try:
-            async with self._inner.transaction() as tx:
-                faulty = FaultyTransaction(tx, self._gate)
-                yield faulty
-                await self._gate.reach(Point.BEFORE_COMMIT)
-            self._committed(faulty)
+            with ExitStack() as stack:
+                async with self._inner.transaction() as tx:
+                    faulty = FaultyTransaction(tx, self._gate)
+                    yield faulty
+                    await self._gate.reach(Point.BEFORE_COMMIT)
+                    stack.enter_context(self._gate.committing())
+                self._committed(faulty)
         except DatabaseUnavailableError:
             raise
         except Exception as error:
