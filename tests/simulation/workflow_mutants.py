@@ -11,6 +11,7 @@ from tests.simulation.draws import Scenario
 from tests.simulation.schedule_mutants import slots_fire_before_the_backlog
 from tests.simulation.workflow_scenarios import (
     workflows_one_by_one,
+    workflows_that_kill_their_workers,
     workflows_with_faults,
     workflows_with_lost_leases,
     workflows_with_lost_requests,
@@ -375,7 +376,7 @@ WORKFLOW_MUTANTS: Mapping[Mutate, Sequence[Scenario]] = {
     reports_keep_the_attempt: _ALL,
     lost_leases_are_failures_of_steps: [_LEASES],
     no_delay_after_lost_leases: [_LEASES],
-    crashes_without_end: [_LEASES],
+    crashes_without_end: [workflows_that_kill_their_workers],
     release_counts_as_attempt: [_LEASES],
     report_applied_twice: [_LOSSES],
     late_copies_count: [_LOSSES],

@@ -60,7 +60,7 @@ class World:
         number, name = self.calls[workflow_id, key], key.partition(":")[0]
         ended = self._may_have_ended(worker, workflow_id)
         self.new.append(Call(workflow_id, key, self._read(workflow_id), ended))
-        if number == 1 and (seconds := plan["slow"].get(name)):
+        if number <= plan.get("slowCalls", 1) and (seconds := plan["slow"].get(name)):
             await asyncio.sleep(seconds)
         if number <= plan["fails"].get(name, 0):
             raise OSError(f"call {number} of {key}")

@@ -10,7 +10,7 @@ from tests.simulation.draws import Draw, consumer_faults, crashes, instances, ou
 from tests.simulation.faults import RELAY_POINTS
 from tests.simulation.mixed_histories import splits
 from tests.simulation.service import SentCommand, Service
-from tests.simulation.workers import TENANT, Cluster
+from tests.simulation.workers import LEASE_SECONDS, TENANT, Cluster
 from tests.simulation.workflow_check import WorkflowsChecker
 from tests.simulation.workflow_model import WorkflowName
 from tests.simulation.workflow_programs import PROGRAMS
@@ -29,6 +29,7 @@ _plans = st.fixed_dictionaries(
         "program": st.sampled_from([*PROGRAMS, "beside", "gather", "mail", "late"]),
         "fails": st.sampled_from([{}, {"a": 1}, {"b": 1}, {"b": 9}, {"a": 1, "b": 2}]),
         "slow": st.sampled_from([_SLOW, _SLOW, {}, {"a": 45, "b": 45}, {"b": 45}]),
+        "slowCalls": st.sampled_from([1, 1, 9]),
         "limit": st.sampled_from([90, 90, 3]),
         "sleepMs": st.sampled_from([4000, 40_000, 40_000, 0, 1]),
     }
@@ -81,6 +82,12 @@ def workflows_with_lost_leases(service: Service, draw: Draw) -> None:
     ]
     actions = [*losses, history.send_late, history.send_late, history.wait, history.repeat, history.command]
     history.play(draw(st.lists(st.sampled_from(actions), min_size=3, max_size=8)))
+
+
+def workflows_that_kill_their_workers(service: Service, draw: Draw) -> None:
+    """Workers die again and again. This is for mutants; the other scenarios contain it."""
+    history = _History(service, draw)
+    history.play([history.crash_loop, history.crash_loop])
 
 
 def workflows_with_faults(service: Service, draw: Draw) -> None:
@@ -204,12 +211,15 @@ class _History:
         self.cluster.wait(self.draw(st.sampled_from([3, 0.001, 12])))
 
     def crash_loop(self) -> None:
-        """Workers die whenever they have got tasks."""
+        """Workers die whenever they have got tasks, or have renewed their leases."""
+        renews = self.draw(st.booleans())
         for _ in range(self.draw(st.integers(2, 5))):
             self.cluster.close()
             self.cluster.step_clock(_OUTSIDE_LEASE + 10)
             self.cluster.start_worker()
             self.cluster.exchange()
+            if renews:
+                self.cluster.wait(LEASE_SECONDS / 3 + 1)
 
     def end_worker(self) -> None:
         """A worker dies or stops, and another one comes."""
