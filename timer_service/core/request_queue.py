@@ -1,7 +1,7 @@
 """The queue of the requests of workers: bounded, and tenants take turns. It does no I/O."""
 
 from collections import Counter, OrderedDict, deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 from timer_service.core.broker import Request
@@ -104,8 +104,11 @@ class RequestQueue:
         self._waiting.update(done)
         return batch
 
-    def put_back(self, left: Sequence[Waiting]) -> None:
-        """Return requests of the last batch, in its order. Their tenants have the next turns."""
+    def put_back(self, left: Sequence[Waiting], later: Collection[str] = ()) -> None:
+        """Return requests of the last batch, in its order. Their tenants have the next turns, or the last (`later`).
+
+        A request that cannot be applied yet may fill a batch alone. With the next turn, it would keep out all others.
+        """
         for tenant, count in Counter(each.request.tenant for each in left).items():
             self._fitting[tenant] = max(self._taken.pop(tenant) - count, 1)
         for each in reversed(left):
@@ -113,6 +116,8 @@ class RequestQueue:
             self._waiting.setdefault(tenant, deque()).appendleft(each)
             self._waiting.move_to_end(tenant, last=False)
             self._count_in(tenant, each.size, 1)
+        for tenant in dict.fromkeys(each.request.tenant for each in left if each.request.tenant in later):
+            self._waiting.move_to_end(tenant)
 
     def _grow(self) -> None:
         """Let the next batch have more requests of the tenants whose last ones were all applied."""
