@@ -8,6 +8,8 @@ from timer_service.core.broker import Request
 
 _REQUEST_BYTES = 1024
 """The memory of a waiting request besides its body."""
+_MOST_SKIPPED = 100
+"""After so many tenants whose next request does not fit, a batch ends."""
 
 
 class QueueLimits(NamedTuple):
@@ -78,12 +80,15 @@ class RequestQueue:
     def take(self, now: float) -> Batch:
         """Remove and return the next batch. Each tenant gets one request after the other.
 
-        A tenant whose requests were put back has fewer: reading them again takes time.
+        A tenant whose requests were put back has fewer: reading them again takes time. A tenant whose next request does
+        not fit has the first turn of the next batch, and the others go on.
         """
         self._grow()
         batch = Batch([], [])
         used = 0
+        first: dict[str, deque[Waiting]] = {}
         done: dict[str, deque[Waiting]] = {}
+        skipped: set[str] = set()
         while self._waiting and len(batch.requests) < self._limits.batch:
             tenant, waiting = next(iter(self._waiting.items()))
             if self._taken[tenant] >= self._fitting.get(tenant, self._limits.batch):
@@ -91,7 +96,11 @@ class RequestQueue:
                 continue
             size = len(waiting[0].request.body)
             if batch.requests and used + size > self._limits.batch_bytes:
-                break
+                if len(skipped) >= _MOST_SKIPPED:
+                    break
+                (done if self._taken[tenant] else first)[tenant] = self._waiting.pop(tenant)
+                skipped.add(tenant)
+                continue
             taken = self._remove(tenant, newest=False)
             if tenant in self._waiting:
                 self._waiting.move_to_end(tenant)
@@ -102,6 +111,9 @@ class RequestQueue:
                 self._taken[tenant] += 1
                 used += size
         self._waiting.update(done)
+        for tenant, waiting in reversed(first.items()):
+            self._waiting[tenant] = waiting
+            self._waiting.move_to_end(tenant, last=False)
         return batch
 
     def put_back(self, left: Sequence[Waiting], later: Collection[str] = ()) -> None:
