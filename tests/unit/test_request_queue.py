@@ -119,3 +119,25 @@ def test_tenants_without_requests_are_forgotten() -> None:
         queue.add(Request("poll-tasks", f"tenant-{number}", b"", "_INBOX.a"), 0)
         queue.take(0)
     assert [len(queue), len(queue._waiting), len(queue._bytes)] == [0, 0, 0]
+
+
+def test_request_that_cannot_be_applied_yet_keeps_out_no_other() -> None:
+    """A tenant whose request has to wait has the last turn. Else its request would fill each batch alone."""
+    queue = RequestQueue(LIMITS._replace(batch_bytes=500))
+    add(queue, "a1", size=500)
+    add(queue, "b1", "c1", size=1)
+    batches = []
+    for _ in range(3):
+        batch = queue.take(0).requests
+        batches.append([each.request.name for each in batch])
+        queue.put_back([each for each in batch if each.request.name == "a1"], {"a"})
+    assert batches == [["a1"], ["b1", "c1"], ["a1"]]
+
+
+def test_large_body_does_not_end_a_batch() -> None:
+    """A request that does not fit is the first one of the next batch. The other tenants have all their turns."""
+    queue = RequestQueue(LIMITS._replace(batch_bytes=500))
+    add(queue, "b1", "b2", size=1)
+    add(queue, "a1", "a2", size=500)
+    add(queue, "c1", "b3", "c2", size=1)
+    assert [take(queue) for _ in range(4)] == [["b1", "c1", "b2", "c2", "b3"], ["a1"], ["a2"], []]

@@ -330,6 +330,25 @@ async def test_large_request_is_divided(sqlite: SqliteDatabase, clock: ManualClo
     assert metrics.requests == {("notes", "answered"): 1, ("note", "answered"): 2}
 
 
+async def test_large_requests_of_a_tenant_delay_no_other(
+    sqlite: SqliteDatabase, clock: ManualClock, metrics: RecordingMetrics
+) -> None:
+    """While a large request of a tenant is applied, its next one waits, and does not fill each batch alone."""
+    service = Service(sqlite, clock, metrics, room=100)
+    service.intake = Intake([ROUTE, ITEMS_ROUTE], LIMITS._replace(batch_bytes=1000), metrics, lambda: service.seconds)
+    service.slice.go_on.clear()
+    async with service.running():
+        large = [await service.send_items(*map(str, range(start, start + 20)), chr(start) * 1000) for start in (51, 71)]
+        while not service.slice.batches:
+            await asyncio.sleep(0.001)
+        other = await service.send("a", tenant="other")
+        service.slice.go_on.set()
+        await other[0]
+        begun = len(service.slice.batches)
+    assert begun <= 4
+    assert [(await each).code for each in large] == [None, None]
+
+
 async def test_large_request_whose_part_fails(
     sqlite: SqliteDatabase, clock: ManualClock, metrics: RecordingMetrics
 ) -> None:

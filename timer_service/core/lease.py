@@ -68,6 +68,9 @@ class LeasedTable:
     """The columns of a lane, if rows are claimed by lane. An index over them and `available_at` is needed."""
     holder: tuple[str, ...] = ()
     """The columns that a claim of a lane sets. They are NULL while nobody holds the row."""
+    counted_from: str | None = None
+    """The column for the instant from which the lease of a lane counts. It stays when the row is released: if the clock
+    was ahead, the row is due by this clock only."""
 
     @property
     def order(self) -> tuple[str, ...]:
@@ -80,6 +83,7 @@ class LeasedTable:
         if self.large is not None:
             claimed.remove(self.large)
             claimed.append(f"CASE WHEN LENGTH({self.large}) <= :inline THEN {self.large} END AS {self.large}")
+        counted = "" if self.counted_from is None else f", {self.counted_from} = :now"
         return _SQL[name].format(
             table=self.name,
             key=", ".join(self.key),
@@ -95,7 +99,7 @@ class LeasedTable:
             buried=self.buried,
             complete=self._complete,
             lane_is=" AND ".join(f"{column} = :{column}" for column in self.lane),
-            hold="".join(f", {column} = :{column}" for column in self.holder),
+            hold="".join(f", {column} = :{column}" for column in self.holder) + counted,
             unhold="".join(f", {column} = NULL" for column in self.holder),
         )
 

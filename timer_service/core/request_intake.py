@@ -3,7 +3,7 @@
 import asyncio
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from pydantic import ValidationError
@@ -132,9 +132,9 @@ class Intake:
         errors += [(each, self._count_error(each, LATE)) for each in batch.expired]
         return await self._decode(batch.requests, errors)
 
-    def put_back(self, left: Sequence[Waiting]) -> None:
-        """Return requests of the last batch. They keep their places."""
-        self._queue.put_back(left)
+    def put_back(self, left: Sequence[Waiting], later: Collection[str] = ()) -> None:
+        """Return requests of the last batch. They keep their places. The tenants in `later` have the last turns."""
+        self._queue.put_back(left, later)
         self._count_waiting()
 
     def is_late(self, waiting: Waiting) -> bool:

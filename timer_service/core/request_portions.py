@@ -69,6 +69,10 @@ class Portions:
         """Whether no large request is kept."""
         return not self._large
 
+    def is_large(self, work: Work) -> bool:
+        """Return whether a request is divided."""
+        return sum(work.sizes) > self._room // 2
+
     def remove_late(self, is_late: Callable[[Waiting], bool]) -> list[Work]:
         """Forget and return the large requests that are late."""
         late = [each for each in self._large if is_late(each.waiting)]
@@ -77,8 +81,8 @@ class Portions:
 
     def choose(self, works: Sequence[Work]) -> tuple[list[Piece], list[Work]]:
         """Return the next portion of new requests and of those that are kept, and the new ones that have no room."""
-        small = [each for each in works if sum(each.sizes) <= self._room // 2]
-        too_many = [each for each in works if sum(each.sizes) > self._room // 2 and not self._keep(each)]
+        small = [each for each in works if not self.is_large(each)]
+        too_many = [each for each in works if self.is_large(each) and not self._keep(each)]
         pieces, room = [], self._room
         if self._large:
             piece, size = self._part(self._large.popleft())

@@ -1,13 +1,15 @@
 """The queue of the requests of workers: bounded, and tenants take turns. It does no I/O."""
 
 from collections import Counter, OrderedDict, deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 from timer_service.core.broker import Request
 
 _REQUEST_BYTES = 1024
 """The memory of a waiting request besides its body."""
+_MOST_SKIPPED = 100
+"""After so many tenants whose next request does not fit, a batch ends."""
 
 
 class QueueLimits(NamedTuple):
@@ -78,12 +80,15 @@ class RequestQueue:
     def take(self, now: float) -> Batch:
         """Remove and return the next batch. Each tenant gets one request after the other.
 
-        A tenant whose requests were put back has fewer: reading them again takes time.
+        A tenant whose requests were put back has fewer: reading them again takes time. A tenant whose next request does
+        not fit has the first turn of the next batch, and the others go on.
         """
         self._grow()
         batch = Batch([], [])
         used = 0
+        first: dict[str, deque[Waiting]] = {}
         done: dict[str, deque[Waiting]] = {}
+        skipped: set[str] = set()
         while self._waiting and len(batch.requests) < self._limits.batch:
             tenant, waiting = next(iter(self._waiting.items()))
             if self._taken[tenant] >= self._fitting.get(tenant, self._limits.batch):
@@ -91,7 +96,11 @@ class RequestQueue:
                 continue
             size = len(waiting[0].request.body)
             if batch.requests and used + size > self._limits.batch_bytes:
-                break
+                if len(skipped) >= _MOST_SKIPPED:
+                    break
+                (done if self._taken[tenant] else first)[tenant] = self._waiting.pop(tenant)
+                skipped.add(tenant)
+                continue
             taken = self._remove(tenant, newest=False)
             if tenant in self._waiting:
                 self._waiting.move_to_end(tenant)
@@ -102,10 +111,16 @@ class RequestQueue:
                 self._taken[tenant] += 1
                 used += size
         self._waiting.update(done)
+        for tenant, waiting in reversed(first.items()):
+            self._waiting[tenant] = waiting
+            self._waiting.move_to_end(tenant, last=False)
         return batch
 
-    def put_back(self, left: Sequence[Waiting]) -> None:
-        """Return requests of the last batch, in its order. Their tenants have the next turns."""
+    def put_back(self, left: Sequence[Waiting], later: Collection[str] = ()) -> None:
+        """Return requests of the last batch, in its order. Their tenants have the next turns, or the last (`later`).
+
+        A request that cannot be applied yet may fill a batch alone. With the next turn, it would keep out all others.
+        """
         for tenant, count in Counter(each.request.tenant for each in left).items():
             self._fitting[tenant] = max(self._taken.pop(tenant) - count, 1)
         for each in reversed(left):
@@ -113,6 +128,8 @@ class RequestQueue:
             self._waiting.setdefault(tenant, deque()).appendleft(each)
             self._waiting.move_to_end(tenant, last=False)
             self._count_in(tenant, each.size, 1)
+        for tenant in dict.fromkeys(each.request.tenant for each in left if each.request.tenant in later):
+            self._waiting.move_to_end(tenant)
 
     def _grow(self) -> None:
         """Let the next batch have more requests of the tenants whose last ones were all applied."""

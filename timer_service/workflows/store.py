@@ -56,14 +56,15 @@ WORKFLOWS = LeasedTable(
     held=WorkflowStatus.RUNNING,
     buried=WorkflowStatus.FAILED,
     lane=("tenant_id", "queue", "type"),
-    holder=("worker_id", "claimed_at", "lease_ms", "report_number", "counted_from"),
+    holder=("worker_id", "claimed_at", "lease_ms", "report_number"),
+    counted_from="counted_from",
 )
 """The claim of workers. A claim also sets the columns of `Hold`, and the instant from which the lease counts."""
 
 
 def holder(worker_id: str, lease_ms: int, now: int) -> dict[str, Any]:
     """Return the values of the columns that a claim by a worker sets at `now`."""
-    values = (worker_id, now, lease_ms, 0, now)
+    values = (worker_id, now, lease_ms, 0)
     return dict(zip(WORKFLOWS.holder, values, strict=True))
 
 

@@ -21,6 +21,8 @@ from tests.harness.workflows import (
     wait_for,
 )
 from timer_service.app.slices import build_clock_repair
+from timer_service.core.lanes import LaneClaim, Lanes
+from timer_service.workflows.store import WORKFLOWS, holder
 
 PAUSE_MS = 50
 
@@ -117,6 +119,22 @@ async def test_released_while_the_clock_was_ahead(workflows: Workflows) -> None:
     assert sorted(each["workflowId"] for each in await workflows.poll()) == ["parked", "shutdown"]
     workflows.clock.advance(seconds=5)
     assert [each["workflowId"] for each in await workflows.poll()] == ["non_deterministic"]
+
+
+async def test_claim_that_was_given_back_while_the_clock_was_ahead(workflows: Workflows) -> None:
+    """A task that did not fit into the reply then is available after the repair, although its sleep ended later."""
+    await workflows.start()
+    workflows.clock.advance(hours=24)
+    await workflows.report(await workflows.take(), PARK, waits=[sleep("nap", 1000)])
+    workflows.clock.advance(seconds=2)
+    lanes, now = Lanes(WORKFLOWS), workflows.clock.now()
+    claim = LaneClaim(("acme", "default", "order"), 1, LEASE_MS, holder("worker-1", LEASE_MS, now))
+    async with workflows.database.transaction() as tx:
+        ((row,),) = await lanes.claim(tx, [claim], now)
+        await lanes.release(tx, [row])
+    workflows.clock.advance(hours=-24)
+    assert await repair(workflows) == 2  # the workflow and its sleep
+    assert (await workflows.take())["attempt"] == 1
 
 
 @pytest.mark.parametrize("parks", [True, False], ids=["before the repair", "never"])

@@ -194,7 +194,8 @@ async def test_retention_counts_from_the_newest_command(workflows: Workflows) ->
 # Schema
 
 
-UNHELD = ", ".join(f"{name} = NULL" for name in ("available_at", "due_at", *WORKFLOWS.holder, "lease_token"))
+NULLS_OF_UNHELD = ("available_at", "due_at", "counted_from", *WORKFLOWS.holder, "lease_token")
+UNHELD = ", ".join(f"{name} = NULL" for name in NULLS_OF_UNHELD)
 FORBIDDEN = [
     "status = 'done'",
     "status = 'waiting'",
