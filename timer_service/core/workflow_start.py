@@ -54,6 +54,8 @@ class WorkflowStart(NamedTuple):
     position: Position
     """The position of the command that wants it. A newer CancelWorkflow wins."""
     cause: Cause
+    created_at: int
+    """When it counts as created: the same if it is started again after a restore. 0: when it is started."""
     is_command: bool = False
     """Whether a command starts it now. A command that is handled again after a restore exceeds no limit."""
 

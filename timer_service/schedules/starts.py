@@ -41,7 +41,8 @@ def slot_starts(decision: Decision, data: str | None) -> list[WorkflowStart]:
     """Return the workflows that the slots of a decision start, in order. `data` is the input."""
     schedule = decision.schedule
     return [
-        _start(schedule, format_instant(slot), data, schedule.defined_by, schedule.cause) for slot in decision.fired
+        _start(schedule, format_instant(slot), data, schedule.defined_by, schedule.cause, created_at=slot)
+        for slot in decision.fired
     ]
 
 
@@ -49,10 +50,13 @@ def trigger_start(schedule: Schedule, command: Command, data: str | None) -> Wor
     """Return the workflow that a TriggerSchedule starts. `data` is the input."""
     position = command.position
     name = f"{position.epoch}-{position.sequence}"
-    return _start(schedule, name, data, position, cause_of(command))._replace(is_command=True)
+    start = _start(schedule, name, data, position, cause_of(command), created_at=command.stored_at)
+    return start._replace(is_command=True)
 
 
-def _start(schedule: Schedule, name: str, data: str | None, position: Position, cause: Cause) -> WorkflowStart:
+def _start(
+    schedule: Schedule, name: str, data: str | None, position: Position, cause: Cause, *, created_at: int
+) -> WorkflowStart:
     assert schedule.definition is not None  # noqa: S101 - a tombstone starts nothing
     assert schedule.definition.start is not None  # noqa: S101 - the caller has looked
     tenant_id, schedule_id = schedule.key
@@ -63,6 +67,7 @@ def _start(schedule: Schedule, name: str, data: str | None, position: Position, 
         input=None if data in {None, "null"} else check_stored(data),
         position=position,
         cause=cause,
+        created_at=created_at,
     )
 
 

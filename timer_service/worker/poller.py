@@ -16,6 +16,8 @@ from timer_service.worker.tasks import Tasks
 log = logging.getLogger(__name__)
 
 _PATIENCE_SECONDS = 5
+_SILENT_FAILURES = 5
+"""So many polls in a row may get no answer without a warning: the service restarts in about this time."""
 
 
 class Poller:
@@ -38,15 +40,17 @@ class Poller:
 
     async def run(self) -> None:
         """Poll until stopped."""
-        delays, is_refused = Delays(), False
+        delays, failures, is_warned = Delays(), 0, False
         while await self._has_free_slots():
             try:
                 await self._poll()
-                delays, is_refused = Delays(), False
+                delays, failures, is_warned = Delays(), 0, False
             except TimerServiceError as error:
-                if not isinstance(error, NoAnswerError) and not is_refused:
-                    log.warning("the service gives no tasks: %s", error)
-                    is_refused = True
+                failures += 1
+                is_brief = isinstance(error, NoAnswerError) and failures <= _SILENT_FAILURES
+                if not is_brief and not is_warned:
+                    log.warning("no tasks for the tenant %s: %s", self._settings.tenant, error)
+                    is_warned = True
                 await self._pause(delays.next())
 
     async def _has_free_slots(self) -> bool:

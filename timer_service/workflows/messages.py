@@ -133,7 +133,9 @@ class EndedPayload(WorkflowPayload):
     """The payload of an event about the end of a workflow."""
 
     workflow_type: EffectName = Field(alias="type")
-    started_at: Instant = Field(description="When the workflow was created.")
+    started_at: Instant = Field(
+        description="When the broker stored the command that created the workflow, or the slot that started it."
+    )
     ended_at: Instant
 
 

@@ -90,7 +90,9 @@ class Task(Payload):
     attempt: int = Field(ge=1, description="How many leases in a row ran out, and this one.")
     input: Any = None
     retry: RetryPolicy
-    started_at: Instant = Field(description="When the workflow was created.")
+    started_at: Instant = Field(
+        description="When the broker stored the command that created the workflow, or the slot that started it."
+    )
     deadline_at: Instant | None = None
     effects: list[EffectView] = Field(description="In order of `seq`, then those without, in order of the key.")
     cursor: str | None = Field(default=None, description="If set, get-effects returns more effects.")

@@ -114,7 +114,9 @@ def _start(before: Workflow, command: Command, payload: StartWorkflow, facts: Fa
         retry=None if payload.retry is None else payload.retry.model_dump_json(),
         concurrency_key=payload.concurrency_key,
     )
-    named = before._replace(definition=definition, cause=cause_of(command), created_at=now, confirmed_at=None)
+    # Not `now`: the keys of its steps depend on it, and stay the same if the command is handled again after a restore.
+    created_at = command.stored_at or now
+    named = before._replace(definition=definition, cause=cause_of(command), created_at=created_at, confirmed_at=None)
     if facts.is_busy:
         return Applied(named._replace(ended_at=now), Outcome.SKIPPED_BUSY)
     asked_at = _asked_at(command, now)

@@ -67,7 +67,8 @@ def decide(found: Workflow | None, start: WorkflowStart, now: int, *, is_busy: b
         return Decision(StartResult.BUSY if was_skipped else StartResult.UNCHANGED, before)
     if start.position < before.cancelled_by:
         return Decision(StartResult.CANCELLED, before)
-    named = before._replace(definition=definition, cause=start.cause, created_at=now, confirmed_at=None)
+    created_at = start.created_at or now
+    named = before._replace(definition=definition, cause=start.cause, created_at=created_at, confirmed_at=None)
     if is_busy:
         return Decision(StartResult.BUSY, named._replace(ended_at=now, confirmed_at=now))
     opened = named._replace(

@@ -85,6 +85,14 @@ async def test_a_late_schedule_follows_its_policy(starting: StartingSchedules) -
     assert starting.metrics.missed == 9
 
 
+async def test_a_late_slot_creates_the_same_workflow(starting: StartingSchedules) -> None:
+    """A slot can fire again after a restore. `createdAt` is the slot, so the keys of the steps stay."""
+    await starting.put_start(maxCount=1)
+    await starting.advance(minutes=1, seconds=20)
+    (row,) = await starting.rows("workflows")
+    assert row["created_at"] == after(minutes=1)
+
+
 async def test_max_count_and_the_end(starting: StartingSchedules) -> None:
     """The schedule ends after `maxCount` workflows."""
     await starting.put_start(maxCount=2, catchUp=ALL)

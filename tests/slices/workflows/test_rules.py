@@ -267,3 +267,9 @@ def test_any_order_of_start_and_cancel() -> None:
             found, _ = apply(found, sent)
         assert found is not None
         assert not found.is_open, order
+
+
+def test_a_start_that_is_handled_again_creates_the_same_workflow() -> None:
+    """After a restore, a start is handled later. `createdAt` stays, and so do the keys of the steps."""
+    applied = rules.apply(None, Sent(10, "start").command, NOTHING, NOW + 60 * MINUTE)
+    assert applied.workflow.created_at == started().created_at == NOW + 10 * MINUTE

@@ -204,3 +204,27 @@ async def test_the_service_becomes_busy_while_halves_are_sent() -> None:
     unsent = await send_in_halves(range(1000), answers.send)
     assert answers.accepted | set(unsent.left) == set(range(1000))
     assert not answers.accepted & set(unsent.left)
+
+
+@pytest.mark.parametrize(("polls", "warnings"), [(5, 0), (20, 1)])
+def test_a_worker_without_answers_says_so(caplog: pytest.LogCaptureFixture, polls: int, warnings: int) -> None:
+    """A restart of the service is no news. If it stays away, or does not serve this tenant, the worker says so once."""
+
+    class Away(MemoryService):
+        polls = 0
+
+        async def request(self, name: str, body: bytes, timeout_seconds: float) -> Any:
+            self.polls += name == "poll-tasks"
+            if self.polls <= polls:
+                raise NoAnswerError("no service answers here")
+            return await super().request(name, body, timeout_seconds)
+
+    async def main() -> None:
+        service = Away()
+        service.start("w-1", "single", 1)
+        async with worker(service, single):
+            await service.until_ended("w-1")
+
+    in_virtual_time(main)
+    wanted = ["no tasks for the tenant acme: no service answers here"] * warnings
+    assert [each.getMessage() for each in caplog.records] == wanted
