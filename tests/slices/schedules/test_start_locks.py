@@ -17,6 +17,7 @@ from timer_service.adapters.memory import MemoryBroker
 from timer_service.adapters.postgres import PostgresDatabase
 from timer_service.core.database import Transaction
 from timer_service.core.errors import DatabaseBlockedError
+from timer_service.core.limits import Limits, TenantLimits
 from timer_service.core.quotas import Quotas
 from timer_service.core.workflow_start import Started, WorkflowStart
 from timer_service.schedules import firing_worker
@@ -196,6 +197,22 @@ async def test_many_locked_tenants(
         for _ in range(2):
             await starting.worker.tick(starting.clock.now())
         assert list(await starting.workflows("other")) == [f"daily/{iso(after(minutes=1))}"]
+
+
+async def test_tries_that_meet_a_lock_use_no_room(
+    locks: LockedPostgres, memory_broker: MemoryBroker, clock: ManualClock
+) -> None:
+    """A slot is not skipped as `over_quota` because of workflows that a failed transaction wanted to start."""
+    limits = TenantLimits(default=Limits(open_workflows=6))
+    starting = StartingSchedules(locks.database, memory_broker, clock, limits=limits)
+    starting.parts.quotas.monotonic = count(0, 0.001).__next__  # rows that were just counted are not counted again
+    await put_neighbours(starting, 5)
+    await starting.put_start(start=KEY)
+    clock.advance(minutes=1)
+    async with locks.locked(insert("mine", key="only-one")):
+        await starting.fire()
+        assert len(await starting.workflows()) == 5
+        assert [await starting.skipped(f"n-{number:03}") for number in range(5)] == [[]] * 5
 
 
 async def test_a_broken_row_without_start_beside_a_locked_one(
