@@ -103,6 +103,20 @@ async def test_a_transaction_that_removes_rows() -> None:
     assert await add(quotas, rows, [2, 1]) == [True, False]
 
 
+@pytest.mark.parametrize("counted_before", [True, False])
+async def test_a_failed_transaction_gives_its_room_back(*, counted_before: bool) -> None:
+    """The next transactions have as much room as before, without another count."""
+    rows = Rows()
+    quotas = rows.quotas()
+    if counted_before:
+        assert await add(quotas, rows, [1]) == [True]
+    failed = begin(quotas, rows)
+    assert [await failed.exceeds("acme", {TIMERS: amount}, HERE) for amount in (4, -2, 5)] == [None] * 3
+    failed.give_back()
+    assert await add(quotas, rows, [10 - rows.used]) == [True]
+    assert rows.counts == ["acme"]
+
+
 async def test_slow_counts_and_the_limit() -> None:
     """A limit is never exceeded, however long its counts take."""
     rows = Rows()

@@ -124,7 +124,7 @@ class _Share:
     added: int = 0
     """So far. Negative if they remove more than they add."""
     taken: int = 0
-    """What they took from the room: the highest value of `added`. The transaction may fail, so nothing is returned."""
+    """What they took from the room: the highest value of `added`. The transaction may fail, so less is no room."""
     room: _Room | None = None
     is_counted: bool = False
     """Whether this transaction has counted the rows. Another count would find the same."""
@@ -134,6 +134,11 @@ class _Share:
         if self.room is not None and self.added > self.taken:
             self.room.left -= self.added - self.taken
             self.taken = self.added
+
+    def give_back(self) -> None:
+        if self.room is not None:
+            self.room.left += self.taken
+            self.taken = 0
 
 
 class Admission:
@@ -165,6 +170,11 @@ class Admission:
         for share, amount in changed:
             share.add(amount)
         return None
+
+    def give_back(self) -> None:
+        """Return the room that the changes took, because the transaction fails."""
+        for share in self._shares.values():
+            share.give_back()
 
     async def _fits(self, tenant: str, usage: Usage, most: int, share: _Share, amount: int) -> bool:
         quotas, key = self._quotas, (tenant, usage.limit)

@@ -34,7 +34,10 @@ _SHORTEST_WAIT_MS = 100
 _LONGEST_WAIT_MS = 10_000
 """The bounds of the time until a schedule is tried again whose workflow another transaction has locked."""
 _LONGEST_LOCKED_SECONDS = 1
-"""If a pass has waited for locks for longer, it fails: the whole database may be slow."""
+"""If a pass has waited for locks for longer, it ends. If it has found no locked schedule until then, it fails.
+
+The whole database may be slow then.
+"""
 _MOST_PARTS = 64
 """If so many parts of a failed pass fail too, and none succeeds, the fault is not in the schedules."""
 
@@ -109,27 +112,38 @@ class FiringWorker:
     async def _fire_around_locks(self, error: DatabaseBlockedError, now: int) -> int:
         """Fire the schedules of a pass that met a lock of another transaction. The locked ones wait.
 
-        Those that start no workflow come first. Return the number of handled schedules. A part that fails for another
-        reason stays due: the next pass divides it, without the locked schedules.
+        Those that start no workflow come first. Return the number of handled schedules. If many are locked, the rest
+        stays due, and the next pass goes on with it.
         """
-        starting = self._starting
-        others = [key for key in self._selected if key not in starting]
-        handled = await self._fire_keys(others, now) if others else 0
+        starting = [key for key in self._selected if key in self._starting]
+        others = [key for key in self._selected if key not in self._starting]
+        handled = await self._fire_part(others, now) if others else 0
         parts = LockedParts(starting)
         while (part := parts.take()) is not None:
             if parts.seconds > _LONGEST_LOCKED_SECONDS:
-                raise error
+                if not parts.locked:
+                    raise error
+                break
             try:
-                handled += await self._fire_keys(part, now)
+                handled += await self._fire_part(part, now)
             except DatabaseBlockedError:
                 parts.divide(part)
-            except (DatabaseUnavailableError, ConflictError):
-                raise
-            except Exception as caught:
-                log.warning("part of a pass failed", exc_info=caught)
         if parts.locked:
             await in_transaction(self._database, partial(self._defer, keys=parts.locked, now=now))
         return handled + len(parts.locked)
+
+    async def _fire_part(self, keys: Sequence[Key], now: int) -> int:
+        """Fire schedules of a pass that met a lock. If one is broken, they stay due, and 0 is returned.
+
+        The next pass divides them, without the locked schedules.
+        """
+        try:
+            return await self._fire_keys(keys, now)
+        except (DatabaseUnavailableError, ConflictError):
+            raise
+        except Exception as caught:
+            log.warning("part of a pass failed", exc_info=caught)
+            return 0
 
     async def _defer(self, tx: Transaction, *, keys: Sequence[Key], now: int) -> None:
         """Let schedules wait whose workflows are locked: as long again as they are late, within bounds."""

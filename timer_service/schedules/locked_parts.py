@@ -2,7 +2,7 @@
 
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 
 from timer_service.schedules.schedule import Key
 
@@ -13,9 +13,14 @@ _MOST_OF_TENANT = 3
 
 
 class LockedParts:
-    """The parts of a pass to try, in the order of the keys: so the schedules of one tenant are together."""
+    """The parts of a pass to try. The schedules of one tenant are together.
 
-    def __init__(self, keys: Collection[Key], monotonic: Callable[[], float] = time.monotonic) -> None:
+    The tenant whose schedule waits longest comes first. So after a pass that ended early, the next one goes on with the
+    schedules that were not tried.
+    """
+
+    def __init__(self, keys: Sequence[Key], monotonic: Callable[[], float] = time.monotonic) -> None:
+        """`keys`: in the order in which they became due."""
         self.locked: list[Key] = []
         """The schedules to try later: the locked ones, and those of a tenant with many locked ones."""
         self._parts: list[Sequence[Key]] = []
@@ -24,7 +29,7 @@ class LockedParts:
         self._began = monotonic()
         self.seconds = 0.0
         """How long the tries took that met a lock."""
-        self._divide(sorted(keys))
+        self._divide(_by_tenant(keys))
 
     def take(self) -> Sequence[Key] | None:
         """Return the next part to try now; None if none is left."""
@@ -51,3 +56,10 @@ class LockedParts:
 
     def _is_given_up(self, key: Key) -> bool:
         return self._of_tenant[key.tenant_id] >= _MOST_OF_TENANT
+
+
+def _by_tenant(keys: Sequence[Key]) -> list[Key]:
+    """Return keys with those of one tenant together, in the order of the first key of each tenant."""
+    tenants = dict.fromkeys(key.tenant_id for key in keys)
+    ranks = {tenant: rank for rank, tenant in enumerate(tenants)}
+    return sorted(keys, key=lambda key: ranks[key.tenant_id])

@@ -3,6 +3,7 @@
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from itertools import count
 from typing import Any
 
 import pytest
@@ -16,9 +17,12 @@ from timer_service.adapters.memory import MemoryBroker
 from timer_service.adapters.postgres import PostgresDatabase
 from timer_service.core.database import Transaction
 from timer_service.core.errors import DatabaseBlockedError
+from timer_service.core.limits import Limits, TenantLimits
 from timer_service.core.quotas import Quotas
 from timer_service.core.workflow_start import Started, WorkflowStart
+from timer_service.schedules import firing_worker
 from timer_service.schedules.firing_worker import FiringWorker
+from timer_service.schedules.locked_parts import LockedParts
 from timer_service.workflows.slot_start import start_workflows
 
 KEY = {"concurrencyKey": "only-one"}
@@ -172,6 +176,66 @@ async def test_a_broken_row_beside_a_locked_one(starting: StartingSchedules, loc
         assert errors == {"broken"}
     await starting.advance(seconds=10)
     assert f"daily/{iso(after(minutes=1))}" in await starting.workflows()
+
+
+async def test_many_locked_tenants(
+    starting: StartingSchedules, locks: LockedPostgres, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A pass that waited too long ends. The next one goes on behind the locked schedules, so the others fire."""
+    every_try_takes = 0.3
+    monkeypatch.setattr(
+        firing_worker, "LockedParts", lambda keys: LockedParts(keys, count(0, every_try_takes).__next__)
+    )
+    locked = [f"locked-{number}" for number in range(6)]
+    for tenant in [*locked, "other"]:
+        start = {"type": "order", "concurrencyKey": "only-one"}
+        starting.send("PutSchedule", tenant=tenant, scheduleId="daily", every="PT1M", start=start)
+    await starting.consume()
+    starting.clock.advance(minutes=1)
+    statements = [insert("mine", key="only-one").replace("'acme'", f"'{tenant}'") for tenant in locked]
+    async with locks.locked("; ".join(statements)):
+        for _ in range(2):
+            await starting.worker.tick(starting.clock.now())
+        assert list(await starting.workflows("other")) == [f"daily/{iso(after(minutes=1))}"]
+
+
+async def test_tries_that_meet_a_lock_use_no_room(
+    locks: LockedPostgres, memory_broker: MemoryBroker, clock: ManualClock
+) -> None:
+    """A slot is not skipped as `over_quota` because of workflows that a failed transaction wanted to start."""
+    limits = TenantLimits(default=Limits(open_workflows=6))
+    starting = StartingSchedules(locks.database, memory_broker, clock, limits=limits)
+    starting.parts.quotas.monotonic = count(0, 0.001).__next__  # rows that were just counted are not counted again
+    await put_neighbours(starting, 5)
+    await starting.put_start(start=KEY)
+    clock.advance(minutes=1)
+    async with locks.locked(insert("mine", key="only-one")):
+        await starting.fire()
+        assert len(await starting.workflows()) == 5
+        assert [await starting.skipped(f"n-{number:03}") for number in range(5)] == [[]] * 5
+
+
+async def test_a_broken_row_without_start_beside_a_locked_one(
+    starting: StartingSchedules, locks: LockedPostgres
+) -> None:
+    """A broken schedule without `start` gets an error, and the others fire, as without the lock."""
+    await put_neighbours(starting, 2)
+    await starting.put_start(start=KEY)
+    await starting.put("broken")
+    await starting.sql(
+        "CREATE FUNCTION refuse() RETURNS trigger AS $$ BEGIN RAISE EXCEPTION 'refused'; END $$ LANGUAGE plpgsql"
+    )
+    await starting.sql(
+        "CREATE TRIGGER refuse BEFORE UPDATE ON schedules FOR EACH ROW "
+        "WHEN (NEW.schedule_id = 'broken' AND NEW.fired_count = 1) EXECUTE FUNCTION refuse()"
+    )
+    starting.clock.advance(minutes=1)
+    async with locks.locked(insert("mine", key="only-one")):
+        for _ in range(2):
+            await starting.worker.tick(starting.clock.now())
+        rows = {row["schedule_id"]: row for row in await starting.all_rows()}
+        assert {name for name, row in rows.items() if row["last_error"] is not None} == {"broken"}
+        assert {name for name, row in rows.items() if row["fired_count"]} == {"n-000", "n-001", "plain"}
 
 
 # Between the look and the insert

@@ -68,3 +68,10 @@ def test_every_schedule_is_in_one_part(count: int) -> None:
     parts = LockedParts(keys("acme", count))
     _, fired = divide(parts, set())
     assert sorted(fired) == keys("acme", count)
+
+
+def test_the_tenant_that_waits_longest_comes_first() -> None:
+    """The schedules of a tenant are together, in the order of the one that became due first."""
+    first, second = keys("other", 2), keys("acme", 2)
+    parts = LockedParts([first[1], second[0], first[0], second[1]])
+    assert [parts.take() for _ in range(4)] == [[each] for each in (first[1], first[0], *second)]
