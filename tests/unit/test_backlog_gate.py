@@ -115,3 +115,16 @@ async def test_a_new_backlog_does_not_prolong_the_longest_wait(site: Site) -> No
         site.now += 5_000
         waited += 5_000
     assert waited == LONGEST_WAIT_MS
+
+
+async def test_outage_after_the_longest_wait(site: Site) -> None:
+    """A gate that opened by its limit closes for the commands of the next outage, and waits for them a minute."""
+    site.broker.stored = 1
+    while not await site.is_open():
+        site.now += RECHECK_MS
+    site.broker.outages, site.broker.stored = 1, 5
+    waited = 0
+    while not await site.is_open():
+        site.now += RECHECK_MS
+        waited += RECHECK_MS
+    assert waited == LONGEST_WAIT_MS

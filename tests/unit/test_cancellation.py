@@ -1,10 +1,10 @@
-"""Cancellations that a library swallows."""
+"""Cancellations that a library swallows, and steps that none must interrupt."""
 
 import asyncio
 
 import pytest
 
-from timer_service.core.cancellation import keep_cancellation
+from timer_service.core.cancellation import keep_cancellation, run_to_completion
 
 
 async def swallow() -> None:
@@ -52,3 +52,29 @@ async def test_error_of_the_block() -> None:
     """An error of the block is passed on."""
     with pytest.raises(ZeroDivisionError), keep_cancellation():
         _ = 1 / 0
+
+
+async def test_step_of_a_task_that_is_cancelled_again_and_again() -> None:
+    """The task waits for the end of its step, however often it is cancelled. Then it is cancelled."""
+    may_end = asyncio.Event()
+    ends = []
+
+    async def step() -> None:
+        await may_end.wait()
+        ends.append("step")
+
+    async def work() -> None:
+        try:
+            await run_to_completion(step())
+        finally:
+            ends.append("task")
+
+    task = asyncio.ensure_future(work())
+    for _ in range(4):
+        await asyncio.sleep(0)
+        task.cancel()
+    for _ in range(4):
+        await asyncio.sleep(0)
+    may_end.set()
+    await asyncio.wait([task])
+    assert (task.cancelled(), ends) == (True, ["step", "task"])

@@ -38,8 +38,9 @@ class BacklogGate:
         """How long the gate has waited for commands since it was last open, while the broker could be used."""
         self._looked_at: int | None = None
         """When the gate last looked for unhandled commands; None if it does not wait or the broker was away since."""
-        self._is_overdue = False
-        """Whether the gate opened by its limit. It then stays open until the commands have been handled."""
+        self._overdue: int | None = None
+        """The outages after which the gate opened by its limit. It stays open until another one, or until the commands
+        have been handled."""
 
     async def is_open(self, now: int) -> bool:
         """Return whether what is due at `now` may be decided. If not, ask again after `RECHECK_MS`."""
@@ -52,7 +53,9 @@ class BacklogGate:
         outages = self._broker.outages
         if outages == self._outages:
             return True
-        if self._is_overdue and self._looked_at is not None and 0 <= now - self._looked_at < RECHECK_MS:
+        if self._overdue not in {None, outages}:  # it was open: the commands of another outage have their own minute
+            self._overdue, self._looked_at, self._waited_ms = None, None, 0
+        if self._overdue is not None and self._looked_at is not None and 0 <= now - self._looked_at < RECHECK_MS:
             return True
         if self._looked_at is not None:  # the clock may have been set back
             self._waited_ms += max(now - self._looked_at, 0)
@@ -66,9 +69,9 @@ class BacklogGate:
             is_handled = await self._broker.caught_up(restart=True)
         if is_handled:
             self._outages, self._waiting_for, self._looked_at = outages, None, None
-            self._waited_ms, self._is_overdue = 0, False
+            self._waited_ms, self._overdue = 0, None
             return True
-        if self._waited_ms >= LONGEST_WAIT_MS and not self._is_overdue:
-            self._is_overdue = True
+        if self._waited_ms >= LONGEST_WAIT_MS and self._overdue is None:
+            self._overdue = outages
             log.warning("commands from before the start or an outage are not handled; going on without them")
-        return self._is_overdue
+        return self._overdue is not None
