@@ -159,3 +159,26 @@ async def test_loops_are_woken_for_the_earliest_row(site: Site) -> None:
     site.handle = lambda _commands: results
     await site.run(*"aaaa")
     assert site.wakes == [(3, None), (4, "outbox")]
+
+
+async def test_a_blocked_transaction_ends_the_batch(site: Site) -> None:
+    """What is left of a batch after a blocked transaction is put back: other transactions may meet the same lock."""
+    sizes: list[int] = []
+
+    def block(commands: Sequence[Command]) -> Sequence[CommandResult | None]:
+        sizes.append(len(commands))
+        raise DatabaseBlockedError("lock timeout")
+
+    site.handle = block
+    await site.run(*"abab")
+    assert await site.run() == (False, 4)
+    assert sizes == [4, 2]
+
+
+async def test_a_row_for_workers_that_has_a_deadline_too(site: Site) -> None:
+    """A loop that a result names is woken, also if workers take the row. Without a name, no loop is woken."""
+    for_workers = CommandResult("started", 5, lane=("a", "main", "pay"))
+    results = [for_workers, for_workers._replace(wake_at=7, loop="deadlines")]
+    site.handle = lambda _commands: results
+    await site.run(*"aa")
+    assert site.wakes == [(7, "deadlines")]
