@@ -182,3 +182,14 @@ async def test_a_row_for_workers_that_has_a_deadline_too(site: Site) -> None:
     site.handle = lambda _commands: results
     await site.run(*"aa")
     assert site.wakes == [(7, "deadlines")]
+
+
+@pytest.mark.parametrize(("fault", "counting"), [("has_no_room_for", 0), ("refuses", 1)])
+async def test_a_wait_for_room_does_not_count_against_a_command(site: Site, fault: str, counting: int) -> None:
+    """A delivery counts if the broker refuses the dead letter, and not if the broker has no room for it."""
+    setattr(site.timers.broker, fault, lambda message: message.address.kind is Kind.DEAD_LETTER)
+    site.timers.send(b"{")
+    subscription = await site.timers.broker.subscribe()
+    (delivery,) = batch = await subscription.next_batch(1)
+    await site.consumer.handle(subscription, batch)
+    assert site.consumer._attempts.of(delivery) == counting
