@@ -160,3 +160,12 @@ def test_extended_codes(code: int, raised: type[Exception]) -> None:
     error.sqlite_errorcode = code
     with pytest.raises(raised), translate_errors():
         raise error
+
+
+async def test_a_new_file_takes_commands(tmp_path: Path) -> None:
+    """SQLite creates the `-wal` file of a new database with the first write. It does not count as a replaced file."""
+    async with opened_sqlite(tmp_path / "new.db") as database:
+        for _ in range(2):
+            async with database.accepting() as tx:
+                await tx.execute("CREATE TABLE IF NOT EXISTS t (number INTEGER)")
+        assert database.health == HEALTHY
