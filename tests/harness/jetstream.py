@@ -17,6 +17,8 @@ class ScriptedJetStream:
         self.is_down = False
         self.stored_at: str | None = None
         """When each message was stored; None if none can be read any more."""
+        self.stored_later: dict[int, str] = {}
+        """When other messages were stored, by their sequences."""
         self.requests: list[str] = []
 
     def answer(self, subject: str, body: bytes) -> dict[str, Any] | None:
@@ -58,7 +60,7 @@ class ScriptedJetStream:
     def _message(self, sequence: int) -> dict[str, Any]:
         if self.stored_at is None or sequence > self.last_sequence:
             return _error(404, 10037, "no message found")
-        return {"message": {"seq": sequence, "time": self.stored_at}}
+        return {"message": {"seq": sequence, "time": self.stored_later.get(sequence, self.stored_at)}}
 
 
 def _error(http: int, code: int, description: str) -> dict[str, Any]:

@@ -116,6 +116,13 @@ async def test_oldest_unsettled_command(site: Site, waiting: int, in_flight: int
     assert await site.durable.oldest_unsettled() == found
 
 
+async def test_a_settled_command_is_not_the_oldest_unsettled_one(site: Site) -> None:
+    """The oldest unsettled command is the first one after those that are settled."""
+    await site.join(handled=3, delivered=3, settled=2)
+    site.js.in_flight, site.js.stored_later[3] = 1, "2026-01-01T00:00:07Z"
+    assert await site.durable.oldest_unsettled() == 1_767_225_607_000
+
+
 class Neighbour:
     """Another service that works in rounds: in each, it looks as if it did nothing, or it settles a command."""
 

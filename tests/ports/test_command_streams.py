@@ -125,3 +125,19 @@ async def test_concurrent_joins(store: Database) -> None:
 async def test_installation(store: Database) -> None:
     """The identity of a database is chosen once."""
     assert await CommandHistory(store).installation() == await CommandHistory(store).installation()
+
+
+async def test_the_stream_is_replaced_while_an_instance_joins(store: Database) -> None:
+    """An instance looks again if another one has met a newer stream meanwhile. It stores nothing about the old one."""
+    first, second = CommandHistory(store), CommandHistory(store)
+    newer = StreamState("newer", 700, 1, 3)
+    looks = iter([StreamState("older", 600, 1, 3), newer])
+
+    async def look_at_newer() -> StreamState:
+        return newer
+
+    async def look() -> StreamState:
+        await second.recognize(look_at_newer, find)
+        return next(looks)
+
+    assert (await first.recognize(look, find)).newest.created == "newer"

@@ -385,3 +385,11 @@ async def test_postgres_has_its_own_tools(tmp_path: Path) -> None:
     for command in (back_up, restore):
         with pytest.raises(StartError, match=r"pg_dump, .* point-in-time recovery.*timer-service replay"):
             await command(config, tmp_path / "backup.db")
+
+
+async def test_restore_beside_an_empty_wal_file(config: Config, file: Path) -> None:
+    """A backup is whole if its `-wal` file is empty, as a program that looked into the backup may leave it."""
+    await write_database(file, NEW)
+    file.with_name(f"{file.name}-wal").touch()
+    await restore(config, file)
+    assert NEW in await read_epochs(config.db_path)

@@ -16,11 +16,12 @@ class Consumer:
 
     def __init__(self, last_sequence: int) -> None:
         self.last_sequence = last_sequence
+        self.created = "2026-01-01T00:00:00Z"
         self.delivered = self.settled = self.waiting = 0
 
     async def info(self) -> Mapping[str, Any]:
         return {
-            "created": "2026-01-01T00:00:00Z",
+            "created": self.created,
             "delivered": {"stream_seq": self.delivered},
             "ack_floor": {"stream_seq": self.settled},
             "num_pending": self.waiting,
@@ -121,3 +122,17 @@ async def test_each_backlog_has_the_whole_patience(monkeypatch: pytest.MonkeyPat
         now += seconds
         settled.append(await found.is_settled(restart=restart and seconds == 1 and len(settled) == 2))
     assert settled == [False, not restart, False, False, True]
+
+
+async def test_a_consumer_that_is_created_again() -> None:
+    """The backlog ends where the stream ends now if the consumer is another one: its stream may be another one too."""
+    consumer = Consumer(5)
+    consumer.delivered = consumer.settled = 4
+    found = Backlog(consumer)  # type: ignore[arg-type]
+    settled = [await found.is_settled(restart=True)]
+    consumer.created, consumer.last_sequence = "2026-01-02T00:00:00Z", 10
+    for sequence in (5, 10):
+        consumer.delivered = consumer.settled = sequence
+        consumer.waiting = consumer.last_sequence - sequence
+        settled.append(await found.is_settled(restart=False))
+    assert settled == [False, False, True]

@@ -128,3 +128,16 @@ async def test_outage_after_the_longest_wait(site: Site) -> None:
         site.now += RECHECK_MS
         waited += RECHECK_MS
     assert waited == LONGEST_WAIT_MS
+
+
+async def test_an_outage_does_not_count_as_waiting(site: Site) -> None:
+    """The commands get the whole longest wait after the broker was away, however long that took."""
+    site.broker.stored = 1
+    found = [await site.is_open()]
+    site.broker.health, site.broker.outages = Health.down("away"), 1
+    found.append(await site.is_open(after_ms=RECHECK_MS))
+    site.broker.health = HEALTHY
+    found.append(await site.is_open(after_ms=LONGEST_WAIT_MS))
+    found.append(await site.is_open(after_ms=LONGEST_WAIT_MS - 1))
+    found.append(await site.is_open(after_ms=1))
+    assert found == [False, False, False, False, True]

@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 
 from timer_service.adapters.nats import Login
+from timer_service.app.login import nats_login
+from timer_service.config import load_config
 from timer_service.core.errors import StartError
 
 SEED = "SUAAAAICAMCAKBQHBAEQUCYMBUHA6EARCIJRIFIWC4MBSGQ3DQOR4H776Y"
@@ -60,3 +62,21 @@ def test_invalid_tls_file_names_its_setting(tmp_path: Path) -> None:
     file.write_text("nonsense")
     assert error_of(Login(tls_ca=file)).startswith("TIMER_NATS_TLS_CA: cannot load the certificates: ")
     assert error_of(Login(tls_cert=file, tls_key=file)).startswith("TIMER_NATS_TLS_CERT, TIMER_NATS_TLS_KEY: ")
+
+
+@pytest.mark.parametrize(
+    ("setting", "login"),
+    [
+        ("nats_password", Login(user="me", password="s3cret")),
+        ("nats_token", Login(token="s3cret")),
+        ("nats_nkey_seed", Login(nkey_seed="s3cret")),
+    ],
+)
+def test_secrets_of_the_settings(setting: str, login: Login, tmp_path: Path) -> None:
+    """Each secret reaches the login under its own name, from its setting or from the file that another one names."""
+    file = tmp_path / "secret"
+    file.write_text("s3cret")
+    file.chmod(0o600)
+    user = {"nats_user": "me"} if login.user else {}
+    assert nats_login(load_config(**user, **{setting: "s3cret"})) == login
+    assert nats_login(load_config(**user, **{f"{setting}_file": file})) == login

@@ -147,6 +147,11 @@ def test_an_old_sample_counts_less_and_less() -> None:
     assert [compute_offset(970, seconds * SECOND, samples) for seconds in (0, 1, 10)] == [970, 770, 100]
 
 
+def test_an_old_sample_that_the_possible_drift_explains() -> None:
+    """An earlier bound that is too high only without the possible drift is no sign that the clock was set back."""
+    assert compute_offset(970, SECOND, [Sample(0, 900, 400)]) == 770
+
+
 async def test_drift_while_the_database_seems_to_jump() -> None:
     """While a jump is not confirmed, the last accepted measurement grows older, so the time may drift away further."""
     machine = Machine(0, repeat(0, 0))

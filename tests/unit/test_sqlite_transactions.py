@@ -10,7 +10,8 @@ import pytest
 
 from tests.harness.stores import opened_sqlite
 from timer_service.adapters.sqlite import SqliteDatabase
-from timer_service.core.errors import DatabaseUnavailableError
+from timer_service.adapters.sqlite.errors import translate_errors
+from timer_service.core.errors import DatabaseSetupError, DatabaseUnavailableError
 from timer_service.core.health import HEALTHY
 
 INSERT = "INSERT INTO numbers (number) VALUES (:number)"
@@ -143,3 +144,28 @@ async def test_a_read_is_no_success_of_writing(site: Site) -> None:
     async with site.database.transaction() as tx:
         await tx.fetch(COUNT)
     assert site.database.health.reason == "database is locked"
+
+
+@pytest.mark.parametrize(
+    ("code", "raised"),
+    [
+        (sqlite3.SQLITE_READONLY_DIRECTORY, DatabaseSetupError),
+        (sqlite3.SQLITE_ERROR_MISSING_COLLSEQ, sqlite3.OperationalError),
+        (sqlite3.SQLITE_IOERR_WRITE, DatabaseUnavailableError),
+    ],
+)
+def test_extended_codes(code: int, raised: type[Exception]) -> None:
+    """An error with an extended code, which says more exactly what failed, is translated by its primary code."""
+    error = sqlite3.OperationalError("failed")
+    error.sqlite_errorcode = code
+    with pytest.raises(raised), translate_errors():
+        raise error
+
+
+async def test_a_new_file_takes_commands(tmp_path: Path) -> None:
+    """SQLite creates the `-wal` file of a new database with the first write. It does not count as a replaced file."""
+    async with opened_sqlite(tmp_path / "new.db") as database:
+        for _ in range(2):
+            async with database.accepting() as tx:
+                await tx.execute("CREATE TABLE IF NOT EXISTS t (number INTEGER)")
+        assert database.health == HEALTHY

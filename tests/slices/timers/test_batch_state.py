@@ -159,3 +159,37 @@ async def test_loops_are_woken_for_the_earliest_row(site: Site) -> None:
     site.handle = lambda _commands: results
     await site.run(*"aaaa")
     assert site.wakes == [(3, None), (4, "outbox")]
+
+
+async def test_a_blocked_transaction_ends_the_batch(site: Site) -> None:
+    """What is left of a batch after a blocked transaction is put back: other transactions may meet the same lock."""
+    sizes: list[int] = []
+
+    def block(commands: Sequence[Command]) -> Sequence[CommandResult | None]:
+        sizes.append(len(commands))
+        raise DatabaseBlockedError("lock timeout")
+
+    site.handle = block
+    await site.run(*"abab")
+    assert await site.run() == (False, 4)
+    assert sizes == [4, 2]
+
+
+async def test_a_row_for_workers_that_has_a_deadline_too(site: Site) -> None:
+    """A loop that a result names is woken, also if workers take the row. Without a name, no loop is woken."""
+    for_workers = CommandResult("started", 5, lane=("a", "main", "pay"))
+    results = [for_workers, for_workers._replace(wake_at=7, loop="deadlines")]
+    site.handle = lambda _commands: results
+    await site.run(*"aa")
+    assert site.wakes == [(7, "deadlines")]
+
+
+@pytest.mark.parametrize(("fault", "counting"), [("has_no_room_for", 0), ("refuses", 1)])
+async def test_a_wait_for_room_does_not_count_against_a_command(site: Site, fault: str, counting: int) -> None:
+    """A delivery counts if the broker refuses the dead letter, and not if the broker has no room for it."""
+    setattr(site.timers.broker, fault, lambda message: message.address.kind is Kind.DEAD_LETTER)
+    site.timers.send(b"{")
+    subscription = await site.timers.broker.subscribe()
+    (delivery,) = batch = await subscription.next_batch(1)
+    await site.consumer.handle(subscription, batch)
+    assert site.consumer._attempts.of(delivery) == counting
