@@ -160,6 +160,7 @@ async def test_a_stopped_worker_finishes_its_step(shell: Shell) -> None:
     assert not (shell.folder / "calls").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [

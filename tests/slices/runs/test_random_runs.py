@@ -13,6 +13,7 @@ def runs(store: Database, memory_broker: MemoryBroker, clock: ManualClock) -> Ru
     return Runs(store, memory_broker, clock)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 async def test_agrees_with_the_reference_evaluator(runs: Runs, seed: int) -> None:
     """Commands in any order and any batches make ready and skip the jobs that the reference evaluator finds."""

@@ -183,6 +183,7 @@ async def run_everything(signals: Signals, tenant: str) -> None:
     await signals.run()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("point", [point for point in Point if "reply" not in point])
 async def test_crash_everywhere(store: Database, clock: ManualClock, point: Point) -> None:
     """At any crash between a command and its settled event there is one task, one firing and one event id.

@@ -105,6 +105,7 @@ async def test_event_after_the_passes(timers: Timers) -> None:
     assert timers.outcomes() == {"cancelling": 1, "unchanged": 2}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batch_size", [1, 2, 3, 1000])
 @pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
 async def test_any_order(

@@ -236,6 +236,7 @@ async def check_events(workflows: Workflows) -> None:
         assert ends[row["workflow_id"]] == row["retries"] + has_ended
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(24))
 async def test_generated_history(
     sqlite: SqliteDatabase, memory_broker: MemoryBroker, clock: ManualClock, seed: int

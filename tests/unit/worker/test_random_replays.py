@@ -74,6 +74,7 @@ def draw_outcome(random: Random, play: Play, key: str) -> Outcome:
     return Outcome(None if effect.kind is Kind.SLEEP else f"{key}={random.randint(0, 99)}")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("block", range(10))
 def test_random_functions(block: int) -> None:
     """Each function has the results of plain asyncio, and each prefix of its results leads to the same effects."""

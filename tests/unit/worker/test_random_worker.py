@@ -96,6 +96,7 @@ def stored_of(row: Row) -> list[StoredEffect]:
     return [StoredEffect.read(each) for each in row.effects.values()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("block", range(6))
 def test_random_workers(block: int) -> None:
     """Whatever is lost or killed, every workflow ends as its stored results say."""
