@@ -1,4 +1,4 @@
-"""Workers of docs/examples/orders.py are killed at every step of an order. The order ends as if nobody had died."""
+"""Workers of docs/examples/orders.py are killed at every step of an order. The order ends as without a kill."""
 
 import asyncio
 import re

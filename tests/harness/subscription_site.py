@@ -11,6 +11,7 @@ from tests.harness.jetstream import ScriptedJetStream
 from tests.harness.nats_peer import ScriptedPeer, scripted_peer
 from timer_service.adapters.nats.durable import DurableConsumer
 from timer_service.adapters.nats.intake_client import IntakeClient
+from timer_service.adapters.nats.membership import Membership
 from timer_service.adapters.nats.subjects import Subjects
 from timer_service.adapters.nats.subscription import NatsSubscription
 from timer_service.core.broker import Delivery
@@ -29,9 +30,10 @@ class Site:
         self.history = MemoryHistory()
         peer.answer = self.js.answer
         subjects = Subjects("timer")
-        self.subscription = NatsSubscription(
+        membership = Membership(
             client, subjects, DurableConsumer(client, subjects), self.history, messages=(), batch_bytes=10_000
         )
+        self.subscription = NatsSubscription(client, membership)
 
     @property
     def pulls(self) -> list[tuple[str, dict[str, Any]]]:

@@ -162,7 +162,7 @@ async def test_much_is_received_while_others_run(peer: ScriptedPeer, client: Gua
 
     reader.feed_data = record
     assert client._reading_task is not None
-    client._reading_task.cancel()  # nobody reads
+    client._reading_task.cancel()  # the client reads no more
     sending = asyncio.create_task(peer.send(b"x" * 16 * 1024 * 1024))
     async with asyncio.timeout(10):
         while socket.is_reading():

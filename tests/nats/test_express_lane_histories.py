@@ -185,7 +185,7 @@ async def test_no_command_is_hidden(steps: list[tuple[str, int]]) -> None:
 
 
 def overtaken(site: Site, ahead: Delivery, handed_out: set[int]) -> list[int]:
-    """Return the earlier commands of a tenant that the consumer has not delivered, and that nobody has handled."""
+    """Return the earlier commands of a tenant that were neither delivered by the consumer nor handled."""
     earlier = site.stream.commands[: ahead.position.sequence - 1]
     waiting = [each for each in earlier if each.tenant == ahead.address.tenant and each.stored_at not in site.handled]
     return [each.sequence for each in waiting if each.sequence not in handed_out]

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -76,4 +77,4 @@ async def test_nothing_to_settle(site: Site) -> None:
 
 def test_delays_are_in_nanoseconds() -> None:
     """The server counts the delay of a retry in nanoseconds."""
-    assert returned_for(1_500_000) == b'-NAK {"delay": 1500000000}'
+    assert returned_for(timedelta(seconds=1.5)) == b'-NAK {"delay": 1500000000}'

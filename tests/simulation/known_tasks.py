@@ -53,8 +53,7 @@ class KnownTasks:
             self._newest |= {(worker, each["workflowId"]): _name(worker, each) for each in reply["tasks"]}
         reports = zip(request.get("reports", ()), reply.get("reports", ()), strict=True)
         lost = [_name(worker, each) for each, outcome in reports if outcome["outcome"] not in _GOES_ON]
-        held = request.get("tasks", ())
-        lost += [_name(worker, each) for each in held if each["workflowId"] in reply["lost"]]
+        lost += [_name(worker, each) for each in reply.get("lost", ())]
         self._lost_at |= dict.fromkeys(lost, self._elapsed())
 
 

@@ -431,7 +431,7 @@ def _sorted(rows: Iterator[Row]) -> list[Row]:
 
 
 def _forget(_request: Request, _reply: QueryReply) -> None:
-    """Do nothing with a reply that nobody waits for."""
+    """Do nothing with a reply for which no worker waits."""
 
 
 async def _wake(_at: int, _loop: str | None) -> None:

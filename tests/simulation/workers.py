@@ -186,8 +186,8 @@ class Cluster:
             self.service.ask(requests, instance, fault)
 
     def repeat(self, instance: int, *, newest_first: bool) -> None:
-        """Deliver the last reports once more. Nobody waits for the replies."""
-        copies = [each._replace(reply_to="_INBOX.nobody") for each in self.network.copies]
+        """Deliver the last reports once more. No worker waits for the replies."""
+        copies = [each._replace(reply_to="_INBOX.unused") for each in self.network.copies]
         if copies and self.service.broker.health.usable:
             self.service.ask(copies[::-1] if newest_first else copies, instance)
 

@@ -54,7 +54,7 @@ def no_fence_on_reports(patch: pytest.MonkeyPatch) -> None:
 
 
 def renewal_adds_to_the_lease(patch: pytest.MonkeyPatch) -> None:
-    """A renewal extends the lease instead of starting it anew."""
+    """A renewal extends the lease instead of starting it again."""
     patch.setattr(
         Workflow, "renew", lambda self, _now: self._replace(available_at=self.available_at + self.hold.lease_ms)
     )
@@ -216,7 +216,7 @@ def message_lost_when_the_waiter_parks(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(task_store, "load", load_old)
 
 
-def message_wakes_nobody(patch: pytest.MonkeyPatch) -> None:
+def message_wakes_no_worker(patch: pytest.MonkeyPatch) -> None:
     """A message to a parked workflow is stored, but no worker gets the workflow."""
     patch.setattr(rules, "_is_idle", lambda _workflow, _now: False)
 
@@ -388,7 +388,7 @@ WORKFLOW_MUTANTS: Mapping[Mutate, Sequence[Scenario]] = {
     message_consumed_twice: _ALL,
     newest_message_first: _ALL,
     message_lost_when_the_waiter_parks: _ALL,
-    message_wakes_nobody: _ALL,
+    message_wakes_no_worker: _ALL,
     message_id_not_recognised: _ALL,
     timeout_before_its_message: [_LEASES],
     deadline_ignored_while_sleeping: [_FAULTS],

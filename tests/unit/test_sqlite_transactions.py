@@ -81,7 +81,7 @@ async def test_transaction_without_a_statement(site: Site) -> None:
 
 
 async def test_reads_of_a_transaction_are_locked(site: Site) -> None:
-    """A transaction that has only read so far has the lock of writers: nobody changes what it decides on."""
+    """A transaction that has only read so far has the lock of writers: no other changes the rows that it has read."""
     async with site.database.transaction() as tx:
         await tx.fetch(COUNT)
         with pytest.raises(sqlite3.OperationalError, match="locked"):

@@ -256,7 +256,7 @@ class App:
         ]
 
     def _offer(self, lane: Lane, at: int) -> None:
-        """Say that a row of a lane becomes available to workers. If polls are only elsewhere, those get a hint."""
+        """Offer a row of a lane to the polls of workers. If only other instances have polls, send these a hint."""
         if self._requests is not None:
             self._requests.offer(lane, at)
         elif not self._database.exclusive:

@@ -1,4 +1,4 @@
-"""What the slots of a schedule start."""
+"""The workflow that each slot of a schedule starts."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

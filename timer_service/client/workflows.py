@@ -17,7 +17,7 @@ from timer_service.client.checks import (
 from timer_service.client.connection import Connection
 from timer_service.client.errors import NoAnswerError, QueryError, WorkflowEndedError
 from timer_service.client.models import UNSET, Outcome
-from timer_service.client.retry import Retry, wire_retry
+from timer_service.client.retry import Retry
 from timer_service.client.workflow_models import (
     WorkerInfo,
     Workflow,
@@ -26,6 +26,7 @@ from timer_service.client.workflow_models import (
     WorkflowEffect,
     WorkflowStatus,
 )
+from timer_service.client.workflow_start import WorkflowStart, wire_start
 
 _ENDED = frozenset([WorkflowStatus.COMPLETED, WorkflowStatus.FAILED, WorkflowStatus.CANCELLED])
 _EVENTS = ("workflow-completed", "workflow-failed", "workflow-cancelled")
@@ -70,19 +71,21 @@ class Workflows:
         """
         _check_one("start_at", start_at, "start_in", start_in)
         _check_one("deadline_at", deadline_at, "deadline_in", deadline_in)
-        fields = {
-            "type": check_text("workflow_type", workflow_type),
-            "queue": None if queue is None else check_text("queue", queue),
+        start = WorkflowStart(
+            workflow_type=workflow_type,
+            data=data,
+            queue=queue,
+            deadline_in=deadline_in,
+            retry=retry,
+            concurrency_key=concurrency_key,
+        )
+        instants = {
             "startAt": None if start_at is None else wire_instant("start_at", start_at),
             "startIn": None if start_in is None else wire_duration("start_in", start_in),
             "deadlineAt": None if deadline_at is None else wire_instant("deadline_at", deadline_at),
-            "deadlineIn": None if deadline_in is None else wire_duration("deadline_in", deadline_in),
-            "retry": None if retry is None else wire_retry(retry),
-            "concurrencyKey": None if concurrency_key is None else check_text("concurrency_key", concurrency_key),
         }
-        given = {name: value for name, value in fields.items() if value is not None}
-        data_field = {} if data is UNSET else {"input": data}
-        return await self._send("StartWorkflow", tenant, workflow, given | data_field, timeout_seconds)
+        given = {name: value for name, value in instants.items() if value is not None}
+        return await self._send("StartWorkflow", tenant, workflow, {**wire_start(start), **given}, timeout_seconds)
 
     async def send(
         self,

@@ -13,10 +13,8 @@ RECHECK_MS = 250
 """How often the broker is asked."""
 LONGEST_WAIT_MS = 60_000
 """How long the gate stays closed, so that one command that is retried again and again cannot stop everything."""
-
-
 _SHORT_BACKLOG_MS = 1_000
-"""How long a backlog may take so that those stored meanwhile need no look of their own."""
+"""A backlog that took no longer hides no newer commands, so the gate does not count again."""
 
 
 class BacklogGate:

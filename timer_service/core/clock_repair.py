@@ -13,8 +13,7 @@ from datetime import timedelta
 
 from timer_service.core.backoff import LONGEST_DELAY
 from timer_service.core.clock import Clock
-from timer_service.core.database import Database, Parameters, Row
-from timer_service.core.errors import DatabaseBlockedError
+from timer_service.core.database import Database, Parameters, Transaction
 from timer_service.core.lease import LeasedTable
 from timer_service.core.loop import Pass
 from timer_service.core.sql import load_sql
@@ -126,43 +125,30 @@ class ClockRepair:
         self._after = 0
 
     async def _repair_page(self, rows: TimedRows, now: int) -> int:
+        """Repair the rows of a page that no other session has locked. Another scan repairs the others, in a minute."""
         reader = self._database.reader
         after = max(self._after, now)
         end = await reader.fetch(rows.sql("page_end"), {"after": after})
         until = end[0]["at"] if end else _END
         page = {"after": after, "until": until, "now": now, "limit": _MOST_REPAIRED}
-        wrong = await reader.fetch(rows.sql("find_wrong"), page)
-        repaired = await self._repair(rows, wrong, now) if wrong else 0
-        if len(wrong) < _MOST_REPAIRED:  # else this page may have more of them
+        found = len(await reader.fetch(rows.sql("find_wrong"), page))
+        repaired = await in_transaction(self._database, lambda tx: _repair(tx, rows, page)) if found else 0
+        if repaired:
+            log.warning(
+                "rows waited for a wrong time, because the clock was ahead",
+                extra={"table": rows.table, "count": repaired},
+            )
+        if repaired < found:
+            self._scans_left = max(self._scans_left, 2)
+        if repaired < _MOST_REPAIRED:  # else this page may have more of them
             self._after = until
             if not end:
                 self._left.pop(0)
                 self._after = 0
         return repaired
 
-    async def _repair(self, rows: TimedRows, wrong: Sequence[Row], now: int) -> int:
-        keys = sorted(tuple(row[column] for column in rows.key) for row in wrong)
-        each = [{**dict(zip(rows.key, key, strict=True)), "now": now} for key in keys]
-        try:
-            repaired = await self._repair_together(rows, each)
-        except DatabaseBlockedError:
-            repaired = await self._repair_one_by_one(rows, each)
-        if repaired:
-            log.warning(
-                "rows waited for a wrong time, because the clock was ahead",
-                extra={"table": rows.table, "count": repaired},
-            )
-        return repaired
 
-    async def _repair_together(self, rows: TimedRows, each: Sequence[Parameters]) -> int:
-        return await in_transaction(self._database, lambda tx: tx.executemany(rows.sql("repair"), each))
-
-    async def _repair_one_by_one(self, rows: TimedRows, each: Sequence[Parameters]) -> int:
-        """Repair rows of which another session has locked some. These are repaired by another scan, in a minute."""
-        repaired = 0
-        for one in each:
-            try:
-                repaired += await self._repair_together(rows, [one])
-            except DatabaseBlockedError:
-                self._scans_left = max(self._scans_left, 2)
-        return repaired
+async def _repair(tx: Transaction, rows: TimedRows, page: Parameters) -> int:
+    """Lock and repair wrong rows of a page that no other session has locked, up to the limit. Return how many."""
+    wrong = await tx.fetch(f"{rows.sql('find_wrong')}\n/* skip locked */", page)
+    return await tx.executemany(rows.sql("repair"), [{**row, "now": page["now"]} for row in wrong])

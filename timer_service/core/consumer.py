@@ -210,7 +210,7 @@ class Consumer:
         """
         try:
             await self._suspects.end(suspect)
-        except Exception as error:  # noqa: BLE001 - whatever it is, it says nothing about the command
+        except Exception as error:  # noqa: BLE001 - no error here is a fault of the command
             log.warning(
                 "could not record that the service survived a command",
                 extra={"sequence": suspect.position.sequence, "reason": error_text(error)},

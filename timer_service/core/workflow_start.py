@@ -61,7 +61,7 @@ class WorkflowStart(NamedTuple):
 
 
 class StartResult(StrEnum):
-    """What became of a `WorkflowStart`."""
+    """How a `WorkflowStart` ended."""
 
     STARTED = "started"
     UNCHANGED = "unchanged"

@@ -21,7 +21,7 @@ class ErrorText(NamedTuple):
 def describe_error(error: BaseException) -> ErrorText:
     """Return what is stored of an error. Its text is cut to 4 KiB, and names the errors in an exception group.
 
-    It raises nothing, whatever the error of a user does when it is shown.
+    It raises nothing, even if the name or the text of a user's error cannot be read.
     """
     try:
         name = "".join(character for character in type(error).__name__ if character.isprintable())[:_MAX_TYPE]

@@ -3,7 +3,6 @@
 import hashlib
 import random
 from collections.abc import Iterable, Mapping
-from operator import itemgetter
 from typing import NamedTuple
 
 from timer_service.core.data import dump_data
@@ -76,6 +75,10 @@ class Effect(NamedTuple):
         """Whether it is a wait that has ended and whose end the function has not got."""
         return self.is_wait and self.status is not EffectStatus.OPEN and self.seq is None
 
+    def end(self, status: EffectStatus) -> "Effect":
+        """Return the effect with its last status."""
+        return self._replace(status=status, counted_from=None)
+
 
 Effects = Mapping[EffectKey, Effect]
 Inbox = Mapping[str, tuple[Message, ...]]
@@ -117,9 +120,7 @@ def end_attempt(found: Effect | None, step: StepResult, policy: RetryPolicy, now
         if effect.status is EffectStatus.DONE:
             raise ConflictingReportError
         if not step.retryable or step.attempt >= (step.retry or policy).max_attempts:
-            return _failed(effect, step, step.error)._replace(
-                status=EffectStatus.FAILED, due_at=None, counted_from=None
-            )
+            return _failed(effect, step, step.error).end(EffectStatus.FAILED)._replace(due_at=None)
         delay = retry_delay(step.retry or policy, step.attempt, rng) if step.after_ms is None else step.after_ms
         return _failed(effect, step, step.error)._replace(due_at=now + delay, counted_from=now)
     result = None if step.result is None else dump_data(step.result)
@@ -128,8 +129,8 @@ def end_attempt(found: Effect | None, step: StepResult, policy: RetryPolicy, now
         if effect.digest != digest:
             raise ConflictingReportError
         return effect
-    done = effect._replace(status=EffectStatus.DONE, due_at=None, counted_from=None, error=None)
-    return done._replace(result=result, digest=digest, size=size_of(result))
+    done = effect.end(EffectStatus.DONE)
+    return done._replace(due_at=None, error=None, result=result, digest=digest, size=size_of(result))
 
 
 def _failed(effect: Effect, step: StepResult, error: ErrorView) -> Effect:
@@ -172,17 +173,16 @@ def end_waits(effects: Effects, inbox: Inbox, now: int, *, may_time_out: bool) -
         is_due = effect.due_at is not None and effect.due_at <= now
         if effect.kind is EffectKind.SLEEP:
             if is_due:
-                after[effect.key] = effect._replace(status=EffectStatus.DONE, counted_from=None)
+                after[effect.key] = effect.end(EffectStatus.DONE)
             continue
         waiting = left.get(effect.key.name, ())
         in_time = waiting and (effect.due_at is None or not is_due or waiting[0].sent_at <= effect.due_at)
         if in_time:
             message, *rest = waiting
             left[effect.key.name] = tuple(rest)
-            done = effect._replace(status=EffectStatus.DONE, counted_from=None)
-            after[effect.key] = done._replace(size=message.size, taken=message)
+            after[effect.key] = effect.end(EffectStatus.DONE)._replace(size=message.size, taken=message)
         elif is_due and may_time_out:
-            after[effect.key] = effect._replace(status=EffectStatus.FAILED, counted_from=None)
+            after[effect.key] = effect.end(EffectStatus.FAILED)
     return after, left
 
 
@@ -216,4 +216,4 @@ def next_due(effects: Iterable[Effect]) -> Due | None:
     """Return the earliest instant at which an open effect is due; None if none has an instant."""
     opened = [each for each in effects if each.status is EffectStatus.OPEN]
     instants = [Due(each.due_at, each.counted_from) for each in opened if each.due_at is not None]
-    return min(instants, key=itemgetter(0), default=None)
+    return min(instants, key=lambda due: due.at, default=None)

@@ -102,6 +102,7 @@ async def page_within(reader: Reader, key: Key, after: Cursor, limit: int, most_
 
     Their views have at most `most_bytes`, unless a single one has more. Only the effects of the page are read whole.
     """
+    limit = min(limit, most_bytes // BYTES_PER_EFFECT + 1)  # more never fit
     sizes = [read_effect(row) for row in await _next(reader, "sizes", key, after, limit + 1)]
     count = 0
     for effect in sizes[:limit]:
@@ -119,16 +120,16 @@ def view_bytes(effect: Effect) -> int:
     return BYTES_PER_EFFECT + 2 * len(effect.key.name.encode()) + effect.size
 
 
-async def _next(reader: Reader, names: str, key: Key, after: Cursor, limit: int) -> list[Row]:
+async def _next(reader: Reader, statement: str, key: Key, after: Cursor, limit: int) -> list[Row]:
     """Return the rows of the next effects of a workflow after a cursor: those with a number, then the others."""
     parameters = {**key._asdict(), "limit": limit}
     rows: list[Row] = []
     if after.seq < LAST_SEQ:
-        rows += await reader.fetch(_SQL[f"{names}_seen"], {**parameters, "seq": after.seq})
+        rows += await reader.fetch(_SQL[f"{statement}_seen"], {**parameters, "seq": after.seq})
         after = Cursor(LAST_SEQ)
     if len(rows) < limit:
         rest = {**parameters, "name": after.name, "n": after.n, "limit": limit - len(rows)}
-        rows += await reader.fetch(_SQL[f"{names}_unseen"], rest)
+        rows += await reader.fetch(_SQL[f"{statement}_unseen"], rest)
     return rows
 
 

@@ -43,14 +43,14 @@ WHERE tenant_id = :tenant_id AND workflow_id = :workflow_id AND seq IS NULL AND 
 ORDER BY name, n LIMIT :limit
 
 -- name: page_seen
--- Returns the next effects that the function got, in their order, with their results.
+-- Returns the next effects that the function got, in their order, with their texts.
 SELECT {columns}, result
 FROM workflow_effects
 WHERE tenant_id = :tenant_id AND workflow_id = :workflow_id AND seq > :seq
 ORDER BY seq LIMIT :limit
 
 -- name: page_unseen
--- Returns the next effects that the function has not got, in the order of their keys, with their results.
+-- Returns the next effects that the function has not got, in the order of their keys, with their texts.
 SELECT {columns}, result
 FROM workflow_effects
 WHERE tenant_id = :tenant_id AND workflow_id = :workflow_id AND seq IS NULL AND (name, n) > (:name, :n)

@@ -224,7 +224,7 @@ def _continue(workflow: Workflow, definition: Definition, position: Position, la
 def _confirm(before: Workflow, after: Workflow, now: int) -> Workflow:
     """Return the workflow after a command. If it has ended or is a tombstone, its retention time starts again.
 
-    The row must outlast every older command that the broker still has. But what is deleted in parts must go.
+    The row must outlast every older command that the broker still has. But a workflow that is being deleted must go.
     """
     is_kept = after != before and not after.is_open and not after.is_deleting
     return after._replace(confirmed_at=now) if is_kept else after

@@ -19,7 +19,7 @@ from timer_service.workflows.workflow import NEVER, Definition, Key, Texts, Work
 
 
 class Decision(NamedTuple):
-    """What becomes of a start."""
+    """The result of a start, and the workflow that it leaves."""
 
     result: StartResult
     workflow: Workflow
@@ -37,14 +37,16 @@ async def start_workflows(
     tx: Transaction, starts: Sequence[WorkflowStart], now: int, /, *, quotas: Quotas
 ) -> Sequence[Started]:
     """Start workflows in order; see `StartWorkflows`."""
-    once = {_key(start): start for start in reversed(starts)}
+    once: dict[Key, WorkflowStart] = {}
+    for start in starts:
+        once.setdefault(_key(start), start)
     found = await store.find(tx, once)
     found |= await store.load(tx, [key for key, workflow in found.items() if workflow.definition is None])
     wanted = {each for start in starts if (each := _concurrency(start)) is not None}
     taken = set(await store.find_holders(tx, wanted))
     admission = quotas.admission(tx, now)
     decisions: dict[Key, Decision] = {}
-    for key, start in reversed(once.items()):
+    for key, start in once.items():
         before = found.get(key)
         decision = decide(before, start, now, is_busy=_concurrency(start) in taken)
         if decision.result is StartResult.STARTED:

@@ -20,7 +20,6 @@ from timer_service.workflows.workflow import DEFAULT_RETRY, Key, Workflow, delay
 
 _BYTES_PER_TASK = 1000
 _DEFAULT_RETRY = DEFAULT_RETRY.model_dump_json()
-_EFFECTS_AT_ONCE = 100
 
 
 class ReadTasks(NamedTuple):
@@ -41,8 +40,8 @@ async def read_tasks(
 ) -> ReadTasks:
     """Return the tasks of rows that this transaction has claimed.
 
-    A workflow that has lost too many leases in a row fails instead. A workflow whose timeout
-    cannot be decided yet is not sent: it is available again in 250 ms.
+    A workflow that has lost too many leases in a row fails instead. A workflow whose timeout cannot be decided yet is
+    not sent: it is available again in 250 ms.
     """
     claimed = [store.read_workflow(row) for row in rows]
     workflows = {each.key: each for each in claimed}

@@ -1,4 +1,4 @@
-"""What the clock repair corrects: rows whose instants count from an instant that a clock ahead has written."""
+"""The rows that the clock repair corrects: their instants count from an instant that a clock ahead has written."""
 
 from timer_service.core.clock_repair import SLACK_MS, TimedRows
 

@@ -141,7 +141,7 @@ async def test_a_clock_that_was_ahead(starting: StartingSchedules) -> None:
 
 
 async def test_disabled_workflows_are_stored(starting: StartingSchedules) -> None:
-    """While workflows are off, slots start workflows all the same, like commands. Nobody takes them."""
+    """While workflows are off, slots start workflows all the same, like commands."""
     off = StartingSchedules(starting.database, starting.broker, starting.clock, enabled=False)
     await off.put_start()
     await off.advance(minutes=1)
@@ -314,6 +314,7 @@ async def test_a_busy_trigger(starting: StartingSchedules) -> None:
     assert {(each["id"], each["payload"]["cause"], each["payload"]["reason"]) for each in events} == {
         (events[0]["id"], "trigger", "busy")
     }
+    assert list((await starting.workflows()).values()) == ["cancelled"] * 2
 
 
 async def test_a_trigger_over_a_limit(store: Database, memory_broker: MemoryBroker, clock: ManualClock) -> None:

@@ -156,6 +156,14 @@ async def test_others_run_while_many_effects_are_read() -> None:
     assert (len(found[Key("acme", "w")]), turns >= 5) == (2000, True)
 
 
+async def test_page_looks_only_at_effects_that_may_fit() -> None:
+    """The sizes of 10,000 effects are not read for a page on which a few have room."""
+    reader = AsyncMock(fetch=AsyncMock(return_value=[]))
+    most_bytes = 10 * effect_store.BYTES_PER_EFFECT
+    await effect_store.page_within(reader, Key("acme", "w"), effect_store.Cursor(), 10_000, most_bytes)
+    assert [call.args[1]["limit"] for call in reader.fetch.await_args_list] == [12, 12]
+
+
 async def test_claims_load_a_limited_number_of_effects(workflows: Workflows) -> None:
     """A claim sends as many tasks as there is memory for their effects. The others stay available."""
     for task in await _begin(workflows, 4, waits=100):

@@ -257,7 +257,7 @@ async def test_lost_leases_delay_and_crash(workflows: Workflows) -> None:
 
 
 @pytest.mark.parametrize("renewed", [[], range(1, MAX_ATTEMPTS)], ids=["none", "the first ones"])
-async def test_lost_leases_that_nobody_renewed(workflows: Workflows, renewed: Sequence[int]) -> None:
+async def test_lost_leases_that_no_worker_renewed(workflows: Workflows, renewed: Sequence[int]) -> None:
     """If the workers die before they renew a lease, three times as many leases may run out."""
     await workflows.start()
     for attempt in range(1, 3 * MAX_ATTEMPTS + 1):
@@ -269,7 +269,7 @@ async def test_lost_leases_that_nobody_renewed(workflows: Workflows, renewed: Se
     assert (await workflows.poll(), await workflows.status()) == ([], "failed")
 
 
-async def test_a_renewed_lease_after_many_that_nobody_renewed(workflows: Workflows) -> None:
+async def test_a_renewed_lease_after_many_without_a_renewal(workflows: Workflows) -> None:
     """If a worker dies after it has renewed a late lease, the workflow has crashed, unless the worker has reported."""
     for name, is_reported in (("crashes", False), ("goes-on", True)):
         await workflows.start(name)

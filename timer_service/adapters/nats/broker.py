@@ -18,6 +18,7 @@ from timer_service.adapters.nats.durable import DurableConsumer
 from timer_service.adapters.nats.holding import TakenOverError
 from timer_service.adapters.nats.intake_client import IntakeClient
 from timer_service.adapters.nats.login import Login
+from timer_service.adapters.nats.membership import Membership
 from timer_service.adapters.nats.publisher import Publisher
 from timer_service.adapters.nats.query_connection import QueryConnection
 from timer_service.adapters.nats.request_connection import RequestConnection
@@ -176,9 +177,10 @@ class NatsBroker:
         batch_bytes: int = DEFAULT_BUDGET.batch,
     ) -> NatsSubscription:
         """Subscribe to the commands of every tenant. Raises `StartError` if the consumer cannot be joined."""
-        subscription = NatsSubscription(
+        membership = Membership(
             self._client, self._subjects, self._consumer, history, messages=messages, batch_bytes=batch_bytes
         )
+        subscription = NatsSubscription(self._client, membership)
         deadline = time.monotonic() + _FIRST_JOIN.total_seconds()
         while True:
             try:

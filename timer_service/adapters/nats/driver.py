@@ -55,10 +55,8 @@ class GuardedClient(FlushingClient):
     async def _read_loop(self) -> None:
         """Read the connection in turns, until it is closed or lost."""
         try:
-            await self._read_in_turns(_read_ahead(self._transport))
-        except nats.errors.ProtocolError as error:
-            await self._process_op_err(error)
-        except OSError as error:
+            await self._read_in_turns(_enlarge_buffer(self._transport))
+        except (nats.errors.ProtocolError, OSError) as error:
             await self._process_op_err(error)
         except asyncio.CancelledError:
             pass
@@ -119,7 +117,7 @@ class GuardedClient(FlushingClient):
         await self._process_op_err(error)
 
 
-def _read_ahead(transport: Any) -> Any:
+def _enlarge_buffer(transport: Any) -> Any:
     """Let a TCP transport receive `_BYTES_AHEAD` before it is read, up to as much at a time. Return it."""
     if (reader := getattr(transport, "_io_reader", None)) is not None:
         reader._limit = _BYTES_AHEAD // 2  # asyncio stops to receive at twice the limit

@@ -18,11 +18,11 @@ from nats.aio.client import Client
 from nats.js.errors import NotFoundError
 
 from timer_service.adapters.nats.api import request
-from timer_service.adapters.nats.holding import HOLDER, Holding
+from timer_service.adapters.nats.holding import HOLDER, Holding, holder
 from timer_service.adapters.nats.listing import Listing, list_subjects
 from timer_service.adapters.nats.stored import nanoseconds
 from timer_service.adapters.nats.subjects import Subjects
-from timer_service.adapters.nats.take_over import check_nobody_consumes, holder
+from timer_service.adapters.nats.take_over import check_unused
 from timer_service.core.broker import History
 from timer_service.core.epochs import Epochs, Received, StoredCommand, StreamState
 from timer_service.core.errors import StartError
@@ -129,7 +129,7 @@ class DurableConsumer:
             await self._check_take_over(before)
         epochs = await history.recognize(self._look, self._find, received)
         found = await self._find_consumer(installation)  # the database may have been slow
-        if alone and holder(found) != holder(before):  # another process was faster
+        if alone and holder(found and found["config"]) != holder(before and before["config"]):  # another was faster
             await self._check_take_over(found)
         marks = {_DATABASE: installation.database_id, _EPOCH: str(epochs.newest.epoch)}
         if (replay := installation.replay) is not None:
@@ -144,7 +144,7 @@ class DurableConsumer:
         begins_replay = replay is not None and metadata.get(_REPLAY) != replay.id
         if begins_replay or last_valid is not None or _DATABASE not in metadata:  # also if there is no consumer yet
             await history.exempt_until(epochs.position(stream.last_sequence))
-        if found is None:  # nobody knows which commands are settled, so a replay begins with all of them too
+        if found is None:  # it is not known which commands are settled, so a replay begins with all of them too
             await self._create(marks)
         elif replay is not None and begins_replay:
             settled = found["ack_floor"]["stream_seq"] if last_valid is None else last_valid
@@ -218,7 +218,7 @@ class DurableConsumer:
     async def _check_take_over(self, found: Mapping[str, Any] | None) -> None:
         """Raise `StartError` if another process handles the commands, or has taken them over."""
         if found is not None and not self.holding.check(found["config"]):
-            await check_nobody_consumes(self._stream, found, self.info)
+            await check_unused(self._stream, found, self.info)
 
     def _check_database(self, config: _Config, database_id: str) -> None:
         other = config.get("metadata", {}).get(_DATABASE)

@@ -45,7 +45,7 @@ class Holding:
         """
         self._begun = True
         if self._confirmed_at == -math.inf:
-            self._replaced = None if found is None else found.get("metadata", {}).get(HOLDER)
+            self._replaced = holder(found)
 
     @property
     def reason(self) -> str:
@@ -69,7 +69,7 @@ class Holding:
         """Return whether the consumer has the token. Raises `TakenOverError` if it has that of another process."""
         if not self._begun:
             return False
-        found: str | None = config.get("metadata", {}).get(HOLDER)
+        found = holder(config)
         if found == self.token:
             self._replaced = None
         elif found not in {None, self._replaced}:
@@ -79,6 +79,12 @@ class Holding:
         if found == self.token:
             self._confirmed_at = max(self._confirmed_at, looked_at)
         return found == self.token
+
+
+def holder(config: Mapping[str, Any] | None) -> str | None:
+    """Return the token of the process that handles the commands; None if there is no consumer, or no token."""
+    token: str | None = None if config is None else config.get("metadata", {}).get(HOLDER)
+    return token
 
 
 def _now() -> float:

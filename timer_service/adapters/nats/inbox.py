@@ -8,7 +8,7 @@ import nats.errors
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription as Interest
 
-from timer_service.adapters.nats.intake_client import IntakeClient
+from timer_service.adapters.nats.intake_client import IntakeClient, Receive
 from timer_service.core.error_text import error_text
 
 log = logging.getLogger(__name__)
@@ -20,7 +20,7 @@ _MOST_REQUESTS = 5_000
 class PullInbox:
     """An inbox that can be replaced. Then the server forgets the pulls that name it, and delivers nothing for them."""
 
-    def __init__(self, client: IntakeClient, receive: Callable[[Msg], Awaitable[None]]) -> None:
+    def __init__(self, client: IntakeClient, receive: Receive) -> None:
         """`receive` gets each message."""
         self._client = client
         self._receive = receive

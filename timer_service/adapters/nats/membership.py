@@ -1,4 +1,4 @@
-"""The membership in the durable consumer: which stream its commands are of, and whether they are still ours."""
+"""The membership in the durable consumer: which stream its commands are of, and whether this process still has them."""
 
 import asyncio
 import logging

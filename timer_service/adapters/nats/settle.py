@@ -1,9 +1,10 @@
-"""Settles deliveries: the server learns from a message to each reply subject what became of a command."""
+"""Settles deliveries: sends a message to the reply subject of each one."""
 
 # ruff: noqa: SLF001 - the driver has no public way to send several messages in one write
 
 import logging
 from collections.abc import Collection
+from datetime import timedelta
 
 import nats.errors
 
@@ -19,9 +20,9 @@ RETURNED_FOR_LATER = b'-NAK {"delay": 2000000000}'  # longer than a pull, which 
 IN_PROGRESS = b"+WPI"
 
 
-def returned_for(microseconds: int) -> bytes:
-    """Return what tells the server to deliver a command again after a time."""
-    return b'-NAK {"delay": %d}' % (microseconds * 1000)
+def returned_for(delay: timedelta) -> bytes:
+    """Return the message after which the server delivers a command again, but not before `delay` has passed."""
+    return b'-NAK {"delay": %d}' % (delay // timedelta(microseconds=1) * 1000)
 
 
 async def settle(client: GuardedClient, replies: Collection[str], body: bytes) -> None:

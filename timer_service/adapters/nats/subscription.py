@@ -2,22 +2,19 @@
 
 import asyncio
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from datetime import timedelta
 
-from timer_service.adapters.nats.durable import DurableConsumer
 from timer_service.adapters.nats.intake_client import IntakeClient
 from timer_service.adapters.nats.membership import Membership
 from timer_service.adapters.nats.settle import HANDLED, IN_PROGRESS, NEVER, RETURNED, returned_for, settle
 from timer_service.adapters.nats.stay import Stay
-from timer_service.adapters.nats.subjects import Subjects
-from timer_service.core.broker import Delivery, History
+from timer_service.core.broker import Delivery
 from timer_service.core.health import Health
 
 _LINGER_SECONDS = 0.002  # commands that arrive together are then committed together
 _SETTLE_SECONDS = 5
 """How long a settlement waits for the subscription to join again. After that the commands are delivered again."""
-_SETTLED_AT_ONCE = 1000
 # How long ago this process must have been seen to have the commands. A pull looks every second while nothing arrives,
 # so that a command need not wait for a look before it is handed out.
 _PULL_WITHIN = 0.5
@@ -39,37 +36,27 @@ class NatsSubscription:
     `membership`  joins the consumer, recognizes the stream, and notices a take-over
     `puller`      asks the server for commands and receives them; `pulls` has the table of states
     `stay`        the commands that have arrived and are not handed out, and the express lane
-    `settle`      tells the server what became of commands
+    `settle`      settles deliveries at the server
     ============  =================================================================================
 
     While the caller handles one batch, the next one arrives. One pull is outstanding whenever less than a batch is
     buffered. A pull brings at most the bytes of one batch, so less than two batches are buffered.
 
     Commands that the caller puts back are handed out before the buffer. Only the express lane hands out commands of
-    other tenants before them. While they wait, the server is told every 5 s that they are in progress, so that it does
-    not deliver them again.
+    other tenants before them. While they wait, the server gets a message every 5 s that they are in progress, so that
+    it does not deliver them again.
 
     Nothing is handed out or settled after a reconnect before the stream is recognized. If it is another stream, or was
     rolled back, a new stay begins, and nothing of the last one is settled.
 
     If it is opened with `alone`, it looks from time to time, and before it settles, whether another process has taken
-    over the commands. From then on it hands out nothing, and gives back what it has not settled.
+    over the commands. From then on it hands out nothing, and gives back the commands that it has not settled.
     """
 
-    def __init__(
-        self,
-        client: IntakeClient,
-        subjects: Subjects,
-        consumer: DurableConsumer,
-        history: History,
-        *,
-        messages: Collection[str],
-        batch_bytes: int,
-    ) -> None:
-        """`messages`: the types of commands that may overtake a backlog. `batch_bytes`: the most bytes of a batch."""
+    def __init__(self, client: IntakeClient, membership: Membership) -> None:
         self._client = client
-        self._membership = Membership(client, subjects, consumer, history, messages=messages, batch_bytes=batch_bytes)
-        self._puller = self._membership.puller
+        self._membership = membership
+        self._puller = membership.puller
         self._closed = False
         self._gave_up_after = 0
         """After how many joins a settlement has given up waiting for the next one."""
@@ -116,7 +103,7 @@ class NatsSubscription:
     async def retry(self, deliveries: Sequence[Delivery], delay: timedelta) -> None:
         """Settle deliveries that were not handled: the server delivers them again after `delay`."""
         self._stay.retry(deliveries, delay)
-        await self._settle(deliveries, returned_for(delay // timedelta(microseconds=1)))
+        await self._settle(deliveries, returned_for(delay))
 
     async def terminate(self, deliveries: Sequence[Delivery]) -> None:
         """Settle deliveries as never to be handled."""
@@ -144,8 +131,7 @@ class NatsSubscription:
             await self._wait()
         await self._puller.close()
         if not self._puller.is_lost or self._membership.is_taken_over:
-            while returned := self._stay.returned.take(_SETTLED_AT_ONCE):
-                await self._settle(returned, RETURNED)
+            await self._settle(self._stay.returned.deliveries, RETURNED)
             await settle(self._client, self._stay.buffer.replies, RETURNED)
         if not self._membership.is_taken_over:
             await self._membership.end_redelivery(at_once=True)

@@ -7,7 +7,6 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
-from timer_service.adapters.nats.holding import HOLDER
 from timer_service.core.errors import StartError
 
 _LOOKS = 10
@@ -19,10 +18,11 @@ _IDLE_LOOKS = 3  # a living service without commands has no pull for a moment, b
 ConsumerInfo = Mapping[str, Any]
 
 
-async def check_nobody_consumes(stream: str, found: ConsumerInfo, look: Callable[[], Awaitable[ConsumerInfo]]) -> None:
-    """Look some times whether another process pulls or settles commands. The pull of a dead one ends after 1 s.
+async def check_unused(stream: str, found: ConsumerInfo, look: Callable[[], Awaitable[ConsumerInfo]]) -> None:
+    """Raise `StartError` if another process uses the consumer: it pulls or settles commands during some looks.
 
-    `found` is the JetStream info of the consumer, and `look` returns it again. Raises `StartError` if one does.
+    `found` is the JetStream info of the consumer, and `look` returns it again. The pull of a dead process ends after
+    1 s.
     """
     quiet, idle = 0, int(_is_idle(found))
     for _ in range(_LOOKS):
@@ -39,14 +39,8 @@ async def check_nobody_consumes(stream: str, found: ConsumerInfo, look: Callable
     )
 
 
-def holder(consumer: ConsumerInfo | None) -> str | None:
-    """Return the token of the process that handles the commands; None if there is none."""
-    token: str | None = None if consumer is None else consumer["config"].get("metadata", {}).get(HOLDER)
-    return token
-
-
 def _is_idle(consumer: ConsumerInfo) -> bool:
-    """Return whether nobody waits for commands, and nobody has any."""
+    """Return whether no process waits for commands, and none has any."""
     return not consumer["num_waiting"] and not consumer["num_ack_pending"]
 
 

@@ -13,6 +13,7 @@ from timer_service.core.message import Command, Position, Trace
 from timer_service.core.stored_json import RawJson
 from timer_service.workflows import report, rules
 from timer_service.workflows.effect import Effect, Effects, message_names, next_due
+from timer_service.workflows.effect_store import cursor_of
 from timer_service.workflows.messages import FailureCode, SendToWorkflow, WorkflowPayload, WorkflowStatus
 from timer_service.workflows.protocol import ReportTasks
 from timer_service.workflows.queries import workflow_view
@@ -114,8 +115,7 @@ class StoredWorkflow:
 
     def effects(self, now: int) -> list[Mapping[str, Any]]:
         """Return the effects for a worker: in the order of `seq`, then those without, in the order of their keys."""
-        found = sorted(self._effects.values(), key=lambda each: (each.seq is None, each.seq or 0, each.key))
-        return [_parse(effect_view(each, now)) for each in found]
+        return [_parse(effect_view(each, now)) for each in sorted(self._effects.values(), key=cursor_of)]
 
     def detail(self, now: int) -> WorkflowDetail:
         """Return what the client's `get` returns."""
