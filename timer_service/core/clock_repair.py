@@ -151,4 +151,5 @@ class ClockRepair:
 async def _repair(tx: Transaction, rows: TimedRows, page: Parameters) -> int:
     """Lock and repair wrong rows of a page that no other session has locked, up to the limit. Return how many."""
     wrong = await tx.fetch(f"{rows.sql('find_wrong')}\n/* skip locked */", page)
-    return await tx.executemany(rows.sql("repair"), [{**row, "now": page["now"]} for row in wrong])
+    each = [{column: row[column] for column in rows.key} | {"now": page["now"]} for row in wrong]
+    return await tx.executemany(rows.sql("repair"), each)

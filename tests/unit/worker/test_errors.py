@@ -141,7 +141,7 @@ async def test_an_error_of_a_step_in_a_thread(name: str) -> None:
 @pytest.mark.parametrize("name", ERRORS)
 def test_an_error_of_a_workflow_function(name: str) -> None:
     """The workflow fails with the error of its function."""
-    make, text = ERRORS[name]
+    make, _ = ERRORS[name]
 
     async def function(ctx: Context, _: Any) -> Any:
         await ctx.step("work", asyncio.sleep, 0)
@@ -149,7 +149,6 @@ def test_an_error_of_a_workflow_function(name: str) -> None:
 
     end = in_virtual_time(lambda: run_beside_another(function))
     assert end["action"] == "fail"
-    assert text in f"{end['error']['type']}: {end['error']['message']}"
     assert len(end["error"]["message"].encode()) <= MAX_TEXT_BYTES
 
 

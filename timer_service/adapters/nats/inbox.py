@@ -2,10 +2,8 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
 
 import nats.errors
-from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription as Interest
 
 from timer_service.adapters.nats.intake_client import IntakeClient, Receive

@@ -95,7 +95,7 @@ class Puller:
         self.arrived.set()
 
     async def leave_stream(self) -> None:
-        """Receive nothing more of the last stream. Commands that are on their way would get the epoch of the next one."""
+        """Receive nothing more of the last stream. Commands on their way would get the epoch of the next one."""
         self.recovery.forget()
         await self._inbox.replace()
 
