@@ -126,7 +126,7 @@ class App:
         """Serve until `stop` is called or the service cannot go on, then drain within the shutdown timeout.
 
         `on_draining` is called when draining starts. A consumer or a loop that fails is started again. The service
-        cannot go on without its HTTP pages, because nobody could see its health, if the broker has closed the
+        cannot go on without its HTTP pages, which show its health, if the broker has closed the
         connection for good, or if a service with a copy of its database has taken over the commands. It then raises
         `StartError`, so that a supervisor starts it again.
         """
