@@ -61,10 +61,15 @@ class InstanceBroker(MemoryBroker):
         self.taken_over = asyncio.get_running_loop().create_future()
 
     async def subscribe(
-        self, _history: History | None = None, *, messages: Collection[str] = (), **options: Any
+        self,
+        history: History | None = None,
+        *,
+        messages: Collection[str] = (),
+        alone: bool = False,
+        batch_bytes: int = 0,
     ) -> MemorySubscription:
-        self.subscribed = {"messages": messages, **options}
-        self.subscription = await super().subscribe(_history, messages=messages, **options)
+        self.subscribed = {"messages": set(messages), "alone": alone, "batch_bytes": batch_bytes}
+        self.subscription = await super().subscribe(history, messages=messages, alone=alone, batch_bytes=batch_bytes)
         close = self.subscription.close
 
         async def record() -> None:
