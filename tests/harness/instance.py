@@ -16,7 +16,7 @@ from timer_service.adapters.memory.subscription import MemorySubscription
 from timer_service.adapters.nats import NatsBroker
 from timer_service.adapters.sqlite import SqliteDatabase
 from timer_service.app.service import App
-from timer_service.app.storage import Storage
+from timer_service.app.storage import ClockReader, FileWatch, Storage
 from timer_service.config import Config
 from timer_service.core.broker import History, QueryFilter, QueryHandler, read_all
 from timer_service.core.clock import Clock
@@ -51,6 +51,8 @@ class InstanceBroker(MemoryBroker):
         self.steps: list[str] = []
         """What the instance has begun and ended, in order."""
         self.serving = asyncio.Event()
+        self.connected: tuple[Any, ...] = ()
+        """The arguments of `connect`, if a test records them."""
         self.subscribed: dict[str, Any] = {}
         """The arguments of `subscribe`."""
         self.subscription: MemorySubscription
@@ -119,7 +121,7 @@ class Instance:
         self.config = Config.model_validate({"http_port": unused_port(), **settings})
         self.app = App(
             self.config,
-            Storage(database, clock),
+            Storage(database, clock, {"clock": ClockReader(clock), "file": FileWatch(database, clock)}),
             cast("NatsBroker", self.broker),
             Metrics(self.registry),
             self.registry,

@@ -1,9 +1,11 @@
 """What an instance starts, says and stops, with each role and after each fault. The broker is in memory."""
 
 import asyncio
+import json
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
+from typing import Any
 from unittest.mock import PropertyMock, patch
 
 import pytest
@@ -26,7 +28,7 @@ from timer_service.core.message import Kind, kebab
 from timer_service.core.transactions import in_transaction
 
 DOWN = Health.down("it is away")
-UPKEEP = {"database", "clock-repair", "streams"}
+UPKEEP = {"clock", "file", "database", "clock-repair", "streams"}
 HANDLING = {"backlog", "audit", "tasks", "workflow-workers"}
 FIRING = {"timers", "cancellations", "firings", "evaluation", "schedules", "outbox", "sweep", "workflow-deadlines"}
 WORKING = FIRING | {f"{each}-retention" for each in ("timers", "signals", "schedules", "workflows", "runs")}
@@ -106,6 +108,48 @@ async def test_disabled_workflows(new: NewInstance) -> None:
         instance.app._offer(("acme", "main", "pay"), NOW)
     assert (reply.code, status) == ("BUSY", 200)
     assert running.isdisjoint({"requests", "polls", "tasks", "workflow-workers", "workflow-deadlines"})
+
+
+async def test_workflow(new: NewInstance) -> None:
+    """A command gives a held poll its task, and a report ends the workflow and is announced, without any pause."""
+    instance = new()
+    started = {"type": "StartWorkflow", "tenantId": "acme", "payload": {"workflowId": "order-1", "type": "order"}}
+
+    async def ask(name: str, **fields: object) -> Any:
+        return json.loads((await instance.broker.request(name, "acme", json.dumps(fields).encode())).body)
+
+    async with instance.running():
+        asked = asyncio.create_task(ask("poll-tasks", workerId="w-1", types=["order"], slots=1))
+        await until(lambda: instance.registry.get_sample_value("timer_polls_held") == 1)
+        instance.broker.send(command_address("acme", "start-workflow"), json.dumps(started).encode())
+        (task,) = (await asked)["tasks"]
+        report = {"workflowId": "order-1", "token": task["token"], "number": 1, "then": {"action": "complete"}}
+        replied = await ask("report-tasks", workerId="w-2", reports=[report])
+        await until(lambda: len(instance.broker.events) == 1)
+        assert instance.app._requests is not None
+        seen = set(instance.app._requests._registry._pending)
+        counted = {
+            name: instance.registry.get_sample_value("timer_requests_total", {"request": name, "outcome": "answered"})
+            for name in ("poll-tasks", "report-tasks")
+        }
+    assert (task["workflowId"], replied["reports"][0]["outcome"]) == ("order-1", "completed")
+    assert instance.broker.events[0].address.message == "workflow-completed"
+    assert seen == {("acme", "w-1"), ("acme", "w-2")}
+    assert counted == {"poll-tasks": 1, "report-tasks": 1}
+
+
+async def test_gauges_of_rows(new: NewInstance) -> None:
+    """An instance counts the rows of every table that has due ones, and the rows of each state."""
+    instance = new()
+    async with instance.running():
+        await until(lambda: instance.passes("row-counts") > 0)
+        samples = [each for metric in instance.registry.collect() for each in metric.samples]
+    due = {"timer_schedules", "work_signal_firings", "outbox", "schedules"}
+    assert {each.labels["table"] for each in samples if each.name == "timer_overdue"} == due
+    assert {each.labels["table"] for each in samples if each.name == "timer_oldest_due_lag_seconds"} == due
+    states = [(each.labels["table"], each.labels["state"]) for each in samples if each.name == "timer_rows"]
+    assert len(states) == sum(len(each.counted) for each in SLICES)
+    assert {table for table, _ in states} >= due | {"runs", "workflows"}
 
 
 @contextmanager

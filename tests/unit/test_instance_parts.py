@@ -90,7 +90,7 @@ async def test_polling_intervals(instance: Instance) -> None:
     """Loops with work that commands add poll at the configured interval, upkeep every 5 s, and the rest rarely."""
     polls = {each.name: each._poll_ms for each in instance.app._loops}
     rare = {name: 60_000 for name in polls if name.endswith("-retention")} | {"row-counts": 15_000}
-    upkeep = dict.fromkeys(("database", "clock-repair", "streams", "backlog", "audit"), 5000)
+    upkeep = dict.fromkeys(("clock", "file", "database", "clock-repair", "streams", "backlog", "audit"), 5000)
     assert polls == {**dict.fromkeys(polls, 1234), **rare, **upkeep}
     others = attributes(reachable(instance.app), "_poll_ms")
     assert (others["Wakeups"], others["Dispatcher"]) == ({1234}, {1234})
