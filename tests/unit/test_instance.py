@@ -25,8 +25,10 @@ from timer_service.core.health import HEALTHY, Health, Publishing
 from timer_service.core.installation import request_replay
 from timer_service.core.loop import Pass
 from timer_service.core.message import Kind, kebab
+from timer_service.core.route import Lane
 from timer_service.core.transactions import in_transaction
 
+LANE: Lane = ("acme", "main", "pay")
 DOWN = Health.down("it is away")
 UPKEEP = {"clock", "file", "database", "clock-repair", "streams"}
 HANDLING = {"backlog", "audit", "tasks", "workflow-workers"}
@@ -105,7 +107,6 @@ async def test_disabled_workflows(new: NewInstance) -> None:
         reply = await instance.broker.request("poll-tasks", "acme", b"{}")
         running = set(task_names())
         status, _ = await instance.page("/readyz")
-        instance.app._offer(("acme", "main", "pay"), NOW)
     assert (reply.code, status) == ("BUSY", 200)
     assert running.isdisjoint({"requests", "polls", "tasks", "workflow-workers", "workflow-deadlines"})
 
@@ -387,4 +388,14 @@ async def test_wakes(new: NewInstance) -> None:
     assert await woken(instance, lambda: app._parts.publishing.record_failure("full")) == {"streams"}
     assert app._requests is not None
     assert await woken(instance, lambda: app._requests._wake_dispatcher(NOW)) == {"tasks"}  # type: ignore[union-attr]
-    assert await woken(instance, lambda: app._parts.offer(("acme", "main", "pay"), NOW)) == set()
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+async def test_offers(new: NewInstance, *, enabled: bool) -> None:
+    """A part offers a row to the polls of workers, unless workflows are disabled."""
+    offers: list[tuple[Lane, int]] = []
+    app = new(workflows_enabled=enabled).app
+    assert app._requests is not None
+    with patch.object(app._requests._dispatcher, "offer", lambda *offer: offers.append(offer)):
+        app._parts.offer(LANE, NOW)
+    assert offers == ([(LANE, NOW)] if enabled else [])
