@@ -38,7 +38,8 @@ def configure_logs(config: Config) -> None:
         )
     )
     logging.basicConfig(level=config.log_level.upper(), handlers=[handler], force=True)
-    logging.getLogger("aiosqlite").setLevel(logging.WARNING)  # it logs every statement
+    least = max(logging.getLogger().level, logging.WARNING)
+    logging.getLogger("aiosqlite").setLevel(least)  # it logs every statement
 
 
 def _format_error(exc_info: Any) -> str:

@@ -49,7 +49,7 @@ async def drain(app: App) -> None:
 async def test_polls_are_elsewhere(site: Site, sqlite: SqliteDatabase, *, alone: bool) -> None:
     """Other instances get a hint, if there can be any."""
     cast("Any", sqlite).exclusive = alone
-    site.app._offer(LANE, NOW)
+    site.app._parts.offer(LANE, NOW)
     await drain(site.app)
     assert site.hints == ([] if alone else [(dispatcher.LOOP, NOW)])
 
@@ -57,9 +57,9 @@ async def test_polls_are_elsewhere(site: Site, sqlite: SqliteDatabase, *, alone:
 async def test_the_last_hint_before_the_end(site: Site, sqlite: SqliteDatabase) -> None:
     """A hint that waits for the end of the pause is sent before the instance ends."""
     cast("Any", sqlite).exclusive = False
-    site.app._offer(LANE, NOW)
+    site.app._parts.offer(LANE, NOW)
     await asyncio.sleep(0)
-    site.app._offer(LANE, NOW)
+    site.app._parts.offer(LANE, NOW)
     assert len(site.hints) == 1
     await drain(site.app)
     assert len(site.hints) == 2

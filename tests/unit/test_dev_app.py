@@ -1,12 +1,15 @@
 """The notes of `open_dev_app`. The broker and the app themselves are replaced."""
 
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 
+from tests.harness.processes import unused_port
 from timer_service.app import startup
+from timer_service.config import Config
 
 
 @asynccontextmanager
@@ -40,3 +43,49 @@ async def test_database_of_the_environment_is_ignored(tmp_path: Path, monkeypatc
             environment.setenv(setting, value)
             async with startup.open_dev_app(tmp_path / "dev") as (_, config, _):
                 assert (config.postgres_url, config.db_path) == (None, tmp_path / "dev" / "timers.db")
+
+
+async def test_ports_of_the_embedded_broker_and_the_pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`timer-service dev` keeps its files in its folder. A port that is in use is replaced, and a note says so."""
+    started: list[tuple[Path, int]] = []
+    served: list[Config] = []
+
+    @asynccontextmanager
+    async def embedded(folder: Path, port: int) -> AsyncIterator[str]:
+        started.append((folder, port))
+        yield f"nats://127.0.0.1:{port}"
+
+    @asynccontextmanager
+    async def opened(config: Config) -> AsyncIterator[str]:
+        served.append(config)
+        yield "the app"
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(startup, "embedded_nats", embedded)
+    monkeypatch.setattr(startup, "open_app", opened)
+    with socket.create_server(("127.0.0.1", 0)) as nats, socket.create_server(("127.0.0.1", 0)) as pages:
+        ports = {"NATS": nats.getsockname()[1], "HTTP": pages.getsockname()[1]}
+        monkeypatch.setattr(startup, "_NATS_PORT", ports["NATS"])
+        monkeypatch.setenv("TIMER_HTTP_PORT", str(ports["HTTP"]))
+        async with startup.open_dev_app(tmp_path / "dev") as (app, config, notes):
+            pass
+    ((folder, port),) = started
+    assert (str(app), folder, served) == ("the app", tmp_path / "dev" / "nats", [config])
+    assert config.broker_url == f"nats://127.0.0.1:{port}"
+    assert {port, config.http_port}.isdisjoint(ports.values())
+    assert notes == [
+        f"Port {ports['NATS']} is in use; NATS uses {port} instead.",
+        f"Port {ports['HTTP']} is in use; HTTP uses {config.http_port} instead.",
+    ]
+
+
+async def test_ports_that_are_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A port that is free is used, and needs no note."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(startup, "embedded_nats", nothing)
+    monkeypatch.setattr(startup, "open_app", nothing)
+    port = unused_port()
+    monkeypatch.setattr(startup, "_NATS_PORT", unused_port())
+    monkeypatch.setenv("TIMER_HTTP_PORT", str(port))
+    async with startup.open_dev_app(tmp_path / "dev") as (_, config, notes):
+        assert (config.http_port, notes) == (port, [])

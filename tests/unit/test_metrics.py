@@ -40,6 +40,15 @@ def test_implements_the_port_under_the_documented_names(metrics: Metrics, regist
     core.buried("timer_schedules", 4)
     core.counted("timer_schedules", "Scheduled", 6)
     core.overdue("timer_schedules", 8, 1.5)
+    core.request_answered("poll-tasks", "BUSY")
+    core.requests_waiting(3)
+    core.requests_waiting(-1)
+    core.polls_held(11)
+    core.tasks_sent(12)
+    core.slots_missed(13)
+    core.slots_not_started("over_quota", 14)
+    core.clock_measured(-0.5)
+    core.fired_late("outbox", 0.75)
 
     def value(name: str, **labels: str) -> float | None:
         return registry.get_sample_value(name, labels)
@@ -59,6 +68,14 @@ def test_implements_the_port_under_the_documented_names(metrics: Metrics, regist
     assert value("timer_rows", table="timer_schedules", state="Scheduled") == 6
     assert value("timer_overdue", table="timer_schedules") == 8
     assert value("timer_oldest_due_lag_seconds", table="timer_schedules") == 1.5
+    assert value("timer_requests_total", request="poll-tasks", outcome="BUSY") == 1
+    assert value("timer_requests_waiting") == 2
+    assert value("timer_polls_held") == 11
+    assert value("timer_tasks_sent_total") == 12
+    assert value("timer_slots_missed_total") == 13
+    assert value("timer_slots_not_started_total", reason="over_quota") == 14
+    assert value("timer_clock_offset_seconds") == -0.5
+    assert value("timer_fire_lag_seconds_sum", table="outbox") == 0.75
 
 
 def test_samples_replace_each_other(metrics: Metrics, registry: CollectorRegistry) -> None:
@@ -86,6 +103,7 @@ def test_failure_series_begin_at_zero(metrics: Metrics, registry: CollectorRegis
         *(("timer_dead_letters_dropped_total", {"code": str(code)}) for code in Code),
         *(("timer_commands_received_total", {"type": t, "outcome": "rejected"}) for t in ("CancelTimer", "unknown")),
         *(("timer_queries_total", {"query": "get-run", "outcome": code}) for code in ("BUSY", "INTERNAL")),
+        *(("timer_requests_total", {"request": "poll-tasks", "outcome": code}) for code in ("BUSY", "INTERNAL")),
         ("timer_buried_total", {"table": "outbox"}),
         *(("timer_schedules_processed_total", {"table": "outbox", "outcome": o}) for o in ("retried", "buried")),
         ("timer_schedules_processed_total", {"table": "schedules", "outcome": "failed"}),

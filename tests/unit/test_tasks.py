@@ -71,6 +71,22 @@ def test_health_between_a_failure_and_the_next_start() -> None:
     assert in_virtual_time(main) == Health.down("consumer failed: ValueError")
 
 
+def test_health_after_the_last_failure() -> None:
+    """A task that goes on without an error is down for five seconds after its last failure."""
+
+    async def main() -> list[Health]:
+        failing = FailingTwice()
+        failing.task._failure._monotonic = asyncio.get_running_loop().time
+        await failing.task.run()
+        found = []
+        for seconds in (5.9, 6.1):  # it failed at 1
+            await asyncio.sleep(seconds - asyncio.get_running_loop().time())
+            found.append(failing.task.health)
+        return found
+
+    assert in_virtual_time(main) == [Health.down("consumer failed: ValueError"), HEALTHY]
+
+
 def test_cancelled_task_is_not_started_again() -> None:
     """A cancellation ends a task."""
 

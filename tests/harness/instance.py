@@ -1,0 +1,174 @@
+"""A whole instance in this process: the app with a SQLite file, its HTTP pages, and a broker in memory."""
+
+import asyncio
+import json
+import urllib.error
+import urllib.request
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, cast
+
+from prometheus_client import CollectorRegistry
+
+from tests.harness.processes import PATIENCE_SECONDS, unused_port
+from timer_service.adapters.memory import MemoryBroker
+from timer_service.adapters.memory.subscription import MemorySubscription
+from timer_service.adapters.nats import NatsBroker
+from timer_service.adapters.sqlite import SqliteDatabase
+from timer_service.app.service import App
+from timer_service.app.storage import ClockReader, FileWatch, Storage
+from timer_service.config import Config
+from timer_service.core.broker import History, QueryFilter, QueryHandler, read_all
+from timer_service.core.clock import Clock
+from timer_service.core.health import HEALTHY, Health
+from timer_service.core.installation import Installation, Replay
+from timer_service.core.loop import Loop, Pass
+from timer_service.core.message import Kind
+from timer_service.metrics import Metrics
+
+
+class Streams:
+    """The upkeep of the streams. A test sets the health."""
+
+    def __init__(self) -> None:
+        self.health: dict[Kind, Health] = dict.fromkeys(Kind, HEALTHY)
+        self.checks = 0
+
+    async def tick(self, now: int) -> Pass:  # noqa: ARG002 - part of the protocol
+        self.checks += 1
+        return Pass(0)
+
+
+class InstanceBroker(MemoryBroker):
+    """A broker in memory with everything that an instance needs. It records what the instance asks for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.streams = Streams()
+        self.query_health = HEALTHY
+        self.reading = True
+        self.is_replayed = False
+        self.steps: list[str] = []
+        """What the instance has begun and ended, in order."""
+        self.serving = asyncio.Event()
+        self.connected: tuple[Any, ...] = ()
+        """The arguments of `connect`, if a test records them."""
+        self.subscribed: dict[str, Any] = {}
+        """The arguments of `subscribe`."""
+        self.subscription: MemorySubscription
+        self.checked: Installation | None = None
+        """The database that was compared with the commands."""
+        self.queries: Sequence[str] = ()
+        self.lost = asyncio.get_running_loop().create_future()
+        self.taken_over = asyncio.get_running_loop().create_future()
+
+    async def subscribe(
+        self,
+        history: History | None = None,
+        *,
+        messages: Collection[str] = (),
+        alone: bool = False,
+        batch_bytes: int = 0,
+    ) -> MemorySubscription:
+        self.subscribed = {"messages": set(messages), "alone": alone, "batch_bytes": batch_bytes}
+        self.subscription = await super().subscribe(history, messages=messages, alone=alone, batch_bytes=batch_bytes)
+        close = self.subscription.close
+
+        async def record() -> None:
+            self.steps.append("subscription closed")
+            await close()
+
+        self.subscription.close = record  # type: ignore[method-assign]
+        return self.subscription
+
+    async def serve_queries(self, names: Sequence[str], answer: QueryHandler, refuse: QueryFilter = read_all) -> None:
+        self.queries = names
+        await super().serve_queries(names, answer, refuse)
+
+    async def check_database(self, history: History) -> None:
+        self.checked = await history.installation()
+
+    async def oldest_unsettled(self) -> int | None:
+        return None
+
+    async def replayed(self, _replay: Replay) -> bool:
+        return self.is_replayed
+
+    async def forget_replay(self) -> None:
+        self.steps.append("replay forgotten")
+
+    async def wait_lost(self) -> str:
+        reason: str = await self.lost
+        return reason
+
+    async def wait_taken_over(self) -> str:
+        self.serving.set()  # the instance waits for its end last
+        reason: str = await self.taken_over
+        return reason
+
+    async def close(self) -> None:
+        self.steps.append("broker closed")
+
+
+class Instance:
+    """An instance that a test starts and stops."""
+
+    def __init__(self, database: SqliteDatabase, clock: Clock, **settings: Any) -> None:
+        self.database = database
+        self.clock = clock
+        self.broker = InstanceBroker()
+        self.registry = CollectorRegistry()
+        self.config = Config.model_validate({"http_port": unused_port(), "shutdown_timeout": 2000, **settings})
+        self.app = App(
+            self.config,
+            Storage(database, clock, {"clock": ClockReader(clock), "file": FileWatch(database, clock)}),
+            cast("NatsBroker", self.broker),
+            Metrics(self.registry),
+            self.registry,
+        )
+        self.drains = 0
+        """How many times the instance said that it drains."""
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[asyncio.Task[None]]:
+        """Run the instance until the end of the block. The block may end it earlier. Yields its task."""
+        task = asyncio.create_task(self.app.run(self._drain))
+        waiting = asyncio.create_task(self.broker.serving.wait())
+        await asyncio.wait([task, waiting], return_when=asyncio.FIRST_COMPLETED)
+        waiting.cancel()
+        try:
+            yield task
+        finally:
+            self.app.stop()
+            await asyncio.wait([task])
+
+    def loop(self, name: str) -> Loop:
+        """Return a loop. There must be exactly one of this name."""
+        (loop,) = [each for each in self.app._loops if each.name == name]
+        return loop
+
+    def passes(self, loop: str) -> float:
+        """Return how many passes a loop has done."""
+        return self.registry.get_sample_value("timer_polling_duration_seconds_count", {"loop": loop}) or 0
+
+    async def page(self, path: str) -> tuple[int, dict[str, Any]]:
+        """Return the status and the content of a page."""
+
+        def get() -> tuple[int, dict[str, Any]]:
+            try:
+                with urllib.request.urlopen(f"http://127.0.0.1:{self.config.http_port}{path}", timeout=5) as answer:
+                    return answer.status, json.loads(answer.read())
+            except urllib.error.HTTPError as error:
+                return error.code, json.loads(error.read())
+
+        return await asyncio.to_thread(get)
+
+    def _drain(self) -> None:
+        self.drains += 1
+
+
+async def until(reached: Callable[[], bool]) -> None:
+    """Wait until something is so."""
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while not reached():
+            await asyncio.sleep(0.005)

@@ -1,0 +1,76 @@
+"""The database that the settings name, its clock, and the workers that these need."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.harness.clock import NOW, ManualClock
+from tests.harness.databases import Databases
+from tests.harness.metrics import RecordingMetrics
+from timer_service.adapters.postgres import PostgresClock, PostgresDatabase
+from timer_service.adapters.sqlite import SqliteDatabase
+from timer_service.app.storage import ClockReader, FileWatch, open_storage
+from timer_service.config import Config
+from timer_service.core.clock import SystemClock
+from timer_service.core.errors import DatabaseUnavailableError, StartError
+from timer_service.core.loop import Pass
+
+
+class CountingClock(ManualClock):
+    """A clock that counts how often it is read."""
+
+    reads = 0
+
+    def now(self) -> int:
+        self.reads += 1
+        return super().now()
+
+
+async def test_reading_of_the_clock() -> None:
+    """On SQLite, the clock is read twice a second, also if the service has nothing to do."""
+    clock = CountingClock()
+    assert await ClockReader(clock).tick(0) == Pass(0, NOW + 500)
+    assert clock.reads == 1
+
+
+async def test_watch_of_the_file(sqlite: SqliteDatabase, tmp_path: Path) -> None:
+    """Every two seconds, the service looks whether its SQLite file is still there."""
+    watch = FileWatch(sqlite, ManualClock())
+    assert await watch.tick(0) == Pass(0, NOW + 2000)
+    (tmp_path / "timers.db").unlink()
+    with pytest.raises(DatabaseUnavailableError):
+        await watch.tick(0)
+
+
+async def test_sqlite(tmp_path: Path) -> None:
+    """SQLite needs a worker for the clock of the machine, and one for the file that the settings name."""
+    async with open_storage(Config(db_path=tmp_path / "here.db"), RecordingMetrics()) as storage:
+        assert isinstance(storage.database, SqliteDatabase)
+        assert isinstance(storage.clock, SystemClock)
+        assert set(storage.upkeep) == {"clock", "file"}
+        for worker in storage.upkeep.values():
+            assert vars(worker)["_clock"] is storage.clock
+    assert (tmp_path / "here.db").exists()
+
+
+@pytest.mark.parametrize("role", ["handler", "worker"])
+async def test_role_that_sqlite_cannot_have(tmp_path: Path, role: str) -> None:
+    """Only one process can use a SQLite database, so it must do everything."""
+    with pytest.raises(StartError, match=f"TIMER_ROLE={role} needs a database that processes can share"):
+        async with open_storage(Config.model_validate({"role": role, "db_path": tmp_path / "x"}), RecordingMetrics()):
+            pass
+
+
+@pytest.mark.parametrize(("setting", "keeps"), [({}, True), ({"database_statement_cache": 0}, False)])
+async def test_postgres(databases: Databases, setting: dict[str, int], *, keeps: bool) -> None:
+    """On PostgreSQL, the clock of the database is measured first. The settings say whether statements stay prepared."""
+    metrics = RecordingMetrics()
+    async with databases.database() as url:
+        config = Config.model_validate({"database_url": url, "role": "worker", **setting})
+        async with open_storage(config, metrics) as storage:
+            assert isinstance(storage.database, PostgresDatabase)
+            assert isinstance(storage.clock, PostgresClock)
+            assert dict(storage.upkeep) == {"clock": storage.clock}
+            assert abs(metrics.clock_offset or 99) < 1
+            prepared = await storage.database._work_pool.fetchval("SELECT count(*) FROM pg_prepared_statements")
+            assert (prepared > 0) == keeps

@@ -1,0 +1,32 @@
+"""The shares of the memory budget, as docs/guarantees.md gives them."""
+
+from dataclasses import fields
+
+import pytest
+
+from timer_service.config import Config
+from timer_service.core.budget import DEFAULT_BUDGET, MIB, Budget
+from timer_service.core.slice import Parts
+
+SHARES = {
+    "batch": 2 * MIB,
+    "part": MIB // 2,
+    "claim": 8 * MIB,
+    "queries": 16 * MIB,
+    "requests": 16 * MIB,
+    "portion": 8 * MIB,
+}
+
+
+@pytest.mark.parametrize("size", [1, 2, 8])
+def test_shares(size: int) -> None:
+    """The shares of a budget grow with it. Those of the default budget are in the documentation."""
+    budget = Budget.of(size * 256 * MIB)
+    assert budget._asdict() == {name: size * share for name, share in SHARES.items()}
+
+
+def test_default() -> None:
+    """Without a setting, a process may use 256 MiB."""
+    assert Budget.of(Config().memory_budget) == Budget.of() == DEFAULT_BUDGET == Budget.of(256 * MIB)
+    (budget,) = [each for each in fields(Parts) if each.name == "budget"]
+    assert budget.default == DEFAULT_BUDGET

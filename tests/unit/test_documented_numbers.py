@@ -1,0 +1,106 @@
+"""The numbers that the documentation gives are those of the code."""
+
+from pathlib import Path
+
+import pytest
+
+from timer_service import http
+from timer_service.adapters.nats import storage as storage_of_broker
+from timer_service.adapters.postgres import database as postgres
+from timer_service.app import slices, storage, usage
+from timer_service.app.service import _UPKEEP_INTERVAL
+from timer_service.cli import process
+from timer_service.core import (
+    audit,
+    backlog_gate,
+    batch_size,
+    clock,
+    clock_repair,
+    lease,
+    loop,
+    pause,
+    query,
+    query_queue,
+    quotas,
+    refusals,
+    rejector,
+    relay,
+    replay,
+    retention,
+    suspects,
+    turns,
+)
+from timer_service.core.budget import DEFAULT_MEMORY_BYTES, MIB
+from timer_service.workflows import registry
+
+DOCS = Path(__file__).parents[2] / "docs"
+WORDS = {1: "a", 2: "two", 3: "three", 10: "ten"}
+MINUTE, HOUR = 60_000, 3_600_000
+LIMITS = query_queue.QueryLimits(0)
+
+
+def word(number: int) -> str:
+    """Return a number as the documentation writes it."""
+    return WORDS.get(number, str(number))
+
+
+NUMBERS = {
+    "guarantees.md": [
+        f"jumps by more than {clock._TOLERANCE / 1_000_000} s, forward or backward",
+        f"If the broker refuses it {word(rejector._MAX_REFUSALS)} times all the same",
+        f"if the process then dies {word(lease.DEATHS_ALONE)} times",
+        f"becomes a dead letter after {word(suspects.MOST_DEATHS)} more deaths",
+        f"retried after 1 s to {rejector._LONGEST_REDELIVERY_DELAY.total_seconds():.0f} s until the lock is released",
+        f"after pauses that grow to {pause.LONGEST_MS // 1000} s",
+        f"after about {batch_size.BATCH_SECONDS * 1000:.0f} ms of work on a batch",
+        f"take long to compute ends after {turns._TRANSACTION_SECONDS * 1000:.0f} ms",
+        f"published in chunks of about {relay._CHUNK_BYTES // MIB} MiB",
+        f"A query has at most {query.MAX_QUERY_BYTES // 1024} KiB",
+        f"After {refusals.MOST_REFUSALS} refused queries of a tenant in a second",
+        f"{registry.MOST_WORKERS:,} workers in `list-workers`, with {registry._TYPES_BYTES // 1024} KiB of types each",
+        f"by what the other instances add in {word(quotas._VALID_SECONDS)} seconds",
+        f"not before {quotas._COUNTING_SHARE} times the time that all counts",
+        f"of the last second took, at most {quotas._VALID_SECONDS} s",
+    ],
+    "operations.md": [
+        f"| delete rows that were settled `TIMER_RETENTION_DAYS` ago | {slices._RETENTION_INTERVAL.seconds} s |",
+        f"| samples the gauges | {slices._ROW_COUNTS_INTERVAL.seconds} s |",
+        f"reads the clock of the machine on SQLite | 5 s; {storage._READING_MS / 1000} s on SQLite |",
+        f"[are still there](#if-the-database-file-was-deleted) | {storage._LOOKING_MS // 1000} s |",
+        f"after a failed write, writes until a write succeeds | {_UPKEEP_INTERVAL.seconds} s |",
+        f"while the clock was ahead](#after-a-wrong-clock) | {_UPKEEP_INTERVAL.seconds} s |",
+        f"records once {word(replay._LOOK_MS // MINUTE)} minute how old the oldest unsettled command is",
+        f"A tenant has at most {audit._LINES_OF_TENANT} lines a second, and all tenants have {audit._LINES}.",
+        f"Within {_UPKEEP_INTERVAL.seconds} s, `audit lines left out` then has the",
+        f"by more than {clock._TOLERANCE / 1_000_000} s takes effect",
+        f"takes effect when it has lasted {word(clock._PERSISTENCE // 1_000_000)} second",
+        f"each jump backward of {word(clock_repair.SLACK_MS // 1000)} second or more",
+        "nothing for an hour after a jump forward by more than a minute",
+        f"whose pass takes {word(loop._LONGEST_PASS_SECONDS // 60)} minute longer than its interval",
+        f"lasts at most {http._CONNECTION_SECONDS} s. At most {http.MOST_CONNECTIONS} are open",
+        f"at most {word(LIMITS.running_of_tenant)} of one tenant are answered at a time",
+        f"are answered at a time, and {LIMITS.waiting_of_tenant:,} wait",
+        f"opens up to {postgres.MOST_CONNECTIONS}: {postgres._WORK_CONNECTIONS} for its own work",
+        f"own work, {postgres._QUERY_CONNECTIONS} for queries and gauges",
+        f"A statement may take {postgres._STATEMENT_SECONDS} s, a statement of a migration one hour",
+        f"or {storage_of_broker._REFUSED_SECONDS} s after the last refusal",
+        f"The process ends at most {process._CLOSE_SECONDS} s after `TIMER_SHUTDOWN_TIMEOUT`",
+    ],
+}
+
+
+@pytest.mark.parametrize("page", NUMBERS)
+def test_numbers(page: str) -> None:
+    """A page has each of these sentences, with the number from the code."""
+    text = " ".join((DOCS / page).read_text("utf-8").split())
+    assert [each for each in NUMBERS[page] if each not in text] == []
+
+
+def test_numbers_in_words() -> None:
+    """An hour, a minute and so on, where the documentation has no digits."""
+    assert (retention._TRUSTED_AFTER_MS, retention._TOLERANCE_MS) == (HOUR, MINUTE)
+    assert replay.MARGIN.total_seconds() * 1000 == HOUR
+    assert (backlog_gate.LONGEST_WAIT_MS, backlog_gate.RECHECK_MS) == (MINUTE, 250)
+    assert postgres._MIGRATION_SECONDS * 1000 == HOUR
+    assert usage._MOST_COUNTED == 1_000_000
+    assert DEFAULT_MEMORY_BYTES == 256 * MIB

@@ -1,0 +1,401 @@
+"""What an instance starts, says and stops, with each role and after each fault. The broker is in memory."""
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
+from typing import Any
+from unittest.mock import PropertyMock, patch
+
+import pytest
+
+from tests.harness.builders import command_address, schedule_timer
+from tests.harness.clock import NOW, ManualClock
+from tests.harness.instance import Instance, InstanceBroker, until
+from timer_service.adapters.sqlite import SqliteDatabase
+from timer_service.app.slices import QUERIES, SLICES, Workers
+from timer_service.app.tasks import KeptTask
+from timer_service.app.worker_requests import WorkerRequests
+from timer_service.core import loop as loop_module
+from timer_service.core.budget import DEFAULT_BUDGET
+from timer_service.core.consumer import Consumer
+from timer_service.core.errors import StartError
+from timer_service.core.health import HEALTHY, Health, Publishing
+from timer_service.core.installation import request_replay
+from timer_service.core.loop import Pass
+from timer_service.core.message import Kind, kebab
+from timer_service.core.route import Lane
+from timer_service.core.transactions import in_transaction
+
+LANE: Lane = ("acme", "main", "pay")
+DOWN = Health.down("it is away")
+UPKEEP = {"clock", "file", "database", "clock-repair", "streams"}
+HANDLING = {"backlog", "audit", "tasks", "workflow-workers"}
+FIRING = {"timers", "cancellations", "firings", "evaluation", "schedules", "outbox", "sweep", "workflow-deadlines"}
+WORKING = FIRING | {f"{each}-retention" for each in ("timers", "signals", "schedules", "workflows", "runs")}
+WORKING |= {"row-counts"}
+LOOPS = {"all": UPKEEP | HANDLING | WORKING, "handler": UPKEEP | HANDLING, "worker": UPKEEP | WORKING}
+TASKS_BESIDES = {
+    "all": {"consumer", "requests", "polls"},
+    "handler": {"consumer", "requests", "polls"},
+    "worker": set[str](),
+}
+FLOWS = {
+    "all": {"commands", "events", "queries", "requests"},
+    "handler": {"commands", "queries", "requests"},
+    "worker": {"events"},
+}
+ROLES = ["all", "handler", "worker"]
+REQUESTS = {"poll-tasks", "report-tasks", "renew-tasks", "get-effects"}
+WAITING = {"http", "stop", "broker-lost", "taken-over"}
+
+READY = dict.fromkeys([*FLOWS["all"], "service"], "ok")
+
+NewInstance = Callable[..., Instance]
+
+
+@pytest.fixture
+def new(sqlite: SqliteDatabase, clock: ManualClock) -> NewInstance:
+    return partial(Instance, sqlite, clock)
+
+
+def task_names() -> list[str]:
+    """Return the names of the running tasks that have one."""
+    names = [each.get_name() for each in asyncio.all_tasks()]
+    return sorted(each for each in names if not each.startswith(("Task-", "test_", "starlette")))
+
+
+@pytest.mark.parametrize("role", ROLES)
+async def test_what_runs(new: NewInstance, role: str) -> None:
+    """Each loop of a role runs, each task runs once, and all of them have ended when the instance has stopped."""
+    instance = new(role=role)
+    async with instance.running():
+        await until(lambda: all(instance.passes(each) for each in LOOPS[role]))
+        await until(lambda: "replay" not in task_names())
+        running = task_names()
+        ready = await instance.page("/readyz")
+        live = await instance.page("/livez")
+    assert running == sorted([*LOOPS[role], *TASKS_BESIDES[role], *WAITING])
+    assert ready == (200, dict.fromkeys([*FLOWS[role], "service"], "ok"))
+    assert live == (200, {"stalled": []})
+    assert task_names() == []
+    assert instance.drains == 1
+
+
+@pytest.mark.parametrize("role", ROLES)
+async def test_what_is_served(new: NewInstance, role: str) -> None:
+    """A role that handles commands serves the queries and requests of every slice. Another one checks the database."""
+    instance = new(role=role)
+    async with instance.running():
+        found = (set(instance.broker.queries), set(instance.broker._request_receivers), instance.broker.subscribed)
+        checked = instance.broker.checked
+    if role == "worker":
+        assert found == (set(), set(), {})
+        assert checked is not None
+        return
+    messages = {kebab(payload.type) for each in SLICES for payload in each.commands}
+    options = {"messages": messages, "alone": True, "batch_bytes": DEFAULT_BUDGET.batch}
+    assert found == ({each.name for each in QUERIES}, REQUESTS, options)
+    assert checked is None
+
+
+async def test_disabled_workflows(new: NewInstance) -> None:
+    """If workflows are disabled, no task and no loop serves workers, their requests are refused, and all is well."""
+    instance = new(workflows_enabled=False)
+    async with instance.running():
+        reply = await instance.broker.request("poll-tasks", "acme", b"{}")
+        running = set(task_names())
+        status, _ = await instance.page("/readyz")
+    assert (reply.code, status) == ("BUSY", 200)
+    assert running.isdisjoint({"requests", "polls", "tasks", "workflow-workers", "workflow-deadlines"})
+
+
+async def test_workflow(new: NewInstance) -> None:
+    """A command gives a held poll its task, and a report ends the workflow and is announced, without any pause."""
+    instance = new()
+    started = {"type": "StartWorkflow", "tenantId": "acme", "payload": {"workflowId": "order-1", "type": "order"}}
+
+    async def ask(name: str, **fields: object) -> Any:
+        return json.loads((await instance.broker.request(name, "acme", json.dumps(fields).encode())).body)
+
+    async with instance.running():
+        asked = asyncio.create_task(ask("poll-tasks", workerId="w-1", types=["order"], slots=1))
+        await until(lambda: instance.registry.get_sample_value("timer_polls_held") == 1)
+        instance.broker.send(command_address("acme", "start-workflow"), json.dumps(started).encode())
+        (task,) = (await asked)["tasks"]
+        report = {"workflowId": "order-1", "token": task["token"], "number": 1, "then": {"action": "complete"}}
+        replied = await ask("report-tasks", workerId="w-2", reports=[report])
+        await until(lambda: len(instance.broker.events) == 1)
+        assert instance.app._requests is not None
+        seen = set(instance.app._requests._registry._pending)
+        counted = {
+            name: instance.registry.get_sample_value("timer_requests_total", {"request": name, "outcome": "answered"})
+            for name in ("poll-tasks", "report-tasks")
+        }
+    assert (task["workflowId"], replied["reports"][0]["outcome"]) == ("order-1", "completed")
+    assert instance.broker.events[0].address.message == "workflow-completed"
+    assert seen == {("acme", "w-1"), ("acme", "w-2")}
+    assert counted == {"poll-tasks": 1, "report-tasks": 1}
+
+
+async def test_gauges_of_rows(new: NewInstance) -> None:
+    """An instance counts the rows of every table that has due ones, and the rows of each state."""
+    instance = new()
+    async with instance.running():
+        await until(lambda: instance.passes("row-counts") > 0)
+        samples = [each for metric in instance.registry.collect() for each in metric.samples]
+    due = {"timer_schedules", "work_signal_firings", "outbox", "schedules"}
+    assert {each.labels["table"] for each in samples if each.name == "timer_overdue"} == due
+    assert {each.labels["table"] for each in samples if each.name == "timer_oldest_due_lag_seconds"} == due
+    states = [(each.labels["table"], each.labels["state"]) for each in samples if each.name == "timer_rows"]
+    assert len(states) == sum(len(each.counted) for each in SLICES)
+    assert {table for table, _ in states} >= due | {"runs", "workflows"}
+
+
+@contextmanager
+def failed(task: KeptTask) -> Iterator[None]:
+    """Let a task be down during the block, as after an error."""
+    task._failure.record("it is away")
+    yield
+    task._failure.clear()
+
+
+def down(part: type) -> AbstractContextManager[object]:
+    """Let the parts of a type be down during the block."""
+    return patch.object(part, "health", new_callable=PropertyMock, return_value=DOWN)
+
+
+async def test_fault_of_each_part(new: NewInstance) -> None:
+    """The page /readyz says which flows a part has stopped that is down, and why. The others are fine."""
+    instance = new()
+    found, expected = {}, {}
+    async with instance.running():
+        await until(instance.app._replayed.is_set)
+        app, broker = instance.app, instance.broker
+        assert app._requests is not None
+        faults: dict[str, tuple[AbstractContextManager[object], set[str]]] = {
+            "broker": (down(InstanceBroker), FLOWS["all"]),
+            "queries": (patch.object(broker, "query_health", DOWN), {"queries"}),
+            "command stream": (patch.dict(broker.streams.health, {Kind.COMMAND: DOWN}), {"commands"}),
+            "event stream": (patch.dict(broker.streams.health, {Kind.EVENT: DOWN}), {"events"}),
+            "subscription": (patch.object(broker.subscription, "health", DOWN), {"commands"}),
+            "writing": (down(SqliteDatabase), {"commands", "events", "requests"}),
+            "reading": (
+                patch.object(SqliteDatabase, "read_health", new_callable=PropertyMock, return_value=DOWN),
+                FLOWS["all"],
+            ),
+            "consumer": (down(Consumer), {"commands"}),
+            "its task": (failed(app._consuming), {"commands"}),
+            "requests": (down(WorkerRequests), {"requests"}),
+            "their task": (failed(app._requests._kept[0]), {"requests"}),
+            "polls": (failed(app._requests._kept[1]), {"requests"}),
+            "publishing": (down(Publishing), {"events"}),
+            "workers": (down(Workers), {"events"}),
+        }
+        for name, (fault, stopped) in faults.items():
+            with fault:
+                found[name] = await instance.page("/readyz")
+            expected[name] = (503, {**READY, **dict.fromkeys(stopped, "it is away")})
+    assert found == expected
+
+
+async def test_loops_that_fail(new: NewInstance) -> None:
+    """A loop that fires or publishes and fails stops the events, and one for workers their requests."""
+    instance = new()
+    found = {}
+    async with instance.running():
+        await until(instance.app._replayed.is_set)
+        for name in sorted(LOOPS["all"]):
+            loop = instance.loop(name)
+            failure, loop._failure = loop._failure, "it is away"
+            found[name] = {flow for flow, health in instance.app.flows().items() if health != HEALTHY}
+            loop._failure = failure
+    of_workers = {"tasks", "workflow-workers"}
+    expected = {name: {"events"} if name in FIRING else {"requests"} for name in FIRING | of_workers}
+    assert found == {name: expected.get(name, set()) for name in LOOPS["all"]}
+
+
+@pytest.mark.parametrize("role", ROLES)
+async def test_before_the_start(new: NewInstance, role: str) -> None:
+    """An instance that has not begun to serve is not ready."""
+    flows = new(role=role).app.flows()
+    assert {flow for flow, health in flows.items() if not health.usable} == FLOWS[role] - {"queries"}
+
+
+async def test_what_hangs(new: NewInstance, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The page /livez fails and names the loops that hang, the consumer, and a connection that nobody reads."""
+    instance = new()
+    async with instance.running():
+        await until(lambda: all(instance.passes(each) for each in LOOPS["all"]))
+        instance.broker.reading = False
+        monkeypatch.setattr(loop_module, "_LONGEST_PASS_SECONDS", -1000)  # any pass that has begun counts as stalled
+        monkeypatch.setattr(type(instance.app._consumer), "stalled", True)
+        status, page = await instance.page("/livez")
+    assert status == 503
+    assert sorted(page["stalled"]) == sorted([*LOOPS["all"], "consumer", "broker-reader"])
+
+
+def end_task(_instance: Instance, name: str) -> None:
+    (task,) = [each for each in asyncio.all_tasks() if each.get_name() == name]
+    task.cancel()
+
+
+@pytest.mark.parametrize(
+    ("fail", "reason"),
+    [
+        (
+            lambda it: it.broker.lost.set_result("no server answers"),
+            "the connection to the broker is closed and cannot be restored: no server answers",
+        ),
+        (lambda it: it.broker.taken_over.set_result("stop one of them"), "stop one of them"),
+        (partial(end_task, name="http"), "a task ended unexpectedly: http"),
+        (partial(end_task, name="consumer"), "a task ended unexpectedly: consumer"),
+        (partial(end_task, name="timers"), "a task ended unexpectedly: timers"),
+        (partial(end_task, name="polls"), "a task ended unexpectedly: polls"),
+    ],
+)
+async def test_what_ends_an_instance(new: NewInstance, fail: Callable[[Instance], object], reason: str) -> None:
+    """If an instance cannot go on, it drains, and its error says why."""
+    instance = new()
+    async with instance.running() as running:
+        fail(instance)
+        with pytest.raises(StartError) as error:
+            await running
+    assert (str(error.value), instance.drains) == (reason, 1)
+
+
+def block(instance: Instance, loop: str, until_ended: Callable[[], Awaitable[object]]) -> list[str]:
+    """Make the pass of a loop last until something has ended. Return a list that gets how the pass ends."""
+    ends: list[str] = []
+
+    async def tick(_now: int) -> Pass:
+        ends.append("began")
+        try:
+            await until_ended()
+        except asyncio.CancelledError:
+            ends.append("cancelled")
+            raise
+        ends.append("done")
+        return Pass(0)
+
+    instance.loop(loop)._worker.tick = tick  # type: ignore[assignment,method-assign]
+    return ends
+
+
+@pytest.mark.parametrize(("pass_seconds", "timeout_ms", "end"), [(0.1, 60_000, "done"), (60, 20, "cancelled")])
+async def test_pass_during_the_end(new: NewInstance, pass_seconds: float, timeout_ms: int, end: str) -> None:
+    """An instance that stops waits for the pass of a loop, but no longer than the shutdown timeout."""
+    instance = new(shutdown_timeout=timeout_ms)
+    ends = block(instance, "sweep", partial(asyncio.sleep, pass_seconds))
+    async with asyncio.timeout(20), instance.running():
+        await until(lambda: ends == ["began"])
+    assert ends == ["began", end]
+
+
+async def test_readiness_during_the_end(new: NewInstance) -> None:
+    """While an instance drains, its pages are still served, and /readyz says so."""
+    instance = new()
+    shown = asyncio.Event()
+    ends = block(instance, "sweep", shown.wait)
+    async with instance.running():
+        await until(lambda: ends == ["began"])
+        instance.app.stop()
+        await until(lambda: instance.drains == 1)
+        status, page = await instance.page("/readyz")
+        shown.set()
+    assert (status, page["service"]) == (503, "draining")
+
+
+async def test_nothing_more_is_taken_at_the_end(new: NewInstance) -> None:
+    """At its end, an instance takes no more commands and no more requests, and answers the polls that it holds."""
+    instance = new()
+    async with instance.running():
+        poll = b'{"workerId": "w", "types": ["order"], "slots": 1, "waitMs": 10000}'
+        asked = asyncio.create_task(instance.broker.request("poll-tasks", "acme", poll))
+        await until(lambda: instance.registry.get_sample_value("timer_polls_held") == 1)
+    assert (await asked).body == b'{"tasks":[]}'
+    assert instance.broker.steps == ["subscription closed"]
+    assert not any(instance.broker._request_receivers.values())
+    instance.broker.send(command_address(), schedule_timer())
+    assert await instance.broker.subscription.next_batch(1) == []
+
+
+@pytest.mark.parametrize("role", ROLES)
+async def test_replay(new: NewInstance, sqlite: SqliteDatabase, role: str) -> None:
+    """Until the commands since a backup are handled again, nothing fires and no task is sent. Then all goes on."""
+    await in_transaction(sqlite, lambda tx: request_replay(tx, 1))
+    held = LOOPS[role] - UPKEEP - {"backlog", "audit"}
+    instance = new(role=role)
+    async with instance.running():
+        await until(lambda: all(instance.passes(each) for each in LOOPS[role] - held))
+        before = {each for each in held if instance.passes(each)}
+        events = instance.app.flows().get("events", HEALTHY).reason
+        steps = [each for each in instance.broker.steps if each == "replay forgotten"]
+        instance.broker.is_replayed = True
+        await until(lambda: all(instance.passes(each) for each in held))
+        known = await instance.app._history.installation()
+        after = instance.app.flows().get("events", HEALTHY)
+    assert (before, steps) == (set(), [])
+    assert role == "handler" or "until the commands since the backup are handled again" in str(events)
+    assert (known.replay, after) == (None, HEALTHY)
+    assert instance.broker.steps.count("replay forgotten") == 1
+
+
+async def test_end_during_a_replay(new: NewInstance, sqlite: SqliteDatabase) -> None:
+    """An instance that stops during a replay does not wait for it. The next start goes on with it."""
+    await in_transaction(sqlite, lambda tx: request_replay(tx, 1))
+    instance = new()
+    async with asyncio.timeout(10), instance.running():
+        pass
+    assert (await instance.app._history.installation()).replay is not None
+    assert "replay forgotten" not in instance.broker.steps
+
+
+@pytest.mark.parametrize("alone", [True, False])
+async def test_hints(new: NewInstance, sqlite: SqliteDatabase, *, alone: bool) -> None:
+    """A hint of another instance wakes the loop that it names, and for the polls of workers all lanes."""
+    with patch.object(type(sqlite), "exclusive", alone):
+        instance = new()
+        async with instance.running():
+            await until(lambda: all(instance.passes(each) for each in LOOPS["all"]))
+            looks: list[int] = []
+            assert instance.app._requests is not None
+            with patch.object(instance.app._requests._dispatcher._held, "wake_all", looks.append):
+                loops = {each: instance.passes(each) for each in LOOPS["all"]}
+                await instance.broker.hint("sweep", NOW)
+                await instance.broker.hint("tasks", NOW)
+                woken = {"sweep", "tasks"} if not alone else set()
+                await until(lambda: all(instance.passes(each) > loops[each] for each in woken))
+            assert looks == ([] if alone else [NOW])
+
+
+async def woken(instance: Instance, wake: Callable[[], Awaitable[None] | None]) -> set[str]:
+    """Return which loops something wakes."""
+    for loop in instance.app._loops:
+        loop._next_at = float("inf")
+    if (waiting := wake()) is not None:
+        await waiting
+    return {loop.name for loop in instance.app._loops if loop._next_at != float("inf")}
+
+
+async def test_wakes(new: NewInstance) -> None:
+    """A part of an instance wakes one loop by its name. A failure to publish wakes the upkeep of the streams."""
+    app = (instance := new()).app
+    for name in sorted(LOOPS["all"]):
+        assert await woken(instance, lambda name=name: app._wake(name, NOW)) == {name}  # type: ignore[misc]
+    assert await woken(instance, lambda: app._parts.wake("outbox", NOW)) == {"outbox"}
+    assert await woken(instance, lambda: app._parts.publishing.record_failure("full")) == {"streams"}
+    assert app._requests is not None
+    assert await woken(instance, lambda: app._requests._wake_dispatcher(NOW)) == {"tasks"}  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+async def test_offers(new: NewInstance, *, enabled: bool) -> None:
+    """A part offers a row to the polls of workers, unless workflows are disabled."""
+    offers: list[tuple[Lane, int]] = []
+    app = new(workflows_enabled=enabled).app
+    assert app._requests is not None
+    with patch.object(app._requests._dispatcher, "offer", lambda *offer: offers.append(offer)):
+        app._parts.offer(LANE, NOW)
+    assert offers == ([(LANE, NOW)] if enabled else [])

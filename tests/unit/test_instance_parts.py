@@ -1,0 +1,126 @@
+"""What the parts of an instance hold: the values of the settings, and each shared part once."""
+
+import random
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from tests.harness.clock import ManualClock
+from tests.harness.instance import Instance, InstanceBroker
+from tests.harness.reachable import attributes, reachable
+from timer_service.adapters.sqlite import SqliteDatabase
+from timer_service.core.audit import AuditLog
+from timer_service.core.budget import MIB, Budget
+from timer_service.core.health import OutageLog, Publishing
+from timer_service.core.limits import Limits, TenantLimits
+from timer_service.core.query_queue import QueryLimits
+from timer_service.core.quotas import Quotas
+from timer_service.core.request_queue import QueueLimits
+from timer_service.metrics import Metrics
+from timer_service.workflows.dispatcher import Dispatcher
+
+LIMITS = TenantLimits(default=Limits(pending_timers=3))
+BUDGET = Budget.of(192 * MIB)
+SETTINGS: Mapping[str, Any] = {
+    "batch_size": 7,
+    "max_attempts": 9,
+    "visibility_timeout": 11_000,
+    "polling_interval": 1234,
+    "retention_days": 2.5,
+    "reply_prefix": "_REPLY.",
+    "memory_budget": "192MiB",
+    "limits_file": LIMITS,
+}
+FIRINGS_CLAIM = 8 * MIB  # firings have no large column, so their claims need no share of the budget
+HELD = {
+    "_batch_size": {7},
+    "_max_attempts": {9},
+    "hold_ms": {11_000},
+    "_keep_ms": {216_000_000},
+    "_reply_prefix": {"_REPLY."},
+    "_part_bytes": {BUDGET.part},
+    "_room": {BUDGET.portion},
+    "_large_bytes": {BUDGET.part},
+    "_claim_bytes": {BUDGET.claim, FIRINGS_CLAIM},
+}
+"""The attributes that have values of the settings, whichever part has them."""
+SHARED = (
+    SqliteDatabase,
+    ManualClock,
+    InstanceBroker,
+    Metrics,
+    AuditLog,
+    Publishing,
+    Quotas,
+    TenantLimits,
+    random.Random,
+)
+
+
+@pytest.fixture
+async def instance(sqlite: SqliteDatabase, clock: ManualClock) -> Instance:
+    instance = Instance(sqlite, clock, **SETTINGS)
+    assert instance.app._requests is not None
+    await instance.app._requests.open(instance.broker, instance.app._wakeups)
+    return instance
+
+
+def numbers(values: set[Any]) -> set[Any]:
+    return {each for each in values if isinstance(each, int | float | str)}
+
+
+def find_claims(worker: Any) -> Any:
+    """Return what claims rows for a worker."""
+    return worker._claims if isinstance(worker, Dispatcher) else worker._lease
+
+
+async def test_settings(instance: Instance) -> None:
+    """Each part that needs a setting has its value, in the right unit."""
+    parts = reachable(instance.app)
+    found = {name: numbers(set().union(*attributes(parts, name).values())) for name in HELD}
+    assert found == HELD
+    assert attributes(parts, "_most")["BatchSize"] == {7}
+    assert {each.limits.default.pending_timers for each in parts if isinstance(each, Quotas)} == {3}
+    assert {each for each in parts if isinstance(each, QueryLimits)} == {QueryLimits.of(BUDGET.queries)}
+    assert {each for each in parts if isinstance(each, QueueLimits)} == {QueueLimits(BUDGET.requests, BUDGET.part)}
+
+
+async def test_polling_intervals(instance: Instance) -> None:
+    """Loops with work that commands add poll at the configured interval, upkeep every 5 s, and the rest rarely."""
+    polls = {each.name: each._poll_ms for each in instance.app._loops}
+    rare = {name: 60_000 for name in polls if name.endswith("-retention")} | {"row-counts": 15_000}
+    upkeep = dict.fromkeys(("clock", "file", "database", "clock-repair", "streams", "backlog", "audit"), 5000)
+    assert polls == {**dict.fromkeys(polls, 1234), **rare, **upkeep}
+    others = attributes(reachable(instance.app), "_poll_ms")
+    assert (others["Wakeups"], others["Dispatcher"]) == ({1234}, {1234})
+
+
+@pytest.mark.parametrize("shared", SHARED)
+async def test_shared_parts(instance: Instance, shared: type) -> None:
+    """All parts of an instance have the same database, clock, broker, metrics, and so on."""
+    assert len([each for each in reachable(instance.app) if isinstance(each, shared)]) == 1
+
+
+async def test_outages_are_logged_once(instance: Instance) -> None:
+    """All parts share one log of the outages of the database, except the loop of the streams: it needs no database."""
+    logs = [each for each in reachable(instance.app) if isinstance(each, OutageLog)]
+    assert {id(each) for each in logs} == {id(instance.app._parts.outages), id(instance.loop("streams")._outages)}
+    assert len(logs) == 2
+
+
+async def test_claims_of_the_budget(instance: Instance) -> None:
+    """The relays and the dispatcher claim no more than their share of the memory budget."""
+    claims = {each: instance.loop(each)._worker for each in ("timers", "outbox", "tasks")}
+    assert {each: find_claims(worker)._claim_bytes for each, worker in claims.items()} == dict.fromkeys(
+        claims, BUDGET.claim
+    )
+
+
+@pytest.mark.parametrize(("alone", "seconds"), [(True, float("inf")), (False, 10)])
+async def test_counts_of_a_shared_database(
+    sqlite: SqliteDatabase, clock: ManualClock, monkeypatch: pytest.MonkeyPatch, *, alone: bool, seconds: float
+) -> None:
+    """The counts for the limits are valid for ever if no other instance can add rows."""
+    monkeypatch.setattr(SqliteDatabase, "exclusive", alone)
+    assert Instance(sqlite, clock, **SETTINGS).app._parts.quotas._valid_seconds == seconds
