@@ -81,6 +81,18 @@ async def test_nothing_is_in_flight(site: Site) -> None:
     assert (site.config, site.js.requests) == (before, ["CONSUMER.INFO"] * 2)
 
 
+@pytest.mark.parametrize("change", ["shorten_ack_wait", "restore_ack_wait", "forget_replay"])
+async def test_a_lost_process_changes_nothing(site: Site, change: str) -> None:
+    """After another process has taken over, this one does not write the consumer's settings."""
+    await site.durable.join(site.history, alone=True)
+    site.config["metadata"] |= {HOLDER: "the other one", SAVED: str(7 * SECOND)}
+    site.js.in_flight = 2
+    before = json.loads(json.dumps(site.config))
+    with pytest.raises(TakenOverError):
+        await getattr(site.durable, change)()
+    assert site.config == before
+
+
 @pytest.mark.parametrize(("settled", "start"), [(3, {"opt_start_seq": 4}), (0, {})])
 async def test_consumer_that_begins_again(site: Site, settled: int, start: dict[str, int]) -> None:
     """A consumer that begins again has the operator's settings, and no trace of an earlier beginning."""

@@ -1,11 +1,14 @@
 import asyncio
 import os
+import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.harness.stores import opened_sqlite
 from timer_service.adapters.sqlite import SqliteDatabase
+from timer_service.adapters.sqlite import database as database_module
 from timer_service.core.database import Database, Reader
 from timer_service.core.errors import DatabaseSetupError, DatabaseUnavailableError, StartError
 from timer_service.core.health import HEALTHY
@@ -321,6 +324,10 @@ async def open_and_close(path: Path) -> None:
         pass
 
 
+def count_open_files() -> int:
+    return len(list(Path("/dev/fd").iterdir()))
+
+
 def file_modes(folder: Path) -> dict[str, int]:
     return {path.name: path.stat().st_mode & 0o777 for path in folder.iterdir()}
 
@@ -337,6 +344,17 @@ async def test_sqlite_files_are_private(tmp_path: Path, umask: int) -> None:
     finally:
         os.umask(before)
     assert found == dict.fromkeys(["timers.db", "timers.db-wal", "timers.db-shm", "timers.db.lock"], 0o600)
+
+
+async def test_sqlite_file_behind_a_link_is_private(tmp_path: Path) -> None:
+    """A database that is created through a link to it is private too."""
+    (tmp_path / "link.db").symlink_to(tmp_path / "timers.db")
+    before = os.umask(0)
+    try:
+        await open_and_close(tmp_path / "link.db")
+    finally:
+        os.umask(before)
+    assert file_modes(tmp_path)["timers.db"] == 0o600
 
 
 async def test_sqlite_keeps_the_mode_of_an_existing_file(tmp_path: Path) -> None:
@@ -374,8 +392,10 @@ async def test_second_instance_on_sqlite_is_refused(tmp_path: Path) -> None:
     """A second instance on the same file is refused, and the error names PostgreSQL. The first one continues."""
     path = tmp_path / "timers.db"
     async with opened_sqlite(path) as first:
+        files = count_open_files()
         with pytest.raises(StartError, match=r"another instance uses .*timers\.db.*TIMER_DATABASE_URL"):
             await open_and_close(path)
+        assert count_open_files() == files, "the lock file is closed again"
         async with first.transaction() as tx:
             await tx.execute("CREATE TABLE numbers (number BIGINT)")
     await open_and_close(path)
@@ -469,6 +489,53 @@ async def test_sqlite_locked_under_another_name(sqlite: SqliteDatabase, tmp_path
     for name in ("timers.db", "link.db", "folder/timers.db"):
         with pytest.raises(StartError, match="another instance uses the database"):
             await open_and_close(tmp_path / name)
+
+
+async def test_sqlite_is_locked_until_it_is_closed(tmp_path: Path) -> None:
+    """The lock of the database is held until its writer is closed: closing it can still write to the file."""
+    database = await SqliteDatabase.open(tmp_path / "timers.db")
+    close = database._writer.close
+
+    async def close_late() -> None:
+        with pytest.raises(StartError, match="another instance uses the database"):
+            await open_and_close(tmp_path / "timers.db")
+        await close()
+
+    database._writer.close = close_late  # type: ignore[method-assign]
+    await database.close()
+    await open_and_close(tmp_path / "timers.db")
+
+
+@pytest.mark.parametrize("failing", range(3))
+async def test_sqlite_that_cannot_be_opened_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: int
+) -> None:
+    """If one of the three connections fails, the threads of the others end, and the lock is released."""
+    connect, calls = database_module._connect, iter(range(3))
+
+    async def fail_once(path: Path, *pragmas: str) -> Any:
+        if next(calls) == failing:
+            raise DatabaseUnavailableError("no more files")
+        return await connect(path, *pragmas)
+
+    before = set(threading.enumerate())
+    with monkeypatch.context() as patch:
+        patch.setattr(database_module, "_connect", fail_once)
+        with pytest.raises(StartError, match="no more files"):
+            await SqliteDatabase.open(tmp_path / "timers.db")
+    for thread in set(threading.enumerate()) - before:
+        thread.join(5)
+        assert not thread.is_alive()
+    await open_and_close(tmp_path / "timers.db")
+
+
+async def test_sqlite_waits_for_another_program(sqlite: SqliteDatabase) -> None:
+    """A statement waits some seconds for the lock of another program, such as a backup, before it fails."""
+    waits = [
+        (await connection.fetch("PRAGMA busy_timeout"))[0]["timeout"]
+        for connection in (sqlite._writer, sqlite.reader, sqlite.queries)
+    ]
+    assert waits == [5000] * 3
 
 
 async def test_sqlite_locked_by_another_program(sqlite: SqliteDatabase, tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 import asyncio
 import itertools
 import math
+import random
 from collections import Counter
 from collections.abc import Sequence
 from datetime import timedelta
@@ -16,6 +17,7 @@ from timer_service.core.database import Database, Row
 from timer_service.core.errors import ConflictError
 from timer_service.core.lease import Failure, Lease
 from timer_service.core.message import Position, Trace
+from timer_service.core.tenant_turns import TenantTurns
 from timer_service.timers import store as timers
 from timer_service.timers.messages import State
 from timer_service.timers.rules import Key, Timer
@@ -140,8 +142,10 @@ async def test_claim_of_a_thousand(store: Database, lease: Lease) -> None:
 
 @pytest.mark.parametrize("step", ["complete", "complete_claim"])
 async def test_complete(store: Database, lease: Lease, step: str) -> None:
-    """A completed row has the given instant and is not claimed again."""
+    """A completed row has the given instant, keeps no error of an earlier attempt, and is not claimed again."""
     await put(store, timer())
+    async with store.transaction() as tx:
+        await lease.retry(tx, [Failure(row, "refused", NOW) for row in await lease.claim(tx, NOW, 1)])
     row = await claim_one(store, lease)
     assert await settle(store, lease, step, row) == 1
     assert await row_of(store) == {
@@ -149,7 +153,7 @@ async def test_complete(store: Database, lease: Lease, step: str) -> None:
         "due_at": NOW,
         "available_at": None,
         "reached_at": LATER,
-        "attempt": 1,
+        "attempt": 2,
         "lease_token": None,
         "last_error": None,
     }
@@ -454,6 +458,38 @@ async def test_tenants_beyond_those_that_a_claim_looks_at(
     claims = [shares(await claim(store, lease, limit=10)) for _ in range(4)]
     assert [len(each) for each in claims] == [1, 1, 2, 1]
     assert claims[2]["c"] == 1
+
+
+@pytest.mark.parametrize("bound", [3, 4, 5, 20])
+@pytest.mark.parametrize("each", [1, 3])
+async def test_every_tenant_gets_a_turn(
+    sqlite: Database, monkeypatch: pytest.MonkeyPatch, each: int, bound: int
+) -> None:
+    """Whatever a call may look at and return, it begins after the last tenant that got a turn, and skips nobody."""
+    monkeypatch.setattr("timer_service.core.tenant_turns._MOST_LOOKED_AT", bound)
+    turns = TenantTurns(TIMERS.sql("due_tenants"))
+    names: list[str] = []
+    limits = random.Random(1)
+    for number in range(1, 10):  # one tenant more each time
+        names.append(f"tenant-{number}")
+        await put(sqlite, timer(tenant=names[-1], due_at=LATER if number % each else NOW))
+        due = names[each - 1 :: each]
+        last: str | None = None
+        empty = 0
+        for _ in range(30):
+            limit = limits.choice([1, 2, 3, 5, 10])
+            async with sqlite.transaction() as tx:
+                shares = await turns.shares(tx, NOW, limit)
+            found = [tenant for tenant, _ in shares]
+            empty = 0 if found else empty + 1
+            assert empty <= math.ceil(number / bound) or len(due) < 2
+            assert {share for _, share in shares} <= {limit // max(1, len(found))}
+            if found:
+                start = due.index(found[0])
+                assert found == [*due[start:], *due[:start]][: len(found)]
+                assert len(found) <= limit
+                assert last is None or start == (due.index(last) + 1) % len(due)
+                last = found[-1] if len(found) < len(due) else None
 
 
 async def test_tenants_without_due_rows_take_no_share(store: Database, lease: Lease) -> None:

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import timedelta
+from typing import Any
 from urllib.parse import urlsplit
 
 import asyncpg
@@ -20,7 +21,7 @@ from tests.harness.timers import put_timers
 from timer_service.adapters.postgres import PostgresDatabase
 from timer_service.adapters.postgres import database as database_module
 from timer_service.core.errors import DatabaseBlockedError, DatabaseUnavailableError
-from timer_service.core.health import HEALTHY
+from timer_service.core.health import HEALTHY, Health
 from timer_service.core.lease import Lease
 from timer_service.core.settlement import Settlement, Settler
 from timer_service.core.transactions import in_transaction
@@ -80,6 +81,52 @@ async def test_time_limits(databases: Databases) -> None:
             (migrating,) = await tx.fetch("SELECT current_setting('lock_timeout') AS lock_timeout")
         await database.close()
     assert (row["lock_timeout"], migrating["lock_timeout"]) == ("1500ms", "0")
+
+
+async def test_settings_of_a_transaction(postgres: PostgresDatabase) -> None:
+    """Each transaction excludes the plans that read whole tables, and the server ends it if it is left open."""
+    names = [*(f"enable_{plan}" for plan in ("seqscan", "bitmapscan", "sort", "hashjoin", "mergejoin")), "jit"]
+    read = ", ".join(f"current_setting('{name}') AS {name}" for name in names)
+    read += ", current_setting('idle_in_transaction_session_timeout') AS idle"
+    (reading,) = await postgres.reader.fetch(f"SELECT {read}")
+    async with postgres.transaction() as tx:
+        (writing,) = await tx.fetch(f"SELECT {read}")
+    for row in (reading, writing):
+        assert [row[name] for name in names] == ["off"] * len(names)
+        assert row["idle"] == "10s"
+
+
+async def test_migrations_may_take_long(locks: LockedPostgres, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The time limit of other statements does not end a migration."""
+    monkeypatch.setattr(database_module, "_STATEMENT_SECONDS", 0.1)
+    async with locks.database.migrating() as tx:
+        rows = await tx.fetch("SELECT 1 AS one FROM pg_sleep(0.3)")
+    assert len(rows) == 1
+
+
+@pytest.mark.parametrize("changes", [True, False])
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda tx: tx.execute("INSERT INTO suspects (epoch, sequence, begun) VALUES (1, 1, 1)"),
+        lambda tx: tx.executemany(
+            "INSERT INTO suspects (epoch, sequence, begun) VALUES (:e, 1, 1)", [{"e": 1}, {"e": 2}]
+        ),
+        lambda tx: tx.executemany("UPDATE suspects SET begun = 2 WHERE epoch = :e", [{"e": 8}, {"e": 9}]),
+    ],
+    ids=["execute", "insert many", "update many"],
+)
+async def test_a_commit_that_wrote_ends_an_outage(postgres: PostgresDatabase, write: Any, *, changes: bool) -> None:
+    """After an outage, a commit counts as a success if any of its statements has changed a row."""
+    async with postgres.transaction() as tx:
+        await tx.execute("INSERT INTO suspects (epoch, sequence, begun) VALUES (9, 1, 1)")
+    postgres.health = Health.down("the disk is full")
+    async with postgres.transaction() as tx:
+        if changes:
+            await write(tx)
+        await tx.execute("DELETE FROM suspects WHERE epoch = 77")
+        await tx.executemany("DELETE FROM suspects WHERE epoch = :e", [{"e": 78}])
+    assert postgres.health.usable == changes
 
 
 async def sleep_in_a_transaction(database: PostgresDatabase) -> None:

@@ -14,7 +14,7 @@ import pytest
 from tests.harness.sqlite_files import STREAM, kill_while_open, read_epochs, read_replay_since, write_database
 from tests.harness.stores import open_sqlite
 from timer_service.adapters.sqlite import SqliteDatabase
-from timer_service.adapters.sqlite.files import copy_database
+from timer_service.adapters.sqlite.files import copy_database, new_file
 from timer_service.app.backup import back_up, replay, restore
 from timer_service.config import Config, load_config
 from timer_service.core.errors import StartError
@@ -139,6 +139,17 @@ async def test_failed_backup_leaves_no_file(config: Config, file: Path) -> None:
     assert list(file.parent.iterdir()) == []
     with pytest.raises(StartError, match=r"cannot write .*/missing/backup.db: No such file or directory"):
         await back_up(config, file.parent / "missing" / "backup.db")
+
+
+@pytest.mark.parametrize("error", [sqlite3.OperationalError("disk I/O error"), OSError(28, "No space left on device")])
+def test_file_that_cannot_be_completed(tmp_path: Path, error: Exception) -> None:
+    """If writing a new file fails, the error names the file, and neither the file nor its draft exists."""
+    with (
+        pytest.raises(StartError, match=r"cannot write .*copy\.db: (disk I/O|No space)"),
+        new_file(tmp_path / "copy.db"),
+    ):
+        raise error
+    assert list(tmp_path.iterdir()) == []
 
 
 async def test_restore_keeps_the_old_database(config: Config, file: Path) -> None:

@@ -14,6 +14,7 @@ from tests.harness.timers import Timers, fires, put_timers
 from tests.harness.wiring import VISIBILITY_TIMEOUT, make_parts
 from timer_service.adapters.memory import MemoryBroker, never
 from timer_service.app.slices import build_clock_repair
+from timer_service.core import clock_repair
 from timer_service.core.clock_repair import ClockRepair
 from timer_service.core.database import Database
 from timer_service.core.lease import Failure, Lease
@@ -138,6 +139,17 @@ async def test_no_row_waits_longer_than_a_right_clock_allows(timers: Timers) -> 
         longest = 5 * MINUTE_MS if row["lease_token"] is None else HOLD_MS
         assert row["available_at"] <= NOW + longest + 1000
     assert len({row["available_at"] for row in rows}) > 2
+
+
+async def test_many_rows_of_a_wrong_clock(timers: Timers, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One transaction repairs a limited number of rows, and the next passes repair the others."""
+    monkeypatch.setattr(clock_repair, "_MOST_REPAIRED", 3)
+    for number in range(7):
+        await timers.schedule(f"call-{number}", after(days=1))
+    await timers.sql(f"UPDATE timer_schedules SET available_at = {after(days=365)}")
+    repair = new_repair(timers)
+    repaired = [(await repair.tick(NOW)).done for _ in range(4)]
+    assert repaired == [3, 3, 1, 0]
 
 
 async def test_events_that_were_added_while_the_clock_was_ahead(runs: Runs) -> None:

@@ -93,6 +93,26 @@ def test_note() -> None:
     assert error_text(error) == "ValueError: SQLSTATE 23505, table outbox"
 
 
+def raise_again(error: Exception, *, hides: bool) -> None:
+    """Raise a second error while the first one is handled."""
+    try:
+        raise error
+    except RecurrenceError:
+        if hides:
+            raise TypeError("second") from None
+        raise TypeError("second")  # noqa: B904
+
+
+@pytest.mark.parametrize(("hides", "shown"), [(False, ["second", "first"]), (True, ["second"])])
+def test_error_while_an_error_is_handled(hides: bool, shown: list[str]) -> None:  # noqa: FBT001
+    """The trace shows the error that was being handled, unless the code has hidden it."""
+    first = RecurrenceError("UNKNOWN_ZONE", "zone", "first")
+    with pytest.raises(TypeError) as caught:
+        raise_again(first, hides=hides)
+    found = [line for line in error_trace(caught.value).splitlines() if not line.startswith(" ")]
+    assert [line.removeprefix("TypeError: ") for line in found] == shown
+
+
 @pytest.fixture
 def fresh_logging() -> Iterator[None]:
     root = logging.getLogger()

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from timer_service.adapters.nats.stored import nanoseconds
+from timer_service.adapters.nats.stored import Receipt, nanoseconds, read_receipt, reply_for
 
 SECOND = 1_000_000_000
 
@@ -33,3 +33,16 @@ def test_every_instant(seconds: int, fraction: int, zeros: int) -> None:
 def test_instants(text: str, expected: int) -> None:
     """A fraction may have any number of digits, and the instant may have an offset."""
     assert nanoseconds(text) == expected
+
+
+@pytest.mark.parametrize("account", ["", "hub.ACCOUNT."], ids=["", "with a domain"])
+def test_reply_subjects(account: str) -> None:
+    """The reply subject of another command differs in the sequence and the delivery, also from a server with a domain.
+
+    It is the first delivery of that command.
+    """
+    first = f"$JS.ACK.{account}TIMER_CMD.timer-service.3.7.20.1700000000000000000.5"
+    end = ".random" if account else ""  # the long form ends with a random token
+    assert read_receipt(first + end) == Receipt(3, 7, 20, 1_700_000_000_000_000_000, 5)
+    other = f"$JS.ACK.{account}TIMER_CMD.timer-service.1.8.21.1700000000000000000.5"
+    assert reply_for(first + end, 8, 21) == other + end

@@ -4,7 +4,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 from pydantic import Field
@@ -238,6 +238,20 @@ async def test_environment_at_fault(service: Service, error: Exception) -> None:
     assert await service.ask("a", "b") == ["a", "b"]
     assert await service.stored() == ["a", "b"]
     assert service.metrics.requests == {("note", "BUSY"): 2, ("note", "answered"): 2}
+
+
+async def test_a_commit_that_the_next_process_would_not_find(
+    service: Service, sqlite: SqliteDatabase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If no commit would last, for example because the file was deleted, workers repeat their requests later."""
+
+    def away() -> NoReturn:
+        raise DatabaseUnavailableError("the file was deleted")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(sqlite, "accepting", away)
+        assert await service.ask("a") == [Code.BUSY]
+    assert await service.ask("a") == ["a"]
 
 
 async def test_blocked_request_does_not_block_others(service: Service) -> None:

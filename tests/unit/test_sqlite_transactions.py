@@ -78,6 +78,8 @@ async def test_transaction_without_a_statement(site: Site) -> None:
     async with site.database.accepting():
         pass
     assert (site.calls, site.database.health) == (0, HEALTHY)
+    await site.database._writer.control("PRAGMA user_version")
+    assert not site.is_in_transaction, "no later statement begins it"
 
 
 async def test_reads_of_a_transaction_are_locked(site: Site) -> None:

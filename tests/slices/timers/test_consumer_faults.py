@@ -345,6 +345,26 @@ async def test_outage_while_suspects_are_handled(timers: Timers, monkeypatch: py
     await check_repair(timers, sent)
 
 
+@pytest.mark.parametrize("body", [schedule_timer(), b"{"], ids=["valid", "invalid"])
+async def test_a_commit_that_the_next_process_would_not_find(
+    timers: Timers, monkeypatch: pytest.MonkeyPatch, body: bytes
+) -> None:
+    """If no commit of commands would last, no command is settled or rejected. Afterwards each is, once."""
+    timers.send(body)
+
+    def away() -> NoReturn:
+        raise DatabaseUnavailableError("the file was deleted")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(timers.database, "accepting", away)
+        await consume_again_and_again(timers, 3)
+        settlements = timers.broker.settlements
+        during = (settlements.acknowledged, settlements.terminated, timers.broker.dead_letters)
+        assert during == ([], [], [])
+    await consume_again_and_again(timers, 2)
+    assert len(settlements.acknowledged) + len(settlements.terminated) == 1
+
+
 async def _away(_suspect: Delivery) -> NoReturn:
     raise DatabaseUnavailableError("away")
 

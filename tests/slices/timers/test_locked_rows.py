@@ -17,7 +17,9 @@ from timer_service.adapters.postgres import database as database_module
 from timer_service.core import clock_repair
 from timer_service.core.clock_repair import ClockRepair, leased_rows
 from timer_service.core.database import Transaction
+from timer_service.core.errors import DatabaseBlockedError
 from timer_service.core.health import HEALTHY, Health
+from timer_service.core.loop import Pass
 from timer_service.core.message import Command, Message, Position
 from timer_service.core.quotas import Quotas
 from timer_service.core.route import CommandResult, Route
@@ -189,6 +191,25 @@ async def test_settling_beside_a_locked_row(timers: Timers, locks: LockedPostgre
     assert (timers.metrics.lost, timers.metrics.settlements["fired"]) == (0, len(published))
 
 
+async def test_settling_beside_a_locked_table(timers: Timers, locks: LockedPostgres) -> None:
+    """If the whole table is locked after events were published, they are not published again, and none is lost."""
+    schedule(timers, *(f"call-{number}" for number in range(5)), due_at=NOW)
+    await timers.consume()
+
+    async def lock(_messages: Sequence[Message]) -> None:
+        await locks.lock("LOCK TABLE timer_schedules")
+
+    timers.broker.refuses = lambda message: b"call-0" in message.body
+    timers.broker.before_publishing = lock
+    with pytest.raises(DatabaseBlockedError):  # the table cannot be read either
+        await timers.relay.tick(timers.clock.now())
+    await locks.unlock()
+    timers.broker.before_publishing = no_hook
+    await timers.relay.tick(timers.clock.now())
+    assert (len(timers.broker.events), timers.metrics.lost, timers.metrics.settlements["fired"]) == (4, 0, 4)
+    assert (await timers.row("call-0"))["attempt"] == 1
+
+
 async def no_hook(_messages: Sequence[Message]) -> None:
     """Do nothing before messages are published."""
 
@@ -206,7 +227,7 @@ async def test_rows_of_a_wrong_clock_beside_a_locked_one(
         first = await repair.tick(clock.now())
     assert (first.done, first.next_at) == (2, clock.now() + 60_000)
     clock.advance(minutes=1)
-    assert (await repair.tick(clock.now())).done == 1
+    assert await repair.tick(clock.now()) == Pass(1)
     rows = await timers.database.reader.fetch("SELECT available_at FROM timer_schedules")
     assert {row["available_at"] for row in rows} == {LATER}
 
