@@ -209,6 +209,9 @@ class FaultyTransaction:
         async with self._statement([]):
             await self._tx.wait_briefly()
 
+    def on_rollback(self, undo: Callable[[], None]) -> None:
+        self._tx.on_rollback(undo)
+
     @asynccontextmanager
     async def _statement(self, many: Sequence[Parameters]) -> AsyncIterator[None]:
         await self._gate.reach(Point.BEFORE_STATEMENT)
