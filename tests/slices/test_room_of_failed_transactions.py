@@ -86,8 +86,8 @@ class Conversation(InProcess):
         """Return how many commands ended as `over_quota`."""
         return self.outcomes().count("over_quota")
 
-    def _route(self, slice_: Slice, *, enabled: bool = True) -> Route:
-        route = super()._route(slice_, enabled=enabled)
+    def _route(self, slice_: Slice) -> Route:
+        route = super()._route(slice_)
 
         async def handle(tx: Transaction, commands: Sequence[Command], now: int) -> Sequence[CommandResult | None]:
             results = await route.handle(tx, commands, now)
