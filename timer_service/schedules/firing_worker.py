@@ -22,6 +22,7 @@ from timer_service.core.workflow_start import StartWorkflows
 from timer_service.schedules import store
 from timer_service.schedules.firing_gate import FiringGate
 from timer_service.schedules.firing_pass import MOST_SLOTS, Fired, fire
+from timer_service.schedules.left_to_others import LeftToOthers
 from timer_service.schedules.locked_parts import LockedParts
 from timer_service.schedules.pass_order import PassOrder
 from timer_service.schedules.schedule import Key
@@ -29,9 +30,13 @@ from timer_service.schedules.store import SCHEDULES
 
 log = logging.getLogger(__name__)
 
+LOOP = "schedules"
+"""The loop of this worker."""
 _LEAST_ROWS = 50
 _LOCKED_ROWS_PAUSE_MS = 5
 """How long to wait before the next pass if another instance has locked all due schedules."""
+_LEFT_ROWS_PAUSE_MS = 50
+"""The same if they are left to other instances. Schedules that become due meanwhile wait for so long."""
 _SHORTEST_WAIT_MS = 100
 _LONGEST_WAIT_MS = 10_000
 """The bounds of the time until a schedule is tried again whose workflow another transaction has locked."""
@@ -78,6 +83,8 @@ class FiringWorker:
         self._rows = DueRows(SCHEDULES)
         self._gate = FiringGate(parts.broker, parts.publishing, parts.database)
         self._order = PassOrder()
+        self._to_others = LeftToOthers(exclusive=parts.database.exclusive)
+        self._hint = partial(parts.broker.hint, LOOP)
         self._limit = MOST_SLOTS
         """How many schedules to select: not many more than one pass can handle."""
 
@@ -91,13 +98,15 @@ class FiringWorker:
             return Pass(0, now + RECHECK_MS)
         fired = await self._fire(lambda tx: self._rows.select(tx, now, self._limit, self._order.rests), now)
         if isinstance(fired, _Failed):
-            return Pass(await self._fire_after(fired, now), await self._next_at(now, found=True))
+            return Pass(await self._fire_after(fired, now), await self._next_at(now))
         self._limit = min(2 * self._limit, MOST_SLOTS) if fired.is_whole else max(2 * fired.handled, _LEAST_ROWS)
-        return Pass(fired.handled, await self._next_at(now, found=fired.handled > 0))
+        pause = 0 if fired.handled else _LEFT_ROWS_PAUSE_MS if fired.left else _LOCKED_ROWS_PAUSE_MS
+        return Pass(fired.handled, await self._next_at(now, pause))
 
-    async def _next_at(self, now: int, *, found: bool) -> int | None:
+    async def _next_at(self, now: int, pause_ms: int = 0) -> int | None:
+        """Return when the next schedule is due. `pause_ms`: how long to wait if there are due ones."""
         at = await self._rows.next_available(self._database.reader)
-        return now + _LOCKED_ROWS_PAUSE_MS if at is not None and at <= now and not found else at
+        return now + pause_ms if at is not None and at <= now else at
 
     async def _fire(self, select: _Select, now: int) -> Fired | _Failed:
         """Select and fire schedules in one transaction."""
@@ -107,7 +116,9 @@ class FiringWorker:
             nonlocal rows
             rows = []
             rows = await select(tx)
-            return await fire(tx, rows, self._order, self._start, now) if rows else Fired()
+            if not rows:
+                return Fired()
+            return await fire(tx, rows, self._order, self._to_others, start=self._start, now=now)
 
         try:
             fired = await in_transaction(self._database, fire_selected)
@@ -115,6 +126,8 @@ class FiringWorker:
             starting = frozenset(store.key_of(row) for row in rows if row["start"] is not None)
             return _Failed(error, [store.key_of(row) for row in rows], starting)
         self._record(fired, now)
+        if fired.newly_left:
+            await self._hint(now)
         return fired
 
     async def _fire_keys(self, keys: Sequence[Key], now: int) -> Fired | _Failed:
@@ -219,13 +232,19 @@ class FiringWorker:
         self._record_starts(fired, now)
         if skipped := sum(each.decision.skipped for each in fired.firings):
             self._metrics.slots_missed(skipped)
-        for name, count in (("fired", len(slots)), ("failed", len(fired.failed) + len(fired.unreadable))):
+        for name, count in (
+            ("fired", len(slots)),
+            ("failed", len(fired.failed) + len(fired.unreadable)),
+            ("left", len(fired.newly_left)),
+        ):
             if count:
                 self._metrics.settled(SCHEDULES.name, name, count)
         for schedule in fired.failed:
             _log_failure(schedule.key, schedule.last_error)
         for key, reason in fired.unreadable.items():
             _log_failure(key, reason)
+        for key, reason in fired.newly_left.items():
+            log.warning("this instance cannot compute a schedule; leaving it to others", extra=_about(key, reason))
         if fired.firings:
             self._wake(now)
 
@@ -249,5 +268,11 @@ def _halves(keys: Sequence[Key]) -> tuple[Sequence[Key], Sequence[Key]]:
 
 
 def _log_failure(key: Key, reason: str | None) -> None:
-    about = {"tenant": key.tenant_id, "schedule_id": key.schedule_id, "reason": reason}
-    log.error("the next slot of a schedule cannot be computed or fired; trying it again in a minute", extra=about)
+    log.error(
+        "the next slot of a schedule cannot be computed or fired; trying it again in a minute",
+        extra=_about(key, reason),
+    )
+
+
+def _about(key: Key, reason: str | None) -> dict[str, str | None]:
+    return {"tenant": key.tenant_id, "schedule_id": key.schedule_id, "reason": reason}
