@@ -161,7 +161,8 @@ class Metrics:
             for outcome in ("retried", "buried"):
                 self._settled(table, outcome)
         for table in due:
-            self._settled(table, "failed")
+            for outcome in ("failed", "left"):
+                self._settled(table, outcome)
 
     @staticmethod
     def _create(counter: Callable[..., Counter], names: Iterable[str], code: Code) -> None:

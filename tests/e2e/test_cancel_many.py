@@ -60,6 +60,12 @@ async def announced(user: User, seconds: float) -> Mapping[str, Any]:
     return payload
 
 
+def unfinished(path: Path) -> bool:
+    """Return whether a cancellation has begun and is not finished."""
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        return connection.execute("SELECT 1 FROM timer_cancellations WHERE finished_at IS NULL").fetchone() is not None
+
+
 def check(timers: Mapping[str, str], event: Mapping[str, Any], left: int) -> None:
     """Assert that exactly the older timers are cancelled, and that the event has their number.
 
@@ -90,9 +96,14 @@ async def test_killed_while_it_cancels(count: int, kills: int, tmp_path: Path, u
         began = time.monotonic()
         sending = asyncio.create_task(cancel_among_schedules(user, due_at))
         rng = random.Random(count)
+        interrupted = 0
+        async with asyncio.timeout(60):
+            while not unfinished(path):
+                await asyncio.sleep(0.01)
         for _ in range(kills):
-            await asyncio.sleep(rng.uniform(0, count / 50_000))
+            await asyncio.sleep(rng.uniform(0, count / 100_000 / kills))
             await service.kill()
+            interrupted += unfinished(path)
             await service.start()
         await sending
         await user.until_handled()
@@ -107,7 +118,11 @@ async def test_killed_while_it_cancels(count: int, kills: int, tmp_path: Path, u
             ((cancelled,),) = connection.execute("SELECT COUNT(*) FROM timer_schedules WHERE state = 'Cancelled'")
     check(timers, event, left)
     assert event["count"] == cancelled
-    print(f"{count} timers cancelled in {seconds:.1f} s with {kills} kills, {cancelled - count} older ones")
+    assert interrupted, "the cancellation was finished before the first kill"
+    print(
+        f"{count} timers cancelled in {seconds:.1f} s with {kills} kills, {interrupted} of them before the end, "
+        f"{cancelled - count} older ones"
+    )
 
 
 @pytest.mark.full

@@ -2,18 +2,24 @@
 
 import asyncio
 import json
+import os
+import sys
 import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from importlib import resources
 from pathlib import Path
 from typing import Any
+from zoneinfo import ZoneInfo
 
+import asyncpg
 import pytest
 
 from tests.e2e.conftest import User, iso
 from tests.harness.fleet import Fleet
 from tests.harness.processes import NatsServer, Service, body
+from tests.harness.spawn import BIN
 
 SECOND = 1000
 
@@ -107,6 +113,67 @@ async def test_one_of_three_is_killed_at_midnight(count: int, user: User, fleet:
     assert slots_of(events) == {f"s-{number}": [midnight] for number in range(count)}
     latest = max(event["stored"] for event in events) - midnight
     print(f"{count} schedules at one instant, 3 instances, 1 killed: {len(events) - count} duplicates, {latest:.0f} ms")
+
+
+ZONE = "Europe/Berlin"
+MADE_DUE = "UPDATE schedules SET after_at = $1::bigint - 1, slot_at = $1, available_at = $2 WHERE schedule_id = $3"
+
+
+@pytest.mark.slow
+async def test_a_zone_that_one_of_two_instances_lacks(
+    tmp_path: Path, user: User, fleet: Fleet, database_url: str
+) -> None:
+    """The slots of a zone fire in time from the instance that knows it. The other one says so, and fires the rest."""
+    midnight = int(datetime.now(ZoneInfo(ZONE)).replace(hour=0, minute=0, second=0, microsecond=0).timestamp() * 1000)
+    names = [f"s-{number}" for number in range(50)]
+    polls = {"TIMER_POLLING_INTERVAL": "50"}
+    knowing, lacking = fleet.instance(**polls), fleet.instance(**polls, **_zone_data(tmp_path / "zones"))
+    lacking.command = [sys.executable, str(BIN / "timer-service"), "serve"]
+    late = 0.0
+    async with knowing:
+        daily = {"cron": "0 0 * * *", "zone": ZONE, "catchUp": {"policy": "last"}}
+        await user.send([put(name, **daily) for name in names])
+        await user.until_handled()
+        connection = await asyncpg.connect(database_url)
+        async with lacking:
+            for number, name in enumerate(names, 1):
+                await connection.execute(MADE_DUE, midnight, round(time.time() * 1000), name)
+                began = time.monotonic()
+                await user.until_stored("TIMER_EVT", number, seconds=20)
+                late = max(late, time.monotonic() - began)
+                if await lacking.metric(_settled("left")) >= 3:
+                    break
+            await user.send([put("ticker", every=SECOND)])
+            await lacking.until_metric(_settled("fired"), at_least=1)
+            assert [(await each.page("/readyz"))[0] for each in fleet.instances] == [200, 200]
+            outcomes = ("failed", "left")
+            found = [[await each.metric(_settled(outcome)) for outcome in outcomes] for each in (knowing, lacking)]
+            missed = [await each.metric("timer_slots_missed_total") for each in fleet.instances]
+        assert await connection.fetchval("SELECT count(*) FROM schedules WHERE last_error IS NOT NULL") == 0
+        await connection.close()
+    assert (found, missed) == ([[0, 0], [0, 3]], [0, 0])
+    slots = slots_of(await read_fired(user))
+    assert {name: each for name, each in slots.items() if name != "ticker"} == {
+        name: [midnight] for name in names[:number]
+    }
+    assert late < 5, "a slot that is left to the other instance fires before the ten seconds are over"
+    lines = [json.loads(line) for line in lacking.log.read_text().splitlines() if "leaving it to others" in line]
+    assert [ZONE in line["reason"] for line in lines] == [True] * 3
+
+
+def _settled(outcome: str) -> str:
+    return f'timer_schedules_processed_total{{outcome="{outcome}",table="schedules"}}'
+
+
+def _zone_data(folder: Path) -> dict[str, str]:
+    """Return the settings of a process whose time zone data have no zone but UTC."""
+    package = folder / "tzdata"
+    (package / "zoneinfo").mkdir(parents=True)
+    for each in (package, package / "zoneinfo"):
+        (each / "__init__.py").touch()
+    (package / "zones").write_text("UTC\n")
+    (package / "zoneinfo" / "UTC").write_bytes((resources.files("tzdata") / "zoneinfo" / "UTC").read_bytes())
+    return {"PYTHONTZPATH": "", "PYTHONPATH": os.pathsep.join([str(folder), *filter(None, sys.path)])}
 
 
 @pytest.mark.slow

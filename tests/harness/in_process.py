@@ -2,18 +2,18 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 from tests.harness.brokers import Stored
 from tests.harness.clock import ManualClock
 from tests.harness.conversation import Conversation
 from tests.harness.history import MemoryHistory
 from tests.harness.metrics import RecordingMetrics
-from tests.harness.wiring import BATCH, make_parts
+from tests.harness.wiring import BATCH, MAX_ATTEMPTS, make_parts
 from timer_service.adapters.memory import MemoryBroker
 from timer_service.app.slices import handler
 from timer_service.core.broker import Broker, Subscription
-from timer_service.core.database import Database, Row
+from timer_service.core.database import Database
 from timer_service.core.limits import DEFAULT_LIMITS, TenantLimits
 from timer_service.core.loop import Worker
 from timer_service.core.message import Address, Position
@@ -34,8 +34,21 @@ async def next_at(worker: Worker, now: int) -> int | None:
     return (await worker.tick(now)).next_at
 
 
+class Options(TypedDict, total=False):
+    """How a slice is built otherwise than by default."""
+
+    enabled: bool
+    service_broker: Broker
+    """The broker that the service uses. By default it is that of the test."""
+    max_attempts: int
+    limits: TenantLimits
+
+
 class InProcess(Conversation):
-    """Sends commands to a slice in this process. A test can also read and change the internals of the slice."""
+    """Sends commands to a slice in this process. A test can also read and change the internals of the slice.
+
+    Commands are stored at the time of the clock.
+    """
 
     def __init__(
         self,
@@ -43,13 +56,8 @@ class InProcess(Conversation):
         broker: MemoryBroker,
         clock: ManualClock,
         slice_: Slice,
-        *,
-        enabled: bool = True,
-        service_broker: Broker | None = None,
-        max_attempts: int = 3,
-        limits: TenantLimits = DEFAULT_LIMITS,
+        **options: Unpack[Options],
     ) -> None:
-        """Disable the slice unless `enabled`. The service uses `service_broker`, by default `broker`."""
         super().__init__("acme")
         self.database = database
         self.broker = broker
@@ -59,30 +67,31 @@ class InProcess(Conversation):
         """The instants with which commands woke the loops of the slice."""
         self.worker_wakes: list[tuple[str, int]] = []
         """The loops that workers woke, with the instants."""
-        self._service_broker = service_broker or broker
+        self._service_broker = options.get("service_broker", broker)
         self.offers: list[tuple[Lane, int]] = []
         """The lanes that were offered to workers of users, with the instants."""
-        quotas = Quotas(limits, monotonic=lambda: 0.0)
+        quotas = Quotas(options.get("limits", DEFAULT_LIMITS), monotonic=lambda: 0.0)
         self.parts = make_parts(
             database,
             self._service_broker,
             clock,
             self.metrics,
-            max_attempts=max_attempts,
+            max_attempts=options.get("max_attempts", MAX_ATTEMPTS),
             wake=lambda loop, at: self.worker_wakes.append((loop, at)),
             offer=lambda lane, at: self.offers.append((lane, at)),
             quotas=quotas,
         )
         self.positions: list[Position] = []
         """The positions of the sent commands."""
-        self.consumer = self.parts.consumer([self._route(slice_, enabled=enabled)])
+        self._enabled = options.get("enabled", True)
+        self.consumer = self.parts.consumer([self._route(slice_)])
         self.queries = self.parts.queries(slice_.queries)
         self.relay = self.parts.relay(OUTBOX, stored_message)
         self._subscription: Subscription | None = None
 
-    def _route(self, slice_: Slice, *, enabled: bool = True) -> Route:
+    def _route(self, slice_: Slice) -> Route:
         """Return the route of a slice's commands."""
-        handle = handler(slice_, [slice_.name] if enabled else [], self.parts.quotas)
+        handle = handler(slice_, [slice_.name] if self._enabled else [], self.parts.quotas)
         return Route(slice_.commands, handle, self._woken, self.parts.offer)
 
     async def consume(self, batch_size: int = BATCH) -> None:
@@ -135,9 +144,15 @@ class InProcess(Conversation):
         async with self.database.transaction() as tx:
             await tx.execute(statement)
 
-    async def rows(self, table: str) -> list[Row]:
-        """Return the rows of a table."""
-        return list(await self.database.reader.fetch(f"SELECT * FROM {table} ORDER BY 1, 2, 3"))
+    async def rows(self, table: str) -> list[dict[str, Any]]:
+        """Return the rows of a table, in order of the keys."""
+        rows = await self.database.reader.fetch(f"SELECT * FROM {table} ORDER BY 1, 2, 3")
+        return [{name: row[name] for name in row.keys()} for row in rows]  # type: ignore[attr-defined]  # noqa: SIM118
+
+    async def only_row(self, table: str, **values: Any) -> dict[str, Any]:
+        """Return the only row of a table that has these values."""
+        (row,) = [each for each in await self.rows(table) if values.items() <= each.items()]
+        return row
 
     async def _woken(self, at: int, _loop: str | None) -> None:
         self.command_wakes.append(at)
@@ -146,4 +161,5 @@ class InProcess(Conversation):
         """Prepare the next batch. A subclass can override this."""
 
     def _post(self, address: Address, body: bytes, headers: Mapping[str, str], message_id: str | None) -> None:
-        self.positions.append(self.broker.send(address, body, headers, message_id))
+        stored_at = self.clock.now() * 1_000_000
+        self.positions.append(self.broker.send(address, body, headers, message_id, stored_at=stored_at))

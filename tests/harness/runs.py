@@ -2,11 +2,11 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Unpack
 
 from tests.harness.clock import ManualClock
 from tests.harness.conversation import Conversation
-from tests.harness.in_process import InProcess
+from tests.harness.in_process import InProcess, Options
 from tests.harness.live_service import Live
 from timer_service.adapters.memory import MemoryBroker
 from timer_service.core.database import Database
@@ -74,9 +74,9 @@ class Runs(RunConversation, InProcess):
     """The runs slice in this process. The clock advances by a millisecond for each batch."""
 
     def __init__(
-        self, database: Database, broker: MemoryBroker, clock: ManualClock, *, evaluating: bool = True
+        self, database: Database, broker: MemoryBroker, clock: ManualClock, **options: Unpack[Options]
     ) -> None:
-        super().__init__(database, broker, clock, SLICE, enabled=evaluating)
+        super().__init__(database, broker, clock, SLICE, **options)
         self.sweep = Sweep(self.parts)
 
     def _before_batch(self) -> None:

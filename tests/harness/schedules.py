@@ -2,19 +2,16 @@
 
 import json
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Unpack
 
 from tests.harness.clock import ManualClock
 from tests.harness.conversation import Conversation
-from tests.harness.in_process import InProcess, exhaust
+from tests.harness.in_process import InProcess, Options, exhaust
 from tests.harness.live_service import Live
 from timer_service import workflows
 from timer_service.adapters.memory import MemoryBroker
 from timer_service.app.slices import SCHEDULES
-from timer_service.core.broker import Broker
 from timer_service.core.database import Database
-from timer_service.core.limits import DEFAULT_LIMITS, TenantLimits
-from timer_service.core.message import Address
 from timer_service.schedules.firing_worker import FiringWorker
 from timer_service.workflows.slot_start import start_workflows
 
@@ -54,26 +51,13 @@ class ScheduleConversation(Conversation):
 
 
 class Schedules(ScheduleConversation, InProcess):
-    """The schedules slice in this process. Commands are stored at the time of the clock."""
+    """The schedules slice in this process."""
 
     def __init__(
-        self,
-        database: Database,
-        broker: MemoryBroker,
-        clock: ManualClock,
-        *,
-        enabled: bool = True,
-        service_broker: Broker | None = None,
-        limits: TenantLimits = DEFAULT_LIMITS,
+        self, database: Database, broker: MemoryBroker, clock: ManualClock, **options: Unpack[Options]
     ) -> None:
-        super().__init__(
-            database, broker, clock, SCHEDULES, enabled=enabled, service_broker=service_broker, limits=limits
-        )
+        super().__init__(database, broker, clock, SCHEDULES, **options)
         self.worker = FiringWorker(self.parts, start_workflows)
-
-    def _post(self, address: Address, body: bytes, headers: Mapping[str, str], message_id: str | None) -> None:
-        stored_at = self.clock.now() * 1_000_000
-        self.positions.append(self.broker.send(address, body, headers, message_id, stored_at=stored_at))
 
     async def fire(self) -> None:
         """Fire the due slots, in as many passes as it takes, and publish their events."""
@@ -87,15 +71,11 @@ class Schedules(ScheduleConversation, InProcess):
 
     async def row(self, schedule: str = "daily", tenant: str = "acme") -> dict[str, Any]:
         """Return the row of a schedule."""
-        (row,) = [
-            each for each in await self.all_rows() if (each["tenant_id"], each["schedule_id"]) == (tenant, schedule)
-        ]
-        return row
+        return await self.only_row("schedules", tenant_id=tenant, schedule_id=schedule)
 
     async def all_rows(self, table: str = "schedules") -> list[dict[str, Any]]:
         """Return every row of a table, in order of the keys."""
-        rows = await self.rows(table)
-        return [{name: row[name] for name in row.keys()} for row in rows]  # type: ignore[attr-defined]  # noqa: SIM118
+        return await self.rows(table)
 
 
 class StartingSchedules(Schedules):
@@ -104,17 +84,10 @@ class StartingSchedules(Schedules):
     fields: ClassVar = {}
 
     def __init__(
-        self,
-        database: Database,
-        broker: MemoryBroker,
-        clock: ManualClock,
-        *,
-        enabled: bool = True,
-        service_broker: Broker | None = None,
-        limits: TenantLimits = DEFAULT_LIMITS,
+        self, database: Database, broker: MemoryBroker, clock: ManualClock, **options: Unpack[Options]
     ) -> None:
-        super().__init__(database, broker, clock, enabled=enabled, service_broker=service_broker, limits=limits)
-        routes = [self._route(each, enabled=enabled) for each in (SCHEDULES, workflows.SLICE)]
+        super().__init__(database, broker, clock, **options)
+        routes = [self._route(each) for each in (SCHEDULES, workflows.SLICE)]
         self.consumer = self.parts.consumer(routes)
 
     async def put_start(self, schedule: str = "daily", *, start: Mapping[str, Any] | None = None, **fields: Any) -> str:

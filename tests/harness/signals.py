@@ -4,16 +4,15 @@ import asyncio
 import json
 import time
 from abc import abstractmethod
-from typing import Any
+from typing import Any, Unpack
 
 from tests.harness.clock import ManualClock
 from tests.harness.conversation import Conversation
-from tests.harness.in_process import InProcess, exhaust
+from tests.harness.in_process import InProcess, Options, exhaust
 from tests.harness.live_service import Live
 from tests.harness.timers import bodies
 from tests.harness.wiring import VISIBILITY_TIMEOUT
 from timer_service.adapters.memory import MemoryBroker
-from timer_service.core.broker import Broker
 from timer_service.core.database import Database
 from timer_service.core.lease import Lease
 from timer_service.signals import SLICE
@@ -21,7 +20,6 @@ from timer_service.signals.evaluation import Evaluation
 from timer_service.signals.firing_store import FIRINGS
 from timer_service.signals.firing_worker import FiringWorker
 
-MAX_ATTEMPTS = 3
 BLOCKED = {"kind": "work_item.status.transition", "to": ["blocked"]}
 
 
@@ -90,24 +88,9 @@ class Signals(SignalConversation, InProcess):
     """The signals slice in this process."""
 
     def __init__(
-        self,
-        database: Database,
-        broker: MemoryBroker,
-        clock: ManualClock,
-        *,
-        evaluating: bool = True,
-        service_broker: Broker | None = None,
+        self, database: Database, broker: MemoryBroker, clock: ManualClock, **options: Unpack[Options]
     ) -> None:
-        """Disable the slice unless `evaluating`. The service uses `service_broker`, by default `broker`."""
-        super().__init__(
-            database,
-            broker,
-            clock,
-            SLICE,
-            enabled=evaluating,
-            service_broker=service_broker,
-            max_attempts=MAX_ATTEMPTS,
-        )
+        super().__init__(database, broker, clock, SLICE, **options)
         self.lease = Lease(FIRINGS, VISIBILITY_TIMEOUT)
         self.evaluation = Evaluation(self.parts, monotonic=lambda: 0.0)
         self.firings = FiringWorker(self.parts)

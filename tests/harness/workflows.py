@@ -4,17 +4,15 @@ import json
 import random
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Unpack
 
 from tests.harness.clock import ManualClock
 from tests.harness.conversation import Conversation
-from tests.harness.in_process import InProcess, exhaust
+from tests.harness.in_process import InProcess, Options, exhaust
 from timer_service.adapters.memory import MemoryBroker
-from timer_service.core.broker import Broker
 from timer_service.core.database import Database
 from timer_service.core.errors import Rejection
-from timer_service.core.limits import DEFAULT_LIMITS, TenantLimits
-from timer_service.core.message import Address, Payload
+from timer_service.core.message import Payload
 from timer_service.core.request_intake import Asked
 from timer_service.core.stored_json import RawJson, write_lists
 from timer_service.core.transactions import in_transaction
@@ -107,29 +105,18 @@ class WorkflowConversation(Conversation):
 
 
 class Workflows(WorkflowConversation, InProcess):
-    """The workflows slice in this process, and one worker. Commands are stored at the time of the clock."""
+    """The workflows slice in this process, and one worker."""
 
     def __init__(
-        self,
-        database: Database,
-        broker: MemoryBroker,
-        clock: ManualClock,
-        *,
-        enabled: bool = True,
-        service_broker: Broker | None = None,
-        limits: TenantLimits = DEFAULT_LIMITS,
+        self, database: Database, broker: MemoryBroker, clock: ManualClock, **options: Unpack[Options]
     ) -> None:
-        super().__init__(database, broker, clock, SLICE, enabled=enabled, service_broker=service_broker, limits=limits)
+        super().__init__(database, broker, clock, SLICE, **options)
         self.worker = DeadlineWorker(self.parts)
         self.may_time_out = True
         self.rng = random.Random(0)
         self._numbers: Counter[tuple[str, str]] = Counter()
         self.adds_events = False
         """Whether the last claim has added events."""
-
-    def _post(self, address: Address, body: bytes, headers: Mapping[str, str], message_id: str | None) -> None:
-        stored_at = self.clock.now() * 1_000_000
-        self.positions.append(self.broker.send(address, body, headers, message_id, stored_at=stored_at))
 
     async def poll(
         self, slots: int = 100, *, tenant: str = "acme", worker_id: str = "worker-1", workflow_type: str = "order"
@@ -203,15 +190,11 @@ class Workflows(WorkflowConversation, InProcess):
 
     async def row(self, workflow: str = "order-1", tenant: str = "acme") -> dict[str, Any]:
         """Return the row of a workflow."""
-        (row,) = [
-            each for each in await self.all_rows() if (each["tenant_id"], each["workflow_id"]) == (tenant, workflow)
-        ]
-        return row
+        return await self.only_row("workflows", tenant_id=tenant, workflow_id=workflow)
 
     async def all_rows(self, table: str = "workflows") -> list[dict[str, Any]]:
         """Return every row of a table, in order of the keys."""
-        rows = await self.rows(table)
-        return [{name: row[name] for name in row.keys()} for row in rows]  # type: ignore[attr-defined]  # noqa: SIM118
+        return await self.rows(table)
 
 
 def report(task: Any, then: Mapping[str, Any] = CONTINUE, *, number: int = 1, **fields: Any) -> ReportTasks:

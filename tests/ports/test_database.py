@@ -116,6 +116,44 @@ async def test_failing_statement_rolls_back(database: Database) -> None:
     assert await numbers(database) == [3]
 
 
+async def test_on_rollback(database: Database) -> None:
+    """After a transaction that is not committed, `undo` is called once. After a commit, it is not called."""
+    undone: list[str] = []
+
+    async def write(name: str, statement: str = "SELECT 1 AS one", error: Exception | None = None) -> None:
+        async with database.transaction() as tx:
+            tx.on_rollback(lambda: undone.append(name))
+            await tx.fetch(statement)
+            assert name not in undone
+            if error is not None:
+                raise error
+
+    with pytest.raises(OurError):
+        await write("the block fails", error=OurError())
+    with pytest.raises(DatabaseSetupError):
+        await write("a statement fails", "SELECT * FROM nowhere")
+    await write("it is committed")
+    assert undone == ["the block fails", "a statement fails"]
+
+
+async def test_on_rollback_after_a_failed_commit(database: Database) -> None:
+    """If the commit is refused, `undo` is called."""
+    if isinstance(database, SqliteDatabase):
+        await database._writer.control("PRAGMA foreign_keys = ON")
+    async with database.transaction() as tx:
+        await tx.execute("CREATE TABLE more (n BIGINT REFERENCES numbers (number) DEFERRABLE INITIALLY DEFERRED)")
+    undone: list[str] = []
+
+    async def write() -> None:
+        async with database.transaction() as tx:
+            tx.on_rollback(lambda: undone.append("refused"))
+            await tx.execute("INSERT INTO more VALUES (1)")
+
+    with pytest.raises(Exception, match=r"(?i)foreign key"):
+        await write()
+    assert undone == ["refused"]
+
+
 @pytest.mark.parametrize(
     "statement", ["SELECT * FROM nowhere", "SELECT nowhere FROM numbers", "SELECT nowhere(number) FROM numbers"]
 )
@@ -183,6 +221,26 @@ async def test_cancellation_at_any_point(database: Database) -> None:
         assert await numbers(database) in ([7], [1, 2, 7]), f"cancelled at turn {turn}"
         async with database.transaction() as tx:
             await tx.execute("DELETE FROM numbers")
+
+
+async def test_on_rollback_at_any_cancellation(database: Database) -> None:
+    """`undo` is called exactly if the transaction is not committed, also if it is cancelled during the commit."""
+    undone: list[int] = []
+
+    async def write(turn: int) -> None:
+        async with database.transaction() as tx:
+            tx.on_rollback(lambda: undone.append(turn))
+            began.append(turn)
+            await tx.execute(INSERT, {"number": turn})
+
+    began: list[int] = []
+    for turn in range(1, 60):
+        writing = asyncio.create_task(write(turn))
+        await yield_to_others(turn)
+        writing.cancel()
+        await asyncio.wait([writing])
+    assert set(began) - set(undone) == set(await numbers(database))
+    assert undone
 
 
 async def test_cancellation_of_a_waiting_transaction(database: Database) -> None:

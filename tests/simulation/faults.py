@@ -7,7 +7,7 @@ or worker.
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Collection, Iterator, Sequence
-from contextlib import ExitStack, asynccontextmanager, contextmanager
+from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager, contextmanager
 from datetime import timedelta
 from enum import StrEnum
 from typing import NamedTuple
@@ -166,6 +166,13 @@ class Gate:
             self._counts[kind] += 1
             await self._cause(kind)
 
+    @asynccontextmanager
+    async def around(self, before: Point, after: Point) -> AsyncIterator[None]:
+        """Cause the fault if it is set for the point before or after the block."""
+        await self.reach(before)
+        yield
+        await self.reach(after)
+
     async def _cause(self, kind: FaultKind) -> None:
         match kind:
             case FaultKind.CRASH:
@@ -209,12 +216,14 @@ class FaultyTransaction:
         async with self._statement([]):
             await self._tx.wait_briefly()
 
+    def on_rollback(self, undo: Callable[[], None]) -> None:
+        self._tx.on_rollback(undo)
+
     @asynccontextmanager
     async def _statement(self, many: Sequence[Parameters]) -> AsyncIterator[None]:
-        await self._gate.reach(Point.BEFORE_STATEMENT)
-        self.tokens |= {each["token"] for each in many if "token" in each}
-        yield
-        await self._gate.reach(Point.AFTER_STATEMENT)
+        async with self._gate.around(Point.BEFORE_STATEMENT, Point.AFTER_STATEMENT):
+            self.tokens |= {each["token"] for each in many if "token" in each}
+            yield
 
 
 class FaultyDatabase:
@@ -330,10 +339,9 @@ class FaultyBroker:
         return [await self._publish(message) for message in messages]
 
     async def _publish(self, message: Message) -> PublishResult:
-        await self._gate.reach(Point.BEFORE_PUBLISH)
-        (result,) = await self._inner.publish([message])
-        self._observer.published()
-        await self._gate.reach(Point.AFTER_PUBLISH)
+        async with self._gate.around(Point.BEFORE_PUBLISH, Point.AFTER_PUBLISH):
+            (result,) = await self._inner.publish([message])
+            self._observer.published()
         return result
 
     async def hint(self, loop: str, at: int) -> None:
@@ -350,9 +358,8 @@ class FaultyBroker:
         raise NotImplementedError
 
     async def reply(self, replies: Sequence[Reply]) -> None:
-        await self._gate.reach(Point.BEFORE_REPLY)
-        await self._inner.reply(replies)
-        await self._gate.reach(Point.AFTER_REPLY)
+        async with self._gate.around(Point.BEFORE_REPLY, Point.AFTER_REPLY):
+            await self._inner.reply(replies)
 
 
 class FaultyRequests:
@@ -373,9 +380,8 @@ class FaultyRequests:
 
     async def reply(self, replies: Sequence[tuple[Request, QueryReply]]) -> None:
         for request, reply in replies:
-            await self._gate.reach(Point.BEFORE_REPLY)
-            self._answer(request, reply)
-            await self._gate.reach(Point.AFTER_REPLY)
+            async with self._gate.around(Point.BEFORE_REPLY, Point.AFTER_REPLY):
+                self._answer(request, reply)
 
     async def close(self) -> None:
         raise NotImplementedError
@@ -383,8 +389,6 @@ class FaultyRequests:
 
 class FaultySubscription:
     """A subscription with faults."""
-
-    health = HEALTHY
 
     def __init__(self, inner: Subscription, gate: Gate, observer: BrokerObserver) -> None:
         self._inner = inner
@@ -396,21 +400,18 @@ class FaultySubscription:
         return await self._inner.next_batch(limit)
 
     async def acknowledge(self, deliveries: Sequence[Delivery]) -> None:
-        await self._gate.reach(Point.BEFORE_SETTLING)
-        await self._inner.acknowledge(deliveries)
-        self._observer.acknowledged(deliveries)
-        await self._gate.reach(Point.AFTER_SETTLING)
+        async with self._settling():
+            await self._inner.acknowledge(deliveries)
+            self._observer.acknowledged(deliveries)
 
     async def retry(self, deliveries: Sequence[Delivery], delay: timedelta) -> None:
-        await self._gate.reach(Point.BEFORE_SETTLING)
-        await self._inner.retry(deliveries, delay)
-        await self._gate.reach(Point.AFTER_SETTLING)
+        async with self._settling():
+            await self._inner.retry(deliveries, delay)
 
     async def terminate(self, deliveries: Sequence[Delivery]) -> None:
-        await self._gate.reach(Point.BEFORE_SETTLING)
-        await self._inner.terminate(deliveries)
-        self._observer.terminated(deliveries)
-        await self._gate.reach(Point.AFTER_SETTLING)
+        async with self._settling():
+            await self._inner.terminate(deliveries)
+            self._observer.terminated(deliveries)
 
     def stream_changed(self) -> None:
         self._inner.stream_changed()
@@ -421,3 +422,6 @@ class FaultySubscription:
 
     async def close(self) -> None:
         await self._inner.close()
+
+    def _settling(self) -> AbstractAsyncContextManager[None]:
+        return self._gate.around(Point.BEFORE_SETTLING, Point.AFTER_SETTLING)

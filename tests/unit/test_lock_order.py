@@ -58,6 +58,9 @@ class Recorder:
     async def wait_briefly(self) -> None:
         """Do nothing."""
 
+    def on_rollback(self, _undo: Callable[[], None]) -> None:
+        """Do nothing."""
+
 
 def claimed(*key: str) -> list[Row]:
     tenant, name = key

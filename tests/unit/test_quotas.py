@@ -1,6 +1,6 @@
 """When the rows of a tenant are counted, and how much it may still add."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -17,7 +17,7 @@ HERE = Position(1, 7)
 
 
 class Rows:
-    """The rows of each tenant. To count them takes some time."""
+    """The rows of each tenant, as the transactions see them. To count them takes some time."""
 
     def __init__(self) -> None:
         self.used = 0
@@ -25,6 +25,8 @@ class Rows:
         self.now = 0.0
         self.seconds = 0.0
         self.exempt = Position(0, 0)
+        self.roll_back: Callable[[], None]
+        """Ends the newest transaction without a commit."""
 
     async def fetch(self, _sql: str, parameters: Any = None, /) -> Sequence[Any]:
         if parameters is None:
@@ -36,6 +38,18 @@ class Rows:
 
     async def fetch_each(self, sql: str, many: Sequence[Any], /) -> Sequence[Any]:
         raise NotImplementedError
+
+    async def execute(self, sql: str, parameters: Any = None, /) -> int:
+        raise NotImplementedError
+
+    async def executemany(self, sql: str, many: Sequence[Any], /) -> int:
+        raise NotImplementedError
+
+    async def wait_briefly(self) -> None:
+        raise NotImplementedError
+
+    def on_rollback(self, undo: Callable[[], None], /) -> None:
+        self.roll_back = undo
 
     def quotas(self, *, most: int = 10, alone: bool = True) -> Quotas:
         limited = Limits(pending_timers=most, open_runs=1)
@@ -112,7 +126,7 @@ async def test_a_failed_transaction_gives_its_room_back(*, counted_before: bool)
         assert await add(quotas, rows, [1]) == [True]
     failed = begin(quotas, rows)
     assert [await failed.exceeds("acme", {TIMERS: amount}, HERE) for amount in (4, -2, 5)] == [None] * 3
-    failed.give_back()
+    rows.roll_back()
     assert await add(quotas, rows, [10 - rows.used]) == [True]
     assert rows.counts == ["acme"]
 

@@ -3,7 +3,7 @@
 SQL is portable text with `:name` parameters (see docs/architecture.md). An adapter translates it for its engine.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Protocol
 
@@ -52,6 +52,13 @@ class Transaction(Reader, Protocol):
 
     async def wait_briefly(self) -> None:
         """Let the statements that follow wait at most 10 ms for a lock. They raise `DatabaseBlockedError` then."""
+        ...
+
+    def on_rollback(self, undo: Callable[[], None]) -> None:
+        """Call `undo` after the transaction has ended, unless it was committed.
+
+        It is also called if the connection was lost during the commit, so that nobody knows.
+        """
         ...
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from timer_service.core.database import Reader
+from timer_service.core.database import Reader, Transaction
 from timer_service.core.installation import read_exempt
 from timer_service.core.limits import DEFAULT_LIMITS, TenantLimits
 from timer_service.core.message import Position
@@ -94,7 +94,7 @@ class Quotas:
         self._counting_seconds = 0.0
         """How long these took together."""
 
-    def admission(self, tx: Reader, now: int) -> "Admission | None":
+    def admission(self, tx: Transaction, now: int) -> "Admission | None":
         """Return what admits the commands of a transaction at an instant; None if all may add what they want."""
         return None if self._limits_nobody else Admission(self, tx, now)
 
@@ -142,14 +142,18 @@ class _Share:
 
 
 class Admission:
-    """Admits the commands of one transaction. It writes its rows at its end, so a count in it does not have them."""
+    """Admits the commands of one transaction. If it is rolled back, they have taken no room.
 
-    def __init__(self, quotas: Quotas, tx: Reader, now: int) -> None:
+    The transaction writes its rows at its end, so a count in it does not have them.
+    """
+
+    def __init__(self, quotas: Quotas, tx: Transaction, now: int) -> None:
         self._quotas = quotas
         self._tx = tx
         self._now = now
         self._shares = defaultdict[_Key, _Share](_Share)
         self._exempt: Position | None = None
+        tx.on_rollback(self._give_back)
 
     async def exceeds(self, tenant: str, growth: Amounts, position: Position | None) -> Excess | None:
         """Return the limit of the tenant that a change would exceed. If there is none, the change takes its room.
@@ -171,8 +175,7 @@ class Admission:
             share.add(amount)
         return None
 
-    def give_back(self) -> None:
-        """Return the room that the changes took, because the transaction fails."""
+    def _give_back(self) -> None:
         for share in self._shares.values():
             share.give_back()
 

@@ -25,7 +25,7 @@ from functools import partial
 
 from timer_service.core.slice import Slice
 from timer_service.core.workflow_start import StartWorkflows
-from timer_service.schedules.firing_worker import FiringWorker
+from timer_service.schedules.firing_worker import LOOP, FiringWorker
 from timer_service.schedules.handler import handle
 from timer_service.schedules.messages import (
     DeleteSchedule,
@@ -53,8 +53,8 @@ def build_slice(start: StartWorkflows) -> Slice:
         handle=partial(handle, start=start),
         handle_when_off=partial(handle, start=start),
         queries=QUERIES,
-        workers={"schedules": partial(FiringWorker, start=start)},
-        wakes=("schedules", "outbox"),
+        workers={LOOP: partial(FiringWorker, start=start)},
+        wakes=(LOOP, "outbox"),
         leased=(),
         counted=COUNTED,
         due=(SCHEDULES,),

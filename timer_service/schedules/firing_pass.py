@@ -20,6 +20,7 @@ from timer_service.core.workflow_start import Started, WorkflowStart
 from timer_service.schedules import store
 from timer_service.schedules.events import ended_events, fired_events
 from timer_service.schedules.firing import Decision, decide_in_steps
+from timer_service.schedules.left_to_others import LeftToOthers
 from timer_service.schedules.messages import SkipReason
 from timer_service.schedules.pass_order import PassOrder, has_rest
 from timer_service.schedules.schedule import Key, Schedule, fail
@@ -52,6 +53,10 @@ class Fired:
     """The schedules whose slots cannot be computed or fired. They wait a minute."""
     unreadable: dict[Key, str] = field(default_factory=dict)
     """The schedules whose rows cannot be read, and the errors. They wait a minute too."""
+    left: int = 0
+    """How many schedules are left to other instances."""
+    newly_left: dict[Key, str] = field(default_factory=dict)
+    """Those of them that no earlier pass has left, and why this instance cannot compute them."""
     started: list[Started] = field(default_factory=list)
     """The workflows that were started."""
     not_started: Counter[SkipReason] = field(default_factory=Counter)
@@ -119,12 +124,17 @@ Start = Callable[[Transaction, Sequence[WorkflowStart], int], Awaitable[Sequence
 """Starts workflows in a transaction."""
 
 
-async def fire(tx: Transaction, rows: Sequence[Row], order: PassOrder, start: Start, now: int) -> Fired:
+async def fire(
+    tx: Transaction, rows: Sequence[Row], order: PassOrder, to_others: LeftToOthers, *, start: Start, now: int
+) -> Fired:
     """Fire the due slots of locked schedules in the order of `order`, as many as the bounds allow.
 
-    A schedule that this instance cannot compute gets the error and waits a minute. The others are not affected.
+    A schedule that this instance cannot compute is left to others, or gets the error and waits a minute. The other
+    schedules are not affected.
     """
-    done = await _decide(rows, order, now)
+    own = to_others.own(rows, now)
+    done = await _decide(own, order, to_others, now)
+    done.left = len(rows) - len(own) + len(done.newly_left)
     data = await store.load_data(
         tx, [each.before.key for each in done.firings if each.decision.fired and each.data_size]
     )
@@ -175,7 +185,7 @@ async def _start_all(
     return events
 
 
-async def _decide(rows: Sequence[Row], order: PassOrder, now: int) -> Fired:
+async def _decide(rows: Sequence[Row], order: PassOrder, to_others: LeftToOthers, now: int) -> Fired:
     done = Fired()
     room = _Room()
     for row in order.of(rows):
@@ -185,27 +195,32 @@ async def _decide(rows: Sequence[Row], order: PassOrder, now: int) -> Fired:
         try:
             schedule = store.read_schedule(row)
         except Exception as error:  # noqa: BLE001 - a damaged row, or one of a newer version
-            done.unreadable[store.key_of(row)] = error_text(error)
+            unreadable = done.newly_left if to_others.leave(row, now) else done.unreadable
+            unreadable[store.key_of(row)] = error_text(error)
             order.charge(row["tenant_id"], room.use(0, 0, 0.0))
             continue
         slots, seconds = 0, room.seconds
         try:
             decision = await room.compute(schedule, now, most)
         except Exception as error:  # noqa: BLE001 - whatever the parser or the zone data raise
-            done.failed.append(fail(schedule, error_text(error), now))
+            if to_others.leave(row, now):
+                done.newly_left[schedule.key] = error_text(error)
+            else:
+                done.failed.append(fail(schedule, error_text(error), now))
         else:
             slots = len(decision.fired)
             done.firings.append(Firing(schedule, decision, row["data_size"]))
         order.charge(schedule.key.tenant_id, room.use(slots, row["data_size"], room.seconds - seconds))
         await room.turn()
-    left = _left(rows, done)
+    waiting = _unreached(rows, done)
     rests = [each.before.key.tenant_id for each in done.firings if each.decision.schedule.is_due(now)]
     order.end(
-        {row["tenant_id"] for row in left} | {*rests}, rests + [row["tenant_id"] for row in left if has_rest(row)]
+        {row["tenant_id"] for row in waiting} | {*rests}, rests + [row["tenant_id"] for row in waiting if has_rest(row)]
     )
     return done
 
 
-def _left(rows: Sequence[Row], done: Fired) -> list[Row]:
+def _unreached(rows: Sequence[Row], done: Fired) -> list[Row]:
     handled = {each.before.key for each in done.firings} | {each.key for each in done.failed} | done.unreadable.keys()
+    handled |= done.newly_left.keys()
     return [row for row in rows if store.key_of(row) not in handled]

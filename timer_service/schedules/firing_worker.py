@@ -7,12 +7,14 @@ to the outbox. If the process dies before the commit, the slots are still due, w
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
+from typing import NamedTuple
 
 from timer_service.core.backlog_gate import RECHECK_MS
+from timer_service.core.blame import Blame, blame
 from timer_service.core.database import Row, Transaction
 from timer_service.core.due_rows import DueRows
 from timer_service.core.error_text import error_text
-from timer_service.core.errors import ConflictError, DatabaseBlockedError, DatabaseUnavailableError
+from timer_service.core.errors import DatabaseBlockedError
 from timer_service.core.loop import Pass
 from timer_service.core.slice import Parts
 from timer_service.core.transactions import in_transaction
@@ -20,6 +22,7 @@ from timer_service.core.workflow_start import StartWorkflows
 from timer_service.schedules import store
 from timer_service.schedules.firing_gate import FiringGate
 from timer_service.schedules.firing_pass import MOST_SLOTS, Fired, fire
+from timer_service.schedules.left_to_others import LeftToOthers
 from timer_service.schedules.locked_parts import LockedParts
 from timer_service.schedules.pass_order import PassOrder
 from timer_service.schedules.schedule import Key
@@ -27,9 +30,13 @@ from timer_service.schedules.store import SCHEDULES
 
 log = logging.getLogger(__name__)
 
+LOOP = "schedules"
+"""The loop of this worker."""
 _LEAST_ROWS = 50
 _LOCKED_ROWS_PAUSE_MS = 5
 """How long to wait before the next pass if another instance has locked all due schedules."""
+_LEFT_ROWS_PAUSE_MS = 50
+"""The same if they are left to other instances. Schedules that become due meanwhile wait for so long."""
 _SHORTEST_WAIT_MS = 100
 _LONGEST_WAIT_MS = 10_000
 """The bounds of the time until a schedule is tried again whose workflow another transaction has locked."""
@@ -42,6 +49,25 @@ _MOST_PARTS = 64
 """If so many parts of a failed pass fail too, and none succeeds, the fault is not in the schedules."""
 
 _Select = Callable[[Transaction], Awaitable[list[Row]]]
+
+
+class _Failed(NamedTuple):
+    """A transaction that failed, and the schedules that it had selected."""
+
+    error: Exception
+    selected: Sequence[Key]
+    starting: frozenset[Key]
+    """Those of them that start workflows."""
+
+    @property
+    def met_lock(self) -> bool:
+        """Whether a workflow may be locked. A schedule is not: another statement that waits means a slow database."""
+        return bool(self.starting) and blame(self.error) is Blame.BLOCKED
+
+    @property
+    def met_broken(self) -> bool:
+        """Whether a schedule may be at fault."""
+        return blame(self.error) is Blame.COMMAND
 
 
 class FiringWorker:
@@ -57,12 +83,10 @@ class FiringWorker:
         self._rows = DueRows(SCHEDULES)
         self._gate = FiringGate(parts.broker, parts.publishing, parts.database)
         self._order = PassOrder()
+        self._to_others = LeftToOthers(exclusive=parts.database.exclusive)
+        self._hint = partial(parts.broker.hint, LOOP)
         self._limit = MOST_SLOTS
         """How many schedules to select: not many more than one pass can handle."""
-        self._selected: list[Key] = []
-        """The schedules that the transaction in progress has selected."""
-        self._starting: frozenset[Key] = frozenset()
-        """Those of them that start workflows."""
 
     async def tick(self, now: int) -> Pass:
         """Fire the slots that are due at `now`. The pass counts the schedules.
@@ -72,57 +96,69 @@ class FiringWorker:
         """
         if not await self._gate.is_open(now):
             return Pass(0, now + RECHECK_MS)
-        self._selected, self._starting = [], frozenset()
-        try:
-            fired = await self._fire(lambda tx: self._rows.select(tx, now, self._limit, self._order.rests), now)
-        except DatabaseBlockedError as error:
-            if not self._starting:
-                raise
-            return Pass(await self._fire_around_locks(error, now), await self._next_at(now, found=True))
-        except (DatabaseUnavailableError, ConflictError):
-            raise
-        except Exception as error:
-            if not self._selected:
-                raise
-            log.warning("pass failed; firing its schedules in parts", exc_info=error)
-            return Pass(await self._fire_in_parts(self._selected, now), await self._next_at(now, found=True))
+        fired = await self._fire(lambda tx: self._rows.select(tx, now, self._limit, self._order.rests), now)
+        if isinstance(fired, _Failed):
+            return Pass(await self._fire_after(fired, now), await self._next_at(now))
         self._limit = min(2 * self._limit, MOST_SLOTS) if fired.is_whole else max(2 * fired.handled, _LEAST_ROWS)
-        return Pass(fired.handled, await self._next_at(now, found=fired.handled > 0))
+        pause = 0 if fired.handled else _LEFT_ROWS_PAUSE_MS if fired.left else _LOCKED_ROWS_PAUSE_MS
+        return Pass(fired.handled, await self._next_at(now, pause))
 
-    async def _next_at(self, now: int, *, found: bool) -> int | None:
+    async def _next_at(self, now: int, pause_ms: int = 0) -> int | None:
+        """Return when the next schedule is due. `pause_ms`: how long to wait if there are due ones."""
         at = await self._rows.next_available(self._database.reader)
-        return now + _LOCKED_ROWS_PAUSE_MS if at is not None and at <= now and not found else at
+        return now + pause_ms if at is not None and at <= now else at
 
-    async def _fire(self, select: _Select, now: int) -> Fired:
+    async def _fire(self, select: _Select, now: int) -> Fired | _Failed:
         """Select and fire schedules in one transaction."""
+        rows: list[Row] = []
 
         async def fire_selected(tx: Transaction) -> Fired:
+            nonlocal rows
+            rows = []
             rows = await select(tx)
-            self._selected = [store.key_of(row) for row in rows]
-            self._starting = frozenset(store.key_of(row) for row in rows if row["start"] is not None)
-            return await fire(tx, rows, self._order, self._start, now) if rows else Fired()
+            if not rows:
+                return Fired()
+            return await fire(tx, rows, self._order, self._to_others, start=self._start, now=now)
 
-        fired = await in_transaction(self._database, fire_selected)
+        try:
+            fired = await in_transaction(self._database, fire_selected)
+        except Exception as error:  # noqa: BLE001 - `blame` knows every error
+            starting = frozenset(store.key_of(row) for row in rows if row["start"] is not None)
+            return _Failed(error, [store.key_of(row) for row in rows], starting)
         self._record(fired, now)
+        if fired.newly_left:
+            await self._hint(now)
         return fired
 
-    async def _fire_keys(self, keys: Sequence[Key], now: int) -> int:
-        return (await self._fire(partial(self._rows.select_keys, keys=keys, now=now), now)).handled
+    async def _fire_keys(self, keys: Sequence[Key], now: int) -> Fired | _Failed:
+        return await self._fire(partial(self._rows.select_keys, keys=keys, now=now), now)
 
-    async def _fire_around_locks(self, error: DatabaseBlockedError, now: int) -> int:
+    async def _fire_after(self, failed: _Failed, now: int) -> int:
+        """Fire the schedules of a failed pass in smaller transactions, or raise its error if that cannot help.
+
+        Return the number of handled schedules.
+        """
+        if failed.met_lock:
+            return await self._fire_around_locks(failed, now)
+        if not failed.met_broken or not failed.selected:
+            raise failed.error
+        log.warning("pass failed; firing its schedules in parts", exc_info=failed.error)
+        return await self._fire_in_parts(failed.selected, now)
+
+    async def _fire_around_locks(self, failed: _Failed, now: int) -> int:
         """Fire the schedules of a pass that met a lock of another transaction. The locked ones wait.
 
         Those that start no workflow come first. Return the number of handled schedules. If many are locked, the rest
         stays due, and the next pass goes on with it.
         """
-        starting = [key for key in self._selected if key in self._starting]
-        others = [key for key in self._selected if key not in self._starting]
+        starting = [key for key in failed.selected if key in failed.starting]
+        others = [key for key in failed.selected if key not in failed.starting]
         handled = await self._fire_part(others, now) if others else 0
         parts = LockedParts(starting)
         while (part := parts.take()) is not None:
             if parts.seconds > _LONGEST_LOCKED_SECONDS:
                 if not parts.locked:
-                    raise error
+                    raise failed.error
                 break
             try:
                 handled += await self._fire_part(part, now)
@@ -137,13 +173,13 @@ class FiringWorker:
 
         The next pass divides them, without the locked schedules.
         """
-        try:
-            return await self._fire_keys(keys, now)
-        except (DatabaseUnavailableError, ConflictError):
-            raise
-        except Exception as caught:
-            log.warning("part of a pass failed", exc_info=caught)
-            return 0
+        fired = await self._fire_keys(keys, now)
+        if isinstance(fired, Fired):
+            return fired.handled
+        if not fired.met_broken:
+            raise fired.error
+        log.warning("part of a pass failed", exc_info=fired.error)
+        return 0
 
     async def _defer(self, tx: Transaction, *, keys: Sequence[Key], now: int) -> None:
         """Let schedules wait whose workflows are locked: as long again as they are late, within bounds."""
@@ -164,17 +200,15 @@ class FiringWorker:
             failed: list[Sequence[Key]] = []
             error: Exception | None = None
             for part in parts:
-                try:
-                    handled += await self._fire_keys(part, now)
+                fired = await self._fire_keys(part, now)
+                if isinstance(fired, Fired):
+                    handled += fired.handled
                     successes += 1
-                except DatabaseBlockedError:
-                    if not self._starting:
-                        raise
-                except (DatabaseUnavailableError, ConflictError):
-                    raise
-                except Exception as caught:  # noqa: BLE001 - any error can be the fault of one schedule
-                    error = caught
+                elif fired.met_broken:
+                    error = fired.error
                     failed.append(part)
+                elif not fired.met_lock:
+                    raise fired.error
             is_last = len(parts) >= min(_MOST_PARTS, len(keys))
             if error is not None and not successes and is_last and len(keys) > 1:
                 raise error
@@ -198,13 +232,19 @@ class FiringWorker:
         self._record_starts(fired, now)
         if skipped := sum(each.decision.skipped for each in fired.firings):
             self._metrics.slots_missed(skipped)
-        for name, count in (("fired", len(slots)), ("failed", len(fired.failed) + len(fired.unreadable))):
+        for name, count in (
+            ("fired", len(slots)),
+            ("failed", len(fired.failed) + len(fired.unreadable)),
+            ("left", len(fired.newly_left)),
+        ):
             if count:
                 self._metrics.settled(SCHEDULES.name, name, count)
         for schedule in fired.failed:
             _log_failure(schedule.key, schedule.last_error)
         for key, reason in fired.unreadable.items():
             _log_failure(key, reason)
+        for key, reason in fired.newly_left.items():
+            log.warning("this instance cannot compute a schedule; leaving it to others", extra=_about(key, reason))
         if fired.firings:
             self._wake(now)
 
@@ -228,5 +268,11 @@ def _halves(keys: Sequence[Key]) -> tuple[Sequence[Key], Sequence[Key]]:
 
 
 def _log_failure(key: Key, reason: str | None) -> None:
-    about = {"tenant": key.tenant_id, "schedule_id": key.schedule_id, "reason": reason}
-    log.error("the next slot of a schedule cannot be computed or fired; trying it again in a minute", extra=about)
+    log.error(
+        "the next slot of a schedule cannot be computed or fired; trying it again in a minute",
+        extra=_about(key, reason),
+    )
+
+
+def _about(key: Key, reason: str | None) -> dict[str, str | None]:
+    return {"tenant": key.tenant_id, "schedule_id": key.schedule_id, "reason": reason}

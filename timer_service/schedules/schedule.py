@@ -136,8 +136,8 @@ def start(schedule: Schedule, now: int) -> Schedule:
 def aim(schedule: Schedule, now: int) -> Schedule:
     """Return a schedule with its next slot, or ended if no slot follows its cursor.
 
-    If the slot cannot be computed, for example because this instance does not know the zone, the schedule is tried
-    again in a minute.
+    If the slot cannot be computed, for example because this instance does not know the zone, the schedule is due at
+    once: the pass of an instance that knows the zone computes the slot.
     """
     definition = schedule.definition
     if definition is None or schedule.ended_at is not None:
@@ -156,7 +156,8 @@ def aim(schedule: Schedule, now: int) -> Schedule:
         end_at = definition.recurrence.end_at
         if end_at is not None and schedule.after_at + 1 >= end_at:  # no slot can follow, in whatever zone
             return end(schedule, now)
-        return fail(without, error_text(error), now)
+        slot = schedule.after_at + 1
+        return without._replace(slot_at=slot, available_at=max(now, slot), last_error=error_text(error))
 
 
 def _without_slot(schedule: Schedule) -> Schedule:
@@ -165,8 +166,8 @@ def _without_slot(schedule: Schedule) -> Schedule:
 
 def fail(schedule: Schedule, error: str, now: int) -> Schedule:
     """Return a schedule whose next slot cannot be computed or fired. It is tried again in a minute."""
-    slot = schedule.after_at + 1 if schedule.slot_at is None else schedule.slot_at
-    return schedule._replace(slot_at=slot, available_at=max(now + RETRY_MS, slot), last_error=error)
+    assert schedule.slot_at is not None  # noqa: S101 - only due schedules fail
+    return schedule._replace(available_at=max(now + RETRY_MS, schedule.slot_at), last_error=error)
 
 
 def end(schedule: Schedule, now: int) -> Schedule:

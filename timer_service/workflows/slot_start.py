@@ -54,12 +54,7 @@ async def start_workflows(
         if decision.result is StartResult.STARTED and (name := _concurrency(start)) is not None:
             taken.add(name)
         decisions[key] = decision
-    try:
-        decisions |= await _save(tx, found, decisions, once, now)
-    except Exception:  # the pass tries again in parts, many times
-        if admission is not None:
-            admission.give_back()
-        raise
+    decisions |= await _save(tx, found, decisions, once, now)
     return [_started(decisions[_key(start)]) for start in starts]
 
 

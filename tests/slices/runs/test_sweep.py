@@ -100,7 +100,7 @@ async def test_failing_sweep_of_one_run(runs: Runs) -> None:
 
 async def test_off_and_on(store: Database, memory_broker: MemoryBroker, clock: ManualClock) -> None:
     """While runs are disabled, no job becomes ready. When they are enabled again, the sweep evaluates them."""
-    off = Runs(store, memory_broker, clock, evaluating=False)
+    off = Runs(store, memory_broker, clock, enabled=False)
     await off.start({"a": [], "b": ["a"], "c": ["b"]}, "g")
     await off.resolve("g", {"d": ["a"]})
     await off.report("failed", "b")

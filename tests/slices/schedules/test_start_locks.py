@@ -155,18 +155,22 @@ def count_tries(starting: StartingSchedules) -> list[int]:
     return tries
 
 
+async def refuse(starting: StartingSchedules, statement: str, condition: str) -> None:
+    """Let the database refuse rows: those of an INSERT or UPDATE on a table for which the condition is true."""
+    await starting.sql(
+        "CREATE FUNCTION refuse() RETURNS trigger AS $$ BEGIN RAISE EXCEPTION 'refused'; END $$ LANGUAGE plpgsql"
+    )
+    await starting.sql(
+        f"CREATE TRIGGER refuse BEFORE {statement} FOR EACH ROW WHEN ({condition}) EXECUTE FUNCTION refuse()"
+    )
+
+
 async def test_a_broken_row_beside_a_locked_one(starting: StartingSchedules, locks: LockedPostgres) -> None:
     """The locked schedule gets no error, the broken one does, and the others fire."""
     await put_neighbours(starting, 30)
     await starting.put_start(start=KEY)
     await starting.put_start("broken")
-    await starting.sql(
-        "CREATE FUNCTION refuse() RETURNS trigger AS $$ BEGIN RAISE EXCEPTION 'refused'; END $$ LANGUAGE plpgsql"
-    )
-    await starting.sql(
-        "CREATE TRIGGER refuse BEFORE INSERT ON workflows FOR EACH ROW "
-        "WHEN (NEW.workflow_id LIKE 'broken%') EXECUTE FUNCTION refuse()"
-    )
+    await refuse(starting, "INSERT ON workflows", "NEW.workflow_id LIKE 'broken%'")
     starting.clock.advance(minutes=1)
     async with locks.locked(insert("mine", key="only-one")):
         for _ in range(3):
@@ -222,13 +226,7 @@ async def test_a_broken_row_without_start_beside_a_locked_one(
     await put_neighbours(starting, 2)
     await starting.put_start(start=KEY)
     await starting.put("broken")
-    await starting.sql(
-        "CREATE FUNCTION refuse() RETURNS trigger AS $$ BEGIN RAISE EXCEPTION 'refused'; END $$ LANGUAGE plpgsql"
-    )
-    await starting.sql(
-        "CREATE TRIGGER refuse BEFORE UPDATE ON schedules FOR EACH ROW "
-        "WHEN (NEW.schedule_id = 'broken' AND NEW.fired_count = 1) EXECUTE FUNCTION refuse()"
-    )
+    await refuse(starting, "UPDATE ON schedules", "NEW.schedule_id = 'broken' AND NEW.fired_count = 1")
     starting.clock.advance(minutes=1)
     async with locks.locked(insert("mine", key="only-one")):
         for _ in range(2):
@@ -236,6 +234,27 @@ async def test_a_broken_row_without_start_beside_a_locked_one(
         rows = {row["schedule_id"]: row for row in await starting.all_rows()}
         assert {name for name, row in rows.items() if row["last_error"] is not None} == {"broken"}
         assert {name for name, row in rows.items() if row["fired_count"]} == {"n-000", "n-001", "plain"}
+
+
+async def test_a_slow_database_beside_a_broken_row(
+    starting: StartingSchedules, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If the schedules of a part cannot be read in time, no workflow is locked: the pass fails with the error."""
+    await starting.put_start()
+    await starting.put_start("broken")
+    await refuse(starting, "INSERT ON workflows", "NEW.workflow_id LIKE 'broken%'")
+    select = starting.worker._rows.select_keys
+    parts = count()
+
+    async def read_slowly(*arguments: Any, **named: Any) -> Any:
+        if next(parts) == 2:
+            raise DatabaseBlockedError("a statement took too long")
+        return await select(*arguments, **named)
+
+    monkeypatch.setattr(starting.worker._rows, "select_keys", read_slowly)
+    starting.clock.advance(minutes=1)
+    with pytest.raises(DatabaseBlockedError, match="took too long"):
+        await starting.worker.tick(starting.clock.now())
 
 
 # Between the look and the insert

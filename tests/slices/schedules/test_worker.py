@@ -2,7 +2,10 @@
 
 import asyncio
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from random import Random
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import pytest
 
@@ -12,8 +15,13 @@ from tests.harness.schedules import Schedules
 from tests.harness.timers import always
 from timer_service.adapters.memory import MemoryBroker, never
 from timer_service.adapters.postgres import PostgresDatabase
+from timer_service.adapters.sqlite import SqliteDatabase
+from timer_service.core.computing import Steps
 from timer_service.core.database import Database
 from timer_service.core.health import HEALTHY, Health
+from timer_service.schedules import firing_pass, recurrence, zones
+from timer_service.schedules.firing import Decision, decide_in_steps
+from timer_service.schedules.schedule import Schedule
 
 RECHECK_MS = 250
 
@@ -169,8 +177,11 @@ async def put_many(schedules: Schedules, count: int) -> None:
     await schedules.consume()
 
 
-async def test_unknown_zone_beside_good_schedules(schedules: Schedules) -> None:
-    """A schedule whose zone this instance lacks keeps its slot, shows the error and is tried again every minute."""
+async def test_unknown_zone_beside_good_schedules(
+    sqlite: SqliteDatabase, memory_broker: MemoryBroker, clock: ManualClock
+) -> None:
+    """A schedule whose zone the only instance lacks keeps its slot, shows the error and is tried again every minute."""
+    schedules = Schedules(sqlite, memory_broker, clock)
     await put_many(schedules, 1000)
     await schedules.put("broken", cron="* * * * *", zone="Europe/Berlin")
     await schedules.sql("UPDATE schedules SET zone = 'Mars/Olympus' WHERE schedule_id = 'broken'")
@@ -245,8 +256,11 @@ async def refuse_events_of_broken(schedules: Schedules) -> None:
         await schedules.sql(statement)
 
 
-async def test_unreadable_row_beside_good_schedules(schedules: Schedules) -> None:
+async def test_unreadable_row_beside_good_schedules(
+    sqlite: SqliteDatabase, memory_broker: MemoryBroker, clock: ManualClock
+) -> None:
     """A row that this version cannot read waits a minute with the error. Passes succeed, and other schedules fire."""
+    schedules = Schedules(sqlite, memory_broker, clock)
     for name in ("bad", "good"):
         await schedules.put(name)
     await schedules.sql("UPDATE schedules SET catch_up = 'newest' WHERE schedule_id = 'bad'")
@@ -371,3 +385,127 @@ async def test_database_without_due_rows_is_not_written(
     await schedules.fire()
     assert await schedules.all_rows() == before
     assert schedules.worker_wakes == []
+
+
+# An instance that lacks a time zone
+
+
+async def test_a_zone_that_one_of_two_instances_lacks(
+    postgres: PostgresDatabase,
+    memory_broker: MemoryBroker,
+    clock: ManualClock,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The instance that lacks the zone leaves the schedule to the other one, which fires each slot in time."""
+    lacking, knowing = (Schedules(postgres, memory_broker, clock) for _ in range(2))
+    await knowing.put("berlin", cron="* * * * *", zone="Europe/Berlin")
+    await knowing.put("plain")
+    for minute in range(1, 4):
+        clock.advance(minutes=1)
+        with lack(monkeypatch, "Europe/Berlin"):
+            await lacking.fire()
+            assert len(await lacking.fired("plain")) == minute
+        assert await next_at(knowing.worker, clock.now()) == after(minutes=minute + 1)
+        await knowing.publish()
+        row = await knowing.row("berlin")
+        assert (row["slot_at"], row["available_at"], row["last_error"]) == (*[after(minutes=minute + 1)] * 2, None)
+    assert await knowing.fired("berlin") == [iso(after(minutes=minute)) for minute in (1, 2, 3)]
+    assert (lacking.metrics.settled_in["schedules", "left"], lacking.metrics.missed) == (3, 0)
+    lines = [each for each in caplog.records if "leaving it to others" in each.getMessage()]
+    assert [(each.__dict__["schedule_id"], "Europe/Berlin" in each.__dict__["reason"]) for each in lines] == [
+        ("berlin", True)
+    ] * 3
+
+
+async def test_a_zone_that_all_instances_lack(
+    postgres: PostgresDatabase, memory_broker: MemoryBroker, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After ten seconds without an instance that knows the zone, the schedule gets the error and waits a minute."""
+    schedules = Schedules(postgres, memory_broker, clock)
+    await schedules.put("berlin", cron="* * * * *", zone="Europe/Berlin")
+    await schedules.put("plain", every="PT1S")
+    clock.advance(minutes=1)
+    computed = count_computed(monkeypatch)
+    with lack(monkeypatch, "Europe/Berlin"):
+        for _ in range(19):
+            await exhaust(schedules.worker, clock.now())
+            assert await next_at(schedules.worker, clock.now()) == clock.now() + 50
+            clock.advance(milliseconds=500)
+        row = await schedules.row("berlin")
+        assert (row["available_at"], row["last_error"], computed["berlin"]) == (after(minutes=1), None, 1)
+        assert len(await schedules.fired("plain")) == 69
+        await schedules.advance(milliseconds=500)
+        row = await schedules.row("berlin")
+        assert (row["slot_at"], row["available_at"]) == (after(minutes=1), clock.now() + 60_000)
+        assert "Europe/Berlin" in row["last_error"]
+    await schedules.advance(minutes=1)
+    assert await schedules.fired("berlin") == [iso(after(minutes=2))]
+    assert (await schedules.row("berlin"))["last_error"] is None
+    found = [schedules.metrics.settled_in["schedules", outcome] for outcome in ("left", "failed")]
+    assert found == [1, 1]
+
+
+def count_computed(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """Return how often each schedule was computed in passes, from now on."""
+    counts = Counter[str]()
+
+    def counting(schedule: Schedule, now: int, most: int) -> Steps[Decision]:
+        counts[schedule.key.schedule_id] += 1
+        return decide_in_steps(schedule, now, most)
+
+    monkeypatch.setattr(firing_pass, "decide_in_steps", counting)
+    return counts
+
+
+async def test_a_command_on_the_instance_that_lacks_the_zone(
+    postgres: PostgresDatabase, memory_broker: MemoryBroker, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A Resume that such an instance handles lets the other one compute the next slot at once."""
+    lacking, knowing = (Schedules(postgres, memory_broker, clock) for _ in range(2))
+    hints: list[str] = []
+    await memory_broker.subscribe_hints(lambda loop, _at: hints.append(loop))
+    await knowing.put(cron="* * * * *", zone="Europe/Berlin")
+    await knowing.about("Pause")
+    clock.advance(seconds=90)
+    with lack(monkeypatch, "Europe/Berlin"):
+        assert await lacking.about("Resume") == "resumed"
+        await lacking.advance(milliseconds=1)
+    assert hints == ["schedules"]
+    await knowing.fire()
+    row = await knowing.row()
+    assert (row["slot_at"], row["available_at"], row["last_error"]) == (*[after(minutes=2)] * 2, None)
+
+
+async def test_a_row_of_a_newer_version(
+    postgres: PostgresDatabase, memory_broker: MemoryBroker, clock: ManualClock
+) -> None:
+    """A schedule that this version cannot read is left to the instances of a newer one."""
+    schedules = Schedules(postgres, memory_broker, clock)
+    await schedules.put()
+    await schedules.sql("UPDATE schedules SET catch_up = 'newest'")
+    await schedules.advance(minutes=1)
+    row = await schedules.row()
+    assert (row["available_at"], row["last_error"]) == (after(minutes=1), None)
+    await schedules.advance(seconds=10)
+    row = await schedules.row()
+    assert (row["available_at"], "newest" in row["last_error"]) == (clock.now() + 60_000, False)
+
+
+@contextmanager
+def lack(monkeypatch: pytest.MonkeyPatch, zone: str) -> Iterator[None]:
+    """Let the zone data of this process lack a zone."""
+
+    def open_zone(name: str) -> ZoneInfo:
+        if name == zone:
+            raise ZoneInfoNotFoundError(name)
+        return ZoneInfo(name)
+
+    caches = (zones._stretches_of_year, recurrence.next_slot)
+    with monkeypatch.context() as patch:
+        patch.setattr(zones, "ZoneInfo", open_zone)
+        for each in caches:
+            each.cache_clear()
+        yield
+    for each in caches:
+        each.cache_clear()

@@ -272,7 +272,7 @@ async def test_same_event_id_on_another_item(signals: Signals) -> None:
 @pytest.mark.parametrize("evaluating", [True, False])
 async def test_transition_before_a_pause_does_not_count(signals: Signals, *, evaluating: bool) -> None:
     """A transition from before a pause does not fire the signal after it is activated, however late it is processed."""
-    handled_by = Signals(signals.database, signals.broker, signals.clock, evaluating=evaluating)
+    handled_by = Signals(signals.database, signals.broker, signals.clock, enabled=evaluating)
     await handled_by.create()
     await handled_by.transition()
     await handled_by.about("Pause")

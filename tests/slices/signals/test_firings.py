@@ -9,8 +9,8 @@ import pytest
 
 from tests.harness.clock import NOW, ManualClock, after, iso
 from tests.harness.in_process import exhaust, next_at
-from tests.harness.signals import BLOCKED, MAX_ATTEMPTS, Signals
-from tests.harness.wiring import VISIBILITY_TIMEOUT
+from tests.harness.signals import BLOCKED, Signals
+from tests.harness.wiring import MAX_ATTEMPTS, VISIBILITY_TIMEOUT
 from tests.simulation.faults import (
     BrokerObserver,
     Crash,
@@ -425,7 +425,7 @@ async def test_ten_thousand_signals_on_one_work_item(signals: Signals) -> None:
 async def test_many_unevaluated_transitions(signals: Signals) -> None:
     """One pass creates at most 1,000 firings, for any number of transitions and signals."""
     await store_signals(signals, 40)
-    off = Signals(signals.database, signals.broker, signals.clock, evaluating=False)
+    off = Signals(signals.database, signals.broker, signals.clock, enabled=False)
     for number in range(120):
         off.send("TransitionWorkItem", workItemId="item-1", to="blocked", eventId=f"event-{number:03}")
     await off.consume()
@@ -439,7 +439,7 @@ async def test_many_unevaluated_transitions(signals: Signals) -> None:
 
 async def test_many_transitions_of_one_tenant_do_not_delay_another(signals: Signals) -> None:
     """The first pass evaluates the same number of transitions for each tenant, even if one tenant has many."""
-    off = Signals(signals.database, signals.broker, signals.clock, evaluating=False)
+    off = Signals(signals.database, signals.broker, signals.clock, enabled=False)
     for number in range(300):
         off.send("TransitionWorkItem", workItemId=f"item-{number}", to="blocked")
     for tenant in ("quiet", "silent"):
@@ -452,7 +452,7 @@ async def test_many_transitions_of_one_tenant_do_not_delay_another(signals: Sign
 
 async def test_more_tenants_than_a_pass_has_transitions(signals: Signals) -> None:
     """If there are more tenants than transitions in a pass, the passes take the tenants in turn."""
-    off = Signals(signals.database, signals.broker, signals.clock, evaluating=False)
+    off = Signals(signals.database, signals.broker, signals.clock, enabled=False)
     for number in range(250):
         off.send("TransitionWorkItem", tenant=f"tenant-{number}", workItemId="item-1", to="blocked")
     await off.consume()
@@ -461,7 +461,7 @@ async def test_more_tenants_than_a_pass_has_transitions(signals: Signals) -> Non
 
 async def test_disabled_and_enabled_again(signals: Signals) -> None:
     """While the slice is disabled, commands are stored and nothing fires. Afterwards the signals fire."""
-    off = Signals(signals.database, signals.broker, signals.clock, evaluating=False)
+    off = Signals(signals.database, signals.broker, signals.clock, enabled=False)
     await off.create()
     await off.remind(iso(after(minutes=1)), "reminder")
     await off.transition(eventId="while-disabled")

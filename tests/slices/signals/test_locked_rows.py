@@ -8,7 +8,8 @@ from tests.harness.clock import ManualClock
 from tests.harness.databases import Databases
 from tests.harness.in_process import next_at
 from tests.harness.locks import LockedPostgres, open_locked_postgres
-from tests.harness.signals import MAX_ATTEMPTS, Signals
+from tests.harness.signals import Signals
+from tests.harness.wiring import MAX_ATTEMPTS
 from timer_service.adapters.memory import MemoryBroker
 
 LOCK_SIGNAL = "SELECT 1 FROM work_signals WHERE signal_id = 'signal-3' FOR UPDATE"
@@ -83,7 +84,7 @@ async def test_a_locked_firing_of_a_transition_that_is_evaluated_again(
     await signals.run()
     await signals.sql("UPDATE work_item_events SET evaluate_at = recorded_at WHERE work_item_id = 'item-3'")
     await signals.sql("UPDATE work_signals SET status = 'active' WHERE signal_id = 'signal-3'")
-    off = Signals(locks.database, signals.broker, clock, evaluating=False)
+    off = Signals(locks.database, signals.broker, clock, enabled=False)
     await off.create("later", item="later")
     await off.transition(item="later")
     async with locks.locked(LOCK_FIRING):

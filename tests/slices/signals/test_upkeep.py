@@ -81,7 +81,7 @@ async def test_retention_counts_from_the_last_command(signals: Signals) -> None:
 
 async def test_row_counts(signals: Signals) -> None:
     """The gauges show pending firings, failed firings and unevaluated transitions."""
-    off = Signals(signals.database, signals.broker, signals.clock, evaluating=False)
+    off = Signals(signals.database, signals.broker, signals.clock, enabled=False)
     await off.transition()
     await signals.remind(iso(NOW - 2000), "overdue")
     await signals.remind(iso(after(days=1)), "waits")

@@ -3,8 +3,8 @@
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import ExitStack, asynccontextmanager, suppress
 from datetime import timedelta
 from typing import Any
 
@@ -67,10 +67,13 @@ _Connection = Any
 class _Session:
     """An open transaction on one connection."""
 
-    def __init__(self, connection: _Connection, inserts: dict[str, str], timeout_seconds: float) -> None:
+    def __init__(
+        self, connection: _Connection, inserts: dict[str, str], timeout_seconds: float, undoing: ExitStack
+    ) -> None:
         self._connection = connection
         self._inserts = inserts
         self._timeout = timeout_seconds
+        self._undoing = undoing
         self.wrote = False
         """Whether a statement that returns no rows changed some."""
 
@@ -103,6 +106,9 @@ class _Session:
 
     async def wait_briefly(self) -> None:
         await self._connection.execute(_WAIT_BRIEFLY, timeout=self._timeout)
+
+    def on_rollback(self, undo: Callable[[], None]) -> None:
+        self._undoing.callback(undo)
 
     async def _execute(self, text: str, arguments: Sequence[Any]) -> int:
         status: str = await self._connection.execute(text, *arguments, timeout=self._timeout)
@@ -230,9 +236,9 @@ class PostgresDatabase:
         self, pool: asyncpg.Pool, begin: str, timeout_seconds: float = _STATEMENT_SECONDS
     ) -> AsyncIterator[_Session]:
         """Open a transaction on a connection of a pool. Raises `DatabaseBusyError` if all connections stay in use."""
-        with translate_errors():
-            async with _acquire(pool) as connection, _transaction(connection, begin):
-                yield _Session(connection, self._inserts, timeout_seconds)
+        with translate_errors(), ExitStack() as undoing:
+            async with _acquire(pool) as connection, _transaction(connection, begin, undoing):
+                yield _Session(connection, self._inserts, timeout_seconds, undoing)
 
     @asynccontextmanager
     async def _writing(self, begin: str, timeout_seconds: float) -> AsyncIterator[_Session]:
@@ -301,7 +307,7 @@ async def _acquire(pool: asyncpg.Pool) -> AsyncIterator[_Connection]:
 
 
 @asynccontextmanager
-async def _transaction(connection: _Connection, begin: str) -> AsyncIterator[None]:
+async def _transaction(connection: _Connection, begin: str, undoing: ExitStack) -> AsyncIterator[None]:
     try:
         await _begin(connection, begin)
         yield
@@ -312,7 +318,7 @@ async def _transaction(connection: _Connection, begin: str) -> AsyncIterator[Non
     except BaseException:
         await run_to_completion(_roll_back(connection))
         raise
-    await run_to_completion(_commit(connection))
+    await run_to_completion(_commit(connection, undoing))
 
 
 async def _begin(connection: _Connection, begin: str) -> None:
@@ -335,8 +341,9 @@ async def _roll_back(connection: _Connection) -> bool:
     return True
 
 
-async def _commit(connection: _Connection) -> None:
+async def _commit(connection: _Connection, undoing: ExitStack) -> None:
     if await connection.execute("COMMIT") != "COMMIT":
         raise asyncpg.InFailedSQLTransactionError(
             "a statement of the transaction failed, so the transaction was rolled back"
         )
+    undoing.pop_all()

@@ -8,7 +8,7 @@ import asyncio
 import os
 import sqlite3
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, closing
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, ExitStack, asynccontextmanager, closing
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -109,8 +109,9 @@ class _Connection(aiosqlite.Connection):
 class _Transaction:
     """The open transaction of the writing connection. It begins with its first statement."""
 
-    def __init__(self, connection: _Connection) -> None:
+    def __init__(self, connection: _Connection, undoing: ExitStack) -> None:
         self._connection = connection
+        self._undoing = undoing
         self.fetch = connection.fetch
         self.fetch_each = connection.fetch_each
 
@@ -122,6 +123,9 @@ class _Transaction:
 
     async def wait_briefly(self) -> None:
         """Do nothing: the transaction has the only lock there is."""
+
+    def on_rollback(self, undo: Callable[[], None]) -> None:
+        self._undoing.callback(undo)
 
 
 class SqliteDatabase:
@@ -187,27 +191,30 @@ class SqliteDatabase:
     @asynccontextmanager
     async def _transaction(self, check: Callable[[], None] | None) -> AsyncIterator[_Transaction]:
         async with self._write_lock:
+            undoing = ExitStack()
             try:
                 self._writer.begins_next = True
                 try:
-                    yield _Transaction(self._writer)
+                    yield _Transaction(self._writer, undoing)
                 except BaseException:
                     # A cancelled await may leave its statement running. The rollback runs after it and undoes it.
                     await run_to_completion(self._writer.roll_back())
                     raise
-                await run_to_completion(self._commit(check))
+                await run_to_completion(self._commit(check, undoing))
             except DatabaseUnavailableError as error:
                 self._written = Health.down(str(error))
                 raise
             finally:
                 self._writer.begins_next = False
+                undoing.close()
 
-    async def _commit(self, check: Callable[[], None] | None) -> None:
+    async def _commit(self, check: Callable[[], None] | None, undoing: ExitStack) -> None:
         try:
             changes = await self._writer.commit_counting(check)
         except BaseException:
             await self._writer.roll_back()
             raise
+        undoing.pop_all()
         if changes:  # a commit without changes writes nothing, so it succeeds on a full disk too
             self._written = HEALTHY
 
