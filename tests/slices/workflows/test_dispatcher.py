@@ -118,6 +118,23 @@ async def test_second_poll_of_a_known_lane_asks_nothing(
     assert (await on_sqlite.tick()).done == 0
 
 
+async def test_sleeping_workflows_cost_no_query(on_sqlite: Dispatching, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many workflows sleep, a pass asks the database nothing before the first of them is due."""
+    await on_sqlite.start(*(f"order-{number}" for number in range(20)), startIn="PT4S")
+    first = on_sqlite.workflows.clock.now() + 4000
+    poll = await on_sqlite.poll()
+    assert await on_sqlite.tick() == (0, first)
+    with monkeypatch.context() as away:
+        away.setattr(on_sqlite.database, "reader", None)  # a read would fail
+        for _ in range(3):
+            on_sqlite.workflows.clock.advance(seconds=1)
+            await on_sqlite.hold("other")
+            assert await on_sqlite.tick() == (0, first)
+    on_sqlite.workflows.clock.advance(seconds=1)
+    assert (await on_sqlite.tick()).done == 20
+    assert len((await poll)["tasks"]) >= 1
+
+
 async def test_large_tasks(dispatching: Dispatching) -> None:
     """A reply has at most 512 KiB of tasks. The rest is released as if it had not been claimed."""
     large = "x" * 60_000
