@@ -5,6 +5,7 @@ also receives their next polls together.
 """
 
 import asyncio
+import math
 from collections.abc import Callable, Sequence
 
 from timer_service.workflows.polls import Poll
@@ -34,7 +35,7 @@ class PollEnds:
     def add(self, poll: Poll, wait_ms: int) -> None:
         """Let a poll end, at the latest after `wait_ms`."""
         loop = asyncio.get_running_loop()
-        end = self._ends[poll] = end_of(int(loop.time() * 1000), wait_ms)
+        end = self._ends[poll] = end_of(math.ceil(loop.time() * 1000), wait_ms)
         if end not in self._polls:
             self._polls[end] = {}
             self._timers[end] = loop.call_at(end / 1000, self._end, end)
