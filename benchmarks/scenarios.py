@@ -33,7 +33,7 @@ from benchmarks.scheduler import scheduler
 from benchmarks.schedules import crons, intervals, slots
 from benchmarks.signals import signals
 from benchmarks.timers import Fired, Timer, due_together, faults, fired, lateness, now, sleep_until, soon
-from benchmarks.workflows import polls, starts, steps, workflows
+from benchmarks.workflows import polls, sleeps, starts, steps, workflows
 
 _DUPLICATES_SECONDS = 1
 """How long to wait for duplicate events."""
@@ -188,6 +188,7 @@ SCENARIOS = {
     "workflows": Scenario(workflows, 5000, 20_000),
     "starts": Scenario(starts, 15, 60),
     "steps": Scenario(steps, 1000, 5000),
+    "sleeps": Scenario(sleeps, 15, 60),
     "polls": Scenario(polls, 30, 120),
     "dbos": Scenario(dbos, 1000, 5000, ("sqlite",)),
     "pending": Scenario(pending, 100_000, 1_000_000),

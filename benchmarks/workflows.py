@@ -4,6 +4,7 @@ import asyncio
 import json
 from collections import Counter
 from collections.abc import Sequence
+from datetime import datetime
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -11,11 +12,16 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 
 from benchmarks.harness import Message, Publisher, Rig, load, unhandled, until_none
-from benchmarks.processes import Fleet
+from benchmarks.processes import BenchmarkError, Fleet
 from benchmarks.report import Result
 from benchmarks.timers import now, percentiles, sleep_until
 
 _RATE = 100
+_SLEEPERS = 10_000
+_MS_PER_START = 3
+"""How long a workflow takes until it sleeps, on a slow machine."""
+_IDLE_SECONDS = 10
+_DAY_MS = 86_400_000
 _POLLS = 1000
 _POLL_SECONDS = 10
 _DUPLICATES_SECONDS = 1
@@ -99,6 +105,49 @@ async def steps(rig: Rig, size: int) -> Result:
         "steps/s": (size - 1) / seconds if seconds else 0,
     }
     return Result("steps", figures, _faults(ended, ["w"]))
+
+
+async def sleeps(rig: Rig, seconds: int) -> Result:
+    """Let many workflows sleep, and wake some at a steady rate. Measure how late their steps run."""
+    names = [f"w-{number}" for number in range(_RATE * seconds)]
+    others = [f"long-{number}" for number in range(_SLEEPERS - len(names))]
+    tomorrow = now() + _DAY_MS
+    async with rig.broker() as client, rig.service() as service, rig.worker("one_step", "sleeper") as worker:
+        ended = await _listen(client)
+        publisher = await _publisher_of_ready_worker(client, service, ended)
+        begin = now() + _SLEEPERS * _MS_PER_START
+        for number, name in enumerate(names):
+            await publisher.send(_start(name, "sleeper", begin + 1000 * number // _RATE))
+        for name in others:
+            await publisher.send(_start(name, "sleeper", tomorrow))
+        await publisher.send(_start("last", "sleeper", 0))  # the lane is in order: when it ends, all others sleep
+        await publisher.flush()
+        await _until_ended(service, ended, 1)
+        if now() + 1000 * _IDLE_SECONDS > begin:
+            raise BenchmarkError(f"{_SLEEPERS} workflows were not asleep before the first was due")
+        share = await _share_of_core(service, _IDLE_SECONDS)
+        await sleep_until(begin + 1000 * seconds)
+        await _until_ended(service, ended, 1 + len(names))
+        worker.check()
+        due = {name: await _end_of_sleep(client, name) for name in names}
+    woken = [each for each in ended if each.workflow != "last"]
+    late = [each.result - due[each.workflow] for each in woken if each.type == "WorkflowCompleted"]
+    figures = {
+        "workflows asleep": _SLEEPERS,
+        "share of a core while all sleep, all instances, %": share,
+        "of them wake, workflows/s": _RATE,
+        **percentiles("from the end of the sleep to the next step", late, (0.5, 0.99, 1)),
+    }
+    early = [f"{each} ms early" for each in late if each < 0]
+    return Result("sleeps", figures, _faults(woken, names) + early)
+
+
+async def _end_of_sleep(client: Client, workflow: str) -> float:
+    """Return when the sleep of a workflow ended, in epoch milliseconds."""
+    body = json.dumps({"workflowId": workflow}).encode()
+    reply = json.loads((await client.request("timer.qry.v1.bench.get-workflow", body, timeout=10)).data)
+    (due_at,) = (each["dueAt"] for each in reply["effects"] if each["kind"] == "sleep")
+    return 1000 * datetime.fromisoformat(due_at).timestamp()
 
 
 async def polls(rig: Rig, seconds: int) -> Result:

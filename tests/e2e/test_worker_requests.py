@@ -51,7 +51,7 @@ async def test_from_start_to_completed(user: User, service: Service) -> None:
 
 
 async def test_empty_polls_are_answered_in_time(user: User, service: Service) -> None:
-    """A poll without a task is answered after its waitMs, not earlier, and one with waitMs 0 at once."""
+    """A poll without a task is answered after a waitMs below a second, not earlier, and one with waitMs 0 at once."""
     worker = RawWorker(user.connection)
     for wait_ms, most in ((0, 500), (300, 1500)):
         began = time.monotonic()

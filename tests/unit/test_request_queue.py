@@ -130,8 +130,20 @@ def test_request_that_cannot_be_applied_yet_keeps_out_no_other() -> None:
     for _ in range(3):
         batch = queue.take(0).requests
         batches.append([each.request.name for each in batch])
-        queue.put_back([each for each in batch if each.request.name == "a1"], {"a"})
+        queue.put_back([], [each for each in batch if each.request.name == "a1"])
     assert batches == [["a1"], ["b1", "c1"], ["a1"]]
+
+
+def test_request_that_cannot_be_applied_yet_keeps_out_none_of_its_tenant() -> None:
+    """A request that has to wait goes behind the other requests of its tenant, and keeps its age."""
+    queue = RequestQueue(LIMITS)
+    add(queue, "a1", "a2", now=0)
+    a1, a2 = queue.take(0).requests
+    add(queue, "a3", "a4", now=4)
+    queue.put_back([a2], [a1])
+    assert [take(queue, 4) for _ in range(3)] == [["a2"], ["a3", "a4"], ["a1"]]
+    queue.put_back([], [a1])
+    assert [each.name for each in queue.take(9).expired] == ["a1"]
 
 
 def test_large_body_does_not_end_a_batch() -> None:

@@ -363,6 +363,24 @@ async def test_large_requests_of_a_tenant_delay_no_other(
     assert [(await each).code for each in large] == [None, None]
 
 
+async def test_large_requests_do_not_delay_small_ones_of_their_tenant(
+    sqlite: SqliteDatabase, clock: ManualClock, metrics: RecordingMetrics
+) -> None:
+    """While a large request is applied and another one waits, later small requests of the tenant go on."""
+    service = Service(sqlite, clock, metrics, room=100)
+    service.slice.go_on.clear()
+    async with service.running():
+        large = [await service.send_items(*map(str, range(start, start + 40))) for start in (51, 91)]
+        while not service.slice.batches:
+            await asyncio.sleep(0.001)
+        service.slice.go_on.set()
+        for number in range(3):
+            await service.ask(f"a{number}", f"b{number}")
+        begun = len(service.slice.batches)
+    assert begun <= 15
+    assert [(await each).code for each in large] == [None, None]
+
+
 async def test_large_request_whose_part_fails(
     sqlite: SqliteDatabase, clock: ManualClock, metrics: RecordingMetrics
 ) -> None:

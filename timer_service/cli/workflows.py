@@ -52,7 +52,9 @@ StartAt = Annotated[
 ]
 Deadline = Annotated[
     timedelta | None,
-    typer.Option("--deadline-in", parser=read_duration, metavar="DURATION", help="It fails if it takes longer."),
+    typer.Option(
+        "--deadline-in", parser=read_duration, metavar="DURATION", help="It fails if it takes longer; 0s: at once."
+    ),
 ]
 ConcurrencyKey = Annotated[
     str | None,
@@ -81,6 +83,11 @@ _EXPLANATIONS = {
     "already_ended": "it has ended",
     "ignored_stale": "a newer command was handled earlier",
     "over_quota": "the tenant has as many workflows as it may have; see `timer-service tenants usage`",
+}
+_OF_START = {
+    **_EXPLANATIONS,
+    "skipped_busy": "another open workflow has its concurrency key; start it again under another id",
+    "unchanged": "it was started before, with the same type, queue and input",
 }
 
 
@@ -117,7 +124,7 @@ async def start(
         concurrency_key=concurrency_key,
     )
     if not wait or outcome.name not in _WITH_EFFECT:
-        _print_outcome(outcome, tenant, workflow, as_json)
+        _print_outcome(outcome, tenant, workflow, as_json, _OF_START)
         return
     typer.echo(f"{outcome.name}: {tenant}/{workflow}. Waiting for its end.", err=True)
     try:
@@ -221,13 +228,15 @@ async def count(client: TimerClient, tenant: Tenant, as_json: AsJson = False) ->
         typer.echo(f"{status:<10} {at_least}{number:,}")
 
 
-def _print_outcome(outcome: Outcome, tenant: str, name: str, as_json: bool) -> None:
+def _print_outcome(
+    outcome: Outcome, tenant: str, name: str, as_json: bool, explanations: Mapping[str, str] = _EXPLANATIONS
+) -> None:
     workflow = outcome.workflow
     print_outcome(
         outcome,
         f"{tenant}/{name}",
         state="" if workflow is None else workflow.status,
-        explanations=_EXPLANATIONS,
+        explanations=explanations,
         has_effect=outcome.name in _WITH_EFFECT,
         as_json=as_json,
     )

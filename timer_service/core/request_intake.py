@@ -3,7 +3,7 @@
 import asyncio
 import re
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from pydantic import ValidationError
@@ -132,8 +132,8 @@ class Intake:
         errors += [(each, self._count_error(each, LATE)) for each in batch.expired]
         return await self._decode(batch.requests, errors)
 
-    def put_back(self, left: Sequence[Waiting], later: Collection[str] = ()) -> None:
-        """Return requests of the last batch. They keep their places. The tenants in `later` have the last turns."""
+    def put_back(self, left: Sequence[Waiting], later: Sequence[Waiting] = ()) -> None:
+        """Return requests of the last batch: `left` to their places, `later` behind the others of their tenants."""
         self._queue.put_back(left, later)
         self._count_waiting()
 

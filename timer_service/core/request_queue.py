@@ -1,7 +1,7 @@
 """The queue of the requests of workers: bounded, and tenants take turns. It does no I/O."""
 
 from collections import Counter, OrderedDict, deque
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from timer_service.core.broker import Request
@@ -116,20 +116,23 @@ class RequestQueue:
             self._waiting.move_to_end(tenant, last=False)
         return batch
 
-    def put_back(self, left: Sequence[Waiting], later: Collection[str] = ()) -> None:
-        """Return requests of the last batch, in its order. Their tenants have the next turns, or the last (`later`).
+    def put_back(self, left: Sequence[Waiting], later: Sequence[Waiting] = ()) -> None:
+        """Return requests of the last batch, in its order.
 
-        A request that cannot be applied yet may fill a batch alone. With the next turn, it would keep out all others.
+        Those in `left` keep their places, and their tenants have the next turns. Those in `later` cannot be applied
+        yet. They go behind the other requests of their tenants, which have the last turns: with the next turn, such a
+        request could fill a batch alone, and would keep out all others.
         """
-        for tenant, count in Counter(each.request.tenant for each in left).items():
+        for tenant, count in Counter(each.request.tenant for each in (*left, *later)).items():
             self._fitting[tenant] = max(self._taken.pop(tenant) - count, 1)
         for each in reversed(left):
-            tenant = each.request.tenant
-            self._waiting.setdefault(tenant, deque()).appendleft(each)
-            self._waiting.move_to_end(tenant, last=False)
-            self._count_in(tenant, each.size, 1)
-        for tenant in dict.fromkeys(each.request.tenant for each in left if each.request.tenant in later):
-            self._waiting.move_to_end(tenant)
+            self._waiting.setdefault(each.request.tenant, deque()).appendleft(each)
+            self._waiting.move_to_end(each.request.tenant, last=False)
+        for each in later:
+            self._waiting.setdefault(each.request.tenant, deque()).append(each)
+            self._waiting.move_to_end(each.request.tenant)
+        for each in (*left, *later):
+            self._count_in(each.request.tenant, each.size, 1)
 
     def _grow(self) -> None:
         """Let the next batch have more requests of the tenants whose last ones were all applied."""

@@ -106,8 +106,8 @@ class Requests:
             await self._refuse(subscription, late, LATE)
             works = await self._read(subscription, batch.valid)
             pieces, left = self._portions.choose(works)
-            later = {each.asked.tenant for each in left if self._portions.is_large(each)}
-            intake.put_back([each.waiting for each in left], later)
+            large = [each.waiting for each in left if self._portions.is_large(each)]
+            intake.put_back([each.waiting for each in left if not self._portions.is_large(each)], large)
             if pieces:
                 await self._apply(subscription, pieces)
 

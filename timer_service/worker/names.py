@@ -9,9 +9,9 @@ MAX_EFFECTS = 10_000
 _NAME = re.compile("[^\x00-\x1f\x7f-\x9f:\ud800-\udfff]{1,100}")
 
 
-def check_name(argument: str, name: str) -> str:
+def check_name(argument: str, name: object) -> str:
     """Return a valid name. Raises ValueError with the name of the argument."""
-    if not _NAME.fullmatch(name):
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise ValueError(f"{argument} must be 1 to 100 characters, without colons and control characters")
     return name
 

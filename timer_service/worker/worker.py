@@ -45,6 +45,8 @@ class Worker:
         `shutdown_timeout` to finish. `name` is shown by `list-workers`. `url` and `options` are those of
         `TimerClient.connect`.
         """
+        if not all(isinstance(each, WorkflowFunction) for each in workflows):
+            raise ValueError("workflows must be functions with the decorator @workflow")
         types = {each.type: each for each in workflows}
         if not 1 <= len(workflows) <= _MOST_TYPES:
             raise ValueError(f"workflows must have 1 to {_MOST_TYPES} workflows")

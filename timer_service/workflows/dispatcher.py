@@ -22,6 +22,7 @@ from timer_service.core.stored_json import write_list, write_object
 from timer_service.core.turns import Turns
 from timer_service.workflows.claims import Claimed, Claims
 from timer_service.workflows.hints import Hints
+from timer_service.workflows.poll_ends import PollEnds
 from timer_service.workflows.polls import HeldPolls, Poll
 from timer_service.workflows.protocol import MAX_SLOTS
 from timer_service.workflows.registry import WorkerRegistry
@@ -41,7 +42,7 @@ _LOCKED_MS = 5
 """When to look again at rows that another instance has locked."""
 _AWAY_MS = 250
 """How often to look whether the broker can be used again."""
-_GRACE_SECONDS = 3
+_GRACE_MS = 3000
 """How long a poll whose time is up waits for a look that is due or under way. It waits for a claim without limit."""
 _ROUNDING = timedelta(milliseconds=1)
 _NO_TASKS = QueryReply(b'{"tasks":[]}')
@@ -63,7 +64,9 @@ class Dispatcher:
         self._hints = Hints(lambda: parts.broker.hint(LOOP, parts.clock.now()))
         self._held = HeldPolls()
         self._registry = WorkerRegistry(parts)
-        self._timers: dict[Poll, asyncio.TimerHandle] = {}
+        self._ends = PollEnds(self._expire)
+        self._overdue: dict[Poll, None] = {}
+        """The polls whose time is up. Each is answered when the claim or the look for it is over."""
         self._answering: set[asyncio.Task[None]] = set()
         self._subscription: RequestSubscription
         self._outages = 0
@@ -217,8 +220,7 @@ class Dispatcher:
         if self._stopping:
             self._answer([poll], _NO_TASKS)
         elif self._held.current(poll) is poll:
-            wait = asyncio.get_running_loop().call_later
-            self._timers[poll] = wait(poll.wanted.wait_ms / 1000, self._expire, poll)
+            self._ends.add(poll, poll.wanted.wait_ms)
             self._metrics.polls_held(len(self._held))
             if (at := self._held.look_at(poll)) is not None:
                 self._wake(max(at, self._clock.now()))  # no row woke the loop while the lane had no poll
@@ -227,20 +229,23 @@ class Dispatcher:
         """Answer a poll without slots, and the held one of its worker. If a claim for that is under way, it goes on."""
         held = self._held.current(poll)
         if held is not None and held.taken:
-            held.overdue = True
+            self._overdue[held] = None
         self._answer([poll] if held is None or held.taken else [poll, held], _NO_TASKS)
 
-    def _expire(self, poll: Poll) -> None:
-        """Answer a poll whose time is up. If a look or a claim for it is under way, the end of the pass answers it."""
-        if poll.taken or (not poll.overdue and self._held.must_look(poll, self._clock.now())):
-            poll.overdue = True
-            wait = asyncio.get_running_loop().call_later
-            self._timers[poll] = wait(_GRACE_SECONDS, self._expire, poll)
-        else:
-            self._answer([poll], _NO_TASKS)
+    def _expire(self, polls: Iterable[Poll]) -> None:
+        """Answer polls whose time is up. If a look or a claim for one is under way, the end of the pass answers it."""
+        now = self._clock.now()
+        over: list[Poll] = []
+        for poll in polls:
+            if poll.taken or (poll not in self._overdue and self._held.must_look(poll, now)):
+                self._overdue[poll] = None
+                self._ends.add(poll, _GRACE_MS)
+            else:
+                over.append(poll)
+        self._answer(over, _NO_TASKS)
 
     def _answer_overdue(self) -> None:
-        self._answer([poll for poll in self._timers if poll.overdue and not poll.taken], _NO_TASKS)
+        self._answer([poll for poll in self._overdue if not poll.taken], _NO_TASKS)
 
     def _answer_all(self) -> None:
         self._answer([poll for poll in self._held.all if not poll.taken], _NO_TASKS)
@@ -258,8 +263,8 @@ class Dispatcher:
 
     def _forget(self, polls: Iterable[Poll]) -> None:
         for poll in polls:
-            if (timer := self._timers.pop(poll, None)) is not None:
-                timer.cancel()
+            self._ends.remove(poll)
+            self._overdue.pop(poll, None)
             if self._held.current(poll) is poll:
                 self._held.remove(poll)
         self._metrics.polls_held(len(self._held))

@@ -30,8 +30,6 @@ class Poll:
     wanted: PollTasks
     taken: bool = False
     """Whether a claim for its worker is under way. It is not answered before the claim is over."""
-    overdue: bool = False
-    """Whether its time is up. It is answered when the claim or the look is over."""
 
     @property
     def lanes(self) -> list[Lane]:

@@ -221,6 +221,15 @@ async def test_deadline_waits_for_older_commands(workflows: Workflows) -> None:
     assert await workflows.status() == "cancelled"
 
 
+async def test_deadline_that_has_passed(workflows: Workflows) -> None:
+    """A deadline of 0, or in the past, fails the workflow at once."""
+    await workflows.start("none", deadlineIn="PT0S")
+    await workflows.start("past", deadlineAt=iso(after(days=-1)))
+    await workflows.end_overdue()
+    for workflow in ("none", "past"):
+        assert (await workflows.view(workflow))["workflow"]["code"] == "DEADLINE"
+
+
 async def test_deadline_of_a_stuck_command(workflows: Workflows) -> None:
     """A command that is never handled delays deadlines by a minute at most."""
     await workflows.start(deadlineIn="PT1M")

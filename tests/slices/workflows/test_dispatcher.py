@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 
 import pytest
 
@@ -13,6 +13,7 @@ from tests.harness.locks import open_locked_postgres
 from tests.harness.workflows import LEASE_MS, Workflows
 from timer_service.adapters.memory import MemoryBroker
 from timer_service.adapters.sqlite import SqliteDatabase
+from timer_service.core.broker import QueryReply, Request
 from timer_service.core.errors import Code, DatabaseUnavailableError
 from timer_service.core.health import HEALTHY, Health
 from timer_service.core.message import MAX_MESSAGE_BYTES
@@ -117,6 +118,23 @@ async def test_second_poll_of_a_known_lane_asks_nothing(
     assert (await on_sqlite.tick()).done == 0
 
 
+async def test_sleeping_workflows_cost_no_query(on_sqlite: Dispatching, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many workflows sleep, a pass asks the database nothing before the first of them is due."""
+    await on_sqlite.start(*(f"order-{number}" for number in range(20)), startIn="PT4S")
+    first = on_sqlite.workflows.clock.now() + 4000
+    poll = await on_sqlite.poll()
+    assert await on_sqlite.tick() == (0, first)
+    with monkeypatch.context() as away:
+        away.setattr(on_sqlite.database, "reader", None)  # a read would fail
+        for _ in range(3):
+            on_sqlite.workflows.clock.advance(seconds=1)
+            await on_sqlite.hold("other")
+            assert await on_sqlite.tick() == (0, first)
+    on_sqlite.workflows.clock.advance(seconds=1)
+    assert (await on_sqlite.tick()).done == 20
+    assert len((await poll)["tasks"]) >= 1
+
+
 async def test_large_tasks(dispatching: Dispatching) -> None:
     """A reply has at most 512 KiB of tasks. The rest is released as if it had not been claimed."""
     large = "x" * 60_000
@@ -158,6 +176,33 @@ async def test_poll_without_a_task(on_sqlite: Dispatching, wait_ms: int) -> None
     await on_sqlite.tick()
     assert await ids([poll]) == [[]]
     assert on_sqlite.workflows.metrics.held_polls[-1] == 0
+
+
+async def test_polls_end_together(on_sqlite: Dispatching, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Long polls that end within 100 ms are answered with one write, at the latest when their time is up."""
+    seconds = [50.001]
+    monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: seconds[0])
+    subscription, written = on_sqlite.dispatcher._subscription, []
+    reply = subscription.reply
+
+    async def count(replies: Sequence[tuple[Request, QueryReply]]) -> None:
+        written.append(len(replies))
+        await reply(replies)
+
+    monkeypatch.setattr(subscription, "reply", count)
+    polls = []
+    for number in range(20):
+        polls.append(await on_sqlite.poll(str(number)))
+        await on_sqlite.tick()
+        seconds[0] += 0.004
+    seconds[0] = 50.1
+    later = await on_sqlite.poll("later")
+    seconds[0] = 60
+    for _ in range(20):
+        await asyncio.sleep(0)  # a timeout would never end: the time stands still
+    assert ([each.done() for each in polls], later.done()) == ([True] * 20, False)
+    assert [each for each in written if each] == [20]
+    assert await ids(polls) == [[]] * 20
 
 
 async def test_poll_with_wait_0_is_looked_at(on_sqlite: Dispatching) -> None:
@@ -269,15 +314,13 @@ async def test_poll_that_ends_before_its_claim(on_sqlite: Dispatching, monkeypat
     """If the time of a poll is up while the claim for it waits for the broker, it still gets the workflows."""
     await on_sqlite.start("order-1")
     poll = await on_sqlite.poll()
-    dispatcher = on_sqlite.dispatcher
-    (held,) = dispatcher._held.all
 
     async def is_open(_now: int) -> bool:
         for _ in range(2):
-            dispatcher._expire(held)
+            on_sqlite.end_polls()
         return True
 
-    monkeypatch.setattr(dispatcher._gate, "is_open", is_open)
+    monkeypatch.setattr(on_sqlite.dispatcher._gate, "is_open", is_open)
     await on_sqlite.tick()
     assert await ids([poll]) == [["order-1"]]
 
@@ -286,16 +329,15 @@ async def test_newer_poll_that_ends_during_the_claim(on_sqlite: Dispatching, mon
     """If the newer poll of a worker ends while a claim for the older one is under way, it still gets the tasks."""
     await on_sqlite.start("order-1")
     await on_sqlite.hold("w")
-    dispatcher, newer = on_sqlite.dispatcher, []
-    claims = dispatcher._claims
+    newer = []
+    claims = on_sqlite.dispatcher._claims
     claim = claims.claim
 
     async def claim_late(*args: object, **options: object) -> object:
         claimed = await claim(*args, **options)  # type: ignore[arg-type]
         newer.append(await on_sqlite.poll("w"))
-        (held,) = dispatcher._held.all
         for _ in range(2):
-            dispatcher._expire(held)
+            on_sqlite.end_polls()
         return claimed
 
     monkeypatch.setattr(claims, "claim", claim_late)

@@ -253,6 +253,26 @@ async def test_a_function_that_does_not_repeat_itself(when: str, text: str) -> N
         await simulated.result()
 
 
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ({"workflow": never}, "workflow must be a function with the decorator @workflow"),
+        ({"data": {1}}, "data cannot be stored as JSON: Object of type set"),
+        ({"data": "x" * 70_000}, "data has 70002 bytes of JSON; the limit is 65536"),
+        ({"steps": ["charge"]}, "steps must be a dict"),
+        ({"steps": {"charge:1": 1}}, "each name in steps must be 1 to 100 characters, without colons"),
+        ({"retry": 3}, "retry must be a Retry"),
+        ({"deadline_in": 3}, "deadline_in must be a timedelta"),
+        ({"workflow_id": ""}, "workflow_id must be 1 to 200 characters"),
+        ({"start_at": datetime(2030, 1, 1)}, "start_at must have a timezone"),  # noqa: DTZ001 - the wrong argument
+    ],
+)
+def test_wrong_arguments_of_a_simulation(arguments: dict[str, Any], text: str) -> None:
+    """A wrong argument raises a ValueError that begins with its name."""
+    with pytest.raises(ValueError, match="^" + re.escape(text)):
+        SimulatedWorkflow(**{"workflow": order, **arguments})
+
+
 async def test_wrong_arguments() -> None:
     """Wrong arguments raise ValueError. `sleep` is for steps."""
     simulated = SimulatedWorkflow(order, {"id": 1})
@@ -262,6 +282,8 @@ async def test_wrong_arguments() -> None:
         simulated.send("a", after=timedelta(-1))
     with pytest.raises(ValueError, match="the limit is 65536"):
         simulated.send("a", "x" * 70_000)
+    with pytest.raises(ValueError, match=r"^reason must be text"):
+        simulated.cancel(3)  # type: ignore[arg-type]
     with pytest.raises(NotInWorkflowError):
         await simulated.sleep(HOUR)
 

@@ -22,6 +22,7 @@ from timer_service.worker import (
     Retry,
     RetryAfter,
     StepFailed,
+    Worker,
     workflow,
 )
 
@@ -725,3 +726,10 @@ async def test_functions_that_are_not_async_run_in_threads() -> None:
         await service.until_ended()
     name, three, key = row.end["result"]
     assert (name.startswith("step"), three, len(key)) == (True, 3, 32)
+
+
+def test_function_without_the_decorator() -> None:
+    """A worker says that a function is not a workflow, before it connects."""
+    functions: Any = [order, work]
+    with pytest.raises(ValueError, match="workflows must be functions with the decorator @workflow"):
+        Worker("nats://127.0.0.1:1", tenant="acme", workflows=functions)

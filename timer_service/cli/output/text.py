@@ -39,6 +39,11 @@ def format_duration(duration: timedelta) -> str:
     return " ".join(f"{number} {unit}" for number, unit in _split(duration) if number) or "0 s"
 
 
+def format_count(number: int, noun: str) -> str:
+    """Return a number with its noun, such as `1 message` or `2 messages`."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
 def _split(duration: timedelta) -> list[tuple[int, str]]:
     """Return the number of each unit, the largest unit first."""
     milliseconds = duration // timedelta(milliseconds=1)

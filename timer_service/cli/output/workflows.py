@@ -6,7 +6,7 @@ from datetime import datetime
 from typing import Any
 
 from timer_service.cli.output.table import Table
-from timer_service.cli.output.text import field_lines, format_distance, format_time, one_line, style
+from timer_service.cli.output.text import field_lines, format_count, format_distance, format_time, one_line, style
 from timer_service.client import WorkerInfo, Workflow, WorkflowDetail, WorkflowEffect
 
 _HEAD = ("WORKFLOW", "STATUS", "TYPE", "CREATED", "", "WHY")
@@ -77,7 +77,7 @@ def workflow_lines(detail: WorkflowDetail, now: datetime, width: int | None) -> 
             "blocked": workflow.blocked_by and one_line(workflow.blocked_by),
             "why": _why(workflow) or None,
             "error": None if failure is None else one_line(f"{failure.type}: {failure.message}"),
-            "unread": f"{workflow.messages} messages" if workflow.messages else None,
+            "unread": format_count(workflow.messages, "message") if workflow.messages else None,
             "input": _text(detail.input),
             "result": _text(detail.result),
         }
@@ -94,7 +94,7 @@ def _effect_row(effect: WorkflowEffect, now: datetime) -> tuple[str, ...]:
     elif effect.result is not None:
         parts.append(json.dumps(effect.result, ensure_ascii=False)[:_LONGEST_RESULT])
     if effect.failures:
-        parts.append(f"{effect.failures} attempts failed")
+        parts.append(f"{format_count(effect.failures, 'attempt')} failed")
     if effect.status == "open" and effect.due_at is not None:
         parts.append(format_distance(effect.due_at, now))
     number = "" if effect.seq is None else str(effect.seq)

@@ -8,9 +8,9 @@ from typing import Any
 
 from pydantic_core import from_json
 
-from timer_service.client.checks import wire_duration
+from timer_service.client.checks import check_identifier, check_mapping, check_text, wire_duration, wire_instant
 from timer_service.client.errors import WorkflowEndedError
-from timer_service.client.retry import Retry
+from timer_service.client.retry import Retry, wire_retry
 from timer_service.client.workflow_models import WorkflowDetail, WorkflowStatus
 from timer_service.core.instant import format_instant, parse_instant
 from timer_service.worker.definition import WorkflowFunction
@@ -21,7 +21,7 @@ from timer_service.worker.replay import Replay
 from timer_service.worker.task import RunningTask
 from timer_service.worker.testing.steps import SimulatedSteps
 from timer_service.worker.testing.stored import StoredWorkflow
-from timer_service.worker.values import StoredEffect, to_milliseconds
+from timer_service.worker.values import StoredEffect, read_json, to_milliseconds, write_result
 from timer_service.workflows.messages import CancelWorkflow, SendToWorkflow, StartWorkflow, WorkflowPayload
 
 _TENANT = "simulation"
@@ -62,19 +62,23 @@ class SimulatedWorkflow:
 
         `steps` has what happens in place of steps, by their names: a function that is called with the arguments of the
         step, an exception that each attempt raises, or else the result. Other steps run. `retry` and `deadline_in` are
-        those of `client.workflows.start`.
+        those of `client.workflows.start`. Raises ValueError with the name of a wrong argument.
         """
+        if not isinstance(workflow, WorkflowFunction):
+            raise ValueError("workflow must be a function with the decorator @workflow")  # noqa: TRY004 - as all checks
+        for name in check_mapping("steps", steps):
+            check_name("each name in steps", name)
         self._function = workflow
-        self._now = self._began = parse_instant(start_at.isoformat())
+        self._now = self._began = parse_instant(wire_instant("start_at", start_at))
         self._stored = StoredWorkflow(Random(0))  # noqa: S311 - the same in each test
         self._steps = SimulatedSteps(steps)
         self._task: RunningTask | None = None
         self._is_checked = False
-        self._about = {"tenantId": _TENANT, "workflowId": workflow_id}
+        self._about = {"tenantId": _TENANT, "workflowId": check_identifier("workflow_id", workflow_id)}
         self._planned: list[tuple[int, WorkflowPayload]] = []
-        fields: dict[str, Any] = {**self._about, "type": workflow.type, "input": data}
+        fields: dict[str, Any] = {**self._about, "type": workflow.type, "input": _copy("data", data)}
         if retry is not None:
-            fields["retry"] = retry.wire
+            fields["retry"] = wire_retry(retry)
         if deadline_in is not None:
             fields["deadlineIn"] = wire_duration("deadline_in", deadline_in)
         self._stored.handle(StartWorkflow.model_validate(fields, by_alias=True, by_name=False), self._now)
@@ -101,12 +105,12 @@ class SimulatedWorkflow:
 
     def send(self, name: str, data: Any = None, *, after: timedelta = timedelta(0)) -> None:
         """Send a message to the workflow, `after` from the simulated time of this call."""
-        fields = {**self._about, "name": check_name("name", name), "data": data}
+        fields = {**self._about, "name": check_name("name", name), "data": _copy("data", data)}
         self._plan(SendToWorkflow.model_validate(fields, by_alias=True, by_name=False), after)
 
     def cancel(self, reason: str | None = None, *, after: timedelta = timedelta(0)) -> None:
         """Cancel the workflow, `after` from the simulated time of this call."""
-        fields = {**self._about, "reason": reason}
+        fields = {**self._about, "reason": None if reason is None else check_text("reason", reason)}
         self._plan(CancelWorkflow.model_validate(fields, by_alias=True, by_name=False), after)
 
     async def sleep(self, duration: timedelta) -> None:
@@ -232,3 +236,8 @@ class SimulatedWorkflow:
         if not is_same:
             expected = f"the result {detail.result!r}" if detail.failure is None else "an error"
             raise NonDeterministicError(expected, f"another end: {end}")
+
+
+def _copy(argument: str, value: Any) -> Any:
+    """Return a value as the service decodes it. Raises ValueError with the name of the argument if it is not JSON."""
+    return read_json(write_result(value, argument))

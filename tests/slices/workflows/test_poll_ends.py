@@ -1,0 +1,31 @@
+"""The ends of held polls: never late, at most 100 ms early, and those of about the same instant together."""
+
+import asyncio
+
+import pytest
+
+from tests.slices.workflows.test_polls import poll
+from timer_service.workflows.poll_ends import PollEnds, end_of
+
+
+@pytest.mark.parametrize(
+    ("now", "wait", "end"),
+    [(5, 0, 5), (5, 999, 1004), (5, 1000, 1000), (50, 1050, 1100), (99, 10_000, 10_000), (100, 10_000, 10_100)],
+)
+def test_end_of_a_poll(now: int, wait: int, end: int) -> None:
+    """A wait of a second or more ends at a multiple of 100 ms, never late. A shorter one ends when its time is up."""
+    assert end_of(now, wait) == end
+
+
+async def test_polls_of_one_end_have_one_timer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Polls that end together have one timer. It is cancelled when the last of them is removed."""
+    monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: 50.0)
+    ends = PollEnds(lambda _polls: None)
+    polls = [poll(str(number)) for number in range(3)]
+    for number, each in enumerate(polls):
+        ends.add(each, 10_000 + number)
+    (timer,) = ends._timers.values()
+    for each in polls:
+        assert not timer.cancelled()
+        ends.remove(each)
+    assert timer.cancelled()
