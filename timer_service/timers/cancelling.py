@@ -28,7 +28,7 @@ class Cancelling:
         self._new: dict[CancellationKey, Cancellation] = {}
 
     @classmethod
-    async def load(cls, tx: Transaction, commands: Sequence[Command], timers: Collection[Key | None]) -> "Cancelling":
+    async def load(cls, tx: Transaction, commands: Sequence[Command], timers: Collection[Key]) -> "Cancelling":
         """Read the cancellations that concern commands on timers. If there are none, this is one look into an index."""
         keys = {CancellationKey(each.tenant, each.position) for each in commands if _cancels_many(each)}
         stored = await store.find(tx, keys) if keys else set()
@@ -36,7 +36,7 @@ class Cancelling:
         if not others:
             return cls(stored, PrefixPositions())
         oldest = min(each.position for each in others)
-        return cls(stored, *await store.find_newer(tx, {key for key in timers if key is not None}, oldest))
+        return cls(stored, *await store.find_newer(tx, timers, oldest))
 
     def apply(self, command: Command, now: int) -> CommandResult:
         """Apply a CancelTimers."""

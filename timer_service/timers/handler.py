@@ -36,21 +36,22 @@ async def handle(
     some of them are deferred. After 50 ms the rest is deferred.
     """
     keys = [None if isinstance(command.payload, CancelTimers) else rules.key_of(command) for command in commands]
-    cancelling = await Cancelling.load(tx, commands, keys)
+    known = [(key, command) for key, command in zip(keys, commands, strict=True) if key is not None]
+    cancelling = await Cancelling.load(tx, commands, {key for key, _ in known})
     admission = quotas.admission(tx, now)
     transaction_time = TransactionTime(monotonic)
-    added = (
-        {} if admission else await _add(tx, list(zip(keys, commands, strict=True)), cancelling, now, transaction_time)
-    )
+    added: Mapping[Key | None, CommandResult] = {}
+    if admission is None and len(known) == len(keys):  # a CancelTimers decides about the commands behind it
+        added = await _add(tx, known, cancelling, now, transaction_time)
     if not added:  # at least one command must be applied
         transaction_time = TransactionTime(monotonic)
-    wanted = {key for key in keys if key is not None and key not in added}
+    wanted = {key for key, _ in known if key not in added}
     before, deferred = await load_in_portions(wanted, partial(store.load, tx), _characters)
     after = dict(before)
     results: list[CommandResult | None] = []
     for key, command in zip(keys, commands, strict=True):
-        if key is not None and (result := added.get(key)) is not None:
-            results.append(result)
+        if key in added:
+            results.append(added[key])
             continue
         if key in deferred or key in cancelling.deferred or not await transaction_time.is_left():
             results.append(None)
@@ -79,11 +80,11 @@ async def handle(
 
 async def _add(
     tx: Transaction,
-    commands: Sequence[tuple[Key | None, Command]],
+    commands: Sequence[tuple[Key, Command]],
     cancelling: Cancelling,
     now: int,
     transaction_time: TransactionTime,
-) -> Mapping[Key, CommandResult]:
+) -> Mapping[Key | None, CommandResult]:
     """Add the timers that do not exist yet. Return the results of their commands.
 
     Only timers with one command in the batch, which schedules them, are added. See docs/decisions/0057.
@@ -91,7 +92,7 @@ async def _add(
     counts = Counter(key for key, _ in commands)
     new: dict[Key, tuple[Timer, CommandResult]] = {}
     for key, command in commands:
-        if key is None or counts[key] > 1 or not isinstance(command.payload, ScheduleTimer):
+        if counts[key] > 1 or not isinstance(command.payload, ScheduleTimer):
             continue
         if key in cancelling.deferred or cancelling.concerns(key, command, None):
             continue
