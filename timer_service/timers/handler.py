@@ -40,9 +40,8 @@ async def handle(
     cancelling = await Cancelling.load(tx, commands, {key for key, _ in known})
     admission = quotas.admission(tx, now)
     transaction_time = TransactionTime(monotonic)
-    added: Mapping[Key | None, CommandResult] = {}
-    if admission is None and len(known) == len(keys):  # a CancelTimers decides about the commands behind it
-        added = await _add(tx, known, cancelling, now, transaction_time)
+    only_known = len(known) == len(keys)  # a CancelTimers decides about the commands behind it
+    added = await _add(tx, known, cancelling, now, transaction_time) if only_known and not admission else {}
     if not added:  # at least one command must be applied
         transaction_time = TransactionTime(monotonic)
     wanted = {key for key, _ in known if key not in added}
