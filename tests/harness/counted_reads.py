@@ -52,7 +52,7 @@ class _Counted:
     def __init__(self, inner: Transaction, reads: Reads) -> None:
         self._inner = inner
         self._reads = reads
-        self.execute, self.executemany = inner.execute, inner.executemany
+        self.execute, self.executemany, self.insert = inner.execute, inner.executemany, inner.insert
 
     async def fetch(self, sql: str, parameters: Parameters | None = None) -> Sequence[Row]:
         return self._reads.count(await self._inner.fetch(sql, parameters or {}))

@@ -4,15 +4,14 @@ from collections.abc import AsyncIterator
 from typing import NamedTuple
 
 import pytest
-from nats.aio.msg import Msg
 
 from tests.harness.nats_peer import ScriptedPeer, scripted_peer
 from timer_service.adapters.nats import inbox as module
 from timer_service.adapters.nats.inbox import PullInbox
-from timer_service.adapters.nats.intake_client import IntakeClient
+from timer_service.adapters.nats.intake_client import IntakeClient, ReadMessage
 
 
-async def ignore(_message: Msg) -> None:
+def ignore(_message: ReadMessage) -> None:
     """Ignore a message."""
 
 

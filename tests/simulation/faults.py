@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Callable, Collection, Iterator, Seque
 from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager, contextmanager
 from datetime import timedelta
 from enum import StrEnum
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from timer_service.adapters.memory import MemoryBroker
 from timer_service.core.broker import (
@@ -211,6 +211,10 @@ class FaultyTransaction:
     async def executemany(self, sql: str, many: Sequence[Parameters]) -> int:
         async with self._statement(many):
             return await self._tx.executemany(sql, many)
+
+    async def insert(self, sql: str, rows: Sequence[Sequence[Any]]) -> Sequence[Row]:
+        async with self._statement([]):
+            return await self._tx.insert(sql, rows)
 
     async def wait_briefly(self) -> None:
         async with self._statement([]):

@@ -55,6 +55,10 @@ class Recorder:
         self.statements.append([tuple(each[column] for column in self._key) for each in many])
         return len(many)
 
+    async def insert(self, _sql: str, rows: Sequence[Sequence[Any]]) -> Sequence[Row]:
+        self.statements.append([tuple(each) for each in rows])
+        return []
+
     async def wait_briefly(self) -> None:
         """Do nothing."""
 

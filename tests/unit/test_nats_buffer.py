@@ -1,11 +1,8 @@
 """The buffer of commands that have arrived: batches bounded in count and in bytes."""
 
-from nats.aio.client import Client
-from nats.aio.msg import Msg
-
 from tests.harness.raw_nats import header_block
 from timer_service.adapters.nats.buffer import Buffer
-from timer_service.adapters.nats.headers import RawHeaders
+from timer_service.adapters.nats.intake_client import ReadMessage
 from timer_service.adapters.nats.stored import StoredMessage
 from timer_service.core.epochs import StoredCommand
 
@@ -16,10 +13,8 @@ BATCH_BYTES = 10_000
 def message(size: int, *headers: bytes, sequence: int = 1) -> StoredMessage:
     """Return a command of `size` bytes, without its subject and headers."""
     reply = f"$JS.ACK.TIMER_CMD.timer-service.1.{sequence}.{sequence}.{1000 + sequence}.0"
-    command = Msg(_client=Client(), subject=SUBJECT, reply=reply, data=b"x" * size)
-    if headers:
-        command.headers = RawHeaders(header_block(*headers))  # type: ignore[assignment]
-    return StoredMessage.delivered(command)
+    block = header_block(*headers) if headers else b""
+    return StoredMessage.delivered(ReadMessage(SUBJECT.encode(), reply.encode(), block, b"x" * size))
 
 
 def test_batches_are_bounded_by_count() -> None:

@@ -25,6 +25,7 @@ from timer_service.core.message import (
     Trace,
     kebab,
 )
+from timer_service.core.one_pass import decode_in_one_pass
 from timer_service.core.stored_json import quote, write
 
 MAX_COMMAND_BYTES = MAX_MESSAGE_BYTES
@@ -77,13 +78,32 @@ def decode_command(delivery: Delivery, envelope: Envelope, payloads: Mapping[str
     if model is None:
         raise Rejection(Code.UNKNOWN_TYPE, _unknown_type(envelope.type, payloads))
     _check_address(delivery.address, envelope)
+    return _command(delivery, envelope, _payload(model, envelope))
+
+
+def decode_usual_command(delivery: Delivery, models: Mapping[str, type[TenantPayload]]) -> Command | None:
+    """Return the command of a delivery; None if it must be decoded in steps, which name its faults.
+
+    `models` has the model of each known type by its name in addresses.
+    """
+    address = delivery.address
+    if (model := models.get(address.message)) is None:
+        return None
+    envelope = decode_in_one_pass(delivery.body, model)
+    if envelope is None or not address.tenant == envelope.tenant_id == envelope.payload.tenant_id:
+        return None
+    return _command(delivery, envelope, envelope.payload)
+
+
+def _command(delivery: Delivery, envelope: Envelope, payload: TenantPayload) -> Command:
+    headers = delivery.headers
     return Command(
         id=envelope.id or delivery.message_id,
-        payload=_payload(model, envelope),
+        payload=payload,
         position=delivery.position,
         correlation_id=envelope.correlation_id,
-        trace=read_trace(delivery.headers),
-        reply_to=delivery.headers.get(REPLY_TO),
+        trace=read_trace(headers),
+        reply_to=headers.get(REPLY_TO),
         stored_at=-(-delivery.stored_at // _NANOSECONDS_PER_MILLISECOND),
     )
 

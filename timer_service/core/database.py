@@ -50,6 +50,14 @@ class Transaction(Reader, Protocol):
         """
         ...
 
+    async def insert(self, sql: str, rows: Sequence[Sequence[Any]]) -> Sequence[Row]:
+        """Run an INSERT of one row for each of `rows`; return the rows that its RETURNING clause returns, in any order.
+
+        Each row has the values of the parameters in the order in which they occur in `VALUES`. No two rows may have the
+        same key.
+        """
+        ...
+
     async def wait_briefly(self) -> None:
         """Let the statements that follow wait at most 10 ms for a lock. They raise `DatabaseBlockedError` then."""
         ...

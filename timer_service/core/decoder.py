@@ -4,9 +4,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from timer_service.core.broker import Delivery
-from timer_service.core.codec import decode_command, decode_envelope
+from timer_service.core.codec import decode_command, decode_envelope, decode_usual_command
 from timer_service.core.errors import Rejection
-from timer_service.core.message import Command, Envelope, TenantPayload
+from timer_service.core.message import Command, Envelope, TenantPayload, kebab
 from timer_service.core.rejection import Rejected
 from timer_service.core.turns import Turns
 
@@ -35,21 +35,28 @@ async def decode(
     `payloads` maps each known type to its model. `now` returns milliseconds.
     """
     decoded = Decoded([], [])
+    models = {kebab(name): model for name, model in payloads.items()}
     turns = Turns(_BYTES_AT_ONCE)
     began = now()
     for number, delivery in enumerate(batch):
         if number and number % _PER_READING == 0 and not 0 <= now() - began < _LONGEST_MS:
             return decoded._replace(left=batch[number:])
         await turns.take(delivery.size)
-        envelope: Envelope | None = None
-        try:
-            envelope = decode_envelope(delivery.body)
-            command = decode_command(delivery, envelope, payloads)
-        except Rejection as rejection:
-            decoded.rejected.append(Rejected(delivery, _without_context(rejection), _without_payload(envelope)))
+        command = decode_usual_command(delivery, models) or _decode_in_steps(delivery, payloads)
+        if isinstance(command, Rejected):
+            decoded.rejected.append(command)
         else:
             decoded.commands.append((delivery, command))
     return decoded
+
+
+def _decode_in_steps(delivery: Delivery, payloads: Mapping[str, type[TenantPayload]]) -> Command | Rejected:
+    envelope: Envelope | None = None
+    try:
+        envelope = decode_envelope(delivery.body)
+        return decode_command(delivery, envelope, payloads)
+    except Rejection as rejection:
+        return Rejected(delivery, _without_context(rejection), _without_payload(envelope))
 
 
 def reject(delivery: Delivery, rejection: Rejection) -> Rejected:

@@ -8,7 +8,7 @@ from timer_service.core.route import CommandResult
 from timer_service.timers import cancellation_store as store
 from timer_service.timers.cancellations import Cancellation, CancellationKey, PrefixPositions, new_cancellation
 from timer_service.timers.messages import CancelTimers
-from timer_service.timers.rules import Key, Outcome, Timer, key_of
+from timer_service.timers.rules import Key, Outcome, Timer
 
 LOOP = "cancellations"
 """The loop of the worker that cancels the timers."""
@@ -28,15 +28,15 @@ class Cancelling:
         self._new: dict[CancellationKey, Cancellation] = {}
 
     @classmethod
-    async def load(cls, tx: Transaction, commands: Sequence[Command]) -> "Cancelling":
-        """Read the cancellations that concern commands. If there are none, this is one look into an index."""
+    async def load(cls, tx: Transaction, commands: Sequence[Command], timers: Collection[Key]) -> "Cancelling":
+        """Read the cancellations that concern commands on timers. If there are none, this is one look into an index."""
         keys = {CancellationKey(each.tenant, each.position) for each in commands if _cancels_many(each)}
         stored = await store.find(tx, keys) if keys else set()
         others = [each for each in commands if not _cancels_many(each)]
         if not others:
             return cls(stored, PrefixPositions())
         oldest = min(each.position for each in others)
-        return cls(stored, *await store.find_newer(tx, {key_of(each) for each in others}, oldest))
+        return cls(stored, *await store.find_newer(tx, timers, oldest))
 
     def apply(self, command: Command, now: int) -> CommandResult:
         """Apply a CancelTimers."""

@@ -1,7 +1,8 @@
 """The handler of timer commands: it loads, applies and saves in the consumer's transaction."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from timer_service.core.database import Transaction
@@ -12,9 +13,9 @@ from timer_service.core.route import CommandResult
 from timer_service.core.turns import TransactionTime
 from timer_service.timers import rules, store
 from timer_service.timers.cancelling import Cancelling
-from timer_service.timers.messages import CancelTimers
+from timer_service.timers.messages import CancelTimers, ScheduleTimer
 from timer_service.timers.queries import timer_view
-from timer_service.timers.rules import Applied, Outcome, Timer
+from timer_service.timers.rules import Applied, Key, Outcome, Timer
 from timer_service.timers.usage import growth
 
 
@@ -30,18 +31,27 @@ async def handle(
 
     A command that would exceed a limit of its tenant has no effect.
 
-    The batch takes at most two writes, and one read for each 250 timers. If the timers have much data, or very many
-    prefixes of their ids may be cancelled, the commands on some of them are deferred. After 50 ms the rest is deferred.
+    New timers are added without reading them first. The rest of the batch takes at most two writes, and one read for
+    each 250 timers. If the timers have much data, or very many prefixes of their ids may be cancelled, the commands on
+    some of them are deferred. After 50 ms the rest is deferred.
     """
     keys = [None if isinstance(command.payload, CancelTimers) else rules.key_of(command) for command in commands]
-    wanted = {key for key in keys if key is not None}
-    before, deferred = await load_in_portions(wanted, partial(store.load, tx), _characters)
-    cancelling = await Cancelling.load(tx, commands)
+    known = [(key, command) for key, command in zip(keys, commands, strict=True) if key is not None]
+    cancelling = await Cancelling.load(tx, commands, {key for key, _ in known})
     admission = quotas.admission(tx, now)
-    after = dict(before)
     transaction_time = TransactionTime(monotonic)
+    only_known = len(known) == len(keys)  # a CancelTimers decides about the commands behind it
+    added = await _add(tx, known, cancelling, now, transaction_time) if only_known and not admission else {}
+    if not added:  # at least one command must be applied
+        transaction_time = TransactionTime(monotonic)
+    wanted = {key for key, _ in known if key not in added}
+    before, deferred = await load_in_portions(wanted, partial(store.load, tx), _characters)
+    after = dict(before)
     results: list[CommandResult | None] = []
     for key, command in zip(keys, commands, strict=True):
+        if key in added:
+            results.append(added[key])
+            continue
         if key in deferred or key in cancelling.deferred or not await transaction_time.is_left():
             results.append(None)
             continue
@@ -55,8 +65,8 @@ async def handle(
             continue
         applied = rules.apply(found, key, command, now)
         if admission:
-            added = growth(found, applied.timer, now)
-            if excess := await admission.exceeds(key.tenant_id, added, command.position):
+            grown = growth(found, applied.timer, now)
+            if excess := await admission.exceeds(key.tenant_id, grown, command.position):
                 results.append(CommandResult(Outcome.OVER_QUOTA, view=excess.view))
                 continue
         if applied.timer is not None:
@@ -65,6 +75,33 @@ async def handle(
     await store.save(tx, before, after)
     await cancelling.save(tx)
     return results
+
+
+async def _add(
+    tx: Transaction,
+    commands: Sequence[tuple[Key, Command]],
+    cancelling: Cancelling,
+    now: int,
+    transaction_time: TransactionTime,
+) -> Mapping[Key | None, CommandResult]:
+    """Add the timers that do not exist yet. Return the results of their commands.
+
+    Only timers with one command in the batch, which schedules them, are added. See docs/decisions/0057.
+    """
+    counts = Counter(key for key, _ in commands)
+    new: dict[Key, tuple[Timer, CommandResult]] = {}
+    for key, command in commands:
+        if counts[key] > 1 or not isinstance(command.payload, ScheduleTimer):
+            continue
+        if key in cancelling.deferred or cancelling.concerns(key, command, None):
+            continue
+        if not await transaction_time.is_left():
+            break
+        applied = rules.apply(None, key, command, now)
+        if applied.timer is not None:
+            new[key] = applied.timer, _result(None, applied, wants_view=command.reply_to is not None)
+    inserted = await store.add(tx, [timer for timer, _ in new.values()])
+    return {key: result for key, (_, result) in new.items() if key in inserted}
 
 
 def _characters(timer: Timer) -> int:

@@ -20,11 +20,21 @@ _VALUES = (
     *("position_epoch", "position_sequence", "available_at", "attempt", "last_error"),
 )
 _COLUMNS = ("tenant_id", "service_call_id", *_VALUES)
+_USUAL_COLUMNS = (
+    *("tenant_id", "service_call_id", "state", "due_at", "event_id", "data", "causation_id", "registered_at"),
+    *("position_epoch", "position_sequence", "available_at"),
+)
+_RARE_COLUMNS = ("large_data", "expires_at", "correlation_id", *Trace._fields)
+"""Columns that are NULL in most new timers. SQLite takes 0.3 µs for each that an insert names."""
 _SETTLED_AT = "COALESCE(reached_at, cancelled_at, expired_at) AS settled_at"
 _SQL["put"] = _SQL["put"].format(
     columns=", ".join(_COLUMNS),
     values=", ".join(f":{name}" for name in _COLUMNS),
     updates=", ".join(f"{name} = excluded.{name}" for name in _VALUES),
+)
+_ADD_USUAL, _ADD_ANY = (
+    _SQL["add"].format(columns=", ".join(columns), values=", ".join(f":{name}" for name in columns))
+    for columns in (_USUAL_COLUMNS, (*_USUAL_COLUMNS, *_RARE_COLUMNS))
 )
 for _name in (
     "find",
@@ -82,6 +92,23 @@ async def load(tx: Transaction, keys: Collection[Key]) -> dict[Key, Timer]:
     """
     rows = await tx.fetch_each(_FIND_LOCKED, [key._asdict() for key in sorted(keys)])
     return {timer.key: timer for timer in map(_timer, rows)}
+
+
+async def add(tx: Transaction, timers: Collection[Timer]) -> set[Key]:
+    """Insert new Scheduled timers. Return the keys of those that were inserted: the others exist already.
+
+    Without this, all keys are read first, and then written as an upsert: 4 µs more for each timer on SQLite.
+    """
+    usual: list[tuple[Any, ...]] = []
+    others: list[tuple[Any, ...]] = []
+    for timer in sorted(timers):
+        values, rare = _new_row(timer)
+        if rare == _NO_RARE_VALUES:
+            usual.append(values)
+        else:
+            others.append(values + rare)
+    rows = [*await tx.insert(_ADD_USUAL, usual), *await tx.insert(_ADD_ANY, others)]
+    return {Key(row["tenant_id"], row["service_call_id"]) for row in rows}
 
 
 async def save(tx: Transaction, before: Mapping[Key, Timer], after: Mapping[Key, Timer]) -> None:
@@ -184,6 +211,28 @@ def _parameters(timer: Timer) -> Mapping[str, Any]:
         "last_error": timer.last_error,
         **dict(values),
     }
+
+
+_SCHEDULED = State.SCHEDULED.value  # plain text: the driver of SQLite adapts other types, which takes longer
+_NO_RARE_VALUES = (None,) * len(_RARE_COLUMNS)
+
+
+def _new_row(timer: Timer) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    """Return the values of a new timer for the usual columns and for the rare ones."""
+    schedule = timer.schedule
+    assert schedule is not None  # noqa: S101 - a tombstone is no new timer
+    values = (
+        *timer.key,
+        _SCHEDULED,
+        schedule.due_at,
+        schedule.event_id,
+        schedule.data,
+        schedule.causation_id,
+        timer.registered_at,
+        *timer.position,
+        timer.available_at,
+    )
+    return values, (schedule.large_data, schedule.expires_at, schedule.correlation_id, *schedule.trace)
 
 
 def _confirmation(timer: Timer) -> Mapping[str, Any]:

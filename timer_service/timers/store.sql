@@ -12,6 +12,12 @@ WHERE timer_schedules.state <> 'Reached'
     AND (timer_schedules.position_epoch, timer_schedules.position_sequence)
         < (excluded.position_epoch, excluded.position_sequence)
 
+-- name: add
+-- Inserts a timer unless there is one with its key. Returns the key of an inserted timer.
+INSERT INTO timer_schedules ({columns}) VALUES ({values})
+ON CONFLICT (tenant_id, service_call_id) DO NOTHING
+RETURNING tenant_id, service_call_id
+
 -- name: confirm
 -- Writes the position of a command that changes nothing else. The claim of the timer stays.
 UPDATE timer_schedules

@@ -44,7 +44,7 @@ class GuardedClient(FlushingClient):
 
     def __init__(self) -> None:
         super().__init__()
-        self._ps: _GuardedParser = _GuardedParser(self)
+        self._ps: GuardedParser = GuardedParser(self)
 
     @property
     def reading(self) -> bool:
@@ -126,14 +126,16 @@ def _enlarge_buffer(transport: Any) -> Any:
     return transport
 
 
-class _GuardedParser(Parser):
+class GuardedParser(Parser):
     """Reads the protocol. An error while one message is processed loses this message only."""
 
     async def parse(self, data: bytes = b"", turns: Turns | None = None) -> None:
+        """Read `data`, which follows what was read before."""
         turns = turns or Turns(_BYTES_PER_TURN)
         self.buf.extend(data)
         while self.buf:
             if self.state == AWAITING_CONTROL_LINE:
+                await self.take_whole_messages(turns)
                 if (end := self.buf.find(_END)) < 0:
                     self._check_length()
                     return
@@ -148,6 +150,9 @@ class _GuardedParser(Parser):
                 self.state = AWAITING_CONTROL_LINE
                 await turns.take(len(body))
                 await self._process_message(body)
+
+    async def take_whole_messages(self, turns: Turns) -> None:
+        """Take messages from the beginning of the buffer that need not be handled one by one: here none."""
 
     def _check_length(self) -> None:
         if len(self.buf) > _LONGEST_LINE:

@@ -4,13 +4,12 @@ import asyncio
 import json
 import logging
 import time
-from collections.abc import Callable
-
-from nats.aio.msg import Msg
+from collections.abc import Awaitable, Callable
 
 from timer_service.adapters.nats.durable import DURABLE, DurableConsumer
+from timer_service.adapters.nats.headers import RawHeaders, decode_text
 from timer_service.adapters.nats.inbox import PullInbox
-from timer_service.adapters.nats.intake_client import IntakeClient
+from timer_service.adapters.nats.intake_client import IntakeClient, ReadMessage
 from timer_service.adapters.nats.lost_answers import LostAnswers
 from timer_service.adapters.nats.pulls import PULL_SECONDS, Phase, Pulls
 from timer_service.adapters.nats.recovery import Recovery
@@ -23,6 +22,7 @@ from timer_service.core.message import Kind
 log = logging.getLogger(__name__)
 
 _SHORT_WAIT_SECONDS = 0.3
+_ACKNOWLEDGEMENT = ACKNOWLEDGEMENT.encode()
 
 
 class Puller:
@@ -137,35 +137,42 @@ class Puller:
             return False
         return True
 
-    async def _receive(self, message: Msg) -> None:
+    def _receive(self, message: ReadMessage) -> Awaitable[None] | None:
         """Take a message of the inbox. Only the server can send one with the subject of a command there."""
-        if self._inbox.contains(message.subject):
-            self._receive_status(message)
-        elif message.reply.startswith(ACKNOWLEDGEMENT):
+        if self._inbox.contains(subject := decode_text(message.subject)):
+            self._receive_status(subject, message)
+        elif message.reply.startswith(_ACKNOWLEDGEMENT):
             reader_is_awake = bool(self._stay().buffer)
-            await self._receive_command(message)
+            if (rest := self._receive_command(message)) is not None:
+                return rest
             if self._pulls.outstanding and reader_is_awake:
-                return
+                return None
         self.arrived.set()
+        return None
 
-    async def _receive_command(self, message: Msg) -> None:
-        """Buffer a command. If the deliveries are counted again, another consumer delivers, perhaps another stream."""
+    def _receive_command(self, message: ReadMessage) -> Awaitable[None] | None:
+        """Buffer a command. If the deliveries are counted again, another consumer delivers, perhaps another stream.
+
+        If the consumer must be joined again, return what gives the command back.
+        """
         try:
             stored = StoredMessage.delivered(message)
         except ValueError:
-            log.warning("ignored a message that the consumer did not deliver", extra={"subject": message.subject})
-            return
+            about = {"subject": decode_text(message.subject)}
+            log.warning("ignored a message that the consumer did not deliver", extra=about)
+            return None
         buffer = self._stay().buffer
         if stored.receipt.delivery <= buffer.last_delivery:
             self._on_lost("the consumer was created again")
         if self.is_lost:  # the command comes again, perhaps with another epoch
-            await settle(self._client, [message.reply], RETURNED_FOR_LATER)
-            return
+            self.arrived.set()
+            return settle(self._client, [stored.reply], RETURNED_FOR_LATER)
         buffer.append(stored)
         self._pulls = self._pulls.command()
-        if message.headers is None and not message.data:
+        if not message.headers and not message.body:
             self._receive_empty(stored)
         self.recovery.arrive(stored.receipt)
+        return None
 
     def _receive_empty(self, stored: StoredMessage) -> None:
         """Receive a command without headers and body. The server may have dropped the rest of the pull's answer."""
@@ -179,12 +186,12 @@ class Puller:
         self._pulls = self._pulls.found()
         self.arrived.set()
 
-    def _receive_status(self, message: Msg) -> None:
-        headers = message.headers
-        code = headers and headers.get("Status")
-        number = message.subject.rpartition(".")[2]
-        if not headers or not code or not number.isdecimal():
-            log.debug("ignored a message in the inbox of pulls", extra={"subject": message.subject})
+    def _receive_status(self, subject: str, message: ReadMessage) -> None:
+        headers = RawHeaders(message.headers)
+        code = headers.get("Status")
+        number = subject.rpartition(".")[2]
+        if not code or not number.isdecimal():
+            log.debug("ignored a message in the inbox of pulls", extra={"subject": subject})
             return
         before = self._pulls
         description = headers.get("Description") or ""

@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any, NamedTuple
 
-from nats.aio.msg import Msg
-
-from timer_service.adapters.nats.headers import RawHeaders
+from timer_service.adapters.nats.headers import RawHeaders, decode_text
+from timer_service.adapters.nats.intake_client import ReadMessage
 from timer_service.adapters.nats.subjects import Subjects
 from timer_service.core.broker import Delivery
 from timer_service.core.epochs import Epochs
@@ -65,10 +64,12 @@ class StoredMessage(NamedTuple):
     """See `core.broker.Delivery.size`."""
 
     @classmethod
-    def delivered(cls, message: Msg) -> "StoredMessage":
+    def delivered(cls, message: ReadMessage) -> "StoredMessage":
         """Return a message that the consumer delivered. Raises `ValueError` if another sender did."""
-        headers: Any = message.headers or _NO_HEADERS
-        return cls._sized(message.subject, message.data, headers, read_receipt(message.reply), message.reply)
+        subject, reply, headers, body = message
+        text = decode_text(reply)
+        raw = RawHeaders(headers) if headers else _NO_HEADERS
+        return cls._sized(decode_text(subject), body, raw, read_receipt(text), text)
 
     @classmethod
     def read(cls, answer: Mapping[str, Any]) -> "StoredMessage":

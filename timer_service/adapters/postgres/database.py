@@ -104,6 +104,14 @@ class _Session:
         self.wrote = self.wrote or changed > 0
         return changed
 
+    async def insert(self, sql: str, rows: Sequence[Sequence[Any]]) -> Sequence[Row]:
+        if not rows:
+            return []
+        text = await self._insert_from_arrays(translate(sql).text)
+        returned: Sequence[Row] = await self._connection.fetch(text, *zip(*rows, strict=True), timeout=self._timeout)
+        self.wrote = self.wrote or bool(returned)
+        return returned
+
     async def wait_briefly(self) -> None:
         await self._connection.execute(_WAIT_BRIEFLY, timeout=self._timeout)
 

@@ -10,8 +10,9 @@ import sqlite3
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, ExitStack, asynccontextmanager, closing
 from functools import partial
+from itertools import chain
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import aiosqlite
 
@@ -20,7 +21,7 @@ from timer_service.adapters.sqlite.files import create_if_missing, warn_if_share
 from timer_service.adapters.sqlite.lock_file import open_lock_file
 from timer_service.adapters.sqlite.open_files import OpenFiles
 from timer_service.adapters.sqlite.restore import refuse_unfinished_restore
-from timer_service.adapters.sqlite.text import join, prepare
+from timer_service.adapters.sqlite.text import join, prepare, prepare_insert
 from timer_service.core.cancellation import run_to_completion
 from timer_service.core.database import Parameters, Row
 from timer_service.core.errors import DatabaseUnavailableError, StartError
@@ -28,6 +29,8 @@ from timer_service.core.health import HEALTHY, Health, worst
 
 _T = TypeVar("_T")
 _NONE: Parameters = {}
+_ROWS_PER_INSERT = 50
+"""More rows per statement are not faster. Other tasks run during a statement, and compete after each one."""
 
 
 class _Connection(aiosqlite.Connection):
@@ -61,6 +64,17 @@ class _Connection(aiosqlite.Connection):
             return connection.executemany(text, map(values, many)).rowcount
 
         return await self._run(run) if many else 0
+
+    async def insert(self, sql: str, rows: Sequence[Sequence[Any]]) -> list[Row]:
+        def run(connection: sqlite3.Connection) -> list[Row]:
+            returned: list[Row] = []
+            for start in range(0, len(rows), _ROWS_PER_INSERT):
+                part = rows[start : start + _ROWS_PER_INSERT]
+                values = list(chain.from_iterable(part))
+                returned += connection.execute(prepare_insert(sql, len(part)), values).fetchall()
+            return returned
+
+        return await self._run(run) if rows else []
 
     async def control(self, sql: str) -> None:
         """Run a statement that has no parameters and returns no rows."""
@@ -114,6 +128,7 @@ class _Transaction:
         self._undoing = undoing
         self.fetch = connection.fetch
         self.fetch_each = connection.fetch_each
+        self.insert = connection.insert
 
     async def execute(self, sql: str, parameters: Parameters = _NONE) -> int:
         return await self._connection.execute_counting(sql, [parameters])

@@ -11,6 +11,7 @@ from timer_service.core.database import Parameters
 from timer_service.core.sql import number_parameters
 
 _CACHED_STATEMENTS = 1000
+_VALUES = re.compile(r"\bVALUES\s*(\([^()]*\))")
 _EACH_OF = re.compile(r"/\* each of many \*/")
 _MANY = "(SELECT value AS parameter_set FROM json_each(?1)) CROSS JOIN "
 _NUL = "\\u0000"
@@ -43,6 +44,13 @@ def join(sql: str, many: Sequence[Parameters]) -> tuple[str, tuple[str]] | None:
     text, values = _prepare_joined(sql)
     sets = json.dumps([values(each) for each in many])
     return None if _NUL in sets else (text, (sets,))
+
+
+@lru_cache(_CACHED_STATEMENTS)
+def prepare_insert(sql: str, count: int) -> str:
+    """Return the statement that inserts `count` rows. Its parameters are the values of all rows, in order."""
+    text, _ = number_parameters(sql, lambda _number: "?")
+    return _VALUES.sub(lambda values: f"VALUES {', '.join([values[1]] * count)}", text, count=1)
 
 
 @lru_cache(_CACHED_STATEMENTS)

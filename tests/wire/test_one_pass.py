@@ -1,0 +1,136 @@
+import json
+from typing import Any
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from tests.harness.builders import command, command_address, delivery, schedule_timer
+from tests.harness.clock import NOW, iso
+from timer_service.app.slices import SLICES
+from timer_service.core.broker import Delivery
+from timer_service.core.codec import decode_command, decode_envelope, decode_usual_command
+from timer_service.core.decoder import decode
+from timer_service.core.errors import Rejection
+from timer_service.core.message import Command, kebab
+from timer_service.timers.messages import ScheduleTimer
+
+PAYLOADS = {payload.type: payload for each in SLICES for payload in each.commands}
+MODELS = {kebab(name): model for name, model in PAYLOADS.items()}
+NUMBERS = ("0", "-1", "1.0", "1e5", "1e999", "9" * 40, "NaN", "Infinity", "-Infinity", "01")
+ODD = (
+    *('""', '"a\\u0000"', '"\\ud800"', '"A"', '"x" ', "null", "true", "{}", "[]"),
+    *('{"a":1,"a":2}', "[" * 250 + "]" * 250),
+)
+TEXTS = (
+    *("acme", "other", "", "call-1", "ScheduleTimer", "CancelTimer", "PT5M", "P1M", "2026-11-21T10:00:00+01:00"),
+    *("2026-11-21T10:00:00Z", "2026-11-21T10:00:00.123Z", "2026-11-21T10:00:00.1234Z", "2026-02-30T10:00:00Z"),
+    *("0000-01-01T00:00:00Z", "1969-12-31T23:59:59.999Z", "9999-12-31T23:59:59.999Z", "2026-11-21 10:00:00Z"),
+)
+VALUES = st.sampled_from((*NUMBERS, *ODD, *map(json.dumps, TEXTS)))
+FIELDS = (
+    *("tenantId", "serviceCallId", "dueAt", "dueIn", "expiresAt", "lateBy", "data"),
+    *("service_call_id", "prefix", "x"),
+)
+ENVELOPE = ("id", "correlationId", "causationId", "timestampMs", "tenant_id", "x")
+
+
+def in_steps(given_delivery: Delivery) -> Command | None:
+    """Return the command, decoded in steps; None if they reject it."""
+    try:
+        return decode_command(given_delivery, decode_envelope(given_delivery.body), PAYLOADS)
+    except Rejection:
+        return None
+
+
+def write(fields: list[tuple[str, str]]) -> str:
+    """Return a JSON object. A name may occur twice, and a value may be no JSON."""
+    return "{" + ",".join(f"{json.dumps(name)}:{value}" for name, value in fields) + "}"
+
+
+def draw_fields(draw: st.DrawFn, names: tuple[str, ...], usual: list[tuple[str, str]]) -> list[tuple[str, str]]:
+    kept = [field for field in usual if draw(st.integers(0, 9))]
+    more = draw(st.lists(st.tuples(st.sampled_from(names), VALUES), max_size=2))
+    return draw(st.permutations([*kept, *more]))
+
+
+@st.composite
+def bodies(draw: st.DrawFn) -> str:
+    """Draw a body that is like a ScheduleTimer. About half of them are valid."""
+    usual = [("tenantId", '"acme"'), ("serviceCallId", '"call-1"'), ("dueAt", json.dumps(iso(NOW)))]
+    payload = write(draw_fields(draw, FIELDS, usual)) if draw(st.integers(0, 19)) else draw(VALUES)
+    envelope = [("type", '"ScheduleTimer"'), ("tenantId", '"acme"'), ("payload", payload)]
+    return write(draw_fields(draw, ENVELOPE, envelope)) if draw(st.integers(0, 19)) else draw(VALUES)
+
+
+def assert_agree(given_delivery: Delivery) -> Command | None:
+    """Check that what one pass accepts is what the steps accept. Return it."""
+    at_once = decode_usual_command(given_delivery, MODELS)
+    if at_once is not None:
+        expected = in_steps(given_delivery)
+        assert expected is not None
+        assert at_once == expected
+        assert repr(at_once) == repr(expected)  # 1 and 1.0 and True are equal
+        assert at_once.payload.model_fields_set == expected.payload.model_fields_set
+        assert type(at_once.payload) is type(expected.payload)
+    return at_once
+
+
+@given(bodies())
+@example('{"type":"ScheduleTimer","tenantId":"acme","x":NaN,"payload":{"serviceCallId":"c","dueIn":5}}')
+@example('{"type":"ScheduleTimer","tenantId":"acme","payload":{"serviceCallId":"c","dueIn":5,"data":1e999}}')
+@example('{"type":"ScheduleTimer","tenantId":"acme","payload":{"serviceCallId":"c","dueIn":5,"dueIn":6}}')
+@example('{"type":"ScheduleTimer","tenantId":"acme","payload":{"serviceCallId":"c","dueIn":5,"tenantId":null}}')
+def test_one_pass_agrees_with_the_steps(text: str) -> None:
+    """Whatever one pass accepts, the steps accept with the same values, and the other way round."""
+    given_delivery = delivery(text.encode("utf-8", "surrogatepass"))
+    assert (assert_agree(given_delivery) is None) == (in_steps(given_delivery) is None)
+
+
+EXAMPLES: dict[str, dict[str, Any]] = {
+    "ScheduleTimer": {"serviceCallId": "c", "dueIn": "PT5M", "lateBy": 5, "data": {"a": [1.5, None, "ü"]}},
+    "CancelTimer": {"serviceCallId": "c"},
+    "CancelTimers": {"prefix": "c"},
+    "CreateWorkItem": {"workItemId": "w", "status": "open"},
+    "PutSchedule": {"scheduleId": "s", "cron": "0 8 * * *", "zone": "Europe/Berlin"},
+    "StartRun": {"runId": "r", "jobs": [{"name": "a"}, {"name": "b", "needs": ["a"]}]},
+    "ReportJobStatus": {"runId": "r", "jobName": "a", "status": "success"},
+}
+
+
+@pytest.mark.parametrize("message_type", EXAMPLES)
+@pytest.mark.parametrize("tenant", [{}, {"tenantId": "acme"}])
+def test_commands_of_every_slice_are_decoded_in_one_pass(message_type: str, tenant: dict[str, str]) -> None:
+    """A usual command is decoded in one pass, with and without the tenant in its payload."""
+    body = command(message_type, {**EXAMPLES[message_type], **tenant}, envelope={"id": "1", "correlationId": "2"})
+    assert assert_agree(delivery(body, address=command_address("acme", kebab(message_type)))) is not None
+
+
+@pytest.mark.parametrize(
+    ("body", "address"),
+    [
+        (schedule_timer(), command_address("other")),
+        (schedule_timer(), command_address(message="cancel-timer")),
+        (schedule_timer(tenantId="other"), command_address()),
+        (schedule_timer(data="x" * 16_384), command_address()),
+        (schedule_timer(), command_address(message="unknown")),
+        (b"[]", command_address()),
+        (b"\xff", command_address()),
+    ],
+)
+def test_everything_unusual_is_left_to_the_steps(body: bytes, address: Any) -> None:
+    """Commands of other tenants and types, large commands, and bodies that are no objects are decoded in steps."""
+    assert decode_usual_command(delivery(body, address=address), MODELS) is None
+
+
+async def test_rejections_come_from_the_steps() -> None:
+    """A command that one pass refuses gets the error of the steps, and the others of its batch are decoded."""
+    batch = [delivery(schedule_timer(dueAt="tomorrow")), delivery(schedule_timer())]
+    decoded = await decode(batch, PAYLOADS, lambda: 0)
+    (rejected,) = decoded.rejected
+    with pytest.raises(Rejection) as expected:
+        decode_command(batch[0], decode_envelope(batch[0].body), PAYLOADS)
+    assert rejected.rejection.faults == expected.value.faults
+    ((accepted, found),) = decoded.commands
+    assert accepted is batch[1]
+    assert isinstance(found.payload, ScheduleTimer)
