@@ -12,7 +12,7 @@ SOURCES := timer_service tests benchmarks contracts deploy docs/examples require
 # The tests start the service hundreds of times, so Python must be allowed to cache its compiled files.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help run test test-slow test-again soak soak-short check format contracts bench lock audit sbom clean
+.PHONY: help run test test-slow test-again soak soak-short check check-alerts format contracts bench lock audit sbom clean
 .DEFAULT_GOAL := run
 
 help:  ## List these targets.
@@ -42,6 +42,9 @@ check: $(VENV)/.dev  ## Check lint, format, types and import rules.
 	$(BIN)/ruff format --check $(SOURCES)
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+check-alerts:  ## Check deploy/prometheus and run the tests of the alerts. Needs promtool.
+	@$(PYTHON) deploy/prometheus/check.py
 
 format: $(VENV)/.dev  ## Fix lint and format.
 	$(BIN)/ruff check --fix $(SOURCES)
