@@ -12,7 +12,7 @@ SOURCES := timer_service tests benchmarks contracts deploy docs/examples require
 # The tests start the service hundreds of times, so Python must be allowed to cache its compiled files.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help run test test-slow test-again soak soak-short check check-alerts format contracts bench lock audit sbom clean
+.PHONY: help run test test-slow test-again soak soak-short check check-alerts format contracts dashboard bench lock audit sbom clean
 .DEFAULT_GOAL := run
 
 help:  ## List these targets.
@@ -52,6 +52,9 @@ format: $(VENV)/.dev  ## Fix lint and format.
 
 contracts: $(VENV)/.dev  ## Write contracts/schemas and contracts/asyncapi.yaml from the models.
 	$(BIN)/python contracts/generate.py
+
+dashboard: $(VENV)/.dev  ## Write deploy/grafana/dashboard.json.
+	$(BIN)/python deploy/grafana/dashboard.py
 
 bench: $(VENV)/.dev  ## Run the benchmarks. ARGS="--full": full sizes. ARGS="drain lag": only these scenarios.
 	@$(BIN)/python -m benchmarks $(ARGS)

@@ -7,6 +7,11 @@ import promql_parser as promql
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.metrics import MetricWrapperBase
 
+from timer_service.app.health import Observed, flows
+from timer_service.app.slices import SLICES
+from timer_service.core.errors import Code
+from timer_service.core.health import HEALTHY
+from timer_service.core.message import Kind
 from timer_service.metrics import Metrics
 
 ADDED_BY_PROMETHEUS = frozenset({"job", "instance", "le"})
@@ -83,3 +88,24 @@ def unknown(queries: Iterable[str]) -> list[str]:
             else:
                 found += [f"{each.name}{{{label}}}" for label in each.labels - known[each.name] - ADDED_BY_PROMETHEUS]
     return found
+
+
+def unknown_values(queries: Iterable[str]) -> list[str]:
+    """Return the values of labels that queries name and the service never gives: tables, states, flows and codes."""
+    known = _values_of_labels()
+    counted = {(rows.table, rows.state) for each in SLICES for rows in each.counted}
+    found = []
+    for each in (each for query in queries for each in selected(query)):
+        found += [f"{label}={value}" for label, value in each.values if value not in known.get(label, {value})]
+        values = dict(each.values)
+        if each.name == "timer_rows" and "state" in values and (values["table"], values["state"]) not in counted:
+            found.append(f"{values['table']} {values['state']}")
+    return found
+
+
+def _values_of_labels() -> dict[str, set[str]]:
+    leased = {table.name for each in SLICES for table in (*each.leased, *each.claimed_by_workers)}
+    due = {table.name for each in SLICES for table in each.due}
+    counted = {rows.table for each in SLICES for rows in each.counted}
+    observed = Observed(HEALTHY, dict.fromkeys(Kind, HEALTHY), HEALTHY, HEALTHY)
+    return {"table": leased | due | counted, "flow": set(flows(observed, "all")), "code": set(Code)}

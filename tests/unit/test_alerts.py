@@ -4,19 +4,13 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from tests.harness.promql import selected, unknown
-from timer_service.app.health import Observed, flows
-from timer_service.app.slices import SLICES
-from timer_service.core.errors import Code
-from timer_service.core.health import HEALTHY
-from timer_service.core.message import Kind
+from tests.harness.promql import selected, unknown, unknown_values
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "deploy" / "prometheus"
@@ -34,28 +28,6 @@ def anchors(page: Path) -> set[str]:
     """Return the anchors of the headings of a page."""
     headings = re.findall(r"^#+ (.+)$", page.read_text("utf-8"), re.MULTILINE)
     return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
-
-
-def values_of_labels() -> dict[str, set[str]]:
-    """Return the values that the service gives to labels."""
-    counted = [rows for each in SLICES for rows in each.counted]
-    leased = {table.name for each in SLICES for table in (*each.leased, *each.claimed_by_workers)}
-    due = {table.name for each in SLICES for table in each.due}
-    observed = Observed(HEALTHY, dict.fromkeys(Kind, HEALTHY), HEALTHY, HEALTHY)
-    return {
-        "table": leased | due | {rows.table for rows in counted},
-        "state": {rows.state for rows in counted},
-        "flow": set(flows(observed, "all")),
-        "code": set(Code),
-    }
-
-
-def rows_in(query: str) -> Iterator[tuple[str, str]]:
-    """Yield the table and the state of each `timer_rows` that a query names with both."""
-    for each in selected(query):
-        values = dict(each.values)
-        if each.name == "timer_rows" and {"table", "state"} <= values.keys():
-            yield values["table"], values["state"]
 
 
 @pytest.mark.parametrize("alert", ALERTS, ids=NAMES)
@@ -90,11 +62,7 @@ def test_the_alerts_use_metrics_of_the_service() -> None:
 
 def test_the_alerts_use_values_of_the_service() -> None:
     """Every value of a label that an alert names exists: tables, states, flows and codes."""
-    known = values_of_labels()
-    used = {pair for alert in ALERTS for each in selected(alert["expr"]) for pair in each.values}
-    assert [(label, value) for label, value in used if label in known and value not in known[label]] == []
-    counted = {(rows.table, rows.state) for each in SLICES for rows in each.counted}
-    assert [pair for alert in ALERTS for pair in rows_in(alert["expr"]) if pair not in counted] == []
+    assert unknown_values(alert["expr"] for alert in ALERTS) == []
 
 
 def test_prometheus_scrapes_the_port_of_the_service() -> None:
