@@ -15,7 +15,7 @@ from timer_service.core.codec import plain_words
 from timer_service.core.errors import DatabaseUnavailableError, StartError
 
 _COMMANDS = ("serve", "dev", "worker", "doctor", "backup", "restore", "replay")
-_GROUPS = ("migrate", "timers", "signals", "schedules", "runs", "workflows", "events", "tenants")
+_GROUPS = ("config", "migrate", "timers", "signals", "schedules", "runs", "workflows", "events", "tenants")
 
 
 def main() -> None:
