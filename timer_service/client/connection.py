@@ -11,6 +11,7 @@ import nats.errors
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
+from nats.js import JetStreamContext
 
 from timer_service.client.answers import read_object, read_rows
 from timer_service.client.calls import Calls
@@ -51,6 +52,20 @@ class Connection:
         for watch in self._watches:
             watch.end()
 
+    def jetstream(self) -> JetStreamContext:
+        """Return the API of the streams, which may need another login. Raises `NoAnswerError` without a connection."""
+        if not self._client.is_connected:
+            raise NoAnswerError("not connected to the broker")
+        return self._client.jetstream()
+
+    def subject(self, kind: Kind, tenant: str, message: str) -> str:
+        """Return the subject of messages of a kind."""
+        return f"{self._prefix}.{kind}.v1.{tenant}.{message}"
+
+    def stream(self, kind: Kind) -> str:
+        """Return the name of the stream of messages of a kind."""
+        return f"{self._prefix}_{kind}".replace(".", "_").upper()
+
     def command(self, message_type: str, tenant: str, fields: Mapping[str, Any]) -> Command:
         """Return a command with a new id. Raises ValueError if the broker would refuse its size."""
         command_id = secrets.token_hex(16)
@@ -60,7 +75,7 @@ class Connection:
         if len(body) + _HEADER_BYTES > self._client.max_payload:
             reason = f"the command has {len(body)} bytes, more than the broker accepts"
             raise ValueError(f"{argument} must be smaller: {reason}")
-        return Command(command_id, f"{self._prefix}.cmd.v1.{tenant}.{kebab(message_type)}", body)
+        return Command(command_id, self.subject(Kind.COMMAND, tenant, kebab(message_type)), body)
 
     async def send(self, message_type: str, tenant: str, fields: Mapping[str, Any], timeout_seconds: float) -> Outcome:
         """Send one command and return its outcome. Raises `CommandError` or `NoAnswerError`."""
@@ -78,7 +93,7 @@ class Connection:
 
     async def request(self, kind: Kind, tenant: str, name: str, body: bytes, timeout_seconds: float) -> dict[str, Any]:
         """Return the reply to a request. Raises `QueryError` if the reply is an error, or `NoAnswerError`."""
-        subject = f"{self._prefix}.{kind}.v1.{check_tenant(tenant)}.{name}"
+        subject = self.subject(kind, check_tenant(tenant), name)
         check_seconds("timeout_seconds", timeout_seconds)
         if not self._client.is_connected:
             raise NoAnswerError("not connected to the broker")
@@ -156,7 +171,7 @@ class Connection:
         subscriptions: list[Subscription] = []
         try:
             for message in messages:
-                subject = f"{self._prefix}.evt.v1.{tenant}.{message}"
+                subject = self.subject(Kind.EVENT, tenant, message)
                 subscriptions.append(await self._client.subscribe(subject, cb=watch.receive))
             # The driver sends a flush before data that it holds back: only the second one follows the subscriptions.
             await self._calls.run(self._client.flush())

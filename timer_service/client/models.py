@@ -259,6 +259,27 @@ class BuriedEvent(View):
     last_error: str
 
 
+class DeadLetter(View):
+    """A rejected command in the stream of dead letters."""
+
+    sequence: int
+    """Its position in the stream of dead letters."""
+    tenant: TenantId
+    message: str
+    """The last part of the command's subject, such as `schedule-timer`."""
+    code: str
+    """One of the codes in contracts/README.md."""
+    reason: str
+    stored_at: Instant
+    source_sequence: int
+    """The position of the command in the stream of commands."""
+    size: int
+    """The bytes of the command's body."""
+    headers: Mapping[str, str] = {}
+    body: str | None = None
+    """None if it was not read."""
+
+
 class Outcome(View):
     """How a command ended. It also holds the timer, signal, schedule, run or workflow after it, if there is one."""
 

@@ -21,6 +21,7 @@ from timer_service.client.checks import (
 )
 from timer_service.client.commands import Ended
 from timer_service.client.connection import Connection, open_connection
+from timer_service.client.dead_letters import DeadLetters
 from timer_service.client.events import Events
 from timer_service.client.models import UNSET, Counts, NewTimer, Outcome, State, Timer
 from timer_service.client.runs import Runs
@@ -51,6 +52,8 @@ class TimerClient:
         """The methods for workflows, which are durable functions."""
         self.events = Events(connection)
         """The methods for buried events."""
+        self.dead_letters = DeadLetters(connection)
+        """The methods for dead letters, which are rejected commands. They are for operators."""
 
     @classmethod
     @asynccontextmanager
