@@ -61,6 +61,7 @@ VALID: dict[str, Any] = {
     "start": WorkflowStart(workflow_type="order"),
     "message_id": "message-1",
     "letter": LETTER,
+    "correlation_id": "order-7",
     "reason": "not paid",
     **dict.fromkeys(
         ("due_at", "expires_at", "start_at", "end_at", "from_at", "at", "due_before", "due_after", "deadline_at"), LATER

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from timer_service.cli import timer_files
 from timer_service.cli.connection import broker_command
 from timer_service.cli.output.lists import ListQuery, print_list, read_list
 from timer_service.cli.output.outcomes import exit_not_found, print_outcome
@@ -30,6 +31,7 @@ from timer_service.cli.watch import AsJsonLines, print_events
 from timer_service.client import Outcome, State, Timer, TimerClient
 
 app = typer.Typer(help="Schedule, cancel and look up timers, and watch them fire.", no_args_is_help=True)
+app.add_typer(timer_files.app)
 
 Call = Annotated[str, typer.Argument(parser=read_identifier, metavar="CALL", help="The serviceCallId of the timer.")]
 OptionalCall = Annotated[

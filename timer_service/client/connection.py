@@ -66,11 +66,15 @@ class Connection:
         """Return the name of the stream of messages of a kind."""
         return f"{self._prefix}_{kind}".replace(".", "_").upper()
 
-    def command(self, message_type: str, tenant: str, fields: Mapping[str, Any]) -> Command:
+    def command(
+        self, message_type: str, tenant: str, fields: Mapping[str, Any], correlation_id: str | None = None
+    ) -> Command:
         """Return a command with a new id. Raises ValueError if the broker would refuse its size."""
         command_id = secrets.token_hex(16)
         argument = _VALUES.get(message_type, "data")
         envelope = {"id": command_id, "type": message_type, "tenantId": check_tenant(tenant), "payload": fields}
+        if correlation_id is not None:
+            envelope["correlationId"] = correlation_id
         body = write_json(argument, envelope)
         if len(body) + _HEADER_BYTES > self._client.max_payload:
             reason = f"the command has {len(body)} bytes, more than the broker accepts"
@@ -80,7 +84,10 @@ class Connection:
     async def send(self, message_type: str, tenant: str, fields: Mapping[str, Any], timeout_seconds: float) -> Outcome:
         """Send one command and return its outcome. Raises `CommandError` or `NoAnswerError`."""
         check_seconds("timeout_seconds", timeout_seconds)
-        command = self.command(message_type, tenant, fields)
+        return await self.send_command(self.command(message_type, tenant, fields), timeout_seconds)
+
+    async def send_command(self, command: Command, timeout_seconds: float) -> Outcome:
+        """Send a command and return its outcome. Raises `CommandError` or `NoAnswerError`."""
         (ended,) = await self.sender.send([command], timeout_seconds)
         if isinstance(ended, Outcome):
             return ended

@@ -97,10 +97,7 @@ class DeadLetters:
         command_id = secrets.token_hex(16)
         subject = self._connection.subject(Kind.COMMAND, letter.tenant, letter.message)
         command = Command(command_id, subject, _with_id(letter.body, command_id).encode())
-        (ended,) = await self._connection.sender.send([command], timeout_seconds)
-        if isinstance(ended, Outcome):
-            return ended
-        raise ended
+        return await self._connection.send_command(command, timeout_seconds)
 
     async def _count(self, js: JetStreamContext, subject: str, start: int) -> int:
         """Return how many dead letters there are from a sequence on."""

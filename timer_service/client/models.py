@@ -41,6 +41,7 @@ class NewTimer(NamedTuple):
     due_in: timedelta | None = None
     expires_at: datetime | None = None
     late_by: timedelta | None = None
+    correlation_id: str | None = None
 
 
 class Timer(View):
