@@ -12,7 +12,7 @@ SOURCES := timer_service tests benchmarks contracts deploy docs/examples require
 # The tests start the service hundreds of times, so Python must be allowed to cache its compiled files.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help run test test-slow test-again soak soak-short check format contracts docs bench lock audit sbom clean
+.PHONY: help run test test-slow test-again soak soak-short check check-alerts format contracts dashboard docs bench lock audit sbom clean
 .DEFAULT_GOAL := run
 
 help:  ## List these targets.
@@ -43,6 +43,9 @@ check: $(VENV)/.dev  ## Check lint, format, types and import rules.
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+check-alerts:  ## Check deploy/prometheus and run the tests of the alerts. Needs promtool.
+	@$(PYTHON) deploy/prometheus/check.py
+
 format: $(VENV)/.dev  ## Fix lint and format.
 	$(BIN)/ruff check --fix $(SOURCES)
 	$(BIN)/ruff format $(SOURCES)
@@ -53,6 +56,9 @@ contracts: $(VENV)/.dev  ## Write contracts/schemas and contracts/asyncapi.yaml 
 docs: $(VENV)/.dev $(TOOLS)/.done  ## Write the documentation as a site into build/docs/html. A broken link is an error.
 	@$(BIN)/python docs/site/stage.py build/docs
 	@$(TOOLS)/bin/zensical build --strict --config-file build/docs/mkdocs.yml
+
+dashboard: $(VENV)/.dev  ## Write deploy/grafana/dashboard.json.
+	$(BIN)/python deploy/grafana/dashboard.py
 
 bench: $(VENV)/.dev  ## Run the benchmarks. ARGS="--full": full sizes. ARGS="drain lag": only these scenarios.
 	@$(BIN)/python -m benchmarks $(ARGS)

@@ -10,6 +10,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Proc
 from timer_service.core.broker import PublishStatus
 from timer_service.core.errors import Code
 from timer_service.core.health import Health
+from timer_service.core.quotas import OVER_QUOTA
 
 _LAG = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60, 120, 300, 600, 1800, 3600)
 _DURATION = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10)
@@ -118,6 +119,11 @@ class Metrics:
         self._broker_connected = Gauge(
             "timer_broker_connected", "1 if the broker can be used, else 0.", registry=registry
         )
+        self._database_usable = Gauge(
+            "timer_database_usable",
+            "1 if the database can be read and its last write succeeded, else 0.",
+            registry=registry,
+        )
         self._flow_up = Gauge(
             "timer_flow_up",
             "1 if commands are handled, events are published or queries are answered, else 0.",
@@ -140,8 +146,11 @@ class Metrics:
         requests: Iterable[str],
         leased: Iterable[str],
         due: Iterable[str],
+        skips: Iterable[str],
     ) -> None:
         """Create the series of all failures at 0: of commands, queries, requests, and tables with due rows.
+
+        `skips` are the reasons why a slot of a schedule starts no workflow.
 
         A series must exist before the first failure: otherwise an alert on its increase misses this failure.
         """
@@ -153,6 +162,7 @@ class Metrics:
             self._dropped_letters(code)
         for message_type in (*commands, "unknown"):
             self._commands(message_type, "rejected")
+            self._commands(message_type, OVER_QUOTA)
         for code in (Code.BUSY, Code.INTERNAL):
             self._create(self._queries, queries, code)
             self._create(self._requests, requests, code)
@@ -163,6 +173,8 @@ class Metrics:
         for table in due:
             for outcome in ("failed", "left"):
                 self._settled(table, outcome)
+        for reason in skips:
+            self._slots_not_started(reason)
 
     @staticmethod
     def _create(counter: Callable[..., Counter], names: Iterable[str], code: Code) -> None:
@@ -172,6 +184,10 @@ class Metrics:
     def watch_broker(self, connected: Callable[[], bool]) -> None:
         """Call `connected` at every scrape to find out whether the broker can be used."""
         self._broker_connected.set_function(lambda: float(connected()))
+
+    def watch_database(self, usable: Callable[[], bool]) -> None:
+        """Call `usable` at every scrape to find out whether the database can be used."""
+        self._database_usable.set_function(lambda: float(usable()))
 
     def watch_flows(self, flows: Callable[[], Mapping[str, Health]]) -> None:
         """Call `flows` at every scrape for the health of each flow. It must always return the same names."""

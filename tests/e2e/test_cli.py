@@ -327,6 +327,37 @@ async def test_watch_one_schedule(cli: Cli, client: TimerClient) -> None:
     assert (code, "tock" in output.read_text()) == (0, False)
 
 
+@pytest.mark.slow
+@ON_SQLITE
+async def test_watch_signals_and_runs(cli: Cli, client: TimerClient) -> None:
+    """`signals watch` and `runs watch` print what signals and runs do, until Ctrl-C."""
+    outputs = {name: cli.folder / f"{name}.watched" for name in ("signals", "runs")}
+    watching = [
+        spawn([*cli.program, name, "watch", "acme"], output, environment=cli.settings, cwd=cli.folder)
+        for name, output in outputs.items()
+    ]
+    jobs: list[dict[str, Any]] = [{"name": "lint"}, {"name": "publish", "needs": ["lint"]}]
+    attempt = 0
+    try:
+        async with asyncio.timeout(30):
+            while not all(output.exists() and output.read_text().count("\n") > 1 for output in outputs.values()):
+                attempt += 1  # again, until both have subscribed
+                await client.signals.create("acme", f"ask-{attempt}", item=f"ticket-{attempt}", on=["blocked"])
+                await client.signals.transition("acme", f"ticket-{attempt}", "blocked")
+                await client.runs.start("acme", f"push-{attempt}", jobs)
+                await client.runs.report("acme", f"push-{attempt}", "lint", "failed")
+                await asyncio.sleep(0.1)
+    finally:
+        for process in watching:
+            process.send_signal(signal.SIGINT)
+        codes = [await asyncio.to_thread(process.wait, PATIENCE_SECONDS) for process in watching]
+    assert codes == [0, 0]
+    texts = {name: output.read_text() for name, output in outputs.items()}
+    assert all(text.startswith("Waiting for events of tenant acme. Stop with Ctrl-C.\n") for text in texts.values())
+    assert re.search(r"^\S+Z  acme/ask-\d+  ticket-\d+  fired  task \S+$", texts["signals"], re.MULTILINE)
+    assert re.search(r"^\S+Z  acme/push-\d+/publish  skipped: upstream_failed: lint$", texts["runs"], re.MULTILINE)
+
+
 @ON_SQLITE
 async def test_life_of_a_run(cli: Cli, service: Service) -> None:
     """The commands of `runs` print outcomes. `runs get` prints the graph step by step."""

@@ -30,7 +30,7 @@ def unused_port() -> int:
         return port
 
 
-class _Process:
+class Process:
     """A process that can be started again. Its output goes to a file."""
 
     def __init__(self, command: list[str], log: Path, environment: Mapping[str, str]) -> None:
@@ -80,7 +80,7 @@ class _Process:
                 await asyncio.sleep(0.02)
 
 
-class NatsServer(_Process):
+class NatsServer(Process):
     """A nats-server that keeps its streams and port across restarts."""
 
     def __init__(self, folder: Path, extra: str = "", *, config: str | None = None, **environment: str) -> None:
@@ -109,7 +109,7 @@ class NatsServer(_Process):
         return False
 
 
-class Dev(_Process):
+class Dev(Process):
     """`timer-service dev --demo`, with its files in a folder."""
 
     def __init__(self, folder: Path, **settings: str) -> None:
@@ -122,7 +122,7 @@ class Dev(_Process):
         return self
 
 
-class Service(_Process):
+class Service(Process):
     """`timer-service serve`. It keeps its database and port across restarts."""
 
     def __init__(self, folder: Path, broker_url: str, **settings: str) -> None:
@@ -202,7 +202,7 @@ class Service(_Process):
             return error.code, error.read().decode()
 
 
-class Executor(_Process):
+class Executor(Process):
     """The executor in docs/examples. A test must start it."""
 
     def __init__(self, folder: Path, script: Path, broker_url: str) -> None:

@@ -8,6 +8,7 @@ import pytest
 from tests.harness.databases import Databases
 from tests.harness.plans import MODES, FilledDatabase, filled_database
 from timer_service.adapters.sqlite import SqliteDatabase
+from timer_service.core.row_counts import overdue_sql
 from timer_service.workflows import effect_store, queries, registry, retention, store
 from timer_service.workflows.store import COUNTED, WORKFLOWS
 from timer_service.workflows.timed_rows import TIMED
@@ -58,6 +59,7 @@ SEEN = "Index Scan workflow_effects_seen"
 MESSAGE = "Index Scan workflow_messages_pkey"
 UNREAD = "Index Scan workflow_messages_unread"
 PARTIAL = (
+    "SCAN workflows USING COVERING INDEX workflows_lane",
     "SCAN workflows USING INDEX workflows_failed",
     "SCAN workflows USING INDEX workflows_blocked",
 )
@@ -110,8 +112,10 @@ PLANS = {
     "where a page of such workflows ends": (TIMED[1].sql("page_end"), ["Index Only Scan workflows_counted"]),
     "a corrected workflow": (TIMED[1].sql("repair"), [KEY]),
     "a corrected effect": (TIMED[0].sql("repair"), [EFFECT]),
-    "failed workflows, counted": (COUNTED[0].sql, ["Index Only Scan workflows_failed"]),
-    "blocked workflows, counted": (COUNTED[1].sql, ["Index Only Scan workflows_blocked"]),
+    "active workflows, counted": (COUNTED[0].sql, ["Index Only Scan workflows_lane"]),
+    "failed workflows, counted": (COUNTED[1].sql, ["Index Only Scan workflows_failed"]),
+    "blocked workflows, counted": (COUNTED[2].sql, ["Index Only Scan workflows_blocked"]),
+    "workflows that wait for workers": (overdue_sql(WORKFLOWS), ["Index Only Scan workflows_lane"]),
     "the open workflows of a tenant, counted": (OPEN.sql, ["Index Only Scan workflows_open"]),
     "the bytes of a tenant": (STORED.sql, ["Index Only Scan workflows_large"]),
 }

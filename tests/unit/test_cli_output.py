@@ -12,9 +12,9 @@ from rich.cells import cell_len
 
 from timer_service.cli.output.lists import Listing, print_list
 from timer_service.cli.output.outcomes import rejection_text
-from timer_service.cli.output.runs import graph_lines, run_table
+from timer_service.cli.output.runs import graph_lines, run_event_line, run_table
 from timer_service.cli.output.schedules import schedule_details, schedule_event_line, schedule_table, slot_lines
-from timer_service.cli.output.signals import signal_table
+from timer_service.cli.output.signals import signal_event_line, signal_table
 from timer_service.cli.output.text import format_distance, format_duration, format_time, style
 from timer_service.cli.output.timers import timer_table
 from timer_service.client import (
@@ -346,3 +346,36 @@ def test_plain_words() -> None:
         "must be a valid integer"
     )
     assert plain_words("must be 1 to 64 letters") == "must be 1 to 64 letters"
+
+
+AT = "2100-01-01T09:30:00.000Z"
+EVENTS_OF_RUNS: dict[str, tuple[str, dict[str, Any]]] = {
+    "acme/push-1/lint  ready": ("JobReady", {"jobName": "lint"}),
+    "acme/push-1/lint  skipped: upstream_failed": ("JobSkipped", {"jobName": "lint", "reason": "upstream_failed"}),
+    "acme/push-1  ended: failed (2 success, 1 failed)": (
+        "RunCompleted",
+        {"status": "failed", "counts": {"success": 2, "failed": 1, "skipped": 0}},
+    ),
+    "acme/push-1  rejected: CYCLE a b a": ("RunRejected", {"code": "CYCLE", "path": ["a", "b", "a"]}),
+    "acme/push-1  stuck: a\\x1b[2J": ("RunStuck", {"jobs": ["a\x1b[2J"]}),
+}
+
+
+@pytest.mark.parametrize("line", EVENTS_OF_RUNS)
+def test_lines_of_runs(line: str) -> None:
+    """Each event of a run is one line that names the run, the job and what happened."""
+    message_type, payload = EVENTS_OF_RUNS[line]
+    about = {"tenantId": "acme", "runId": "push-1", **payload}
+    event = {"type": message_type, "timestampMs": round(LATER.timestamp() * 1000), "payload": about}
+    assert run_event_line(event) == f"{AT}  {line}"
+
+
+def test_lines_of_signals() -> None:
+    """The events of a signal name its work item and its task, or the error of a firing that was given up."""
+    about = {"tenantId": "acme", "signalId": "ask", "workItemId": "ticket"}
+    fired = {"type": "work.signal.fired", "payload": {**about, "firedAt": AT, "taskId": "t1"}}
+    assert signal_event_line(fired) == f"{AT}  acme/ask  ticket  fired  task t1"
+    failed = {"type": "work.signal.failed", "payload": {**about, "failedAt": AT, "error": "no\nroom"}}
+    assert signal_event_line(failed) == f"{AT}  acme/ask  ticket  failed: no\\nroom"
+    at_an_instant = {"type": "work.signal.fired", "payload": {"tenantId": "acme", "signalId": "ask", "firedAt": AT}}
+    assert signal_event_line(at_an_instant) == f"{AT}  acme/ask  fired"

@@ -1,12 +1,15 @@
 """Wrong usage of the command line: exit code 2 and a message that names the option or argument. No broker is needed."""
 
+import re
 from pathlib import Path
 
 import pytest
+from typer.core import TyperGroup
+from typer.main import get_command
 from typer.testing import CliRunner, Result
 
 from timer_service import __version__
-from timer_service.cli import create_app
+from timer_service.cli import _COMMANDS, _GROUPS, create_app
 
 NAMES = [
     "doctor",
@@ -20,6 +23,9 @@ NAMES = [
     "runs",
     "workflows",
     "events",
+    "config",
+    "dead-letters",
+    "tenants",
 ]
 
 USAGE = {
@@ -28,6 +34,11 @@ USAGE = {
     "replay --since 2100-01-01T00:00:00Z": "Invalid value for '--since': '2100-01-01T00:00:00Z' is in the future",
     "restore b.db --replay-since 2100-01-01T00:00:00Z": "Invalid value for '--replay-since': '2100-01-01T00:00:00Z' is",
     "restore b.db --replay-since 2020-01-01T00:00:00Z --no-replay": "Give either --replay-since or --no-replay",
+    "dead-letters list a.b": "Invalid value for 'TENANT': 'a.b' must be 1 to 64 letters",
+    "dead-letters show acme 0": "Invalid value for 'SEQUENCE': must be greater than or equal to 1",
+    "dead-letters resubmit acme": "Missing argument 'SEQUENCE...'",
+    "timers import acme missing.jsonl": "Invalid value for 'FILE': cannot read 'missing.jsonl': No such file",
+    "timers import acme /dev/null": "Invalid value for 'FILE': '/dev/null' must be a file: it is read twice",
     "events retry acme": "Give the ids of events, or --all",
     "events retry acme event-1 --all": "Give the ids of events, or --all",
     "runs list acme --status done": "Invalid value for '--status': 'done' is not one of 'running'",
@@ -161,3 +172,27 @@ def test_wrong_file_of_a_run(tmp_path: Path, content: str, complaint: str) -> No
     file.write_text(content)
     result = CliRunner().invoke(create_app(NAMES), ["runs", "start", "acme", "build-1", str(file)])
     assert (result.exit_code, complaint in " ".join(result.output.replace("│", " ").split())) == (2, True)
+
+
+def test_every_command_is_documented() -> None:
+    """docs/cli.md lists every command of every group."""
+    page = (Path(__file__).parents[2] / "docs" / "cli.md").read_text("utf-8")
+    app = get_command(create_app([*_COMMANDS, *_GROUPS]))
+    assert isinstance(app, TyperGroup)
+    for name, command in app.commands.items():
+        lines = "".join(re.findall(rf"^\| `timer-service {name}\b.*$|^\| .*`{name}`.*$", page, re.MULTILINE))
+        assert lines, name
+        for member in command.commands if isinstance(command, TyperGroup) else ():
+            assert re.search(rf"`(timer-service {name} )?{member}`", lines), f"{name} {member}"
+
+
+def test_completion() -> None:
+    """The shell completes commands, options and their values."""
+    for words, number, expected in (
+        ("timer-service dead", 1, "dead-letters"),
+        ("timer-service timers imp", 2, "import"),
+        ("timer-service timers list acme --state F", 5, "Failed"),
+    ):
+        environment = {"_TIMER_SERVICE_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(number)}
+        done = CliRunner().invoke(create_app(NAMES), [], prog_name="timer-service", env=environment)
+        assert done.stdout.split() == [expected]

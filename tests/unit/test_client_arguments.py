@@ -10,13 +10,24 @@ from zoneinfo import ZoneInfo
 import pytest
 from nats.aio.client import Client
 
-from timer_service.client import NewTimer, NoAnswerError, TimerClient, WorkflowStart
+from timer_service.client import DeadLetter, NewTimer, NoAnswerError, TimerClient, WorkflowStart
 from timer_service.client.connection import Connection
 from timer_service.client.retry import Retry
 
 LATER = datetime(2100, 1, 1, 9, 30, tzinfo=UTC)
 HOUR = timedelta(hours=1)
 
+LETTER = DeadLetter(
+    sequence=1,
+    tenant="acme",
+    message="schedule-timer",
+    code="INTERNAL",
+    reason="",
+    stored_at=LATER,
+    source_sequence=1,
+    size=2,
+    body="{}",
+)
 VALID: dict[str, Any] = {
     "tenant": "acme",
     "call": "call-1",
@@ -49,12 +60,16 @@ VALID: dict[str, Any] = {
     "concurrency_key": "customer-1",
     "start": WorkflowStart(workflow_type="order"),
     "message_id": "message-1",
+    "letter": LETTER,
+    "correlation_id": "order-7",
     "reason": "not paid",
     **dict.fromkeys(
         ("due_at", "expires_at", "start_at", "end_at", "from_at", "at", "due_before", "due_after", "deadline_at"), LATER
     ),
     **dict.fromkeys(("due_in", "late_by", "every", "jitter", "start_in", "deadline_in"), HOUR),
-    **dict.fromkeys(("count", "upcoming", "max_count", "catch_up_limit", "timeout_seconds"), 5),
+    **dict.fromkeys(
+        ("count", "upcoming", "max_count", "catch_up_limit", "timeout_seconds", "sequence", "limit", "before"), 5
+    ),
 }
 """A valid value of each argument. `state` and `status` follow below: they depend on the method."""
 STATES = {

@@ -95,13 +95,20 @@ def test_samples_replace_each_other(metrics: Metrics, registry: CollectorRegistr
 def test_failure_series_begin_at_zero(metrics: Metrics, registry: CollectorRegistry) -> None:
     """Every series of a failure exists before the first failure, so that an alert sees the increase from 0 to 1."""
     metrics.create_failure_series(
-        commands=["CancelTimer"], queries=["get-run"], requests=["poll-tasks"], leased=["outbox"], due=["schedules"]
+        commands=["CancelTimer"],
+        queries=["get-run"],
+        requests=["poll-tasks"],
+        leased=["outbox"],
+        due=["schedules"],
+        skips=["busy"],
     )
     series: list[tuple[str, dict[str, str]]] = [
         *(("timer_publish_failures_total", {"reason": reason}) for reason in ("refused", "full", "unavailable")),
         *(("timer_dead_letters_total", {"code": str(code)}) for code in Code),
         *(("timer_dead_letters_dropped_total", {"code": str(code)}) for code in Code),
         *(("timer_commands_received_total", {"type": t, "outcome": "rejected"}) for t in ("CancelTimer", "unknown")),
+        ("timer_commands_received_total", {"type": "CancelTimer", "outcome": "over_quota"}),
+        ("timer_slots_not_started_total", {"reason": "busy"}),
         *(("timer_queries_total", {"query": "get-run", "outcome": code}) for code in ("BUSY", "INTERNAL")),
         *(("timer_requests_total", {"request": "poll-tasks", "outcome": code}) for code in ("BUSY", "INTERNAL")),
         ("timer_buried_total", {"table": "outbox"}),
@@ -167,6 +174,15 @@ def test_broker_is_checked_at_every_scrape(metrics: Metrics, registry: Collector
     seen = [registry.get_sample_value("timer_broker_connected")]
     metrics.watch_broker(lambda: answers.pop(0))
     seen += [registry.get_sample_value("timer_broker_connected") for _ in range(2)]
+    assert seen == [0, 1, 0]
+
+
+def test_database_is_checked_at_every_scrape(metrics: Metrics, registry: CollectorRegistry) -> None:
+    """The gauge is 0 until a database is watched. Then each scrape checks the database."""
+    answers = [True, False]
+    seen = [registry.get_sample_value("timer_database_usable")]
+    metrics.watch_database(lambda: answers.pop(0))
+    seen += [registry.get_sample_value("timer_database_usable") for _ in range(2)]
     assert seen == [0, 1, 0]
 
 

@@ -123,6 +123,7 @@ class Workers:
             due=[
                 *(table for each in SLICES for table in each.leased),
                 *(table for each in SLICES for table in each.due),
+                *(table for each in SLICES for table in each.claimed_by_workers),
             ],
         )
         self._add_loop("row-counts", row_counts, _ROW_COUNTS_INTERVAL)

@@ -19,8 +19,10 @@ from timer_service.app.storage import open_storage
 from timer_service.app.tasks import close_within
 from timer_service.config import Config, load_config, unknown_settings
 from timer_service.core.errors import StartError
+from timer_service.core.health import worst
 from timer_service.core.message import MAX_MESSAGE_BYTES
 from timer_service.metrics import Metrics
+from timer_service.schedules.messages import SkipReason
 
 _NATS_PORT = 4222
 _CLOSE_SECONDS = 3
@@ -37,6 +39,7 @@ async def open_app(config: Config) -> AsyncIterator[App]:
         requests=[request.name for each in SLICES for request in each.requests],
         leased=[table.name for each in SLICES for table in each.leased],
         due=[table.name for each in SLICES for table in each.due],
+        skips=SkipReason,
     )
     async with open_storage(config, metrics) as storage:
         await bring_to_head(storage.database, auto=config.auto_migrate)
@@ -51,6 +54,7 @@ async def open_app(config: Config) -> AsyncIterator[App]:
         try:
             _check_message_size(broker)
             metrics.watch_broker(lambda: broker.health.usable)
+            metrics.watch_database(lambda: worst(storage.database.read_health, storage.database.health).usable)
             app = App(config, storage, broker, metrics, registry, tracing=Tracing.of_process())
             metrics.watch_flows(app.flows)
             yield app

@@ -15,7 +15,18 @@ from timer_service.core.codec import plain_words
 from timer_service.core.errors import DatabaseUnavailableError, StartError
 
 COMMANDS = ("serve", "dev", "worker", "doctor", "backup", "restore", "replay")
-GROUPS = ("migrate", "timers", "signals", "schedules", "runs", "workflows", "events", "tenants")
+GROUPS = (
+    "config",
+    "migrate",
+    "timers",
+    "signals",
+    "schedules",
+    "runs",
+    "workflows",
+    "events",
+    "dead-letters",
+    "tenants",
+)
 
 
 def main() -> None:
@@ -54,7 +65,7 @@ def create_app(names: Iterable[str]) -> typer.Typer:
     )
     app.callback()(_root)
     for name in names:
-        module = import_module(f"timer_service.cli.{name}")
+        module = import_module(f"timer_service.cli.{name.replace('-', '_')}")
         if name in GROUPS:
             app.add_typer(module.app, name=name)
         else:

@@ -10,7 +10,7 @@ import typer
 from timer_service.cli.connection import broker_command
 from timer_service.cli.output.lists import ListQuery, print_list, read_list
 from timer_service.cli.output.outcomes import exit_not_found, print_outcome
-from timer_service.cli.output.runs import graph_lines, run_table
+from timer_service.cli.output.runs import graph_lines, run_event_line, run_table
 from timer_service.cli.output.table import terminal_width
 from timer_service.cli.parameters import (
     All,
@@ -18,11 +18,13 @@ from timer_service.cli.parameters import (
     Cursor,
     Limit,
     Tenant,
+    TenantOrAll,
     read_graph_file,
     read_identifier,
     read_jobs_file,
     read_json_object,
 )
+from timer_service.cli.watch import AsJsonLines, print_events
 from timer_service.client import Outcome, Run, RunStatus, TimerClient
 
 app = typer.Typer(help="Job graphs: start, report, look up, cancel.", no_args_is_help=True)
@@ -127,6 +129,12 @@ async def list_runs(
         return run_table([Run.read(view) for view in views], datetime.now(UTC), terminal_width())
 
     print_list(listing, "runs", to_lines, as_json=as_json)
+
+
+@broker_command(app)
+async def watch(client: TimerClient, tenant: TenantOrAll = "*", as_json: AsJsonLines = False) -> None:
+    """Print the events of runs that are published from now on: ready and skipped jobs, and ends of runs."""
+    await print_events(client.runs.watch_all(tenant), run_event_line, tenant, as_json=as_json)
 
 
 def _print_outcome(outcome: Outcome, tenant: str, name: str, as_json: bool) -> None:

@@ -1,11 +1,9 @@
 """`timer-service schedules`. These commands use the broker only, never the database."""
 
-import asyncio
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from datetime import UTC, datetime, timedelta
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
@@ -20,7 +18,7 @@ from timer_service.cli.output.schedules import (
     state_text,
 )
 from timer_service.cli.output.table import terminal_width
-from timer_service.cli.output.text import format_time, one_line
+from timer_service.cli.output.text import format_time
 from timer_service.cli.parameters import All, AsJson, Cursor, Limit, Tenant, TenantOrAll
 from timer_service.cli.schedule_options import (
     CatchUpLimit,
@@ -49,11 +47,11 @@ from timer_service.cli.schedule_options import (
     named_options,
     start_of,
 )
+from timer_service.cli.watch import AsJsonLines, print_events
 from timer_service.client import Outcome, Schedule, ScheduleStatus, TimerClient
 
 app = typer.Typer(help="Recurring timers: cron expressions and fixed intervals.", no_args_is_help=True)
 
-AsJsonLines = Annotated[bool, typer.Option("--json", help="Print each event as a line of JSON.")]
 
 _LIST = ListQuery("list-schedules", "schedules")
 _WITH_EFFECT = {"created", "updated", "paused", "resumed", "deleted", "triggered", "unchanged"}
@@ -241,12 +239,9 @@ async def watch(
     client: TimerClient, tenant: TenantOrAll = "*", schedule: OnlyName = None, as_json: AsJsonLines = False
 ) -> None:
     """Print the events of schedules that are published from now on."""
-    whose = "all tenants" if tenant == "*" else f"tenant {tenant}"
-    which = "" if schedule is None else f" and schedule {schedule}"
-    typer.echo(one_line(f"Waiting for events of {whose}{which}. Stop with Ctrl-C."), err=True)
-    with suppress(asyncio.CancelledError):  # Ctrl-C
-        async for event in client.schedules.watch(tenant, schedule=schedule):
-            typer.echo(json.dumps(event) if as_json else schedule_event_line(event))
+    about = "" if schedule is None else f" and schedule {schedule}"
+    events = client.schedules.watch(tenant, schedule=schedule)
+    await print_events(events, schedule_event_line, tenant, about=about, as_json=as_json)
 
 
 def _print_outcome(

@@ -10,7 +10,7 @@ import typer
 from timer_service.cli.connection import broker_command
 from timer_service.cli.output.lists import ListQuery, print_list, read_list
 from timer_service.cli.output.outcomes import exit_not_found, print_outcome
-from timer_service.cli.output.signals import signal_details, signal_table, trigger_text
+from timer_service.cli.output.signals import signal_details, signal_event_line, signal_table, trigger_text
 from timer_service.cli.output.table import terminal_width
 from timer_service.cli.parameters import (
     All,
@@ -18,9 +18,11 @@ from timer_service.cli.parameters import (
     Cursor,
     Limit,
     Tenant,
+    TenantOrAll,
     read_identifier,
     read_instant,
 )
+from timer_service.cli.watch import AsJsonLines, print_events
 from timer_service.client import Outcome, Signal, SignalStatus, TimerClient
 
 app = typer.Typer(
@@ -153,6 +155,12 @@ async def list_signals(
         return signal_table([Signal.read(view) for view in views], terminal_width())
 
     print_list(listing, "signals", to_lines, as_json=as_json)
+
+
+@broker_command(app)
+async def watch(client: TimerClient, tenant: TenantOrAll = "*", as_json: AsJsonLines = False) -> None:
+    """Print the events of signals that are published from now on: fired, and firings that were given up."""
+    await print_events(client.signals.watch(tenant), signal_event_line, tenant, as_json=as_json)
 
 
 def _print_outcome(outcome: Outcome, tenant: str, name: str, as_json: bool) -> None:

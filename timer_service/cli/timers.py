@@ -1,14 +1,13 @@
 """`timer-service timers`. These commands use the broker only, never the database."""
 
-import asyncio
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any
 
 import typer
 
+from timer_service.cli import timer_files
 from timer_service.cli.connection import broker_command
 from timer_service.cli.output.lists import ListQuery, print_list, read_list
 from timer_service.cli.output.outcomes import exit_not_found, print_outcome
@@ -28,9 +27,11 @@ from timer_service.cli.parameters import (
     read_identifier,
     read_instant,
 )
+from timer_service.cli.watch import AsJsonLines, print_events
 from timer_service.client import Outcome, State, Timer, TimerClient
 
 app = typer.Typer(help="Schedule, cancel and look up timers, and watch them fire.", no_args_is_help=True)
+app.add_typer(timer_files.app)
 
 Call = Annotated[str, typer.Argument(parser=read_identifier, metavar="CALL", help="The serviceCallId of the timer.")]
 OptionalCall = Annotated[
@@ -68,8 +69,6 @@ DueAfter = Annotated[
     datetime | None,
     typer.Option(parser=read_instant, metavar="TIME", help="Only timers due then or later: ISO 8601 with an offset."),
 ]
-
-AsJsonLines = Annotated[bool, typer.Option("--json", help="Print each event as a line of JSON.")]
 
 _LIST = ListQuery("list-timers", "timers")
 _WITHOUT_EFFECT = {
@@ -191,11 +190,7 @@ async def count(client: TimerClient, tenant: Tenant, as_json: AsJson = False) ->
 @broker_command(app)
 async def watch(client: TimerClient, tenant: TenantOrAll = "*", as_json: AsJsonLines = False) -> None:
     """Print the events of timers that are published from now on: fired, expired, and cancelled by prefix."""
-    whose = "all tenants" if tenant == "*" else f"tenant {tenant}"
-    typer.echo(f"Waiting for events of {whose}. Stop with Ctrl-C.", err=True)
-    with suppress(asyncio.CancelledError):  # Ctrl-C
-        async for event in client.watch(tenant):
-            typer.echo(json.dumps(event) if as_json else timer_event_line(event))
+    await print_events(client.watch(tenant), timer_event_line, tenant, as_json=as_json)
 
 
 def _print_outcome(outcome: Outcome, tenant: str, call: str, as_json: bool) -> None:

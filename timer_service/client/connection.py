@@ -11,6 +11,7 @@ import nats.errors
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
+from nats.js import JetStreamContext
 
 from timer_service.client.answers import read_object, read_rows
 from timer_service.client.calls import Calls
@@ -51,21 +52,42 @@ class Connection:
         for watch in self._watches:
             watch.end()
 
-    def command(self, message_type: str, tenant: str, fields: Mapping[str, Any]) -> Command:
+    def jetstream(self) -> JetStreamContext:
+        """Return the API of the streams, which may need another login. Raises `NoAnswerError` without a connection."""
+        if not self._client.is_connected:
+            raise NoAnswerError("not connected to the broker")
+        return self._client.jetstream()
+
+    def subject(self, kind: Kind, tenant: str, message: str) -> str:
+        """Return the subject of messages of a kind."""
+        return f"{self._prefix}.{kind}.v1.{tenant}.{message}"
+
+    def stream(self, kind: Kind) -> str:
+        """Return the name of the stream of messages of a kind."""
+        return f"{self._prefix}_{kind}".replace(".", "_").upper()
+
+    def command(
+        self, message_type: str, tenant: str, fields: Mapping[str, Any], correlation_id: str | None = None
+    ) -> Command:
         """Return a command with a new id. Raises ValueError if the broker would refuse its size."""
         command_id = secrets.token_hex(16)
         argument = _VALUES.get(message_type, "data")
         envelope = {"id": command_id, "type": message_type, "tenantId": check_tenant(tenant), "payload": fields}
+        if correlation_id is not None:
+            envelope["correlationId"] = correlation_id
         body = write_json(argument, envelope)
         if len(body) + _HEADER_BYTES > self._client.max_payload:
             reason = f"the command has {len(body)} bytes, more than the broker accepts"
             raise ValueError(f"{argument} must be smaller: {reason}")
-        return Command(command_id, f"{self._prefix}.cmd.v1.{tenant}.{kebab(message_type)}", body)
+        return Command(command_id, self.subject(Kind.COMMAND, tenant, kebab(message_type)), body)
 
     async def send(self, message_type: str, tenant: str, fields: Mapping[str, Any], timeout_seconds: float) -> Outcome:
         """Send one command and return its outcome. Raises `CommandError` or `NoAnswerError`."""
         check_seconds("timeout_seconds", timeout_seconds)
-        command = self.command(message_type, tenant, fields)
+        return await self.send_command(self.command(message_type, tenant, fields), timeout_seconds)
+
+    async def send_command(self, command: Command, timeout_seconds: float) -> Outcome:
+        """Send a command and return its outcome. Raises `CommandError` or `NoAnswerError`."""
         (ended,) = await self.sender.send([command], timeout_seconds)
         if isinstance(ended, Outcome):
             return ended
@@ -78,7 +100,7 @@ class Connection:
 
     async def request(self, kind: Kind, tenant: str, name: str, body: bytes, timeout_seconds: float) -> dict[str, Any]:
         """Return the reply to a request. Raises `QueryError` if the reply is an error, or `NoAnswerError`."""
-        subject = f"{self._prefix}.{kind}.v1.{check_tenant(tenant)}.{name}"
+        subject = self.subject(kind, check_tenant(tenant), name)
         check_seconds("timeout_seconds", timeout_seconds)
         if not self._client.is_connected:
             raise NoAnswerError("not connected to the broker")
@@ -156,7 +178,7 @@ class Connection:
         subscriptions: list[Subscription] = []
         try:
             for message in messages:
-                subject = f"{self._prefix}.evt.v1.{tenant}.{message}"
+                subject = self.subject(Kind.EVENT, tenant, message)
                 subscriptions.append(await self._client.subscribe(subject, cb=watch.receive))
             # The driver sends a flush before data that it holds back: only the second one follows the subscriptions.
             await self._calls.run(self._client.flush())

@@ -41,6 +41,7 @@ class NewTimer(NamedTuple):
     due_in: timedelta | None = None
     expires_at: datetime | None = None
     late_by: timedelta | None = None
+    correlation_id: str | None = None
 
 
 class Timer(View):
@@ -257,6 +258,27 @@ class BuriedEvent(View):
     added_at: Instant
     attempt: int
     last_error: str
+
+
+class DeadLetter(View):
+    """A rejected command in the stream of dead letters."""
+
+    sequence: int
+    """Its position in the stream of dead letters."""
+    tenant: TenantId
+    message: str
+    """The last part of the command's subject, such as `schedule-timer`."""
+    code: str
+    """One of the codes in contracts/README.md."""
+    reason: str
+    stored_at: Instant
+    source_sequence: int
+    """The position of the command in the stream of commands."""
+    size: int
+    """The bytes of the command's body."""
+    headers: Mapping[str, str] = {}
+    body: str | None = None
+    """None if it was not read."""
 
 
 class Outcome(View):

@@ -82,6 +82,13 @@ class Runs:
         """
         return self._connection.events(tenant, "job-ready")
 
+    def watch_all(self, tenant: str = "*") -> AsyncIterator[dict[str, Any]]:
+        """Iterate over all events of runs from now on, of a tenant or of all. See `TimerClient.watch`.
+
+        These are `JobReady`, `JobSkipped`, `RunCompleted`, `RunRejected` and `RunStuck`.
+        """
+        return self._connection.events(tenant, "job-ready", "job-skipped", "run-completed", "run-rejected", "run-stuck")
+
     async def _send(
         self, message_type: str, tenant: str, run: str, fields: Mapping[str, Any], timeout_seconds: float
     ) -> Outcome:

@@ -90,8 +90,11 @@ class Signals:
         return (Signal.read(view) async for view in views)
 
     def watch(self, tenant: str = "*") -> AsyncIterator[dict[str, Any]]:
-        """Iterate over `work.signal.fired` events from now on, of a tenant or of all. See `TimerClient.watch`."""
-        return self._connection.events(tenant, "work-signal-fired")
+        """Iterate over `work.signal.fired` and `work.signal.failed` events from now on, of a tenant or of all.
+
+        See `TimerClient.watch`.
+        """
+        return self._connection.events(tenant, "work-signal-fired", "work-signal-failed")
 
     async def _send(self, message_type: str, tenant: str, signal: str, timeout_seconds: float) -> Outcome:
         fields = {"signalId": check_identifier("signal", signal)}

@@ -19,8 +19,9 @@ from timer_service.client.checks import (
     wire_duration,
     wire_instant,
 )
-from timer_service.client.commands import Ended
+from timer_service.client.commands import Command, Ended
 from timer_service.client.connection import Connection, open_connection
+from timer_service.client.dead_letters import DeadLetters
 from timer_service.client.events import Events
 from timer_service.client.models import UNSET, Counts, NewTimer, Outcome, State, Timer
 from timer_service.client.runs import Runs
@@ -51,6 +52,8 @@ class TimerClient:
         """The methods for workflows, which are durable functions."""
         self.events = Events(connection)
         """The methods for buried events."""
+        self.dead_letters = DeadLetters(connection)
+        """The methods for dead letters, which are rejected commands. They are for operators."""
 
     @classmethod
     @asynccontextmanager
@@ -83,17 +86,20 @@ class TimerClient:
         expires_at: datetime | None = None,
         late_by: timedelta | None = None,
         data: Any = UNSET,
+        correlation_id: str | None = None,
         timeout_seconds: float = 10,
     ) -> Outcome:
         """Schedule a timer, or change its due time and data.
 
         Give either `due_at`, which must have a timezone, or `due_in`, which counts from when the broker has stored the
         command. If the timer fires at `expires_at` or later, or `late_by` after its due time or later, it expires: its
-        event is `TimerExpired`. `data` is any JSON value; the event returns it. A call without `data` or an expiry
-        removes that of an earlier call. Raises `CommandError` if the service rejects the command.
+        event is `TimerExpired`. The event returns `data`, which is any JSON value, and `correlation_id`. A call without
+        one of them, or without an expiry, removes that of an earlier call. Raises `CommandError` if the service rejects
+        the command.
         """
-        fields = _schedule_fields(NewTimer(tenant, call, due_at, data, due_in, expires_at, late_by))
-        return await self._connection.send("ScheduleTimer", tenant, fields, timeout_seconds)
+        check_seconds("timeout_seconds", timeout_seconds)
+        timer = NewTimer(tenant, call, due_at, data, due_in, expires_at, late_by, correlation_id)
+        return await self._connection.send_command(self._schedule_command(timer), timeout_seconds)
 
     async def schedule_many(
         self,
@@ -116,7 +122,7 @@ class TimerClient:
             if not isinstance(timer, NewTimer):
                 raise ValueError(f"timers[{index}] must be a NewTimer")  # noqa: TRY004 - like every wrong argument
             try:
-                commands.append(self._connection.command("ScheduleTimer", timer.tenant, _schedule_fields(timer)))
+                commands.append(self._schedule_command(timer))
             except ValueError as error:
                 raise ValueError(f"timers[{index}].{error}") from error
         return await self._connection.sender.send(commands, timeout_seconds, progress)
@@ -184,6 +190,13 @@ class TimerClient:
         read the stream TIMER_EVT with a JetStream consumer instead.
         """
         return self._connection.events(tenant, "due-time-reached", "timer-expired", "timers-cancelled")
+
+    def _schedule_command(self, timer: NewTimer) -> Command:
+        fields = _schedule_fields(timer)
+        correlation_id = timer.correlation_id
+        if correlation_id is not None:
+            check_identifier("correlation_id", correlation_id)
+        return self._connection.command("ScheduleTimer", timer.tenant, fields, correlation_id)
 
 
 def _schedule_fields(timer: NewTimer) -> Mapping[str, Any]:

@@ -61,4 +61,5 @@ class RowCounts:
 
 def overdue_sql(table: LeasedTable | DueTable) -> str:
     """Return the statement that counts the claimable rows and finds when the oldest of them became claimable."""
-    return _SQL["overdue"].format(table=table.name)
+    in_lanes = isinstance(table, LeasedTable) and table.lane
+    return _SQL["overdue_in_lanes" if in_lanes else "overdue"].format(table=table.name)

@@ -117,6 +117,8 @@ class Slice:
     counted: tuple[CountedRows, ...]
     due: tuple[DueTable, ...] = ()
     """Its tables whose rows become due, without the leased ones."""
+    claimed_by_workers: tuple[LeasedTable, ...] = ()
+    """Its tables whose rows the workers of users claim."""
     timed: tuple[TimedRows, ...] = ()
     """Its rows that wait for an instant, without those of its leased tables."""
     events: tuple[type[Payload], ...] = ()

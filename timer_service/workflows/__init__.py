@@ -29,7 +29,7 @@ from timer_service.workflows.queries import QUERIES
 from timer_service.workflows.requests import POLL_TASKS, REQUESTS
 from timer_service.workflows.retention import delete_settled
 from timer_service.workflows.rules import Outcome
-from timer_service.workflows.store import COUNTED
+from timer_service.workflows.store import COUNTED, WORKFLOWS
 from timer_service.workflows.timed_rows import TIMED
 from timer_service.workflows.usage import USAGES
 from timer_service.workflows.views import WorkflowView
@@ -45,6 +45,7 @@ SLICE = Slice(
     wakes=("outbox", LOOP),
     leased=(),
     counted=COUNTED,
+    claimed_by_workers=(WORKFLOWS,),
     timed=TIMED,
     events=(WorkflowCompleted, WorkflowFailed, WorkflowCancelled, WorkflowBlocked),
     views={"workflow": WorkflowView},

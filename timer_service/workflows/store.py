@@ -69,6 +69,7 @@ def holder(worker_id: str, lease_ms: int, now: int) -> dict[str, Any]:
 
 
 COUNTED = (
+    CountedRows(WORKFLOWS.name, "active", "available_at IS NOT NULL"),
     CountedRows(WORKFLOWS.name, WorkflowStatus.FAILED, "status = 'failed'"),
     CountedRows(WORKFLOWS.name, "blocked", f"blocks >= {BLOCKED_FROM} AND ended_at IS NULL"),
 )

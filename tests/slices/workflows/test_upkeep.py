@@ -118,11 +118,26 @@ async def test_busy_worker_with_long_leases_is_online(workflows: Workflows) -> N
 
 
 async def test_gauges(workflows: Workflows) -> None:
-    """Failed and blocked workflows are counted."""
+    """Active, failed and blocked workflows are counted. One that waits for a message only is not active."""
     await fill(workflows)
     await workflows.sql("UPDATE workflows SET blocks = 3 WHERE workflow_id = 'waiting'")
     await RowCounts(workflows.database, workflows.metrics, counted=COUNTED, due=()).tick(NOW)
-    assert dict(workflows.metrics.counts) == {("workflows", "failed"): 1, ("workflows", "blocked"): 1}
+    counts = {"active": 2, "failed": 1, "blocked": 1}
+    assert dict(workflows.metrics.counts) == {("workflows", state): count for state, count in counts.items()}
+
+
+async def test_gauge_of_workflows_that_wait_for_workers(workflows: Workflows) -> None:
+    """The gauge counts workflows that no worker takes, also those whose lease has ended, and the age of the oldest."""
+    gauge = RowCounts(workflows.database, workflows.metrics, counted=(), due=[WORKFLOWS])
+    await gauge.tick(NOW)
+    await workflows.begin()
+    workflows.clock.set(NOW + 1000)
+    await workflows.start("waiting")
+    await gauge.tick(NOW + 2000)
+    await gauge.tick(after(hours=1))
+    lease_end = (await workflows.row())["available_at"]
+    assert lease_end > NOW + 2000
+    assert workflows.metrics.overdues == {"workflows": [(0, 0), (1, 1), (2, 3599)]}
 
 
 async def test_retention(workflows: Workflows) -> None:

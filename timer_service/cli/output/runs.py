@@ -2,10 +2,12 @@
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
+from typing import Any
 
 from timer_service.cli.output.table import Table
 from timer_service.cli.output.text import format_distance, format_time, one_line, style
 from timer_service.client import Run, RunGraph, RunJob
+from timer_service.core.instant import format_instant
 
 _RUNS = ("RUN", "STATUS", "OPEN", "STARTED", "", "WHY")
 _JOBS = ("STEP", "JOB", "STATUS", "NEEDS")
@@ -21,6 +23,26 @@ _COLOURS = {
     "timed_out_stale": "red",
     "drift_dropped": "red",
 }
+
+
+def run_event_line(event: Mapping[str, Any]) -> str:
+    """Return an event of a run or of one of its jobs as a line."""
+    payload = event["payload"]
+    job = f"/{payload['jobName']}" if "jobName" in payload else ""
+    at, name = format_instant(event["timestampMs"]), f"{payload['tenantId']}/{payload['runId']}{job}"
+    match event["type"]:
+        case "JobReady":
+            about = "ready"
+        case "JobSkipped":
+            about = f"skipped: {payload['reason']}"
+        case "RunCompleted":
+            counts = ", ".join(f"{count} {status}" for status, count in payload["counts"].items() if count)
+            about = f"ended: {payload['status']} ({counts})"
+        case "RunRejected":
+            about = f"rejected: {payload['code']} {' '.join(payload['path'])}"
+        case _:
+            about = f"stuck: {' '.join(payload['jobs'])}"
+    return one_line(f"{at}  {name}  {about}".rstrip())
 
 
 def run_table(runs: Sequence[Run], now: datetime, width: int | None) -> Iterator[str]:

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
+from typing import Any
 
 from timer_service.cli.output.table import Table
 from timer_service.cli.output.text import field_lines, format_time, one_line
@@ -46,6 +47,17 @@ def trigger_text(signal: Signal) -> str:
         case {"kind": "time.at", "at": str(at)}:
             return _time_text(at)
     return json.dumps(signal.trigger_spec)
+
+
+def signal_event_line(event: Mapping[str, Any]) -> str:
+    """Return a `work.signal.fired` or `work.signal.failed` event as a line."""
+    payload = event["payload"]
+    name = f"{payload['tenantId']}/{payload['signalId']}"
+    item = f"  {payload['workItemId']}" if "workItemId" in payload else ""
+    if event["type"] == "work.signal.failed":
+        return one_line(f"{payload['failedAt']}  {name}{item}  failed: {payload['error']}")
+    task = f"  task {payload['taskId']}" if "taskId" in payload else ""
+    return one_line(f"{payload['firedAt']}  {name}{item}  fired{task}")
 
 
 def _row(signal: Signal) -> tuple[str, ...]:

@@ -1,0 +1,95 @@
+"""`timer-service config show`: values, sources, and no secrets."""
+
+import json
+import os
+import re
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from timer_service.cli import create_app
+from timer_service.cli.output.settings import settings_of
+from timer_service.config import load_config
+
+EXAMPLE = Path(__file__).parents[2] / ".env.example"
+SECRETS = ("hunter2", "p@ss", "t0ken", "pw", "SUAB")
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    for name in os.environ:
+        if name.upper().startswith("TIMER_"):
+            monkeypatch.delenv(name)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def show(*arguments: str) -> str:
+    done = CliRunner().invoke(create_app(["config"]), ["config", "show", *arguments])
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
+def test_the_defaults_are_those_of_the_example() -> None:
+    """Without settings, every setting has the value that .env.example names, and the source `default`."""
+    example = dict(re.findall(r"^# (TIMER_\w+)=(.*)$", EXAMPLE.read_text("utf-8"), re.MULTILINE))
+    settings = settings_of(load_config())
+    assert {each.name: each.value or "" for each in settings} == {**example, "TIMER_DB_PATH": "event_service.db"}
+    assert {each.source for each in settings} == {"default"}
+
+
+def test_the_source_of_each_setting(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The environment wins over .env. An empty variable counts as not set."""
+    (folder / ".env").write_text("TIMER_BATCH_SIZE=5\nTIMER_MAX_ATTEMPTS=6\nTIMER_ROLE=\n")
+    monkeypatch.setenv("TIMER_MAX_ATTEMPTS", "7")
+    monkeypatch.setenv("TIMER_LOG_LEVEL", "DEBUG")
+    monkeypatch.setenv("TIMER_HTTP_HOST", "")
+    found = {each["name"]: (each["value"], each["source"]) for each in json.loads(show("--json"))}
+    assert found["TIMER_BATCH_SIZE"] == ("5", ".env")
+    assert found["TIMER_MAX_ATTEMPTS"] == ("7", "environment")
+    assert found["TIMER_LOG_LEVEL"] == ("debug", "environment")
+    assert found["TIMER_ROLE"] == ("all", "default")
+    assert found["TIMER_HTTP_HOST"] == ("127.0.0.1", "default")
+    assert found["TIMER_DATABASE_URL"] == (None, "default")
+
+
+@pytest.mark.parametrize(
+    ("setting", "value", "shown"),
+    [
+        ("BROKER_URL", "nats://kim:p@ss@a:4222,tls://t0ken@b:4222", "nats://********@a:4222,tls://********@b:4222"),
+        ("BROKER_URL", "nats://a:4222", "nats://a:4222"),
+        ("NATS_TOKEN", "t0ken", "********"),
+        ("NATS_TOKEN_FILE", "secret", "secret"),
+        ("NATS_NKEY_SEED", "SUAB", "********"),
+        (
+            "DATABASE_URL",
+            "postgresql://kim:pw@h:5/db?sslmode=require",
+            "postgresql://kim:********@h:5/db?sslmode=require",
+        ),
+        (
+            "DATABASE_URL",
+            "postgresql:///db?host=a,b&port=1,2&user=kim&password=hunter2",
+            "postgresql:///db?host=a,b&port=1,2&user=kim&password=********",
+        ),
+        ("DATABASE_URL_FILE", "url", "url"),
+        ("LIMITS_FILE", "limits.toml", "limits.toml"),
+    ],
+)
+def test_secrets_are_masked(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, setting: str, value: str, shown: str
+) -> None:
+    """Secrets are masked, also in URLs. Of a file with a secret, the path is shown."""
+    (folder / "secret").write_text("hunter2")
+    (folder / "url").write_text("postgresql://kim:hunter2@h/db")
+    (folder / "limits.toml").write_text("[default]\npending_timers = 5\n")
+    monkeypatch.setenv(f"TIMER_{setting}", value)
+    for output in (show(), show("--json")):
+        assert shown in output
+        assert [secret for secret in SECRETS if secret in output.replace(shown, "")] == []
+
+
+def test_unknown_settings_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A misspelt setting is a warning, as at the start of the service."""
+    monkeypatch.setenv("TIMER_DBPATH", "x")
+    assert "warning: unknown setting TIMER_DBPATH; did you mean TIMER_DB_PATH?" in show()

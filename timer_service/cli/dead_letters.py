@@ -1,0 +1,97 @@
+"""`timer-service dead-letters`. These commands read the stream of dead letters, as the operator."""
+
+import json
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+import typer
+
+from timer_service.cli.connection import broker_command
+from timer_service.cli.output.dead_letters import letter_details, letter_table
+from timer_service.cli.output.lists import Listing, print_list
+from timer_service.cli.output.outcomes import exit_not_found, rejection_text
+from timer_service.cli.output.table import terminal_width
+from timer_service.cli.output.text import one_line
+from timer_service.cli.parameters import All, AsJson, Limit, Tenant, TenantOrAll
+from timer_service.client import CommandError, DeadLetter, TimerClient
+
+app = typer.Typer(
+    help="Dead letters: commands that the service rejected. Needs the login of the operator.", no_args_is_help=True
+)
+
+Number = Annotated[int, typer.Argument(min=1, metavar="SEQUENCE", help="The number of the dead letter in the list.")]
+Numbers = Annotated[
+    list[int], typer.Argument(min=1, metavar="SEQUENCE...", help="The numbers of the dead letters in the list.")
+]
+Before = Annotated[
+    int | None, typer.Option("--cursor", min=1, metavar="CURSOR", help="Continue after the last row that was shown.")
+]
+
+_PAGE_ROWS = 1000
+
+
+@broker_command(app, "list")
+async def list_letters(
+    client: TimerClient,
+    tenant: TenantOrAll = "*",
+    limit: Limit = 50,
+    everything: All = False,
+    cursor: Before = None,
+    as_json: AsJson = False,
+) -> None:
+    """List dead letters, newest first."""
+    listing = await _read(client, tenant, None if everything else limit, cursor)
+    print_list(listing, "dead letters", lambda views: letter_table(views, terminal_width()), as_json=as_json)
+
+
+async def _read(client: TimerClient, tenant: str, limit: int | None, before: int | None) -> Listing:
+    rows: list[Mapping[str, Any]] = []
+    while True:
+        size = _PAGE_ROWS if limit is None else min(_PAGE_ROWS, limit - len(rows))
+        page = await client.dead_letters.list(tenant, limit=size, before=before)
+        rows += [letter.document() for letter in page]
+        if len(page) < size:
+            return Listing(rows, None)
+        before = page[-1].sequence
+        if limit is not None and len(rows) >= limit:
+            more = await client.dead_letters.list(tenant, limit=1, before=before)
+            return Listing(rows, str(before) if more else None)
+
+
+@broker_command(app)
+async def show(client: TimerClient, tenant: Tenant, sequence: Number, as_json: AsJson = False) -> None:
+    """Show a dead letter: the reason, the headers and the command."""
+    letter = await client.dead_letters.get(tenant, sequence)
+    if letter is None:
+        exit_not_found(f"{tenant}/{sequence}")
+    typer.echo(json.dumps(letter.document()) if as_json else "\n".join(letter_details(letter)))
+
+
+@broker_command(app)
+async def resubmit(client: TimerClient, tenant: Tenant, sequences: Numbers, as_json: AsJson = False) -> None:
+    """Send the commands of dead letters again, as new commands. Fix the reason before. The dead letters stay.
+
+    A new command is newer than all others: it can undo what was sent after the rejected one.
+    """
+    ended = [(sequence, await _resubmit(client, tenant, sequence)) for sequence in sequences]
+    if as_json:
+        typer.echo(json.dumps([{"sequence": sequence, **document} for sequence, (document, _) in ended]))
+    else:
+        for sequence, (_, text) in ended:
+            typer.echo(one_line(f"{tenant}/{sequence}  {text}"))
+    if any("outcome" not in document for _, (document, _) in ended):
+        raise typer.Exit(1)
+
+
+async def _resubmit(client: TimerClient, tenant: str, sequence: int) -> tuple[Mapping[str, Any], str]:
+    """Return what became of a command, as JSON and as text."""
+    letter: DeadLetter | None = await client.dead_letters.get(tenant, sequence)
+    if letter is None:
+        return {"error": {"code": "NOT_FOUND", "message": "no such dead letter"}}, "not found"
+    try:
+        outcome = await client.dead_letters.resubmit(letter)
+    except CommandError as error:
+        return {"error": {"code": error.code, "message": str(error)}}, f"rejected again: {rejection_text(error)}"
+    except ValueError as error:
+        return {"error": {"code": "INVALID_PAYLOAD", "message": str(error)}}, f"not sent: {error}"
+    return outcome.document(), outcome.name

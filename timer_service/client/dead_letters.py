@@ -1,0 +1,175 @@
+"""The methods of the client for dead letters: rejected commands, in the stream of the broker."""
+
+import json
+import secrets
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from datetime import datetime
+from typing import Any
+
+import nats.errors
+import nats.js.errors
+from nats.aio.msg import Msg
+from nats.js import JetStreamContext
+from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
+
+from timer_service.client.checks import check_seconds, check_tenant, check_whole
+from timer_service.client.commands import Command
+from timer_service.client.connection import Connection
+from timer_service.client.errors import NoAnswerError
+from timer_service.client.models import DeadLetter, Outcome
+from timer_service.core.dead_letter import BODY_OMITTED, UNREADABLE
+from timer_service.core.message import Kind
+
+_CONSUMER_SECONDS = 10
+"""How long the broker keeps a consumer that this client has not deleted, because it was killed."""
+_FETCHED = 500
+
+
+class DeadLetters:
+    """Methods for dead letters, as `TimerClient.dead_letters`. They read the stream TIMER_DLQ.
+
+    On a server with accounts, they need the login of the operator. They raise `NoAnswerError` without a stream or a
+    permission.
+    """
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._stream = connection.stream(Kind.DEAD_LETTER)
+
+    async def list(self, tenant: str = "*", *, limit: int = 50, before: int | None = None) -> Sequence[DeadLetter]:
+        """Return the newest dead letters of a tenant or of all, newest first, without their bodies.
+
+        `before`: only older ones than the dead letter with this sequence.
+        """
+        tenant = tenant if tenant == "*" else check_tenant(tenant)
+        subject = self._connection.subject(Kind.DEAD_LETTER, tenant, "*")
+        check_whole("limit", limit)
+        if before is not None:
+            check_whole("before", before)
+        async with self._translated() as js:
+            state = (await js.stream_info(self._stream)).state
+            end = state.last_seq + 1 if before is None else min(before, state.last_seq + 1)
+            newer = await self._count(js, subject, end)
+            start, last = state.first_seq, max(state.first_seq, end - 1)
+            while start < last:  # the highest sequence after which there are enough
+                middle = (start + last + 1) // 2
+                if await self._count(js, subject, middle) - newer >= limit:
+                    start = middle
+                else:
+                    last = middle - 1
+            letters = [_read(message) for message in await self._fetch(js, subject, start, limit)]
+        return [each for each in reversed(letters) if each.sequence < end]
+
+    async def get(self, tenant: str, sequence: int) -> DeadLetter | None:
+        """Return a dead letter with its headers and its body, or None if the tenant has none with this sequence."""
+        check_tenant(tenant)
+        check_whole("sequence", sequence)
+        async with self._translated() as js:
+            try:
+                message = await js.get_msg(self._stream, sequence)
+            except nats.js.errors.NotFoundError:
+                return None
+        assert message.time is not None  # noqa: S101 - the broker always sends it
+        headers = message.headers or {}
+        data = message.data or b""
+        letter = _letter(str(message.subject), sequence, message.time, headers, len(data))
+        if letter.tenant != tenant:
+            return None
+        return letter.model_copy(update={"headers": headers, "body": data.decode(errors="replace")})
+
+    async def resubmit(self, letter: DeadLetter, *, timeout_seconds: float = 10) -> Outcome:
+        """Send the command of a dead letter again, as a new command, and return its outcome.
+
+        The dead letter must come from `get`. It stays in the stream. Raises `CommandError` if the command is rejected
+        again, and ValueError if the dead letter lacks the command.
+        """
+        check_seconds("timeout_seconds", timeout_seconds)
+        if not isinstance(letter, DeadLetter):
+            raise ValueError("letter must be a DeadLetter")  # noqa: TRY004 - like every wrong argument
+        if letter.headers.get(BODY_OMITTED) or letter.body is None:
+            raise ValueError(
+                f"dead letter {letter.sequence} lacks the command: it was too large. It is message "
+                f"{letter.source_sequence} of the stream {self._connection.stream(Kind.COMMAND)}"
+            )
+        if UNREADABLE in {letter.tenant, letter.message}:
+            raise ValueError(f"dead letter {letter.sequence} was sent to a subject that no command can have")
+        command_id = secrets.token_hex(16)
+        subject = self._connection.subject(Kind.COMMAND, letter.tenant, letter.message)
+        command = Command(command_id, subject, _with_id(letter.body, command_id).encode())
+        return await self._connection.send_command(command, timeout_seconds)
+
+    async def _count(self, js: JetStreamContext, subject: str, start: int) -> int:
+        """Return how many dead letters there are from a sequence on."""
+        async with self._consumer(js, subject, start) as (_, count):
+            return count
+
+    async def _fetch(self, js: JetStreamContext, subject: str, start: int, limit: int) -> Sequence[Msg]:
+        messages: list[Msg] = []
+        async with self._consumer(js, subject, start) as (name, count):
+            wanted = min(limit, count)
+            subscription = await js.pull_subscribe_bind(consumer=name, stream=self._stream)
+            while len(messages) < wanted:
+                messages += await subscription.fetch(min(_FETCHED, wanted - len(messages)), timeout=_CONSUMER_SECONDS)
+            await subscription.unsubscribe()
+        return messages
+
+    @asynccontextmanager
+    async def _consumer(self, js: JetStreamContext, subject: str, start: int) -> AsyncIterator[tuple[str, int]]:
+        """Create a consumer from a sequence on. Yields its name, and how many messages it will deliver."""
+        config = ConsumerConfig(
+            ack_policy=AckPolicy.NONE,
+            deliver_policy=DeliverPolicy.BY_START_SEQUENCE,
+            opt_start_seq=max(1, start),
+            filter_subject=subject,
+            headers_only=True,
+            inactive_threshold=_CONSUMER_SECONDS,
+            mem_storage=True,
+        )
+        info = await js.add_consumer(self._stream, config)
+        try:
+            yield info.name, info.num_pending or 0
+        finally:
+            await js.delete_consumer(self._stream, info.name)
+
+    @asynccontextmanager
+    async def _translated(self) -> AsyncIterator[JetStreamContext]:
+        try:
+            yield self._connection.jetstream()
+        except nats.js.errors.NotFoundError as error:
+            raise NoAnswerError(f"the broker has no stream {self._stream} for this login") from error
+        except (nats.errors.Error, TimeoutError) as error:
+            reason = str(error) or type(error).__name__
+            raise NoAnswerError(
+                f"the stream {self._stream} cannot be read: {reason}; it needs the login of the operator"
+            ) from error
+
+
+def _read(message: Msg) -> DeadLetter:
+    metadata = message.metadata
+    headers = message.headers or {}
+    size = int(headers.get("Nats-Msg-Size", 0))
+    return _letter(message.subject, metadata.sequence.stream, metadata.timestamp, headers, size)
+
+
+def _letter(subject: str, sequence: int, stored_at: datetime, headers: dict[str, Any], size: int) -> DeadLetter:
+    *_, tenant, message = subject.split(".")
+    return DeadLetter(
+        sequence=sequence,
+        tenant=tenant,
+        message=message,
+        code=headers.get("Timer-Error-Code", ""),
+        reason=headers.get("Timer-Error-Message", ""),
+        stored_at=stored_at,
+        source_sequence=int(headers.get("Timer-Source-Sequence", 0)),
+        size=size,
+    )
+
+
+def _with_id(body: str, command_id: str) -> str:
+    """Return a command with another id. The broker drops a message whose id it knows, and replies name the id."""
+    try:
+        envelope = json.loads(body)
+    except (ValueError, RecursionError):
+        return body
+    return json.dumps({**envelope, "id": command_id}) if isinstance(envelope, dict) else body
