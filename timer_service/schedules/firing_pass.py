@@ -20,7 +20,7 @@ from timer_service.core.workflow_start import Started, WorkflowStart
 from timer_service.schedules import store
 from timer_service.schedules.events import ended_events, fired_events
 from timer_service.schedules.firing import Decision, decide_in_steps
-from timer_service.schedules.left_to_others import LeftToOthers
+from timer_service.schedules.left_to_others import Left, LeftToOthers
 from timer_service.schedules.messages import SkipReason
 from timer_service.schedules.pass_order import PassOrder, has_rest
 from timer_service.schedules.schedule import Key, Schedule, fail
@@ -55,8 +55,8 @@ class Fired:
     """The schedules whose rows cannot be read, and the errors. They wait a minute too."""
     left: int = 0
     """How many schedules are left to other instances."""
-    newly_left: dict[Key, str] = field(default_factory=dict)
-    """Those of them that no earlier pass has left, and why this instance cannot compute them."""
+    newly_left: list[Left] = field(default_factory=list)
+    """Those of them that no earlier pass has left."""
     started: list[Started] = field(default_factory=list)
     """The workflows that were started."""
     not_started: Counter[SkipReason] = field(default_factory=Counter)
@@ -195,16 +195,18 @@ async def _decide(rows: Sequence[Row], order: PassOrder, to_others: LeftToOthers
         try:
             schedule = store.read_schedule(row)
         except Exception as error:  # noqa: BLE001 - a damaged row, or one of a newer version
-            unreadable = done.newly_left if to_others.leave(row, now) else done.unreadable
-            unreadable[store.key_of(row)] = error_text(error)
+            if to_others.may_leave(row, now):
+                done.newly_left.append(Left(store.key_of(row), row["available_at"], error_text(error)))
+            else:
+                done.unreadable[store.key_of(row)] = error_text(error)
             order.charge(row["tenant_id"], room.use(0, 0, 0.0))
             continue
         slots, seconds = 0, room.seconds
         try:
             decision = await room.compute(schedule, now, most)
         except Exception as error:  # noqa: BLE001 - whatever the parser or the zone data raise
-            if to_others.leave(row, now):
-                done.newly_left[schedule.key] = error_text(error)
+            if to_others.may_leave(row, now):
+                done.newly_left.append(Left(schedule.key, row["available_at"], error_text(error)))
             else:
                 done.failed.append(fail(schedule, error_text(error), now))
         else:
@@ -222,5 +224,5 @@ async def _decide(rows: Sequence[Row], order: PassOrder, to_others: LeftToOthers
 
 def _unreached(rows: Sequence[Row], done: Fired) -> list[Row]:
     handled = {each.before.key for each in done.firings} | {each.key for each in done.failed} | done.unreadable.keys()
-    handled |= done.newly_left.keys()
+    handled |= {each.key for each in done.newly_left}
     return [row for row in rows if store.key_of(row) not in handled]

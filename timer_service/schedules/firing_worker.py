@@ -100,8 +100,7 @@ class FiringWorker:
         if isinstance(fired, _Failed):
             return Pass(await self._fire_after(fired, now), await self._next_at(now))
         self._limit = min(2 * self._limit, MOST_SLOTS) if fired.is_whole else max(2 * fired.handled, _LEAST_ROWS)
-        pause = 0 if fired.handled else _LEFT_ROWS_PAUSE_MS if fired.left else _LOCKED_ROWS_PAUSE_MS
-        return Pass(fired.handled, await self._next_at(now, pause))
+        return Pass(fired.handled, await self._next_at(now, _pause_ms(fired)))
 
     async def _next_at(self, now: int, pause_ms: int = 0) -> int | None:
         """Return when the next schedule is due. `pause_ms`: how long to wait if there are due ones."""
@@ -127,6 +126,7 @@ class FiringWorker:
             return _Failed(error, [store.key_of(row) for row in rows], starting)
         self._record(fired, now)
         if fired.newly_left:
+            self._to_others.record(fired.newly_left)
             await self._hint(now)
         return fired
 
@@ -243,7 +243,7 @@ class FiringWorker:
             _log_failure(schedule.key, schedule.last_error)
         for key, reason in fired.unreadable.items():
             _log_failure(key, reason)
-        for key, reason in fired.newly_left.items():
+        for key, _, reason in fired.newly_left:
             log.warning("this instance cannot compute a schedule; leaving it to others", extra=_about(key, reason))
         if fired.firings:
             self._wake(now)
@@ -260,6 +260,13 @@ class FiringWorker:
                 self._offer(started.lane, now)
             if started.loop is not None:
                 self._wake_loop(started.loop, now)
+
+
+def _pause_ms(fired: Fired) -> int:
+    """Return how long to wait before the next pass if schedules are still due."""
+    if fired.handled or fired.newly_left:
+        return 0
+    return _LEFT_ROWS_PAUSE_MS if fired.left else _LOCKED_ROWS_PAUSE_MS
 
 
 def _halves(keys: Sequence[Key]) -> tuple[Sequence[Key], Sequence[Key]]:

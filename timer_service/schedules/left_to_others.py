@@ -1,13 +1,23 @@
 """The due schedules that this instance cannot compute, and leaves to the other instances. See docs/decisions/0059."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 from timer_service.core.database import Row
 from timer_service.schedules.schedule import Key
 from timer_service.schedules.store import key_of
 
 _LEAVE_MS = 10_000
-"""For how long a due schedule is left to others. Every instance that works looks for due schedules more often."""
+"""For how long a due schedule is left to others. Each of them gets a hint, and polls every 5 s by default."""
+
+
+class Left(NamedTuple):
+    """A schedule that a pass has left to other instances."""
+
+    key: Key
+    due_at: int
+    reason: str
+    """Why this instance cannot compute it."""
 
 
 class LeftToOthers:
@@ -25,14 +35,16 @@ class LeftToOthers:
 
     def own(self, rows: Sequence[Row], now: int) -> list[Row]:
         """Return the due schedules that are not left to others. Those that are left are not computed again."""
-        self._left = {key: at for key, at in self._left.items() if self._may_leave(at, now)}
+        self._left = {key: at for key, at in self._left.items() if self._is_recent(at, now)}
         return [row for row in rows if self._left.get(key_of(row)) != row["available_at"]]
 
-    def leave(self, row: Row, now: int) -> bool:
-        """Leave a due schedule that cannot be computed to others. Return false if it has been due for too long."""
-        if self._may_leave(row["available_at"], now):
-            self._left[key_of(row)] = row["available_at"]
-        return key_of(row) in self._left
+    def may_leave(self, row: Row, now: int) -> bool:
+        """Return whether to leave a due schedule that cannot be computed: it has not been due for too long."""
+        return self._is_recent(row["available_at"], now)
 
-    def _may_leave(self, at: int, now: int) -> bool:
+    def record(self, left: Iterable[Left]) -> None:
+        """Record schedules that a pass has left."""
+        self._left |= {each.key: each.due_at for each in left}
+
+    def _is_recent(self, at: int, now: int) -> bool:
         return now - at < self._leave_ms

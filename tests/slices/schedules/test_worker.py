@@ -458,6 +458,24 @@ def count_computed(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     return counts
 
 
+async def test_many_schedules_with_a_zone_that_one_instance_lacks(
+    postgres: PostgresDatabase, memory_broker: MemoryBroker, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If the time of a pass is over, the next one goes on at once, and does not begin with the same schedules."""
+    schedules = Schedules(postgres, memory_broker, clock)
+    for number in range(20):
+        await schedules.put(f"berlin-{number}", cron="* * * * *", zone="Europe/Berlin")
+    clock.advance(seconds=1)
+    await schedules.put("plain")
+    clock.advance(minutes=1)
+    monkeypatch.setattr(firing_pass, "MOST_COMPUTING_SECONDS", 1e-9)
+    with lack(monkeypatch, "Europe/Berlin"):
+        found = [await next_at(schedules.worker, clock.now()) for _ in range(22)]
+    assert found == [*[clock.now()] * 21, clock.now() + 50]
+    await schedules.publish()
+    assert len(await schedules.fired("plain")) == 1
+
+
 async def test_a_command_on_the_instance_that_lacks_the_zone(
     postgres: PostgresDatabase, memory_broker: MemoryBroker, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
