@@ -4,6 +4,7 @@ import platform
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache, partial
 from importlib.metadata import version
+from itertools import product
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
 
@@ -168,11 +169,8 @@ class Metrics:
             self._create(self._requests, requests, code)
         for table in leased:
             self._buried(table)
-            for outcome in ("retried", "buried"):
-                self._settled(table, outcome)
-        for table in due:
-            for outcome in ("failed", "left"):
-                self._settled(table, outcome)
+        for table, outcome in (*product(leased, ("retried", "buried")), *product(due, ("failed", "left"))):
+            self._settled(table, outcome)
         for reason in skips:
             self._slots_not_started(reason)
 

@@ -39,6 +39,9 @@ class Rows:
     async def fetch_each(self, sql: str, many: Sequence[Any], /) -> Sequence[Any]:
         raise NotImplementedError
 
+    async def insert(self, sql: str, rows: Sequence[Any], /) -> Sequence[Any]:
+        raise NotImplementedError
+
     async def execute(self, sql: str, parameters: Any = None, /) -> int:
         raise NotImplementedError
 
