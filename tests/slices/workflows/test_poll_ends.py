@@ -1,6 +1,7 @@
 """The ends of held polls: never late, at most 100 ms early, and those of about the same instant together."""
 
 import asyncio
+from itertools import groupby
 
 import pytest
 
@@ -29,3 +30,19 @@ async def test_polls_of_one_end_have_one_timer(monkeypatch: pytest.MonkeyPatch) 
         assert not timer.cancelled()
         ends.remove(each)
     assert timer.cancelled()
+
+
+async def test_many_polls_end_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of many polls that end together, each turn of the loop ends 200, so that other tasks run in between."""
+    now, ended = [50.0], list[int]()
+    monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: now[0])
+    ends = PollEnds(lambda polls: ended.append(len(polls)))
+    for number in range(450):
+        ends.add(poll(str(number)), 10_000)
+    now[0] = 60.0
+    found = []
+    for _ in range(6):
+        await asyncio.sleep(0)
+        found.append(list(ended))
+    assert [each for each, _ in groupby(found) if each] == [[200], [200, 200], [200, 200, 50]]
+    assert not ends._timers
