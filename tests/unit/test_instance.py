@@ -385,12 +385,10 @@ async def test_address_of_the_pages(new: NewInstance) -> None:
             socket.create_connection(("127.0.0.1", instance.config.http_port), timeout=10)
 
 
-def test_repair_of_the_clock(new: NewInstance) -> None:
+async def test_repair_of_the_clock(new: NewInstance) -> None:
     """After a wrong clock, the rows of every table that wait for an instant are corrected."""
-    repaired = [
-        each.table for each in reachable(vars(new().loop("clock-repair")._worker)) if isinstance(each, TimedRows)
-    ]
-    assert sorted(repaired) == [
+    repair = vars(new().loop("clock-repair")._worker)
+    assert sorted(each.table for each in reachable(repair) if isinstance(each, TimedRows)) == [
         *("outbox", "run_jobs", "runs", "schedules", "timer_cancellations", "timer_schedules", "work_signal_firings"),
         *("workflow_effects", "workflow_workers", "workflows"),
     ]
