@@ -118,7 +118,7 @@ class Instance:
         self.clock = clock
         self.broker = InstanceBroker()
         self.registry = CollectorRegistry()
-        self.config = Config.model_validate({"http_port": unused_port(), "shutdown_timeout": 2000, **settings})
+        self.config = Config.model_validate({"http_port": unused_port(), "shutdown_timeout": 10_000, **settings})
         self.app = App(
             self.config,
             Storage(database, clock, {"clock": ClockReader(clock), "file": FileWatch(database, clock)}),

@@ -62,14 +62,26 @@ async def test_commands_that_arrive_during_a_long_backlog(site: Site) -> None:
     assert found == [False, False, False, True]
 
 
-async def test_commands_that_arrive_during_a_short_backlog(site: Site) -> None:
-    """Commands that arrive steadily do not keep the gate closed: a short backlog is waited for once."""
+@pytest.mark.parametrize(("seconds", "opens"), [(1, True), (1.001, False)])
+async def test_commands_that_arrive_during_a_short_backlog(site: Site, seconds: float, *, opens: bool) -> None:
+    """Commands that arrive steadily do not keep the gate closed: a backlog of at most a second is waited for once."""
     site.broker.stored = 10
     found = [await site.is_open()]
     site.broker.stored = 20
     site.broker.handled = 10
+    found.append(await site.is_open(after_ms=round(seconds * 1000)))
+    assert (found, site.broker.looks) == ([False, opens], 2 if opens else 3)
+
+
+async def test_commands_that_arrive_at_the_end_of_a_long_backlog(site: Site) -> None:
+    """The commands that were stored during a long backlog are a short one: the gate does not count a third time."""
+    site.broker.stored = 10
+    found = [await site.is_open()]
+    site.broker.stored, site.broker.handled = 12, 10
+    found.append(await site.is_open(after_ms=5_000))
+    site.broker.stored, site.broker.handled = 14, 12
     found.append(await site.is_open(after_ms=1_000))
-    assert (found, site.broker.looks) == ([False, True], 2)
+    assert found == [False, False, True]
 
 
 async def test_an_open_gate_asks_nothing(site: Site) -> None:

@@ -70,15 +70,16 @@ async def test_idle_service_follows_a_jump() -> None:
     assert clock.now() == NOW + 1500 - HOUR_MS
 
 
-def test_wrong_readings_that_differ() -> None:
-    """Wrong readings that do not agree with each other are never followed."""
+@pytest.mark.parametrize("difference", [1.5, 60])
+def test_wrong_readings_that_differ(difference: float) -> None:
+    """Wrong readings that differ by more than a second from each other are never followed."""
     machine = MachineClocks()
     clock = clock_of(machine)
     for number in range(1, 20):
         machine.advance(2)
-        machine.jump(number * 60)
+        machine.jump(number * difference)
         assert clock.now() == NOW + 2000 * number
-        machine.jump(-number * 60)
+        machine.jump(-number * difference)
 
 
 def test_small_correction() -> None:

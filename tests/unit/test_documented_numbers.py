@@ -27,10 +27,11 @@ from timer_service.core import (
     relay,
     replay,
     retention,
+    row_counts,
     suspects,
     turns,
 )
-from timer_service.core.budget import DEFAULT_MEMORY_BYTES, MIB
+from timer_service.core.budget import DEFAULT_MEMORY_BYTES, LEAST_MEMORY_BYTES, MIB
 from timer_service.workflows import registry
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -102,5 +103,5 @@ def test_numbers_in_words() -> None:
     assert replay.MARGIN.total_seconds() * 1000 == HOUR
     assert (backlog_gate.LONGEST_WAIT_MS, backlog_gate.RECHECK_MS) == (MINUTE, 250)
     assert postgres._MIGRATION_SECONDS * 1000 == HOUR
-    assert usage._MOST_COUNTED == 1_000_000
-    assert DEFAULT_MEMORY_BYTES == 256 * MIB
+    assert usage._MOST_COUNTED == row_counts._LIMIT == 1_000_000
+    assert (DEFAULT_MEMORY_BYTES, LEAST_MEMORY_BYTES) == (256 * MIB, 128 * MIB)

@@ -2,31 +2,39 @@
 
 import asyncio
 import json
+import socket
+import sys
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from datetime import timedelta
 from functools import partial
 from typing import Any
 from unittest.mock import PropertyMock, patch
 
 import pytest
 
-from tests.harness.builders import command_address, schedule_timer
+from tests.harness.builders import command_address, schedule_timer, scheduled
 from tests.harness.clock import NOW, ManualClock
 from tests.harness.instance import Instance, InstanceBroker, until
+from tests.harness.reachable import reachable
+from tests.harness.timers import put_timers
 from timer_service.adapters.sqlite import SqliteDatabase
 from timer_service.app.slices import QUERIES, SLICES, Workers
 from timer_service.app.tasks import KeptTask
 from timer_service.app.worker_requests import WorkerRequests
 from timer_service.core import loop as loop_module
 from timer_service.core.budget import DEFAULT_BUDGET
+from timer_service.core.clock_repair import TimedRows
 from timer_service.core.consumer import Consumer
 from timer_service.core.errors import StartError
 from timer_service.core.health import HEALTHY, Health, Publishing
 from timer_service.core.installation import request_replay
+from timer_service.core.lease import Lease
 from timer_service.core.loop import Pass
 from timer_service.core.message import Kind, kebab
 from timer_service.core.route import Lane
 from timer_service.core.transactions import in_transaction
+from timer_service.timers.store import TIMERS
 
 LANE: Lane = ("acme", "main", "pay")
 DOWN = Health.down("it is away")
@@ -139,9 +147,10 @@ async def test_workflow(new: NewInstance) -> None:
     assert counted == {"poll-tasks": 1, "report-tasks": 1}
 
 
-async def test_gauges_of_rows(new: NewInstance) -> None:
-    """An instance counts the rows of every table that has due ones, and the rows of each state."""
-    instance = new()
+@pytest.mark.parametrize("enabled", [True, False])
+async def test_gauges_of_rows(new: NewInstance, *, enabled: bool) -> None:
+    """An instance counts the rows of every table that has due ones, and of each state, also of what is disabled."""
+    instance = new(**{f"{each}_enabled": enabled for each in ("signals", "runs", "schedules", "workflows")})
     async with instance.running():
         await until(lambda: instance.passes("row-counts") > 0)
         samples = [each for metric in instance.registry.collect() for each in metric.samples]
@@ -342,14 +351,47 @@ async def test_replay(new: NewInstance, sqlite: SqliteDatabase, role: str) -> No
     assert instance.broker.steps.count("replay forgotten") == 1
 
 
-async def test_end_during_a_replay(new: NewInstance, sqlite: SqliteDatabase) -> None:
+async def test_end_during_a_replay(new: NewInstance, sqlite: SqliteDatabase, caplog: pytest.LogCaptureFixture) -> None:
     """An instance that stops during a replay does not wait for it. The next start goes on with it."""
     await in_transaction(sqlite, lambda tx: request_replay(tx, 1))
     instance = new()
-    async with asyncio.timeout(10), instance.running():
+    async with instance.running():
         pass
+    assert task_names() == []
+    assert [line.message for line in caplog.records if line.name == "timer_service.app.tasks"] == []
     assert (await instance.app._history.installation()).replay is not None
     assert "replay forgotten" not in instance.broker.steps
+
+
+async def test_claims_of_a_dead_process(new: NewInstance, sqlite: SqliteDatabase) -> None:
+    """On SQLite, an instance fires at once what a process had claimed that died."""
+    lease = Lease(TIMERS, timedelta(seconds=30))
+    async with sqlite.transaction() as tx:
+        await put_timers(tx, [scheduled("call-1", NOW)])
+        assert len(await lease.claim(tx, NOW, 10)) == 1
+    instance = new()
+    async with instance.running():
+        await until(lambda: len(instance.broker.events) == 1)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have only one loopback address")
+async def test_address_of_the_pages(new: NewInstance) -> None:
+    """The pages are served at the configured address only."""
+    instance = new(http_host="127.0.0.2")
+    async with instance.running():
+        with socket.create_connection(("127.0.0.2", instance.config.http_port), timeout=10):
+            pass
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.1", instance.config.http_port), timeout=10)
+
+
+async def test_repair_of_the_clock(new: NewInstance) -> None:
+    """After a wrong clock, the rows of every table that wait for an instant are corrected."""
+    repair = vars(new().loop("clock-repair")._worker)
+    assert sorted(each.table for each in reachable(repair) if isinstance(each, TimedRows)) == [
+        *("outbox", "run_jobs", "runs", "schedules", "timer_cancellations", "timer_schedules", "work_signal_firings"),
+        *("workflow_effects", "workflow_workers", "workflows"),
+    ]
 
 
 @pytest.mark.parametrize("alone", [True, False])

@@ -97,6 +97,16 @@ async def test_rows_of_the_same_transaction() -> None:
     assert await add(quotas, rows, [2, 1, 1]) == [False, True, False]
 
 
+async def test_a_transaction_that_adds_and_removes_rows() -> None:
+    """What a transaction removes makes no room before the next count, because the transaction may fail."""
+    rows = Rows()
+    quotas = rows.quotas()
+    assert await add(quotas, rows, [5, -3]) == [True, True]
+    counted = len(rows.counts)
+    assert await add(quotas, rows, [6]) == [True]
+    assert (counted, len(rows.counts)) == (1, 2)
+
+
 async def test_count_after_rows_were_admitted() -> None:
     """Rows that took the room of an earlier transaction's count are subtracted from the next count too."""
     rows = Rows()

@@ -6,13 +6,16 @@ from datetime import timedelta
 import pytest
 from prometheus_client import CollectorRegistry
 
-from tests.harness.clock import ManualClock
+from tests.harness.builders import command_address
+from tests.harness.clock import NOW, ManualClock
 from tests.harness.wiring import make_parts
 from timer_service.adapters.memory import MemoryBroker
 from timer_service.adapters.sqlite import SqliteDatabase
+from timer_service.app import worker_requests as module
 from timer_service.app.worker_requests import WorkerRequests
 from timer_service.config import Config
 from timer_service.core.health import HEALTHY, Health
+from timer_service.core.transactions import in_transaction
 from timer_service.core.wakeups import Wakeups
 from timer_service.metrics import Metrics
 
@@ -42,3 +45,25 @@ async def test_each_part(
     before = requests.health
     fail(requests)
     assert (before, requests.health) == (HEALTHY, FAULT)
+
+
+async def test_a_backlog_of_commands(
+    sqlite: SqliteDatabase, memory_broker: MemoryBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While commands from before the start wait, no report ends a wait by the time: a command may come before."""
+    parts = make_parts(sqlite, memory_broker, ManualClock(), Metrics(CollectorRegistry()))
+    position = memory_broker.send(command_address(), b"{}")
+    found: list[bool] = []
+
+    async def record(*_: object, rng: object, may_time_out: bool) -> tuple[()]:
+        assert rng is parts.rng
+        found.append(may_time_out)
+        return ()
+
+    monkeypatch.setattr(module, "handle_requests", record)
+    requests = WorkerRequests(Config(), parts)
+    for _ in range(2):
+        handle = await requests._prepare(NOW)
+        await in_transaction(sqlite, lambda tx: handle(tx, [], NOW))  # noqa: B023
+        memory_broker._log[position].settled = True
+    assert found == [False, True]
