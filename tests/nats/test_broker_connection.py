@@ -11,12 +11,14 @@ import pytest
 
 from tests.harness.builders import event
 from tests.harness.clock import NOW
+from tests.harness.history import MemoryHistory
 from tests.harness.nats_peer import ScriptedPeer, scripted_peer
 from timer_service.adapters.nats import NatsBroker
 from timer_service.adapters.nats.holding import HOLDER
 from timer_service.adapters.nats.query_connection import QueryConnection
 from timer_service.adapters.nats.subjects import Subjects
-from timer_service.core.broker import PublishResult, PublishStatus, read_all
+from timer_service.adapters.nats.subscription import NatsSubscription
+from timer_service.core.broker import PublishResult, PublishStatus, Reply, read_all
 from timer_service.core.health import HEALTHY
 from timer_service.core.message import Kind
 
@@ -90,6 +92,26 @@ async def test_a_denied_permission_is_forgotten_with_the_connection(peer: Script
     assert denied.usable
     assert "permissions violation" in (denied.reason or "").lower()
     assert broker.health == HEALTHY
+
+
+@pytest.mark.parametrize("prefix", ["timer", "Shop.Timer"])
+async def test_a_denied_hint_does_no_harm(peer: ScriptedPeer, prefix: str) -> None:
+    """Without hints timers only fire later, so the health stays as it is. Another denied subject counts."""
+    broker = await NatsBroker.connect(peer.url, prefix, reply_prefix="_INBOX.", manage_streams=True)
+    subject = Subjects(prefix).hint("outbox").encode()
+    await peer.send(b"-ERR 'Permissions Violation for Publish to \"%b\"'\r\n" % subject)
+    await until(lambda: broker._connection._last_error != "")
+    assert broker.health == HEALTHY
+    await peer.send(DENIED)
+    await until(lambda: broker.health != HEALTHY)
+    await broker.close()
+
+
+async def test_what_is_unsent_is_sent_before_the_end(peer: ScriptedPeer, broker: NatsBroker) -> None:
+    """Replies that were not sent yet are sent when the broker is closed."""
+    await broker.reply([Reply(f"_INBOX.{number}", b"x") for number in range(100)])
+    await broker.close()
+    await until(lambda: peer.published[-1][0] == "_INBOX.99")
 
 
 async def test_the_reason_of_an_outage_is_forgotten_with_it(peer: ScriptedPeer, broker: NatsBroker) -> None:
@@ -217,6 +239,42 @@ async def test_a_check_notices_a_take_over(peer: ScriptedPeer, broker: NatsBroke
     (result,) = await broker.publish([event()])
     assert (result.status, result.reason) == (PublishStatus.UNAVAILABLE, broker._consumer.holding.reason)
     assert not [subject for subject, _, _ in peer.published if subject.startswith("timer.evt")]
+
+
+async def test_an_outage_does_not_look_as_if_reading_had_ended(peer: ScriptedPeer, broker: NatsBroker) -> None:
+    """While the connection is being restored, the process need not be restarted. If reading has ended, it must be."""
+    found = [broker.reading]
+    peer.disconnect()
+    await until(lambda: not broker.health.usable)
+    while not broker.health.usable:
+        found.append(broker.reading)
+        await asyncio.sleep(0)
+    found.append(broker.reading)
+    assert set(found) == {True}
+    task = broker._client._reading_task
+    assert task is not None
+    task.cancel()
+    await asyncio.wait([task])
+    assert not broker.reading
+
+
+async def test_a_subscription_learns_of_each_outage(
+    peer: ScriptedPeer, broker: NatsBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The broker tells its subscription when the connection is lost and restored, so that it joins at once."""
+    seen: list[str] = []
+
+    async def join(_subscription: NatsSubscription, *, alone: bool) -> None:
+        assert not alone
+
+    monkeypatch.setattr(NatsSubscription, "open", join)
+    monkeypatch.setattr(NatsSubscription, "connection_lost", lambda _: seen.append("lost"))
+    monkeypatch.setattr(NatsSubscription, "connection_restored", lambda _: seen.append("restored"))
+    await broker.subscribe(MemoryHistory())
+    for _ in range(2):
+        await reconnect(peer, broker)
+    await until(lambda: len(seen) == 4)
+    assert seen == ["lost", "restored"] * 2
 
 
 async def test_each_outage_begins_a_new_backlog(peer: ScriptedPeer, broker: NatsBroker) -> None:

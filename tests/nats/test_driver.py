@@ -213,3 +213,21 @@ async def test_subscription_that_cannot_be_drained(peer: ScriptedPeer, client: G
     await client.flush()
     assert not peer.subscribed("ended")
     await client.drain_subscription(kept)
+
+
+async def test_a_message_in_two_pieces(peer: ScriptedPeer, client: GuardedClient) -> None:
+    """A message is read wherever the network divides it, also in the line after its body."""
+    arrived = await collect(peer, client)
+    sid = next(iter(client._subs))
+    lines = b"MSG commands %d 4\r\nbody\r\n" % sid
+    for middle in range(1, len(lines)):
+        await client._ps.parse(lines[:middle])
+        await client._ps.parse(lines[middle:])
+        assert ((await next_message(arrived)).data, bytes(client._ps.buf)) == (b"body", b"")
+
+
+async def test_unsent_bytes_are_not_counted_any_more(peer: ScriptedPeer, client: GuardedClient) -> None:
+    """After what was not sent is dropped, as much may wait to be sent as before."""
+    await client.publish("events", b"x" * 1000)
+    client.discard_unsent()
+    assert client.pending_data_size == 0

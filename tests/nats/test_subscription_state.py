@@ -3,13 +3,18 @@
 import asyncio
 from collections.abc import AsyncIterator
 from datetime import timedelta
+from typing import NoReturn
 
+import nats.errors
 import pytest
+from nats.js.errors import NotFoundError
 
 from tests.harness.builders import command_address, delivery
 from tests.harness.subscription_site import Site, open_site
 from timer_service.adapters.nats import membership, recovery, subscription
+from timer_service.adapters.nats.durable import DurableConsumer
 from timer_service.core.broker import Delivery
+from timer_service.core.errors import ConflictError, DatabaseUnavailableError, StartError
 from timer_service.core.message import Position
 
 LONG = 30
@@ -70,6 +75,63 @@ async def test_attempts_to_join_are_limited(site: Site, monkeypatch: pytest.Monk
     for _ in range(3):
         await site.subscription._keep_pulling(10)
     assert site.js.requests == ["CONSUMER.INFO"]
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (nats.errors.TimeoutError(), "JetStream does not answer"),
+        (NotFoundError(), "stream TIMER_CMD is missing"),
+        (StartError("the consumer belongs to another database"), "the consumer belongs to another database"),
+        (DatabaseUnavailableError("away"), "away"),
+        (ConflictError("again"), "again"),
+        (ConnectionResetError("reset"), "reset"),
+        (KeyError("config"), "KeyError"),
+    ],
+    ids=lambda each: type(each).__name__,
+)
+async def test_failed_attempt_to_join(
+    site: Site, monkeypatch: pytest.MonkeyPatch, error: Exception, reason: str
+) -> None:
+    """If an attempt to join fails, the health says why, and the next attempt may succeed."""
+    monkeypatch.setattr(membership, "_REJOIN_SECONDS", 0)
+
+    async def fail(*_: object, **__: object) -> NoReturn:
+        raise error
+
+    with monkeypatch.context() as patch:
+        patch.setattr(DurableConsumer, "join", fail)
+        site.subscription.stream_changed()
+        await site.subscription._keep_pulling(10)
+        assert reason in (site.subscription.health.reason or "")
+        assert not site.subscription.health.usable
+    await until_joined(site)
+
+
+@pytest.mark.parametrize("answers", [True, False])
+async def test_a_look_while_the_consumer_is_lost(site: Site, *, answers: bool) -> None:
+    """If the consumer is lost while the subscription looks at it, the answer of this look does not count."""
+    looking = site.subscription._membership
+    confirm = looking.consumer.confirm
+
+    async def confirm_and_lose(within: float) -> bool:
+        found = await confirm(within)
+        looking.lose("connection lost")
+        if not answers:
+            raise nats.errors.TimeoutError
+        return found
+
+    looking.consumer.confirm = confirm_and_lose  # type: ignore[method-assign, assignment]
+    assert not await looking.confirm(10)
+
+
+async def test_a_closed_subscription_looks_no_more(site: Site) -> None:
+    """A look that is in progress ends when the subscription is closed."""
+    looking = site.subscription._membership
+    look = looking.look = asyncio.create_task(asyncio.sleep(LONG, result=True))
+    await site.subscription.close()
+    await asyncio.wait([look], timeout=5)
+    assert look.cancelled()
 
 
 async def test_settling_waits_in_each_outage(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -314,6 +314,20 @@ async def test_row_that_cannot_be_settled(timers: Timers) -> None:
     assert (row["state"], row["available_at"] - timers.clock.now()) == ("Scheduled", 30_000)
 
 
+async def test_several_rows_that_cannot_be_settled(
+    store: Database, memory_broker: MemoryBroker, clock: ManualClock
+) -> None:
+    """Rows that cannot be settled do not fail the tick, however many, if other rows of their claim were settled."""
+    timers = Timers(store, memory_broker, clock)
+    names = [f"call-{number:02}" for number in range(20)]
+    for name in names:
+        timers.send(schedule_timer(name))
+    await timers.consume()
+    await Trap(timers).set(*names[14:])
+    await timers.tick()
+    assert sorted(await fired(timers)) == names[:14]
+
+
 async def test_no_row_can_be_settled(store: Database, memory_broker: MemoryBroker, clock: ManualClock) -> None:
     """If no row can be settled, the ticks fail and claim nothing. Later the rows are settled, not published again."""
     timers = Timers(store, memory_broker, clock)

@@ -18,6 +18,8 @@ class Consumer:
         self.last_sequence = last_sequence
         self.created = "2026-01-01T00:00:00Z"
         self.delivered = self.settled = self.waiting = 0
+        self.messages: int | None = None
+        """How many messages the stream has; None if none was deleted."""
 
     async def info(self) -> Mapping[str, Any]:
         return {
@@ -29,7 +31,8 @@ class Consumer:
         }
 
     async def stream(self) -> Mapping[str, Any]:
-        return {"state": {"messages": self.last_sequence, "last_seq": self.last_sequence}}
+        messages = self.last_sequence if self.messages is None else self.messages
+        return {"state": {"messages": messages, "last_seq": self.last_sequence}}
 
 
 class SlowConsumer(Consumer):
@@ -98,6 +101,15 @@ async def test_a_backlog_that_is_settled_ends() -> None:
     consumer.last_sequence = consumer.delivered = 6
     settled.append(await found.is_settled(restart=False))
     assert settled == [True, False]
+
+
+async def test_a_stream_whose_messages_were_all_deleted() -> None:
+    """There is no backlog in an empty stream, although the consumer has not reached the last sequence."""
+    consumer = Consumer(5)
+    consumer.delivered = consumer.settled = 3
+    consumer.messages = 0
+    found = Backlog(consumer)  # type: ignore[arg-type]
+    assert await found.is_settled(restart=True)
 
 
 async def test_two_workers_ask_at_once() -> None:

@@ -210,12 +210,17 @@ async def test_received_commands_of_an_earlier_part_do_not_matter() -> None:
     assert epochs.newest.epoch == before.newest.epoch
 
 
+@pytest.mark.parametrize("kept", [5, 10])
 @pytest.mark.parametrize("handled_until", [0, 4])
-async def test_commands_read_from_another_stream_too_early(handled_until: int) -> None:
-    """A command that was read from a recreated stream before that was recognized does not make it the same stream."""
+async def test_commands_read_from_another_stream_too_early(handled_until: int, kept: int) -> None:
+    """A command that was read from a recreated stream before that was recognized does not make it the same stream.
+
+    It may be lost again meanwhile.
+    """
     parts, before = await after_handling(FIRST, *range(1, handled_until + 1))
     other = Log(9_000, tuple(StoredCommand(number, 9_000 + number) for number in range(1, 11)))
-    _, epochs = await join(parts, other, Received(before.newest.epoch, other.commands[7]))
+    received = Received(before.newest.epoch, other.commands[7])
+    _, epochs = await join(parts, other._replace(commands=other.commands[:kept]), received)
     assert [epochs.position(number) > before.position(10) for number in (1, 7, 8, 9)] == [True] * 4
 
 

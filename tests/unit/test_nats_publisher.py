@@ -118,6 +118,26 @@ async def test_nothing_more_is_sent_after_a_failed_window(answer: bytes | Except
     assert len(driver.requests) == 500
 
 
+async def test_nothing_more_is_sent_after_a_failed_window_behind_a_stored_one() -> None:
+    """A window that fails ends the call also if an earlier window was stored."""
+    driver = ScriptedDriver(lambda sent: STORED if int(sent.id[3:]) < 500 else error(503, 10008))
+    found = await publish(driver, *map(message, range(1600)), atomic=False)
+    assert (found.count(PUBLISHED), found.count(UNAVAILABLE), len(driver.requests)) == (500, 1100, 1000)
+
+
+async def test_cancelled_call() -> None:
+    """If a call is cancelled, none of its requests goes on."""
+    driver = ScriptedDriver(lambda _: None)
+    before = asyncio.all_tasks()
+    call = asyncio.create_task(publish(driver, *map(message, range(3)), atomic=False))
+    while len(driver.requests) < 3:
+        await asyncio.sleep(0)
+    requests = asyncio.all_tasks() - before - {call}
+    call.cancel()
+    await asyncio.wait([call, *requests], timeout=5)
+    assert all(task.cancelled() for task in requests)
+
+
 async def test_failed_stream_does_not_delay_another() -> None:
     """If the stream of events is missing, dead letters are stored all the same."""
     driver = ScriptedDriver(lambda sent: STORED if sent.id == "id-2" else errors.NoRespondersError())

@@ -1,7 +1,9 @@
 """Commands that were read ahead: what is taken, what is dropped, and what stays."""
 
+import pytest
+
 from tests.harness.builders import command_address, delivery
-from timer_service.adapters.nats.read_ahead import ReadAhead
+from timer_service.adapters.nats.read_ahead import ReadAhead, reads_at_once
 from timer_service.core.broker import Delivery
 from timer_service.core.message import Position
 
@@ -50,3 +52,11 @@ def test_room() -> None:
             read.clear()
         found.append(read.has_room)
     assert found == [True, True, False, True, True, False, True]
+
+
+@pytest.mark.parametrize(
+    ("largest_body", "reads"), [(1, 8), (1024 * 1024, 8), (2 * 1024 * 1024, 4), (64 * 1024 * 1024, 1)]
+)
+def test_reads_at_once(largest_body: int, reads: int) -> None:
+    """At most eight commands are read at once, fewer if they may be large, and at least one."""
+    assert reads_at_once(largest_body) == reads

@@ -254,6 +254,30 @@ async def test_a_commit_that_the_next_process_would_not_find(
     assert await service.ask("a") == ["a"]
 
 
+async def test_replies_are_sent_a_few_at_a_time(
+    sqlite: SqliteDatabase, clock: ManualClock, metrics: RecordingMetrics
+) -> None:
+    """Large replies of one transaction are not kept until all are encoded. Each request gets its own."""
+    service = Service(sqlite, clock, metrics)
+    sent: list[int] = []
+    names = [f"{number}" + "x" * 30_000 for number in range(10)]
+    subscription = await service.broker.serve_requests(["note", "notes"], service.intake.receive)
+    reply = subscription.reply
+
+    async def record(replies: Sequence[tuple[Request, QueryReply]]) -> None:
+        sent.append(sum(len(each.body) for _, each in replies))
+        await reply(replies)
+
+    subscription.reply = record  # type: ignore[method-assign]
+    tasks = await service.send(*names)
+    service.intake.close()
+    async with asyncio.timeout(10):
+        await service.requests.run(service.intake, subscription)
+        assert [json.loads((await each).body)["text"] for each in tasks] == names
+    assert max(sent) < 3 * 32_000
+    assert len(service.slice.batches) == 1
+
+
 async def test_blocked_request_does_not_block_others(service: Service) -> None:
     """If one request waits for a locked row, the others of its transaction are applied."""
     service.slice.failing, service.slice.fails_on = DatabaseBlockedError("locked"), {"50"}

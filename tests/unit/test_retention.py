@@ -109,3 +109,16 @@ async def test_the_same_jump_again(retained: Retained) -> None:
         retained.machine.advance(1800)
     found.append(await retained.deletes())
     assert found == [True, False, True, False, False]
+
+
+@pytest.mark.parametrize(("deleted", "pause"), [(0, None), (499, None), (500, 50), (501, 50)])
+async def test_next_batch(sqlite: SqliteDatabase, deleted: int, pause: int | None) -> None:
+    """A batch has at most 500 rows of a kind. After a full one, the next batch follows after a short pause."""
+    limits: list[int] = []
+
+    async def delete(_tx: object, _before: int, limit: int) -> int:
+        limits.append(limit)
+        return deleted
+
+    found = await Retention(sqlite, timedelta(days=1), delete).tick(NOW)
+    assert (found.done, found.next_at, limits) == (deleted, None if pause is None else NOW + pause, [500])

@@ -64,6 +64,15 @@ async def test_commands_put_back_and_commands_read_ahead_take_turns() -> None:
     assert ahead == [[2], [], [3]]
 
 
+@pytest.mark.parametrize(("count", "ahead"), [(1999, [9000]), (2000, [])])
+async def test_many_commands_put_back_come_first(count: int, ahead: list[int]) -> None:
+    """While 2,000 commands wait that were put back, no others are handed out before them."""
+    stay = make_stay()
+    stay.put_back([command(sequence, "slow", Handle("reply", 1)) for sequence in range(1, count + 1)])
+    stay.lane._read.append(command(9000, "other"))
+    assert [each.position.sequence for each in stay.take_ahead(1)] == ahead
+
+
 async def test_commands_put_back_again_and_again_are_renewed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Commands that are taken and put back every moment are still reported as in progress every five seconds."""
     now = 1000.0

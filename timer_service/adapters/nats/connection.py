@@ -32,7 +32,7 @@ class Connection:
         """Called in this order when the connection is restored."""
         self.tolerates: Callable[[str], bool] = lambda _reason: False
         """Returns whether the service works in spite of an error of the server."""
-        self._harmless = harmless
+        self._harmless = harmless.lower()  # the driver reports errors of the server in lower case
         self._denied: str | None = None
         self._last_error = ""
         self._closed = asyncio.Event()
@@ -99,7 +99,7 @@ class Connection:
         if self.tolerates(reason):
             return
         # A denied hint does not count: without hints timers only fire later, and `doctor` reports the permission.
-        if "permissions violation" in reason.lower() and self._harmless not in reason:
+        if "permissions violation" in reason.lower() and self._harmless not in reason.lower():
             self._denied = reason
         if reason == self._last_error:  # each attempt to reconnect reports the same error
             return
