@@ -12,7 +12,7 @@ SOURCES := timer_service tests benchmarks contracts deploy docs/examples require
 # The tests start the service hundreds of times, so Python must be allowed to cache its compiled files.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help run test test-slow test-again soak soak-short check check-alerts format contracts dashboard bench lock audit sbom clean
+.PHONY: help run test test-slow test-again soak soak-short check check-alerts format contracts dashboard docs bench lock audit sbom clean
 .DEFAULT_GOAL := run
 
 help:  ## List these targets.
@@ -55,6 +55,10 @@ contracts: $(VENV)/.dev  ## Write contracts/schemas and contracts/asyncapi.yaml 
 
 dashboard: $(VENV)/.dev  ## Write deploy/grafana/dashboard.json.
 	$(BIN)/python deploy/grafana/dashboard.py
+
+docs: $(VENV)/.dev $(TOOLS)/.done  ## Write the documentation as a site into build/docs/html. A broken link is an error.
+	@$(BIN)/python docs/site/stage.py build/docs
+	@$(TOOLS)/bin/zensical build --strict --config-file build/docs/mkdocs.yml
 
 bench: $(VENV)/.dev  ## Run the benchmarks. ARGS="--full": full sizes. ARGS="drain lag": only these scenarios.
 	@$(BIN)/python -m benchmarks $(ARGS)
@@ -103,7 +107,7 @@ $(VENV)/.dev: $(VENV)/.run requirements/dev.txt
 	@touch $@
 
 $(TOOLS)/.done: requirements/tools.txt
-	@echo "Installing the tools for lock files into $(TOOLS) ..."
+	@echo "Installing the tools for lock files and documentation into $(TOOLS) ..."
 	@$(PYTHON) -m venv $(TOOLS)
 	@$(TOOLS)/bin/pip install --quiet --disable-pip-version-check --require-hashes -r requirements/tools.txt
 	@touch $@

@@ -10,6 +10,7 @@ from typing import Any
 from prometheus_client import CollectorRegistry
 
 from timer_service.adapters.nats import NatsBroker
+from timer_service.adapters.tracing import Tracing
 from timer_service.app.health import Observed, flows
 from timer_service.app.slices import SLICES, Workers, build_clock_repair, queries, routes
 from timer_service.app.storage import Storage
@@ -54,13 +55,17 @@ class App:
         broker: NatsBroker,
         metrics: MetricsPort,
         registry: CollectorRegistry,
+        *,
+        tracing: Tracing | None = None,
     ) -> None:
+        """Without `tracing`, there are no spans."""
         self._config = config
         self._database = storage.database
         self._clock = storage.clock
         self._broker = broker
         self._metrics = metrics
         self._registry = registry
+        self._tracing = tracing
         self._parts = Parts(
             database=storage.database,
             broker=broker,
@@ -74,6 +79,7 @@ class App:
             budget=Budget.of(config.memory_budget),
             quotas=Quotas(config.limits, alone=storage.database.exclusive),
             offer=self._offer,
+            publish=None if tracing is None else tracing.trace_events(broker.publish),
         )
         self._hints = Hints(lambda: broker.hint(dispatcher.LOOP, self._clock.now()))
         self._parts.publishing.on_failure = lambda: self._wake(_STREAMS, self._clock.now())
@@ -126,7 +132,7 @@ class App:
         """Serve until `stop` is called or the service cannot go on, then drain within the shutdown timeout.
 
         `on_draining` is called when draining starts. A consumer or a loop that fails is started again. The service
-        cannot go on without its HTTP pages, because nobody could see its health, if the broker has closed the
+        cannot go on without its HTTP pages, which show its health, if the broker has closed the
         connection for good, or if a service with a copy of its database has taken over the commands. It then raises
         `StartError`, so that a supervisor starts it again.
         """
@@ -159,12 +165,13 @@ class App:
         if self._requests is not None:
             await self._requests.open(self._broker, self._wakeups)
         messages = [kebab(payload.type) for each in SLICES for payload in each.commands]
-        return await self._broker.subscribe(
+        subscription = await self._broker.subscribe(
             self._history,
             messages=messages,
             alone=self._database.exclusive,
             batch_bytes=self._parts.budget.batch,
         )
+        return subscription if self._tracing is None else self._tracing.trace_commands(subscription)
 
     async def _finish_replay(self) -> None:
         """After a restore, wait until the commands since the backup are handled again. Then let the workers begin.

@@ -10,6 +10,7 @@ from prometheus_client import CollectorRegistry
 
 from timer_service.adapters.embedded import embedded_nats, free_port
 from timer_service.adapters.nats import NatsBroker
+from timer_service.adapters.tracing import Tracing
 from timer_service.app.login import nats_login
 from timer_service.app.schema import bring_to_head
 from timer_service.app.service import App
@@ -54,7 +55,7 @@ async def open_app(config: Config) -> AsyncIterator[App]:
             _check_message_size(broker)
             metrics.watch_broker(lambda: broker.health.usable)
             metrics.watch_database(lambda: worst(storage.database.read_health, storage.database.health).usable)
-            app = App(config, storage, broker, metrics, registry)
+            app = App(config, storage, broker, metrics, registry, tracing=Tracing.of_process())
             metrics.watch_flows(app.flows)
             yield app
         finally:

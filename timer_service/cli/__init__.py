@@ -14,8 +14,8 @@ from timer_service.client import CommandError, QueryError, TimerServiceError
 from timer_service.core.codec import plain_words
 from timer_service.core.errors import DatabaseUnavailableError, StartError
 
-_COMMANDS = ("serve", "dev", "worker", "doctor", "backup", "restore", "replay")
-_GROUPS = (
+COMMANDS = ("serve", "dev", "worker", "doctor", "backup", "restore", "replay")
+GROUPS = (
     "config",
     "migrate",
     "timers",
@@ -31,9 +31,9 @@ _GROUPS = (
 
 def main() -> None:
     """Run the command line."""
-    names = [name for name in sys.argv[1:2] if name in {*_COMMANDS, *_GROUPS}]
+    names = [name for name in sys.argv[1:2] if name in {*COMMANDS, *GROUPS}]
     try:
-        create_app(names or [*_COMMANDS, *_GROUPS])()
+        create_app(names or [*COMMANDS, *GROUPS])()
     except (CommandError, QueryError) as error:
         sys.exit(f"timer-service: {rejection_text(error)}")
     except (StartError, TimerServiceError) as error:
@@ -66,7 +66,7 @@ def create_app(names: Iterable[str]) -> typer.Typer:
     app.callback()(_root)
     for name in names:
         module = import_module(f"timer_service.cli.{name.replace('-', '_')}")
-        if name in _GROUPS:
+        if name in GROUPS:
             app.add_typer(module.app, name=name)
         else:
             app.command(name)(getattr(module, name))

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import nats.errors
 from nats.aio.client import Client
 from nats.aio.msg import Msg
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from timer_service.client.answers import read_object
 from timer_service.client.calls import Calls
@@ -99,6 +100,9 @@ class _Exchange:
         loop = asyncio.get_running_loop()
         self._ends: dict[str, asyncio.Future[Ended]] = {each.id: loop.create_future() for each in commands}
         self._acknowledged: dict[str, asyncio.Future[Mapping[str, Any]]] = {}
+        self._trace: dict[str, str] = {}
+        """The headers with the trace context of the caller; none if it has no span."""
+        TraceContextTextMapPropagator().inject(self._trace)
 
     async def open(self) -> None:
         """Subscribe to the inbox."""
@@ -148,7 +152,7 @@ class _Exchange:
         return acknowledged
 
     async def _publish(self, command: Command, headers: dict[str, str], reply: str = "") -> None:
-        headers = {"Nats-Msg-Id": command.id, "Timer-Reply-To": f"{self._inbox}.{_OUTCOME}", **headers}
+        headers = {"Nats-Msg-Id": command.id, "Timer-Reply-To": f"{self._inbox}.{_OUTCOME}", **self._trace, **headers}
         await self._connection.publish(command.subject, command.body, reply=reply, headers=headers)
 
     async def _receive(self, message: Msg) -> None:

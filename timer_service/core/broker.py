@@ -50,6 +50,9 @@ class PublishResult:
 
 PUBLISHED = PublishResult(PublishStatus.PUBLISHED)
 
+Publish = Callable[[Sequence[Message]], Awaitable[Sequence[PublishResult]]]
+"""`Broker.publish`, or the same with something around it."""
+
 
 class Headers(Protocol):
     """The headers of a command. A dictionary is enough."""

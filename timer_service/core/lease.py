@@ -67,7 +67,7 @@ class LeasedTable:
     lane: tuple[str, ...] = ()
     """The columns of a lane, if rows are claimed by lane. An index over them and `available_at` is needed."""
     holder: tuple[str, ...] = ()
-    """The columns that a claim of a lane sets. They are NULL while nobody holds the row."""
+    """The columns that a claim of a lane sets. They are NULL while no claim holds the row."""
     counted_from: str | None = None
     """The column for the instant from which the lease of a lane counts. It stays when the row is released: if the clock
     was ahead, the row is due by this clock only."""

@@ -11,7 +11,7 @@ from functools import partial
 
 from timer_service.core.backoff import LONGEST_DELAY, Backoff
 from timer_service.core.blame import Evidence
-from timer_service.core.broker import TRANSIENT, Broker, PublishResult, PublishStatus
+from timer_service.core.broker import TRANSIENT, Broker, Publish, PublishResult, PublishStatus
 from timer_service.core.clock import Clock
 from timer_service.core.database import Database, Row, Transaction
 from timer_service.core.error_text import error_text
@@ -56,11 +56,14 @@ class Relay:
         batch_size: int,
         max_attempts: int,
         publishing: Publishing | None = None,
+        publish: Publish | None = None,
         backoff: Backoff = Backoff(),
         rng: random.Random | None = None,
     ) -> None:
+        """`publish` is used in place of `broker.publish`."""
         self._database = database
         self._broker = broker
+        self._publish_all = publish or broker.publish
         self._lease = lease
         self._encode = encode
         self._clock = clock
@@ -184,7 +187,7 @@ class Relay:
         while waiting and not settlement.release and self._clock.now() <= until:
             if messages := self._encode_chunk(waiting, settlement):
                 started = time.perf_counter()
-                results = await self._broker.publish([message for _, message in messages])
+                results = await self._publish_all([message for _, message in messages])
                 self._metrics.published(time.perf_counter() - started)
                 self._sort_results([row for row, _ in messages], results, settlement)
         settlement.release += waiting

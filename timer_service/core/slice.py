@@ -10,7 +10,7 @@ from datetime import timedelta
 from enum import StrEnum
 
 from timer_service.core.audit import AuditLog
-from timer_service.core.broker import Broker
+from timer_service.core.broker import Broker, Publish
 from timer_service.core.budget import DEFAULT_BUDGET, Budget
 from timer_service.core.clock import Clock
 from timer_service.core.clock_repair import TimedRows
@@ -52,6 +52,8 @@ class Parts:
     """The outages of the database."""
     audit: AuditLog = field(default_factory=AuditLog)
     publishing: Publishing = field(default_factory=Publishing)
+    publish: Publish | None = None
+    """How events are published, in place of `broker.publish`."""
     quotas: Quotas = field(default_factory=Quotas)
     offer: Callable[[Lane, int], None] = offer_nothing
     """Says that a row of a lane becomes available to workers of users at an instant."""
@@ -89,6 +91,7 @@ class Parts:
             batch_size=self.batch_size,
             max_attempts=self.max_attempts,
             publishing=self.publishing,
+            publish=self.publish,
             rng=self.rng,
         )
 

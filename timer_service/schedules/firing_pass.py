@@ -35,7 +35,7 @@ _PIECE_SECONDS = 0.005
 
 
 class Firing(NamedTuple):
-    """A schedule before the transaction, and what became of its due slots."""
+    """A schedule before the transaction, and how its due slots ended."""
 
     before: Schedule
     decision: Decision

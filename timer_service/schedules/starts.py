@@ -1,4 +1,4 @@
-"""Schedules with `start`: which workflows their slots and triggers start, and what becomes of the slots. Pure."""
+"""Schedules with `start`: which workflows their slots and triggers start, and how each slot ends. Pure."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ _REASONS = {
 
 
 class Settled(NamedTuple):
-    """What became of the slots that should start workflows."""
+    """How the slots that should start workflows ended."""
 
     decision: Decision
     """`fired` has only the slots whose workflows were started."""
@@ -79,7 +79,7 @@ def reason_of(started: Started) -> SkipReason | None:
 def settle(
     before: Schedule, decision: Decision, starts: Sequence[WorkflowStart], results: Sequence[Started], now: int
 ) -> Settled:
-    """Return what became of the slots of a decision, from the results of their starts.
+    """Return how the slots of a decision ended, from the results of their starts.
 
     A slot that started no workflow does not count for `maxCount`. So the schedule may go on although the decision ended
     it.

@@ -65,7 +65,7 @@ class ReplayLoop(asyncio.AbstractEventLoop):
         self.tasks: list[asyncio.Task[Any]] = []
         """Every task, in the order of creation."""
         self.is_quiet = False
-        """Whether errors that nobody catches are dropped without a log line."""
+        """Whether errors that no code catches are dropped without a log line."""
 
     def run_until_idle(self) -> None:
         """Run callbacks until none is ready. Can be called while another event loop runs in this thread.
@@ -149,7 +149,7 @@ class ReplayLoop(asyncio.AbstractEventLoop):
         return False
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
-        """Log an error that nobody has caught. A task that was left behind is no error."""
+        """Log an error that no code has caught. A task that was left behind is no error."""
         if "exception" in context and not self.is_quiet:
             log.warning("in a workflow: %s", context.get("message"), exc_info=context["exception"])
 

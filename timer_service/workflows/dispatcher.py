@@ -221,7 +221,7 @@ class Dispatcher:
             self._timers[poll] = wait(poll.wanted.wait_ms / 1000, self._expire, poll)
             self._metrics.polls_held(len(self._held))
             if (at := self._held.look_at(poll)) is not None:
-                self._wake(max(at, self._clock.now()))  # nobody woke the loop while the lane had no poll
+                self._wake(max(at, self._clock.now()))  # no row woke the loop while the lane had no poll
 
     def _stop_polling(self, poll: Poll) -> None:
         """Answer a poll without slots, and the held one of its worker. If a claim for that is under way, it goes on."""

@@ -81,7 +81,7 @@ async def _source(client: Client, subjects: Subjects, tenant: str, info: StreamI
 async def _take_from(
     client: Client, subjects: Subjects, commands: StreamInfo | None, sources: Sequence[_Config]
 ) -> None:
-    """Make the stream of commands take them from these sources, from those that it has, and from nobody else."""
+    """Make the stream of commands take them from these sources, from those that it has, and from no others."""
     if commands is None:
         wanted = {"subjects": [], "sources": sources, "duplicate_window": _SHORTEST_WINDOW}
         await _create(client, {**wanted_stream(subjects, Kind.COMMAND), **wanted})

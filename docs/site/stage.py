@@ -1,0 +1,97 @@
+"""Writes the sources of the documentation site into a folder: the settings of the site, and its pages.
+
+The Markdown files keep their places, so that their links work in the site, too. The pages under `docs/reference` are
+made from the code.
+
+    python docs/site/stage.py FOLDER
+"""
+
+# ruff: noqa: SLF001 - the metrics have no public names and labels
+
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import typer.main
+from prometheus_client import CollectorRegistry
+from prometheus_client.metrics import MetricWrapperBase
+from typer.cli import get_docs_for_click
+
+from timer_service import cli
+from timer_service.metrics import Metrics
+
+SITE = Path(__file__).parent
+ROOT = SITE.parents[1]
+COPIED = (
+    *("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", ".env.example"),
+    *("docs", "contracts", "deploy", "benchmarks"),
+)
+IGNORED = shutil.ignore_patterns("__pycache__", "results", "site")
+
+
+def main(folder: Path) -> None:
+    """Write everything into `folder`, which is emptied first."""
+    shutil.rmtree(folder, ignore_errors=True)
+    pages = folder / "pages"
+    pages.mkdir(parents=True)
+    shutil.copy(SITE / "mkdocs.yml", folder)
+    shutil.copy(SITE / "site.css", pages)
+    for name in COPIED:
+        source = ROOT / name
+        if source.is_dir():
+            shutil.copytree(source, pages / name, ignore=IGNORED)
+        else:
+            shutil.copy(source, pages / name)
+    reference = pages / "docs" / "reference"
+    reference.mkdir()
+    for name, lines in (("settings", settings()), ("metrics", metrics()), ("cli", command_line())):
+        (reference / f"{name}.md").write_text("\n".join(lines) + "\n", "utf-8")
+
+
+def settings() -> Iterator[str]:
+    """Yield the page of the settings, from `.env.example`."""
+    yield "# Settings\n"
+    introduction, *blocks = (ROOT / ".env.example").read_text("utf-8").strip().split("\n\n")
+    yield _text(introduction.splitlines()).replace("this file to .env", "`.env.example` to `.env`")
+    yield "\n| setting | default | |\n|---|---|---|"
+    for block in blocks:
+        *lines, assignment = block.splitlines()
+        name, _, default = assignment.removeprefix("# ").partition("=")
+        yield _row(f"`{name}`", f"`{default}`" if default else "", _text(lines))
+
+
+def metrics() -> Iterator[str]:
+    """Yield the page of the metrics, from their registry."""
+    yield "# Metrics\n"
+    yield "The metrics at `/metrics`, without those of the process and of Python."
+    yield "[What to watch](../operations.md#what-to-watch) says which of them need an alert.\n"
+    yield "| metric | type | labels | |\n|---|---|---|---|"
+    registry = CollectorRegistry()
+    Metrics(registry)
+    metrics = [each for each in registry._collector_to_names if isinstance(each, MetricWrapperBase)]
+    for collector in sorted(metrics, key=lambda each: each._name):
+        suffix = "_total" if collector._type == "counter" else ""
+        labels = ", ".join(f"`{label}`" for label in collector._labelnames)
+        yield _row(f"`{collector._name}{suffix}`", collector._type, labels, collector._documentation)
+
+
+def command_line() -> Iterator[str]:
+    """Yield the page of the command line, from its help."""
+    command = typer.main.get_command(cli.create_app([*cli.COMMANDS, *cli.GROUPS]))
+    name = "timer-service"
+    yield get_docs_for_click(
+        obj=command, ctx=typer.Context(command, info_name=name), name=name, title="The command line"
+    )
+
+
+def _text(lines: list[str]) -> str:
+    return " ".join(line.removeprefix("# ") for line in lines)
+
+
+def _row(*cells: str) -> str:
+    return "| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells) + " |"
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,166 @@
+"""Spans of commands and events, recorded by an OpenTelemetry SDK."""
+
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+
+import pytest
+from opentelemetry import trace
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
+from opentelemetry.trace import SpanContext, SpanKind, StatusCode
+
+from tests.harness.history import MemoryHistory
+from timer_service.adapters.memory import MemoryBroker
+from timer_service.adapters.tracing import Tracing
+from timer_service.core.broker import PUBLISHED, PublishResult, PublishStatus
+from timer_service.core.message import Address, Kind, Message
+
+TRACE, PARENT = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
+TRACEPARENT = f"00-{TRACE}-{PARENT}-01"
+"""The context of the span of a user."""
+
+
+@pytest.fixture
+def exporter() -> InMemorySpanExporter:
+    return InMemorySpanExporter()
+
+
+@pytest.fixture
+def tracing(exporter: InMemorySpanExporter) -> Tracing:
+    provider = TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    return Tracing(provider.get_tracer("test"))
+
+
+def event(headers: Mapping[str, str]) -> Message:
+    return Message(Address(Kind.EVENT, "acme", "due-time-reached"), "event-1", b"{}", headers)
+
+
+def ids(context: SpanContext | None) -> tuple[str, str]:
+    """Return the ids of a trace and a span, in the form of a traceparent."""
+    assert context is not None
+    return format(context.trace_id, "032x"), format(context.span_id, "016x")
+
+
+async def fire(tracing: Tracing, result: PublishResult, headers: Mapping[str, str]) -> Message:
+    """Publish an event. Return it as the broker gets it."""
+    sent: list[Message] = []
+
+    async def publish(messages: Sequence[Message]) -> Sequence[PublishResult]:
+        sent.extend(messages)
+        return [result] * len(messages)
+
+    assert await tracing.trace_events(publish)([event(headers)]) == [result]
+    (message,) = sent
+    return message
+
+
+async def test_event_begins_a_trace_that_links_to_its_command(tracing: Tracing, exporter: InMemorySpanExporter) -> None:
+    """The event carries the context of the span `fire`, which links to the span of the command."""
+    message = await fire(tracing, PUBLISHED, {"traceparent": TRACEPARENT, "tracestate": "user=1"})
+    (span,) = exporter.get_finished_spans()
+    (link,) = span.links
+    own_trace, own_id = ids(span.get_span_context())
+    assert (span.name, span.kind, span.parent) == ("fire", SpanKind.PRODUCER, None)
+    assert ids(link.context) == (TRACE, PARENT)
+    assert own_trace != TRACE
+    assert list(message.headers) == ["traceparent"]
+    assert message.headers["traceparent"].startswith(f"00-{own_trace}-{own_id}-")
+    assert span.status.is_unset
+    assert dict(span.attributes or {}) == {
+        "messaging.system": "nats",
+        "messaging.operation.name": "fire",
+        "messaging.operation.type": "send",
+        "messaging.destination.name": "due-time-reached",
+        "messaging.message.id": "event-1",
+        "timer.tenant": "acme",
+    }
+
+
+async def test_event_of_a_command_without_a_trace(tracing: Tracing, exporter: InMemorySpanExporter) -> None:
+    """It has a span without a link, and carries its context."""
+    message = await fire(tracing, PUBLISHED, {})
+    (span,) = exporter.get_finished_spans()
+    assert (list(span.links), span.parent) == ([], None)
+    assert message.headers["traceparent"].split("-")[1] == ids(span.get_span_context())[0]
+
+
+async def test_event_that_is_not_sampled() -> None:
+    """It carries the context of its command, as without an SDK."""
+    tracing = Tracing(TracerProvider(sampler=ALWAYS_OFF).get_tracer("test"))
+    headers = {"traceparent": TRACEPARENT, "tracestate": "user=1"}
+    assert await fire(tracing, PUBLISHED, headers) == event(headers)
+
+
+async def test_event_that_is_not_published(tracing: Tracing, exporter: InMemorySpanExporter) -> None:
+    """The span of an event that the broker refuses is an error with the reason."""
+    await fire(tracing, PublishResult(PublishStatus.REFUSED, "too large"), {})
+    (span,) = exporter.get_finished_spans()
+    assert (span.status.status_code, span.status.description) == (StatusCode.ERROR, "refused: too large")
+
+
+async def test_publishing_that_fails(tracing: Tracing, exporter: InMemorySpanExporter) -> None:
+    """If publishing raises, its spans end as errors."""
+
+    async def publish(_messages: Sequence[Message]) -> Sequence[PublishResult]:
+        raise OSError("closed")
+
+    with pytest.raises(OSError, match="closed"):
+        await tracing.trace_events(publish)([event({})] * 2)
+    assert [span.status.status_code for span in exporter.get_finished_spans()] == [StatusCode.ERROR] * 2
+
+
+@pytest.mark.parametrize(
+    ("settle", "failure"),
+    [
+        ("acknowledge", None),
+        ("retry", "not handled; it is delivered again after 2 s"),
+        ("terminate", "rejected; see its dead letter"),
+    ],
+)
+async def test_command(
+    tracing: Tracing, exporter: InMemorySpanExporter, memory_broker: MemoryBroker, settle: str, failure: str | None
+) -> None:
+    """A settled command has the spans `receive` and `process`, which follow the span of its sender."""
+    address = Address(Kind.COMMAND, "acme", "schedule-timer")
+    memory_broker.send(address, b"{}", {"traceparent": TRACEPARENT}, "command-1", stored_at=1_000)
+    subscription = tracing.trace_commands(await memory_broker.subscribe(MemoryHistory()))
+    batch = await subscription.next_batch(10)
+    assert exporter.get_finished_spans() == ()
+    await getattr(subscription, settle)(batch, *([timedelta(seconds=2)] if settle == "retry" else []))
+    receive, process = exporter.get_finished_spans()
+    assert (receive.name, process.name) == ("receive", "process")
+    assert [ids(each.parent) for each in (receive, process)] == [(TRACE, PARENT)] * 2
+    assert (receive.kind, process.kind) == (SpanKind.CONSUMER, SpanKind.CONSUMER)
+    assert (receive.start_time, receive.end_time) == (1_000, process.start_time)
+    assert process.end_time is not None
+    assert process.start_time is not None
+    assert process.end_time >= process.start_time
+    assert process.status.description == failure
+    assert process.status.status_code is (StatusCode.UNSET if failure is None else StatusCode.ERROR)
+    assert (process.attributes or {})["messaging.message.id"] == "command-1"
+
+
+async def test_command_that_is_put_back(
+    tracing: Tracing, exporter: InMemorySpanExporter, memory_broker: MemoryBroker
+) -> None:
+    """A command that is handed out several times has its spans once, when it is settled."""
+    memory_broker.send(Address(Kind.COMMAND, "acme", "schedule-timer"), b"{}")
+    subscription = tracing.trace_commands(await memory_broker.subscribe(MemoryHistory()))
+    await subscription.put_back(await subscription.next_batch(10))
+    assert exporter.get_finished_spans() == ()
+    await subscription.acknowledge(await subscription.next_batch(10))
+    assert [span.name for span in exporter.get_finished_spans()] == ["receive", "process"]
+
+
+def test_process_without_an_sdk() -> None:
+    """Without an OpenTelemetry SDK in the process, there is no tracing."""
+    assert Tracing.of_process() is None
+
+
+def test_process_with_an_sdk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With an SDK, the process has tracing."""
+    monkeypatch.setattr(trace, "get_tracer_provider", TracerProvider)
+    assert isinstance(Tracing.of_process(), Tracing)

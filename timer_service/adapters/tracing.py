@@ -1,0 +1,163 @@
+"""OpenTelemetry spans of commands and events.
+
+========= ======== ==================================== ==============================================================
+span      kind     parent                               from when to when
+========= ======== ==================================== ==============================================================
+`receive` consumer the span that published the command  the broker stored it, the consumer took it from the buffer
+`process` consumer the same                             the consumer took it, it was settled
+`fire`    producer none: it begins a new trace, which   an instance published the event, the broker stored or refused it
+                   links to the span of the command
+========= ======== ==================================== ==============================================================
+
+Hours may lie between a command and its event, so they are in two traces. The event carries the context of its `fire`
+span, so that spans of those who receive it follow that one. Without the span, it carries the context of the command.
+
+The names of attributes are those of the conventions for messaging. Only a process with an OpenTelemetry SDK has spans.
+"""
+
+import time
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Self
+
+from opentelemetry import trace
+from opentelemetry.context import Context
+from opentelemetry.trace import Link, Span, SpanKind, Status, StatusCode, Tracer
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+from timer_service.core.broker import Delivery, Publish, PublishResult, PublishStatus, Subscription
+from timer_service.core.codec import read_trace
+from timer_service.core.health import Health
+from timer_service.core.message import Address, Message, Trace
+
+_PROPAGATOR = TraceContextTextMapPropagator()
+
+
+class Tracing:
+    """The spans of one process."""
+
+    def __init__(self, tracer: Tracer) -> None:
+        self._tracer = tracer
+
+    @classmethod
+    def of_process(cls) -> Self | None:
+        """Return the tracing of this process; None if it has no OpenTelemetry SDK."""
+        if isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider | trace.NoOpTracerProvider):
+            return None
+        return cls(trace.get_tracer("timer_service"))
+
+    def trace_commands(self, subscription: Subscription) -> Subscription:
+        """Return the subscription with `receive` and `process` spans of its commands."""
+        return _TracedSubscription(subscription, self._tracer)
+
+    def trace_events(self, publish: Publish) -> Publish:
+        """Return `publish` with a `fire` span for each message."""
+
+        async def publish_traced(messages: Sequence[Message]) -> Sequence[PublishResult]:
+            spans = [self._begin_fire(message) for message in messages]
+            results: Sequence[PublishResult] = ()
+            try:
+                results = await publish([_carry(span, each) for span, each in zip(spans, messages, strict=True)])
+            finally:
+                for span in spans[len(results) :]:
+                    _fail(span, "cancelled before the broker answered")
+                for span, result in zip(spans, results, strict=False):
+                    if result.status is not PublishStatus.PUBLISHED:
+                        _fail(span, f"{result.status}: {result.reason}")
+                for span in spans:
+                    span.end()
+            return results
+
+        return publish_traced
+
+    def _begin_fire(self, message: Message) -> Span:
+        cause = trace.get_current_span(_context(Trace(*map(message.headers.get, Trace._fields)))).get_span_context()
+        return self._tracer.start_span(
+            "fire",
+            context=Context(),
+            kind=SpanKind.PRODUCER,
+            links=[Link(cause)] if cause.is_valid else [],
+            attributes=_attributes("fire", "send", message.address, message.id),
+        )
+
+
+class _TracedSubscription:
+    """A subscription that makes spans of the commands that it hands out. All else is as in `Subscription`."""
+
+    def __init__(self, subscription: Subscription, tracer: Tracer) -> None:
+        self._subscription = subscription
+        self._tracer = tracer
+        self._taken_at = 0
+        """When the last batch was handed out, in Unix nanoseconds. A batch is settled before the next one is taken."""
+        self.stream_changed = subscription.stream_changed
+        self.put_back = subscription.put_back
+        self.close = subscription.close
+
+    @property
+    def health(self) -> Health:
+        return self._subscription.health
+
+    async def next_batch(self, limit: int) -> Sequence[Delivery]:
+        batch = await self._subscription.next_batch(limit)
+        self._taken_at = time.time_ns()
+        return batch
+
+    async def acknowledge(self, deliveries: Sequence[Delivery]) -> None:
+        await self._subscription.acknowledge(deliveries)
+        self._end(deliveries)
+
+    async def retry(self, deliveries: Sequence[Delivery], delay: timedelta) -> None:
+        await self._subscription.retry(deliveries, delay)
+        self._end(deliveries, f"not handled; it is delivered again after {delay.total_seconds():g} s")
+
+    async def terminate(self, deliveries: Sequence[Delivery]) -> None:
+        await self._subscription.terminate(deliveries)
+        self._end(deliveries, "rejected; see its dead letter")
+
+    def _end(self, deliveries: Sequence[Delivery], failure: str | None = None) -> None:
+        taken, now = self._taken_at, time.time_ns()
+        for each in deliveries:
+            self._record("receive", each, min(each.stored_at or taken, taken), taken)
+            self._record("process", each, taken, now, failure)
+
+    def _record(self, operation: str, delivery: Delivery, began: int, ended: int, failure: str | None = None) -> None:
+        span = self._tracer.start_span(
+            operation,
+            context=_context(read_trace(delivery.headers)),
+            kind=SpanKind.CONSUMER,
+            attributes=_attributes(operation, operation, delivery.address, delivery.message_id),
+            start_time=began,
+        )
+        if failure is not None:
+            _fail(span, failure)
+        span.end(ended)
+
+
+def _context(of: Trace) -> Context:
+    """Return the context of a span elsewhere; an empty one if there is none."""
+    carrier = {name: value for name, value in of._asdict().items() if value is not None}
+    return _PROPAGATOR.extract(carrier, Context())
+
+
+def _carry(span: Span, message: Message) -> Message:
+    """Return the message with the context of its span, if the span is recorded."""
+    if not span.is_recording():
+        return message
+    headers = {name: value for name, value in message.headers.items() if name not in Trace._fields}
+    _PROPAGATOR.inject(headers, trace.set_span_in_context(span, Context()))
+    return message._replace(headers=headers)
+
+
+def _attributes(operation: str, kind: str, address: Address, message_id: str) -> dict[str, str]:
+    return {
+        "messaging.system": "nats",
+        "messaging.operation.name": operation,
+        "messaging.operation.type": kind,
+        "messaging.destination.name": address.message,
+        "messaging.message.id": message_id,
+        "timer.tenant": address.tenant,
+    }
+
+
+def _fail(span: Span, description: str) -> None:
+    span.set_status(Status(StatusCode.ERROR, description))
