@@ -53,12 +53,12 @@ format: $(VENV)/.dev  ## Fix lint and format.
 contracts: $(VENV)/.dev  ## Write contracts/schemas and contracts/asyncapi.yaml from the models.
 	$(BIN)/python contracts/generate.py
 
+dashboard: $(VENV)/.dev  ## Write deploy/grafana/dashboard.json.
+	$(BIN)/python deploy/grafana/dashboard.py
+
 docs: $(VENV)/.dev $(TOOLS)/.done  ## Write the documentation as a site into build/docs/html. A broken link is an error.
 	@$(BIN)/python docs/site/stage.py build/docs
 	@$(TOOLS)/bin/zensical build --strict --config-file build/docs/mkdocs.yml
-
-dashboard: $(VENV)/.dev  ## Write deploy/grafana/dashboard.json.
-	$(BIN)/python deploy/grafana/dashboard.py
 
 bench: $(VENV)/.dev  ## Run the benchmarks. ARGS="--full": full sizes. ARGS="drain lag": only these scenarios.
 	@$(BIN)/python -m benchmarks $(ARGS)
