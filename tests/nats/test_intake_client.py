@@ -1,6 +1,7 @@
 """Messages that are handed over while they are read."""
 
-from collections.abc import AsyncIterator
+import asyncio
+from collections.abc import AsyncIterator, Awaitable
 from typing import NamedTuple
 
 import pytest
@@ -60,3 +61,55 @@ async def test_other_subscriptions_are_queued_as_usual(site: Site) -> None:
     await site.peer.deliver("other.*", b"other.x", b"body")
     assert (await other.next_msg(timeout=10)).data == b"body"
     assert site.received == []
+
+
+WIRE = (
+    b"HMSG timer.a 7 to.1 12 16\r\nNATS/1.0\r\n\r\nbody\r\n"
+    b"MSG timer.b 7 to.2 0\r\n\r\n"
+    b"MSG timer.c 7 2\r\n\r\n\r\n"
+    b"+OK\r\n"
+    b"HMSG timer.d 7 12 12\r\nNATS/1.0\r\n\r\n\r\n"
+    b"MSG timer.e 8 to.5 4\r\nMSG \r\n"
+    b"MSG timer.f 7 to.6 9\r\nMSG x 7 1\r\n"
+)
+MESSAGES = [
+    ReadMessage(b"timer.a", b"to.1", b"NATS/1.0\r\n\r\n", b"body"),
+    ReadMessage(b"timer.b", b"to.2", b"", b""),
+    ReadMessage(b"timer.c", b"", b"", b"\r\n"),
+    ReadMessage(b"timer.d", b"", b"NATS/1.0\r\n\r\n", b""),
+    ReadMessage(b"timer.f", b"to.6", b"", b"MSG x 7 1"),
+]
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7, 20, 61, 1000])
+async def test_messages_are_the_same_however_they_arrive(size: int) -> None:
+    """Whole messages are taken at once, and others in steps. None is lost or changed."""
+    client = IntakeClient()
+    received: list[ReadMessage] = []
+    client._receivers[b"7"] = received.append
+    for start in range(0, len(WIRE), size):
+        await client._ps.parse(WIRE[start : start + size])
+    assert received == MESSAGES
+    assert client._ps.buf == b""
+
+
+async def test_a_message_that_fails_loses_only_itself() -> None:
+    """An error of the receiver is logged. What it returns is done before the next message is read."""
+    client = IntakeClient()
+    done: list[bytes] = []
+
+    async def settle(subject: bytes) -> None:
+        await asyncio.sleep(0)
+        done.append(subject)
+
+    def receive(message: ReadMessage) -> Awaitable[None] | None:
+        if message.subject == b"timer.a":
+            raise ValueError
+        if message.subject == b"timer.b":
+            return settle(message.subject)
+        done.append(message.subject)
+        return None
+
+    client._receivers[b"7"] = receive
+    await client._ps.parse(WIRE)
+    assert done == [b"timer.b", b"timer.c", b"timer.d", b"timer.f"]

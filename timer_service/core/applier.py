@@ -151,6 +151,9 @@ class Applier:
     async def _run_handlers(
         self, tx: Transaction, accepted: Sequence[Accepted], now: int
     ) -> list[CommandResult | None]:
+        first = accepted[0].route
+        if all(each.route is first for each in accepted):
+            return list(await first.handle(tx, [each.command for each in accepted], now))
         results: dict[int, CommandResult | None] = {}
         for route in self._routes:
             indexes = [index for index, each in enumerate(accepted) if each.route is route]

@@ -68,6 +68,8 @@ _REWORDED = (
 )
 _SHOULD = re.compile(r"^(Input|Value|String|List|Tuple|Dictionary|Number) should ")
 
+_NO_TRACE = Trace()
+
 REPLY_TO = "Timer-Reply-To"
 _NANOSECONDS_PER_MILLISECOND = 1_000_000
 
@@ -252,6 +254,6 @@ def read_trace(headers: Headers) -> Trace:
     """Return the trace context. A malformed one is ignored, as W3C demands, and the command is still accepted."""
     traceparent = headers.get("traceparent")
     if traceparent is None or not _TRACEPARENT.fullmatch(traceparent):
-        return Trace()
+        return _NO_TRACE
     tracestate = headers.get("tracestate")
     return Trace(traceparent, tracestate if tracestate and _TRACESTATE.fullmatch(tracestate) else None)

@@ -140,7 +140,8 @@ class Consumer:
     async def _handle_parts(self, progress: Progress, batch: Sequence[Delivery]) -> list[Delivery]:
         """Handle the parts of a batch until the time is up or the database is away. Return what was put back."""
         began = self._clock.now()
-        suspects = [delivery for delivery in batch if self._attempts.of(delivery) >= _SUSPICIOUS]
+        often = [each for each in batch if each.attempt >= _SUSPICIOUS]
+        suspects = [each for each in often if self._attempts.of(each) >= _SUSPICIOUS]
         others = [each for each in batch if self._attempts.of(each) < _SUSPICIOUS] if suspects else batch
         random.shuffle(suspects)  # they crashed together, so their attempts do not tell which of them did it
         together, groups = self._blocked.divide(others)

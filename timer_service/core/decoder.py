@@ -15,7 +15,7 @@ _BYTES_AT_ONCE = 64 * 1024
 _LONGEST_MS = 50
 """After this time, decoding ends. What is decoded is applied first."""
 _PER_READING = 4
-"""How many commands are decoded between two readings of the clock, which take 2 µs each. Decoding takes about 30 µs."""
+"""How many commands are decoded between two readings of the clock, which take 2 µs each. Decoding takes 7 to 30 µs."""
 
 
 class Decoded(NamedTuple):

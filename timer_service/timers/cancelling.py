@@ -30,12 +30,14 @@ class Cancelling:
     @classmethod
     async def load(cls, tx: Transaction, commands: Sequence[Command], timers: Collection[Key]) -> "Cancelling":
         """Read the cancellations that concern commands on timers. If there are none, this is one look into an index."""
-        keys = {CancellationKey(each.tenant, each.position) for each in commands if _cancels_many(each)}
+        keys = {
+            CancellationKey(each.tenant, each.position) for each in commands if isinstance(each.payload, CancelTimers)
+        }
         stored = await store.find(tx, keys) if keys else set()
-        others = [each for each in commands if not _cancels_many(each)]
+        others = [each.position for each in commands if not isinstance(each.payload, CancelTimers)]
         if not others:
             return cls(stored, PrefixPositions())
-        oldest = min(each.position for each in others)
+        oldest = min(others)
         return cls(stored, *await store.find_newer(tx, timers, oldest))
 
     def apply(self, command: Command, now: int) -> CommandResult:
@@ -57,7 +59,3 @@ class Cancelling:
         """Write the new cancellations."""
         if self._new:
             await store.add(tx, self._new.values())
-
-
-def _cancels_many(command: Command) -> bool:
-    return isinstance(command.payload, CancelTimers)

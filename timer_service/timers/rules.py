@@ -121,7 +121,7 @@ def apply(timer: Timer | None, key: Key, command: Command, now: int) -> Applied:
 
 def event_id(key: Key, due_at: int, position: Position) -> str:
     """Return the event id of a schedule. It depends on the accepted command, so a repeated event has the same id."""
-    cause = "\0".join((*key, str(due_at), *map(str, position)))
+    cause = f"{key.tenant_id}\0{key.service_call_id}\0{due_at}\0{position.epoch}\0{position.sequence}"
     return hashlib.blake2b(cause.encode(), digest_size=16).hexdigest()
 
 

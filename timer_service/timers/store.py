@@ -108,6 +108,8 @@ async def add(tx: Transaction, timers: Collection[Timer]) -> set[Key]:
         else:
             others.append(values + rare)
     rows = [*await tx.insert(_ADD_USUAL, usual), *await tx.insert(_ADD_ANY, others)]
+    if len(rows) == len(timers):
+        return {timer.key for timer in timers}
     return {Key(row["tenant_id"], row["service_call_id"]) for row in rows}
 
 

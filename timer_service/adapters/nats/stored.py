@@ -40,7 +40,8 @@ def read_receipt(reply: str) -> Receipt:
     """
     tokens = reply.split(".")
     first = 4 if len(tokens) == _TOKENS_WITHOUT_DOMAIN else 6
-    return Receipt(*map(int, tokens[first : first + 5]))
+    attempt, sequence, delivery, stored_at, waiting = tokens[first : first + 5]
+    return Receipt(int(attempt), int(sequence), int(delivery), int(stored_at), int(waiting))
 
 
 def reply_for(reply: str, sequence: int, delivery: int) -> str:
@@ -84,20 +85,21 @@ class StoredMessage(NamedTuple):
 
     def delivery(self, epochs: Epochs, subjects: Subjects, handle: Any) -> Delivery:
         """Return the message as a delivery."""
-        position = epochs.position(self.receipt.sequence)
-        message_id = self.headers.get("Nats-Msg-Id") or ""
-        return Delivery(
-            address=subjects.address(Kind.COMMAND, self.subject),
-            source=self.subject,
-            message_id=message_id if _IDENTIFIER.fullmatch(message_id) else f"{position.epoch}-{position.sequence}",
-            body=self.body,
-            headers=self.headers,
-            position=position,
-            attempt=self.receipt.attempt,
-            handle=handle,
-            size=self.size,
-            stored_at=self.receipt.stored_at,
-            newest_epoch=epochs.newest.epoch,
+        subject, body, headers, receipt, _, size = self
+        position = epochs.position(receipt.sequence)
+        message_id = headers.get("Nats-Msg-Id") or ""
+        return Delivery(  # without the names of the fields, because this is called for each command
+            subjects.address(Kind.COMMAND, subject),
+            subject,
+            message_id if _IDENTIFIER.fullmatch(message_id) else f"{position.epoch}-{position.sequence}",
+            body,
+            headers,
+            position,
+            receipt.attempt,
+            handle,
+            size,
+            receipt.stored_at,
+            epochs.newest.epoch,
         )
 
 
