@@ -80,3 +80,10 @@ def test_secrets_of_the_settings(setting: str, login: Login, tmp_path: Path) -> 
     user = {"nats_user": "me"} if login.user else {}
     assert nats_login(load_config(**user, **{setting: "s3cret"})) == login
     assert nats_login(load_config(**user, **{f"{setting}_file": file})) == login
+
+
+def test_credentials_of_the_settings(tmp_path: Path) -> None:
+    """A file of credentials reaches the login as a path."""
+    file = tmp_path / "user.creds"
+    file.write_text("x")
+    assert nats_login(load_config(nats_credentials=file)) == Login(credentials=file)

@@ -1,6 +1,8 @@
 """How an instance is opened and closed: what the broker gets from the settings, what /metrics shows, and the order."""
 
 import asyncio
+import logging
+import os
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ from timer_service.app import schema
 from timer_service.app.slices import QUERIES, SLICES
 from timer_service.app.startup import open_app
 from timer_service.config import Config
+from timer_service.core.audit import OPERATOR_ACTION
 from timer_service.core.broker import BrokerFeatures
 from timer_service.core.errors import StartError
 from timer_service.core.health import Health
@@ -158,8 +161,11 @@ async def test_broker_with_small_messages(tmp_path: Path, broker: InstanceBroker
 
 
 @pytest.mark.parametrize("auto", [True, False])
-async def test_missing_migrations(tmp_path: Path, broker: InstanceBroker, *, auto: bool) -> None:
+async def test_missing_migrations(
+    tmp_path: Path, broker: InstanceBroker, caplog: pytest.LogCaptureFixture, *, auto: bool
+) -> None:
     """A start brings the schema to head, or names what is missing if that is switched off. It can then be applied."""
+    caplog.set_level(logging.INFO)
     settings = config(tmp_path, auto_migrate=auto)
     if auto:
         async with open_app(settings):
@@ -170,5 +176,8 @@ async def test_missing_migrations(tmp_path: Path, broker: InstanceBroker, *, aut
                 pass
         assert await schema.unapplied_migrations(settings) == await schema.apply_migrations(settings) != []
     assert await schema.unapplied_migrations(settings) == []
+    lines = [vars(line) for line in caplog.records if line.message == OPERATOR_ACTION]
+    assert [each["migration"] for each in lines] == [each.name for each in schema.migrations("sqlite")]
+    assert {(each["type"], each["uid"]) for each in lines} == {("migration", os.geteuid())}
     async with open_app(settings):
         assert broker.connected
