@@ -154,7 +154,7 @@ async def test_gauges_of_rows(new: NewInstance, *, enabled: bool) -> None:
     async with instance.running():
         await until(lambda: instance.passes("row-counts") > 0)
         samples = [each for metric in instance.registry.collect() for each in metric.samples]
-    due = {"timer_schedules", "work_signal_firings", "outbox", "schedules"}
+    due = {"timer_schedules", "work_signal_firings", "outbox", "schedules", "workflows"}
     assert {each.labels["table"] for each in samples if each.name == "timer_overdue"} == due
     assert {each.labels["table"] for each in samples if each.name == "timer_oldest_due_lag_seconds"} == due
     states = [(each.labels["table"], each.labels["state"]) for each in samples if each.name == "timer_rows"]
