@@ -175,6 +175,19 @@ async def test_a_command_read_ahead_of_another_stream_hides_nothing(site: Site, 
     assert site.settlements == []
 
 
+@pytest.mark.parametrize("settle", ["acknowledge", "terminate"])
+async def test_a_command_that_was_settled_ahead_is_not_handed_out(site: Site, settle: str) -> None:
+    """If the consumer delivers a command that was read ahead and settled, it is acknowledged, and not handled again."""
+    await site.take(1)
+    await getattr(site.subscription, settle)([read_ahead(site, 2)])
+    waiting = asyncio.create_task(site.next_batch())
+    await site.command(2)
+    await site.command(3)
+    assert [each.position.sequence for each in await waiting] == [3]
+    await site.client.flush()
+    assert site.settlements == [("2", b"+ACK")]
+
+
 async def test_a_retry_of_another_stream_sets_nothing_back(site: Site) -> None:
     """A retry of a command that was read ahead of another stream does not change where this stream is read ahead."""
     await site.take(1)
