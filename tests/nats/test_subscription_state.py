@@ -12,7 +12,8 @@ from nats.js.errors import NotFoundError
 from tests.harness.builders import command_address, delivery
 from tests.harness.subscription_site import Site, open_site
 from timer_service.adapters.nats import membership, recovery, subscription
-from timer_service.adapters.nats.durable import DurableConsumer
+from timer_service.adapters.nats.durable import DurableConsumer, InFlight
+from timer_service.adapters.nats.redelivery import Redelivery
 from timer_service.core.broker import Delivery
 from timer_service.core.errors import ConflictError, DatabaseUnavailableError, StartError
 from timer_service.core.message import Position
@@ -173,6 +174,50 @@ async def test_a_command_read_ahead_of_another_stream_hides_nothing(site: Site, 
     assert [each.position.sequence for each in await waiting] == [2]
     await site.client.flush()
     assert site.settlements == []
+
+
+@pytest.mark.parametrize("settle", ["acknowledge", "terminate"])
+async def test_a_command_that_was_settled_ahead_is_not_handed_out(site: Site, settle: str) -> None:
+    """If the consumer delivers a command that was read ahead and settled, it is acknowledged, and not handled again."""
+    await site.take(1)
+    await getattr(site.subscription, settle)([read_ahead(site, 2)])
+    waiting = asyncio.create_task(site.next_batch())
+    await site.command(2)
+    await site.command(3)
+    assert [each.position.sequence for each in await waiting] == [3]
+    await site.client.flush()
+    assert site.settlements == [("2", b"+ACK")]
+
+
+async def test_a_stream_that_is_replaced_while_a_batch_is_taken(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If the stream is replaced while commands handled ahead are acknowledged, the rest of the batch is dropped."""
+    await site.take(1)
+    await site.subscription.acknowledge([read_ahead(site, 2)])
+    await site.buffered_command(2)
+    await site.command(3)
+    joined = site.subscription._membership
+
+    async def settle(*_: object) -> None:
+        joined._begin_stay(2, joined.stay.epochs)
+
+    monkeypatch.setattr(site.subscription, "_settle", settle)
+    async with asyncio.timeout(5):
+        while len(site.subscription._stay.buffer) < 2:
+            await asyncio.sleep(0)
+    assert await site.subscription._take(10) == []
+
+
+async def test_closing_restores_the_ack_wait(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A subscription that is closed while commands are delivered again does not leave a short `ack_wait` behind."""
+    restored: list[bool] = []
+
+    async def restore(_consumer: DurableConsumer) -> None:
+        restored.append(True)
+
+    monkeypatch.setattr(DurableConsumer, "restore_ack_wait", restore)
+    site.subscription._membership.redelivery = Redelivery(InFlight(number=2, last=9))
+    await site.subscription.close()
+    assert restored == [True]
 
 
 async def test_a_retry_of_another_stream_sets_nothing_back(site: Site) -> None:

@@ -1,19 +1,21 @@
 """What the consumer remembers of a batch: how long it lasts, whose turn comes next, and what it forgets."""
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 
 import pytest
 
 from tests.harness.builders import schedule_timer
-from tests.harness.clock import ManualClock
+from tests.harness.clock import NOW, ManualClock
 from tests.harness.timers import Timers
 from tests.harness.wiring import make_parts
 from timer_service.adapters.memory import MemoryBroker
 from timer_service.adapters.sqlite import SqliteDatabase
+from timer_service.core.broker import Reply
 from timer_service.core.consumer import Consumer
 from timer_service.core.database import Transaction
-from timer_service.core.errors import DatabaseBlockedError, DatabaseUnavailableError
+from timer_service.core.errors import ConflictError, DatabaseBlockedError, DatabaseUnavailableError
 from timer_service.core.message import Command, Kind
 from timer_service.core.route import CommandResult, Route
 from timer_service.timers import SLICE
@@ -85,6 +87,52 @@ async def test_tenants_with_a_handled_command_come_last(site: Site) -> None:
     site.handle = site.one_at_a_time(150)
     await site.run(*"aabbc")
     assert site.waiting == "bcab"
+
+
+async def test_tenants_take_turns_in_a_batch(site: Site) -> None:
+    """Of the commands that a transaction has left, those of tenants without a handled command come first."""
+    turns: list[str] = []
+    one = site.one_at_a_time(1)
+
+    def handle(commands: Sequence[Command]) -> Sequence[CommandResult | None]:
+        turns.append(commands[0].tenant)
+        return one(commands)
+
+    site.handle = handle
+    await site.run(*"aabbc")
+    assert (turns[:3], sorted(turns)) == (list("abc"), list("aabbc"))
+
+
+async def test_a_batch_that_meets_conflicts_is_divided(site: Site) -> None:
+    """If a large transaction always meets conflicts with other instances, its commands are handled in smaller ones."""
+    sizes: Counter[int] = Counter()
+
+    def handle(commands: Sequence[Command]) -> Sequence[CommandResult | None]:
+        sizes[len(commands)] += 1
+        if len(commands) > 1:
+            raise ConflictError("deadlock detected")
+        return [DONE] * len(commands)
+
+    site.handle = handle
+    assert await site.run(*"abcd") == (False, 0)
+    assert sizes == {4: 5, 2: 10, 1: 4}
+    assert len(site.timers.broker.settlements.acknowledged) == 4
+
+
+async def test_a_command_is_settled_last(site: Site) -> None:
+    """If the process dies after a commit, the command comes again, and its reply and its wake-ups are repeated."""
+    site.handle = lambda commands: [DONE._replace(wake_at=NOW)] * len(commands)
+    seen: list[tuple[int, int]] = []
+    reply = site.timers.broker.reply
+
+    async def record(replies: Sequence[Reply]) -> None:
+        seen.append((len(site.wakes), len(site.timers.broker.settlements.acknowledged)))
+        await reply(replies)
+
+    site.timers.broker.reply = record  # type: ignore[method-assign]
+    site.timers.send(schedule_timer(), {"Timer-Reply-To": "_INBOX.me"})
+    await site.run()
+    assert (seen, len(site.timers.broker.settlements.acknowledged)) == ([(1, 0)], 1)
 
 
 async def test_an_outage_leaves_nothing_behind(site: Site) -> None:

@@ -1,7 +1,7 @@
 """The NATS client that receives commands: it hands them over when it reads them.
 
 The driver would take each message apart in several calls, make an object of it, queue it, and wake a task for it.
-Measured, receiving a command takes 4.0 µs here and 7.0 µs with the objects and calls of the driver.
+Measured up to the buffer, a command takes 5.4 µs here and 7.3 µs with the objects and calls of the driver.
 """
 
 # ruff: noqa: SLF001 - the driver has no public way to receive messages at once
