@@ -79,9 +79,7 @@ class RequestConnection:
         for name in names:
             subject = self._subjects.pattern(Kind.REQUEST, name)
             self._interests.append(await self._client.subscribe(subject, _QUEUE, cb=_ignore))
-        # The driver sends a flush before its buffered messages. After the second one the server has the subscriptions.
-        await self._client.flush()
-        await self._client.flush()
+        await self._flush()
 
     async def reply(self, replies: Sequence[tuple[Request, QueryReply]]) -> None:
         """Send replies. They are lost while the connection is lost."""
@@ -111,8 +109,11 @@ class RequestConnection:
         await self._client.close()
 
     async def _flush(self) -> None:
-        if self._client.is_connected:
-            await self._client.flush(_CLOSE_SECONDS)
+        """Wait until the server has taken what was sent before."""
+        # The driver sends a flush before its buffered messages. When the second one returns, the server has these too.
+        for _ in range(2):
+            if self._client.is_connected:
+                await self._client.flush(_CLOSE_SECONDS)
 
     async def _on_disconnected(self) -> None:
         self._outages += 1
