@@ -12,7 +12,7 @@ SOURCES := timer_service tests benchmarks contracts deploy docs/examples require
 # The tests start the service hundreds of times, so Python must be allowed to cache its compiled files.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help run test test-slow test-again soak soak-short check format contracts bench lock audit sbom clean
+.PHONY: help run test test-slow test-again soak soak-short check check-deploy format contracts bench lock audit sbom clean
 .DEFAULT_GOAL := run
 
 help:  ## List these targets.
@@ -42,6 +42,9 @@ check: $(VENV)/.dev  ## Check lint, format, types and import rules.
 	$(BIN)/ruff format --check $(SOURCES)
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+check-deploy: $(TOOLS)/.done  ## Check the files in deploy/. A tool that is not installed is reported, and fails if CI is set.
+	@$(TOOLS)/bin/python deploy/check.py
 
 format: $(VENV)/.dev  ## Fix lint and format.
 	$(BIN)/ruff check --fix $(SOURCES)
@@ -97,7 +100,7 @@ $(VENV)/.dev: $(VENV)/.run requirements/dev.txt
 	@touch $@
 
 $(TOOLS)/.done: requirements/tools.txt
-	@echo "Installing the tools for lock files into $(TOOLS) ..."
+	@echo "Installing the tools for lock files and deploy/ into $(TOOLS) ..."
 	@$(PYTHON) -m venv $(TOOLS)
 	@$(TOOLS)/bin/pip install --quiet --disable-pip-version-check --require-hashes -r requirements/tools.txt
 	@touch $@
