@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from deploy.check import FOLDER, UNIT, Check, checks, passes, runnable
+from timer_service import __version__
 from timer_service.config import Config
 
 ROOT = FOLDER.parent
@@ -53,6 +54,12 @@ def test_service_has_the_time_to_stop(file: str, pattern: str) -> None:
 def test_ports_are_the_default(file: str) -> None:
     """The port of the pages is the one that the service uses."""
     assert re.search(rf"(?:EXPOSE|[pP]ort:) {Config().http_port}\b", (FOLDER / file).read_text("utf-8"))
+
+
+@pytest.mark.parametrize("file", ["sqlite.yaml", "postgres.yaml"])
+def test_manifests_have_this_version(file: str) -> None:
+    """The image of the manifests has the version of the service."""
+    assert f"image: timer-service:{__version__}\n" in (FOLDER / "kubernetes" / file).read_text("utf-8")
 
 
 def test_files_of_the_image_reach_the_build() -> None:
