@@ -12,7 +12,7 @@ SOURCES := timer_service tests benchmarks contracts deploy docs/examples require
 # The tests start the service hundreds of times, so Python must be allowed to cache its compiled files.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help run test test-slow test-again soak soak-short check check-alerts format contracts dashboard docs bench lock audit sbom clean
+.PHONY: help run test test-slow test-again soak soak-short check check-deploy format contracts dashboard docs bench lock audit sbom clean
 .DEFAULT_GOAL := run
 
 help:  ## List these targets.
@@ -43,8 +43,8 @@ check: $(VENV)/.dev  ## Check lint, format, types and import rules.
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-check-alerts:  ## Check deploy/prometheus and run the tests of the alerts. Needs promtool.
-	@$(PYTHON) deploy/prometheus/check.py
+check-deploy: $(TOOLS)/.done  ## Check the files in deploy/. A tool that is not installed is reported, and fails if CI is set.
+	@$(TOOLS)/bin/python deploy/check.py
 
 format: $(VENV)/.dev  ## Fix lint and format.
 	$(BIN)/ruff check --fix $(SOURCES)
@@ -107,7 +107,7 @@ $(VENV)/.dev: $(VENV)/.run requirements/dev.txt
 	@touch $@
 
 $(TOOLS)/.done: requirements/tools.txt
-	@echo "Installing the tools for lock files and documentation into $(TOOLS) ..."
+	@echo "Installing the tools for lock files, documentation and deploy/ into $(TOOLS) ..."
 	@$(PYTHON) -m venv $(TOOLS)
 	@$(TOOLS)/bin/pip install --quiet --disable-pip-version-check --require-hashes -r requirements/tools.txt
 	@touch $@

@@ -1,4 +1,4 @@
-"""Check the configuration and the alerts of Prometheus, and run the tests of the alerts: `make check-alerts`.
+"""Check the configuration and the alerts of Prometheus, and run the tests of the alerts: `make check-deploy`.
 
 It needs promtool, which comes with Prometheus. Without promtool it says so, and fails only if CI is set.
 """

@@ -28,6 +28,7 @@ from timer_service.core import quotas as quotas_module
 from timer_service.core.command_streams import CommandHistory
 from timer_service.core.errors import DatabaseUnavailableError, StartError
 from timer_service.core.limits import Limits, TenantLimits
+from timer_service.supervisor import Supervisor
 
 TOMORROW = datetime.now(UTC) + timedelta(days=1)
 
@@ -91,6 +92,39 @@ async def test_asked_to_stop(config: Config) -> None:
     async with running(config) as (app, task):
         app.stop()
         await task
+
+
+class Questions(Supervisor):
+    """A supervisor that keeps how to ask whether the service is ready and alive."""
+
+    stopped = 0
+
+    def __init__(self) -> None:
+        super().__init__({})
+
+    async def report(self, *, ready: Callable[[], bool], alive: Callable[[], bool]) -> None:
+        self.ready, self.alive = ready, alive
+
+    def stopping(self) -> None:
+        self.stopped += 1
+
+
+async def test_supervisor_gets_what_the_pages_say(config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Systemd gets READY and WATCHDOG by the rules of /readyz and /livez, and STOPPING once."""
+    asked = Questions()
+    async with open_app(config) as app:
+        task = asyncio.create_task(app.run(asked))
+        await until(lambda: is_ready(config))
+        assert (asked.ready(), asked.alive(), asked.stopped) == (True, True, 0)
+        app._parts.publishing.record_failure("no stream has this subject")
+        assert (asked.ready(), asked.alive()) == (False, True)
+        with monkeypatch.context() as patch:
+            patch.setattr(loop_module, "_LONGEST_PASS_SECONDS", -1000)  # any pass that has begun counts as stalled
+            assert not asked.alive()
+            assert (await page(config, "/livez"))["stalled"]
+        app.stop()
+        await task
+    assert asked.stopped == 1
 
 
 async def test_readiness_says_draining_when_a_part_fails(config: Config) -> None:

@@ -102,6 +102,20 @@ async def test_life_of_a_timer(cli: Cli, service: Service) -> None:
 
 
 @ON_SQLITE
+async def test_healthcheck(cli: Cli, service: Service, broker: NatsServer) -> None:
+    """Healthcheck ends with 0 beside a service that is ready, and with 1 and the reason when the broker is away."""
+    settings = {"TIMER_HTTP_PORT": str(service.port)}
+    ready = await cli.run("healthcheck", **settings)
+    await broker.terminate()
+    await service.until_page("/readyz", 503)
+    away = await cli.run("healthcheck", **settings)
+    assert (ready.returncode, ready.stdout, ready.stderr) == (0, "ready\n", "")
+    assert (away.returncode, away.stdout) == (1, "")
+    assert away.stderr.startswith("not ready: commands, events, queries, requests: not connected to the broker")
+    assert away.stderr.count("\n") == 1
+
+
+@ON_SQLITE
 async def test_life_of_a_timer_for_machines(cli: Cli, service: Service) -> None:
     """With --json each command prints one JSON document with the field names of the messages."""
     scheduled = await cli.json("timers", "schedule", "acme", "call-1", "--at", "2100-01-01T09:30:00Z", "--data", "[1]")

@@ -15,11 +15,12 @@ from timer_service.cli.doctor.command import summary
 from timer_service.cli.doctor.consumer import check_consumer
 from timer_service.cli.doctor.exposure import check_exposure, check_rights
 from timer_service.cli.doctor.finding import Finding, Skew, Status
-from timer_service.cli.doctor.flows import check_page, check_readiness, read_page
+from timer_service.cli.doctor.flows import check_page, check_readiness
 from timer_service.cli.doctor.permissions import check_permissions
 from timer_service.cli.doctor.schema import check_schema
 from timer_service.cli.doctor.sqlite import check_version
 from timer_service.cli.doctor.streams import check_missing_stream, check_stream
+from timer_service.cli.readiness import read_readiness
 from timer_service.config import Config
 from timer_service.core.message import Kind
 
@@ -311,7 +312,7 @@ async def test_no_service_at_the_http_port(body: bytes | None) -> None:
     if body is None:
         server.close()
     config = Config(http_port=port)
-    (finding,) = check_page(config, await read_page(config))
+    (finding,) = check_page(config, await asyncio.to_thread(read_readiness, config))
     server.close()
     assert (finding.check, finding.status) == ("service", Status.NOTE)
     assert finding.message == f"no service answers at http://127.0.0.1:{port}/readyz"

@@ -34,6 +34,7 @@ from timer_service.core.route import Lane
 from timer_service.core.slice import Parts
 from timer_service.core.wakeups import Wakeups
 from timer_service.http import HttpServer, http_app, serve_http
+from timer_service.supervisor import NO_SUPERVISOR, Supervisor
 from timer_service.workflows import dispatcher
 from timer_service.workflows.hints import Hints
 
@@ -128,13 +129,16 @@ class App:
         )
         return flows(observed, self._config.role)
 
-    async def run(self, on_draining: Callable[[], None] = lambda: None) -> None:
+    async def run(
+        self, supervisor: Supervisor = NO_SUPERVISOR, *, on_draining: Callable[[], None] = lambda: None
+    ) -> None:
         """Serve until `stop` is called or the service cannot go on, then drain within the shutdown timeout.
 
-        `on_draining` is called when draining starts. A consumer or a loop that fails is started again. The service
-        cannot go on without its HTTP pages, which show its health, if the broker has closed the
-        connection for good, or if a service with a copy of its database has taken over the commands. It then raises
-        `StartError`, so that a supervisor starts it again.
+        `supervisor` learns when the service is ready, alive and stopping. `on_draining` is called when draining starts.
+
+        A consumer or a loop that fails is started again. The service cannot go on without its HTTP pages, which
+        show its health, if the broker has closed the connection for good, or if a service with a copy of
+        its database has taken over the commands. It then raises `StartError`, so that a supervisor starts it again.
         """
         if self._workers is not None:
             await self._workers.recover()
@@ -149,10 +153,14 @@ class App:
         async with serve_http(pages, self._config.http_host, self._config.http_port) as server:
             tasks = self._start_tasks()
             replaying = asyncio.create_task(KeptTask("replay", self._finish_replay).run(), name="replay")
+            reporting = partial(supervisor.report, ready=self._is_ready, alive=lambda: not self._stalled())
+            reported = asyncio.create_task(KeptTask("supervisor", reporting).run(), name="supervisor")
             log.info("serving", extra={"http": f"http://{self._config.http_host}:{server.port}"})
             failure = await self._wait(tasks, server)
             self._stopping.set()
             on_draining()
+            reported.cancel()
+            supervisor.stopping()
             log.info("draining", extra={"reason": failure or "asked to stop"})
             replaying.cancel()
             self._replayed.set()  # so that the loops end
@@ -277,6 +285,9 @@ class App:
     def _health(self) -> Mapping[str, Health]:
         service = Health.down("draining") if self._stopping.is_set() else HEALTHY
         return {**self.flows(), "service": service}
+
+    def _is_ready(self) -> bool:
+        return not any(each.reason for each in self._health().values())
 
     def _stalled(self) -> list[str]:
         """Return the names of the parts that hang, so that only a new process helps."""

@@ -14,7 +14,7 @@ from timer_service.client import CommandError, QueryError, TimerServiceError
 from timer_service.core.codec import plain_words
 from timer_service.core.errors import DatabaseUnavailableError, StartError
 
-COMMANDS = ("serve", "dev", "worker", "doctor", "backup", "restore", "replay")
+COMMANDS = ("serve", "dev", "worker", "doctor", "healthcheck", "backup", "restore", "replay")
 GROUPS = (
     "config",
     "migrate",

@@ -10,6 +10,8 @@ from collections.abc import Callable, Coroutine
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from timer_service.supervisor import Supervisor
+
 if TYPE_CHECKING:  # a short command spends most of its time importing
     from timer_service.app.service import App
 
@@ -45,7 +47,7 @@ async def serve_until_signalled(app: "App", shutdown_timeout: timedelta) -> None
         signal.signal(number, stop)  # a handler of the event loop would not run while the event loop hangs
     gc.freeze()  # modules and models live as long as the process
     gc.set_threshold(_NEW_OBJECTS_PER_COLLECTION)
-    await app.run(on_draining=last_resort.start)
+    await app.run(Supervisor(os.environ), on_draining=last_resort.start)
 
 
 class LastResort:

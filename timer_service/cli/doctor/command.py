@@ -1,5 +1,6 @@
 """The command: runs all checks and prints their findings."""
 
+import asyncio
 import json
 import shutil
 import sys
@@ -14,11 +15,12 @@ from timer_service.cli.dev_server import DevServer, find_dev_server
 from timer_service.cli.doctor.broker import check_broker
 from timer_service.cli.doctor.clocks import check_clocks
 from timer_service.cli.doctor.finding import Finding, Status
-from timer_service.cli.doctor.flows import check_page, read_page
+from timer_service.cli.doctor.flows import check_page
 from timer_service.cli.doctor.sqlite import check_sqlite
 from timer_service.cli.output.text import style
 from timer_service.cli.parameters import AsJson
 from timer_service.cli.process import run_async
+from timer_service.cli.readiness import read_readiness
 from timer_service.config import Config
 
 _INDENT = " " * 6
@@ -69,7 +71,7 @@ async def _check_all(config: Config, dev: DevServer | None) -> Sequence[Finding]
     if dev is not None:
         text = f"the `dev` that runs in this folder (process {dev.pid}, database {dev.db_path})"
         findings.append(Finding("target", Status.OK, text))
-    page = await read_page(config)
+    page = await asyncio.to_thread(read_readiness, config)
     findings += check_page(config, page)
     runs = page is not None and "commands" in page
     findings += [finding async for finding in check_broker(config, syncs=dev is not None, runs=runs)]
