@@ -132,7 +132,7 @@ class Instance:
     @asynccontextmanager
     async def running(self) -> AsyncIterator[asyncio.Task[None]]:
         """Run the instance until the end of the block. The block may end it earlier. Yields its task."""
-        task = asyncio.create_task(self.app.run(self._drain))
+        task = asyncio.create_task(self.app.run(on_draining=self._drain))
         waiting = asyncio.create_task(self.broker.serving.wait())
         await asyncio.wait([task, waiting], return_when=asyncio.FIRST_COMPLETED)
         waiting.cancel()
