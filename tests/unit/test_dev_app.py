@@ -1,4 +1,4 @@
-"""The notes of `open_dev_app`. The broker and the app themselves are replaced."""
+"""The notes and the settings of `open_dev_app`. The broker and the app themselves are replaced."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -40,3 +40,14 @@ async def test_database_of_the_environment_is_ignored(tmp_path: Path, monkeypatc
             environment.setenv(setting, value)
             async with startup.open_dev_app(tmp_path / "dev") as (_, config, _):
                 assert (config.postgres_url, config.db_path) == (None, tmp_path / "dev" / "timers.db")
+
+
+@pytest.mark.parametrize(("value", "enabled"), [("", True), ("true", True), ("false", False)])
+async def test_page_is_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: str, *, enabled: bool) -> None:
+    """`timer-service dev` serves the operations page unless the environment forbids it."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TIMER_UI_ENABLED", value)
+    monkeypatch.setattr(startup, "embedded_nats", nothing)
+    monkeypatch.setattr(startup, "open_app", nothing)
+    async with startup.open_dev_app(tmp_path / "dev") as (_, config, _):
+        assert config.ui_enabled is enabled

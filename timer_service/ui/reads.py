@@ -1,0 +1,41 @@
+"""Reads of the page: the queries of the slices, a few at a time."""
+
+import asyncio
+from collections.abc import Generator
+from typing import Any
+
+from pydantic_core import from_json
+
+from timer_service.core.clock import Clock
+from timer_service.core.computing import Computing
+from timer_service.core.database import Database, Reader
+from timer_service.core.message import Payload
+from timer_service.core.query import QueryRoute
+from timer_service.core.stored_json import write
+
+PAGE_ROWS = 50
+"""How many rows a list shows."""
+_AT_ONCE = 2
+"""How many requests read at a time. Others wait: a page of large rows needs a few MiB."""
+
+
+class Reads:
+    """Answers queries for the page. Unlike queries of users, they do not wait for the turns of tenants."""
+
+    def __init__(self, database: Database, clock: Clock, computing: Computing) -> None:
+        self.turn = asyncio.Semaphore(_AT_ONCE)
+        self._database = database
+        self._clock = clock
+        self._computing = computing
+
+    @property
+    def reader(self) -> Reader:
+        """The reader for queries: a slow read delays no other part of the service."""
+        return self._database.queries
+
+    async def ask(self, route: QueryRoute, tenant: str, request: Payload) -> Any:
+        """Return the reply to a query, as parsed JSON. Raises as the query, for example `Rejection`."""
+        answer = await route.answer(self.reader, tenant, request, self._clock.now())
+        document = await self._computing.run(answer) if isinstance(answer, Generator) else answer
+        async with self._computing.slice():
+            return from_json(write(document).encode())
