@@ -44,6 +44,7 @@ class Page:
             clock=clock,
             role="all",
             started_at=clock.now(),
+            dead_letters="TIMER_DLQ",
             http_host="127.0.0.1",
             registry=self.registry,
             samples=self.samples,

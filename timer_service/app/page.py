@@ -6,10 +6,12 @@ from typing import NamedTuple
 from prometheus_client import CollectorRegistry
 from starlette.routing import Route
 
+from timer_service.adapters.nats.subjects import Subjects
 from timer_service.config import Config
 from timer_service.core.errors import StartError
 from timer_service.core.health import Health
 from timer_service.core.loop import Loop
+from timer_service.core.message import Kind
 from timer_service.core.slice import Parts
 from timer_service.ui.instance import Instance
 from timer_service.ui.samples import INTERVAL, Samples
@@ -50,6 +52,7 @@ def build_page(
         clock=parts.clock,
         role=config.role,
         started_at=parts.clock.now(),
+        dead_letters=Subjects(config.subject_prefix).stream(Kind.DEAD_LETTER),
         http_host=config.http_host,
         registry=registry,
         samples=samples,

@@ -10,6 +10,7 @@ from timer_service.core.instant import format_instant, parse_instant
 _UNITS = (("d", 86_400_000), ("h", 3_600_000), ("min", 60_000), ("s", 1000), ("ms", 1))
 _SHOWN_UNITS = 2
 _SMALL = 10
+_SHORT = 160
 _UNKNOWN = "\N{EN DASH}"
 
 
@@ -88,6 +89,12 @@ def json_text(value: Any) -> Markup:
     """Return a value as indented JSON, escaped for HTML. Its line breaks stay."""
     text = json.dumps(value, indent=2, ensure_ascii=False)
     return Markup("\n").join(escape(visible(line)) for line in text.split("\n"))
+
+
+def short_json(value: Any) -> str:
+    """Return the beginning of a value as JSON on one line."""
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= _SHORT else f"{text[:_SHORT]}\N{HORIZONTAL ELLIPSIS}"
 
 
 def input_value(text: str | None) -> Markup:

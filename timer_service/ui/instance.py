@@ -21,6 +21,8 @@ class Instance:
     role: str
     started_at: int
     """When the instance started, in Unix milliseconds."""
+    dead_letters: str
+    """The stream of dead letters."""
     http_host: str
     """The address to which the page is bound."""
     registry: CollectorRegistry

@@ -66,6 +66,7 @@ class Pages:
                 "distance": formats.distance,
                 "at_least": formats.at_least,
                 "input_time": formats.input_time,
+                "short_json": formats.short_json,
                 "json_text": formats.json_text,
                 "input_value": formats.input_value,
                 "day_and_time": formats.day_and_time,

@@ -2,17 +2,18 @@
 
 import asyncio
 from collections.abc import Generator
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic_core import from_json
 
 from timer_service.core.clock import Clock
-from timer_service.core.computing import Computing
+from timer_service.core.computing import Computing, Steps
 from timer_service.core.database import Database, Reader
 from timer_service.core.message import Payload
 from timer_service.core.query import QueryRoute
 from timer_service.core.stored_json import write
 
+_T = TypeVar("_T")
 PAGE_ROWS = 50
 """How many rows a list shows."""
 _AT_ONCE = 2
@@ -36,6 +37,10 @@ class Reads:
     async def ask(self, route: QueryRoute, tenant: str, request: Payload) -> Any:
         """Return the reply to a query, as parsed JSON. Raises as the query, for example `Rejection`."""
         answer = await route.answer(self.reader, tenant, request, self._clock.now())
-        document = await self._computing.run(answer) if isinstance(answer, Generator) else answer
+        document = await self.compute(answer) if isinstance(answer, Generator) else answer
         async with self._computing.slice():
             return from_json(write(document).encode())
+
+    async def compute(self, steps: Steps[_T]) -> _T:
+        """Return the result of work in steps. The service has its turns in between."""
+        return await self._computing.run(steps)

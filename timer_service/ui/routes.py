@@ -39,9 +39,13 @@ def ui_routes(instance: Instance) -> list[Route]:
 
     async def show(view: View, request: Request) -> Response:
         now = instance.clock.now()
+        render = partial(pages.render, now=now, section=view.section)
         async with reads.turn:
-            content = await _content(view, request, instance, reads, now)
-            return await pages.render(content, now=now, section=view.section)
+            try:
+                return await render(await _content(view, request, instance, reads, now))
+            except Exception:
+                log.exception("page failed", extra={"page": view.path})
+                return await render(_problem(500, "The log of the service has the reason."))
 
     async def static(request: Request) -> Response:
         return static_response(request.path_params["name"]) or PlainTextResponse("no such file", 404)
@@ -78,9 +82,6 @@ async def _content(view: View, request: Request, instance: Instance, reads: Read
         return _problem(_STATUS.get(rejection.code, 400), ". ".join([rejection.message, *faults]))
     except DatabaseUnavailableError as error:
         return _problem(503, f"{error}. The overview shows the health of the service. Try again in a moment.")
-    except Exception:
-        log.exception("page failed", extra={"page": view.path})
-        return _problem(500, "The log of the service has the reason.")
 
 
 def _problem(status: int, text: str) -> Content:

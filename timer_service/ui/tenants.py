@@ -30,11 +30,11 @@ class TenantPage(NamedTuple):
     """The last tenant of the page, if there are more."""
 
 
-async def page(reader: Reader, rows: Rows, after: str) -> TenantPage:
+async def page(reader: Reader, rows: Rows, after: str, limit: int = SHOWN) -> TenantPage:
     """Return the next tenants that have such rows."""
-    found = await reader.fetch(rows.sql("page"), {"after": after, "limit": SHOWN + 1})
+    found = await reader.fetch(rows.sql("page"), {"after": after, "limit": limit + 1})
     names = [row["tenant_id"] for row in found]
-    return TenantPage(names) if len(names) <= SHOWN else TenantPage(names[:SHOWN], names[SHOWN - 1])
+    return TenantPage(names) if len(names) <= limit else TenantPage(names[:limit], names[limit - 1])
 
 
 async def count(reader: Reader, rows: Rows, tenant: str) -> int:
