@@ -100,3 +100,10 @@ def short_json(value: Any) -> str:
 def input_value(text: str | None) -> Markup:
     """Return a text for the value of an input, escaped for HTML. The form sends it back, so it is not changed."""
     return escape(text or "")
+
+
+FILTERS = (
+    *(iso, day_and_time, distance, duration, seconds, number, at_least),
+    *(json_text, short_json, input_value, input_time),
+)
+"""The functions that templates use."""

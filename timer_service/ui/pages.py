@@ -10,7 +10,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 from starlette.responses import HTMLResponse, Response
 
 from timer_service.core.computing import Computing, Steps
-from timer_service.ui import charts, formats
+from timer_service.ui import formats
 from timer_service.ui.commands import command
 from timer_service.ui.links import ROOT, link
 
@@ -43,45 +43,30 @@ class Pages:
     def __init__(self, computing: Computing, navigation: Sequence[tuple[str, str]]) -> None:
         """`navigation` has the path and the name of each main page."""
         self._computing = computing
-        self._environment = Environment(
-            loader=PackageLoader("timer_service.ui"),
-            autoescape=True,
-            undefined=StrictUndefined,
-            finalize=formats.visible,
-            trim_blocks=True,
-            lstrip_blocks=True,
-            auto_reload=False,
-        )
-        self._environment.globals.update(
-            navigation=navigation,
-            link=link,
-            command=command,
-            static_url=static_url,
-            bars=charts.bars,
-            lines=charts.lines,
-        )
-        self._environment.filters.update(
-            {
-                "iso": formats.iso,
-                "distance": formats.distance,
-                "at_least": formats.at_least,
-                "input_time": formats.input_time,
-                "short_json": formats.short_json,
-                "json_text": formats.json_text,
-                "input_value": formats.input_value,
-                "day_and_time": formats.day_and_time,
-                "duration": formats.duration,
-                "number": formats.number,
-                "seconds": formats.seconds,
-            }
-        )
+        self._navigation = navigation
 
     async def render(self, content: Content, *, now: int, section: str) -> Response:
         """Return the response with a content. `section` is the part of the page to mark in the navigation."""
-        values = {**content.values, "now": now, "section": section}
-        template = self._environment.get_template(content.template)
+        values = {**content.values, "now": now, "section": section, "navigation": self._navigation}
+        template = _environment().get_template(content.template)
         text = await self._computing.run(_in_steps(template, values))
         return HTMLResponse(text, content.status, {**_HEADERS, "Cache-Control": "no-store"})
+
+
+@cache
+def _environment() -> Environment:
+    environment = Environment(
+        loader=PackageLoader("timer_service.ui"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        finalize=formats.visible,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        auto_reload=False,
+    )
+    environment.globals.update(link=link, command=command, static_url=static_url)
+    environment.filters.update({each.__name__: each for each in formats.FILTERS})
+    return environment
 
 
 def _in_steps(template: Template, values: Mapping[str, Any]) -> Steps[str]:

@@ -78,6 +78,7 @@ async def test_samples_read_the_metrics() -> None:
     metrics = Metrics(registry)
     metrics.fired_late("timer_schedules", 0.003)
     metrics.fired_late("outbox", 0.003)
+    metrics.fired_late("outbox", 0.003)
     metrics.counted("timer_schedules", "Scheduled", 5)
     metrics.overdue("timer_schedules", 2, 1.5)
     metrics.buried("outbox", 1)

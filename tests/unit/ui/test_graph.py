@@ -63,7 +63,7 @@ def test_edges_do_not_cross_in_two_chains() -> None:
     assert (heights["a"] < heights["b"]) == (heights["x"] < heights["y"])
 
 
-@settings(max_examples=30)
+@settings(max_examples=15)
 @given(st.integers(0, 2**32), st.integers(1, 60))
 def test_every_graph(seed: int, size: int) -> None:
     """Boxes lie inside the drawing and never overlap, and each edge leads to the right."""

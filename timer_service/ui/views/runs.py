@@ -24,6 +24,8 @@ CHOICE = TenantChoice(
 _LIST = StatusList(CHOICE, _ROUTES["list-runs"], "runs", RunStatus)
 _MOST_DRAWN = 400
 """The graph of a run with more jobs would not be readable. Its jobs are shown as a list."""
+_MOST_NEEDS = 2000
+"""More edges would not be readable either, and take long to place."""
 _MOST_READS = 4
 READY = "ready"
 """Shown for a pending job whose needs have ended."""
@@ -50,13 +52,13 @@ async def _show(asked: Asked) -> Content:
     found = _Jobs(first["jobs"], first.get("cursor"))
     if cursor is None:
         found = await _read_all(asked, tenant, run_id, found)
-    is_drawn = cursor is None and found.cursor is None
+    is_drawn = cursor is None and found.cursor is None and len(found.jobs) > 0 and _count_needs(found) <= _MOST_NEEDS
     open_groups = [name for name, is_resolved in first["groups"].items() if not is_resolved]
     values = {
         "run": first,
         "jobs": [{**job, "shown": _status(job)} for job in found.jobs],
         "names": {job["name"]: number for number, job in enumerate(found.jobs, 1)},
-        "drawing": await _draw(asked, found.jobs, open_groups) if is_drawn and found.jobs else None,
+        "drawing": await _draw(asked, found.jobs, open_groups) if is_drawn else None,
         "open_groups": open_groups,
         "cursor": found.cursor,
         "is_first": cursor is None,
@@ -86,6 +88,10 @@ def _merge(jobs: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
         known = merged.get(job["name"])
         merged[job["name"]] = job if known is None else {**known, "needs": [*known["needs"], *job["needs"]]}
     return list(merged.values())
+
+
+def _count_needs(found: _Jobs) -> int:
+    return sum(len(job["needs"]) for job in found.jobs)
 
 
 async def _draw(asked: Asked, jobs: Sequence[Mapping[str, Any]], open_groups: Sequence[str]) -> Drawing:

@@ -28,7 +28,7 @@ _LIST = StatusList(CHOICE, _ROUTES["list-signals"], "signals", Status)
 async def _show_list(asked: Asked) -> Content:
     content = await _LIST.show(asked, "signals.html", work_item_id=asked.parameters.identifier("work_item_id"))
     for signal in content.values.get("items", ()):
-        signal["waitsFor"] = _waits_for(signal)
+        signal["firesWhen"] = _fires_when(signal)
     return content
 
 
@@ -40,7 +40,7 @@ async def _show(asked: Asked) -> Content:
     firings = await asked.reads.ask(_ROUTES["list-firings"], tenant, request)
     values = {
         "signal": signal,
-        "waits_for": _waits_for(signal),
+        "fires_when": _fires_when(signal),
         "firings": firings["firings"],
         "cursor": firings.get("cursor"),
         "is_first": cursor is None,
@@ -49,17 +49,15 @@ async def _show(asked: Asked) -> Content:
     return Content("signal.html", values)
 
 
-def _waits_for(signal: Mapping[str, Any]) -> str:
-    """Return what fires a signal, as a text."""
-    if "triggerError" in signal:
-        return "nothing: its trigger is invalid"
+def _fires_when(signal: Mapping[str, Any]) -> str:
+    """Return the condition of a signal as the end of a sentence."""
     match signal["triggerSpec"]:
         case {"to": [*statuses]} if signal["triggerKind"] == TriggerKind.EVENT:
             return f"{signal.get('workItemId', 'the work item')} becomes {' or '.join(map(str, statuses))}"
         case {"at": str(at)} if signal["triggerKind"] == TriggerKind.TIME:
-            return f"the time {at}"
+            return f"it is {at}"
         case _:
-            return "its trigger, shown below"
+            return "its trigger is true"
 
 
 def _commands(signal: Mapping[str, Any]) -> dict[str, str]:
