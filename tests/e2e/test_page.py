@@ -13,6 +13,7 @@ from tests.harness.browser import Browser, Tab, distinct_lines, require_chromium
 from tests.harness.clock import NOW, ManualClock
 from tests.harness.page import Page
 from tests.harness.page_data import HOSTILE
+from tests.harness.processes import NatsServer, Service
 from tests.harness.stores import open_sqlite
 from timer_service.core.health import HEALTHY, Health
 from timer_service.http import serve_http
@@ -196,3 +197,20 @@ async def test_keyboard(empty: Site) -> None:
     for _ in range(2):
         await empty.tab.press("Tab", 9)
     assert await empty.tab.run("getComputedStyle(document.activeElement).outlineStyle") == "solid"
+
+
+@pytest.mark.slow
+async def test_service(tmp_path: Path, broker: NatsServer) -> None:
+    """The service serves the page if the settings say so, with its own health, and only then."""
+    async with Service(tmp_path / "on", broker.url, TIMER_UI_ENABLED="true") as service:
+        status, text = await service.page("/ui/")
+        assert status == 200
+        for shown in ("healthy", "broker", "database writes", "timers-retention", "sqlite"):
+            assert shown in text
+        async with asyncio.timeout(30):
+            while "The first numbers appear" in text:
+                _, text = await service.page("/ui/")
+        assert (await service.page("/metrics"))[0] == 200
+        assert "ui/" not in service.log.read_text()
+    async with Service(tmp_path / "off", broker.url, TIMER_SUBJECT_PREFIX="other") as service:
+        assert (await service.page("/ui/"))[0] == 404

@@ -7,13 +7,16 @@ from typing import Any
 
 import pytest
 
+from tests.harness import page_data
 from tests.harness.clock import NOW, ManualClock
 from tests.harness.page import Page
 from tests.harness.page_data import HOSTILE
 from tests.harness.runs import Runs
 from timer_service.adapters.memory import MemoryBroker
+from timer_service.adapters.postgres import PostgresDatabase
 from timer_service.ui.formats import visible
 from timer_service.ui.links import link
+from timer_service.ui.views import VIEWS
 
 LISTS = ("signals", "runs", "schedules", "workflows")
 ITEMS = {"timers": "timer", "signals": "signal", "runs": "run", "schedules": "schedule", "workflows": "workflow"}
@@ -274,3 +277,17 @@ async def test_long_needs_are_drawn_once(page: Page, monkeypatch: pytest.MonkeyP
     text = (await page.get("/ui/run?tenant=acme&id=wide")).text
     assert len(re.findall(r'<a class="box ', text)) == 9
     assert len(re.findall(r'<path d="M', text.partition('class="edges"')[2])) == 8
+
+
+@pytest.mark.slow
+async def test_pages_on_postgres(postgres: PostgresDatabase, clock: ManualClock) -> None:
+    """Each page can be read from PostgreSQL too."""
+    await page_data.fill(postgres, NOW, jobs=8)
+    page = Page(postgres, clock)
+    for view in VIEWS:
+        answer = await page.get(f"/ui/{view.path}{'?tenant=acme' if 'tenant' in view.parameters else ''}")
+        assert answer.status == (400 if "id" in view.parameters else 200), view.path
+    for name, item in ITEMS.items():
+        text = (await page.get(f"/ui/{name}?tenant=acme")).text
+        for path in links_to(text, item)[:3]:
+            assert (await page.get(path)).status == 200, path
