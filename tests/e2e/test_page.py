@@ -29,13 +29,14 @@ FILLED = [
         for name in ("timers", "signals", "runs", "schedules", "workflows", "workers", "events")
     ),
     *(link(name, tenant="acme", id=id_) for name, id_ in ITEMS.items()),
-    *(link(name, tenant="acme", id=HOSTILE[8]) for name in ITEMS),
     link("failed"),
     link("timers"),
     link("timers", tenant="many"),
     link("timers", tenant="a b"),
     link("nope"),
 ]
+LONG = [link(name, tenant="acme", id=HOSTILE[8]) for name in ITEMS]
+"""Pages of things with the longest id, which must fit on a phone."""
 MANY = """
 INSERT INTO timer_schedules (
     tenant_id, service_call_id, state, due_at, event_id, registered_at, position_epoch, position_sequence, available_at
@@ -44,7 +45,8 @@ WITH RECURSIVE numbers(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM numbers WHERE
 SELECT 'many', 'call-' || n, 'Scheduled', :now + n, 'event-' || n, :now, 1, n, :now + n FROM numbers
 """
 UPDATED = "Updated every 10 seconds.Pause updates"
-LOOKS = [(1280, False), (1280, True), (360, False)]
+PHONE = 360
+LOOKS = [(1280, False), (1280, True), (PHONE, False)]
 """Widths, and whether the reader prefers dark colours."""
 
 
@@ -133,7 +135,7 @@ async def test_filled_pages(filled: Site) -> None:
     """Each page with hostile ids, 100,000 timers and a run of 200 jobs can be read. No script of a tenant runs."""
     for width, dark in LOOKS:
         await filled.tab.look(width=width, dark=dark)
-        for path in FILLED:
+        for path in FILLED + (LONG if width == PHONE else []):
             await check(filled, path)
     expected = [each for each in filled.tab.errors if "status of 400" in each or "status of 404" in each]
     assert len(expected) == 2 * len(LOOKS)
@@ -170,7 +172,7 @@ async def test_without_scripts(filled: Site) -> None:
 
 @pytest.mark.slow
 async def test_live_updates(filled: Site) -> None:
-    """The overview updates itself, and can be paused."""
+    """The overview updates itself, keeps the focus of the reader, and can be paused."""
     await filled.tab.before_scripts("const real = setInterval; window.setInterval = (step) => real(step, 50)")
     await filled.tab.look(width=1280)
     await filled.tab.visit(f"{filled.url}/ui/")
@@ -180,9 +182,11 @@ async def test_live_updates(filled: Site) -> None:
     assert "paused" in await filled.tab.run("document.getElementById('updates').textContent")
     filled.page.health["events"] = HEALTHY
     await filled.tab.run("document.querySelector('#updates button').click()")
+    await filled.tab.run("document.querySelector('.scroll').focus()")
     async with asyncio.timeout(40):
         while "healthy" not in await filled.tab.run("document.querySelector('.lead').textContent"):
             await filled.tab.run("new Promise(requestAnimationFrame).then(() => 0)")
+    assert await filled.tab.run("document.activeElement.className") == "scroll"
     assert filled.tab.errors == []
 
 

@@ -169,7 +169,8 @@ class Browser:
             except asyncio.IncompleteReadError:
                 return
             if "id" in told:
-                self._answers.pop(told["id"]).set_result(told)
+                if not (answer := self._answers.pop(told["id"])).done():  # its command may have timed out
+                    answer.set_result(told)
             elif (tab := self._tabs.get(told.get("sessionId", ""))) is not None:
                 tab.hear(told["method"], told["params"])
 

@@ -32,6 +32,7 @@ function startUpdates(seconds) {
   button.type = "button";
   place.append(text, button);
   let paused = false;
+  let asking = false;
 
   function show(problem) {
     text.textContent = problem || (paused ? "Updates are paused." : `Updated every ${seconds} seconds.`);
@@ -39,17 +40,19 @@ function startUpdates(seconds) {
   }
 
   async function update() {
-    // An update would take the focus or the selection away from the reader.
-    if (paused || document.hidden || main.contains(document.activeElement) || !getSelection().isCollapsed) return;
+    if (paused || asking || document.hidden || isUsed()) return;
+    asking = true;
     try {
       const answer = await fetch(location.href, { signal: AbortSignal.timeout(5000) });
       if (!answer.ok) throw new Error(answer.status);
       const fresh = new DOMParser().parseFromString(await answer.text(), "text/html").getElementById("content");
-      keepScroll(() => main.replaceChildren(...fresh.children));
+      keepPlaces(() => main.replaceChildren(...fresh.children));
       addCopyButtons();
       show();
     } catch {
       show("The service does not answer. Trying again.");
+    } finally {
+      asking = false;
     }
   }
 
@@ -58,12 +61,20 @@ function startUpdates(seconds) {
   show();
 }
 
-function keepScroll(change) {
-  const places = [...main.querySelectorAll(".scroll")].map((each) => [each.scrollLeft, each.scrollTop]);
+// An update would take the focus of a link or the selection away from the reader.
+function isUsed() {
+  const focused = document.activeElement;
+  return (main.contains(focused) && focused.matches("a, button, input, select")) || !getSelection().isCollapsed;
+}
+
+// Parts that scroll keep their place and the focus.
+function keepPlaces(change) {
+  const parts = () => [...main.querySelectorAll(".scroll, pre")];
+  const places = parts().map((each) => [each.scrollLeft, each.scrollTop]);
+  const focused = parts().indexOf(document.activeElement);
   change();
-  main.querySelectorAll(".scroll").forEach((each, number) => {
-    if (places[number]) [each.scrollLeft, each.scrollTop] = places[number];
-  });
+  parts().forEach((each, number) => { [each.scrollLeft, each.scrollTop] = places[number] ?? [0, 0]; });
+  parts()[focused]?.focus({ preventScroll: true });
 }
 
 addCopyButtons();
