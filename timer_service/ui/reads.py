@@ -1,10 +1,9 @@
 """Reads of the page: the queries of the slices, a few at a time."""
 
 import asyncio
+import json
 from collections.abc import Generator
 from typing import Any, TypeVar
-
-from pydantic_core import from_json
 
 from timer_service.core.clock import Clock
 from timer_service.core.computing import Computing, Steps
@@ -39,7 +38,8 @@ class Reads:
         answer = await route.answer(self.reader, tenant, request, self._clock.now())
         document = await self.compute(answer) if isinstance(answer, Generator) else answer
         async with self._computing.slice():
-            return from_json(write(document).encode())
+            # Not pydantic's `from_json`: it refuses a list of data that is nested as deep as a command may be.
+            return json.loads(write(document).text)
 
     async def compute(self, steps: Steps[_T]) -> _T:
         """Return the result of work in steps. The service has its turns in between."""

@@ -7,7 +7,8 @@ import pytest
 from tests.harness.builders import in_state, scheduled
 from tests.harness.clock import NOW
 from tests.harness.page import Page
-from tests.harness.timers import put_timers
+from tests.harness.timers import Timers, put_timers
+from timer_service.adapters.memory import MemoryBroker
 from timer_service.core.message import Position
 from timer_service.timers.messages import State
 from timer_service.timers.rules import Timer
@@ -170,3 +171,36 @@ async def test_wrong_requests(page: Page, path: str, status: int, text: str) -> 
     answer = await page.get(path)
     assert answer.status == status
     assert text in answer.text
+
+
+async def test_many_timers_with_one_correlation_id(page: Page) -> None:
+    """A search for a correlation id that many timers have shows them page by page, each once."""
+    wanted = [f"call-{number:03d}" for number in range(120)]
+    timers = (scheduled(each, NOW + at, Position(1, at + 1), correlation_id="o") for at, each in enumerate(wanted))
+    await put(page, *timers)
+    path, found = "/ui/timers?tenant=acme&correlation=o", []
+    while path:
+        text = (await page.get(path)).text
+        assert len(calls(text)) <= 50
+        found += calls(text)
+        path = next((each.replace("&amp;", "&") for each in re.findall(r'rel="next" href="([^"]*)"', text)), "")
+    assert found == wanted
+
+
+async def test_deep_data(page: Page) -> None:
+    """Data that is nested as deep as a command may be does not break the pages of its tenant."""
+    timers = Timers(page.instance.database, MemoryBroker(), page.clock)
+    depths = [depth for depth in range(150, 260, 2) if await is_stored(timers, depth)]
+    assert max(depths) > 180
+    for path in ("timers?tenant=acme", f"timer?tenant=acme&id=deep-{max(depths)}"):
+        assert (await page.get(f"/ui/{path}")).status == 200, path
+
+
+async def is_stored(timers: Timers, depth: int) -> bool:
+    """Schedule a timer with nested data. Return whether the service accepted it."""
+    data: object = 0
+    for _ in range(depth):
+        data = [data]
+    await timers.schedule(f"deep-{depth}", data=data)
+    rows = await timers.database.reader.fetch("SELECT service_call_id FROM timer_schedules")
+    return f"deep-{depth}" in {row["service_call_id"] for row in rows}

@@ -5,11 +5,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from timer_service.core.errors import Code, Rejection
-from timer_service.core.instant import LATEST, format_optional
+from timer_service.core.instant import LATEST, format_optional, parse_instant
+from timer_service.core.paging import write_cursor
 from timer_service.timers import store
 from timer_service.timers.messages import GetTimer, ListTimers, State
 from timer_service.timers.queries import QUERIES
 from timer_service.timers.rules import Key, Timer
+from timer_service.timers.store import Cursor
 from timer_service.ui.commands import command
 from timer_service.ui.pages import Content
 from timer_service.ui.parameters import Parameters
@@ -105,7 +107,15 @@ async def _scan(asked: Asked, tenant: str, filters: _Filters) -> _Found:
         request = request.model_copy(update={"cursor": page.get("cursor")})
         if request.cursor is None or len(found) >= PAGE_ROWS:
             break
+    if len(found) > PAGE_ROWS:
+        found = found[:PAGE_ROWS]
+        return _Found(found, write_cursor(_place_of(found[-1])), looked_at)
     return _Found(found, request.cursor, looked_at)
+
+
+def _place_of(timer: Mapping[str, Any]) -> Cursor:
+    """Return the place of a timer in the list."""
+    return Cursor(parse_instant(timer["dueAt"]), timer["serviceCallId"])
 
 
 def _fits(timer: Mapping[str, Any], filters: _Filters) -> bool:
