@@ -65,7 +65,7 @@ bench: $(VENV)/.dev  ## Run the benchmarks. ARGS="--full": full sizes. ARGS="dra
 
 # The hashes are those of every file of a version, so the lock files fit all platforms. ARGS=--upgrade: newer versions.
 lock: $(TOOLS)/.done  ## Write requirements/*.txt from pyproject.toml: the version and the hashes of every dependency.
-	@for each in dev:'--extra dev --extra speed' run:'--extra embedded' serve:'--extra nkeys --extra postgres'; do \
+	@for each in dev:'--extra dev --extra speed' run:'--extra embedded' serve:'--extra nkeys --extra postgres --extra ui'; do \
 	  file=requirements/$${each%%:*}.txt; echo "Writing $$file ..."; \
 	  [ $$file = requirements/dev.txt ] && bound= || bound='-c requirements/dev.txt'; \
 	  $(LOCK) pyproject.toml --group build $${each#*:} $$bound -o $$file $(ARGS) || exit 1; \

@@ -88,6 +88,7 @@ class Config(BaseSettings):
     role: Annotated[Literal["all", "handler", "worker"], InLowerCase] = "all"
     http_host: str = "127.0.0.1"
     http_port: int = Field(default=9464, ge=0, le=65535)
+    ui_enabled: bool | None = None  # None: only in `dev`
     subject_prefix: Subject = "timer"
     reply_prefix: str = "_INBOX."
     manage_streams: bool = True
@@ -215,7 +216,7 @@ def _describe_error(detail: ErrorDetails) -> str:
     field = Config.model_fields[name]
     if detail["type"] == "literal_error":
         reason = f"must be {detail['ctx']['expected']}".replace("'", "")
-    elif field.annotation is bool:
+    elif field.annotation in {bool, bool | None}:
         reason = "must be true or false"
     elif field.annotation is ByteSize:
         reason = f"must be a size, at least {LEAST_MEMORY_BYTES // MIB}MiB, such as {DEFAULT_MEMORY_BYTES // MIB}MiB"

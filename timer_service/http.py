@@ -2,7 +2,7 @@
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from typing import Any, NamedTuple
@@ -32,8 +32,9 @@ def http_app(
     *,
     health: Callable[[], Mapping[str, Health]],
     stalled: Callable[[], list[str]],
+    more: Sequence[Route] = (),
 ) -> Starlette:
-    """Return the application that serves the pages.
+    """Return the application that serves the pages, and the routes in `more`.
 
     `health` returns the health of each flow and of the service, by name. `stalled` returns the names of the parts that
     hang.
@@ -52,7 +53,8 @@ def http_app(
         generate, content_type = choose_encoder(request.headers.get("Accept", ""))
         return Response(generate(registry), headers={"Content-Type": content_type})
 
-    return Starlette(routes=[Route("/livez", livez), Route("/readyz", readyz), Route("/metrics", metrics)])
+    routes = [Route("/livez", livez), Route("/readyz", readyz), Route("/metrics", metrics)]
+    return Starlette(routes=[*routes, *more])
 
 
 class HttpServer(NamedTuple):

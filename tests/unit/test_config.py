@@ -115,6 +115,7 @@ def test_edge_values_are_accepted(field: str, value: str, monkeypatch: pytest.Mo
         ("TIMER_BATCH_SIZE", "many", "must be a whole number, at least 1 and at most 1000, such as 1000"),
         ("TIMER_BATCH_SIZE", "9" * 5000, "must be a whole number, at least 1 and at most 1000, such as 1000"),
         ("TIMER_MAX_ATTEMPTS", "0", "must be a whole number, at least 1, such as 20"),
+        ("TIMER_UI_ENABLED", "maybe", "must be true or false"),
         ("TIMER_MEMORY_BUDGET", "127MiB", "must be a size, at least 128MiB, such as 256MiB"),
         ("TIMER_MEMORY_BUDGET", "256", "must be a size, at least 128MiB, such as 256MiB"),
         ("TIMER_MEMORY_BUDGET", "much", "must be a size, at least 128MiB, such as 256MiB"),

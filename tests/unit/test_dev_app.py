@@ -1,4 +1,4 @@
-"""The notes of `open_dev_app`. The broker and the app themselves are replaced."""
+"""The notes and the settings of `open_dev_app`. The broker and the app themselves are replaced."""
 
 import socket
 from collections.abc import AsyncIterator
@@ -89,3 +89,14 @@ async def test_ports_that_are_free(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("TIMER_HTTP_PORT", str(port))
     async with startup.open_dev_app(tmp_path / "dev") as (_, config, notes):
         assert (config.http_port, notes) == (port, [])
+
+
+@pytest.mark.parametrize(("value", "enabled"), [("", True), ("true", True), ("false", False)])
+async def test_page_is_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: str, *, enabled: bool) -> None:
+    """`timer-service dev` serves the operations page unless the environment forbids it."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TIMER_UI_ENABLED", value)
+    monkeypatch.setattr(startup, "embedded_nats", nothing)
+    monkeypatch.setattr(startup, "open_app", nothing)
+    async with startup.open_dev_app(tmp_path / "dev") as (_, config, _):
+        assert config.ui_enabled is enabled

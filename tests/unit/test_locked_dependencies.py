@@ -20,7 +20,7 @@ PYTHONS = ("3.11", "3.12", "3.13")
 PLATFORMS = ("linux", "darwin")
 EXTRAS = {
     "run.txt": ("embedded",),
-    "serve.txt": ("nkeys", "postgres"),
+    "serve.txt": ("nkeys", "postgres", "ui"),
     "dev.txt": ("dev", "embedded", "nkeys", "postgres", "speed"),
 }
 

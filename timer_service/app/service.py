@@ -12,6 +12,7 @@ from prometheus_client import CollectorRegistry
 from timer_service.adapters.nats import NatsBroker
 from timer_service.adapters.tracing import Tracing
 from timer_service.app.health import Observed, flows
+from timer_service.app.page import OperationsPage, build_page
 from timer_service.app.slices import SLICES, Workers, build_clock_repair, queries, routes
 from timer_service.app.storage import Storage
 from timer_service.app.tasks import KeptTask, finish
@@ -107,6 +108,7 @@ class App:
         self._subscription: Subscription | None = None
         self._consuming = KeptTask("consumer", self._consume)
         self._stopping = asyncio.Event()
+        self._page = self._build_page() if config.ui_enabled else None
 
     def stop(self) -> None:
         """Start to drain; `run` then returns."""
@@ -129,6 +131,27 @@ class App:
         )
         return flows(observed, self._config.role)
 
+    def _build_page(self) -> OperationsPage:
+        page = build_page(
+            self._config,
+            self._parts,
+            self._registry,
+            flows=self.flows,
+            needs=self._needs,
+            loops=lambda: self._loops,
+        )
+        self._loops.append(page.sampling)
+        return page
+
+    def _needs(self) -> Mapping[str, Health]:
+        """Return the health of what this instance needs, by name."""
+        return {
+            "broker": self._broker.health,
+            "streams": worst(*self._broker.streams.health.values()),
+            "database reads": self._database.read_health,
+            "database writes": self._database.health,
+        }
+
     async def run(
         self, supervisor: Supervisor = NO_SUPERVISOR, *, on_draining: Callable[[], None] = lambda: None
     ) -> None:
@@ -149,7 +172,8 @@ class App:
             await self._broker.check_database(self._history)
         else:
             self._subscription = await self._serve_commands()
-        pages = http_app(self._registry, health=self._health, stalled=self._stalled)
+        more = () if self._page is None else self._page.routes
+        pages = http_app(self._registry, health=self._health, stalled=self._stalled, more=more)
         async with serve_http(pages, self._config.http_host, self._config.http_port) as server:
             tasks = self._start_tasks()
             replaying = asyncio.create_task(KeptTask("replay", self._finish_replay).run(), name="replay")

@@ -79,7 +79,8 @@ async def open_dev_app(data_dir: Path) -> AsyncIterator[tuple[App, Config, list[
     ]
     notes += unknown_settings(os.environ)
     async with embedded_nats(data_dir / "nats", nats_port) as url:
-        config = wanted.model_copy(update={"broker_url": url, "http_port": http_port})
+        update = {"broker_url": url, "http_port": http_port, "ui_enabled": wanted.ui_enabled is not False}
+        config = wanted.model_copy(update=update)
         async with open_app(config) as app:
             yield app, config, notes
 

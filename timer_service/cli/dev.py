@@ -91,5 +91,5 @@ or with any NATS client at {url}:
              {{"type": "ScheduleTimer", "tenantId": "acme", "payload":
               {{"tenantId": "acme", "serviceCallId": "call-1", "dueAt": "2030-01-01T09:00:00Z"}}}}
 
-Metrics {http}/metrics, readiness {http}/readyz. Stop with Ctrl-C.
+Operations page {http}/ui/, metrics {http}/metrics, readiness {http}/readyz. Stop with Ctrl-C.
 """

@@ -1,0 +1,141 @@
+"""What all pages have in common: headers, errors, and what they refuse."""
+
+import re
+
+import pytest
+
+from tests.harness.page import Page
+from timer_service.core.errors import DatabaseUnavailableError
+from timer_service.core.health import Health
+from timer_service.ui.views import VIEWS
+
+MAIN = [f"/ui/{view.path}" for view in VIEWS if view.name is not None]
+
+
+@pytest.mark.parametrize("path", [*MAIN, "/ui/nope", "/ui/timers?x=1"])
+async def test_headers(page: Page, path: str) -> None:
+    """Each page forbids scripts and frames of others, is not stored and sets no cookie."""
+    answer = await page.get(path)
+    assert answer.headers["content-security-policy"].startswith(
+        "default-src 'none'; style-src 'self'; script-src 'self'"
+    )
+    assert "unsafe" not in answer.headers["content-security-policy"]
+    assert "frame-ancestors 'none'" in answer.headers["content-security-policy"]
+    assert answer.headers["x-content-type-options"] == "nosniff"
+    assert answer.headers["referrer-policy"] == "no-referrer"
+    assert answer.headers["cache-control"] == "no-store"
+    assert "set-cookie" not in answer.headers
+
+
+@pytest.mark.parametrize("path", MAIN)
+async def test_structure(page: Page, path: str) -> None:
+    """Each page has one heading of the first level, its place in the navigation, and nothing that is forbidden."""
+    answer = await page.get(path)
+    assert answer.status == 200
+    assert answer.text.count("<h1") == 1
+    assert re.search(rf'<a href="{path}" aria-current="page">', answer.text)
+    assert not re.search(r"<script>|<style|\sstyle=|\son\w+=", answer.text)
+
+
+async def test_unknown_page(page: Page) -> None:
+    """An unknown address is a page that leads to the others."""
+    answer = await page.get("/ui/nope/x")
+    assert answer.status == 404
+    assert "This page does not exist" in answer.text
+
+
+async def test_root(page: Page) -> None:
+    """The address of the service leads to the overview."""
+    for path in ("/", "/ui"):
+        answer = await page.get(path)
+        assert (answer.status, answer.headers["location"]) == (307, "/ui/")
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE"])
+async def test_reads_only(page: Page, method: str) -> None:
+    """The page accepts no other method than GET and HEAD."""
+    assert (await page.get("/ui/", method=method)).status == 405
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("127.0.0.1:9464", 200),
+        ("localhost:9464", 200),
+        ("LOCALHOST", 200),
+        ("[::1]:9464", 200),
+        ("10.0.0.7", 200),
+        ("evil.example:9464", 421),
+        ("127.0.0.1.evil.example", 421),
+        ("[", 421),
+        ("", 421),
+    ],
+)
+async def test_host(page: Page, host: str, status: int) -> None:
+    """A web site that points its name at this machine cannot read the pages."""
+    assert (await page.get("/ui/", host=host)).status == status
+
+
+async def test_static_files(page: Page) -> None:
+    """The pages name their files with a hash, so browsers may keep them."""
+    overview = await page.get("/ui/")
+    for name, media_type in (("page.css", "text/css"), ("page.js", "text/javascript"), ("icon.svg", "image/svg+xml")):
+        found = re.search(rf'"(/ui/static/{name}\?v=[0-9a-f]{{12}})"', overview.text)
+        assert found
+        file = await page.get(found[1])
+        assert (file.status, file.headers["content-type"].partition(";")[0]) == (200, media_type)
+        assert "immutable" in file.headers["cache-control"]
+    assert (await page.get("/ui/static/base.html")).status == 404
+    assert (await page.get("/ui/static/..%2froutes.py")).status == 404
+
+
+async def test_database_is_away(page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the database, lists say so. The overview still shows the health."""
+
+    async def fail(*_: object) -> None:
+        raise DatabaseUnavailableError("the disk is full")
+
+    monkeypatch.setattr(type(page.instance.database.queries), "fetch", fail)
+    answer = await page.get("/ui/timers")
+    assert answer.status == 503
+    assert "the disk is full" in answer.text
+    assert (await page.get("/ui/")).status == 200
+
+
+async def test_a_failure_shows_no_values(
+    page: Page, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An unexpected error is a page without its text, and one line in the log."""
+
+    async def fail(*_: object) -> None:
+        raise KeyError("s3cret")
+
+    monkeypatch.setattr(type(page.instance.database.queries), "fetch", fail)
+    answer = await page.get("/ui/timers?tenant=acme")
+    assert answer.status == 500
+    assert "s3cret" not in answer.text
+    assert [record.getMessage() for record in caplog.records] == ["page failed"]
+
+
+async def test_overview_shows_health(page: Page) -> None:
+    """The overview shows what is wrong, with its reason escaped."""
+    assert "healthy" in (await page.get("/ui/")).text
+    page.health["events"] = Health.down("stream <b> is missing")
+    text = (await page.get("/ui/")).text
+    assert "needs attention" in text
+    assert "stream &lt;b&gt; is missing" in text
+
+
+async def test_overview_shows_numbers(page: Page) -> None:
+    """The overview shows the numbers of the last hour."""
+    await page.samples.tick(page.clock.now() - 30_000)
+    page.metrics.counted("timer_schedules", "Scheduled", 12_345)
+    for _ in range(50):
+        page.metrics.fired_late("timer_schedules", 0.004)
+    page.metrics.dead_letter_stored("TOO_LARGE")
+    await page.samples.tick(page.clock.now())
+    text = (await page.get("/ui/")).text
+    assert "12,345" in text
+    assert re.search(r'Fired per minute</h3>\s*<p class="figure">100</p>', text)
+    assert re.search(r'Failures</h3>\s*<p class="figure bad">1</p>', text)
+    assert "<polyline" in text

@@ -1,0 +1,104 @@
+"""The last hour, computed from samples."""
+
+from typing import Any
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from tests.harness.clock import NOW
+from timer_service.metrics import Metrics
+from timer_service.ui import samples
+from timer_service.ui.activity import MINUTES, activity, percentile
+from timer_service.ui.samples import SERIES, Sample, Samples, last_passes
+
+MINUTE = 60_000
+EMPTY = Sample(at=NOW, pending=None, overdue=None, lag=(), given_up=0, dead_letters={}, refused=0)
+
+
+def fired(at: int, count: int, **more: Any) -> Sample:
+    return EMPTY._replace(at=at, lag=((0.001, 0), (0.01, count), (float("inf"), count)), **more)
+
+
+def test_no_samples() -> None:
+    """Before the first sample, no number is known, and no minute has a value."""
+    hour = activity([], NOW)
+    assert (hour.newest, hour.fired_per_minute, hour.lag_p50, hour.failures, hour.last_dead_letter) == (
+        *(None, None, None, 0, None),
+    )
+    assert len(hour.minutes) == MINUTES
+    assert all(minute[1:] == (None,) * 6 for minute in hour.minutes)
+
+
+def test_counters_become_growth() -> None:
+    """Counters are shown as what they grew by in each minute, and gauges as they are."""
+    start = NOW // MINUTE * MINUTE
+    taken = [fired(start - 2 * MINUTE, 100, pending=7), fired(start - MINUTE, 130, pending=8), fired(start, 190)]
+    hour = activity(taken, start)
+    assert [minute.fired for minute in hour.minutes[-3:]] == [None, 30, 60]
+    assert [minute.pending for minute in hour.minutes[-3:]] == [7, 8, None]
+    assert hour.fired_per_minute == 60
+
+
+def test_missing_minute() -> None:
+    """A minute after a gap has no value: nobody knows in which minute the timers fired."""
+    start = NOW // MINUTE * MINUTE
+    hour = activity([fired(start - 3 * MINUTE, 1), fired(start - MINUTE, 2), fired(start, 5)], start)
+    assert [minute.fired for minute in hour.minutes[-4:]] == [None, None, None, 3]
+
+
+def test_dead_letters_of_the_hour() -> None:
+    """Dead letters are counted by code within the hour, with the time of the last one."""
+    old = EMPTY._replace(at=NOW - 2000, dead_letters={"TOO_LARGE": 3})
+    new = EMPTY._replace(at=NOW - 1000, dead_letters={"TOO_LARGE": 3, "INVALID_JSON": 2})
+    hour = activity([old, new, new._replace(at=NOW)], NOW)
+    assert (hour.dead_letters, hour.failures, hour.last_dead_letter) == ({"INVALID_JSON": 2}, 2, NOW - 1000)
+
+
+@pytest.mark.parametrize(
+    ("share", "seconds"), [(0.5, 0.0055), (0.9, 0.0091), (0.99, 0.01)], ids=["median", "inside", "slow one"]
+)
+def test_percentile(share: float, seconds: float) -> None:
+    """A percentile lies within the bucket of its value. Values above the last bound count as this bound."""
+    buckets = [(0.001, 0), (0.01, 100), (float("inf"), 100 if share < 0.95 else 200)]
+    assert percentile(buckets, share) == pytest.approx(seconds)
+
+
+async def test_samples_are_bounded() -> None:
+    """The samples of an hour are kept, and no more."""
+    kept = Samples(CollectorRegistry())
+    for number in range(400):
+        await kept.tick(NOW + number * 10_000)
+    assert len(kept.all) == 361
+    assert kept.all[-1].at - kept.all[0].at == 60 * MINUTE
+
+
+async def test_samples_read_the_metrics() -> None:
+    """A sample has the numbers of the service's metrics: fired timers only, not other tables."""
+    registry = CollectorRegistry()
+    metrics = Metrics(registry)
+    metrics.fired_late("timer_schedules", 0.003)
+    metrics.fired_late("outbox", 0.003)
+    metrics.fired_late("outbox", 0.003)
+    metrics.counted("timer_schedules", "Scheduled", 5)
+    metrics.overdue("timer_schedules", 2, 1.5)
+    metrics.buried("outbox", 1)
+    metrics.dead_letter_stored("TOO_LARGE")
+    metrics.publish_failed("full", 4)
+    metrics.ticked("timers", 0.1)
+    sample = samples.read_sample(registry, NOW)
+    assert (sample.pending, sample.overdue, sample.fired, sample.failures, sample.refused) == (5, 2, 1, 2, 4)
+    assert sample.dead_letters == {"TOO_LARGE": 1}
+    assert last_passes(registry)["timers"] > 0
+
+
+def test_each_series_exists() -> None:
+    """Each series that the page reads is one of the service."""
+    registry = CollectorRegistry()
+    metrics = Metrics(registry)
+    metrics.create_failure_series(commands=[], queries=[], requests=[], leased=["t"], due=["t"])
+    metrics.fired_late("t", 1)
+    metrics.counted("t", "s", 1)
+    metrics.overdue("t", 1, 1)
+    metrics.ticked("t", 1)
+    names = {sample.name for metric in registry.collect() for sample in metric.samples}
+    assert set(SERIES) <= names

@@ -1,0 +1,40 @@
+"""The page in the app: it needs an optional package, and its loop takes samples."""
+
+import sys
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from tests.harness.clock import ManualClock
+from tests.harness.wiring import make_parts
+from timer_service.adapters.memory import MemoryBroker
+from timer_service.adapters.sqlite import SqliteDatabase
+from timer_service.app.page import OperationsPage, build_page
+from timer_service.config import Config
+from timer_service.core.errors import StartError
+from timer_service.metrics import Metrics
+
+
+def build(sqlite: SqliteDatabase) -> OperationsPage:
+    registry = CollectorRegistry()
+    parts = make_parts(sqlite, MemoryBroker(), ManualClock(), Metrics(registry))
+    return build_page(Config(), parts, registry, flows=dict, needs=dict, loops=list)
+
+
+async def test_routes(sqlite: SqliteDatabase) -> None:
+    """The routes of the page do not hide those of metrics and health."""
+    page = build(sqlite)
+    assert {route.path for route in page.routes} >= {"/", "/ui", "/ui/", "/ui/timers"}
+    assert all(route.path == "/" or route.path.startswith("/ui") for route in page.routes)
+    assert page.sampling.name == "page"
+
+
+async def test_jinja2_is_missing(sqlite: SqliteDatabase, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without jinja2, the service does not start with the page, and says what to install."""
+    for name in [each for each in sys.modules if each.startswith(("jinja2", "timer_service.ui.routes"))]:
+        monkeypatch.delitem(sys.modules, name)
+    for name in [each for each in sys.modules if each.startswith(("timer_service.ui.pages", "timer_service.ui.views"))]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "jinja2", None)
+    with pytest.raises(StartError, match=r"TIMER_UI_ENABLED needs jinja2: pip install 'timer-service\[ui\]'"):
+        build(sqlite)

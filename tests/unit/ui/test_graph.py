@@ -1,0 +1,123 @@
+"""The layout of graphs of jobs."""
+
+import itertools
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.harness.page_data import graph
+from timer_service.ui.graph import MOST_ROWS, Drawing, Job, Need, assign_columns, draw, shorten
+
+
+def jobs(**needs: str) -> list[Job]:
+    """Return jobs. Each value has the names of the needs, with spaces between."""
+    return [Job(name, name, "pending", [Need(each) for each in text.split()]) for name, text in needs.items()]
+
+
+def drawn(found: list[Job]) -> Drawing:
+    steps = draw(found)
+    while True:
+        try:
+            next(steps)
+        except StopIteration as stop:
+            drawing: Drawing = stop.value
+            return drawing
+
+
+def test_columns() -> None:
+    """A job is right of all that it needs, as far left as possible."""
+    assert assign_columns(jobs(d="b c", b="a", c="", a="")) == {"c": 0, "a": 0, "b": 1, "d": 2}
+
+
+def test_wide_graphs_are_wrapped() -> None:
+    """Jobs without needs fill several columns, so that the graph of a large run can be read."""
+    columns = assign_columns(jobs(**{f"job{number}": "" for number in range(MOST_ROWS * 3)}))
+    assert sorted(set(columns.values())) == [0, 1, 2]
+
+
+def test_unknown_needs_and_cycles() -> None:
+    """Needs of unknown jobs and cycles are left out. Each job is drawn."""
+    drawing = drawn(jobs(a="b", b="a", c="nobody"))
+    assert {box.job.name for box in drawing.boxes} == {"a", "b", "c"}
+    assert drawing.edges == []
+
+
+def test_empty() -> None:
+    """A graph without jobs has no boxes."""
+    assert drawn([]).boxes == []
+
+
+def test_chain_is_straight() -> None:
+    """The jobs of a chain have one height."""
+    drawing = drawn(jobs(a="", b="a", c="b"))
+    assert len({box.y for box in drawing.boxes}) == 1
+    assert [box.x for box in drawing.boxes] == sorted(box.x for box in drawing.boxes)
+
+
+def test_edges_do_not_cross_in_two_chains() -> None:
+    """The order in the columns follows the edges."""
+    drawing = drawn(jobs(a="", b="", y="b", x="a"))
+    heights = {box.job.name: box.y for box in drawing.boxes}
+    assert (heights["a"] < heights["b"]) == (heights["x"] < heights["y"])
+
+
+@settings(max_examples=15)
+@given(st.integers(0, 2**32), st.integers(1, 60))
+def test_every_graph(seed: int, size: int) -> None:
+    """Boxes lie inside the drawing and never overlap, and each edge leads to the right."""
+    chance = random.Random(seed)
+    found = [
+        Job(
+            str(number), "x" * chance.randint(1, 60), "pending", [Need(str(chance.randrange(number)))] if number else []
+        )
+        for number in range(size)
+    ]
+    drawing = drawn(found)
+    check(drawing)
+    assert len(drawing.boxes) == size
+    assert len(drawing.edges) == size - 1
+
+
+def check(drawing: Drawing) -> None:
+    for box in drawing.boxes:
+        assert box.x >= 0
+        assert box.y >= 0
+        assert box.x + box.width <= drawing.width
+        assert box.y + box.height <= drawing.height
+    for one, other in itertools.combinations(drawing.boxes, 2):
+        apart = one.x + one.width < other.x or other.x + other.width < one.x
+        assert apart or abs(one.y - other.y) > one.height
+
+
+def test_two_hundred_jobs() -> None:
+    """A run of 200 jobs is drawn in columns of at most 24 boxes, with each edge."""
+    found = [
+        Job(name, name, "pending", [Need(each if isinstance(each, str) else each["job"]) for each in needs])  # type: ignore[index]
+        for name, needs in graph(200).items()
+    ]
+    drawing = drawn(found)
+    check(drawing)
+    assert len(drawing.boxes) > 180
+    assert len(drawing.edges) == sum(len(job.needs) for job in found)
+    columns = [len(list(group)) for _, group in itertools.groupby(sorted(box.x for box in drawing.boxes))]
+    assert max(columns) <= MOST_ROWS
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("short", "short"),
+        ("deploy-to-production-in-every-region", "deploy-to-pr\N{HORIZONTAL ELLIPSIS}very-region"),
+        ("a\u202eb", "a\\u202eb"),
+    ],
+)
+def test_shorten(name: str, text: str) -> None:
+    """A long name loses its middle. Invisible characters are shown."""
+    assert shorten(name) == text
+
+
+def test_shorten_wide_characters() -> None:
+    """Wide characters count twice, so that the name fits into its box."""
+    assert len(shorten("日" * 40)) <= 12

@@ -1,0 +1,101 @@
+"""The texts of the page: times, numbers, values of users and commands."""
+
+import shutil
+import subprocess
+
+import pytest
+from markupsafe import Markup
+
+from timer_service.ui import charts, formats
+from timer_service.ui.commands import command
+from timer_service.ui.links import link
+
+HOUR = 3_600_000
+
+
+@pytest.mark.parametrize(
+    ("at", "text"),
+    [
+        (0, "now"),
+        (HOUR * 3 - 1, "in 2 h 59 min"),
+        (-1500, "1 s ago"),
+        (-25, "25 ms ago"),
+        (HOUR * 48, "in 2 d"),
+        ("1970-01-01T00:00:01.000Z", "in 1 s"),
+    ],
+)
+def test_distance(at: int | str, text: str) -> None:
+    """A distance has its two largest units."""
+    assert formats.distance(at, 0) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(None, "\N{EN DASH}"), (0.0042, "4.2 ms"), (0.25, "250 ms"), (1.5, "1.5 s"), (4000, "4,000 s")],
+)
+def test_seconds(seconds: float | None, text: str) -> None:
+    """A short time has a unit that fits."""
+    assert formats.seconds(seconds) == text
+
+
+def test_counts() -> None:
+    """Numbers have separators. A count that stopped at a limit says so."""
+    assert (formats.number(1234567), formats.number(2.5), formats.number(None)) == ("1,234,567", "2.5", "\N{EN DASH}")
+    assert (formats.at_least(999, 1000), formats.at_least(1000, 1000)) == ("999", "1,000+")
+
+
+def test_visible() -> None:
+    """Characters that are invisible or change the direction of writing are shown as escapes, but not in markup."""
+    assert formats.visible("a\u202eb\u200bc\nd") == "a\\u202eb\\u200bc\\nd"
+    assert formats.visible("Käse 日本") == "Käse 日本"
+    assert formats.visible(Markup("<b>\n</b>")) == Markup("<b>\n</b>")
+
+
+def test_json_text() -> None:
+    """JSON keeps its lines, and its values are escaped for HTML."""
+    text = formats.json_text({"<b>": "x\u2028\u202e"})
+    assert text == "{\n  &#34;&lt;b&gt;&#34;: &#34;x\\u2028\\u202e&#34;\n}"
+
+
+HOSTILE = ["call 1", "-rf", "it's $HOME `id` \\ \"", "a\u202eb\u00a0'\\c", "日本", "*"]
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+@pytest.mark.skipif(shutil.which("bash") is None, reason="bash is not installed")
+def test_command_for_a_shell(text: str) -> None:
+    """A shell passes each argument of a command unchanged, whatever it contains."""
+    words = command("timers", "retry", "acme", text).removeprefix("timer-service timers retry ")
+    done = subprocess.run(
+        ["bash", "-c", f"printf '%s\\0' {words}"], capture_output=True, check=True, env={"LC_ALL": "C.UTF-8"}
+    )
+    arguments = done.stdout.decode().split("\0")[:-1]
+    assert [each for each in arguments if each != "--"] == ["acme", text]
+    assert words.isprintable()
+
+
+def test_option_like_argument() -> None:
+    """An argument that begins with a dash does not count as an option."""
+    assert command("timers", "get", "acme", "-x") == "timer-service timers get -- acme -x"
+
+
+def test_link() -> None:
+    """A URL carries any id, and leaves out parameters without a value."""
+    assert (
+        link("timer", tenant="acme", id="a/b?&#\u202e", cursor=None)
+        == "/ui/timer?tenant=acme&id=a%2Fb%3F%26%23%E2%80%AE"
+    )
+    assert link("") == "/ui/"
+
+
+def test_bars() -> None:
+    """The largest value has the full height. A small one is still visible, and none has no bar."""
+    tall, small = charts.bars([1000, None, 0, 1])
+    assert (tall.y, tall.height, small.height) == (3, 45, 1.5)
+    assert charts.bars([]) == charts.bars([0, None]) == []
+
+
+def test_lines() -> None:
+    """A gap ends a line. One value alone is a short line."""
+    assert charts.lines([5, None, 10], 10) == ["0.0,25.0 80.0,25.0", "160.0,3.0 240.0,3.0"]
+    assert charts.lines([0, 0], 0) == ["0.0,47 120.0,47 120.0,47 240.0,47"]
+    assert charts.highest([1, None], [3]) == 3

@@ -1,0 +1,64 @@
+"""The operations page of an instance: its routes, and the loop that takes its samples."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+from prometheus_client import CollectorRegistry
+from starlette.routing import Route
+
+from timer_service.adapters.nats.subjects import Subjects
+from timer_service.config import Config
+from timer_service.core.errors import StartError
+from timer_service.core.health import Health
+from timer_service.core.loop import Loop
+from timer_service.core.message import Kind
+from timer_service.core.slice import Parts
+from timer_service.ui.instance import Instance
+from timer_service.ui.samples import INTERVAL, Samples
+
+_LOOP = "page"
+_OPTIONAL = {"jinja2", "markupsafe"}
+
+
+class OperationsPage(NamedTuple):
+    """The page of one instance."""
+
+    routes: Sequence[Route]
+    sampling: Loop
+
+
+def build_page(
+    config: Config,
+    parts: Parts,
+    registry: CollectorRegistry,
+    *,
+    flows: Callable[[], Mapping[str, Health]],
+    needs: Callable[[], Mapping[str, Health]],
+    loops: Callable[[], Sequence[Loop]],
+) -> OperationsPage:
+    """Return the page. Raises `StartError` if its templates cannot be rendered.
+
+    `flows` and `needs` return the health of what the instance does and of what it needs, by name.
+    """
+    try:
+        from timer_service.ui.routes import ui_routes  # noqa: PLC0415 - optional dependency
+    except ModuleNotFoundError as error:
+        if error.name not in _OPTIONAL:
+            raise
+        raise StartError("TIMER_UI_ENABLED needs jinja2: pip install 'timer-service[ui]'") from error
+    samples = Samples(registry)
+    instance = Instance(
+        database=parts.database,
+        clock=parts.clock,
+        role=config.role,
+        started_at=parts.clock.now(),
+        dead_letters=Subjects(config.subject_prefix).stream(Kind.DEAD_LETTER),
+        http_host=config.http_host,
+        registry=registry,
+        samples=samples,
+        flows=flows,
+        needs=needs,
+        loops=loops,
+    )
+    sampling = Loop(_LOOP, samples, clock=parts.clock, polling_interval=INTERVAL, metrics=parts.metrics)
+    return OperationsPage(ui_routes(instance), sampling)

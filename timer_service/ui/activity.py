@@ -1,0 +1,122 @@
+"""What happened in the last hour, minute by minute. Pure: computed from the samples."""
+
+from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+from timer_service.ui.samples import Sample
+
+MINUTES = 60
+_MINUTE_MS = 60_000
+
+
+class Minute(NamedTuple):
+    """One minute. A value is None if there is no sample of the minute or of the one before."""
+
+    at: int
+    """The start of the minute, in Unix milliseconds."""
+    pending: int | None = None
+    overdue: int | None = None
+    fired: int | None = None
+    failures: int | None = None
+    lag_p50: float | None = None
+    """Seconds. Half of the timers that fired in the minute had at most this lag, as far as the buckets tell."""
+    lag_p99: float | None = None
+
+
+class Activity(NamedTuple):
+    """The last hour of an instance."""
+
+    minutes: Sequence[Minute]
+    """The last 60 minutes, oldest first. The last one has not ended."""
+    newest: Sample | None
+    fired_per_minute: float | None
+    """Measured over the last minute; None while there are not two samples."""
+    lag_p50: float | None
+    """Seconds, over the last hour."""
+    lag_p99: float | None
+    failures: int
+    """In the last hour."""
+    dead_letters: Mapping[str, int]
+    """In the last hour, by code."""
+    last_dead_letter: int | None
+    """When the newest sample was taken that counts a new dead letter."""
+
+
+def activity(samples: Sequence[Sample], now: int) -> Activity:
+    """Return the last hour, as the samples tell it."""
+    newest = samples[-1] if samples else None
+    first = samples[0] if samples else None
+    hour = [] if first is None or newest is None else _lag_between(first, newest)
+    return Activity(
+        minutes=_minutes(samples, now),
+        newest=newest,
+        fired_per_minute=_rate(samples, lambda sample: sample.fired),
+        lag_p50=percentile(hour, 0.5),
+        lag_p99=percentile(hour, 0.99),
+        failures=0 if first is None or newest is None else newest.failures - first.failures,
+        dead_letters={} if first is None or newest is None else _growth(first.dead_letters, newest.dead_letters),
+        last_dead_letter=_last_growth(samples),
+    )
+
+
+def percentile(buckets: Sequence[tuple[float, int]], share: float) -> float | None:
+    """Return the bound below which a share of the values lies; None if there are no values.
+
+    `buckets` has the number of values up to each bound. Between two bounds, the values count as evenly spread. Values
+    above the last finite bound count as this bound.
+    """
+    total = buckets[-1][1] if buckets else 0
+    if not total:
+        return None
+    wanted, low, below = total * share, 0.0, 0
+    for high, count in buckets:
+        if count >= wanted and count > below:
+            return low if high == float("inf") else low + (high - low) * (wanted - below) / (count - below)
+        low, below = high, count
+    return low
+
+
+def _minutes(samples: Sequence[Sample], now: int) -> list[Minute]:
+    last = {sample.at // _MINUTE_MS: sample for sample in samples}
+    newest = now // _MINUTE_MS
+    numbers = range(newest - MINUTES, newest + 1)
+    return [_minute(number, last.get(before), last.get(number)) for before, number in pairwise(numbers)]
+
+
+def _minute(number: int, before: Sample | None, sample: Sample | None) -> Minute:
+    minute = Minute(number * _MINUTE_MS)
+    if sample is None:
+        return minute
+    minute = minute._replace(pending=sample.pending, overdue=sample.overdue)
+    if before is None:
+        return minute
+    lag = _lag_between(before, sample)
+    return minute._replace(
+        fired=sample.fired - before.fired,
+        failures=sample.failures - before.failures,
+        lag_p50=percentile(lag, 0.5),
+        lag_p99=percentile(lag, 0.99),
+    )
+
+
+def _lag_between(first: Sample, last: Sample) -> list[tuple[float, int]]:
+    before = dict(first.lag)
+    return [(bound, count - before.get(bound, 0)) for bound, count in last.lag]
+
+
+def _rate(samples: Sequence[Sample], count: Callable[[Sample], int]) -> float | None:
+    """Return the growth of a count per minute, from a sample about a minute old to the newest one."""
+    recent = [sample for sample in samples if sample.at >= samples[-1].at - _MINUTE_MS]
+    if len(recent) < 2 or recent[-1].at <= recent[0].at:  # noqa: PLR2004 - the first and the last
+        return None
+    return (count(recent[-1]) - count(recent[0])) * _MINUTE_MS / (recent[-1].at - recent[0].at)
+
+
+def _growth(first: Mapping[str, int], last: Mapping[str, int]) -> Mapping[str, int]:
+    return {name: count - first.get(name, 0) for name, count in last.items() if count > first.get(name, 0)}
+
+
+def _last_growth(samples: Sequence[Sample]) -> int | None:
+    grown = (new.at for old, new in pairwise(samples) if _growth(old.dead_letters, new.dead_letters))
+    return max(grown, default=None)

@@ -1,0 +1,109 @@
+"""Texts of the page: times, numbers, and values of users."""
+
+import json
+from typing import Any
+
+from markupsafe import Markup, escape
+
+from timer_service.core.instant import format_instant, parse_instant
+
+_UNITS = (("d", 86_400_000), ("h", 3_600_000), ("min", 60_000), ("s", 1000), ("ms", 1))
+_SHOWN_UNITS = 2
+_SMALL = 10
+_SHORT = 160
+_UNKNOWN = "\N{EN DASH}"
+
+
+def visible(value: Any) -> Any:
+    """Return a value with each character escaped that is invisible or acts on others, such as a change of direction.
+
+    Such characters could make one id look like another. Markup stays as it is.
+    """
+    if not isinstance(value, str) or isinstance(value, Markup) or value.isprintable():
+        return value
+    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in value)
+
+
+def milliseconds(value: str | int) -> int:
+    """Return an instant as Unix milliseconds. Replies have ISO 8601."""
+    return value if isinstance(value, int) else parse_instant(value)
+
+
+def iso(value: str | int) -> str:
+    """Return an instant as ISO 8601."""
+    return format_instant(milliseconds(value))
+
+
+def input_time(at: int | None) -> str:
+    """Return an instant as an input of a date and a time has it, in UTC."""
+    return "" if at is None else format_instant(at)[: len("2026-11-23T06:20:01")]
+
+
+def day_and_time(value: str | int) -> str:
+    """Return an instant in UTC, such as `2026-11-23 06:20:01`. Milliseconds are shown if there are any."""
+    text = format_instant(milliseconds(value)).replace("T", " ").removesuffix("Z")
+    return text.removesuffix(".000")
+
+
+def distance(value: str | int, now: int) -> str:
+    """Return how far an instant is from now, such as `in 2 h 59 min`, rounded down."""
+    at = milliseconds(value)
+    text = duration(abs(at - now))
+    return "now" if not text else f"in {text}" if at > now else f"{text} ago"
+
+
+def duration(length: int) -> str:
+    """Return milliseconds in their two largest units, rounded down. Milliseconds are shown alone only."""
+    parts: list[tuple[int, str]] = []
+    for unit, size in _UNITS:
+        number, length = divmod(length, size)
+        if number or parts:
+            parts.append((number, unit))
+    shown = parts[:_SHOWN_UNITS]
+    return " ".join(f"{number} {unit}" for number, unit in shown if number and (unit != "ms" or len(shown) == 1))
+
+
+def seconds(value: float | None) -> str:
+    """Return seconds as a short text, such as `4.2 ms`; a dash for None."""
+    if value is None:
+        return _UNKNOWN
+    if value >= 1:
+        return f"{value:.1f} s" if value < _SMALL else f"{value:,.0f} s"
+    thousandths = value * 1000
+    return f"{thousandths:.1f} ms" if thousandths < _SMALL else f"{thousandths:.0f} ms"
+
+
+def number(value: float | None) -> str:
+    """Return a number with separators; a dash for None."""
+    if value is None:
+        return _UNKNOWN
+    return f"{value:,.1f}" if 0 < value < _SMALL and value != int(value) else f"{value:,.0f}"
+
+
+def at_least(count: int, limit: int) -> str:
+    """Return a count; `1,000+` if counting stopped at a limit."""
+    return f"{count:,}+" if count >= limit else f"{count:,}"
+
+
+def json_text(value: Any) -> Markup:
+    """Return a value as indented JSON, escaped for HTML. Its line breaks stay."""
+    text = json.dumps(value, indent=2, ensure_ascii=False)
+    return Markup("\n").join(escape(visible(line)) for line in text.split("\n"))
+
+
+def short_json(value: Any) -> str:
+    """Return the beginning of a value as JSON on one line."""
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= _SHORT else f"{text[:_SHORT]}\N{HORIZONTAL ELLIPSIS}"
+
+
+def input_value(text: str | None) -> Markup:
+    """Return a text for the value of an input, escaped for HTML. The form sends it back, so it is not changed."""
+    return escape(text or "")
+
+
+FILTERS = (
+    *(iso, day_and_time, distance, duration, seconds, number, at_least),
+    *(json_text, short_json, input_value, input_time),
+)
+"""The functions that templates use."""

@@ -1,0 +1,122 @@
+"""The numbers of the last hour: a sample of the instance's metrics every ten seconds, in bounded memory."""
+
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import timedelta
+from typing import NamedTuple
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.metrics_core import Metric
+
+from timer_service.core.loop import Pass
+
+INTERVAL = timedelta(seconds=10)
+_INTERVAL_MS = INTERVAL // timedelta(milliseconds=1)
+_HOUR = 361
+"""The samples of an hour, with both ends."""
+TIMERS = "timer_schedules"
+LAG = "timer_fire_lag_seconds"
+LAST_TICK = "timer_loop_last_tick_timestamp_seconds"
+COUNTERS = {
+    "given_up": "timer_buried_total",
+    "dead_letters": "timer_dead_letters_total",
+    "refused": "timer_publish_failures_total",
+}
+"""The counters of failures: the field of a sample, and the name of the series."""
+GAUGES = ("timer_rows", "timer_overdue")
+SERIES = (*COUNTERS.values(), *GAUGES, f"{LAG}_bucket", LAST_TICK)
+"""Every series that the page reads."""
+
+
+class Sample(NamedTuple):
+    """The metrics of an instance at one instant. Counters count from the start of the instance."""
+
+    at: int
+    """Unix milliseconds."""
+    pending: int | None
+    """The timers that are Scheduled; None if this instance does not count rows."""
+    overdue: int | None
+    """The timers that are due and not claimed."""
+    lag: tuple[tuple[float, int], ...]
+    """How many timers fired with a lag of at most so many seconds, by seconds."""
+    given_up: int
+    """The rows that were given up, of all tables."""
+    dead_letters: Mapping[str, int]
+    """The dead letters, by code."""
+    refused: int
+    """The attempts to publish a message that failed."""
+
+    @property
+    def fired(self) -> int:
+        """The timers that fired."""
+        return self.lag[-1][1] if self.lag else 0
+
+    @property
+    def failures(self) -> int:
+        """The rows that were given up, and the dead letters."""
+        return self.given_up + sum(self.dead_letters.values())
+
+
+class Samples:
+    """A worker that takes samples, and keeps those of an hour."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._registry = registry
+        self._kept: deque[Sample] = deque(maxlen=_HOUR)
+
+    @property
+    def all(self) -> Sequence[Sample]:
+        """The samples, oldest first."""
+        return tuple(self._kept)
+
+    async def tick(self, now: int) -> Pass:
+        """Take one sample."""
+        self._kept.append(read_sample(self._registry, now))
+        return Pass(1, now + _INTERVAL_MS)
+
+
+def read_sample(registry: CollectorRegistry, now: int) -> Sample:
+    """Return a sample of the metrics."""
+    found = _Series(registry.restricted_registry(SERIES).collect())
+    buckets = [(float(labels["le"]), int(value)) for labels, value in found.of(f"{LAG}_bucket", table=TIMERS)]
+    codes: Mapping[str, int] = {
+        labels["code"]: int(value) for labels, value in found.of(COUNTERS["dead_letters"]) if value
+    }
+    return Sample(
+        at=now,
+        pending=found.one("timer_rows", table=TIMERS, state="Scheduled"),
+        overdue=found.one("timer_overdue", table=TIMERS),
+        lag=tuple(sorted(buckets)),
+        given_up=found.total(COUNTERS["given_up"]),
+        dead_letters=codes,
+        refused=found.total(COUNTERS["refused"]),
+    )
+
+
+def last_passes(registry: CollectorRegistry) -> Mapping[str, int]:
+    """Return when each loop ended its last pass, in Unix milliseconds of this machine's clock."""
+    found = _Series(registry.restricted_registry([LAST_TICK]).collect())
+    return {labels["loop"]: int(seconds * 1000) for labels, seconds in found.of(LAST_TICK)}
+
+
+class _Series:
+    """The series of some metrics."""
+
+    def __init__(self, metrics: Iterable[Metric]) -> None:
+        self._samples = [sample for metric in metrics for sample in metric.samples]
+
+    def of(self, name: str, **labels: str) -> list[tuple[Mapping[str, str], float]]:
+        """Return the labels and the value of each series with this name and these labels."""
+        return [
+            (sample.labels, sample.value)
+            for sample in self._samples
+            if sample.name == name and labels.items() <= sample.labels.items()
+        ]
+
+    def one(self, name: str, **labels: str) -> int | None:
+        """Return the value of a series, or None if there is no such series."""
+        return next((int(value) for _, value in self.of(name, **labels)), None)
+
+    def total(self, name: str) -> int:
+        """Return the sum of all series with this name."""
+        return int(sum(value for _, value in self.of(name)))

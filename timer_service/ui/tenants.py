@@ -1,0 +1,44 @@
+"""The tenants that have rows of a kind, and how many. An operator does not know all tenants by heart."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from timer_service.core.database import Reader
+from timer_service.core.sql import load_sql
+
+_SQL = load_sql("timer_service.ui", "tenants.sql")
+SHOWN = 50
+MOST_COUNTED = 1000
+
+
+class Rows(NamedTuple):
+    """The rows of a table that match. An index that begins with the tenant must hold exactly them."""
+
+    table: str
+    where: str = "TRUE"
+
+    def sql(self, name: str) -> str:
+        """Return a statement of `tenants.sql` for these rows."""
+        return _SQL[name].format(table=self.table, where=self.where)
+
+
+class TenantPage(NamedTuple):
+    """A page of tenants, in order of their names."""
+
+    names: Sequence[str]
+    after: str | None = None
+    """The last tenant of the page, if there are more."""
+
+
+async def page(reader: Reader, rows: Rows, after: str, limit: int = SHOWN) -> TenantPage:
+    """Return the next tenants that have such rows."""
+    found = await reader.fetch(rows.sql("page"), {"after": after, "limit": limit + 1})
+    names = [row["tenant_id"] for row in found]
+    return TenantPage(names) if len(names) <= limit else TenantPage(names[:limit], names[limit - 1])
+
+
+async def count(reader: Reader, rows: Rows, tenant: str) -> int:
+    """Return how many such rows a tenant has. Counting stops at `MOST_COUNTED`."""
+    (row,) = await reader.fetch(rows.sql("count"), {"tenant_id": tenant, "limit": MOST_COUNTED})
+    found: int = row["count"]
+    return found

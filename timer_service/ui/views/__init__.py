@@ -1,0 +1,20 @@
+"""The views: each reads what one page shows."""
+
+from timer_service.ui.views import runs, schedules, signals, timers, workflows
+from timer_service.ui.views.failed import EVENTS, FAILED, KINDS
+from timer_service.ui.views.overview import OVERVIEW
+from timer_service.ui.views.runs import RUN, RUNS
+from timer_service.ui.views.schedules import SCHEDULE, SCHEDULES
+from timer_service.ui.views.signals import SIGNAL, SIGNALS
+from timer_service.ui.views.timers import TIMER, TIMERS
+from timer_service.ui.views.workflows import WORKERS, WORKFLOW, WORKFLOWS
+
+VIEWS = (
+    *(OVERVIEW, TIMERS, TIMER, FAILED, EVENTS, SIGNALS, SIGNAL, RUNS, RUN, SCHEDULES, SCHEDULE),
+    *(WORKFLOWS, WORKFLOW, WORKERS),
+)
+TENANT_ROWS = (
+    *(each.CHOICE.rows for each in (timers, signals, runs, schedules, workflows)),
+    *(kind.rows for kind in KINDS),
+)
+"""The rows by which the page finds tenants."""

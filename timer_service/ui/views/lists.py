@@ -1,0 +1,77 @@
+"""Parts of every list of a tenant."""
+
+from collections.abc import Awaitable, Mapping
+from enum import StrEnum
+from typing import Any, NamedTuple
+
+from timer_service.core.errors import Code, Rejection
+from timer_service.core.query import QueryRoute
+from timer_service.ui import tenants
+from timer_service.ui.pages import Content
+from timer_service.ui.reads import PAGE_ROWS
+from timer_service.ui.tenants import Rows
+from timer_service.ui.views.view import Asked
+
+
+class TenantChoice(NamedTuple):
+    """The page of a list before a tenant is chosen."""
+
+    page: str
+    title: str
+    things: str
+    """What the list shows, in the plural."""
+    rows: Rows
+    """The rows that a tenant of the list has."""
+    hint: str
+    """What to do if no tenant has any."""
+    example: str
+    """The command that does it."""
+
+
+class StatusList(NamedTuple):
+    """A list of a tenant's things, which can be narrowed to one status."""
+
+    choice: TenantChoice
+    route: QueryRoute
+    field: str
+    """The field of the reply that has the things."""
+    statuses: type[StrEnum]
+
+    async def show(self, asked: Asked, template: str, **filters: str | None) -> Content:
+        """Return one page of the list. `filters` are further fields of the query's request, by their names there."""
+        parameters = asked.parameters
+        tenant = parameters.tenant()
+        if tenant is None:
+            return await choose_tenant(asked, self.choice)
+        status = parameters.choice("status", self.statuses)
+        cursor = parameters.text("cursor")
+        fields = {"status": status, "limit": PAGE_ROWS, "cursor": cursor, **filters}
+        page = await asked.reads.ask(self.route, tenant, self.route.request(**fields))
+        values: Mapping[str, Any] = {
+            **self.choice._asdict(),
+            "tenant": tenant,
+            "statuses": list(self.statuses),
+            "items": page[self.field],
+            "cursor": page.get("cursor"),
+            "is_first": cursor is None,
+            "filters": filters,
+            "given": {name: parameters.text(name) for name in ("tenant", "status", *filters)},
+        }
+        return Content(template, values)
+
+
+async def choose_tenant(asked: Asked, choice: TenantChoice) -> Content:
+    """Return the page that asks for a tenant, with the tenants that have such rows."""
+    after = asked.parameters.text("after") or ""
+    found = await tenants.page(asked.reads.reader, choice.rows, after)
+    return Content("tenants.html", {**choice._asdict(), "found": found, "after": after})
+
+
+async def read_missing_as_none(reading: Awaitable[Any]) -> Any:
+    """Return what a query found, or None if there is no such thing."""
+    try:
+        return await reading
+    except Rejection as rejection:
+        if rejection.code is Code.NOT_FOUND:
+            return None
+        raise

@@ -1,0 +1,124 @@
+"""The runs of a tenant, and one run with its graph."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from timer_service.runs.messages import IfFailed, JobStatus, RunStatus
+from timer_service.runs.queries import QUERIES, GetRun
+from timer_service.ui.commands import command
+from timer_service.ui.graph import Drawing, Job, Need, draw
+from timer_service.ui.pages import Content
+from timer_service.ui.tenants import Rows
+from timer_service.ui.views.lists import StatusList, TenantChoice
+from timer_service.ui.views.view import Asked, item_view, main_view
+
+_ROUTES = {route.name: route for route in QUERIES}
+CHOICE = TenantChoice(
+    page="runs",
+    title="Runs",
+    things="runs",
+    rows=Rows("runs"),
+    hint="Start the first one:",
+    example=command("runs", "start", "acme", "push-1", "docs/examples/build.json"),
+)
+_LIST = StatusList(CHOICE, _ROUTES["list-runs"], "runs", RunStatus)
+_MOST_DRAWN = 400
+"""The graph of a run with more jobs would not be readable. Its jobs are shown as a list."""
+_MOST_NEEDS = 2000
+"""More edges would not be readable either, and take long to place."""
+_MOST_READS = 4
+READY = "ready"
+"""Shown for a pending job whose needs have ended."""
+WAITING = "not resolved"
+"""Shown for a group."""
+
+
+class _Jobs(NamedTuple):
+    """Jobs of a run."""
+
+    jobs: Sequence[Mapping[str, Any]]
+    cursor: str | None
+    """Set if there are more."""
+
+
+async def _show_list(asked: Asked) -> Content:
+    return await _LIST.show(asked, "runs.html")
+
+
+async def _show(asked: Asked) -> Content:
+    tenant, run_id = asked.parameters.key()
+    cursor = asked.parameters.text("cursor")
+    first = await asked.reads.ask(_ROUTES["get-run"], tenant, GetRun(run_id=run_id, limit=_MOST_DRAWN, cursor=cursor))
+    found = _Jobs(first["jobs"], first.get("cursor"))
+    if cursor is None:
+        found = await _read_all(asked, tenant, run_id, found)
+    is_drawn = cursor is None and found.cursor is None and len(found.jobs) > 0 and _count_needs(found) <= _MOST_NEEDS
+    open_groups = [name for name, is_resolved in first["groups"].items() if not is_resolved]
+    values = {
+        "run": first,
+        "jobs": [{**job, "shown": _status(job)} for job in found.jobs],
+        "names": {job["name"]: number for number, job in enumerate(found.jobs, 1)},
+        "drawing": await _draw(asked, found.jobs, open_groups) if is_drawn else None,
+        "open_groups": open_groups,
+        "cursor": found.cursor,
+        "is_first": cursor is None,
+        "commands": _commands(first),
+    }
+    return Content("run.html", values)
+
+
+async def _read_all(asked: Asked, tenant: str, run_id: str, first: _Jobs) -> _Jobs:
+    """Return all jobs of a run if they are few enough to be drawn, else the first page."""
+    jobs = list(first.jobs)
+    cursor = first.cursor
+    for _ in range(_MOST_READS):
+        if cursor is None or len(jobs) >= _MOST_DRAWN:
+            break
+        request = GetRun(run_id=run_id, limit=_MOST_DRAWN, cursor=cursor)
+        page = await asked.reads.ask(_ROUTES["get-run"], tenant, request)
+        jobs += page["jobs"]
+        cursor = page.get("cursor")
+    return _Jobs(_merge(jobs), None) if cursor is None else first
+
+
+def _merge(jobs: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Return each job once. A job whose needs do not fit into one page is on two of them."""
+    merged: dict[str, Mapping[str, Any]] = {}
+    for job in jobs:
+        known = merged.get(job["name"])
+        merged[job["name"]] = job if known is None else {**known, "needs": [*known["needs"], *job["needs"]]}
+    return list(merged.values())
+
+
+def _count_needs(found: _Jobs) -> int:
+    return sum(len(job["needs"]) for job in found.jobs)
+
+
+async def _draw(asked: Asked, jobs: Sequence[Mapping[str, Any]], open_groups: Sequence[str]) -> Drawing:
+    boxes = [Job(job["name"], job["name"], _status(job), [_need(need) for need in job["needs"]]) for job in jobs]
+    groups = [Job(_group_box(name), name, WAITING) for name in open_groups]
+    return await asked.reads.compute(draw([*groups, *boxes]))
+
+
+def _need(need: Mapping[str, str]) -> Need:
+    always = need["ifFailed"] == IfFailed.RUN
+    return Need(_group_box(need["group"]) if "group" in need else need["job"], always)
+
+
+def _group_box(name: str) -> str:
+    """Return the name of a group's box. A job may have the name of a group, but not a tab."""
+    return f"group\t{name}"
+
+
+def _status(job: Mapping[str, Any]) -> str:
+    return READY if job["status"] == JobStatus.PENDING and "readyAt" in job else str(job["status"])
+
+
+def _commands(run: Mapping[str, Any]) -> dict[str, str]:
+    """Return the commands that make sense for a run, by what they do."""
+    key = (run["tenantId"], run["runId"])
+    return {"Cancel it": command("runs", "cancel", *key)} if run["status"] == RunStatus.RUNNING else {}
+
+
+RUNS = main_view("runs", "Runs", _show_list, "tenant", "status", "cursor", "after")
+RUN = item_view("run", RUNS, _show, "cursor")

@@ -1,0 +1,192 @@
+"""The timers of a tenant, and one timer."""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from timer_service.core.errors import Code, Rejection
+from timer_service.core.instant import LATEST, format_optional, parse_instant
+from timer_service.core.paging import write_cursor
+from timer_service.timers import store
+from timer_service.timers.messages import GetTimer, ListTimers, State
+from timer_service.timers.queries import QUERIES
+from timer_service.timers.rules import Key, Timer
+from timer_service.timers.store import Cursor
+from timer_service.ui.commands import command
+from timer_service.ui.pages import Content
+from timer_service.ui.parameters import Parameters
+from timer_service.ui.reads import PAGE_ROWS
+from timer_service.ui.tenants import MOST_COUNTED, Rows
+from timer_service.ui.views.lists import TenantChoice, choose_tenant, read_missing_as_none
+from timer_service.ui.views.view import Asked, item_view, main_view
+
+_ROUTES = {route.name: route for route in QUERIES}
+CHOICE = TenantChoice(
+    page="timers",
+    title="Timers",
+    things="timers",
+    rows=Rows(store.TIMERS.name),
+    hint="Schedule the first one:",
+    example=f"{command('timers', 'schedule', 'acme', 'call-1')} --in 10s",
+)
+_SCANNED = 1000
+_MOST_SCANS = 3
+"""How many pages of timers one search for a correlation id reads: no index has correlation ids."""
+
+
+class _Found(NamedTuple):
+    """The timers of a page."""
+
+    timers: Sequence[Mapping[str, Any]]
+    cursor: str | None = None
+    looked_at: int | None = None
+    """How many timers a search for a correlation id has read."""
+
+
+async def _show_list(asked: Asked) -> Content:
+    parameters = asked.parameters
+    tenant = parameters.tenant()
+    if tenant is None:
+        return await choose_tenant(asked, CHOICE)
+    filters = _filters(parameters)
+    found = await _find(asked, tenant, filters)
+    values = {
+        "tenant": tenant,
+        "given": {name: parameters.text(name) for name in _NAMES},
+        "due_after": filters.request.due_after,
+        "due_before": filters.request.due_before,
+        "is_first": filters.request.cursor is None,
+        "states": list(State),
+        "counts": await store.count(asked.reads.reader, tenant, list(State), LATEST + 1, MOST_COUNTED),
+        "most": MOST_COUNTED,
+        "found": found,
+    }
+    return Content("timers.html", values)
+
+
+_NAMES = ("tenant", "call", "state", "due_after", "due_before", "correlation")
+
+
+class _Filters(NamedTuple):
+    call: str | None
+    correlation: str | None
+    request: ListTimers
+
+
+def _filters(parameters: Parameters) -> _Filters:
+    request = ListTimers(
+        state=parameters.choice("state", State),
+        due_after=format_optional(parameters.instant("due_after")),
+        due_before=format_optional(parameters.instant("due_before")),
+        limit=PAGE_ROWS,
+        cursor=parameters.text("cursor"),
+    )
+    return _Filters(parameters.identifier("call"), parameters.identifier("correlation"), request)
+
+
+async def _find(asked: Asked, tenant: str, filters: _Filters) -> _Found:
+    if filters.call is not None:
+        request = GetTimer(service_call_id=filters.call)
+        timer = await read_missing_as_none(asked.reads.ask(_ROUTES["get-timer"], tenant, request))
+        return _Found([] if timer is None or not _fits(timer, filters) else [timer])
+    if filters.correlation is not None:
+        return await _scan(asked, tenant, filters)
+    page = await asked.reads.ask(_ROUTES["list-timers"], tenant, filters.request)
+    return _Found(page["timers"], page.get("cursor"))
+
+
+async def _scan(asked: Asked, tenant: str, filters: _Filters) -> _Found:
+    """Return the timers with a correlation id among the next ones."""
+    found: list[Mapping[str, Any]] = []
+    looked_at = 0
+    request = filters.request.model_copy(update={"limit": _SCANNED})
+    for _ in range(_MOST_SCANS):
+        page = await asked.reads.ask(_ROUTES["list-timers"], tenant, request)
+        looked_at += len(page["timers"])
+        found += [timer for timer in page["timers"] if _fits(timer, filters)]
+        request = request.model_copy(update={"cursor": page.get("cursor")})
+        if request.cursor is None or len(found) >= PAGE_ROWS:
+            break
+    if len(found) > PAGE_ROWS:
+        found = found[:PAGE_ROWS]
+        return _Found(found, write_cursor(_place_of(found[-1])), looked_at)
+    return _Found(found, request.cursor, looked_at)
+
+
+def _place_of(timer: Mapping[str, Any]) -> Cursor:
+    """Return the place of a timer in the list."""
+    return Cursor(parse_instant(timer["dueAt"]), timer["serviceCallId"])
+
+
+def _fits(timer: Mapping[str, Any], filters: _Filters) -> bool:
+    """Return whether a timer has the correlation id and the state of a search."""
+    state, correlation = filters.request.state, filters.correlation
+    return state in {None, timer["state"]} and correlation in {None, timer.get("correlationId")}
+
+
+async def _show(asked: Asked) -> Content:
+    key = Key(*asked.parameters.key())
+    timer = (await store.find(asked.reads.reader, [key])).get(key)
+    if timer is None:
+        raise Rejection(Code.NOT_FOUND, f"There is no timer “{key.service_call_id}” of tenant {key.tenant_id}.")
+    schedule = timer.schedule
+    values = {
+        "timer": timer,
+        "schedule": schedule,
+        "data": None if schedule is None or schedule.data is None else json.loads(schedule.data),
+        "history": _history(timer, asked.now),
+        "commands": _commands(timer),
+    }
+    return Content("timer.html", values)
+
+
+class _Step(NamedTuple):
+    """A part of the history of a timer."""
+
+    what: str
+    at: int | None
+    more: str = ""
+    mood: str = "done"
+
+
+def _history(timer: Timer, now: int) -> list[_Step]:
+    """Return what the row tells about the history of a timer."""
+    schedule = timer.schedule
+    steps = [_Step("Scheduled" if schedule else "Cancelled before it was scheduled", timer.registered_at)]
+    if schedule is None:
+        return steps
+    is_over = schedule.due_at <= now or timer.settled_at is not None
+    steps.append(_Step("Due", schedule.due_at, mood="done" if is_over else "next"))
+    if timer.attempt and timer.last_error is not None:
+        attempts = "1 attempt" if timer.attempt == 1 else f"{timer.attempt} attempts"
+        steps.append(_Step(f"{attempts} so far; the last one failed", None, timer.last_error, "bad"))
+    match timer.state:
+        case State.SCHEDULED if timer.available_at is not None and timer.available_at > schedule.due_at:
+            steps.append(_Step("Next attempt, or end of the current one", timer.available_at, mood="next"))
+        case State.REACHED:
+            steps.append(_Step("Fired", timer.settled_at, f"event {schedule.event_id}"))
+        case State.EXPIRED:
+            steps.append(_Step("Expired", timer.settled_at, f"event {schedule.event_id}"))
+        case State.CANCELLED:
+            steps.append(_Step("Cancelled", timer.settled_at))
+        case State.FAILED:
+            steps.append(_Step("Given up: it fires only if it is retried", None, mood="bad"))
+    if timer.confirmed_at is not None:
+        steps.append(_Step("A later command found it settled", timer.confirmed_at))
+    return steps
+
+
+def _commands(timer: Timer) -> dict[str, str]:
+    """Return the commands that make sense for a timer, by what they do."""
+    tenant, call = timer.key
+    match timer.state:
+        case State.SCHEDULED:
+            return {"Cancel it": command("timers", "cancel", tenant, call)}
+        case State.FAILED:
+            return {"Fire it now": command("timers", "retry", tenant, call)}
+        case _:
+            return {}
+
+
+TIMERS = main_view("timers", "Timers", _show_list, *_NAMES, "cursor", "after")
+TIMER = item_view("timer", TIMERS, _show)
