@@ -138,7 +138,7 @@ async def test_dead_letters(page: Page) -> None:
     await page.samples.tick(page.clock.now())
     text = (await page.get("/ui/failed")).text
     assert re.search(r'TOO_LARGE</th><td class="end num">1</td><td class="end num">2</td>', text)
-    assert "nats stream view TIMER_DLQ" in text
+    assert "timer-service dead-letters list" in text
 
 
 async def test_buried_events(filled: Page) -> None:

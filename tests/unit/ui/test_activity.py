@@ -95,7 +95,7 @@ def test_each_series_exists() -> None:
     """Each series that the page reads is one of the service."""
     registry = CollectorRegistry()
     metrics = Metrics(registry)
-    metrics.create_failure_series(commands=[], queries=[], requests=[], leased=["t"], due=["t"])
+    metrics.create_failure_series(commands=[], queries=[], requests=[], leased=["t"], due=["t"], skips=[])
     metrics.fired_late("t", 1)
     metrics.counted("t", "s", 1)
     metrics.overdue("t", 1, 1)
