@@ -59,7 +59,7 @@ class SignalledApp:
     def stop(self) -> None:
         self._stopped.set()
 
-    async def run(self, on_draining: Callable[[], None]) -> None:
+    async def run(self, _supervisor: object, *, on_draining: Callable[[], None]) -> None:
         if self._number is not None:
             os.kill(os.getpid(), self._number)
             async with asyncio.timeout(10):

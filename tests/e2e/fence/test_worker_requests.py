@@ -18,7 +18,7 @@ async def test_tenant_executes_its_workflows(a: Peer, service: Service) -> None:
     worker = RawWorker(a.connection, tenant="tenant-a")
     began = time.monotonic()
     assert await worker.poll(wait_ms=2500) == []
-    assert time.monotonic() - began >= 2.5
+    assert time.monotonic() - began >= 2.4  # polls end together, up to 0.1 s early
     polling = asyncio.create_task(worker.poll(wait_ms=10_000))
     await service.until_metric("timer_polls_held", at_least=1)
     await start_workflows(a.connection, ["order-1"], "tenant-a")
