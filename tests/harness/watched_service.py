@@ -35,11 +35,11 @@ async def watch(file: Path) -> None:
                 print(f"{blocked * 1000:.0f}", file=out)
 
 
-async def run(self: App, **options: Any) -> None:
+async def run(self: App, *arguments: Any, **options: Any) -> None:
     """Run the service and the watch."""
     watching = asyncio.create_task(watch(Path(os.environ[PAUSES])))
     try:
-        await _run(self, **options)
+        await _run(self, *arguments, **options)
     finally:
         watching.cancel()
 
