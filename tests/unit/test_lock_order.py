@@ -123,6 +123,14 @@ async def test_timers_are_saved_in_key_order() -> None:
     assert [statement for statement in tx.statements if statement] == [[("acme", name) for name in sorted(IDS)]] * 2
 
 
+async def test_new_timers_are_inserted_in_key_order() -> None:
+    """New timers with different columns are inserted by one statement. Two could not have one order."""
+    tx = Recorder("tenant_id", "service_call_id")
+    made = [scheduled(name, correlation_id=name if name in "ab" else None) for name in IDS]
+    await timers.add(tx, made)
+    assert [[call for _, call, *_ in statement] for statement in tx.statements] == [sorted(IDS)]
+
+
 async def test_cancellations_are_written_in_key_order() -> None:
     """Cancellations are added and saved in the order of their keys, after the timers of their batch."""
     made = [

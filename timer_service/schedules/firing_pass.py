@@ -195,7 +195,7 @@ async def _decide(rows: Sequence[Row], order: PassOrder, to_others: LeftToOthers
         try:
             schedule = store.read_schedule(row)
         except Exception as error:  # noqa: BLE001 - a damaged row, or one of a newer version
-            if to_others.may_leave(row, now):
+            if to_others.may_leave(row):
                 done.newly_left.append(Left(store.key_of(row), row["available_at"], error_text(error)))
             else:
                 done.unreadable[store.key_of(row)] = error_text(error)
@@ -205,7 +205,7 @@ async def _decide(rows: Sequence[Row], order: PassOrder, to_others: LeftToOthers
         try:
             decision = await room.compute(schedule, now, most)
         except Exception as error:  # noqa: BLE001 - whatever the parser or the zone data raise
-            if to_others.may_leave(row, now):
+            if to_others.may_leave(row):
                 done.newly_left.append(Left(schedule.key, row["available_at"], error_text(error)))
             else:
                 done.failed.append(fail(schedule, error_text(error), now))

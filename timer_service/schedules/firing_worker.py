@@ -126,7 +126,7 @@ class FiringWorker:
             return _Failed(error, [store.key_of(row) for row in rows], starting)
         self._record(fired, now)
         if fired.newly_left:
-            self._to_others.record(fired.newly_left)
+            self._to_others.record(fired.newly_left, now)
             await self._hint(now)
         return fired
 

@@ -9,6 +9,8 @@ from timer_service.schedules.store import key_of
 
 _LEAVE_MS = 10_000
 """For how long a due schedule is left to others. Each of them gets a hint, and polls every 5 s by default."""
+_REMEMBER_MS = 60_000
+"""For how long a schedule is remembered after it was met. A pass that comes later leaves it to others again."""
 
 
 class Left(NamedTuple):
@@ -20,31 +22,39 @@ class Left(NamedTuple):
     """Why this instance cannot compute it."""
 
 
+class _Meeting(NamedTuple):
+    """When this instance met a schedule that it cannot compute, and since when the schedule has been due."""
+
+    at: int
+    due_at: int
+
+
 class LeftToOthers:
     """Knows which due schedules are left to other instances. It is kept from pass to pass.
 
     An instance may lack a time zone, or a newer version may have written a schedule. Another instance can then fire it
-    in time, so it is not changed. If nobody has fired it after ten seconds, it is no longer left to others.
+    in time, so it is not changed. If no instance has fired it after ten seconds, it is no longer left to others. These
+    count from when this instance has met it: after an outage, a schedule may have been due for longer.
     """
 
     def __init__(self, *, exclusive: bool) -> None:
         """`exclusive`: there are no other instances."""
-        self._leave_ms = 0 if exclusive else _LEAVE_MS
-        self._left: dict[Key, int] = {}
-        """Since when the schedules have been due."""
+        self._exclusive = exclusive
+        self._met: dict[Key, _Meeting] = {}
 
     def own(self, rows: Sequence[Row], now: int) -> list[Row]:
         """Return the due schedules that are not left to others. Those that are left are not computed again."""
-        self._left = {key: at for key, at in self._left.items() if self._is_recent(at, now)}
-        return [row for row in rows if self._left.get(key_of(row)) != row["available_at"]]
+        self._met = {key: met for key, met in self._met.items() if now - met.at < _REMEMBER_MS}
+        return [row for row in rows if (met := self._meeting(row)) is None or now - met.at >= _LEAVE_MS]
 
-    def may_leave(self, row: Row, now: int) -> bool:
-        """Return whether to leave a due schedule that cannot be computed: it has not been due for too long."""
-        return self._is_recent(row["available_at"], now)
+    def may_leave(self, row: Row) -> bool:
+        """Return whether to leave a due schedule that cannot be computed: it was not left before."""
+        return not self._exclusive and self._meeting(row) is None
 
-    def record(self, left: Iterable[Left]) -> None:
+    def record(self, left: Iterable[Left], now: int) -> None:
         """Record schedules that a pass has left."""
-        self._left |= {each.key: each.due_at for each in left}
+        self._met |= {each.key: _Meeting(now, each.due_at) for each in left}
 
-    def _is_recent(self, at: int, now: int) -> bool:
-        return now - at < self._leave_ms
+    def _meeting(self, row: Row) -> _Meeting | None:
+        met = self._met.get(key_of(row))
+        return met if met is not None and met.due_at == row["available_at"] else None

@@ -98,16 +98,14 @@ async def add(tx: Transaction, timers: Collection[Timer]) -> set[Key]:
     """Insert new Scheduled timers. Return the keys of those that were inserted: the others exist already.
 
     Without this, all keys are read first, and then written as an upsert: 4 µs more for each timer on SQLite.
+
+    It is one statement: with two, the keys would not be in one order, so two instances could deadlock.
     """
-    usual: list[tuple[Any, ...]] = []
-    others: list[tuple[Any, ...]] = []
-    for timer in sorted(timers):
-        values, rare = _new_row(timer)
-        if rare == _NO_RARE_VALUES:
-            usual.append(values)
-        else:
-            others.append(values + rare)
-    rows = [*await tx.insert(_ADD_USUAL, usual), *await tx.insert(_ADD_ANY, others)]
+    new = [_new_row(timer) for timer in sorted(timers)]
+    if all(rare == _NO_RARE_VALUES for _, rare in new):
+        rows = await tx.insert(_ADD_USUAL, [usual for usual, _ in new])
+    else:
+        rows = await tx.insert(_ADD_ANY, [usual + rare for usual, rare in new])
     if len(rows) == len(timers):
         return {timer.key for timer in timers}
     return {Key(row["tenant_id"], row["service_call_id"]) for row in rows}

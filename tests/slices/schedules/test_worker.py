@@ -418,6 +418,23 @@ async def test_a_zone_that_one_of_two_instances_lacks(
     ] * 3
 
 
+async def test_a_zone_that_one_instance_lacks_after_an_outage(
+    postgres: PostgresDatabase, memory_broker: MemoryBroker, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An instance leaves a schedule for ten seconds after it has met it, also if the slot has been due for longer."""
+    lacking, knowing = (Schedules(postgres, memory_broker, clock) for _ in range(2))
+    await knowing.put(cron="0 * * * *", zone="Europe/Berlin")
+    clock.advance(minutes=60, seconds=30)
+    with lack(monkeypatch, "Europe/Berlin"):
+        await lacking.fire()
+        clock.advance(milliseconds=9999)
+        await lacking.fire()
+    await knowing.fire()
+    await knowing.publish()
+    row = await knowing.row()
+    assert (await knowing.fired(), row["last_error"]) == ([iso(after(minutes=60))], None)
+
+
 async def test_a_zone_that_all_instances_lack(
     postgres: PostgresDatabase, memory_broker: MemoryBroker, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
