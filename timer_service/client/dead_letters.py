@@ -151,6 +151,8 @@ class DeadLetters:
             raise NoAnswerError(f"the broker has no stream {self._stream} for this login") from error
         except (nats.errors.Error, TimeoutError) as error:
             reason = str(error) or type(error).__name__
+            if isinstance(error, nats.js.errors.APIError):
+                reason = error.description or "JetStream does not answer"
             raise NoAnswerError(
                 f"the stream {self._stream} cannot be read: {reason}; it needs the login of the operator"
             ) from error
