@@ -343,11 +343,24 @@ async def test_rejections(client: TimerClient, user: User) -> None:
     assert (refused.value.code, refused.value.errors[0]["path"]) == ("INVALID_PAYLOAD", "cursor")
 
 
+async def test_refused_login(tmp_path: Path) -> None:
+    """A wrong password is named as the reason. It is no missing server."""
+    login = "authorization { user: someone, password: right }"
+    async with NatsServer(tmp_path / "nats", login) as server:
+        with pytest.raises(
+            NoAnswerError, match=r"cannot connect to the broker at nats://.*: .*Authorization Violation"
+        ):
+            async with TimerClient.connect(server.url, user="someone", password="wrong"):
+                pass
+
+
 @pytest.mark.slow
 async def test_missing_stream_service_or_broker(broker: NatsServer, tmp_path: Path) -> None:
     """Without a stream, a service or a broker, calls raise a NoAnswerError that says what is missing."""
     async with TimerClient.connect(broker.url) as client:
-        with pytest.raises(NoAnswerError, match="no stream accepts commands"):
+        with pytest.raises(
+            NoAnswerError, match="no stream accepts commands of this tenant here; is timer-service running, "
+        ):
             await client.schedule("acme", "call-1", LATER)
         many = await client.schedule_many([NewTimer("acme", f"call-{index}", LATER) for index in range(10)])
         assert {type(each) for each in many} == {NoAnswerError}

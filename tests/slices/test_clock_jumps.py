@@ -125,6 +125,17 @@ async def test_rows_that_a_right_clock_wrote(timers: Timers) -> None:
     assert await scan(new_repair(timers), timers.clock) == 2
 
 
+async def test_rows_that_are_claimed_while_a_pass_waits_for_the_database(timers: Timers) -> None:
+    """A lease that another instance has taken since the pass began is not ended: its timer would fire a second time."""
+    await timers.schedule("claimed", NOW)
+    began = timers.clock.now()
+    timers.clock.advance(seconds=2)
+    assert await claim(timers, timers.lease) == 1
+    claimed = await timers.row("claimed")
+    assert (await new_repair(timers).tick(began)).done == 0
+    assert await timers.row("claimed") == claimed
+
+
 async def test_no_row_waits_longer_than_a_right_clock_allows(timers: Timers) -> None:
     """After a jump of any length, a lease ends within its length, and a retry comes within the longest delay."""
     for number in range(20):

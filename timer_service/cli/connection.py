@@ -26,7 +26,7 @@ Server = Annotated[
     ),
 ]
 
-_REMEDY = "Check that it runs, or name another one with --server or TIMER_BROKER_URL."
+_REMEDY = "Check that it runs and accepts this login, or name another one with --server or TIMER_BROKER_URL."
 
 
 def broker_command(

@@ -12,13 +12,31 @@ from timer_service.cli.output.lists import Listing, print_list
 from timer_service.cli.output.outcomes import exit_not_found, rejection_text
 from timer_service.cli.output.table import terminal_width
 from timer_service.cli.output.text import one_line
-from timer_service.cli.parameters import All, AsJson, Limit, Tenant, TenantOrAll
-from timer_service.client import CommandError, DeadLetter, TimerClient
+from timer_service.cli.parameters import All, AsJson, Limit, read_tenant
+from timer_service.client import CommandError, DeadLetter, NoAnswerError, TimerClient
+from timer_service.core.dead_letter import UNREADABLE
 
 app = typer.Typer(
     help="Dead letters: commands that the service rejected. Needs the login of the operator.", no_args_is_help=True
 )
 
+
+def read_letter_tenant(text: str) -> str:
+    """Return a tenant, or the name that a dead letter has instead if its command named no valid tenant."""
+    return text if text == UNREADABLE else read_tenant(text)
+
+
+def read_letter_tenant_or_all(text: str) -> str:
+    """Return a tenant as the dead letters name it, or `*` for all."""
+    return text if text == "*" else read_letter_tenant(text)
+
+
+Tenant = Annotated[
+    str, typer.Argument(parser=read_letter_tenant, metavar="TENANT", help="The tenant, as the list shows it.")
+]
+TenantOrAll = Annotated[
+    str, typer.Argument(parser=read_letter_tenant_or_all, metavar="TENANT", help="Only this tenant; * for all tenants.")
+]
 Number = Annotated[int, typer.Argument(min=1, metavar="SEQUENCE", help="The number of the dead letter in the list.")]
 Numbers = Annotated[
     list[int], typer.Argument(min=1, metavar="SEQUENCE...", help="The numbers of the dead letters in the list.")
@@ -73,13 +91,17 @@ async def resubmit(client: TimerClient, tenant: Tenant, sequences: Numbers, as_j
 
     A new command is newer than all others: it can undo what was sent after the rejected one.
     """
-    ended = [(sequence, await _resubmit(client, tenant, sequence)) for sequence in sequences]
-    if as_json:
-        typer.echo(json.dumps([{"sequence": sequence, **document} for sequence, (document, _) in ended]))
-    else:
-        for sequence, (_, text) in ended:
-            typer.echo(one_line(f"{tenant}/{sequence}  {text}"))
-    if any("outcome" not in document for _, (document, _) in ended):
+    ended: list[Mapping[str, Any]] = []
+    try:
+        for sequence in sequences:
+            document, text = await _resubmit(client, tenant, sequence)
+            ended.append({"sequence": sequence, **document})
+            if not as_json:
+                typer.echo(one_line(f"{tenant}/{sequence}  {text}"))
+    finally:  # what was sent must be known, even if the broker is lost or the user stops
+        if as_json and ended:
+            typer.echo(json.dumps(ended))
+    if any("outcome" not in document for document in ended):
         raise typer.Exit(1)
 
 
@@ -91,7 +113,10 @@ async def _resubmit(client: TimerClient, tenant: str, sequence: int) -> tuple[Ma
     try:
         outcome = await client.dead_letters.resubmit(letter)
     except CommandError as error:
-        return {"error": {"code": error.code, "message": str(error)}}, f"rejected again: {rejection_text(error)}"
+        message = str(error).removeprefix(f"{error.code}: ")
+        return {"error": {"code": error.code, "message": message}}, f"rejected again: {rejection_text(error)}"
+    except NoAnswerError as error:
+        return {"error": {"code": "NO_ANSWER", "message": str(error)}}, str(error)
     except ValueError as error:
         return {"error": {"code": "INVALID_PAYLOAD", "message": str(error)}}, f"not sent: {error}"
     return outcome.document(), outcome.name

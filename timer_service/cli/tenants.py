@@ -38,6 +38,8 @@ def separate(tenants: Tenants, server: Server = None) -> None:
     from timer_service.app.tenant_streams import separate_tenants  # noqa: PLC0415 - `usage` needs no adapter
 
     new = run_async(separate_tenants(client_config(server), tenants))
+    if new:
+        typer.echo("Tenants without a stream can publish no command. Name every tenant.", err=True)
     for tenant in tenants:
         typer.echo(f"{tenant}: {'has a new stream' if tenant in new else 'had its stream already'}")
 

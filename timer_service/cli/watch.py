@@ -26,4 +26,12 @@ async def print_events(
     typer.echo(one_line(f"Waiting for events of {whose}{about}. Stop with Ctrl-C."), err=True)
     with suppress(asyncio.CancelledError):  # Ctrl-C
         async for event in events:
-            typer.echo(json.dumps(event) if as_json else to_line(event))
+            if as_json:
+                typer.echo(json.dumps(event))
+                continue
+            try:
+                line = to_line(event)
+            except Exception:  # noqa: BLE001 - on a broker without accounts, others can publish what is no event
+                typer.echo(one_line(f"Cannot be read as an event: {json.dumps(event)}"), err=True)
+            else:
+                typer.echo(line)

@@ -19,6 +19,10 @@ from timer_service.nats_batches import batch_headers, split
 _WINDOW = 500
 _OUTCOME = "outcome"
 _NO_RESPONDERS = "503"
+_NO_STREAM = (
+    "no stream accepts commands of this tenant here; is timer-service running, and has the tenant a stream if the "
+    "tenants are separated?"
+)
 _ATOMIC_DISABLED = 10174
 
 Ended = Outcome | CommandError | NoAnswerError
@@ -170,7 +174,7 @@ class _Exchange:
         if waiting is None or waiting.done():
             return
         if message.headers and message.headers.get("Status") == _NO_RESPONDERS:
-            waiting.set_result({"error": {"description": "no stream accepts commands here; is timer-service running?"}})
+            waiting.set_result({"error": {"description": _NO_STREAM}})
         else:
             waiting.set_result(read_object(message.data))
 

@@ -203,12 +203,16 @@ async def open_connection(
 ) -> AsyncIterator[Connection]:
     """Connect to a broker, and close the connection at the end of the block. It reconnects by itself.
 
-    `urls` are separated by commas. `options` go to `nats.connect`. Raises `NoAnswerError` if no server answers.
+    `urls` are separated by commas. `options` go to `nats.connect`. Raises `NoAnswerError` if no server answers, or if
+    it refuses the login.
     """
     client = FlushingClient()
     connection = Connection(client, subject_prefix)
+    last_error: Exception | None = None  # the one that `connect` raises only says that all servers failed
 
     async def ended_by(error: Exception) -> None:
+        nonlocal last_error
+        last_error = error
         if isinstance(error, nats.errors.SlowConsumerError):  # the driver has dropped events of a slow watch
             connection.end_events()
 
@@ -228,7 +232,8 @@ async def open_connection(
         await client.close()
         raise
     except (nats.errors.Error, OSError) as error:
-        reason = str(error) or type(error).__name__
+        why = last_error or error
+        reason = str(why) or type(why).__name__
         raise NoAnswerError(f"cannot connect to the broker at {url_without_login(urls)}: {reason}") from error
     client.options["max_reconnect_attempts"] = -1
     try:

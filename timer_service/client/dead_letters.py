@@ -24,6 +24,7 @@ from timer_service.core.message import Kind
 _CONSUMER_SECONDS = 10
 """How long the broker keeps a consumer that this client has not deleted, because it was killed."""
 _FETCHED = 500
+_MOST_SEQUENCE = 2**64 - 1
 
 
 class DeadLetters:
@@ -42,7 +43,7 @@ class DeadLetters:
 
         `before`: only older ones than the dead letter with this sequence.
         """
-        tenant = tenant if tenant == "*" else check_tenant(tenant)
+        tenant = tenant if tenant == "*" else _check_tenant(tenant)
         subject = self._connection.subject(Kind.DEAD_LETTER, tenant, "*")
         check_whole("limit", limit)
         if before is not None:
@@ -50,21 +51,25 @@ class DeadLetters:
         async with self._translated() as js:
             state = (await js.stream_info(self._stream)).state
             end = state.last_seq + 1 if before is None else min(before, state.last_seq + 1)
-            newer = await self._count(js, subject, end)
             start, last = state.first_seq, max(state.first_seq, end - 1)
             while start < last:  # the highest sequence after which there are enough
                 middle = (start + last + 1) // 2
-                if await self._count(js, subject, middle) - newer >= limit:
+                if await self._count_between(js, subject, middle, end) >= limit:
                     start = middle
                 else:
                     last = middle - 1
-            letters = [_read(message) for message in await self._fetch(js, subject, start, limit)]
-        return [each for each in reversed(letters) if each.sequence < end]
+            letters = await self._fetch(js, subject, start, end)
+        return letters[: -limit - 1 : -1]
 
     async def get(self, tenant: str, sequence: int) -> DeadLetter | None:
-        """Return a dead letter with its headers and its body, or None if the tenant has none with this sequence."""
-        check_tenant(tenant)
-        check_whole("sequence", sequence)
+        r"""Return a dead letter with its headers and its body, or None if the tenant has none with this sequence.
+
+        A byte of the body that is not UTF-8 is written as in Python, such as `\xff`. This is not JSON either, so the
+        command does not become another one.
+        """
+        _check_tenant(tenant)
+        if not 0 < check_whole("sequence", sequence) <= _MOST_SEQUENCE:
+            return None
         async with self._translated() as js:
             try:
                 message = await js.get_msg(self._stream, sequence)
@@ -76,7 +81,7 @@ class DeadLetters:
         letter = _letter(str(message.subject), sequence, message.time, headers, len(data))
         if letter.tenant != tenant:
             return None
-        return letter.model_copy(update={"headers": headers, "body": data.decode(errors="replace")})
+        return letter.model_copy(update={"headers": headers, "body": data.decode(errors="backslashreplace")})
 
     async def resubmit(self, letter: DeadLetter, *, timeout_seconds: float = 10) -> Outcome:
         """Send the command of a dead letter again, as a new command, and return its outcome.
@@ -99,20 +104,26 @@ class DeadLetters:
         command = Command(command_id, subject, _with_id(letter.body, command_id).encode())
         return await self._connection.send_command(command, timeout_seconds)
 
-    async def _count(self, js: JetStreamContext, subject: str, start: int) -> int:
-        """Return how many dead letters there are from a sequence on."""
-        async with self._consumer(js, subject, start) as (_, count):
-            return count
+    async def _count_between(self, js: JetStreamContext, subject: str, start: int, end: int) -> int:
+        """Return how many dead letters there are from `start` until before `end`, or a few less.
 
-    async def _fetch(self, js: JetStreamContext, subject: str, start: int, limit: int) -> Sequence[Msg]:
-        messages: list[Msg] = []
+        The newer ones are counted last: those that arrive meanwhile must not count as older ones.
+        """
+        async with self._consumer(js, subject, start) as (_, count):
+            pass
+        async with self._consumer(js, subject, end) as (_, newer):
+            return count - newer
+
+    async def _fetch(self, js: JetStreamContext, subject: str, start: int, end: int) -> Sequence[DeadLetter]:
+        """Return the dead letters from `start` until before `end`, oldest first."""
+        letters: list[DeadLetter] = []
         async with self._consumer(js, subject, start) as (name, count):
-            wanted = min(limit, count)
             subscription = await js.pull_subscribe_bind(consumer=name, stream=self._stream)
-            while len(messages) < wanted:
-                messages += await subscription.fetch(min(_FETCHED, wanted - len(messages)), timeout=_CONSUMER_SECONDS)
+            while len(letters) < count and (not letters or letters[-1].sequence < end):
+                wanted = min(_FETCHED, count - len(letters))
+                letters += map(_read, await subscription.fetch(wanted, timeout=_CONSUMER_SECONDS))
             await subscription.unsubscribe()
-        return messages
+        return [each for each in letters if each.sequence < end]
 
     @asynccontextmanager
     async def _consumer(self, js: JetStreamContext, subject: str, start: int) -> AsyncIterator[tuple[str, int]]:
@@ -140,9 +151,16 @@ class DeadLetters:
             raise NoAnswerError(f"the broker has no stream {self._stream} for this login") from error
         except (nats.errors.Error, TimeoutError) as error:
             reason = str(error) or type(error).__name__
+            if isinstance(error, nats.js.errors.APIError):
+                reason = error.description or "JetStream does not answer"
             raise NoAnswerError(
                 f"the stream {self._stream} cannot be read: {reason}; it needs the login of the operator"
             ) from error
+
+
+def _check_tenant(tenant: str) -> str:
+    """Return a tenant that a dead letter can have."""
+    return tenant if tenant == UNREADABLE else check_tenant(tenant)
 
 
 def _read(message: Msg) -> DeadLetter:

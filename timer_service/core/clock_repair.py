@@ -132,7 +132,7 @@ class ClockRepair:
         until = end[0]["at"] if end else _END
         page = {"after": after, "until": until, "now": now, "limit": _MOST_REPAIRED}
         found = len(await reader.fetch(rows.sql("find_wrong"), page))
-        repaired = await in_transaction(self._database, lambda tx: _repair(tx, rows, page)) if found else 0
+        repaired = await in_transaction(self._database, lambda tx: self._repair(tx, rows, page)) if found else 0
         if repaired:
             log.warning(
                 "rows waited for a wrong time, because the clock was ahead",
@@ -147,9 +147,13 @@ class ClockRepair:
                 self._after = 0
         return repaired
 
+    async def _repair(self, tx: Transaction, rows: TimedRows, page: Parameters) -> int:
+        """Lock and repair wrong rows of a page that no other session has locked, up to the limit. Return how many.
 
-async def _repair(tx: Transaction, rows: TimedRows, page: Parameters) -> int:
-    """Lock and repair wrong rows of a page that no other session has locked, up to the limit. Return how many."""
-    wrong = await tx.fetch(f"{rows.sql('find_wrong')}\n/* skip locked */", page)
-    each = [{column: row[column] for column in rows.key} | {"now": page["now"]} for row in wrong]
-    return await tx.executemany(rows.sql("repair"), each)
+        The time is read again when the rows are locked. If the database is slow, the pass began seconds ago, and rows
+        that another instance has claimed since then look as if its clock was ahead.
+        """
+        wrong = await tx.fetch(f"{rows.sql('find_wrong')}\n/* skip locked */", page)
+        now = {"now": self._clock.now()}
+        each = [{column: row[column] for column in rows.key} | now for row in wrong]
+        return await tx.executemany(rows.sql("repair"), each)

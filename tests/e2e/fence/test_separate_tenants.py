@@ -7,11 +7,15 @@ from pathlib import Path
 
 import pytest
 from nats.js.errors import NoStreamResponseError, NotFoundError
+from pydantic import SecretStr
 
 from tests.harness.attacks.attack import LONG_AFTER
 from tests.harness.fence import PASSWORDS, PATIENCE_SECONDS, Operator, Peer, command, separate_tenants
 from tests.harness.processes import NatsServer, Service
 from tests.harness.raw_nats import RawMessage, RawNats
+from timer_service.app.tenant_streams import separate_tenants as set_up
+from timer_service.config import Config
+from timer_service.core.errors import StartError
 
 FLOOD = 20_000
 A_SUBJECT = "timer.cmd.v1.tenant-a.schedule-timer"
@@ -68,6 +72,15 @@ async def test_acknowledgement_tells_nothing_about_others(separate: None, a: Pee
     assert await answer(Nats_Msg_Id="id-2") == {"stream": "TIMER_CMD_tenant-a", "seq": 1}
     assert await answer(Nats_Expected_Last_Msg_Id="id-2") == {"stream": "TIMER_CMD_tenant-a", "seq": 2}
     assert await answer(**last) == {"stream": "TIMER_CMD_tenant-a", "seq": 3}
+
+
+async def test_separating_needs_the_operator(broker: NatsServer) -> None:
+    """Another login gets the reason, and learns which login is needed."""
+    config = Config(
+        broker_url=broker.url, nats_user="tenant-a", nats_password=SecretStr(PASSWORDS["TENANT_A_PASSWORD"])
+    )
+    with pytest.raises(StartError, match="cannot be set up: JetStream does not answer; this needs the login of the op"):
+        await set_up(config, ["tenant-a"])
 
 
 @pytest.mark.slow

@@ -7,6 +7,7 @@ stream. A tenant's stream has a queue of its own. It keeps a command only until 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import nats.errors
 from nats.aio.client import Client
 from nats.js.errors import APIError, NotFoundError
 
@@ -50,6 +51,9 @@ async def separate_tenants(client: Client, subjects: Subjects, tenants: Sequence
             await _update(client, info, {"subjects": [subjects.pattern_of_tenant(Kind.COMMAND, tenant)]})
     except APIError as error:
         raise StartError(f"the streams of the tenants cannot be set up: {error.description}") from error
+    except (nats.errors.Error, TimeoutError) as error:
+        reason = "JetStream does not answer; this needs the login of the operator"
+        raise StartError(f"the streams of the tenants cannot be set up: {reason}") from error
     return [tenant for tenant, info in found.items() if info is None]
 
 

@@ -5,7 +5,7 @@ from datetime import datetime
 from typing import Any
 
 from timer_service.cli.output.table import Table
-from timer_service.cli.output.text import field_lines, format_size, format_time, one_line
+from timer_service.cli.output.text import field_lines, format_count, format_time, one_line
 from timer_service.client import DeadLetter
 
 _HEAD = ("SEQUENCE", "CODE", "STORED", "COMMAND", "REASON")
@@ -29,6 +29,7 @@ def letter_table(letters: Sequence[Mapping[str, Any]], width: int | None) -> Ite
 
 def letter_details(letter: DeadLetter) -> Iterator[str]:
     """Return a dead letter as lines: its fields, its headers, and the command."""
+    size = format_count(letter.size, "byte")
     yield one_line(f"{letter.tenant}/{letter.sequence}")
     yield from field_lines(
         {
@@ -36,7 +37,7 @@ def letter_details(letter: DeadLetter) -> Iterator[str]:
             "reason": letter.reason,
             "stored at": format_time(letter.stored_at, milliseconds=True),
             "message": letter.message,
-            "command": f"message {letter.source_sequence} of the stream of commands, {format_size(letter.size)}",
+            "command": f"message {letter.source_sequence} of the stream of commands, {size}",
         }
     )
     for name, value in letter.headers.items():
