@@ -135,6 +135,16 @@ async def test_tenants_are_added(server: NatsServer) -> None:
             await publish(client, "c", "of c")
 
 
+async def test_a_tenant_is_added_alone(server: NatsServer) -> None:
+    """A later run that names only a new tenant keeps the streams of the others."""
+    async with operator(server) as client:
+        for tenant in ("a", "b"):
+            assert await separate_tenants(client, SUBJECTS, [tenant]) == [tenant]
+        await publish(client, "a", "of a")
+        await publish(client, "b", "of b")
+        assert sorted(await until_taken(client, 2)) == ["of a", "of b"]
+
+
 async def test_unfinished_run_is_continued(server: NatsServer) -> None:
     """If a run has ended early, the next one completes it."""
     async with operator(server) as client:

@@ -367,11 +367,12 @@ async def test_an_earlier_replay_stays_requested(config: Config, file: Path) -> 
 
 
 async def test_an_operator_decides_the_replay(config: Config, file: Path) -> None:
-    """A restore asks for the commands since another instant, or for none, if the operator says so."""
+    """A restore asks for the commands since another instant, since 1970, or for none, if the operator says so."""
     await write_database(config.db_path, OLD, NEWEST_MS * 1_000_000)
     await back_up(config, file)
-    assert (await restore(config, file, since=5)).replay_since == 5
-    assert read_replay_since(config.db_path) == 5
+    for since in (5, 0):
+        assert (await restore(config, file, since=since)).replay_since == since
+        assert read_replay_since(config.db_path) == since
     assert (await restore(config, file, no_replay=True)).replay_since is None
     assert read_replay_since(config.db_path) is None
 

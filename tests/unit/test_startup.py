@@ -108,6 +108,18 @@ async def test_metrics_of_the_health(tmp_path: Path, broker: InstanceBroker) -> 
     assert found == [(1, {"events", "queries"}), (1, set()), (0, set())]  # not subscribed to commands and requests
 
 
+@pytest.mark.parametrize("broken", ["health", "read_health"])
+async def test_metric_of_the_database(
+    tmp_path: Path, broker: InstanceBroker, monkeypatch: pytest.MonkeyPatch, broken: str
+) -> None:
+    """Each scrape shows whether the database can be both read and written."""
+    async with open_app(config(tmp_path)) as app:
+        seen = [app._registry.get_sample_value("timer_database_usable")]
+        monkeypatch.setattr(type(app._database), broken, Health.down("the disk is full"))
+        seen.append(app._registry.get_sample_value("timer_database_usable"))
+    assert seen == [1, 0]
+
+
 async def test_end(tmp_path: Path, broker: InstanceBroker) -> None:
     """At the end, also after an error, the broker is closed first, and then the database, which it may still need."""
     states: list[bool] = []
