@@ -18,6 +18,8 @@ from timer_service.core.broker import Subscription
 
 SUBJECT = b"timer.cmd.v1.tenant-a.schedule-timer"
 EMPTY = RawMessage(SUBJECT)
+NO_SYNC = CONFIG.replace("sync_interval: always", "")
+"""A sync for each command takes seconds on a busy disk, and the server delivers little meanwhile."""
 SECONDS = 15
 """How long to wait. Lost commands that are not found come after 30 s."""
 
@@ -43,7 +45,7 @@ async def read(subscriptions: Sequence[Subscription], count: int) -> Counter[int
 
 async def start(stack: AsyncExitStack, folder: Path, count: int, *, fence: bool) -> tuple[RawNats, list[Subscription]]:
     """Start a server, a publisher, and `count` instances of the subscription, which share the consumer."""
-    config, passwords = (CONFIG, PASSWORDS) if fence else (None, {})
+    config, passwords = (NO_SYNC, PASSWORDS) if fence else (None, {})
     server = await stack.enter_async_context(NatsServer(folder / "nats", config=config, **passwords))
     login = Login(user="timer-service", password=PASSWORDS["TIMER_SERVICE_PASSWORD"]) if fence else Login()
     history = MemoryHistory()

@@ -8,7 +8,7 @@ from datetime import timedelta
 import pytest
 
 from tests.harness.subscription_site import SUBJECT, Site, open_site
-from timer_service.adapters.nats import inbox, recovery, subscription
+from timer_service.adapters.nats import inbox, pulls, recovery, subscription
 from timer_service.core.broker import Delivery
 from timer_service.core.health import HEALTHY
 from timer_service.core.message import Address, Kind
@@ -227,6 +227,34 @@ async def test_lost_commands_are_returned(site: Site) -> None:
     assert len({reply for reply, _ in site.pulls[1:]}) == 1
     await site.command(2, reply=b"$JS.ACK.TIMER_CMD.timer-service.2.2.5.17.0")
     assert [each.position.sequence for each in await waiting] == [2]
+
+
+async def test_lost_commands_of_a_late_answer(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pull is given up, and its late commands count for the next one. An empty command then cuts the late answer."""
+    monkeypatch.setattr(pulls, "_GRACE_SECONDS", -pulls.PULL_SECONDS)  # a pull is given up as soon as anything arrives
+    waiting = asyncio.create_task(site.next_batch())
+    await site.until_pulls(1)
+    await site.status("100 Wake Up", pull=0)
+    await site.until_pulls(2)
+    site.js.delivered = 12
+    for sequence in range(1, 10):
+        await site.command(sequence)
+    await site.command(10, b"")
+    await site.peer.until(lambda: site.settlements == [("11", b"-NAK"), ("12", b"-NAK")])
+    assert len(await waiting) == 10
+
+
+async def test_lost_commands_that_came_again(site: Site) -> None:
+    """Another instance returns commands, which come again before an empty one. Older ones are lost with it, too."""
+    found = await site.take(5)
+    await site.subscription.acknowledge(found)
+    waiting = asyncio.create_task(site.next_batch())
+    await site.until_pulls(len(site.pulls))
+    site.js.delivered, site.js.settled = 6, 1
+    await site.command(3, b"", reply=b"$JS.ACK.TIMER_CMD.timer-service.2.3.7.17.0")
+    await site.peer.until(lambda: len(site.settlements) >= 4)
+    assert site.settlements == [("5", b"+ACK"), ("2", b"-NAK"), ("4", b"-NAK"), ("6", b"-NAK")]
+    assert [each.position.sequence for each in await waiting] == [3]
 
 
 async def test_commands_that_arrive_are_not_lost(site: Site) -> None:

@@ -93,6 +93,34 @@ def test_the_last_command_is_empty() -> None:
     assert state.empty(NOW).phase is Phase.IDLE
 
 
+OVERDUE = PULLING.at(102.0)
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        OVERDUE,
+        OVERDUE.sent(Demand(requests=1, batch=1, max_bytes=None), now=102.0),
+        OVERDUE.sent(Demand(requests=1, batch=1, max_bytes=None), now=102.0).command(),
+        OVERDUE.sent(TEN, now=102.0).status(2, "408", "", 103.0),
+        OVERDUE.sent(TEN, now=102.0).at(104.0),
+        OVERDUE.lost().joined(),
+        PULLING.lost().joined(),
+    ],
+)
+def test_an_empty_command_cuts_an_overdue_answer(state: Pulls) -> None:
+    """The answer to a pull that was given up or lost may still come and be cut, until lost commands are looked for."""
+    cut = state.empty(NOW)
+    assert cut.phase is Phase.CUT
+    assert cut.found().empty(NOW).phase is Phase.IDLE
+
+
+def test_an_overdue_split_pull_is_not_cut() -> None:
+    """The server ends the answer to each request of a split pull, however late it comes."""
+    split = IDLE.sent(Demand(requests=32, batch=1, max_bytes=100), now=100.0)
+    assert [split.at(102.0).empty(NOW).phase, split.lost().joined().empty(NOW).phase] == [Phase.IDLE, Phase.IDLE]
+
+
 def test_pulls_are_split_after_an_empty_command() -> None:
     """For ten seconds each command is asked for by itself, also after a lost connection. Others then lose nothing."""
     found = RECEIVING.empty(NOW).found()

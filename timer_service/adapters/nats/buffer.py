@@ -2,6 +2,7 @@
 
 from collections import deque
 
+from timer_service.adapters.nats.lost_answers import MOST_LOST
 from timer_service.adapters.nats.stored import Receipt, StoredMessage
 from timer_service.core.epochs import StoredCommand
 
@@ -16,6 +17,8 @@ class Buffer:
         self._newest: Receipt | None = None
         self.last_delivery = 0
         """The number of the last delivery that was added."""
+        self.arrived: deque[int] = deque(maxlen=MOST_LOST)
+        """The sequences of the last messages that were added. They may be taken and settled."""
 
     def __bool__(self) -> bool:
         return bool(self._messages)
@@ -34,6 +37,7 @@ class Buffer:
         self._bytes += message.size
         receipt = message.receipt
         self.last_delivery = receipt.delivery
+        self.arrived.append(receipt.sequence)
         if self._newest is None or receipt.sequence > self._newest.sequence:
             self._newest = receipt
 

@@ -12,7 +12,7 @@ from timer_service.adapters.nats.stored import Receipt, StoredMessage, reply_for
 
 LOOK_AGAIN_SECONDS = 1.5
 """After how long the pull has surely expired."""
-_MOST_LOST = 20_000
+MOST_LOST = 20_000
 """The consumer has no more unsettled commands, unless the operator has raised its `max_ack_pending`."""
 
 
@@ -23,52 +23,42 @@ class Progress(NamedTuple):
     """The highest sequence."""
     delivery: int
     """The number of the newest delivery."""
+    settled: int
+    """All commands up to this sequence are settled."""
 
     @classmethod
     def read(cls, consumer: Mapping[str, Any]) -> "Progress":
         """Return the progress from the info of a consumer."""
-        return cls(consumer["delivered"]["stream_seq"], consumer["delivered"]["consumer_seq"])
+        delivered = consumer["delivered"]
+        return cls(delivered["stream_seq"], delivered["consumer_seq"], consumer["ack_floor"]["stream_seq"])
 
 
 class LostAnswers:
-    """Finds the sequences that were delivered after an empty command and have not arrived.
+    """Finds the sequences that were delivered, are perhaps not settled, and have not arrived at this instance.
 
     It looks twice. The first look is as soon as the server has forgotten the pull. A server of a cluster may notice
     that late, and deliver some more commands for the pull. So the second look is when the pull has surely expired.
 
+    Commands that come again may have any sequence. So commands older than the newest one may be lost too.
+
     Other instances may have some of these commands. They are delivered twice then, which changes nothing.
     """
 
-    def __init__(self, empty: StoredMessage, newest: int, missing: int) -> None:
-        """`newest`: the highest sequence so far. `missing`: how many more commands the pull might have brought."""
+    def __init__(self, empty: StoredMessage, newest: int, arrived: Iterable[int]) -> None:
+        """`newest`: the highest sequence that has arrived. `arrived`: the sequences that have arrived lately."""
         self._reply = empty.reply
-        self._known = newest
-        self._missing = missing
-        self._lost: set[int] = set()
-        self._arrived: set[int] = set()
+        self._first = newest - MOST_LOST + 1
+        self._arrived = set(arrived)
 
     def arrive(self, receipt: Receipt) -> None:
         """A command arrived."""
         self._arrived.add(receipt.sequence)
-        self._lost.discard(receipt.sequence)
 
     def find(self, progress: Progress) -> list[str]:
-        """Return the reply subjects of the commands that are lost.
+        """Return the reply subjects of the commands that are lost, in order.
 
         All that the server has sent before `progress` must have arrived.
         """
-        self._lost.update(islice(self._gaps(progress), _MOST_LOST))
-        self._known = max(self._known, progress.sequence)
-        return self._replies(progress)
-
-    def find_again(self, progress: Progress) -> list[str]:
-        """Return the reply subjects of the commands that were lost since, and of those that have not come again."""
-        self._lost.update(islice(self._gaps(progress), self._missing))
-        return self._replies(progress)
-
-    def _gaps(self, progress: Progress) -> Iterable[int]:
-        """Return the sequences in order that were delivered since the last look, and have not arrived."""
-        return (each for each in range(self._known + 1, progress.sequence + 1) if each not in self._arrived)
-
-    def _replies(self, progress: Progress) -> list[str]:
-        return [reply_for(self._reply, sequence, progress.delivery) for sequence in sorted(self._lost)]
+        unsettled = range(max(self._first, progress.settled + 1), progress.sequence + 1)
+        lost = (sequence for sequence in unsettled if sequence not in self._arrived)
+        return [reply_for(self._reply, sequence, progress.delivery) for sequence in islice(lost, MOST_LOST)]

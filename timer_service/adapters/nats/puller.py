@@ -179,8 +179,9 @@ class Puller:
         before = self._pulls.phase
         self._pulls = self._pulls.empty(time.monotonic())
         if self._pulls.phase is Phase.CUT and before is not Phase.CUT:
-            newest = self._stay().buffer.newest
-            self.recovery.begin(LostAnswers(stored, newest.sequence if newest else 0, self._pulls.missing))
+            buffer = self._stay().buffer
+            newest = buffer.newest.sequence if buffer.newest else 0
+            self.recovery.begin(LostAnswers(stored, newest, buffer.arrived))
 
     def _end_cut(self) -> None:
         self._pulls = self._pulls.found()

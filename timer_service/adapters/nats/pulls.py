@@ -70,6 +70,7 @@ class Pulls(NamedTuple):
     Idle     `sent`                                             Pulling
     Pulling  `command`: the last one that the pull asked for    Idle
     Pulling  `empty`, unless the pull is split                  Cut
+    any      `empty`, while an answer is overdue                Cut
     Cut      `found`: the lost commands were looked for         Idle
     Pulling  `status` 404 or 408: the pull expired              Idle
     Pulling  `status` 503, or 409 "Consumer Deleted"            Lost
@@ -86,7 +87,8 @@ class Pulls(NamedTuple):
     it has 32 requests for one command each. Such a pull loses nothing. See docs/decisions/0040.
 
     A command does not name its pull. A late command of an earlier pull counts for the current one, so the next pull is
-    sent a little early.
+    sent a little early. If the earlier pull was given up and was not split, its answer is overdue: an empty command may
+    cut that answer in any phase, even if the current pull is split or has brought everything.
     """
 
     phase: Phase = Phase.LOST
@@ -108,19 +110,26 @@ class Pulls(NamedTuple):
     """Whether each request of the newest pull asks for one command."""
     split_until: float = 0
     """Until when pulls are split, as monotonic seconds."""
+    overdue: bool = False
+    """Whether a pull that was not split was given up, and its answer may still come."""
 
     @property
     def outstanding(self) -> bool:
         """Whether the server may still send commands for a pull."""
         return self.phase is Phase.PULLING
 
+    @property
+    def _can_be_cut(self) -> bool:
+        """Whether the server may drop the rest of an answer after an empty command."""
+        return self.overdue or (self.outstanding and not self.is_split)
+
     def joined(self) -> "Pulls":
         """The consumer exists, and its stream is known."""
-        return Pulls(Phase.IDLE, self.number, split_until=self.split_until)
+        return Pulls(Phase.IDLE, self.number, split_until=self.split_until, overdue=self.overdue)
 
     def lost(self) -> "Pulls":
         """The connection is lost, or the consumer is gone. An outstanding pull may be forgotten."""
-        return Pulls(Phase.LOST, self.number, split_until=self.split_until)
+        return Pulls(Phase.LOST, self.number, split_until=self.split_until, overdue=self._can_be_cut)
 
     def demand(self, limit: int, max_bytes: int, now: float) -> Demand:
         """Return what the next pull asks for. `limit` and `max_bytes`: the most commands and bytes of a batch."""
@@ -142,6 +151,7 @@ class Pulls(NamedTuple):
             silent=self.silent,
             is_split=demand.batch == 1,
             split_until=self.split_until,
+            overdue=self.overdue,
         )
 
     def command(self) -> "Pulls":
@@ -149,17 +159,17 @@ class Pulls(NamedTuple):
         missing = self.missing - 1
         phase = Phase.IDLE if self.outstanding and missing <= 0 else self.phase
         # This is called for each command, and `_replace` takes longer.
-        one, split, until = self.wants_one, self.is_split, self.split_until
-        return Pulls(phase, self.number, missing, self.received + 1, self.until, one, None, 0, split, until)
+        one, split, until, overdue = self.wants_one, self.is_split, self.split_until, self.overdue
+        return Pulls(phase, self.number, missing, self.received + 1, self.until, one, None, 0, split, until, overdue)
 
     def empty(self, now: float) -> "Pulls":
         """The command that arrived is empty: it has neither headers nor a body."""
-        phase = Phase.CUT if self.outstanding and not self.is_split else self.phase
+        phase = Phase.CUT if self._can_be_cut else self.phase
         return self._replace(phase=phase, split_until=now + _SPLIT_SECONDS)
 
     def found(self) -> "Pulls":
         """The lost commands were looked for, and the server sends nothing more for the pull that was cut."""
-        return self._replace(phase=Phase.IDLE, missing=0) if self.phase is Phase.CUT else self
+        return self._replace(phase=Phase.IDLE, missing=0, overdue=False) if self.phase is Phase.CUT else self
 
     def status(self, number: int, code: str, description: str, now: float) -> "Pulls":
         """The server ended a pull."""
@@ -183,4 +193,4 @@ class Pulls(NamedTuple):
             return self
         silent = self.silent + (self.phase is Phase.PULLING)
         refusal = _SILENCE if silent >= _MOST_SILENT else self.refusal
-        return self._replace(phase=Phase.IDLE, missing=0, silent=silent, refusal=refusal)
+        return self._replace(phase=Phase.IDLE, missing=0, silent=silent, refusal=refusal, overdue=self._can_be_cut)

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection
 
 import nats.errors
 from nats.js.errors import Error as JetStreamError
@@ -72,15 +72,15 @@ class Recovery:
 
     async def _run(self, lost: LostAnswers) -> None:
         await self._inbox.replace()
-        await self._return_lost(lost, lost.find)
+        await self._return_lost(lost)
         if lost is self._lost:
             self._on_found()
         while lost is self._lost and not self._client.is_closed:
             await asyncio.sleep(LOOK_AGAIN_SECONDS)
-            if await self._return_lost(lost, lost.find_again):
+            if await self._return_lost(lost):
                 self._lost = None
 
-    async def _return_lost(self, lost: LostAnswers, find: Callable[[Progress], Sequence[str]]) -> bool:
+    async def _return_lost(self, lost: LostAnswers) -> bool:
         """Return lost commands to the consumer. Return whether it worked."""
         try:
             progress = Progress.read(await self._consumer.info())
@@ -90,5 +90,5 @@ class Recovery:
             return False
         if not self._is_joined() or lost is not self._lost:
             return False
-        await self._give_back(find(progress))
+        await self._give_back(lost.find(progress))
         return True
