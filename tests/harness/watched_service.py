@@ -45,5 +45,5 @@ async def run(self: App, *arguments: Any, **options: Any) -> None:
 
 
 if __name__ == "__main__":
-    App.run = run  # type: ignore[method-assign, assignment]
+    App.run = run  # type: ignore[method-assign]
     main()
