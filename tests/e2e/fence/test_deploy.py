@@ -111,7 +111,7 @@ async def test_tenant_is_added_while_the_server_runs(tmp_path: Path) -> None:
             assert (await peer.schedule(tenant, "call-1", "2100-01-01T00:00:00Z"))["outcome"] == "scheduled"
             assert (await peer.request(f"timer.qry.v1.{tenant}.count-timers"))["counts"]["Scheduled"] == 1
             await peer.connection.close()
-        assert (await service.page("/readyz"))[0] == 200
+        await service.until_page("/readyz", 200)
         assert "unavailable" not in service.log.read_text()
 
 
