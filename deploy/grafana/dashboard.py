@@ -115,7 +115,7 @@ NOW = Row(
         ),
         Panel(
             "Overdue rows",
-            "Rows of all tables that are due and that nobody has claimed.",
+            "Rows of all tables that are due and that no instance has claimed.",
             "short",
             (Query("sum(max by (table) (timer_overdue))", ""),),
             "stat",
@@ -224,7 +224,10 @@ BACKLOG = Row(
     "Backlog",
     (
         Panel(
-            "Overdue rows", "Rows that are due and that nobody has claimed.", "short", (most("timer_overdue", "table"),)
+            "Overdue rows",
+            "Rows that are due and that no instance has claimed.",
+            "short",
+            (most("timer_overdue", "table"),),
         ),
         Panel("Oldest overdue row", "For how long it is due.", "s", (most("timer_oldest_due_lag_seconds", "table"),)),
         Panel(

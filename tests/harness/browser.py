@@ -82,17 +82,17 @@ class Tab:
         """Return the visible part of the page as a PNG file."""
         return base64.b64decode((await self.send("Page.captureScreenshot", format="png"))["data"])
 
-    def hear(self, method: str, told: Any) -> None:
+    def hear(self, method: str, message: Any) -> None:
         """Note an event of the browser."""
         match method:
             case "Page.loadEventFired":
                 self._loaded.set()
-            case "Log.entryAdded" if told["entry"]["level"] in {"error", "warning"}:
-                self.errors.append(told["entry"]["text"])
+            case "Log.entryAdded" if message["entry"]["level"] in {"error", "warning"}:
+                self.errors.append(message["entry"]["text"])
             case "Runtime.exceptionThrown":
-                self.errors.append(json.dumps(told["exceptionDetails"]))
+                self.errors.append(json.dumps(message["exceptionDetails"]))
             case "Runtime.consoleAPICalled":
-                self.errors.append(json.dumps(told["args"]))
+                self.errors.append(json.dumps(message["args"]))
 
 
 class Browser:
@@ -158,21 +158,21 @@ class Browser:
         answer = self._answers[number] = asyncio.get_running_loop().create_future()
         self._writer.write(json.dumps(message).encode() + b"\0")
         async with asyncio.timeout(_PATIENCE_SECONDS):
-            told = await answer
-        assert "error" not in told, told
-        return told["result"]
+            reply = await answer
+        assert "error" not in reply, reply
+        return reply["result"]
 
     async def _listen(self) -> None:
         while True:
             try:
-                told = json.loads((await self._reader.readuntil(b"\0"))[:-1])
+                message = json.loads((await self._reader.readuntil(b"\0"))[:-1])
             except asyncio.IncompleteReadError:
                 return
-            if "id" in told:
-                if not (answer := self._answers.pop(told["id"])).done():  # its command may have timed out
-                    answer.set_result(told)
-            elif (tab := self._tabs.get(told.get("sessionId", ""))) is not None:
-                tab.hear(told["method"], told["params"])
+            if "id" in message:
+                if not (answer := self._answers.pop(message["id"])).done():  # its command may have timed out
+                    answer.set_result(message)
+            elif (tab := self._tabs.get(message.get("sessionId", ""))) is not None:
+                tab.hear(message["method"], message["params"])
 
 
 def distinct_lines(png: bytes) -> int:

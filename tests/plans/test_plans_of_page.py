@@ -7,6 +7,7 @@ import pytest
 
 from tests.harness.databases import Databases
 from tests.harness.plans import MODES, FilledDatabase, filled_database
+from tests.plans.firings import ALL_FIRINGS
 from timer_service.adapters.sqlite import SqliteDatabase
 from timer_service.ui.tenants import Rows
 from timer_service.ui.views import TENANT_ROWS
@@ -37,17 +38,6 @@ INSERT INTO work_signals (
 )
 SELECT 'tenant-' || (n % 50), 'signal-' || n, 'active', 'item-' || (n % 1000), 'event', '{}', n, 1, n, 1, n, '[]'
 FROM generate_series(1, $1::bigint) AS n
-"""
-FIRINGS = """
-INSERT INTO work_signal_firings (
-    tenant_id, firing_id, signal_id, dedupe_key, status, due_at, created_at, defined_epoch, defined_sequence,
-    position_epoch, position_sequence, settled_at, available_at
-)
-SELECT 'tenant-' || (n % 50), 'firing-' || n, 'signal-' || (n / 2), 'event-' || n, status, n, n, 1, 1, 1, n,
-    CASE WHEN status <> 'queued' THEN n END, CASE WHEN status = 'queued' THEN n END
-FROM (
-    SELECT n, (ARRAY['queued', 'enqueued', 'failed'])[1 + n % 3] AS status FROM generate_series(1, $1::bigint) AS n
-) AS rows
 """
 RUNS = """
 INSERT INTO runs (
@@ -81,7 +71,7 @@ SELECT 'tenant-' || (n % 50), 'e-' || n, 'order', 'default', CASE n % 9 WHEN 0 T
     'd', n, n, CASE n % 9 WHEN 0 THEN 'CRASHED' END, 1, n, 0, 0, 0, 0
 FROM generate_series(1, $1::bigint) AS n
 """
-FILL = [TIMERS, EVENTS, SIGNALS, FIRINGS, RUNS, SCHEDULES, WORKFLOWS, ENDED]
+FILL = [TIMERS, EVENTS, SIGNALS, ALL_FIRINGS, RUNS, SCHEDULES, WORKFLOWS, ENDED]
 
 PARTIAL = {
     ("timer_schedules", "state = 'Failed'"): "timer_schedules_failed",

@@ -5,6 +5,7 @@ import pytest
 
 from tests.harness.databases import Databases
 from tests.harness.plans import MODES, SIZES, FilledDatabase, filled_database
+from tests.plans.firings import ALL_FIRINGS
 from timer_service.core import outbox
 from timer_service.core.clock_repair import leased_rows
 from timer_service.core.lease import LeasedTable
@@ -38,17 +39,6 @@ SELECT 'tenant-' || (n % 50), 'signal-' || n, status, 'item-' || (n % 1000), 'ev
 FROM (
     SELECT n, (ARRAY['active', 'paused', 'fired', 'resolved', 'active', 'cancelled'])[1 + n % 6] AS status
     FROM generate_series(1, $1::bigint) AS n
-) AS rows
-"""
-ALL_FIRINGS = """
-INSERT INTO work_signal_firings (
-    tenant_id, firing_id, signal_id, dedupe_key, status, due_at, created_at, defined_epoch, defined_sequence,
-    position_epoch, position_sequence, settled_at, available_at
-)
-SELECT 'tenant-' || (n % 50), 'firing-' || n, 'signal-' || (n / 2), 'event-' || n, status, n, n, 1, 1, 1, n,
-    CASE WHEN status <> 'queued' THEN n END, CASE WHEN status = 'queued' THEN n END
-FROM (
-    SELECT n, (ARRAY['queued', 'enqueued', 'failed'])[1 + n % 3] AS status FROM generate_series(1, $1::bigint) AS n
 ) AS rows
 """
 TASKS = """

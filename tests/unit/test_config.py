@@ -1,4 +1,3 @@
-import os
 import re
 from datetime import timedelta
 from pathlib import Path
@@ -9,17 +8,10 @@ from pydantic import ValidationError
 from timer_service.config import Config, load_config, unknown_settings
 from timer_service.core.errors import StartError
 
+pytestmark = pytest.mark.usefixtures("folder")
+
 EXAMPLE = Path(__file__).parents[2] / ".env.example"
 CANNOT_BE_READ = "cannot be read ({}); give the path of a readable file, such as /run/secrets/timer"
-
-
-@pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    for name in os.environ:
-        if name.upper().startswith("TIMER_"):
-            monkeypatch.delenv(name)
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
 
 
 def start_error(**overrides: object) -> str:

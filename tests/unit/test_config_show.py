@@ -1,7 +1,6 @@
 """`timer-service config show`: values, sources, and no secrets."""
 
 import json
-import os
 import re
 from pathlib import Path
 
@@ -12,17 +11,10 @@ from timer_service.cli import create_app
 from timer_service.cli.output.settings import settings_of
 from timer_service.config import load_config
 
+pytestmark = pytest.mark.usefixtures("folder")
+
 EXAMPLE = Path(__file__).parents[2] / ".env.example"
 SECRETS = ("hunter2", "p@ss", "t0ken", "pw", "SUAB")
-
-
-@pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    for name in os.environ:
-        if name.upper().startswith("TIMER_"):
-            monkeypatch.delenv(name)
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
 
 
 def show(*arguments: str) -> str:

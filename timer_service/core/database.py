@@ -65,7 +65,7 @@ class Transaction(Reader, Protocol):
     def on_rollback(self, undo: Callable[[], None]) -> None:
         """Call `undo` after the transaction has ended, unless it was committed.
 
-        It is also called if the connection was lost during the commit, so that nobody knows.
+        It is also called if the connection was lost during the commit. Then it is not known whether it was made.
         """
         ...
 

@@ -40,7 +40,7 @@ def test_counters_become_growth() -> None:
 
 
 def test_missing_minute() -> None:
-    """A minute after a gap has no value: nobody knows in which minute the timers fired."""
+    """A minute after a gap has no value: it is not known in which minute the timers fired."""
     start = NOW // MINUTE * MINUTE
     hour = activity([fired(start - 3 * MINUTE, 1), fired(start - MINUTE, 2), fired(start, 5)], start)
     assert [minute.fired for minute in hour.minutes[-4:]] == [None, None, None, 3]
