@@ -11,7 +11,7 @@ from nats.js.errors import NotFoundError
 
 from tests.harness.builders import command_address, delivery
 from tests.harness.subscription_site import Site, open_site
-from timer_service.adapters.nats import membership, recovery, subscription
+from timer_service.adapters.nats import membership, puller, recovery, subscription
 from timer_service.adapters.nats.durable import DurableConsumer, InFlight
 from timer_service.adapters.nats.redelivery import Redelivery
 from timer_service.core.broker import Delivery
@@ -187,6 +187,23 @@ async def test_a_command_that_was_settled_ahead_is_not_handed_out(site: Site, se
     assert [each.position.sequence for each in await waiting] == [3]
     await site.client.flush()
     assert site.settlements == [("2", b"+ACK")]
+
+
+async def test_the_next_pull_does_not_wait_for_commands_that_were_settled_ahead(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If all commands of a pull were settled ahead, the next pull is sent at once."""
+    monkeypatch.setattr(puller, "PULL_SECONDS", LONG)
+    await site.take(1)
+    before = len(site.pulls)
+    waiting = asyncio.create_task(site.subscription.next_batch(1))
+    for sequence in range(2, 11):  # the last pull asked for ten commands, and brought one
+        await site.subscription.acknowledge([read_ahead(site, sequence)])
+        await site.command(sequence)
+    await site.until_pulls(before + 1)
+    await site.command(11)
+    async with asyncio.timeout(5):
+        assert [each.position.sequence for each in await waiting] == [11]
 
 
 async def test_a_stream_that_is_replaced_while_a_batch_is_taken(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:

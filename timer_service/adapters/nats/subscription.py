@@ -85,10 +85,12 @@ class NatsSubscription:
                     await self._stay.lane.finish_round()  # the next command that was put back may take long
                 if ahead := self._stay.take_ahead(limit):
                     return ahead
-                if self._stay.has_commands and (batch := await self._take(limit)):
-                    await self._keep_pulling(limit)
-                    self._membership.look_ahead()
-                    return batch
+                if self._stay.has_commands:
+                    if batch := await self._take(limit):
+                        await self._keep_pulling(limit)
+                        self._membership.look_ahead()
+                        return batch
+                    continue  # all were handled ahead, and perhaps the pull has ended: the next one is due
             if not self._stay.has_commands or self._puller.is_lost:
                 arrived = await self._wait()
                 if not arrived and not self._puller.is_lost:
