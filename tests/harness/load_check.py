@@ -129,7 +129,7 @@ def _wrong_outcomes(sent: Sent) -> Iterator[str]:
 def _wrong_of_timer(call: str, commands: list[Sent], fired: list[SeenEvent]) -> Iterator[str]:
     ids: dict[str, str] = {}
     dues = {each.payload["dueAt"]: each for each in fired}
-    wanted = {_due(each) for each in commands if each.type == "ScheduleTimer"}
+    wanted = _dues(commands)
     for each in fired:
         due = each.payload["dueAt"]
         if due not in wanted:
@@ -142,10 +142,12 @@ def _wrong_of_timer(call: str, commands: list[Sent], fired: list[SeenEvent]) -> 
         yield f"the last command of {call} is ignored_stale: {[each.outcomes for each in commands]}"
     for index, cancel in enumerate(commands):
         acknowledged = min((each.at_ms for each in cancel.replies if each.outcome == "cancelled"), default=None)
-        for earlier in commands[:index]:
-            due = earlier.type == "ScheduleTimer" and _due(earlier)
-            if cancel.type == "CancelTimer" and acknowledged and due and acknowledged < _ms(due) and due in dues:
-                yield f"{call} fired at {due} although its cancel was acknowledged before"
+        for due in _dues(commands[:index]) - _dues(commands[index:]):  # a later command may ask for the same due time
+            if cancel.type == "CancelTimer" and acknowledged and acknowledged < _ms(due) and due in dues:
+                yield (
+                    f"{call} fired at {due} although its cancel was acknowledged before; "
+                    f"{[(each.type, each.payload.get('dueAt'), each.sequence, each.outcomes) for each in commands]}"
+                )
 
 
 def _wrong_of_signal(signal: str, commands: list[Sent], fired: list[SeenEvent]) -> Iterator[str]:
@@ -194,6 +196,10 @@ def _events_by_subject(load: Load) -> defaultdict[tuple[str, str], list[SeenEven
         names = (each.payload.get(name) for name in ("serviceCallId", "signalId", "runId"))
         found[each.type, next(filter(None, names))].append(each)
     return found
+
+
+def _dues(commands: list[Sent]) -> set[str]:
+    return {_due(each) for each in commands if each.type == "ScheduleTimer"}
 
 
 def _due(sent: Sent) -> str:
