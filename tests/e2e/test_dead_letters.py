@@ -1,7 +1,6 @@
 """Dead letters, as an operator reads and resubmits them."""
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,7 +8,7 @@ import typer
 from nats.js import JetStreamContext
 
 from tests.e2e.conftest import ON_SQLITE, User
-from tests.e2e.test_cli import Cli
+from tests.harness.cli import Cli
 from tests.harness.processes import NatsServer, Service, body
 from timer_service.cli import dead_letters
 from timer_service.client import CommandError, DeadLetter, NoAnswerError, Outcome, TimerClient
@@ -17,11 +16,6 @@ from timer_service.client import CommandError, DeadLetter, NoAnswerError, Outcom
 LETTERS = "timer.dlq.v1.acme.schedule-timer"
 SUBJECT = "timer.cmd.v1.{}.schedule-timer"
 VALID = {"serviceCallId": "call-1", "dueAt": "2100-01-01T09:30:00Z"}
-
-
-@pytest.fixture
-def cli(tmp_path: Path, broker: NatsServer) -> Cli:
-    return Cli(tmp_path, broker.url)
 
 
 async def reject(user: User, *tenants: str) -> None:
