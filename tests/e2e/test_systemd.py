@@ -55,6 +55,6 @@ async def test_frozen_process_misses_the_watchdog(tmp_path: Path, broker: NatsSe
                 while not is_stopped(service.running.pid):
                     await asyncio.sleep(0.001)
             systemd.waiting()
-            systemd.hear_nothing(WATCHDOG_SECONDS)
+            systemd.expect_silence(WATCHDOG_SECONDS)
             service.signal(signal.SIGCONT)
             assert await systemd.next() == "WATCHDOG=1"
