@@ -10,6 +10,7 @@ from hypothesis import settings
 from tests.harness.brokers import HARNESSES, BrokerHarness
 from tests.harness.clock import ManualClock
 from tests.harness.databases import Databases
+from tests.harness.locks import LockedPostgres, open_locked_postgres
 from tests.harness.metrics import RecordingMetrics
 from tests.harness.provision import (
     PROVISION_HELP,
@@ -56,6 +57,13 @@ def postgres_server(provision: Provision) -> Iterator[RestartablePostgres]:
     """Yield a Postgres server for one test, which can stop and kill it."""
     with restartable_postgres(provision) as server:
         yield server
+
+
+@pytest.fixture
+async def locks(databases: Databases, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[LockedPostgres]:
+    """Yield a Postgres database for one test, and a second session that holds locks."""
+    async with open_locked_postgres(databases, monkeypatch) as opened:
+        yield opened
 
 
 @pytest.fixture

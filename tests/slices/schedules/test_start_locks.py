@@ -2,16 +2,15 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from itertools import count
 from typing import Any
 
 import pytest
 
 from tests.harness.clock import ManualClock, after, iso
-from tests.harness.databases import Databases
 from tests.harness.in_process import exhaust, next_at
-from tests.harness.locks import LockedPostgres, open_locked_postgres
+from tests.harness.locks import LockedPostgres
 from tests.harness.schedules import StartingSchedules
 from timer_service.adapters.memory import MemoryBroker
 from timer_service.adapters.postgres import PostgresDatabase
@@ -36,12 +35,6 @@ def insert(workflow: str, *, key: str | None = None) -> str:
         tenant_id, workflow_id, type, queue, status, due_at, available_at, digest, created_at, concurrency_key,
         {POSITIONS}
     ) VALUES ('acme', '{workflow}', 'order', 'default', 'waiting', 0, 0, 'd', 0, {concurrency_key}, 0, 1, 0, 0, 0, 0)"""
-
-
-@pytest.fixture
-async def locks(databases: Databases, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[LockedPostgres]:
-    async with open_locked_postgres(databases, monkeypatch) as opened:
-        yield opened
 
 
 @pytest.fixture
