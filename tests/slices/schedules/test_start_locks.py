@@ -22,6 +22,7 @@ from timer_service.core.workflow_start import Started, WorkflowStart
 from timer_service.schedules import firing_worker
 from timer_service.schedules.firing_worker import FiringWorker
 from timer_service.schedules.locked_parts import LockedParts
+from timer_service.workflows import store
 from timer_service.workflows.slot_start import start_workflows
 
 KEY = {"concurrencyKey": "only-one"}
@@ -273,8 +274,6 @@ async def test_taken_between_the_look_and_the_insert(
 
 async def then_insert(monkeypatch: pytest.MonkeyPatch, act: Callable[[], Awaitable[Any]]) -> None:
     """Let `act` run once after the next look at the holders of concurrency keys."""
-    from timer_service.workflows import store  # noqa: PLC0415 - the module whose function is replaced
-
     inner, acts = store.find_holders, [act]
 
     async def find_holders(*arguments: Any) -> Any:

@@ -375,7 +375,7 @@ async def test_schedules_without_start_pay_nothing(
 ) -> None:
     """A pass has as many statements as before there were starts, and a trigger too."""
     gate = CountingGate()
-    database = FaultyDatabase(store, gate, exclusive=True, committed=_ignore, failed=_ignore)
+    database = FaultyDatabase(store, gate, exclusive=True)
     starting = StartingSchedules(database, memory_broker, clock, enabled=enabled)
     for number in range(50):
         starting.send("PutSchedule", scheduleId=f"s-{number}", every="PT1M")
@@ -393,7 +393,3 @@ async def test_schedules_without_start_pay_nothing(
     clock.advance(minutes=1)
     assert (passed, triggered) == (7, 8)
     assert await count(starting.worker.tick(clock.now())) > passed
-
-
-def _ignore(_: object) -> None:
-    """Do nothing."""
