@@ -3,7 +3,9 @@
 import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from itertools import count
+from math import inf
 from typing import Any
 
 import pytest
@@ -19,7 +21,7 @@ from timer_service.core.errors import DatabaseBlockedError
 from timer_service.core.limits import Limits, TenantLimits
 from timer_service.core.quotas import Quotas
 from timer_service.core.workflow_start import Started, WorkflowStart
-from timer_service.schedules import firing_worker
+from timer_service.schedules import firing_pass, firing_worker
 from timer_service.schedules.firing_worker import FiringWorker
 from timer_service.schedules.locked_parts import LockedParts
 from timer_service.workflows import store
@@ -39,7 +41,12 @@ def insert(workflow: str, *, key: str | None = None) -> str:
 
 
 @pytest.fixture
-def starting(locks: LockedPostgres, memory_broker: MemoryBroker, clock: ManualClock) -> StartingSchedules:
+def starting(
+    locks: LockedPostgres, memory_broker: MemoryBroker, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> StartingSchedules:
+    """Return the slices of schedules and workflows. However slow this machine is, no pass ends because of the time."""
+    monkeypatch.setattr(firing_pass, "MOST_COMPUTING_SECONDS", inf)
+    monkeypatch.setattr(firing_worker, "LockedParts", partial(LockedParts, monotonic=lambda: 0.0))
     return StartingSchedules(locks.database, memory_broker, clock)
 
 
