@@ -1,6 +1,6 @@
 """Checks the files in this folder with the tools of their formats: `make check-deploy`.
 
-A tool that is not installed is reported, and is a failure if CI is set. A folder may have a `check.py` of its own.
+A tool that is not installed is reported, and is a failure if CI is set.
 """
 
 import os
@@ -16,6 +16,8 @@ from typing import NamedTuple
 FOLDER = Path(__file__).parent
 KUBERNETES = tuple(map(str, sorted((FOLDER / "kubernetes").glob("*.yaml"))))
 UNIT = FOLDER / "systemd" / "timer-service.service"
+PROMETHEUS = {"prometheus.yml": "check config", "alerts.yml": "check rules", "alerts_test.yml": "test rules"}
+"""The files of Prometheus, with the commands of promtool that check them."""
 
 
 class Check(NamedTuple):
@@ -34,8 +36,8 @@ def checks(unit: Path) -> Iterator[Check]:
     yield Check("compose.yaml", compose)
     yield Check("kubernetes/", ("kubernetes-validate", "--strict", "--quiet", *KUBERNETES))
     yield Check("systemd/", ("systemd-analyze", "verify", "--man=no", str(unit)), silent=True)
-    for script in sorted(FOLDER.glob("*/check.py")):
-        yield Check(f"{script.parent.name}/", (sys.executable, str(script)))
+    for name, command in PROMETHEUS.items():
+        yield Check(f"prometheus/{name}", ("promtool", *command.split(), str(FOLDER / "prometheus" / name)))
 
 
 def find(tool: str) -> str | None:

@@ -10,6 +10,7 @@ from hypothesis import settings
 from tests.harness.brokers import HARNESSES, BrokerHarness
 from tests.harness.clock import ManualClock
 from tests.harness.databases import Databases
+from tests.harness.locks import LockedPostgres, open_locked_postgres
 from tests.harness.metrics import RecordingMetrics
 from tests.harness.provision import (
     PROVISION_HELP,
@@ -36,7 +37,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(Timeouts())
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell starts what runs in the background without it
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # programs in the background of a shell ignore it
 
 
 @pytest.fixture(scope="session")
@@ -56,6 +57,13 @@ def postgres_server(provision: Provision) -> Iterator[RestartablePostgres]:
     """Yield a Postgres server for one test, which can stop and kill it."""
     with restartable_postgres(provision) as server:
         yield server
+
+
+@pytest.fixture
+async def locks(databases: Databases, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[LockedPostgres]:
+    """Yield a Postgres database for one test, and a second session that holds locks."""
+    async with open_locked_postgres(databases, monkeypatch) as opened:
+        yield opened
 
 
 @pytest.fixture

@@ -87,15 +87,21 @@ def per_second(metric: str, by: str) -> Query:
     return Query(f"sum by ({by}) (rate({metric}{RATE}))", f"{{{{{by}}}}}")
 
 
-def most(metric: str, by: str, legend: str | None = None) -> Query:
+def total(metric: str, legend: str) -> Query:
+    """Return the rate of a counter over all its labels."""
+    return Query(f"sum(rate({metric}{RATE}))", legend)
+
+
+def most(metric: str, by: str) -> Query:
     """Return the maximum of a gauge over the instances, by a label."""
-    return Query(f"max by ({by}) ({metric})", legend or f"{{{{{by}}}}}")
+    return Query(f"max by ({by}) ({metric})", f"{{{{{by}}}}}")
 
 
-def quantile(part: float, metric: str, by: str) -> Query:
-    """Return a quantile of a histogram by a label."""
+def quantile(part: float, metric: str, by: str | None = None) -> Query:
+    """Return a quantile of a histogram, by a label if one is given."""
+    labels, legend = ("le", "") if by is None else (f"{by}, le", f"{{{{{by}}}}} ")
     rate = f"rate({metric}_bucket{RATE})"
-    return Query(f"histogram_quantile({part}, sum by ({by}, le) ({rate}))", f"{{{{{by}}}}} p{part * 100:g}")
+    return Query(f"histogram_quantile({part}, sum by ({labels}) ({rate}))", f"{legend}p{part * 100:g}")
 
 
 def rows(table: str, title: str, about: str) -> Panel:
@@ -181,7 +187,7 @@ TRAFFIC = Row(
             "ops",
             (
                 per_second("timer_requests_total", "request"),
-                Query(f"sum(rate(timer_tasks_sent_total{RATE}))", "tasks sent"),
+                total("timer_tasks_sent_total", "tasks sent"),
             ),
         ),
         Panel(
@@ -251,7 +257,7 @@ FAILURES = Row(
             "ops",
             (
                 per_second("timer_dead_letters_total", "code"),
-                Query(f"sum(rate(timer_dead_letters_dropped_total{RATE}))", "refused by the broker"),
+                total("timer_dead_letters_dropped_total", "refused by the broker"),
             ),
         ),
         Panel(
@@ -259,11 +265,11 @@ FAILURES = Row(
             "Commands of tenants at a limit, and queries and requests that the service could not take.",
             "ops",
             (
-                Query(f'sum(rate(timer_commands_received_total{{outcome="over_quota"}}{RATE}))', "over quota"),
-                Query(f'sum(rate(timer_queries_total{{outcome="BUSY"}}{RATE}))', "queries, busy"),
-                Query(f'sum(rate(timer_requests_total{{outcome="BUSY"}}{RATE}))', "requests, busy"),
-                Query(f'sum(rate(timer_queries_total{{outcome="INTERNAL"}}{RATE}))', "queries, internal error"),
-                Query(f'sum(rate(timer_requests_total{{outcome="INTERNAL"}}{RATE}))', "requests, internal error"),
+                total('timer_commands_received_total{outcome="over_quota"}', "over quota"),
+                total('timer_queries_total{outcome="BUSY"}', "queries, busy"),
+                total('timer_requests_total{outcome="BUSY"}', "requests, busy"),
+                total('timer_queries_total{outcome="INTERNAL"}', "queries, internal error"),
+                total('timer_requests_total{outcome="INTERNAL"}', "requests, internal error"),
             ),
         ),
         Panel(
@@ -286,7 +292,7 @@ FAILURES = Row(
             "Slots that were skipped because they were late, or that started no workflow.",
             "ops",
             (
-                Query(f"sum(rate(timer_slots_missed_total{RATE}))", "missed"),
+                total("timer_slots_missed_total", "missed"),
                 Query(f"sum by (reason) (rate(timer_slots_not_started_total{RATE}))", "not started: {{reason}}"),
             ),
         ),
@@ -294,7 +300,7 @@ FAILURES = Row(
             "Lost leases",
             "Rows that were claimed again or changed before they were settled.",
             "ops",
-            (Query(f"sum(rate(timer_lease_lost_total{RATE}))", "rows"),),
+            (total("timer_lease_lost_total", "rows"),),
         ),
     ),
 )
@@ -342,12 +348,8 @@ HEALTH = Row(
             "The duration of publishing one batch: the broker and its disk.",
             "s",
             (
-                Query(
-                    f"histogram_quantile(0.5, sum by (le) (rate(timer_publish_duration_seconds_bucket{RATE})))", "p50"
-                ),
-                Query(
-                    f"histogram_quantile(0.99, sum by (le) (rate(timer_publish_duration_seconds_bucket{RATE})))", "p99"
-                ),
+                quantile(0.5, "timer_publish_duration_seconds"),
+                quantile(0.99, "timer_publish_duration_seconds"),
             ),
         ),
         Panel(

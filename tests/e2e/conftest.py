@@ -14,6 +14,7 @@ import pytest
 from nats.aio.client import Client
 from nats.js import JetStreamContext
 
+from tests.harness.cli import Cli
 from tests.harness.databases import Databases
 from tests.harness.fleet import Fleet
 from tests.harness.nats_client import read_stream
@@ -164,6 +165,11 @@ def check_fired(fired: Iterable[Fired], due: Mapping[str, int]) -> int:
 async def broker(tmp_path: Path) -> AsyncIterator[NatsServer]:
     async with NatsServer(tmp_path / "nats") as server:
         yield server
+
+
+@pytest.fixture
+def cli(tmp_path: Path, broker: NatsServer) -> Cli:
+    return Cli(tmp_path, broker.url)
 
 
 @pytest.fixture(params=STORES)

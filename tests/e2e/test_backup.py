@@ -12,7 +12,7 @@ import pytest
 from nats.aio.msg import Msg
 
 from tests.e2e.conftest import ON_SQLITE, User, check_fired, iso
-from tests.e2e.test_cli import Cli
+from tests.harness.cli import Cli
 from tests.harness.processes import NatsServer, Service, body
 from tests.harness.runs import jobs
 from tests.harness.sqlite_files import read_replay_since

@@ -4,61 +4,22 @@ import asyncio
 import json
 import re
 import signal
-import subprocess
 from collections.abc import AsyncIterator, Mapping
 from datetime import UTC, datetime, timedelta
 from importlib.metadata import version
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
 
 from tests.e2e.conftest import ON_SQLITE, User
-from tests.harness.processes import PATIENCE_SECONDS, NatsServer, Service, unused_port
-from tests.harness.spawn import TIMER_SERVICE, spawn
+from tests.harness.cli import Cli, statuses
+from tests.harness.processes import PATIENCE_SECONDS, NatsServer, Service
+from tests.harness.spawn import spawn
 from timer_service.client import NewTimer, TimerClient
 
 LATER = datetime(2100, 1, 1, 9, 30, tzinfo=UTC)
 PAST = datetime(2020, 1, 1, tzinfo=UTC)
-
-
-class Cli:
-    """Runs `timer-service` in a folder, with the settings of a test."""
-
-    def __init__(self, folder: Path, broker_url: str) -> None:
-        self.folder = folder
-        self.audit: list[dict[str, Any]] = []
-        """The lines of the audit log that the last command of `lines` wrote."""
-        self.program = [TIMER_SERVICE]
-        self.settings = {
-            "TIMER_BROKER_URL": broker_url,
-            "TIMER_DB_PATH": str(folder / "service" / "timers.db"),
-            "TIMER_HTTP_PORT": str(unused_port()),
-            "TZ": "UTC",
-        }
-
-    async def run(self, *arguments: str, **settings: str) -> subprocess.CompletedProcess[str]:
-        with TemporaryDirectory() as folder:
-            output, errors = Path(folder) / "stdout", Path(folder) / "stderr"
-            command = [*self.program, *arguments]
-            process = spawn(command, output, errors, environment={**self.settings, **settings}, cwd=self.folder)
-            code = await asyncio.to_thread(process.wait, PATIENCE_SECONDS)
-            return subprocess.CompletedProcess(command, code, output.read_text(), errors.read_text())
-
-    async def lines(self, *arguments: str) -> list[str]:
-        """Run a command that must succeed, and return its output. Its errors are only lines of the audit log."""
-        done = await self.run(*arguments)
-        errors = done.stderr.splitlines()
-        self.audit = [json.loads(line) for line in errors if line.startswith('{"event": "operator action"')]
-        assert (done.returncode, errors[len(self.audit) :]) == (0, [])
-        return done.stdout.splitlines()
-
-    async def json(self, *arguments: str, code: int = 0) -> Any:
-        """Run a command with --json, and return the document that it prints."""
-        done = await self.run(*arguments, "--json")
-        assert done.returncode == code, done.stderr
-        return json.loads(done.stdout)
 
 
 @pytest.fixture
@@ -66,11 +27,6 @@ async def service(tmp_path: Path, broker: NatsServer, stored: Mapping[str, str])
     """A service that buries a row after one failed attempt."""
     async with Service(tmp_path / "service", broker.url, TIMER_MAX_ATTEMPTS="1", **stored) as running:
         yield running
-
-
-@pytest.fixture
-def cli(tmp_path: Path, broker: NatsServer) -> Cli:
-    return Cli(tmp_path, broker.url)
 
 
 @pytest.fixture
@@ -480,12 +436,6 @@ async def test_rejected_and_unanswered(cli: Cli, broker: NatsServer, service: Se
     await broker.terminate()
     done = await cli.run("timers", "get", "acme", "call-1")
     assert (done.returncode, f"cannot connect to the broker at {broker.url}: " in done.stderr) == (1, True)
-
-
-async def statuses(cli: Cli, code: int) -> dict[str, str]:
-    document = await cli.json("doctor", code=code)
-    assert document["ok"] is (code == 0)
-    return {each["check"]: each["status"] for each in document["checks"]}
 
 
 @pytest.mark.parametrize("stored", ["sqlite"], indirect=True)  # test_doctor_postgres.py has the other

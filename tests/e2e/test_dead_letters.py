@@ -1,7 +1,6 @@
 """Dead letters, as an operator reads and resubmits them."""
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,7 +8,7 @@ import typer
 from nats.js import JetStreamContext
 
 from tests.e2e.conftest import ON_SQLITE, User
-from tests.e2e.test_cli import Cli
+from tests.harness.cli import Cli
 from tests.harness.processes import NatsServer, Service, body
 from timer_service.cli import dead_letters
 from timer_service.client import CommandError, DeadLetter, NoAnswerError, Outcome, TimerClient
@@ -17,11 +16,6 @@ from timer_service.client import CommandError, DeadLetter, NoAnswerError, Outcom
 LETTERS = "timer.dlq.v1.acme.schedule-timer"
 SUBJECT = "timer.cmd.v1.{}.schedule-timer"
 VALID = {"serviceCallId": "call-1", "dueAt": "2100-01-01T09:30:00Z"}
-
-
-@pytest.fixture
-def cli(tmp_path: Path, broker: NatsServer) -> Cli:
-    return Cli(tmp_path, broker.url)
 
 
 async def reject(user: User, *tenants: str) -> None:
@@ -77,8 +71,8 @@ async def test_resubmit(user: User, service: Service, cli: Cli) -> None:
     await reject(user, "acme")
     command = body("ScheduleTimer", "acme", VALID, id="known")  # of an earlier version that rejected it
     await user.js.publish(SUBJECT.format("acme"), command, headers={"Nats-Msg-Id": "known"})
-    await user.js.publish("timer.dlq.v1.acme.schedule-timer", command)
-    await user.js.publish("timer.dlq.v1.acme.schedule-timer", b"", headers={"Timer-Body-Omitted": "true"})
+    await user.js.publish(LETTERS, command)
+    await user.js.publish(LETTERS, b"", headers={"Timer-Body-Omitted": "true"})
     await user.js.publish("timer.dlq.v1.~unreadable.schedule-timer", command)
     assert await cli.lines("dead-letters", "resubmit", "acme", "2", "2") == ["acme/2  unchanged", "acme/2  unchanged"]
     assert [timer["serviceCallId"] for timer in await cli.json("timers", "list", "acme")] == ["call-1"]
@@ -94,7 +88,7 @@ async def test_resubmit(user: User, service: Service, cli: Cli) -> None:
 
 
 @ON_SQLITE
-async def test_resubmit_what_is_no_command(user: User, service: Service, broker: NatsServer) -> None:
+async def test_resubmit_a_body_that_is_no_command(user: User, service: Service, broker: NatsServer) -> None:
     """A body that is not JSON is rejected again. A subject that no command can have is a wrong argument."""
     await user.js.publish("timer.cmd.v1.acme.schedule-timer", b"{")
     await user.until_stored("TIMER_DLQ", 1)
@@ -170,7 +164,7 @@ async def test_no_sequence_is_too_large(service: Service, cli: Cli) -> None:
 async def test_resubmit_without_an_answer(
     user: User, service: Service, broker: NatsServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """If one command gets no answer, the others are sent, and all outcomes are printed: nobody sends them twice."""
+    """If one command gets no answer, the others are sent, and all outcomes are printed, so that none is sent twice."""
     command = body("ScheduleTimer", "acme", VALID)
     for _ in range(3):
         await user.js.publish(LETTERS, command)

@@ -2,25 +2,19 @@
 
 import os
 import sys
-from pathlib import Path
 
 import asyncpg
 import pytest
 
-from tests.e2e.test_cli import Cli, statuses
+from tests.harness.cli import Cli, statuses
 from tests.harness.databases import Databases
-from tests.harness.processes import NatsServer, Service
+from tests.harness.processes import Service
 from tests.harness.stores import MIGRATIONS, bring_to_head
 
 UNREACHABLE = {
     "postgresql://svc:s3cret@127.0.0.1:1/timers": "cannot be used: ",
     "postgresql://svc:s3cret@127.0.0.1:1/timers?sslmode=often": "cannot be used: `sslmode` parameter must be one of",
 }
-
-
-@pytest.fixture
-def cli(tmp_path: Path, broker: NatsServer) -> Cli:
-    return Cli(tmp_path, broker.url)
 
 
 async def tables(url: str) -> int:

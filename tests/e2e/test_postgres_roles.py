@@ -16,8 +16,8 @@ import asyncpg
 import pytest
 
 from tests.e2e.conftest import User
-from tests.e2e.test_cli import Cli, statuses
 from tests.e2e.test_logins import make_certificate
+from tests.harness.cli import Cli, statuses
 from tests.harness.databases import Databases
 from tests.harness.postgres import PostgresServer
 from tests.harness.processes import NatsServer, Service, body

@@ -59,5 +59,4 @@ async def test_prometheus_answers_the_queries_of_the_dashboard(user: User, servi
                 await asyncio.sleep(0.1)
         found = {query: await prometheus.query(query.replace("$__rate_interval", "1m")) for query in queries}
     without_values = [query for query, series in found.items() if not series]
-    print(without_values)
     assert without_values == []

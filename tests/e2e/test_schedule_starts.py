@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.e2e.conftest import ON_SQLITE
-from tests.e2e.test_cli import Cli
+from tests.harness.cli import Cli
 from tests.harness.fleet import Fleet
 from tests.harness.processes import NatsServer, Service
 from timer_service.client import TimerClient, WorkflowStart

@@ -6,7 +6,7 @@ from pathlib import Path
 import asyncpg
 import pytest
 
-from tests.e2e.test_cli import Cli
+from tests.harness.cli import Cli
 from tests.harness.processes import NatsServer
 from tests.harness.provision import RestartablePostgres
 

@@ -3,11 +3,8 @@
 import asyncio
 import configparser
 import signal
-from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from pathlib import Path
-
-import pytest
 
 from tests.harness.processes import PATIENCE_SECONDS, NatsServer, Service
 from tests.harness.systemd import Systemd
@@ -15,12 +12,6 @@ from tests.harness.systemd import Systemd
 UNIT = Path(__file__).parents[2] / "deploy" / "systemd" / "timer-service.service"
 WATCHDOG_SECONDS = 0.3
 WATCHDOG = {"WATCHDOG_USEC": str(round(WATCHDOG_SECONDS * 1_000_000))}
-
-
-@pytest.fixture
-async def broker(tmp_path: Path) -> AsyncIterator[NatsServer]:
-    async with NatsServer(tmp_path / "nats") as server:
-        yield server
 
 
 def unit_setting(name: str) -> str:
@@ -64,6 +55,6 @@ async def test_frozen_process_misses_the_watchdog(tmp_path: Path, broker: NatsSe
                 while not is_stopped(service.running.pid):
                     await asyncio.sleep(0.001)
             systemd.waiting()
-            systemd.hear_nothing(WATCHDOG_SECONDS)
+            systemd.expect_silence(WATCHDOG_SECONDS)
             service.signal(signal.SIGCONT)
             assert await systemd.next() == "WATCHDOG=1"

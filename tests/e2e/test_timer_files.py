@@ -13,17 +13,12 @@ from typing import Any
 import pytest
 
 from tests.e2e.conftest import ON_SQLITE, User
-from tests.e2e.test_cli import Cli
+from tests.harness.cli import Cli
 from tests.harness.processes import PATIENCE_SECONDS, NatsServer, Service
 from tests.harness.spawn import spawn
 from timer_service.client import NewTimer, TimerClient
 
 LATER = datetime(2100, 1, 1, 9, 30, tzinfo=UTC)
-
-
-@pytest.fixture
-def cli(tmp_path: Path, broker: NatsServer) -> Cli:
-    return Cli(tmp_path, broker.url)
 
 
 def write(cli: Cli, *lines: Any) -> str:

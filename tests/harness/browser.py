@@ -62,10 +62,13 @@ class Tab:
 
     async def visit(self, url: str) -> None:
         """Open a page and wait until it is loaded."""
-        self._loaded.clear()
-        await self.send("Page.navigate", url=url)
-        async with asyncio.timeout(_PATIENCE_SECONDS):
-            await self._loaded.wait()
+        async with self._loading():
+            await self.send("Page.navigate", url=url)
+
+    async def leave(self, script: str) -> None:
+        """Run a script that leads to another page, and wait until that page is loaded."""
+        async with self._loading():
+            await self.run(script)
 
     async def run(self, script: str) -> Any:
         """Return the value of an expression in the page."""
@@ -82,7 +85,14 @@ class Tab:
         """Return the visible part of the page as a PNG file."""
         return base64.b64decode((await self.send("Page.captureScreenshot", format="png"))["data"])
 
-    def hear(self, method: str, message: Any) -> None:
+    @asynccontextmanager
+    async def _loading(self) -> AsyncIterator[None]:
+        self._loaded.clear()
+        yield
+        async with asyncio.timeout(_PATIENCE_SECONDS):
+            await self._loaded.wait()
+
+    def note(self, method: str, message: Any) -> None:
         """Note an event of the browser."""
         match method:
             case "Page.loadEventFired":
@@ -172,7 +182,7 @@ class Browser:
                 if not (answer := self._answers.pop(message["id"])).done():  # its command may have timed out
                     answer.set_result(message)
             elif (tab := self._tabs.get(message.get("sessionId", ""))) is not None:
-                tab.hear(message["method"], message["params"])
+                tab.note(message["method"], message["params"])
 
 
 def distinct_lines(png: bytes) -> int:

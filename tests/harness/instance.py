@@ -2,15 +2,13 @@
 
 import asyncio
 import json
-import urllib.error
-import urllib.request
 from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, cast
 
 from prometheus_client import CollectorRegistry
 
-from tests.harness.processes import PATIENCE_SECONDS, unused_port
+from tests.harness.processes import PATIENCE_SECONDS, read_page, unused_port
 from timer_service.adapters.memory import MemoryBroker
 from timer_service.adapters.memory.subscription import MemorySubscription
 from timer_service.adapters.nats import NatsBroker
@@ -153,15 +151,8 @@ class Instance:
 
     async def page(self, path: str) -> tuple[int, dict[str, Any]]:
         """Return the status and the content of a page."""
-
-        def get() -> tuple[int, dict[str, Any]]:
-            try:
-                with urllib.request.urlopen(f"http://127.0.0.1:{self.config.http_port}{path}", timeout=5) as answer:
-                    return answer.status, json.loads(answer.read())
-            except urllib.error.HTTPError as error:
-                return error.code, json.loads(error.read())
-
-        return await asyncio.to_thread(get)
+        status, text = await asyncio.to_thread(read_page, self.config.http_port, path)
+        return status, json.loads(text)
 
     def _drain(self) -> None:
         self.drains += 1

@@ -30,6 +30,15 @@ def unused_port() -> int:
         return port
 
 
+def read_page(port: int, path: str) -> tuple[int, str]:
+    """Return the status and the text of a page of a service."""
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=5) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode()
+
+
 class Process:
     """A process that can be started again. Its output goes to a file."""
 
@@ -147,7 +156,7 @@ class Service(Process):
 
     async def page(self, path: str) -> tuple[int, str]:
         """Return the status and the text of a page."""
-        return await asyncio.to_thread(self._page, path)
+        return await asyncio.to_thread(read_page, self.port, path)
 
     async def until_page(self, path: str, status: int) -> str:
         """Wait until a page has a status and return its text."""
@@ -190,16 +199,9 @@ class Service(Process):
 
     def _ready(self) -> bool:
         try:
-            return self._page("/readyz")[0] == 200
+            return read_page(self.port, "/readyz")[0] == 200
         except OSError:
             return False
-
-    def _page(self, path: str) -> tuple[int, str]:
-        try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=5) as answer:
-                return answer.status, answer.read().decode()
-        except urllib.error.HTTPError as error:
-            return error.code, error.read().decode()
 
 
 class Executor(Process):

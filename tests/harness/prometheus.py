@@ -4,7 +4,6 @@ import asyncio
 import json
 import os
 import shutil
-import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Callable, Sequence
@@ -82,7 +81,7 @@ class Prometheus(Process):
         try:
             with urllib.request.urlopen(f"{self._page}/-/ready", timeout=5) as answer:
                 return bool(answer.status == 200)
-        except (OSError, urllib.error.HTTPError):
+        except OSError:
             return False
 
 

@@ -22,7 +22,7 @@ SUFFIXES: Mapping[type, tuple[str, ...]] = {
     Gauge: ("",),
     Histogram: ("_bucket", "_sum", "_count"),
 }
-"""What Prometheus sees of a metric, by its type."""
+"""The endings of the names under which Prometheus stores a metric, by its type."""
 
 
 class Selected(NamedTuple):
@@ -78,7 +78,7 @@ def metrics_of_the_service() -> dict[str, frozenset[str]]:
 
 
 def unknown(queries: Iterable[str]) -> list[str]:
-    """Return what queries use that the service does not have: metrics, and labels of metrics."""
+    """Return the metrics in queries that the service does not have, and the labels that its metrics do not have."""
     known = {**metrics_of_the_service(), "up": frozenset[str]()}
     found = []
     for query in queries:

@@ -1,4 +1,4 @@
-"""The end of systemd in the protocol that tells it how a service is."""
+"""Plays systemd: receives what a service says about its state."""
 
 import asyncio
 import socket
@@ -6,7 +6,7 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Self
 
-PATIENCE_SECONDS = 30
+from tests.harness.processes import PATIENCE_SECONDS
 
 
 class Systemd:
@@ -40,7 +40,7 @@ class Systemd:
                 found.append(self._socket.recv(4096).decode())
         return found
 
-    def hear_nothing(self, seconds: float) -> None:
+    def expect_silence(self, seconds: float) -> None:
         """Assert that no message comes for some seconds. The event loop of the test hangs meanwhile."""
         self._socket.settimeout(seconds)
         with suppress(TimeoutError):

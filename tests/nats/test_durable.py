@@ -152,41 +152,8 @@ class Neighbour:
         self._site.js.in_flight = what not in {"e", "p"}
 
 
-@pytest.mark.parametrize(
-    ("rounds", "looks", "joins"),
-    [
-        ("...", 3, True),
-        ("eee", 3, True),
-        ("eep...", 6, True),
-        ("..s...", 6, True),
-        ("..d..p...", 9, True),
-        ("..s" * 3 + ".", 10, False),
-        ("p" * 10, 10, False),
-    ],
-)
-async def test_taking_over_from_a_dead_process(
-    site: Site, monkeypatch: pytest.MonkeyPatch, rounds: str, looks: int, *, joins: bool
-) -> None:
-    """A process takes over from one that did nothing in three looks in a row."""
-    await site.join(handled=5, delivered=5)
-    site.js.last_sequence = 100
-    site.js.in_flight = 1
-    neighbour = Neighbour(site, rounds)
-    monkeypatch.setattr(take_over, "asyncio", neighbour)
-    if joins:
-        await site.durable.join(site.history, alone=True)
-    else:
-        with pytest.raises(StartError, match="another service with a copy of this database"):
-            await site.durable.join(site.history, alone=True)
-    assert neighbour.looks == looks
-
-
-@pytest.mark.parametrize(("rounds", "joins"), [("ee", True), ("p" * 10, False), ("epe" + "p" * 7, False)])
-async def test_a_living_process_between_two_pulls(
-    site: Site, monkeypatch: pytest.MonkeyPatch, rounds: str, *, joins: bool
-) -> None:
-    """A process without commands that has no pull at the first look is not dead yet: it may be about to send one."""
-    await site.join()
+async def join_beside(site: Site, monkeypatch: pytest.MonkeyPatch, rounds: str, *, joins: bool) -> None:
+    """Join beside a neighbour that works in rounds. Assert that this takes all rounds, and whether it succeeds."""
     neighbour = Neighbour(site, rounds)
     monkeypatch.setattr(take_over, "asyncio", neighbour)
     if joins:
@@ -195,6 +162,37 @@ async def test_a_living_process_between_two_pulls(
         with pytest.raises(StartError, match="another service with a copy of this database"):
             await site.durable.join(site.history, alone=True)
     assert neighbour.looks == len(rounds)
+
+
+@pytest.mark.parametrize(
+    ("rounds", "joins"),
+    [
+        ("...", True),
+        ("eee", True),
+        ("eep...", True),
+        ("..s...", True),
+        ("..d..p...", True),
+        ("..s" * 3 + ".", False),
+        ("p" * 10, False),
+    ],
+)
+async def test_taking_over_from_a_dead_process(
+    site: Site, monkeypatch: pytest.MonkeyPatch, rounds: str, *, joins: bool
+) -> None:
+    """A process takes over from one that did nothing in three looks in a row."""
+    await site.join(handled=5, delivered=5)
+    site.js.last_sequence = 100
+    site.js.in_flight = 1
+    await join_beside(site, monkeypatch, rounds, joins=joins)
+
+
+@pytest.mark.parametrize(("rounds", "joins"), [("ee", True), ("p" * 10, False), ("epe" + "p" * 7, False)])
+async def test_a_living_process_between_two_pulls(
+    site: Site, monkeypatch: pytest.MonkeyPatch, rounds: str, *, joins: bool
+) -> None:
+    """A process without commands that has no pull at the first look is not dead yet: it may be about to send one."""
+    await site.join()
+    await join_beside(site, monkeypatch, rounds, joins=joins)
 
 
 def join_meanwhile(site: Site, monkeypatch: pytest.MonkeyPatch, mark: str, value: str) -> None:

@@ -465,7 +465,7 @@ async def test_tenants_beyond_those_that_a_claim_looks_at(
 async def test_every_tenant_gets_a_turn(
     sqlite: Database, monkeypatch: pytest.MonkeyPatch, each: int, bound: int
 ) -> None:
-    """Whatever a call may look at and return, it begins after the last tenant that got a turn, and skips nobody."""
+    """Whatever a call may look at and return, it begins after the last tenant that got a turn, and skips none."""
     monkeypatch.setattr("timer_service.core.tenant_turns._MOST_LOOKED_AT", bound)
     turns = TenantTurns(TIMERS.sql("due_tenants"))
     names: list[str] = []

@@ -13,7 +13,7 @@ import pytest
 from tests.harness.builders import scheduled
 from tests.harness.clock import NOW, ManualClock
 from tests.harness.databases import Databases
-from tests.harness.locks import LockedPostgres, open_locked_postgres
+from tests.harness.locks import LockedPostgres
 from tests.harness.metrics import RecordingMetrics
 from tests.harness.stores import bring_to_head
 from tests.harness.tcp_proxy import GOOD, STALLED, TcpProxy
@@ -26,12 +26,6 @@ from timer_service.core.lease import Lease
 from timer_service.core.settlement import Settlement, Settler
 from timer_service.core.transactions import in_transaction
 from timer_service.timers.store import TIMERS
-
-
-@pytest.fixture
-async def locks(databases: Databases, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[LockedPostgres]:
-    async with open_locked_postgres(databases, monkeypatch) as opened:
-        yield opened
 
 
 @asynccontextmanager

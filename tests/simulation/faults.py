@@ -230,6 +230,10 @@ class FaultyTransaction:
             yield
 
 
+def _ignore(_: object) -> None:
+    """Do nothing."""
+
+
 class FaultyDatabase:
     """A database with faults.
 
@@ -246,8 +250,8 @@ class FaultyDatabase:
         gate: Gate,
         *,
         exclusive: bool,
-        committed: Callable[["FaultyTransaction"], None],
-        failed: Callable[[Exception], None],
+        committed: Callable[["FaultyTransaction"], None] = _ignore,
+        failed: Callable[[Exception], None] = _ignore,
     ) -> None:
         self._inner = inner
         self._gate = gate

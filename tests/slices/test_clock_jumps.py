@@ -7,6 +7,7 @@ import pytest
 
 from tests.harness.builders import scheduled
 from tests.harness.clock import NOW, ManualClock, after, iso
+from tests.harness.clock_repair import scan
 from tests.harness.in_process import InProcess
 from tests.harness.runs import Runs
 from tests.harness.signals import Signals
@@ -25,8 +26,6 @@ from timer_service.runs.run import SWEEP_MS
 AHEAD_DAYS = 365
 HOLD_MS = 30_000
 MINUTE_MS = 60_000
-PAUSE_MS = 50
-"""The pause between the passes of one scan."""
 
 
 @pytest.fixture
@@ -46,16 +45,6 @@ def runs(store: Database, memory_broker: MemoryBroker, clock: ManualClock) -> Ru
 
 def new_repair(of: Timers | InProcess) -> ClockRepair:
     return build_clock_repair(make_parts(of.database, of.broker, of.clock, of.metrics))
-
-
-async def scan(repair: ClockRepair, clock: ManualClock) -> int:
-    """Run the passes of one scan. Return how many rows were repaired."""
-    repaired = 0
-    while True:
-        done, next_at = await repair.tick(clock.now())
-        repaired += done
-        if next_at != clock.now() + PAUSE_MS:
-            return repaired
 
 
 async def available(database: Database, table: str) -> list[int]:

@@ -1,6 +1,6 @@
 """A transaction that fails uses none of the room that its tenants have, so commands are not refused because of it."""
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import count
 from typing import Any, NamedTuple
@@ -8,9 +8,8 @@ from typing import Any, NamedTuple
 import pytest
 
 from tests.harness.clock import ManualClock, after, iso
-from tests.harness.databases import Databases
 from tests.harness.in_process import InProcess
-from tests.harness.locks import LockedPostgres, open_locked_postgres
+from tests.harness.locks import LockedPostgres
 from timer_service import runs, signals, timers, workflows
 from timer_service.adapters.memory import MemoryBroker
 from timer_service.adapters.sqlite import SqliteDatabase
@@ -106,12 +105,6 @@ async def break_commits(database: Database) -> None:
     async with database.transaction() as tx:
         await tx.execute("CREATE TABLE numbers (number BIGINT PRIMARY KEY)")
         await tx.execute("CREATE TABLE more (n BIGINT REFERENCES numbers (number) DEFERRABLE INITIALLY DEFERRED)")
-
-
-@pytest.fixture
-async def locks(databases: Databases, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[LockedPostgres]:
-    async with open_locked_postgres(databases, monkeypatch) as opened:
-        yield opened
 
 
 @each_slice

@@ -17,6 +17,7 @@ FILES = [
     FOLDER / "compose.yaml",
     UNIT,
     *sorted((FOLDER / "kubernetes").glob("*.yaml")),
+    *sorted((FOLDER / "prometheus").glob("*.yml")),
 ]
 STREAMS = {"TIMER_CMD", "TIMER_EVT", "TIMER_DLQ"}
 PRINTS = "print('a warning')"

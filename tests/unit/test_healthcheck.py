@@ -16,14 +16,15 @@ HOST = "127.0.0.1"
 AWAY = Health.down("not connected to the broker")
 
 
-def healthcheck(port: int) -> Result:
-    return CliRunner().invoke(create_app(["healthcheck"]), ["healthcheck"], env={"TIMER_HTTP_PORT": str(port)})
+def healthcheck(port: int, host: str = HOST) -> Result:
+    settings = {"TIMER_HTTP_HOST": host, "TIMER_HTTP_PORT": str(port)}
+    return CliRunner().invoke(create_app(["healthcheck"]), ["healthcheck"], env=settings)
 
 
 async def healthcheck_of(health: Mapping[str, Health], host: str = HOST) -> Result:
     pages = http_app(CollectorRegistry(), health=lambda: health, stalled=list)
     async with serve_http(pages, host, 0) as (port, _):
-        return await asyncio.to_thread(healthcheck, port)
+        return await asyncio.to_thread(healthcheck, port, host)
 
 
 async def test_ready_service() -> None:
@@ -34,10 +35,7 @@ async def test_ready_service() -> None:
 
 async def test_service_on_every_interface() -> None:
     """If the service listens on every interface, the loopback address is asked."""
-    pages = http_app(CollectorRegistry(), health=lambda: {"service": HEALTHY}, stalled=list)
-    async with serve_http(pages, "0.0.0.0", 0) as (port, _):
-        app, settings = create_app(["healthcheck"]), {"TIMER_HTTP_HOST": "0.0.0.0", "TIMER_HTTP_PORT": str(port)}
-        done = await asyncio.to_thread(CliRunner().invoke, app, ["healthcheck"], env=settings)
+    done = await healthcheck_of({"service": HEALTHY}, "0.0.0.0")
     assert done.exit_code == 0
 
 
@@ -62,9 +60,10 @@ async def test_service_that_is_not_ready(health: Mapping[str, Health], line: str
     assert (done.exit_code, done.stdout, done.stderr) == (1, "", f"{line}\n")
 
 
-def test_no_service() -> None:
-    """If no service answers, the exit code is 1, and the line names the address."""
+@pytest.mark.parametrize("host", [HOST, "0.0.0.0"])
+def test_no_service(host: str) -> None:
+    """If no service answers, the exit code is 1, and the line names the address that was asked."""
     with socket.create_server((HOST, 0)) as closed:
         port = closed.getsockname()[1]
-    done = healthcheck(port)
+    done = healthcheck(port, host)
     assert (done.exit_code, done.stderr) == (1, f"not ready: no service answers at http://{HOST}:{port}/readyz\n")

@@ -233,7 +233,7 @@ async def test_before_the_start(new: NewInstance, role: str) -> None:
 
 
 async def test_what_hangs(new: NewInstance, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The page /livez fails and names the loops that hang, the consumer, and a connection that nobody reads."""
+    """The page /livez fails and names the loops that hang, the consumer, and a connection that is not read any more."""
     instance = new()
     async with instance.running():
         await until(lambda: all(instance.passes(each) for each in LOOPS["all"]))

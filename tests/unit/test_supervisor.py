@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from tests.harness.systemd import PATIENCE_SECONDS, Systemd
+from tests.harness.processes import PATIENCE_SECONDS
+from tests.harness.systemd import Systemd
 from timer_service.supervisor import NO_SUPERVISOR, Supervisor
 
 WATCHDOG = {"WATCHDOG_USEC": "30000", "WATCHDOG_PID": str(os.getpid())}
@@ -84,7 +85,7 @@ async def test_event_loop_that_hangs_misses_the_watchdog(systemd: Systemd) -> No
     async with reporting(state, **systemd.environ, **WATCHDOG):
         await state.until_asked(2)
         systemd.waiting()
-        systemd.hear_nothing(2 * int(WATCHDOG["WATCHDOG_USEC"]) / 1_000_000)
+        systemd.expect_silence(2 * int(WATCHDOG["WATCHDOG_USEC"]) / 1_000_000)
         assert await systemd.next() == "WATCHDOG=1"
 
 
@@ -122,7 +123,7 @@ async def test_ready_is_repeated_until_systemd_takes_it(tmp_path: Path) -> None:
             assert await systemd.next() == "READY=1"
 
 
-async def test_systemd_that_reads_nothing_delays_nobody(systemd: Systemd) -> None:
+async def test_systemd_that_reads_nothing_delays_nothing(systemd: Systemd) -> None:
     """If the queue of the socket is full, a message is dropped without waiting."""
     supervisor = Supervisor(systemd.environ)
     sent = 10_000

@@ -159,9 +159,9 @@ class App:
 
         `supervisor` learns when the service is ready, alive and stopping. `on_draining` is called when draining starts.
 
-        A consumer or a loop that fails is started again. The service cannot go on without its HTTP pages, which
-        show its health, if the broker has closed the connection for good, or if a service with a copy of
-        its database has taken over the commands. It then raises `StartError`, so that a supervisor starts it again.
+        A consumer or a loop that fails is started again. The service ends if it cannot serve its HTTP pages, which show
+        its health, if the broker has closed the connection for good, or if a service with a copy of its database has
+        taken over the commands. It then raises `StartError`, so that a supervisor starts it again.
         """
         if self._workers is not None:
             await self._workers.recover()

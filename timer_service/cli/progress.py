@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def progress_bar(title: str, total: int | None) -> Iterator[Callable[[int], object]]:
-    """Show a bar while the block runs. Yields a function that gets how much is done. Not on a terminal: no bar."""
+    """Show a bar while the block runs. Yields a function that takes how much is done. Only a terminal has a bar."""
     if not sys.stderr.isatty():
         yield lambda _: None
         return

@@ -38,7 +38,7 @@ _FIELDS = ("serviceCallId", "dueAt", "expiresAt", "data", "correlationId")
 async def export(client: TimerClient, tenant: Tenant) -> None:
     """Print the Scheduled timers of a tenant, a line of JSON for each, in order of due time.
 
-    Timers that fire, or are scheduled or cancelled, meanwhile may be missing or may be there.
+    Timers that are scheduled, cancelled or fired during the export may be in it or not.
     """
     total = (await client.count(tenant)).by_state.get(State.SCHEDULED)
     done = 0

@@ -9,7 +9,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 import typer
 
-from timer_service.cli.output.outcomes import rejection_text
+from timer_service.cli.output.outcomes import OVER_QUOTA, rejection_text
 from timer_service.cli.output.text import one_line
 from timer_service.cli.progress import progress_bar
 from timer_service.cli.timer_lines import LineFault, NumberedTimer, batches, read_lines
@@ -21,7 +21,7 @@ _MOST_ERRORS = 1000
 _TIMEOUT_SECONDS = 60
 _STORED = {"scheduled", "rescheduled", "updated", "unchanged", "ignored_reached"}
 """The outcomes after which a line needs nothing more. The timer of `ignored_reached` has fired already."""
-_EXPLANATIONS = {"over_quota": "the tenant has as much as it may have; see `timer-service tenants usage`"}
+_EXPLANATIONS = {"over_quota": OVER_QUOTA}
 
 
 class Summary(NamedTuple):

@@ -1,7 +1,8 @@
 """What happened in the last hour, minute by minute. Pure: computed from the samples."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
+from types import MappingProxyType
 from typing import NamedTuple
 
 from timer_service.ui.samples import Sample
@@ -29,33 +30,35 @@ class Activity(NamedTuple):
 
     minutes: Sequence[Minute]
     """The last 60 minutes, oldest first. The last one has not ended."""
-    newest: Sample | None
-    fired_per_minute: float | None
+    newest: Sample | None = None
+    fired_per_minute: float | None = None
     """Measured over the last minute; None while there are not two samples."""
-    lag_p50: float | None
+    lag_p50: float | None = None
     """Seconds, over the last hour."""
-    lag_p99: float | None
-    failures: int
+    lag_p99: float | None = None
+    failures: int = 0
     """In the last hour."""
-    dead_letters: Mapping[str, int]
+    dead_letters: Mapping[str, int] = MappingProxyType({})
     """In the last hour, by code."""
-    last_dead_letter: int | None
+    last_dead_letter: int | None = None
     """When the newest sample was taken that counts a new dead letter."""
 
 
 def activity(samples: Sequence[Sample], now: int) -> Activity:
     """Return the last hour, as the samples tell it."""
-    newest = samples[-1] if samples else None
-    first = samples[0] if samples else None
-    hour = [] if first is None or newest is None else _lag_between(first, newest)
+    minutes = _minutes(samples, now)
+    if not samples:
+        return Activity(minutes)
+    first, newest = samples[0], samples[-1]
+    lag = _lag_between(first, newest)
     return Activity(
-        minutes=_minutes(samples, now),
+        minutes=minutes,
         newest=newest,
-        fired_per_minute=_rate(samples, lambda sample: sample.fired),
-        lag_p50=percentile(hour, 0.5),
-        lag_p99=percentile(hour, 0.99),
-        failures=0 if first is None or newest is None else newest.failures - first.failures,
-        dead_letters={} if first is None or newest is None else _growth(first.dead_letters, newest.dead_letters),
+        fired_per_minute=_fired_per_minute(samples),
+        lag_p50=percentile(lag, 0.5),
+        lag_p99=percentile(lag, 0.99),
+        failures=newest.failures - first.failures,
+        dead_letters=_growth(first.dead_letters, newest.dead_letters),
         last_dead_letter=_last_growth(samples),
     )
 
@@ -105,12 +108,13 @@ def _lag_between(first: Sample, last: Sample) -> list[tuple[float, int]]:
     return [(bound, count - before.get(bound, 0)) for bound, count in last.lag]
 
 
-def _rate(samples: Sequence[Sample], count: Callable[[Sample], int]) -> float | None:
-    """Return the growth of a count per minute, from a sample about a minute old to the newest one."""
-    recent = [sample for sample in samples if sample.at >= samples[-1].at - _MINUTE_MS]
-    if len(recent) < 2 or recent[-1].at <= recent[0].at:  # noqa: PLR2004 - the first and the last
+def _fired_per_minute(samples: Sequence[Sample]) -> float | None:
+    """Return how many timers fired per minute, from a sample about a minute old to the newest one."""
+    newest = samples[-1]
+    oldest = next(sample for sample in samples if sample.at >= newest.at - _MINUTE_MS)
+    if newest.at <= oldest.at:
         return None
-    return (count(recent[-1]) - count(recent[0])) * _MINUTE_MS / (recent[-1].at - recent[0].at)
+    return (newest.fired - oldest.fired) * _MINUTE_MS / (newest.at - oldest.at)
 
 
 def _growth(first: Mapping[str, int], last: Mapping[str, int]) -> Mapping[str, int]:

@@ -49,7 +49,7 @@ class Parameters:
     def identifier(self, name: str) -> str | None:
         """Return an id."""
         text = self.text(name)
-        if text is not None and not _is_identifier(text):
+        if text is not None and not re.fullmatch(IDENTIFIER_PATTERN, text):
             raise BadParameterError(f"“{name}” must have 1 to 200 characters, and no control characters.")
         return text
 
@@ -79,7 +79,3 @@ class Parameters:
             return parse_instant(iso)
         except PydanticCustomError as error:
             raise BadParameterError(f"“{name}” {error.message()}.") from None
-
-
-def _is_identifier(text: str) -> bool:
-    return re.fullmatch(IDENTIFIER_PATTERN, text) is not None

@@ -20,7 +20,6 @@ LAST_TICK = "timer_loop_last_tick_timestamp_seconds"
 COUNTERS = {
     "given_up": "timer_buried_total",
     "dead_letters": "timer_dead_letters_total",
-    "refused": "timer_publish_failures_total",
 }
 """The counters of failures: the field of a sample, and the name of the series."""
 GAUGES = ("timer_rows", "timer_overdue")
@@ -43,8 +42,6 @@ class Sample(NamedTuple):
     """The rows that were given up, of all tables."""
     dead_letters: Mapping[str, int]
     """The dead letters, by code."""
-    refused: int
-    """The attempts to publish a message that failed."""
 
     @property
     def fired(self) -> int:
@@ -89,7 +86,6 @@ def read_sample(registry: CollectorRegistry, now: int) -> Sample:
         lag=tuple(sorted(buckets)),
         given_up=found.total(COUNTERS["given_up"]),
         dead_letters=codes,
-        refused=found.total(COUNTERS["refused"]),
     )
 
 

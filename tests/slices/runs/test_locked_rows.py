@@ -1,22 +1,11 @@
 """A run that another session has locked does not hold up the sweep of the others."""
 
-from collections.abc import AsyncIterator
-
-import pytest
-
 from tests.harness.clock import ManualClock
-from tests.harness.databases import Databases
-from tests.harness.locks import LockedPostgres, open_locked_postgres
+from tests.harness.locks import LockedPostgres
 from tests.harness.runs import Runs, jobs
 from timer_service.adapters.memory import MemoryBroker
 
 LOCK_RUN = "SELECT 1 FROM runs WHERE run_id = 'run-0' FOR UPDATE"
-
-
-@pytest.fixture
-async def locks(databases: Databases, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[LockedPostgres]:
-    async with open_locked_postgres(databases, monkeypatch) as opened:
-        yield opened
 
 
 async def test_a_locked_run(locks: LockedPostgres, memory_broker: MemoryBroker, clock: ManualClock) -> None:

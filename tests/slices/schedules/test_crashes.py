@@ -19,13 +19,9 @@ FORGETFUL = BrokerFeatures(deduplicates=False, max_message_bytes=FEATURES.max_me
 HOLD_MS = 30_000
 
 
-def _do_nothing(_: object) -> None:
-    """Do nothing. The test checks the committed rows at the end."""
-
-
 def mortal(store: Database, broker: MemoryBroker, clock: ManualClock, gate: Gate) -> Schedules:
     """Return a process that crashes at the armed point of its gate."""
-    database = FaultyDatabase(store, gate, exclusive=store.exclusive, committed=_do_nothing, failed=_do_nothing)
+    database = FaultyDatabase(store, gate, exclusive=store.exclusive)
     return Schedules(database, broker, clock, service_broker=FaultyBroker(broker, gate, BrokerObserver()))
 
 
@@ -140,7 +136,7 @@ async def crash_while_starting(store: Database, point: Point) -> int:
         user.send("PutSchedule", tenant=tenant, scheduleId="busy", **put, start=workflow)
         user.send("TriggerSchedule", tenant=tenant, scheduleId="free")
         gate = Gate(life := Process(lambda: None), Counter())
-        database = FaultyDatabase(store, gate, exclusive=store.exclusive, committed=_do_nothing, failed=_do_nothing)
+        database = FaultyDatabase(store, gate, exclusive=store.exclusive)
         service_broker = FaultyBroker(broker, gate, BrokerObserver())
         victim = StartingSchedules(database, broker, clock, service_broker=service_broker)
         gate.arm(crash(point, nth))

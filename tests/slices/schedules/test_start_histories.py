@@ -206,7 +206,7 @@ class History:
 
     async def _die_in_a_pass(self) -> None:
         service, gate = self.service, Gate(Process(lambda: None), Counter())
-        database = FaultyDatabase(service.database, gate, exclusive=True, committed=_ignore, failed=_ignore)
+        database = FaultyDatabase(service.database, gate, exclusive=True)
         broker = FaultyBroker(service.broker, gate, BrokerObserver())
         victim = StartingSchedules(database, service.broker, service.clock, service_broker=broker, limits=LIMITS)
         gate.arm(crash(self.rng.choice([Point.BEFORE_STATEMENT, Point.AFTER_STATEMENT]), self.rng.randint(1, 9)))
@@ -248,10 +248,6 @@ class History:
 
 
 LIMITS = TenantLimits(default=Limits(open_workflows=MOST_OPEN))
-
-
-def _ignore(_: object) -> None:
-    """Do nothing."""
 
 
 async def play(store: Database, seed: int) -> History:

@@ -2,16 +2,17 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from itertools import count
+from math import inf
 from typing import Any
 
 import pytest
 
 from tests.harness.clock import ManualClock, after, iso
-from tests.harness.databases import Databases
 from tests.harness.in_process import exhaust, next_at
-from tests.harness.locks import LockedPostgres, open_locked_postgres
+from tests.harness.locks import LockedPostgres
 from tests.harness.schedules import StartingSchedules
 from timer_service.adapters.memory import MemoryBroker
 from timer_service.adapters.postgres import PostgresDatabase
@@ -20,9 +21,10 @@ from timer_service.core.errors import DatabaseBlockedError
 from timer_service.core.limits import Limits, TenantLimits
 from timer_service.core.quotas import Quotas
 from timer_service.core.workflow_start import Started, WorkflowStart
-from timer_service.schedules import firing_worker
+from timer_service.schedules import firing_pass, firing_worker
 from timer_service.schedules.firing_worker import FiringWorker
 from timer_service.schedules.locked_parts import LockedParts
+from timer_service.workflows import store
 from timer_service.workflows.slot_start import start_workflows
 
 KEY = {"concurrencyKey": "only-one"}
@@ -39,13 +41,12 @@ def insert(workflow: str, *, key: str | None = None) -> str:
 
 
 @pytest.fixture
-async def locks(databases: Databases, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[LockedPostgres]:
-    async with open_locked_postgres(databases, monkeypatch) as opened:
-        yield opened
-
-
-@pytest.fixture
-def starting(locks: LockedPostgres, memory_broker: MemoryBroker, clock: ManualClock) -> StartingSchedules:
+def starting(
+    locks: LockedPostgres, memory_broker: MemoryBroker, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> StartingSchedules:
+    """Return the slices of schedules and workflows. However slow this machine is, no pass ends because of the time."""
+    monkeypatch.setattr(firing_pass, "MOST_COMPUTING_SECONDS", inf)
+    monkeypatch.setattr(firing_worker, "LockedParts", partial(LockedParts, monotonic=lambda: 0.0))
     return StartingSchedules(locks.database, memory_broker, clock)
 
 
@@ -280,8 +281,6 @@ async def test_taken_between_the_look_and_the_insert(
 
 async def then_insert(monkeypatch: pytest.MonkeyPatch, act: Callable[[], Awaitable[Any]]) -> None:
     """Let `act` run once after the next look at the holders of concurrency keys."""
-    from timer_service.workflows import store  # noqa: PLC0415 - the module whose function is replaced
-
     inner, acts = store.find_holders, [act]
 
     async def find_holders(*arguments: Any) -> Any:

@@ -199,7 +199,7 @@ async def test_crash_everywhere(store: Database, clock: ManualClock, point: Poin
         user.send("TransitionWorkItem", tenant=tenant, workItemId="item-1", to="blocked")
         gate = Gate(life := Process(lambda: None), Counter())
         gate.arm(crash(point, nth))
-        database = FaultyDatabase(store, gate, exclusive=store.exclusive, committed=_do_nothing, failed=_do_nothing)
+        database = FaultyDatabase(store, gate, exclusive=store.exclusive)
         mortal = Signals(database, broker, clock, service_broker=FaultyBroker(broker, gate, BrokerObserver()))
         try:
             await run_everything(mortal, tenant)
@@ -215,10 +215,6 @@ async def test_crash_everywhere(store: Database, clock: ManualClock, point: Poin
         if not life.ended:
             break
     assert nth > 1
-
-
-def _do_nothing(_: object) -> None:
-    """Do nothing. The test checks the committed rows at the end."""
 
 
 # Failures
@@ -335,7 +331,7 @@ async def test_firing_that_kills_the_process(store: Database, memory_broker: Mem
     for _ in range(3):
         gate = Gate(Process(lambda: None), Counter())
         gate.arm(crash(Point.BEFORE_BEGIN, 3))  # claim, charge the first firing, and then fire it
-        database = FaultyDatabase(store, gate, exclusive=store.exclusive, committed=_do_nothing, failed=_do_nothing)
+        database = FaultyDatabase(store, gate, exclusive=store.exclusive)
         with pytest.raises(Crash):
             await Signals(database, memory_broker, clock).firings.tick(clock.now())
         clock.advance(milliseconds=HOLD_MS)
@@ -378,7 +374,7 @@ async def test_two_instances_at_the_same_time(signals: Signals) -> None:
 async def test_outage_of_the_database(store: Database, memory_broker: MemoryBroker, clock: ManualClock) -> None:
     """Claimed firings are processed after an outage of the database, within the same lease."""
     gate = Gate(Process(lambda: None), Counter())
-    database = FaultyDatabase(store, gate, exclusive=store.exclusive, committed=_do_nothing, failed=_do_nothing)
+    database = FaultyDatabase(store, gate, exclusive=store.exclusive)
     signals = Signals(database, memory_broker, clock)
     await signals.create()
     await signals.transition()

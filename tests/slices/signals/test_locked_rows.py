@@ -1,25 +1,16 @@
 """A signal that another session has locked holds up only its own firings."""
 
-from collections.abc import AsyncIterator
-
 import pytest
 
 from tests.harness.clock import ManualClock
-from tests.harness.databases import Databases
 from tests.harness.in_process import next_at
-from tests.harness.locks import LockedPostgres, open_locked_postgres
+from tests.harness.locks import LockedPostgres
 from tests.harness.signals import Signals
 from tests.harness.wiring import MAX_ATTEMPTS
 from timer_service.adapters.memory import MemoryBroker
 
 LOCK_SIGNAL = "SELECT 1 FROM work_signals WHERE signal_id = 'signal-3' FOR UPDATE"
 LOCK_FIRING = "SELECT 1 FROM work_signal_firings WHERE signal_id = 'signal-3' FOR UPDATE"
-
-
-@pytest.fixture
-async def locks(databases: Databases, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[LockedPostgres]:
-    async with open_locked_postgres(databases, monkeypatch) as opened:
-        yield opened
 
 
 @pytest.fixture

@@ -1,15 +1,14 @@
 """A row that another session has locked, or a statement that takes too long, holds up only its own commands."""
 
 from collections import Counter
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from datetime import timedelta
 
 import pytest
 
 from tests.harness.builders import cancel_timer, schedule_timer
 from tests.harness.clock import NOW, ManualClock, after
-from tests.harness.databases import Databases
-from tests.harness.locks import LockedPostgres, open_locked_postgres
+from tests.harness.locks import LockedPostgres
 from tests.harness.timers import Timers
 from tests.harness.wiring import make_parts
 from timer_service.adapters.memory import MemoryBroker
@@ -30,17 +29,6 @@ from timer_service.timers.store import TIMERS
 
 LATER = NOW + 60_000
 LOCK_TIMER = "SELECT 1 FROM timer_schedules WHERE service_call_id = '{}' FOR UPDATE"
-
-
-@pytest.fixture
-async def postgres_and_locks(databases: Databases, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[LockedPostgres]:
-    async with open_locked_postgres(databases, monkeypatch) as opened:
-        yield opened
-
-
-@pytest.fixture
-def locks(postgres_and_locks: LockedPostgres) -> LockedPostgres:
-    return postgres_and_locks
 
 
 @pytest.fixture

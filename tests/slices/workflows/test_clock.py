@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from tests.harness.clock import NOW, after
-from tests.harness.wiring import make_parts
+from tests.harness.clock_repair import scan
 from tests.harness.workflows import (
     CONTINUE,
     LEASE_MS,
@@ -24,18 +24,10 @@ from timer_service.app.slices import build_clock_repair
 from timer_service.core.lanes import LaneClaim, Lanes
 from timer_service.workflows.store import WORKFLOWS, holder
 
-PAUSE_MS = 50
-
 
 async def repair(workflows: Workflows) -> int:
     """Run one scan of the clock repair. Return how many rows were repaired."""
-    worker = build_clock_repair(make_parts(workflows.database, workflows.broker, workflows.clock, workflows.metrics))
-    repaired = 0
-    while True:
-        done, next_at = await worker.tick(workflows.clock.now())
-        repaired += done
-        if next_at != workflows.clock.now() + PAUSE_MS:
-            return repaired
+    return await scan(build_clock_repair(workflows.parts), workflows.clock)
 
 
 @pytest.mark.parametrize(

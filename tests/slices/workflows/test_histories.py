@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from tests.harness.clock import ManualClock
+from tests.harness.clock_repair import scan
 from tests.harness.workflows import LEASE_MS, Workflows, complete, done, fail, failed, release, sleep, wait_for
 from timer_service.adapters.memory import MemoryBroker
 from timer_service.adapters.sqlite import SqliteDatabase
@@ -14,7 +15,6 @@ from timer_service.app.slices import build_clock_repair
 from timer_service.core.database import Database
 
 STEPS = 120
-REPAIR_PAUSE_MS = 50
 IDS = ("a", "b", "c", "d", "e", "f")
 NAMES = ("x", "y")
 
@@ -87,10 +87,8 @@ class History:
 
     async def repair(self) -> None:
         """Run a scan of the clock repair. Afterwards no row counts from the future."""
-        repair = build_clock_repair(self.workflows.parts)
         now = self.workflows.clock.now()
-        while (await repair.tick(now)).next_at == now + REPAIR_PAUSE_MS:
-            pass
+        await scan(build_clock_repair(self.workflows.parts), self.workflows.clock)
         for table in ("workflows", "workflow_effects"):
             counted = [row["counted_from"] for row in await self.workflows.all_rows(table)]
             assert all(at is None or at <= now + 1000 for at in counted)

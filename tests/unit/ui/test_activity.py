@@ -12,7 +12,7 @@ from timer_service.ui.activity import MINUTES, activity, percentile
 from timer_service.ui.samples import SERIES, Sample, Samples, last_passes
 
 MINUTE = 60_000
-EMPTY = Sample(at=NOW, pending=None, overdue=None, lag=(), given_up=0, dead_letters={}, refused=0)
+EMPTY = Sample(at=NOW, pending=None, overdue=None, lag=(), given_up=0, dead_letters={})
 
 
 def fired(at: int, count: int, **more: Any) -> Sample:
@@ -83,10 +83,9 @@ async def test_samples_read_the_metrics() -> None:
     metrics.overdue("timer_schedules", 2, 1.5)
     metrics.buried("outbox", 1)
     metrics.dead_letter_stored("TOO_LARGE")
-    metrics.publish_failed("full", 4)
     metrics.ticked("timers", 0.1)
     sample = samples.read_sample(registry, NOW)
-    assert (sample.pending, sample.overdue, sample.fired, sample.failures, sample.refused) == (5, 2, 1, 2, 4)
+    assert (sample.pending, sample.overdue, sample.fired, sample.failures) == (5, 2, 1, 2)
     assert sample.dead_letters == {"TOO_LARGE": 1}
     assert last_passes(registry)["timers"] > 0
 

@@ -31,9 +31,8 @@ async def test_routes(sqlite: SqliteDatabase) -> None:
 
 async def test_jinja2_is_missing(sqlite: SqliteDatabase, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without jinja2, the service does not start with the page, and says what to install."""
-    for name in [each for each in sys.modules if each.startswith(("jinja2", "timer_service.ui.routes"))]:
-        monkeypatch.delitem(sys.modules, name)
-    for name in [each for each in sys.modules if each.startswith(("timer_service.ui.pages", "timer_service.ui.views"))]:
+    imports_it = ("jinja2", *(f"timer_service.ui.{name}" for name in ("routes", "pages", "views")))
+    for name in [each for each in sys.modules if each.startswith(imports_it)]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "jinja2", None)
     with pytest.raises(StartError, match=r"TIMER_UI_ENABLED needs jinja2: pip install 'timer-service\[ui\]'"):

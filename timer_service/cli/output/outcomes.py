@@ -10,6 +10,9 @@ from timer_service.cli.output.text import one_line
 from timer_service.client import CommandError, Outcome, QueryError
 from timer_service.core.codec import plain_words
 
+OVER_QUOTA = "the tenant has as much as it may have; see `timer-service tenants usage`"
+"""The explanation of the outcome `over_quota`."""
+
 
 def print_outcome(
     outcome: Outcome,

@@ -6,7 +6,7 @@ from typing import Any
 
 from timer_service.core.loop import Loop
 from timer_service.ui import charts
-from timer_service.ui.activity import Activity, activity
+from timer_service.ui.activity import Activity, Minute, activity
 from timer_service.ui.pages import Content
 from timer_service.ui.samples import last_passes
 from timer_service.ui.views.view import Asked, main_view
@@ -36,7 +36,7 @@ def _loop(loop: Loop, passed_at: int | None) -> dict[str, Any]:
 
 
 def _charts(hour: Activity) -> dict[str, Any]:
-    columns = {name: [getattr(minute, name) for minute in hour.minutes] for name in hour.minutes[0]._fields}
+    columns = {name: [getattr(minute, name) for minute in hour.minutes] for name in Minute._fields}
     slowest = charts.highest(columns["lag_p99"])
     return {
         "pending": charts.lines(columns["pending"], charts.highest(columns["pending"])),

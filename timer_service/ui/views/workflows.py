@@ -4,6 +4,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from timer_service.core.workflow_start import NAME_PATTERN
 from timer_service.ui.commands import command
 from timer_service.ui.pages import Content
 from timer_service.ui.parameters import BadParameterError
@@ -25,12 +26,11 @@ CHOICE = TenantChoice(
     example=command("workflows", "start", "acme", "order", "order-1"),
 )
 _LIST = StatusList(CHOICE, _ROUTES["list-workflows"], "workflows", WorkflowStatus)
-_TYPE = re.compile(r"[^\x00-\x1f\x7f-\x9f:]{1,100}")
 
 
 async def _show_list(asked: Asked) -> Content:
     workflow_type = asked.parameters.text("workflow_type")
-    if workflow_type is not None and not _TYPE.fullmatch(workflow_type):
+    if workflow_type is not None and not re.fullmatch(NAME_PATTERN, workflow_type):
         raise BadParameterError("“workflow_type” must have 1 to 100 characters, and no colon or control character.")
     return await _LIST.show(asked, "workflows.html", workflow_type=workflow_type)
 
