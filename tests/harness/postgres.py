@@ -224,7 +224,18 @@ def _copy_data(programs: Path, runnable: Path, data: Path) -> None:
 
 
 def _make_data(programs: Path, data: Path, options: Sequence[str] = ()) -> None:
-    command: list[str | Path] = [programs / "initdb", "-D", data, "-U", "postgres", "-A", "trust", "-E", "UTF8", *options]
+    command: list[str | Path] = [
+        programs / "initdb",
+        "-D",
+        data,
+        "-U",
+        "postgres",
+        "-A",
+        "trust",
+        "-E",
+        "UTF8",
+        *options,
+    ]
     failures = []
     for locale in _LOCALES:
         done = subprocess.run([*command, *locale], capture_output=True, check=False, text=True, **_identity())
