@@ -1,7 +1,8 @@
 """Fixtures of all tests. `STORES` and `HARNESSES` in `tests.harness` list the stores and brokers."""
 
+import gc
 import signal
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -38,6 +39,20 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(Timeouts())
     signal.signal(signal.SIGINT, signal.default_int_handler)  # programs in the background of a shell ignore it
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Collect the tests without the garbage collector. What is there then lives as long as the process.
+
+    Thousands of tests are a million objects. Going through them again and again takes as long as making them.
+    """
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 @pytest.fixture(scope="session")

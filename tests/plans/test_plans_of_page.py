@@ -106,7 +106,9 @@ async def test_sqlite(sqlite: SqliteDatabase, *, analyzed: bool) -> None:
             assert all(re.match(wanted, read) for read in reads), (rows, name, reads)
 
 
-@pytest.fixture(scope="module", params=[False, True], ids=["not analyzed", "analyzed"])
+@pytest.fixture(
+    scope="module", params=[False, pytest.param(True, marks=pytest.mark.slow)], ids=["not analyzed", "analyzed"]
+)
 def filled(databases: Databases, request: pytest.FixtureRequest) -> Iterator[FilledDatabase]:
     """Make tables with 20,000 rows each."""
     with filled_database(databases, FILL, (20_000, request.param)) as database:

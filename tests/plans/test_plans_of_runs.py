@@ -74,7 +74,9 @@ PLANS = {
 }
 
 
-@pytest.fixture(scope="module", params=[True, False], ids=["analyzed", "not analyzed"])
+@pytest.fixture(
+    scope="module", params=[pytest.param(True, marks=pytest.mark.slow), False], ids=["analyzed", "not analyzed"]
+)
 def filled(request: pytest.FixtureRequest, databases: Databases) -> Iterator[FilledDatabase]:
     """Return a database with many runs and one run of 20,000 jobs."""
     with filled_database(databases, [RUNS, NAMED, JOBS, NEEDS], (20_000, request.param)) as database:

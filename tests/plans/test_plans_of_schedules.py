@@ -80,7 +80,9 @@ PLANS = {
 }
 
 
-@pytest.fixture(scope="module", params=[True, False], ids=["analyzed", "not analyzed"])
+@pytest.fixture(
+    scope="module", params=[pytest.param(True, marks=pytest.mark.slow), False], ids=["analyzed", "not analyzed"]
+)
 def filled(request: pytest.FixtureRequest, databases: Databases) -> Iterator[FilledDatabase]:
     """Return a database with many active and deleted schedules."""
     with filled_database(databases, [ACTIVE, ENDED, TRIGGERS], (20_000, request.param)) as database:
@@ -94,6 +96,7 @@ def test_plans_on_postgres(filled: FilledDatabase) -> None:
         assert found == {name: nodes for name, (_, nodes) in PLANS.items()}
 
 
+@pytest.mark.slow
 def test_plans_with_many_waiting_schedules(databases: Databases) -> None:
     """If most schedules wait for their jitter, and the statistics say so, the due ones are still found by index."""
     names = ("due schedules", "due schedules of a tenant", "how many are due", "when the next is due")

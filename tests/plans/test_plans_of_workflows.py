@@ -121,7 +121,9 @@ PLANS = {
 }
 
 
-@pytest.fixture(scope="module", params=[True, False], ids=["analyzed", "not analyzed"])
+@pytest.fixture(
+    scope="module", params=[pytest.param(True, marks=pytest.mark.slow), False], ids=["analyzed", "not analyzed"]
+)
 def filled(request: pytest.FixtureRequest, databases: Databases) -> Iterator[FilledDatabase]:
     """Return a database with many open and ended workflows, effects and messages."""
     with filled_database(databases, [WAITING, ENDED, EFFECTS, MESSAGES, DATA], (20_000, request.param)) as database:

@@ -30,7 +30,8 @@ def _is_step(name: str) -> bool:
     return name.startswith("/backup.db")
 
 
-async def test_backup_killed_at_each_step(tmp_path: Path) -> None:
+@pytest.mark.parametrize("every", [3, pytest.param(1, marks=pytest.mark.slow)])
+async def test_backup_killed_at_each_step(tmp_path: Path, every: int) -> None:
     """After a kill at any step, the backup does not exist or is whole. Without a file, a second backup succeeds."""
     prepared = tmp_path / "prepared"
     prepared.mkdir()
@@ -39,9 +40,10 @@ async def test_backup_killed_at_each_step(tmp_path: Path) -> None:
     found: list[list[int] | None] = []
     code = KILLED
     while code == KILLED:
-        folder = tmp_path / f"killed-at-{len(found) + 1}"
+        step = every * len(found) + 1
+        folder = tmp_path / f"killed-at-{step}"
         shutil.copytree(prepared, folder)
-        code = run_until_step(_back_up, folder, _is_step, len(found) + 1)
+        code = run_until_step(_back_up, folder, _is_step, step)
         file = folder / "backup.db"
         if file.exists():
             found.append(await read_epochs(file) if file.stat().st_size else [])

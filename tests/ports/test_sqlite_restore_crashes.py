@@ -50,14 +50,16 @@ async def prepared(tmp_path: Path) -> Path:
     return folder
 
 
-async def test_restore_killed_at_each_step(prepared: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("every", [3, pytest.param(1, marks=pytest.mark.slow)])
+async def test_restore_killed_at_each_step(prepared: Path, tmp_path: Path, every: int) -> None:
     """After a kill at any step, the service finds the old database whole or the new one. A second restore succeeds."""
     found: list[list[int]] = []
     code, folder = KILLED, prepared
     while code == KILLED:
-        folder = tmp_path / f"killed-at-{len(found) + 1}"
+        step = every * len(found) + 1
+        folder = tmp_path / f"killed-at-{step}"
         shutil.copytree(prepared, folder)
-        code = restore_until(folder, len(found) + 1)
+        code = restore_until(folder, step)
         found.append(await start_on_a_copy(folder))
         await restore(settings(folder), folder / "backup.db")
         assert await read_epochs(folder / "timers.db") == [NEW]
@@ -80,6 +82,7 @@ async def test_restore_and_a_power_cut(prepared: Path, monkeypatch: pytest.Monke
     assert "timers.db" not in disk.unwritten
 
 
+@pytest.mark.slow
 async def test_restore_of_a_damaged_database_killed_at_each_step(prepared: Path, tmp_path: Path) -> None:
     """A damaged database is kept with its `-wal` file. After a kill, the service finds the new one or refuses to start.
 

@@ -104,7 +104,7 @@ def test_random_workers(block: int) -> None:
         in_virtual_time(lambda seed=seed: play(seed))  # type: ignore[misc]
 
 
-@pytest.mark.parametrize("block", range(6))
+@pytest.mark.parametrize("block", [0, *(pytest.param(each, marks=pytest.mark.slow) for each in range(1, 6))])
 def test_random_workers_without_kills(block: int) -> None:
     """If no worker dies, no call is repeated that had an end: lost requests and replies are no reason."""
     for seed in range(block, SEEDS, 6):
