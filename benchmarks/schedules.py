@@ -134,7 +134,8 @@ def _cron(due_at: int, number: int) -> Mapping[str, Any]:
     other = [(value + 1 + shift) % 60 for value, shift in ((at.second, seconds), (at.minute, minutes))]
     day = (at.day + days) % 28 + 1
     fields = (f"{at.second},{other[0]}", f"{at.minute},{other[1]}", at.hour, f"{at.day},{day}", "*", "*")
-    return {"cron": " ".join(map(str, fields)), "startAt": instant(due_at)}
+    late = {"lateBy": "PT1H"}  # a later slot would replace the slot if this machine took longer than that to fire all
+    return {"cron": " ".join(map(str, fields)), "startAt": instant(due_at), "catchUp": late}
 
 
 def _next_second(ahead_ms: int) -> int:
