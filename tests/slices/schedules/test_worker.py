@@ -1,6 +1,7 @@
 """The firing worker: what it waits for, broken rows beside good ones, and several instances."""
 
 import asyncio
+import json
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,6 +20,7 @@ from timer_service.adapters.sqlite import SqliteDatabase
 from timer_service.core.computing import Steps
 from timer_service.core.database import Database
 from timer_service.core.health import HEALTHY, Health
+from timer_service.core.zone_data import zone_data
 from timer_service.schedules import firing_pass, recurrence, zones
 from timer_service.schedules.firing import Decision, decide_in_steps
 from timer_service.schedules.schedule import Schedule
@@ -512,6 +514,21 @@ async def test_a_command_on_the_instance_that_lacks_the_zone(
     assert (row["slot_at"], row["available_at"], row["last_error"]) == (*[after(minutes=2)] * 2, None)
 
 
+async def test_a_put_with_a_zone_that_only_the_other_instance_knows(
+    postgres: PostgresDatabase, memory_broker: MemoryBroker, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The instance that lacks the zone says which data it has. The dead letter has the command, to be sent again."""
+    lacking, knowing = (Schedules(postgres, memory_broker, clock) for _ in range(2))
+    with lack(monkeypatch, "Europe/Berlin"):
+        fields = {"cron": "0 9 * * *", "zone": "Europe/Berlin", "data": {"to": "team"}}
+        error = (await lacking.request("PutSchedule", scheduleId="daily", **fields))["error"]
+    assert (error["code"], [each["path"] for each in error["errors"]]) == ("UNKNOWN_ZONE", ["payload.zone"])
+    assert str(zone_data()) in error["errors"][0]["reason"]
+    (letter,) = await knowing.dead_letters()
+    assert (await knowing.request("PutSchedule", **json.loads(letter.body)["payload"]))["outcome"] == "created"
+    assert (await knowing.view())["data"] == {"to": "team"}
+
+
 async def test_a_row_of_a_newer_version(
     postgres: PostgresDatabase, memory_broker: MemoryBroker, clock: ManualClock
 ) -> None:
@@ -536,9 +553,11 @@ def lack(monkeypatch: pytest.MonkeyPatch, zone: str) -> Iterator[None]:
             raise ZoneInfoNotFoundError(name)
         return ZoneInfo(name)
 
+    names = zones._names() - {zone}
     caches = (zones._stretches_of_year, recurrence.next_slot)
     with monkeypatch.context() as patch:
         patch.setattr(zones, "ZoneInfo", open_zone)
+        patch.setattr(zones, "_names", lambda: names)
         for each in caches:
             each.cache_clear()
         yield
