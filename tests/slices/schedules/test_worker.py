@@ -21,7 +21,7 @@ from timer_service.core.computing import Steps
 from timer_service.core.database import Database
 from timer_service.core.health import HEALTHY, Health
 from timer_service.core.zone_data import zone_data
-from timer_service.schedules import firing_pass, recurrence, zones
+from timer_service.schedules import firing_pass, firing_worker, left_to_others, recurrence, zones
 from timer_service.schedules.firing import Decision, decide_in_steps
 from timer_service.schedules.schedule import Schedule
 
@@ -493,6 +493,25 @@ async def test_many_schedules_with_a_zone_that_one_instance_lacks(
     assert found == [*[clock.now()] * 21, clock.now() + 50]
     await schedules.publish()
     assert len(await schedules.fired("plain")) == 1
+
+
+async def test_a_newer_slot_behind_many_schedules_that_are_left(
+    postgres: PostgresDatabase, memory_broker: MemoryBroker, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If all that a pass selects is left to others, it is left for two seconds. Then newer slots get their turn."""
+    monkeypatch.setattr(firing_worker, "MOST_SLOTS", 2)
+    monkeypatch.setattr(left_to_others, "_MANY", 2)
+    schedules = Schedules(postgres, memory_broker, clock)
+    for number in range(2):
+        await schedules.put(f"berlin-{number}", cron="* * * * *", zone="Europe/Berlin")
+    await schedules.put("newer", every="PT1H", startAt=iso(after(seconds=61)))
+    with lack(monkeypatch, "Europe/Berlin"):
+        await schedules.advance(minutes=1)
+        await schedules.advance(milliseconds=1999)
+        assert await schedules.fired("newer") == []
+        await schedules.advance(milliseconds=1)
+    assert await schedules.fired("newer") == [iso(after(seconds=61))]
+    assert schedules.metrics.settled_in["schedules", "failed"] == 2
 
 
 async def test_a_command_on_the_instance_that_lacks_the_zone(
