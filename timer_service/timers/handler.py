@@ -13,7 +13,7 @@ from timer_service.core.route import CommandResult
 from timer_service.core.turns import TransactionTime
 from timer_service.timers import rules, store
 from timer_service.timers.cancelling import Cancelling
-from timer_service.timers.messages import CancelTimers, ScheduleTimer, State
+from timer_service.timers.messages import CancelTimers, ScheduleTimer
 from timer_service.timers.queries import timer_view
 from timer_service.timers.rules import Applied, Key, Outcome, Timer
 from timer_service.timers.usage import growth
@@ -82,8 +82,8 @@ async def _add(
 ) -> Mapping[Key | None, deque[CommandResult]]:
     """Add the timers that do not exist yet. Return the results of their commands, in order, until the time was up.
 
-    A timer is added as it is after its last command in the batch, if the first one schedules it and none cancels it.
-    See docs/decisions/0057.
+    A timer is added as it is after its last command in the batch, if the first one schedules it. See
+    docs/decisions/0057.
     """
     new: dict[Key, Timer] = {}
     results: dict[Key | None, deque[CommandResult]] = {}
@@ -102,7 +102,7 @@ async def _add(
         new[key] = applied.timer
         result = _result(before, applied, wants_view=command.reply_to is not None)
         results.setdefault(key, deque()).append(result)
-    inserted = await store.add(tx, [timer for timer in new.values() if timer.state is State.SCHEDULED])
+    inserted = await store.add(tx, new.values())
     return {key: each for key, each in results.items() if key in inserted}
 
 
