@@ -12,6 +12,7 @@ from timer_service.core.broker import PublishStatus
 from timer_service.core.errors import Code
 from timer_service.core.health import Health
 from timer_service.core.quotas import OVER_QUOTA
+from timer_service.core.zone_data import zone_data
 
 _LAG = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60, 120, 300, 600, 1800, 3600)
 _DURATION = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10)
@@ -133,10 +134,10 @@ class Metrics:
         )
         Gauge(
             "timer_build_info",
-            "Always 1; the labels are the running versions.",
-            ["version", "python"],
+            "Always 1; the labels are the running versions, also of the time zone data.",
+            ["version", "python", "system_zones", "tzdata"],
             registry=registry,
-        ).labels(version("timer-service"), platform.python_version()).set(1)
+        ).labels(version("timer-service"), platform.python_version(), *zone_data()).set(1)
         ProcessCollector(registry=registry)
 
     def create_failure_series(

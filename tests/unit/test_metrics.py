@@ -10,6 +10,7 @@ from timer_service.core.broker import PublishStatus
 from timer_service.core.errors import Code
 from timer_service.core.health import HEALTHY, Health
 from timer_service.core.metrics_port import MetricsPort
+from timer_service.core.zone_data import zone_data
 from timer_service.metrics import Metrics
 
 
@@ -190,6 +191,7 @@ def test_build_info(registry: CollectorRegistry) -> None:
     """The labels of a gauge that is always 1 contain the running versions."""
     Metrics(registry)
     labels = {"version": version("timer-service"), "python": platform.python_version()}
+    labels |= {"system_zones": zone_data().system, "tzdata": version("tzdata")}
     assert registry.get_sample_value("timer_build_info", labels) == 1
 
 

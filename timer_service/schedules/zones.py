@@ -9,6 +9,7 @@ from typing import NamedTuple
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError, available_timezones
 
 from timer_service.core.instant import LATEST
+from timer_service.core.zone_data import zone_data
 from timer_service.schedules.errors import RecurrenceError
 
 LAST_SECOND = LATEST // 1000
@@ -106,7 +107,7 @@ def _names() -> frozenset[str]:
 def _unknown(name: str) -> RecurrenceError:
     near = _nearest(name)
     remedy = f"write {' or '.join(near)} instead" if near else "write an IANA name such as Europe/Berlin instead"
-    text = f"{name[:_QUOTED]!r} is not a time zone that this instance knows; {remedy}"
+    text = f"{name[:_QUOTED]!r} is not a time zone that this instance knows ({zone_data()}); {remedy}"
     return RecurrenceError("UNKNOWN_ZONE", "zone", text)
 
 

@@ -1,7 +1,7 @@
 """The handler of timer commands: it loads, applies and saves in the consumer's transaction."""
 
 import time
-from collections import Counter
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
@@ -50,7 +50,7 @@ async def handle(
     results: list[CommandResult | None] = []
     for key, command in zip(keys, commands, strict=True):
         if key in added:
-            results.append(added[key])
+            results.append(added[key].popleft() if added[key] else None)
             continue
         if key in deferred or key in cancelling.deferred or not await transaction_time.is_left():
             results.append(None)
@@ -59,11 +59,7 @@ async def handle(
             results.append(cancelling.apply(command, now))
             continue
         found = after.get(key)
-        if cancelling.concerns(key, command, found):
-            stale = Applied(found, Outcome.IGNORED_STALE)
-            results.append(_result(found, stale, wants_view=command.reply_to is not None))
-            continue
-        applied = rules.apply(found, key, command, now)
+        applied = _apply(cancelling, found, key, command, now)
         if admission:
             grown = growth(found, applied.timer, now)
             if excess := await admission.exceeds(key.tenant_id, grown, command.position):
@@ -83,25 +79,38 @@ async def _add(
     cancelling: Cancelling,
     now: int,
     transaction_time: TransactionTime,
-) -> Mapping[Key | None, CommandResult]:
-    """Add the timers that do not exist yet. Return the results of their commands.
+) -> Mapping[Key | None, deque[CommandResult]]:
+    """Add the timers that do not exist yet. Return the results of their commands, in order, until the time was up.
 
-    Only timers with one command in the batch, which schedules them, are added. See docs/decisions/0057.
+    A timer is added as it is after its last command in the batch, if the first one schedules it. See
+    docs/decisions/0057.
     """
-    counts = Counter(key for key, _ in commands)
-    new: dict[Key, tuple[Timer, CommandResult]] = {}
+    new: dict[Key, Timer] = {}
+    results: dict[Key | None, deque[CommandResult]] = {}
+    others = set(cancelling.deferred)
     for key, command in commands:
-        if counts[key] > 1 or not isinstance(command.payload, ScheduleTimer):
-            continue
-        if key in cancelling.deferred or cancelling.concerns(key, command, None):
+        before = new.get(key)
+        if key in others or (before is None and not isinstance(command.payload, ScheduleTimer)):
+            others.add(key)
             continue
         if not await transaction_time.is_left():
             break
-        applied = rules.apply(None, key, command, now)
-        if applied.timer is not None:
-            new[key] = applied.timer, _result(None, applied, wants_view=command.reply_to is not None)
-    inserted = await store.add(tx, [timer for timer, _ in new.values()])
-    return {key: result for key, (_, result) in new.items() if key in inserted}
+        applied = _apply(cancelling, before, key, command, now)
+        if applied.timer is None:
+            others.add(key)
+            continue
+        new[key] = applied.timer
+        result = _result(before, applied, wants_view=command.reply_to is not None)
+        results.setdefault(key, deque()).append(result)
+    inserted = await store.add(tx, new.values())
+    return {key: each for key, each in results.items() if key in inserted}
+
+
+def _apply(cancelling: Cancelling, found: Timer | None, key: Key, command: Command, now: int) -> Applied:
+    """Apply a command on a timer, unless a newer CancelTimers has decided about the timer."""
+    if cancelling.concerns(key, command, found):
+        return Applied(found, Outcome.IGNORED_STALE)
+    return rules.apply(found, key, command, now)
 
 
 def _characters(timer: Timer) -> int:

@@ -24,7 +24,7 @@ _USUAL_COLUMNS = (
     *("tenant_id", "service_call_id", "state", "due_at", "event_id", "data", "causation_id", "registered_at"),
     *("position_epoch", "position_sequence", "available_at"),
 )
-_RARE_COLUMNS = ("large_data", "expires_at", "correlation_id", *Trace._fields)
+_RARE_COLUMNS = ("large_data", "expires_at", "correlation_id", *Trace._fields, "cancelled_at", "confirmed_at")
 """Columns that are NULL in most new timers. SQLite takes 0.3 µs for each that an insert names."""
 _SETTLED_AT = "COALESCE(reached_at, cancelled_at, expired_at) AS settled_at"
 _SQL["put"] = _SQL["put"].format(
@@ -95,7 +95,7 @@ async def load(tx: Transaction, keys: Collection[Key]) -> dict[Key, Timer]:
 
 
 async def add(tx: Transaction, timers: Collection[Timer]) -> set[Key]:
-    """Insert new Scheduled timers. Return the keys of those that were inserted: the others exist already.
+    """Insert new Scheduled or Cancelled timers. Return the keys of those that were inserted: the others exist already.
 
     Without this, all keys are read first, and then written as an upsert: 4 µs more for each timer on SQLite.
 
@@ -223,7 +223,7 @@ def _new_row(timer: Timer) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
     assert schedule is not None  # noqa: S101 - a tombstone is no new timer
     values = (
         *timer.key,
-        _SCHEDULED,
+        _SCHEDULED if timer.state is State.SCHEDULED else timer.state.value,
         schedule.due_at,
         schedule.event_id,
         schedule.data,
@@ -232,7 +232,8 @@ def _new_row(timer: Timer) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
         *timer.position,
         timer.available_at,
     )
-    return values, (schedule.large_data, schedule.expires_at, schedule.correlation_id, *schedule.trace)
+    rare = schedule.large_data, schedule.expires_at, schedule.correlation_id, *schedule.trace
+    return values, (*rare, timer.settled_at, timer.confirmed_at)
 
 
 def _confirmation(timer: Timer) -> Mapping[str, Any]:

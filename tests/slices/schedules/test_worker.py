@@ -1,6 +1,7 @@
 """The firing worker: what it waits for, broken rows beside good ones, and several instances."""
 
 import asyncio
+import json
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,7 +20,8 @@ from timer_service.adapters.sqlite import SqliteDatabase
 from timer_service.core.computing import Steps
 from timer_service.core.database import Database
 from timer_service.core.health import HEALTHY, Health
-from timer_service.schedules import firing_pass, recurrence, zones
+from timer_service.core.zone_data import zone_data
+from timer_service.schedules import firing_pass, firing_worker, left_to_others, recurrence, zones
 from timer_service.schedules.firing import Decision, decide_in_steps
 from timer_service.schedules.schedule import Schedule
 
@@ -493,6 +495,25 @@ async def test_many_schedules_with_a_zone_that_one_instance_lacks(
     assert len(await schedules.fired("plain")) == 1
 
 
+async def test_a_newer_slot_behind_many_schedules_that_are_left(
+    postgres: PostgresDatabase, memory_broker: MemoryBroker, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If all that a pass selects is left to others, it is left for two seconds. Then newer slots get their turn."""
+    monkeypatch.setattr(firing_worker, "MOST_SLOTS", 2)
+    monkeypatch.setattr(left_to_others, "_MANY", 2)
+    schedules = Schedules(postgres, memory_broker, clock)
+    for number in range(2):
+        await schedules.put(f"berlin-{number}", cron="* * * * *", zone="Europe/Berlin")
+    await schedules.put("newer", every="PT1H", startAt=iso(after(seconds=61)))
+    with lack(monkeypatch, "Europe/Berlin"):
+        await schedules.advance(minutes=1)
+        await schedules.advance(milliseconds=1999)
+        assert await schedules.fired("newer") == []
+        await schedules.advance(milliseconds=1)
+    assert await schedules.fired("newer") == [iso(after(seconds=61))]
+    assert schedules.metrics.settled_in["schedules", "failed"] == 2
+
+
 async def test_a_command_on_the_instance_that_lacks_the_zone(
     postgres: PostgresDatabase, memory_broker: MemoryBroker, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -510,6 +531,21 @@ async def test_a_command_on_the_instance_that_lacks_the_zone(
     await knowing.fire()
     row = await knowing.row()
     assert (row["slot_at"], row["available_at"], row["last_error"]) == (*[after(minutes=2)] * 2, None)
+
+
+async def test_a_put_with_a_zone_that_only_the_other_instance_knows(
+    postgres: PostgresDatabase, memory_broker: MemoryBroker, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The instance that lacks the zone says which data it has. The dead letter has the command, to be sent again."""
+    lacking, knowing = (Schedules(postgres, memory_broker, clock) for _ in range(2))
+    with lack(monkeypatch, "Europe/Berlin"):
+        fields = {"cron": "0 9 * * *", "zone": "Europe/Berlin", "data": {"to": "team"}}
+        error = (await lacking.request("PutSchedule", scheduleId="daily", **fields))["error"]
+    assert (error["code"], [each["path"] for each in error["errors"]]) == ("UNKNOWN_ZONE", ["payload.zone"])
+    assert str(zone_data()) in error["errors"][0]["reason"]
+    (letter,) = await knowing.dead_letters()
+    assert (await knowing.request("PutSchedule", **json.loads(letter.body)["payload"]))["outcome"] == "created"
+    assert (await knowing.view())["data"] == {"to": "team"}
 
 
 async def test_a_row_of_a_newer_version(
@@ -536,9 +572,11 @@ def lack(monkeypatch: pytest.MonkeyPatch, zone: str) -> Iterator[None]:
             raise ZoneInfoNotFoundError(name)
         return ZoneInfo(name)
 
+    names = zones._names() - {zone}
     caches = (zones._stretches_of_year, recurrence.next_slot)
     with monkeypatch.context() as patch:
         patch.setattr(zones, "ZoneInfo", open_zone)
+        patch.setattr(zones, "_names", lambda: names)
         for each in caches:
             each.cache_clear()
         yield

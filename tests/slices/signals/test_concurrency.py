@@ -9,6 +9,7 @@ import pytest
 
 from tests.harness.builders import schedule_timer
 from tests.harness.clock import NOW, ManualClock, after
+from tests.harness.locks import wait_for_lock
 from tests.harness.signals import BLOCKED, Signals
 from tests.harness.timers import Timers
 from timer_service.adapters.memory import MemoryBroker
@@ -32,10 +33,6 @@ from timer_service.timers import SLICE as TIMERS
 
 ITEM = ItemKey("acme", "item-1")
 KEY = Key("acme", "signal-1")
-WAITING = """
-SELECT count(*) AS count FROM pg_stat_activity
-WHERE datname = current_database() AND wait_event_type = 'Lock' AND backend_type = 'client backend'
-"""
 
 
 @pytest.fixture
@@ -47,13 +44,6 @@ def instances(postgres: PostgresDatabase, memory_broker: MemoryBroker, clock: Ma
 @pytest.fixture
 def signals(instances: list[Signals]) -> Signals:
     return instances[0]
-
-
-async def wait_for_lock(database: PostgresDatabase) -> None:
-    """Wait until a transaction waits for a row that another transaction has locked."""
-    async with asyncio.timeout(10):
-        while not (await database.reader.fetch(WAITING))[0]["count"]:
-            await asyncio.sleep(0.005)
 
 
 async def handle(instance: Signals) -> None:

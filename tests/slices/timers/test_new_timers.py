@@ -1,12 +1,15 @@
 """New timers are inserted without a read. The results are those of reading first."""
 
+import asyncio
 import random
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import pytest
 
 from tests.harness.clock import NOW
+from tests.harness.locks import wait_for_lock
+from timer_service.adapters.postgres import PostgresDatabase
 from timer_service.adapters.sqlite import SqliteDatabase
 from timer_service.core.database import Parameters, Row, Transaction
 from timer_service.core.limits import Limits, TenantLimits
@@ -18,7 +21,10 @@ from timer_service.timers.messages import CancelTimer, CancelTimers, RetryTimer,
 
 READING_FIRST = Quotas(TenantLimits(default=Limits(pending_timers=1_000_000)))
 """With limits, nothing is inserted before it is read."""
-COLUMNS = "service_call_id, state, due_at, data, correlation_id, causation_id, traceparent, expires_at, large_data"
+COLUMNS = (
+    "service_call_id, state, due_at, data, correlation_id, causation_id, traceparent, expires_at, large_data, "
+    "registered_at, available_at, cancelled_at, confirmed_at"
+)
 
 
 class Watched:
@@ -97,7 +103,7 @@ async def test_the_results_are_those_of_reading_first(sqlite: SqliteDatabase, se
 
 
 async def test_new_timers_are_not_read(sqlite: SqliteDatabase) -> None:
-    """A batch reads only the timers that exist, and those with more than one command or with another one."""
+    """A batch reads only the timers that exist, and those whose first command is no ScheduleTimer."""
     results, reads = await applied(sqlite, [schedule(f"call-{number}", number) for number in range(1, 121)], Quotas())
     assert [each and each.name for each in results] == ["scheduled"] * 120
     assert reads == []
@@ -106,12 +112,17 @@ async def test_new_timers_are_not_read(sqlite: SqliteDatabase) -> None:
         schedule("new", 202),
         schedule("twice", 203),
         schedule("twice", 204),
-        command(CancelTimer(tenant_id="acme", service_call_id="other"), 205),
+        schedule("twice", 205, due_in=2000),
+        command(CancelTimer(tenant_id="acme", service_call_id="other"), 206),
+        schedule("other", 207),
+        schedule("gone", 208),
+        command(CancelTimer(tenant_id="acme", service_call_id="gone"), 209),
     ]
     results, reads = await applied(sqlite, batch, Quotas())
-    names = ["rescheduled", "scheduled", "scheduled", "unchanged", "not_found"]
+    names = ["rescheduled", "scheduled", "scheduled", "unchanged", "rescheduled"]
+    names += ["not_found", "scheduled", "scheduled", "cancelled"]
     assert [each and each.name for each in results] == names
-    assert reads == [3]
+    assert reads == [2]
 
 
 async def test_a_redelivered_command_is_unchanged(sqlite: SqliteDatabase) -> None:
@@ -131,3 +142,53 @@ async def test_time_that_is_over_before_anything_was_inserted(sqlite: SqliteData
     async with sqlite.transaction() as tx:
         results = await handle(tx, batch, NOW, quotas=Quotas(), monotonic=lambda: next(seconds))
     assert [each and each.name for each in results] == ["unchanged", None]
+
+
+async def test_time_that_is_over_before_the_second_command(sqlite: SqliteDatabase) -> None:
+    """If the time is over after a timer was inserted, its second command is deferred. The next batch applies it."""
+    batch = [schedule("call-1", 1), schedule("call-1", 2, due_in=2000), schedule("call-2", 3)]
+    seconds = iter([0.0, 1.0])
+    async with sqlite.transaction() as tx:
+        results = await handle(tx, batch, NOW, quotas=Quotas(), monotonic=lambda: next(seconds, 1.0))
+    assert [each and each.name for each in results] == ["scheduled", None, None]
+    results, _ = await applied(sqlite, batch[1:], Quotas())
+    assert [each and each.name for each in results] == ["rescheduled", "scheduled"]
+
+
+class Paused:
+    """A transaction that waits for an event after each insert of timers."""
+
+    def __init__(self, inner: Transaction, may_go_on: Callable[[], Awaitable[None]]) -> None:
+        self._inner = inner
+        self._may_go_on = may_go_on
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    async def insert(self, sql: str, rows: Sequence[Sequence[Any]]) -> Sequence[Row]:
+        returned = await self._inner.insert(sql, rows)
+        await self._may_go_on()
+        return returned
+
+
+async def test_two_instances_reschedule_new_timers(postgres: PostgresDatabase) -> None:
+    """A batch that reschedules a timer it has scheduled locks it in the order of the keys, so it meets no deadlock."""
+    has_inserted = asyncio.Event()
+
+    async def wait_for_the_other() -> None:
+        has_inserted.set()
+        await wait_for_lock(postgres)
+
+    async def handle_first() -> Sequence[CommandResult | None]:
+        batch = [schedule("a", 1), schedule("a", 2, due_in=2000), schedule("b", 3)]
+        async with postgres.transaction() as tx:
+            return await handle(Paused(tx, wait_for_the_other), batch, NOW, quotas=Quotas())
+
+    async def handle_second() -> Sequence[CommandResult | None]:
+        await has_inserted.wait()
+        async with postgres.transaction() as tx:
+            return await handle(tx, [schedule("a", 4), schedule("b", 5, due_in=2000)], NOW, quotas=Quotas())
+
+    first, second = await asyncio.gather(handle_first(), handle_second())
+    assert [each and each.name for each in first] == ["scheduled", "rescheduled", "scheduled"]
+    assert [each and each.name for each in second] == ["rescheduled", "rescheduled"]
