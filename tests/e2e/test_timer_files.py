@@ -16,8 +16,10 @@ from tests.e2e.conftest import ON_SQLITE, User
 from tests.e2e.test_cli import Cli
 from tests.harness.processes import PATIENCE_SECONDS, NatsServer, Service
 from tests.harness.spawn import spawn
+from timer_service.cli.timer_lines import NumberedTimer, batches
 from timer_service.client import NewTimer, TimerClient
 
+MIB = 1024 * 1024
 LATER = datetime(2100, 1, 1, 9, 30, tzinfo=UTC)
 
 
@@ -122,8 +124,8 @@ async def test_lines_that_the_service_refuses(cli: Cli, tmp_path: Path, broker: 
 
 @ON_SQLITE
 async def test_an_interrupted_import_is_resumed(cli: Cli, user: User, service: Service) -> None:
-    """An import that Ctrl-C stopped after a batch is repeated: the rest is stored, and nothing twice."""
-    file = write(cli, *(timer(number) for number in range(1_500)))
+    """An import that is killed after a batch, of 8 MiB at most, is repeated: the rest is stored, and nothing twice."""
+    file = write(cli, *(timer(number, data="x" * 60_000) for number in range(200)))
     with service.locked_database():
         importing = spawn(
             [*cli.program, "timers", "import", "acme", file],
@@ -131,13 +133,20 @@ async def test_an_interrupted_import_is_resumed(cli: Cli, user: User, service: S
             environment=cli.settings,
             cwd=cli.folder,
         )
-        await user.until_stored("TIMER_CMD", 1_000)
-        importing.send_signal(signal.SIGINT)
+        await user.until_stored("TIMER_CMD", 139)
+        importing.send_signal(signal.SIGKILL)
         assert await asyncio.to_thread(importing.wait, PATIENCE_SECONDS) != 0
-    assert await user.stored("TIMER_CMD") == 1_000
+    assert await user.stored("TIMER_CMD") == 139
     summary = await cli.json("timers", "import", "acme", file)
-    assert summary["outcomes"] == {"unchanged": 1_000, "scheduled": 500}
-    assert (await cli.json("timers", "count", "acme"))["counts"]["Scheduled"] == 1_500
+    assert summary["outcomes"] == {"unchanged": 139, "scheduled": 61}
+    assert (await cli.json("timers", "count", "acme"))["counts"]["Scheduled"] == 200
+
+
+def test_batches_are_bounded() -> None:
+    """A batch has at most 5,000 timers and 8 MiB. A larger timer gets a batch of its own."""
+    sizes = [1] * 10_001 + [5 * MIB, 4 * MIB, 9 * MIB, 1]
+    timers = [NumberedTimer(line, NewTimer("acme", "call", LATER), size) for line, size in enumerate(sizes, 1)]
+    assert [len(each) for each in batches(timers)] == [5_000, 5_000, 2, 1, 1, 1]
 
 
 async def test_an_import_without_an_answer(cli: Cli, broker: NatsServer) -> None:
