@@ -6,6 +6,7 @@ import os
 import pty
 import signal
 import sys
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -16,8 +17,9 @@ from tests.e2e.conftest import ON_SQLITE, User
 from tests.e2e.test_cli import Cli
 from tests.harness.processes import PATIENCE_SECONDS, NatsServer, Service
 from tests.harness.spawn import spawn
+from timer_service.cli.timer_import import import_file
 from timer_service.cli.timer_lines import NumberedTimer, batches
-from timer_service.client import NewTimer, TimerClient
+from timer_service.client import NewTimer, NoAnswerError, Outcome, TimerClient
 
 MIB = 1024 * 1024
 LATER = datetime(2100, 1, 1, 9, 30, tzinfo=UTC)
@@ -140,6 +142,23 @@ async def test_an_interrupted_import_is_resumed(cli: Cli, user: User, service: S
     summary = await cli.json("timers", "import", "acme", file)
     assert summary["outcomes"] == {"unchanged": 139, "scheduled": 61}
     assert (await cli.json("timers", "count", "acme"))["counts"]["Scheduled"] == 200
+
+
+async def test_answers_that_did_not_come(tmp_path: Path) -> None:
+    """If some of the answers do not come, the error says how many timers were handled."""
+
+    class Client(TimerClient):
+        def __init__(self) -> None:
+            pass
+
+        async def schedule_many(self, timers: Sequence[NewTimer], **_: Any) -> Sequence[Outcome | NoAnswerError]:
+            stored = [Outcome(command_id="c", name="scheduled") for _ in timers]
+            return [*stored[:-1], NoAnswerError("away")]
+
+    file = tmp_path / "timers.jsonl"
+    file.write_text("".join(f"{json.dumps(timer(number))}\n" for number in range(3)))
+    with pytest.raises(NoAnswerError, match=r"^away; at least 2 of 3 timers of .* were handled\. Import"):
+        await import_file(Client(), "acme", file, 3)
 
 
 def test_batches_are_bounded() -> None:
