@@ -27,7 +27,9 @@ def main(folder: Path, tenants: list[str]) -> None:
             sys.exit(f"prepare.py: {tenant!r} cannot be the name of a tenant: use 1 to 64 letters, digits, - and _")
     (folder / "passwords").mkdir(parents=True, exist_ok=True, mode=0o700)
     server, accounts = folder / "nats.conf", folder / "tenants.conf"
+    next_step = "Reload the server, if it runs (docs/security.md, Add a tenant)."
     if not server.exists():
+        next_step = f"Start the server: nats-server -c {server}"
         text = (SOURCE / "nats.conf").read_text().replace('"/data"', f'"{folder.resolve()}/data"')
         for user in ("operator", "timer-service"):
             text = text.replace(f"password: ${variable(user)}", hashed(folder, user))
@@ -35,7 +37,7 @@ def main(folder: Path, tenants: list[str]) -> None:
     found = accounts.read_text() if accounts.exists() else ""
     added = [tenant_block(folder, tenant) for tenant in tenants if f"\n{tenant} {{\n" not in f"\n{found}"]
     write_private(accounts, found + "".join(added))
-    print(f"The passwords are in {folder}/passwords. Start the server: nats-server -c {server}")
+    print(f"The passwords are in {folder}/passwords. {next_step}")
     print(f"Then give each tenant its stream, as the operator: timer-service tenants separate {' '.join(tenants)}")
 
 

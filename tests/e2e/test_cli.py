@@ -150,6 +150,14 @@ async def test_life_of_a_signal(cli: Cli, service: Service, user: User) -> None:
         "  status       fired",
         "  item         ticket-7",
     ]
+    head, row = await cli.lines("signals", "firings", "acme", "help")
+    assert head.split() == ["FIRING", "STATUS", "CREATED", "CAUSE", "(TASK", "OR", "ERROR)"]
+    _, status, _, item, *_, task = row.split()
+    assert (status, item) == ("enqueued", "ticket-7:")
+    head, row = await cli.lines("signals", "tasks", "acme", "ticket-7")
+    assert head.split() == ["TASK", "CREATED", "SIGNAL"]
+    assert (f"({row.split()[0]})", row.split()[2]) == (task, "help")
+    assert (await cli.run("signals", "tasks", "acme", "ticket-8")).stderr == "no tasks\n"
     done = await cli.run("signals", "cancel", "acme", "help")
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr == f"already_fired: acme/help (fired, {wait}): it has fired\n"
@@ -165,6 +173,8 @@ async def test_life_of_a_signal_for_machines(cli: Cli, service: Service) -> None
     assert (created["outcome"], created["signal"]["triggerSpec"]) == ("created", wanted)
     assert await cli.json("signals", "get", "acme", "noon") == created["signal"]
     assert await cli.json("signals", "list", "acme") == [created["signal"]]
+    (firing,) = await cli.json("signals", "firings", "acme", "noon")
+    assert (firing["status"], firing["dueAt"]) == ("queued", "2100-01-01T12:00:00.000Z")
     assert (await cli.json("signals", "cancel", "acme", "noon"))["signal"]["status"] == "cancelled"
     assert (await cli.json("signals", "resolve", "acme", "noon", code=1))["outcome"] == "already_ended"
 

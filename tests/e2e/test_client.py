@@ -90,7 +90,7 @@ def test_the_example_of_the_guide_runs(tmp_path: Path, capsys: pytest.CaptureFix
     assert "'Scheduled': 999" in lines[6]
     assert lines[7:9] == ["transitioned", "reminder: call-kim Call Kim."]
     assert lines[9:12] == ["3 slots", "created", "paused"]
-    assert lines[12:13] == ["recurring: report paused 0 9 * * MON-FRI"]
+    assert lines[12:13] == ["recurring: standup paused 0 9 * * MON-FRI"]
     assert lines[13:16] == ["started", "recorded", "ready: ['lint', 'publish']"]
     assert lines[16:19] == ["started", "sent", "cancelled"]
     assert lines[19].startswith("TOO_LARGE [{'path': 'payload.data'")

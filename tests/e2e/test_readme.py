@@ -1,4 +1,4 @@
-"""The examples of README.md and docs/schedules.md, as a reader runs them."""
+"""The examples of README.md and of pages in docs/, as a reader runs them."""
 
 import asyncio
 import os
@@ -15,6 +15,8 @@ from tests.harness.spawn import BIN
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text("utf-8")
 SCHEDULES = (ROOT / "docs" / "schedules.md").read_text("utf-8")
+SIGNALS = (ROOT / "docs" / "signals.md").read_text("utf-8")
+RUNS = (ROOT / "docs" / "runs.md").read_text("utf-8")
 DEFAULT_URL = "nats://localhost:4222"
 NATS_CLI = f"""nats() {{ [ "$1" != pub ] || '{sys.executable}' -c '
 import asyncio, os, sys, nats
@@ -107,6 +109,23 @@ async def test_shell_of_schedules(broker: NatsServer, service: Service) -> None:
         output = await run_shell(broker, script)
         ended = [line.partition(":")[0] for line in output if re.match(r"\w+: acme/report", line)]
         assert ended == outcomes
+
+
+@pytest.mark.slow
+@ON_SQLITE
+async def test_shell_of_signals(broker: NatsServer, service: Service) -> None:
+    """The commands of docs/signals.md succeed in their order."""
+    output = await run_shell(broker, block("sh", "signals create", SIGNALS))
+    outcomes = [line.partition(":")[0] for line in output if re.match(r"\w+: acme/", line)]
+    assert outcomes == ["created", "transitioned", "resolved"]
+
+
+@pytest.mark.slow
+@ON_SQLITE
+async def test_shell_of_runs(broker: NatsServer, service: Service) -> None:
+    """The commands of docs/runs.md print the graph that the page shows."""
+    _, *graph = await run_shell(broker, block("sh", "start acme build-1", RUNS))
+    assert "\n".join(["```", *graph, "```"]) in RUNS
 
 
 @pytest.mark.slow

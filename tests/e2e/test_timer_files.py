@@ -6,6 +6,7 @@ import os
 import pty
 import signal
 import sys
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -16,8 +17,11 @@ from tests.e2e.conftest import ON_SQLITE, User
 from tests.harness.cli import Cli
 from tests.harness.processes import PATIENCE_SECONDS, NatsServer, Service
 from tests.harness.spawn import spawn
-from timer_service.client import NewTimer, TimerClient
+from timer_service.cli.timer_import import import_file
+from timer_service.cli.timer_lines import NumberedTimer, batches
+from timer_service.client import NewTimer, NoAnswerError, Outcome, TimerClient
 
+MIB = 1024 * 1024
 LATER = datetime(2100, 1, 1, 9, 30, tzinfo=UTC)
 
 
@@ -117,8 +121,8 @@ async def test_lines_that_the_service_refuses(cli: Cli, tmp_path: Path, broker: 
 
 @ON_SQLITE
 async def test_an_interrupted_import_is_resumed(cli: Cli, user: User, service: Service) -> None:
-    """An import that Ctrl-C stopped after a batch is repeated: the rest is stored, and nothing twice."""
-    file = write(cli, *(timer(number) for number in range(1_500)))
+    """An import that is killed after a batch, of 8 MiB at most, is repeated: the rest is stored, and nothing twice."""
+    file = write(cli, *(timer(number, data="x" * 60_000) for number in range(200)))
     with service.locked_database():
         importing = spawn(
             [*cli.program, "timers", "import", "acme", file],
@@ -126,13 +130,37 @@ async def test_an_interrupted_import_is_resumed(cli: Cli, user: User, service: S
             environment=cli.settings,
             cwd=cli.folder,
         )
-        await user.until_stored("TIMER_CMD", 1_000)
-        importing.send_signal(signal.SIGINT)
+        await user.until_stored("TIMER_CMD", 139)
+        importing.send_signal(signal.SIGKILL)
         assert await asyncio.to_thread(importing.wait, PATIENCE_SECONDS) != 0
-    assert await user.stored("TIMER_CMD") == 1_000
+    assert await user.stored("TIMER_CMD") == 139
     summary = await cli.json("timers", "import", "acme", file)
-    assert summary["outcomes"] == {"unchanged": 1_000, "scheduled": 500}
-    assert (await cli.json("timers", "count", "acme"))["counts"]["Scheduled"] == 1_500
+    assert summary["outcomes"] == {"unchanged": 139, "scheduled": 61}
+    assert (await cli.json("timers", "count", "acme"))["counts"]["Scheduled"] == 200
+
+
+async def test_answers_that_did_not_come(tmp_path: Path) -> None:
+    """If some of the answers do not come, the error says how many timers were handled."""
+
+    class Client(TimerClient):
+        def __init__(self) -> None:
+            pass
+
+        async def schedule_many(self, timers: Sequence[NewTimer], **_: Any) -> Sequence[Outcome | NoAnswerError]:
+            stored = [Outcome(command_id="c", name="scheduled") for _ in timers]
+            return [*stored[:-1], NoAnswerError("away")]
+
+    file = tmp_path / "timers.jsonl"
+    file.write_text("".join(f"{json.dumps(timer(number))}\n" for number in range(3)))
+    with pytest.raises(NoAnswerError, match=r"^away; at least 2 of 3 timers of .* were handled\. Import"):
+        await import_file(Client(), "acme", file, 3)
+
+
+def test_batches_are_bounded() -> None:
+    """A batch has at most 5,000 timers and 8 MiB. A larger timer gets a batch of its own."""
+    sizes = [1] * 10_001 + [5 * MIB, 4 * MIB, 9 * MIB, 1]
+    timers = [NumberedTimer(line, NewTimer("acme", "call", LATER), size) for line, size in enumerate(sizes, 1)]
+    assert [len(each) for each in batches(timers)] == [5_000, 5_000, 2, 1, 1, 1]
 
 
 async def test_an_import_without_an_answer(cli: Cli, broker: NatsServer) -> None:

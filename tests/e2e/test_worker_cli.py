@@ -161,6 +161,20 @@ async def test_a_stopped_worker_finishes_its_step(shell: Shell) -> None:
 
 
 @pytest.mark.slow
+async def test_a_second_signal_ends_a_worker(shell: Shell) -> None:
+    """A worker that gets a second signal ends before its step has ended, and says so instead of a traceback."""
+    worker = await shell.start("worker", "acme", "orders:slow_workflow")
+    await shell.run("workflows", "start", "acme", "s-1", "slow", "--input", "60")
+    await shell.until_status("s-1", "running")
+    for number in (signal.SIGTERM, signal.SIGINT):
+        worker.send_signal(number)
+    output, _ = await worker.communicate()
+    assert "Traceback" not in output.decode()
+    end = "timer-service: ended by a second signal; the workflows in progress continue when their leases end"
+    assert (worker.returncode, output.decode().splitlines()[-1]) == (1, end)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [

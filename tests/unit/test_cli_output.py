@@ -14,12 +14,13 @@ from timer_service.cli.output.lists import Listing, print_list
 from timer_service.cli.output.outcomes import rejection_text
 from timer_service.cli.output.runs import graph_lines, run_event_line, run_table
 from timer_service.cli.output.schedules import schedule_details, schedule_event_line, schedule_table, slot_lines
-from timer_service.cli.output.signals import signal_event_line, signal_table
+from timer_service.cli.output.signals import firing_table, signal_event_line, signal_table
 from timer_service.cli.output.text import format_distance, format_duration, format_time, style
 from timer_service.cli.output.timers import timer_table
 from timer_service.client import (
     CatchUp,
     CommandError,
+    Firing,
     Run,
     RunGraph,
     RunJob,
@@ -100,6 +101,21 @@ def test_signals_on_a_terminal() -> None:
     assert "(a\\nnote)" in text
     assert "nothing: kind: must be one of these" in text
     assert "2100-01-01T10:00:00Z (error: refused)" in text
+
+
+def test_firings() -> None:
+    """A firing shows its cause, and its task or the error of a firing that was given up."""
+    known: dict[str, Any] = {"tenant": "acme", "signal": "ask", "due_at": LATER, "created_at": LATER, "attempt": 1}
+    firings = [
+        Firing(firing_id="f1", dedupe_key="event-9", status="enqueued", item="ticket-7", task_id="task-f1", **known),
+        Firing(firing_id="f2", dedupe_key="at-1", status="failed", last_error="no\nroom", **known),
+        Firing(firing_id="f3", dedupe_key="at-2", status="queued", **known),
+    ]
+    assert [line.split("Z  ")[-1] for line in plain(firing_table(firings, None))][1:] == [
+        "ticket-7: event-9 (task-f1)",
+        "at-1 (error: no\\nroom)",
+        "at-2",
+    ]
 
 
 def test_runs_on_a_terminal() -> None:

@@ -26,7 +26,7 @@ from timer_service.core import loop as loop_module
 from timer_service.core.budget import DEFAULT_BUDGET
 from timer_service.core.clock_repair import TimedRows
 from timer_service.core.consumer import Consumer
-from timer_service.core.errors import StartError
+from timer_service.core.errors import DatabaseUnavailableError, StartError
 from timer_service.core.health import HEALTHY, Health, Publishing
 from timer_service.core.installation import request_replay
 from timer_service.core.lease import Lease
@@ -361,6 +361,27 @@ async def test_end_during_a_replay(new: NewInstance, sqlite: SqliteDatabase, cap
     assert [line.message for line in caplog.records if line.name == "timer_service.app.tasks"] == []
     assert (await instance.app._history.installation()).replay is not None
     assert "replay forgotten" not in instance.broker.steps
+
+
+async def test_outage_of_the_database_during_a_replay(
+    new: NewInstance, sqlite: SqliteDatabase, caplog: pytest.LogCaptureFixture
+) -> None:
+    """While the database is away, the end of a replay waits for it, without a traceback each second."""
+    await in_transaction(sqlite, lambda tx: request_replay(tx, 1))
+    instance = new()
+    instance.broker.is_replayed = True
+    ended, outages = instance.app._history.replay_ended, [DatabaseUnavailableError("away")] * 2
+
+    async def fail_twice() -> None:
+        if outages:
+            raise outages.pop()
+        await ended()
+
+    with patch.object(instance.app._history, "replay_ended", fail_twice):
+        async with instance.running():
+            await until(lambda: bool(instance.passes("timers")))
+    assert outages == []
+    assert [line.message for line in caplog.records if line.name == "timer_service.app.tasks"] == []
 
 
 async def test_claims_of_a_dead_process(new: NewInstance, sqlite: SqliteDatabase) -> None:

@@ -22,7 +22,7 @@ from timer_service.core.broker import Subscription
 from timer_service.core.budget import Budget
 from timer_service.core.command_streams import CommandHistory
 from timer_service.core.error_text import error_text
-from timer_service.core.errors import StartError
+from timer_service.core.errors import DatabaseUnavailableError, StartError
 from timer_service.core.health import HEALTHY, Health, OutageLog, worst
 from timer_service.core.instant import format_instant
 from timer_service.core.loop import Loop, Worker
@@ -210,16 +210,24 @@ class App:
 
         A timer that one of these commands cancels or moves must not fire before.
         """
-        while (replay := (await self._history.installation()).replay) is not None:
-            if await self._broker.replayed(replay):
-                await self._history.replay_ended()
-                await self._broker.forget_replay()
-                log.info(
-                    "the commands since the backup are handled again", extra={"since": format_instant(replay.since)}
-                )
-            else:
-                await asyncio.sleep(_REPLAY_SECONDS)
+        while not await self._has_no_replay():  # noqa: ASYNC110 - the broker does not report the end
+            await asyncio.sleep(_REPLAY_SECONDS)
         self._replayed.set()
+
+    async def _has_no_replay(self) -> bool:
+        """Return whether no replay is under way, and end one that is done. False if the database is away."""
+        try:
+            if (replay := (await self._history.installation()).replay) is None:
+                return True
+            if not await self._broker.replayed(replay):
+                return False
+            await self._history.replay_ended()
+        except DatabaseUnavailableError as error:  # the loops report it
+            log.debug("cannot end the replay", extra={"reason": error_text(error)})
+            return False
+        await self._broker.forget_replay()
+        log.info("the commands since the backup are handled again", extra={"since": format_instant(replay.since)})
+        return False
 
     async def _run_worker(self, loop: Loop) -> None:
         await self._replayed.wait()

@@ -10,7 +10,14 @@ import typer
 from timer_service.cli.connection import broker_command
 from timer_service.cli.output.lists import ListQuery, print_list, read_list
 from timer_service.cli.output.outcomes import OVER_QUOTA, exit_not_found, print_outcome
-from timer_service.cli.output.signals import signal_details, signal_event_line, signal_table, trigger_text
+from timer_service.cli.output.signals import (
+    firing_table,
+    signal_details,
+    signal_event_line,
+    signal_table,
+    task_table,
+    trigger_text,
+)
 from timer_service.cli.output.table import terminal_width
 from timer_service.cli.parameters import (
     All,
@@ -23,7 +30,7 @@ from timer_service.cli.parameters import (
     read_instant,
 )
 from timer_service.cli.watch import AsJsonLines, print_events
-from timer_service.client import Outcome, Signal, SignalStatus, TimerClient
+from timer_service.client import Firing, Outcome, Signal, SignalStatus, Task, TimerClient
 
 app = typer.Typer(
     help="Reminders that fire when a work item changes its status, or at an instant.", no_args_is_help=True
@@ -50,6 +57,8 @@ ItemFilter = Annotated[
 ]
 
 _LIST = ListQuery("list-signals", "signals")
+_FIRINGS = ListQuery("list-firings", "firings")
+_TASKS = ListQuery("list-tasks", "tasks")
 _WITHOUT_EFFECT = {
     "exists",
     "created_invalid",
@@ -155,6 +164,46 @@ async def list_signals(
         return signal_table([Signal.read(view) for view in views], terminal_width())
 
     print_list(listing, "signals", to_lines, as_json=as_json)
+
+
+@broker_command(app)
+async def firings(
+    client: TimerClient,
+    tenant: Tenant,
+    signal: Name,
+    limit: Limit = 50,
+    everything: All = False,
+    cursor: Cursor = None,
+    as_json: AsJson = False,
+) -> None:
+    """List the firings of a signal, oldest first: what made its trigger true, and what became of it."""
+    filters = {"signalId": signal}
+    listing = await read_list(client, tenant, _FIRINGS, filters, limit=None if everything else limit, cursor=cursor)
+
+    def to_lines(views: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+        return firing_table([Firing.read(view) for view in views], terminal_width())
+
+    print_list(listing, "firings", to_lines, as_json=as_json)
+
+
+@broker_command(app)
+async def tasks(
+    client: TimerClient,
+    tenant: Tenant,
+    item: Item,
+    limit: Limit = 50,
+    everything: All = False,
+    cursor: Cursor = None,
+    as_json: AsJson = False,
+) -> None:
+    """List the follow-up tasks of a work item, oldest first: each signal that fired for it added one."""
+    filters = {"workItemId": item}
+    listing = await read_list(client, tenant, _TASKS, filters, limit=None if everything else limit, cursor=cursor)
+
+    def to_lines(views: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+        return task_table([Task.read(view) for view in views], terminal_width())
+
+    print_list(listing, "tasks", to_lines, as_json=as_json)
 
 
 @broker_command(app)

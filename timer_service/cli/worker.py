@@ -1,5 +1,6 @@
 """`timer-service worker`: executes workflows."""
 
+import asyncio
 import gc
 import sys
 from collections.abc import Sequence
@@ -19,6 +20,7 @@ from timer_service.logs import configure_logs
 from timer_service.worker import Worker, WorkflowFunction
 
 _NEW_OBJECTS_PER_COLLECTION = 20_000
+_SECOND_SIGNAL = "ended by a second signal; the workflows in progress continue when their leases end"
 
 
 def read_workflow(text: str) -> WorkflowFunction:
@@ -77,7 +79,10 @@ def worker(
     typer.echo(f"Executing workflows of tenant {tenant}: {types}. Stop with Ctrl-C.", err=True)
     gc.freeze()  # modules live as long as the process
     gc.set_threshold(_NEW_OBJECTS_PER_COLLECTION)
-    run_async(executor.run())
+    try:
+        run_async(executor.run())
+    except asyncio.CancelledError:
+        sys.exit(f"timer-service: {_SECOND_SIGNAL}")
 
 
 def _worker(

@@ -7,6 +7,7 @@ from timer_service.client.models import (
     CatchUpPolicy,
     Counts,
     DeadLetter,
+    Firing,
     NewTimer,
     Outcome,
     Run,
@@ -19,6 +20,7 @@ from timer_service.client.models import (
     Signal,
     SignalStatus,
     State,
+    Task,
     Timer,
 )
 from timer_service.client.timer_client import TimerClient
@@ -39,6 +41,7 @@ __all__ = [
     "CommandError",
     "Counts",
     "DeadLetter",
+    "Firing",
     "NewTimer",
     "NoAnswerError",
     "Outcome",
@@ -53,6 +56,7 @@ __all__ = [
     "Signal",
     "SignalStatus",
     "State",
+    "Task",
     "Timer",
     "TimerClient",
     "TimerServiceError",

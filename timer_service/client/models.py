@@ -101,6 +101,36 @@ class Signal(View):
     last_error: str | None = None
 
 
+class Firing(View):
+    """A record that the trigger of a signal became true."""
+
+    tenant: TenantId
+    firing_id: str
+    signal: Annotated[str, Field(alias="signalId")]
+    dedupe_key: str
+    """It identifies the cause: one cause fires a signal once."""
+    status: str
+    """`queued`, `processing`, `enqueued` (the signal has fired) or `failed`; or one that a newer service has added."""
+    due_at: Instant
+    created_at: Instant
+    attempt: int
+    item: Annotated[str | None, Field(alias="workItemId")] = None
+    task_id: str | None = None
+    settled_at: Instant | None = None
+    last_error: str | None = None
+
+
+class Task(View):
+    """The follow-up task of a firing, for its work item."""
+
+    tenant: TenantId
+    task_id: str
+    item: Annotated[str, Field(alias="workItemId")]
+    signal: Annotated[str, Field(alias="signalId")]
+    firing_id: str
+    created_at: Instant
+
+
 class RunStatus(StrEnum):
     """The status of a run."""
 

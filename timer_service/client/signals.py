@@ -13,7 +13,7 @@ from timer_service.client.checks import (
     wire_instant,
 )
 from timer_service.client.connection import Connection
-from timer_service.client.models import Outcome, Signal, SignalStatus
+from timer_service.client.models import Firing, Outcome, Signal, SignalStatus, Task
 
 
 class Signals:
@@ -88,6 +88,18 @@ class Signals:
             question["workItemId"] = check_identifier("item", item)
         views = self._connection.pages(tenant, "list-signals", question, "signals", timeout_seconds)
         return (Signal.read(view) async for view in views)
+
+    def firings(self, tenant: str, signal: str, *, timeout_seconds: float = 10) -> AsyncIterator[Firing]:
+        """Iterate over the firings of a signal, oldest first. A signal that does not exist has none."""
+        question = {"signalId": check_identifier("signal", signal)}
+        views = self._connection.pages(tenant, "list-firings", question, "firings", timeout_seconds)
+        return (Firing.read(view) async for view in views)
+
+    def tasks(self, tenant: str, item: str, *, timeout_seconds: float = 10) -> AsyncIterator[Task]:
+        """Iterate over the follow-up tasks of a work item, oldest first. An item that does not exist has none."""
+        question = {"workItemId": check_identifier("item", item)}
+        views = self._connection.pages(tenant, "list-tasks", question, "tasks", timeout_seconds)
+        return (Task.read(view) async for view in views)
 
     def watch(self, tenant: str = "*") -> AsyncIterator[dict[str, Any]]:
         """Iterate over `work.signal.fired` and `work.signal.failed` events from now on, of a tenant or of all.
