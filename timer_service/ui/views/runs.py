@@ -8,6 +8,7 @@ from timer_service.runs.queries import QUERIES, GetRun
 from timer_service.ui.commands import command
 from timer_service.ui.graph import Drawing, Job, Need, draw
 from timer_service.ui.pages import Content
+from timer_service.ui.reads import PAGE_ROWS
 from timer_service.ui.tenants import Rows
 from timer_service.ui.views.lists import StatusList, TenantChoice
 from timer_service.ui.views.view import Asked, item_view, main_view
@@ -24,7 +25,7 @@ CHOICE = TenantChoice(
 _LIST = StatusList(CHOICE, _ROUTES["list-runs"], "runs", RunStatus)
 _MOST_DRAWN = 400
 """The graph of a run with more jobs would not be readable. Its jobs are shown as a list."""
-_MOST_NEEDS = 2000
+_MOST_NEEDS = 1000
 """More edges would not be readable either, and take long to place."""
 _MOST_READS = 4
 READY = "ready"
@@ -48,9 +49,9 @@ async def _show_list(asked: Asked) -> Content:
 async def _show(asked: Asked) -> Content:
     tenant, run_id = asked.parameters.key()
     cursor = asked.parameters.text("cursor")
-    first = await asked.reads.ask(_ROUTES["get-run"], tenant, GetRun(run_id=run_id, limit=_MOST_DRAWN, cursor=cursor))
+    first = await asked.reads.ask(_ROUTES["get-run"], tenant, GetRun(run_id=run_id, limit=PAGE_ROWS, cursor=cursor))
     found = _Jobs(first["jobs"], first.get("cursor"))
-    if cursor is None:
+    if cursor is None and sum(first["counts"].values()) <= _MOST_DRAWN:
         found = await _read_all(asked, tenant, run_id, found)
     is_drawn = cursor is None and found.cursor is None and len(found.jobs) > 0 and _count_needs(found) <= _MOST_NEEDS
     open_groups = [name for name, is_resolved in first["groups"].items() if not is_resolved]
@@ -68,11 +69,11 @@ async def _show(asked: Asked) -> Content:
 
 
 async def _read_all(asked: Asked, tenant: str, run_id: str, first: _Jobs) -> _Jobs:
-    """Return all jobs of a run if they are few enough to be drawn, else the first page."""
+    """Return all jobs of a run, or the first page if they do not fit into a few replies."""
     jobs = list(first.jobs)
     cursor = first.cursor
     for _ in range(_MOST_READS):
-        if cursor is None or len(jobs) >= _MOST_DRAWN:
+        if cursor is None:
             break
         request = GetRun(run_id=run_id, limit=_MOST_DRAWN, cursor=cursor)
         page = await asked.reads.ask(_ROUTES["get-run"], tenant, request)
