@@ -175,8 +175,23 @@ async def test_dead_letters(page: Page) -> None:
     page.metrics.dead_letter_stored("TOO_LARGE")
     await page.samples.tick(page.clock.now())
     text = (await page.get("/ui/failed")).text
-    assert re.search(r'TOO_LARGE</th><td class="end num">1</td><td class="end num">2</td>', text)
+    assert re.search(r"TOO_LARGE</th><td [^>]*>1</td><td [^>]*>2</td>", text)
     assert "timer-service dead-letters list" in text
+
+
+async def test_newest_dead_letters(page: Page) -> None:
+    """The 20 commands that the instance rejected last are shown with their reasons, newest first, as text."""
+    runs = Runs(page.instance.database, MemoryBroker(), page.clock)
+    page.rejections = runs.parts.newest_rejections
+    assert "The newest" not in (await page.get("/ui/failed")).text
+    for number in range(25):
+        runs.send("StartRun", runId=f"run-{number}", jobs=[{"name": "<b>", "needs": 7}], message_id=f"<i>{number}")
+    await runs.consume()
+    text = (await page.get("/ui/failed")).text
+    ids = re.findall(r'start-run <span class="quiet">(.*?)</span>', text)
+    assert ids == [f"&lt;i&gt;{number}" for number in range(24, 4, -1)]
+    assert "jobs.0.needs" in text
+    assert "INVALID_PAYLOAD" in text
 
 
 async def test_buried_events(filled: Page) -> None:

@@ -153,6 +153,7 @@ async def _show(asked: Asked) -> Content:
         "activity": hour,
         "totals": {} if hour.newest is None else hour.newest.dead_letters,
         "stream": asked.instance.dead_letters,
+        "rejected": asked.instance.rejected(),
     }
     return Content("failed.html", values)
 
