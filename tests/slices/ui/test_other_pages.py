@@ -106,6 +106,23 @@ async def test_wrong_requests(filled: Page) -> None:
         assert (answer.status, text in answer.text) == (status, True), path
 
 
+async def test_pages_use_the_reader_of_queries(filled: Page, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No page reads by the connections of the service's own work, so a slow page delays nothing."""
+    database = filled.instance.database
+    monkeypatch.setattr(database, "reader", None)
+    monkeypatch.setattr(database, "transaction", None)
+    reads: list[str] = []
+    for name in ("fetch", "fetch_each"):
+        monkeypatch.setattr(type(database.queries), name, noting(reads, database, name))
+    for view in VIEWS:
+        item = {"tenant": "acme", "id": "build" if view.path == "run" else HOSTILE[0]}
+        given = {name: value for name, value in item.items() if name in view.parameters}
+        before = len(reads)
+        answer = await filled.get(link(view.path, **given))
+        assert answer.status == 200, view.path
+        assert len(reads) > before or view.path == "", view.path
+
+
 async def test_nothing_on_the_first_page(filled: Page, monkeypatch: pytest.MonkeyPatch) -> None:
     """If a page has looked at many workflows and none of them matches, it leads on."""
     monkeypatch.setattr("timer_service.workflows.queries._LOOKED_AT", 2)
