@@ -39,7 +39,5 @@ class NewestRejections:
     def add(self, rejected: Rejected, now: int) -> None:
         """Add a command whose dead letter was stored now."""
         address, rejection = rejected.delivery.address, rejected.rejection
-        faults = [f"{fault.path}: {fault.reason}" for fault in rejection.faults[:1]]
-        texts = (address.tenant, address.message, rejected.command_id, ". ".join([rejection.message, *faults]))
-        tenant, command, command_id, reason = (printable(each, _LONGEST) for each in texts)
-        self._kept.append(RejectedCommand(now, tenant, command, command_id, rejection.code.value, reason))
+        texts = (address.tenant, address.message, rejected.command_id, rejection.code.value, rejection.message)
+        self._kept.append(RejectedCommand(now, *(printable(each, _LONGEST) for each in texts)))
