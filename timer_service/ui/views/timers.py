@@ -29,7 +29,7 @@ CHOICE = TenantChoice(
     hint="Schedule the first one:",
     example=f"{command('timers', 'schedule', 'acme', 'call-1')} --in 10s",
 )
-_SEARCHED = 1000
+_SEARCHED = 500
 """How many timers a search for a correlation id reads at most: no index has correlation ids."""
 
 
