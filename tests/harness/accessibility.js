@@ -34,6 +34,7 @@
   for (const element of all("[aria-labelledby]")) {
     if (!document.getElementById(element.getAttribute("aria-labelledby"))) fault("its label does not exist", element);
   }
+  for (const element of all("pre[aria-label]:not([role])")) fault("a label needs a role", element);
   const ids = all("[id]").map((element) => element.id);
   for (const id of ids) if (ids.indexOf(id) !== ids.lastIndexOf(id)) fault(`the id ${id} is there twice`);
   for (const element of all("thead th")) if (element.scope !== "col") fault("no scope", element);

@@ -14,6 +14,7 @@ from tests.harness.metrics import RecordingMetrics
 from timer_service.core.database import Database
 from timer_service.core.health import HEALTHY, Health
 from timer_service.core.loop import Loop
+from timer_service.core.newest_rejections import NewestRejections
 from timer_service.http import http_app
 from timer_service.metrics import Metrics
 from timer_service.ui.instance import Instance
@@ -39,7 +40,9 @@ class Page:
         self.samples = Samples(self.registry)
         self.health: dict[str, Health] = {"commands": HEALTHY, "events": HEALTHY}
         self.loop = Loop("timers", self.samples, clock=clock, polling_interval=INTERVAL, metrics=RecordingMetrics())
+        self.rejections = NewestRejections()
         self.instance = Instance(
+            name="machine-1:9464",
             database=database,
             clock=clock,
             role="all",
@@ -51,6 +54,7 @@ class Page:
             flows=lambda: self.health,
             needs=lambda: {"broker": HEALTHY},
             loops=lambda: [self.loop],
+            rejected=lambda: self.rejections.all,
         )
 
     @cached_property

@@ -10,6 +10,7 @@ from tests.harness.plans import MODES, FilledDatabase, filled_database
 from timer_service.adapters.sqlite import SqliteDatabase
 from timer_service.core.row_counts import overdue_sql
 from timer_service.workflows import effect_store, queries, registry, retention, store
+from timer_service.workflows.messages import WorkflowStatus
 from timer_service.workflows.store import COUNTED, WORKFLOWS
 from timer_service.workflows.timed_rows import TIMED
 from timer_service.workflows.usage import OPEN, STORED
@@ -58,12 +59,17 @@ UNSEEN = "Index Scan workflow_effects_unseen"
 SEEN = "Index Scan workflow_effects_seen"
 MESSAGE = "Index Scan workflow_messages_pkey"
 UNREAD = "Index Scan workflow_messages_unread"
+COMPLETED = queries._where_ended(WorkflowStatus.COMPLETED)
 PARTIAL = (
     "SCAN workflows USING COVERING INDEX workflows_lane",
     "SCAN workflows USING INDEX workflows_failed",
     "SCAN workflows USING INDEX workflows_blocked",
 )
 """Reads of a whole partial index, whose predicate is the condition."""
+
+
+def of_lists(name: str, where: str) -> str:
+    return queries._SQL[name].format(where=where)
 
 
 def of_effects(name: str) -> str:
@@ -98,10 +104,12 @@ PLANS = {
     "the next messages": (of_effects("next_messages"), [UNREAD]),
     "a message as a result": (of_effects("copy_message"), [MESSAGE, EFFECT]),
     "a taken message": (of_effects("take_message"), [MESSAGE]),
-    "open workflows": (queries._SQL["page_open"], ["Index Scan workflows_open"]),
-    "ended workflows": (
-        queries._SQL["page_ended"].replace("{status}", "completed"),
-        ["Index Scan workflows_by_status"],
+    "open workflows": (of_lists("page", queries._OPEN), ["Index Scan workflows_open"]),
+    "where a page of open workflows ends": (of_lists("page_end", queries._OPEN), ["Index Only Scan workflows_open"]),
+    "ended workflows": (of_lists("page", COMPLETED), ["Index Scan workflows_by_status"]),
+    "where a page of ended workflows ends": (
+        of_lists("page_end", COMPLETED),
+        ["Index Only Scan workflows_by_status"],
     ),
     "ended workflows, counted": (
         queries._SQL["count_ended"].replace("{status}", "completed"),

@@ -20,6 +20,7 @@ from timer_service.core.codec import MAX_BRACKETS, MAX_COMMAND_BYTES, MAX_FIELDS
 from timer_service.core.decoder import Decoded, decode, parts
 from timer_service.core.errors import Code, Rejection
 from timer_service.core.message import MAX_MESSAGE_BYTES, kebab
+from timer_service.core.newest_rejections import NewestRejections
 from timer_service.core.rejection import Rejected
 from timer_service.core.rejector import Rejector
 
@@ -166,6 +167,7 @@ async def test_other_tasks_run_between_dead_letters() -> None:
         metrics=RecordingMetrics(),
         attempts=Attempts(),
         audit=AuditLog(),
+        newest=NewestRejections(),
         command_types=(),
         reply_prefix="_INBOX",
     )

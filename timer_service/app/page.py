@@ -1,5 +1,6 @@
 """The operations page of an instance: its routes, and the loop that takes its samples."""
 
+import socket
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -48,6 +49,7 @@ def build_page(
         raise StartError("TIMER_UI_ENABLED needs jinja2: pip install 'timer-service[ui]'") from error
     samples = Samples(registry)
     instance = Instance(
+        name=f"{socket.gethostname()}:{config.http_port}",
         database=parts.database,
         clock=parts.clock,
         role=config.role,
@@ -59,6 +61,7 @@ def build_page(
         flows=flows,
         needs=needs,
         loops=loops,
+        rejected=lambda: parts.newest_rejections.all,
     )
     sampling = Loop(_LOOP, samples, clock=parts.clock, polling_interval=INTERVAL, metrics=parts.metrics)
     return OperationsPage(ui_routes(instance), sampling)

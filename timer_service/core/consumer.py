@@ -25,6 +25,7 @@ from timer_service.core.errors import ChangedStreamError, Code, Rejection
 from timer_service.core.failures import Failures
 from timer_service.core.health import Health, OutageLog, worst
 from timer_service.core.metrics_port import MetricsPort
+from timer_service.core.newest_rejections import NewestRejections
 from timer_service.core.rejection import Rejected
 from timer_service.core.rejector import Rejector
 from timer_service.core.route import Route
@@ -60,6 +61,7 @@ class Consumer:
         reply_prefix: str,
         outages: OutageLog | None = None,
         audit: AuditLog | None = None,
+        newest: NewestRejections | None = None,
         budget: Budget = DEFAULT_BUDGET,
     ) -> None:
         self._database = database
@@ -94,6 +96,7 @@ class Consumer:
             metrics=metrics,
             attempts=self._attempts,
             audit=audit,
+            newest=newest or NewestRejections(),
             command_types=self._payloads,
             reply_prefix=reply_prefix,
         )

@@ -42,11 +42,13 @@ async def read_page(
     limit: int,
     view: Callable[[_T], Mapping[str, Any] | RawJson],
     cursor_of: Callable[[_T], _Cursor],
+    end: _Cursor | None = None,
 ) -> RawJson:
     """Return a page: the views of up to `limit` items after a cursor, as many as fit into one reply, at least one.
 
     The views are in the field `name`. `read` returns items after a cursor, in order, up to a limit. `cursor_of` returns
-    the cursor of an item. The field `cursor` is set if there are more pages.
+    the cursor of an item. The field `cursor` is set if there are more pages. If `read` stops at the cursor `end`, there
+    may be more items after it: the page then ends there, perhaps without any item.
     """
     page = _Page(name, limit, view)
     while True:
@@ -57,7 +59,7 @@ async def read_page(
         if taken < len(found):
             return page.write({"cursor": write_cursor(after)})
         if len(found) < wanted:
-            return page.write({})
+            return page.write({} if end is None else {"cursor": write_cursor(end)})
 
 
 class _Page(Generic[_T]):

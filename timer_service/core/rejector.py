@@ -21,6 +21,7 @@ from timer_service.core.dead_letter import printable
 from timer_service.core.health import Health, RecentFailure
 from timer_service.core.message import Message
 from timer_service.core.metrics_port import MetricsPort
+from timer_service.core.newest_rejections import NewestRejections
 from timer_service.core.recent import Recent
 from timer_service.core.rejection import Rejected
 from timer_service.core.replies import inbox_of
@@ -70,6 +71,7 @@ class Rejector:
         metrics: MetricsPort,
         attempts: Attempts,
         audit: AuditLog,
+        newest: NewestRejections,
         command_types: Collection[str],
         reply_prefix: str,
     ) -> None:
@@ -79,6 +81,7 @@ class Rejector:
         self._attempts = attempts
         self._refusals = Attempts()
         self._audit = audit
+        self._newest = newest
         self._command_types = command_types
         self._reply_prefix = reply_prefix
         self._failure = RecentFailure(_UNHEALTHY_SECONDS)
@@ -184,6 +187,7 @@ class Rejector:
         self._audit.record(REJECTED, tenant, **about)  # the reason quotes the command
         if each.letter.status is PublishStatus.PUBLISHED:
             self._metrics.dead_letter_stored(code)
+            self._newest.add(rejected, self._clock.now())
         else:
             self._metrics.dead_letter_dropped(code)
             log.error(

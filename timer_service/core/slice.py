@@ -22,6 +22,7 @@ from timer_service.core.lease import Lease, LeasedTable
 from timer_service.core.loop import Worker
 from timer_service.core.message import Payload, TenantPayload
 from timer_service.core.metrics_port import MetricsPort
+from timer_service.core.newest_rejections import NewestRejections
 from timer_service.core.query import Queries, QueryRoute
 from timer_service.core.quotas import Quotas, Usage
 from timer_service.core.relay import Encode, Relay
@@ -51,6 +52,8 @@ class Parts:
     outages: OutageLog = field(default_factory=OutageLog)
     """The outages of the database."""
     audit: AuditLog = field(default_factory=AuditLog)
+    newest_rejections: NewestRejections = field(default_factory=NewestRejections)
+    """What the operations page shows of dead letters."""
     publishing: Publishing = field(default_factory=Publishing)
     publish: Publish | None = None
     """How events are published, in place of `broker.publish`."""
@@ -72,6 +75,7 @@ class Parts:
             reply_prefix=self.reply_prefix,
             outages=self.outages,
             audit=self.audit,
+            newest=self.newest_rejections,
             budget=self.budget,
         )
 

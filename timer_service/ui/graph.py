@@ -5,7 +5,7 @@ It has the four steps of a layered layout: columns, points where long edges pass
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -16,7 +16,7 @@ from timer_service.ui.formats import visible
 
 MOST_ROWS = 24
 """How many boxes a column has at most. A graph of 200 jobs at once becomes nine columns."""
-_MOST_POINTS = 5000
+_MOST_POINTS = 1500
 """With more points on long edges, edges are drawn straight behind the boxes."""
 _SWEEPS = 10
 _BOX_HEIGHT = 30
@@ -82,13 +82,9 @@ class Drawing(NamedTuple):
 class _Point(NamedTuple):
     """A place in a column: a box, or a point where a long edge passes."""
 
-    name: str
-    passes_to: str = ""
-    column: int = 0
-
-    @property
-    def is_box(self) -> bool:
-        return not self.passes_to
+    column: int
+    box: str | None = None
+    """The name of the job; None if an edge passes."""
 
 
 def draw(jobs: Sequence[Job]) -> Steps[Drawing]:
@@ -96,8 +92,8 @@ def draw(jobs: Sequence[Job]) -> Steps[Drawing]:
     by_name = {job.name: job for job in jobs}
     columns = assign_columns(jobs)
     yield
-    chains = _chains(jobs, columns)
-    rows = _Rows(jobs, columns, chains)
+    points, chains = _points_and_chains(jobs, columns)
+    rows = _Rows(points, chains)
     for sweep in range(_SWEEPS):
         rows.sort(forward=sweep % 2 == 0)
         yield
@@ -143,126 +139,127 @@ def _levels(jobs: Sequence[Job]) -> dict[str, int]:
 class _Chain(NamedTuple):
     """An edge as the points that it visits, one per column."""
 
-    points: Sequence[_Point]
+    points: Sequence[int]
+    """Their numbers: they are looked up often, and a number is found faster than a name."""
     always: bool
 
 
-def _chains(jobs: Sequence[Job], columns: Mapping[str, int]) -> list[_Chain]:
+def _points_and_chains(jobs: Sequence[Job], columns: Mapping[str, int]) -> tuple[list[_Point], list[_Chain]]:
+    """Return all points and edges. Each edge is a chain of the numbers of its points."""
+    points = [_Point(columns[job.name], job.name) for job in jobs]
+    numbers = {job.name: number for number, job in enumerate(jobs)}
     edges = [
         (need, job.name)
         for job in jobs
         for need in job.needs
         if need.name in columns and columns[need.name] < columns[job.name]
     ]
-    length = sum(columns[name] - columns[need.name] - 1 for need, name in edges)
-    return [_chain(need, name, columns, is_routed=length <= _MOST_POINTS) for need, name in edges]
-
-
-def _chain(need: Need, name: str, columns: Mapping[str, int], *, is_routed: bool) -> _Chain:
-    first, last = columns[need.name], columns[name]
-    between = range(first + 1, last) if is_routed else ()
-    passed = [_Point(need.name, name, column) for column in between]
-    return _Chain([_Point(need.name, "", first), *passed, _Point(name, "", last)], need.always)
+    is_routed = sum(columns[name] - columns[need.name] - 1 for need, name in edges) <= _MOST_POINTS
+    chains = []
+    for need, name in edges:
+        passed = [_Point(column) for column in range(columns[need.name] + 1, columns[name])] if is_routed else []
+        between = range(len(points), len(points) + len(passed))
+        points += passed
+        chains.append(_Chain([numbers[need.name], *between, numbers[name]], need.always))
+    return points, chains
 
 
 class _Rows:
-    """The order and the height of the points of each column."""
+    """The order and the height of the points of each column. A point is a number."""
 
-    def __init__(self, jobs: Iterable[Job], columns: Mapping[str, int], chains: Iterable[_Chain]) -> None:
-        chains = list(chains)
-        self.columns: list[list[_Point]] = [[] for _ in range(1 + max(columns.values(), default=-1))]
-        self.before: dict[_Point, list[_Point]] = defaultdict(list)
-        self.after: dict[_Point, list[_Point]] = defaultdict(list)
-        for job in jobs:
-            self.columns[columns[job.name]].append(_Point(job.name, "", columns[job.name]))
+    def __init__(self, points: Sequence[_Point], chains: Iterable[_Chain]) -> None:
+        self.points = points
+        self.columns: list[list[int]] = [[] for _ in range(1 + max((each.column for each in points), default=-1))]
+        self.heights = [0.0] * len(points)
+        self._halves = [(_EDGE_GAP if each.box is None else _BOX_GAP) / 2 for each in points]
+        self._before: list[list[int]] = [[] for _ in points]
+        self._after: list[list[int]] = [[] for _ in points]
+        for number, point in enumerate(points):
+            self.columns[point.column].append(number)
         for chain in chains:
-            for point in chain.points[1:-1]:
-                self.columns[point.column].append(point)
             for one, other in pairwise(chain.points):
-                self.after[one].append(other)
-                self.before[other].append(one)
-        self.heights: dict[_Point, float] = {}
+                self._after[one].append(other)
+                self._before[other].append(one)
         for column in self.columns:
             self._stack(column)
 
     def sort(self, *, forward: bool) -> None:
         """Sort each column by the mean place of the neighbours in the columns before it, or after it."""
-        neighbours = self.before if forward else self.after
         for column in self.columns if forward else reversed(self.columns):
-            places = {point: self._mean(neighbours[point], self.heights[point]) for point in column}
+            places = dict(zip(column, self._wanted(column, forward=forward), strict=True))
             column.sort(key=places.__getitem__)
             self._stack(column)
 
     def straighten(self, *, forward: bool) -> None:
         """Move the points of each column to the mean height of their neighbours, as far as there is room."""
-        neighbours = self.before if forward else self.after
         for column in self.columns if forward else reversed(self.columns):
-            wanted = [self._mean(neighbours[point], self.heights[point]) for point in column]
-            gaps = [0.0, *(_gap(one, other) for one, other in pairwise(column))]
-            down = list(_push(wanted, gaps))
-            up = [-height for height in _push([-height for height in reversed(wanted)], [0.0, *reversed(gaps[1:])])]
+            wanted = self._wanted(column, forward=forward)
+            gaps = [self._gap(one, other) for one, other in pairwise(column)]
+            down = _push(wanted, gaps)
+            up = _push([-height for height in reversed(wanted)], gaps[::-1])
             for point, low, high in zip(column, down, reversed(up), strict=True):
-                self.heights[point] = (low + high) / 2
+                self.heights[point] = (low - high) / 2
 
-    def _mean(self, points: Sequence[_Point], default: float) -> float:
-        return sum(self.heights[each] for each in points) / len(points) if points else default
+    def _wanted(self, column: Sequence[int], *, forward: bool) -> list[float]:
+        """Return the mean height of the neighbours of each point, in the columns before it, or after it."""
+        neighbours, heights = self._before if forward else self._after, self.heights
+        return [
+            sum([heights[each] for each in near]) / len(near) if (near := neighbours[point]) else heights[point]
+            for point in column
+        ]
 
-    def _stack(self, column: Sequence[_Point]) -> None:
+    def _stack(self, column: Sequence[int]) -> None:
         """Set the heights of a column without space between its points, around the middle."""
-        height = 0.0
-        for number, point in enumerate(column):
-            height += _gap(column[number - 1], point) if number else 0
+        gaps = [self._gap(one, other) for one, other in pairwise(column)]
+        height = -sum(gaps) / 2
+        for point, gap in zip(column, [*gaps, 0.0], strict=True):
             self.heights[point] = height
-        for point in column:
-            self.heights[point] -= height / 2
+            height += gap
+
+    def _gap(self, one: int, other: int) -> float:
+        """Return the least distance between the middles of two points."""
+        return self._halves[one] + self._halves[other]
 
 
-def _gap(one: _Point, other: _Point) -> float:
-    """Return the least distance between the middles of two points."""
-    return (_BOX_GAP if one.is_box else _EDGE_GAP) / 2 + (_BOX_GAP if other.is_box else _EDGE_GAP) / 2
-
-
-def _push(wanted: Sequence[float], gaps: Sequence[float]) -> Iterator[float]:
-    """Yield the heights, each at least a gap below the one before."""
-    last = -float("inf")
-    for height, gap in zip(wanted, gaps, strict=True):
+def _push(wanted: Sequence[float], gaps: Sequence[float]) -> list[float]:
+    """Return the heights, each at least a gap below the one before."""
+    last = wanted[0]
+    pushed = [last]
+    for height, gap in zip(wanted[1:], gaps, strict=True):
         last = max(height, last + gap)
-        yield last
+        pushed.append(last)
+    return pushed
 
 
 def _place(jobs: Mapping[str, Job], rows: _Rows, chains: Sequence[_Chain]) -> Drawing:
     texts = {name: shorten(job.text) for name, job in jobs.items()}
     middle = _BOX_HEIGHT / 2
-    top = min(rows.heights.values(), default=0) - middle - _MARGIN
-    bottom = max(rows.heights.values(), default=0) + middle + _MARGIN
+    top = min(rows.heights, default=0) - middle - _MARGIN
+    bottom = max(rows.heights, default=0) + middle + _MARGIN
     lefts, widths, x = [], [], float(_MARGIN)
     for column in rows.columns:
-        longest = max((cell_len(texts[point.name]) for point in column if point.is_box), default=0)
+        names = [name for point in column if (name := rows.points[point].box) is not None]
+        longest = max((cell_len(texts[name]) for name in names), default=0)
         width = round(max(longest, _LEAST_TEXT) * _CELL + _AROUND_TEXT)
         lefts.append(x)
         widths.append(width)
         x += width + _COLUMN_GAP
     boxes = [
-        Box(
-            jobs[each.name],
-            texts[each.name],
-            lefts[number],
-            round(rows.heights[each] - top - middle, 1),
-            width,
-        )
-        for number, (column, width) in enumerate(zip(rows.columns, widths, strict=True))
-        for each in column
-        if each.is_box
+        Box(jobs[name], texts[name], lefts[number], round(rows.heights[point] - top - middle, 1), widths[number])
+        for number, column in enumerate(rows.columns)
+        for point in column
+        if (name := rows.points[point].box) is not None
     ]
     edges = [Edge(_path(chain.points, rows, lefts, widths, top), chain.always) for chain in chains]
     return Drawing(boxes, edges, max(x - _COLUMN_GAP + _MARGIN, 0), round(bottom - top, 1))
 
 
-def _path(points: Sequence[_Point], rows: _Rows, lefts: Sequence[float], widths: Sequence[float], top: float) -> str:
+def _path(points: Sequence[int], rows: _Rows, lefts: Sequence[float], widths: Sequence[float], top: float) -> str:
     parts: list[str] = []
     for one, other in pairwise(points):
-        x, y = lefts[one.column] + widths[one.column], round(rows.heights[one] - top, 1)
-        left, height = lefts[other.column], round(rows.heights[other] - top, 1)
+        before, after = rows.points[one].column, rows.points[other].column
+        x, y = lefts[before] + widths[before], round(rows.heights[one] - top, 1)
+        left, height = lefts[after], round(rows.heights[other] - top, 1)
         middle = round((x + left) / 2, 1)
         parts.append(f"{'L' if parts else 'M'}{x:g} {y:g}C{middle:g} {y:g} {middle:g} {height:g} {left:g} {height:g}")
     return "".join(parts)

@@ -9,6 +9,7 @@ from timer_service.core.clock import Clock
 from timer_service.core.database import Database
 from timer_service.core.health import Health
 from timer_service.core.loop import Loop
+from timer_service.core.newest_rejections import RejectedCommand
 from timer_service.ui.samples import Samples
 
 
@@ -16,6 +17,8 @@ from timer_service.ui.samples import Samples
 class Instance:
     """One instance, as the page shows it."""
 
+    name: str
+    """The name of its machine, and its port."""
     database: Database
     clock: Clock
     role: str
@@ -32,3 +35,5 @@ class Instance:
     needs: Callable[[], Mapping[str, Health]]
     """Returns the health of what the instance needs, such as the broker, by name."""
     loops: Callable[[], Sequence[Loop]]
+    rejected: Callable[[], Sequence[RejectedCommand]]
+    """Returns the newest commands that it rejected, newest first."""

@@ -40,14 +40,14 @@ class Content(NamedTuple):
 class Pages:
     """Renders templates. Each value is escaped, and shows its invisible characters."""
 
-    def __init__(self, computing: Computing, navigation: Sequence[tuple[str, str]]) -> None:
-        """`navigation` has the path and the name of each main page."""
+    def __init__(self, computing: Computing, instance: str, navigation: Sequence[tuple[str, str]]) -> None:
+        """`instance` is the name of the instance. `navigation` has the path and the name of each main page."""
         self._computing = computing
-        self._navigation = navigation
+        self._common = {"instance": instance, "navigation": navigation}
 
     async def render(self, content: Content, *, now: int, section: str) -> Response:
         """Return the response with a content. `section` is the part of the page to mark in the navigation."""
-        values = {**content.values, "now": now, "section": section, "navigation": self._navigation}
+        values = {**content.values, **self._common, "now": now, "section": section}
         template = _environment().get_template(content.template)
         text = await self._computing.run(_in_steps(template, values))
         return HTMLResponse(text, content.status, {**_HEADERS, "Cache-Control": "no-store"})

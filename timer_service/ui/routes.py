@@ -35,7 +35,7 @@ def ui_routes(instance: Instance) -> list[Route]:
     """Return the routes of the operations page."""
     computing = Computing()
     reads = Reads(instance.database, instance.clock, computing)
-    pages = Pages(computing, [(view.path, view.name) for view in VIEWS if view.name is not None])
+    pages = Pages(computing, instance.name, [(view.path, view.name) for view in VIEWS if view.name is not None])
 
     async def show(view: View, request: Request) -> Response:
         now = instance.clock.now()

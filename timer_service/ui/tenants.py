@@ -1,6 +1,6 @@
 """The tenants that have rows of a kind, and how many. An operator does not know all tenants by heart."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from timer_service.core.database import Reader
@@ -17,9 +17,9 @@ class Rows(NamedTuple):
     table: str
     where: str = "TRUE"
 
-    def sql(self, name: str) -> str:
-        """Return a statement of `tenants.sql` for these rows."""
-        return _SQL[name].format(table=self.table, where=self.where)
+    def sql(self, name: str, **columns: str) -> str:
+        """Return a statement of `tenants.sql` for these rows. `columns` are the names that it leaves open."""
+        return _SQL[name].format(table=self.table, where=self.where, **columns)
 
 
 class TenantPage(NamedTuple):
@@ -37,8 +37,7 @@ async def page(reader: Reader, rows: Rows, after: str, limit: int = SHOWN) -> Te
     return TenantPage(names) if len(names) <= limit else TenantPage(names[:limit], names[limit - 1])
 
 
-async def count(reader: Reader, rows: Rows, tenant: str) -> int:
-    """Return how many such rows a tenant has. Counting stops at `MOST_COUNTED`."""
-    (row,) = await reader.fetch(rows.sql("count"), {"tenant_id": tenant, "limit": MOST_COUNTED})
-    found: int = row["count"]
-    return found
+async def count(reader: Reader, rows: Rows, names: Sequence[str]) -> Mapping[str, int]:
+    """Return how many such rows each tenant has. Counting stops at `MOST_COUNTED`."""
+    found = await reader.fetch_each(rows.sql("count"), [{"tenant_id": name, "limit": MOST_COUNTED} for name in names])
+    return {row["tenant_id"]: row["count"] for row in found}

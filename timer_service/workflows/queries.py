@@ -35,6 +35,8 @@ ONLINE_MS = 60_000
 """A worker counts as offline if it was not seen for so long. One without free slots sends a request each 25 s, and the
 registry can leave out one of two."""
 _MAX_COUNT = 1_000_000
+_LOOKED_AT = 10_000
+"""How many workflows of one index a page looks at. No index has the type, or the status of open workflows."""
 _MOST_WORKERS = 1000
 """How many workers of a queue are looked at."""
 
@@ -44,6 +46,12 @@ class _Place(NamedTuple):
 
     created_at: int = -1
     workflow_id: str = ""
+
+
+_LAST = _Place(2**62)
+"""A place after all workflows."""
+_OPEN = "ended_at IS NULL"
+"""The WHERE clause of open workflows. It must equal the predicate of a partial index, like that of `_where_ended`."""
 
 
 def workflow_view(workflow: Workflow) -> RawJson:
@@ -122,16 +130,38 @@ async def _has_workers(reader: Reader, workflow: Workflow, now: int) -> bool:
 async def _list(reader: Reader, tenant: str, request: ListWorkflows, _now: int) -> RawJson:
     after = _Place() if request.cursor is None else _Place(*read_cursor(request.cursor, int, str))
 
+    wheres = [_OPEN] if request.status not in ENDED else []
+    wheres += [_where_ended(status) for status in _ended(request.status)]
+    end = await _find_end(reader, tenant, after, wheres) if _needs_looking(request) else None
+    end_at, end_id = end or _LAST
+    filters = {"status": request.status or "", "type": request.workflow_type or "", "end_at": end_at, "end_id": end_id}
+
     async def read(after: _Place, limit: int) -> Sequence[Workflow]:
-        found: list[Row] = []
-        parameters = {"tenant_id": tenant, **after._asdict(), "limit": limit, "type": request.workflow_type or ""}
-        if request.status not in ENDED:
-            found += await reader.fetch(_SQL["page_open"], {**parameters, "status": request.status or ""})
-        for status in _ended(request.status):
-            found += await reader.fetch(_SQL["page_ended"].replace("{status}", status), parameters)
+        parameters = {"tenant_id": tenant, **after._asdict(), **filters, "limit": limit}
+        found = [row for where in wheres for row in await reader.fetch(_SQL["page"].format(where=where), parameters)]
         return sorted(map(store.read_workflow, found), key=_place_of)[:limit]
 
-    return await read_page("workflows", read, after=after, limit=request.limit, view=workflow_view, cursor_of=_place_of)
+    return await read_page(
+        "workflows", read, after=after, limit=request.limit, view=workflow_view, cursor_of=_place_of, end=end
+    )
+
+
+def _needs_looking(request: ListWorkflows) -> bool:
+    """Return whether the rows of an index must be looked at to find those that match."""
+    is_open = request.status is not None and request.status not in ENDED
+    return is_open or request.workflow_type is not None
+
+
+async def _find_end(reader: Reader, tenant: str, after: _Place, wheres: Sequence[str]) -> _Place | None:
+    """Return up to which place a page looks at workflows, or None if it looks at all."""
+    parameters = {"tenant_id": tenant, **after._asdict(), "skipped": _LOOKED_AT - 1}
+    rows = [row for where in wheres for row in await reader.fetch(_SQL["page_end"].format(where=where), parameters)]
+    return min((_Place(row["created_at"], row["workflow_id"]) for row in rows), default=None)
+
+
+def _where_ended(status: WorkflowStatus) -> str:
+    """Return the WHERE clause of workflows that ended in one way."""
+    return f"status = '{status}' AND ended_at IS NOT NULL AND type IS NOT NULL"
 
 
 def _ended(status: WorkflowStatus | None) -> list[WorkflowStatus]:

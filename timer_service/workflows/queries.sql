@@ -1,20 +1,20 @@
--- name: page_open
--- Returns the next open workflows of a tenant after a cursor, in order of creation.
+-- name: page
+-- Returns the next workflows of a tenant after a cursor, up to a place, in order of creation. `where` has an index of its own.
 SELECT {columns}
 FROM workflows
-WHERE tenant_id = :tenant_id AND ended_at IS NULL AND (created_at, workflow_id) > (:created_at, :workflow_id)
+WHERE tenant_id = :tenant_id AND {where} AND (created_at, workflow_id) > (:created_at, :workflow_id)
+    AND (created_at, workflow_id) <= (:end_at, :end_id)
     AND (:status = '' OR status = :status) AND (:type = '' OR type = :type)
 ORDER BY created_at, workflow_id
 LIMIT :limit
 
--- name: page_ended
--- Returns the next workflows of a tenant that ended in one way after a cursor, in order of creation.
-SELECT {columns}
+-- name: page_end
+-- Returns the place of the last workflow that such a page may look at, if there are so many.
+SELECT created_at, workflow_id
 FROM workflows
-WHERE tenant_id = :tenant_id AND status = '{status}' AND ended_at IS NOT NULL AND type IS NOT NULL
-    AND (created_at, workflow_id) > (:created_at, :workflow_id) AND (:type = '' OR type = :type)
+WHERE tenant_id = :tenant_id AND {where} AND (created_at, workflow_id) > (:created_at, :workflow_id)
 ORDER BY created_at, workflow_id
-LIMIT :limit
+LIMIT 1 OFFSET :skipped
 
 -- name: count_open
 -- Counts the open workflows of a tenant by status, at most the limit together.

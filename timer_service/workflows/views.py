@@ -97,7 +97,10 @@ class WorkflowDetail(Payload):
 
 
 class WorkflowPage(Payload):
-    """A page of workflows in order of creation. If `cursor` is set, send it with the same filters for the next page."""
+    """A page of workflows in order of creation. If `cursor` is set, send it with the same filters for the next page.
+
+    A page with filters may have few workflows, or none, before the last one.
+    """
 
     workflows: list[WorkflowView]
     cursor: str | None = None

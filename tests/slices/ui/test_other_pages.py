@@ -2,18 +2,22 @@
 
 import html
 import re
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 import pytest
 
 from tests.harness import page_data
+from tests.harness.builders import in_state, scheduled
 from tests.harness.clock import NOW, ManualClock
 from tests.harness.page import Page
 from tests.harness.page_data import HOSTILE
 from tests.harness.runs import Runs
+from tests.harness.timers import put_timers
 from timer_service.adapters.memory import MemoryBroker
 from timer_service.adapters.postgres import PostgresDatabase
+from timer_service.core.database import Database
+from timer_service.timers.messages import State
 from timer_service.ui.formats import visible
 from timer_service.ui.links import link
 from timer_service.ui.views import VIEWS
@@ -102,6 +106,31 @@ async def test_wrong_requests(filled: Page) -> None:
         assert (answer.status, text in answer.text) == (status, True), path
 
 
+async def test_pages_use_the_reader_of_queries(filled: Page, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No page reads by the connections of the service's own work, so a slow page delays nothing."""
+    database = filled.instance.database
+    monkeypatch.setattr(database, "reader", None)
+    monkeypatch.setattr(database, "transaction", None)
+    reads: list[str] = []
+    for name in ("fetch", "fetch_each"):
+        monkeypatch.setattr(type(database.queries), name, noting(reads, database, name))
+    for view in VIEWS:
+        item = {"tenant": "acme", "id": "build" if view.path == "run" else HOSTILE[0]}
+        given = {name: value for name, value in item.items() if name in view.parameters}
+        before = len(reads)
+        answer = await filled.get(link(view.path, **given))
+        assert answer.status == 200, view.path
+        assert len(reads) > before or view.path == "", view.path
+
+
+async def test_nothing_on_the_first_page(filled: Page, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If a page has looked at many workflows and none of them matches, it leads on."""
+    monkeypatch.setattr("timer_service.workflows.queries._LOOKED_AT", 2)
+    text = (await filled.get("/ui/workflows?tenant=acme&workflow_type=nope")).text
+    assert "None of these workflows matches." in text
+    assert 'rel="next"' in text
+
+
 async def test_nothing_failed(page: Page) -> None:
     """Without failures, the page says so."""
     text = (await page.get("/ui/failed")).text
@@ -120,6 +149,32 @@ async def test_failures(filled: Page) -> None:
         assert shown in text
     assert "Blocked workflows" not in text
     assert links_to(text, "timers") == ["/ui/timers?tenant=acme&state=Failed"]
+    for shown in ("no room", "timer-service signals activate acme signal-1", "STEP_FAILED", "there is no zone X"):
+        assert shown in text
+
+
+async def test_failures_of_many_tenants(page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The failures of 50 tenants are read with three statements."""
+    failed = [in_state(State.FAILED, scheduled("call", tenant=f"t{number}")) for number in range(50)]
+    async with page.instance.database.transaction() as tx:
+        await put_timers(tx, [each._replace(last_error="the stream is full") for each in failed])
+    reads: list[str] = []
+    for name in ("fetch", "fetch_each"):
+        monkeypatch.setattr(type(page.instance.database.queries), name, noting(reads, page.instance.database, name))
+    text = (await page.get("/ui/failed?kind=timers")).text
+    assert text.count("the stream is full") == 50
+    assert len(reads) == 3
+
+
+def noting(reads: list[str], database: Database, name: str) -> Callable[..., Awaitable[Any]]:
+    """Return a method of the reader that notes its statements."""
+    real = getattr(type(database.queries), name)
+
+    async def read(self: object, sql: str, *arguments: object) -> Any:
+        reads.append(sql)
+        return await real(self, sql, *arguments)
+
+    return read
 
 
 async def test_one_kind_of_failure(filled: Page) -> None:
@@ -137,8 +192,23 @@ async def test_dead_letters(page: Page) -> None:
     page.metrics.dead_letter_stored("TOO_LARGE")
     await page.samples.tick(page.clock.now())
     text = (await page.get("/ui/failed")).text
-    assert re.search(r'TOO_LARGE</th><td class="end num">1</td><td class="end num">2</td>', text)
+    assert re.search(r"TOO_LARGE</th><td [^>]*>1</td><td [^>]*>2</td>", text)
     assert "timer-service dead-letters list" in text
+
+
+async def test_newest_dead_letters(page: Page) -> None:
+    """The 20 commands that the instance rejected last are shown with their reasons, newest first, as text."""
+    runs = Runs(page.instance.database, MemoryBroker(), page.clock)
+    page.rejections = runs.parts.newest_rejections
+    assert "The newest" not in (await page.get("/ui/failed")).text
+    for number in range(25):
+        runs.send("StartRun", runId=f"run-{number}", jobs=[{"name": "<b>", "needs": 7}], message_id=f"<i>{number}")
+    await runs.consume()
+    text = (await page.get("/ui/failed")).text
+    ids = re.findall(r'start-run <span class="quiet">(.*?)</span>', text)
+    assert ids == [f"&lt;i&gt;{number}" for number in range(24, 4, -1)]
+    assert "jobs.0.needs" in text
+    assert "INVALID_PAYLOAD" in text
 
 
 async def test_buried_events(filled: Page) -> None:
@@ -245,15 +315,18 @@ async def test_rejected_run(filled: Page) -> None:
 
 
 async def test_large_run(page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A run that is too large to draw has pages of jobs, without a graph."""
-    monkeypatch.setattr("timer_service.ui.views.runs._MOST_DRAWN", 10)
+    """A run that is too large to draw has pages of jobs, without a graph, from the first one on."""
+    monkeypatch.setattr("timer_service.ui.views.runs._MOST_DRAWN", 20)
+    monkeypatch.setattr("timer_service.ui.views.runs.PAGE_ROWS", 10)
     runs = Runs(page.instance.database, MemoryBroker(), ManualClock())
     await runs.start({f"job-{number:02d}": [] for number in range(25)}, runId="large")
     path, seen = "/ui/run?tenant=acme&id=large", []
     while path:
         text = (await page.get(path)).text
         assert "<path" not in re.sub(r"<header.*?</header>", "", text, flags=re.DOTALL)
-        seen += re.findall(r'<th scope="row" class="id">(job-\d+)</th>', text)
+        jobs = re.findall(r'<th scope="row" class="id">(job-\d+)</th>', text)
+        assert len(jobs) <= 10
+        seen += jobs
         path = next((html.unescape(each) for each in re.findall(r'rel="next" href="([^"]*)"', text)), "")
     assert seen == [f"job-{number:02d}" for number in range(25)]
 

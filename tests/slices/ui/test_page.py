@@ -37,6 +37,14 @@ async def test_structure(page: Page, path: str) -> None:
     assert not re.search(r"<script>|<style|\sstyle=|\son\w+=", answer.text)
 
 
+@pytest.mark.parametrize("path", [*MAIN, "/ui/nope"])
+async def test_instance(page: Page, path: str) -> None:
+    """Each page says which instance serves it, at the top and at the bottom."""
+    text = (await page.get(path)).text
+    assert re.search(r'<p class="instance">.*machine-1:9464</p>', text)
+    assert "Served by instance machine-1:9464." in text
+
+
 async def test_unknown_page(page: Page) -> None:
     """An unknown address is a page that leads to the others."""
     answer = await page.get("/ui/nope/x")

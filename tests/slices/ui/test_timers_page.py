@@ -90,7 +90,7 @@ async def test_due_range(page: Page) -> None:
 
 async def test_correlation_id_is_searched_in_portions(page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
     """A search for a correlation id reads some timers, says how many, and goes on where it stopped."""
-    monkeypatch.setattr("timer_service.ui.views.timers._SCANNED", 10)
+    monkeypatch.setattr("timer_service.ui.views.timers._SEARCHED", 30)
     timers = [scheduled(f"call-{number:02d}", NOW + number, Position(1, number + 1)) for number in range(40)]
     await put(page, *timers[:-1], scheduled("wanted", NOW + 99, Position(1, 99), correlation_id="order-1"))
     first = await page.get("/ui/timers?tenant=acme&correlation=order-1")

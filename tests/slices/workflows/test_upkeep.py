@@ -48,6 +48,25 @@ async def test_lists_and_counts(workflows: Workflows) -> None:
     assert token not in str(await workflows.view("running"))
 
 
+@pytest.mark.parametrize("filters", [{"status": "running"}, {"type": "other"}, {"status": "running", "type": "other"}])
+async def test_lists_look_at_some_workflows(
+    workflows: Workflows, filters: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A page with a filter that has no index looks at some workflows only. Its cursor leads on, even from no match."""
+    monkeypatch.setattr("timer_service.workflows.queries._LOOKED_AT", 3)
+    for number in range(7):
+        workflows.clock.set(NOW + number)
+        await workflows.start(f"w-{number}", type="other" if number in {4, 6} else "order")
+    await workflows.poll(workflow_type="other", slots=2)
+    pages: list[list[str]] = []
+    cursor: dict[str, str] = {}
+    while not pages or cursor:
+        page = await workflows.ask("list-workflows", **filters, **cursor)
+        pages.append([each["workflowId"] for each in page["workflows"]])
+        cursor = {"cursor": page["cursor"]} if "cursor" in page else {}
+    assert pages == [[], ["w-4"], ["w-6"]]
+
+
 async def test_pages_of_effects(workflows: Workflows) -> None:
     """get-workflow shows the effects in pages: in the order in which the function got them, then the others."""
     task = await workflows.begin()

@@ -78,4 +78,7 @@ function keepPlaces(change) {
 }
 
 addCopyButtons();
+for (const each of document.querySelectorAll(".bar [aria-current], .tabs [aria-current]")) {
+  each.scrollIntoView({ block: "nearest", inline: "center" }); // on a phone, it may be out of sight
+}
 if (main.dataset.refresh) startUpdates(Number(main.dataset.refresh));

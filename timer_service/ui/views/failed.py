@@ -1,16 +1,16 @@
 """What was given up or cannot go on, by tenant, and the dead letters of the last hour."""
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from timer_service.core.database import Row
 from timer_service.core.outbox import OUTBOX
 from timer_service.events.queries import QUERIES, ListBuriedEvents
 from timer_service.schedules.messages import ShownStatus
 from timer_service.schedules.store import SCHEDULES
 from timer_service.signals.firing_store import FIRINGS
 from timer_service.signals.steps import Status
-from timer_service.timers import queries as timers
-from timer_service.timers.messages import ListTimers, State
+from timer_service.timers.messages import State
 from timer_service.timers.store import TIMERS
 from timer_service.ui import tenants
 from timer_service.ui.activity import activity
@@ -26,16 +26,8 @@ from timer_service.workflows.store import WORKFLOWS
 from timer_service.workflows.workflow import BLOCKED_FROM
 
 _EVENTS = QUERIES[0]
-_TIMERS = {route.name: route for route in timers.QUERIES}["list-timers"]
 _FEW = 10
 """How many tenants of each kind the page shows. A page of one kind shows more."""
-
-
-class _First(NamedTuple):
-    """The first failure of a tenant: why it failed, and the command that tries again."""
-
-    reason: str
-    command: str
 
 
 class Kind(NamedTuple):
@@ -45,16 +37,30 @@ class Kind(NamedTuple):
     title: str
     meaning: str
     rows: Rows
+    id: str
+    """The column with the id of what failed."""
+    reason: str
+    """The column that says why."""
+    order: str
+    """The columns of the index after the tenant."""
     list: Callable[[str], str]
     """Returns the URL of a tenant's list."""
-    read_first: Callable[[Asked, str], Awaitable[_First | None]] | None = None
+    retry: Callable[[str, str], str] | None = None
+    """Returns the command that tries again, for a tenant and an id."""
+
+    @property
+    def first(self) -> str:
+        """The statement that reads the first failure of a tenant."""
+        return self.rows.sql("first", id=self.id, reason=self.reason, order=self.order)
 
 
 class _Tenant(NamedTuple):
     name: str
     amount: int
     url: str
-    first: _First | None
+    reason: str
+    """Why the first one failed."""
+    retry: str | None
 
 
 class _Group(NamedTuple):
@@ -64,64 +70,70 @@ class _Group(NamedTuple):
     """The last tenant, if there are more."""
 
 
-async def _first_timer(asked: Asked, tenant: str) -> _First | None:
-    page = await asked.reads.ask(_TIMERS, tenant, ListTimers(state=State.FAILED, limit=1))
-    for timer in page["timers"]:
-        return _First(timer.get("lastError", ""), command("timers", "retry", tenant, timer["serviceCallId"]))
-    return None
-
-
-async def _first_event(asked: Asked, tenant: str) -> _First | None:
-    page = await asked.reads.ask(_EVENTS, tenant, ListBuriedEvents(limit=1))
-    for event in page["events"]:
-        return _First(event["lastError"], f"{command('events', 'retry', tenant)} --all")
-    return None
-
-
 KINDS = (
     Kind(
         "timers",
         "Timers that were given up",
         "Their events could not be published after all attempts. Fix the reason, then retry them.",
         Rows(TIMERS.name, "state = 'Failed'"),
-        lambda tenant: link("timers", tenant=tenant, state=State.FAILED.value),
-        _first_timer,
+        id="service_call_id",
+        reason="last_error",
+        order="due_at, service_call_id",
+        list=lambda tenant: link("timers", tenant=tenant, state=State.FAILED.value),
+        retry=lambda tenant, call: command("timers", "retry", tenant, call),
     ),
     Kind(
         "events",
         "Buried events",
         "Events of signals, schedules, workflows and runs that could not be published. They keep their ids.",
         Rows(OUTBOX.name, "state = 'Buried'"),
-        lambda tenant: link("events", tenant=tenant),
-        _first_event,
+        id="event_id",
+        reason="last_error",
+        order="added_at, event_id",
+        list=lambda tenant: link("events", tenant=tenant),
+        retry=lambda tenant, _: f"{command('events', 'retry', tenant)} --all",
     ),
     Kind(
         "firings",
         "Firings that were given up",
         "Their signals are paused. Fix the reason, then activate the signals.",
         Rows(FIRINGS.name, "status = 'failed'"),
-        lambda tenant: link("signals", tenant=tenant, status=Status.PAUSED.value),
+        id="signal_id",
+        reason="last_error",
+        order="firing_id",
+        list=lambda tenant: link("signals", tenant=tenant, status=Status.PAUSED.value),
+        retry=lambda tenant, signal: command("signals", "activate", tenant, signal),
     ),
     Kind(
         "workflows",
         "Failed workflows",
         "A step failed in all its attempts, the function raised an error, or the deadline passed.",
         Rows(WORKFLOWS.name, "status = 'failed'"),
-        lambda tenant: link("workflows", tenant=tenant, status=WorkflowStatus.FAILED.value),
+        id="workflow_id",
+        reason="failure_code",
+        order="workflow_id",
+        list=lambda tenant: link("workflows", tenant=tenant, status=WorkflowStatus.FAILED.value),
+        retry=lambda tenant, workflow: command("workflows", "retry", tenant, workflow),
     ),
     Kind(
         "blocked",
         "Blocked workflows",
         "The function does not match what the workflow has done. Deploy workers with the right version.",
         Rows(WORKFLOWS.name, f"blocks >= {BLOCKED_FROM} AND ended_at IS NULL"),
-        lambda tenant: link("workflows", tenant=tenant, status=WorkflowStatus.WAITING.value),
+        id="workflow_id",
+        reason="last_error",
+        order="workflow_id",
+        list=lambda tenant: link("workflows", tenant=tenant, status=WorkflowStatus.WAITING.value),
     ),
     Kind(
         "schedules",
         "Schedules that cannot fire",
         "Their next slot cannot be computed, for example because a time zone is missing. It is tried every minute.",
         Rows(SCHEDULES.name, "last_error IS NOT NULL"),
-        lambda tenant: link("schedules", tenant=tenant, status=ShownStatus.ACTIVE.value),
+        id="schedule_id",
+        reason="last_error",
+        order="schedule_id",
+        list=lambda tenant: link("schedules", tenant=tenant, status=ShownStatus.ACTIVE.value),
     ),
 )
 
@@ -141,19 +153,25 @@ async def _show(asked: Asked) -> Content:
         "activity": hour,
         "totals": {} if hour.newest is None else hour.newest.dead_letters,
         "stream": asked.instance.dead_letters,
+        "rejected": asked.instance.rejected(),
     }
     return Content("failed.html", values)
 
 
 async def _read(asked: Asked, kind: Kind, after: str, limit: int) -> _Group:
+    """Return the tenants with their failures. The number of statements does not depend on the number of tenants."""
     page = await tenants.page(asked.reads.reader, kind.rows, after, limit)
-    return _Group(kind, [await _tenant(asked, kind, name) for name in page.names], page.after)
+    counts = await tenants.count(asked.reads.reader, kind.rows, page.names)
+    rows = await asked.reads.reader.fetch_each(kind.first, [{"tenant_id": name} for name in page.names])
+    first = {row["tenant_id"]: row for row in rows}
+    return _Group(
+        kind, [_tenant(kind, name, counts[name], first[name]) for name in page.names if name in first], page.after
+    )
 
 
-async def _tenant(asked: Asked, kind: Kind, name: str) -> _Tenant:
-    count = await tenants.count(asked.reads.reader, kind.rows, name)
-    first = None if kind.read_first is None else await kind.read_first(asked, name)
-    return _Tenant(name, count, kind.list(name), first)
+def _tenant(kind: Kind, name: str, count: int, first: Row) -> _Tenant:
+    retry = None if kind.retry is None else kind.retry(name, first["id"])
+    return _Tenant(name, count, kind.list(name), first["reason"] or "", retry)
 
 
 async def _show_events(asked: Asked) -> Content:

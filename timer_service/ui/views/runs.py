@@ -8,6 +8,7 @@ from timer_service.runs.queries import QUERIES, GetRun
 from timer_service.ui.commands import command
 from timer_service.ui.graph import Drawing, Job, Need, draw
 from timer_service.ui.pages import Content
+from timer_service.ui.reads import PAGE_ROWS
 from timer_service.ui.tenants import Rows
 from timer_service.ui.views.lists import StatusList, TenantChoice
 from timer_service.ui.views.view import Asked, item_view, main_view
@@ -22,9 +23,9 @@ CHOICE = TenantChoice(
     example=command("runs", "start", "acme", "push-1", "docs/examples/build.json"),
 )
 _LIST = StatusList(CHOICE, _ROUTES["list-runs"], "runs", RunStatus)
-_MOST_DRAWN = 400
+_MOST_DRAWN = 300
 """The graph of a run with more jobs would not be readable. Its jobs are shown as a list."""
-_MOST_NEEDS = 2000
+_MOST_NEEDS = 1000
 """More edges would not be readable either, and take long to place."""
 _MOST_READS = 4
 READY = "ready"
@@ -48,17 +49,15 @@ async def _show_list(asked: Asked) -> Content:
 async def _show(asked: Asked) -> Content:
     tenant, run_id = asked.parameters.key()
     cursor = asked.parameters.text("cursor")
-    first = await asked.reads.ask(_ROUTES["get-run"], tenant, GetRun(run_id=run_id, limit=_MOST_DRAWN, cursor=cursor))
-    found = _Jobs(first["jobs"], first.get("cursor"))
-    if cursor is None:
-        found = await _read_all(asked, tenant, run_id, found)
-    is_drawn = cursor is None and found.cursor is None and len(found.jobs) > 0 and _count_needs(found) <= _MOST_NEEDS
+    first = await asked.reads.ask(_ROUTES["get-run"], tenant, GetRun(run_id=run_id, limit=PAGE_ROWS, cursor=cursor))
+    drawn = await _read_drawn(asked, tenant, first) if cursor is None else None
+    found = _Jobs(first["jobs"], first.get("cursor")) if drawn is None else _Jobs(drawn, None)
     open_groups = [name for name, is_resolved in first["groups"].items() if not is_resolved]
     values = {
         "run": first,
         "jobs": [{**job, "shown": _status(job)} for job in found.jobs],
         "names": {job["name"]: number for number, job in enumerate(found.jobs, 1)},
-        "drawing": await _draw(asked, found.jobs, open_groups) if is_drawn else None,
+        "drawing": None if drawn is None else await _draw(asked, drawn, open_groups),
         "open_groups": open_groups,
         "cursor": found.cursor,
         "is_first": cursor is None,
@@ -67,18 +66,21 @@ async def _show(asked: Asked) -> Content:
     return Content("run.html", values)
 
 
-async def _read_all(asked: Asked, tenant: str, run_id: str, first: _Jobs) -> _Jobs:
-    """Return all jobs of a run if they are few enough to be drawn, else the first page."""
-    jobs = list(first.jobs)
-    cursor = first.cursor
+async def _read_drawn(asked: Asked, tenant: str, first: Mapping[str, Any]) -> Sequence[Mapping[str, Any]] | None:
+    """Return all jobs of a run from its first page on, or None if there are none or too many to be drawn."""
+    if not 0 < sum(first["counts"].values()) <= _MOST_DRAWN:
+        return None
+    jobs = list(first["jobs"])
+    cursor = first.get("cursor")
     for _ in range(_MOST_READS):
-        if cursor is None or len(jobs) >= _MOST_DRAWN:
+        if cursor is None:
             break
-        request = GetRun(run_id=run_id, limit=_MOST_DRAWN, cursor=cursor)
+        request = GetRun(run_id=first["runId"], limit=_MOST_DRAWN, cursor=cursor)
         page = await asked.reads.ask(_ROUTES["get-run"], tenant, request)
         jobs += page["jobs"]
         cursor = page.get("cursor")
-    return _Jobs(_merge(jobs), None) if cursor is None else first
+    is_drawn = cursor is None and sum(len(job["needs"]) for job in jobs) <= _MOST_NEEDS
+    return _merge(jobs) if is_drawn else None
 
 
 def _merge(jobs: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
@@ -88,10 +90,6 @@ def _merge(jobs: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
         known = merged.get(job["name"])
         merged[job["name"]] = job if known is None else {**known, "needs": [*known["needs"], *job["needs"]]}
     return list(merged.values())
-
-
-def _count_needs(found: _Jobs) -> int:
-    return sum(len(job["needs"]) for job in found.jobs)
 
 
 async def _draw(asked: Asked, jobs: Sequence[Mapping[str, Any]], open_groups: Sequence[str]) -> Drawing:

@@ -29,9 +29,8 @@ CHOICE = TenantChoice(
     hint="Schedule the first one:",
     example=f"{command('timers', 'schedule', 'acme', 'call-1')} --in 10s",
 )
-_SCANNED = 1000
-_MOST_SCANS = 3
-"""How many pages of timers one search for a correlation id reads: no index has correlation ids."""
+_SEARCHED = 500
+"""How many timers a search for a correlation id reads at most: no index has correlation ids."""
 
 
 class _Found(NamedTuple):
@@ -90,27 +89,19 @@ async def _find(asked: Asked, tenant: str, filters: _Filters) -> _Found:
         timer = await read_missing_as_none(asked.reads.ask(_ROUTES["get-timer"], tenant, request))
         return _Found([] if timer is None or not _fits(timer, filters) else [timer])
     if filters.correlation is not None:
-        return await _scan(asked, tenant, filters)
+        return await _search(asked, tenant, filters)
     page = await asked.reads.ask(_ROUTES["list-timers"], tenant, filters.request)
     return _Found(page["timers"], page.get("cursor"))
 
 
-async def _scan(asked: Asked, tenant: str, filters: _Filters) -> _Found:
+async def _search(asked: Asked, tenant: str, filters: _Filters) -> _Found:
     """Return the timers with a correlation id among the next ones."""
-    found: list[Mapping[str, Any]] = []
-    looked_at = 0
-    request = filters.request.model_copy(update={"limit": _SCANNED})
-    for _ in range(_MOST_SCANS):
-        page = await asked.reads.ask(_ROUTES["list-timers"], tenant, request)
-        looked_at += len(page["timers"])
-        found += [timer for timer in page["timers"] if _fits(timer, filters)]
-        request = request.model_copy(update={"cursor": page.get("cursor")})
-        if request.cursor is None or len(found) >= PAGE_ROWS:
-            break
-    if len(found) > PAGE_ROWS:
-        found = found[:PAGE_ROWS]
-        return _Found(found, write_cursor(_place_of(found[-1])), looked_at)
-    return _Found(found, request.cursor, looked_at)
+    request = filters.request.model_copy(update={"limit": _SEARCHED})
+    page = await asked.reads.ask(_ROUTES["list-timers"], tenant, request)
+    found = [timer for timer in page["timers"] if _fits(timer, filters)]
+    shown = found[:PAGE_ROWS]
+    cursor = page.get("cursor") if shown == found else write_cursor(_place_of(shown[-1]))
+    return _Found(shown, cursor, len(page["timers"]))
 
 
 def _place_of(timer: Mapping[str, Any]) -> Cursor:
