@@ -16,8 +16,8 @@ import nats.errors
 import nats.js.errors
 import pytest
 
-from tests.harness.fence import PASSWORDS, PATIENCE_SECONDS, Operator, Peer, command, connect
-from tests.harness.processes import NatsServer, Service
+from tests.harness.fence import LONG_AGO, PASSWORDS, PATIENCE_SECONDS, Operator, Peer, command, connect
+from tests.harness.processes import NatsServer, Service, body
 from tests.harness.raw_nats import RawMessage, RawNats, header_block
 
 LONGEST_SECONDS = 1.0
@@ -229,4 +229,34 @@ async def test_full_stream_of_commands_is_reported(
     assert "stream TIMER_CMD is full" in await service.until_page("/readyz", 503)
     await limit(operator, "TIMER_CMD", 100_000_000)
     assert (await b.schedule("tenant-b", "second", LONG_AFTER))["outcome"] == "scheduled"
+    await service.until_page("/readyz", 200)
+
+
+def due_timers(count: int) -> Iterable[RawMessage]:
+    """Yield timers that fire at once: with large events, and then with small ones for the rest of the room."""
+    for number in range(count):
+        large = {"serviceCallId": f"large-{number}", "dueAt": LONG_AGO, "data": "x" * 20_000}
+        yield RawMessage(SCHEDULE, body("ScheduleTimer", "tenant-a", large))
+    yield from (RawMessage(SCHEDULE, command("tenant-a", f"small-{number}")) for number in range(10 * count))
+
+
+@pytest.mark.slow
+async def test_full_stream_of_events_is_reported(
+    broker: NatsServer, b: Peer, operator: Operator, service: Service
+) -> None:
+    """If A fills the stream of events, B's timers fire only when it has room again. Meanwhile `/readyz` says it.
+
+    B's commands and queries go on.
+    """
+    (events,) = await b.subscribe("timer.evt.v1.tenant-b.*")
+    await limit(operator, "TIMER_EVT", 200_000)
+    async with attackers(broker, 1) as (raw,):
+        await raw.publish(due_timers(20))
+    await service.until_metric(HANDLED, at_least=220)
+    assert "events cannot be stored: maximum bytes exceeded" in await service.until_page("/readyz", 503)
+    assert (await b.schedule("tenant-b", "due"))["outcome"] == "scheduled"
+    assert (await b.request("timer.qry.v1.tenant-b.get-timer", b'{"serviceCallId": "due"}'))["state"] == "Scheduled"
+    assert await b.received(events) == []
+    await limit(operator, "TIMER_EVT", 100_000_000)
+    assert json.loads((await events.next_msg(PATIENCE_SECONDS)).data)["payload"]["serviceCallId"] == "due"
     await service.until_page("/readyz", 200)
