@@ -16,7 +16,23 @@ from timer_service.cli.output.schedules import schedule_details, schedule_event_
 from timer_service.cli.output.signals import signal_details, signal_table
 from timer_service.cli.output.text import one_line
 from timer_service.cli.output.timers import timer_details, timer_event_line, timer_table
-from timer_service.client import CatchUp, CommandError, Outcome, Run, RunGraph, RunJob, Schedule, Signal, Timer
+from timer_service.cli.output.workflows import worker_table, workflow_lines, workflow_table
+from timer_service.client import (
+    CatchUp,
+    CommandError,
+    Outcome,
+    Run,
+    RunGraph,
+    RunJob,
+    Schedule,
+    Signal,
+    Timer,
+    WorkerInfo,
+    Workflow,
+    WorkflowDetail,
+    WorkflowEffect,
+)
+from timer_service.client.workflow_models import WorkflowError
 
 EVIL = "a\u202eb\u2028c\x85d\x1b[2Je\nf\u200bg"
 SAFE = r"a\u202eb\u2028c\x85d\x1b[2Je\nf\u200bg"
@@ -66,6 +82,24 @@ JOBS = [
     RunJob(name="b", status="pending", needs=[{"job": EVIL, "ifFailed": "skip"}]),
     RunJob(name="c", status="pending", needs=[], reason=EVIL),
 ]
+WORKFLOW = Workflow(
+    tenant="acme",
+    name=EVIL,
+    type=EVIL,
+    queue=EVIL,
+    status=EVIL,
+    created_at=AT,
+    attempt=1,
+    retries=0,
+    effects=1,
+    messages=1,
+    worker_id=EVIL,
+    reason=EVIL,
+)
+EFFECT = WorkflowEffect(key=EVIL, kind=EVIL, status=EVIL, error=WorkflowError(type=EVIL, message=EVIL))
+WORKER = WorkerInfo(
+    worker_id=EVIL, name=EVIL, queue=EVIL, types=[EVIL], slots=1, first_seen_at=AT, seen_at=AT, online=True
+)
 FIRED = {"tenantId": EVIL, "scheduleId": EVIL, "slotAt": STAMP, "firedAt": STAMP, "cause": EVIL, "missedSince": EVIL}
 REACHED = {"tenantId": EVIL, "serviceCallId": EVIL, "dueAt": STAMP, "reachedAt": STAMP, "data": EVIL}
 CANCELLED = {"tenantId": EVIL, "prefix": EVIL, "count": 1}
@@ -107,6 +141,15 @@ LINES: dict[str, Iterable[str]] = {
     "ended schedule": [schedule_event_line(event("ScheduleEnded", FIRED | {"reason": EVIL}))],
     "run": graph_lines(RunGraph(RUN, {EVIL: 1}, {EVIL: False}, JOBS), 80),
     "runs": run_table([RUN], AT, 80),
+    "workflow": workflow_lines(
+        WorkflowDetail(
+            workflow=WORKFLOW, has_workers=True, input=EVIL, result=EVIL, failure=EFFECT.error, effects=[EFFECT]
+        ),
+        AT,
+        80,
+    ),
+    "workflows": workflow_table([WORKFLOW], AT, 80),
+    "workers": worker_table([WORKER], AT, 80),
     "buried events": _event_lines([BURIED]),
     "rejection": [rejection_text(CommandError("NO", EVIL, [{"path": f"payload.{EVIL}", "reason": EVIL}]))],
     "rejection without fields": [rejection_text(CommandError("NO", EVIL))],

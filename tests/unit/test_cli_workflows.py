@@ -11,7 +11,8 @@ import typer
 
 from timer_service.cli import workflows
 from timer_service.cli.output.workflows import workflow_lines
-from timer_service.client import Outcome, Workflow, WorkflowDetail, WorkflowEffect
+from timer_service.client import Outcome, Workflow, WorkflowDetail, WorkflowEffect, WorkflowEndedError
+from timer_service.client.workflow_models import WorkflowError
 
 PAST = datetime(2020, 1, 1, tzinfo=UTC)
 RETRIED = [
@@ -38,6 +39,20 @@ async def test_outcomes_of_start(outcome: str, status: str, text: str, capsys: p
     with suppress(typer.Exit):
         await workflows.start(client, "acme", "order-1", "order")
     assert f"{outcome}: acme/order-1 ({status}): {text}\n" in "".join(capsys.readouterr())
+
+
+async def test_end_of_a_workflow_is_escaped(capsys: pytest.CaptureFixture[str]) -> None:
+    """The error that `start --wait` prints, which the code of a tenant raised, does not act on the terminal."""
+    started = Outcome(command_id="1", name="started", workflow=a_workflow("waiting"))
+    ended = WorkflowEndedError(a_workflow("failed"), WorkflowError(type="E", message="\x1b[2J\n"))
+    calls = SimpleNamespace(start=AsyncMock(return_value=started), result=AsyncMock(side_effect=ended))
+    client: Any = SimpleNamespace(workflows=calls)
+    with pytest.raises(typer.Exit):
+        await workflows.start(client, "acme", "order\u202e", "order", wait=True)
+    assert capsys.readouterr().err.splitlines() == [
+        r"started: acme/order\u202e. Waiting for its end.",
+        r"the workflow acme/order-1 is failed: E: \x1b[2J\n",
+    ]
 
 
 @pytest.mark.parametrize(("messages", "text"), [(1, "1 message"), (2, "2 messages")])

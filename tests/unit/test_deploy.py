@@ -51,6 +51,12 @@ def test_service_has_the_time_to_stop(file: str, pattern: str) -> None:
     assert timedelta(seconds=int(seconds)) > Config().shutdown_timeout + timedelta(seconds=2)
 
 
+def test_log_of_the_broker_has_a_limit() -> None:
+    """Docker keeps a limited log of the server. A tenant can make it log as much as it likes."""
+    broker = (FOLDER / "compose.yaml").read_text("utf-8").partition("\n  nats:\n")[2].partition("\n\n")[0]
+    assert re.search(r"\bmax-size: \d+m\b.*\bmax-file: \"\d\"", broker)
+
+
 @pytest.mark.parametrize("file", ["Dockerfile", "kubernetes/common.yaml", "kubernetes/sqlite.yaml"])
 def test_ports_are_the_default(file: str) -> None:
     """The port of the pages is the one that the service uses."""

@@ -11,6 +11,7 @@ from timer_service.cli.connection import broker_command
 from timer_service.cli.output.lists import ListQuery, print_list, read_list
 from timer_service.cli.output.outcomes import exit_not_found, print_outcome
 from timer_service.cli.output.table import terminal_width
+from timer_service.cli.output.text import one_line
 from timer_service.cli.output.workflows import worker_table, workflow_lines, workflow_table
 from timer_service.cli.parameters import (
     All,
@@ -126,11 +127,11 @@ async def start(
     if not wait or outcome.name not in _WITH_EFFECT:
         _print_outcome(outcome, tenant, workflow, as_json, _OF_START)
         return
-    typer.echo(f"{outcome.name}: {tenant}/{workflow}. Waiting for its end.", err=True)
+    typer.echo(one_line(f"{outcome.name}: {tenant}/{workflow}. Waiting for its end."), err=True)
     try:
         typer.echo(json.dumps(await client.workflows.result(tenant, workflow)))
     except WorkflowEndedError as error:
-        typer.echo(str(error), err=True)
+        typer.echo(one_line(str(error)), err=True)
         raise typer.Exit(1) from error
 
 

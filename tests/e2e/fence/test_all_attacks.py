@@ -38,6 +38,9 @@ open_signals = 10000
 open_runs = 100
 run_rows = 200000
 early_commands = "16MiB"
+schedules = 1000
+open_workflows = 10000
+workflow_data = "64MiB"
 """
 
 

@@ -6,6 +6,7 @@ truth. Attackers send raw bytes over several connections, faster than a driver c
 
 import asyncio
 import json
+import re
 import time
 from collections.abc import AsyncIterator, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -16,8 +17,8 @@ import nats.errors
 import nats.js.errors
 import pytest
 
-from tests.harness.fence import PASSWORDS, PATIENCE_SECONDS, Operator, Peer, command, connect
-from tests.harness.processes import NatsServer, Service
+from tests.harness.fence import LONG_AGO, PASSWORDS, PATIENCE_SECONDS, Operator, Peer, command, connect
+from tests.harness.processes import NatsServer, Service, body
 from tests.harness.raw_nats import RawMessage, RawNats, header_block
 
 LONGEST_SECONDS = 1.0
@@ -229,4 +230,51 @@ async def test_full_stream_of_commands_is_reported(
     assert "stream TIMER_CMD is full" in await service.until_page("/readyz", 503)
     await limit(operator, "TIMER_CMD", 100_000_000)
     assert (await b.schedule("tenant-b", "second", LONG_AFTER))["outcome"] == "scheduled"
+    await service.until_page("/readyz", 200)
+
+
+def due_timers(count: int) -> Iterable[RawMessage]:
+    """Yield timers that fire at once, with large events."""
+    for number in range(count):
+        payload = {"serviceCallId": f"call-{number}", "dueAt": LONG_AGO, "data": "x" * 20_000}
+        yield RawMessage(SCHEDULE, body("ScheduleTimer", "tenant-a", payload))
+
+
+async def full_after(operator: Operator, count: int) -> None:
+    """Wait until the stream of events has so many messages. Then limit it to what it has."""
+    js = operator.connection.jetstream()
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while (state := (await js.stream_info("TIMER_EVT")).state).messages < count:
+            await asyncio.sleep(0.02)
+    await limit(operator, "TIMER_EVT", state.bytes)
+
+
+async def is_stored(operator: Operator, subject: str) -> bool:
+    """Return whether the stream of events has a message with a subject."""
+    info = await operator.connection.jetstream().stream_info("TIMER_EVT", subjects_filter=subject)
+    return bool(info.state.subjects)
+
+
+@pytest.mark.slow
+async def test_full_stream_of_events_is_reported(
+    broker: NatsServer, b: Peer, operator: Operator, service: Service
+) -> None:
+    """If A's events fill their stream, B's timers fire only when it has room again. Meanwhile `/readyz` says it.
+
+    B's commands and queries go on.
+    """
+    due = "timer.evt.v1.tenant-b.due-time-reached"
+    async with attackers(broker, 1) as (raw,):
+        await raw.publish(due_timers(20))
+    await full_after(operator, 20)
+    assert (await b.schedule("tenant-b", "due"))["outcome"] == "scheduled"
+    page = json.loads(await service.until_page("/readyz", 503))
+    assert re.match("stream TIMER_EVT is full|events cannot be stored: maximum bytes exceeded", page["events"])
+    assert (page["commands"], page["queries"]) == ("ok", "ok")
+    assert (await b.request("timer.qry.v1.tenant-b.get-timer", b'{"serviceCallId": "due"}'))["state"] == "Scheduled"
+    assert not await is_stored(operator, due)
+    await limit(operator, "TIMER_EVT", 100_000_000)
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while not await is_stored(operator, due):
+            await asyncio.sleep(0.02)
     await service.until_page("/readyz", 200)

@@ -74,6 +74,19 @@ async def test_acknowledgement_tells_nothing_about_others(separate: None, a: Pee
     assert await answer(**last) == {"stream": "TIMER_CMD_tenant-a", "seq": 3}
 
 
+async def test_outcomes_tell_the_number_of_a_command(separate: None, a: Peer, b: Peer) -> None:
+    """The id of a command without one, and of its rejection, has its number among the commands of all tenants."""
+    (rejections,) = await a.subscribe("timer.evt.v1.tenant-a.command-rejected")
+    first = (await a.schedule("tenant-a", "call-1", LONG_AFTER))["commandId"]
+    for number in range(3):
+        await b.schedule("tenant-b", f"call-{number}", LONG_AFTER)
+    await a.publish(A_SUBJECT, b"no JSON", Nats_Msg_Id="an-id")
+    event = json.loads((await rejections.next_msg(PATIENCE_SECONDS)).data)
+    epoch, _, sequence = first.partition("-")
+    assert event["payload"]["commandId"] == "an-id"
+    assert event["id"] == f"rejected-{epoch}-{int(sequence) + 4}"
+
+
 async def test_separating_needs_the_operator(broker: NatsServer) -> None:
     """Another login gets the reason, and learns which login is needed."""
     config = Config(

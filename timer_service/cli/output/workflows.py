@@ -59,8 +59,8 @@ def worker_table(workers: Sequence[WorkerInfo], now: datetime, width: int | None
 def workflow_lines(detail: WorkflowDetail, now: datetime, width: int | None) -> Iterator[str]:
     """Return a workflow as lines: its fields, and a row for each effect."""
     workflow = detail.workflow
-    status = _status(workflow)
-    title = style(f"{workflow.tenant}/{workflow.name}", bold=True)
+    status = one_line(_status(workflow))
+    title = style(one_line(f"{workflow.tenant}/{workflow.name}"), bold=True)
     yield f"{title}  {style(status, colour=_COLOURS.get(status))}"
     is_open = workflow.ended_at is None
     no_worker = "no worker asks for this type and queue" if is_open and not detail.has_workers else None
