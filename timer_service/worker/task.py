@@ -7,7 +7,7 @@ from typing import Any
 
 from timer_service.worker.definition import WorkflowFunction
 from timer_service.worker.ending import end_of_function
-from timer_service.worker.errors import ErrorText, NonDeterministicError, describe_error
+from timer_service.worker.errors import ErrorText, NonDeterministicError, describe_error, trace_of
 from timer_service.worker.names import Identity
 from timer_service.worker.replay import Replay
 from timer_service.worker.report import (
@@ -209,6 +209,8 @@ class RunningTask:
 
     def _apply(self, decision: Decision, now: float) -> None:
         if decision.finished is not None:
+            if (error := decision.finished.error) is not None:
+                log.warning("the workflow %s fails: %s", self.workflow_id, trace_of(error))
             self._end = end_of_function(decision.finished)
             self._to_stop += self.running
             self.running.clear()

@@ -3,6 +3,7 @@
 import asyncio
 import concurrent.futures
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
@@ -13,6 +14,7 @@ from tests.harness.workers import virtually, worker
 from tests.harness.workflow_service import MemoryService
 from timer_service.worker import Context, Interrupted, Retry, RetryAfter, StepFailed, loop, workflow
 from timer_service.worker.errors import MAX_TEXT_BYTES, describe_error
+from timer_service.worker.testing import SimulatedWorkflow
 
 
 class _NoText(Exception):  # noqa: N818
@@ -252,3 +254,25 @@ def test_the_text_of_a_group_is_cut() -> None:
     assert len(found.message) <= MAX_TEXT_BYTES
     found = describe_error(ExceptionGroup("many", [ValueError(f"e{number}") for number in range(100)]))
     assert found.message.endswith("ValueError: e3; ValueError: e4")
+
+
+async def test_the_log_has_the_tracebacks(caplog: pytest.LogCaptureFixture) -> None:
+    """The log says where a step and a function have failed. It has no text of an error, which may have values."""
+
+    def charge(card: str) -> None:
+        raise LookupError(card)
+
+    @workflow("order", retry=Retry(max_attempts=1))
+    async def order(ctx: Context, card: str) -> None:
+        with suppress(StepFailed):
+            await ctx.step("charge", charge, card)
+        raise KeyError(card)
+
+    caplog.set_level("INFO", "timer_service.worker")
+    await SimulatedWorkflow(order, "4711 0815").run()
+    step, end = [each.getMessage() for each in caplog.records]
+    assert step.startswith("an attempt of the step charge has failed: LookupError\n")
+    assert step.endswith("in charge\n    raise LookupError(card)")
+    assert end.startswith("the workflow workflow-1 fails: KeyError\n")
+    assert end.endswith("in order\n    raise KeyError(card)")
+    assert "4711" not in caplog.text
