@@ -43,7 +43,7 @@ class Replay:
         self._dropped: list[str] = []
         self._given: set[str] = set()
         self._fault: NonDeterministicError | None = None
-        self._limit: Exception | None = None
+        self._limit: BaseException | None = None
         self._interrupts: int | None = None
         self._function = workflow.function
         self._arguments: tuple[Context, Any] | None = (Context(identity, self, workflow.retry), data)

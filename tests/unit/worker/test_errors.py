@@ -203,6 +203,21 @@ def test_a_function_that_never_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     assert end["error"]["type"] == "EndlessLoopError"
 
 
+def test_a_function_that_sleeps_like_other_programs() -> None:
+    """A function that catches the error about asyncio.sleep in a loop never awaits anything. It fails all the same."""
+    turns = 0
+
+    async def function(_ctx: Context, _: Any) -> Any:
+        nonlocal turns
+        while turns < 5000:
+            turns += 1
+            with suppress(Exception):
+                await asyncio.sleep(60)
+
+    end = in_virtual_time(lambda: run_beside_another(function))
+    assert (end["error"]["type"], turns) == ("EndlessLoopError", loop.MOST_REFUSALS + 1)
+
+
 @virtually
 async def test_a_fault_of_the_worker_ends_one_task() -> None:
     """If the worker itself fails to handle a task, this task runs again after its lease. The others go on."""
