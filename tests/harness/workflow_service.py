@@ -238,8 +238,9 @@ class MemoryService:
                 opened = [key for key, each in row.effects.items() if each["status"] == "open"]
                 assert opened or self._over(row), f"{row.id} parks without a wait"
                 due = [row.due[key] for key in opened if key in row.due]
-                if self._over(row) or any(row.due[key] <= self._now() for key in due_steps(row)):
-                    return {"outcome": "resumed", "over": self._over(row)}
+                ready = [{"key": key, "startInMs": 0} for key in due_steps(row) if row.due[key] <= self._now()]
+                if self._over(row) or ready:
+                    return {"outcome": "resumed", "over": self._over(row), "failedSteps": ready}
                 row.status, row.available_at = ("waiting", min(due)) if due else ("parked", 0)
                 outcome = "parked"
             case "release":

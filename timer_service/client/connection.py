@@ -21,7 +21,7 @@ from timer_service.client.errors import NoAnswerError, QueryError, TimerServiceE
 from timer_service.client.models import Outcome
 from timer_service.core.cancellation import keep_cancellation
 from timer_service.core.message import Kind, kebab
-from timer_service.nats_flush import FlushingClient
+from timer_service.nats_client import LastingClient
 
 _NOT_FOUND = "NOT_FOUND"
 _HEADER_BYTES = 1024
@@ -206,7 +206,7 @@ async def open_connection(
     `urls` are separated by commas. `options` go to `nats.connect`. Raises `NoAnswerError` if no server answers, or if
     it refuses the login.
     """
-    client = FlushingClient()
+    client = LastingClient()
     connection = Connection(client, subject_prefix)
     last_error: Exception | None = None  # the one that `connect` raises only says that all servers failed
 

@@ -33,6 +33,7 @@ _EVENTS = ("workflow-completed", "workflow-failed", "workflow-cancelled")
 _LOOK_AGAIN_SECONDS = 10
 """An event of the end can be missed while the connection is lost."""
 _PAUSE_SECONDS = 1
+_QUERY_SECONDS = 10
 _TRY_AGAIN = {"BUSY", "INTERNAL"}
 """The errors of a query after which it may succeed later."""
 
@@ -188,7 +189,7 @@ class Workflows:
         following = asyncio.ensure_future(_next_end(events, workflow))
         try:
             while True:
-                detail = await self.get(tenant, workflow)
+                detail = await self._look(tenant, workflow)
                 if detail is None:
                     raise LookupError(f"there is no workflow {tenant}/{workflow}")
                 if detail.workflow.status in _ENDED:
@@ -200,6 +201,12 @@ class Workflows:
         finally:
             following.cancel()
             await asyncio.wait([following])
+
+    async def _look(self, tenant: str, workflow: str) -> WorkflowDetail | None:
+        """Return a workflow with its result, or None if it does not exist. There may be 8 MiB of effects: reads one."""
+        question = {"workflowId": workflow, "limit": 1}
+        page = await self._connection.find(tenant, "get-workflow", question, _QUERY_SECONDS)
+        return None if page is None else WorkflowDetail.read(page)
 
     async def _send(
         self, message_type: str, tenant: str, workflow: str, fields: Mapping[str, Any], timeout_seconds: float

@@ -1,5 +1,6 @@
 """The exceptions of workflows and their steps."""
 
+import traceback
 from collections.abc import Iterator
 from datetime import timedelta
 from itertools import islice
@@ -9,6 +10,8 @@ MAX_TEXT_BYTES = 4096
 _MAX_TYPE = 200
 _MOST_SHOWN = 5
 """The most errors of an exception group that are shown."""
+_MOST_CALLS = 20
+"""The most calls of a traceback that are shown, the innermost ones."""
 
 
 class ErrorText(NamedTuple):
@@ -28,6 +31,12 @@ def describe_error(error: BaseException) -> ErrorText:
     except BaseException:  # noqa: BLE001 - code of the user
         name = ""
     return ErrorText(name or "Exception", _cut(_text_of(error)))
+
+
+def trace_of(error: BaseException) -> str:
+    """Return the type of an error and its traceback, for the log. Without its text, which may have values of users."""
+    calls = "".join(traceback.format_tb(error.__traceback__, -_MOST_CALLS))
+    return f"{describe_error(error).type}\n{calls}".rstrip()
 
 
 def leaves_of(error: BaseException) -> Iterator[BaseException]:

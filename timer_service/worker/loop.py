@@ -20,10 +20,15 @@ log = logging.getLogger(__name__)
 _FRAMES_OF_AS_COMPLETED = 5
 MOST_CALLBACKS = 1_000_000
 """The most callbacks until the loop is idle. They take about a second, in which the worker does nothing else."""
+MOST_REFUSALS = 1000
+"""How often a function may catch that it asks for a clock or a socket."""
 
 
-class EndlessLoopError(RuntimeError):
-    """The function runs on and on without waiting for an effect."""
+class EndlessLoopError(BaseException):
+    """The function runs on and on without waiting for an effect.
+
+    It is not an `Exception`, because a function that catches every error in a loop would run on.
+    """
 
 
 class _Task(asyncio.Task[Any]):
@@ -64,6 +69,8 @@ class ReplayLoop(asyncio.AbstractEventLoop):
         self._generators: list[AsyncGenerator[Any, Any]] = []
         self.tasks: list[asyncio.Task[Any]] = []
         """Every task, in the order of creation."""
+        self.refusals = 0
+        """How often the function has asked for what the loop does not have."""
         self.is_quiet = False
         """Whether errors that no code catches are dropped without a log line."""
 
@@ -175,7 +182,10 @@ def _ignore(_: AsyncGenerator[Any, Any]) -> None:
 
 
 def _refuse(name: str) -> Callable[..., NoReturn]:
-    def refuse(*_: Any, **__: Any) -> NoReturn:
+    def refuse(loop: ReplayLoop, *_: Any, **__: Any) -> NoReturn:
+        loop.refusals += 1
+        if loop.refusals > MOST_REFUSALS:
+            raise EndlessLoopError(f"the function goes on after {MOST_REFUSALS} errors because of loop.{name}")
         raise NotInWorkflowError(
             f"a workflow function has no clock, threads or sockets (loop.{name}), because a replay cannot repeat them: "
             "use ctx.sleep instead of asyncio.sleep, the argument timeout= instead of asyncio.timeout, "

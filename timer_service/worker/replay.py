@@ -43,7 +43,7 @@ class Replay:
         self._dropped: list[str] = []
         self._given: set[str] = set()
         self._fault: NonDeterministicError | None = None
-        self._limit: Exception | None = None
+        self._limit: BaseException | None = None
         self._interrupts: int | None = None
         self._function = workflow.function
         self._arguments: tuple[Context, Any] | None = (Context(identity, self, workflow.retry), data)
@@ -109,22 +109,25 @@ class Replay:
 
     def ask(self, kind: Kind, name: str, *, call: StepCall | None = None, ms: int | None = None) -> ReplayFuture:
         """Return the future result of an effect that the function asks for."""
+        if self._interrupts is not None:  # also if the garbage collector ends the function, outside its loop
+            return self._interrupted()
         if not self._loop.is_running():
             raise NotInWorkflowError("effects belong to the function of the workflow: a step has none")
         check_name("name", name)
         future = self._loop.create_future()
-        if self._interrupts is not None:
-            self._interrupt(future)
-        elif kind is Kind.MESSAGE and self._unread.get(name):
+        if kind is Kind.MESSAGE and self._unread.get(name):
             future.set_result(self._unread[name].popleft())
         else:
             self._add(future, kind, name, call, ms)
         return future
 
-    def _interrupt(self, future: ReplayFuture) -> None:
+    def _interrupted(self) -> ReplayFuture:
+        """Return an effect that raises `Interrupted`, or never ends if the function has caught that too often."""
+        future = self._loop.create_future()
         self._interrupts = (self._interrupts or 0) + 1
         if self._interrupts <= _MOST_INTERRUPTS:
             future.set_exception(Interrupted())
+        return future
 
     def _add(self, future: ReplayFuture, kind: Kind, name: str, call: StepCall | None, ms: int | None) -> None:
         if len(self._effects) >= MAX_EFFECTS:

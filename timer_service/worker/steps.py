@@ -3,12 +3,16 @@
 import asyncio
 import contextvars
 import inspect
+import logging
 from functools import partial
 from typing import NamedTuple
 
-from timer_service.worker.errors import ErrorText, PermanentError, RetryAfter, describe_error
+from timer_service.worker.context import current_step
+from timer_service.worker.errors import ErrorText, PermanentError, RetryAfter, describe_error, trace_of
 from timer_service.worker.threads import Ended, Threads
 from timer_service.worker.values import StepCall, to_milliseconds, write_result
+
+log = logging.getLogger(__name__)
 
 
 class Attempt(NamedTuple):
@@ -70,7 +74,8 @@ async def _call(call: StepCall, threads: Threads, limit: asyncio.Timeout) -> End
 
 
 def _failure(error: BaseException) -> Attempt:
-    """Return an attempt that has raised an error."""
+    """Return an attempt that has raised an error. Only the log has its traceback."""
+    log.info("an attempt of the step %s has failed: %s", current_step(), trace_of(error))
     if not isinstance(error, RetryAfter):
         return Attempt(error=describe_error(error), is_retryable=not isinstance(error, PermanentError))
     try:

@@ -7,7 +7,7 @@ from typing import Any
 
 from timer_service.worker.definition import WorkflowFunction
 from timer_service.worker.ending import end_of_function
-from timer_service.worker.errors import ErrorText, NonDeterministicError, describe_error
+from timer_service.worker.errors import ErrorText, NonDeterministicError, describe_error, trace_of
 from timer_service.worker.names import Identity
 from timer_service.worker.replay import Replay
 from timer_service.worker.report import (
@@ -121,8 +121,6 @@ class RunningTask:
         self.waits_over(reply.get("over", ()), now)
         for step in reply.get("failedSteps", ()):
             self._decide(step["key"], step.get("startInMs"), now)
-        if outcome == "resumed" and not self._items:
-            self._begin_earliest(now)
 
     def end(self) -> None:
         """End the task here: the function is interrupted, and its steps stop."""
@@ -211,6 +209,8 @@ class RunningTask:
 
     def _apply(self, decision: Decision, now: float) -> None:
         if decision.finished is not None:
+            if (error := decision.finished.error) is not None:
+                log.warning("the workflow %s fails: %s", self.workflow_id, trace_of(error))
             self._end = end_of_function(decision.finished)
             self._to_stop += self.running
             self.running.clear()
@@ -241,9 +241,11 @@ class RunningTask:
         self._undecided[key] = DROPPED.error or ErrorText("", "")
 
     def _decide(self, key: str, start_in_ms: int | None, now: float) -> None:
-        """Note what follows a failed attempt: another attempt, or the failure of the step."""
+        """Note what follows a failed attempt: another attempt, or the failure of the step. Or that a step may start."""
         error = self._undecided.pop(key, None)
         if error is None:
+            if key in self._unbegun:  # the service says when, although this clock may say later
+                self._unbegun[key] = (self._steps[key], now + (start_in_ms or 0) / 1000)
             return
         step = self._steps[key]
         self._steps[key] = step._replace(failures=step.failures + 1, is_stored=True)
@@ -253,9 +255,3 @@ class RunningTask:
             self._fail_dropped(key)
         else:
             self._unbegun[key] = (self._steps[key], now + start_in_ms / 1000)
-
-    def _begin_earliest(self, now: float) -> None:
-        """Start the earliest waiting step: the service says that it may, although by this clock it may not."""
-        if self._unbegun and not self.running:
-            key = min(self._unbegun, key=lambda each: self._unbegun[each][1])
-            self._unbegun[key] = (self._unbegun[key][0], now)

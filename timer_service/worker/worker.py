@@ -1,9 +1,7 @@
 """The worker of a program: connects to the broker and executes workflows until the process is asked to stop."""
 
 import asyncio
-import signal
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -14,6 +12,7 @@ from timer_service.worker.definition import WorkflowFunction
 from timer_service.worker.names import check_name
 from timer_service.worker.process import run_worker
 from timer_service.worker.settings import Settings
+from timer_service.worker.sigterm import at_sigterm
 
 _MOST_TYPES = 100
 _MOST_SLOTS = 1000
@@ -73,38 +72,23 @@ class Worker:
     async def run(self) -> None:
         """Execute workflows until `stop`, SIGTERM or SIGINT, then finish or release every workflow.
 
-        A second signal ends the worker at once. Raises `NoAnswerError` if the broker cannot be reached at the start.
+        A second signal ends the worker at once. Several workers can run in one event loop. Raises `NoAnswerError` if
+        the broker cannot be reached at the start.
         """
-        async with open_connection(self._url, "timer-worker", self._prefix, self._options) as connection:
-            with self._signals():
-                await run_worker(_NatsService(connection, self._settings.tenant), self._settings, self._stop)
-
-    def stop(self) -> None:
-        """Stop: take no new workflow, let steps in progress finish, and release the workflows."""
-        self._stop.set()
-
-    @contextmanager
-    def _signals(self) -> Iterator[None]:
-        """Stop at SIGTERM and SIGINT, where signals can be handled: in the main thread."""
-        loop, task = asyncio.get_running_loop(), asyncio.current_task()
+        task = asyncio.current_task()
 
         def stop() -> None:
             if self._stop.is_set() and task is not None:
                 task.cancel()
             self.stop()
 
-        handled = []
-        for number in (signal.SIGTERM, signal.SIGINT):
-            try:
-                loop.add_signal_handler(number, stop)
-            except (NotImplementedError, RuntimeError, ValueError):  # another thread, or Windows
-                continue
-            handled.append(number)
-        try:
-            yield
-        finally:
-            for number in handled:
-                loop.remove_signal_handler(number)
+        async with open_connection(self._url, "timer-worker", self._prefix, self._options) as connection:
+            with at_sigterm(stop):
+                await run_worker(_NatsService(connection, self._settings.tenant), self._settings, self._stop)
+
+    def stop(self) -> None:
+        """Stop: take no new workflow, let steps in progress finish, and release the workflows."""
+        self._stop.set()
 
 
 class _NatsService:

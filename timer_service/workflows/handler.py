@@ -54,11 +54,12 @@ def _result(applied: Applied, now: int, *, wants_view: bool) -> CommandResult:
     match applied.outcome:
         case Outcome.CANCELLED:
             return CommandResult(applied.outcome, now, view, loop="outbox")
-        case Outcome.STARTED | Outcome.RETRIED | Outcome.SENT:
-            definition = workflow.definition
-            has_deadline = definition is not None and definition.deadline_at is not None
-            lane = workflow.lane if definition is not None else None
-            loop = LOOP if has_deadline else None
-            return CommandResult(applied.outcome, workflow.available_at, view, loop=loop, lane=lane)
+        case Outcome.SENT:
+            return CommandResult(applied.outcome, workflow.available_at, view, lane=workflow.lane)
+        case Outcome.STARTED | Outcome.RETRIED:
+            deadline_at = None if workflow.definition is None else workflow.definition.deadline_at
+            instants = [each for each in (workflow.available_at, deadline_at) if each is not None]
+            loop = None if deadline_at is None else LOOP
+            return CommandResult(applied.outcome, min(instants), view, loop=loop, lane=workflow.lane)
         case _:
             return CommandResult(applied.outcome, view=view)

@@ -220,7 +220,7 @@ class ReportOutcome(StrEnum):
 
 
 class NextAttempt(Payload):
-    """What follows a failed attempt of a step."""
+    """What follows a failed attempt of a step, or a step that may start now because the task goes on."""
 
     key: EffectKey
     start_in_ms: int | None = Field(default=None, ge=0, description="When the next attempt may start; None: never.")
@@ -232,7 +232,10 @@ class Reported(Payload):
     workflow_id: Identifier
     outcome: ReportOutcome
     over: list[EffectView] = Field(default_factory=list, description="The waits that are over and not yet seen.")
-    failed_steps: list[NextAttempt] = Field(default_factory=list, description="For each failed attempt.")
+    failed_steps: list[NextAttempt] = Field(
+        default_factory=list,
+        description="For each step with a failed attempt. With `resumed`, also the first one that may start again.",
+    )
 
 
 class ReportsReply(Payload):

@@ -1,7 +1,7 @@
 """The rules of reports and renewals: what a worker's request does to its task. Pure functions without I/O."""
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from timer_service.core.data import dump_data
@@ -49,7 +49,7 @@ class TaskState(NamedTuple):
 
 
 class Decision(NamedTuple):
-    """The task after a report, the outcome, and what follows each failed attempt."""
+    """The task after a report, the outcome, and when the next attempts of steps may start."""
 
     task: TaskState
     outcome: ReportOutcome
@@ -96,8 +96,10 @@ def apply(task: TaskState, report: Report, rules: Rules) -> Decision:
     if recorded.workflow.effects > MAX_EFFECTS or recorded.workflow.effect_bytes > MOST_EFFECT_BYTES:
         return _end(task, report, task.workflow.fail(FailureCode.TOO_LARGE, rules.now), ReportOutcome.FAILED)
     decision = _then(recorded, report, rules)
-    failed = [_next_attempt(recorded.effects[EffectKey.parse(each.key)], rules.now) for each in _failed(report)]
-    return decision._replace(failed_steps=failed)
+    shown = _failed(report)
+    if decision.outcome is ReportOutcome.RESUMED:  # by the clock of the worker, it may be too early for this step
+        shown |= dict.fromkeys(_first_to_start(recorded.effects.values(), rules.now))
+    return decision._replace(failed_steps=[_next_attempt(recorded.effects[key], rules.now) for key in shown])
 
 
 def renew(task: TaskState, rules: Rules) -> TaskState:
@@ -228,6 +230,12 @@ def _due(task: TaskState, rules: Rules) -> Due | None:
     return Due(rules.now + UNDECIDED_MS, rules.now) if due is not None and due.at <= rules.now else due
 
 
+def _first_to_start(effects: Iterable[Effect], now: int) -> list[EffectKey]:
+    """Return the failed step that may start again for longest, if there is one. A reply has no room for all."""
+    ready = [each for each in effects if _may_start(each, now)]
+    return [min(ready, key=lambda each: (each.due_at or 0, each.key)).key] if ready else []
+
+
 def _may_start(effect: Effect, now: int) -> bool:
     """Return whether a failed step may start again."""
     is_open_step = effect.kind is EffectKind.STEP and effect.status is EffectStatus.OPEN
@@ -244,8 +252,9 @@ def _end(task: TaskState, report: Report, ended: Workflow, outcome: ReportOutcom
     return Decision(task._replace(workflow=settled), outcome)
 
 
-def _failed(report: Report) -> list[NextAttempt]:
-    return [NextAttempt(key=each.key) for each in report.steps if each.error is not None]
+def _failed(report: Report) -> dict[EffectKey, None]:
+    """Return the steps of which a report has a failed attempt, in order."""
+    return {EffectKey.parse(each.key): None for each in report.steps if each.error is not None}
 
 
 def _next_attempt(effect: Effect, now: int) -> NextAttempt:

@@ -230,6 +230,13 @@ async def test_deadline_that_has_passed(workflows: Workflows) -> None:
         assert (await workflows.view(workflow))["workflow"]["code"] == "DEADLINE"
 
 
+async def test_deadline_before_the_start(workflows: Workflows) -> None:
+    """The loop of deadlines is woken at the deadline, also if the workflow begins only after it."""
+    await workflows.start(startIn="PT1H", deadlineIn="PT1M")
+    assert workflows.command_wakes == [after(minutes=1)]
+    assert await next_at(workflows.worker, workflows.clock.now()) == after(minutes=1)
+
+
 async def test_deadline_of_a_stuck_command(workflows: Workflows) -> None:
     """A command that is never handled delays deadlines by a minute at most."""
     await workflows.start(deadlineIn="PT1M")

@@ -187,10 +187,15 @@ async def test_failed_step_parks(workflows: Workflows) -> None:
 
 
 async def test_park_goes_on_if_a_step_may_start(workflows: Workflows) -> None:
-    """A park is answered with `resumed` if a failed step may start again."""
+    """A park is answered with `resumed` if a failed step may start again. The outcome names the first of them."""
     task = await workflows.begin()
-    outcome = await workflows.report(task, PARK, steps=[failed("pay", afterMs=0)], waits=[sleep("nap", 1000)])
-    assert outcome["outcome"] == "resumed"
+    steps = [failed("call", afterMs=20), failed("pay", afterMs=10)]
+    outcome = await workflows.report(task, steps=steps, waits=[sleep("nap", 1000)])
+    delays = [{"key": "call", "startInMs": 20}, {"key": "pay", "startInMs": 10}]
+    assert (outcome["outcome"], outcome["failedSteps"]) == ("recorded", delays)
+    workflows.clock.advance(milliseconds=20)
+    outcome = await workflows.report(task, PARK)
+    assert (outcome["outcome"], outcome["failedSteps"]) == ("resumed", [{"key": "pay", "startInMs": 0}])
 
 
 async def test_failure_and_retry(workflows: Workflows) -> None:

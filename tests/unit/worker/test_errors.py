@@ -3,6 +3,7 @@
 import asyncio
 import concurrent.futures
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
@@ -13,6 +14,7 @@ from tests.harness.workers import virtually, worker
 from tests.harness.workflow_service import MemoryService
 from timer_service.worker import Context, Interrupted, Retry, RetryAfter, StepFailed, loop, workflow
 from timer_service.worker.errors import MAX_TEXT_BYTES, describe_error
+from timer_service.worker.testing import SimulatedWorkflow
 
 
 class _NoText(Exception):  # noqa: N818
@@ -201,6 +203,21 @@ def test_a_function_that_never_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     assert end["error"]["type"] == "EndlessLoopError"
 
 
+def test_a_function_that_sleeps_like_other_programs() -> None:
+    """A function that catches the error about asyncio.sleep in a loop never awaits anything. It fails all the same."""
+    turns = 0
+
+    async def function(_ctx: Context, _: Any) -> Any:
+        nonlocal turns
+        while turns < 5000:
+            turns += 1
+            with suppress(Exception):
+                await asyncio.sleep(60)
+
+    end = in_virtual_time(lambda: run_beside_another(function))
+    assert (end["error"]["type"], turns) == ("EndlessLoopError", loop.MOST_REFUSALS + 1)
+
+
 @virtually
 async def test_a_fault_of_the_worker_ends_one_task() -> None:
     """If the worker itself fails to handle a task, this task runs again after its lease. The others go on."""
@@ -252,3 +269,25 @@ def test_the_text_of_a_group_is_cut() -> None:
     assert len(found.message) <= MAX_TEXT_BYTES
     found = describe_error(ExceptionGroup("many", [ValueError(f"e{number}") for number in range(100)]))
     assert found.message.endswith("ValueError: e3; ValueError: e4")
+
+
+async def test_the_log_has_the_tracebacks(caplog: pytest.LogCaptureFixture) -> None:
+    """The log says where a step and a function have failed. It has no text of an error, which may have values."""
+
+    def charge(card: str) -> None:
+        raise LookupError(card)
+
+    @workflow("order", retry=Retry(max_attempts=1))
+    async def order(ctx: Context, card: str) -> None:
+        with suppress(StepFailed):
+            await ctx.step("charge", charge, card)
+        raise KeyError(card)
+
+    caplog.set_level("INFO", "timer_service.worker")
+    await SimulatedWorkflow(order, "4711 0815").run()
+    step, end = [each.getMessage() for each in caplog.records]
+    assert step.startswith("an attempt of the step charge has failed: LookupError\n")
+    assert step.endswith("in charge\n    raise LookupError(card)")
+    assert end.startswith("the workflow workflow-1 fails: KeyError\n")
+    assert end.endswith("in order\n    raise KeyError(card)")
+    assert "4711" not in caplog.text

@@ -2,8 +2,10 @@
 
 import asyncio
 import contextvars
+import gc
 import random
 from collections.abc import Awaitable, Callable, Iterator
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
@@ -11,6 +13,8 @@ import pytest
 
 from tests.harness.workflow_play import IDENTITY, Play, failed
 from timer_service.worker import Context, Interrupted, NonDeterministicError, NotInWorkflowError, StepFailed
+from timer_service.worker.definition import WorkflowFunction
+from timer_service.worker.replay import Replay
 from timer_service.worker.values import Kind, Outcome, StoredEffect
 
 SECOND = timedelta(seconds=1)
@@ -497,6 +501,27 @@ def test_a_function_cannot_refuse_to_end() -> None:
     play = plays(body)
     play.replay.close()
     assert not play.replay.is_closed
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # the coroutine ignores its end
+def test_a_function_that_was_left_behind_ends_with_its_memory() -> None:
+    """The garbage collector raises GeneratorExit in it. A function that catches this, too, does not run on for ever."""
+    turns = 0
+
+    async def stubborn(ctx: Context, _: Any) -> None:
+        nonlocal turns
+        while turns < 10_000:
+            with suppress(BaseException):
+                await ctx.sleep(SECOND)
+            turns += 1
+
+    replay = Replay(WorkflowFunction("stubborn", stubborn), IDENTITY, None)
+    replay.advance()
+    replay.close()
+    assert turns < 2000
+    del replay
+    gc.collect()
+    assert turns < 2000
 
 
 def test_generators_end_with_the_task() -> None:

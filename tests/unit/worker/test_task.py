@@ -51,10 +51,17 @@ def test_no_step_starts_while_the_task_parks(task: RunningTask) -> None:
 
 
 def test_a_step_starts_when_a_park_is_resumed(task: RunningTask) -> None:
-    """If the service says that the task goes on, the attempt starts then."""
-    assert list(task.take_steps(11)) == []
-    task.reported({"outcome": "resumed"}, lease_until=100, now=11)
-    assert [each.key for each in task.take_steps(11)] == ["pay"]
+    """If the service says that the attempt may start now, it starts, although it may not by the clock of the worker."""
+    ready = [{"key": "pay", "startInMs": 0}]
+    task.reported({"outcome": "resumed", "failedSteps": ready}, lease_until=100, now=10.25)
+    assert [each.key for each in task.take_steps(10.25)] == ["pay"]
+
+
+def test_no_step_starts_early_when_a_park_is_resumed(task: RunningTask) -> None:
+    """If the reply has no room for the wait that is over, the worker asks again, and no step starts before its time."""
+    task.reported({"outcome": "resumed"}, lease_until=100, now=10.25)
+    assert list(task.take_steps(10.25)) == []
+    assert action(task, 10.25) == "park"
 
 
 def stepwise(*bodies: str) -> RunningTask:

@@ -18,11 +18,11 @@ from typing import Any
 import nats.errors
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
-from nats.protocol.parser import AWAITING_CONTROL_LINE, AWAITING_MSG_PAYLOAD, PERMISSIONS_ERR, Parser
+from nats.protocol.parser import AWAITING_CONTROL_LINE, AWAITING_MSG_PAYLOAD, Parser
 
 from timer_service.adapters.nats.headers import RawHeaders, decode_text
 from timer_service.core.turns import Turns
-from timer_service.nats_flush import FlushingClient
+from timer_service.nats_client import LastingClient
 
 log = logging.getLogger(__name__)
 
@@ -39,7 +39,7 @@ _BYTES_PER_TURN = 1024 * 1024
 _OPERATIONS = {b"MSG", b"HMSG", b"INFO", b"PING", b"PONG", b"+OK", b"-ERR"}
 
 
-class GuardedClient(FlushingClient):
+class GuardedClient(LastingClient):
     """A client whose reading no message can end. Its connection closes only if it is told to."""
 
     def __init__(self) -> None:
@@ -106,15 +106,6 @@ class GuardedClient(FlushingClient):
             headers=headers,
             _sid=sid,
         )
-
-    async def _process_err(self, err_msg: str) -> None:
-        """Connect again after an error of the server. The driver itself would close the connection for good."""
-        if self.is_connecting or PERMISSIONS_ERR in err_msg:
-            await super()._process_err(err_msg)
-            return
-        error = nats.errors.Error(f"nats: {err_msg.strip(chr(39))}")
-        await self._error_cb(error)
-        await self._process_op_err(error)
 
 
 def _enlarge_buffer(transport: Any) -> Any:
