@@ -102,7 +102,10 @@ class _Steps:
         self._service.tick("outbox", self._draw(instances), self._draw(worker_faults))
 
     def set_clock_back(self) -> None:
-        self._service.clock.set(self._service.clock.now() - self._draw(st.sampled_from(_STEPS)))
+        """Set the clock back, by an hour at most in a history: a cursor that is further ahead would move back."""
+        clock, step = self._service.clock, self._draw(st.sampled_from(_STEPS))
+        if clock.set_back_ms + step <= HOUR:
+            clock.set(clock.now() - step)
 
     def switch(self) -> None:
         """Switch schedules off or on."""

@@ -19,6 +19,7 @@ What a crash leaves, and the test in `tests/slices/schedules/test_crashes.py` th
   (test_kill_around_publishing)
 - between the commit of a command and its acknowledgement: redelivered, it is `unchanged`
   (test_kill_before_the_acknowledgement)
+- in a backfill: it goes on behind the last portion that was committed (test_kill_in_a_backfill)
 """
 
 from functools import partial
