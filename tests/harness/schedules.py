@@ -83,10 +83,11 @@ class Schedules(ScheduleConversation, InProcess):
         await self.publish()
 
     async def fire_backfills(self, most: int = 100) -> int:
-        """Fire portions of backfills and publish their events, until none is due. Return how many portions there were.
+        """Fire portions of backfills and publish all events, until none is due. Return how many portions there were.
 
         `most` limits them.
         """
+        await self.publish()
         for portions in range(most):
             if not (await self.backfill_worker.tick(self.clock.now())).done:
                 return portions

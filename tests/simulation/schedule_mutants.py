@@ -194,19 +194,6 @@ def backfill_after_a_delete(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(backfill_store, "find_deletes", find_deletes)
 
 
-def backfill_with_the_newest_definition(patch: pytest.MonkeyPatch) -> None:
-    """A backfill has the data of the schedule as it is when the portion fires."""
-
-    async def load_data(tx: Any, keys: Any) -> Any:
-        rows = await tx.fetch(
-            "SELECT b.*, s.data AS newest FROM schedule_backfills b JOIN schedules s USING (tenant_id, schedule_id) "
-            "WHERE s.data IS NOT NULL"
-        )
-        return {backfill_store.key_of(row): row["newest"] for row in rows if backfill_store.key_of(row) in keys}
-
-    patch.setattr(backfill_store, "load_data", load_data)
-
-
 def backfill_into_the_future(patch: pytest.MonkeyPatch) -> None:
     """A backfill fires slots that are not due yet."""
     slots = backfills.Backfill.slots
@@ -257,7 +244,6 @@ SCHEDULE_MUTANTS: Mapping[Mutate, Sequence[Scenario]] = {
     slots_fire_before_the_backlog: [schedules_with_faults],
     backfill_cursor_one_slot_behind: _ALL,
     backfill_after_a_delete: _ALL,
-    backfill_with_the_newest_definition: _ALL,
     backfill_into_the_future: _ALL,
     backfill_before_the_backlog: [schedules_with_faults],
     redelivered_backfill_fires_again: [schedules_in_any_order, schedules_with_faults],

@@ -85,7 +85,10 @@ class Skipped(NamedTuple):
 
 
 def skipped_event(key: Key, skipped: Skipped, start: WorkflowStart, now: int) -> Event:
-    """Return the event of a slot or a trigger that should have started a workflow."""
+    """Return the event of a slot or a trigger that should have started a workflow.
+
+    A slot can be backfilled again and again. Each time it is skipped, it has another event.
+    """
     fields = {
         "slotAt": format_instant(skipped.slot),
         "skippedAt": format_instant(now),
@@ -94,7 +97,8 @@ def skipped_event(key: Key, skipped: Skipped, start: WorkflowStart, now: int) ->
         "workflowId": start.workflow_id,
     }
     payload = write_object({**_names(key), **fields}, {})
-    return _event(ScheduleSkipped.type, key, ("skipped", start.workflow_id), payload, cause=start.cause, at=now)
+    about = ("skipped", start.workflow_id, *(start.position if skipped.cause is FiringCause.BACKFILL else ()))
+    return _event(ScheduleSkipped.type, key, about, payload, cause=start.cause, at=now)
 
 
 def ended_events(before: Schedule | None, after: Schedule, now: int) -> list[Event]:

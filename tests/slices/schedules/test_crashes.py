@@ -196,7 +196,6 @@ async def crash_while_backfilling(store: Database, point: Point) -> int:
             broker.redeliver()
             clock.advance(milliseconds=HOLD_MS)
             await user.consume()
-            await user.publish()
             await user.fire_backfills()
         ids, slots = await slots_by_id(user, tenant)
         assert set(ids) == {f"backfill {iso(start - number * 60_000)}" for number in range(1, 4)}, point
