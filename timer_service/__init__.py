@@ -7,6 +7,7 @@ Each word below has this one meaning in the package:
 
 attempt       the number of times a row was claimed; a released claim does not count
 available_at  when a row may be claimed (new: due_at; claimed: end of the lease; retried: after a backoff), else null
+backfill      one row of `schedule_backfills`: a BackfillSchedule that has not ended, and how far it is
 blocked       waiting for a lock of another session, or for a statement that takes too long
 bury          give a row up after too many attempts; it stays in the table with the reason
 cancellation  one row of `timer_cancellations`: a CancelTimers, and how far its passes over the timers are

@@ -319,11 +319,12 @@ ROWS = Row(
         rows("workflows", "Workflows", "Workflows that run, sleep or wait for a worker, and failed and blocked ones."),
         Panel(
             "Outbox and unfinished work",
-            "Events that wait or are buried, transitions to match with signals, and cancellations by prefix.",
+            "Events that wait or are buried, transitions to match with signals, cancellations, and backfills.",
             "short",
             (
                 Query(
-                    'max by (table, state) (timer_rows{table=~"outbox|work_item_events|timer_cancellations"})',
+                    "max by (table, state) "
+                    '(timer_rows{table=~"outbox|work_item_events|timer_cancellations|schedule_backfills"})',
                     "{{table}} {{state}}",
                 ),
             ),

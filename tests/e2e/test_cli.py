@@ -249,6 +249,22 @@ async def test_life_of_a_schedule_for_machines(cli: Cli, service: Service) -> No
 
 
 @ON_SQLITE
+async def test_backfill_of_a_schedule(cli: Cli, service: Service) -> None:
+    """A backfill says what follows. A range in the future has no effect, and one that ends too early is refused."""
+    await cli.lines("schedules", "put", "acme", "hourly", "--every", "1h")
+    past, future = "2020-01-01T00:00:00Z", "2100-01-01T00:00:00Z"
+    for begin, end, code, complaint in [
+        (past, future, 0, "backfilling: acme/hourly (active, next slot "),
+        (future, "2101-01-01T00:00:00Z", 1, "nothing_due: acme/hourly (active, next slot "),
+        (future, past, 2, "Invalid value for '--to': must be later than --from."),
+    ]:
+        span = ("--from", begin, "--to", end, "--limit", "5")
+        done = await cli.run("schedules", "backfill", "acme", "hourly", *span, COLUMNS="200")
+        printed = " ".join((done.stdout + done.stderr).replace("│", " ").split())
+        assert (done.returncode, complaint in printed) == (code, True), printed
+
+
+@ON_SQLITE
 async def test_preview_of_a_schedule(cli: Cli, service: Service) -> None:
     """A preview prints slots in UTC and in the zone, also around a change of the clock."""
     cron = ["--cron", "30 2 * * *", "--zone", "Europe/Berlin", "--from", "2027-03-27T00:00:00Z"]

@@ -47,6 +47,7 @@ COMMANDS: Sequence[tuple[str, Mapping[str, Any]]] = [
     ("PauseSchedule", {"scheduleId": "schedule-2"}),
     ("ResumeSchedule", {"scheduleId": "schedule-2"}),
     ("TriggerSchedule", {"scheduleId": "schedule-2"}),
+    ("BackfillSchedule", {"scheduleId": "schedule-1", "from": "2020-01-01T00:00:00Z", "to": "2020-01-01T00:00:09Z"}),
     ("DeleteSchedule", {"scheduleId": "schedule-2"}),
     ("StartRun", {"runId": "run-1", "jobs": JOBS}),
     ("StartRun", {"runId": "run-2", "jobs": JOBS}),

@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping
 from typing import Any, ClassVar, Unpack
 
-from tests.harness.clock import ManualClock
+from tests.harness.clock import ManualClock, iso
 from tests.harness.conversation import Conversation
 from tests.harness.in_process import InProcess, Options, exhaust
 from tests.harness.live_service import Live
@@ -12,6 +12,7 @@ from timer_service import workflows
 from timer_service.adapters.memory import MemoryBroker
 from timer_service.app.slices import SCHEDULES
 from timer_service.core.database import Database
+from timer_service.schedules.backfill_worker import BackfillWorker
 from timer_service.schedules.firing_worker import FiringWorker
 from timer_service.workflows.slot_start import start_workflows
 
@@ -41,6 +42,22 @@ class ScheduleConversation(Conversation):
         events = await self.events_of("ScheduleFired", schedule, tenant)
         return sorted(each["payload"]["slotAt"] for each in events if each["payload"]["cause"] == "slot")
 
+    async def backfill(self, since: int, until: int, schedule: str = "daily", **fields: Any) -> str:
+        """Send a BackfillSchedule for the slots in [`since`, `until`) and return the outcome."""
+        span = {"from": iso(since), "to": iso(until)}
+        return str((await self.request("BackfillSchedule", scheduleId=schedule, **span, **fields))["outcome"])
+
+    async def backfilled(self, schedule: str = "daily", tenant: str | None = None) -> list[str]:
+        """Return the slots of a schedule that were backfilled, in order of publication."""
+        events = await self.events_of("ScheduleFired", schedule, tenant)
+        return [each["payload"]["slotAt"] for each in events if each["payload"]["cause"] == "backfill"]
+
+    async def ends(self, schedule: str = "daily", tenant: str | None = None) -> list[dict[str, Any]]:
+        """Return how the backfills of a schedule ended: the payloads of their events, without the names."""
+        events = await self.events_of("ScheduleBackfilled", schedule, tenant)
+        names = {"tenantId", "scheduleId", "commandId"}
+        return [{name: value for name, value in each["payload"].items() if name not in names} for each in events]
+
     async def view(self, schedule: str = "daily", **fields: Any) -> Any:
         """Return the reply to get-schedule."""
         return await self.ask("get-schedule", scheduleId=schedule, **fields)
@@ -58,11 +75,24 @@ class Schedules(ScheduleConversation, InProcess):
     ) -> None:
         super().__init__(database, broker, clock, SCHEDULES, **options)
         self.worker = FiringWorker(self.parts, start_workflows)
+        self.backfill_worker = BackfillWorker(self.parts, start_workflows)
 
     async def fire(self) -> None:
         """Fire the due slots, in as many passes as it takes, and publish their events."""
         await exhaust(self.worker, self.clock.now())
         await self.publish()
+
+    async def fire_backfills(self, most: int = 100) -> int:
+        """Fire portions of backfills and publish all events, until none is due. Return how many portions there were.
+
+        `most` limits them.
+        """
+        await self.publish()
+        for portions in range(most):
+            if not (await self.backfill_worker.tick(self.clock.now())).done:
+                return portions
+            await self.publish()
+        return most
 
     async def advance(self, **duration: float) -> None:
         """Advance the clock and fire what is due then."""

@@ -9,9 +9,10 @@ from tests.harness.databases import Databases
 from tests.harness.plans import MODES, FilledDatabase, filled_database
 from timer_service.adapters.sqlite import SqliteDatabase
 from timer_service.core.row_counts import overdue_sql
-from timer_service.schedules import store, trigger_store
+from timer_service.schedules import backfill_store, store, trigger_store
 from timer_service.schedules.messages import ShownStatus
 from timer_service.schedules.store import COUNTED, SCHEDULES, TIMED
+from timer_service.schedules.usage import OPEN_BACKFILLS
 from timer_service.schedules.usage import SCHEDULES as LIMIT
 
 ACTIVE = """
@@ -51,7 +52,18 @@ INSERT INTO handled_triggers (position_epoch, position_sequence, handled_at)
 SELECT 1, n, n FROM generate_series(1, $1::bigint) AS n
 """
 
+BACKFILLS = """
+INSERT INTO schedule_backfills (
+    tenant_id, position_epoch, position_sequence, schedule_id, from_at, to_at, slot_limit, after_at, fired_count,
+    skipped_count, every_ms, zone, jitter_ms, data_size, available_at, causation_id
+)
+SELECT 'tenant-' || n % 100, 1, n, 'schedule-' || n % 1000, 0, n, 9, -1, 0, 0, 60000, 'UTC', 0, 0, n, 'id'
+FROM generate_series(1, $1::bigint) AS n
+"""
+
 KEY = "Index Scan schedules_pkey"
+BACKFILL = "Index Scan schedule_backfills_pkey"
+TURNS = "Index Only Scan schedule_backfills_turns"
 DUE = "Index Scan schedules_available"
 PARTIAL = ("SCAN schedules USING COVERING INDEX schedules_available", "SCAN schedules USING INDEX schedules_failing")
 """Reads of a whole partial index, whose predicate is the condition."""
@@ -77,6 +89,25 @@ PLANS = {
     "the end of a page of the clock repair": (TIMED[0].sql("page_end"), ["Index Only Scan schedules_available"]),
     "rows with a wrong instant": (TIMED[0].sql("find_wrong"), [DUE]),
     "a row with a wrong instant": (TIMED[0].sql("repair"), [KEY]),
+    "due backfills": (backfill_store._SQL["lock_due"], ["LockRows", TURNS, BACKFILL]),
+    "when the next portion is due": (
+        backfill_store._SQL["next_available"],
+        ["Index Only Scan schedule_backfills_available"],
+    ),
+    "the last Delete": (backfill_store._SQL["find_deletes"], [KEY]),
+    "the data of a backfill": (backfill_store._SQL["load_data"], [BACKFILL]),
+    "a backfill after a portion": (backfill_store._SQL["save"], [BACKFILL]),
+    "a backfill that failed": (backfill_store._SQL["postpone"], [BACKFILL]),
+    "a backfill that has ended": (backfill_store._SQL["delete"], [BACKFILL]),
+    "the backfills of a schedule": (
+        backfill_store._SQL["of_schedule"],
+        ["Index Scan schedule_backfills_of_schedule"],
+    ),
+    "the backfills of a tenant, counted": (OPEN_BACKFILLS.sql, ["Index Only Scan schedule_backfills_of_schedule"]),
+    "backfills with a wrong instant": (
+        backfill_store.TIMED.sql("find_wrong"),
+        ["Index Scan schedule_backfills_available"],
+    ),
 }
 
 
@@ -85,7 +116,7 @@ PLANS = {
 )
 def filled(request: pytest.FixtureRequest, databases: Databases) -> Iterator[FilledDatabase]:
     """Return a database with many active and deleted schedules."""
-    with filled_database(databases, [ACTIVE, ENDED, TRIGGERS], (20_000, request.param)) as database:
+    with filled_database(databases, [ACTIVE, ENDED, TRIGGERS, BACKFILLS], (20_000, request.param)) as database:
         yield database
 
 
@@ -118,7 +149,14 @@ def test_tenants_and_retention_on_postgres(filled: FilledDatabase) -> None:
             "Index Scan handled_triggers_by_time",
             "Index Scan handled_triggers_pkey",
         }
-        assert not [node for node in (*tenants, *retention, *triggers) if "Seq Scan" in node or node == "Sort"]
+        backfilling = filled.plan(backfill_store.DUE_TENANTS, mode)
+        assert {node for node in backfilling if "backfills" in node} == {
+            TURNS,
+            "Index Only Scan schedule_backfills_pkey",
+        }
+        assert not [
+            node for node in (*backfilling, *tenants, *retention, *triggers) if "Seq Scan" in node or node == "Sort"
+        ]
 
 
 async def test_plans_on_sqlite(sqlite: SqliteDatabase) -> None:
@@ -129,7 +167,7 @@ async def test_plans_on_sqlite(sqlite: SqliteDatabase) -> None:
         async with sqlite.transaction() as tx:
             once = [row["detail"] for row in await tx.fetch(f"EXPLAIN QUERY PLAN {sql}", parameters)]
             many = [row["detail"] for row in await tx.fetch_each(f"EXPLAIN QUERY PLAN {sql}", [parameters])]
-        steps = [step for step in once if not step.startswith(("CO-ROUTINE", "SCAN counted", *PARTIAL))]
+        steps = [step for step in once if not step.startswith(("CO-ROUTINE", "SCALAR", "SCAN counted", *PARTIAL))]
         assert all(step.startswith("SEARCH") for step in steps), (name, once)
         assert [step for step in many if not step.startswith("SCAN json_each VIRTUAL TABLE")] == once, (name, many)
 
@@ -138,6 +176,7 @@ async def test_retention_and_tenants_on_sqlite(sqlite: SqliteDatabase) -> None:
     """On SQLite too."""
     for sql, index in (
         (SCHEDULES.sql("due_tenants"), "schedules_due"),
+        (backfill_store.DUE_TENANTS, "schedule_backfills_turns"),
         (store._SQL["delete_settled"], "schedules_ended"),
         (trigger_store._SQL["delete_old"], "handled_triggers_by_time"),
     ):
@@ -146,5 +185,5 @@ async def test_retention_and_tenants_on_sqlite(sqlite: SqliteDatabase) -> None:
             steps = [row["detail"] for row in await tx.fetch(f"EXPLAIN QUERY PLAN {sql}", parameters)]
         assert [step for step in steps if " USING" in step and index in step], steps
         assert not [
-            step for step in steps if step.startswith(("SCAN schedules", "SCAN handled")) or "TEMP B-TREE" in step
+            step for step in steps if step.startswith(("SCAN schedule", "SCAN handled")) or "TEMP B-TREE" in step
         ], steps

@@ -66,7 +66,7 @@ class Checker(CommitObserver):
             case "timers":
                 wanted = self.timers.command(sent, command.position)
             case "schedules":
-                wanted = self.schedules.command(sent, command.position, now, sent_at)
+                wanted = self.schedules.command(sent, command, now, sent_at)
             case _ if not self._in_order or command.position in self.outcomes:
                 return
             case _:
@@ -80,6 +80,9 @@ class Checker(CommitObserver):
         match worker:
             case "schedules":
                 self.schedules.pass_committed(began_at)
+                self.schedules.committed()
+            case "backfills":
+                self.schedules.portions_committed(began_at)
                 self.schedules.committed()
             case "sweep":
                 run_check.follow_sweep(self.runs, self.service, now)

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from tests.harness.clock import iso
+from tests.simulation.backfill_model import BackfillModel, Ended, Span
 from tests.simulation.schedule_model import (
     Facts,
     Firing,
@@ -16,7 +17,8 @@ from tests.simulation.schedule_model import (
     read_definition,
 )
 from tests.simulation.service import Row, SentCommand, Service
-from timer_service.core.message import Position
+from timer_service.core.instant import parse_instant
+from timer_service.core.message import Command, Position
 
 _LONGEST_WAIT_MS = 60_000
 
@@ -34,12 +36,16 @@ class SchedulesChecker:
     def __init__(self, service: Service) -> None:
         self._service = service
         self._schedules: dict[ScheduleName, ScheduleModel] = {}
-        self._expected: dict[str, ExpectedEvent] = {}
-        """The events that must be published, by their ids."""
+        self._expected: dict[str, list[ExpectedEvent]] = {}
+        """The events that must be published, by their ids. Of a slot that was also backfilled, one of several."""
         self._ended: dict[ScheduleName, Position] = {}
         """The schedules that had ended at the last commit, and which PutSchedule had started them."""
-        self._triggered: set[Position] = set()
-        """The triggers that were handled."""
+        self._handled: set[Position] = set()
+        """The triggers and the backfills that were handled."""
+        self._fired: set[str] = set()
+        """The ids of the slots that have fired, without backfills."""
+        self._backfills: dict[Position, BackfillModel] = {}
+        """The backfills that have not ended."""
         self._backlog: frozenset[Position] = frozenset()
         self._backlog_since = 0, 0
         self._held_back: object = None
@@ -47,26 +53,82 @@ class SchedulesChecker:
 
     # Commits of the service
 
-    def command(self, sent: SentCommand, position: Position, now: int, sent_at: int) -> str:
+    def command(self, sent: SentCommand, command: Command, now: int, sent_at: int) -> str:
         """Apply one command to the model and return its outcome."""
-        name = ScheduleName(sent.tenant, sent.fields["scheduleId"])
-        if sent.type == "TriggerSchedule":
+        name, position = ScheduleName(sent.tenant, sent.fields["scheduleId"]), command.position
+        if sent.type in {"TriggerSchedule", "BackfillSchedule"}:
+            if position in self._handled:
+                return "unchanged"
+            self._handled.add(position)
+            if sent.type == "BackfillSchedule":
+                return self._backfill(name, sent, command, sent_at)
             return self._trigger(name, sent, position, now, sent_at)
         schedule = self._schedules.setdefault(name, ScheduleModel(name))
         definition = read_definition(sent.payload) if sent.type == "PutSchedule" else None
         return schedule.command(Seen(position, sent.type, sent_at, definition))
 
     def _trigger(self, name: ScheduleName, sent: SentCommand, position: Position, now: int, sent_at: int) -> str:
-        if position in self._triggered:
-            return "unchanged"
-        self._triggered.add(position)
         definition = self._schedules[name].facts.definition if name in self._schedules else None
         if definition is None:
             return "not_found"
         data = json.dumps(sent.fields["data"]) if "data" in sent.fields else definition.data
         payload = _fired(name, "trigger", sent_at, now, data)
-        self._expected.setdefault(_event_id(name, "trigger", *position), ExpectedEvent("ScheduleFired", payload))
+        self._expect(_event_id(name, "trigger", *position), "ScheduleFired", payload)
         return "triggered"
+
+    def _backfill(self, name: ScheduleName, sent: SentCommand, command: Command, sent_at: int) -> str:
+        facts = self._schedules[name].facts if name in self._schedules else Facts()
+        if facts.deleted_by > command.position:
+            return "ignored_stale"
+        if facts.definition is None:
+            return "not_found"
+        since, until = parse_instant(sent.fields["from"]), min(parse_instant(sent.fields["to"]), sent_at)
+        if since >= until:
+            return "nothing_due"
+        span = Span(since, until, sent.fields["limit"])
+        self._backfills[command.position] = BackfillModel(
+            name, command.position, command.id, facts.definition, span, since - 1
+        )
+        return "backfilling"
+
+    def _expect(self, event_id: str, message_type: str, payload: Mapping[str, Any]) -> None:
+        self._expected.setdefault(event_id, []).append(ExpectedEvent(message_type, payload))
+
+    def portions_committed(self, began_at: int) -> None:
+        """Apply the portions of backfills of a pass that began at an instant."""
+        rows = self._backfill_rows()
+        for position, backfill in list(self._backfills.items()):
+            if (row := rows.get(position)) is None:
+                del self._backfills[position]
+                self._end_backfill(backfill, began_at)
+            elif row["after_at"] != backfill.after:
+                assert not self._is_deleted(backfill), f"{backfill} goes on after a Delete"
+                self._expect_backfilled(backfill, backfill.portion(row["after_at"], began_at), began_at)
+
+    def _end_backfill(self, backfill: BackfillModel, now: int) -> None:
+        end = Ended((), "deleted") if self._is_deleted(backfill) else backfill.end(now)
+        self._expect_backfilled(backfill, end.slots, now)
+        payload = {
+            "tenantId": backfill.name.tenant,
+            "scheduleId": backfill.name.schedule,
+            "commandId": backfill.command_id,
+            "from": iso(backfill.span.since),
+            "to": iso(backfill.span.until),
+            "count": backfill.count + len(end.slots),
+            "skipped": 0,
+            "reason": end.reason,
+            **({} if end.next_slot is None else {"nextSlotAt": iso(end.next_slot)}),
+        }
+        self._expect(_event_id(backfill.name, "backfilled", *backfill.position), "ScheduleBackfilled", payload)
+
+    def _is_deleted(self, backfill: BackfillModel) -> bool:
+        return self._schedules[backfill.name].facts.deleted_by > backfill.position
+
+    def _expect_backfilled(self, backfill: BackfillModel, slots: Sequence[int], now: int) -> None:
+        assert not slots or not self._is_held_back(now), f"{slots} fired before older commands were handled"
+        for slot in slots:
+            payload = _fired(backfill.name, "backfill", slot, now, backfill.definition.data)
+            self._expect(_event_id(backfill.name, "slot", slot), "ScheduleFired", payload)
 
     def pass_committed(self, began_at: int) -> None:
         """Apply a pass that began at an instant. Assert that the policy fires what it fired."""
@@ -90,11 +152,12 @@ class SchedulesChecker:
         missed_since = firing.missed_since
         for slot in firing.slots:
             event_id = _event_id(schedule.name, "slot", slot)
-            assert event_id not in self._expected, f"{slot} of {schedule.name} fired twice"
+            assert event_id not in self._fired, f"{slot} of {schedule.name} fired twice"
+            self._fired.add(event_id)
             payload = _fired(schedule.name, "slot", slot, now, schedule.facts.definition.data)
             if missed_since is not None:
                 payload["missedSince"] = iso(missed_since)
-            self._expected[event_id] = ExpectedEvent("ScheduleFired", payload)
+            self._expect(event_id, "ScheduleFired", payload)
             missed_since = None
 
     def committed(self) -> None:
@@ -104,7 +167,8 @@ class SchedulesChecker:
             if self._ended.get(name) != schedule.progress.started_by:
                 event_id = _event_id(name, "ended", *schedule.facts.defined_by)
                 payload = {"tenantId": name.tenant, "scheduleId": name.schedule, "reason": schedule.progress.end}
-                self._expected.setdefault(event_id, ExpectedEvent("ScheduleEnded", payload))
+                if event_id not in self._expected:
+                    self._expect(event_id, "ScheduleEnded", payload)
         self._ended = {name: schedule.progress.started_by for name, schedule in ended.items()}
         self.check()
 
@@ -128,7 +192,7 @@ class SchedulesChecker:
     # Comparisons
 
     def check(self) -> None:
-        """Assert that the table equals the model."""
+        """Assert that the tables equal the model."""
         rows = self._rows()
         assert rows.keys() == self._schedules.keys()
         for name, schedule in self._schedules.items():
@@ -138,6 +202,8 @@ class SchedulesChecker:
             )
             _check_progress(schedule.progress, rows[name])
             _check_next(schedule, rows[name])
+        found = {position: (row["after_at"], row["fired_count"]) for position, row in self._backfill_rows().items()}
+        assert found == {position: (each.after, each.count) for position, each in self._backfills.items()}
 
     def check_idle(self) -> None:
         """Assert that the table equals the model, and that no slot is due."""
@@ -151,15 +217,20 @@ class SchedulesChecker:
         return min((each.due_of(slot) for each, slot in slots if slot is not None), default=None)
 
     def check_events(self) -> None:
-        """Assert that exactly the expected events were published, each once and with its own id."""
-        events = [each for each in self._service.events() if each["type"] in {"ScheduleFired", "ScheduleEnded"}]
+        """Assert that exactly the expected events were published, each once and with its own id.
+
+        No backfill is left then.
+        """
+        assert not self._backfills, "backfills did not end"
+        types = {"ScheduleFired", "ScheduleEnded", "ScheduleBackfilled"}
+        events = [each for each in self._service.events() if each["type"] in types]
         found = {event["id"]: ExpectedEvent(event["type"], event["payload"]) for event in events}
         assert len(found) == len(events)
         missing = self._expected.keys() - found.keys()
         assert not missing, f"not published: {[self._expected[each] for each in missing]}"
         for event_id, event in found.items():
-            wanted = self._expected.get(event_id)
-            assert event == wanted, f"published {event}, not {wanted}"
+            wanted = self._expected.get(event_id, [])
+            assert event in wanted, f"published {event}, not one of {wanted}"
 
     def check_deleted(self) -> None:
         """Assert that retention deleted the ended schedules and the tombstones, and no others."""
@@ -168,6 +239,10 @@ class SchedulesChecker:
 
     def _rows(self) -> dict[ScheduleName, Row]:
         return {ScheduleName(row["tenant_id"], row["schedule_id"]): row for row in self._service.rows("schedules")}
+
+    def _backfill_rows(self) -> dict[Position, Row]:
+        rows = self._service.rows("schedule_backfills")
+        return {Position(row["position_epoch"], row["position_sequence"]): row for row in rows}
 
 
 def _check_facts(facts: Facts, row: Row) -> None:

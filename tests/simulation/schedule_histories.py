@@ -80,7 +80,9 @@ def _fires(fields: Mapping[str, Any]) -> bool:
     return next_slot(recurrence, (recurrence.start or 0) - 1) is not None
 
 
-_KINDS = ["Put"] * 6 + ["Pause", "Pause", "Resume", "Resume", "Delete", "Delete", "Trigger"]
+_KINDS = ["Put"] * 6 + ["Pause", "Pause", "Resume", "Resume", "Delete", "Delete", "Trigger", "Backfill", "Backfill"]
+
+_BACKFILLED_FROM = [-HOUR, -10 * MINUTE, -90 * SECOND, 0, 30 * SECOND, 10 * MINUTE]
 
 
 @st.composite
@@ -97,5 +99,9 @@ def schedule_commands(draw: st.DrawFn, most: int = 8, beginning: int = NOW) -> l
                 fields = {**fields, **draw(_others)}
         elif kind == "Trigger":
             fields |= draw(st.sampled_from([{}, {}, {"data": 3}]))
+        elif kind == "Backfill":
+            since = beginning + draw(st.sampled_from(_BACKFILLED_FROM))
+            until = since + draw(st.sampled_from([20 * SECOND, 2 * MINUTE, 10 * MINUTE, 2 * HOUR]))
+            fields |= {"from": iso(since), "to": iso(until), "limit": draw(st.sampled_from([1, 2, 5, 20]))}
         history.append(SentCommand(f"{kind}Schedule", "acme", fields))
     return history

@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,11 +14,15 @@ from timer_service.core import backlog_gate, outbox
 from timer_service.core.message import Event
 from timer_service.core.transactions import in_transaction
 from timer_service.schedules import (
+    backfill_store,
+    backfill_worker,
+    backfills,
     cron,
     events,
     firing,
     firing_pass,
     firing_worker,
+    handler,
     recurrence,
     rules,
     schedule,
@@ -169,6 +174,59 @@ def slots_fire_before_the_backlog(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(backlog_gate.BacklogGate, "_commands_are_handled", are_handled)
 
 
+def backfill_cursor_one_slot_behind(patch: pytest.MonkeyPatch) -> None:
+    """The last slot of each portion of a backfill fires again."""
+    after = backfills.Backfill.after
+
+    def after_less(self: Any, slots: Sequence[int], skipped: int) -> Any:
+        moved = after(self, slots, skipped)
+        return moved._replace(after_at=slots[-1] - 1) if slots else moved
+
+    patch.setattr(backfills.Backfill, "after", after_less)
+
+
+def backfill_after_a_delete(patch: pytest.MonkeyPatch) -> None:
+    """A DeleteSchedule does not end a backfill."""
+
+    async def find_deletes(_tx: Any, keys: Any) -> Any:
+        return dict.fromkeys(keys, schedule.NEVER)
+
+    patch.setattr(backfill_store, "find_deletes", find_deletes)
+
+
+def backfill_into_the_future(patch: pytest.MonkeyPatch) -> None:
+    """A backfill fires slots that are not due yet."""
+    slots = backfills.Backfill.slots
+    patch.setattr(backfills.Backfill, "slots", lambda self, now: slots(self, now + 7_200_000))
+    make = backfills.new_backfill
+
+    def new_backfill(found: Any, command: Any, now: int) -> Any:
+        return make(found, command, now)._replace(to_at=command.payload.to)
+
+    patch.setattr(handler, "new_backfill", new_backfill)
+
+
+def backfill_before_the_backlog(patch: pytest.MonkeyPatch) -> None:
+    """After a start or an outage, a backfill goes on before older commands are handled."""
+
+    async def is_open(_gate: Any, _now: int) -> bool:
+        return True
+
+    patch.setattr(backfill_worker, "FiringGate", lambda *_: SimpleNamespace(is_open=partial(is_open, None)))
+
+
+def redelivered_backfill_fires_again(patch: pytest.MonkeyPatch) -> None:
+    """A BackfillSchedule that is delivered again after its end fires again."""
+    delete = backfill_store.delete
+
+    async def delete_and_forget(tx: Any, keys: Any) -> None:
+        await delete(tx, keys)
+        for key in keys:
+            await tx.execute("DELETE FROM handled_triggers WHERE position_sequence = :sequence", key.position._asdict())
+
+    patch.setattr(backfill_store, "delete", delete_and_forget)
+
+
 _ALL = (schedules_one_by_one, schedules_in_any_order, schedules_with_faults)
 SCHEDULE_MUTANTS: Mapping[Mutate, Sequence[Scenario]] = {
     cursor_moved_before_the_outbox_write: [schedules_with_faults],
@@ -184,4 +242,9 @@ SCHEDULE_MUTANTS: Mapping[Mutate, Sequence[Scenario]] = {
     late_from_the_slot: _ALL,
     missed_slots_forgotten: _ALL,
     slots_fire_before_the_backlog: [schedules_with_faults],
+    backfill_cursor_one_slot_behind: _ALL,
+    backfill_after_a_delete: _ALL,
+    backfill_into_the_future: _ALL,
+    backfill_before_the_backlog: [schedules_with_faults],
+    redelivered_backfill_fires_again: [schedules_in_any_order, schedules_with_faults],
 }

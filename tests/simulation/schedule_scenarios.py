@@ -25,7 +25,7 @@ def schedules_one_by_one(service: Service, draw: Draw) -> None:
     for sent in history:
         _wait(service, draw)
         if draw(st.booleans()):
-            service.settle("schedules", "outbox")
+            service.settle("schedules", "backfills", "outbox")
         service.deliver(checker.send([sent]))
     _wait(service, draw)
     checker.finish()
@@ -45,7 +45,7 @@ def schedules_in_any_order(service: Service, draw: Draw) -> None:
         del order[:size]
         if draw(st.booleans()):
             _wait(service, draw)
-            service.settle("schedules", "outbox")
+            service.settle("schedules", "backfills", "outbox")
     checker.finish()
     checker.check_retention()
 
@@ -54,7 +54,8 @@ def schedules_with_faults(service: Service, draw: Draw) -> None:
     """Deliver in any order, with any fault at any await, outages of the broker, pauses and clock steps."""
     checker, history = _begin(service, draw)
     steps = _Steps(checker, draw)
-    common = [steps.deliver] * 4 + [steps.fire] * 2 + [steps.fire_later] * 4 + [steps.publish, service.resume]
+    common = [steps.deliver] * 4 + [steps.fire] * 2 + [steps.fire_later] * 4 + [steps.backfill] * 2
+    common += [steps.publish, service.resume]
     rare = [service.crash, steps.set_clock_back, service.stop_broker, service.start_broker, steps.switch]
     actions: st.SearchStrategy[list[Callable[[], None]]] = st.lists(
         st.sampled_from([*common, *rare]), min_size=1, max_size=8
@@ -94,11 +95,17 @@ class _Steps:
         _wait(self._service, self._draw)
         self.fire()
 
+    def backfill(self) -> None:
+        self._service.tick("backfills", self._draw(instances), self._draw(_faults_of_passes))
+
     def publish(self) -> None:
         self._service.tick("outbox", self._draw(instances), self._draw(worker_faults))
 
     def set_clock_back(self) -> None:
-        self._service.clock.set(self._service.clock.now() - self._draw(st.sampled_from(_STEPS)))
+        """Set the clock back, by an hour at most in a history: a cursor that is further ahead would move back."""
+        clock, step = self._service.clock, self._draw(st.sampled_from(_STEPS))
+        if clock.set_back_ms + step <= HOUR:
+            clock.set(clock.now() - step)
 
     def switch(self) -> None:
         """Switch schedules off or on."""

@@ -54,7 +54,7 @@ from timer_service.core.quotas import Quotas
 from timer_service.core.route import CommandResult, Handle, Route
 from timer_service.core.slice import Slice
 from timer_service.core.turns import TransactionTime
-from timer_service.schedules import firing_pass
+from timer_service.schedules import backfill_pass, firing_pass
 from timer_service.signals import evaluation
 from timer_service.workflows import dispatcher
 from timer_service.workflows.requests import POLL_TASKS
@@ -456,6 +456,8 @@ def small_passes() -> Iterator[None]:
         patch.setattr(firing_pass, "MOST_SLOTS", 20)
         patch.setattr(firing_pass, "MOST_SLOTS_OF_SCHEDULE", 7)
         patch.setattr(firing_pass, "MOST_COMPUTING_SECONDS", math.inf)
+        patch.setattr(backfill_pass, "MOST_SLOTS", 3)
+        patch.setattr(backfill_pass, "MOST_COMPUTING_SECONDS", math.inf)
         patch.setattr(evaluation, "TransactionTime", lambda _: TransactionTime(lambda: 0))
         yield
 

@@ -296,6 +296,7 @@ async def fill(store: Database) -> InProcess:
         spec = {"kind": "time.at", "at": LATER}
         on_signals.send("CreateWorkSignal", signalId=f"s{number}", triggerKind="time", triggerSpec=spec)
         on_schedules.send("PutSchedule", scheduleId=f"s{number}", every="PT1H")
+        on_schedules.send("BackfillSchedule", scheduleId=f"s{number}", from_=iso(after(hours=-1)), to=LATER)
         on_workflows.send("StartWorkflow", workflowId=f"w{number}", type="order", input="x" * 2000)
         on_runs.send("StartRun", runId=f"r{number}", jobs=[{"name": "a"}])
         on_runs.send("ReportJobStatus", runId=f"early-{number}", jobName="a", status="success")
@@ -319,7 +320,7 @@ async def test_usage(store: Database) -> None:
     whole = await usage_of_each(talk, None)
     assert whole.keys() == Limits.model_fields.keys()
     assert [whole[name] for name in ("pending_timers", "open_signals", "schedules", "open_runs", "run_rows")] == [3] * 5
-    assert whole["open_workflows"] == 3
+    assert (whole["open_workflows"], whole["open_backfills"]) == (3, 3)
     assert min(whole["stored_data"], whole["early_commands"], whole["workflow_data"]) > 100
     for most, counted in ((4, 3), (3, 3), (2, 3), (1, 2), (0, 1)):
         assert await usage_of_each(talk, most) == {name: used // 3 * counted for name, used in whole.items()}, most

@@ -26,7 +26,7 @@ from timer_service.signals.firing_store import FIRINGS
 from timer_service.timers.store import TIMERS
 
 ALL = {
-    *("timers", "cancellations", "firings", "evaluation", "schedules", "outbox", "sweep"),
+    *("timers", "cancellations", "firings", "evaluation", "schedules", "backfills", "outbox", "sweep"),
     *("timers-retention", "signals-retention", "schedules-retention", "workflows-retention", "runs-retention"),
     *("workflow-deadlines", "row-counts"),
 }
@@ -80,7 +80,7 @@ def test_loop_names(workers: Workers) -> None:
     ("setting", "missing"),
     [
         ("signals_enabled", {"firings", "evaluation"}),
-        ("schedules_enabled", {"schedules"}),
+        ("schedules_enabled", {"schedules", "backfills"}),
         ("workflows_enabled", {"workflow-deadlines"}),
         ("runs_enabled", {"sweep"}),
     ],

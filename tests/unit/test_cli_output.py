@@ -18,6 +18,7 @@ from timer_service.cli.output.signals import firing_table, signal_event_line, si
 from timer_service.cli.output.text import format_distance, format_duration, format_time, style
 from timer_service.cli.output.timers import timer_table
 from timer_service.client import (
+    Backfill,
     CatchUp,
     CommandError,
     Firing,
@@ -237,6 +238,20 @@ def test_details_of_a_schedule_that_does_not_fire() -> None:
     assert [line.endswith(": busy") for line in lines if line.startswith("last skipped")] == [True]
 
 
+def test_details_of_backfills() -> None:
+    """A schedule shows its open backfills: the range, how far they are, and the error."""
+    span = {"from_at": NINE - timedelta(days=2), "to_at": NINE, "limit": 100}
+    going_on = Backfill(command_id="1", count=7, skipped=0, **span)
+    failing = Backfill(command_id="2", count=0, skipped=1, last_error="no zone", **span)
+    lines = list(schedule_details(a_schedule("report", backfills=[going_on, failing]), NINE))
+    head = "  2027-03-27T07:00:00.000Z to 2027-03-29T07:00:00.000Z:"
+    assert lines[-3:] == [
+        "backfills:",
+        f"{head} 7 slots of at most 100 fired",
+        f"{head} 0 slots of at most 100 fired, 1 skipped (error: no zone)",
+    ]
+
+
 def test_schedules_on_a_terminal() -> None:
     """Lines fit the terminal, an id is never cut, and an error is wrapped."""
     schedules = [
@@ -268,6 +283,16 @@ def test_events_of_schedules() -> None:
     payload = {**skipped, "reason": "busy", "workflowId": "report/x\x1b"}
     assert schedule_event_line({"type": "ScheduleSkipped", "payload": payload}) == (
         "2027-03-29T07:00:00.004Z  acme/report  slot 2027-03-29T07:00:00.000Z skipped: busy  report/x\\x1b"
+    )
+    span = {"from": "2027-03-01T00:00:00.000Z", "to": "2027-03-29T00:00:00.000Z"}
+    done = {**names, **span, "commandId": "1", "count": 28, "skipped": 0, "reason": "done"}
+    head = "1970-01-01T00:00:00.001Z  acme/report  backfilled 2027-03-01T00:00:00.000Z to 2027-03-29T00:00:00.000Z"
+    assert schedule_event_line({"type": "ScheduleBackfilled", "timestampMs": 1, "payload": done}) == (
+        f"{head}: 28 slots (done)"
+    )
+    limited = {**done, "skipped": 2, "reason": "limit", "nextSlotAt": "2027-03-28T07:00:00.000Z"}
+    assert schedule_event_line({"type": "ScheduleBackfilled", "timestampMs": 1, "payload": limited}) == (
+        f"{head}: 28 slots, 2 skipped (limit; the next slot is 2027-03-28T07:00:00.000Z)"
     )
     ended = {"type": "ScheduleEnded", "timestampMs": 1, "payload": {**names, "reason": "max_count"}}
     assert schedule_event_line(ended) == "1970-01-01T00:00:00.001Z  acme/report  ended: max_count"

@@ -18,6 +18,7 @@ from timer_service.cli.output.text import one_line
 from timer_service.cli.output.timers import timer_details, timer_event_line, timer_table
 from timer_service.cli.output.workflows import worker_table, workflow_lines, workflow_table
 from timer_service.client import (
+    Backfill,
     CatchUp,
     CommandError,
     Outcome,
@@ -101,6 +102,17 @@ WORKER = WorkerInfo(
     worker_id=EVIL, name=EVIL, queue=EVIL, types=[EVIL], slots=1, first_seen_at=AT, seen_at=AT, online=True
 )
 FIRED = {"tenantId": EVIL, "scheduleId": EVIL, "slotAt": STAMP, "firedAt": STAMP, "cause": EVIL, "missedSince": EVIL}
+BACKFILLED = {
+    "tenantId": EVIL,
+    "scheduleId": EVIL,
+    "from": EVIL,
+    "to": EVIL,
+    "count": 1,
+    "skipped": 1,
+    "reason": EVIL,
+    "nextSlotAt": EVIL,
+}
+BACKFILL = Backfill(command_id=EVIL, from_at=AT, to_at=AT, limit=9, count=1, skipped=1, last_error=EVIL)
 REACHED = {"tenantId": EVIL, "serviceCallId": EVIL, "dueAt": STAMP, "reachedAt": STAMP, "data": EVIL}
 CANCELLED = {"tenantId": EVIL, "prefix": EVIL, "count": 1}
 BURIED = {"eventId": EVIL, "eventType": EVIL, "about": {"runId": EVIL}, "addedAt": STAMP, "lastError": EVIL}
@@ -138,6 +150,8 @@ LINES: dict[str, Iterable[str]] = {
     "schedule": schedule_details(SCHEDULE, AT),
     "schedules": schedule_table([SCHEDULE], AT, 80),
     "schedule event": [schedule_event_line(event("ScheduleFired", FIRED))],
+    "backfilled schedule": [schedule_event_line(event("ScheduleBackfilled", BACKFILLED))],
+    "backfill": schedule_details(SCHEDULE.model_copy(update={"backfills": [BACKFILL]}), AT),
     "ended schedule": [schedule_event_line(event("ScheduleEnded", FIRED | {"reason": EVIL}))],
     "run": graph_lines(RunGraph(RUN, {EVIL: 1}, {EVIL: False}, JOBS), 80),
     "runs": run_table([RUN], AT, 80),

@@ -64,7 +64,19 @@ VALID: dict[str, Any] = {
     "correlation_id": "order-7",
     "reason": "not paid",
     **dict.fromkeys(
-        ("due_at", "expires_at", "start_at", "end_at", "from_at", "at", "due_before", "due_after", "deadline_at"), LATER
+        (
+            "due_at",
+            "expires_at",
+            "start_at",
+            "end_at",
+            "from_at",
+            "to_at",
+            "at",
+            "due_before",
+            "due_after",
+            "deadline_at",
+        ),
+        LATER,
     ),
     **dict.fromkeys(("due_in", "late_by", "every", "jitter", "start_in", "deadline_in"), HOUR),
     **dict.fromkeys(

@@ -40,7 +40,10 @@ LANE: Lane = ("acme", "main", "pay")
 DOWN = Health.down("it is away")
 UPKEEP = {"clock", "file", "database", "clock-repair", "streams"}
 HANDLING = {"backlog", "audit", "tasks", "workflow-workers"}
-FIRING = {"timers", "cancellations", "firings", "evaluation", "schedules", "outbox", "sweep", "workflow-deadlines"}
+FIRING = {
+    *("timers", "cancellations", "firings", "evaluation", "schedules", "backfills", "outbox", "sweep"),
+    "workflow-deadlines",
+}
 WORKING = FIRING | {f"{each}-retention" for each in ("timers", "signals", "schedules", "workflows", "runs")}
 WORKING |= {"row-counts"}
 LOOPS = {"all": UPKEEP | HANDLING | WORKING, "handler": UPKEEP | HANDLING, "worker": UPKEEP | WORKING}
@@ -410,8 +413,8 @@ async def test_repair_of_the_clock(new: NewInstance) -> None:
     """After a wrong clock, the rows of every table that wait for an instant are corrected."""
     repair = vars(new().loop("clock-repair")._worker)
     assert sorted(each.table for each in reachable(repair) if isinstance(each, TimedRows)) == [
-        *("outbox", "run_jobs", "runs", "schedules", "timer_cancellations", "timer_schedules", "work_signal_firings"),
-        *("workflow_effects", "workflow_workers", "workflows"),
+        *("outbox", "run_jobs", "runs", "schedule_backfills", "schedules", "timer_cancellations"),
+        *("timer_schedules", "work_signal_firings", "workflow_effects", "workflow_workers", "workflows"),
     ]
 
 

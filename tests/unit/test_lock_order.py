@@ -9,14 +9,18 @@ import pytest
 from tests.harness.builders import scheduled
 from tests.harness.clock import NOW
 from timer_service.core import outbox
+from timer_service.core.cause import Cause
 from timer_service.core.database import Parameters, Row
 from timer_service.core.due_rows import DueRows
 from timer_service.core.lease import Failure, Lease
 from timer_service.core.message import Event, Position, Trace
 from timer_service.core.outbox import OUTBOX
 from timer_service.core.settlement import Settlement
+from timer_service.schedules import backfill_store as backfills
 from timer_service.schedules import schedule
 from timer_service.schedules import store as schedules
+from timer_service.schedules.backfills import Backfill, BackfillKey
+from timer_service.schedules.recurrence import Recurrence
 from timer_service.schedules.schedule import Schedule
 from timer_service.schedules.store import SCHEDULES
 from timer_service.signals import firing_store
@@ -141,6 +145,19 @@ async def test_cancellations_are_written_in_key_order() -> None:
     await cancellations.add(tx, made)
     await cancellations.save(tx, made)
     assert tx.statements == [[("acme", 1), ("acme", 2), ("acme", 3)]] * 2
+
+
+async def test_backfills_are_written_in_key_order() -> None:
+    """Backfills are added, saved, postponed and deleted in the order of their keys."""
+    recurrence = Recurrence(None, 60_000)
+    keys = [BackfillKey("acme", Position(1, number)) for number in (3, 1, 2)]
+    made = [Backfill(key, "daily", recurrence, 0, None, Cause("id"), 0, NOW, 5, -1, NOW) for key in keys]
+    tx = Recorder("tenant_id", "position_sequence")
+    await backfills.add(tx, made)
+    await backfills.save(tx, made)
+    await backfills.postpone(tx, dict.fromkeys(keys, NOW), dict.fromkeys(keys, "an error"))
+    await backfills.delete(tx, keys)
+    assert tx.statements == [[("acme", 1), ("acme", 2), ("acme", 3)]] * 4
 
 
 async def test_signals_and_work_items_are_locked_in_key_order() -> None:

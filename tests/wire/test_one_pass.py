@@ -93,6 +93,7 @@ EXAMPLES: dict[str, dict[str, Any]] = {
     "CancelTimers": {"prefix": "c"},
     "CreateWorkItem": {"workItemId": "w", "status": "open"},
     "PutSchedule": {"scheduleId": "s", "cron": "0 8 * * *", "zone": "Europe/Berlin"},
+    "BackfillSchedule": {"scheduleId": "s", "from": "2026-11-01T00:00:00Z", "to": "2026-11-08T00:00:00Z", "limit": 9},
     "StartRun": {"runId": "r", "jobs": [{"name": "a"}, {"name": "b", "needs": ["a"]}]},
     "ReportJobStatus": {"runId": "r", "jobName": "a", "status": "success"},
 }

@@ -94,6 +94,19 @@ FromTime = Annotated[
     datetime | None,
     typer.Option("--from", parser=read_instant, metavar="TIME", help="Show slots from then on. Default: from now on."),
 ]
+BackfillFrom = Annotated[
+    datetime,
+    typer.Option("--from", parser=read_instant, metavar="TIME", help="No slot is earlier: ISO 8601 with an offset."),
+]
+BackfillTo = Annotated[
+    datetime,
+    typer.Option(
+        "--to", parser=read_instant, metavar="TIME", help="Every slot is earlier. Slots are never later than now."
+    ),
+]
+BackfillLimit = Annotated[
+    int | None, typer.Option(min=1, max=10_000, metavar="N", help="Fire at most the oldest N slots. Default: 1000.")
+]
 Count = Annotated[int, typer.Option(min=1, max=100, metavar="N", help="How many slots to show.")]
 Upcoming = Annotated[int, typer.Option(min=0, max=100, metavar="N", help="How many of the next slots to show.")]
 StatusFilter = Annotated[
@@ -112,7 +125,10 @@ _OPTIONS = {
     "start.queue": "--queue",
     "start.deadlineIn": "--deadline-in",
     "start.concurrencyKey": "--concurrency-key",
-} | {name: f"--{name}" for name in ("cron", "every", "zone", "jitter", "data", "from", "count", "upcoming")}
+} | {
+    name: f"--{name}"
+    for name in ("cron", "every", "zone", "jitter", "data", "from", "to", "limit", "count", "upcoming")
+}
 _FIELD = re.compile(r"(the field )?`(?P<name>\w+)`")
 
 

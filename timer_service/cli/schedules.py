@@ -21,6 +21,9 @@ from timer_service.cli.output.table import terminal_width
 from timer_service.cli.output.text import format_time
 from timer_service.cli.parameters import All, AsJson, Cursor, Limit, Tenant, TenantOrAll
 from timer_service.cli.schedule_options import (
+    BackfillFrom,
+    BackfillLimit,
+    BackfillTo,
     CatchUpLimit,
     Count,
     Cron,
@@ -53,9 +56,11 @@ from timer_service.client import Outcome, Schedule, ScheduleStatus, TimerClient
 app = typer.Typer(help="Recurring timers: cron expressions and fixed intervals.", no_args_is_help=True)
 
 _LIST = ListQuery("list-schedules", "schedules")
-_WITH_EFFECT = {"created", "updated", "paused", "resumed", "deleted", "triggered", "unchanged"}
+_WITH_EFFECT = {"created", "updated", "paused", "resumed", "deleted", "triggered", "backfilling", "unchanged"}
 _EXPLANATIONS = {
     "ended": "no slot is left, so it does not fire; give a later --end-at, or another --cron or --every",
+    "backfilling": "an event ScheduleBackfilled follows",
+    "nothing_due": "--from is in the future",
     "unchanged": "already in that state",
     "not_found": "there is no such schedule",
     "already_ended": "it has ended",
@@ -166,6 +171,22 @@ async def trigger(
     """Fire a schedule once, now, also if it is paused or has ended."""
     with named_options():
         outcome = await client.schedules.trigger(tenant, schedule, **_data_argument(data))
+    _print_outcome(outcome, tenant, schedule, as_json)
+
+
+@broker_command(app)
+async def backfill(
+    client: TimerClient,
+    tenant: Tenant,
+    schedule: Name,
+    from_: BackfillFrom,
+    to: BackfillTo,
+    limit: BackfillLimit = None,
+    as_json: AsJson = False,
+) -> None:
+    """Fire past slots of a schedule under their own ids, also if it is paused or has ended."""
+    with named_options():
+        outcome = await client.schedules.backfill(tenant, schedule, from_at=from_, to_at=to, limit=limit)
     _print_outcome(outcome, tenant, schedule, as_json)
 
 

@@ -2,6 +2,7 @@
 
 from timer_service.client.errors import CommandError, NoAnswerError, QueryError, TimerServiceError, WorkflowEndedError
 from timer_service.client.models import (
+    Backfill,
     BuriedEvent,
     CatchUp,
     CatchUpPolicy,
@@ -35,6 +36,7 @@ from timer_service.client.workflow_models import (
 from timer_service.client.workflow_start import WorkflowStart
 
 __all__ = [
+    "Backfill",
     "BuriedEvent",
     "CatchUp",
     "CatchUpPolicy",

@@ -238,6 +238,21 @@ class ScheduleStart(View):
     concurrency_key: str | None = None
 
 
+class Backfill(View):
+    """A backfill of a schedule that has not ended."""
+
+    command_id: str
+    from_at: Annotated[Instant, Field(alias="from")]
+    to_at: Annotated[Instant, Field(alias="to")]
+    limit: int
+    count: int
+    """How many slots have fired."""
+    skipped: int
+    """How many slots started no workflow."""
+    last_error: str | None = None
+    """Why its next slots did not fire. They are tried again."""
+
+
 class Schedule(View):
     """A schedule."""
 
@@ -273,6 +288,8 @@ class Schedule(View):
     end_reason: str | None = None
     upcoming: Sequence[Instant] | None = None
     """The next slots, if `Schedules.get` was asked for them."""
+    backfills: Sequence[Backfill] | None = None
+    """The oldest 10 backfills that have not ended, if there are any. Only `Schedules.get` has them."""
     data: Any = None
     start: ScheduleStart | None = None
 

@@ -91,6 +91,28 @@ class Schedules:
         """
         return await self._send("TriggerSchedule", tenant, schedule, _data_field(data), timeout_seconds)
 
+    async def backfill(
+        self,
+        tenant: str,
+        schedule: str,
+        *,
+        from_at: datetime,
+        to_at: datetime,
+        limit: int | None = None,
+        timeout_seconds: float = 10,
+    ) -> Outcome:
+        """Fire the past slots in [`from_at`, `to_at`) under their own ids, at most the oldest `limit` (default: 1,000).
+
+        The outcome `backfilling` comes at once. The service then fires the slots, and publishes a `ScheduleBackfilled`
+        with their number. It is `nothing_due` if the range begins in the future.
+        """
+        fields = {
+            "from": wire_instant("from_at", from_at),
+            "to": wire_instant("to_at", to_at),
+            **_given(limit=None if limit is None else check_whole("limit", limit)),
+        }
+        return await self._send("BackfillSchedule", tenant, schedule, fields, timeout_seconds)
+
     async def delete(self, tenant: str, schedule: str, *, timeout_seconds: float = 10) -> Outcome:
         """Delete a schedule, and end its pause."""
         return await self._send("DeleteSchedule", tenant, schedule, {}, timeout_seconds)
@@ -141,14 +163,16 @@ class Schedules:
             question |= {"from": following, "count": count - len(slots)}
 
     def watch(self, tenant: str = "*", *, schedule: str | None = None) -> AsyncIterator[dict[str, Any]]:
-        """Iterate over the `ScheduleFired`, `ScheduleSkipped` and `ScheduleEnded` events of a tenant, or of all.
+        """Iterate over the events of the schedules of a tenant, or of all tenants.
 
-        It begins with the events that are published from now on.
+        These are `ScheduleFired`, `ScheduleSkipped`, `ScheduleEnded` and `ScheduleBackfilled`. It begins with the
+        events that are published from now on.
 
         With `schedule`, only events of the schedules with this id. See `TimerClient.watch`.
         """
         about = {} if schedule is None else {"scheduleId": check_identifier("schedule", schedule)}
-        return self._connection.events(tenant, "schedule-fired", "schedule-skipped", "schedule-ended", about=about)
+        names = ("schedule-fired", "schedule-skipped", "schedule-ended", "schedule-backfilled")
+        return self._connection.events(tenant, *names, about=about)
 
     async def _send(
         self, message_type: str, tenant: str, schedule: str, fields: Mapping[str, Any], timeout_seconds: float

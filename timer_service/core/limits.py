@@ -35,6 +35,8 @@ class Limits(BaseModel):
     """The signals that have not ended."""
     schedules: _Count | None = None
     """The schedules that are active or paused."""
+    open_backfills: _Count | None = None
+    """The backfills of schedules that have not ended."""
     open_runs: _Count | None = None
     """The runs that are running."""
     run_rows: _Count | None = None

@@ -19,19 +19,24 @@ What a crash leaves, and the test in `tests/slices/schedules/test_crashes.py` th
   (test_kill_around_publishing)
 - between the commit of a command and its acknowledgement: redelivered, it is `unchanged`
   (test_kill_before_the_acknowledgement)
+- in a backfill: it goes on behind the last portion that was committed (test_kill_in_a_backfill)
 """
 
 from functools import partial
 
 from timer_service.core.slice import Slice
 from timer_service.core.workflow_start import StartWorkflows
+from timer_service.schedules import backfill_store, backfills
+from timer_service.schedules.backfill_worker import BackfillWorker
 from timer_service.schedules.firing_worker import LOOP, FiringWorker
 from timer_service.schedules.handler import handle
 from timer_service.schedules.messages import (
+    BackfillSchedule,
     DeleteSchedule,
     PauseSchedule,
     PutSchedule,
     ResumeSchedule,
+    ScheduleBackfilled,
     ScheduleEnded,
     ScheduleFired,
     ScheduleSkipped,
@@ -48,18 +53,18 @@ def build_slice(start: StartWorkflows) -> Slice:
     """Return the slice. `start` starts the workflows of slots and triggers, in their transactions."""
     return Slice(
         name="schedules",
-        commands=(PutSchedule, PauseSchedule, ResumeSchedule, DeleteSchedule, TriggerSchedule),
+        commands=(PutSchedule, PauseSchedule, ResumeSchedule, DeleteSchedule, TriggerSchedule, BackfillSchedule),
         outcomes=Outcome,
         handle=partial(handle, start=start),
         handle_when_off=partial(handle, start=start),
         queries=QUERIES,
-        workers={LOOP: partial(FiringWorker, start=start)},
+        workers={LOOP: partial(FiringWorker, start=start), backfills.LOOP: partial(BackfillWorker, start=start)},
         wakes=(LOOP, "outbox"),
         leased=(),
-        counted=COUNTED,
+        counted=(*COUNTED, backfill_store.COUNTED),
         due=(SCHEDULES,),
-        timed=TIMED,
-        events=(ScheduleFired, ScheduleSkipped, ScheduleEnded),
+        timed=(*TIMED, backfill_store.TIMED),
+        events=(ScheduleFired, ScheduleSkipped, ScheduleEnded, ScheduleBackfilled),
         views={"schedule": ScheduleView},
         usages=USAGES,
         delete_settled=delete_settled,

@@ -1,17 +1,20 @@
 """The events of schedules. The id of each follows from its cause, so a repeated event has the same id."""
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from timer_service.core.cause import Cause, cause_of
-from timer_service.core.instant import format_instant
+from timer_service.core.instant import format_instant, format_optional
 from timer_service.core.message import Command, Event
 from timer_service.core.stored_json import RawJson, read_stored, write_object
 from timer_service.core.workflow_start import WorkflowStart
+from timer_service.schedules.backfills import Backfill
 from timer_service.schedules.firing import Decision
 from timer_service.schedules.messages import (
+    BackfillEnd,
     FiringCause,
+    ScheduleBackfilled,
     ScheduleEnded,
     ScheduleFired,
     ScheduleSkipped,
@@ -36,6 +39,36 @@ def fired_events(decision: Decision, data: str | None, now: int) -> list[Event]:
     return events
 
 
+def backfill_events(backfill: Backfill, slots: Sequence[int], data: str | None, now: int) -> list[Event]:
+    """Return the events of slots of a backfill, in order. Their ids are those that the slots always have."""
+    key = backfill.schedule
+    return [
+        _event(
+            *(ScheduleFired.type, key, ("slot", slot), _fired(key, FiringCause.BACKFILL, slot, now, data=data)),
+            cause=backfill.cause,
+            at=now,
+        )
+        for slot in slots
+    ]
+
+
+def backfilled_event(backfill: Backfill, end: BackfillEnd, next_slot: int | None, now: int) -> Event:
+    """Return the event of a backfill that has ended. `next_slot`: the first slot that is left, after a limit."""
+    following = {} if end is not BackfillEnd.LIMIT else {"nextSlotAt": format_optional(next_slot)}
+    fields = {
+        "commandId": backfill.cause.command_id,
+        "from": format_instant(backfill.from_at),
+        "to": format_instant(backfill.to_at),
+        "count": backfill.fired_count,
+        "skipped": backfill.skipped_count,
+        "reason": end,
+        **following,
+    }
+    payload = write_object({**_names(backfill.schedule), **fields}, {})
+    about = ("backfilled", *backfill.key.position)
+    return _event(ScheduleBackfilled.type, backfill.schedule, about, payload, cause=backfill.cause, at=now)
+
+
 def trigger_event(schedule: Schedule, command: Command, data: str | None, now: int) -> Event:
     """Return the event of a TriggerSchedule with `data`. Its slot is the command time."""
     payload = _fired(schedule.key, FiringCause.TRIGGER, command.stored_at, now, data=data)
@@ -52,7 +85,10 @@ class Skipped(NamedTuple):
 
 
 def skipped_event(key: Key, skipped: Skipped, start: WorkflowStart, now: int) -> Event:
-    """Return the event of a slot or a trigger that should have started a workflow."""
+    """Return the event of a slot or a trigger that should have started a workflow.
+
+    A slot can be backfilled again and again. Each time it is skipped, it has another event.
+    """
     fields = {
         "slotAt": format_instant(skipped.slot),
         "skippedAt": format_instant(now),
@@ -61,7 +97,8 @@ def skipped_event(key: Key, skipped: Skipped, start: WorkflowStart, now: int) ->
         "workflowId": start.workflow_id,
     }
     payload = write_object({**_names(key), **fields}, {})
-    return _event(ScheduleSkipped.type, key, ("skipped", start.workflow_id), payload, cause=start.cause, at=now)
+    about = ("skipped", start.workflow_id, *(start.position if skipped.cause is FiringCause.BACKFILL else ()))
+    return _event(ScheduleSkipped.type, key, about, payload, cause=start.cause, at=now)
 
 
 def ended_events(before: Schedule | None, after: Schedule, now: int) -> list[Event]:

@@ -14,14 +14,20 @@ from timer_service.core.quotas import Admission, Excess, Quotas
 from timer_service.core.route import CommandResult
 from timer_service.core.turns import TransactionTime
 from timer_service.core.workflow_start import Started, StartResult, StartWorkflows, WorkflowStart
-from timer_service.schedules import rules, store, trigger_store
+from timer_service.schedules import backfill_store, rules, store, trigger_store
+from timer_service.schedules.backfills import LOOP, Backfill, new_backfill
 from timer_service.schedules.events import Skipped, ended_events, skipped_event, trigger_event
-from timer_service.schedules.messages import DeleteSchedule, FiringCause, SkipReason, TriggerSchedule
+from timer_service.schedules.messages import BackfillSchedule, DeleteSchedule, FiringCause, SkipReason, TriggerSchedule
 from timer_service.schedules.queries import schedule_view
 from timer_service.schedules.rules import Outcome
 from timer_service.schedules.schedule import Schedule
 from timer_service.schedules.starts import has_start, reason_of, trigger_start
 from timer_service.schedules.usage import growth
+
+_FIRE = BackfillSchedule | TriggerSchedule
+"""The commands that fire slots or events, and change nothing of the schedule."""
+_FIRING = {Outcome.TRIGGERED, Outcome.BACKFILLING}
+"""Their outcomes with an effect."""
 
 
 async def handle(
@@ -35,21 +41,19 @@ async def handle(
 ) -> Sequence[CommandResult | None]:
     """Apply commands in order. Each command sees the effects of the earlier ones.
 
-    A trigger fires here: this transaction adds its event, or starts its workflow. If it is delivered again, it does
-    nothing. A command that would exceed a limit of its tenant has no effect. If the schedules or the triggers have much
-    data, the commands on some schedules are deferred. After 50 ms the rest is deferred: computing the next slot of a
-    rare cron expression takes 4 ms.
+    A trigger fires here: this transaction adds its event, or starts its workflow. A backfill is stored for its worker.
+    If one of both is delivered again, it does nothing. A command that would exceed a limit of its tenant has no effect.
+    If the schedules, the triggers or the backfills have much data, the commands on some schedules are deferred. After
+    50 ms the rest is deferred: computing the next slot of a rare cron expression takes 4 ms.
     """
     keys = [rules.key_of(command) for command in commands]
     before, not_read = await load_in_portions(set(keys), partial(store.load, tx), _characters)
     deferred = set(not_read)
-    triggers = {command.position for command in commands if isinstance(command.payload, TriggerSchedule)}
-    handled = await trigger_store.find_handled(tx, triggers)
+    fires = {command.position for command in commands if isinstance(command.payload, _FIRE)}
+    handled = await trigger_store.find_handled(tx, fires)
     admission = quotas.admission(tx, now)
     after = dict(before)
-    triggered: list[Event] = []
-    starting: dict[int, _Starting] = {}
-    room = MOST_DATA
+    firing = _Firing()
     results: list[CommandResult | None] = []
     transaction_time = TransactionTime(monotonic)
     for key, command in zip(keys, commands, strict=True):
@@ -59,33 +63,30 @@ async def handle(
         applied = rules.apply(after.get(key), key, command, now)
         if command.position in handled:
             applied = applied._replace(outcome=Outcome.UNCHANGED)
+        if not firing.has_room(applied, command):
+            deferred.add(key)
+            results.append(None)
+            continue
         if admission and (excess := await _exceeded(admission, after.get(key), applied, command)):
             results.append(CommandResult(Outcome.OVER_QUOTA, view=excess.view))
             continue
-        if applied.outcome is Outcome.TRIGGERED:
-            data = _data_of(command, applied.schedule)
-            if (triggered or starting) and len(data or "") > room:
-                deferred.add(key)
-                results.append(None)
-                continue
-            room -= len(data or "")
-            if has_start(applied.schedule):
-                wanted = trigger_start(applied.schedule, command, data)
-                starting[len(results)] = _Starting(applied, command, wanted)
-            else:
-                triggered.append(trigger_event(applied.schedule, command, data, now))
-        elif not isinstance(command.payload, TriggerSchedule):
+        if not isinstance(command.payload, _FIRE):
             after[key] = applied.schedule
+        elif applied.outcome in _FIRING:
+            firing.add(len(results), applied, command, now)
         results.append(_result(applied, now, wants_view=command.reply_to is not None))
     await store.save(tx, before, after)
     decided = {command.position for command, result in zip(commands, results, strict=True) if result is not None}
-    await trigger_store.add_handled(tx, triggers & decided - handled, now)
+    await trigger_store.add_handled(tx, fires & decided - handled, now)
+    if firing.backfills:
+        await backfill_store.add(tx, firing.backfills)
+    starting = firing.starting
     started = await start(tx, [each.wanted for each in starting.values()], now, quotas=quotas) if starting else []
     for (number, each), result in zip(starting.items(), started, strict=True):
         results[number] = _start_result(each, result, now)
-        triggered += _skipped_events(each, result, now)
+        firing.events += _skipped_events(each, result, now)
     ended = [event for key, schedule in after.items() for event in ended_events(before.get(key), schedule, now)]
-    await outbox.add(tx, [*triggered, *ended], now)
+    await outbox.add(tx, [*firing.events, *ended], now)
     return results
 
 
@@ -93,7 +94,7 @@ async def _exceeded(
     admission: Admission, before: Schedule | None, applied: rules.Applied, command: Command
 ) -> Excess | None:
     """Return the limit that a command exceeds. A Delete exceeds none, also if a late one starts the next definition."""
-    added = growth(before, applied.schedule)
+    added = growth(before, applied)
     excess = await admission.exceeds(applied.schedule.key.tenant_id, added, command.position)
     return None if isinstance(command.payload, DeleteSchedule) else excess
 
@@ -104,6 +105,36 @@ class _Starting(NamedTuple):
     applied: rules.Applied
     command: Command
     wanted: WorkflowStart
+
+
+class _Firing:
+    """What the triggers and the backfills of a transaction add."""
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+        self.starting: dict[int, _Starting] = {}
+        """The triggers that start workflows, by their numbers in the batch."""
+        self.backfills: list[Backfill] = []
+        self._room = MOST_DATA
+
+    def has_room(self, applied: rules.Applied, command: Command) -> bool:
+        """Return whether the data of a trigger or a backfill fit in this transaction. The first one always fits."""
+        is_first = not (self.events or self.starting or self.backfills)
+        return (
+            applied.outcome not in _FIRING or is_first or len(_data_of(command, applied.schedule) or "") <= self._room
+        )
+
+    def add(self, number: int, applied: rules.Applied, command: Command, now: int) -> None:
+        """Add a trigger or a backfill."""
+        schedule = applied.schedule
+        data = _data_of(command, schedule)
+        self._room -= len(data or "")
+        if applied.outcome is Outcome.BACKFILLING:
+            self.backfills.append(new_backfill(schedule, command, now))
+        elif has_start(schedule):
+            self.starting[number] = _Starting(applied, command, trigger_start(schedule, command, data))
+        else:
+            self.events.append(trigger_event(schedule, command, data, now))
 
 
 _OUTCOMES = {
@@ -136,15 +167,18 @@ def _characters(schedule: Schedule) -> int:
 
 
 def _data_of(command: Command, schedule: Schedule) -> str | None:
-    """Return the data that a trigger publishes: its own, or the schedule's."""
+    """Return the data that a trigger or a backfill publishes: its own, or the schedule's."""
     payload = command.payload
-    assert isinstance(payload, TriggerSchedule)  # noqa: S101 - only triggers are triggered
-    assert schedule.definition is not None  # noqa: S101 - no tombstone is triggered
-    return dump_data(payload.data) if "data" in payload.model_fields_set else schedule.definition.data
+    assert schedule.definition is not None  # noqa: S101 - no tombstone fires
+    if isinstance(payload, TriggerSchedule) and "data" in payload.model_fields_set:
+        return dump_data(payload.data)
+    return schedule.definition.data
 
 
 def _result(applied: rules.Applied, now: int, *, wants_view: bool) -> CommandResult:
     schedule = applied.schedule
     adds_event = applied.outcome is Outcome.TRIGGERED or schedule.ended_at == now
     view = {"schedule": schedule_view(schedule)} if wants_view and schedule.definition is not None else None
+    if applied.outcome is Outcome.BACKFILLING:
+        return CommandResult(applied.outcome, now, view, loop=LOOP)
     return CommandResult(applied.outcome, now if adds_event else schedule.available_at, view)

@@ -28,6 +28,8 @@ MAX_ID_WITH_START = 150
 """The most characters in the id of a schedule that starts workflows."""
 MAX_LIMIT = 1000
 """The most late slots of a schedule that fire."""
+MAX_BACKFILL = 10_000
+"""The most slots of a backfill."""
 
 
 class Status(StrEnum):
@@ -60,6 +62,19 @@ class FiringCause(StrEnum):
 
     SLOT = "slot"
     TRIGGER = "trigger"
+    BACKFILL = "backfill"
+    """A past slot, because of a BackfillSchedule."""
+
+
+class BackfillEnd(StrEnum):
+    """Why a backfill has ended."""
+
+    DONE = "done"
+    """No slot of its range is left."""
+    LIMIT = "limit"
+    """It has handled as many slots as it may, and one or more are left."""
+    DELETED = "deleted"
+    """The schedule was deleted."""
 
 
 class SkipReason(StrEnum):
@@ -229,6 +244,28 @@ class TriggerSchedule(SchedulePayload):
     data: ScheduleData = None
 
 
+class BackfillSchedule(SchedulePayload):
+    """Fire the past slots in [`from`, `to`), also if the schedule is paused or has ended.
+
+    They fire as the schedule is defined now, under their own ids. An event ScheduleBackfilled follows.
+    """
+
+    type: ClassVar[str] = "BackfillSchedule"
+    is_operator_action: ClassVar[bool] = True
+
+    from_: Instant = Field(alias="from", description="No slot is earlier.")
+    to: Instant = Field(description="Every slot is earlier, also than the time at which the command is stored.")
+    limit: int = Field(
+        default=1000, ge=1, le=MAX_BACKFILL, strict=True, description="At most the oldest `limit` slots fire."
+    )
+
+    @model_validator(mode="after")
+    def _check_range(self) -> Self:
+        if self.from_ >= self.to:
+            _refuse(RecurrenceError("INVALID_PAYLOAD", "to", "must be later than `from`"))
+        return self
+
+
 class ScheduleFired(SchedulePayload):
     """A slot of the schedule fired, or a trigger. If the event is sent more than once, the envelope id is the same."""
 
@@ -261,6 +298,22 @@ class ScheduleEnded(SchedulePayload):
     type: ClassVar[str] = "ScheduleEnded"
 
     reason: EndReason
+
+
+class ScheduleBackfilled(SchedulePayload):
+    """A BackfillSchedule has ended. If the event is sent more than once, the envelope id is the same."""
+
+    type: ClassVar[str] = "ScheduleBackfilled"
+
+    command_id: Identifier = Field(description="The id of the BackfillSchedule.")
+    from_: Instant = Field(alias="from")
+    to: Instant = Field(description="That of the command, or the time of the command if that is earlier.")
+    count: int = Field(ge=0, description="How many slots fired.")
+    skipped: int = Field(ge=0, description="How many slots started no workflow.")
+    reason: BackfillEnd
+    next_slot_at: Instant | None = Field(
+        default=None, description="With the reason `limit`: the first slot that is left. Continue from there."
+    )
 
 
 class GetSchedule(Payload):
@@ -298,6 +351,18 @@ class StartView(Payload):
     concurrency_key: Identifier | None = None
 
 
+class BackfillView(Payload):
+    """A backfill that has not ended, in a reply."""
+
+    command_id: Identifier = Field(description="The id of the BackfillSchedule.")
+    from_: Instant = Field(alias="from")
+    to: Instant
+    limit: int
+    count: int = Field(ge=0, description="How many slots have fired.")
+    skipped: int = Field(ge=0, description="How many slots started no workflow.")
+    last_error: str | None = Field(default=None, description="Why its next slots did not fire. They are tried again.")
+
+
 class ScheduleView(Payload):
     """A schedule in a reply to a command or a query."""
 
@@ -329,6 +394,9 @@ class ScheduleView(Payload):
     end_reason: EndReason | None = None
     upcoming: list[Instant] | None = Field(
         default=None, description="The next slots; fewer if computing them takes too long."
+    )
+    backfills: list[BackfillView] | None = Field(
+        default=None, description="The oldest 10 backfills that have not ended. Only get-schedule shows them."
     )
     data: Any = None
     start: StartView | None = None

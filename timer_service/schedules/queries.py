@@ -13,7 +13,8 @@ from timer_service.core.paging import read_cursor, read_page
 from timer_service.core.query import QueryRoute, omit_none
 from timer_service.core.stored_json import RawJson, read_stored, write_object
 from timer_service.core.workflow_start import WorkflowSpec
-from timer_service.schedules import store
+from timer_service.schedules import backfill_store, store
+from timer_service.schedules.backfills import Backfill
 from timer_service.schedules.errors import RecurrenceError
 from timer_service.schedules.messages import (
     GetSchedule,
@@ -29,6 +30,8 @@ from timer_service.schedules.schedule import Key, Schedule
 
 _COMPUTING_SECONDS = 0.02
 """How long a query may compute slots, without its rests."""
+_MOST_BACKFILLS = 10
+"""How many backfills a reply shows."""
 
 
 def schedule_view(schedule: Schedule, **more: Any) -> RawJson:
@@ -86,11 +89,29 @@ async def _get(reader: Reader, tenant: str, request: GetSchedule, now: int) -> R
     schedule = (await store.find(reader, [key])).get(key)
     if schedule is None or schedule.definition is None:
         raise Rejection(Code.NOT_FOUND, f"no schedule {request.schedule_id!r}")
-    return _view_with_upcoming(schedule, request.upcoming, now) if request.upcoming else schedule_view(schedule)
+    open_ones = await backfill_store.of_schedule(reader, key, _MOST_BACKFILLS)
+    more = {"backfills": [_backfill_view(each) for each in open_ones]} if open_ones else {}
+    if not request.upcoming:
+        return schedule_view(schedule, **more)
+    return _view_with_upcoming(schedule, request.upcoming, now, more)
 
 
-def _view_with_upcoming(schedule: Schedule, count: int, now: int) -> Steps[RawJson]:
-    return schedule_view(schedule, upcoming=(yield from _upcoming(schedule, count, now)))
+def _backfill_view(backfill: Backfill) -> Mapping[str, Any]:
+    fields = {"from": format_instant(backfill.from_at), "to": format_instant(backfill.to_at)}
+    return {
+        "commandId": backfill.cause.command_id,
+        **fields,
+        **omit_none(
+            limit=backfill.slot_limit,
+            count=backfill.fired_count,
+            skipped=backfill.skipped_count,
+            lastError=backfill.last_error,
+        ),
+    }
+
+
+def _view_with_upcoming(schedule: Schedule, count: int, now: int, more: Mapping[str, Any]) -> Steps[RawJson]:
+    return schedule_view(schedule, upcoming=(yield from _upcoming(schedule, count, now)), **more)
 
 
 def _upcoming(schedule: Schedule, count: int, now: int) -> Steps[list[str] | None]:

@@ -8,6 +8,7 @@ from timer_service.core.data import dump_data
 from timer_service.core.message import Command, Position
 from timer_service.core.quotas import OVER_QUOTA
 from timer_service.schedules.messages import (
+    BackfillSchedule,
     CatchUp,
     DeleteSchedule,
     PauseSchedule,
@@ -29,6 +30,8 @@ class Outcome(StrEnum):
     RESUMED = "resumed"
     DELETED = "deleted"
     TRIGGERED = "triggered"
+    BACKFILLING = "backfilling"
+    NOTHING_DUE = "nothing_due"
     SKIPPED_BUSY = "skipped_busy"
     EXISTS = "exists"
     UNCHANGED = "unchanged"
@@ -58,6 +61,8 @@ def apply(found: Schedule | None, key: Key, command: Command, now: int) -> Appli
     match command.payload:
         case TriggerSchedule():
             return Applied(before, Outcome.NOT_FOUND if before.definition is None else Outcome.TRIGGERED)
+        case BackfillSchedule() as payload:
+            return Applied(before, _backfill_outcome(before, command, payload))
         case PutSchedule() as payload:
             applied = _put(before, command, payload, now)
         case DeleteSchedule():
@@ -65,6 +70,14 @@ def apply(found: Schedule | None, key: Key, command: Command, now: int) -> Appli
         case payload:
             applied = _pause(before, command, now, pauses=isinstance(payload, PauseSchedule))
     return applied._replace(schedule=_confirm(before, applied.schedule, now))
+
+
+def _backfill_outcome(before: Schedule, command: Command, payload: BackfillSchedule) -> Outcome:
+    if command.position < before.deleted_by:
+        return Outcome.IGNORED_STALE
+    if before.definition is None:
+        return Outcome.NOT_FOUND
+    return Outcome.NOTHING_DUE if payload.from_ >= command.stored_at else Outcome.BACKFILLING
 
 
 def _put(before: Schedule, command: Command, payload: PutSchedule, now: int) -> Applied:

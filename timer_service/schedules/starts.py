@@ -2,17 +2,19 @@
 
 from collections import Counter
 from collections.abc import Sequence
+from functools import partial
 from typing import NamedTuple
 
 from timer_service.core.cause import Cause, cause_of
 from timer_service.core.instant import format_instant
 from timer_service.core.message import Command, Event, Position
 from timer_service.core.stored_json import check_stored
-from timer_service.core.workflow_start import Started, StartResult, WorkflowStart
+from timer_service.core.workflow_start import Started, StartResult, WorkflowSpec, WorkflowStart
+from timer_service.schedules.backfills import Backfill
 from timer_service.schedules.events import Skipped, skipped_event
 from timer_service.schedules.firing import Decision
 from timer_service.schedules.messages import FiringCause, SkipReason
-from timer_service.schedules.schedule import Schedule, aim
+from timer_service.schedules.schedule import Key, Schedule, aim
 
 _REASONS = {
     StartResult.BUSY: SkipReason.BUSY,
@@ -40,30 +42,47 @@ def has_start(schedule: Schedule) -> bool:
 def slot_starts(decision: Decision, data: str | None) -> list[WorkflowStart]:
     """Return the workflows that the slots of a decision start, in order. `data` is the input."""
     schedule = decision.schedule
-    return [
-        _start(schedule, format_instant(slot), data, schedule.defined_by, schedule.cause, created_at=slot)
-        for slot in decision.fired
-    ]
+    start = partial(_start, data=data, spec=_spec(schedule), position=schedule.defined_by, cause=schedule.cause)
+    return [start(schedule.key, format_instant(slot), created_at=slot) for slot in decision.fired]
 
 
 def trigger_start(schedule: Schedule, command: Command, data: str | None) -> WorkflowStart:
     """Return the workflow that a TriggerSchedule starts. `data` is the input."""
     position = command.position
     name = f"{position.epoch}-{position.sequence}"
-    start = _start(schedule, name, data, position, cause_of(command), created_at=command.stored_at)
+    start = _start(
+        *(schedule.key, name, data),
+        spec=_spec(schedule),
+        position=position,
+        cause=cause_of(command),
+        created_at=command.stored_at,
+    )
     return start._replace(is_command=True)
 
 
-def _start(
-    schedule: Schedule, name: str, data: str | None, position: Position, cause: Cause, *, created_at: int
-) -> WorkflowStart:
+def backfill_starts(backfill: Backfill, slots: Sequence[int], data: str | None) -> list[WorkflowStart]:
+    """Return the workflows that slots of a backfill start, in order. `data` is the input.
+
+    The position is that of the BackfillSchedule: it starts also what was cancelled before it.
+    """
+    assert backfill.start is not None  # noqa: S101 - the caller has looked
+    start = partial(_start, data=data, spec=backfill.start, position=backfill.key.position, cause=backfill.cause)
+    return [start(backfill.schedule, format_instant(slot), created_at=slot) for slot in slots]
+
+
+def _spec(schedule: Schedule) -> WorkflowSpec:
     assert schedule.definition is not None  # noqa: S101 - a tombstone starts nothing
     assert schedule.definition.start is not None  # noqa: S101 - the caller has looked
-    tenant_id, schedule_id = schedule.key
+    return schedule.definition.start
+
+
+def _start(
+    key: Key, name: str, data: str | None, *, spec: WorkflowSpec, position: Position, cause: Cause, created_at: int
+) -> WorkflowStart:
     return WorkflowStart(
-        tenant_id=tenant_id,
-        workflow_id=f"{schedule_id}/{name}",
-        spec=schedule.definition.start,
+        tenant_id=key.tenant_id,
+        workflow_id=f"{key.schedule_id}/{name}",
+        spec=spec,
         input=None if data in {None, "null"} else check_stored(data),
         position=position,
         cause=cause,

@@ -190,8 +190,18 @@ def _definition(row: Row, data: str | None) -> Definition:
         late_by_ms=row["late_by_ms"],
         limit=row["catch_up_limit"],
         data=data,
-        start=None if row["start"] is None else WorkflowSpec(*json.loads(row["start"])),
+        start=read_spec(row["start"]),
     )
+
+
+def read_spec(text: str | None) -> WorkflowSpec | None:
+    """Return the workflow in a column `start`."""
+    return None if text is None else WorkflowSpec(*json.loads(text))
+
+
+def dump_spec(spec: WorkflowSpec | None) -> str | None:
+    """Return what a column `start` stores of a workflow."""
+    return None if spec is None else dump_data(spec)
 
 
 def _advance_parameters(schedule: Schedule) -> Mapping[str, Any]:
@@ -230,7 +240,7 @@ def _definition_parameters(definition: Definition | None) -> Mapping[str, Any]:
         "catch_up": definition.policy,
         "late_by_ms": definition.late_by_ms,
         "catch_up_limit": definition.limit,
-        "start": None if definition.start is None else dump_data(definition.start),
+        "start": dump_spec(definition.start),
         "data": definition.data,
         "data_size": len(definition.data or ""),
     }

@@ -2,14 +2,19 @@
 
 from timer_service.core.quotas import Amounts, Usage
 from timer_service.core.sql import load_sql
+from timer_service.schedules.rules import Applied, Outcome
 from timer_service.schedules.schedule import Schedule
 
 _SQL = load_sql("timer_service.schedules", "usage.sql")
 
 SCHEDULES = Usage("schedules", _SQL["count_live"])
-USAGES = (SCHEDULES,)
+OPEN_BACKFILLS = Usage("open_backfills", _SQL["count_backfills"])
+USAGES = (SCHEDULES, OPEN_BACKFILLS)
 
 
-def growth(before: Schedule | None, after: Schedule) -> Amounts:
+def growth(before: Schedule | None, applied: Applied) -> Amounts:
     """Return how much more a tenant has after a command on one of its schedules than before."""
-    return {SCHEDULES: after.is_live - (before is not None and before.is_live)}
+    return {
+        SCHEDULES: applied.schedule.is_live - (before is not None and before.is_live),
+        OPEN_BACKFILLS: int(applied.outcome is Outcome.BACKFILLING),
+    }

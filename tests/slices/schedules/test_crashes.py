@@ -1,4 +1,4 @@
-"""A crash at each await of the handler, the firing worker and the relay: no slot is lost, and none has two ids."""
+"""A crash at each await of the handler, the workers and the relay: no slot is lost, and none has two ids."""
 
 import itertools
 import json
@@ -14,6 +14,7 @@ from timer_service.adapters.memory import FEATURES, MemoryBroker
 from timer_service.adapters.sqlite import SqliteDatabase
 from timer_service.core.broker import BrokerFeatures
 from timer_service.core.database import Database
+from timer_service.schedules import backfill_pass
 
 FORGETFUL = BrokerFeatures(deduplicates=False, max_message_bytes=FEATURES.max_message_bytes)
 HOLD_MS = 30_000
@@ -169,3 +170,43 @@ async def crash_while_starting(store: Database, point: Point) -> int:
 async def test_kill_while_workflows_are_started(sqlite: SqliteDatabase, point: Point) -> None:
     """However a process dies, each slot and each trigger starts one workflow, or is skipped with one event."""
     assert await crash_while_starting(sqlite, point) > 0
+
+
+async def crash_while_backfilling(store: Database, point: Point) -> int:
+    """Crash at the first call of a kind, at the second, until a run has no further call. Return how many it has."""
+    broker, clock = MemoryBroker(features=FORGETFUL), ManualClock()
+    for nth in itertools.count(1):
+        start, tenant = clock.now(), f"tenant-{nth}"
+        user = Schedules(store, broker, clock)
+        span: dict[str, Any] = {"from_": iso(start - 3 * 60_000), "to": iso(start)}
+        put: dict[str, Any] = {"every": "PT1M", "startAt": span["from_"], "endAt": span["to"]}
+        user.send("PutSchedule", tenant=tenant, scheduleId="daily", **put)
+        user.send("BackfillSchedule", tenant=tenant, scheduleId="daily", **span)
+        gate = Gate(life := Process(lambda: None), Counter())
+        victim = mortal(store, broker, clock, gate)
+        gate.arm(crash(point, nth))
+        try:
+            await victim.consume()
+            await victim.fire_backfills()
+        except Crash:
+            broker.redeliver()
+            clock.advance(milliseconds=HOLD_MS)
+            await user.consume()
+            await user.fire_backfills()
+        ids, slots = await slots_by_id(user, tenant)
+        assert set(ids) == {f"backfill {iso(start - number * 60_000)}" for number in range(1, 4)}, point
+        assert all(len(each) == 1 for each in (*ids.values(), *slots.values())), point
+        ends = await user.events_of("ScheduleBackfilled", tenant=tenant)
+        assert {(each["id"], each["payload"]["count"]) for each in ends} == {(ends[0]["id"], 3)}
+        assert (await user.rows("schedule_backfills"), await user.rows("outbox")) == ([], [])
+        if not life.ended:
+            return nth - 1
+        clock.advance(minutes=1)
+    raise AssertionError
+
+
+@pytest.mark.parametrize("point", [point for point in Point if "reply" not in point])
+async def test_kill_in_a_backfill(sqlite: SqliteDatabase, monkeypatch: pytest.MonkeyPatch, point: Point) -> None:
+    """However a process dies, a backfill fires each slot under one id, and ends with one event and the right count."""
+    monkeypatch.setattr(backfill_pass, "MOST_SLOTS", 2)
+    assert await crash_while_backfilling(sqlite, point) > 0

@@ -6,7 +6,9 @@ Everything agrees with a plain model, also if the process dies in a pass. The re
 
 import random
 from collections import Counter
+from collections.abc import Callable
 from contextlib import suppress
+from itertools import takewhile
 from typing import Any, NamedTuple
 
 import pytest
@@ -15,10 +17,12 @@ from tests.harness.clock import ManualClock, after, iso
 from tests.harness.schedules import StartingSchedules
 from tests.simulation.faults import BrokerObserver, Crash, FaultyBroker, FaultyDatabase, Gate, Point, Process, crash
 from tests.simulation.schedule_model import Firing, ScheduleModel, ScheduleName, Seen, read_definition
+from tests.simulation.schedule_slots import slots_after
 from timer_service.adapters.memory import MemoryBroker
 from timer_service.adapters.sqlite import SqliteDatabase
 from timer_service.core.database import Database
 from timer_service.core.limits import Limits, TenantLimits
+from timer_service.core.loop import Worker
 from timer_service.core.message import Position
 
 STEPS = 60
@@ -50,6 +54,8 @@ class Model:
         """Schedule, workflow and reason of each ScheduleSkipped."""
         self.fired: set[tuple[str, str]] = set()
         """Schedule and slot of each ScheduleFired of a slot."""
+        self.backfilled: set[tuple[str, str]] = set()
+        """Schedule and slot of each ScheduleFired of a backfill. A slot that had fired before has no second one."""
         self.triggered: Counter[str] = Counter()
         """How many triggers of each schedule have a ScheduleFired."""
 
@@ -89,6 +95,19 @@ class Model:
         outcome = self.start(workflow, start, position)
         if outcome in {"busy", "exists", "cancelled"}:
             self.skipped.add((name, workflow, outcome))
+
+    def backfill(self, name: str, position: Position, since: int, until: int) -> None:
+        """Fire the slots in [`since`, `until`)."""
+        facts = self.schedules[name].facts
+        if facts.definition is None:
+            return
+        start = self.starts[facts.defined_by]
+        for slot in takewhile(lambda slot: slot < until, slots_after(facts.definition.recurrence, since - 1)):
+            workflow = f"{name}/{iso(slot)}"
+            if start is None:
+                self.backfilled |= {(name, iso(slot))} - self.fired
+            elif (outcome := self.start(workflow, start, position)) not in {"started", "unchanged"}:
+                self.skipped.add((name, workflow, outcome))
 
     def run_passes(self, now: int) -> None:
         """Fire everything that is due at `now`: the schedule that has waited longest comes first."""
@@ -133,6 +152,7 @@ class History:
         actions = [self.put] * 3 + [
             self.pause_or_delete,
             self.trigger,
+            self.backfill,
             self.start,
             self.start,
             self.cancel,
@@ -178,6 +198,16 @@ class History:
         position, _ = await self.send("TriggerSchedule", scheduleId=name)
         self.model.trigger(name, position)
 
+    async def backfill(self) -> None:
+        """Backfill the last minutes. Sometimes the process dies in a pass; another one goes on."""
+        name, now = self.rng.choice([*OFFSETS]), self.service.clock.now()
+        since = now - self.rng.choice([60_000, 240_000])
+        position, _ = await self.send("BackfillSchedule", scheduleId=name, from_=iso(since), to=iso(now))
+        if self.rng.random() < 0.5:
+            await self._die(lambda victim: victim.backfill_worker)
+        await self.service.fire_backfills()
+        self.model.backfill(name, position, since, now)
+
     async def start(self) -> None:
         """Start a workflow of the user: one with the id of a slot that comes soon, or one with the key."""
         workflow, start = self._slot(), {"type": "order", "input": self.rng.choice([1, 3])}
@@ -200,18 +230,19 @@ class History:
         """Let time pass, and fire what is due. Sometimes the process dies in a pass; another one goes on."""
         self.service.clock.advance(milliseconds=self.rng.choice([1, 20_000, 60_000, 60_000, 150_000, 600_000]))
         if self.rng.random() < 0.5:
-            await self._die_in_a_pass()
+            await self._die(lambda victim: victim.worker)
         await self.service.fire()
         self.model.run_passes(self.service.clock.now())
 
-    async def _die_in_a_pass(self) -> None:
+    async def _die(self, worker_of: Callable[[StartingSchedules], Worker]) -> None:
+        """Let a process die in a pass of one of its workers."""
         service, gate = self.service, Gate(Process(lambda: None), Counter())
         database = FaultyDatabase(service.database, gate, exclusive=True)
         broker = FaultyBroker(service.broker, gate, BrokerObserver())
         victim = StartingSchedules(database, service.broker, service.clock, service_broker=broker, limits=LIMITS)
         gate.arm(crash(self.rng.choice([Point.BEFORE_STATEMENT, Point.AFTER_STATEMENT]), self.rng.randint(1, 9)))
         with suppress(Crash):
-            await victim.worker.tick(service.clock.now())
+            await worker_of(victim).tick(service.clock.now())
 
     async def check(self) -> None:
         rows = {row["workflow_id"]: row for row in await self.service.workflow_rows()}
@@ -241,6 +272,9 @@ class History:
             assert len({each["id"] for each in skipped}) == len(skipped)
             assert {(name, slot) for slot in await self.service.fired(name)} == {
                 each for each in self.model.fired if each[0] == name
+            }
+            assert {(name, slot) for slot in await self.service.backfilled(name)} == {
+                each for each in self.model.backfilled if each[0] == name
             }
             fired = await self.service.events_of("ScheduleFired", name)
             triggers = {each["id"] for each in fired if each["payload"]["cause"] == "trigger"}

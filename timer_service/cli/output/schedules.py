@@ -8,7 +8,7 @@ from zoneinfo import ZoneInfo
 
 from timer_service.cli.output.table import Table
 from timer_service.cli.output.text import field_lines, format_distance, format_duration, format_time, one_line
-from timer_service.client import CatchUp, Schedule, ScheduleStart, ScheduleStatus
+from timer_service.client import Backfill, CatchUp, Schedule, ScheduleStart, ScheduleStatus
 from timer_service.core.instant import format_instant, parse_instant
 
 _HEAD = ("SCHEDULE", "STATUS", "NEXT SLOT", "", "RECURRENCE")
@@ -43,6 +43,9 @@ def schedule_details(schedule: Schedule, now: datetime) -> Iterator[str]:
             **_start_fields(schedule.start),
         }
     )
+    if schedule.backfills:
+        yield "backfills:"
+        yield from (one_line(f"  {_backfill_text(each)}") for each in schedule.backfills)
     if schedule.upcoming:
         paused = schedule.status == ScheduleStatus.PAUSED
         yield "upcoming, if it is resumed:" if paused else "upcoming:"
@@ -84,6 +87,11 @@ def schedule_event_line(event: Mapping[str, Any]) -> str:
     name = f"{payload['tenantId']}/{payload['scheduleId']}"
     if event["type"] == "ScheduleEnded":
         return one_line(f"{format_instant(event['timestampMs'])}  {name}  ended: {payload['reason']}")
+    if event["type"] == "ScheduleBackfilled":
+        skipped = f", {payload['skipped']} skipped" if payload["skipped"] else ""
+        left = f"; the next slot is {payload['nextSlotAt']}" if "nextSlotAt" in payload else ""
+        about = f"backfilled {payload['from']} to {payload['to']}: {payload['count']} slots{skipped}"
+        return one_line(f"{format_instant(event['timestampMs'])}  {name}  {about} ({payload['reason']}{left})")
     if event["type"] == "ScheduleSkipped":
         about = f"{payload['cause']} {payload['slotAt']} skipped: {payload['reason']}"
         return one_line(f"{payload['skippedAt']}  {name}  {about}  {payload['workflowId']}")
@@ -102,6 +110,13 @@ def _slot_text(at: datetime, zone: str | None) -> str:
     except (KeyError, ValueError, OSError, OverflowError):  # this machine does not know the zone; or the year 10000
         return utc
     return f"{utc}  {local:%a} {local.replace(tzinfo=None).isoformat(sep=' ', timespec='seconds')} {local:%Z}"
+
+
+def _backfill_text(backfill: Backfill) -> str:
+    span = f"{format_time(backfill.from_at, milliseconds=True)} to {format_time(backfill.to_at, milliseconds=True)}"
+    skipped = f", {backfill.skipped} skipped" if backfill.skipped else ""
+    error = f" (error: {backfill.last_error})" if backfill.last_error else ""
+    return f"{span}: {backfill.count} slots of at most {backfill.limit} fired{skipped}{error}"
 
 
 def _exact(at: datetime | None) -> str | None:

@@ -1,0 +1,150 @@
+"""Reads and writes of backfills: rows of `schedule_backfills` to values and back. A backfill that ends is deleted."""
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from timer_service.core.cause import cause_columns, read_cause
+from timer_service.core.clock_repair import SLACK_MS, TimedRows
+from timer_service.core.database import Reader, Row, Transaction
+from timer_service.core.delays import LONGEST
+from timer_service.core.message import Position
+from timer_service.core.row_counts import CountedRows
+from timer_service.core.sql import load_sql
+from timer_service.schedules.backfills import Backfill, BackfillKey
+from timer_service.schedules.recurrence import Recurrence
+from timer_service.schedules.schedule import Key
+from timer_service.schedules.store import dump_spec, read_spec
+
+TABLE = "schedule_backfills"
+_KEY = ("tenant_id", "position_epoch", "position_sequence")
+_PLAIN = (
+    *("schedule_id", "jitter_ms", "from_at", "to_at", "slot_limit", "after_at", "available_at"),
+    *("fired_count", "skipped_count", "last_error", "data_size"),
+)
+_WITHOUT_DATA = (
+    *_KEY,
+    *_PLAIN,
+    *("cron", "every_ms", "zone", "start_at", "end_at", "start"),
+    *("correlation_id", "causation_id", "traceparent", "tracestate"),
+)
+_COLUMNS = (*_WITHOUT_DATA, "data")
+
+_SQL = load_sql("timer_service.schedules", "backfill_store.sql")
+_SQL["add"] = _SQL["add"].format(columns=", ".join(_COLUMNS), values=", ".join(f":{name}" for name in _COLUMNS))
+for _name in ("lock_due", "of_schedule"):
+    _SQL[_name] = _SQL[_name].format(columns=", ".join(_WITHOUT_DATA))
+
+DUE_TENANTS = _SQL["due_tenants"]
+"""The statement that finds the tenants with due backfills, for `TenantTurns`."""
+
+_LONGEST_DELAY_MS = int(LONGEST.total_seconds() * 1000)
+
+TIMED = TimedRows(
+    table=TABLE,
+    key=_KEY,
+    instant="available_at",
+    is_wrong=f"available_at - {_LONGEST_DELAY_MS + SLACK_MS} > :now",
+    repair="available_at = :now",
+)
+"""The backfills that wait for their next portion."""
+
+COUNTED = CountedRows(TABLE, "open", "TRUE")
+"""The backfills that the gauges count."""
+
+
+async def add(tx: Transaction, backfills: Collection[Backfill]) -> None:
+    """Add backfills. Raises `DuplicateError` if another instance has just added one of them."""
+    in_order = sorted(backfills, key=lambda each: each.key)
+    await tx.executemany(_SQL["add"], [_parameters(each) for each in in_order])
+
+
+async def next_available(reader: Reader) -> int | None:
+    """Return when the next portion of a backfill may fire, or None."""
+    (row,) = await reader.fetch(_SQL["next_available"])
+    at: int | None = row["at"]
+    return at
+
+
+async def lock_due(tx: Transaction, tenants: Collection[str], now: int) -> list[Row]:
+    """Lock the oldest due backfill of each tenant, in the order of the tenants. Return the rows, without their data.
+
+    A tenant whose oldest one is locked by another instance is skipped.
+    """
+    return list(
+        await tx.fetch_each(_SQL["lock_due"], [{"tenant_id": tenant, "now": now} for tenant in sorted(tenants)])
+    )
+
+
+async def find_deletes(reader: Reader, schedules: Collection[Key]) -> dict[Key, Position]:
+    """Return the position of the last DeleteSchedule on each schedule that exists."""
+    rows = await reader.fetch_each(_SQL["find_deletes"], [key._asdict() for key in sorted(set(schedules))])
+    return {
+        Key(row["tenant_id"], row["schedule_id"]): Position(row["deleted_epoch"], row["deleted_sequence"])
+        for row in rows
+    }
+
+
+async def load_data(reader: Reader, keys: Collection[BackfillKey]) -> dict[BackfillKey, str]:
+    """Return the data of backfills that have any."""
+    rows = await reader.fetch_each(_SQL["load_data"], [_key_columns(key) for key in sorted(keys)])
+    return {key_of(row): row["data"] for row in rows}
+
+
+async def save(tx: Transaction, backfills: Collection[Backfill]) -> None:
+    """Write how far some backfills are. They are locked."""
+    in_order = sorted(backfills, key=lambda each: each.key)
+    counts = ("after_at", "fired_count", "skipped_count")
+    many = [{**_key_columns(each.key), **{name: getattr(each, name) for name in counts}} for each in in_order]
+    await tx.executemany(_SQL["save"], many)
+
+
+async def postpone(tx: Transaction, until: Mapping[BackfillKey, int], errors: Mapping[BackfillKey, str]) -> None:
+    """Let locked backfills wait until an instant each, with the error of each."""
+    many = [{**_key_columns(key), "retry_at": at, "error": errors[key]} for key, at in sorted(until.items())]
+    await tx.executemany(_SQL["postpone"], many)
+
+
+async def delete(tx: Transaction, keys: Collection[BackfillKey]) -> None:
+    """Delete backfills that have ended. They are locked."""
+    await tx.executemany(_SQL["delete"], [_key_columns(key) for key in sorted(keys)])
+
+
+async def of_schedule(reader: Reader, schedule: Key, limit: int) -> list[Backfill]:
+    """Return the oldest backfills of a schedule, without their data."""
+    rows = await reader.fetch(_SQL["of_schedule"], {**schedule._asdict(), "limit": limit})
+    return [read_backfill(row) for row in rows]
+
+
+def key_of(row: Row) -> BackfillKey:
+    """Return the key in a row of `schedule_backfills`."""
+    return BackfillKey(row["tenant_id"], Position(row["position_epoch"], row["position_sequence"]))
+
+
+def read_backfill(row: Row) -> Backfill:
+    """Return the backfill in a row of `schedule_backfills`, without its data."""
+    return Backfill(
+        key=key_of(row),
+        recurrence=Recurrence(row["cron"], row["every_ms"], row["zone"], row["start_at"], row["end_at"]),
+        start=read_spec(row["start"]),
+        cause=read_cause(row),
+        **{name: row[name] for name in _PLAIN},
+    )
+
+
+def _key_columns(key: BackfillKey) -> Mapping[str, Any]:
+    return {
+        "tenant_id": key.tenant_id,
+        "position_epoch": key.position.epoch,
+        "position_sequence": key.position.sequence,
+    }
+
+
+def _parameters(backfill: Backfill) -> Mapping[str, Any]:
+    return {
+        **_key_columns(backfill.key),
+        **{name: getattr(backfill, name) for name in _PLAIN},
+        **backfill.recurrence._asdict(),
+        "start": dump_spec(backfill.start),
+        "data": backfill.data,
+        **cause_columns(backfill.cause),
+    }
