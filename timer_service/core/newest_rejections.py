@@ -9,7 +9,7 @@ from timer_service.core.rejection import Rejected
 
 _KEPT = 20
 _LONGEST = 300
-"""Longer texts are cut. All together take 20 KiB at most."""
+"""Longer texts are cut. All together have 24 Ki characters at most."""
 
 
 class RejectedCommand(NamedTuple):

@@ -44,7 +44,8 @@ async def handle(
     added = await _add(tx, known, cancelling, now, transaction_time) if only_known and not admission else {}
     if not added:  # at least one command must be applied
         transaction_time = TransactionTime(monotonic)
-    wanted = {key for key, _ in known if key not in added}
+    is_over = bool(added) and not await transaction_time.is_left()  # then nothing else is applied
+    wanted = set() if is_over else {key for key, _ in known if key not in added}
     before, deferred = await load_in_portions(wanted, partial(store.load, tx), _characters)
     after = dict(before)
     results: list[CommandResult | None] = []

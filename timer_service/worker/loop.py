@@ -21,7 +21,7 @@ _FRAMES_OF_AS_COMPLETED = 5
 MOST_CALLBACKS = 1_000_000
 """The most callbacks until the loop is idle. They take about a second, in which the worker does nothing else."""
 MOST_REFUSALS = 1000
-"""How often a function may catch that it asks for a clock or a socket."""
+"""How often a function may catch that it asks for a clock or a socket, until the loop is idle."""
 
 
 class EndlessLoopError(BaseException):
@@ -70,7 +70,7 @@ class ReplayLoop(asyncio.AbstractEventLoop):
         self.tasks: list[asyncio.Task[Any]] = []
         """Every task, in the order of creation."""
         self.refusals = 0
-        """How often the function has asked for what the loop does not have."""
+        """How often the function has asked for what the loop does not have, since the loop was idle."""
         self.is_quiet = False
         """Whether errors that no code catches are dropped without a log line."""
 
@@ -97,6 +97,7 @@ class ReplayLoop(asyncio.AbstractEventLoop):
                 tasks._enter_task(outer, outer_task)  # noqa: SLF001
 
     def _run_ready(self) -> None:
+        self.refusals = 0
         for _ in range(MOST_CALLBACKS):
             if not self._ready:
                 return

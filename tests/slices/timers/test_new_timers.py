@@ -155,6 +155,18 @@ async def test_time_that_is_over_before_the_second_command(sqlite: SqliteDatabas
     assert [each and each.name for each in results] == ["rescheduled", "scheduled"]
 
 
+async def test_time_that_is_over_before_a_timer_that_exists(sqlite: SqliteDatabase) -> None:
+    """If the time is over after a timer was inserted, no other timer is locked: its command is deferred."""
+    await applied(sqlite, [schedule("call-2", 1)], Quotas())
+    batch = [schedule("call-1", 2), schedule("call-2", 3, due_in=2000)]
+    seconds = iter([0.0, 1.0])
+    async with sqlite.transaction() as tx:
+        watched = Watched(tx)
+        results = await handle(watched, batch, NOW, quotas=Quotas(), monotonic=lambda: next(seconds, 1.0))
+    assert [each and each.name for each in results] == ["scheduled", None]
+    assert watched.reads == []
+
+
 class Paused:
     """A transaction that waits for an event after each insert of timers."""
 

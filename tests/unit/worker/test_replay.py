@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.harness.workflow_play import IDENTITY, Play, failed
-from timer_service.worker import Context, Interrupted, NonDeterministicError, NotInWorkflowError, StepFailed
+from timer_service.worker import Context, Interrupted, NonDeterministicError, NotInWorkflowError, StepFailed, loop
 from timer_service.worker.definition import WorkflowFunction
 from timer_service.worker.replay import Replay
 from timer_service.worker.values import Kind, Outcome, StoredEffect
@@ -246,6 +246,24 @@ def test_a_cancelled_step_is_dropped() -> None:
     assert (play.dropped, play.waiting()) == (["slow"], ["after"])
     assert play.give("slow", failed("cancelled")).give("after", 1).result == 1
     assert plays(body, play.history).result == 1
+
+
+def test_refused_clocks_between_steps_do_not_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A function that asks for a clock after each of many steps, and catches the error, runs on, also in a replay."""
+    monkeypatch.setattr(loop, "MOST_REFUSALS", 2)
+
+    async def body(ctx: Context) -> Any:
+        for _ in range(5):
+            await ctx.step("a", work)
+            with suppress(NotInWorkflowError):
+                asyncio.get_running_loop().time()
+        return "done"
+
+    play = plays(body)
+    for key in ("a", "a:1", "a:2", "a:3", "a:4"):
+        play.give(key)
+    assert play.result == "done"
+    assert plays(body, play.history).result == "done"
 
 
 async def _sleep(_: Context) -> None:
