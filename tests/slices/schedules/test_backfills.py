@@ -252,6 +252,24 @@ async def test_workflows_with_a_key(starting: StartingSchedules) -> None:
     assert [(each["count"], each["skipped"]) for each in await starting.ends()] == [(1, 2), (0, 2)]
 
 
+async def test_skipped_workflows_are_started_later(starting: StartingSchedules) -> None:
+    """A slot that was skipped because of its key starts its workflow in a later backfill, when the key is free."""
+    await starting.put_start(start={"concurrencyKey": "only-one", "input": 1})
+    await starting.backfill(after(minutes=-3), NOW)
+    await starting.fire_backfills()
+    ids = [f"daily/{slot}" for slot in minutes(-3, -2, -1)]
+    assert list((await starting.workflows()).values()) == ["waiting", "cancelled", "cancelled"]
+    for number, found in enumerate((["waiting", "cancelled"], ["cancelled", "waiting"]), start=1):
+        await starting.about_workflow("Cancel", ids[number - 1])
+        await starting.backfill(after(minutes=number - 3), NOW)
+        await starting.fire_backfills()
+        rows = await starting.workflows()
+        assert [rows[each] for each in ids[1:]] == found
+    assert [(each["count"], each["skipped"]) for each in await starting.ends()] == [(1, 2), (1, 1), (1, 0)]
+    (data,) = [row for row in await starting.rows("workflow_data") if row["workflow_id"] == ids[2]]
+    assert data["input"] == "1"
+
+
 async def test_cancelled_workflows(starting: StartingSchedules) -> None:
     """A backfill starts a workflow that was cancelled before the command, and not one that was cancelled after it."""
     await starting.put_start()
