@@ -1,7 +1,7 @@
 """Starts the workflows of schedules, in the transaction that fires their slots. See docs/decisions/0050.
 
-The workflows and the holders of concurrency keys are looked up without locks. So only tombstones, skipped workflows and the insert can
-wait for another transaction. What another instance inserts in between is found after the insert.
+The workflows and the holders of concurrency keys are looked up without locks. So only tombstones, skipped workflows and
+the insert can wait for another transaction. What another instance inserts in between is found after the insert.
 """
 
 from collections.abc import Mapping, Sequence

@@ -105,6 +105,22 @@ async def test_jitter(schedules: Schedules) -> None:
     assert await schedules.backfilled("late") == [iso(after(hours=2))]
 
 
+async def test_jitter_of_a_paused_schedule(schedules: Schedules) -> None:
+    """The slot that is left does not fire by itself if the schedule is paused. The event names it."""
+    await schedules.put(every="PT1H", jitter="PT1H")
+    due = (await schedules.row())["available_at"]
+    await schedules.about("Pause")
+    schedules.clock.set(due - 1)
+    assert await schedules.backfill(NOW, after(hours=2)) == "backfilling"
+    await schedules.fire_backfills()
+    schedules.clock.set(due)
+    assert await schedules.backfill(after(hours=1), after(hours=2)) == "backfilling"
+    await schedules.fire_backfills()
+    assert await schedules.backfilled() == [iso(NOW), iso(after(hours=1))]
+    ends = [(each["count"], each["reason"], each.get("nextSlotAt")) for each in await schedules.ends()]
+    assert ends == [(1, "done", iso(after(hours=1))), (1, "done", None)]
+
+
 async def test_limit(schedules: Schedules) -> None:
     """At most the oldest `limit` slots fire. The event says where to continue, unless none is left."""
     await schedules.put()
