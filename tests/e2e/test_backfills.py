@@ -25,6 +25,7 @@ async def put_and_backfill(user: User, now: int) -> None:
     ended = {"every": SECOND, "endAt": iso(now)}
     span = {"from": iso(now - SLOTS * SECOND), "to": iso(now), "limit": 10_000}
     for message, payload in (("put", ended), ("backfill", span)):
+        await user.until_handled()  # another instance may handle the second command first
         fields = {"scheduleId": "past", **payload}
         await user.send([(f"timer.cmd.v1.acme.{message}-schedule", body(f"{message.title()}Schedule", "acme", fields))])
 

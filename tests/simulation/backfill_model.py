@@ -1,6 +1,6 @@
 """A plain model of the backfills of schedules: which slots a portion may fire, and how a backfill ends."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 from typing import NamedTuple
@@ -42,9 +42,7 @@ class BackfillModel:
 
     def left(self, now: int) -> list[int]:
         """Return the slots that are left, as far as they are due."""
-        slots = slots_after(self.definition.recurrence, self.after)
-        in_span = takewhile(lambda slot: slot < self.span.until, slots)
-        return list(takewhile(lambda slot: self._due_of(slot) <= now, in_span))
+        return list(takewhile(lambda slot: self._due_of(slot) <= now, self._in_span(self.after)))
 
     def portion(self, after: int, now: int) -> Sequence[int]:
         """Return the slots of a portion that has moved the cursor to an instant, and record them."""
@@ -57,8 +55,12 @@ class BackfillModel:
     def end(self, now: int) -> Ended:
         """Return how the backfill ends if its schedule is not deleted: all that may fire has fired."""
         left = self.left(now)
-        slots, rest = left[: self.span.limit - self.count], left[self.span.limit - self.count :]
-        return Ended(slots, "limit", rest[0]) if rest else Ended(slots, "done")
+        slots = left[: self.span.limit - self.count]
+        rest = next(self._in_span(slots[-1] if slots else self.after), None)
+        return Ended(slots, "limit" if len(left) > len(slots) else "done", rest)
+
+    def _in_span(self, after: int) -> Iterator[int]:
+        return takewhile(lambda slot: slot < self.span.until, slots_after(self.definition.recurrence, after))
 
     def _due_of(self, slot: int) -> int:
         return due_of(*self.name, self.definition.recurrence, self.definition.jitter, slot)

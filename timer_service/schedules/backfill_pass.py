@@ -24,8 +24,8 @@ from timer_service.schedules.messages import BackfillEnd, FiringCause, SkipReaso
 from timer_service.schedules.schedule import Key
 from timer_service.schedules.starts import backfill_starts, reason_of
 
-MOST_SLOTS = 1000
-MOST_DATA = 8 * MIB
+MOST_SLOTS = 250
+MOST_DATA = 2 * MIB
 MOST_COMPUTING_SECONDS = 0.02
 """The bounds of one transaction, shared equally by its backfills. Each may fire one slot whatever it costs."""
 _PIECE_SECONDS = 0.005
@@ -107,7 +107,7 @@ async def fire_portions(tx: Transaction, rows: Sequence[Row], *, start: Start, n
             going_on.append(after)
         else:
             ended.append(after.key)
-            events.append(backfilled_event(after, end, portion.next_slot, now))
+            events.append(backfilled_event(after, end, now))
     await store.save(tx, going_on)
     await store.delete(tx, ended)
     await outbox.add(tx, events, now)

@@ -70,6 +70,10 @@ class Backfill(NamedTuple):
                 return
             yield slot
 
+    def first_left(self) -> int | None:
+        """Return the first slot of the range that was not handled, also if it is not due yet; None if none is left."""
+        return next(slots_between(self.recurrence, self.after_at, self.to_at - 1), None)
+
     def after(self, slots: Sequence[int], skipped: int) -> "Backfill":
         """Return the backfill after a portion of slots, some of which started no workflow."""
         if not slots:

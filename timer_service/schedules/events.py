@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from timer_service.core.cause import Cause, cause_of
-from timer_service.core.instant import format_instant, format_optional
+from timer_service.core.instant import format_instant
 from timer_service.core.message import Command, Event
 from timer_service.core.stored_json import RawJson, read_stored, write_object
 from timer_service.core.workflow_start import WorkflowStart
@@ -52,9 +52,10 @@ def backfill_events(backfill: Backfill, slots: Sequence[int], data: str | None, 
     ]
 
 
-def backfilled_event(backfill: Backfill, end: BackfillEnd, next_slot: int | None, now: int) -> Event:
-    """Return the event of a backfill that has ended. `next_slot`: the first slot that is left, after a limit."""
-    following = {} if end is not BackfillEnd.LIMIT else {"nextSlotAt": format_optional(next_slot)}
+def backfilled_event(backfill: Backfill, end: BackfillEnd, now: int) -> Event:
+    """Return the event of a backfill that has ended. Unless the schedule was deleted, it names the first slot left."""
+    left = None if end is BackfillEnd.DELETED else backfill.first_left()
+    following = {} if left is None else {"nextSlotAt": format_instant(left)}
     fields = {
         "commandId": backfill.cause.command_id,
         "from": format_instant(backfill.from_at),

@@ -70,7 +70,7 @@ class BackfillEnd(StrEnum):
     """Why a backfill has ended."""
 
     DONE = "done"
-    """No slot of its range is left."""
+    """No slot of its range is left that is due."""
     LIMIT = "limit"
     """It has handled as many slots as it may, and one or more are left."""
     DELETED = "deleted"
@@ -312,7 +312,9 @@ class ScheduleBackfilled(SchedulePayload):
     skipped: int = Field(ge=0, description="How many slots started no workflow.")
     reason: BackfillEnd
     next_slot_at: Instant | None = Field(
-        default=None, description="With the reason `limit`: the first slot that is left. Continue from there."
+        default=None,
+        description="The first slot that is left. With the reason `limit`, continue from there. With `done`, it is not"
+        " due yet because of its jitter.",
     )
 
 

@@ -63,11 +63,13 @@ def trigger_start(schedule: Schedule, command: Command, data: str | None) -> Wor
 def backfill_starts(backfill: Backfill, slots: Sequence[int], data: str | None) -> list[WorkflowStart]:
     """Return the workflows that slots of a backfill start, in order. `data` is the input.
 
-    The position is that of the BackfillSchedule: it starts also what was cancelled before it.
+    The position is that of the BackfillSchedule, so a workflow that was cancelled before it is started. A workflow that
+    was skipped because its key was taken is started too.
     """
     assert backfill.start is not None  # noqa: S101 - the caller has looked
     start = partial(_start, data=data, spec=backfill.start, position=backfill.key.position, cause=backfill.cause)
-    return [start(backfill.schedule, format_instant(slot), created_at=slot) for slot in slots]
+    starts = [start(backfill.schedule, format_instant(slot), created_at=slot) for slot in slots]
+    return [each._replace(retries_skipped=True) for each in starts]
 
 
 def _spec(schedule: Schedule) -> WorkflowSpec:

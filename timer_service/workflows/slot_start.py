@@ -1,7 +1,7 @@
 """Starts the workflows of schedules, in the transaction that fires their slots. See docs/decisions/0050.
 
-The workflows and the holders of concurrency keys are looked up without locks. So only tombstones and the insert can
-wait for another transaction. What another instance inserts in between is found after the insert.
+The workflows and the holders of concurrency keys are looked up without locks. So only tombstones, skipped workflows and
+the insert can wait for another transaction. What another instance inserts in between is found after the insert.
 """
 
 from collections.abc import Mapping, Sequence
@@ -41,7 +41,9 @@ async def start_workflows(
     for start in starts:
         once.setdefault(_key(start), start)
     found = await store.find(tx, once)
-    found |= await store.load(tx, [key for key, workflow in found.items() if workflow.definition is None])
+    unstarted = {key for key, workflow in found.items() if workflow.definition is None or workflow.started_by == NEVER}
+    locked = await store.load(tx, unstarted)
+    found = {key: workflow for key, workflow in found.items() if key not in unstarted} | locked
     wanted = {each for start in starts if (each := _concurrency(start)) is not None}
     taken = set(await store.find_holders(tx, wanted))
     admission = quotas.admission(tx, now)
@@ -65,8 +67,10 @@ def decide(found: Workflow | None, start: WorkflowStart, now: int, *, is_busy: b
     if before.definition is not None:
         if before.started_by != start.position and before.definition.digest != definition.digest:
             return Decision(StartResult.EXISTS, before)
-        was_skipped = before.started_by == NEVER
-        return Decision(StartResult.BUSY if was_skipped else StartResult.UNCHANGED, before)
+        if before.started_by != NEVER:
+            return Decision(StartResult.UNCHANGED, before)
+        if is_busy or not start.retries_skipped or before.is_deleting:
+            return Decision(StartResult.BUSY, before)
     if start.position < before.cancelled_by:
         return Decision(StartResult.CANCELLED, before)
     created_at = start.created_at or now

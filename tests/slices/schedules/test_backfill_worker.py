@@ -45,15 +45,15 @@ async def slots_in_outbox(schedules: Schedules) -> Counter[str]:
 
 
 async def test_slots_of_a_transaction(schedules: Schedules, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A transaction fires at most 1,000 slots. The next one goes on behind them."""
+    """A transaction fires at most 250 slots. The next one goes on behind them."""
     monkeypatch.setattr(backfill_pass, "MOST_COMPUTING_SECONDS", 1000)
     send_backfill(schedules)
     await schedules.consume()
     await schedules.backfill_worker.tick(NOW)
-    assert await slots_in_outbox(schedules) == {"acme": 1000}
+    assert await slots_in_outbox(schedules) == {"acme": 250}
     assert await next_at(schedules.backfill_worker, NOW) == NOW + 20  # the events have not been published
-    assert await slots_in_outbox(schedules) == {"acme": 1000}
-    assert await schedules.fire_backfills() == 1
+    assert await slots_in_outbox(schedules) == {"acme": 250}
+    assert await schedules.fire_backfills() == 4
     assert await schedules.backfilled() == [iso(NOW - 1000 * seconds) for seconds in range(SECONDS, 0, -1)]
     assert [(each["count"], each["reason"]) for each in await schedules.ends()] == [(SECONDS, "done")]
 
@@ -94,7 +94,7 @@ async def test_tenants_share(schedules: Schedules, monkeypatch: pytest.MonkeyPat
         await schedules.backfill_worker.tick(NOW)
         found.append(await slots_in_outbox(schedules))
         await schedules.publish()
-    assert found == [dict.fromkeys(tenants[:5], 200), dict.fromkeys([*tenants[5:], *tenants[:3]], 200)]
+    assert found == [dict.fromkeys(tenants[:5], 50), dict.fromkeys([*tenants[5:], *tenants[:3]], 50)]
     rows = await schedules.rows("schedule_backfills")
     assert {row["fired_count"] for row in rows if row["schedule_id"] == "b"} == {0}
 

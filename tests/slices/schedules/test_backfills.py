@@ -105,6 +105,22 @@ async def test_jitter(schedules: Schedules) -> None:
     assert await schedules.backfilled("late") == [iso(after(hours=2))]
 
 
+async def test_jitter_of_a_paused_schedule(schedules: Schedules) -> None:
+    """The slot that is left does not fire by itself if the schedule is paused. The event names it."""
+    await schedules.put(every="PT1H", jitter="PT1H")
+    due = (await schedules.row())["available_at"]
+    await schedules.about("Pause")
+    schedules.clock.set(due - 1)
+    assert await schedules.backfill(NOW, after(hours=2)) == "backfilling"
+    await schedules.fire_backfills()
+    schedules.clock.set(due)
+    assert await schedules.backfill(after(hours=1), after(hours=2)) == "backfilling"
+    await schedules.fire_backfills()
+    assert await schedules.backfilled() == [iso(NOW), iso(after(hours=1))]
+    ends = [(each["count"], each["reason"], each.get("nextSlotAt")) for each in await schedules.ends()]
+    assert ends == [(1, "done", iso(after(hours=1))), (1, "done", None)]
+
+
 async def test_limit(schedules: Schedules) -> None:
     """At most the oldest `limit` slots fire. The event says where to continue, unless none is left."""
     await schedules.put()
@@ -250,6 +266,24 @@ async def test_workflows_with_a_key(starting: StartingSchedules) -> None:
     await starting.fire_backfills()
     assert await starting.skipped() == [(slot, "busy") for slot in minutes(-2, -2, -1, -1)]
     assert [(each["count"], each["skipped"]) for each in await starting.ends()] == [(1, 2), (0, 2)]
+
+
+async def test_skipped_workflows_are_started_later(starting: StartingSchedules) -> None:
+    """A slot that was skipped because of its key starts its workflow in a later backfill, when the key is free."""
+    await starting.put_start(start={"concurrencyKey": "only-one", "input": 1})
+    await starting.backfill(after(minutes=-3), NOW)
+    await starting.fire_backfills()
+    ids = [f"daily/{slot}" for slot in minutes(-3, -2, -1)]
+    assert list((await starting.workflows()).values()) == ["waiting", "cancelled", "cancelled"]
+    for number, found in enumerate((["waiting", "cancelled"], ["cancelled", "waiting"]), start=1):
+        await starting.about_workflow("Cancel", ids[number - 1])
+        await starting.backfill(after(minutes=number - 3), NOW)
+        await starting.fire_backfills()
+        rows = await starting.workflows()
+        assert [rows[each] for each in ids[1:]] == found
+    assert [(each["count"], each["skipped"]) for each in await starting.ends()] == [(1, 2), (1, 1), (1, 0)]
+    (data,) = [row for row in await starting.rows("workflow_data") if row["workflow_id"] == ids[2]]
+    assert data["input"] == "1"
 
 
 async def test_cancelled_workflows(starting: StartingSchedules) -> None:

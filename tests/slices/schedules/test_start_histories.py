@@ -59,11 +59,15 @@ class Model:
         self.triggered: Counter[str] = Counter()
         """How many triggers of each schedule have a ScheduleFired."""
 
-    def start(self, workflow: str, start: Any, position: Position, *, command: bool = False) -> str:
-        """Start a workflow for a slot, a trigger or a command. Return the outcome."""
+    def start(
+        self, workflow: str, start: Any, position: Position, *, command: bool = False, backfill: bool = False
+    ) -> str:
+        """Start a workflow for a slot, a trigger, a backfill or a command. Return the outcome."""
         known = self.workflows.get(workflow, Known())
         wanted, key = (start["type"], start.get("input")), start.get("concurrencyKey")
-        if known.start is not None:
+        is_taken = key is not None and any(each.is_open and each.key == key for each in self.workflows.values())
+        was_skipped = known.start == wanted and known.started_by == NEVER
+        if known.start is not None and not (backfill and was_skipped and not is_taken):
             if command and position < known.started_by:
                 return "ignored_stale"
             if known.started_by not in {NEVER, position} or command:
@@ -71,7 +75,7 @@ class Model:
             return "unchanged" if known.started_by == position else "busy" if known.start == wanted else "exists"
         if position < known.cancelled_by:
             return "cancelled"
-        if key is not None and any(each.is_open and each.key == key for each in self.workflows.values()):
+        if is_taken:
             self.workflows[workflow] = known._replace(start=wanted, key=key)
             return "busy"
         if sum(each.is_open for each in self.workflows.values()) >= MOST_OPEN:
@@ -106,7 +110,7 @@ class Model:
             workflow = f"{name}/{iso(slot)}"
             if start is None:
                 self.backfilled |= {(name, iso(slot))} - self.fired
-            elif (outcome := self.start(workflow, start, position)) not in {"started", "unchanged"}:
+            elif (outcome := self.start(workflow, start, position, backfill=True)) not in {"started", "unchanged"}:
                 self.skipped.add((name, workflow, outcome))
 
     def run_passes(self, now: int) -> None:
