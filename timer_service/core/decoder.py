@@ -30,7 +30,7 @@ class Decoded(NamedTuple):
 async def decode(
     batch: Sequence[Delivery], payloads: Mapping[str, type[TenantPayload]], now: Callable[[], int]
 ) -> Decoded:
-    """Decode deliveries for 50 ms, at least one. Other tasks run between large commands, and every 5 ms.
+    """Decode deliveries for 50 ms, at least one. Other tasks run between large commands, and every millisecond.
 
     `payloads` maps each known type to its model. `now` returns milliseconds.
     """

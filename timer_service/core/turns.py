@@ -4,12 +4,12 @@ import asyncio
 import time
 from collections.abc import Callable
 
-_LONGEST_SECONDS = 0.005
+_LONGEST_SECONDS = 0.001
 _TRANSACTION_SECONDS = 0.05
 
 
 class Turns:
-    """The turns of one task. It works on a limited number of bytes in each turn, for 5 ms at most.
+    """The turns of one task. It works on a limited number of bytes in each turn, for 1 ms at most.
 
     A single message may have more bytes and take longer.
     """
@@ -29,7 +29,7 @@ class Turns:
 
 
 class TransactionTime:
-    """The time in which a handler applies commands in one transaction: 50 ms, with turns of 5 ms.
+    """The time in which a handler applies commands in one transaction: 50 ms, with turns of 1 ms.
 
     The handler defers the commands that it reaches later. `monotonic` returns seconds.
     """

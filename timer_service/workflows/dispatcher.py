@@ -20,6 +20,7 @@ from timer_service.core.route import Lane
 from timer_service.core.slice import Parts
 from timer_service.core.stored_json import write_list, write_object
 from timer_service.core.turns import Turns
+from timer_service.workflows.answers import Answers
 from timer_service.workflows.claims import Claimed, Claims
 from timer_service.workflows.hints import Hints
 from timer_service.workflows.poll_ends import PollEnds
@@ -37,7 +38,6 @@ _MOST_LANES = 1000
 """How many lanes one pass looks at."""
 _TYPES_PER_TURN = 200
 """The types of the polls that are held before other tasks run."""
-_MOST_ANSWERING = 100
 _LOCKED_MS = 5
 """When to look again at rows that another instance has locked."""
 _AWAY_MS = 250
@@ -67,8 +67,8 @@ class Dispatcher:
         self._ends = PollEnds(self._expire)
         self._overdue: dict[Poll, None] = {}
         """The polls whose time is up. Each is answered when the claim or the look for it is over."""
-        self._answering: set[asyncio.Task[None]] = set()
         self._subscription: RequestSubscription
+        self._answers: Answers
         self._outages = 0
         self._set_back_ms = parts.clock.set_back_ms
         self._wake_loops: WakeLoops
@@ -84,6 +84,7 @@ class Dispatcher:
     def open(self, subscription: RequestSubscription, wake_loops: WakeLoops) -> None:
         """Set where replies go, and what wakes other loops. Call it before `run` and the first pass."""
         self._subscription, self._outages = subscription, subscription.outages
+        self._answers = Answers(subscription)
         self._wake_loops = wake_loops
 
     async def run(self, intake: Intake) -> None:
@@ -94,13 +95,11 @@ class Dispatcher:
             for waiting, asked in batch.valid:
                 await turns.take(len(asked.request.types))
                 self._hold(Poll(waiting.request._replace(body=b""), asked.request))
-            while len(self._answering) > _MOST_ANSWERING:  # the broker takes replies slowly
-                await asyncio.wait(self._answering, return_when=asyncio.FIRST_COMPLETED)
+            await self._answers.until_few()
         self._stopping = True
         async with self._pass:
             self._answer_all()
-        while self._answering:
-            await asyncio.wait(self._answering)
+        await self._answers.until_sent()
         await self._hints.close()
 
     def offer(self, lane: Lane, at: int) -> None:
@@ -251,15 +250,12 @@ class Dispatcher:
         self._answer([poll for poll in self._held.all if not poll.taken], _NO_TASKS)
 
     def _answer(self, polls: Iterable[Poll], reply: QueryReply) -> None:
-        """Answer polls in a task of their own, so that the caller need not wait for the broker."""
+        """Answer polls. The caller need not wait for the broker."""
         polls = list(polls)
         self._forget(polls)
-        if polls:
-            for poll in polls:
-                self._metrics.request_answered(poll.request.name, reply.code or ANSWERED)
-            task = asyncio.create_task(self._subscription.reply([(poll.request, reply) for poll in polls]))
-            self._answering.add(task)
-            task.add_done_callback(self._answering.discard)
+        for poll in polls:
+            self._metrics.request_answered(poll.request.name, reply.code or ANSWERED)
+        self._answers.add((poll.request, reply) for poll in polls)
 
     def _forget(self, polls: Iterable[Poll]) -> None:
         for poll in polls:

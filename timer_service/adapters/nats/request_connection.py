@@ -16,12 +16,14 @@ from timer_service.core.broker import QueryReply, ReceiveRequest, Request
 from timer_service.core.error_text import error_text
 from timer_service.core.health import HEALTHY, Health
 from timer_service.core.message import Kind
+from timer_service.core.turns import Turns
 
 log = logging.getLogger(__name__)
 
 _QUEUE = "timer-service"
 _CLOSE_SECONDS = 2
 _UNSENT_BYTES = 1024 * 1024
+_BYTES_PER_TURN = 256 * 1024
 
 
 class RequestConnection:
@@ -83,7 +85,9 @@ class RequestConnection:
 
     async def reply(self, replies: Sequence[tuple[Request, QueryReply]]) -> None:
         """Send replies. They are lost while the connection is lost."""
+        turns = Turns(_BYTES_PER_TURN)
         for request, reply in replies:
+            await turns.take(len(reply.body))
             try:
                 await self._client.publish(request.reply_to, reply.body, headers=error_headers(reply))
             except (nats.errors.Error, ValueError) as error:  # ValueError: a header that the driver refuses
