@@ -11,7 +11,7 @@ from timer_service.core.turns import TransactionTime, Turns
 
 @pytest.mark.parametrize(("sizes", "seconds", "others"), [([1] * 4, 0.0, 0), ([60] * 4, 0.0, 3), ([1] * 4, 0.004, 1)])
 async def test_others_run(sizes: list[int], seconds: float, others: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Other tasks run if the messages of a turn have too many bytes, or take more than 5 ms."""
+    """Other tasks run if the messages of a turn have too many bytes, or take more than 1 ms."""
     now = 0.0
     runs = 0
 
@@ -32,7 +32,7 @@ async def test_others_run(sizes: list[int], seconds: float, others: int, monkeyp
 
 
 async def test_time_of_a_transaction() -> None:
-    """A handler applies one command at least, and no more after 50 ms. Other tasks run every 5 ms."""
+    """A handler applies one command at least, and no more after 50 ms. Other tasks run every millisecond."""
     now = 0.0
     runs = 0
 
