@@ -9,7 +9,7 @@ from timer_service.core import turns
 from timer_service.core.turns import TransactionTime, Turns
 
 
-@pytest.mark.parametrize(("sizes", "seconds", "others"), [([1] * 4, 0.0, 0), ([60] * 4, 0.0, 3), ([1] * 4, 0.004, 1)])
+@pytest.mark.parametrize(("sizes", "seconds", "others"), [([1] * 4, 0.0, 0), ([60] * 4, 0.0, 3), ([1] * 4, 0.0008, 1)])
 async def test_others_run(sizes: list[int], seconds: float, others: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Other tasks run if the messages of a turn have too many bytes, or take more than 1 ms."""
     now = 0.0
@@ -45,7 +45,7 @@ async def test_time_of_a_transaction() -> None:
     task = asyncio.create_task(other())
     time = TransactionTime(lambda: now)
     found = []
-    for seconds in (0.004, 0.004, 0.004, 0.03, 0.02):
+    for seconds in (0.0008, 0.0008, 0.0008, 0.03, 0.02):
         found.append(await time.is_left())
         now += seconds
     assert (found, await time.is_left(), runs) == ([True] * 5, False, 2)
