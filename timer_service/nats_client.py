@@ -1,4 +1,4 @@
-"""The NATS client of the service and of users: its connection closes only if it is told to."""
+"""The NATS client of the service and of users: only the program closes its connection."""
 
 import asyncio
 

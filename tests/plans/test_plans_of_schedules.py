@@ -150,10 +150,9 @@ def test_tenants_and_retention_on_postgres(filled: FilledDatabase) -> None:
             "Index Scan handled_triggers_pkey",
         }
         backfilling = filled.plan(backfill_store.DUE_TENANTS, mode)
-        assert {node for node in backfilling if "backfills" in node} == {
-            TURNS,
-            "Index Only Scan schedule_backfills_pkey",
-        }
+        read = {node for node in backfilling if "backfills" in node}
+        assert TURNS in read
+        assert read <= {TURNS, "Index Scan schedule_backfills_pkey", "Index Only Scan schedule_backfills_pkey"}
         assert not [
             node for node in (*backfilling, *tenants, *retention, *triggers) if "Seq Scan" in node or node == "Sort"
         ]

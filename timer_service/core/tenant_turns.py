@@ -21,7 +21,7 @@ class TenantTurns:
     """The tenants that have due rows, round-robin: each call continues where the last one ended."""
 
     def __init__(self, due_tenants: str) -> None:
-        """`due_tenants`: that statement of `lease.sql` for a table, or one with its parameters and columns."""
+        """`due_tenants`: that statement of `lease.sql` or of `unfinished_commands.sql` for a table."""
         self._statement = due_tenants
         self._last = ""
 

@@ -10,6 +10,7 @@ from timer_service.core.delays import LONGEST
 from timer_service.core.message import Position
 from timer_service.core.row_counts import CountedRows
 from timer_service.core.sql import load_sql
+from timer_service.core.unfinished_commands import statements_of
 from timer_service.schedules.backfills import Backfill, BackfillKey
 from timer_service.schedules.recurrence import Recurrence
 from timer_service.schedules.schedule import Key
@@ -31,8 +32,8 @@ _COLUMNS = (*_WITHOUT_DATA, "data")
 
 _SQL = load_sql("timer_service.schedules", "backfill_store.sql")
 _SQL["add"] = _SQL["add"].format(columns=", ".join(_COLUMNS), values=", ".join(f":{name}" for name in _COLUMNS))
-for _name in ("lock_due", "of_schedule"):
-    _SQL[_name] = _SQL[_name].format(columns=", ".join(_WITHOUT_DATA))
+_SQL["of_schedule"] = _SQL["of_schedule"].format(columns=", ".join(_WITHOUT_DATA))
+_SQL |= statements_of(TABLE, _WITHOUT_DATA)
 
 DUE_TENANTS = _SQL["due_tenants"]
 """The statement that finds the tenants with due backfills, for `TenantTurns`."""

@@ -9,6 +9,7 @@ from timer_service.core.errors import ConflictError
 from timer_service.core.message import Position, Trace
 from timer_service.core.row_counts import CountedRows
 from timer_service.core.sql import load_sql
+from timer_service.core.unfinished_commands import statements_of
 from timer_service.timers.cancellations import SECOND_PASS_MS, Cancellation, CancellationKey, PrefixPositions
 from timer_service.timers.rules import Key
 
@@ -16,7 +17,7 @@ _SQL = load_sql("timer_service.timers", "cancellations.sql")
 _PLAIN_COLUMNS = tuple(name for name in Cancellation._fields if name not in {"key", "trace"})
 _COLUMNS = ("tenant_id", "position_epoch", "position_sequence", *Trace._fields, *_PLAIN_COLUMNS)
 _SQL["add"] = _SQL["add"].format(columns=", ".join(_COLUMNS), values=", ".join(f":{name}" for name in _COLUMNS))
-_SQL["lock_due"] = _SQL["lock_due"].format(columns=", ".join(_COLUMNS))
+_SQL |= statements_of("timer_cancellations", _COLUMNS)
 _MOST_PREFIXES = 20_000
 """How many prefixes one transaction looks for. On SQLite, 20,000 take 0.25 s."""
 

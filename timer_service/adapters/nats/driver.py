@@ -40,7 +40,7 @@ _OPERATIONS = {b"MSG", b"HMSG", b"INFO", b"PING", b"PONG", b"+OK", b"-ERR"}
 
 
 class GuardedClient(LastingClient):
-    """A client whose reading no message can end. Its connection closes only if it is told to."""
+    """A client whose reading no message can end. Only the service closes its connection."""
 
     def __init__(self) -> None:
         super().__init__()
