@@ -5,6 +5,7 @@ import itertools
 from collections.abc import AsyncIterator
 from typing import Any
 
+import nats.errors
 import pytest
 from nats.aio.msg import Msg
 
@@ -182,6 +183,19 @@ async def test_late_answer_to_a_flush(peer: ScriptedPeer, client: GuardedClient)
     await peer.deliver("commands", b"a", b"1")
     assert (await next_message(arrived)).data == b"1"
     assert (client.reading, peer.connections) == (True, 1)
+
+
+async def test_text_of_the_protocol_without_a_connection(peer: ScriptedPeer, client: GuardedClient) -> None:
+    """Messages that are sent together are not kept for the next connection."""
+    await client.send(b"PUB first 1\r\na\r\nPUB second 1\r\nb\r\n")
+    await peer.until(lambda: len(peer.published) == 2)
+    peer.disconnect()
+    async with asyncio.timeout(5):
+        while client.is_connected:
+            await asyncio.sleep(0)
+    with pytest.raises(nats.errors.ConnectionClosedError):
+        await client.send(b"PUB third 1\r\nc\r\n")
+    assert client.pending_data_size == 0
 
 
 async def test_unsent_messages_are_discarded(peer: ScriptedPeer, client: GuardedClient) -> None:

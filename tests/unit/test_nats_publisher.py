@@ -2,13 +2,13 @@
 
 import asyncio
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import NamedTuple, cast
 
 import pytest
 from nats import errors
-from nats.aio.client import Client
 
+from timer_service.adapters.nats.driver import GuardedClient
 from timer_service.adapters.nats.publisher import Publisher
 from timer_service.adapters.nats.subjects import Subjects
 from timer_service.core.broker import PublishStatus
@@ -36,6 +36,22 @@ class Sent(NamedTuple):
     requested: bool
 
 
+def read_frames(text: bytes) -> Iterator[tuple[bytes, dict[str, str]]]:
+    """Return the bodies and the headers of messages in the protocol."""
+    while text:
+        line, _, rest = text.partition(b"\r\n")
+        operation, _subject, header_size, size = line.split(b" ")
+        assert operation == b"HPUB"
+        version, *headers = rest[: int(header_size)].decode().removesuffix("\r\n\r\n").split("\r\n")
+        assert version == "NATS/1.0"
+        yield (
+            rest[int(header_size) : int(size)],
+            {name: value for name, _, value in (each.partition(": ") for each in headers)},
+        )
+        assert rest[int(size) :].startswith(b"\r\n")
+        text = rest[int(size) + 2 :]
+
+
 Script = Callable[[Sent], bytes | Exception | None]
 
 
@@ -50,8 +66,9 @@ class ScriptedDriver:
         self.now = 0.0
         self.seconds_per_request = 0.0
 
-    async def publish(self, _subject: str, payload: bytes, *, headers: dict[str, str]) -> None:
-        self._send(payload, headers, requested=False)
+    async def send(self, frames: bytes) -> None:
+        for payload, headers in read_frames(frames):
+            self._send(payload, headers, requested=False)
 
     async def request(self, _subject: str, payload: bytes, *, timeout: float, headers: dict[str, str]) -> Reply:  # noqa: ARG002, ASYNC109
         answer = self.script(self._send(payload, headers, requested=True))
@@ -80,7 +97,7 @@ class ScriptedDriver:
 
 def publisher_of(driver: ScriptedDriver, *, atomic: bool = True) -> Publisher:
     return Publisher(
-        cast("Client", driver),
+        cast("GuardedClient", driver),
         Subjects("timer"),
         atomic=set(Kind) if atomic else (),
         on_answers=lambda _kind, _answers: None,

@@ -76,6 +76,14 @@ class GuardedClient(LastingClient):
             if len(data) < _READ_BYTES:  # others run until more arrives
                 turns = Turns(_BYTES_PER_TURN)
 
+    async def send(self, frames: bytes) -> None:
+        """Send text of the protocol: whole messages. Without a connection, it raises an error and sends nothing."""
+        if not self.is_connected:
+            raise nats.errors.ConnectionClosedError
+        await self._send_command(frames)
+        if self._flush_queue is not None and self._flush_queue.empty():
+            await self._flush_pending()
+
     def discard_unsent(self) -> None:
         """Forget what was not sent before the connection was lost. The driver would send it to the next server.
 
