@@ -13,6 +13,7 @@ from timer_service.core.errors import Code
 from timer_service.core.health import Health
 from timer_service.core.quotas import OVER_QUOTA
 from timer_service.core.zone_data import zone_data
+from timer_service.counted_histogram import CountedHistogram
 
 _LAG = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60, 120, 300, 600, 1800, 3600)
 _DURATION = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10)
@@ -77,14 +78,8 @@ class Metrics:
                 buckets=_DURATION,
             ).labels
         )
-        self._lag = cache(
-            Histogram(
-                "timer_fire_lag_seconds",
-                "Time from when a row was due until its event was published.",
-                ["table"],
-                registry=registry,
-                buckets=_LAG,
-            ).labels
+        self._lag = CountedHistogram(
+            registry, "timer_fire_lag_seconds", "Time from when a row was due until its event was published.", _LAG
         )
         self._publishing = Histogram(
             "timer_publish_duration_seconds",
@@ -245,9 +240,9 @@ class Metrics:
         """Count claimed rows of a table by how they were settled."""
         self._settled(table, outcome).inc(count)
 
-    def fired_late(self, table: str, seconds: float) -> None:
-        """Record that a row was fired `seconds` after it was due."""
-        self._lag(table).observe(seconds)
+    def fired_late(self, table: str, seconds: float, count: int = 1) -> None:
+        """Record that `count` rows were fired `seconds` after they were due."""
+        self._lag.observe(table, seconds, count)
 
     def slots_missed(self, count: int) -> None:
         """Count slots of schedules that were skipped because they were late."""

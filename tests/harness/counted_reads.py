@@ -1,11 +1,13 @@
 """A database that counts what transactions read."""
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 from timer_service.core.database import Database, Parameters, Row, Transaction
+
+_T = TypeVar("_T")
 
 
 @dataclass
@@ -37,6 +39,9 @@ class CountedReads:
     async def transaction(self) -> AsyncIterator[Any]:
         async with self._inner.transaction() as tx:
             yield self._counted(tx)
+
+    async def run(self, work: Callable[[Transaction], Awaitable[_T]]) -> _T:
+        return await self._inner.run(lambda tx: work(cast("Transaction", self._counted(tx))))
 
     @asynccontextmanager
     async def accepting(self) -> AsyncIterator[Any]:

@@ -76,7 +76,7 @@ class RecordingMetrics:
         self.settlements[outcome] += count
         self.settled_in[table, outcome] += count
 
-    def fired_late(self, table: str, seconds: float) -> None:  # noqa: ARG002
+    def fired_late(self, table: str, seconds: float, count: int = 1) -> None:  # noqa: ARG002
         self.lateness.append(seconds)
 
     def slots_missed(self, count: int) -> None:

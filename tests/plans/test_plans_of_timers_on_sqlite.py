@@ -67,6 +67,18 @@ async def plan(database: Database, sql: str, *, index_only: bool = False) -> lis
     return [row["detail"] if index_only else row["detail"].replace("COVERING ", "") for row in rows]
 
 
+async def test_claim_alone(database: Database) -> None:
+    """Without other processes, a claim reads the available rows in index order, and finds each by its row id."""
+    found = await plan(database, TIMERS.sql("claim_alone"))
+    assert found == [
+        "SEARCH timer_schedules USING INTEGER PRIMARY KEY (rowid=?)",
+        "LIST SUBQUERY 1",
+        f"SEARCH timer_schedules USING INDEX {AVAILABLE} (available_at<?)",
+    ]
+    expected = [f"SEARCH timer_schedules USING INDEX {AVAILABLE} (available_at=?)"]
+    assert await plan(database, TIMERS.sql("read_claim")) == expected
+
+
 async def test_claim(database: Database) -> None:
     """A claim reads the available rows in index order, finds each by its key and sorts nothing."""
     assert await plan(database, TIMERS.sql("claim")) == [

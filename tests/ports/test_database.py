@@ -9,7 +9,7 @@ import pytest
 from tests.harness.stores import opened_sqlite
 from timer_service.adapters.sqlite import SqliteDatabase
 from timer_service.adapters.sqlite import database as database_module
-from timer_service.core.database import Database, Reader
+from timer_service.core.database import Database, Reader, Transaction
 from timer_service.core.errors import DatabaseSetupError, DatabaseUnavailableError, StartError
 from timer_service.core.health import HEALTHY
 
@@ -134,6 +134,25 @@ async def test_on_rollback(database: Database) -> None:
         await write("a statement fails", "SELECT * FROM nowhere")
     await write("it is committed")
     assert undone == ["the block fails", "a statement fails"]
+
+
+async def test_work_that_runs_at_once(database: Database) -> None:
+    """Work that runs at once is committed as a whole. If it fails, it is rolled back, and `undo` is called."""
+    undone: list[int] = []
+
+    async def write(tx: Transaction, number: int, error: Exception | None = None) -> int:
+        tx.on_rollback(lambda: undone.append(number))
+        written: int = await tx.execute(INSERT, {"number": number})
+        if error is not None:
+            raise error
+        return written
+
+    assert await database.run(lambda tx: write(tx, 1)) == 1
+    with pytest.raises(OurError):
+        await database.run(lambda tx: write(tx, 2, OurError()))
+    with pytest.raises(DatabaseSetupError):
+        await database.run(lambda tx: tx.fetch("SELECT * FROM nowhere"))
+    assert (undone, await numbers(database)) == ([2], [1])
 
 
 async def test_on_rollback_after_a_failed_commit(database: Database) -> None:

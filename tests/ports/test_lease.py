@@ -43,7 +43,7 @@ async def put(store: Database, *several: Timer) -> None:
 
 async def claim(store: Database, lease: Lease, now: int = NOW, limit: int = 100) -> list[Row]:
     async with store.transaction() as tx:
-        return await lease.claim(tx, now, limit)
+        return await lease.claim(tx, now, limit, alone=store.exclusive)
 
 
 async def claim_one(store: Database, lease: Lease, now: int = NOW) -> Row:

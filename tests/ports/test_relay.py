@@ -1,8 +1,9 @@
 """The relay: pauses while nothing can be published, bounded claims, and settling in halves."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from itertools import pairwise
+from typing import Any, cast
 
 import pytest
 
@@ -11,14 +12,16 @@ from tests.harness.clock import ManualClock
 from tests.harness.timers import Timers, always, fires
 from tests.harness.wiring import MAX_ATTEMPTS, VISIBILITY_TIMEOUT
 from timer_service.adapters.memory import MemoryBroker, never
+from timer_service.adapters.sqlite import SqliteDatabase
 from timer_service.core.broker import PublishResult, PublishStatus
-from timer_service.core.database import Database
+from timer_service.core.database import Database, Transaction
 from timer_service.core.health import HEALTHY, Health
 from timer_service.core.message import Message
 
 ROWS = 20
 BATCH = 5
 MIB = 1024 * 1024
+Work = Callable[[Transaction], Awaitable[object]]
 
 
 @pytest.fixture
@@ -136,7 +139,7 @@ async def test_stream_that_stores_nothing(timers: Timers) -> None:
     pauses = [after - before for before, after in pairwise(claimed_at) if after > before]
     assert pauses[:6] == [250, 500, 1000, 2000, 4000, 5000]
     assert set(pauses[6:]) == {5000}
-    assert timers.metrics.claims[2:] == [1] * (len(claimed_at) - 2), "after the first two claims, which overlap"
+    assert timers.metrics.claims[3:] == [1] * (len(claimed_at) - 3), "after the first three claims, which overlap"
     assert (await timers.row("call-00"))["attempt"] == 0
 
 
@@ -184,6 +187,50 @@ async def test_partly_published_claim(timers: Timers) -> None:
     assert len(await fired(timers)) == ROWS - 1
     assert 250 in pauses
     assert max(timers.metrics.claims) == BATCH
+
+
+async def test_claims_are_settled_with_the_next_one(sqlite: SqliteDatabase, clock: ManualClock) -> None:
+    """On SQLite, a published claim is settled in the transaction of the next claim: both are synced at once."""
+    timers = Timers(sqlite, MemoryBroker(), clock, batch_size=BATCH)
+    for number in range(10 * BATCH):
+        timers.send(schedule_timer(f"call-{number:02}"))
+    await timers.consume()
+    run = sqlite.run
+    transactions = 0
+
+    def count(work: Work) -> Awaitable[object]:
+        nonlocal transactions
+        transactions += 1
+        return run(work)
+
+    cast("Any", sqlite).run = count
+    assert await timers.tick() == 10 * BATCH
+    assert (transactions, len(await fired(timers)), len(timers.metrics.claims)) == (11 + 1, 10 * BATCH, 11)
+
+
+async def test_first_claim_is_small(store: Database, memory_broker: MemoryBroker, clock: ManualClock) -> None:
+    """The first claim of a backlog takes 100 rows, so that their events come soon. The next ones take more."""
+    timers = Timers(store, memory_broker, clock)
+    for number in range(700):
+        timers.send(schedule_timer(f"call-{number:03}"))
+    await timers.consume()
+    await timers.tick()
+    assert timers.metrics.claims == [100, 400, 200]
+    await timers.schedule("later")
+    await timers.tick()
+    assert timers.metrics.claims[3:] == [1]
+
+
+async def test_timer_that_becomes_due_during_a_tick(timers: Timers) -> None:
+    """A timer that becomes due while others are published is claimed in the same tick."""
+    await timers.schedule("soon", timers.clock.now() + 1000)
+
+    async def wait(_: Sequence[Message]) -> None:
+        timers.clock.advance(seconds=1)
+
+    timers.broker.before_publishing = wait
+    assert await timers.tick() == ROWS + 1
+    assert "soon" in await fired(timers)
 
 
 class FullBroker(MemoryBroker):

@@ -6,11 +6,11 @@ or worker.
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Collection, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager, contextmanager
 from datetime import timedelta
 from enum import StrEnum
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from timer_service.adapters.memory import MemoryBroker
 from timer_service.core.broker import (
@@ -34,6 +34,7 @@ from timer_service.core.errors import DatabaseUnavailableError
 from timer_service.core.health import HEALTHY, Health
 from timer_service.core.message import Message
 
+_T = TypeVar("_T")
 _NONE: Parameters = {}
 
 
@@ -284,6 +285,10 @@ class FaultyDatabase:
             self._failed(error)
             raise
         await self._gate.reach(Point.AFTER_COMMIT)
+
+    async def run(self, work: Callable[[Transaction], Awaitable[_T]]) -> _T:
+        async with self.transaction() as tx:
+            return await work(tx)
 
     accepting = transaction
     migrating = transaction

@@ -154,6 +154,17 @@ def test_buckets_of_the_fire_lag(metrics: Metrics, registry: CollectorRegistry) 
     assert max(later / earlier for earlier, later in itertools.pairwise(bounds)) <= 3
 
 
+def test_rows_that_were_equally_late(metrics: Metrics, registry: CollectorRegistry) -> None:
+    """Rows that were due at the same instant are recorded together."""
+    metrics.fired_late("outbox", 0.5, 3)
+    metrics.fired_late("outbox", 0.0015)
+    found = {
+        name: registry.get_sample_value(f"timer_fire_lag_seconds_{name}", {"table": "outbox"})
+        for name in ("count", "sum")
+    }
+    assert found == {"count": 4, "sum": 1.5015}
+
+
 def test_pass_of_a_loop(metrics: Metrics, registry: CollectorRegistry) -> None:
     """A pass records its duration and the Unix time of its end, labelled with the loop."""
     before = time.time()

@@ -2,7 +2,7 @@
 
 import asyncio
 import sqlite3
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ import pytest
 from tests.harness.stores import opened_sqlite
 from timer_service.adapters.sqlite import SqliteDatabase
 from timer_service.adapters.sqlite.errors import translate_errors
+from timer_service.core.database import Transaction
 from timer_service.core.errors import DatabaseSetupError, DatabaseUnavailableError
 from timer_service.core.health import HEALTHY
 
@@ -29,13 +30,15 @@ class Site:
 
     def count_calls(self) -> None:
         writer: Any = self.database._writer
-        execute = writer._execute
 
-        def count(*arguments: Any) -> Any:
-            self.calls += 1
-            return execute(*arguments)
+        def counted(call: Callable[..., Any]) -> Callable[..., Any]:
+            def count(*arguments: Any) -> Any:
+                self.calls += 1
+                return call(*arguments)
 
-        writer._execute = count
+            return count
+
+        writer._execute, writer.submit = counted(writer._execute), counted(writer.submit)
 
     @property
     def is_in_transaction(self) -> bool:
@@ -70,6 +73,60 @@ async def test_calls_of_a_small_transaction(site: Site) -> None:
     await site.insert(1)
     await site.insert(2, 3)
     assert (site.calls, await site.count()) == (2 + 3, 3)
+
+
+async def test_calls_of_a_whole_transaction(site: Site) -> None:
+    """A transaction that runs at once makes one call, with all its statements."""
+
+    async def insert_two(tx: Transaction) -> int:
+        await tx.execute(INSERT, {"number": 1})
+        return await tx.executemany(INSERT, [{"number": 2}, {"number": 3}])
+
+    assert (await site.database.run(insert_two), site.calls, await site.count()) == (2, 1, 3)
+
+
+async def test_whole_transaction_that_waits(site: Site) -> None:
+    """Work that awaits something else than its transaction is an error, and is rolled back."""
+
+    async def wait(tx: Transaction) -> None:
+        await tx.execute(INSERT, {"number": 1})
+        await asyncio.sleep(0)
+
+    with pytest.raises(RuntimeError, match="awaits something else"):
+        await site.database.run(wait)
+    assert (site.is_in_transaction, await site.count()) == (False, 0)
+
+
+async def test_whole_transaction_that_cannot_begin(site: Site) -> None:
+    """If another program has the lock, the work does not run, and the health says so until a write succeeds."""
+    site.other.execute("BEGIN IMMEDIATE")
+    ran: list[object] = []
+
+    async def insert(tx: Transaction) -> None:
+        ran.append(tx)
+        await tx.execute(INSERT, {"number": 1})
+
+    with pytest.raises(DatabaseUnavailableError, match="locked"):
+        await site.database.run(insert)
+    during = site.database.health.reason
+    site.other.execute("ROLLBACK")
+    await site.database.run(insert)
+    assert (during, len(ran), site.database.health, await site.count()) == ("database is locked", 1, HEALTHY, 1)
+
+
+async def test_whole_transaction_that_is_cancelled(site: Site) -> None:
+    """If the caller is cancelled, the transaction is finished first, and the next one waits for it."""
+
+    async def insert(tx: Transaction) -> None:
+        await tx.execute(INSERT, {"number": 1})
+
+    running = asyncio.create_task(site.database.run(insert))
+    while not site.calls:
+        await asyncio.sleep(0)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert (site.is_in_transaction, await site.count()) == (False, 1)
 
 
 async def test_transaction_without_a_statement(site: Site) -> None:

@@ -5,6 +5,7 @@ import gc
 import logging
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable, Coroutine
 from datetime import timedelta
@@ -23,6 +24,9 @@ _NEW_OBJECTS_PER_COLLECTION = 20_000
 """With Python's default of 700, a batch of commands triggers several searches for cycles, and commands have none."""
 _CLOSE_SECONDS = 2
 _LOG_SECONDS = 0.2
+_SWITCH_SECONDS = 0.0005
+"""How long the thread of SQLite waits for the interpreter while the event loop computes. By default it is 5 ms, as long
+as half a transaction. Measured with 50,000 timers due together, five in six runs were up to a tenth faster."""
 
 
 def run_async(main: Coroutine[Any, Any, _T]) -> _T:
@@ -47,6 +51,7 @@ async def serve_until_signalled(app: "App", shutdown_timeout: timedelta) -> None
         signal.signal(number, stop)  # a handler of the event loop would not run while the event loop hangs
     gc.freeze()  # modules and models live as long as the process
     gc.set_threshold(_NEW_OBJECTS_PER_COLLECTION)
+    sys.setswitchinterval(_SWITCH_SECONDS)
     await app.run(Supervisor(os.environ), on_draining=last_resort.start)
 
 

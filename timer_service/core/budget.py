@@ -26,7 +26,7 @@ class Budget(NamedTuple):
     part: int
     """The commands of one batch that are decoded at a time. A single command may have more."""
     claim: int
-    """The rows of one claim. At most two claims are published at a time. A single row may have more."""
+    """The rows of one claim. The claims that are published at a time have twice as much. A single row may have more."""
     queries: int
     """The requests and replies of all queries that wait or are answered."""
     requests: int

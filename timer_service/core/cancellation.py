@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 _T = TypeVar("_T")
 
 
-async def run_to_completion(step: Coroutine[Any, Any, _T]) -> _T:
+async def run_to_completion(step: Coroutine[Any, Any, _T] | asyncio.Future[_T]) -> _T:
     """Finish `step` even if the current task is cancelled, once or more, then re-raise. Return its result."""
     task = asyncio.ensure_future(step)
     try:

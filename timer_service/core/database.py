@@ -3,11 +3,13 @@
 SQL is portable text with `:name` parameters (see docs/architecture.md). An adapter translates it for its engine.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from timer_service.core.health import Health
+
+_T = TypeVar("_T")
 
 Parameters = Mapping[str, Any]
 
@@ -83,6 +85,13 @@ class Database(Protocol):
 
         It begins with its first statement at the latest, so that statement raises the error if it cannot begin.
         Raises `ConflictError` if another transaction wrote the same rows; `in_transaction` retries it.
+        """
+        ...
+
+    async def run(self, work: Callable[[Transaction], Awaitable[_T]]) -> _T:
+        """Run `work` in a write transaction and return its result. See `transaction`.
+
+        `work` must await nothing but its transaction: the engine may run all of it at once, in another thread.
         """
         ...
 

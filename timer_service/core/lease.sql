@@ -12,6 +12,18 @@ SET available_at = :until, attempt = attempt + 1, lease_token = :token, {state} 
 WHERE ({key}) IN (SELECT {key} FROM picked)
 RETURNING {claimed}{size}, attempt, lease_token, available_at
 
+-- name: claim_alone
+-- Like `claim`, on SQLite, where no other process claims. It finds rows by their row ids, and `read_claim` returns them.
+UPDATE {table}
+SET available_at = :until, attempt = attempt + 1, lease_token = :token, {state} = '{held}'
+WHERE rowid IN (SELECT rowid FROM {table} WHERE available_at <= :now ORDER BY available_at{then} LIMIT :limit)
+
+-- name: read_claim
+-- Returns the rows of a claim.
+SELECT {claimed}{size}, attempt, lease_token, available_at
+FROM {table}
+WHERE available_at = :until AND lease_token = :token
+
 -- name: load
 -- The large column of a held row, which the claim did not return.
 SELECT {key}, {large} FROM {table} WHERE {key_is} AND lease_token = :token

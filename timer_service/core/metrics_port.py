@@ -58,8 +58,8 @@ class MetricsPort(Protocol):
         """Count claimed rows of a table by how they were settled."""
         ...
 
-    def fired_late(self, table: str, seconds: float) -> None:
-        """Record that a row was fired `seconds` after it was due."""
+    def fired_late(self, table: str, seconds: float, count: int = 1) -> None:
+        """Record that `count` rows were fired `seconds` after they were due."""
         ...
 
     def slots_missed(self, count: int) -> None:

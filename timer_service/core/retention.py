@@ -7,7 +7,7 @@ from datetime import timedelta
 
 from timer_service.core.database import Database, Transaction
 from timer_service.core.loop import Pass
-from timer_service.core.transactions import in_transaction
+from timer_service.core.transactions import run_at_once
 
 log = logging.getLogger(__name__)
 
@@ -70,5 +70,5 @@ class Retention:
         """Delete one batch of rows that were settled longer ago than the retention period, if `now` can be trusted."""
         if not self._guard.trusts(now, round(self._monotonic() * 1000)):
             return Pass(0)
-        deleted = await in_transaction(self._database, lambda tx: self._delete(tx, now - self._keep_ms, _BATCH))
+        deleted = await run_at_once(self._database, lambda tx: self._delete(tx, now - self._keep_ms, _BATCH))
         return Pass(deleted, now + _PAUSE_MS if deleted >= _BATCH else None)

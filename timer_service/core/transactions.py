@@ -4,6 +4,7 @@ import asyncio
 import logging
 import random
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import TypeVar
 
 from timer_service.core.database import Database, Transaction
@@ -30,6 +31,11 @@ async def in_transaction(
             return await work(tx)
 
     return await retry_on_conflict(once)
+
+
+async def run_at_once(database: Database, work: Callable[[Transaction], Awaitable[_T]]) -> _T:
+    """Like `in_transaction`, for work that awaits nothing but its transaction. It needs fewer turns of the loop."""
+    return await retry_on_conflict(partial(database.run, work))
 
 
 async def retry_on_conflict(work: Callable[[], Awaitable[_T]]) -> _T:

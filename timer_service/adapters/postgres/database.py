@@ -3,17 +3,17 @@
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import ExitStack, asynccontextmanager, suppress
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 import asyncpg
 
 from timer_service.adapters.postgres.errors import is_outage, translate_errors
 from timer_service.adapters.postgres.text import insert_from_arrays, is_single_row_insert, translate
 from timer_service.core.cancellation import run_to_completion
-from timer_service.core.database import Parameters, Row
+from timer_service.core.database import Parameters, Row, Transaction
 from timer_service.core.errors import (
     DatabaseBlockedError,
     DatabaseBusyError,
@@ -25,6 +25,7 @@ from timer_service.core.health import HEALTHY, Health
 
 log = logging.getLogger(__name__)
 
+_T = TypeVar("_T")
 _NONE: Parameters = {}
 _FIRST_CONNECT = timedelta(seconds=10)
 _CONNECT_SECONDS = 5
@@ -218,6 +219,11 @@ class PostgresDatabase:
         """Open a write transaction, READ COMMITTED. Raises `ConflictError` on a conflict with another instance."""
         async with self._writing(_BEGIN, _STATEMENT_SECONDS) as session:
             yield session
+
+    async def run(self, work: Callable[[Transaction], Awaitable[_T]]) -> _T:
+        """Run `work` in a write transaction."""
+        async with self.transaction() as session:
+            return await work(session)
 
     accepting = transaction
 
