@@ -77,7 +77,15 @@ function keepPlaces(change) {
   parts()[focused]?.focus({ preventScroll: true });
 }
 
+// The first box of a tall graph is in the middle of its column, which may be out of sight.
+function showFirstBox() {
+  const graph = main.querySelector(".graph");
+  const box = graph?.querySelector(".box rect");
+  if (box) graph.scrollTop = box.y.baseVal.value - graph.clientHeight / 2;
+}
+
 addCopyButtons();
+showFirstBox();
 for (const each of document.querySelectorAll(".bar [aria-current], .tabs [aria-current]")) {
   each.scrollIntoView({ block: "nearest", inline: "center" }); // on a phone, it may be out of sight
 }
