@@ -77,11 +77,12 @@ function keepPlaces(change) {
   parts()[focused]?.focus({ preventScroll: true });
 }
 
-// The first box of a tall graph is in the middle of its column, which may be out of sight.
+// The first box of a tall graph is in the middle of its column, which may be out of sight, above all on a phone.
 function showFirstBox() {
   const graph = main.querySelector(".graph");
   const box = graph?.querySelector(".box rect");
-  if (box) graph.scrollTop = box.y.baseVal.value - graph.clientHeight / 2;
+  const top = box ? box.y.baseVal.value : 0;
+  if (top + 30 > graph?.clientHeight) graph.scrollTop = top - graph.clientHeight / 2;
 }
 
 addCopyButtons();
