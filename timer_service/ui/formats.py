@@ -124,7 +124,7 @@ def input_value(text: str | None) -> Markup:
 
 
 FILTERS = (
-    *(iso, day_and_time, distance, duration, length_of, seconds, number, at_least),
+    *(milliseconds, iso, day_and_time, distance, duration, length_of, seconds, number, at_least),
     *(json_text, short_json, input_value, input_time),
 )
 """The functions that templates use."""

@@ -272,7 +272,8 @@ async def test_workflow(filled: Page) -> None:
         "{&#34;charge&#34;: &#34;ch_1&#34;}",
     ):
         assert shown in text
-    assert "continues" in text
+    assert "continues <time" in text
+    assert "waits for a worker since <time" in (await filled.get("/ui/workflow?tenant=acme&id=-rf")).text
     assert "timer-service workflows cancel acme order-1" in text
     assert "No worker asks for its queue and type." in (await filled.get("/ui/workflow?tenant=acme&id=rare")).text
 
