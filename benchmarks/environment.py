@@ -29,10 +29,14 @@ def environment(stores: Mapping[str, str]) -> dict[str, str]:
 
 
 def revision() -> str:
-    """Return the revision of the checkout, with a `+` if files were changed; empty without git."""
-    command = ["git", "describe", "--always", "--dirty=+"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    return done.stdout.strip()
+    """Return the revision of the checkout, with a `+` if measured files were changed; empty without git."""
+    changed = _git("status", "--porcelain", "--", "timer_service", "migrations", "benchmarks/*.py")
+    return _git("rev-parse", "--short", "HEAD") + ("+" if changed else "")
+
+
+def _git(*arguments: str) -> str:
+    command = ["git", *arguments]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False).stdout.strip()
 
 
 def _cpu() -> str:
