@@ -52,7 +52,7 @@
 
   // Nothing is cut, and on a phone only the graph scrolls sideways
   for (const element of all("main :is(dd, tbody th, tbody td, p, h1, h2)")) {
-    if (element.scrollWidth > element.clientWidth + 1 && element.clientWidth) fault("its text does not fit", element);
+    if (element.scrollWidth > element.clientWidth + 1 && !element.matches(".unseen")) fault("its text does not fit", element);
   }
   for (const element of all("main :is(.scroll, pre)")) {
     const isCut = innerWidth <= 640 && element.scrollWidth > element.clientWidth;
