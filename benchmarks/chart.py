@@ -4,13 +4,14 @@ from collections.abc import Iterator, Sequence
 from html import escape
 from typing import NamedTuple
 
-from benchmarks.comparison import NO_BROKER, Figure, figures_of, shown
+from benchmarks.comparison import NO_BROKER, Figure, figures_of
 from benchmarks.records import Benchmark
+from benchmarks.report import shown
 
 _WIDTH = 800
 _BAR, _ROW = 14, 22
 _HEAD = 40
-_LABEL, _VALUE = 178, 66
+_LABEL, _VALUE = 192, 66
 _PANEL = _WIDTH // 2
 _MARGIN = 14
 _STYLE = """\

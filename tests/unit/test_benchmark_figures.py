@@ -7,12 +7,14 @@ import pytest
 
 from benchmarks import records
 from benchmarks.chart import chart
-from benchmarks.comparison import ROWS, Figure, Row, median_lines, medians, ratio_lines, ratios, settings_of, shown
+from benchmarks.comparison import ROWS, Figure, Row, medians, ratios
 from benchmarks.plan import COMPARISON, Group, plan
 from benchmarks.records import Benchmark, Record, Run, from_json, to_json
+from benchmarks.report import median_lines, page, ratio_lines, settings_of, shown
 from benchmarks.result import Result
 from benchmarks.scenarios import SCENARIOS
 
+ROOT = Path(__file__).parents[2]
 SVG = "{http://www.w3.org/2000/svg}"
 OURS, THEIRS = Figure("drain", "timers/s"), Figure("nats-drain", "timers/s")
 MORE = Row("due together", OURS, "nats-server", THEIRS)
@@ -95,7 +97,7 @@ def test_table_of_medians() -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "text"), [(34_912.4, "34,912"), (5, "5"), (12.34, "12.3"), (0.678, "0.68"), (999.96, "1,000.0")]
+    ("value", "text"), [(34_912.4, "34,912"), (5, "5"), (12.34, "12.3"), (1.234, "1.23"), (0.0123, "0.012")]
 )
 def test_shown_digits(value: float, text: str) -> None:
     """A figure has no more digits than a reader needs."""
@@ -143,6 +145,14 @@ def test_chart_fits_its_panels() -> None:
     drawn = ET.fromstring(chart(measured(record("drain", 1_234_567))))
     (bar,) = (each for each in drawn.iter(f"{SVG}rect") if each.get("class") == "ours")
     assert float(bar.get("x", 0)) + float(bar.get("width", 0)) + 9 * 7 < 400
+
+
+def test_published_files_show_the_published_figures() -> None:
+    """The chart and the page in the documentation show the figures of the file in the repository."""
+    published = records.read(ROOT / "benchmarks" / "figures.json")
+    assert (ROOT / "docs" / "figures.svg").read_text("utf-8") == chart(published)
+    assert (ROOT / "docs" / "figures.md").read_text("utf-8") == page(published)
+    assert published.problems == []
 
 
 def test_scenarios_of_a_group_take_turns() -> None:
