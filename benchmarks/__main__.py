@@ -64,7 +64,7 @@ def _arguments() -> argparse.Namespace:
         metavar="SCENARIO",
         help=f"one or more of: {', '.join(SCENARIOS)}. Without any: the comparison with other projects",
     )
-    parser.add_argument("--all", action="store_true", help="run every scenario of the service once")
+    parser.add_argument("--all", action="store_true", help="run every scenario once, without the peers")
     parser.add_argument("--rounds", type=int, metavar="N", help=f"how often; {_ROUNDS} for the comparison, otherwise 1")
     parser.add_argument("--full", action="store_true", help="use the full sizes, which takes much longer")
     parser.add_argument(

@@ -99,6 +99,13 @@ ROWS = (
         _NATS,
         Figure("nats-accept", "schedules/s"),
     ),
+    Row(
+        "deleted by retention, per second",
+        Figure("retention", "rows deleted/s"),
+        "its own drain",
+        Figure("drain", "timers/s"),
+        syncs=("always",),
+    ),
     *(row for peer, store in _PEER_STORES.items() for row in _peer_rows(peer, store)),
     Row(
         "workflows of one step, per second",
@@ -141,7 +148,7 @@ def ratios(benchmark: Benchmark, rows: Sequence[Row] = ROWS) -> Iterator[Ratio]:
             theirs = found.get((row.theirs.scenario, row.theirs.store, sync)) or found.get(
                 (row.theirs.scenario, row.theirs.store, NO_BROKER)
             )
-            if ours and theirs:
+            if ours and theirs and row.ours.name in ours[1] and row.theirs.name in theirs[1]:
                 values = ours[1][row.ours.name], theirs[1][row.theirs.name]
                 yield Ratio(row, sync, *values, min(counts[ours[0]], counts[theirs[0]]))
 

@@ -81,6 +81,12 @@ def test_sizes_are_not_mixed() -> None:
     assert [each.ours for each in ratios(benchmark, [MORE])] == [40]
 
 
+def test_a_ratio_needs_both_figures() -> None:
+    """A row is left out if one of its figures was not measured, although its scenario ran."""
+    benchmark = measured(record("drain", 40), record("nats-drain", 10))
+    assert list(ratios(benchmark, [MORE._replace(ours=Figure("drain", "another figure"))])) == []
+
+
 def test_table_of_ratios() -> None:
     """The table is Markdown, with one line for each ratio."""
     benchmark = measured(record("drain", 34_900), record("nats-drain", 3320))
