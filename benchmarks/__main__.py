@@ -11,13 +11,14 @@ from tempfile import TemporaryDirectory
 
 from benchmarks import records
 from benchmarks.chart import chart
-from benchmarks.comparison import SYNCS, median_lines, ratio_lines, ratios, settings_of, shown
+from benchmarks.comparison import SYNCS, ratios
 from benchmarks.environment import environment, revision
 from benchmarks.harness import ROOT, Rig, TooLateError
 from benchmarks.peers import scenarios as peers
 from benchmarks.plan import COMPARISON, Group, plan, seconds
 from benchmarks.processes import BenchmarkError
 from benchmarks.records import Benchmark, Record, Run
+from benchmarks.report import median_lines, page, ratio_lines, settings_of, shown
 from benchmarks.result import Result
 from benchmarks.scenarios import SCENARIOS
 from benchmarks.stores import STORES
@@ -27,6 +28,7 @@ _RESULTS = _FOLDER / "results"
 _COMPARISON = _RESULTS / "comparison.json"
 _PUBLISHED = _FOLDER / "figures.json"
 _CHART = ROOT / "docs" / "figures.svg"
+_PAGE = ROOT / "docs" / "figures.md"
 _ROUNDS = 3
 _MORE_PATIENCE = (1, 3, 9)
 
@@ -62,7 +64,7 @@ def _arguments() -> argparse.Namespace:
         metavar="SCENARIO",
         help=f"one or more of: {', '.join(SCENARIOS)}. Without any: the comparison with other projects",
     )
-    parser.add_argument("--all", action="store_true", help="run every scenario of the service once")
+    parser.add_argument("--all", action="store_true", help="run every scenario once, without the peers")
     parser.add_argument("--rounds", type=int, metavar="N", help=f"how often; {_ROUNDS} for the comparison, otherwise 1")
     parser.add_argument("--full", action="store_true", help="use the full sizes, which takes much longer")
     parser.add_argument(
@@ -76,7 +78,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--instances", type=int, default=1, metavar="N", help="how many instances share the database")
     parser.add_argument("--add", type=Path, metavar="FILE", help="add the runs to this file, which need not exist")
     parser.add_argument(
-        "--publish", action="store_true", help=f"make {_PUBLISHED.name} and the chart of the comparison"
+        "--publish", action="store_true", help="write the files of the documentation from the comparison"
     )
     arguments = parser.parse_args()
     if unknown := set(arguments.scenarios) - SCENARIOS.keys():
@@ -194,7 +196,8 @@ def _publish() -> int:
         return 1
     records.write(_PUBLISHED, benchmark)
     _CHART.write_text(chart(benchmark), "utf-8")
-    print(f"\nwritten to {_PUBLISHED} and {_CHART}")
+    _PAGE.write_text(page(benchmark), "utf-8")
+    print(f"\nwritten to {_PUBLISHED}, {_CHART} and {_PAGE}")
     return 0
 
 

@@ -4,13 +4,14 @@ from collections.abc import Iterator, Sequence
 from html import escape
 from typing import NamedTuple
 
-from benchmarks.comparison import NO_BROKER, Figure, figures_of, shown
+from benchmarks.comparison import NO_BROKER, Figure, figures_of
 from benchmarks.records import Benchmark
+from benchmarks.report import shown
 
 _WIDTH = 800
 _BAR, _ROW = 14, 22
 _HEAD = 40
-_LABEL, _VALUE = 178, 66
+_LABEL, _VALUE = 192, 66
 _PANEL = _WIDTH // 2
 _MARGIN = 14
 _STYLE = """\
@@ -51,10 +52,10 @@ _RATES = (
     _Source("timer_service, PostgreSQL", Figure("drain", "timers/s", "postgres"), "always", ours=True),
     _Source("nats-server, synced", Figure("nats-drain", "timers/s"), "always"),
     _Source("nats-server", Figure("nats-drain", "timers/s"), "default"),
-    _Source("pgqueuer", Figure("pgqueuer", "jobs/s", "postgres"), NO_BROKER),
+    _Source("pgqueuer, PostgreSQL", Figure("pgqueuer", "jobs/s", "postgres"), NO_BROKER),
     _Source("huey, SQLite", Figure("huey", "jobs/s"), NO_BROKER),
     _Source("saq, PostgreSQL", Figure("saq", "jobs/s", "postgres"), NO_BROKER),
-    _Source("procrastinate", Figure("procrastinate", "jobs/s", "postgres"), NO_BROKER),
+    _Source("procrastinate, PostgreSQL", Figure("procrastinate", "jobs/s", "postgres"), NO_BROKER),
 )
 _LAG, _PEER_LAG = "lateness p99, ms", "lateness p99 at 200/s, ms"
 _LAGS = (
@@ -63,10 +64,10 @@ _LAGS = (
     _Source("timer_service, PostgreSQL", Figure("lag", _LAG, "postgres"), "always", ours=True),
     _Source("nats-server, synced", Figure("nats-lag", _LAG), "always"),
     _Source("nats-server", Figure("nats-lag", _LAG), "default"),
-    _Source("pgqueuer", Figure("pgqueuer", _PEER_LAG, "postgres"), NO_BROKER),
+    _Source("pgqueuer, PostgreSQL", Figure("pgqueuer", _PEER_LAG, "postgres"), NO_BROKER),
     _Source("huey, SQLite", Figure("huey", _PEER_LAG), NO_BROKER),
     _Source("saq, PostgreSQL", Figure("saq", _PEER_LAG, "postgres"), NO_BROKER),
-    _Source("procrastinate", Figure("procrastinate", _PEER_LAG, "postgres"), NO_BROKER),
+    _Source("procrastinate, PostgreSQL", Figure("procrastinate", _PEER_LAG, "postgres"), NO_BROKER),
 )
 
 

@@ -1,7 +1,7 @@
 """The ratios: a figure of the service beside the figure of another project, both as medians of the runs."""
 
 import statistics
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from benchmarks.records import Benchmark, Record, Run
@@ -99,6 +99,13 @@ ROWS = (
         _NATS,
         Figure("nats-accept", "schedules/s"),
     ),
+    Row(
+        "deleted by retention, per second",
+        Figure("retention", "rows deleted/s"),
+        "its own drain",
+        Figure("drain", "timers/s"),
+        syncs=("always",),
+    ),
     *(row for peer, store in _PEER_STORES.items() for row in _peer_rows(peer, store)),
     Row(
         "workflows of one step, per second",
@@ -141,7 +148,7 @@ def ratios(benchmark: Benchmark, rows: Sequence[Row] = ROWS) -> Iterator[Ratio]:
             theirs = found.get((row.theirs.scenario, row.theirs.store, sync)) or found.get(
                 (row.theirs.scenario, row.theirs.store, NO_BROKER)
             )
-            if ours and theirs:
+            if ours and theirs and row.ours.name in ours[1] and row.theirs.name in theirs[1]:
                 values = ours[1][row.ours.name], theirs[1][row.theirs.name]
                 yield Ratio(row, sync, *values, min(counts[ours[0]], counts[theirs[0]]))
 
@@ -153,66 +160,9 @@ def _counts(records: Iterable[Record]) -> dict[Run, int]:
     return counts
 
 
-def ratio_lines(found: Iterable[Ratio]) -> Iterator[str]:
-    """Yield a Markdown table of the ratios."""
-    header = ("", "sync_interval", "database", "timer_service", "", "other", "ratio", "runs")
-    cells = [
-        (
-            each.row.what,
-            each.sync,
-            each.row.ours.store,
-            shown(each.ours),
-            each.row.other,
-            shown(each.theirs),
-            f"{each.ratio:.3g}",
-            str(each.runs),
-        )
-        for each in found
-    ]
-    if cells:
-        yield from _table([header, *cells])
-
-
-def median_lines(benchmark: Benchmark) -> Iterator[str]:
-    """Yield a Markdown table of all medians."""
-    header = ("scenario", "database", "sync_interval", "size", "figure", "median")
-    cells = [
-        (run.scenario, _with_instances(run), run.sync, f"{run.size:,}", name, shown(value))
-        for run, figures in medians(benchmark.records).items()
-        for name, value in figures.items()
-    ]
-    if cells:
-        yield from _table([header, *cells])
-
-
-def _with_instances(run: Run) -> str:
-    return run.store if run.instances == 1 else f"{run.store}, {run.instances} instances"
-
-
-def shown(value: float) -> str:
-    """Return a figure with as many digits as a reader needs."""
-    if abs(value) >= 1000 or value == int(value):
-        return f"{value:,.0f}"
-    return f"{value:,.1f}" if abs(value) >= 10 else f"{value:,.2f}"
-
-
-def _table(rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for number, row in enumerate(rows):
-        yield "| " + " | ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) + " |"
-        if number == 0:
-            yield "|" + "|".join("-" * (width + 2) for width in widths) + "|"
-
-
 def figures_of(benchmark: Benchmark, figure: Figure, sync: str) -> float | None:
     """Return the median of a figure; None if it was not measured."""
     for run, figures in medians(benchmark.records).items():
         if (run.scenario, run.store, run.sync, run.instances) == (figure.scenario, figure.store, sync, 1):
             return figures.get(figure.name)
     return None
-
-
-def settings_of(benchmark: Benchmark) -> Mapping[str, str]:
-    """Return the setting, with the revisions that were measured."""
-    revisions = sorted({each.revision for each in benchmark.records if each.revision})
-    return {**benchmark.setting, **({"revision": ", ".join(revisions)} if revisions else {})}

@@ -208,6 +208,18 @@ async def unhandled(client: Client) -> int:
     return int(facts["num_pending"] + facts["num_ack_pending"])
 
 
+async def until_delivered(client: Client, service: Fleet) -> float:
+    """Wait until the broker delivers a command to the service. Return the last time when it had delivered none."""
+    looked_at, deadline = time.time(), time.monotonic() + _PATIENCE_SECONDS
+    while not (await ask(client, f"CONSUMER.INFO.{COMMANDS}.{CONSUMER}"))["delivered"]["consumer_seq"]:
+        if time.monotonic() > deadline:
+            raise BenchmarkError(f"the broker has delivered no command for {_PATIENCE_SECONDS} s")
+        await asyncio.sleep(_POLL_SECONDS)
+        service.check()
+        looked_at = time.time()
+    return looked_at
+
+
 async def stored_events(client: Client) -> int:
     """Return how many events are in their stream."""
     return int((await ask(client, f"STREAM.INFO.{EVENTS}"))["state"]["messages"])

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 
 from huey import SqliteHuey
@@ -30,7 +30,7 @@ class HueyQueue:
     async def store_due(self, due: Mapping[int, float]) -> None:
         def store() -> None:
             for number, at in due.items():
-                self._task.schedule((number,), eta=datetime.fromtimestamp(at / 1000))  # noqa: DTZ006 - a local time
+                self._task.schedule((number,), eta=datetime.fromtimestamp(at / 1000, UTC))
 
         await asyncio.to_thread(store)
 

@@ -13,7 +13,7 @@ from benchmarks.stores import PostgresStore
 
 _ENVIRONMENT = ROOT / ".venv-peers"
 _PYTHON = _ENVIRONMENT / "bin" / "python"
-_LAG_SECONDS = 8
+_LAG_SECONDS = 6
 _SECONDS = 90
 _VERSIONS = "import sys; from importlib.metadata import version; print(*map(version, sys.argv[1:]))"
 

@@ -7,12 +7,14 @@ import pytest
 
 from benchmarks import records
 from benchmarks.chart import chart
-from benchmarks.comparison import ROWS, Figure, Row, median_lines, medians, ratio_lines, ratios, settings_of, shown
+from benchmarks.comparison import ROWS, Figure, Row, medians, ratios
 from benchmarks.plan import COMPARISON, Group, plan
 from benchmarks.records import Benchmark, Record, Run, from_json, to_json
+from benchmarks.report import median_lines, page, ratio_lines, settings_of, shown
 from benchmarks.result import Result
 from benchmarks.scenarios import SCENARIOS
 
+ROOT = Path(__file__).parents[2]
 SVG = "{http://www.w3.org/2000/svg}"
 OURS, THEIRS = Figure("drain", "timers/s"), Figure("nats-drain", "timers/s")
 MORE = Row("due together", OURS, "nats-server", THEIRS)
@@ -79,6 +81,12 @@ def test_sizes_are_not_mixed() -> None:
     assert [each.ours for each in ratios(benchmark, [MORE])] == [40]
 
 
+def test_a_ratio_needs_both_figures() -> None:
+    """A row is left out if one of its figures was not measured, although its scenario ran."""
+    benchmark = measured(record("drain", 40), record("nats-drain", 10))
+    assert list(ratios(benchmark, [MORE._replace(ours=Figure("drain", "another figure"))])) == []
+
+
 def test_table_of_ratios() -> None:
     """The table is Markdown, with one line for each ratio."""
     benchmark = measured(record("drain", 34_900), record("nats-drain", 3320))
@@ -95,7 +103,7 @@ def test_table_of_medians() -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "text"), [(34_912.4, "34,912"), (5, "5"), (12.34, "12.3"), (0.678, "0.68"), (999.96, "1,000.0")]
+    ("value", "text"), [(34_912.4, "34,912"), (5, "5"), (12.34, "12.3"), (1.234, "1.23"), (0.0123, "0.012")]
 )
 def test_shown_digits(value: float, text: str) -> None:
     """A figure has no more digits than a reader needs."""
@@ -143,6 +151,14 @@ def test_chart_fits_its_panels() -> None:
     drawn = ET.fromstring(chart(measured(record("drain", 1_234_567))))
     (bar,) = (each for each in drawn.iter(f"{SVG}rect") if each.get("class") == "ours")
     assert float(bar.get("x", 0)) + float(bar.get("width", 0)) + 9 * 7 < 400
+
+
+def test_published_files_show_the_published_figures() -> None:
+    """The chart and the page in the documentation show the figures of the file in the repository."""
+    published = records.read(ROOT / "benchmarks" / "figures.json")
+    assert (ROOT / "docs" / "figures.svg").read_text("utf-8") == chart(published)
+    assert (ROOT / "docs" / "figures.md").read_text("utf-8") == page(published)
+    assert published.problems == []
 
 
 def test_scenarios_of_a_group_take_turns() -> None:
