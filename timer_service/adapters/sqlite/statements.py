@@ -2,14 +2,10 @@
 
 import sqlite3
 from collections.abc import Sequence
-from itertools import chain
 from typing import Any
 
-from timer_service.adapters.sqlite.text import join, prepare, prepare_insert
+from timer_service.adapters.sqlite.text import insert_statements, join, prepare
 from timer_service.core.database import Parameters, Row
-
-_ROWS_PER_INSERT = 50
-"""More rows per statement are not faster. Other tasks run during a statement, and compete after each one."""
 
 
 def fetch(connection: sqlite3.Connection, sql: str, parameters: Parameters) -> list[Row]:
@@ -39,8 +35,6 @@ def executemany(connection: sqlite3.Connection, sql: str, many: Sequence[Paramet
 def insert(connection: sqlite3.Connection, sql: str, rows: Sequence[Sequence[Any]]) -> list[Row]:
     """Run an INSERT of one row for each of `rows`; return the rows of its RETURNING clause."""
     returned: list[Row] = []
-    for start in range(0, len(rows), _ROWS_PER_INSERT):
-        part = rows[start : start + _ROWS_PER_INSERT]
-        values = list(chain.from_iterable(part))
-        returned += connection.execute(prepare_insert(sql, len(part)), values).fetchall()
+    for text, values in insert_statements(sql, rows):
+        returned += connection.execute(text, values).fetchall()
     return returned
