@@ -63,11 +63,11 @@ def lease_plans(table: LeasedTable, complete: str, complete_claim: str) -> dict[
     """Return the expected plans of the lease statements on a table."""
     key, available = by_key(table.name), f"{table.name}_available"
     wanted = {
-        "claim": ["LockRows", f"Index Scan {available}", "CTE Scan", key],
-        "claim_of_tenant": ["LockRows", f"Index Scan {PENDING[table.name]}", "CTE Scan", key],
+        "claim": ["LockRows", f"Index Scan {available}", "CTE Scan", "Tid Scan"],
+        "claim_of_tenant": ["LockRows", f"Index Scan {PENDING[table.name]}", "CTE Scan", "Tid Scan"],
         "count_available": [f"Index Only Scan {available}"],
         "next_available": [f"Index Only Scan {available}"],
-        complete_claim: ["LockRows", f"Index Scan {available}", "CTE Scan", key],
+        complete_claim: ["LockRows", f"Index Scan {available}", "CTE Scan", "Tid Scan"],
         "lock": ["LockRows", key],
         **{name: [key] for name in (complete, "retry", "release", "bury", "charge", "discount")},
     }

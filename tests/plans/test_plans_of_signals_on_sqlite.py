@@ -92,6 +92,8 @@ async def plan(database: Database, sql: str) -> list[str]:
 
 
 OF_ITEM = "tenant_id=? AND work_item_id=?"
+PLACE_OF_FIRING = "SEARCH work_signal_firings USING INTEGER PRIMARY KEY (rowid=?)"
+PLACE_OF_EVENT = "SEARCH outbox USING INTEGER PRIMARY KEY (rowid=?)"
 KEY_OF_FIRING = "sqlite_autoindex_work_signal_firings_1 (tenant_id=? AND firing_id=?)"
 CAUSE_OF_FIRING = "sqlite_autoindex_work_signal_firings_2"
 KEY_OF_SIGNAL = "sqlite_autoindex_work_signals_1 (tenant_id=? AND signal_id=?)"
@@ -102,10 +104,10 @@ REPAIRED_FIRINGS = leased_rows(FIRINGS, timedelta(seconds=30))
 REPAIRED_EVENTS = leased_rows(OUTBOX, timedelta(seconds=30))
 
 PLANS = {
-    "a claim of firings": (FIRINGS.sql("claim"), [KEY_OF_FIRING, "work_signal_firings_available (available_at<?)"]),
+    "a claim of firings": (FIRINGS.sql("claim"), [PLACE_OF_FIRING, "work_signal_firings_available (available_at<?)"]),
     "a tenant's share of firings": (
         FIRINGS.sql("claim_of_tenant"),
-        [KEY_OF_FIRING, "work_signal_firings_pending (tenant_id=? AND due_at<?)"],
+        [PLACE_OF_FIRING, "work_signal_firings_pending (tenant_id=? AND due_at<?)"],
     ),
     "the next firing": (FIRINGS.sql("next_available"), ["work_signal_firings_available (available_at>?)"]),
     "overdue firings": (overdue_sql(FIRINGS), ["work_signal_firings_available (available_at<?)"]),
@@ -169,10 +171,10 @@ PLANS = {
         ["sqlite_autoindex_work_signals_1 (tenant_id=? AND signal_id>?)"],
     ),
     "unused signals": (store._SQL["unused"], ["work_signals_unused (unused_since<?)"]),
-    "a claim of events": (OUTBOX.sql("claim"), [KEY_OF_OUTBOX, "outbox_available (available_at<?)"]),
+    "a claim of events": (OUTBOX.sql("claim"), [PLACE_OF_EVENT, "outbox_available (available_at<?)"]),
     "a tenant's share of events": (
         OUTBOX.sql("claim_of_tenant"),
-        [KEY_OF_OUTBOX, "outbox_pending (tenant_id=? AND added_at<?)"],
+        [PLACE_OF_EVENT, "outbox_pending (tenant_id=? AND added_at<?)"],
     ),
     "the end of a page of events": (REPAIRED_EVENTS.sql("page_end"), ["outbox_available (available_at>?)"]),
     "events to repair": (REPAIRED_EVENTS.sql("find_wrong"), ["outbox_available (available_at>? AND available_at<?)"]),
@@ -198,4 +200,4 @@ async def test_plans(database: Database) -> None:
 async def test_pending_tenants(database: Database, table: LeasedTable, index: str) -> None:
     """Each tenant with rows to fire is found by one index lookup."""
     steps = [step for step in await plan(database, table.sql("due_tenants")) if "outbox" in step or "firings" in step]
-    assert steps == [f"{index} ({step})" for step in ("tenant_id>?", "tenant_id>?", "tenant_id=?", "tenant_id=?")]
+    assert steps == [f"{index} ({step})" for step in ("tenant_id>?", "tenant_id>?", "tenant_id=?")]

@@ -188,6 +188,34 @@ async def test_commands_on_the_same_timer_wait(postgres: PostgresDatabase) -> No
     assert (skipped, before, read) == ([], [], [Position(1, 5)])
 
 
+async def test_timer_that_changes_during_a_claim(postgres: PostgresDatabase) -> None:
+    """A timer that a command changes while a claim looks for rows is left to the next claim."""
+    key = Key("acme", "call-1")
+    async with postgres.transaction() as tx:
+        await put_timers(tx, [scheduled("call-1", NOW, Position(1, 1))])
+    slow = TIMERS.sql("claim").replace(
+        "WHERE available_at <= :now", "WHERE available_at <= :now AND pg_advisory_xact_lock(1) IS NOT NULL"
+    )
+    claimed: list[int] = []
+
+    async def claim() -> None:
+        parameters = {"now": NOW, "until": NOW + 30_000, "token": "token", "limit": 10, "inline": 1000}
+        claimed.append(len(await in_transaction(postgres, lambda other: other.fetch(slow, parameters))))
+
+    async with postgres.transaction() as tx:
+        found = await timers.load(tx, [key])
+        await tx.fetch("SELECT pg_advisory_xact_lock(1)")
+        claiming = asyncio.create_task(claim())
+        await until_waiting(postgres, claiming)
+        await timers.save(tx, found, {key: found[key]._replace(position=Position(1, 5))})
+    await claiming
+    (left,) = await postgres.reader.fetch("SELECT lease_token, attempt, position_sequence FROM timer_schedules")
+    lease = Lease(TIMERS, timedelta(seconds=30))
+    (row,) = await in_transaction(postgres, lambda tx: lease.claim(tx, NOW, 10))
+    assert (claimed, left["lease_token"], left["attempt"], left["position_sequence"]) == ([0], None, 0, 5)
+    assert row["attempt"] == 1
+
+
 async def until_waiting(database: PostgresDatabase, task: asyncio.Task[None]) -> None:
     """Wait until a task waits for a lock, or has ended."""
     async with asyncio.timeout(30):

@@ -25,6 +25,14 @@ def test_markers() -> None:
     assert translate("SELECT 1 /* for update */").text == "SELECT 1 FOR UPDATE"
 
 
+def test_places_of_rows() -> None:
+    """SQLite's `rowid` is PostgreSQL's `ctid`. Many places are an array, which PostgreSQL sorts."""
+    text = "WITH picked AS (SELECT rowid AS place FROM t) DELETE FROM t WHERE rowid IN (SELECT place FROM picked)"
+    assert translate(text).text == (
+        "WITH picked AS (SELECT ctid AS place FROM t) DELETE FROM t WHERE ctid = ANY (ARRAY (SELECT place FROM picked))"
+    )
+
+
 def test_insert_from_arrays() -> None:
     """An insert of one row of parameters becomes an insert from arrays. The rest of the statement is not changed."""
     text = translate("INSERT INTO t (a, b, c) VALUES (:x, :y,\n :x) ON CONFLICT (a) DO UPDATE SET b = excluded.b").text

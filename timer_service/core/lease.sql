@@ -1,7 +1,7 @@
 -- name: claim
 -- Claims the rows that have been available longest, up to a limit, under one token.
 WITH picked AS MATERIALIZED (  -- evaluated once: if a plan ran it for each row, it would lock more rows than the limit
-    SELECT {key} FROM {table}
+    SELECT rowid AS place FROM {table}
     WHERE available_at <= :now
     ORDER BY available_at{then}
     LIMIT :limit
@@ -9,7 +9,7 @@ WITH picked AS MATERIALIZED (  -- evaluated once: if a plan ran it for each row,
 )
 UPDATE {table}
 SET available_at = :until, attempt = attempt + 1, lease_token = :token, {state} = '{held}'
-WHERE ({key}) IN (SELECT {key} FROM picked)
+WHERE rowid IN (SELECT place FROM picked)
 RETURNING {claimed}{size}, attempt, lease_token, available_at
 
 -- name: claim_alone
@@ -36,28 +36,40 @@ SELECT COUNT(*) AS count FROM (
 
 -- name: due_tenants
 -- The next tenants that have due rows, up to a limit, and then the last tenant that was looked at. Each tenant with rows
--- to fire costs two index steps: one to find it and one to its oldest row. If no tenant follows, the last id is NULL.
+-- to fire costs two index steps: one to find it and one to its oldest row. If no tenant follows, the last id is NULL. Only the
+-- index of each tenant's rows has this order. For MIN(tenant_id), a planner without statistics took the primary key, and read
+-- all settled rows of the first tenant.
 WITH RECURSIVE unsettled (tenant_id, number) AS (
-    SELECT MIN(tenant_id), 1 FROM {table} WHERE available_at IS NOT NULL AND tenant_id > :after
+    SELECT (
+        SELECT tenant_id FROM {table}
+        WHERE available_at IS NOT NULL AND tenant_id > :after
+        ORDER BY tenant_id, {oldest_first}
+        LIMIT 1
+    ), 1
     UNION ALL
-    SELECT (SELECT MIN(tenant_id) FROM {table} WHERE available_at IS NOT NULL AND tenant_id > unsettled.tenant_id),
-        number + 1
+    SELECT (
+        SELECT tenant_id FROM {table}
+        WHERE available_at IS NOT NULL AND tenant_id > unsettled.tenant_id
+        ORDER BY tenant_id, {oldest_first}
+        LIMIT 1
+    ), number + 1
     FROM unsettled WHERE tenant_id IS NOT NULL AND number < :looked_at
-)
-SELECT tenant_id, number, oldest FROM (
+),
+found AS MATERIALIZED (  -- else a planner looks for the oldest row twice: for the result and for the condition
     SELECT tenant_id, number, (
         SELECT MIN({oldest_first}) FROM {table}
         WHERE available_at IS NOT NULL AND tenant_id = unsettled.tenant_id
     ) AS oldest
     FROM unsettled
-) AS found
+)
+SELECT tenant_id, number, oldest FROM found
 WHERE oldest <= :now OR tenant_id IS NULL OR number = :looked_at
 LIMIT :limit
 
 -- name: claim_of_tenant
 -- Claims the oldest available rows of one tenant, up to a limit.
 WITH picked AS MATERIALIZED (
-    SELECT {key} FROM {table}
+    SELECT rowid AS place FROM {table}
     WHERE tenant_id = :tenant_id AND {oldest_first} <= :now AND available_at <= :now
     ORDER BY {oldest_first}{then}
     LIMIT :limit
@@ -65,7 +77,7 @@ WITH picked AS MATERIALIZED (
 )
 UPDATE {table}
 SET available_at = :until, attempt = attempt + 1, lease_token = :token, {state} = '{held}'
-WHERE ({key}) IN (SELECT {key} FROM picked)
+WHERE rowid IN (SELECT place FROM picked)
 RETURNING {claimed}{size}, attempt, lease_token, available_at
 
 -- name: look_at_lane
@@ -81,7 +93,7 @@ SELECT (
 -- name: claim_of_lane
 -- Claims the rows of a lane that have been available longest, up to a limit, for a holder.
 WITH picked AS MATERIALIZED (
-    SELECT {key} FROM {table}
+    SELECT rowid AS place FROM {table}
     WHERE {lane_is} AND available_at <= :now
     ORDER BY available_at
     LIMIT :limit
@@ -89,7 +101,7 @@ WITH picked AS MATERIALIZED (
 )
 UPDATE {table}
 SET available_at = :until, attempt = attempt + 1, lease_token = :token, {state} = '{held}'{hold}
-WHERE ({key}) IN (SELECT {key} FROM picked)
+WHERE rowid IN (SELECT place FROM picked)
 RETURNING {claimed}, attempt, lease_token, available_at
 
 -- name: complete
@@ -107,12 +119,12 @@ WHERE available_at = :until AND lease_token = :token
 -- name: complete_claim_shared
 -- Like `complete_claim`, but skips rows that another transaction has locked. It never waits, so it cannot deadlock.
 WITH held AS MATERIALIZED (
-    SELECT {key} FROM {table} WHERE available_at = :until AND lease_token = :token
+    SELECT rowid AS place FROM {table} WHERE available_at = :until AND lease_token = :token
     /* skip locked */
 )
 UPDATE {table}
 SET {complete}, available_at = NULL, lease_token = NULL, last_error = NULL
-WHERE ({key}) IN (SELECT {key} FROM held)
+WHERE rowid IN (SELECT place FROM held)
 
 -- name: complete_and_delete
 -- Deletes a held row.
@@ -125,10 +137,10 @@ DELETE FROM {table} WHERE available_at = :until AND lease_token = :token
 -- name: complete_claim_shared_and_delete
 -- Like `complete_claim_and_delete`, but skips rows that another transaction has locked.
 WITH held AS MATERIALIZED (
-    SELECT {key} FROM {table} WHERE available_at = :until AND lease_token = :token
+    SELECT rowid AS place FROM {table} WHERE available_at = :until AND lease_token = :token
     /* skip locked */
 )
-DELETE FROM {table} WHERE ({key}) IN (SELECT {key} FROM held)
+DELETE FROM {table} WHERE rowid IN (SELECT place FROM held)
 
 -- name: lock
 -- Locks a held row.
