@@ -192,6 +192,19 @@ async def pause_commands(client: Client, *, until: datetime | None) -> None:
     await ask(client, f"CONSUMER.PAUSE.{COMMANDS}.{CONSUMER}", pause)
 
 
+async def until_delivered(client: Client) -> float:
+    """Wait until the service gets its first command. Return the time just before, in seconds since the epoch.
+
+    A consumer that is resumed delivers nothing for the pull that waits, so the next one is up to a second later.
+    """
+    while True:
+        asked = time.time()
+        facts = await ask(client, f"CONSUMER.INFO.{COMMANDS}.{CONSUMER}")
+        if facts["delivered"]["consumer_seq"]:
+            return asked
+        await asyncio.sleep(_POLL_SECONDS / 5)
+
+
 async def unhandled(client: Client) -> int:
     """Return how many commands the service has not acknowledged. It acknowledges after its commit."""
     facts = await ask(client, f"CONSUMER.INFO.{COMMANDS}.{CONSUMER}")

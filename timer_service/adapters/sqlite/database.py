@@ -10,18 +10,18 @@ import sqlite3
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, ExitStack, asynccontextmanager, closing
 from functools import partial
-from itertools import chain
 from pathlib import Path
 from typing import Any, TypeVar
 
 import aiosqlite
 
+from timer_service.adapters.sqlite.bulk_insert import insert
 from timer_service.adapters.sqlite.errors import translate_errors
 from timer_service.adapters.sqlite.files import create_if_missing, warn_if_shared
 from timer_service.adapters.sqlite.lock_file import open_lock_file
 from timer_service.adapters.sqlite.open_files import OpenFiles
 from timer_service.adapters.sqlite.restore import refuse_unfinished_restore
-from timer_service.adapters.sqlite.text import join, prepare, prepare_insert
+from timer_service.adapters.sqlite.text import join, prepare
 from timer_service.core.cancellation import run_to_completion
 from timer_service.core.database import Parameters, Row
 from timer_service.core.errors import DatabaseUnavailableError, StartError
@@ -29,8 +29,6 @@ from timer_service.core.health import HEALTHY, Health, worst
 
 _T = TypeVar("_T")
 _NONE: Parameters = {}
-_ROWS_PER_INSERT = 50
-"""More rows per statement are not faster. Other tasks run during a statement, and compete after each one."""
 
 
 class _Connection(aiosqlite.Connection):
@@ -65,16 +63,8 @@ class _Connection(aiosqlite.Connection):
 
         return await self._run(run) if many else 0
 
-    async def insert(self, sql: str, rows: Sequence[Sequence[Any]]) -> list[Row]:
-        def run(connection: sqlite3.Connection) -> list[Row]:
-            returned: list[Row] = []
-            for start in range(0, len(rows), _ROWS_PER_INSERT):
-                part = rows[start : start + _ROWS_PER_INSERT]
-                values = list(chain.from_iterable(part))
-                returned += connection.execute(prepare_insert(sql, len(part)), values).fetchall()
-            return returned
-
-        return await self._run(run) if rows else []
+    async def insert(self, sql: str, rows: Sequence[Sequence[Any]]) -> Sequence[Sequence[Any]]:
+        return await self._run(partial(insert, sql=sql, rows=rows)) if rows else []
 
     async def control(self, sql: str) -> None:
         """Run a statement that has no parameters and returns no rows."""

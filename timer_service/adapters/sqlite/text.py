@@ -12,6 +12,7 @@ from timer_service.core.sql import number_parameters
 
 _CACHED_STATEMENTS = 1000
 _VALUES = re.compile(r"\bVALUES\s*(\([^()]*\))")
+_RETURNING = re.compile(r"\bRETURNING\b.*", re.DOTALL)
 _EACH_OF = re.compile(r"/\* each of many \*/")
 _MANY = "(SELECT value AS parameter_set FROM json_each(?1)) CROSS JOIN "
 _NUL = "\\u0000"
@@ -51,6 +52,12 @@ def prepare_insert(sql: str, count: int) -> str:
     """Return the statement that inserts `count` rows. Its parameters are the values of all rows, in order."""
     text, _ = number_parameters(sql, lambda _number: "?")
     return _VALUES.sub(lambda values: f"VALUES {', '.join([values[1]] * count)}", text, count=1)
+
+
+@lru_cache(_CACHED_STATEMENTS)
+def without_returning(sql: str) -> str:
+    """Return an INSERT without its RETURNING clause."""
+    return _RETURNING.sub("", sql)
 
 
 @lru_cache(_CACHED_STATEMENTS)
