@@ -68,10 +68,10 @@ def test_an_error_loses_only_one_message(caplog: pytest.LogCaptureFixture) -> No
     puller = pulling(stay, 10)
     append = stay.buffer.append
 
-    def fail_once(stored: StoredMessage) -> None:
-        if stored.receipt.sequence == 2:
+    def fail_once(message: StoredMessage) -> None:
+        if message.receipt.sequence == 2:
             raise ZeroDivisionError
-        append(stored)
+        append(message)
 
     stay.buffer.append = fail_once  # type: ignore[method-assign]
     puller._receive([command(1), command(2), command(3)])
