@@ -1,6 +1,6 @@
 """The inbox of the pulls: when it must be replaced, and what happens to the last one."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import NamedTuple
 
 import pytest
@@ -11,8 +11,8 @@ from timer_service.adapters.nats.inbox import PullInbox
 from timer_service.adapters.nats.intake_client import IntakeClient, ReadMessage
 
 
-def ignore(_message: ReadMessage) -> None:
-    """Ignore a message."""
+def ignore(_messages: Sequence[ReadMessage]) -> None:
+    """Ignore messages."""
 
 
 class Site(NamedTuple):

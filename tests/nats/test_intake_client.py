@@ -1,7 +1,8 @@
 """Messages that are handed over while they are read."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator, Awaitable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import pytest
@@ -26,7 +27,7 @@ async def site() -> AsyncIterator[Site]:
         await client.connect(peer.url)
         received: list[ReadMessage] = []
 
-        await client.subscribe_at_once("inbox.*", received.append)
+        await client.subscribe_at_once("inbox.*", received.extend)
         await client.flush()
         yield Site(peer, client, received)
         await client.close()
@@ -86,30 +87,44 @@ async def test_messages_are_the_same_however_they_arrive(size: int) -> None:
     """Whole messages are taken at once, and others in steps. None is lost or changed."""
     client = IntakeClient()
     received: list[ReadMessage] = []
-    client._receivers[b"7"] = received.append
+    client._receivers[b"7"] = received.extend
     for start in range(0, len(WIRE), size):
         await client._ps.parse(WIRE[start : start + size])
     assert received == MESSAGES
     assert client._ps.buf == b""
 
 
-async def test_a_message_that_fails_loses_only_itself() -> None:
-    """An error of the receiver is logged. What it returns is done before the next message is read."""
+async def test_what_a_receiver_returns_or_raises() -> None:
+    """An error of the receiver is logged. What it returns is done before the next messages are read."""
     client = IntakeClient()
-    done: list[bytes] = []
+    done: list[list[bytes]] = []
 
-    async def settle(subject: bytes) -> None:
+    async def settle(subjects: list[bytes]) -> None:
         await asyncio.sleep(0)
-        done.append(subject)
+        done.append(subjects)
 
-    def receive(message: ReadMessage) -> Awaitable[None] | None:
-        if message.subject == b"timer.a":
+    def receive(messages: Sequence[ReadMessage]) -> Awaitable[None] | None:
+        subjects = [message.subject for message in messages]
+        if subjects == [b"timer.d"]:
             raise ValueError
-        if message.subject == b"timer.b":
-            return settle(message.subject)
-        done.append(message.subject)
+        if b"timer.b" in subjects:
+            return settle(subjects)
+        done.append(subjects)
         return None
 
     client._receivers[b"7"] = receive
     await client._ps.parse(WIRE)
-    assert done == [b"timer.b", b"timer.c", b"timer.d", b"timer.f"]
+    assert done == [[b"timer.a", b"timer.b"], [b"timer.c"], [b"timer.f"]]
+
+
+async def test_how_many_messages_are_handed_over_at_once() -> None:
+    """A receiver gets at most 50 messages at once, and never those of another one."""
+    client = IntakeClient()
+    received: list[tuple[bytes, int]] = []
+
+    def receive(number: bytes, messages: Sequence[ReadMessage]) -> None:
+        received.append((number, len(messages)))
+
+    client._receivers.update({number: partial(receive, number) for number in (b"7", b"8")})
+    await client._ps.parse(b"MSG a 7 to 0\r\n\r\n" * 60 + b"MSG a 8 to 0\r\n\r\n" * 2)
+    assert received == [(b"7", 50), (b"7", 10), (b"8", 2)]

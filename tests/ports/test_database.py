@@ -333,15 +333,18 @@ async def test_skipped_upserts_do_not_count(database: Database) -> None:
 
 
 async def test_insert_returns_the_rows_that_did_not_exist(database: Database) -> None:
-    """`insert` takes any number of rows, and skips those that exist if the statement says so."""
+    """`insert` takes any number of rows, and skips and leaves out those that exist if the statement says so."""
     add = "INSERT INTO numbers (number) VALUES (:number) ON CONFLICT (number) DO NOTHING RETURNING number"
     async with database.transaction() as tx:
-        await tx.executemany(INSERT, [{"number": 7}, {"number": 70}])
-        inserted = await tx.insert(add, [(number,) for number in range(123)])
+        await tx.executemany(INSERT, [{"number": 7}, {"number": 670}])
+        inserted = await tx.insert(add, [(number,) for number in range(700)])
+        again = await tx.insert(add, [(number,) for number in range(700)])
+        others = await tx.insert(add, [(number,) for number in range(700, 1400)])
         nothing = await tx.insert(add, [])
-    assert sorted(row["number"] for row in inserted) == [each for each in range(123) if each not in {7, 70}]
-    assert list(nothing) == []
-    assert await numbers(database) == list(range(123))
+    assert sorted(number for (number,) in inserted) == [each for each in range(700) if each not in {7, 670}]
+    assert sorted(number for (number,) in others) == list(range(700, 1400))
+    assert (list(again), list(nothing)) == ([], [])
+    assert await numbers(database) == list(range(1400))
 
 
 async def test_fetch_each(database: Database) -> None:

@@ -213,7 +213,7 @@ class FaultyTransaction:
         async with self._statement(many):
             return await self._tx.executemany(sql, many)
 
-    async def insert(self, sql: str, rows: Sequence[Sequence[Any]]) -> Sequence[Row]:
+    async def insert(self, sql: str, rows: Sequence[Sequence[Any]]) -> Sequence[Sequence[Any]]:
         async with self._statement([]):
             return await self._tx.insert(sql, rows)
 

@@ -59,7 +59,7 @@ class Recorder:
         self.statements.append([tuple(each[column] for column in self._key) for each in many])
         return len(many)
 
-    async def insert(self, _sql: str, rows: Sequence[Sequence[Any]]) -> Sequence[Row]:
+    async def insert(self, _sql: str, rows: Sequence[Sequence[Any]]) -> Sequence[Sequence[Any]]:
         self.statements.append([tuple(each) for each in rows])
         return []
 

@@ -7,7 +7,7 @@ from timer_service.adapters.nats.pulls import Demand, Phase, Pulls
 TEN = Demand(requests=1, batch=10, max_bytes=1000)
 IDLE = Pulls().joined()
 PULLING = IDLE.sent(TEN, now=100.0)
-RECEIVING = PULLING.command()
+RECEIVING = PULLING.commands(1)
 NOW = 100.2
 
 
@@ -22,7 +22,7 @@ def test_a_pull_ends_with_its_last_command() -> None:
     state = PULLING
     phases = []
     for _ in range(10):
-        state = state.command()
+        state = state.commands(1)
         phases.append(state.phase)
     assert phases == [Phase.PULLING] * 9 + [Phase.IDLE]
 
@@ -75,8 +75,8 @@ def test_an_empty_command_cuts_a_pull() -> None:
     assert (cut.phase, cut.missing) == (Phase.CUT, 9)
     without_fence = cut
     for _ in range(9):
-        without_fence = without_fence.command()
-    others = [cut.command(), without_fence, cut.empty(NOW), cut.status(1, "408", "", NOW), cut.at(NOW + 100)]
+        without_fence = without_fence.commands(1)
+    others = [cut.commands(1), without_fence, cut.empty(NOW), cut.status(1, "408", "", NOW), cut.at(NOW + 100)]
     assert [each.phase for each in others] == [Phase.CUT] * 5
     assert [cut.found().phase, RECEIVING.found().phase, cut.lost().found().phase] == [
         Phase.IDLE,
@@ -89,7 +89,7 @@ def test_the_last_command_is_empty() -> None:
     """An empty command that ends its pull cuts nothing off."""
     state = PULLING
     for _ in range(10):
-        state = state.command()
+        state = state.commands(1)
     assert state.empty(NOW).phase is Phase.IDLE
 
 
@@ -101,7 +101,7 @@ OVERDUE = PULLING.at(102.0)
     [
         OVERDUE,
         OVERDUE.sent(Demand(requests=1, batch=1, max_bytes=None), now=102.0),
-        OVERDUE.sent(Demand(requests=1, batch=1, max_bytes=None), now=102.0).command(),
+        OVERDUE.sent(Demand(requests=1, batch=1, max_bytes=None), now=102.0).commands(1),
         OVERDUE.sent(TEN, now=102.0).status(2, "408", "", 103.0),
         OVERDUE.sent(TEN, now=102.0).at(104.0),
         OVERDUE.lost().joined(),
@@ -129,14 +129,14 @@ def test_pulls_are_split_after_an_empty_command() -> None:
     assert found.demand(5, 2000, NOW) == Demand(requests=5, batch=1, max_bytes=400)
     assert found.lost().joined().demand(1000, 2000, NOW) == split
     assert found.demand(1000, 2000, NOW + 10) == Demand(requests=1, batch=1000, max_bytes=2000)
-    pulling = found.sent(split, NOW).command()
+    pulling = found.sent(split, NOW).commands(1)
     assert (pulling.missing, pulling.empty(NOW).phase) == (31, Phase.PULLING)
 
 
 def test_each_empty_command_prolongs_the_split() -> None:
     """Pulls are split until ten seconds after the newest empty command."""
     first = RECEIVING.empty(NOW).found()
-    pulling = first.sent(first.demand(1000, 2000, NOW + 8), NOW + 8).command()
+    pulling = first.sent(first.demand(1000, 2000, NOW + 8), NOW + 8).commands(1)
     assert pulling.empty(NOW + 8).demand(1000, 2000, NOW + 17).batch == 1
     assert pulling.demand(1000, 2000, NOW + 17).batch == 1000
 
@@ -148,7 +148,7 @@ def test_refusals() -> None:
     assert [refused.at(NOW + 0.9).phase, refused.at(NOW + 1.0).phase] == [Phase.PAUSED, Phase.IDLE]
     again = refused.at(NOW + 1).sent(TEN, NOW + 1)
     assert again.refusal == refused.refusal
-    assert again.command().refusal is None
+    assert again.commands(1).refusal is None
     assert again.status(2, "408", "", NOW + 2).refusal is None
 
 
@@ -166,7 +166,7 @@ def test_pulls_without_an_answer() -> None:
         refusals.append(state.refusal)
     assert refusals == [None, None, "it does not answer pull requests"]
     assert state.sent(TEN, 6.0).status(4, "408", "", 7.0).refusal is None
-    assert state.sent(TEN, 6.0).command().silent == 0
+    assert state.sent(TEN, 6.0).commands(1).silent == 0
 
 
 def test_pulls_after_a_loss_have_other_numbers() -> None:

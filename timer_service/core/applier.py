@@ -181,7 +181,7 @@ class Applier:
     async def _finish(self, subscription: Subscription, applied: Applied) -> None:
         """Do the work after the commit: count outcomes, wake loops, send replies, acknowledge deliveries."""
         replies: list[Reply] = []
-        outcomes = Counter((command.payload.type, result.name) for (_, command, _), result in applied)
+        outcomes = Counter((command.payload.type, str(result.name)) for (_, command, _), result in applied)
         for (command_type, outcome), count in outcomes.items():
             self._metrics.command_handled(command_type, outcome, count)
         for (delivery, command, _), result in applied:

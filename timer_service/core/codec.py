@@ -99,14 +99,14 @@ def decode_usual_command(delivery: Delivery, models: Mapping[str, type[TenantPay
 
 def _command(delivery: Delivery, envelope: Envelope, payload: TenantPayload) -> Command:
     headers = delivery.headers
-    return Command(
-        id=envelope.id or delivery.message_id,
-        payload=payload,
-        position=delivery.position,
-        correlation_id=envelope.correlation_id,
-        trace=read_trace(headers),
-        reply_to=headers.get(REPLY_TO),
-        stored_at=-(-delivery.stored_at // _NANOSECONDS_PER_MILLISECOND),
+    return Command(  # without the names of the fields, because this is called for each command
+        envelope.id or delivery.message_id,
+        payload,
+        delivery.position,
+        envelope.correlation_id,
+        read_trace(headers),
+        headers.get(REPLY_TO),
+        -(-delivery.stored_at // _NANOSECONDS_PER_MILLISECOND),
     )
 
 

@@ -52,11 +52,12 @@ class Transaction(Reader, Protocol):
         """
         ...
 
-    async def insert(self, sql: str, rows: Sequence[Sequence[Any]]) -> Sequence[Row]:
-        """Run an INSERT of one row for each of `rows`; return the rows that its RETURNING clause returns, in any order.
+    async def insert(self, sql: str, rows: Sequence[Sequence[Any]]) -> Sequence[Sequence[Any]]:
+        """Run an INSERT of one row for each of `rows`; return those of `rows` that were inserted.
 
-        Each row has the values of the parameters in the order in which they occur in `VALUES`. No two rows may have the
-        same key.
+        Each row has the values of the parameters in the order in which they occur in `VALUES`. The first ones are the
+        key, which the statement returns with RETURNING. Without RETURNING, all rows count as inserted. No two rows
+        may have the same key.
         """
         ...
 

@@ -63,6 +63,9 @@ class Epochs(NamedTuple):
 
     def position(self, sequence: int) -> Position:
         """Return the position of a command. Of two parts that contain it, the newer one counts."""
+        newest = self.parts[-1]
+        if newest.first_sequence <= sequence:  # this is called for each command
+            return Position(newest.epoch, sequence)
         for part in reversed(self.parts):
             if part.first_sequence <= sequence:
                 return Position(part.epoch, sequence)

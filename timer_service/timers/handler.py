@@ -1,9 +1,9 @@
 """The handler of timer commands: it loads, applies and saves in the consumer's transaction."""
 
 import time
-from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
+from typing import NamedTuple
 
 from timer_service.core.database import Transaction
 from timer_service.core.message import Command
@@ -41,17 +41,19 @@ async def handle(
     admission = quotas.admission(tx, now)
     transaction_time = TransactionTime(monotonic)
     only_known = len(known) == len(keys)  # a CancelTimers decides about the commands behind it
-    added = await _add(tx, known, cancelling, now, transaction_time) if only_known and not admission else {}
-    if not added:  # at least one command must be applied
+    added = await _add(tx, known, cancelling, now, transaction_time) if only_known and not admission else _NONE_ADDED
+    if len(added.results) == len(commands) and added.is_all:
+        return added.results
+    if not added.keys:  # at least one command must be applied
         transaction_time = TransactionTime(monotonic)
-    is_over = bool(added) and not await transaction_time.is_left()  # then nothing else is applied
-    wanted = set() if is_over else {key for key, _ in known if key not in added}
+    is_over = bool(added.keys) and not await transaction_time.is_left()  # then nothing else is applied
+    wanted = set() if is_over else {key for key, _ in known if key not in added.keys}
     before, deferred = await load_in_portions(wanted, partial(store.load, tx), _characters)
     after = dict(before)
     results: list[CommandResult | None] = []
-    for key, command in zip(keys, commands, strict=True):
-        if key in added:
-            results.append(added[key].popleft() if added[key] else None)
+    for index, (key, command) in enumerate(zip(keys, commands, strict=True)):
+        if key in added.keys:
+            results.append(added.results[index] if index < len(added.results) else None)
             continue
         if key in deferred or key in cancelling.deferred or not await transaction_time.is_left():
             results.append(None)
@@ -74,37 +76,57 @@ async def handle(
     return results
 
 
+class _Added(NamedTuple):
+    """What was added before the timers that exist were read."""
+
+    keys: Collection[Key | None]
+    results: Sequence[CommandResult | None]
+    """The results of the first commands of the batch, until the time was up. Valid for the timers in `keys`."""
+    is_all: bool
+    """Whether all results are valid."""
+
+
+_NONE_ADDED = _Added(frozenset(), (), is_all=False)
+
+
 async def _add(
     tx: Transaction,
     commands: Sequence[tuple[Key, Command]],
     cancelling: Cancelling,
     now: int,
     transaction_time: TransactionTime,
-) -> Mapping[Key | None, deque[CommandResult]]:
-    """Add the timers that do not exist yet. Return the results of their commands, in order, until the time was up.
+) -> _Added:
+    """Add the timers that do not exist yet.
 
     A timer is added as it is after its last command in the batch, if the first one schedules it. See
     docs/decisions/0057.
     """
     new: dict[Key, Timer] = {}
-    results: dict[Key | None, deque[CommandResult]] = {}
+    results: list[CommandResult | None] = []
     others = set(cancelling.deferred)
     for key, command in commands:
         before = new.get(key)
-        if key in others or (before is None and not isinstance(command.payload, ScheduleTimer)):
+        if key in others or (before is None and not _can_add(cancelling, key, command)):
             others.add(key)
+            results.append(None)
             continue
         if not await transaction_time.is_left():
             break
-        applied = _apply(cancelling, before, key, command, now)
-        if applied.timer is None:
-            others.add(key)
-            continue
+        applied = (
+            Applied(rules.new_timer(key, command, command.payload, now), Outcome.SCHEDULED)
+            if before is None and isinstance(command.payload, ScheduleTimer)
+            else _apply(cancelling, before, key, command, now)
+        )
+        assert applied.timer is not None  # noqa: S101 - a timer that was scheduled stays
         new[key] = applied.timer
-        result = _result(before, applied, wants_view=command.reply_to is not None)
-        results.setdefault(key, deque()).append(result)
+        results.append(_result(before, applied, wants_view=command.reply_to is not None))
     inserted = await store.add(tx, new.values())
-    return {key: each for key, each in results.items() if key in inserted}
+    return _Added(inserted, results, is_all=not others and len(inserted) == len(new))
+
+
+def _can_add(cancelling: Cancelling, key: Key, command: Command) -> bool:
+    """Return whether a command adds its timer if there is none."""
+    return isinstance(command.payload, ScheduleTimer) and not cancelling.concerns(key, command, None)
 
 
 def _apply(cancelling: Cancelling, found: Timer | None, key: Key, command: Command, now: int) -> Applied:

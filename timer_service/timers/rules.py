@@ -119,6 +119,11 @@ def apply(timer: Timer | None, key: Key, command: Command, now: int) -> Applied:
             return _retry(timer, command.position, now)
 
 
+def new_timer(key: Key, command: Command, payload: ScheduleTimer, now: int) -> Timer:
+    """Return the timer of a ScheduleTimer for which there is none yet. `apply` does the same, but takes longer."""
+    return _scheduled(key, _requested_schedule(key, command, payload, now), command.position, now)
+
+
 def event_id(key: Key, due_at: int, position: Position) -> str:
     """Return the event id of a schedule. It depends on the accepted command, so a repeated event has the same id."""
     cause = f"{key.tenant_id}\0{key.service_call_id}\0{due_at}\0{position.epoch}\0{position.sequence}"

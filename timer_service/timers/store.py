@@ -1,6 +1,7 @@
 """Reads and writes of timers: rows of `timer_schedules` to `Timer` values and back."""
 
 from collections.abc import Collection, Mapping, Sequence
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 from timer_service.core.database import Reader, Row, Transaction
@@ -101,14 +102,14 @@ async def add(tx: Transaction, timers: Collection[Timer]) -> set[Key]:
 
     It is one statement: with two, the keys would not be in one order, so two instances could deadlock.
     """
-    new = [_new_row(timer) for timer in sorted(timers)]
+    new = [_new_row(timer) for timer in sorted(timers, key=itemgetter(0))]
     if all(rare == _NO_RARE_VALUES for _, rare in new):
         rows = await tx.insert(_ADD_USUAL, [usual for usual, _ in new])
     else:
         rows = await tx.insert(_ADD_ANY, [usual + rare for usual, rare in new])
     if len(rows) == len(timers):
         return {timer.key for timer in timers}
-    return {Key(row["tenant_id"], row["service_call_id"]) for row in rows}
+    return {Key(*row[:2]) for row in rows}
 
 
 async def save(tx: Transaction, before: Mapping[Key, Timer], after: Mapping[Key, Timer]) -> None:

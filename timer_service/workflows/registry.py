@@ -113,7 +113,9 @@ class WorkerRegistry:
 
 async def _write(tx: Transaction, batch: Sequence[tuple[_Key, _Seen]]) -> None:
     rows = sorted(batch, key=_key)
-    await tx.insert(_SQL["poll"], [(*key, *seen.shown, seen.at) for key, seen in rows if seen.shown is not None])
+    await tx.insert(
+        _SQL["poll"], [(*key, *seen.shown, seen.at, seen.at) for key, seen in rows if seen.shown is not None]
+    )
     known = [(key, seen.at) for key, seen in rows if seen.shown is None]
     await tx.executemany(_SQL["seen"], [{"tenant_id": key[0], "worker_id": key[1], "now": at} for key, at in known])
     limits = {"most": MOST_WORKERS, "limit": _FORGOTTEN}

@@ -177,7 +177,7 @@ class Paused:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
 
-    async def insert(self, sql: str, rows: Sequence[Sequence[Any]]) -> Sequence[Row]:
+    async def insert(self, sql: str, rows: Sequence[Sequence[Any]]) -> Sequence[Sequence[Any]]:
         returned = await self._inner.insert(sql, rows)
         await self._may_go_on()
         return returned

@@ -44,9 +44,9 @@ class PullInbox:
         """Subscribe."""
         self._interest = await self._client.subscribe_at_once(f"{self._name}.*", self._receive)
 
-    def contains(self, subject: str) -> bool:
+    def contains(self, subject: bytes) -> bool:
         """Return whether a message was sent to the inbox itself, as the status of a pull is."""
-        return subject.startswith(self._name)
+        return subject.startswith(self._name.encode())
 
     async def request(self, subject: str, body: bytes, *, pull: int, times: int) -> None:
         """Send the requests of a pull."""

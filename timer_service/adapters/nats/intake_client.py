@@ -1,19 +1,19 @@
 """The NATS client that receives commands: it hands them over when it reads them.
 
 The driver would take each message apart in several calls, make an object of it, queue it, and wake a task for it.
-Measured up to the buffer, a command takes 5.4 µs here and 7.3 µs with the objects and calls of the driver.
+Measured up to the buffer, a command takes 3.9 µs here and 7.3 µs with the objects and calls of the driver. It takes
+4.9 µs if the messages are handed over one by one.
 """
 
 # ruff: noqa: SLF001 - the driver has no public way to receive messages at once
 
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from nats.aio.subscription import Subscription
 
 from timer_service.adapters.nats.driver import GuardedClient, GuardedParser
-from timer_service.adapters.nats.headers import decode_text
 from timer_service.core.turns import Turns
 
 log = logging.getLogger(__name__)
@@ -21,6 +21,8 @@ log = logging.getLogger(__name__)
 _END = b"\r\n"
 _TOKENS = {b"MSG": 5, b"HMSG": 6}
 """How many tokens the line of a message with a reply subject has."""
+_MOST_AT_ONCE = 50
+"""How many messages are handed over at once, between two looks at the time of the turn."""
 
 
 class ReadMessage(NamedTuple):
@@ -33,8 +35,8 @@ class ReadMessage(NamedTuple):
     body: bytes
 
 
-Receive = Callable[[ReadMessage], Awaitable[None] | None]
-"""Takes a message. If it returns something to await, nothing more is read before that is done."""
+Receive = Callable[[Sequence[ReadMessage]], Awaitable[None] | None]
+"""Takes messages. If it returns something to await, nothing more is read before that is done."""
 
 
 class IntakeClient(GuardedClient):
@@ -46,7 +48,7 @@ class IntakeClient(GuardedClient):
         self._ps = _IntakeParser(self, self._receivers)
 
     async def subscribe_at_once(self, subject: str, receive: Receive) -> Subscription:
-        """Subscribe. `receive` gets each message while it is read, so it must be quick."""
+        """Subscribe. `receive` gets the messages while they are read, so it must be quick."""
 
         async def drop(_message: object) -> None: ...
 
@@ -59,7 +61,7 @@ class IntakeClient(GuardedClient):
         receive = self._receivers.get(b"%d" % sid)
         if receive is None:
             await super()._process_msg(sid, subject, reply, data, headers)
-        elif (rest := receive(ReadMessage(subject, reply, headers or b"", data))) is not None:
+        elif (rest := receive([ReadMessage(subject, reply, headers or b"", data)])) is not None:
             await rest
 
     def _remove_sub(self, sid: int, max_msgs: int = 0) -> None:
@@ -76,33 +78,37 @@ class _IntakeParser(GuardedParser):
 
     async def take_whole_messages(self, turns: Turns) -> None:
         """Hand over the messages at the beginning of the buffer that have a reply subject and a receiver."""
-        read = bytes(self.buf)
-        start = 0
-        rest: Awaitable[None] | None = None
-        while rest is None and (found := self._find_message(read, start)) is not None:
-            message, receive, start = found
+        while True:
+            messages, receive, end = self._find_messages(bytes(self.buf))
+            if receive is None:
+                return
+            rest: Awaitable[None] | None = None
             try:
-                rest = receive(message)
+                rest = receive(messages)
             except Exception:
-                log.exception("a message could not be processed", extra={"subject": decode_text(message.subject[:200])})
-        del self.buf[:start]  # before anything is awaited: a lost connection empties the buffer
-        if rest is not None:
-            await rest
-        await turns.take(start)
+                log.exception("messages could not be processed", extra={"count": len(messages)})
+            del self.buf[:end]  # before anything is awaited: a lost connection empties the buffer
+            if rest is not None:
+                await rest
+            await turns.take(end)
 
-    def _find_message(self, read: bytes, start: int) -> tuple[ReadMessage, Receive, int] | None:
-        """Return the message that begins at `start`, its receiver, and where the next one begins; or None."""
-        if (line_end := read.find(_END, start)) < 0:
-            return None
-        tokens = read[start:line_end].split(b" ")
-        if _TOKENS.get(tokens[0]) != len(tokens) or (receive := self._receivers.get(tokens[2])) is None:
-            return None
-        block = line_end + len(_END)
-        try:
-            end = block + int(tokens[-1])
-            body = block + int(tokens[4]) if tokens[0] == b"HMSG" else block
-        except ValueError:
-            return None
-        if end + len(_END) > len(read):
-            return None
-        return ReadMessage(tokens[1], tokens[3], read[block:body], read[body:end]), receive, end + len(_END)
+    def _find_messages(self, read: bytes) -> tuple[list[ReadMessage], Receive | None, int]:
+        """Return the first messages that have the same receiver, the receiver, and where they end."""
+        messages: list[ReadMessage] = []
+        first: Receive | None = None
+        start = 0
+        while (line_end := read.find(_END, start)) >= 0 and len(messages) < _MOST_AT_ONCE:
+            tokens = read[start:line_end].split(b" ")
+            if _TOKENS.get(tokens[0]) != len(tokens) or (receive := self._receivers.get(tokens[2])) is None:
+                break
+            block = line_end + 2
+            try:
+                end = block + int(tokens[-1])
+                body = block + int(tokens[4]) if tokens[0] == b"HMSG" else block
+            except ValueError:
+                break
+            if end + 2 > len(read) or (first is not None and first is not receive):
+                break
+            messages.append(ReadMessage(tokens[1], tokens[3], read[block:body], read[body:end]))
+            first, start = receive, end + 2
+        return messages, first, start

@@ -4,7 +4,7 @@ import asyncio
 import json
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 
 from timer_service.adapters.nats.durable import DURABLE, DurableConsumer
 from timer_service.adapters.nats.headers import RawHeaders, decode_text
@@ -50,6 +50,8 @@ class Puller:
         self._on_lost = on_lost
         self._inbox = PullInbox(client, self._receive)
         self._pulls = Pulls()
+        self._uncounted = 0
+        """How many commands have arrived that were not reported to the pulls."""
         self.arrived = asyncio.Event()
         """Set when commands have arrived, or when something else may have to be done."""
         self.recovery = Recovery(
@@ -137,42 +139,61 @@ class Puller:
             return False
         return True
 
-    def _receive(self, message: ReadMessage) -> Awaitable[None] | None:
-        """Take a message of the inbox. Only the server can send one with the subject of a command there."""
-        if self._inbox.contains(subject := decode_text(message.subject)):
-            self._receive_status(subject, message)
-        elif message.reply.startswith(_ACKNOWLEDGEMENT):
-            reader_is_awake = bool(self._stay().buffer)
-            if (rest := self._receive_command(message)) is not None:
-                return rest
-            if self._pulls.outstanding and reader_is_awake:
-                return None
-        self.arrived.set()
-        return None
+    def _receive(self, messages: Sequence[ReadMessage]) -> Awaitable[None] | None:
+        """Take messages of the inbox. Only the server can send one with the subject of a command there.
 
-    def _receive_command(self, message: ReadMessage) -> Awaitable[None] | None:
-        """Buffer a command. If the deliveries are counted again, another consumer delivers, perhaps another stream.
-
-        If the consumer must be joined again, return what gives the command back.
+        If the consumer must be joined again, return what gives the commands back.
         """
-        try:
-            stored = StoredMessage.delivered(message)
-        except ValueError:
-            about = {"subject": decode_text(message.subject)}
-            log.warning("ignored a message that the consumer did not deliver", extra=about)
-            return None
+        reader_is_awake = bool(self._stay().buffer)
+        returned: list[str] = []
+        for message in messages:
+            try:
+                self._receive_one(message, returned)
+            except Exception:
+                about = {"subject": decode_text(message.subject[:200])}
+                log.exception("a message could not be processed", extra=about)
+        self._count_arrived()
+        if not (self._pulls.outstanding and reader_is_awake):
+            self.arrived.set()
+        return settle(self._client, returned, RETURNED_FOR_LATER) if returned else None
+
+    def _receive_one(self, message: ReadMessage, returned: list[str]) -> None:
+        """Take a message. Adds its reply subject to `returned` if it is a command that comes too early or too late."""
+        if self._inbox.contains(message.subject):
+            self._count_arrived()
+            self._receive_status(decode_text(message.subject), message)
+            self.arrived.set()
+        elif message.reply.startswith(_ACKNOWLEDGEMENT):
+            try:
+                stored = StoredMessage.delivered(message)
+            except ValueError:
+                about = {"subject": decode_text(message.subject)}
+                log.warning("ignored a message that the consumer did not deliver", extra=about)
+            else:
+                self._receive_command(stored, returned)
+
+    def _receive_command(self, stored: StoredMessage, returned: list[str]) -> None:
+        """Buffer a command. If the deliveries are counted again, another consumer delivers, perhaps another stream."""
         buffer = self._stay().buffer
         if stored.receipt.delivery <= buffer.last_delivery:
+            self._count_arrived()
             self._on_lost("the consumer was created again")
-        if self.is_lost:  # the command comes again, perhaps with another epoch
+        if self._pulls.phase is Phase.LOST:  # the command comes again, perhaps with another epoch
             self.arrived.set()
-            return settle(self._client, [stored.reply], RETURNED_FOR_LATER)
+            returned.append(stored.reply)
+            return
         buffer.append(stored)
-        self._pulls = self._pulls.command()
-        if not message.headers and not message.body:
+        self._uncounted += 1
+        if not stored.headers.size and not stored.body:
+            self._count_arrived()
             self._receive_empty(stored)
-        self.recovery.arrive(stored.receipt)
-        return None
+        if self.recovery.goes_on:
+            self.recovery.arrive(stored.receipt)
+
+    def _count_arrived(self) -> None:
+        """Report the commands that have arrived to the pulls. For each command alone, this takes 0.5 µs."""
+        self._pulls = self._pulls.commands(self._uncounted)
+        self._uncounted = 0
 
     def _receive_empty(self, stored: StoredMessage) -> None:
         """Receive a command without headers and body. The server may have dropped the rest of the pull's answer."""

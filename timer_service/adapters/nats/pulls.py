@@ -154,13 +154,13 @@ class Pulls(NamedTuple):
             overdue=self.overdue,
         )
 
-    def command(self) -> "Pulls":
-        """A command arrived."""
-        missing = self.missing - 1
+    def commands(self, count: int) -> "Pulls":
+        """Commands arrived."""
+        if not count:
+            return self
+        missing = self.missing - count
         phase = Phase.IDLE if self.outstanding and missing <= 0 else self.phase
-        # This is called for each command, and `_replace` takes longer.
-        one, split, until, overdue = self.wants_one, self.is_split, self.split_until, self.overdue
-        return Pulls(phase, self.number, missing, self.received + 1, self.until, one, None, 0, split, until, overdue)
+        return self._replace(phase=phase, missing=missing, received=self.received + count, refusal=None, silent=0)
 
     def empty(self, now: float) -> "Pulls":
         """The command that arrived is empty: it has neither headers nor a body."""

@@ -4,6 +4,7 @@ import re
 from base64 import b64decode
 from collections.abc import Mapping
 from datetime import datetime
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from timer_service.adapters.nats.headers import RawHeaders, decode_text
@@ -40,8 +41,7 @@ def read_receipt(reply: str) -> Receipt:
     """
     tokens = reply.split(".")
     first = 4 if len(tokens) == _TOKENS_WITHOUT_DOMAIN else 6
-    attempt, sequence, delivery, stored_at, waiting = tokens[first : first + 5]
-    return Receipt(int(attempt), int(sequence), int(delivery), int(stored_at), int(waiting))
+    return Receipt(*map(int, tokens[first : first + len(Receipt._fields)]))
 
 
 def reply_for(reply: str, sequence: int, delivery: int) -> str:
@@ -70,18 +70,15 @@ class StoredMessage(NamedTuple):
         subject, reply, headers, body = message
         text = decode_text(reply)
         raw = RawHeaders(headers) if headers else _NO_HEADERS
-        return cls._sized(decode_text(subject), body, raw, read_receipt(text), text)
+        return cls(_read_subject(subject), body, raw, read_receipt(text), text, len(subject) + len(body) + raw.size)
 
     @classmethod
     def read(cls, answer: Mapping[str, Any]) -> "StoredMessage":
         """Return a message that was read from the stream directly."""
         receipt = Receipt(1, answer["seq"], 0, nanoseconds(answer["time"]), 0)
         headers = RawHeaders(b64decode(answer.get("hdrs", "")))
-        return cls._sized(answer["subject"], b64decode(answer.get("data", "")), headers, receipt, "")
-
-    @classmethod
-    def _sized(cls, subject: str, body: bytes, headers: RawHeaders, receipt: Receipt, reply: str) -> "StoredMessage":
-        return cls(subject, body, headers, receipt, reply, len(subject) + len(body) + headers.size)
+        subject, body = answer["subject"], b64decode(answer.get("data", ""))
+        return cls(subject, body, headers, receipt, "", len(subject) + len(body) + headers.size)
 
     def delivery(self, epochs: Epochs, subjects: Subjects, handle: Any) -> Delivery:
         """Return the message as a delivery."""
@@ -101,6 +98,9 @@ class StoredMessage(NamedTuple):
             receipt.stored_at,
             epochs.newest.epoch,
         )
+
+
+_read_subject = lru_cache(maxsize=1024)(decode_text)
 
 
 def nanoseconds(text: str) -> int:

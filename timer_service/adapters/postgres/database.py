@@ -105,13 +105,18 @@ class _Session:
         self.wrote = self.wrote or changed > 0
         return changed
 
-    async def insert(self, sql: str, rows: Sequence[Sequence[Any]]) -> Sequence[Row]:
+    async def insert(self, sql: str, rows: Sequence[Sequence[Any]]) -> Sequence[Sequence[Any]]:
         if not rows:
             return []
         text = await self._insert_from_arrays(translate(sql).text)
-        returned: Sequence[Row] = await self._connection.fetch(text, *zip(*rows, strict=True), timeout=self._timeout)
-        self.wrote = self.wrote or bool(returned) or "RETURNING" not in text
-        return returned
+        returned = await self._connection.fetch(text, *zip(*rows, strict=True), timeout=self._timeout)
+        if "RETURNING" not in text:
+            self.wrote = True
+            return rows
+        keys = set(map(tuple, returned))
+        self.wrote = self.wrote or bool(keys)
+        length = len(next(iter(keys), ()))
+        return rows if len(keys) == len(rows) else [row for row in rows if tuple(row[:length]) in keys]
 
     async def wait_briefly(self) -> None:
         await self._connection.execute(_WAIT_BRIEFLY, timeout=self._timeout)

@@ -6,7 +6,7 @@ from functools import lru_cache
 
 from timer_service.core.sql import Statement, number_parameters
 
-_MARKERS = {"/* skip locked */": "FOR UPDATE SKIP LOCKED", "/* for update */": "FOR UPDATE", "/* each of many */ ": ""}
+_MARKERS = {"/* skip locked */": "FOR UPDATE SKIP LOCKED", "/* for update */": "FOR UPDATE"}
 _PLACES = re.compile(r"\browid IN \((SELECT place FROM \w+)\)")
 _PLACE = re.compile(r"\browid\b")
 _VALUE = r"(?:\$\d+|\d+|'\w*(?:\.\w+)*')"

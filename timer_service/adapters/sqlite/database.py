@@ -15,12 +15,13 @@ from typing import Any, TypeVar
 
 import aiosqlite
 
+from timer_service.adapters.sqlite.bulk_insert import insert
 from timer_service.adapters.sqlite.errors import translate_errors
 from timer_service.adapters.sqlite.files import create_if_missing, warn_if_shared
 from timer_service.adapters.sqlite.lock_file import open_lock_file
 from timer_service.adapters.sqlite.open_files import OpenFiles
 from timer_service.adapters.sqlite.restore import refuse_unfinished_restore
-from timer_service.adapters.sqlite.statements import executemany, fetch, fetch_each, insert
+from timer_service.adapters.sqlite.statements import executemany, fetch, fetch_each
 from timer_service.adapters.sqlite.whole_transaction import run_whole
 from timer_service.core.cancellation import run_to_completion
 from timer_service.core.database import Parameters, Row, Transaction
@@ -55,7 +56,7 @@ class _Connection(aiosqlite.Connection):
     async def execute_counting(self, sql: str, many: Sequence[Parameters]) -> int:
         return await self._run(partial(executemany, sql=sql, many=many)) if many else 0
 
-    async def insert(self, sql: str, rows: Sequence[Sequence[Any]]) -> list[Row]:
+    async def insert(self, sql: str, rows: Sequence[Sequence[Any]]) -> Sequence[Sequence[Any]]:
         return await self._run(partial(insert, sql=sql, rows=rows)) if rows else []
 
     async def control(self, sql: str) -> None:

@@ -4,7 +4,7 @@ import sqlite3
 from collections.abc import Sequence
 from typing import Any
 
-from timer_service.adapters.sqlite.text import insert_statements, join, prepare
+from timer_service.adapters.sqlite.text import join, prepare
 from timer_service.core.database import Parameters, Row
 
 
@@ -30,11 +30,3 @@ def executemany(connection: sqlite3.Connection, sql: str, many: Sequence[Paramet
         return 0
     text, values = prepare(sql)
     return connection.executemany(text, map(values, many)).rowcount
-
-
-def insert(connection: sqlite3.Connection, sql: str, rows: Sequence[Sequence[Any]]) -> list[Row]:
-    """Run an INSERT of one row for each of `rows`; return the rows of its RETURNING clause."""
-    returned: list[Row] = []
-    for text, values in insert_statements(sql, rows):
-        returned += connection.execute(text, values).fetchall()
-    return returned

@@ -9,8 +9,9 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import ExitStack
 from typing import Any, TypeVar
 
+from timer_service.adapters.sqlite.bulk_insert import insert
 from timer_service.adapters.sqlite.errors import translate_errors
-from timer_service.adapters.sqlite.statements import executemany, fetch, fetch_each, insert
+from timer_service.adapters.sqlite.statements import executemany, fetch, fetch_each
 from timer_service.core.database import Parameters, Row, Transaction
 
 _T = TypeVar("_T")
@@ -69,7 +70,7 @@ class _Statements:
         with translate_errors():
             return executemany(self._connection, sql, many)
 
-    async def insert(self, sql: str, rows: Sequence[Sequence[Any]]) -> list[Row]:
+    async def insert(self, sql: str, rows: Sequence[Sequence[Any]]) -> Sequence[Sequence[Any]]:
         with translate_errors():
             return insert(self._connection, sql, rows)
 
