@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 from datetime import timedelta
+from types import SimpleNamespace
 
 import pytest
 
@@ -14,6 +15,8 @@ from timer_service.core.health import HEALTHY
 from timer_service.core.message import Address, Kind
 
 SECOND = 1_000_000_000
+LONG = 30
+"""Seconds that no test waits for."""
 
 
 @pytest.fixture
@@ -485,3 +488,26 @@ async def test_hold_of_the_express_lane(site: Site, in_flight: int, seconds: int
     await site.subscription.open(alone=False)
     held = site.subscription._stay.lane._next_round_at - began
     assert seconds <= held < seconds + 5
+
+
+async def test_the_last_command_of_the_server_is_handed_out_at_once(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The subscription waits for commands that follow only if the server has some."""
+    monkeypatch.setattr(subscription, "_LINGER_SECONDS", LONG)
+    assert [each.position.sequence for each in await site.take(1)] == [1]
+
+
+async def test_commands_that_follow_are_in_the_same_batch(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If the server has more commands, a batch waits for them."""
+
+    async def receive_another(_seconds: float) -> None:
+        await site.command(2)
+        while len(site.subscription._stay.buffer) < 2:
+            await asyncio.sleep(0)
+
+    waiting = asyncio.create_task(site.next_batch())
+    await site.until_pulls(1)
+    monkeypatch.setattr(subscription, "asyncio", SimpleNamespace(sleep=receive_another))
+    await site.command(1, reply=b"$JS.ACK.TIMER_CMD.timer-service.1.1.1.17.1")
+    assert [each.position.sequence for each in await waiting] == [1, 2]

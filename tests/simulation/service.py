@@ -47,6 +47,7 @@ from timer_service.core.broker import Delivery, QueryReply, Request, Subscriptio
 from timer_service.core.codec import REPLY_TO
 from timer_service.core.database import Transaction
 from timer_service.core.errors import DatabaseUnavailableError
+from timer_service.core.handover import Handover, Receiver
 from timer_service.core.health import HEALTHY, Health
 from timer_service.core.loop import Pass, Worker
 from timer_service.core.message import Command, Position, kebab
@@ -144,8 +145,7 @@ class Instance:
             lambda: service.notify(lambda observer: observer.backlog_is_handled()),
         )
         offer = self.server.dispatcher.offer
-        routes = [Route(each.commands, partial(self._handle, each), _wake, offer) for each in SLICES]
-        self.consumer = parts(consumer_database, self._broker).consumer(routes)
+        handovers: dict[str, Handover] = {}
         self.workers: dict[str, tuple[GatedTask, Worker]] = {}
         self.slice_of: dict[str, Slice] = {}
         self.began_at: dict[str, int] = {}
@@ -155,11 +155,27 @@ class Instance:
                 task = GatedTask(process, service.counts)
                 database_of_worker = faulty(task.gate, committed=partial(self._worker_committed, name))
                 broker = FaultyBroker(service.broker, task.gate, service)
-                workers = build_workers(each, parts(database_of_worker, broker, batch_size=ROWS_AT_ONCE))
-                self.workers[name] = task, workers[name]
+                parts_of_worker = parts(database_of_worker, broker, batch_size=ROWS_AT_ONCE, handovers=handovers)
+                worker = build_workers(each, parts_of_worker)[name]
+                if isinstance(worker, Receiver):
+                    handovers[name] = worker.handover
+                    worker.handover._may_claim = partial(service.may_hand_over, each, worker.handover._may_claim)
+                    worker.handover.open()
+                self.workers[name] = task, worker
                 self.slice_of[name] = each
         self.workers[dispatcher.LOOP] = tasks, self.server.dispatcher
         self.slice_of[dispatcher.LOOP] = workflows.SLICE
+        routes = [
+            Route(
+                each.commands,
+                partial(self._handle, each),
+                _wake,
+                offer,
+                [handovers[name] for name in each.hands_over if name in handovers],
+            )
+            for each in SLICES
+        ]
+        self.consumer = parts(consumer_database, self._broker).consumer(routes)
         self._subscription: Subscription | None = None
 
     @property
@@ -196,7 +212,8 @@ class Instance:
 
     def _worker_committed(self, name: str, _tx: Transaction) -> None:
         now = self._service.clock.now()
-        self._service.notify(lambda observer: observer.worker_committed(name, now, self.began_at[name]))
+        began_at = self.began_at.get(name, now)  # rows that were handed over come without a pass
+        self._service.notify(lambda observer: observer.worker_committed(name, now, began_at))
 
 
 class Service(BrokerObserver):
@@ -267,6 +284,10 @@ class Service(BrokerObserver):
         if slice_.name in TIMED:  # a history does not depend on how fast the machine is
             portions["monotonic"] = itertools.count().__next__ if self.defers else lambda: 0
         return partial(handle, quotas=Quotas(), **portions)
+
+    def may_hand_over(self, slice_: Slice, may_claim: Callable[[int], bool], now: int) -> bool:
+        """Return whether rows are handed over to a worker. In the service, a disabled slice has no worker."""
+        return slice_.name not in self.disabled and may_claim(now)
 
     def _tasks(self) -> list[GatedTask]:
         return [task for each in self.instances for task in each.tasks]

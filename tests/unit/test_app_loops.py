@@ -113,6 +113,25 @@ async def test_wakes_of_each_route(workers: Workers, memory_broker: MemoryBroker
     assert woken == WOKEN
 
 
+async def test_handovers_of_each_route(sqlite: SqliteDatabase, memory_broker: MemoryBroker) -> None:
+    """Commands hand rows only to workers of this process: a disabled slice has none."""
+    handed: list[dict[str, list[str]]] = []
+    for config in (Config(), Config(signals_enabled=False)):
+        parts = make_parts(sqlite, memory_broker, ManualClock(), Metrics(CollectorRegistry()))
+        workers = Workers(config, parts)
+        wakeups = Wakeups(memory_broker, ManualClock(), timedelta(seconds=5), workers.loops, alone=True)
+        found = routes(config.enabled, wakeups, Quotas(), lambda _lane, _at: None, parts.handovers)
+        names = {handover: name for name, handover in parts.handovers.items()}
+        handed.append(
+            {
+                slice_.name: [names[each] for each in route.handovers]
+                for slice_, route in zip(SLICES, found, strict=True)
+                if route.handovers
+            }
+        )
+    assert handed == [{"signals": ["firings"], "runs": ["outbox"]}, {"runs": ["outbox"]}]
+
+
 async def test_wake_of_one_loop(workers: Workers, memory_broker: MemoryBroker) -> None:
     """A command can wake one other loop instead of those of its slice."""
     wakeups = Wakeups(memory_broker, ManualClock(), timedelta(seconds=5), workers.loops, alone=True)

@@ -1,14 +1,18 @@
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
-from tests.harness.clock import LoopClock, in_virtual_time
+from tests.harness.clock import LoopClock, ManualClock, in_virtual_time
 from tests.harness.metrics import RecordingMetrics
 from timer_service.core.clock import Clock
+from timer_service.core.database import Row, Transaction
 from timer_service.core.errors import DatabaseBlockedError, DatabaseUnavailableError
+from timer_service.core.handover import Handover
 from timer_service.core.health import HEALTHY, Health
 from timer_service.core.loop import Loop, Pass
 
@@ -345,3 +349,37 @@ def test_blocked_passes(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.Mo
     assert ticks == list(range(0, 101_000, 1000))
     assert found == [Health.down("loop work fails: lock timeout")]
     assert [record.getMessage() for record in caplog.records] == ["pass blocked; retrying it every second"] * 2
+
+
+async def test_rows_are_handed_over_while_the_loop_runs() -> None:
+    """The handover of a worker is open from the start of its loop to the end."""
+
+    async def claim(_tx: Transaction, _now: int) -> list[Row]:
+        return []
+
+    async def handle(_rows: Sequence[Row]) -> None:
+        raise AssertionError("no row was claimed")
+
+    async def is_open() -> bool:
+        rows = await handover.claim(cast("Transaction", SimpleNamespace(on_rollback=lambda _undo: None)), 0)
+        handover.begin(rows)
+        return rows is not None
+
+    handover = Handover("work", claim=claim, handle=handle)
+    work = Work(clock=ManualClock())
+    loop = Loop(
+        "work",
+        work,
+        clock=ManualClock(),
+        polling_interval=timedelta(seconds=5),
+        metrics=work.metrics,
+        handover=handover,
+    )
+    before = await is_open()
+    running = asyncio.create_task(loop.run())
+    while not work.ticks:
+        await asyncio.sleep(0)
+    during = await is_open()
+    loop.stop()
+    await running
+    assert (before, during, await is_open()) == (False, True, False)

@@ -103,7 +103,7 @@ class App:
         self._history = CommandHistory(storage.database)
         self._replayed = asyncio.Event()
         self._queries = self._parts.queries(queries(config.limits))
-        handling = routes(config.enabled, self._wakeups, self._parts.quotas, self._offer)
+        handling = routes(config.enabled, self._wakeups, self._parts.quotas, self._offer, self._parts.handovers)
         self._consumer = self._parts.consumer(handling)
         self._subscription: Subscription | None = None
         self._consuming = KeptTask("consumer", self._consume)

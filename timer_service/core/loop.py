@@ -11,6 +11,7 @@ from typing import NamedTuple, Protocol
 from timer_service.core.clock import Clock
 from timer_service.core.error_text import error_text
 from timer_service.core.errors import DatabaseBlockedError, DatabaseUnavailableError
+from timer_service.core.handover import Handover
 from timer_service.core.health import HEALTHY, Health, OutageLog
 from timer_service.core.metrics_port import MetricsPort
 
@@ -56,13 +57,16 @@ class Loop:
         polling_interval: timedelta,
         metrics: MetricsPort,
         outages: OutageLog | None = None,
+        handover: Handover | None = None,
     ) -> None:
+        """`handover` hands rows to the worker. It is open while the loop runs."""
         self.name = name
         self._worker = worker
         self._clock = clock
         self._poll_ms = polling_interval // timedelta(milliseconds=1)
         self._metrics = metrics
         self._outages = outages or OutageLog()
+        self._handover = handover
         self._woken = asyncio.Event()
         self._next_at: float = math.inf
         self._stopping = False
@@ -100,6 +104,16 @@ class Loop:
 
     async def run(self) -> None:
         """Tick until stopped."""
+        if self._handover is None:
+            await self._run()
+            return
+        self._handover.open()
+        try:
+            await self._run()
+        finally:
+            await self._handover.close()
+
+    async def _run(self) -> None:
         while not self._stopping:
             self._next_at = math.inf  # a wake during the tick sets it, and is kept
             at = await self._pass()

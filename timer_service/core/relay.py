@@ -15,6 +15,7 @@ from timer_service.core.broker import TRANSIENT, Broker, Publish, PublishResult,
 from timer_service.core.clock import Clock
 from timer_service.core.database import Database, Row, Transaction
 from timer_service.core.error_text import error_text
+from timer_service.core.handover import Handover
 from timer_service.core.health import Publishing
 from timer_service.core.lease import DEATHS_ALONE, GIVEN_UP, Failure, Lease
 from timer_service.core.loop import Pass
@@ -86,6 +87,9 @@ class Relay:
         self._refused_alone = 0
         """How many times a single event was refused since the last one was published."""
         self._settler = Settler(database, lease, clock, metrics)
+        self.handover = Handover(
+            lease.table.name, claim=self._claim_written, handle=self._fire_written, may_claim=self._may_claim_written
+        )
 
     async def tick(self, now: int) -> Pass:
         """Fire rows that are available at `now`, in a limited number of batches. Return how many rows were claimed.
@@ -149,6 +153,16 @@ class Relay:
         rows = await self._settler.settle_and(published, lambda tx: self._claim_in(tx, now, limit))
         self._metrics.claimed(len(rows))
         return rows
+
+    def _may_claim_written(self, now: int) -> bool:
+        return not self._pause.probing and self._may_claim(now)
+
+    async def _claim_written(self, tx: Transaction, now: int) -> list[Row]:
+        return await self._claim_in(tx, now, self._batch_size)
+
+    async def _fire_written(self, rows: Sequence[Row]) -> None:
+        self._metrics.claimed(len(rows))
+        await self._fire(rows)
 
     async def _claim_in(self, tx: Transaction, now: int, limit: int) -> list[Row]:
         rows = await self._lease.claim(tx, now, limit, alone=self._database.exclusive)

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 from timer_service.core.database import Transaction
+from timer_service.core.handover import Handover
 from timer_service.core.message import Command, TenantPayload
 from timer_service.core.quotas import Quotas
 
@@ -63,3 +64,5 @@ class Route:
     """Wakes the loops of the slice at an instant, or the named one."""
     offer: Callable[[Lane, int], None] = offer_nothing
     """Says that a row of a lane becomes available to workers at an instant."""
+    handovers: Sequence[Handover] = ()
+    """Hand rows that are available at once to workers of this process, in the transaction that writes them."""

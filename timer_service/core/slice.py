@@ -17,6 +17,7 @@ from timer_service.core.clock_repair import TimedRows
 from timer_service.core.consumer import Consumer
 from timer_service.core.database import Database
 from timer_service.core.due_rows import DueTable
+from timer_service.core.handover import Handover
 from timer_service.core.health import OutageLog, Publishing
 from timer_service.core.lease import Lease, LeasedTable
 from timer_service.core.loop import Worker
@@ -60,6 +61,8 @@ class Parts:
     quotas: Quotas = field(default_factory=Quotas)
     offer: Callable[[Lane, int], None] = offer_nothing
     """Says that a row of a lane becomes available to workers of users at an instant."""
+    handovers: dict[str, Handover] = field(default_factory=dict)
+    """Hand rows to the workers of this instance, by the names of their loops."""
     rng: random.Random = field(default_factory=random.Random)
     """The source of the jitter of retries."""
 
@@ -119,6 +122,8 @@ class Slice:
     """The loops to wake after a command."""
     leased: tuple[LeasedTable, ...]
     counted: tuple[CountedRows, ...]
+    hands_over: tuple[str, ...] = ()
+    """The loops to whose workers the transactions of its commands hand rows over."""
     due: tuple[DueTable, ...] = ()
     """Its tables whose rows become due, without the leased ones."""
     claimed_by_workers: tuple[LeasedTable, ...] = ()

@@ -31,6 +31,7 @@ SLICE = Slice(
     queries=QUERIES,
     workers={"sweep": Sweep},
     wakes=("sweep", "outbox"),
+    hands_over=("outbox",),
     leased=(),
     counted=COUNTED,
     timed=TIMED,

@@ -22,6 +22,7 @@ SLICE = Slice(
     queries=QUERIES,
     workers={"firings": FiringWorker, "evaluation": Evaluation},
     wakes=("firings", "evaluation"),
+    hands_over=("firings",),
     leased=(FIRINGS,),
     counted=COUNTED,
     events=(WorkSignalFired, WorkSignalFailed),

@@ -15,8 +15,10 @@ from timer_service.core.database import Row, Transaction
 from timer_service.core.delays import Delays
 from timer_service.core.error_text import error_text
 from timer_service.core.errors import ConflictError, DatabaseBlockedError, DatabaseUnavailableError
+from timer_service.core.handover import Handover
 from timer_service.core.lease import DEATHS_ALONE, GIVEN_UP, Failure, Lease
 from timer_service.core.loop import Pass
+from timer_service.core.message import Event
 from timer_service.core.slice import Parts
 from timer_service.core.transactions import in_transaction
 from timer_service.signals import firing_store, store
@@ -39,6 +41,10 @@ class _Processed:
     refused: list[Failure] = field(default_factory=list)
     left: list[Row] = field(default_factory=list)
     """The firings of signals that have too much data for the transaction."""
+    claimed: Sequence[Row] | None = None
+    """The events that the transaction has claimed for the relay of this process."""
+    events_left: bool = False
+    """Whether it has left events to the passes of the relay."""
 
 
 class FiringWorker:
@@ -52,6 +58,8 @@ class FiringWorker:
         self._batch_size = parts.batch_size
         self._max_attempts = parts.max_attempts
         self._wake = partial(parts.wake, "outbox")
+        self._relay = partial(parts.handovers.get, "outbox")
+        self.handover = Handover(FIRINGS.name, claim=self._claim_in, handle=self._handle_written)
         self._backoff = Backoff()
         self._rng = parts.rng
         self._delays = Delays()
@@ -61,20 +69,31 @@ class FiringWorker:
 
     async def tick(self, now: int) -> Pass:
         """Process at most one batch of the firings available at `now`. The pass counts the claimed firings."""
-        rows, self._unprocessed = self._unprocessed or await self._claim(now), []
+        if self._unprocessed:
+            rows, self._unprocessed = self._unprocessed, []
+        else:
+            rows = await self._claim(now)
         self._claimed_nothing_at = None if rows else now
+        await self._handle(rows)
+        return Pass(len(rows), await self._next_at())
+
+    async def _handle_written(self, rows: Sequence[Row]) -> None:
+        self._metrics.claimed(len(rows))
+        await self._handle(rows)
+
+    async def _handle(self, rows: Sequence[Row]) -> None:
+        """Process claimed rows. If the database is unavailable, the next tick processes them."""
         exhausted = [row for row in rows if self._is_exhausted(row)]
         try:
             await self._process([row for row in rows if not self._is_exhausted(row)])
             for row in exhausted:
                 if row["attempt"] > self._max_attempts + DEATHS_ALONE:
-                    await self._or_postpone(row, self._give_up(Failure(row, GIVEN_UP, now)))
+                    await self._or_postpone(row, self._give_up(Failure(row, GIVEN_UP, self._clock.now())))
                 else:
                     await self._or_postpone(row, self._process_alone(row))
         except DatabaseUnavailableError:
-            self._unprocessed = rows
+            self._unprocessed += rows
             raise
-        return Pass(len(rows), await self._next_at())
 
     async def _next_at(self) -> int | None:
         at = await self._lease.next_available(self._database.reader)
@@ -131,6 +150,8 @@ class FiringWorker:
             log.exception("firing failed", extra=about)
             await self._or_postpone(rows[0], self._fail(rows[0], error_text(error)))
         else:
+            if relay := self._relay():
+                relay.begin(done.claimed)
             self._record(done, len(rows) - len(done.left), at)
             await self._process(done.left)
 
@@ -188,11 +209,19 @@ class FiringWorker:
             done.fired.append(row)
         await store.save_signals(tx, before, signals)
         await firing_store.add_tasks(tx, done.fired, at)
-        await outbox.add(tx, [fired_event(row, at) for row in done.fired], at)
+        events = [fired_event(row, at) for row in done.fired]
+        await outbox.add(tx, events, at)
         settled = await self._lease.complete(tx, done.fired, at) + await firing_store.fail(tx, done.refused, at)
         if settled != len(done.fired) + len(done.refused):
             raise ConflictError("another instance changed firings while this transaction settled them")
+        if events:
+            await self._hand_over(tx, events, at, done)
         return done
+
+    async def _hand_over(self, tx: Transaction, events: Sequence[Event], at: int, done: _Processed) -> None:
+        relay = self._relay()
+        done.claimed = None if relay is None else await relay.claim(tx, at)
+        done.events_left = not {event.id for event in events} <= {row["event_id"] for row in done.claimed or ()}
 
     async def _fail(self, row: Row, error: str) -> None:
         attempt: int = row["attempt"]
@@ -243,7 +272,7 @@ class FiringWorker:
         for row in done.fired:
             self._delays.forget((row["tenant_id"], row["firing_id"]))
             self._metrics.fired_late(FIRINGS.name, (at - row["due_at"]) / 1000)
-        if done.fired:
+        if done.events_left:
             self._wake(at)
 
     def _count_settled(self, outcome: str, count: int, *, lost: int) -> None:

@@ -12,7 +12,8 @@ from timer_service.adapters.nats.stay import Stay
 from timer_service.core.broker import Delivery
 from timer_service.core.health import Health
 
-_LINGER_SECONDS = 0.002  # commands that arrive together are then committed together
+_LINGER_SECONDS = 0.002
+"""How long to wait for commands that follow, so that they are committed together."""
 _SETTLE_SECONDS = 5
 """How long a settlement waits for the subscription to join again. After that the commands are delivered again."""
 # How long ago this process must have been seen to have the commands. A pull looks every second while nothing arrives,
@@ -167,8 +168,13 @@ class NatsSubscription:
         return await self._puller.wait(soon=self._stay.lane.awaits_retries)
 
     async def _take(self, limit: int) -> list[Delivery]:
-        """Take a batch. Commands that were handled ahead are acknowledged and left out."""
-        if not self._stay.returned and not self._stay.buffer.fills_batch(limit):
+        """Take a batch. Commands that were handled ahead are acknowledged and left out.
+
+        If the server has more commands, wait for them. Otherwise do not wait: commands that come while this batch is
+        handled are the next batch.
+        """
+        buffer = self._stay.buffer
+        if buffer.more_follow and not self._stay.returned and not buffer.fills_batch(limit):
             await asyncio.sleep(_LINGER_SECONDS)
         stay = self._stay
         batch, done = stay.take(limit)

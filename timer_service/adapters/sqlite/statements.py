@@ -2,7 +2,6 @@
 
 import sqlite3
 from collections.abc import Sequence
-from typing import Any
 
 from timer_service.adapters.sqlite.text import join, prepare
 from timer_service.core.database import Parameters, Row

@@ -1,0 +1,103 @@
+"""What hands rows to a worker: when it claims, how many claims there are at a time, and how it ends."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+import pytest
+
+from timer_service.core.database import Row, Transaction
+from timer_service.core.errors import DatabaseUnavailableError
+from timer_service.core.handover import Handover
+
+ROW: Any = {"number": 1}
+
+
+class Transactions:
+    """Transactions that end as a test says, and a worker that handles rows until it is released."""
+
+    def __init__(self) -> None:
+        self.handled: list[Row] = []
+        self.may_claim = True
+        self.error: Exception | None = None
+        self.released = asyncio.Event()
+        self._undo: list[Callable[[], None]] = []
+        self.handover = Handover("work", claim=self._claim, handle=self._handle, may_claim=lambda _now: self.may_claim)
+
+    def on_rollback(self, undo: Callable[[], None]) -> None:
+        self._undo.append(undo)
+
+    def roll_back(self) -> None:
+        self._undo.pop()()
+
+    async def claim(self) -> Sequence[Row] | None:
+        return await self.handover.claim(cast("Transaction", self), 0)
+
+    async def _claim(self, _tx: Transaction, _now: int) -> list[Row]:
+        return [ROW]
+
+    async def _handle(self, rows: Sequence[Row]) -> None:
+        await self.released.wait()
+        if self.error is not None:
+            raise self.error
+        self.handled += rows
+
+
+@pytest.fixture
+async def transactions() -> Transactions:
+    opened = Transactions()
+    opened.handover.open()
+    return opened
+
+
+async def test_the_worker_begins_after_the_commit(transactions: Transactions) -> None:
+    """Rows are handled only when their transaction was committed, and `close` waits until they are."""
+    transactions.released.set()
+    rows = await transactions.claim()
+    closing = asyncio.create_task(transactions.handover.close())
+    await asyncio.sleep(0)
+    before = (closing.done(), list(transactions.handled))
+    transactions.handover.begin(rows)
+    await closing
+    assert (before, transactions.handled) == ((False, []), [ROW])
+
+
+async def test_nothing_is_claimed_while_the_loop_does_not_run(transactions: Transactions) -> None:
+    """Before `open` and after `close` rows wait for a pass."""
+    new = Transactions()
+    await transactions.handover.close()
+    assert [await new.claim(), await transactions.claim()] == [None, None]
+
+
+async def test_nothing_is_claimed_while_the_worker_pauses(transactions: Transactions) -> None:
+    """The worker decides whether it may claim."""
+    transactions.may_claim = False
+    assert await transactions.claim() is None
+
+
+async def test_a_worker_handles_two_claims_at_a_time(transactions: Transactions) -> None:
+    """While two claims are not handled, no other rows are claimed. A claim that was rolled back does not count."""
+    transactions.handover.begin(await transactions.claim())
+    await transactions.claim()
+    full = await transactions.claim()
+    transactions.roll_back()
+    transactions.handover.begin(await transactions.claim())
+    full_again = await transactions.claim()
+    transactions.released.set()
+    await transactions.handover.close()
+    assert (full, full_again, transactions.handled) == (None, None, [ROW, ROW])
+
+
+@pytest.mark.parametrize("error", [DatabaseUnavailableError("away"), ValueError("a bug")], ids=["outage", "bug"])
+async def test_an_error_of_the_worker_stops_no_transaction(transactions: Transactions, error: Exception) -> None:
+    """After an error, the next rows are claimed and handled."""
+    transactions.error = error
+    transactions.released.set()
+    for _ in range(2):
+        transactions.handover.begin(await transactions.claim())
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+    transactions.error = None
+    transactions.handover.begin(await transactions.claim())
+    await transactions.handover.close()
+    assert transactions.handled == [ROW]

@@ -1,0 +1,102 @@
+"""Hands rows to their worker in the transaction that writes them, so that the worker need not claim them later.
+
+Otherwise a worker wakes up after the commit, and claims the rows in a transaction of its own, which waits for the disk
+and for other transactions. Here the writing transaction claims rows for the worker, which begins right after the
+commit. Such rows are claimed like all others: with a lease, a counted attempt, and a share for each tenant. So what a
+crash, an outage or a lost lease means for them is the same. See docs/decisions/0078.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Protocol, runtime_checkable
+
+from timer_service.core.database import Row, Transaction
+from timer_service.core.errors import DatabaseUnavailableError
+
+log = logging.getLogger(__name__)
+
+_MOST = 2
+"""How many claims a worker handles at a time, besides those of its passes."""
+
+
+class Handover:
+    """Claims rows for one worker, and lets it handle them after the commit.
+
+    It is open while the loop of the worker runs.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        claim: Callable[[Transaction, int], Awaitable[Sequence[Row]]],
+        handle: Callable[[Sequence[Row]], Awaitable[None]],
+        may_claim: Callable[[int], bool] = lambda _now: True,
+    ) -> None:
+        """`handle` keeps the rows for the next pass of the worker if it raises `DatabaseUnavailableError`."""
+        self._name = name
+        self._claim = claim
+        self._handle = handle
+        self._may_claim = may_claim
+        self._is_open = False
+        self._uncommitted = 0
+        """How many claims are in transactions that have not ended."""
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._ended = asyncio.Event()
+
+    def open(self) -> None:
+        """Accept rows from now on."""
+        self._is_open = True
+
+    async def close(self) -> None:
+        """Accept no more rows, and wait until all rows that were handed over are handled."""
+        self._is_open = False
+        while self._uncommitted or self._tasks:
+            self._ended.clear()
+            await self._ended.wait()
+
+    async def claim(self, tx: Transaction, now: int) -> Sequence[Row] | None:
+        """Claim the available rows, as many as the worker handles at a time; None if it has enough to do.
+
+        After the commit, `begin` must be called with what this returned.
+        """
+        is_busy = self._uncommitted + len(self._tasks) >= _MOST
+        if not self._is_open or is_busy or not self._may_claim(now):
+            return None
+        self._uncommitted += 1
+        tx.on_rollback(self._forget)
+        return await self._claim(tx, now)
+
+    def begin(self, rows: Sequence[Row] | None) -> None:
+        """Let the worker handle rows. The transaction that claimed them was committed."""
+        if rows is None:
+            return
+        self._forget()
+        if rows:
+            task = asyncio.create_task(self._run(rows), name=f"{self._name}-handover")
+            self._tasks.add(task)
+            task.add_done_callback(self._end)
+
+    async def _run(self, rows: Sequence[Row]) -> None:
+        try:
+            await self._handle(rows)
+        except DatabaseUnavailableError as error:
+            log.debug("the database is unavailable", extra={"loop": self._name, "reason": str(error)})
+        except Exception:
+            log.exception("rows were not handled; they are claimed again later", extra={"loop": self._name})
+
+    def _forget(self) -> None:
+        self._uncommitted -= 1
+        self._ended.set()
+
+    def _end(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        self._ended.set()
+
+
+@runtime_checkable
+class Receiver(Protocol):
+    """A worker to which transactions can hand rows over."""
+
+    handover: Handover
