@@ -7,6 +7,7 @@ from datetime import timedelta
 from timer_service.core.broker import Broker
 from timer_service.core.clock import Clock
 from timer_service.core.database import Database
+from timer_service.core.event_allowances import EventAllowances
 from timer_service.core.metrics_port import MetricsPort
 from timer_service.core.quotas import Quotas
 from timer_service.core.route import Lane, offer_nothing
@@ -28,6 +29,7 @@ def make_parts(
     wake: Callable[[str, int], None] = lambda _loop, _at: None,
     offer: Callable[[Lane, int], None] = offer_nothing,
     quotas: Quotas | None = None,
+    allowances: EventAllowances | None = None,
 ) -> Parts:
     """Return the parts of an instance. The jitter of retries is the same in every test."""
     return Parts(
@@ -41,5 +43,6 @@ def make_parts(
         wake=wake,
         offer=offer,
         quotas=quotas or Quotas(),
+        allowances=allowances or EventAllowances(),
         rng=random.Random(0),
     )

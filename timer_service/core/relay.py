@@ -105,7 +105,7 @@ class Relay:
                     publishing.add(asyncio.create_task(self._fire(rows)))
                 if len(rows) < limit and not self._lease.was_cut:
                     break
-                if probing or len(publishing) == _OVERLAPPING_BATCHES:
+                if publishing and (probing or len(publishing) == _OVERLAPPING_BATCHES):
                     finished, publishing = await asyncio.wait(publishing, return_when=asyncio.FIRST_COMPLETED)
                     _raise_first(finished)
         finally:
@@ -191,6 +191,7 @@ class Relay:
                 self._metrics.published(time.perf_counter() - started)
                 self._sort_results([row for row, _ in messages], results, settlement)
         settlement.release += waiting
+        self._lease.give_back([*settlement.release, *(each.row for each in (*settlement.retry, *settlement.bury))])
         self._set_pause(settlement)
         return settlement
 
